@@ -1,0 +1,104 @@
+"""Every error the factory raises on purpose, with its exit code and a hint that says what to do.
+
+The library raises; `cli.main` alone prints and exits. An exception that is not a `FactoryError`
+is a bug and keeps its traceback (exit code 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+EXIT_OK = 0
+EXIT_BUG = 1
+EXIT_USAGE = 2
+EXIT_NOTHING_SELECTED = 3
+EXIT_STALE = 4
+EXIT_LOCK = 5
+EXIT_TOOL = 6
+EXIT_BUILD = 7
+EXIT_REGISTRY = 8
+EXIT_CHECK = 9
+EXIT_INTERRUPTED = 130
+
+
+class FactoryError(Exception):
+    """Base of all expected errors.
+
+    `message` says what is wrong, `hint` what to do about it (a command, or what to write instead).
+    """
+
+    exit_code: int = EXIT_BUG
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __reduce__(self) -> tuple[object, ...]:  # errors cross process borders in worker pools
+        return (_rebuild, (type(self), self.message, self.hint))
+
+
+def _rebuild(kind: type[FactoryError], message: str, hint: str) -> FactoryError:
+    error = kind.__new__(kind)
+    FactoryError.__init__(error, message, hint=hint)
+    return error
+
+
+class UsageError(FactoryError):
+    """Arguments or settings that cannot be used."""
+
+    exit_code = EXIT_USAGE
+
+
+class RecipeError(FactoryError):
+    """Faults in recipe files. Each reads `file:line:column: what is wrong (what to write)`."""
+
+    exit_code = EXIT_USAGE
+
+    def __init__(self, faults: Iterable[str], *, hint: str = "") -> None:
+        self.faults = tuple(faults)
+        super().__init__("\n".join(self.faults), hint=hint)
+
+
+class NothingSelectedError(FactoryError):
+    """A selection that matches no target."""
+
+    exit_code = EXIT_NOTHING_SELECTED
+
+
+class StaleError(FactoryError):
+    """A `--check` found a committed file that is not what the recipes give."""
+
+    exit_code = EXIT_STALE
+
+
+class LockError(FactoryError):
+    """A lock that cannot be solved, read or trusted."""
+
+    exit_code = EXIT_LOCK
+
+
+class ToolError(FactoryError):
+    """An engine or tool that this machine lacks or denies; the hint is the command that mends it."""
+
+    exit_code = EXIT_TOOL
+
+
+class BuildError(FactoryError):
+    """An image, layer or base that could not be made; nothing half-done is left in the store."""
+
+    exit_code = EXIT_BUILD
+
+
+class DownloadError(BuildError):
+    """A package that could not be fetched whole and with the locked hash."""
+
+
+class StoreError(BuildError):
+    """A store that is damaged, full or not writable."""
+
+
+class CheckFailedError(FactoryError):
+    """A check ran and did not hold."""
+
+    exit_code = EXIT_CHECK

@@ -1,0 +1,331 @@
+"""The frozen values that stages hand on: Recipe -> Target -> Lock -> Definition -> Image -> Report.
+
+Nothing here touches a disk, a clock or a network. Digests are strings `sha256:<64 hex>`;
+sizes are bytes; versions are strings, never numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """A place in a recipe file. Lines and columns count from 1."""
+
+    file: str
+    line: int
+    column: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
+
+
+# --- recipes and targets -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixRow:
+    """One framework version of a recipe and the CUDA versions it comes with.
+
+    Fields that are not written in the row hold the family's value, so a row is complete by itself.
+    `places` says where single values were written (`base`, `cuda.0`), for errors that come later.
+    """
+
+    version: str
+    cuda: tuple[str, ...]
+    extras: tuple[str, ...]
+    python: str
+    base: str
+    platforms: tuple[str, ...]
+    capabilities: tuple[str, ...]
+    checks: tuple[str, ...]
+    packages: tuple[str, ...]
+    constraints: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...]
+    where: Where
+    places: tuple[tuple[str, Where], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """One family: a framework from one source with a matrix of versions x CUDA.
+
+    `framework` is the distribution's name in the source (`torch`, `onnxruntime-gpu`);
+    `python`, `base` and `platform` are the family's defaults, which a target's name leaves out.
+    """
+
+    family: str
+    description: str
+    source: str
+    framework: str
+    python: str
+    base: str
+    platform: str
+    matrix: tuple[MatrixRow, ...]
+    where: Where
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One image to make: `pytorch-2.3-cu121`.
+
+    `cuda` is `12.1`, or `12` where the framework binds only the major version.
+    `requirements` and `constraints` are PEP 508 strings, the framework's own requirement first.
+    """
+
+    name: str
+    family: str
+    description: str
+    source: str
+    framework: str
+    version: str
+    cuda: str
+    python: str
+    base: str
+    platform: str
+    capabilities: tuple[str, ...]
+    checks: tuple[str, ...]
+    requirements: tuple[str, ...]
+    constraints: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...]
+    where: Where
+
+
+# --- bases ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """A base image the factory makes from Debian's packages (a row of recipes/bases.yaml).
+
+    `python` is the interpreter it carries (`3.11`), `glibc` its C library (`2.36`), both facts of the
+    suite that decide which wheels fit. `public` is the nearest public image for builds by hand.
+    """
+
+    name: str
+    suite: str
+    python: str
+    glibc: str
+    packages: tuple[str, ...]
+    public: str
+    where: Where
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DebianPackage:
+    """One .deb of a base. `sha256` is 64 hex digits, `size` bytes of the file."""
+
+    name: str
+    version: str
+    architecture: str
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseLock:
+    """The packages of a base, sorted by name, and the one clock its files carry (seconds since 1970)."""
+
+    base: str
+    suite: str
+    content_hash: str
+    source_date_epoch: int
+    packages: tuple[DebianPackage, ...]
+
+
+# --- locks ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockedWheel:
+    """One package of an environment: the very wheel file that will be in the image.
+
+    `name` is normalised (PEP 503), `sha256` 64 hex digits, `size` bytes.
+    """
+
+    name: str
+    version: str
+    filename: str
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lock:
+    """A solved environment, sorted by package name.
+
+    `content_hash` is the hash of all that decided it (`sha256:...`): while it equals the target's,
+    nothing is solved again. `solver` names what solved it (`uv 0.9.1`).
+    """
+
+    target: str
+    content_hash: str
+    python: str
+    platform: str
+    solver: str
+    wheels: tuple[LockedWheel, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Definition:
+    """All that an engine needs to make a target's image, and nothing it could choose.
+
+    `prefix` is the virtual environment inside the image. `environment` holds at build and at run,
+    `labels` are OCI annotations; both in their written order.
+    """
+
+    target: Target
+    base: Base
+    lock: Lock
+    prefix: str
+    environment: tuple[tuple[str, str], ...]
+    labels: tuple[tuple[str, str], ...]
+
+    @property
+    def site_packages(self) -> str:
+        """Absolute path of the environment's packages inside the image."""
+        return f"{self.prefix}/lib/python{self.target.python}/site-packages"
+
+
+# --- images --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Descriptor:
+    """OCI content descriptor: what a digest holds and how many bytes it has."""
+
+    media_type: str
+    digest: str
+    size: int
+    annotations: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One layer: its compressed blob and `diff_id`, the digest of the uncompressed tar."""
+
+    descriptor: Descriptor
+    diff_id: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """An image of the store.
+
+    `digest` is the image index that tags point to, `manifest` the platform manifest that verdicts
+    speak of, `config` the image config (it fixes the uncompressed content). `size` is the sum of
+    the compressed layers.
+    """
+
+    name: str
+    digest: str
+    manifest: str
+    config: str
+    size: int
+    layers: tuple[Layer, ...]
+    environment: tuple[tuple[str, str], ...]
+
+
+# --- running and reporting -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mount:
+    """A folder or file of the host shown inside the image."""
+
+    source: Path
+    target: str
+    writable: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSpec:
+    """One command inside an image.
+
+    `environment` is added to the image's own; nothing of the host's comes in. `timeout` is seconds,
+    None for no limit. `capture` collects stdout and stderr; without it they are the caller's.
+    """
+
+    argv: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...] = ()
+    workdir: str = "/"
+    uid: int = 0
+    read_only: bool = False
+    network: bool = False
+    gpus: bool = False
+    mounts: tuple[Mount, ...] = ()
+    timeout: float | None = None
+    capture: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed:
+    """How a command ended. `returncode` is 128 + N for signal N; output is empty when not captured."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+    seconds: float
+    timed_out: bool = False
+
+
+class Outcome(StrEnum):
+    """The words of the tables, one meaning each."""
+
+    VERIFIED = "verified"
+    WRONG_NUMBERS = "wrong-numbers"
+    NO_KERNEL = "no-kernel"
+    DRIVER_TOO_OLD = "driver-too-old"
+    NO_GPU = "no-gpu"
+    WRONG_GPU = "wrong-gpu"
+    LOAD_FAILED = "load-failed"
+    PULL_FAILED = "pull-failed"
+    TIMEOUT = "timeout"
+    HELD = "held"
+    NO_MATCH = "no-match"
+    INFRASTRUCTURE = "infrastructure"
+    UNSOLVABLE = "unsolvable"
+    BUILD_FAILED = "build-failed"
+    NOT_TESTED = "not-tested"
+
+
+class CheckState(StrEnum):
+    PASSED = "passed"
+    FAILED = "failed"
+    NOT_APPLICABLE = "not-applicable"
+    NOT_RUN = "not-run"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckResult:
+    """One check of the suite: `detail` is one line for a person, `numbers` what was measured."""
+
+    name: str
+    state: CheckState
+    detail: str
+    seconds: float
+    numbers: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What the CPU-level smoke test said of one image.
+
+    `passed` speaks of the CPU-level checks alone. `gpu` is the outcome on a GPU: `not-tested` until
+    a GPU suite has run; a smoke test never changes it. `failure` is None or the word for why it did
+    not pass (`load-failed`, `wrong-numbers`, `timeout`, `infrastructure`).
+    """
+
+    target: str
+    image: str
+    config: str
+    suite: str
+    passed: bool
+    failure: Outcome | None
+    gpu: Outcome
+    checks: tuple[CheckResult, ...]
+    from_record: bool

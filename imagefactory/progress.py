@@ -1,0 +1,242 @@
+"""Progress of long work, always on stderr: a terminal's bars, GitHub's log groups, JSON lines, plain lines.
+
+Work reports to the `Progress` protocol and does not know who watches. Results never go through here.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import IO, TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+    from rich.progress import TaskID
+
+LINE_EVERY_SECONDS = 5.0
+
+
+class Task(Protocol):
+    """One piece of work with a known or growing total."""
+
+    def advance(self, amount: int) -> None:
+        """`amount` more units (bytes or items) are done. Safe to call from threads."""
+
+    def expect(self, total: int) -> None:
+        """The total is now known to be `total`."""
+
+
+class Progress(Protocol):
+    def stage(self, title: str) -> AbstractContextManager[None]:
+        """A stage of the workflow: everything reported inside belongs to it."""
+
+    def task(self, title: str, *, total: int = 0, unit: str = "bytes") -> AbstractContextManager[Task]:
+        """A piece of work; `total` 0 means not known yet; `unit` is `bytes` or a plural noun."""
+
+    def note(self, text: str) -> None:
+        """One line that a person should see."""
+
+
+def format_bytes(count: float) -> str:
+    """Decimal units as downloads show them: 2.8 GB, 41.0 MB, 512 bytes."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{int(count)} bytes"
+
+
+def format_seconds(seconds: float) -> str:
+    whole = round(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    if whole >= 60:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole}s"
+
+
+class _NoTask:
+    def advance(self, amount: int) -> None:
+        pass
+
+    def expect(self, total: int) -> None:
+        pass
+
+
+class Quiet:
+    """Says nothing."""
+
+    @contextmanager
+    def stage(self, title: str) -> Iterator[None]:  # noqa: ARG002
+        yield
+
+    @contextmanager
+    def task(self, title: str, *, total: int = 0, unit: str = "bytes") -> Iterator[Task]:  # noqa: ARG002
+        yield _NoTask()
+
+    def note(self, text: str) -> None:
+        pass
+
+
+class _LineTask:
+    def __init__(self, lines: Lines, title: str, *, total: int, unit: str) -> None:
+        self.lines, self.title, self.total, self.unit = lines, title, total, unit
+        self.done = 0
+        self.began = self.spoke = lines.clock()
+
+    def advance(self, amount: int) -> None:
+        self.done += amount
+        now = self.lines.clock()
+        if now - self.spoke >= LINE_EVERY_SECONDS:
+            self.spoke = now
+            self.lines.write(f"{self.title}: {self.describe(now)}")
+
+    def expect(self, total: int) -> None:
+        self.total = total
+
+    def describe(self, now: float) -> str:
+        def amount(count: int) -> str:
+            return format_bytes(count) if self.unit == "bytes" else f"{count} {self.unit}"
+
+        elapsed = max(now - self.began, 1e-6)
+        if not self.total:
+            return amount(self.done)
+        text = f"{amount(self.done)} of {amount(self.total)}"
+        if 0 < self.done < self.total:
+            text += f", {format_seconds(elapsed * (self.total - self.done) / self.done)} left"
+        return text
+
+
+class Lines:
+    """Plain lines for logs: a line when a stage begins and ends, one every few seconds while it works."""
+
+    def __init__(self, stream: IO[str], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.stream, self.clock = stream, clock
+
+    def write(self, text: str) -> None:
+        self.stream.write(text + "\n")
+        self.stream.flush()
+
+    @contextmanager
+    def stage(self, title: str) -> Iterator[None]:
+        self.write(f"{title} ...")
+        began = self.clock()
+        yield
+        self.write(f"{title}: done in {format_seconds(self.clock() - began)}")
+
+    @contextmanager
+    def task(self, title: str, *, total: int = 0, unit: str = "bytes") -> Iterator[Task]:
+        task = _LineTask(self, f"  {title}", total=total, unit=unit)
+        yield task
+        now = self.clock()
+        self.write(f"  {title}: {task.describe(now)} in {format_seconds(now - task.began)}")
+
+    def note(self, text: str) -> None:
+        self.write(text)
+
+
+class GitHubLog(Lines):
+    """Lines folded into one group a stage, as GitHub Actions' log viewer shows them."""
+
+    @contextmanager
+    def stage(self, title: str) -> Iterator[None]:
+        self.write(f"::group::{title}")
+        began = self.clock()
+        try:
+            yield
+            self.write(f"{title}: done in {format_seconds(self.clock() - began)}")
+        finally:
+            self.write("::endgroup::")
+
+
+class JsonLines(Lines):
+    """One JSON object a line, for programs that watch."""
+
+    def write(self, text: str) -> None:
+        self._emit(event="note", text=text.strip())
+
+    def _emit(self, **fields: Any) -> None:
+        self.stream.write(json.dumps(fields, sort_keys=True) + "\n")
+        self.stream.flush()
+
+    @contextmanager
+    def stage(self, title: str) -> Iterator[None]:
+        began = self.clock()
+        self._emit(event="stage", title=title)
+        yield
+        self._emit(event="stage-done", title=title, seconds=round(self.clock() - began, 3))
+
+    @contextmanager
+    def task(self, title: str, *, total: int = 0, unit: str = "bytes") -> Iterator[Task]:
+        task = _LineTask(self, title, total=total, unit=unit)
+        yield task
+        seconds = round(self.clock() - task.began, 3)
+        self._emit(event="task-done", title=title, done=task.done, unit=unit, seconds=seconds)
+
+
+class _BarTask:
+    def __init__(self, bars: RichProgress, identity: TaskID) -> None:
+        self.bars, self.identity = bars, identity
+
+    def advance(self, amount: int) -> None:
+        self.bars.advance(self.identity, amount)
+
+    def expect(self, total: int) -> None:
+        self.bars.update(self.identity, total=total)
+
+
+class Terminal:
+    """Bars with amounts and time left, drawn by rich."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        self.console = Console(stderr=True, highlight=False)
+
+    @contextmanager
+    def stage(self, title: str) -> Iterator[None]:
+        began = time.monotonic()
+        self.console.print(f"[bold]{title}[/bold] ...")
+        yield
+        self.console.print(f"[bold]{title}[/bold]: done in {format_seconds(time.monotonic() - began)}")
+
+    @contextmanager
+    def task(self, title: str, *, total: int = 0, unit: str = "bytes") -> Iterator[Task]:
+        from rich import progress as bars
+
+        amount: tuple[bars.ProgressColumn, ...] = (
+            (bars.DownloadColumn(), bars.TransferSpeedColumn())
+            if unit == "bytes"
+            else (bars.MofNCompleteColumn(), bars.TextColumn(unit))
+        )
+        columns = (
+            bars.TextColumn("  {task.description}"),
+            bars.BarColumn(),
+            *amount,
+            bars.TimeRemainingColumn(),
+        )
+        with bars.Progress(*columns, console=self.console, transient=False) as drawn:
+            yield _BarTask(drawn, drawn.add_task(title, total=total or None))
+
+    def note(self, text: str) -> None:
+        self.console.print(text, markup=False)
+
+
+def choose(style: str, *, stream: IO[str] | None = None, github: bool = False) -> Progress:
+    """The watcher for `style`: auto, terminal, plain, github, json or quiet."""
+    out = stream or sys.stderr
+    if style == "auto":
+        style = "github" if github else ("terminal" if out.isatty() else "plain")
+    makers: dict[str, Callable[[], Progress]] = {
+        "terminal": Terminal,
+        "plain": lambda: Lines(out),
+        "github": lambda: GitHubLog(out),
+        "json": lambda: JsonLines(out),
+        "quiet": Quiet,
+    }
+    return makers[style]()
+
+
+STYLES = ("auto", "terminal", "plain", "github", "json", "quiet")

@@ -1,0 +1,97 @@
+"""Every watcher says what is done, of how much, and what is left."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from imagefactory.progress import (
+    GitHubLog,
+    JsonLines,
+    Lines,
+    Progress,
+    Quiet,
+    choose,
+    format_bytes,
+    format_seconds,
+)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def work(progress: Progress, clock: Clock) -> None:
+    with progress.stage("fetch"), progress.task("wheels", total=4_000_000) as task:
+        clock.now += 6
+        task.advance(1_000_000)
+        clock.now += 18
+        task.advance(3_000_000)
+    progress.note("done")
+
+
+def test_plain_lines_tell_amount_and_time_left() -> None:
+    out, clock = io.StringIO(), Clock()
+    work(Lines(out, clock=clock), clock)
+    assert out.getvalue().splitlines() == [
+        "fetch ...",
+        "  wheels: 1.0 MB of 4.0 MB, 18s left",
+        "  wheels: 4.0 MB of 4.0 MB",
+        "  wheels: 4.0 MB of 4.0 MB in 24s",
+        "fetch: done in 24s",
+        "done",
+    ]
+
+
+def test_github_groups_fold_and_close_when_a_stage_fails() -> None:
+    out, clock = io.StringIO(), Clock()
+    progress = GitHubLog(out, clock=clock)
+    with pytest.raises(RuntimeError), progress.stage("build"):
+        raise RuntimeError
+    assert out.getvalue().splitlines() == ["::group::build", "::endgroup::"]
+
+
+def test_json_lines_are_json() -> None:
+    out, clock = io.StringIO(), Clock()
+    work(JsonLines(out, clock=clock), clock)
+    events = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [event["event"] for event in events] == [
+        "stage",
+        "note",
+        "note",
+        "task-done",
+        "stage-done",
+        "note",
+    ]
+    assert events[3]["done"] == 4_000_000
+
+
+def test_quiet_says_nothing_and_still_takes_everything() -> None:
+    work(Quiet(), Clock())
+
+
+def test_auto_is_plain_without_a_terminal_and_groups_on_github() -> None:
+    assert type(choose("auto", stream=io.StringIO())) is Lines
+    assert type(choose("auto", stream=io.StringIO(), github=True)) is GitHubLog
+
+
+def test_a_task_of_unknown_total_shows_what_is_done() -> None:
+    out, clock = io.StringIO(), Clock()
+    with Lines(out, clock=clock).task("packages", unit="packages") as task:
+        task.advance(3)
+        task.expect(5)
+        task.advance(2)
+    assert out.getvalue() == "  packages: 5 packages of 5 packages in 0s\n"
+
+
+def test_amounts_are_written_as_people_read_them() -> None:
+    assert [format_bytes(n) for n in (0, 999, 1000, 41_000_000, 2_800_000_000)] == [
+        "0 bytes", "999 bytes", "1.0 kB", "41.0 MB", "2.8 GB",
+    ]  # fmt: skip
+    assert [format_seconds(s) for s in (0.4, 59, 60, 3725)] == ["0s", "59s", "1m00s", "1h02m"]
