@@ -1,0 +1,173 @@
+"""YAML text -> a plain tree in which every value keeps its place.
+
+The text is capped in size and searched for characters that cannot be seen before it is parsed. The
+tree is built from the parser's events, within caps on depth and number of values: no objects are made,
+and tags, anchors, aliases, directives and further documents are refused.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from imagefactory.errors import RecipeError
+from imagefactory.model import Where
+
+MAX_BYTES = 256 * 1024
+MAX_NODES = 5_000
+MAX_DEPTH = 8
+
+_MADE = {"null": "nothing", "bool": "true or false", "int": "a number", "float": "a number"}
+_RESOLVER: Any = yaml.resolver.Resolver()
+# Invisible or unassigned: control, format (bidirectional marks, BOM), surrogates, private, separators.
+_REFUSED_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+
+
+@dataclass(slots=True)
+class Node:
+    """A value and its place. By `kind` it has `text` (text), `items` (list) or `pairs` (map).
+
+    `made` is what YAML would have made of an unquoted text ("a number"), empty when it stays text.
+    """
+
+    where: Where
+    kind: str
+    text: str = ""
+    made: str = ""
+    items: list[Node] = field(default_factory=list)
+    pairs: list[tuple[Node, Node]] = field(default_factory=list)
+
+    @property
+    def called(self) -> str:
+        """What an error calls this value."""
+        if self.kind == "text":
+            return self.made or "text"
+        return {"list": "a list", "map": "keys and values"}[self.kind]
+
+
+def parse_tree(text: str, file: str) -> Node:
+    """The tree of a YAML text, built from the parser's events within fixed caps.
+
+    Raises RecipeError with the first fault: what follows it cannot be trusted.
+    """
+    _check_characters(text, file)
+    try:
+        return _build(_events(text, fast=True), file)
+    except (yaml.YAMLError, ValueError) as fast_error:
+        error: Exception = fast_error
+    try:  # the pure parser's words, so that errors do not depend on how PyYAML was installed
+        _build(_events(text, fast=False), file)
+    except (yaml.YAMLError, ValueError) as pure_error:
+        error = pure_error
+    mark = getattr(error, "problem_mark", None)
+    where = Where(file=file, line=mark.line + 1, column=mark.column + 1) if mark else first_place(file)
+    problem = getattr(error, "problem", None) or "a value that YAML does not have"
+    raise refused(where, f"is not valid YAML: {show(problem, limit=120)[1:-1]}", "mend the line") from error
+
+
+def _events(text: str, *, fast: bool) -> Iterator[Any]:
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader) if fast else yaml.SafeLoader
+    return iter(yaml.parse(text, Loader=loader))
+
+
+def _check_characters(text: str, file: str) -> None:
+    if len(text) > MAX_BYTES or len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
+        raise too_large(file)
+    for match in re.finditer(r"[^\n\t -~]", text):
+        character = match[0]
+        if character == "\r" and text[match.end() : match.end() + 1] == "\n":
+            continue
+        if unicodedata.category(character) in _REFUSED_CATEGORIES:
+            line_start = text.rfind("\n", 0, match.start()) + 1
+            where = Where(
+                file=file, line=text.count("\n", 0, match.start()) + 1, column=match.start() - line_start + 1
+            )
+            raise refused(where, f"holds the character {character!a}, which cannot be seen", "remove it")
+
+
+def _build(events: Iterator[Any], file: str) -> Node:
+    open_nodes: list[Node] = []
+    keys: list[Node | None] = []  # the key that waits for its value, per open node
+    root: Node | None = None
+    count = documents = 0
+    for event in events:
+        mark = event.start_mark
+        where = Where(file=file, line=mark.line + 1, column=mark.column + 1)
+        if isinstance(event, yaml.DocumentStartEvent):
+            documents += 1
+            if documents > 1:
+                raise refused(where, "a second document starts here", "keep one document per file")
+            if event.version or event.tags:
+                raise refused(
+                    first_place(file), "directives (%YAML, %TAG) are not used here", "remove the line"
+                )
+            continue
+        if isinstance(event, yaml.CollectionEndEvent):
+            open_nodes.pop()
+            keys.pop()
+            continue
+        if not isinstance(event, yaml.NodeEvent):
+            continue
+        _refuse_references(event, where)
+        count += 1
+        if count > MAX_NODES:
+            raise refused(where, f"holds more than {MAX_NODES} values", "split it")
+        if isinstance(event, yaml.ScalarEvent):
+            node = Node(where, "text", text=event.value, made=_made(event))
+        else:
+            node = Node(where, "map" if isinstance(event, yaml.MappingStartEvent) else "list")
+        if not open_nodes:
+            root = node
+        elif open_nodes[-1].kind == "list":
+            open_nodes[-1].items.append(node)
+        elif (key := keys[-1]) is None:
+            keys[-1] = node
+        else:
+            open_nodes[-1].pairs.append((key, node))
+            keys[-1] = None
+        if node.kind != "text":
+            open_nodes.append(node)
+            keys.append(None)
+            if len(open_nodes) > MAX_DEPTH:
+                raise refused(where, f"is nested more than {MAX_DEPTH} deep", "write it flatter")
+    if root is None:
+        raise refused(first_place(file), "is empty", "write a recipe; `imagefactory new FAMILY` makes one")
+    return root
+
+
+def _refuse_references(event: Any, where: Where) -> None:
+    if isinstance(event, yaml.AliasEvent) or event.anchor:
+        raise refused(where, "anchors and aliases (&, *) are not used here", "write the value out")
+    if event.tag is not None:
+        raise refused(where, f"the tag {show(event.tag)} is not allowed", "remove it; put text in quotes")
+
+
+def _made(event: Any) -> str:
+    """What YAML makes of a plain scalar that is not text."""
+    if not event.implicit[0]:
+        return ""
+    tag: str = _RESOLVER.resolve(yaml.ScalarNode, event.value, (True, False)).rpartition(":")[2]
+    return "" if tag == "str" else _MADE.get(tag, f"a {tag}")
+
+
+def first_place(file: str) -> Where:
+    return Where(file=file, line=1, column=1)
+
+
+def too_large(file: str) -> RecipeError:
+    return refused(first_place(file), f"is larger than {MAX_BYTES // 1024} kB", "split it")
+
+
+def refused(where: Where, what: str, write: str) -> RecipeError:
+    """One fault as an error: the place, what is wrong, what to write."""
+    return RecipeError([f"{where}: {what} ({write})"])
+
+
+def show(text: str, *, limit: int = 60) -> str:
+    """Text from outside, safe to print on one line."""
+    return ascii(text if len(text) <= limit else text[:limit] + "...")

@@ -1,0 +1,463 @@
+"""Recipes and bases: what they become, and what every kind of fault says."""
+
+# ruff: noqa: E501 -- one fault per line reads as a table
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from imagefactory import recipes
+from imagefactory.errors import NothingSelectedError, RecipeError, UsageError
+from imagefactory.gpu import knowledge
+from imagefactory.model import Base, Target, Where
+from imagefactory.yaml_tree import MAX_BYTES, MAX_DEPTH, MAX_NODES
+
+ROOT = Path(__file__).parents[2]
+FILE = "recipes/torch.yaml"
+
+RECIPE = """\
+family: pytorch
+description: PyTorch, small
+source: pypi
+framework: torch
+platform: linux/amd64
+base: debian-12
+python: "3.11"
+capabilities: ["9.0", "8.0"]
+checks: [import, packages]
+packages: [numpy]
+constraints: ["scipy < 2, >=1"]
+environment:
+  OMP_NUM_THREADS: "1"
+matrix:
+  - version: "2.3"
+    cuda: ["12.1"]
+    packages: ["Torch.Vision==0.18.*"]
+  - version: "2.9"
+    cuda: ["12.8"]
+    python: "3.13"
+    base: debian-13
+    capabilities: ["10.0"]
+    environment: {}
+"""
+BASES = """\
+bases:
+  - {name: debian-12, suite: bookworm, python: "3.11", glibc: "2.36", packages: [python3], public: a.b/c:12}
+  - {name: debian-13, suite: trixie, python: "3.13", glibc: "2.41", packages: [python3, gcc], public: a.b/c:13}
+"""
+
+
+def faults_of(text: str) -> tuple[str, ...]:
+    with pytest.raises(RecipeError) as caught:
+        recipes.expand(recipes.parse_recipe(text, FILE), bases())
+    return caught.value.faults
+
+
+def bases() -> tuple[Base, ...]:
+    return recipes.parse_bases(BASES, "recipes/bases.yaml")
+
+
+def edited(old: str, new: str) -> str:
+    assert RECIPE.count(old) >= 1
+    return RECIPE.replace(old, new, 1)
+
+
+# --- what a recipe becomes -----------------------------------------------------------------------
+
+
+def test_targets_of_a_recipe() -> None:
+    first, second = recipes.expand(recipes.parse_recipe(RECIPE, FILE), bases())
+    assert first == Target(
+        name="pytorch-2.3-cu121",
+        family="pytorch",
+        description="PyTorch, small",
+        source="pypi",
+        framework="torch",
+        version="2.3",
+        cuda="12.1",
+        python="3.11",
+        base="debian-12",
+        platform="linux/amd64",
+        capabilities=("8.0", "9.0"),
+        checks=("packages", "import"),
+        requirements=("torch==2.3.*", "numpy", "torch-vision==0.18.*"),
+        constraints=("scipy<2,>=1",),
+        environment=(("OMP_NUM_THREADS", "1"),),
+        where=Where(file=FILE, line=15, column=5),
+    )
+    assert second.name == "pytorch-2.9-cu128-py313"
+    assert second.capabilities == ("10.0",)
+    assert second.environment == ()
+    assert second.requirements == ("torch==2.9.*", "numpy")
+
+
+def test_a_platform_that_is_not_the_familys_is_in_the_name() -> None:
+    recipe = recipes.parse_recipe(RECIPE, FILE)
+    row = replace(recipe.matrix[0], platforms=("linux/amd64", "linux/arm64"))
+    names = [target.name for target in recipes.expand(replace(recipe, matrix=(row,)), bases())]
+    assert names == ["pytorch-2.3-cu121", "pytorch-2.3-cu121-arm64"]
+
+
+def test_defaults_and_several_cudas() -> None:
+    text = edited("checks: [import, packages]\n", "").replace(
+        '"2.3"\n    cuda: ["12.1"]', '"99.0"\n    cuda: ["12", "13.0"]\n    extras: [B_x, a]'
+    )
+    first, second, _ = recipes.expand(recipes.parse_recipe(text, FILE), bases())
+    assert (first.name, second.name) == ("pytorch-99.0-cu12", "pytorch-99.0-cu130")
+    assert first.checks == recipes.SMOKE_CHECKS
+    assert first.requirements[0] == "torch[b-x,a]==99.0.*"
+
+
+def test_windows_lines_and_comments_beyond_ascii_are_fine() -> None:
+    text = "# größer ≤ 日本 \U0001f600\r\n" + RECIPE.replace("\n", "\r\n")
+    assert recipes.parse_recipe(text, FILE).family == "pytorch"
+
+
+# --- faults: place, what is wrong, what to write -------------------------------------------------
+
+FAULTS = [
+    # keys
+    ("packages: [numpy]", "pakages: [numpy]", "10:1: unknown key 'pakages' (did you mean 'packages'?)"),
+    ("    cuda: [", "    cudda: [", "16:5: unknown key 'cudda' (did you mean 'cuda'?)"),
+    ("    cuda: [", "    cudda: [", "15:5: 'cuda' is missing (write cuda: [\"12.1\"])"),
+    ("source: pypi", "zzz: 1", "3:1: unknown key 'zzz' (the keys here are family, description, source, "),
+    ("framework: torch\n", "", "1:1: 'framework' is missing (write framework: torch)"),
+    ("source: pypi", "family: b", "3:1: 'family' is already set at recipes/torch.yaml:1:1 (remove one of them)"),
+    ("OMP_NUM_THREADS: \"1\"", "A: x\n  A: y", "14:3: 'A' is already set at recipes/torch.yaml:13:3 (remove one"),
+    ("source: pypi", "<<: {}", "3:1: merge keys (<<) are not used here (write the values out)"),
+    ("source: pypi", "[a]: b", "3:1: a key cannot be a list (write a plain word)"),
+    # numbers and other things that YAML makes
+    ('"2.9"', "2.10", "18:14: 'version' must be text, and without quotes '2.10' is a number in YAML (write it in quotes: \"2.10\")"),
+    ('python: "3.11"', "python: 3.11", "7:9: 'python' must be text, and without quotes '3.11' is a number in YAML (write it in quotes: \"3.11\")"),
+    ("family: pytorch", "family: no", "1:9: 'family' must be text, and without quotes 'no' is true or false in YAML (write it in quotes: \"no\")"),
+    ('["12.1"]', "[12.1]", "16:12: 'cuda' must be text, and without quotes '12.1' is a number in YAML (write it in quotes: \"12.1\")"),
+    ("family: pytorch", "family: 2020-01-01", "1:9: 'family' must be text, and without quotes '2020-01-01' is a timestamp in YAML (write it in quotes: lower-case"),
+    ('THREADS: "1"', "THREADS: 1", "13:20: 'OMP_NUM_THREADS' must be text, and without quotes '1' is a number in YAML (write it in quotes: \"1\")"),
+    ("family: pytorch", "family:", "1:8: 'family' must be text, not nothing (write lower-case"),
+    # shapes
+    ("family: pytorch", "family: [a]", "1:9: 'family' must be text, not a list (write lower-case"),
+    ("packages: [numpy]", "packages: numpy", "10:11: 'packages' must be a list, not text (write packages: [...] with a package"),
+    ('cuda: ["12.1"]', "cuda: []", "16:11: 'cuda' is empty (write cuda: [...] with the CUDA version in quotes"),
+    ("checks: [import, packages]", "checks: []", "9:9: 'checks' is empty (write checks: [...] with one of the known checks: packages, "),
+    ('  OMP_NUM_THREADS: "1"', "  - A", "13:3: 'environment' must hold names and values, not a list (write NAME: \"value\")"),
+    ('capabilities: ["9.0", "8.0"]\n', "", "14:5: neither the row nor the family has 'capabilities' (write capabilities: [\"8.0\"]"),
+    # values
+    ("family: pytorch", "family: Py_Torch", "1:9: 'family' cannot be 'Py_Torch' (write lower-case letters, digits and single hyphens, such as \"pytorch\")"),
+    ("family: pytorch", 'family: "pytorch\\n"', "1:9: 'family' cannot be 'pytorch\\n' (write lower-case"),
+    ("family: pytorch", "family: " + "a" * 41, f"1:9: 'family' cannot be '{'a' * 41}' of 41 characters, more than 40 (write"),
+    ("PyTorch, small", '"{{7*7}}"', "2:14: 'description' cannot be '{{7*7}}' (write one line of letters"),
+    ("PyTorch, small", "|\n  a\n  b", "2:14: 'description' cannot be 'a\\nb\\n' (write one line"),
+    ("PyTorch, small", "$(id)", "2:14: 'description' cannot be '$(id)' (write one line"),
+    ("PyTorch, small", "größer", "2:14: 'description' cannot be 'gr\\xf6\\xdfer' (write one line"),
+    ("source: pypi", "source: conda", "3:9: 'source' cannot be 'conda' (write \"pypi\")"),
+    ("linux/amd64", "linux/arm64", "5:11: 'platform' cannot be 'linux/arm64' (write \"linux/amd64\")"),
+    ("framework: torch", "framework: torch==2", "4:12: 'framework' cannot be 'torch==2' (write a distribution's name without"),
+    ('["9.0"', '["sm_90"', "8:16: 'capabilities' cannot be 'sm_90' (write a compute capability in quotes, such as \"8.0\")"),
+    ('["9.0"', '["8.0"', "8:23: '8.0' stands in 'capabilities' twice, first at recipes/torch.yaml:8:16 (remove one)"),
+    ("[import,", "[imports,", "9:10: 'checks' cannot be 'imports' (did you mean 'import'?)"),
+    ("[import,", "[gpu-burn,", "9:10: 'checks' cannot be 'gpu-burn' (write one of the known checks: packages, libraries, "),
+    ('"2.3"', '">=2.3"', "15:14: 'version' cannot be '>=2.3' (write the version in quotes, such as \"2.3\", and no bounds)"),
+    ('["12.1"]', '["cu121"]', "16:12: 'cuda' cannot be 'cu121' (write the CUDA version in quotes, such as \"12.1\" or \"12\")"),
+    ("[numpy]", '["numpy @ https://x/y.whl"]', "10:12: 'packages' cannot be 'numpy @ https://x/y.whl' (write a package with bounds"),
+    ("[numpy]", '["numpy; python_version<3"]', "10:12: 'packages' cannot be 'numpy; python_version<3' (write a package with bounds"),
+    ("[numpy]", '["-r /etc/passwd"]', "10:12: 'packages' cannot be '-r /etc/passwd' (write a package with bounds"),
+    ("[numpy]", '["numpy>=1.*"]', "10:12: 'packages' cannot be 'numpy>=1.*' (write a package with bounds"),
+    ("[numpy]", "[TORCH>2]", "10:12: 'torch' is the framework and may not stand in 'packages' (set its version by the row's"),
+    ('["scipy < 2, >=1"]', "[scipy]", "11:15: 'constraints' cannot be 'scipy' (write a package and its bounds"),
+    ('["scipy < 2, >=1"]', '["scipy[x]<2"]', "11:15: 'constraints' cannot be 'scipy[x]<2' (write a package and its bounds"),
+    ("OMP_NUM_THREADS", "omp", "13:3: 'environment' cannot be 'omp' (write capital letters, digits and underscores"),
+    ("OMP_NUM_THREADS", "PATH", "13:3: 'PATH' is set by the factory in every image (remove it)"),
+    ("OMP_NUM_THREADS", "NVIDIA_VISIBLE_DEVICES", "13:3: 'NVIDIA_VISIBLE_DEVICES' is set by the factory in every image"),
+    ('THREADS: "1"', 'THREADS: "$HOME"', "13:20: 'OMP_NUM_THREADS' cannot be '$HOME' (write letters, digits and"),
+    ('THREADS: "1"', 'THREADS: "a b"', "13:20: 'OMP_NUM_THREADS' cannot be 'a b' (write letters, digits and"),
+    ('    environment: {}', '    environment: {LANG: C}', "23:19: 'LANG' is set by the factory in every image"),
+    # what the bases and the source say
+    ("base: debian-12", "base: debain-12", "6:7: there is no base 'debain-12' (did you mean 'debian-12'?)"),
+    ("base: debian-12", "base: x", "6:7: there is no base 'x' (the bases are debian-12, debian-13)"),
+    ('python: "3.13"', 'python: "3.12"', "20:13: base 'debian-13' carries Python 3.13, not 3.12 (write \"3.13\", or another base)"),
+    ('["12.1"]', '["12.4"]', '16:12: torch 2.3 on PyPI is built for CUDA 12.1, not 12.4 (write "12.1")'),
+    ('["12.1"]', '["12.1", "11.8"]', '16:20: torch 2.3 on PyPI is built for CUDA 12.1, not 11.8 (write "12.1")'),
+    ('- version: "2.9"\n    cuda: ["12.8"]\n    python: "3.13"\n    base: debian-13', '- version: "2.3"\n    cuda: ["12.1"]',
+     "18:5: target 'pytorch-2.3-cu121' is also made at recipes/torch.yaml:15:5 (remove one of them)"),
+    # YAML itself
+    ("family: pytorch", "family: &a pytorch", "1:9: anchors and aliases (&, *) are not used here (write the value out)"),
+    ("family: pytorch", "family: *a", "1:9: anchors and aliases (&, *) are not used here (write the value out)"),
+    ("family: pytorch", "family: !!python/name:os.system x", "1:9: the tag 'tag:yaml.org,2002:python/name:os.system' is not allowed (remove"),
+    ("family: pytorch", "family: ! x", "1:9: the tag '!' is not allowed (remove it; put text in quotes)"),
+    ("matrix:", "---\nmatrix:", "14:1: a second document starts here (keep one document per file)"),
+    ("family: pytorch", "%YAML 1.1\n---\nfamily: pytorch", "1:1: directives (%YAML, %TAG) are not used here (remove the line)"),
+    ("family: pytorch", "family: pytorch\x00", "1:16: holds the character '\\x00', which cannot be seen (remove it)"),
+    ("source: pypi", "source: py\u202epi", "3:11: holds the character '\\u202e', which cannot be seen (remove it)"),
+    ("source: pypi", "source: pypi\rx: y", "3:13: holds the character '\\r', which cannot be seen (remove it)"),
+    ("family: pytorch", "\ufefffamily: pytorch", "1:1: holds the character '\\ufeff', which cannot be seen (remove it)"),
+    ("source: pypi", "source: \udc80", "3:9: holds the character '\\udc80', which cannot be seen (remove it)"),
+    ("source: pypi", "source: [pypi", "4:10: is not valid YAML: expected ',' or ']', but got ':' (mend the line)"),
+    ("source: pypi", "source: a: b", "3:10: is not valid YAML: mapping values are not allowed here (mend the line)"),
+    ("source: pypi", "\tsource: pypi", "3:1: is not valid YAML: found character '\\\\t' that cannot start any token (mend"),
+    ("source: pypi", 'source: "\\U00110000"', ": is not valid YAML: "),
+    ("[numpy]", "[" * 20, f"10:{10 + MAX_DEPTH}: is nested more than {MAX_DEPTH} deep (write it flatter)"),
+    ("[numpy]", f"[{'a, ' * MAX_NODES}]", f": holds more than {MAX_NODES} values (split it)"),
+    ("source: pypi", "#" * MAX_BYTES, "1:1: is larger than 256 kB (split it)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fast", [True, False], ids=["libyaml", "pure"])
+@pytest.mark.parametrize(("old", "new", "expected"), FAULTS)
+def test_fault(old: str, new: str, expected: str, *, fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not fast:
+        monkeypatch.delattr(yaml, "CSafeLoader")
+    told = faults_of(edited(old, new))
+    at = FILE if expected.startswith(":") else f"{FILE}:"
+    assert any(fault.startswith(at) and expected in fault for fault in told), told
+    for fault in told:
+        assert re.fullmatch(r"recipes/torch\.yaml:\d+:\d+: [ -~]+ \([ -~]+\)", fault), fault
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "---\n", "just text", "- a\n- b\n", "[]", "null"])
+def test_what_is_no_recipe_at_all(text: str) -> None:
+    assert faults_of(text)[0].startswith(f"{FILE}:")
+
+
+def test_all_faults_are_told_in_the_order_of_the_file_and_once() -> None:
+    text = (
+        edited("family: pytorch", "family: X").replace("pypi", "conda").replace("base: debian-12", "base: .")
+    )
+    assert [fault.split(":")[1] for fault in faults_of(text)] == ["1", "3", "6"]
+
+
+def test_a_familys_values_are_judged_even_when_every_row_overrides_them() -> None:
+    text = RECIPE[: RECIPE.index('  - version: "2.3"')] + RECIPE[RECIPE.index('  - version: "2.9"') :]
+    assert faults_of(text.replace('["9.0", "8.0"]', "[x]")) == (
+        f"{FILE}:8:16: 'capabilities' cannot be 'x' (write {recipes.RULES['capability'].write})",
+    )
+
+
+def test_a_flood_of_faults_is_cut() -> None:
+    told = faults_of(RECIPE + "".join(f"k{number}: x\n" for number in range(90)))
+    assert len(told) == recipes.MAX_FAULTS + 1
+    assert told[-1] == f"{FILE}: and 40 more faults"
+
+
+def test_long_input_is_cut_in_the_message() -> None:
+    (fault,) = faults_of(edited("PyTorch, small", "$" * 1000))
+    assert len(fault) < 300
+    assert "of 1000 characters, more than 200" in fault
+
+
+def test_extras_that_bring_cuda() -> None:
+    text = RECIPE.replace("torch\n", "jax\n", 2).replace("2.3", "0.10.2").replace('["12.1"]', '["13"]')
+    text = text[: text.index('  - version: "2.9"')].replace("framework: jax", "framework: JAX")
+    assert faults_of(text) == (
+        f"{FILE}:15:5: jax 0.10.2 on PyPI comes with CUDA 13 only through 'cuda13' (write extras: [cuda13])",
+    )
+    text = text.replace('["13"]', '["13"]\n    extras: [cuda13]')
+    (target,) = recipes.expand(recipes.parse_recipe(text, FILE), bases())
+    assert target.requirements[0] == "jax[cuda13]==0.10.2.*"
+    assert faults_of(text.replace('"0.10.2"', '"0.12"')) == (
+        f"{FILE}:7:9: jax 0.12 on PyPI needs Python 3.12 or newer, not 3.11 (write a base that carries it)",
+    )
+
+
+def test_two_families_cannot_make_one_target() -> None:
+    recipe = recipes.parse_recipe(RECIPE, FILE)
+    with pytest.raises(RecipeError) as caught:
+        recipes.expand_all([recipe, recipes.parse_recipe(RECIPE, "recipes/other.yaml")], bases())
+    assert caught.value.faults[0] == (
+        "recipes/other.yaml:15:5: target 'pytorch-2.3-cu121' is also made at recipes/torch.yaml:15:5 (remove one of them)"
+    )
+
+
+# --- bases ---------------------------------------------------------------------------------------
+
+
+def test_bases() -> None:
+    assert bases()[1] == Base(
+        name="debian-13",
+        suite="trixie",
+        python="3.13",
+        glibc="2.41",
+        packages=("python3", "gcc"),
+        public="a.b/c:13",
+        where=Where(file="recipes/bases.yaml", line=3, column=5),
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ('"2.36"', "2.36", "2:63: 'glibc' must be text, and without quotes '2.36' is a number"),
+        ("bookworm", "book/worm", "2:30: 'suite' cannot be 'book/worm' (write the suite's code name"),
+        ("suite: bookworm", "siute: bookworm", "2:23: unknown key 'siute' (did you mean 'suite'?)"),
+        ("[python3]", '["python3 && id"]', "2:82: 'packages' cannot be 'python3 && id' (write the name of a Debian"),
+        ("[python3]", "[-oAPT::X=y]", "2:82: 'packages' cannot be '-oAPT::X=y'"),
+        ("a.b/c:12", "debian", "2:100: 'public' cannot be 'debian' (write registry, repository and tag"),
+        ("debian-13", "debian-12", "3:5: base 'debian-12' is also at recipes/bases.yaml:2:5 (remove one of them)"),
+        ("bases:", "base:", "1:1: unknown key 'base' (did you mean 'bases'?)"),
+    ],
+)  # fmt: skip
+def test_fault_in_bases(old: str, new: str, expected: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        recipes.parse_bases(BASES.replace(old, new, 1), "recipes/bases.yaml")
+    assert any(fault.startswith(f"recipes/bases.yaml:{expected}") for fault in caught.value.faults), (
+        caught.value
+    )
+
+
+# --- folders -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "recipes"
+    folder.mkdir()
+    (folder / "bases.yaml").write_text(BASES)
+    (folder / "torch.yaml").write_text(RECIPE)
+    (folder / ".torch.yaml.swp").write_text("an editor's")
+    (folder / "recipe.schema.json").write_text("{}")
+    return folder
+
+
+def test_read_folder(folder: Path) -> None:
+    (recipe,) = recipes.read_recipes(folder)
+    assert str(recipe.where) == "recipes/torch.yaml:1:1"
+    assert [base.name for base in recipes.read_bases(folder)] == ["debian-12", "debian-13"]
+
+
+def test_faults_of_all_files_are_told_together(folder: Path) -> None:
+    (folder / "a.yaml").write_text("")
+    (folder / "b.yml").write_text(RECIPE)
+    (folder / "c.yaml").write_bytes(b"family: x\ndescription: \xff\xfe\n")
+    (folder / "d.yaml").mkdir()
+    (folder / "e.yaml").symlink_to("/etc/hostname")
+    (folder / "f.yaml").symlink_to(folder / "nowhere")
+    (folder / "g.yaml").write_bytes(b"#" * (MAX_BYTES + 1))
+    (folder / "h\n.yaml").write_text(RECIPE)
+    with pytest.raises(RecipeError) as caught:
+        recipes.read_recipes(folder)
+    assert caught.value.faults == (
+        "recipes/a.yaml:1:1: is empty (write a recipe; `imagefactory new FAMILY` makes one)",
+        "recipes/b.yml:1:1: a recipe's file is named by letters, digits and . _ - (name it FAMILY.yaml)",
+        "recipes/c.yaml:2:14: is not UTF-8 (save the file as UTF-8)",
+        "recipes/d.yaml:1:1: is not a file (put a file here)",
+        "recipes/e.yaml:1:1: is a link out of its folder (put the file itself here)",
+        "recipes/f.yaml:1:1: cannot be read: No such file or directory (put a readable file here)",
+        "recipes/g.yaml:1:1: is larger than 256 kB (split it)",
+        "recipes/h\\n.yaml:1:1: a recipe's file is named by letters, digits and . _ - (name it FAMILY.yaml)",
+    )
+
+
+def test_no_folder_and_no_bases(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there are no recipes at") as caught:
+        recipes.read_recipes(tmp_path / "recipes")
+    assert "imagefactory new FAMILY" in caught.value.hint
+    with pytest.raises(RecipeError, match=r"bases\.yaml:1:1: cannot be read: No such file"):
+        recipes.read_bases(tmp_path)
+
+
+# --- selecting -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def targets() -> tuple[Target, ...]:
+    return recipes.expand_all(recipes.read_recipes(ROOT / "recipes"), recipes.read_bases(ROOT / "recipes"))
+
+
+def test_select(targets: tuple[Target, ...]) -> None:
+    assert recipes.select(targets, []) == targets
+    assert [target.name for target in recipes.select(targets, ["pytorch-2.3-cu121"])] == ["pytorch-2.3-cu121"]
+    chosen = recipes.select(targets, ["tensorflow-*", "jax-0.4*", "jax-0.4.30-cu12"])
+    assert chosen[0].name == "jax-0.4.30-cu12"
+    assert {target.family for target in chosen[1:]} == {"tensorflow"}
+    assert chosen == tuple(target for target in targets if target in chosen)
+
+
+def test_select_nothing(targets: tuple[Target, ...]) -> None:
+    with pytest.raises(NothingSelectedError, match=r"there is no target 'pytorch-2\.3-cu112'") as caught:
+        recipes.select(targets, ["jax-*", "pytorch-2.3-cu112"])
+    assert caught.value.hint == "did you mean 'pytorch-2.3-cu121'?"
+    with pytest.raises(NothingSelectedError) as caught:
+        recipes.select(targets, ["zz\n*"])
+    assert caught.value.message == r"there is no target 'zz\n*'"
+    assert "imagefactory list" in caught.value.hint
+
+
+# --- the recipes of the tree ---------------------------------------------------------------------
+
+
+def test_promised_targets(targets: tuple[Target, ...]) -> None:
+    names = [target.name for target in targets]
+    promised = "1.13-cu117", "2.3-cu121", "2.5-cu124", "2.9-cu128"
+    assert {f"pytorch-{version}" for version in promised} <= set(names)
+    assert {target.family for target in targets} == {"jax", "onnxruntime", "pytorch", "tensorflow"}
+    pytorch = [target.version for target in targets if target.family == "pytorch"]
+    assert pytorch == sorted(pytorch, key=lambda version: [int(part) for part in version.split(".")])
+
+
+def test_environment_points_into_the_targets_own_python(targets: tuple[Target, ...]) -> None:
+    for target in targets:
+        for name, value in target.environment:
+            folders = value.split(":") if name == "LD_LIBRARY_PATH" else []
+            for path in folders:
+                assert path.startswith(f"/opt/env/lib/python{target.python}/site-packages/nvidia/"), (
+                    target.name
+                )
+    assert any(target.environment for target in targets)
+
+
+def test_every_target_is_known_to_be_offered(targets: tuple[Target, ...]) -> None:
+    for target in targets:
+        offers = knowledge.offered(target.framework, target.version)
+        assert target.cuda in {wheel.cuda for wheel in offers}, target.name
+
+
+# --- knowledge -----------------------------------------------------------------------------------
+
+
+def test_every_row_of_knowledge_has_a_source_and_sound_values() -> None:
+    wheels = knowledge.cuda_wheels()
+    assert len(wheels) > 40
+    for wheel in wheels:
+        assert re.match(r"(measured 20\d\d-\d\d|documented): .{20,}", wheel.source), wheel
+        assert recipes.RULES["version"].allows(wheel.version), wheel
+        assert recipes.RULES["cuda"].allows(wheel.cuda), wheel
+    keys = [(wheel.package, wheel.version, wheel.cuda) for wheel in wheels]
+    assert len(keys) == len(set(keys))
+    assert set(knowledge.families().values()) == {wheel.package for wheel in wheels}
+
+
+def test_offered_goes_by_whole_components() -> None:
+    assert [wheel.cuda for wheel in knowledge.offered("torch", "2.1")] == ["12.1"]
+    assert [wheel.cuda for wheel in knowledge.offered("torch", "2.10.0")] == ["12.8"]
+    assert [wheel.version for wheel in knowledge.offered("jax", "0.4")] == ["0.4.30"]
+    assert knowledge.offered("torch", "2") != ()
+    assert knowledge.offered("torch", "2.99") == ()
+    assert knowledge.offered("nothing", "1.0") == ()
+
+
+# --- a recipe to start from ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["pytorch", "tensorflow", "jax", "onnxruntime", "cupy", "my-lab"])
+def test_scaffold_parses_and_expands(family: str) -> None:
+    text = recipes.scaffold(family, bases())
+    recipe = recipes.parse_recipe(text, f"recipes/{family}.yaml")
+    (target,) = recipes.expand(recipe, bases())
+    assert target.name.startswith(f"{family}-")
+    assert (recipe.framework in {"cupy", "my-lab"}) == ("nothing is known" in text)
+
+
+def test_scaffold_of_a_known_framework_under_another_name() -> None:
+    text = recipes.scaffold("lab", bases(), framework="Torch")
+    (target,) = recipes.expand(recipes.parse_recipe(text, FILE), bases())
+    newest = [wheel for wheel in knowledge.cuda_wheels() if wheel.package == "torch"][-1]
+    assert (target.framework, target.version, target.cuda) == ("torch", newest.version, newest.cuda)
+
+
+@pytest.mark.parametrize(("family", "framework"), [("A\nb", ""), ("a", "x; y"), ("../x", ""), ("", "")])
+def test_scaffold_refuses_names(family: str, framework: str) -> None:
+    with pytest.raises(UsageError):
+        recipes.scaffold(family, bases(), framework=framework)

@@ -1,0 +1,216 @@
+"""Near-valid recipes: nothing but RecipeError ever comes out, and nothing unexpected gets in."""
+
+# ruff: noqa: E501 -- the pieces are a table
+from __future__ import annotations
+
+import itertools
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from packaging.requirements import Requirement
+
+from imagefactory import recipes
+from imagefactory.errors import RecipeError
+from imagefactory.model import Target
+
+FOLDER = Path(__file__).parents[2] / "recipes"
+TEXTS = [
+    path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.yaml")) if path.name != "bases.yaml"
+]
+TEXTS.append(recipes.scaffold("lab", recipes.read_bases(FOLDER)))
+BASES = recipes.read_bases(FOLDER)
+
+NASTY = [
+    "\n", "\r", "\r\n", "\t", "\x00", "\x07", "\x1b[2J", "\x7f", "\x85", "\u2028", "\u202e", "\ufeff", "\udc80", "é", "\uff10",
+    '"', "'", "\\", "\\\n", "`id`", "$(id)", "${X}", "{{7*7}}", "{%", "#", " #", ": ", "- ", "? ", "|", ">", "&a ", "*a", "!!int ",
+    "!!python/object/apply:os.system [id]", "<<: *a", "---\n", "...\n", "%YAML 1.1\n", "%post\n", "; rm -rf /", " && id", "../",
+    "{", "}", "[", "]", ",", "[" * 30, "{a: " * 30, "@", "%", "^", "~", "no", "null", "0x10", "1e3", "2.10", ".inf", "1:30",
+    "2020-01-01", "--index-url x", "-r x", " @ https://x/y", "; os_name=='x'", "==1.*", ">=1.*", "===1", "~=1", "!1", "+local",
+    "\nRUN id\n", "\n  cuda: ['12']", "\nfamily: x", '"\\n"', '"\\x00"', '"\\U00110000"', '"\\ud800"', "A" * 300,
+]  # fmt: skip
+
+Mutation = Callable[[str], str]
+
+
+def _insert(position: float, piece: str) -> Mutation:
+    return lambda text: text[: (at := int(position * len(text)))] + piece + text[at:]
+
+
+def _replace_word(position: float, piece: str) -> Mutation:
+    def mutate(text: str) -> str:
+        words = list(re.finditer(r"[A-Za-z0-9_./\"=*<>-]+", text))
+        if not words:
+            return text
+        word = words[int(position * len(words))]
+        return text[: word.start()] + piece + text[word.end() :]
+
+    return mutate
+
+
+def _append_to_word(position: float, piece: str) -> Mutation:
+    def mutate(text: str) -> str:
+        ends = [word.end() for word in re.finditer(r"[A-Za-z0-9_./=*<>-]+", text)]
+        at = ends[int(position * len(ends))] if ends else 0
+        return text[:at] + piece + text[at:]
+
+    return mutate
+
+
+def _on_line(position: float, kind: str) -> Mutation:
+    def mutate(text: str) -> str:
+        lines = text.split("\n")
+        at = int(position * len(lines))
+        changed = {
+            "twice": [lines[at], lines[at]],
+            "gone": [],
+            "in": ["  " + lines[at]],
+            "out": [lines[at][2:]],
+            "unquoted": [lines[at].replace('"', "")],
+            "swapped letters": [re.sub(r"([a-z])([a-z])", r"\2\1", lines[at], count=1)],
+        }[kind]
+        return "\n".join([*lines[:at], *changed, *lines[at + 1 :]])
+
+    return mutate
+
+
+POSITION = st.floats(0, 1, exclude_max=True)
+PIECE = st.one_of(st.sampled_from(NASTY), st.text(max_size=6))
+MUTATION = st.one_of(
+    st.builds(_insert, POSITION, PIECE),
+    st.builds(_replace_word, POSITION, PIECE),
+    st.builds(_append_to_word, POSITION, PIECE),
+    st.builds(
+        _on_line, POSITION, st.sampled_from(["twice", "gone", "in", "out", "unquoted", "swapped letters"])
+    ),
+)
+
+PLAIN = r"[A-Za-z0-9][A-Za-z0-9.-]*"
+ALLOWED = {
+    "name": r"[a-z0-9.-]+",
+    "family": r"[a-z0-9-]+",
+    "description": r"[A-Za-z0-9 .,;:()/+_=-]+",
+    "source": "pypi",
+    "framework": PLAIN,
+    "version": r"[0-9.]+",
+    "cuda": r"[0-9.]+",
+    "python": r"3\.[0-9]+",
+    "base": r"[a-z0-9-]+",
+    "platform": "linux/amd64",
+    "capabilities": r"[0-9]+\.[0-9]",
+    "checks": r"[a-z-]+",
+    "requirements": r"[a-z0-9-]+(\[[a-z0-9,-]+\])?[A-Za-z0-9.*=<>!~,]*",
+    "constraints": r"[a-z0-9-]+[=<>!~][A-Za-z0-9.*=<>!~,]*",
+}
+
+
+def assert_clean(target: Target) -> None:
+    for field, pattern in ALLOWED.items():
+        value = getattr(target, field)
+        for text in value if isinstance(value, tuple) else (value,):
+            assert isinstance(text, str)
+            assert re.fullmatch(pattern, text, re.ASCII), (field, text)
+    for name, text in target.environment:
+        assert re.fullmatch(r"[A-Z][A-Z0-9_]*", name, re.ASCII)
+        assert re.fullmatch(r"[A-Za-z0-9_./:=,+@%-]*", text, re.ASCII)
+        assert name not in recipes.OWNED_VARIABLES
+    for text in (*target.requirements, *target.constraints):  # the public parser agrees to the letter
+        requirement = Requirement(text)
+        extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
+        assert f"{requirement.name}{extras}{requirement.specifier}" == text
+        assert not requirement.url
+        assert not requirement.marker
+
+
+def read(text: str) -> tuple[tuple[Target, ...], tuple[str, ...]]:
+    """Targets and faults; any exception but RecipeError fails the test."""
+    try:
+        return recipes.expand(recipes.parse_recipe(text, "recipes/fuzz.yaml"), BASES), ()
+    except RecipeError as error:
+        return (), error.faults
+
+
+def assert_only_recipe_errors(text: str) -> None:
+    targets, faults = read(text)
+    assert targets or faults
+    for target in targets:
+        assert_clean(target)
+    for fault in faults:
+        assert re.fullmatch(r"recipes/fuzz\.yaml(:\d+:\d+)?: [ -~]+", fault), fault
+        assert len(fault) < 1000
+
+
+@settings(max_examples=2000, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(text=st.sampled_from(TEXTS), mutations=st.lists(MUTATION, min_size=1, max_size=3))
+def test_near_valid_recipes(text: str, mutations: list[Mutation]) -> None:
+    for mutate in mutations:
+        text = mutate(text)
+    assert_only_recipe_errors(text)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    field=st.sampled_from(
+        ["description", "version", "cuda", "packages", "constraints", "value", "variable", "extras"]
+    ),
+    text=st.one_of(
+        PIECE,
+        st.builds("{}{}".format, st.sampled_from(["a", "numpy", "numpy<2", "A", "1.2"]), PIECE),
+        st.from_regex(recipes.RULES["package"].pattern, fullmatch=True),
+        st.from_regex(recipes.RULES["constraint"].pattern, fullmatch=True),
+    ),
+)
+def test_any_text_in_any_field(field: str, text: str) -> None:
+    row = {
+        "version": "99.1",
+        "cuda": ["12"],
+        "packages": [],
+        "constraints": [],
+        "extras": [],
+        "environment": {},
+    }
+    recipe = {
+        "family": "lab", "description": "d", "source": "pypi", "framework": "lab", "platform": "linux/amd64",
+        "base": "debian-12", "python": "3.11", "capabilities": ["8.0"], "matrix": [row],
+    }  # fmt: skip
+    if field == "description":
+        recipe["description"] = text
+    elif field in ("value", "variable"):
+        row["environment"] = {"A": text} if field == "value" else {text: "a"}
+    else:
+        row[field] = text if field == "version" else [text]
+    written = yaml.dump(recipe, default_style='"', allow_unicode=False)
+    assert_only_recipe_errors(written.replace("!!null ", ""))
+
+
+def test_the_unchanged_texts_are_accepted() -> None:
+    """So that a mutation is what makes a fault."""
+    for text in TEXTS:
+        targets, faults = read(text)
+        assert targets, faults
+        for target in targets:
+            assert_clean(target)
+
+
+@pytest.mark.parametrize("rule", sorted(recipes.RULES))
+def test_no_rule_takes_long_to_refuse(rule: str) -> None:
+    """Patterns that backtrack would hang on these; the fuzz alone would not find it."""
+    for start, repeated in itertools.product(
+        ["a", "1", "a[", "a<", "a==", ""], ["a", "1", "a-", "1.", "==1,", "a,"]
+    ):
+        text = (start + repeated * recipes.RULES[rule].limit)[: recipes.RULES[rule].limit - 1] + "\n"
+        before = time.process_time()
+        assert not recipes.RULES[rule].allows(text)
+        assert time.process_time() - before < 0.1
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(data=st.binary(max_size=200))
+def test_any_bytes(data: bytes) -> None:
+    assert_only_recipe_errors(data.decode("latin-1"))
+    assert_only_recipe_errors(data.decode("utf-8", "surrogateescape"))
