@@ -1,0 +1,38 @@
+"""Locking: from a target to the exact packages of its image, and where they are found again.
+
+pypi.py writes and reads locks of Python packages and solves them with uv; index.py knows which
+package index this machine uses and speaks HTTP to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from imagefactory.model import Base, Lock, Target
+from imagefactory.progress import Progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockRequest:
+    """What to lock.
+
+    `previous` is the lock as it stands, if there is one. While nothing that decides it has changed it
+    is kept; `update` names packages that may move all the same, `update_all` lets every one move.
+    """
+
+    target: Target
+    base: Base
+    previous: Lock | None = None
+    update: tuple[str, ...] = ()
+    update_all: bool = False
+
+
+class Locker(Protocol):
+    """One source of packages."""
+
+    def lock(self, request: LockRequest, progress: Progress) -> Lock:
+        """The solved environment of a target. Raises LockError, or ToolError without its solver."""
+
+    def addresses(self, lock: Lock) -> dict[str, str]:
+        """Where each locked file is now: file name -> URL. Raises LockError for a file that is gone."""
