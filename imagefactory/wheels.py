@@ -1,0 +1,344 @@
+"""The wheel cache: downloads that resume, are checked against the lock, and are kept by their hash.
+
+    <cache>/wheels/<first two hex of sha256>/<sha256>/<filename>        a whole, checked file
+                                                     /<filename>.part   bytes of one not yet whole
+                                                     /.lock             held by the process that fetches it
+
+A file gets its name only after its hash was right, so a name with the locked size is trusted at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO
+
+from imagefactory.errors import DownloadError
+from imagefactory.lock.index import (
+    PackageIndex,
+    Patience,
+    RefusedError,
+    TransientError,
+    Web,
+    local_path,
+    redact,
+)
+from imagefactory.model import Lock, LockedWheel
+from imagefactory.progress import Progress, Task, format_bytes
+
+CHUNK = 1 << 20
+_NETWORK_CHUNK = 1 << 16  # smaller, because what has come of a chunk is lost when the connection breaks
+_SPARE = 16 << 20  # bytes left free on the disk, for the folders and lock files around the wheels
+_LOOK_AGAIN = 0.1  # seconds between looks at a file that another process holds
+
+
+class WheelCache:
+    """Wheels of locks under `folder`/wheels."""
+
+    def __init__(self, folder: Path, index: PackageIndex, *, patience: Patience | None = None) -> None:
+        self.folder = folder / "wheels"
+        self._index = index
+        self._patience = patience or Patience()
+
+    def path(self, wheel: LockedWheel) -> Path:
+        """Where the file of `wheel` is once it was fetched."""
+        return self.folder / wheel.sha256[:2] / wheel.sha256 / wheel.filename
+
+    def missing(self, lock: Lock, *, verify: bool = False) -> tuple[LockedWheel, ...]:
+        """The wheels that have to be fetched. `verify` hashes the others and drops those that changed."""
+        with _disk_faults(self.folder, 0):
+            return tuple(wheel for wheel in lock.wheels if not self._holds(wheel, verify=verify))
+
+    def fetch(
+        self,
+        lock: Lock,
+        locate: Callable[[Lock], Mapping[str, str]],
+        progress: Progress,
+        *,
+        verify: bool = False,
+    ) -> dict[LockedWheel, Path]:
+        """The file of every wheel of `lock`, in the lock's order, fetching in parallel what is missing.
+
+        `locate` (`UvLocker.addresses`) is asked for the addresses of the missing ones, and not called if
+        there are none. Raises DownloadError for a file that cannot be had with the locked size and hash
+        and for a full disk; what has come until then is kept and the next call goes on from there.
+        """
+        missing = self.missing(lock, verify=verify)
+        if missing:
+            self._make_room(missing)
+            addresses = locate(replace(lock, wheels=missing))
+            self._fetch_all(missing, addresses, progress)
+        return {wheel: self.path(wheel) for wheel in lock.wheels}
+
+    def _holds(self, wheel: LockedWheel, *, verify: bool) -> bool:
+        path = self.path(wheel)
+        try:
+            if path.stat().st_size != wheel.size:
+                return False
+            if verify:
+                with path.open("rb") as file:
+                    if hashlib.file_digest(file, "sha256").hexdigest() != wheel.sha256:
+                        path.unlink()
+                        return False
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _part(self, wheel: LockedWheel) -> Path:
+        path = self.path(wheel)
+        return path.with_name(path.name + ".part")
+
+    def _to_fetch(self, wheel: LockedWheel) -> int:
+        part = self._part(wheel)
+        return max(wheel.size - (part.stat().st_size if part.exists() else 0), 0)
+
+    def _make_room(self, missing: tuple[LockedWheel, ...]) -> None:
+        """Say before the first byte that the disk is too small, not after the last that fits."""
+        needed = sum(self._to_fetch(wheel) for wheel in missing)
+        with _disk_faults(self.folder, needed):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            disk = os.statvfs(self.folder)
+        free = disk.f_bavail * disk.f_frsize
+        if needed + _SPARE > free:
+            raise DownloadError(
+                f"{self.folder} has {format_bytes(free)} free, the wheels still to fetch need "
+                f"{format_bytes(needed)} ({needed} bytes)",
+                hint="make room there or set 'cache' (or $IMAGEFACTORY_CACHE) to a larger disk",
+            )
+
+    def _fetch_all(
+        self, missing: tuple[LockedWheel, ...], addresses: Mapping[str, str], progress: Progress
+    ) -> None:
+        stop = threading.Event()
+        web = Web(self._index, patience=self._patience)
+        total = sum(self._to_fetch(wheel) for wheel in missing)
+        # The largest first: the last to end should not be the one that takes longest.
+        queue = sorted(missing, key=lambda wheel: (-wheel.size, wheel.name))
+        try:
+            with (
+                progress.task("wheels", total=total) as task,
+                ThreadPoolExecutor(self._patience.threads) as pool,
+            ):
+                transfers = [
+                    _Transfer(
+                        wheel=wheel,
+                        url=addresses[wheel.filename],
+                        path=self.path(wheel),
+                        part=self._part(wheel),
+                        web=web,
+                        patience=self._patience,
+                        stop=stop,
+                        count=_Count(task, wheel.size - self._to_fetch(wheel)),
+                    )
+                    for wheel in queue
+                ]
+                futures = [pool.submit(transfer.run) for transfer in transfers]
+                try:
+                    done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+                finally:  # an error or an interrupt: the other transfers end at their next chunk
+                    if any(not future.done() or future.exception() for future in futures):
+                        stop.set()
+                    for future in futures:
+                        future.cancel()
+                errors = [future.exception() for future in futures if future in done]
+                failed = [error for error in errors if error and not isinstance(error, _StoppedError)]
+                if failed:
+                    raise failed[0]
+        finally:
+            web.close()
+
+
+class _StoppedError(Exception):
+    """Another transfer failed or the user interrupted; the part file is kept."""
+
+
+class _Count:
+    """Progress of one file. Bytes that have to come twice are counted once, so the total stays true."""
+
+    def __init__(self, task: Task, already: int) -> None:
+        self._task, self._most = task, already
+
+    def reached(self, position: int) -> None:
+        if position > self._most:
+            self._task.advance(position - self._most)
+            self._most = position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Transfer:
+    """One wheel on its way from `url` by way of `part` to `path`."""
+
+    wheel: LockedWheel
+    url: str
+    path: Path
+    part: Path
+    web: Web
+    patience: Patience
+    stop: threading.Event
+    count: _Count
+
+    def run(self) -> None:
+        with _disk_faults(self.path.parent, self.wheel.size):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self._alone():
+                if not self.path.exists() or self.path.stat().st_size != self.wheel.size:
+                    self._fetch()
+            self.count.reached(self.wheel.size)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One process at a time; the lock goes with the process, however it ends."""
+        with (self.path.parent / ".lock").open("ab") as file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if self.stop.wait(_LOOK_AGAIN):
+                        raise _StoppedError from None
+            yield
+
+    def _fetch(self) -> None:
+        """Fetch, check, rename. Wrong bytes are thrown away and asked for once more, all of them."""
+        wrong = ""
+        for _ in range(2):
+            got = self._download()
+            if got == self.wheel.sha256:
+                self.part.replace(self.path)
+                return
+            wrong = got
+            self.part.unlink()
+        raise DownloadError(
+            f"{self._title()}: the file from {redact(self.url)} has the wrong hash: "
+            f"expected sha256 {self.wheel.sha256}, got {wrong}",
+            hint="the index or something on the way to it changed the file; try another index or network",
+        )
+
+    def _download(self) -> str:
+        """The whole file in `part`; returns its sha256. Gives up after so many failures without progress."""
+        failures, most = 0, self._part_size()
+        while True:
+            try:
+                return self._continue()
+            except RefusedError as error:
+                gone = f"imagefactory lock TARGET --update {self.wheel.name}"
+                denied = "set the user and password of the index (in its URL or in ~/.netrc)"
+                other = "see which index, proxy and certificates are set: imagefactory doctor"
+                hints = {401: denied, 403: denied, 404: gone, 410: gone}
+                raise DownloadError(
+                    f"{self._title()}: {error}", hint=hints.get(error.status, other)
+                ) from error
+            except TransientError as error:
+                failures = 1 if self._part_size() > most else failures + 1
+                most = max(most, self._part_size())
+                if failures >= self.patience.attempts:
+                    raise DownloadError(
+                        f"{self._title()}: {error} ({failures} times in a row)",
+                        hint="run the same command again later; what has come is kept",
+                    ) from error
+                if self.stop.wait(self.patience.wait(failures, error.after)):
+                    raise _StoppedError from error
+
+    def _continue(self) -> str:
+        """Go on from the bytes in `part`, once; returns the sha256 of the whole."""
+        size, digest = self.wheel.size, hashlib.sha256()
+        with self.part.open("ab") as file:
+            position = file.tell()
+            if position > size:
+                position = 0
+                file.truncate(0)
+            if position:
+                with self.part.open("rb") as prefix:
+                    while chunk := prefix.read(CHUNK):
+                        digest.update(chunk)
+            if position < size:
+                with self._source(position) as (start, chunks):
+                    if start != position:  # the server sends the whole file whatever was asked
+                        position, digest = 0, hashlib.sha256()
+                        file.truncate(0)
+                    position = self._write(file, position, chunks, digest.update)
+            os.fdatasync(file.fileno())  # a name must not be on the disk before its bytes are
+        if position > size:
+            self.part.unlink()
+            raise RefusedError(f"{redact(self.url)} holds more than the {size} bytes of the lock")
+        return digest.hexdigest()
+
+    def _write(
+        self, file: BinaryIO, position: int, chunks: Iterator[bytes], update: Callable[[bytes], None]
+    ) -> int:
+        try:
+            for chunk in chunks:
+                if self.stop.is_set():
+                    raise _StoppedError
+                file.write(chunk)
+                update(chunk)
+                position += len(chunk)
+                if position > self.wheel.size:
+                    return position
+                self.count.reached(position)
+        finally:
+            file.flush()
+        if position < self.wheel.size:
+            raise TransientError(f"{redact(self.url)} ended after {position} of {self.wheel.size} bytes")
+        return position
+
+    @contextmanager
+    def _source(self, position: int) -> Iterator[tuple[int, Iterator[bytes]]]:
+        """Where the bytes begin that the source sends, and the bytes."""
+        local = local_path(self.url)
+        if local:
+            if not local.is_file():
+                raise RefusedError(f"{local} does not exist", 404)
+            with local.open("rb") as file:
+                file.seek(position)
+                yield position, iter(lambda: file.read(CHUNK), b"")
+            return
+        size = self.wheel.size
+        headers = {"Range": f"bytes={position}-"} if position else {}
+        try:
+            with self.web.open(self.url, headers=headers) as response:
+                start, whole = 0, response.headers.get("Content-Length", "")
+                if response.status_code == 206:
+                    told = response.headers.get("Content-Range", "")
+                    if told != f"bytes {position}-{size - 1}/{size}":
+                        self.part.unlink(missing_ok=True)
+                        raise TransientError(f"{redact(self.url)} answered with the wrong range '{told}'")
+                    start = position
+                elif whole.isdigit() and int(whole) != size:
+                    raise RefusedError(f"{redact(self.url)} holds {whole} bytes, the lock says {size}")
+                yield start, response.iter_content(_NETWORK_CHUNK)
+        except RefusedError as error:
+            if error.status != 416:
+                raise
+            self.part.unlink(missing_ok=True)  # a part that the server does not know how to continue
+            raise TransientError(str(error)) from error
+
+    def _part_size(self) -> int:
+        return self.part.stat().st_size if self.part.exists() else 0
+
+    def _title(self) -> str:
+        return f"{self.wheel.name} {self.wheel.version}"
+
+
+@contextmanager
+def _disk_faults(folder: Path, needed: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DownloadError(
+                f"the disk of {folder} is full: {needed} bytes are needed there",
+                hint="make room there or set 'cache' (or $IMAGEFACTORY_CACHE) to a larger disk",
+            ) from error
+        raise DownloadError(
+            f"{error.filename or folder}: {error.strerror or error}",
+            hint="may this user write there? set 'cache' (or $IMAGEFACTORY_CACHE) to a folder of your own",
+        ) from error

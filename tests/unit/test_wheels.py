@@ -1,0 +1,513 @@
+"""The wheel cache against a real HTTP server on 127.0.0.1 that misbehaves as asked."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import random
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from imagefactory.errors import DownloadError
+from imagefactory.lock.index import PackageIndex, Patience, Web
+from imagefactory.model import Lock, LockedWheel
+from imagefactory.progress import Quiet, Task
+from imagefactory.wheels import WheelCache
+
+INDEX = PackageIndex(url="", origin="test", certificates="", proxy="", environment=())
+QUICK = Patience(attempts=4, first_wait=0.01, longest_wait=0.05, connect=2, read=0.5, threads=4)
+
+
+@dataclass
+class Faults:
+    """What the server does with the next requests for a file: one word each, then it behaves."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    next: dict[str, list[str]] = field(default_factory=dict)
+    requests: list[tuple[str, str]] = field(default_factory=list)  # file, Range
+    sent: dict[str, int] = field(default_factory=dict)
+    url: str = ""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    faults: Faults
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        name = self.path.lstrip("/")
+        asked = self.headers.get("Range", "")
+        self.faults.requests.append((name, asked))
+        queue = self.faults.next.get(name, [])
+        fault = queue.pop(0) if queue else ""
+        if fault.isdigit():
+            self.send_response(int(fault))
+            self.send_header("Retry-After", "0")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        if name not in self.faults.files:
+            self.send_error(404)
+            return
+        body = self.faults.files[name]
+        if fault == "wrong-bytes":
+            body = bytes(len(body))
+        if fault == "short":  # well-formed, but not the whole file
+            body = body[: len(body) // 2]
+        start = 0
+        if asked and fault not in ("ignore-range", "short"):
+            start = int(asked.removeprefix("bytes=").partition("-")[0])
+            shown = start + 1 if fault == "wrong-range" else start
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {shown}-{len(body) - 1}/{len(body)}")
+        else:
+            self.send_response(200)
+        payload = body[start:]
+        self.send_header("Content-Length", str(len(payload)))
+        self.end_headers()
+        if fault == "stall":
+            time.sleep(QUICK.read * 2)
+            self.close_connection = True
+            return
+        cut = len(payload) // 2 if fault in ("reset", "close") else len(payload)
+        try:
+            for at in range(0, cut, 1 << 16):
+                piece = payload[at : min(at + (1 << 16), cut)]
+                self.wfile.write(piece)
+                self.faults.sent[name] = self.faults.sent.get(name, 0) + len(piece)
+                if fault == "slow":
+                    time.sleep(0.02)
+        except OSError:
+            self.close_connection = True
+            return
+        if fault == "reset":
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
+        if fault in ("reset", "close"):
+            self.close_connection = True
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        pass  # torn connections are the point
+
+
+@pytest.fixture
+def server() -> Iterator[Faults]:
+    faults = Faults()
+    handler = type("Handler", (_Handler,), {"faults": faults})
+    http = _Server(("127.0.0.1", 0), handler)
+    faults.url = f"http://127.0.0.1:{http.server_address[1]}"
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield faults
+    http.shutdown()
+    thread.join()
+    http.server_close()
+
+
+class Counted(Quiet):
+    """Progress that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.total, self.done = -1, 0
+
+    def task(self, title: str, *, total: int = 0, unit: str = "bytes") -> AbstractContextManager[Task]:
+        self.total = total
+        outer = self
+
+        class One:
+            def advance(self, amount: int) -> None:
+                assert amount > 0
+                outer.done += amount
+
+            def expect(self, total: int) -> None:
+                outer.total = total
+
+        return nullcontext(One())
+
+
+def offer(server: Faults, *sizes: int, seed: int = 1) -> Lock:
+    """A lock of wheels that the server has; the bytes come from `seed`."""
+    wheels = []
+    for number, size in enumerate(sizes):
+        data = random.Random(seed * 1000 + number).randbytes(size)
+        name = f"pack{number}"
+        filename = f"{name}-1.0-py3-none-any.whl"
+        server.files[filename] = data
+        wheels.append(
+            LockedWheel(
+                name=name,
+                version="1.0",
+                filename=filename,
+                sha256=hashlib.sha256(data).hexdigest(),
+                size=size,
+            )
+        )
+    return Lock(
+        target="pytorch-2.3-cu121",
+        content_hash="sha256:" + "0" * 64,
+        python="3.11",
+        platform="manylinux_2_36_x86_64",
+        solver="uv 0.9.1",
+        wheels=tuple(wheels),
+    )
+
+
+def locate(server: Faults) -> Callable[[Lock], dict[str, str]]:
+    return lambda lock: {wheel.filename: f"{server.url}/{wheel.filename}" for wheel in lock.wheels}
+
+
+def never(lock: Lock) -> dict[str, str]:
+    raise AssertionError(f"asked for addresses of {[wheel.name for wheel in lock.wheels]}")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> WheelCache:
+    return WheelCache(tmp_path / "cache", INDEX, patience=QUICK)
+
+
+def whole(server: Faults, paths: dict[LockedWheel, Path]) -> bool:
+    return all(path.read_bytes() == server.files[wheel.filename] for wheel, path in paths.items())
+
+
+def test_fetches_in_the_locks_order_and_then_needs_no_network(server: Faults, cache: WheelCache) -> None:
+    lock = offer(server, 10, 3_000_000, 70_000, 1, 250_000)
+    progress = Counted()
+    paths = cache.fetch(lock, locate(server), progress)
+    assert tuple(paths) == lock.wheels
+    assert whole(server, paths)
+    assert progress.done == progress.total == sum(wheel.size for wheel in lock.wheels)
+    digest = lock.wheels[0].sha256
+    assert paths[lock.wheels[0]] == cache.folder / digest[:2] / digest / "pack0-1.0-py3-none-any.whl"
+    server.requests.clear()
+    assert cache.fetch(lock, never, Quiet()) == paths
+    assert server.requests == []
+
+
+def test_asks_only_for_what_is_missing(server: Faults, cache: WheelCache) -> None:
+    lock = offer(server, 1000, 2000, 3000)
+    cache.fetch(lock, locate(server), Quiet())
+    cache.path(lock.wheels[1]).unlink()
+    asked: list[str] = []
+
+    def remember(missing: Lock) -> dict[str, str]:
+        asked.extend(wheel.name for wheel in missing.wheels)
+        return locate(server)(missing)
+
+    progress = Counted()
+    assert whole(server, cache.fetch(lock, remember, progress))
+    assert asked == ["pack1"]
+    assert progress.total == progress.done == 2000
+
+
+@pytest.mark.parametrize("status", ["408", "429", "500", "502", "503", "504"])
+def test_a_busy_server_is_asked_again(server: Faults, cache: WheelCache, status: str) -> None:
+    lock = offer(server, 5000)
+    server.next["pack0-1.0-py3-none-any.whl"] = [status, status]
+    assert whole(server, cache.fetch(lock, locate(server), Quiet()))
+    assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize("fault", ["reset", "close"])
+def test_a_torn_download_goes_on_where_it_was(server: Faults, cache: WheelCache, fault: str) -> None:
+    size = 64 << 16  # its halves end where a network chunk ends
+    lock = offer(server, size)
+    name = lock.wheels[0].filename
+    server.next[name] = [fault, fault, fault]
+    progress = Counted()
+    assert whole(server, cache.fetch(lock, locate(server), progress))
+    starts = [int(asked[6:-1]) if asked else 0 for _, asked in server.requests]
+    assert len(starts) == 4
+    assert starts == sorted(starts)
+    assert starts[-1] > 0
+    assert progress.done == progress.total == size
+    if fault == "close":  # nothing in flight is lost, so no byte comes twice
+        assert server.sent[name] == size
+
+
+def test_more_tears_than_attempts_while_bytes_keep_coming(server: Faults, cache: WheelCache) -> None:
+    lock = offer(server, 64 << 16)
+    server.next[lock.wheels[0].filename] = ["close"] * 6  # QUICK.attempts is 4
+    assert whole(server, cache.fetch(lock, locate(server), Quiet()))
+
+
+@pytest.mark.parametrize("fault", ["ignore-range", "wrong-range"])
+def test_a_server_that_does_not_honour_range_starts_again(
+    server: Faults, cache: WheelCache, fault: str
+) -> None:
+    lock = offer(server, 300_000)
+    name = lock.wheels[0].filename
+    server.next[name] = ["close", fault]
+    progress = Counted()
+    assert whole(server, cache.fetch(lock, locate(server), progress))
+    assert progress.done == 300_000
+
+
+def test_a_part_of_other_bytes_is_thrown_away(server: Faults, cache: WheelCache) -> None:
+    lock = offer(server, 300_000)
+    path = cache.path(lock.wheels[0])
+    path.parent.mkdir(parents=True)
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(b"something else" * 1000)
+    assert whole(server, cache.fetch(lock, locate(server), Quiet()))
+    assert [asked for _, asked in server.requests] == ["bytes=14000-", ""]
+    assert not part.exists()
+
+
+@pytest.mark.parametrize("length", [300_000, 300_001])
+def test_a_part_as_long_as_the_file_or_longer(server: Faults, cache: WheelCache, length: int) -> None:
+    lock = offer(server, 300_000)
+    path = cache.path(lock.wheels[0])
+    path.parent.mkdir(parents=True)
+    data = server.files[lock.wheels[0].filename]
+    path.with_name(path.name + ".part").write_bytes(data + b"x" * (length - len(data)))
+    assert whole(server, cache.fetch(lock, locate(server), Quiet()))
+    assert len(server.requests) == length - 300_000  # a whole part needs no request at all
+
+
+def test_wrong_bytes_once_are_mended(server: Faults, cache: WheelCache) -> None:
+    lock = offer(server, 300_000)
+    server.next[lock.wheels[0].filename] = ["wrong-bytes"]
+    assert whole(server, cache.fetch(lock, locate(server), Quiet()))
+
+
+def test_wrong_bytes_again_are_refused_and_not_kept(server: Faults, cache: WheelCache) -> None:
+    lock = offer(server, 300_000)
+    wheel = lock.wheels[0]
+    server.next[wheel.filename] = ["wrong-bytes"] * 9
+    with pytest.raises(DownloadError, match="wrong hash") as caught:
+        cache.fetch(lock, locate(server), Quiet())
+    got = hashlib.sha256(bytes(300_000)).hexdigest()
+    assert "pack0 1.0" in caught.value.message
+    assert wheel.sha256 in caught.value.message
+    assert got in caught.value.message
+    assert [path.name for path in cache.path(wheel).parent.iterdir()] == [".lock"]
+    assert len(server.requests) == 2
+
+
+def test_a_file_of_another_length_is_refused(server: Faults, cache: WheelCache) -> None:
+    lock = offer(server, 300_000)
+    server.next[lock.wheels[0].filename] = ["short"]
+    with pytest.raises(DownloadError, match="holds 150000 bytes, the lock says 300000"):
+        cache.fetch(lock, locate(server), Quiet())
+    assert not cache.path(lock.wheels[0]).exists()
+
+
+def test_a_missing_file_is_said_at_once_without_credentials(server: Faults, cache: WheelCache) -> None:
+    lock = offer(server, 1000)
+    server.files.clear()
+    secret = server.url.replace("://", "://bob:hunter2@")
+    with pytest.raises(DownloadError, match="answered 404") as caught:
+        cache.fetch(lock, lambda lock: {lock.wheels[0].filename: f"{secret}/x.whl?sig=canary"}, Quiet())
+    assert "--update pack0" in caught.value.hint
+    assert "hunter2" not in str(caught.value)
+    assert "canary" not in str(caught.value)
+    assert len(server.requests) == 1
+
+
+def test_a_server_that_stays_broken_is_given_up_and_what_came_is_kept(
+    server: Faults, cache: WheelCache
+) -> None:
+    lock = offer(server, 16 << 16)
+    name = lock.wheels[0].filename
+    server.next[name] = ["close"] + ["503"] * 20
+    with pytest.raises(DownloadError, match="answered 503") as caught:
+        cache.fetch(lock, locate(server), Quiet())
+    assert "4 times in a row" in caught.value.message
+    server.next[name] = []
+    server.requests.clear()
+    progress = Counted()
+    assert whole(server, cache.fetch(lock, locate(server), progress))
+    assert server.requests == [(name, f"bytes={8 << 16}-")]
+    assert progress.done == progress.total == 8 << 16
+
+
+def test_a_silent_server_is_asked_again(server: Faults, cache: WheelCache) -> None:
+    lock = offer(server, 1000)
+    server.next[lock.wheels[0].filename] = ["stall"]
+    assert whole(server, cache.fetch(lock, locate(server), Quiet()))
+
+
+def test_one_failure_stops_the_others_and_keeps_their_parts(server: Faults, tmp_path: Path) -> None:
+    cache = WheelCache(tmp_path, INDEX, patience=QUICK)
+    lock = offer(server, 8_000_000, 1000)
+    server.next[lock.wheels[0].filename] = ["slow"]
+    server.next[lock.wheels[1].filename] = ["404"]
+    began = time.monotonic()
+    with pytest.raises(DownloadError, match="404"):
+        cache.fetch(lock, locate(server), Quiet())
+    assert time.monotonic() - began < 2.0  # the slow one would take 2.5 s
+    assert whole(server, cache.fetch(lock, locate(server), Quiet()))
+
+
+def test_a_disk_too_small_is_said_before_the_first_byte(server: Faults, cache: WheelCache) -> None:
+    lock = offer(server, 1000)
+    huge = replace(lock, wheels=(replace(lock.wheels[0], size=900_000_000_000_000),))
+    with pytest.raises(DownloadError, match="900000000000000 bytes") as caught:
+        cache.fetch(huge, never, Quiet())
+    assert str(cache.folder) in caught.value.message
+    assert "cache" in caught.value.hint
+
+
+def test_a_disk_that_fills_up(server: Faults, cache: WheelCache) -> None:
+    lock = offer(server, 3_000_000)
+    path = cache.path(lock.wheels[0])
+    path.parent.mkdir(parents=True)
+    path.with_name(path.name + ".part").symlink_to("/dev/full")  # a real ENOSPC at the first write
+    with pytest.raises(DownloadError, match="is full: 3000000 bytes") as caught:
+        cache.fetch(lock, locate(server), Quiet())
+    assert isinstance(caught.value.__cause__, OSError)
+    assert caught.value.__cause__.errno == errno.ENOSPC
+
+
+def test_a_cache_that_is_no_folder(server: Faults, tmp_path: Path) -> None:
+    (tmp_path / "wheels").write_text("a file")
+    with pytest.raises(DownloadError, match="wheels"):
+        WheelCache(tmp_path, INDEX).fetch(offer(server, 10), never, Quiet())
+
+
+def test_verify_finds_rot_and_a_wrong_size_is_found_without(server: Faults, cache: WheelCache) -> None:
+    lock = offer(server, 5000)
+    path = cache.fetch(lock, locate(server), Quiet())[lock.wheels[0]]
+    path.write_bytes(bytes(5000))
+    assert cache.missing(lock) == ()
+    assert whole(server, cache.fetch(lock, locate(server), Quiet(), verify=True))
+    path.write_bytes(bytes(4999))
+    assert whole(server, cache.fetch(lock, locate(server), Quiet()))
+
+
+def test_a_file_url_is_read_and_checked(server: Faults, cache: WheelCache, tmp_path: Path) -> None:
+    lock = offer(server, 3_000_000)
+    name = lock.wheels[0].filename
+    (tmp_path / "with space").mkdir()
+    (tmp_path / "with space" / name).write_bytes(server.files[name])
+    where = {name: (tmp_path / "with space" / name).as_uri()}
+    assert whole(server, cache.fetch(lock, lambda lock: where, Quiet()))
+    assert server.requests == []
+
+
+_CHILD = """
+import json, sys
+from pathlib import Path
+from imagefactory.lock.index import PackageIndex, Patience
+from imagefactory.model import Lock, LockedWheel
+from imagefactory.progress import Quiet
+from imagefactory.wheels import WheelCache
+
+folder, url, rows = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+wheels = tuple(LockedWheel(**row) for row in rows)
+lock = Lock(target="t", content_hash="", python="3.11", platform="", solver="", wheels=wheels)
+index = PackageIndex(url="", origin="", certificates="", proxy="", environment=())
+cache = WheelCache(Path(folder), index, patience=Patience(first_wait=0.01, read=5))
+cache.fetch(lock, lambda lock: {w.filename: f"{url}/{w.filename}" for w in lock.wheels}, Quiet())
+"""
+
+
+def child(server: Faults, cache: WheelCache, lock: Lock) -> subprocess.Popen[bytes]:
+    rows = json.dumps([asdict(wheel) for wheel in lock.wheels])
+    return subprocess.Popen(
+        [sys.executable, "-c", _CHILD, str(cache.folder.parent), server.url, rows], stderr=subprocess.PIPE
+    )
+
+
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGINT])
+def test_killed_in_the_middle_and_run_again(server: Faults, cache: WheelCache, blow: signal.Signals) -> None:
+    size = 6_000_000
+    lock = offer(server, size)
+    name, path = lock.wheels[0].filename, cache.path(lock.wheels[0])
+    part = path.with_name(path.name + ".part")
+    server.next[name] = ["slow"]
+    process = child(server, cache, lock)
+    deadline = time.monotonic() + 20
+    while not (part.exists() and part.stat().st_size >= 2_000_000):
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        time.sleep(0.01)
+    process.send_signal(blow)
+    began = time.monotonic()
+    process.communicate()
+    assert time.monotonic() - began < 1.0  # it does not first wait for the rest of the file
+    kept = part.stat().st_size
+    assert 0 < kept < size
+    assert not path.exists()
+    server.requests.clear()
+    progress = Counted()
+    assert whole(server, cache.fetch(lock, locate(server), progress))
+    assert server.requests == [(name, f"bytes={kept}-")]
+    assert progress.done == progress.total == size - kept
+
+
+def test_two_processes_fetch_each_file_once(server: Faults, cache: WheelCache) -> None:
+    lock = offer(server, 2_000_000, 1_000_000, 500)
+    for wheel in lock.wheels:
+        server.next[wheel.filename] = ["slow"]
+    processes = [child(server, cache, lock) for _ in range(2)]
+    for process in processes:
+        _, complaint = process.communicate(timeout=30)
+        assert process.returncode == 0, complaint.decode()
+    assert sorted(name for name, _ in server.requests) == [wheel.filename for wheel in lock.wheels]
+    assert whole(server, cache.fetch(lock, never, Quiet()))
+    left = {path.name for path in cache.folder.rglob("*") if path.is_file()}
+    assert left == {".lock", *(wheel.filename for wheel in lock.wheels)}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_many_faults_in_any_order(server: Faults, cache: WheelCache, seed: int) -> None:
+    """Whatever order faults come in, what is kept is right; at most three in a row for one file."""
+    rng = random.Random(seed)
+    lock = offer(server, *(rng.randrange(1, 400_000) for _ in range(12)), seed=seed)
+    words = ["503", "429", "reset", "close", "ignore-range", "wrong-range", "500", ""]
+    for wheel in lock.wheels:
+        server.next[wheel.filename] = [rng.choice(words) for _ in range(3)]
+    assert whole(server, cache.fetch(lock, locate(server), Quiet()))
+    assert not list(cache.folder.rglob("*.part"))
+
+
+def test_retry_after_is_capped_and_waits_grow() -> None:
+    patience = Patience(first_wait=1.0, longest_wait=30.0)
+    assert patience.wait(1, 3600.0) == 30.0
+    assert patience.wait(1, 5.0) == 5.0
+    assert 0.5 <= patience.wait(1, None) <= 1.0
+    assert 4.0 <= patience.wait(4, None) <= 8.0
+    assert patience.wait(20, None) == 30.0
+
+
+def test_credentials_go_to_the_indexs_own_host_alone(server: Faults) -> None:
+    index = PackageIndex(
+        url=server.url.replace("://", "://bob:p%40ss@") + "/simple",
+        origin="",
+        certificates="",
+        proxy="",
+        environment=(),
+    )
+    web = Web(index)
+    assert web._auth(f"{server.url}/files/x.whl") == ("bob", "p@ss")
+    assert web._auth("http://127.0.0.2:80/files/x.whl") is None
+    assert web._auth(server.url.replace("http:", "https:") + "/x.whl") is None
+    web.close()
+
+
+def test_the_process_holds_no_lock_afterwards(server: Faults, cache: WheelCache) -> None:
+    lock = offer(server, 10)
+    cache.fetch(lock, locate(server), Quiet())
+    with (cache.path(lock.wheels[0]).parent / ".lock").open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
