@@ -1,0 +1,6 @@
+"""What makes images. One engine, one file, one row here."""
+
+from __future__ import annotations
+
+ENGINES = ("assemble",)
+"""The engines that `build --engine` takes; `assemble` is the embedded default."""

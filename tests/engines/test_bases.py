@@ -1,0 +1,513 @@
+"""Bases for real: Debian's archive, apt, mmdebstrap. Run as root; one ordinary user is made and removed.
+
+The archive is reached through a server on 127.0.0.1 that passes on to the machine's own mirror, so that a
+test can look at what is asked for, answer with damaged files, and show that the address has no say.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+import imagefactory
+from imagefactory.engines import bases
+from imagefactory.errors import BuildError, DownloadError, LockError
+from imagefactory.lock.base import (
+    DebianMirror,
+    base_content_hash,
+    find_mirror,
+    lock_base,
+    read_base_lock,
+    write_base_lock,
+)
+from imagefactory.model import Base, BaseLock, Where
+from imagefactory.progress import Quiet
+
+ETC_APT = Path("/etc/apt")
+NEEDS = ("ca-certificates", "gcc", "libc6-dev", "python3", "python3-dev", "python3-venv", "unzip")
+
+
+def make_base(name: str, suite: str, python: str, glibc: str) -> Base:
+    return Base(
+        name=name,
+        suite=suite,
+        python=python,
+        glibc=glibc,
+        packages=NEEDS,
+        public="",
+        where=Where(file="bases.yaml", line=1, column=1),
+    )
+
+
+BASES = {
+    "debian-12": make_base("debian-12", "bookworm", "3.11", "2.36"),
+    "debian-13": make_base("debian-13", "trixie", "3.13", "2.41"),
+}
+
+
+class Notes(Quiet):
+    """Keeps what a person would have seen."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
+
+
+# --- a mirror on 127.0.0.1 -----------------------------------------------------------------------
+
+
+class PassingMirror(ThreadingHTTPServer):
+    """Passes requests on to the machine's mirror. `damage` changes answers whose path ends in a key."""
+
+    daemon_threads = True
+
+    def __init__(self, upstream: DebianMirror) -> None:
+        super().__init__(("127.0.0.1", 0), _Passing)
+        self.routes = {"/debian/": upstream.main, "/debian-security/": upstream.security}
+        self.asked: list[str] = []
+        self.damage: dict[str, Callable[[bytes], bytes]] = {}
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/debian"
+
+
+class _Passing(BaseHTTPRequestHandler):
+    server: PassingMirror
+
+    def do_GET(self) -> None:
+        prefix = next(route for route in self.server.routes if self.path.startswith(route))
+        path = urllib.parse.unquote(self.path)
+        self.server.asked.append(path)
+        try:
+            with urllib.request.urlopen(
+                f"{self.server.routes[prefix]}/{self.path.removeprefix(prefix)}", timeout=60
+            ) as answer:
+                body = answer.read()
+        except urllib.error.HTTPError as error:
+            self.send_error(error.code)
+            return
+        for end, change in self.server.damage.items():
+            if path.endswith(end):
+                body = change(body)
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def flip(body: bytes) -> bytes:
+    middle = len(body) // 2
+    return body[:middle] + bytes([body[middle] ^ 1]) + body[middle + 1 :]
+
+
+@pytest.fixture
+def mirror() -> Iterator[PassingMirror]:
+    server = PassingMirror(find_mirror("", Path("/nonexistent"), os.environ, etc_apt=ETC_APT))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def through(server: PassingMirror, debs: Path) -> DebianMirror:
+    return find_mirror(server.address, debs, {**os.environ, "no_proxy": "127.0.0.1"}, etc_apt=ETC_APT)
+
+
+# --- the bases, made once as root ----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def room() -> Iterator[Path]:
+    """A folder that other users may enter."""
+    assert os.geteuid() == 0, "these tests make bases as root and as another user: run them as root"
+    folder = Path(tempfile.mkdtemp(prefix="imagefactory-test-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def own(room: Path) -> DebianMirror:
+    return find_mirror("", room / "debs", os.environ, etc_apt=ETC_APT)
+
+
+@pytest.fixture(scope="module")
+def locks(room: Path, own: DebianMirror) -> dict[str, BaseLock]:
+    """What the archive gives today: the committed locks may have moved on."""
+    made = {name: lock_base(base, None, own, Quiet()) for name, base in BASES.items()}
+    for name, lock in made.items():
+        write_base_lock(room / f"{name}.lock", lock)
+    return made
+
+
+@pytest.fixture(scope="module")
+def fetched(own: DebianMirror, locks: dict[str, BaseLock]) -> dict[str, bases.FetchedBase]:
+    return {
+        name: bases.fetch_base(base, locks[name], own, Quiet(), locked=True) for name, base in BASES.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def tars(room: Path, fetched: dict[str, bases.FetchedBase]) -> dict[str, bases.BaseTar]:
+    def build(name: str) -> bases.BaseTar:
+        return bases.build_base(fetched[name], room / f"{name}.tar", Quiet(), environ=os.environ)
+
+    with ThreadPoolExecutor(len(BASES)) as pool:
+        return dict(zip(BASES, pool.map(build, BASES), strict=True))
+
+
+@pytest.fixture(scope="module")
+def stranger(room: Path) -> Iterator[str]:
+    """An ordinary user with subordinate ids (useradd gives them), gone afterwards."""
+    name = f"ifbase{os.getpid()}"
+    subprocess.run(["useradd", "--create-home", "--base-dir", str(room), name], check=True)
+    yield name
+    subprocess.run(["userdel", name], check=True)
+
+
+ELSEWHERE = """
+import json, os, sys
+from pathlib import Path
+from imagefactory.engines.bases import build_base, fetch_base
+from imagefactory.lock.base import find_mirror, read_base_lock
+from imagefactory.model import Base, Where
+from imagefactory.progress import Quiet
+
+fields, lock, mirror, out = sys.argv[1:]
+base = Base(**json.loads(fields), where=Where(file="x", line=1, column=1))
+lock, out = read_base_lock(Path(lock)), Path(out)
+found = find_mirror(mirror, out.parent / "debs", os.environ, etc_apt=Path("/nonexistent"))
+fetched = fetch_base(base, lock, found, Quiet(), locked=True)
+print(os.geteuid(), os.uname().nodename, build_base(fetched, out, Quiet(), environ=os.environ).sha256)
+"""
+
+
+def test_the_same_bytes_for_another_user_host_mirror_folder_zone_language_and_umask(
+    room: Path,
+    tars: dict[str, bases.BaseTar],
+    stranger: str,
+    mirror: PassingMirror,
+) -> None:
+    name = "debian-12"
+    user = pwd.getpwnam(stranger)
+    home = Path(user.pw_dir)
+    home.chmod(0o700)  # the caches of a careful user: mmdebstrap's namespace cannot enter
+    scratch = Path(tempfile.mkdtemp(prefix="elsewhere-", dir=room))
+    scratch.chmod(0o755)
+    os.chown(scratch, user.pw_uid, user.pw_gid)
+    shutil.copytree(Path(imagefactory.__file__).parent, scratch / "code/imagefactory")
+    base = BASES[name]
+    fields = {key: getattr(base, key) for key in ("name", "suite", "python", "glibc", "packages", "public")}
+    out = home / f"of {name}/base.tar"
+    out.parent.mkdir()
+    os.chown(out.parent, user.pw_uid, user.pw_gid)
+    script = (
+        'hostname elsewhere-9; umask 077; cd /; exec setpriv --reuid "$0" --regid "$0" --init-groups "$@"'
+    )
+    done = subprocess.run(
+        [
+            *("unshare", "--uts", "sh", "-c", script, stranger),
+            *(os.path.realpath(sys.executable), "-c", ELSEWHERE),
+            *(json.dumps(fields), room / f"{name}.lock", mirror.address, out),
+        ],
+        env={
+            "PATH": "/usr/bin:/bin",
+            "HOME": str(home),
+            "TMPDIR": str(scratch),
+            "TZ": "Asia/Tokyo",
+            "LANG": "de_DE.UTF-8",
+            "LC_ALL": "tr_TR.UTF-8",
+            "PYTHONPATH": str(scratch / "code"),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "no_proxy": "127.0.0.1",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    uid, host, digest = done.stdout.split()
+    assert (int(uid), host) == (user.pw_uid, "elsewhere-9")
+    assert sum(path.endswith(".deb") for path in mirror.asked) > 100
+    assert digest == tars[name].sha256
+    assert out.read_bytes() == tars[name].path.read_bytes()
+    assert [path.name for path in out.parent.iterdir() if "tar" in path.name] == ["base.tar"]
+    assert [path.name for path in scratch.iterdir()] == ["code"]
+
+
+KILLED = (
+    """
+import os, signal, sys, threading
+threading.Timer(6, os.kill, (os.getpid(), signal.SIGKILL)).start()
+"""
+    + ELSEWHERE
+)
+
+
+def test_a_killed_build_takes_all_along(
+    room: Path, tars: dict[str, bases.BaseTar], fetched: dict[str, bases.FetchedBase], own: DebianMirror
+) -> None:
+    base, scratch = BASES["debian-12"], room / "killed"
+    (scratch / "out").mkdir(parents=True)
+    (scratch / "out/debs").symlink_to(own.debs)
+    fields = {key: getattr(base, key) for key in ("name", "suite", "python", "glibc", "packages", "public")}
+    arguments = (
+        json.dumps(fields),
+        room / "debian-12.lock",
+        "http://127.0.0.1:1/debian",
+        scratch / "out/a.tar",
+    )
+    environ = {**os.environ, "TMPDIR": str(scratch)}
+    done = subprocess.run([sys.executable, "-c", KILLED, *arguments], env=environ, check=False)
+    assert done.returncode == -signal.SIGKILL
+    left = next(scratch.glob("imagefactory-base-*"))
+    assert list(left.glob("mmdebstrap.*")), "it was killed before mmdebstrap began"
+    for _ in range(50):  # the kernel ends a pid namespace at once, but not in no time
+        if not (alive := running_in(left)):
+            break
+        time.sleep(0.1)
+    assert alive == []
+    assert str(left) not in Path("/proc/self/mounts").read_text()
+    with bases._scratch(environ):  # the next build
+        assert not left.exists()
+    assert not (scratch / "out/a.tar").exists()
+
+
+def running_in(folder: Path) -> list[str]:
+    """Processes whose root or command line speaks of `folder`."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_bytes().decode(errors="replace")
+            if str(folder) in words or str((process / "root").readlink()).startswith(str(folder)):
+                found.append(words)
+        except OSError:  # it ended meanwhile
+            continue
+    return found
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_the_layer_holds_nothing_of_its_making(
+    name: str, tars: dict[str, bases.BaseTar], locks: dict[str, BaseLock], own: DebianMirror, room: Path
+) -> None:
+    hosts = [uri.split("/")[2].encode() for uri in (own.main, own.security) if "//" in uri]
+    host, epoch = os.uname().nodename, locks[name].source_date_epoch
+    seen: list[str] = []
+    with tarfile.open(tars[name].path) as tar:
+        for member in tar:
+            assert member.isreg() or member.isdir() or member.issym() or member.islnk(), member.name
+            assert member.mtime <= epoch
+            assert not member.uname
+            assert not [key for key in member.pax_headers if key not in ("path", "linkpath")]
+            assert not member.name.startswith(("/", "./"))
+            seen.append(member.name)
+            if member.isreg() and member.name.startswith(("etc/", "var/")):
+                file = tar.extractfile(member)
+                assert file is not None
+                content = file.read()
+                assert str(room).encode() not in content, member.name
+                assert not [one for one in hosts if b"//" + one in content], member.name
+                if member.name in ("etc/hostname", "etc/hosts", "etc/resolv.conf"):
+                    assert content == bases.fixed_files(BASES[name])[member.name]
+                    assert host.encode() not in content or host == "localhost"
+                if member.name == "etc/shadow":  # the one file of a base that holds a day
+                    days = {line.split(":")[2] for line in content.decode().splitlines()}
+                    assert days == {str(epoch // 86400)}
+    assert seen == sorted(set(seen), key=lambda path: path.split("/"))
+    for folder in ("dev", "proc", "sys", "tmp", "run/lock", "var/log", "var/cache/apt", "var/lib/apt/lists"):
+        assert folder in seen
+        assert not [path for path in seen if path.startswith(folder + "/")]
+    assert f"usr/lib/python{BASES[name].python}/__pycache__/ast.cpython-" + (
+        BASES[name].python.replace(".", "") + ".pyc"
+    ) in set(seen)
+    assert tars[name].size < 300_000_000
+
+
+INSIDE = """
+set -e
+python3 -c 'import sys, ssl, ctypes, sqlite3, venv; print("%d.%d" % sys.version_info[:2])'
+python3 -c 'import sysconfig, os; assert os.path.exists(sysconfig.get_path("include") + "/Python.h")'
+python3 -c 'import os; print(os.confstr("CS_GNU_LIBC_VERSION"))'
+cd /tmp
+printf '#include <Python.h>\\n#include <stdio.h>\\nint main(void){puts(PY_VERSION);return 0;}\\n' >a.c
+gcc -O2 $(python3-config --includes) a.c -o a
+./a
+unzip -v >/dev/null
+grep -c 'BEGIN CERTIFICATE' /etc/ssl/certs/ca-certificates.crt
+python3 -m venv env && env/bin/python -m pip --version >/dev/null
+dpkg --audit
+apt-get check -qq
+"""
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_a_base_has_what_gpu_work_needs(name: str, room: Path, tars: dict[str, bases.BaseTar]) -> None:
+    root = room / f"{name}.root"
+    root.mkdir()
+    subprocess.run(["tar", "-xf", tars[name].path, "-C", root, "--numeric-owner"], check=True)
+    (root / "dev/null").touch()  # gcc and apt ask for it; a runner gives real device nodes
+    done = subprocess.run(
+        ["chroot", root, "env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "sh", "-c", INSIDE],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    python, libc, header, certificates = done.stdout.split("\n")[:4]
+    assert python == BASES[name].python
+    assert libc == f"glibc {BASES[name].glibc}"
+    assert header.startswith(BASES[name].python + ".")
+    assert int(certificates) > 100
+    shutil.rmtree(root)
+
+
+# --- when the archive is not as locked -----------------------------------------------------------
+
+
+def with_stale(lock: BaseLock, name: str) -> BaseLock:
+    """The lock with a version of `name` that no archive has."""
+    return replace(
+        lock,
+        packages=tuple(
+            replace(one, version="0.1-1", sha256="0" * 64) if one.name == name else one
+            for one in lock.packages
+        ),
+    )
+
+
+def test_locked_packages_that_are_gone(
+    own: DebianMirror, locks: dict[str, BaseLock], fetched: dict[str, bases.FetchedBase]
+) -> None:
+    base, lock = BASES["debian-12"], locks["debian-12"]
+    stale, notes = with_stale(lock, "unzip"), Notes()
+    with pytest.raises(BuildError, match=r"unzip 0\.1-1") as caught:
+        bases.fetch_base(base, stale, own, notes, locked=True)
+    assert "lock base:debian-12" in caught.value.hint
+    assert notes.lines == []
+    newer = bases.fetch_base(base, stale, own, notes)
+    version = next(one.version for one in lock.packages if one.name == "unzip")
+    assert [str(one) for one in newer.moved] == [f"unzip 0.1-1 -> {version}"]
+    assert not newer.published
+    assert newer.lock.packages == lock.packages
+    assert all(path.is_file() for path in newer.debs)
+    assert "not the published one" in notes.lines[0]
+    assert fetched["debian-12"].published
+
+
+def test_a_package_of_another_content_is_refused(own: DebianMirror, locks: dict[str, BaseLock]) -> None:
+    packages = tuple(
+        replace(one, sha256="0" * 64) if one.name == "unzip" else one for one in locks["debian-12"].packages
+    )
+    with pytest.raises(DownloadError, match=r"unzip .* has sha256"):
+        bases.fetch_base(BASES["debian-12"], replace(locks["debian-12"], packages=packages), own, Quiet())
+
+
+def without_unzip(fetched: bases.FetchedBase, debs: Path) -> tuple[Path, str]:
+    """A cache that lacks one package; that package's path in it, and its file's name."""
+    for path, package in zip(fetched.debs, fetched.lock.packages, strict=True):
+        target = bases.deb_path(debs, package)
+        target.parent.mkdir(parents=True)
+        if package.name == "unzip":
+            lacking = target
+        else:
+            target.hardlink_to(path)
+    return lacking, lacking.name
+
+
+def test_tampered_truncated_and_interrupted_downloads(
+    tmp_path: Path, fetched: dict[str, bases.FetchedBase], mirror: PassingMirror
+) -> None:
+    one = fetched["debian-12"]
+    path, name = without_unzip(one, tmp_path)
+    found = through(mirror, tmp_path)
+    for change in (flip, lambda body: body[:-100]):
+        mirror.damage = {name: change}
+        with pytest.raises(DownloadError, match=r"unzip"):
+            bases.fetch_base(one.base, one.lock, found, Quiet(), locked=True)
+        assert not path.exists()
+    mirror.damage, mirror.asked = {}, []
+    again = bases.fetch_base(one.base, one.lock, found, Quiet(), locked=True)
+    assert [asked for asked in mirror.asked if asked.endswith(".deb")] == [
+        asked for asked in mirror.asked if asked.endswith(name)
+    ]
+    assert again.published
+    # what a killed run had fetched is taken, not fetched again
+    partial = tmp_path / "partial"
+    partial.mkdir()
+    path.rename(partial / name)
+    mirror.asked = []
+    bases.fetch_base(one.base, one.lock, found, Quiet(), locked=True)
+    assert path.is_file()
+    assert not [asked for asked in mirror.asked if asked.endswith(".deb")]
+
+
+def test_a_damaged_cache_heals_and_is_never_built_from(
+    tmp_path: Path, fetched: dict[str, bases.FetchedBase], own: DebianMirror
+) -> None:
+    one = fetched["debian-12"]
+    path, _ = without_unzip(one, tmp_path / "debs")
+    good = next(deb for deb in one.debs if deb.name == path.name)
+    path.write_bytes(flip(good.read_bytes()))
+    debs = tuple(bases.deb_path(tmp_path / "debs", package) for package in one.lock.packages)
+    with pytest.raises(DownloadError, match=r"^unzip .* has sha256"):
+        bases.build_base(replace(one, debs=debs), tmp_path / "a.tar", Quiet(), environ=os.environ)
+    assert not (tmp_path / "a.tar").exists()
+    bases.fetch_base(one.base, one.lock, replace(own, debs=tmp_path / "debs"), Quiet(), locked=True)
+    assert path.read_bytes() == good.read_bytes()
+
+
+def test_indexes_that_are_not_debians_are_refused(tmp_path: Path, mirror: PassingMirror) -> None:
+    mirror.damage = {"/bookworm/InRelease": lambda body: body.replace(b"Date: ", b"Date:  ")}
+    with pytest.raises(LockError, match=r"bookworm.*(?s:.)*(sign|SIG)") as caught:
+        lock_base(BASES["debian-12"], None, through(mirror, tmp_path), Quiet())
+    assert "debian-mirror" in caught.value.hint
+
+
+def test_an_archive_out_of_reach(tmp_path: Path) -> None:
+    nowhere = find_mirror("http://127.0.0.1:1/debian", tmp_path, os.environ, etc_apt=ETC_APT)
+    with pytest.raises(LockError, match="could not be read"):
+        lock_base(BASES["debian-12"], None, nowhere, Quiet())
+
+
+def test_a_package_debian_does_not_have(own: DebianMirror) -> None:
+    with pytest.raises(LockError, match="no-such-package") as caught:
+        lock_base(replace(BASES["debian-12"], packages=("no-such-package",)), None, own, Quiet())
+    assert "recipes/bases.yaml" in caught.value.hint
+
+
+def test_an_update_that_changes_nothing_keeps_the_lock(
+    room: Path, own: DebianMirror, locks: dict[str, BaseLock]
+) -> None:
+    lock = read_base_lock(room / "debian-12.lock")
+    assert lock == locks["debian-12"]
+    assert lock is not None
+    assert lock.content_hash == base_content_hash(BASES["debian-12"])
+    older = replace(lock, source_date_epoch=lock.source_date_epoch - 1000)
+    assert lock_base(BASES["debian-12"], older, own, Quiet(), update=True) is older

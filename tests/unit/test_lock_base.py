@@ -1,0 +1,570 @@
+"""Base locks and the rules of a base's tree: decided here, without apt, mmdebstrap or network."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import io
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from imagefactory.engines import bases
+from imagefactory.errors import BuildError, DownloadError, LockError, ToolError
+from imagefactory.lock import base as lock_room
+from imagefactory.lock.base import (
+    DebianMirror,
+    base_content_hash,
+    choose_archives,
+    format_base_lock,
+    lock_base,
+    parse_base_lock,
+    parse_deb822_sources,
+    parse_sources_list,
+    read_base_lock,
+    write_base_lock,
+)
+from imagefactory.model import Base, BaseLock, DebianPackage, Where
+from imagefactory.progress import Quiet
+from imagefactory.recipes import read_bases
+
+TREE = Path(__file__).parents[2]
+
+BASE = Base(
+    name="debian-12",
+    suite="bookworm",
+    python="3.11",
+    glibc="2.36",
+    packages=("python3", "gcc"),
+    public="",
+    where=Where(file="bases.yaml", line=1, column=1),
+)
+
+
+def package(name: str, version: str = "1.0-1", content: bytes = b"x") -> DebianPackage:
+    digest = hashlib.sha256(content).hexdigest()
+    return DebianPackage(name=name, version=version, architecture="amd64", sha256=digest, size=len(content))
+
+
+LOCK = BaseLock(
+    base="debian-12",
+    suite="bookworm",
+    content_hash=base_content_hash(BASE),
+    source_date_epoch=1_700_000_000,
+    packages=(package("gcc", "4:12.2.0-3"), package("libc6", "2.36-9+deb12u14"), package("python3")),
+)
+TEXT = format_base_lock(LOCK)
+
+
+# --- the lock file -------------------------------------------------------------------------------
+
+
+def test_a_lock_reads_back_as_written(tmp_path: Path) -> None:
+    path = tmp_path / "bases/debian-12.lock"
+    assert read_base_lock(path) is None
+    write_base_lock(path, LOCK)
+    assert read_base_lock(path) == LOCK
+    assert [entry.name for entry in path.parent.iterdir()] == ["debian-12.lock"]
+    assert TEXT.splitlines()[6] == f"gcc 4:12.2.0-3 amd64 {LOCK.packages[0].sha256} 1"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("imagefactory-base-lock 1", "imagefactory-base-lock 2", 1),
+        ("base: debian-12", "basis: debian-12", 2),
+        ("base: debian-12", "base: ../debian-12", 2),
+        ("suite: bookworm", "suite: bookworm main", 3),
+        ("content-hash: sha256:", "content-hash: md5:", 4),
+        ("source-date-epoch: 1700000000", "source-date-epoch: soon", 5),
+        ("1700000000\n\n", "1700000000\n", 6),
+        ("gcc 4:12", "gcc  4:12", 7),
+        ("4:12.2.0-3", "4:12.2.0-3;rm", 7),
+        ("gcc 4:12.2.0-3 amd64", "gcc 4:12.2.0-3 arm64", 7),
+        ("gcc ", "../gcc ", 7),
+        ("libc6 2.36", "gcc 2.36", 8),
+        ("libc6 2.36", "aaa 2.36", 8),
+        (LOCK.packages[2].sha256 + " 1\n", LOCK.packages[2].sha256 + " 0\n", 9),
+        (LOCK.packages[2].sha256 + " 1\n", LOCK.packages[2].sha256 + " 1", 6),
+    ],
+)
+def test_a_malformed_lock_is_refused_with_its_line(old: str, new: str, line: int) -> None:
+    head, found, tail = TEXT.rpartition(old)
+    assert found
+    with pytest.raises(LockError, match=rf"^a\.lock:{line}: "):
+        parse_base_lock(head + new + tail, "a.lock")
+
+
+@pytest.mark.parametrize("size", range(0, len(TEXT), 7))
+def test_a_truncated_lock_is_refused(size: int) -> None:
+    with pytest.raises(LockError, match=r"a\.lock:[0-9]+: "):
+        parse_base_lock(TEXT[:size].rstrip("\n"), "a.lock")
+
+
+def test_the_content_hash_follows_what_decides_and_nothing_else() -> None:
+    same = replace(BASE, packages=("gcc", "python3"), public="elsewhere", where=replace(BASE.where, line=9))
+    assert base_content_hash(same) == LOCK.content_hash
+    for other in (replace(BASE, suite="trixie"), replace(BASE, packages=("gcc",)), replace(BASE, name="d")):
+        assert base_content_hash(other) != LOCK.content_hash
+
+
+def test_a_lock_that_is_not_stale_asks_nobody() -> None:
+    nowhere = DebianMirror(
+        main="http://127.0.0.1:1/debian",
+        security="http://127.0.0.1:1/debian-security",
+        dated=False,
+        keyring=Path("/nonexistent"),
+        debs=Path("/nonexistent"),
+        environ=(("PATH", "/nonexistent"),),
+    )
+    assert lock_base(BASE, LOCK, nowhere, Quiet()) is LOCK
+    with pytest.raises(ToolError, match="apt-get"):
+        lock_base(replace(BASE, packages=("vim",)), LOCK, nowhere, Quiet())
+
+
+@pytest.mark.parametrize("base", read_bases(TREE / "recipes"), ids=lambda base: str(base.name))
+def test_the_committed_locks_are_those_of_the_recipes(base: Base) -> None:
+    lock = read_base_lock(TREE / f"lockfiles/bases/{base.name}.lock")
+    assert lock is not None
+    assert (lock.base, lock.suite, lock.content_hash) == (base.name, base.suite, base_content_hash(base))
+    assert {*base.packages, "apt", "libc6"} <= {one.name for one in lock.packages}
+    assert f"python{base.python}-minimal" in {one.name for one in lock.packages}
+    libc = next(one.version for one in lock.packages if one.name == "libc6")
+    assert libc.startswith(f"{base.glibc}-")
+
+
+# --- where Debian's packages come from -----------------------------------------------------------
+
+ONE_LINE = """\
+# deb http://127.0.0.1/off bookworm main
+deb [arch=amd64 signed-by=/usr/share/keyrings/x.gpg] https://127.0.0.1/vendor bookworm main # a vendor's
+deb http://127.0.0.1/debian/ bookworm main contrib
+deb-src http://127.0.0.1/debian bookworm main
+deb http://127.0.0.1/debian-security bookworm-security main
+"""
+
+DEB822 = """\
+# a comment
+Types: deb deb-src
+URIs: http://127.0.0.1/debian
+Suites: trixie trixie-updates
+Components: main
+ contrib
+Check-Valid-Until: no
+Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
+
+Enabled: no
+Types: deb
+URIs: http://127.0.0.1/off
+Suites: trixie
+Components: main
+"""
+
+
+def test_one_line_sources() -> None:
+    found = parse_sources_list(ONE_LINE)
+    assert [(one.uri, one.suite, one.components) for one in found] == [
+        ("https://127.0.0.1/vendor", "bookworm", ("main",)),
+        ("http://127.0.0.1/debian", "bookworm", ("main", "contrib")),
+        ("http://127.0.0.1/debian-security", "bookworm-security", ("main",)),
+    ]
+    assert found[0].signed_by == "/usr/share/keyrings/x.gpg"
+
+
+def test_deb822_sources() -> None:
+    found = parse_deb822_sources(DEB822)
+    assert [(one.uri, one.suite, one.components) for one in found] == [
+        ("http://127.0.0.1/debian", "trixie", ("main", "contrib")),
+        ("http://127.0.0.1/debian", "trixie-updates", ("main", "contrib")),
+    ]
+    assert not found[0].check_valid_until
+    assert "debian-archive" in found[0].signed_by
+
+
+def test_the_machines_sources_decide_unless_the_setting_does() -> None:
+    sources = parse_sources_list(ONE_LINE)
+    assert choose_archives("", sources) == (
+        "http://127.0.0.1/debian",
+        "http://127.0.0.1/debian-security",
+        False,
+    )
+    assert choose_archives("", parse_deb822_sources(DEB822)) == (
+        "http://127.0.0.1/debian",
+        "http://127.0.0.1/debian-security",
+        True,
+    )
+    assert choose_archives("https://mirror/a/debian/", sources)[:2] == (
+        "https://mirror/a/debian",
+        "https://mirror/a/debian-security",
+    )
+    assert choose_archives("file:/srv/main http://mirror/sec", ()) == (
+        "file:/srv/main",
+        "http://mirror/sec",
+        False,
+    )
+    assert choose_archives("http://s/archive/debian/20250101T000000Z", ()) == (
+        "http://s/archive/debian/20250101T000000Z",
+        "http://s/archive/debian-security/20250101T000000Z",
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "sources"),
+    [
+        ("", "deb http://127.0.0.1/ubuntu noble main\n"),
+        ("", ""),
+        ("http://mirror/main", ""),
+        ("http://a/debian http://b/c http://d/e", ""),
+        ("http://mirror/debian\nfoo", ""),
+        ("[trusted=yes] http://mirror/debian", ""),
+        ("/srv/debian", ""),
+    ],
+)
+def test_without_an_archive_the_error_says_what_to_set(setting: str, sources: str) -> None:
+    with pytest.raises(ToolError) as caught:
+        choose_archives(setting, parse_sources_list(sources))
+    assert "debian-mirror" in caught.value.hint
+
+
+def test_indexes_are_read_with_debians_keys_and_checks() -> None:
+    mirror = DebianMirror(
+        main="http://m/debian",
+        security="http://m/s",
+        dated=False,
+        keyring=Path("/k.gpg"),
+        debs=Path("/d"),
+        environ=(),
+    )
+    options = "[signed-by=/k.gpg arch=amd64 target=Packages]"
+    assert lock_room.sources_text(mirror, "trixie") == (
+        f"deb {options} http://m/debian trixie main\n"
+        f"deb {options} http://m/debian trixie-updates main\n"
+        f"deb {options} http://m/s trixie-security main\n"
+    )
+    assert "check-valid-until=no" in lock_room.sources_text(replace(mirror, dated=True), "trixie")
+    config = lock_room.apt_config(Path("/root-of-apt"))
+    assert 'APT::Get::AllowUnauthenticated "false";' in config
+    assert 'Dir::State::status "/root-of-apt/state/status";' in config
+
+
+def test_apt_sees_proxies_but_not_the_rest_of_the_environment() -> None:
+    environ = {"https_proxy": "http://p", "LANG": "de_DE", "APT_CONFIG": "/evil", "PATH": "/usr/bin:/bin"}
+    assert dict(lock_room.apt_environment(environ)) == {
+        "https_proxy": "http://p",
+        "LC_ALL": "C.UTF-8",
+        "PATH": "/usr/bin:/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/sbin",
+    }
+
+
+def test_what_apt_says() -> None:
+    simulation = (
+        "Inst gcc-12-base (12.2.0-14 Debian:12.15/oldstable [amd64])\n"
+        "Inst bash (5.2-2 Debian:12/x [amd64]) [a ]\nConf bash (5.2-2 Debian:12/x [amd64])\n"
+    )
+    assert lock_room.parse_simulation(simulation) == (("bash", "5.2-2"), ("gcc-12-base", "12.2.0-14"))
+    assert lock_room.parse_release_date("Origin: D\nDate: Sat, 01 Nov 2025 10:00:00 UTC\n") == 1761991200
+    stanza = f"Package: a\nVersion: 1\nArchitecture: all\nDescription: b\n c\nSize: 3\nSHA256: {'0' * 64}\n"
+    offers = lock_room.parse_offers(stanza + "\nPackage: b\nVersion: 1\n")
+    assert offers == {
+        ("a", "1"): DebianPackage(name="a", version="1", architecture="all", sha256="0" * 64, size=3)
+    }
+    assert lock_room.error_lines("W: slow\nE: Failed to fetch x\n   Hash Sum mismatch\n") == (
+        "E: Failed to fetch x\n   Hash Sum mismatch"
+    )
+
+
+# --- moved packages and the cache ----------------------------------------------------------------
+
+
+def test_moved_packages_are_named_old_and_new() -> None:
+    newer = replace(LOCK, packages=(package("gcc", "4:12.2.0-3"), package("libc6", "2.37-1"), package("zip")))
+    moved = bases.compare_locks(LOCK, newer)
+    assert [str(one) for one in moved] == [
+        "libc6 2.36-9+deb12u14 -> 2.37-1",
+        "python3 1.0-1 -> (gone)",
+        "zip (not there) -> 1.0-1",
+    ]
+    assert "not the published one" in bases.describe_moved(BASE, moved)[0]
+    assert bases.describe_moved(BASE, ()) == []
+
+
+def test_a_deb_is_verified_to_the_byte(tmp_path: Path) -> None:
+    path, locked = tmp_path / "a.deb", package("a", content=b"good")
+    for content, word in ((b"goo", "3 bytes"), (b"evil", "has sha256")):
+        path.write_bytes(content)
+        with pytest.raises(DownloadError, match=rf"a 1\.0-1: a\.deb .*{word}"):
+            bases.verify_deb(path, locked)
+    path.write_bytes(b"good")
+    bases.verify_deb(path, locked)
+    assert bases.deb_path(tmp_path, package("gcc", "4:12.2.0-3")).name == "gcc_12.2.0-3_amd64.deb"
+    assert lock_room.downloaded_filename(package("gcc", "4:12.2.0-3")) == "gcc_4%3a12.2.0-3_amd64.deb"
+
+
+# --- what a base looks like ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "usr/share/man/man1/gcc.1.gz",
+        "usr/share/doc/gcc/changelog.gz",
+        "usr/share/doc/gcc/examples/copyright",
+        "usr/share/locale/de/LC_MESSAGES/x.mo",
+        "usr/lib/python3.11/config-3.11-x86_64-linux-gnu/libpython3.11-pic.a",
+        "usr/bin/x86_64-linux-gnu-lto-dump-12",
+        "var/log/dpkg.log",
+        "var/lib/apt/lists/partial",
+        "var/cache/apt/archives/lock",
+        "var/cache/ldconfig/aux-cache",
+        "var/lib/dpkg/status-old",
+        "var/lib/dpkg/lock",
+        "etc/.pwd.lock",
+        "var/cache/debconf/tmp.ci",
+        "etc/shadow-",
+        "etc/dpkg/dpkg.cfg.d/99mmdebstrap",
+        "dev/null",
+        "tmp/anything",
+    ],
+)
+def test_left_out(path: str) -> None:
+    assert not bases.is_kept(path, is_folder=False)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "usr/share/man",
+        "usr/share/doc/gcc",
+        "usr/share/doc/gcc/copyright",
+        "usr/share/locale/locale.alias",
+        "usr/lib/x86_64-linux-gnu/libpython3.11.so.1.0",
+        "usr/lib/x86_64-linux-gnu/libc.a",
+        "usr/include/python3.11/Python.h",
+        "usr/lib/python3.11/__pycache__/ast.cpython-311.pyc",
+        "var/log",
+        "var/lib/apt/lists",
+        "var/lib/dpkg/status",
+        "etc/shadow",
+        "tmp",
+    ],
+)
+def test_kept(path: str) -> None:
+    assert bases.is_kept(path, is_folder=path in ("usr/share/man", "usr/share/doc/gcc", "var/log", "tmp"))
+
+
+def dpkg_excludes(path: str) -> bool:
+    """What dpkg does with the rules (dpkg(1): the last that matches wins, * matches slashes)."""
+    excluded = False
+    for line in bases.DPKG_EXCLUDES.splitlines():
+        rule, _, pattern = line.partition("=")
+        if rule in ("path-exclude", "path-include") and fnmatch.fnmatchcase("/" + path, pattern):
+            excluded = rule == "path-exclude"
+    return excluded
+
+
+def test_the_rules_left_in_the_image_are_those_it_was_made_with() -> None:
+    for path in (
+        "usr/share/man/man1/a.1",
+        "usr/share/info/a",
+        "usr/share/lintian/overrides/a",
+        "usr/share/doc/a/README",
+        "usr/share/doc/a/copyright",
+        "usr/share/locale/de/x",
+        "usr/share/locale/locale.alias",
+        "usr/lib/python3.13/config/libpython3.13.a",
+        "usr/lib/libpython3.13.so",
+        "usr/bin/lto-dump-14",
+        "usr/bin/gcc",
+        "etc/passwd",
+    ):
+        assert bases.is_excluded(path, is_folder=False) == dpkg_excludes(path), path
+
+
+def test_fixed_files_name_no_address() -> None:
+    for path, content in bases.fixed_files(BASE).items():
+        assert b"://" not in content, path
+        assert all(line.startswith(b"#") for line in content.splitlines()) or "apt" not in path
+
+
+def test_the_key_follows_the_lock() -> None:
+    assert bases.base_key(LOCK) == bases.base_key(parse_base_lock(TEXT, "x"))
+    assert bases.base_key(LOCK) != bases.base_key(replace(LOCK, source_date_epoch=1))
+
+
+def test_commands() -> None:
+    command = bases.mmdebstrap_command(LOCK, Path("/s p/debs"), Path("/o"), as_root=False)
+    assert command[:5] == ["setpriv", "--pdeathsig", "TERM", "--", "mmdebstrap"]
+    assert "--mode=unshare" in command
+    assert "--include=gcc,libc6,python3" in command
+    assert command[-3:] == ["bookworm", "-", "deb [trusted=yes] copy:///s%20p/debs ./"]
+    rooted = bases.mmdebstrap_command(LOCK, Path("/d"), Path("/o"), as_root=True)
+    assert rooted[:6] == ["setpriv", "--pdeathsig", "KILL", "--", "unshare", "--mount"]
+    assert rooted[rooted.index("mmdebstrap") - 2 :][:2] == ["--kill-child", "--"]
+    environ = {"LANG": "de", "TMPDIR": "/u", "PATH": "", "http_proxy": "p"}
+    assert bases.build_environment(LOCK, Path("/t"), environ) == {
+        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": "/root",
+        "LC_ALL": "C.UTF-8",
+        "TZ": "UTC",
+        "SOURCE_DATE_EPOCH": "1700000000",
+        "PYTHONHASHSEED": "0",
+        "TMPDIR": "/t",
+    }
+    assert bases.format_release("trixie", b"abc").splitlines()[1:2] == ["Codename: trixie"]
+    assert bases.format_packages([("Package: a\n", "a.deb", package("a"))]) == (
+        f"Package: a\nFilename: ./a.deb\nSize: 1\nSHA256: {package('a').sha256}\n\n"
+    )
+
+
+def test_a_killed_builds_folder_is_cleared_and_a_running_ones_is_not(tmp_path: Path) -> None:
+    environ = {"TMPDIR": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    dead = tmp_path / "imagefactory-base-dead"
+    (dead / "debs").mkdir(parents=True)
+    (dead / ".lock").touch()
+    with bases._scratch(environ) as running, bases._scratch(environ) as other:
+        assert not dead.exists()
+        assert {running, other} == set(tmp_path.iterdir())
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- the layer tar -------------------------------------------------------------------------------
+
+STATUS = "".join(
+    f"Package: {one.name}\nStatus: install ok installed\nVersion: {one.version}\nArchitecture: amd64\n\n"
+    for one in LOCK.packages
+)
+
+
+def entry(name: str, content: bytes | None = None, **fields: object) -> tuple[tarfile.TarInfo, bytes | None]:
+    member = tarfile.TarInfo("./" + name)
+    member.mtime = 1_900_000_000
+    if content is None:
+        member.type, member.mode = tarfile.DIRTYPE, 0o755
+    else:
+        member.size = len(content)
+    for key, value in fields.items():
+        setattr(member, key, value)
+    return member, content
+
+
+def made(*entries: tuple[tarfile.TarInfo, bytes | None]) -> io.BytesIO:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for member, content in entries:
+            tar.addfile(member, io.BytesIO(content) if content else None)
+    buffer.seek(0)
+    return buffer
+
+
+TREE_ENTRIES = (
+    entry("etc"),
+    entry("etc/hostname", b"builder"),
+    entry("etc/old", b"o", mtime=5, uid=7, gid=42, uname="somebody", mode=0o640),
+    entry("usr", mtime=5),
+    entry("usr/a", b"tool", mode=0o4755),
+    entry("usr/a-b", b"", type=tarfile.LNKTYPE, linkname="./usr/a"),
+    entry("usr/c", b"", type=tarfile.SYMTYPE, linkname="./a"),
+    entry("var"),
+    entry("var/lib/dpkg/status", STATUS.encode()),
+    entry("var/log"),
+    entry("var/log/dpkg.log", b"today"),
+)
+
+
+def fetched() -> bases.FetchedBase:
+    return bases.FetchedBase(base=BASE, lock=LOCK, debs=(), moved=())
+
+
+def test_a_layer_is_what_was_made_less_what_a_host_leaks(tmp_path: Path) -> None:
+    written = bases.write_layer(made(*TREE_ENTRIES), tmp_path / "a.tar", fetched())
+    data = (tmp_path / "a.tar").read_bytes()
+    assert hashlib.sha256(data).hexdigest() == written.sha256
+    assert len(data) == written.size
+    bases.check_installed(written.installed, LOCK)
+    with tarfile.open(tmp_path / "a.tar") as tar:
+        members = {member.name: member for member in tar}
+        assert list(members) == sorted(members, key=lambda name: name.split("/"))
+        assert {"dev", "etc/machine-id", "etc/apt/sources.list", "var/log"} <= members.keys()
+        assert "var/log/dpkg.log" not in members
+        assert members["dev"].isdir()
+        assert members["usr"].mtime == LOCK.source_date_epoch
+        assert members["usr/a-b"].linkname == "usr/a"
+        assert members["usr/c"].linkname == "./a"
+        assert members["usr/a"].mode == 0o4755
+        old = members["etc/old"]
+        assert (old.uid, old.gid, old.uname, old.mode, old.mtime) == (7, 42, "", 0o640, 5)
+        assert max(member.mtime for member in members.values()) == LOCK.source_date_epoch
+        hostname = tar.extractfile("etc/hostname")
+        assert hostname is not None
+        assert hostname.read() == b"localhost\n"
+
+
+@pytest.mark.parametrize(
+    ("odd", "word"),
+    [
+        (entry("zz", b"", type=tarfile.CHRTYPE), "/zz: a special file"),
+        (entry("zz", b"x", pax_headers={"SCHILY.xattr.security.capability": "x"}), "/zz: .*xattr"),
+        (entry("zz", b"", type=tarfile.LNKTYPE, linkname="./var/log/dpkg.log"), "zz is a hard link"),
+        (entry("aa", b"x"), "out of order at aa"),
+        (entry("var/log"), "out of order at var/log"),
+    ],
+)
+def test_what_no_base_may_hold_is_refused(
+    tmp_path: Path, odd: tuple[tarfile.TarInfo, bytes | None], word: str
+) -> None:
+    with pytest.raises(BuildError, match=word):
+        bases.write_layer(made(*TREE_ENTRIES, odd), tmp_path / "a.tar", fetched())
+
+
+def test_a_truncated_tar_is_refused(tmp_path: Path) -> None:
+    whole = made(*TREE_ENTRIES).read()
+    for size in (0, 100, whole.index(STATUS.encode()) + 10):
+        with pytest.raises(tarfile.TarError):
+            bases.write_layer(io.BytesIO(whole[:size]), tmp_path / "a.tar", fetched())
+
+
+def test_other_packages_than_locked_are_refused() -> None:
+    installed = bases.parse_status(STATUS.replace("2.36-9+deb12u14", "2.37-1"))
+    with pytest.raises(BuildError, match=r"libc6 2\.36-9\+deb12u14 amd64, libc6 2\.37-1 amd64"):
+        bases.check_installed(frozenset(installed), LOCK)
+
+
+# --- what the machine must have ------------------------------------------------------------------
+
+READY = bases.BuilderFacts(
+    is_root=False,
+    mmdebstrap="1.3.5",
+    has_newuidmap=True,
+    has_subordinate_ids=True,
+    namespaces=True,
+    user="ada",
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "hint"),
+    [
+        ({"mmdebstrap": ""}, "sudo apt-get install mmdebstrap uidmap"),
+        ({"mmdebstrap": "", "is_root": True}, "apt-get install mmdebstrap"),
+        ({"has_newuidmap": False}, "sudo apt-get install uidmap"),
+        ({"has_subordinate_ids": False}, "usermod --add-subuids"),
+        ({"namespaces": False}, "kernel.apparmor_restrict_unprivileged_userns=0"),
+        ({"namespaces": False, "is_root": True}, "SYS_ADMIN"),
+    ],
+)
+def test_what_is_missing_is_said_with_the_command_that_mends_it(
+    changes: dict[str, object], hint: str
+) -> None:
+    with pytest.raises(ToolError) as caught:
+        bases.check_builder(replace(READY, **changes))  # type: ignore[arg-type]
+    assert hint in caught.value.hint
+
+
+def test_a_ready_machine_passes() -> None:
+    bases.check_builder(READY)
+    bases.check_builder(replace(READY, is_root=True, has_newuidmap=False, has_subordinate_ids=False))
+    assert bases.has_range("bob:1:65536\nada:100000:65536\n", ("ada", "1000"))
+    assert not bases.has_range("ada:100000:10\nbob:1:65536\nada\n", ("ada", "1000"))
