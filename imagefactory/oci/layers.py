@@ -1,0 +1,166 @@
+"""Layers: the same input gives the same bytes. Tar entries without clocks or owners, and the codecs.
+
+A layer is a row of *segments*, each a whole compressed frame (zstd) or member (gzip) holding some tar
+entries, and a last one with the end of the archive. Frames and members may be joined, so a segment is
+made once and copied into any layer that wants it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tarfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from imagefactory.errors import StoreError, UsageError
+
+BLOCK = 512
+CHUNK = 1 << 20
+END_OF_ARCHIVE = bytes(2 * BLOCK)
+# The format of everything below. Another number makes every layer anew.
+LAYERS_VERSION = 1
+
+
+class Compressor(Protocol):
+    def compress(self, data: bytes, /) -> bytes: ...
+    def flush(self) -> bytes: ...
+
+
+class Decompressor(Protocol):
+    def __call__(self, path: Path, /) -> Iterator[bytes]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Codec:
+    """One way to compress layers.
+
+    `identity` names library, version and level: what else decides the bytes beside the input.
+    `decompress` reads a whole file of one or more frames in chunks of about 1 MiB.
+    """
+
+    name: str
+    media_type: str
+    identity: str
+    compressor: Callable[[], Compressor]
+    decompress: Decompressor
+
+
+def codec(name: str) -> Codec:
+    """The codec called `zstd` or `gzip`. Raises UsageError for another name."""
+    if name not in CODECS:
+        raise UsageError(f"no layer codec '{name}'", hint=f"the codecs are {', '.join(CODECS)}")
+    return CODECS[name]()
+
+
+def _zstd() -> Codec:
+    import zstandard
+
+    # Level 1: measured on CUDA libraries it is the last level faster than isal inflates (690 MB/s a
+    # core against 570), and leaves 52 % of the bytes where level -1 leaves 65 %.
+    level = 1
+
+    def read(path: Path) -> Iterator[bytes]:
+        with path.open("rb") as file:
+            reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+            yield from iter(partial(reader.read, CHUNK), b"")
+
+    version = ".".join(str(part) for part in zstandard.ZSTD_VERSION)
+    return Codec(
+        name="zstd",
+        media_type="application/vnd.oci.image.layer.v1.tar+zstd",
+        identity=f"libzstd {version} level {level}",
+        compressor=lambda: zstandard.ZstdCompressor(level=level, write_checksum=True).compressobj(),
+        decompress=read,
+    )
+
+
+def _gzip() -> Codec:
+    import isal
+    from isal import igzip, isal_zlib
+
+    level = 1
+
+    def read(path: Path) -> Iterator[bytes]:
+        with igzip.open(path, "rb") as file:  # type: ignore[no-untyped-call]
+            yield from iter(partial(file.read, CHUNK), b"")
+
+    def compressor() -> Compressor:
+        # wbits 31: a gzip member; its header carries no name and, in this call, no time.
+        made: Compressor = isal_zlib.compressobj(level, isal_zlib.DEFLATED, 31)
+        return made
+
+    return Codec(
+        name="gzip",
+        media_type="application/vnd.oci.image.layer.v1.tar+gzip",
+        identity=f"isa-l {isal.ISAL_VERSION} level {level}",
+        compressor=compressor,
+        decompress=read,
+    )
+
+
+CODECS: dict[str, Callable[[], Codec]] = {"zstd": _zstd, "gzip": _gzip}
+
+
+class Sink(Protocol):
+    def write(self, data: bytes, /) -> object: ...
+
+
+class Segment:
+    """Tar entries on their way through a codec into a sink; counts and hashes the plain bytes."""
+
+    def __init__(self, codec: Codec, sink: Sink, plain: hashlib._Hash, *, epoch: int) -> None:
+        self._compressor = codec.compressor()
+        self._sink, self._plain, self._epoch = sink, plain, epoch
+        self._folders: set[str] = set()
+        self._left = 0
+
+    def _put(self, data: bytes) -> None:
+        self._plain.update(data)
+        packed = self._compressor.compress(data)
+        if packed:
+            self._sink.write(packed)
+
+    def _header(self, path: str, kind: bytes, *, mode: int, size: int = 0, link: str = "") -> None:
+        info = tarfile.TarInfo(path)
+        info.type, info.mode, info.size, info.linkname = kind, mode, size, link
+        info.mtime = self._epoch
+        self._put(info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
+
+    def folder(self, path: str) -> None:
+        """The folder `path` (relative, no slash at either end) and those above it, once each."""
+        parts = path.split("/")
+        for depth in range(1, len(parts) + 1):
+            above = "/".join(parts[:depth])
+            if above and above not in self._folders:
+                self._folders.add(above)
+                self._header(above, tarfile.DIRTYPE, mode=0o755)
+
+    def _parent(self, path: str) -> None:
+        self.folder(path.rpartition("/")[0])
+
+    def link(self, path: str, target: str) -> None:
+        self._parent(path)
+        self._header(path, tarfile.SYMTYPE, mode=0o777, link=target)
+
+    def file(self, path: str, chunks: Iterator[bytes] | list[bytes], *, size: int, executable: bool) -> None:
+        """A file of exactly `size` bytes. Raises StoreError when the chunks give another number."""
+        self._parent(path)
+        self._header(path, tarfile.REGTYPE, mode=0o755 if executable else 0o644, size=size)
+        left = size
+        for chunk in chunks:
+            left -= len(chunk)
+            self._put(chunk)
+        if left:
+            raise StoreError(f"{path}: {size - left} bytes came where {size} were announced")
+        if size % BLOCK:
+            self._put(bytes(BLOCK - size % BLOCK))
+
+    def raw(self, data: bytes) -> None:
+        """Tar bytes made elsewhere."""
+        self._put(data)
+
+    def close(self) -> None:
+        self._sink.write(self._compressor.flush())

@@ -1,0 +1,403 @@
+"""An OCI image layout on disk: the store that needs no server.
+
+    oci-layout, index.json, blobs/sha256/<hex>   as the OCI image-layout specification has them
+    layers/<key>.json                            what a layer made from <key> turned out to be
+    images/<key>.json                            the same for whole images
+    unpacked/<diff id>/                          layers ready to run (oci/unpack.py)
+    checks/                                      passed smoke tests (verify/smoke.py)
+    bases/                                       locks of bases whose published packages are gone
+    locks/, tmp/                                 who works here, and what is half done
+
+Everything is written beside and renamed, blobs before what names them, so a killed process leaves
+only files under tmp/ that `collect` removes. Builders hold a shared lock, `collect` an exclusive one.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from imagefactory.errors import StoreError
+from imagefactory.model import Descriptor, Image, Layer, Target
+from imagefactory.oci.unpack import Unpacked, remove_tree
+from imagefactory.progress import Progress
+
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
+MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
+CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
+REF_NAME = "org.opencontainers.image.ref.name"
+TITLE = "org.opencontainers.image.title"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """What `collect` removed (or would remove): blobs, unpacked layers and records, and their bytes."""
+
+    blobs: int
+    unpacked: int
+    records: int
+    bytes: int
+
+
+def canonical_json(value: object) -> bytes:
+    """One byte sequence for one value: sorted keys, no spaces, UTF-8."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def digest_of(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def parse_descriptor(data: Mapping[str, Any]) -> Descriptor:
+    return Descriptor(
+        media_type=str(data["mediaType"]),
+        digest=str(data["digest"]),
+        size=int(data["size"]),
+        annotations=tuple(sorted((str(k), str(v)) for k, v in data.get("annotations", {}).items())),
+    )
+
+
+def format_descriptor(descriptor: Descriptor) -> dict[str, object]:
+    plain: dict[str, object] = {
+        "mediaType": descriptor.media_type,
+        "digest": descriptor.digest,
+        "size": descriptor.size,
+    }
+    if descriptor.annotations:
+        plain["annotations"] = dict(descriptor.annotations)
+    return plain
+
+
+@contextmanager
+def explain_full_disk(folder: Path) -> Iterator[None]:
+    """Turns the operating system's refusals to write into a StoreError that names the folder."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StoreError(
+                f"no space left in {folder}",
+                hint="free some space, or `imagefactory store gc`, and run the same command again",
+            ) from error
+        if error.errno in (errno.EACCES, errno.EROFS):
+            raise StoreError(
+                f"{folder} cannot be written: {error.strerror}",
+                hint="set `store` in imagefactory.toml (or IMAGEFACTORY_STORE) to a folder of yours",
+            ) from error
+        raise
+
+
+def reference(target: Target) -> str:
+    """The tag of a target's image: `pytorch:2.3-cu121`."""
+    return f"{target.family}:{target.name.removeprefix(target.family + '-')}"
+
+
+class BlobWriter:
+    """A blob on its way into the layout: hashed while written, visible only once committed."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        layout.tmp.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=layout.tmp, prefix="blob-")
+        self.path, self._file = Path(name), os.fdopen(handle, "wb")
+        self._hash = hashlib.sha256()
+        self.size = 0
+
+    def write(self, data: bytes) -> None:
+        self._file.write(data)
+        self._hash.update(data)
+        self.size += len(data)
+
+    def commit(self, media_type: str) -> Descriptor:
+        self._file.flush()
+        os.fchmod(self._file.fileno(), 0o644)
+        os.fdatasync(self._file.fileno())
+        self._file.close()
+        digest = f"sha256:{self._hash.hexdigest()}"
+        target = self.layout.blob_path(digest)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        self.path.replace(target)
+        return Descriptor(media_type=media_type, digest=digest, size=self.size)
+
+    def __enter__(self) -> BlobWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        self.path.unlink(missing_ok=True)
+
+
+class Layout:
+    """The store in `path`. It is made when first written to."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.tmp = path / "tmp"
+
+    # --- blobs -----------------------------------------------------------------------------------
+
+    def blob_path(self, digest: str) -> Path:
+        """Where the blob of `digest` lies or would lie. Raises StoreError for what is no digest."""
+        if not DIGEST.fullmatch(digest):
+            raise StoreError(f"'{digest[:80]}' is not a sha256 digest")
+        return self.path / "blobs" / "sha256" / digest.removeprefix("sha256:")
+
+    def has(self, descriptor: Descriptor) -> bool:
+        try:
+            return self.blob_path(descriptor.digest).stat().st_size == descriptor.size
+        except FileNotFoundError:
+            return False
+
+    def add(self, data: bytes, media_type: str) -> Descriptor:
+        descriptor = Descriptor(media_type=media_type, digest=digest_of(data), size=len(data))
+        if not self.has(descriptor):
+            with explain_full_disk(self.path), BlobWriter(self) as writer:
+                writer.write(data)
+                writer.commit(media_type)
+        return descriptor
+
+    def read(self, descriptor: Descriptor) -> bytes:
+        """The bytes of a small blob. Raises StoreError when it is missing or is not what its digest says."""
+        try:
+            data = self.blob_path(descriptor.digest).read_bytes()
+        except FileNotFoundError:
+            raise StoreError(f"blob {descriptor.digest} is missing from {self.path}", hint=_REBUILD) from None
+        if digest_of(data) != descriptor.digest:
+            raise StoreError(f"blob {descriptor.digest} in {self.path} is damaged", hint=_REBUILD)
+        return data
+
+    # --- tags ------------------------------------------------------------------------------------
+
+    def tags(self) -> dict[str, Descriptor]:
+        """Every tag and the image index it points to, by name. Empty for a store not made yet."""
+        try:
+            index = json.loads((self.path / "index.json").read_bytes())
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            raise StoreError(f"{self.path}/index.json is not JSON: {error}", hint=_REBUILD) from error
+        entries = [parse_descriptor(entry) for entry in index.get("manifests", [])]
+        named = {dict(entry.annotations).get(REF_NAME, ""): entry for entry in entries}
+        return {name: entry for name, entry in sorted(named.items()) if name}
+
+    def tag(self, name: str, descriptor: Descriptor) -> None:
+        """Points `name` at an image index that is already in the layout."""
+        if not self.has(descriptor):
+            raise StoreError(f"{descriptor.digest} is not in {self.path}: nothing to tag as {name}")
+        self._update_tags(lambda tags: {**tags, name: descriptor})
+
+    def untag(self, name: str) -> None:
+        self._update_tags(lambda tags: {key: value for key, value in tags.items() if key != name})
+
+    def _update_tags(self, change: Callable[[dict[str, Descriptor]], dict[str, Descriptor]]) -> None:
+        with explain_full_disk(self.path), self.locked("index"):
+            tags = change(self.tags())
+            entries = [
+                format_descriptor(
+                    Descriptor(
+                        media_type=descriptor.media_type,
+                        digest=descriptor.digest,
+                        size=descriptor.size,
+                        annotations=((REF_NAME, name),),
+                    )
+                )
+                for name, descriptor in sorted(tags.items())
+            ]
+            self.write_file(self.path / "oci-layout", canonical_json({"imageLayoutVersion": "1.0.0"}))
+            index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": entries}
+            self.write_file(self.path / "index.json", canonical_json(index))
+
+    def write_file(self, path: Path, data: bytes) -> None:
+        """Writes beside and renames: a reader sees the old bytes or the new ones."""
+        self.tmp.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=self.tmp, prefix="file-")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                os.fchmod(handle, 0o644)
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+    # --- images ----------------------------------------------------------------------------------
+
+    def image(self, name: str) -> Image | None:
+        """The image a tag points to, or None. Raises StoreError when it is incomplete."""
+        descriptor = self.tags().get(name)
+        return None if descriptor is None else self.load(name, descriptor)
+
+    def load(self, name: str, descriptor: Descriptor) -> Image:
+        """The image of an image index, every blob of it present with its size."""
+        index = json.loads(self.read(descriptor))
+        manifest_descriptor = parse_descriptor(index["manifests"][0])
+        manifest = json.loads(self.read(manifest_descriptor))
+        config_descriptor = parse_descriptor(manifest["config"])
+        config = json.loads(self.read(config_descriptor))
+        layers = tuple(
+            Layer(
+                descriptor=parse_descriptor(entry),
+                diff_id=diff_id,
+                title=str(entry.get("annotations", {}).get(TITLE, "")),
+            )
+            for entry, diff_id in zip(manifest["layers"], config["rootfs"]["diff_ids"], strict=True)
+        )
+        for layer in layers:
+            if not self.has(layer.descriptor):
+                raise StoreError(
+                    f"layer {layer.descriptor.digest} of {name} is missing or cut", hint=_REBUILD
+                )
+        environment = tuple(
+            (key, value) for key, _, value in (e.partition("=") for e in config["config"].get("Env", []))
+        )
+        return Image(
+            name=name,
+            digest=descriptor.digest,
+            manifest=manifest_descriptor.digest,
+            config=config_descriptor.digest,
+            size=sum(layer.descriptor.size for layer in layers),
+            layers=layers,
+            environment=environment,
+        )
+
+    # --- records ---------------------------------------------------------------------------------
+
+    def record(self, kind: str, key: str, value: Mapping[str, object]) -> None:
+        """Remembers what `key` (hex) gave: a `layers` or `images` record."""
+        with explain_full_disk(self.path):
+            self.write_file(self.path / kind / f"{key}.json", canonical_json(value))
+
+    def recall(self, kind: str, key: str) -> dict[str, Any] | None:
+        """The record, or None. A record that cannot be read counts as none: it is only a memory."""
+        try:
+            value = json.loads((self.path / kind / f"{key}.json").read_bytes())
+        except (FileNotFoundError, ValueError):
+            return None
+        return value if isinstance(value, dict) else None
+
+    def record_layer(self, key: str, layer: Layer) -> None:
+        value = {**format_descriptor(layer.descriptor), "diff_id": layer.diff_id, "title": layer.title}
+        self.record("layers", key, value)
+
+    def recall_layer(self, key: str) -> Layer | None:
+        """The layer made from `key`, if its blob is still whole."""
+        value = self.recall("layers", key)
+        if value is None:
+            return None
+        try:
+            layer = Layer(
+                descriptor=parse_descriptor(value), diff_id=str(value["diff_id"]), title=str(value["title"])
+            )
+        except (KeyError, ValueError):
+            return None
+        return layer if self.has(layer.descriptor) else None
+
+    # --- who works here --------------------------------------------------------------------------
+
+    @contextmanager
+    def locked(self, name: str) -> Iterator[None]:
+        """One process at a time for `name`; others wait. The kernel frees it when a process dies."""
+        with self._lock_file(name) as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+
+    @contextmanager
+    def in_use(self, progress: Progress) -> Iterator[None]:
+        """Held while building or running: `collect` waits until nobody uses the store."""
+        with self._lock_file("store") as handle:
+            _flock(handle, fcntl.LOCK_SH, lambda: progress.note("waiting for `store gc` to end ..."))
+            yield
+
+    @contextmanager
+    def _lock_file(self, name: str) -> Iterator[int]:
+        folder = self.path / "locks"
+        with explain_full_disk(self.path):
+            folder.mkdir(parents=True, exist_ok=True)
+            handle = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            yield handle
+        finally:
+            os.close(handle)
+
+    # --- collection ------------------------------------------------------------------------------
+
+    def collect(self, progress: Progress, *, dry_run: bool = False) -> Collected:
+        """Removes what no tag needs. Waits for running builds, and they wait for it."""
+        if not self.path.is_dir():
+            return Collected(blobs=0, unpacked=0, records=0, bytes=0)
+        with self._lock_file("store") as handle:
+            _flock(handle, fcntl.LOCK_EX, lambda: progress.note("waiting for running builds to end ..."))
+            return self._collect(dry_run=dry_run)
+
+    def _collect(self, *, dry_run: bool) -> Collected:
+        digests, diff_ids = self._needed()
+        freed = 0
+
+        def remove(path: Path) -> None:
+            nonlocal freed
+            freed += _disk_bytes(path)
+            if dry_run:
+                return
+            if path.is_dir() and not path.is_symlink():
+                remove_tree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+        blobs = [p for p in _entries(self.path / "blobs" / "sha256") if f"sha256:{p.name}" not in digests]
+        records = [
+            path
+            for kind in ("layers", "images")
+            for path in _entries(self.path / kind)
+            if path.suffix == ".json" and (self.recall(kind, path.stem) or {}).get("digest") not in digests
+        ]
+        records += [path.with_suffix(".files") for path in records if path.with_suffix(".files").exists()]
+        records += [p for p in _entries(self.path / "checks") if f"sha256:{p.name[:64]}" not in digests]
+        for path in (*blobs, *records, *_entries(self.tmp)):
+            remove(path)
+        # Running images hold their unpacked layers; what a killed one left under run/ the next one sweeps.
+        unpacked = Unpacked(self.path / "unpacked").collect(diff_ids, dry_run=dry_run)
+        freed += sum(size for _, size in unpacked)
+        return Collected(blobs=len(blobs), unpacked=len(unpacked), records=len(records), bytes=freed)
+
+    def _needed(self) -> tuple[set[str], set[str]]:
+        digests: set[str] = set()
+        diff_ids: set[str] = set()
+        for name, descriptor in self.tags().items():
+            image = self.load(name, descriptor)
+            digests |= {image.digest, image.manifest, image.config}
+            digests |= {layer.descriptor.digest for layer in image.layers}
+            diff_ids |= {layer.diff_id for layer in image.layers}
+        return digests, diff_ids
+
+
+_REBUILD = "build it again: `imagefactory build TARGET` makes what is missing"
+
+
+def _flock(handle: int, kind: int, before_waiting: Callable[[], None]) -> None:
+    try:
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        before_waiting()
+        fcntl.flock(handle, kind)
+
+
+def _entries(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def _disk_bytes(path: Path) -> int:
+    if path.is_symlink() or path.is_file():
+        return path.lstat().st_size
+    return sum(p.lstat().st_size for p in path.rglob("*") if not p.is_dir() or p.is_symlink())

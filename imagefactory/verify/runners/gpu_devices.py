@@ -1,0 +1,143 @@
+"""The machine's NVIDIA devices and driver libraries, as a sandbox needs them.
+
+The driver's user-space libraries belong to the machine's kernel module, never to an image; they are
+found through the dynamic linker's cache. Which ones compute work needs: the lists that NVIDIA's own
+container library uses for its `utility` and `compute` capabilities.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from imagefactory.errors import ToolError
+
+# Where they appear inside a sandbox: `libraries` and `programs` below it.
+DRIVER_FOLDER = "/usr/local/nvidia-driver"
+LIBRARIES = (
+    "libcuda.so",
+    "libcudadebugger.so",
+    "libnvidia-allocator.so",
+    "libnvidia-cfg.so",
+    "libnvidia-gpucomp.so",
+    "libnvidia-ml.so",
+    "libnvidia-nvvm.so",
+    "libnvidia-nvvm70.so",
+    "libnvidia-opencl.so",
+    "libnvidia-pkcs11-openssl3.so",
+    "libnvidia-pkcs11.so",
+    "libnvidia-ptxjitcompiler.so",
+    "libnvidia-tileiras.so",
+)
+PROGRAMS = ("nvidia-smi", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
+CACHE_LINE = re.compile(r"^\s+(?P<name>\S+) \((?P<kind>[^)]*)\) => (?P<path>/.+)$")
+CACHE_KINDS = {"x86_64": "x86-64", "aarch64": "AArch64"}
+LDCONFIG = ("/sbin/ldconfig", "/usr/sbin/ldconfig")
+NO_GPU_HINT = "run this where `nvidia-smi` lists a GPU, or do not ask for one"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuDevices:
+    """Absolute paths on this machine. `links` are (soname, file name) pairs of the libraries.
+
+    `driver` is the kernel module's version (`550.90.07`), empty when it does not say.
+    """
+
+    devices: tuple[str, ...]
+    libraries: tuple[str, ...]
+    links: tuple[tuple[str, str], ...]
+    programs: tuple[str, ...]
+    driver: str
+
+
+def parse_linker_cache(text: str, *, machine: str) -> tuple[tuple[str, str], ...]:
+    """(soname, path) of the driver's libraries in the output of `ldconfig -p`, for this architecture.
+
+    The first line for a soname wins, as it does for the dynamic linker.
+    """
+    wanted = CACHE_KINDS.get(machine, machine)
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        match = CACHE_LINE.match(line)
+        if not match or wanted not in [part.strip() for part in match["kind"].split(",")]:
+            continue
+        name = match["name"]
+        if any(name == library or name.startswith(library + ".") for library in LIBRARIES):
+            found.setdefault(name, match["path"])
+    return tuple(sorted(found.items()))
+
+
+def parse_driver_version(text: str) -> str:
+    """The version in /proc/driver/nvidia/version, for the closed and the open kernel module; "" if none."""
+    match = re.search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", text, re.MULTILINE)
+    return match[1] if match else ""
+
+
+def find_device_nodes(dev: Path) -> tuple[Path, ...]:
+    """The NVIDIA nodes below `dev`: the GPUs, nvidiactl, nvidia-uvm, and the folder nvidia-caps."""
+    return tuple(sorted(path for path in dev.glob("nvidia*") if path.is_char_device() or path.is_dir()))
+
+
+def count_gpus(nodes: Iterable[Path]) -> int:
+    return sum(1 for node in nodes if re.fullmatch(r"nvidia\d+", node.name))
+
+
+def find_gpus(
+    *,
+    dev: Path = Path("/dev"),
+    proc: Path = Path("/proc"),
+    programs: tuple[Path, ...] = (Path("/usr/bin"), Path("/usr/local/bin")),
+    linker_cache: str | None = None,
+) -> GpuDevices:
+    """What to bind for a run with GPUs. Raises ToolError when there is no GPU or no driver library.
+
+    `linker_cache` is the text of `ldconfig -p`; None asks ldconfig.
+    """
+    nodes = find_device_nodes(dev)
+    if not count_gpus(nodes):
+        raise ToolError(f"no GPU: there is no {dev}/nvidia0", hint=NO_GPU_HINT)
+    names = {node.name for node in nodes}
+    for needed in ("nvidiactl", "nvidia-uvm"):
+        if needed not in names:
+            raise ToolError(
+                f"no usable GPU: {dev}/{needed} is missing", hint="run `nvidia-modprobe -c 0 -u` as root"
+            )
+    text = read_linker_cache() if linker_cache is None else linker_cache
+    cached = [
+        (name, Path(path)) for name, path in parse_linker_cache(text, machine=platform.machine())
+        if Path(path).is_file()
+    ]  # fmt: skip
+    if not any(name.startswith("libcuda.so") for name, _ in cached):
+        raise ToolError(
+            "no usable GPU: there are devices, but the dynamic linker knows no libcuda.so",
+            hint="install the NVIDIA driver's libraries (Debian: libcuda1) and run `ldconfig`",
+        )
+    files = {path.resolve() for _, path in cached}
+    version = proc / "driver/nvidia/version"
+    return GpuDevices(
+        devices=tuple(map(str, nodes)),
+        libraries=tuple(sorted(map(str, files))),
+        links=tuple((name, path.resolve().name) for name, path in cached if path.resolve().name != name),
+        programs=tuple(
+            str(found.resolve())
+            for name in PROGRAMS
+            if (found := next((folder / name for folder in programs if (folder / name).is_file()), None))
+        ),
+        driver=parse_driver_version(version.read_text()) if version.is_file() else "",
+    )
+
+
+def read_linker_cache() -> str:
+    """What `ldconfig -p` prints. Raises ToolError where there is no ldconfig."""
+    for program in LDCONFIG:
+        if Path(program).is_file():
+            done = subprocess.run([program, "-p"], capture_output=True, text=True, check=False, env={})
+            return done.stdout
+    raise ToolError(
+        "the driver's libraries cannot be found: there is no ldconfig here",
+        hint="install glibc's ldconfig (Debian: libc-bin)",
+    )

@@ -1,0 +1,810 @@
+"""The sandbox, tried for real: as root and as an ordinary user, with images that want out.
+
+Needs Linux 5.12 or newer with user namespaces; the tests `as root` need root. The image under test is a
+small tree of this machine's own Python, bash and libraries, as layers of an image in a plain folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tarfile
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import imagefactory
+
+PYTHON = "/usr/bin/python3"
+ORDINARY_UID = 61234  # no account has it
+TOOLS = (PYTHON, "/bin/bash", "/bin/cat", "/bin/sleep", "/usr/bin/id", "/bin/true", "/bin/sh")
+DRIVER = """
+import json, os, signal, subprocess, sys
+from pathlib import Path
+from imagefactory.errors import FactoryError
+from imagefactory.model import Descriptor, Image, Layer, Mount, RunSpec
+from imagefactory.verify.runners.unshare import UnshareRunner
+
+request = json.loads(sys.argv[1])
+
+class Layout:
+    path = Path(request["store"])
+    def blob_path(self, digest):
+        return Path(request["blobs"]) / digest.removeprefix("sha256:")
+
+layers = tuple(
+    Layer(descriptor=Descriptor(media_type=kind, digest=digest, size=size), diff_id=diff_id, title=title)
+    for kind, digest, size, diff_id, title in request["layers"]
+)
+image = Image(name="t", digest="sha256:0", manifest="sha256:0", config="sha256:0", size=0, layers=layers,
+              environment=(("IMAGE", "yes"), ("PATH", "/usr/bin:/bin")))
+spec = request["spec"]
+spec["argv"] = tuple(spec["argv"])
+spec["environment"] = tuple(map(tuple, spec.get("environment", ())))
+spec["mounts"] = tuple(
+    Mount(source=Path(m[0]), target=m[1], writable=m[2]) for m in spec.get("mounts", ())
+)
+runner = UnshareRunner(Layout())
+try:
+    if request["mode"] == "start":
+        lower = runner.unpacked.unpack(layers, Layout().blob_path, runner.progress)
+        process = runner.start(lower, RunSpec(**spec), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        out, _ = process.communicate(b"hello co-process\\n")
+        print(json.dumps({"returncode": process.returncode, "stdout": out.decode(), "stderr": ""}))
+    else:
+        done = runner.run(image, RunSpec(**spec))
+        if spec.get("capture", True):
+            print(json.dumps({"returncode": done.returncode, "stdout": done.stdout, "stderr": done.stderr,
+                              "seconds": done.seconds, "timed_out": done.timed_out}))
+        else:
+            sys.exit(done.returncode)
+except FactoryError as error:
+    print(json.dumps({"error": type(error).__name__, "message": error.message, "hint": error.hint}))
+"""
+
+
+# --- the image -----------------------------------------------------------------------------------
+
+
+def add_layer(blobs: Path, title: str, entries: list[tuple[tarfile.TarInfo, bytes | Path]]) -> list[object]:
+    buffer = blobs / f"{title}.part"
+    with tarfile.open(buffer, "w", format=tarfile.PAX_FORMAT) as archive:
+        for info, content in entries:
+            if isinstance(content, Path):
+                info.size = content.stat().st_size
+                with content.open("rb") as file:
+                    archive.addfile(info, file)
+            else:
+                info.size = len(content) if info.isreg() else 0
+                archive.addfile(info, io.BytesIO(content))
+    with buffer.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    buffer.chmod(0o644)
+    buffer.rename(blobs / digest)
+    size = (blobs / digest).stat().st_size
+    return ["application/vnd.oci.image.layer.v1.tar", f"sha256:{digest}", size, f"sha256:{digest}", title]
+
+
+def entry(name: str, *, mode: int = 0o644, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.mode, info.type, info.linkname, info.mtime = mode, kind, link, 1_700_000_000
+    return info
+
+
+def host_files() -> Iterator[tuple[tarfile.TarInfo, Path]]:
+    wanted: dict[str, Path] = {}
+    for tool in TOOLS:
+        wanted[f"usr/bin/{Path(tool).name}"] = Path(tool).resolve()
+        for line in subprocess.run(
+            ["ldd", tool], capture_output=True, text=True, check=True
+        ).stdout.splitlines():
+            if found := re.search(r"(/\S+) \(0x", line):
+                wanted["usr/" + found[1].removeprefix("/usr").lstrip("/")] = Path(found[1]).resolve()
+    version = subprocess.run([PYTHON, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
+                             capture_output=True, text=True, check=True).stdout.strip()  # fmt: skip
+    library = Path(f"/usr/lib/python{version}")
+    for path in library.rglob("*"):
+        parts = path.relative_to(library).parts
+        if path.is_file() and not {"__pycache__", "test", "dist-packages", "site-packages"} & set(parts):
+            wanted[str(path).lstrip("/")] = path.resolve()
+    for module in library.glob("lib-dynload/_ctypes*.so"):
+        for line in subprocess.run(
+            ["ldd", module], capture_output=True, text=True, check=True
+        ).stdout.splitlines():
+            if found := re.search(r"(/\S+) \(0x", line):
+                wanted["usr/" + found[1].removeprefix("/usr").lstrip("/")] = Path(found[1]).resolve()
+    for name, path in sorted(wanted.items()):
+        yield entry(name, mode=0o755 if os.access(path, os.X_OK) else 0o644), path
+
+
+@pytest.fixture(scope="session")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder that an ordinary user may enter, with the blobs, a copy of the package and the driver."""
+    folder = Path("/tmp") / f"imagefactory-sandbox-{os.getpid()}"  # pytest's own folders are 0700
+    folder.mkdir(mode=0o755)
+    folder.chmod(0o755)
+    (folder / "blobs").mkdir(mode=0o755)
+    package = Path(imagefactory.__file__).parent
+    shutil.copytree(package, folder / "python/imagefactory", ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "driver.py").write_text(DRIVER)
+    subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def layers(ground: Path) -> list[list[object]]:
+    blobs = ground / "blobs"
+    links = [
+        (entry(name, mode=0o777, kind=tarfile.SYMTYPE, link=f"usr/{name}"), b"")
+        for name in ("bin", "lib", "lib64")
+    ]
+    folders = [(entry(name, mode=mode, kind=tarfile.DIRTYPE), b"") for name, mode in (
+        ("usr", 0o755), ("usr/bin", 0o755), ("etc", 0o755), ("opt", 0o755), ("opt/lower", 0o755),
+        ("root", 0o700), ("var", 0o755), ("var/open", 0o777),
+    )]  # fmt: skip
+    files = [
+        (entry("etc/passwd"), b"root:x:0:0::/root:/bin/sh\n"),
+        (entry("opt/lower/gone"), b"1"),
+        (entry("opt/file"), b"image"),
+    ]
+    base = add_layer(blobs, "base", [*folders, *links, *host_files(), *files])
+    setuid = entry("usr/bin/id-setuid", mode=0o4755)
+    top = add_layer(blobs, "top", [
+        (entry("opt/lower/.wh.gone"), b""), (entry("opt/lower/new"), b"2"), (setuid, Path("/usr/bin/id")),
+    ])  # fmt: skip
+    return [base, top]
+
+
+class Caller:
+    """Runs the driver as one user, with one store."""
+
+    def __init__(self, name: str, ground: Path, store: Path, layers: list[list[object]]) -> None:
+        self.name, self.ground, self.store, self.layers = name, ground, store, layers
+
+    def command(self, spec: dict[str, object], *, mode: str = "run") -> list[str]:
+        request = {"store": str(self.store), "blobs": str(self.ground / "blobs"), "layers": self.layers,
+                   "spec": spec, "mode": mode}  # fmt: skip
+        python = [PYTHON, str(self.ground / "driver.py"), json.dumps(request)]
+        if self.name == "user" and os.geteuid() == 0:
+            identity = [f"--reuid={ORDINARY_UID}", f"--regid={ORDINARY_UID}", "--clear-groups"]
+            return ["setpriv", *identity, "--inh-caps=-all", "--bounding-set=-all", *python]
+        return python
+
+    def environment(self) -> dict[str, str]:
+        return {"PYTHONPATH": str(self.ground / "python"), "PATH": "/usr/bin:/bin", "HOST_SECRET": "xyzzy"}
+
+    def run(self, *argv: str, mode: str = "run", **spec: object) -> dict[str, object]:
+        done = subprocess.run(
+            self.command({"argv": argv, **spec}, mode=mode), capture_output=True, text=True,
+            env=self.environment(), cwd="/", timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        result: dict[str, object] = json.loads(done.stdout)
+        return result
+
+    def python(self, code: str, **spec: object) -> str:
+        """The output of Python code inside; it must end well."""
+        done = self.run("python3", "-c", textwrap.dedent(code), **spec)
+        assert done.get("returncode") == 0, done
+        return str(done["stdout"]).strip()
+
+
+@pytest.fixture(params=["root", "user"])
+def caller(request: pytest.FixtureRequest, ground: Path, layers: list[list[object]]) -> Caller:
+    if request.param == "root" and os.geteuid() != 0:
+        pytest.skip("needs root: run the tests as root to try the sandbox as root")
+    store = ground / f"store-{request.param}"
+    store.mkdir(exist_ok=True)
+    if request.param == "user" and os.geteuid() == 0:
+        os.chown(store, ORDINARY_UID, ORDINARY_UID)
+    return Caller(request.param, ground, store, layers)
+
+
+def scratch_folders(caller: Caller) -> list[Path]:
+    return list((caller.store / "run").glob("*"))
+
+
+# --- it runs -------------------------------------------------------------------------------------
+
+
+def test_command_sees_the_image_and_its_environment_only(caller: Caller) -> None:
+    text = caller.python(
+        """
+        import os, json
+        print(json.dumps([dict(os.environ), os.getuid(), os.getgid(), os.getcwd(), os.uname().nodename,
+                          sorted(os.listdir("/opt/lower")), os.listdir("/root") if os.getuid() == 0 else []]))
+        """,
+        environment=[["X", "1"]],
+        workdir="/opt",
+    )
+    environment, uid, gid, cwd, node, lower, home = json.loads(text)
+    environment.pop("LC_CTYPE", None)  # Python sets it itself
+    assert environment == {"IMAGE": "yes", "PATH": "/usr/bin:/bin", "X": "1"}
+    assert (uid, gid, cwd, node) == (0, 0, "/opt", "imagefactory")
+    assert lower == ["new"]
+    assert home == []
+
+
+def test_uid_65534_with_read_only_root(caller: Caller) -> None:
+    text = caller.python(
+        """
+        import os, json, errno
+        def attempt(path):
+            try:
+                open(path, "w").write("x"); return "written"
+            except OSError as error:
+                return errno.errorcode[error.errno]
+        tried = ["/opt/file", "/var/open/x", "/tmp/x", "/dev/shm/x", "/dev/x", "/sys/x"]
+        print(json.dumps([os.getuid(), *map(attempt, tried), os.environ.get("HOME")]))
+        """,
+        uid=65534,
+        read_only=True,
+    )
+    uid, file, open_folder, tmp, shm, dev, sys_, home = json.loads(text)
+    assert (uid, tmp, shm, home) == (65534, "written", "written", None)
+    assert file in ("EROFS", "EACCES")
+    assert open_folder == "EROFS"
+    assert dev in ("EROFS", "EACCES")
+    assert sys_ in ("EROFS", "EACCES")
+
+
+@pytest.mark.parametrize(("argv", "code"), [
+    (["/bin/bash", "-c", "exit 7"], 7), (["bash", "-c", "kill -TERM $$"], 143),
+    (["bash", "-c", "kill -KILL $$"], 137),
+    (["no-such-command"], 127), (["/etc/passwd"], 126),
+])  # fmt: skip
+def test_return_codes(caller: Caller, argv: list[str], code: int) -> None:
+    assert caller.run(*argv)["returncode"] == code
+
+
+def test_image_stays_untouched_and_nothing_is_left(caller: Caller) -> None:
+    def state() -> list[tuple[str, int, int, int]]:
+        found = [path for path in (caller.store / "unpacked").rglob("*") if ".locks" not in path.parts]
+        return sorted((str(p), p.lstat().st_size, p.lstat().st_mode, p.lstat().st_mtime_ns) for p in found)
+
+    caller.run("true")
+    before = state()
+    assert len(before) > 300
+    text = caller.python(
+        """
+        import os, shutil
+        open("/opt/file", "w").write("changed"); os.unlink("/etc/passwd"); shutil.rmtree("/opt/lower")
+        os.mkdir("/opt/lower"); os.chmod("/usr/bin/cat", 0o700); open("/new", "w").write("n")
+        os.makedirs("/shut/in"); os.chmod("/shut", 0)
+        print(open("/opt/file").read(), os.listdir("/opt/lower"))
+        """
+    )
+    assert text == "changed []"
+    assert state() == before
+    assert scratch_folders(caller) == []
+    assert caller.run("cat", "/opt/file")["stdout"] == "image"
+
+
+def test_mounts_are_read_only_unless_writable(caller: Caller, ground: Path) -> None:
+    shown, open_ = ground / f"shown-{caller.name}", ground / f"open-{caller.name}"
+    for folder in (shown, open_):
+        folder.mkdir()
+        (folder / "file").write_text("host")
+        if caller.name == "user":
+            os.chown(folder, ORDINARY_UID, ORDINARY_UID)
+            os.chown(folder / "file", ORDINARY_UID, ORDINARY_UID)
+    text = caller.python(
+        """
+        import errno, os
+        for path in ("/deep/in/shown/file", "/deep/in/shown/new", "/open/new"):
+            try:
+                open(path, "w").write("x"); print("written")
+            except OSError as error:
+                print(errno.errorcode[error.errno])
+        print(open("/deep/in/shown/file").read())
+        try:
+            os.chmod("/open/new", 0o4755); print("setuid")
+        except PermissionError: print("no setuid")
+        print(open("/one-file").read())
+        """,
+        mounts=[
+            [str(shown), "/deep/in/shown", False],
+            [str(open_), "/open", True],
+            [str(shown / "file"), "/one-file", False],
+        ],
+        read_only=True,
+    )
+    assert text.split("\n") == ["EROFS", "EROFS", "written", "host", "no setuid", "host"]
+    assert (open_ / "new").read_text() == "x"
+    assert not (open_ / "new").stat().st_mode & stat.S_ISUID
+
+
+def test_missing_mount_source_and_workdir_are_told(caller: Caller) -> None:
+    told = caller.run("true", mounts=[["/no/such/thing", "/x", False]])
+    assert told["error"] == "UsageError"
+    assert "/no/such/thing" in str(told["message"])
+    told = caller.run("true", workdir="/nowhere")
+    assert told["error"] == "UsageError"
+    assert "/nowhere" in str(told["message"])
+    assert scratch_folders(caller) == []
+
+
+def test_co_process(caller: Caller) -> None:
+    code = "import sys; print(sys.stdin.read().upper(), end='')"
+    done = caller.run("/usr/bin/python3", "-c", code, mode="start")
+    assert done == {"returncode": 0, "stdout": "HELLO CO-PROCESS\n", "stderr": ""}
+
+
+def test_two_at_once(caller: Caller) -> None:
+    spec: dict[str, object] = {"argv": ["bash", "-c", "echo $$ > /mine; sleep 1; cat /mine"]}
+    runs = [
+        subprocess.Popen(caller.command(spec), env=caller.environment(), stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    for run in runs:
+        output, _ = run.communicate(timeout=60)
+        assert json.loads(output)["returncode"] == 0
+    assert scratch_folders(caller) == []
+
+
+# --- it ends -------------------------------------------------------------------------------------
+
+
+def marked_processes(marker: str) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if command[:2] == [b"sleep", marker.encode()]:
+            found.append(int(path.parts[2]))
+    return found
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 10.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if holds():
+            return True
+        time.sleep(0.05)
+    return holds()
+
+
+# A child that left its session and its parent, and lets go of no pipe.
+DAEMON = (
+    "import os; os.fork() and os._exit(0); os.setsid(); os.fork() and os._exit(0); "
+    "os.execvp('sleep', ['sleep', '{0}'])"
+)
+
+
+def test_timeout_ends_forked_away_children_too(caller: Caller) -> None:
+    marker = f"77{os.getpid()}"
+    done = caller.run(
+        "bash", "-c", f'python3 -c "{DAEMON.format(marker)}"; trap "" TERM INT; sleep {marker}', timeout=1.5
+    )
+    assert done["timed_out"] is True
+    assert done["returncode"] == 137
+    assert 1.4 < float(str(done["seconds"])) < 5
+    assert wait_until(lambda: not marked_processes(marker))
+    assert scratch_folders(caller) == []
+
+
+def test_end_of_the_command_ends_what_it_left_behind(caller: Caller) -> None:
+    marker = f"78{os.getpid()}"
+    done = caller.run("bash", "-c", f'python3 -c "{DAEMON.format(marker)}"; echo done')
+    assert done["stdout"] == "done\n"
+    assert float(str(done["seconds"])) < 5
+    assert wait_until(lambda: not marked_processes(marker))
+
+
+@pytest.mark.parametrize("victim", ["caller", "keeper"])
+def test_kill_9_of_either_process_outside_ends_the_sandbox(caller: Caller, victim: str) -> None:
+    marker = f"79{os.getpid()}{len(victim)}"
+    spec: dict[str, object] = {
+        "argv": ["bash", "-c", f'python3 -c "{DAEMON.format(marker)}"; exec sleep {marker}']
+    }
+    run = subprocess.Popen(
+        caller.command(spec), env=caller.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        assert wait_until(lambda: len(marked_processes(marker)) == 2)
+        if victim == "caller":
+            run.kill()
+        else:
+            children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+            assert len(children) == 1
+            os.kill(int(children[0]), signal.SIGKILL)
+        assert wait_until(lambda: not marked_processes(marker)), "the sandbox lives on"
+    finally:
+        run.kill()
+        run.communicate()
+    caller.run("true")  # sweeps what a killed keeper left
+    assert wait_until(lambda: scratch_folders(caller) == [])
+
+
+def test_signals_reach_the_command(caller: Caller) -> None:
+    code = (
+        "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(33)); "
+        "print('ready', flush=True); time.sleep(30)"
+    )
+    spec: dict[str, object] = {"argv": ["python3", "-c", code], "capture": False}
+    run = subprocess.Popen(
+        caller.command(spec), env=caller.environment(), stdout=subprocess.PIPE, stdin=subprocess.DEVNULL
+    )
+    assert run.stdout is not None
+    assert run.stdout.readline() == b"ready\n"
+    children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+    os.kill(int(children[0]), signal.SIGTERM)
+    assert run.wait(timeout=10) == 33
+    run.stdout.close()
+
+
+def test_much_output_is_drained_and_cut(caller: Caller) -> None:
+    done = caller.run("python3", "-c", "import sys\nfor _ in range(40): sys.stdout.write('x' * (1 << 20))")
+    assert done["returncode"] == 0
+    assert len(str(done["stdout"])) < (17 << 20)
+    assert str(done["stdout"]).endswith("[cut after 16777216 bytes]\n")
+
+
+def test_interactive_terminal(caller: Caller) -> None:
+    pid, master = pty.fork()
+    if pid == 0:
+        command = caller.command({"argv": ["bash", "--norc", "--noprofile", "-i"], "capture": False})
+        os.execvpe(command[0], command, caller.environment())
+    output = b""
+
+    def expect(text: bytes) -> None:
+        nonlocal output
+        end = time.monotonic() + 20
+        while text not in output:
+            assert time.monotonic() < end, output
+            if select.select([master], [], [], 0.2)[0]:
+                output += os.read(master, 65536)
+        output = output.partition(text)[2]
+
+    try:
+        # A line is typed only at a prompt, as bash drops what comes while it changes the terminal.
+        expect(b"# ")
+        os.write(master, b"python3 -c 'import os; print(os.ttyname(0), os.isatty(2), 6*7)'\n")
+        expect(b"/dev/pts/0 True 42")
+        expect(b"# ")
+        os.write(master, b"echo g''o; sleep 50\n")
+        expect(b"go\r\n")
+        time.sleep(0.5)
+        os.write(master, b"\x03")  # Ctrl-C ends the sleep, not the shell
+        expect(b"# ")
+        os.write(master, b"echo code=$?\n")
+        expect(b"code=130")
+        expect(b"# ")
+        os.write(master, b"sleep 50\n")
+        time.sleep(0.7)
+        os.write(master, b"\x1a")  # Ctrl-Z: job control
+        expect(b"Stopped")
+        expect(b"# ")
+        os.write(master, b"kill -9 %1; exit 5\n")
+        expect(b"exit")
+        expect(b"exit")
+        # "There are stopped jobs" may want it said twice.
+        with contextlib.suppress(OSError):
+            os.write(master, b"exit 5\n")
+        end = time.monotonic() + 10
+        while time.monotonic() < end:
+            try:
+                if select.select([master], [], [], 0.2)[0] and not os.read(master, 65536):
+                    break
+            except OSError:  # the other side is closed
+                break
+        with os.fdopen(os.pidfd_open(pid), "rb", buffering=0) as exited:
+            assert select.select([exited], [], [], 10)[0], output
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.close(master)
+
+
+# --- many layers, long names ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [60, 130])
+def test_many_layers_under_a_long_path(caller: Caller, count: int) -> None:
+    more = [
+        add_layer(
+            caller.ground / "blobs",
+            f"l{number}",
+            [(entry(f"opt/n{number}"), b"."), (entry("opt/last"), str(number).encode())],
+        )
+        for number in range(count)
+    ]
+    long = caller.store / ("a" * 120) / ("b,:\\" * 20)
+    long.mkdir(parents=True, exist_ok=True)
+    if caller.name == "user":
+        for folder in (long, long.parent):
+            os.chown(folder, ORDINARY_UID, ORDINARY_UID)
+    many = Caller(caller.name, caller.ground, long, [*caller.layers, *more])
+    for read_only in (False, True):
+        text = many.python(
+            "import os; print(len(os.listdir('/opt')), open('/opt/last').read())", read_only=read_only
+        )
+        assert text == f"{count + 3} {count - 1}"
+
+
+# --- it holds ------------------------------------------------------------------------------------
+
+CTYPES = """
+import ctypes, os, errno, json
+libc = ctypes.CDLL(None, use_errno=True)
+KNOWN = set("null zero full random urandom tty shm pts mqueue ptmx fd stdin stdout stderr".split())
+def call(function, *arguments):
+    ctypes.set_errno(0)
+    result = getattr(libc, function)(*arguments)
+    return "done" if result >= 0 else errno.errorcode[ctypes.get_errno()]
+def opened(path, flags=os.O_RDONLY):
+    try:
+        os.close(os.open(path, flags)); return "opened"
+    except OSError as error:
+        return errno.errorcode[error.errno]
+"""
+
+# What an image may try that must fail, and the errors that are a refusal. Each is an expression.
+ESCAPES = {
+    "mount": ("call('mount', b'tmpfs', b'/opt', b'tmpfs', 0, b'')", {"EPERM"}),
+    "remount": ("call('mount', None, b'/', None, 32 | 4096, None)", {"EPERM"}),
+    "remount proc": ("call('mount', None, b'/proc/sys', None, 32 | 4096, None)", {"EPERM"}),
+    "umount": ("call('umount2', b'/proc/sys', 2)", {"EPERM"}),
+    "chroot": ("call('chroot', b'/opt')", {"EPERM"}),
+    "pivot": ("call('syscall', 155, b'.', b'.')", {"EPERM"}),
+    "user namespace": ("call('unshare', 0x10000000)", {"EPERM", "ENOSPC"}),
+    "mount namespace": ("call('unshare', 0x00020000)", {"EPERM"}),
+    "join a namespace": ("call('setns', os.open('/proc/self/ns/net', 0), 0)", {"EPERM"}),
+    "device": ("call('mknod', b'/tmp/disk', 0o60666, os.makedev(8, 0))", {"EPERM"}),
+    "memory device": ("call('mknod', b'/tmp/mem', 0o20666, os.makedev(1, 1))", {"EPERM"}),
+    "open by handle": ("call('open_by_handle_at', -100, ctypes.create_string_buffer(16), 0)", {"EPERM"}),
+    "key ring": ("call('syscall', 250, 0, -3, 1)", {"EPERM"}),
+    "add key": ("call('syscall', 248, b'user', b'x', b'y', 1, -4)", {"EPERM"}),
+    "bpf": ("call('syscall', 321, 0, 0, 0)", {"EPERM"}),
+    "io_uring": ("call('syscall', 425, 1, ctypes.create_string_buffer(256))", {"ENOSYS"}),
+    "userfaultfd": ("call('syscall', 323, 1)", {"EPERM"}),
+    "perf": ("call('syscall', 298, ctypes.create_string_buffer(128), 0, -1, -1, 0)", {"EPERM"}),
+    "openat2": ("call('syscall', 437, -100, b'/', ctypes.create_string_buffer(24), 24)", {"ENOSYS"}),
+    "reboot": ("call('reboot', 0)", {"EPERM"}),
+    "host name": ("call('sethostname', b'x', 1)", {"EPERM"}),
+    "clock": ("call('settimeofday', ctypes.create_string_buffer(16), None)", {"EPERM"}),
+    "setuid file": ("call('chmod', b'/opt/file', 0o4755)", {"EPERM"}),
+    "setgid file by open": ("call('open', b'/tmp/s', os.O_CREAT | os.O_WRONLY, 0o2755)", {"EPERM"}),
+    "trace init": ("call('ptrace', 16, 1, 0, 0)", {"EPERM"}),
+    "kill init": ("(call('kill', 1, 9), os.path.exists('/proc/1/stat'))[1] and 'alive'", {"alive"}),
+    "program of init": ("opened('/proc/1/exe')", {"EACCES", "EPERM"}),
+    "root of init": ("opened('/proc/1/root/')", {"EACCES", "EPERM"}),
+    "cwd of init": ("opened('/proc/1/cwd/')", {"EACCES", "EPERM"}),
+    "memory of init": ("opened('/proc/1/mem', os.O_RDWR)", {"EACCES", "EPERM"}),
+    "environment of init": ("opened('/proc/1/environ')", {"EACCES", "EPERM"}),
+    "files of init": ("sorted({opened(f'/proc/1/fd/{fd}') for fd in range(64)})[0]", {"EACCES"}),
+    "kernel settings": ("opened('/proc/sys/kernel/core_pattern', os.O_WRONLY)", {"EROFS", "EACCES"}),
+    "host name setting": ("opened('/proc/sys/kernel/hostname', os.O_WRONLY)", {"EROFS", "EACCES"}),
+    "namespace limit": ("opened('/proc/sys/user/max_user_namespaces', os.O_WRONLY)", {"EROFS", "EACCES"}),
+    "interrupts": ("opened('/proc/irq/default_smp_affinity', os.O_WRONLY)", {"EROFS", "EACCES", "ENOENT"}),
+    "cgroup": ("opened('/sys/fs/cgroup')", {"ENOENT"}),
+    "release agent": ("call('mount', b'cgroup', b'/opt', b'cgroup', 0, b'memory')", {"EPERM"}),
+    "firmware": ("opened('/sys/firmware')", {"ENOENT"}),
+    "processors": ("opened('/sys/devices/system/cpu/online', os.O_WRONLY)", {"EROFS", "EACCES", "ENOENT"}),
+    "disks": ("str(sorted(set(os.listdir('/dev')) - KNOWN))", {"[]"}),
+    "kernel log": ("opened('/dev/kmsg')", {"ENOENT"}),
+    "vsock": ("call('socket', 40, 1, 0)", {"EAFNOSUPPORT"}),
+    "packets": ("call('socket', 17, 3, 0)", {"EAFNOSUPPORT"}),
+    "raw socket": ("call('socket', 2, 3, 1)", {"EPERM"}),
+    "type into a terminal": ("call('ioctl', 0, 0x5412, b'x')", {"EPERM"}),
+    "type with high bits": ("call('ioctl', 0, ctypes.c_ulong(0x100005412), b'x')", {"EPERM"}),
+    "raise priority": ("call('setpriority', 0, 0, -20)", {"EACCES", "EPERM"}),
+    "regain id": ("call('setresuid', 12345, 12345, 12345)", {"EPERM", "EINVAL"}),
+    "regain groups": ("call('setgroups', 1, ctypes.byref(ctypes.c_int(6)))", {"EPERM"}),
+}  # fmt: skip
+
+
+def test_escapes_are_refused(caller: Caller) -> None:
+    listed = "\n".join(f"found[{name!r}] = {code}" for name, (code, _) in ESCAPES.items())
+    text = caller.python(f"{CTYPES}\nfound = {{}}\n{listed}\nprint(json.dumps(found))")
+    found = json.loads(text.splitlines()[-1])
+    wrong = {name: found[name] for name, (_, refusals) in ESCAPES.items() if found[name] not in refusals}
+    assert wrong == {}
+
+
+def test_masked_files_are_empty(caller: Caller) -> None:
+    masked = (
+        "kcore",
+        "keys",
+        "kallsyms",
+        "timer_list",
+        "sysrq-trigger",
+        "key-users",
+        "kpageflags",
+        "interrupts",
+    )
+    text = caller.python(
+        f"""
+        import json, os
+        found = {{}}
+        for name in {masked!r}:
+            path = "/proc/" + name
+            if os.path.exists(path):
+                os.stat(path)
+                try: found[name] = len(open(path, "rb").read(100))
+                except PermissionError: found[name] = 0
+        for name in ("acpi", "scsi"):
+            if os.path.isdir("/proc/" + name): found[name] = len(os.listdir("/proc/" + name))
+        print(json.dumps(found))
+        """
+    )
+    found = json.loads(text)
+    assert len(found) >= 3
+    assert set(found.values()) == {0}
+
+
+def test_no_capability_in_any_set(caller: Caller) -> None:
+    text = str(caller.run("cat", "/proc/self/status")["stdout"])
+    state = dict(line.split(":\t") for line in text.splitlines() if ":\t" in line)
+    for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
+        assert int(state[name], 16) == 0, name
+    assert state["NoNewPrivs"] == "1"
+    assert state["Seccomp"] == "2"
+
+
+def test_setuid_program_gains_nothing(caller: Caller) -> None:
+    assert str(caller.run("id-setuid", "-u", uid=65534)["stdout"]).strip() == "65534"
+    program = next((caller.store / "unpacked").glob("*/usr/bin/id-setuid"))
+    assert not program.stat().st_mode & (stat.S_ISUID | stat.S_ISGID)
+
+
+def test_no_process_of_the_host_is_seen(caller: Caller) -> None:
+    text = caller.python(
+        f"""
+        import os, json
+        seen = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        commands = [open(f"/proc/{{pid}}/cmdline").read().strip(chr(0)) for pid in seen if pid != os.getpid()]
+        try: os.kill({os.getpid()}, 0); reached = True
+        except ProcessLookupError: reached = False
+        print(json.dumps([seen, commands, reached]))
+        """
+    )
+    seen, commands, reached = json.loads(text)
+    assert seen == [1, 2]
+    assert commands == [""]  # the init's, which named paths of the host
+    assert reached is False
+
+
+def test_no_file_of_the_host_is_left_open(caller: Caller) -> None:
+    leaked = os.open("/etc/passwd", os.O_RDONLY)
+    os.set_inheritable(leaked, True)
+    try:
+        code = "import os; print(sorted(int(fd) for fd in os.listdir('/proc/self/fd')))"
+        command = caller.command({"argv": ["python3", "-c", code]})
+        done = subprocess.run(
+            command, env=caller.environment(), pass_fds=(leaked,), capture_output=True, text=True, check=True
+        )
+        assert json.loads(json.loads(done.stdout)["stdout"]) == [0, 1, 2, 3]  # 3 reads the folder
+    finally:
+        os.close(leaked)
+
+
+def test_the_host_cannot_be_read_from_inside(caller: Caller) -> None:
+    """Paths of the host lead nowhere; mountinfo names no path of the store but scratch folders' own."""
+    store = str(caller.store)
+    text = caller.python(
+        f"""
+        import os
+        for path in ({store!r}, {str(caller.ground)!r}, "/home", "/boot", "/etc/shadow", "/../../etc/shadow",
+                     "/proc/1/root/etc/shadow", "/proc/self/root/../etc/shadow",
+                     "/proc/self/cwd/../../../etc/shadow"):
+            try:
+                os.stat(path); print("SEEN", path)
+            except OSError: pass
+        os.chdir("/")
+        for _ in range(50): os.chdir("..")
+        print("opt" in os.listdir("."), os.path.exists("boot"), open("/etc/passwd").read().count("\\n"))
+        """
+    )
+    assert text == "True False 1"
+
+
+def test_network_is_empty_unless_asked_for(caller: Caller) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as abstract:
+        port = server.getsockname()[1]
+        name = f"imagefactory-test-{os.getpid()}-{caller.name}"
+        abstract.bind(f"\0{name}")
+        abstract.listen()
+        code = f"""
+        import socket, os
+        def reach(family, address):
+            client = socket.socket(family); client.settimeout(3)
+            try:
+                client.connect(address); return "reached"
+            except OSError as error:
+                return type(error).__name__
+        print(reach(socket.AF_INET, ("127.0.0.1", {port})), reach(socket.AF_UNIX, chr(0) + {name!r}),
+              sorted(name for _, name in socket.if_nameindex()), socket.gethostbyname("localhost"))
+        inside = socket.create_server(("127.0.0.1", 0))
+        print(reach(socket.AF_INET, inside.getsockname()))
+        """
+        assert caller.python(code).split("\n") == [
+            "ConnectionRefusedError ConnectionRefusedError ['lo'] 127.0.0.1",
+            "reached",
+        ]
+        assert caller.python(code, network=True).startswith("reached ")
+
+
+def test_images_with_links_in_the_place_of_mount_points(caller: Caller) -> None:
+    blobs = caller.ground / "blobs"
+    for name, target in (("tmp", "/etc"), ("proc", "../../../proc")):
+        bad = add_layer(
+            blobs, f"link-{name}", [(entry(name, mode=0o777, kind=tarfile.SYMTYPE, link=target), b"")]
+        )
+        told = Caller(caller.name, caller.ground, caller.store, [*caller.layers, bad]).run("true")
+        assert told["error"] == "StoreError"
+    victim = caller.ground / f"victim-{caller.name}"
+    victim.mkdir(exist_ok=True)
+    if caller.name == "user":
+        os.chown(victim, ORDINARY_UID, ORDINARY_UID)
+    link = add_layer(
+        blobs, "link-mount", [(entry("suite", mode=0o777, kind=tarfile.SYMTYPE, link=str(victim)), b"")]
+    )
+    led = Caller(caller.name, caller.ground, caller.store, [*caller.layers, link])
+    led.run("true", mounts=[[str(caller.ground / "blobs"), "/suite/in", False]])
+    assert list(victim.iterdir()) == []
+
+
+def test_gpu_asked_for_and_none_there(caller: Caller) -> None:
+    if Path("/dev/nvidia0").exists():
+        done = caller.run("bash", "-c", "nvidia-smi -L", gpus=True)
+        assert "GPU 0" in str(done["stdout"])
+        return
+    told = caller.run("true", gpus=True)
+    assert told["error"] == "ToolError"
+    assert "no GPU" in str(told["message"])
+
+
+def test_layers_in_use_are_not_collected(caller: Caller) -> None:
+    marker = f"80{os.getpid()}"
+    spec: dict[str, object] = {"argv": ["sleep", marker]}
+    run = subprocess.Popen(
+        caller.command(spec), env=caller.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    collect = (
+        "import sys; from pathlib import Path; from imagefactory.oci.unpack import Unpacked;"
+        f"print(len(Unpacked(Path({str(caller.store / 'unpacked')!r})).collect([])))"
+    )
+    prefix = caller.command(spec)[: caller.command(spec).index(PYTHON)]
+    ask = [*prefix, PYTHON, "-c", collect]
+    try:
+        assert wait_until(lambda: bool(marked_processes(marker)))
+        used = len(list((caller.store / "unpacked").glob("[0-9a-f]*")))
+        gone = int(
+            subprocess.run(ask, env=caller.environment(), capture_output=True, text=True, check=True).stdout
+        )
+        assert gone == used - len(caller.layers)
+        assert len(list((caller.store / "unpacked").glob("[0-9a-f]*"))) == len(caller.layers)
+    finally:
+        run.kill()
+        run.communicate()
+    assert wait_until(
+        lambda: (
+            int(
+                subprocess.run(
+                    ask, env=caller.environment(), capture_output=True, text=True, check=True
+                ).stdout
+            )
+            == len(caller.layers)
+        )
+    )
+    assert sys.version_info >= (3, 11)

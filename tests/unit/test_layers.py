@@ -1,0 +1,79 @@
+"""Layers: the same input gives the same bytes, and what comes out is a plain tar."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from imagefactory.errors import StoreError, UsageError
+from imagefactory.oci.layers import END_OF_ARCHIVE, Segment, codec
+
+EPOCH = 1_700_000_000
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.data = b""
+
+    def write(self, data: bytes) -> None:
+        self.data += data
+
+
+def make(name: str, files: dict[str, bytes]) -> tuple[bytes, str]:
+    """Two segments and an end, as buckets have them."""
+    sink, plain = Sink(), hashlib.sha256()
+    for path, data in files.items():
+        segment = Segment(codec(name), sink, plain, epoch=EPOCH)
+        segment.file(path, [data[:10], data[10:]], size=len(data), executable=path.endswith(".sh"))
+        segment.close()
+    last = Segment(codec(name), sink, plain, epoch=EPOCH)
+    last.link("opt/env/lib64", "lib")
+    last.raw(END_OF_ARCHIVE)
+    last.close()
+    return sink.data, plain.hexdigest()
+
+
+FILES = {"opt/env/a.py": b"print(1)\n" * 1000, "opt/env/b.sh": b"#!/bin/sh\n", "opt/" + "d" * 300: b"x"}
+
+
+@pytest.mark.parametrize("name", ["zstd", "gzip"])
+def test_a_layer_reads_back_as_the_tar_that_was_hashed(name: str, tmp_path: Path) -> None:
+    data, plain = make(name, FILES)
+    path = tmp_path / "layer"
+    path.write_bytes(data)
+    text = b"".join(codec(name).decompress(path))
+    assert hashlib.sha256(text).hexdigest() == plain
+    with tarfile.open(fileobj=io.BytesIO(text)) as archive:
+        members = {member.name: member for member in archive.getmembers()}
+        for file, content in FILES.items():
+            handle = archive.extractfile(members[file])
+            assert handle is not None
+            assert handle.read() == content
+    assert {m.mtime for m in members.values()} == {EPOCH}
+    assert {(m.uid, m.gid, m.uname, m.gname) for m in members.values()} == {(0, 0, "", "")}
+    assert members["opt/env/b.sh"].mode == 0o755
+    assert members["opt/env/a.py"].mode == 0o644
+    assert members["opt/env"].isdir()
+    assert members["opt/env/lib64"].linkname == "lib"
+
+
+@pytest.mark.parametrize("name", ["zstd", "gzip"])
+def test_the_same_input_gives_the_same_bytes(name: str) -> None:
+    assert make(name, FILES) == make(name, FILES)
+    assert make(name, FILES)[0] != make(name, {**FILES, "opt/z": b"z"})[0]
+
+
+def test_a_file_of_another_size_than_announced_is_refused() -> None:
+    segment = Segment(codec("zstd"), Sink(), hashlib.sha256(), epoch=EPOCH)
+    with pytest.raises(StoreError, match=r"a: 3 bytes came where 4 were announced"):
+        segment.file("a", [b"abc"], size=4, executable=False)
+
+
+def test_an_unknown_codec_names_those_there_are() -> None:
+    with pytest.raises(UsageError) as caught:
+        codec("lzma")
+    assert "zstd, gzip" in caught.value.hint

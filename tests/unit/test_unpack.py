@@ -1,0 +1,306 @@
+"""Layers become folders: what they hold, what is refused, and what a full disk or a rival process does."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import hashlib
+import io
+import multiprocessing
+import os
+import stat
+import tarfile
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from imagefactory.errors import StoreError
+from imagefactory.model import Descriptor, Layer
+from imagefactory.oci import unpack as unpack_module
+from imagefactory.oci.unpack import OPAQUE_ATTRIBUTE, Unpacked, entry_parts, remove_tree
+from imagefactory.progress import Quiet
+
+TAR = "application/vnd.oci.image.layer.v1.tar"
+Entry = tuple[str, bytes, dict[str, object]]
+
+
+def file(name: str, content: bytes = b"x", **fields: object) -> Entry:
+    return (name, content, fields)
+
+
+def folder(name: str, **fields: object) -> Entry:
+    return (name, b"", {"type": tarfile.DIRTYPE, "mode": 0o755, **fields})
+
+
+def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> Entry:
+    return (name, b"", {"type": kind, "linkname": target})
+
+
+def make_tar(*entries: Entry) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, content, fields in entries:
+            info = tarfile.TarInfo(name)
+            info.size, info.mtime, info.mode = len(content), 1_600_000_000, 0o644
+            info.uid, info.gid = os.geteuid(), os.getegid()
+            for key, value in fields.items():
+                setattr(info, key, value)
+            archive.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def digest(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+class Store:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.unpacked = Unpacked(path / "unpacked")
+        (path / "blobs").mkdir()
+
+    def blob_path(self, blob: str) -> Path:
+        return self.path / "blobs" / blob
+
+    def add(self, tar: bytes, codec: str = "", *, packed: bytes | None = None) -> Layer:
+        pack = {"": bytes, "+gzip": gzip.compress, "+zstd": zstandard.compress}[codec]
+        data = pack(tar) if packed is None else packed
+        self.blob_path(digest(data)).write_bytes(data)
+        descriptor = Descriptor(media_type=TAR + codec, digest=digest(data), size=len(data))
+        return Layer(descriptor=descriptor, diff_id=digest(tar), title="test")
+
+    def unpack(self, *layers: Layer) -> tuple[Path, ...]:
+        return self.unpacked.unpack(layers, self.blob_path, Quiet())
+
+    def one(self, *entries: Entry) -> Path:
+        return self.unpack(self.add(make_tar(*entries)))[0]
+
+    def leftovers(self) -> list[str]:
+        return [path.name for path in self.unpacked.folder.iterdir() if path.name != ".locks"]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+@pytest.mark.parametrize("codec", ["", "+gzip", "+zstd"])
+def test_content_modes_and_times(store: Store, codec: str) -> None:
+    tar = make_tar(
+        folder("a", mode=0o555),
+        file("a/b", b"hello", mode=0o755),
+        link("a/c", "/somewhere/else"),
+        link("d", "a/b", tarfile.LNKTYPE),
+        file("set", mode=0o6755),
+        file("implied/parent/file"),
+        file("big", b"z" * 3_000_000),
+    )
+    (found,) = store.unpack(store.add(tar, codec))
+    assert found == store.unpacked.folder / digest(tar).removeprefix("sha256:")
+    assert (found / "a/b").read_bytes() == b"hello"
+    assert stat.S_IMODE((found / "a").stat().st_mode) == 0o555
+    assert stat.S_IMODE((found / "a/b").stat().st_mode) == 0o755
+    assert (found / "a").stat().st_mtime == (found / "a/b").stat().st_mtime == 1_600_000_000
+    assert (found / "a/c").readlink() == Path("/somewhere/else")
+    assert (found / "d").stat().st_ino == (found / "a/b").stat().st_ino
+    assert stat.S_IMODE((found / "set").stat().st_mode) == 0o755
+    assert stat.S_IMODE((found / "implied/parent").stat().st_mode) == 0o755
+    assert (found / "big").stat().st_size == 3_000_000
+    assert stat.S_IMODE(store.unpacked.folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE(found.stat().st_mode) == 0o755
+    remove_tree(found)
+    assert not found.exists()
+
+
+def test_gzip_of_many_members(store: Store) -> None:
+    tar = make_tar(file("a", b"1" * 5000), file("b", b"2" * 5000))
+    packed = b"".join(gzip.compress(tar[start : start + 700]) for start in range(0, len(tar), 700))
+    (found,) = store.unpack(store.add(tar, "+gzip", packed=packed))
+    assert (found / "b").read_bytes() == b"2" * 5000
+
+
+def test_unpacked_once_and_shared(store: Store) -> None:
+    first, second = store.add(make_tar(file("a"))), store.add(make_tar(file("b")))
+    paths = store.unpack(first, second, first)
+    assert paths[0] == paths[2] != paths[1]
+    store.blob_path(first.descriptor.digest).unlink()
+    assert store.unpack(first) == paths[:1]
+
+
+@pytest.mark.parametrize("entries", [
+    [file("/etc/passwd")],
+    [file("../out")],
+    [file("a/../../out")],
+    [link("d", "/tmp"), file("d/out")],
+    [link("d", "."), folder("d/e")],
+    [file("f"), file("f/g")],
+    [folder("d"), file("d")],
+    [link("h", "../../outside", tarfile.LNKTYPE)],
+    [link("h", "missing", tarfile.LNKTYPE)],
+    [link("l", "/etc/passwd"), link("h", "l", tarfile.LNKTYPE)],
+    [link("d", "/etc"), link("h", "d/passwd", tarfile.LNKTYPE)],
+    [file("disk", b"", type=tarfile.BLKTYPE)],
+    [file("null", b"", type=tarfile.CHRTYPE)],
+    [file("pipe", b"", type=tarfile.FIFOTYPE)],
+    [file(".wh..")],
+    [file(".wh...")],
+    [file("a/.wh..wh.plnk")],
+    [file("x" * 300)],
+    [file("d/" * 100 + "f")],
+])  # fmt: skip
+def test_refused_and_nothing_left(store: Store, entries: list[Entry]) -> None:
+    with pytest.raises(StoreError):
+        store.one(*entries)
+    assert store.leftovers() == []
+    assert not (store.path / "out").exists()
+
+
+def test_device_nodes_below_dev_are_left_out(store: Store) -> None:
+    found = store.one(folder("dev"), file("dev/null", b"", type=tarfile.CHRTYPE, devmajor=1, devminor=3))
+    assert list((found / "dev").iterdir()) == []
+
+
+def test_later_entries_win(store: Store) -> None:
+    found = store.one(file("a", b"1"), link("a", "b"), file("a", b"3"), folder("d"), folder("d", mode=0o700))
+    assert (found / "a").read_bytes() == b"3"
+    assert stat.S_IMODE((found / "d").stat().st_mode) == 0o700
+
+
+def is_whiteout(path: Path) -> bool:
+    found = path.lstat()
+    return stat.S_ISCHR(found.st_mode) and found.st_rdev == 0
+
+
+def test_whiteouts_become_overlays(store: Store) -> None:
+    found = store.one(
+        file("a/.wh.gone"), file("b/.wh..wh..opq"), file("b/new"), file(".wh.mine"), file("mine", b"here"),
+        folder("over"), file("over/f"), file(".wh.over"), file(".wh.later"), file("later/f"),
+    )  # fmt: skip
+    assert is_whiteout(found / "a/gone")
+    assert os.getxattr(found / "b", OPAQUE_ATTRIBUTE) == b"y"
+    assert (found / "mine").read_bytes() == b"here"
+    for name in ("over", "later"):
+        assert (found / name / "f").read_bytes() == b"x"
+        assert os.getxattr(found / name, OPAQUE_ATTRIBUTE) == b"y"
+
+
+def test_refused_whiteout_says_what_to_do(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "mknod", refuse)
+    with pytest.raises(StoreError, match="refuses whiteouts") as told:
+        store.one(file(".wh.gone"))
+    assert "local disk" in told.value.hint
+
+
+def test_wrong_content_is_refused(store: Store) -> None:
+    layer = store.add(make_tar(file("a")))
+    wrong = Layer(descriptor=layer.descriptor, diff_id=digest(b"other"), title="w")
+    with pytest.raises(StoreError, match="holds sha256:"):
+        store.unpack(wrong)
+    assert store.leftovers() == []
+
+
+@pytest.mark.parametrize("codec", ["", "+gzip", "+zstd"])
+def test_every_truncation_is_refused(store: Store, codec: str) -> None:
+    tar = make_tar(file("a", os.urandom(3000)), file("b", os.urandom(3000)))
+    whole = store.add(tar, codec)
+    data = store.blob_path(whole.descriptor.digest).read_bytes()
+    for length in range(0, len(data), 511):
+        with pytest.raises(StoreError):
+            store.unpack(store.add(tar, codec, packed=data[:length]))
+    assert store.leftovers() == []
+
+
+def test_broken_header_in_the_middle_is_refused(store: Store) -> None:
+    tar = bytearray(make_tar(file("a"), file("b"), file("c")))
+    tar[1024 + 10] ^= 0xFF  # the name in b's header, so that its checksum is wrong
+    with pytest.raises(StoreError, match="broken header"):
+        store.unpack(store.add(bytes(tar)))
+
+
+def test_unknown_codec_and_missing_blob(store: Store) -> None:
+    layer = store.add(make_tar(file("a")))
+    strange = Descriptor(media_type=TAR + "+xz", digest=layer.descriptor.digest, size=1)
+    with pytest.raises(StoreError, match=r"\+xz"):
+        store.unpack(Layer(descriptor=strange, diff_id=layer.diff_id, title=""))
+    store.blob_path(layer.descriptor.digest).unlink()
+    with pytest.raises(StoreError, match="cannot be read"):
+        store.unpack(layer)
+
+
+def test_full_disk_names_folder_and_bytes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    tar = make_tar(file("a", b"1" * 100_000), file("b", b"2" * 400_000))
+    layer, real = store.add(tar), os.write
+
+    def full(fd: int, data: bytes) -> int:
+        if len(data) > 200_000:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(fd, data)
+
+    monkeypatch.setattr(unpack_module.os, "write", full)
+    with pytest.raises(StoreError) as told:
+        store.unpack(layer)
+    assert str(store.unpacked.folder) in told.value.message
+    assert f"{len(tar)} bytes" in told.value.message
+    assert store.leftovers() == []
+
+
+def unpack_in_child(path: Path, layer: Layer, results: multiprocessing.Queue[str]) -> None:
+    found = Unpacked(path / "unpacked").unpack([layer], lambda blob: path / "blobs" / blob, Quiet())
+    results.put(str(found[0]))
+
+
+def test_processes_at_once(store: Store) -> None:
+    layer = store.add(make_tar(*(file(f"d/{number}", b"x" * 2000) for number in range(800))), "+gzip")
+    context = multiprocessing.get_context("spawn")
+    results: multiprocessing.Queue[str] = context.Queue()
+    children = [context.Process(target=unpack_in_child, args=(store.path, layer, results)) for _ in range(3)]
+    for child in children:
+        child.start()
+    found = {results.get(timeout=60) for _ in children}
+    for child in children:
+        child.join()
+    assert found == {str(store.unpacked.path(layer.diff_id))}
+    assert len(list((store.unpacked.path(layer.diff_id) / "d").iterdir())) == 800
+
+
+def test_leftover_of_a_killed_process_is_replaced_and_collected(store: Store) -> None:
+    layer = store.add(make_tar(file("a")))
+    name = layer.diff_id.removeprefix("sha256:")
+    for left in (f".{name}.part", f".{'0' * 64}.part"):
+        (store.unpacked.folder / left / "half").mkdir(parents=True)
+    (found,) = store.unpack(layer)
+    assert [path.name for path in found.iterdir()] == ["a"]
+    gone = store.unpacked.collect([layer.diff_id])
+    assert [name for name, _ in gone] == [f".{'0' * 64}.part"]
+    assert store.leftovers() == [name]
+
+
+def test_collect(store: Store) -> None:
+    kept, loose = store.unpack(
+        store.add(make_tar(file("a"))),
+        store.add(make_tar(file("b", b"1" * 9000, mode=0), folder("c", mode=0))),
+    )
+    keep = [f"sha256:{kept.name}"]
+    assert [name for name, _ in store.unpacked.collect(keep, dry_run=True)] == [loose.name]
+    assert loose.exists()
+    gone = store.unpacked.collect(keep)
+    assert gone[0][0] == loose.name
+    assert gone[0][1] >= 9000
+    assert store.leftovers() == [kept.name]
+
+
+@pytest.mark.parametrize(("name", "parts"), [
+    ("./", ()), (".", ()), ("./a//b/./c", ("a", "b", "c")), ("a/", ("a",)), ("..a/b..", ("..a", "b..")),
+])  # fmt: skip
+def test_entry_parts(name: str, parts: tuple[str, ...]) -> None:
+    assert entry_parts(name) == parts
+
+
+def test_bad_digest_is_no_path(store: Store) -> None:
+    for bad in ("sha256:../../x", "sha512:" + "0" * 64, "sha256:" + "G" * 64, ""):
+        with pytest.raises(StoreError, match="not a digest"):
+            store.unpacked.path(bad)

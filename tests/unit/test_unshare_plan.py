@@ -1,0 +1,288 @@
+"""What a sandbox shall be, decided without making one; and the GPU's files found in fake trees."""
+
+from __future__ import annotations
+
+import errno
+import json
+import struct
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from imagefactory.errors import StoreError, ToolError, UsageError
+from imagefactory.model import Mount, RunSpec
+from imagefactory.verify.runners import sandbox
+from imagefactory.verify.runners.gpu_devices import (
+    GpuDevices,
+    count_gpus,
+    find_device_nodes,
+    find_gpus,
+    parse_driver_version,
+    parse_linker_cache,
+)
+from imagefactory.verify.runners.unshare import Caller, Place, SandboxPlan, explain, identity_map, plan
+
+ALL = (1 << 41) - 1
+FULL = "         0          0 4294967295\n"
+ROOT = Caller(pid=9, uid=0, gid=0, capabilities=ALL, uid_map=FULL, gid_map=FULL, machine="x86_64")
+USER = replace(ROOT, uid=1000, gid=1001, capabilities=0)
+PLACE = Place(
+    lower=(Path("/s/a"), Path("/s/b")),
+    scratch=Path("/s/run"),
+    environment=(("PATH", "/opt/env/bin"), ("A", "1")),
+)
+GPUS = GpuDevices(
+    devices=("/dev/nvidia0", "/dev/nvidiactl"), libraries=("/usr/lib/libcuda.so.550.90.07",),
+    links=(("libcuda.so.1", "libcuda.so.550.90.07"),), programs=("/usr/bin/nvidia-smi",), driver="550.90.07",
+)  # fmt: skip
+
+
+def decided(
+    spec: RunSpec, caller: Caller = ROOT, *, gpus: GpuDevices | None = None, tty: bool = False
+) -> SandboxPlan:
+    return plan(PLACE, spec, caller, gpus=gpus, tty=tty)
+
+
+def test_as_root_ids_stay_themselves() -> None:
+    made = decided(RunSpec(argv=("true",), uid=65534))
+    assert (made.uid, made.gid, made.uid_map, made.deny_setgroups) == (
+        65534,
+        65534,
+        "0 0 4294967295\n",
+        False,
+    )
+
+
+def test_as_root_of_a_namespace_its_own_ranges() -> None:
+    assert identity_map("0 100000 65536\n65536 1 1\n") == "0 0 65536\n65536 65536 1\n"
+
+
+@pytest.mark.parametrize(
+    "caller", [USER, replace(ROOT, capabilities=0), replace(ROOT, capabilities=ALL & ~0x80)]
+)
+def test_without_powers_over_ids_the_uid_stands_for_the_caller(caller: Caller) -> None:
+    made = decided(RunSpec(argv=("true",), uid=65534), caller)
+    assert made.uid_map == f"65534 {caller.uid} 1\n"
+    assert made.gid_map == f"65534 {caller.gid} 1\n"
+    assert made.deny_setgroups
+
+
+def test_environment_is_the_images_then_the_specs() -> None:
+    made = decided(RunSpec(argv=("true",), environment=(("A", "2"), ("B", "3"))))
+    assert dict(made.environment) == {"PATH": "/opt/env/bin", "A": "2", "B": "3"}
+    assert dict(decided(RunSpec(argv=("sh",)), tty=True).environment)["TERM"] == "xterm"
+    bare = plan(replace(PLACE, environment=()), RunSpec(argv=("true",)), ROOT, gpus=None, tty=False)
+    assert list(dict(bare.environment)) == ["PATH"]
+
+
+def test_plan_is_plain_json() -> None:
+    spec = RunSpec(
+        argv=("sh", "-c", "exit"), mounts=(Mount(source=Path("/h"), target="/m"),), gpus=True, timeout=2.5
+    )
+    read = json.loads(json.dumps(asdict(decided(spec, gpus=GPUS))))
+    assert read["lower"] == ["/s/a", "/s/b"]
+    assert read["mounts"] == [{"source": "/h", "target": "/m", "writable": False}]
+    assert (read["timeout"], read["caller"], read["network"], read["read_only"]) == (2.5, 9, False, False)
+
+
+def test_gpus_add_the_driver_behind_the_images_own_libraries() -> None:
+    made = decided(RunSpec(argv=("true",), gpus=True, environment=(("LD_LIBRARY_PATH", "/own"),)), gpus=GPUS)
+    environment = dict(made.environment)
+    assert environment["LD_LIBRARY_PATH"] == "/own:/usr/local/nvidia-driver/libraries"
+    assert environment["PATH"] == "/opt/env/bin:/usr/local/nvidia-driver/programs"
+    assert made.driver is not None
+    assert made.driver["devices"] == ("/dev/nvidia0", "/dev/nvidiactl")
+    assert decided(RunSpec(argv=("true",)), gpus=GPUS).driver is None
+
+
+def test_gpu_asked_for_and_none_there_is_no_silent_cpu_run() -> None:
+    with pytest.raises(ToolError, match="no GPU"):
+        decided(RunSpec(argv=("true",), gpus=True))
+
+
+@pytest.mark.parametrize(
+    "target", ["relative", "/", "/a/../b", "/proc", "/sys/x", "/dev/shm", "//dev/x", "/x/../proc"]
+)
+def test_refused_mount_targets(target: str) -> None:
+    with pytest.raises(UsageError):
+        decided(RunSpec(argv=("true",), mounts=(Mount(source=Path("/h"), target=target),)))
+
+
+def test_outer_mounts_come_first() -> None:
+    mounts = tuple(Mount(source=Path("/h"), target=target) for target in ("/a/b/c", "/z", "/a/b"))
+    assert [entry.target for entry in decided(RunSpec(argv=("true",), mounts=mounts)).mounts] == [
+        "/z",
+        "/a/b",
+        "/a/b/c",
+    ]
+
+
+@pytest.mark.parametrize("spec", [
+    RunSpec(argv=("a\0b",)), RunSpec(argv=("a",), workdir="x"),
+    RunSpec(argv=("a",), environment=(("A=B", "x"),)),
+    RunSpec(argv=("a",), environment=(("", "x"),)), RunSpec(argv=("a",), environment=(("A", "\0"),)),
+    RunSpec(argv=("a",), uid=-1), RunSpec(argv=("a",), mounts=(Mount(source=Path("rel"), target="/x"),)),
+])  # fmt: skip
+def test_refused_specs(spec: RunSpec) -> None:
+    with pytest.raises(UsageError):
+        decided(spec)
+
+
+def test_unknown_processor() -> None:
+    with pytest.raises(ToolError, match="riscv64"):
+        decided(RunSpec(argv=("true",)), replace(ROOT, machine="riscv64"))
+
+
+def test_errors_by_step() -> None:
+    assert isinstance(explain("workdir", errno.ENOENT, "/x"), UsageError)
+    assert isinstance(explain("layers", errno.ENOENT, "/x"), StoreError)
+    assert isinstance(explain("scratch", errno.ENOSPC, "/x"), StoreError)
+    assert "doctor" in explain("user-namespace", errno.EPERM, "no").hint
+    assert isinstance(explain("overlay", errno.EINVAL, "no"), ToolError)
+
+
+# --- the system call filter, run as the kernel would ------------------------------------------------
+
+
+def verdict(number: int, *arguments: int, audit: int = 0xC000003E) -> int:
+    padded = [*arguments, 0, 0, 0, 0, 0, 0][:6]
+    data = struct.pack("=iIQ6Q", number, audit, 0, *padded)
+    program, place, word = sandbox.seccomp_program("x86_64"), 0, 0
+    while True:
+        code, if_true, if_false, value = program[place]
+        place += 1
+        if code == sandbox.RETURN:
+            return value
+        if code == sandbox.LOAD:
+            word = struct.unpack_from("=I", data, value)[0]
+        else:
+            holds = {
+                sandbox.JUMP_EQUAL: word == value,
+                sandbox.JUMP_AT_LEAST: word >= value,
+                sandbox.JUMP_ANY_BIT: bool(word & value),
+            }[code]
+            place += if_true if holds else if_false
+
+
+@pytest.mark.parametrize(("number", "arguments", "expected"), [
+    (0, (), sandbox.ALLOW), (59, (), sandbox.ALLOW), (250, (), sandbox.NOT_PERMITTED),
+    (425, (), sandbox.NO_CALL),
+    (437, (), sandbox.NO_CALL), (90, (0, 0o755), sandbox.ALLOW), (90, (0, 0o4755), sandbox.NOT_PERMITTED),
+    (91, (0, 0o2755), sandbox.NOT_PERMITTED), (452, (0, 0, 0o4000), sandbox.NOT_PERMITTED),
+    (257, (0, 0, 0, 0o6777), sandbox.ALLOW), (257, (0, 0, 0o100, 0o6777), sandbox.NOT_PERMITTED),
+    (2, (0, 0o101, 0o644), sandbox.ALLOW), (2, (0, 0o20000000, 0o4644), sandbox.NOT_PERMITTED),
+    (41, (1,), sandbox.ALLOW), (41, (2,), sandbox.ALLOW), (41, (10,), sandbox.ALLOW),
+    (41, (16,), sandbox.ALLOW),
+    (41, (40,), sandbox.REFUSE | errno.EAFNOSUPPORT), (41, (17,), sandbox.REFUSE | errno.EAFNOSUPPORT),
+    (16, (0, 0x5401), sandbox.ALLOW), (16, (0, 0x5412), sandbox.NOT_PERMITTED),
+    (16, (0, 0x541C), sandbox.NOT_PERMITTED),
+    (16, (0, 0xFF00005412), sandbox.NOT_PERMITTED), (0x40000000, (), sandbox.NO_CALL),
+])  # fmt: skip
+def test_filter(number: int, arguments: tuple[int, ...], expected: int) -> None:
+    assert verdict(number, *arguments) == expected
+    assert verdict(number, *arguments, audit=0x40000003) == sandbox.NO_CALL  # 32-bit
+
+
+def test_filter_exists_for_every_architecture() -> None:
+    for machine in sandbox.ARCHITECTURES:
+        program = sandbox.seccomp_program(machine)
+        assert program[-1] == (sandbox.RETURN, 0, 0, sandbox.ALLOW)
+        assert all(
+            jump < len(program) - place for place, (_, *jumps, _) in enumerate(program) for jump in jumps
+        )
+
+
+# --- GPUs ----------------------------------------------------------------------------------------
+
+CACHE = """\
+812 libs found in cache `/etc/ld.so.cache'
+\tlibnvidia-ml.so.1 (libc6,x86-64) => {root}/lib/libnvidia-ml.so.1
+\tlibcudart.so.12 (libc6,x86-64) => {root}/lib/libcudart.so.12
+\tlibcudadebugger.so.1 (libc6,x86-64) => {root}/lib/gone.so
+\tlibcuda.so.1 (libc6,x86-64) => {root}/lib/libcuda.so.1
+\tlibcuda.so.1 (libc6) => {root}/lib32/libcuda.so.1
+\tlibcuda.so (libc6,x86-64, OS ABI: Linux 2.3.99) => {root}/lib/libcuda.so
+Cache generated by: ldconfig (Debian GLIBC 2.36-9+deb12u10) stable release version 2.36
+"""
+CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri May 31 09:35:42 UTC 2024\nGCC: 12\n"
+OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.82.07  Release Build  (root@x)\n"
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    for name in ("dev", "lib", "bin", "proc/driver/nvidia"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "proc/driver/nvidia/version").write_text(CLOSED)
+    for name in ("libcuda.so.550.90.07", "libnvidia-ml.so.550.90.07", "libcudart.so.12"):
+        (tmp_path / "lib" / name).write_text("")
+    for name in ("libcuda.so", "libcuda.so.1"):
+        (tmp_path / "lib" / name).symlink_to("libcuda.so.550.90.07")
+    (tmp_path / "lib/libnvidia-ml.so.1").symlink_to("libnvidia-ml.so.550.90.07")
+    (tmp_path / "bin/nvidia-smi").write_text("")
+    # Device nodes need root to make: a link to one of the kernel's own does.
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / "dev" / name).symlink_to("/dev/null")
+    (tmp_path / "dev/nvidia-caps").mkdir()
+    (tmp_path / "dev/nvidia-note.txt").write_text("no device")
+    return tmp_path
+
+
+def find(root: Path, cache: str = CACHE) -> GpuDevices:
+    return find_gpus(
+        dev=root / "dev", proc=root / "proc", programs=(root / "bin",), linker_cache=cache.format(root=root)
+    )
+
+
+def test_found_devices_and_libraries(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    found = find(machine)
+    assert [Path(path).name for path in found.devices] == [
+        "nvidia-caps",
+        "nvidia-uvm",
+        "nvidia0",
+        "nvidia1",
+        "nvidiactl",
+    ]
+    assert [Path(path).name for path in found.libraries] == [
+        "libcuda.so.550.90.07",
+        "libnvidia-ml.so.550.90.07",
+    ]
+    assert found.links == (
+        ("libcuda.so", "libcuda.so.550.90.07"),
+        ("libcuda.so.1", "libcuda.so.550.90.07"),
+        ("libnvidia-ml.so.1", "libnvidia-ml.so.550.90.07"),
+    )
+    assert found.programs == (str(machine / "bin/nvidia-smi"),)
+    assert found.driver == "550.90.07"
+    assert count_gpus(find_device_nodes(machine / "dev")) == 2
+
+
+def test_no_device_no_module_no_library(machine: Path) -> None:
+    with pytest.raises(ToolError, match=r"no libcuda\.so"):
+        find(machine, "0 libs\n")
+    (machine / "dev/nvidia-uvm").unlink()
+    with pytest.raises(ToolError, match="nvidia-uvm") as told:
+        find(machine)
+    assert "nvidia-modprobe" in told.value.hint
+    for node in (machine / "dev").glob("nvidia?"):
+        node.unlink()
+    with pytest.raises(ToolError, match="no GPU"):
+        find(machine)
+
+
+def test_linker_cache_of_the_architecture_alone() -> None:
+    names = [name for name, _ in parse_linker_cache(CACHE.format(root=""), machine="x86_64")]
+    assert names == ["libcuda.so", "libcuda.so.1", "libcudadebugger.so.1", "libnvidia-ml.so.1"]
+    assert (
+        dict(parse_linker_cache(CACHE.format(root=""), machine="x86_64"))["libcuda.so.1"]
+        == "/lib/libcuda.so.1"
+    )
+    assert parse_linker_cache(CACHE.format(root=""), machine="aarch64") == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "version"), [(CLOSED, "550.90.07"), (OPEN, "580.82.07"), ("", ""), ("NVRM?", "")]
+)
+def test_driver_version(text: str, version: str) -> None:
+    assert parse_driver_version(text) == version
