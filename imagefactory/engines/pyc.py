@@ -1,0 +1,87 @@
+"""The .pyc files of an image, made by the image's own Python inside the base."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from imagefactory.errors import BuildError
+
+SERVER = Path(__file__).with_name("pyc_server.py")
+
+
+class BaseCompiler:
+    """Compiles with the Python of a base image, through `pyc_server.py` running in it.
+
+    `start` starts a command inside the unpacked base with pipes on stdin and stdout. It is called
+    when the first source comes. Raises BuildError when the base's Python is not `python` (`3.11`) or
+    stops answering.
+    """
+
+    def __init__(self, start: Callable[[tuple[str, ...]], subprocess.Popen[bytes]], python: str) -> None:
+        self._start, self._python = start, python
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @contextmanager
+    def wheel(self) -> Iterator[BaseCompiler]:
+        """All sources of one wheel are compiled inside this."""
+        process = self._running()
+        self._write(process, b"W")
+        try:
+            yield self
+        except BaseException:
+            self.close()  # the server is in the middle of a wheel: the next one starts another
+            raise
+        self._write(process, b"E")
+
+    def compile(self, path: str, source: bytes) -> bytes | None:
+        process = self._running()
+        name = path.encode("utf-8", "surrogateescape")
+        header = len(name).to_bytes(4, "big") + name + len(source).to_bytes(4, "big")
+        self._write(process, b"F" + header + source)
+        size = int.from_bytes(self._read(process, 4), "big")
+        return self._read(process, size) or None
+
+    def close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(BrokenPipeError):
+                _pipe(process.stdin).close()
+            _pipe(process.stdout).close()
+            process.wait()
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            interpreter = f"/usr/bin/python{self._python}"
+            self._process = self._start((interpreter, "-s", "-S", "-P", "-c", SERVER.read_text()))
+            tag = self._read(self._process, 16).decode().strip()
+            wanted = "cpython-" + self._python.replace(".", "")
+            if tag != wanted:
+                raise BuildError(f"the base's Python is {tag}, the lock is for {wanted}")
+        return self._process
+
+    def _write(self, process: subprocess.Popen[bytes], data: bytes) -> None:
+        try:
+            pipe = _pipe(process.stdin)
+            pipe.write(data)
+            pipe.flush()
+        except BrokenPipeError:
+            raise BuildError(_GONE) from None
+
+    def _read(self, process: subprocess.Popen[bytes], count: int) -> bytes:
+        data = _pipe(process.stdout).read(count)
+        if len(data) != count:
+            raise BuildError(_GONE)
+        return data
+
+
+_GONE = "the base's Python ended while it compiled .py files"
+
+
+def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+    assert pipe is not None
+    return pipe

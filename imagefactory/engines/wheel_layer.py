@@ -1,0 +1,267 @@
+"""One wheel becomes tar entries, without being installed anywhere.
+
+pypa/installer decides what goes where (schemes, scripts, RECORD); this room gives it a source that
+inflates with isal in a fixed order and a destination that writes tar entries instead of files.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import posixpath
+import stat
+import struct
+import warnings
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from io import BytesIO
+from os import PathLike
+from pathlib import Path
+from typing import IO, BinaryIO, Protocol, cast
+
+from installer import install
+from installer.destinations import WheelDestination
+from installer.exceptions import InstallerError
+from installer.records import Hash, RecordEntry, parse_record_file
+from installer.scripts import Script
+from installer.sources import WheelContentElement, WheelFile
+from installer.utils import Scheme, construct_record_file, fix_shebang
+from isal import isal_zlib
+from isal.igzip_lib import IsalError
+
+from imagefactory.errors import BuildError
+from imagefactory.oci.layers import CHUNK, Segment
+
+READ = 256 * 1024
+LOCAL_HEADER = struct.Struct("<4s5H3I2H")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a wheel goes: the environment's `prefix` in the image (`/opt/env`) and its Python (`3.11`)."""
+
+    prefix: str
+    python: str
+
+    @property
+    def site_packages(self) -> str:
+        return f"{self.prefix}/lib/python{self.python}/site-packages"
+
+    def folder(self, scheme: str, distribution: str) -> str:
+        """The scheme's folder inside the image, as sysconfig's `venv` scheme has it."""
+        folders = {
+            "purelib": self.site_packages,
+            "platlib": self.site_packages,
+            "headers": f"{self.prefix}/include/site/python{self.python}/{distribution}",
+            "scripts": f"{self.prefix}/bin",
+            "data": self.prefix,
+        }
+        return folders[scheme]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaidFile:
+    """One file a wheel brings: its path inside the image and what its bytes are (`sha256=...`)."""
+
+    path: str
+    content: str
+
+
+class Compiler(Protocol):
+    def compile(self, path: str, source: bytes) -> bytes | None:
+        """The .pyc of `source`, or None when it is not valid for this Python."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archive:
+    """A wheel's open file, and who hears of the bytes read from it."""
+
+    file: IO[bytes]
+    report: Callable[[int], None]
+
+
+class Member:
+    """One file of a wheel as a stream of inflated chunks, its CRC checked at the end."""
+
+    def __init__(self, archive: Archive, info: zipfile.ZipInfo, record: tuple[str, str, str]) -> None:
+        self._archive, self.info, self.record = archive.file, info, record
+        self._report = archive.report
+        self.size = info.file_size
+
+    def chunks(self) -> Iterator[bytes]:
+        self._archive.seek(self.info.header_offset)
+        header = LOCAL_HEADER.unpack(self._archive.read(LOCAL_HEADER.size))
+        if header[0] != b"PK\x03\x04":
+            raise BuildError(f"no file header for {self.info.filename}")
+        self._archive.seek(header[9] + header[10], 1)
+        if self.info.compress_type == zipfile.ZIP_STORED:
+            packed = self._packed()
+        elif self.info.compress_type == zipfile.ZIP_DEFLATED:
+            packed = _inflate(self._packed())
+        else:
+            raise BuildError(f"{self.info.filename} is compressed by method {self.info.compress_type}")
+        crc, size = 0, 0
+        for chunk in packed:
+            crc = isal_zlib.crc32(chunk, crc)
+            size += len(chunk)
+            yield chunk
+        if crc != self.info.CRC or size != self.info.file_size:
+            raise BuildError(f"{self.info.filename} is damaged (wrong CRC)")
+
+    def _packed(self) -> Iterator[bytes]:
+        left = self.info.compress_size
+        while left:
+            data = self._archive.read(min(READ, left))
+            if not data:
+                raise BuildError(f"{self.info.filename} is cut off")
+            left -= len(data)
+            self._report(len(data))
+            yield data
+
+    def bytes(self) -> bytes:
+        return b"".join(self.chunks())
+
+
+def _inflate(packed: Iterator[bytes]) -> Iterator[bytes]:
+    inflater = isal_zlib.decompressobj(-15)
+    for data in packed:
+        # Bounded output: a file of zeros must not become one chunk of its whole size.
+        chunk = inflater.decompress(data, CHUNK)
+        yield chunk
+        while inflater.unconsumed_tail:
+            yield inflater.decompress(inflater.unconsumed_tail, CHUNK)
+    yield inflater.flush()
+
+
+class WheelSource(WheelFile):
+    """A wheel read in sorted order; refuses what no wheel may hold."""
+
+    def __init__(self, archive: zipfile.ZipFile, raw: Archive) -> None:
+        super().__init__(archive)
+        self._raw = raw
+        seen: set[str] = set()
+        for info in archive.infolist():
+            _refuse_bad_entry(info.filename.removesuffix("/"), info.external_attr >> 16)
+            if info.filename in seen:
+                raise BuildError(f"{info.filename} stands in it twice")
+            seen.add(info.filename)
+
+    def get_contents(self) -> Iterator[WheelContentElement]:
+        archive: zipfile.ZipFile = self._zipfile
+        rows = parse_record_file(self.read_dist_info("RECORD").splitlines())
+        records = {row[0]: row for row in rows}
+        for info in sorted(archive.infolist(), key=lambda item: item.filename):
+            if info.is_dir():
+                continue
+            mode = info.external_attr >> 16
+            member = Member(self._raw, info, records.get(info.filename, (info.filename, "", "")))
+            executable = bool(stat.S_ISREG(mode) and mode & 0o111)
+            yield member.record, cast("BinaryIO", member), executable
+
+
+def _refuse_bad_entry(name: str, mode: int) -> None:
+    parts = name.split("/")
+    if name.startswith("/") or ".." in parts or "" in parts or "\\" in name or "\0" in name:
+        raise BuildError(f"{name!r} is not a path inside the environment")
+    kind = stat.S_IFMT(mode)
+    if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+        raise BuildError(f"{name!r} is a link or a device; wheels hold files only")
+    if mode & (stat.S_ISUID | stat.S_ISGID):
+        raise BuildError(f"{name!r} is setuid or setgid")
+
+
+class LayerDestination(WheelDestination):
+    """Writes what pypa/installer hands out as tar entries below `place`."""
+
+    def __init__(self, segment: Segment, place: Place, distribution: str) -> None:
+        self.segment, self.place, self.distribution = segment, place, distribution
+        self.laid: list[LaidFile] = []
+        self.sources: list[tuple[str, Member]] = []
+
+    def write_script(self, name: str, module: str, attr: str, section: str) -> RecordEntry:
+        made = Script(name, module, attr, section)  # type: ignore[arg-type]
+        filename, data = made.generate(f"{self.place.prefix}/bin/python", "posix")
+        return self._bytes(Scheme("scripts"), filename, data, executable=True)
+
+    def write_file(
+        self, scheme: Scheme, path: str | PathLike[str], stream: BinaryIO | Member, is_executable: bool
+    ) -> RecordEntry:
+        path = str(path)
+        if not isinstance(stream, Member):
+            return self._bytes(scheme, path, stream.read(), executable=is_executable)
+        if scheme == "scripts":
+            # pip marks every script as a program, whatever the wheel's own mode says.
+            with fix_shebang(BytesIO(stream.bytes()), f"{self.place.prefix}/bin/python") as fixed:
+                return self._bytes(scheme, path, fixed.read(), executable=True)
+        entry = RecordEntry.from_elements(path, *stream.record[1:])
+        if entry.hash_ is None:
+            return self._bytes(scheme, path, stream.bytes(), executable=is_executable)
+        target = self._target(scheme, path)
+        self.segment.file(target, stream.chunks(), size=stream.size, executable=is_executable)
+        self.laid.append(LaidFile(path=target, content=str(entry.hash_)))
+        if path.endswith(".py") and scheme in ("purelib", "platlib"):
+            self.sources.append((target, stream))
+        return RecordEntry(path, entry.hash_, stream.size)
+
+    def finalize_installation(
+        self, scheme: Scheme, record_file_path: str, records: Iterable[tuple[Scheme, RecordEntry]]
+    ) -> None:
+        site = self._target(scheme, "")
+
+        def prefix_of(other: Scheme) -> str | None:
+            folder = self._target(other, "")
+            return None if folder == site else posixpath.relpath(folder, site) + "/"
+
+        with construct_record_file(records, prefix_of) as stream:
+            self._bytes(scheme, record_file_path, stream.read(), executable=False)
+
+    def _target(self, scheme: str, path: str) -> str:
+        folder = self.place.folder(scheme, self.distribution).lstrip("/")
+        return f"{folder}/{path}" if path else folder
+
+    def _bytes(self, scheme: Scheme, path: str, data: bytes, *, executable: bool) -> RecordEntry:
+        target = self._target(scheme, path)
+        self.segment.file(target, [data], size=len(data), executable=executable)
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        self.laid.append(LaidFile(path=target, content=f"sha256={digest}"))
+        return RecordEntry(path, Hash("sha256", digest), len(data))
+
+
+def lay_wheel(
+    wheel: Path, place: Place, segment: Segment, compiler: Compiler, *, report: Callable[[int], None]
+) -> tuple[LaidFile, ...]:
+    """Writes everything `wheel` installs below `place` into `segment`, its .pyc files last.
+
+    `report` hears of the wheel's bytes as they are read.
+
+    Returns the files laid (without .pyc). Raises BuildError, naming the wheel, when it is damaged or
+    holds what a wheel may not hold: paths outside, links, setuid files.
+    """
+    try:
+        with zipfile.ZipFile(wheel) as archive, wheel.open("rb") as raw, warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # shipped __pycache__ is left out, as pip does
+            source = WheelSource(archive, Archive(file=raw, report=report))
+            destination = LayerDestination(segment, place, source.distribution)
+            install(source, destination, {"INSTALLER": b"imagefactory\n"})
+            _compile(destination, compiler, place)
+            return tuple(destination.laid)
+    except BuildError as error:
+        raise BuildError(f"{wheel.name}: {error.message}", hint=_DAMAGED) from error
+    except (zipfile.BadZipFile, zlib.error, IsalError, InstallerError, KeyError, ValueError) as error:  # type: ignore[misc]
+        raise BuildError(f"{wheel.name}: not a sound wheel: {error}", hint=_DAMAGED) from error
+
+
+_DAMAGED = "if the file in the cache is damaged, remove it and build again: it is fetched and checked anew"
+
+
+def _compile(destination: LayerDestination, compiler: Compiler, place: Place) -> None:
+    tag = "cpython-" + place.python.replace(".", "")
+    for target, member in destination.sources:
+        pyc = compiler.compile(f"/{target}", member.bytes())
+        if pyc is None:
+            continue
+        folder, _, name = target.rpartition("/")
+        path = f"{folder}/__pycache__/{name.removesuffix('.py')}.{tag}.pyc"
+        destination.segment.file(path, [pyc], size=len(pyc), executable=False)

@@ -1,0 +1,228 @@
+"""One wheel becomes tar entries: what pip would install, in one order, with fixed owners and times."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import stat
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from imagefactory.engines.pyc import BaseCompiler
+from imagefactory.engines.wheel_layer import Compiler, LaidFile, Place, lay_wheel
+from imagefactory.errors import BuildError
+from imagefactory.oci.layers import END_OF_ARCHIVE, Segment, codec
+from tests.unit.wheels_made_here import make_wheel
+
+PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
+PLACE = Place(prefix="/opt/env", python=PYTHON)
+SITE = f"opt/env/lib/python{PYTHON}/site-packages"
+
+
+@pytest.fixture
+def compiler() -> Iterator[BaseCompiler]:
+    """The real server, in this Python instead of a base's."""
+
+    def start(argv: tuple[str, ...]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            (sys.executable, *argv[1:]),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={"PYTHONHASHSEED": "0"},
+        )
+
+    made = BaseCompiler(start, PYTHON)
+    yield made
+    made.close()
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.data = b""
+
+    def write(self, data: bytes) -> None:
+        self.data += data
+
+
+def lay(
+    path: Path, compiler: BaseCompiler, tmp_path: Path
+) -> tuple[tarfile.TarFile, tuple[LaidFile, ...], str]:
+    sink, plain = Sink(), hashlib.sha256()
+    segment = Segment(codec("zstd"), sink, plain, epoch=1)
+    with compiler.wheel() as open_compiler:
+        laid = lay_wheel(path, PLACE, segment, open_compiler, report=lambda _: None)
+    segment.raw(END_OF_ARCHIVE)
+    segment.close()
+    layer = tmp_path / "layer"
+    layer.write_bytes(sink.data)
+    archive = tarfile.TarFile(fileobj=io.BytesIO(b"".join(codec("zstd").decompress(layer))))
+    return archive, laid, plain.hexdigest()
+
+
+FILES = {
+    "demo/__init__.py": b"NAME = 'demo'\n",
+    "demo/broken.py": b"def (:\n",
+    "demo/data.bin": bytes(range(256)) * 9000,
+    "demo-1.0.data/scripts/tool": b"#!python\nprint('tool')\n",
+    "demo-1.0.data/data/share/demo/readme.txt": b"hello\n",
+    "demo-1.0.data/headers/demo.h": b"#define DEMO 1\n",
+    "demo-1.0.dist-info/entry_points.txt": b"[console_scripts]\ndemo-run = demo:main\n",
+}
+
+
+def test_everything_lands_where_pip_would_put_it(compiler: BaseCompiler, tmp_path: Path) -> None:
+    archive, laid, _ = lay(make_wheel(tmp_path, "demo", FILES), compiler, tmp_path)
+    names = {m.name for m in archive.getmembers() if m.isfile()}
+    tag = f"cpython-{PYTHON.replace('.', '')}"
+    assert names == {
+        f"{SITE}/demo/__init__.py",
+        f"{SITE}/demo/broken.py",
+        f"{SITE}/demo/data.bin",
+        f"{SITE}/demo/__pycache__/__init__.{tag}.pyc",
+        f"{SITE}/demo-1.0.dist-info/RECORD",
+        f"{SITE}/demo-1.0.dist-info/INSTALLER",
+        f"{SITE}/demo-1.0.dist-info/WHEEL",
+        f"{SITE}/demo-1.0.dist-info/METADATA",
+        f"{SITE}/demo-1.0.dist-info/entry_points.txt",
+        "opt/env/bin/tool",
+        "opt/env/bin/demo-run",
+        "opt/env/share/demo/readme.txt",
+        f"opt/env/include/site/python{PYTHON}/demo/demo.h",
+    }
+    assert {file.path for file in laid} == {name for name in names if not name.endswith(".pyc")}
+    assert archive.getmember("opt/env/bin/tool").mode == 0o755
+    assert _text(archive, "opt/env/bin/tool").startswith("#!/opt/env/bin/python\n")
+    assert _text(archive, "opt/env/bin/demo-run").startswith("#!/opt/env/bin/python\n")
+    record = _text(archive, f"{SITE}/demo-1.0.dist-info/RECORD")
+    assert "../../../bin/tool,sha256=" in record
+    assert "../../../share/demo/readme.txt,sha256=" in record
+
+
+def _text(archive: tarfile.TarFile, name: str) -> str:
+    handle = archive.extractfile(name)
+    assert handle is not None
+    return handle.read().decode()
+
+
+def test_the_installed_wheel_works(compiler: BaseCompiler, tmp_path: Path) -> None:
+    """Unpacked and imported by a Python that may not write: the unchecked .pyc is what it takes."""
+    archive, _, _ = lay(make_wheel(tmp_path, "demo", FILES), compiler, tmp_path)
+    archive.extractall(tmp_path / "root")
+    site = tmp_path / "root" / SITE
+    (site / "demo" / "__init__.py").write_text("NAME = 'changed: unchecked byte code is not looked behind'\n")
+    code = "import demo, importlib.metadata as m; print(demo.NAME, m.version('demo'), len(m.files('demo')))"
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", code], env={"PYTHONPATH": str(site)}, capture_output=True, text=True
+    )
+    assert done.stdout == "demo 1.0 12\n", done.stderr
+
+
+def test_the_order_of_the_zip_does_not_matter(compiler: BaseCompiler, tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in "ab"]
+    digests = set()
+    for folder, order in zip(folders, (1, -1), strict=True):
+        folder.mkdir()
+        digests.add(lay(make_wheel(folder, "demo", FILES, order=order), compiler, folder)[2])
+        # RECORD's rows are sorted anew, so only the order of entries could differ.
+    assert len(digests) == 1
+
+
+def test_byte_code_does_not_depend_on_what_was_compiled_before(
+    compiler: BaseCompiler, tmp_path: Path
+) -> None:
+    """A frozenset or an interned name shared with an earlier file changes the bytes marshal writes."""
+    source = b"".join(b"def %c(x):\n    return x in {'alpha', 'beta', 'a b'}\n" % name for name in b"fg")
+    other = b"KEEP = ('alpha', 'a b', frozenset({'alpha'}))\nX = {'alpha', 'beta', 'a b'} \n" * 20
+    demo = make_wheel(tmp_path, "demo", {"demo.py": source})
+    first = lay(demo, compiler, tmp_path)[2]
+    for number in range(3):
+        lay(make_wheel(tmp_path, f"other{number}", {"other.py": other}), compiler, tmp_path)
+    assert lay(demo, compiler, tmp_path)[2] == first
+
+
+def test_a_shipped_pycache_is_left_out(compiler: BaseCompiler, tmp_path: Path) -> None:
+    files = {"demo/__pycache__/evil.cpython-311.pyc": b"evil", "demo/a.py": b""}
+    archive, _, _ = lay(make_wheel(tmp_path, "demo", files), compiler, tmp_path)
+    assert not [name for name in archive.getnames() if "evil" in name]
+
+
+@pytest.mark.parametrize(
+    ("path", "mode", "message"),
+    [
+        ("/etc/passwd", 0, "not a path inside"),
+        ("demo/../../../../etc/passwd", 0, "not a path inside"),
+        ("demo\\..\\x", 0, "not a path inside"),
+        ("demo/link", stat.S_IFLNK | 0o777, "a link or a device"),
+        ("demo/pipe", stat.S_IFIFO | 0o644, "a link or a device"),
+        ("demo/root", stat.S_IFREG | 0o4755, "setuid"),
+        ("demo-1.0.data/elsewhere/x", 0, "not a sound wheel"),
+    ],
+)
+def test_what_no_wheel_may_hold_is_refused_by_name(
+    compiler: BaseCompiler, tmp_path: Path, path: str, mode: int, message: str
+) -> None:
+    wheel = make_wheel(tmp_path, "demo", {path: b"x"}, modes={path: mode} if mode else {})
+    with pytest.raises(BuildError, match=message) as caught:
+        lay(wheel, compiler, tmp_path)
+    assert caught.value.message.startswith("demo-1.0-py3-none-any.whl: ")
+
+
+@pytest.mark.parametrize("at", [0.1, 0.3, 0.5, 0.7, 0.9])
+def test_a_damaged_wheel_is_an_error_that_names_it(compiler: BaseCompiler, tmp_path: Path, at: float) -> None:
+    wheel = make_wheel(tmp_path, "demo", {"demo/data.py": bytes(range(256)) * 4000})
+    data = bytearray(wheel.read_bytes())
+    data[int(len(data) * at)] ^= 0xFF
+    wheel.write_bytes(data)
+    with pytest.raises(BuildError, match=r"^demo-1\.0"):
+        lay(wheel, compiler, tmp_path)
+
+
+def test_a_truncated_wheel_is_an_error_that_names_it(compiler: BaseCompiler, tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path, "demo", FILES)
+    wheel.write_bytes(wheel.read_bytes()[:-40])
+    with pytest.raises(BuildError, match=r"^demo-1\.0.*not a sound wheel"):
+        lay(wheel, compiler, tmp_path)
+
+
+def test_a_base_of_another_python_is_refused() -> None:
+    def start(_: tuple[str, ...]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(["printf", "%-16s", "cpython-27"], stdin=-1, stdout=-1)
+
+    compiler = BaseCompiler(start, "3.11")
+    with pytest.raises(BuildError, match="the base's Python is cpython-27"), compiler.wheel():
+        pass
+    compiler.close()
+
+
+def test_a_compiler_that_dies_is_an_error(tmp_path: Path) -> None:
+    def start(_: tuple[str, ...]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            ["printf", "%-16s", f"cpython-{PYTHON.replace('.', '')}"], stdin=-1, stdout=-1
+        )
+
+    dying: Compiler = BaseCompiler(start, PYTHON)
+    with pytest.raises(BuildError, match="ended while it compiled"):
+        dying.compile("/x.py", b"")
+
+
+def test_after_a_bad_wheel_the_next_one_compiles(compiler: BaseCompiler, tmp_path: Path) -> None:
+    good = make_wheel(tmp_path, "demo", FILES)
+    wanted = lay(good, compiler, tmp_path)[2]
+    bad = make_wheel(tmp_path, "bad", {"bad/a.py": b"A = 1\n", "bad/z": b"x"}, modes={"bad/z": 0o4755})
+    with pytest.raises(BuildError, match="setuid"):
+        lay(bad, compiler, tmp_path)
+    assert lay(good, compiler, tmp_path)[2] == wanted
+
+
+def test_every_byte_of_a_wheel_is_reported_at_most_twice(compiler: BaseCompiler, tmp_path: Path) -> None:
+    """Progress counts what is read; .py files are read once more to be compiled."""
+    wheel, seen = make_wheel(tmp_path, "demo", {"demo/d.bin": bytes(10_000_000)}), []
+    segment = Segment(codec("zstd"), Sink(), hashlib.sha256(), epoch=1)
+    with compiler.wheel() as open_compiler:
+        lay_wheel(wheel, PLACE, segment, open_compiler, report=seen.append)
+    assert 0.8 * wheel.stat().st_size < sum(seen) <= wheel.stat().st_size
