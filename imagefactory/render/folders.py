@@ -1,0 +1,107 @@
+"""The folders under definitions/: what stands in them, writing them, and telling whether they are stale."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from imagefactory.errors import FactoryError, UsageError
+from imagefactory.lock.pypi import format_lock
+from imagefactory.model import Definition
+from imagefactory.render.apptainer import render_apptainer
+from imagefactory.render.dockerfile import render_dockerfile
+
+DIFF_LINES = 12
+"""How much of a difference `check_definitions` shows a file."""
+
+
+def render(definition: Definition) -> dict[str, str]:
+    """File name -> text of one target's folder; the folder needs nothing from outside to be built."""
+    return {
+        "Dockerfile": render_dockerfile(definition),
+        "apptainer.def": render_apptainer(definition),
+        "requirements.txt": format_lock(definition.lock),
+    }
+
+
+def write_definitions(folder: Path, files: Mapping[str, str]) -> None:
+    """Write `files` (path inside `folder`, with `/` -> text), each beside its place and then renamed.
+
+    A file that is right already is not touched. Raises UsageError for a path that leaves the folder
+    and for one that cannot be written.
+    """
+    for name, text in sorted(files.items()):
+        path = _place(folder, name)
+        try:
+            if path.is_file() and path.read_bytes() == text.encode():
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.parent.resolve().is_relative_to(folder.resolve()):
+                raise UsageError(f"{path} leads out of {folder}", hint="remove the link")
+            _replace(path, text)
+        except OSError as error:
+            raise _unusable(path, error) from error
+
+
+def check_definitions(folder: Path, files: Mapping[str, str]) -> tuple[str, ...]:
+    """What differs between `files` and what stands in `folder`: one entry a file, none when all is right.
+
+    An entry names the file and shows the beginning of the difference. Files in `folder` that are not
+    in `files` are named too. Raises UsageError for a file that cannot be read.
+    """
+    faults = []
+    try:
+        there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+        for name, text in sorted(files.items()):
+            path = _place(folder, name)
+            if name not in there:
+                faults.append(f"{path}: missing")
+                continue
+            held = path.read_bytes().decode("utf-8", errors="replace")
+            if held != text:
+                faults.append(f"{path}: stale\n{_difference(held, text)}")
+    except OSError as error:
+        raise _unusable(folder, error) from error
+    faults.extend(f"{folder / name}: no recipe makes it" for name in sorted(there - set(files)))
+    return tuple(faults)
+
+
+def _difference(held: str, wanted: str) -> str:
+    lines = list(
+        difflib.unified_diff(
+            held.splitlines(), wanted.splitlines(), "as it is", "as rendered", n=1, lineterm=""
+        )
+    )
+    if not lines:
+        return "  (only line ends differ)"
+    rest = len(lines) - DIFF_LINES
+    shown = [f"  {text}" for text in lines[:DIFF_LINES]]
+    return "\n".join([*shown, f"  ... and {rest} more lines"] if rest > 0 else shown)
+
+
+def _place(folder: Path, name: str) -> Path:
+    pure = PurePosixPath(name)
+    if pure.is_absolute() or not pure.parts or ".." in pure.parts or not name.isprintable():
+        raise UsageError(f"{name!r} is not a path inside {folder}")
+    return folder / pure
+
+
+def _replace(path: Path, text: str) -> None:
+    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="") as stream:
+            stream.write(text)
+        Path(beside).chmod(0o644)
+        Path(beside).replace(path)
+    except BaseException:
+        Path(beside).unlink(missing_ok=True)
+        raise
+
+
+def _unusable(path: Path, error: OSError) -> FactoryError:
+    return UsageError(
+        f"{path}: {error.strerror}", hint="look at the folder's owner, its rights and the free space"
+    )

@@ -1,0 +1,60 @@
+"""The templates' environment, and the lines that both kinds of file show alike.
+
+The delimiters are `[[ ]]`, `[% %]` and `[# #]`, so that `{{ }}` is always Apptainer's own. Templates
+are files of this package; a recipe's text is only ever a value.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from imagefactory.model import Definition
+from imagefactory.progress import format_bytes
+from imagefactory.render.define import framework_wheel
+from imagefactory.render.quoting import FILTERS, insist
+
+COMMAND = ("python",)
+"""What an image starts when nothing else is asked for."""
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        undefined=StrictUndefined,
+        autoescape=False,  # noqa: S701 - no HTML here; `insist` lets out only what is quoted
+        finalize=insist,
+        variable_start_string="[[",
+        variable_end_string="]]",
+        block_start_string="[%",
+        block_end_string="%]",
+        comment_start_string="[#",
+        comment_end_string="#]",
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters.update(FILTERS)
+    return environment
+
+
+def fill(template: str, **values: Any) -> str:
+    """The text of `template` (a file name in templates/) with `values`.
+
+    Raises UsageError for a value that cannot be written there.
+    """
+    return _environment().get_template(template).render(values)
+
+
+def facts(definition: Definition) -> str:
+    """One line for the reader: what is in the image, how many packages and bytes are fetched for it."""
+    target, wheels = definition.target, definition.lock.wheels
+    return (
+        f"{target.framework} {framework_wheel(target, definition.lock).version} for CUDA {target.cuda} "
+        f"and Python {target.python} on {target.platform}: {len(wheels)} packages, "
+        f"{format_bytes(sum(wheel.size for wheel in wheels))} of wheels."
+    )

@@ -1,0 +1,411 @@
+"""Rendered files: definitions/ is what the recipes give, and each file means what its Definition says."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from imagefactory.errors import LockError, RecipeError, UsageError
+from imagefactory.lock.pypi import parse_lock, read_lock
+from imagefactory.model import Base, Definition, Lock, LockedWheel, Target, Where
+from imagefactory.recipes import expand_all, read_bases, read_recipes
+from imagefactory.render import quoting
+from imagefactory.render.apptainer import module_of, render_apptainer
+from imagefactory.render.define import define, driver_floor, pyvenv_cfg, venv_links
+from imagefactory.render.dockerfile import PIP_ARGUMENTS, instructions, render_dockerfile
+from imagefactory.render.folders import check_definitions, render, write_definitions
+from imagefactory.render.templating import _environment
+from imagefactory.verify.suite import table
+
+ROOT = Path(__file__).parents[2]
+WHERE = Where(file="recipes/pytorch.yaml", line=7, column=3)
+
+
+def make_target(**changes: object) -> Target:
+    target = Target(
+        name="pytorch-2.3-cu121",
+        family="pytorch",
+        description="PyTorch with CUDA libraries",
+        source="pypi",
+        framework="torch",
+        version="2.3",
+        cuda="12.1",
+        python="3.11",
+        base="debian-12",
+        platform="linux/amd64",
+        capabilities=("8.0",),
+        checks=("packages",),
+        requirements=("torch==2.3.*",),
+        constraints=(),
+        environment=(("OMP_PLACES", "cores"),),
+        where=WHERE,
+    )
+    return replace(target, **changes)  # type: ignore[arg-type]
+
+
+def make_base(**changes: object) -> Base:
+    base = Base(
+        name="debian-12",
+        suite="bookworm",
+        python="3.11",
+        glibc="2.36",
+        packages=("python3", "gcc", "python3-venv"),
+        public="docker.io/library/debian:12-slim",
+        where=WHERE,
+    )
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def make_lock(**changes: object) -> Lock:
+    wheels = (
+        LockedWheel(
+            name="idna", version="3.7", filename="idna-3.7-py3-none-any.whl", sha256="2" * 64, size=66_836
+        ),
+        LockedWheel(
+            name="torch",
+            version="2.3.1",
+            filename="torch-2.3.1-cp311-cp311-manylinux1_x86_64.whl",
+            sha256="1" * 64,
+            size=779_000_000,
+        ),
+    )
+    lock = Lock(
+        target="pytorch-2.3-cu121",
+        content_hash="sha256:" + "0" * 64,
+        python="3.11",
+        platform="manylinux_2_36_x86_64",
+        solver="uv 0.9.1",
+        wheels=wheels,
+    )
+    return replace(lock, **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def definition() -> Definition:
+    return define(make_target(), make_base(), make_lock())
+
+
+# --- the committed files ---------------------------------------------------------------------------
+
+
+def committed() -> dict[str, Definition]:
+    bases = read_bases(ROOT / "recipes")
+    targets = expand_all(read_recipes(ROOT / "recipes"), bases)
+    by_name = {base.name: base for base in bases}
+    return {
+        target.name: define(
+            target,
+            by_name[target.base],
+            read_lock(ROOT / "lockfiles" / f"{target.name}.requirements.txt"),
+        )
+        for target in targets
+    }
+
+
+def test_definitions_are_what_the_recipes_give() -> None:
+    """`imagefactory render --check` for every target; on a fault: `imagefactory render`, and look."""
+    files = {
+        f"{name}/{file}": text for name, made in committed().items() for file, text in render(made).items()
+    }
+    assert len(files) >= 3 * 10
+    assert check_definitions(ROOT / "definitions", files) == ()
+
+
+@pytest.mark.parametrize("framework", list(table.FRAMEWORKS))
+def test_definition_imports_the_module_that_the_suite_imports(framework: str) -> None:
+    name = f"imagefactory.verify.suite.frameworks.{table.FRAMEWORKS[framework]}"
+    assert dict(importlib.import_module(name).MODULES)[framework] == module_of(framework)
+
+
+# --- define ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cuda", "floor"),
+    [
+        ("12.1", "12.0"),
+        ("12.8", "12.0"),
+        ("12", "12.0"),
+        ("11.7", "11.0"),
+        ("13.2", "13.0"),
+        ("10.2", "10.2"),
+    ],
+)
+def test_driver_floor_is_the_major_version(cuda: str, floor: str) -> None:
+    assert driver_floor(cuda) == floor
+
+
+def test_environment_and_labels(definition: Definition) -> None:
+    assert definition.environment == (
+        ("PATH", "/opt/env/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"),
+        ("VIRTUAL_ENV", "/opt/env"),
+        ("LANG", "C.UTF-8"),
+        ("NVIDIA_VISIBLE_DEVICES", "all"),
+        ("NVIDIA_DRIVER_CAPABILITIES", "compute,utility"),
+        ("NVIDIA_REQUIRE_CUDA", "cuda>=12.0"),
+        ("OMP_PLACES", "cores"),
+    )
+    labels = dict(definition.labels)
+    assert labels["org.opencontainers.image.version"] == "2.3.1"
+    assert labels["imagefactory.target"] == "pytorch-2.3-cu121"
+    assert re.fullmatch(r"sha256:[0-9a-f]{64}", labels["imagefactory.lock"])
+
+
+def test_lock_label_follows_the_wheels() -> None:
+    lock = make_lock()
+    other = replace(lock, wheels=(replace(lock.wheels[0], sha256="3" * 64), lock.wheels[1]))
+    one, two = (define(make_target(), make_base(), each) for each in (lock, other))
+    assert dict(one.labels)["imagefactory.lock"] != dict(two.labels)["imagefactory.lock"]
+
+
+def test_venv_files(definition: Definition) -> None:
+    assert "home = /usr/bin\ninclude-system-site-packages = false\n" in pyvenv_cfg(definition)
+    assert dict(venv_links(definition)) == {
+        "/opt/env/bin/python": "/usr/bin/python3.11",
+        "/opt/env/bin/python3": "python",
+        "/opt/env/bin/python3.11": "python",
+        "/opt/env/lib64": "lib",
+    }
+
+
+@pytest.mark.parametrize(
+    ("target", "base", "lock", "error"),
+    [
+        (make_target(), make_base(), make_lock(target="pytorch-2.5-cu124"), LockError),
+        (make_target(), make_base(), make_lock(python="3.13"), LockError),
+        (make_target(), make_base(), make_lock(platform="manylinux_2_36_aarch64"), LockError),
+        (make_target(), make_base(), make_lock(wheels=()), LockError),
+        (make_target(base="debian-13"), make_base(), make_lock(), RecipeError),
+        (make_target(), make_base(python="3.13"), make_lock(), RecipeError),
+        (make_target(platform="windows/amd64"), make_base(), make_lock(), RecipeError),
+        (make_target(environment=(("PATH", "/bin"),)), make_base(), make_lock(), RecipeError),
+        (make_target(cuda="12.x"), make_base(), make_lock(), RecipeError),
+    ],
+)
+def test_what_does_not_fit_is_refused(target: Target, base: Base, lock: Lock, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        define(target, base, lock)
+
+
+# --- the files -------------------------------------------------------------------------------------
+
+
+def sections(text: str) -> tuple[dict[str, str], list[tuple[str, list[str]]]]:
+    """Header and sections of a definition as apptainer splits them: a line whose first word starts
+    with % begins a section, comments and blank lines of the header do not count."""
+    header: dict[str, str] = {}
+    found: list[tuple[str, list[str]]] = []
+    for line in text.splitlines():
+        if line.lstrip().startswith("%"):
+            found.append((line.strip()[1:], []))
+        elif found:
+            found[-1][1].append(line)
+        elif line.strip() and not line.lstrip().startswith("#"):
+            key, _, value = line.partition(":")
+            assert key.lower() not in header
+            header[key.lower()] = value.strip()
+    return header, found
+
+
+SECTIONS = ["arguments", "files", "post", "environment", "labels", "runscript", "test", "help"]
+
+
+def body(text: str, name: str) -> str:
+    return "\n".join(dict(sections(text)[1])[name])
+
+
+def test_definition_file_has_these_sections_alone(definition: Definition) -> None:
+    text = render_apptainer(definition)
+    header, found = sections(text)
+    assert header == {"bootstrap": "docker", "from": "{{ BASE }}"}
+    assert [name for name, _ in found] == SECTIONS
+    arguments = dict(line.strip().split("=", 1) for line in body(text, "arguments").split("\n") if line)
+    assert arguments == {"BASE": "docker.io/library/debian:12-slim"} | dict.fromkeys(PIP_ARGUMENTS, "")
+    labels = [tuple(line.strip().split(" ", 1)) for line in body(text, "labels").split("\n") if line]
+    assert tuple(labels) == definition.labels
+
+
+def test_apptainer_fills_in_its_arguments_and_nothing_else(definition: Definition) -> None:
+    text = render_apptainer(definition)
+    assert set(re.findall(r"{{\s*(.*?)\s*}}", text)) == {"BASE", *PIP_ARGUMENTS}
+    assert "{{" not in render_dockerfile(definition)
+
+
+def test_environment_section_means_the_environment(definition: Definition) -> None:
+    hostile = 'it\'s $HOME `id` "x" \\t #no % [[ 7*7 ]]'
+    changed = replace(definition, environment=(*definition.environment, ("ODD", hostile)))
+    script = body(render_apptainer(changed), "environment") + "\nexec env -0"
+    out = subprocess.run(["sh", "-c", script], capture_output=True, env={}, check=True).stdout.decode()
+    seen = dict(entry.split("=", 1) for entry in out.split("\0") if entry)
+    assert {name: seen[name] for name, _ in changed.environment} == dict(changed.environment)
+
+
+def test_shell_parts_are_shell(definition: Definition) -> None:
+    text = render_apptainer(definition)
+    scripts = [body(text, name) for name in ("post", "environment", "runscript", "test")]
+    scripts += [each.value for each in instructions(definition) if each.keyword == "RUN"]
+    assert len(scripts) == 4 + 4
+    for script in scripts:
+        done = subprocess.run(["sh", "-n"], input=script, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_both_files_run_the_same_commands(definition: Definition) -> None:
+    post = " ".join(body(render_apptainer(definition), "post").replace("\\\n", " ").split())
+    for each in instructions(definition):
+        if each.keyword == "RUN":
+            for command in each.value.removeprefix("set -eu; ").split("; "):
+                assert command in post
+
+
+def test_dockerfile_begins_with_a_comment_that_is_no_directive(definition: Definition) -> None:
+    tricky = replace(definition, target=replace(definition.target, description="escape=`"))
+    first = render_dockerfile(tricky).splitlines()[0]
+    assert not re.match(r"#\s*[A-Za-z][A-Za-z0-9]*\s*=", first)
+
+
+def test_folder_holds_the_lock_it_installs(definition: Definition) -> None:
+    files = render(definition)
+    assert list(files) == ["Dockerfile", "apptainer.def", "requirements.txt"]
+    assert parse_lock(files["requirements.txt"], "requirements.txt") == definition.lock
+
+
+HOSTILE = [
+    "a\nRUN id",
+    "a\rb",
+    "a\u2028b",
+    "a\u0085b",
+    "a\0b",
+    "a\u202eb",
+    "a\tb",
+    "a\\",
+    "{{ BASE }}",
+    "\x1b[1m",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+@pytest.mark.parametrize("render_one", [render_dockerfile, render_apptainer])
+@pytest.mark.parametrize("field", ["environment", "labels", "description"])
+def test_hostile_values_raise(text: str, render_one, field: str, definition: Definition) -> None:
+    if field == "description":
+        changed = replace(definition, target=replace(definition.target, description=text))
+    else:
+        changed = replace(definition, **{field: (*getattr(definition, field), ("odd", text))})
+    with pytest.raises(UsageError, match="cannot stand"):
+        render_one(changed)
+
+
+@pytest.mark.parametrize("name", ["A B", "A=B", "1A", "A\n", "", "A-B", "Ä"])
+def test_hostile_names_raise(name: str, definition: Definition) -> None:
+    changed = replace(definition, environment=((name, "x"),))
+    for render_one in (render_dockerfile, render_apptainer):
+        with pytest.raises(UsageError, match="cannot stand"):
+            render_one(changed)
+
+
+def test_label_without_quotes_keeps_its_blanks_or_is_refused(definition: Definition) -> None:
+    with pytest.raises(UsageError, match="blanks"):
+        render_apptainer(replace(definition, labels=(("key", " x"),)))
+
+
+@pytest.mark.parametrize("public", ["debian:12 AS x", "debian:12\nRUN id", "$(id)", "", "-x"])
+def test_hostile_base_raises(public: str, definition: Definition) -> None:
+    changed = replace(definition, base=replace(definition.base, public=public))
+    for render_one in (render_dockerfile, render_apptainer):
+        with pytest.raises(UsageError, match="cannot stand"):
+            render_one(changed)
+
+
+def test_templates_print_nothing_without_a_filter() -> None:
+    template = _environment().from_string("[[ value ]]")
+    with pytest.raises(TypeError, match="without a filter"):
+        template.render(value="x")
+    assert _environment().from_string("[[ value | line ]]").render(value="{% x %}") == "{% x %}"
+
+
+def test_array_is_json() -> None:
+    assert quoting.array(("python", 'a "b" $c')) == '["python", "a \\"b\\" $c"]'
+
+
+# --- folders ---------------------------------------------------------------------------------------
+
+FILES = {"one/Dockerfile": "FROM x\n", "one/requirements.txt": "a\nb\n", "two/Dockerfile": "FROM y\n"}
+
+
+def test_written_files_are_right_and_stay_untouched(tmp_path: Path) -> None:
+    write_definitions(tmp_path, FILES)
+    assert check_definitions(tmp_path, FILES) == ()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    write_definitions(tmp_path, FILES)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_check_names_each_fault(tmp_path: Path) -> None:
+    write_definitions(tmp_path, FILES)
+    (tmp_path / "one/requirements.txt").write_text("a\nc\n")
+    (tmp_path / "two/Dockerfile").unlink()
+    (tmp_path / "three").mkdir()
+    (tmp_path / "three/Dockerfile").write_text("FROM z\n")
+    stale, missing, extra = check_definitions(tmp_path, FILES)
+    assert "one/requirements.txt: stale" in stale
+    assert "-c" in stale
+    assert "+b" in stale
+    assert "two/Dockerfile: missing" in missing
+    assert "three/Dockerfile: no recipe makes it" in extra
+
+
+def test_check_of_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    assert len(check_definitions(tmp_path / "definitions", FILES)) == len(FILES)
+
+
+def test_line_ends_count(tmp_path: Path) -> None:
+    write_definitions(tmp_path, FILES)
+    (tmp_path / "one/requirements.txt").write_bytes(b"a\r\nb\r\n")
+    (fault,) = check_definitions(tmp_path, FILES)
+    assert "only line ends differ" in fault
+
+
+def test_a_long_difference_is_cut(tmp_path: Path) -> None:
+    write_definitions(tmp_path, {"a": "".join(f"{n}\n" for n in range(100))})
+    (fault,) = check_definitions(tmp_path, {"a": "".join(f"{n}x\n" for n in range(100))})
+    assert len(fault.splitlines()) < 20
+    assert "more lines" in fault
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "", "a\nb"])
+def test_files_cannot_leave_their_folder(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        write_definitions(tmp_path / "definitions", {name: "x"})
+    assert not (tmp_path / "x").exists()
+
+
+def test_links_cannot_lead_out(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "definitions").mkdir()
+    (tmp_path / "definitions/one").symlink_to(tmp_path / "out")
+    with pytest.raises(UsageError, match="leads out"):
+        write_definitions(tmp_path / "definitions", FILES)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_link_in_place_of_a_file_is_replaced_not_followed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("keep me")
+    (tmp_path / "definitions/one").mkdir(parents=True)
+    (tmp_path / "definitions/one/Dockerfile").symlink_to(victim)
+    write_definitions(tmp_path / "definitions", FILES)
+    assert victim.read_text() == "keep me"
+    assert (tmp_path / "definitions/one/Dockerfile").read_text() == "FROM x\n"
+
+
+def test_unwritable_folder_is_an_error_with_a_hint(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError) as caught:
+        write_definitions(tmp_path / "file", FILES)
+    assert caught.value.hint
