@@ -1,0 +1,513 @@
+"""The embedded engine: an OCI image from a lock, in this process. No daemon, no root, no Dockerfile.
+
+The digest is a function of lock, recipe, base and the codec's version alone. `plan_layers` decides
+which wheels share a layer; worker processes make layers; layers are kept by what went into them, so
+another image with the same package writes nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.queues import SimpleQueue
+from pathlib import Path
+
+from imagefactory import __version__
+from imagefactory.engines.base_image import BaseLayer, format_time, write_index
+from imagefactory.engines.pyc import BaseCompiler
+from imagefactory.engines.wheel_layer import LaidFile, Place, lay_wheel
+from imagefactory.errors import BuildError
+from imagefactory.model import Definition, Descriptor, Image, Layer, LockedWheel, RunSpec
+from imagefactory.oci.layers import CHUNK, END_OF_ARCHIVE, LAYERS_VERSION, Segment, Sink, codec
+from imagefactory.oci.layout import (
+    CONFIG_TYPE,
+    INDEX_TYPE,
+    MANIFEST_TYPE,
+    TITLE,
+    BlobWriter,
+    Layout,
+    canonical_json,
+    explain_full_disk,
+    format_descriptor,
+    reference,
+)
+from imagefactory.progress import Progress, Task
+from imagefactory.render.define import pyvenv_cfg, venv_links
+
+OWN_LAYER_BYTES = 8_000_000
+"""A wheel of this size or more gets a layer to itself (shared/facts: measured, pushes and pulls best)."""
+MOST_OWN_LAYERS = 48
+"""Docker stops at 127 layers, overlay mounts get slow long before."""
+BUCKETS = 8
+"""The other wheels share so many layers, by hash of name: one changed package makes one bucket anew."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """What every layer of one build has in common; all of it goes into each layer's key."""
+
+    store: Path
+    segments: Path
+    codec: str
+    place: Place
+    epoch: int
+    base_folder: Path
+    base_python: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One wheel on disk on its way into a layer; `key` is the hash of all that decides its segment."""
+
+    key: str
+    path: Path
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerPlan:
+    """One layer to make or to find: the wheels in it, in order. `shared` layers are buckets."""
+
+    key: str
+    title: str
+    parts: tuple[Part, ...]
+    shared: bool
+
+    @property
+    def size(self) -> int:
+        return sum(part.size for part in self.parts)
+
+
+def plan_layers(wheels: Mapping[LockedWheel, Path], bench: Bench) -> tuple[LayerPlan, ...]:
+    """Which wheel goes into which layer. Pure but for the codec's version; same wheels, same plan."""
+    large = {w.name for w in wheels if w.size >= OWN_LAYER_BYTES}
+    if len(large) > MOST_OWN_LAYERS:
+        by_size = sorted(wheels, key=lambda w: (-w.size, w.name))
+        large = {w.name for w in by_size[:MOST_OWN_LAYERS]}
+    own = [w for w in wheels if w.name in large]
+    buckets: dict[int, list[LockedWheel]] = {}
+    for wheel in wheels:
+        if wheel.name not in large:
+            number = hashlib.sha256(wheel.name.encode()).digest()[0] % BUCKETS
+            buckets.setdefault(number, []).append(wheel)
+
+    def plan(title: str, chosen: Iterable[LockedWheel], *, shared: bool) -> LayerPlan:
+        parts = tuple(
+            Part(key=_segment_key(w, bench), path=wheels[w], size=w.size)
+            for w in sorted(chosen, key=lambda w: w.name)
+        )
+        key = _hash("layer", *(part.key for part in parts))
+        return LayerPlan(key=key, title=title, parts=parts, shared=shared)
+
+    return (
+        *(plan(f"{w.name} {w.version}", [w], shared=False) for w in sorted(own, key=lambda w: w.name)),
+        *(plan(f"bucket {n}", chosen, shared=True) for n, chosen in sorted(buckets.items())),
+    )
+
+
+def _hash(*parts: str) -> str:
+    return hashlib.sha256(canonical_json([LAYERS_VERSION, *parts])).hexdigest()
+
+
+def _segment_key(wheel: LockedWheel, bench: Bench) -> str:
+    return _hash(
+        "wheel",
+        wheel.filename,
+        wheel.sha256,
+        codec(bench.codec).identity,
+        bench.place.prefix,
+        bench.place.python,
+        bench.base_python,
+        str(bench.epoch),
+    )
+
+
+# --- making layers, in worker processes ----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeLayer:
+    layer: Layer
+    made: bool
+
+
+@dataclass(slots=True)
+class _Worker:
+    """What a worker process holds between layers: its compiler and the way to report."""
+
+    bench: Bench
+    report: Callable[[int], None]
+    compiler: BaseCompiler
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.bench.store)
+
+
+def make_layer(worker: _Worker, plan: LayerPlan) -> MadeLayer:
+    """The layer of `plan`, found or made. One process makes it, others wait and find it."""
+    layout = worker.layout
+    with layout.locked(f"layer-{plan.key}"):
+        known = layout.recall_layer(plan.key)
+        if known is not None and _laid_path(layout, plan.key).exists():
+            worker.report(plan.size)
+            return MadeLayer(layer=known, made=False)
+        packer = codec(worker.bench.codec)
+        plain = hashlib.sha256()
+        with explain_full_disk(layout.path), BlobWriter(layout) as blob:
+            make = _shared_segments if plan.shared else _own_segment
+            laid = make(worker, plan, blob, plain)
+            last = packer.compressor()
+            blob.write(last.compress(END_OF_ARCHIVE) + last.flush())
+            plain.update(END_OF_ARCHIVE)
+            descriptor = blob.commit(packer.media_type)
+            layout.write_file(_laid_path(layout, plan.key), laid)
+        layer = Layer(descriptor=descriptor, diff_id=f"sha256:{plain.hexdigest()}", title=plan.title)
+        layout.record_layer(plan.key, layer)
+        return MadeLayer(layer=layer, made=True)
+
+
+def _own_segment(worker: _Worker, plan: LayerPlan, blob: BlobWriter, plain: hashlib._Hash) -> bytes:
+    (part,) = plan.parts
+    laid = _lay(worker, part, blob, plain)
+    return _format_laid(part, laid)
+
+
+def _shared_segments(worker: _Worker, plan: LayerPlan, blob: BlobWriter, plain: hashlib._Hash) -> bytes:
+    packer = codec(worker.bench.codec)
+    listing = b""
+    for part in plan.parts:
+        path = _segment(worker, part)
+        with path.open("rb") as file:
+            while data := file.read(CHUNK):
+                blob.write(data)
+        for data in packer.decompress(path):
+            plain.update(data)
+        listing += path.with_suffix(".files").read_bytes()
+    return listing
+
+
+def _segment(worker: _Worker, part: Part) -> Path:
+    """The compressed tar entries of a small wheel, kept so that its neighbours' changes are cheap."""
+    path = worker.bench.segments / part.key[:2] / part.key
+    if path.exists() and path.with_suffix(".files").exists():
+        worker.report(part.size)
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}.part")
+    try:
+        with explain_full_disk(path.parent):
+            with temporary.open("wb") as file:
+                laid = _lay(worker, part, file, hashlib.sha256())
+            listing = temporary.with_suffix(".files.part")
+            listing.write_bytes(_format_laid(part, laid))
+            listing.replace(path.with_suffix(".files"))
+            temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def _lay(worker: _Worker, part: Part, sink: Sink, plain: hashlib._Hash) -> tuple[LaidFile, ...]:
+    """Writes one wheel into `sink`, reporting its bytes as they are read: `part.size` in all."""
+    bench, left = worker.bench, part.size
+
+    def report(count: int) -> None:
+        nonlocal left
+        count = min(count, left)
+        left -= count
+        worker.report(count)
+
+    segment = Segment(codec(bench.codec), sink, plain, epoch=bench.epoch)
+    with worker.compiler.wheel() as compiler:
+        laid = lay_wheel(part.path, bench.place, segment, compiler, report=report)
+    segment.close()
+    worker.report(left)
+    return laid
+
+
+def _format_laid(part: Part, laid: tuple[LaidFile, ...]) -> bytes:
+    lines = (f"{part.path.name}\t{file.content}\t{file.path}\n" for file in laid)
+    return "".join(lines).encode("utf-8", "surrogateescape")
+
+
+def _laid_path(layout: Layout, key: str) -> Path:
+    return layout.path / "layers" / f"{key}.files"
+
+
+_worker: _Worker | None = None
+
+
+def _begin(bench: Bench, queue: SimpleQueue[int]) -> None:
+    """First thing in a worker process: dies with its parent, leaves Ctrl-C to it."""
+    global _worker
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() == 1:
+        os._exit(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _worker = new_worker(bench, queue.put)
+
+
+def new_worker(bench: Bench, report: Callable[[int], None]) -> _Worker:
+    from imagefactory.verify.runners.unshare import UnshareRunner
+
+    runner = UnshareRunner(Layout(bench.store))
+
+    def start(argv: tuple[str, ...]) -> subprocess.Popen[bytes]:
+        # A fixed hash seed: the order of sets would reach the bytes of .pyc files.
+        spec = RunSpec(argv=argv, environment=(("PYTHONHASHSEED", "0"),), read_only=True)
+        return runner.start((bench.base_folder,), spec, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    return _Worker(bench=bench, report=report, compiler=BaseCompiler(start, bench.place.python))
+
+
+def _work(plan: LayerPlan) -> MadeLayer:
+    assert _worker is not None
+    return make_layer(_worker, plan)
+
+
+# --- the engine ----------------------------------------------------------------------------------
+
+
+class AssembleEngine:
+    """Builds images into `layout` with `workers` processes; small segments are kept below `cache`."""
+
+    def __init__(self, layout: Layout, cache: Path, *, codec: str, workers: int) -> None:
+        self.layout, self.cache, self.codec, self.workers = layout, cache, codec, workers
+
+    def find(self, definition: Definition, base: BaseLayer) -> Image | None:
+        """The image of exactly this definition on this base, if the store holds it whole."""
+        record = self.layout.recall("images", self._image_key(definition, base))
+        if record is None:
+            return None
+        descriptor = Descriptor(media_type=INDEX_TYPE, digest=str(record["digest"]), size=int(record["size"]))
+        return (
+            self.layout.load(reference(definition.target), descriptor)
+            if self.layout.has(descriptor)
+            else None
+        )
+
+    def build(
+        self,
+        definition: Definition,
+        base: BaseLayer,
+        wheels: Mapping[LockedWheel, Path],
+        progress: Progress,
+    ) -> Image:
+        """The image of `definition` in the layout, tagged. Raises BuildError or StoreError.
+
+        `wheels` are the locked files on disk. The caller holds the layout's `in_use`.
+        """
+        found = self.find(definition, base)
+        if found is None:
+            bench = self._bench(definition, base)
+            plans = plan_layers(wheels, bench)
+            made = self._make(plans, bench, progress)
+            check_conflicts(_read_laid(self.layout, plans))
+            written = sum(layer.layer.descriptor.size for layer in made if layer.made)
+            progress.note(
+                f"  {sum(layer.made for layer in made)} of {len(made)} layers made, {written:,} bytes"
+            )
+            found = self._write(definition, base, [layer.layer for layer in made])
+        self.tag(definition, found)
+        return found
+
+    def tag(self, definition: Definition, image: Image) -> None:
+        """Points the target's tag at `image`."""
+        size = self.layout.blob_path(image.digest).stat().st_size
+        descriptor = Descriptor(media_type=INDEX_TYPE, digest=image.digest, size=size)
+        self.layout.tag(reference(definition.target), descriptor)
+
+    def require(self) -> str:
+        """The engine's version. Raises ToolError when this machine cannot run commands in a base."""
+        from imagefactory.verify.runners.unshare import UnshareRunner
+
+        UnshareRunner(self.layout).require()
+        return __version__
+
+    def _bench(self, definition: Definition, base: BaseLayer) -> Bench:
+        return Bench(
+            store=self.layout.path,
+            segments=self.cache / "segments",
+            codec=self.codec,
+            place=Place(prefix=definition.prefix, python=definition.target.python),
+            epoch=base.epoch,
+            base_folder=base.folder,
+            base_python=base.identity,
+        )
+
+    def _make(self, plans: Sequence[LayerPlan], bench: Bench, progress: Progress) -> list[MadeLayer]:
+        total = sum(plan.size for plan in plans)
+        missing = [plan for plan in plans if self.layout.recall_layer(plan.key) is None]
+        with progress.task("making layers", total=total) as task:
+            if len(missing) <= 1 or self.workers == 1:
+                worker = new_worker(bench, task.advance)
+                try:
+                    return [make_layer(worker, plan) for plan in plans]
+                finally:
+                    worker.compiler.close()
+            return self._make_in_parallel(plans, bench, task)
+
+    def _make_in_parallel(self, plans: Sequence[LayerPlan], bench: Bench, task: Task) -> list[MadeLayer]:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["imagefactory.engines.assemble"])
+        queue: SimpleQueue[int] = context.SimpleQueue()
+        # A worker's parent is the forkserver, which ends when this process does.
+        pool = ProcessPoolExecutor(
+            min(self.workers, len(plans)), context, initializer=_begin, initargs=(bench, queue)
+        )
+        with _drained(queue, task.advance):
+            try:
+                futures = {pool.submit(_work, plan): plan for plan in sorted(plans, key=lambda p: -p.size)}
+                return _gather(futures, plans)
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+
+    def _write(self, definition: Definition, base: BaseLayer, layers: Sequence[Layer]) -> Image:
+        skeleton = self._skeleton(definition, base)
+        every = (base.layer, skeleton, *layers)
+        config = format_config(definition, base, every)
+        config_descriptor = self.layout.add(canonical_json(config), CONFIG_TYPE)
+        annotations = {**dict(definition.labels), "org.opencontainers.image.base.digest": base.manifest}
+        manifest = {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST_TYPE,
+            "config": format_descriptor(config_descriptor),
+            "layers": [
+                {**format_descriptor(layer.descriptor), "annotations": {TITLE: layer.title}}
+                for layer in every
+            ],
+            "annotations": annotations,
+        }
+        descriptor = write_index(self.layout, manifest, definition.target.platform)
+        key = self._image_key(definition, base)
+        self.layout.record("images", key, {"digest": descriptor.digest, "size": descriptor.size})
+        return self.layout.load(reference(definition.target), descriptor)
+
+    def _skeleton(self, definition: Definition, base: BaseLayer) -> Layer:
+        """The environment's own few files: the layer below the packages."""
+        packer, plain = codec(self.codec), hashlib.sha256()
+        with explain_full_disk(self.layout.path), BlobWriter(self.layout) as blob:
+            segment = Segment(packer, blob, plain, epoch=base.epoch)
+            segment.folder(definition.site_packages.lstrip("/"))
+            segment.folder(f"{definition.prefix}/bin".lstrip("/"))
+            text = pyvenv_cfg(definition).encode()
+            segment.file(
+                f"{definition.prefix}/pyvenv.cfg".lstrip("/"), [text], size=len(text), executable=False
+            )
+            for path, target in venv_links(definition):
+                segment.link(path.lstrip("/"), target)
+            segment.raw(END_OF_ARCHIVE)
+            segment.close()
+            descriptor = blob.commit(packer.media_type)
+        return Layer(descriptor=descriptor, diff_id=f"sha256:{plain.hexdigest()}", title="environment")
+
+    def _image_key(self, definition: Definition, base: BaseLayer) -> str:
+        return _hash(
+            "image",
+            codec(self.codec).identity,
+            base.layer.descriptor.digest,
+            base.manifest,
+            base.identity,
+            str(base.epoch),
+            definition.target.platform,
+            definition.prefix,
+            definition.target.python,
+            canonical_json([definition.environment, definition.labels]).decode(),
+            *(f"{w.filename} {w.sha256}" for w in definition.lock.wheels),
+        )
+
+
+def format_config(definition: Definition, base: BaseLayer, layers: Sequence[Layer]) -> dict[str, object]:
+    """The OCI image config. Its one clock is the base lock's."""
+    created = format_time(base.epoch)
+    os_name, architecture = definition.target.platform.split("/")
+    return {
+        "created": created,
+        "architecture": architecture,
+        "os": os_name,
+        "config": {
+            "Env": [f"{name}={value}" for name, value in definition.environment],
+            "Cmd": ["python"],
+            "WorkingDir": "/",
+            "Labels": dict(definition.labels),
+        },
+        "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
+        "history": [{"created": created, "created_by": f"imagefactory: {layer.title}"} for layer in layers],
+    }
+
+
+def check_conflicts(laid: Iterable[tuple[str, str, str]]) -> None:
+    """Refuses images whose wheels claim one path with different bytes.
+
+    `laid` gives (wheel, content hash, path). The same file in several wheels is fine (`nvidia/__init__.py`
+    stands in nine). Raises BuildError naming both wheels.
+    """
+    owners: dict[str, tuple[str, str]] = {}
+    for wheel, content, path in laid:
+        other = owners.setdefault(path, (wheel, content))
+        if other[1] != content:
+            raise BuildError(
+                f"/{path} stands in {other[0]} and in {wheel} with different content",
+                hint="constrain one of the two packages in the recipe to a version without it",
+            )
+    for path, (wheel, _) in owners.items():
+        above = path.rpartition("/")[0]
+        while above:
+            if above in owners:
+                raise BuildError(
+                    f"/{above} is a file in {owners[above][0]} and a folder in {wheel}",
+                    hint="constrain one of the two packages in the recipe to a version without it",
+                )
+            above = above.rpartition("/")[0]
+
+
+def _read_laid(layout: Layout, plans: Iterable[LayerPlan]) -> Iterator[tuple[str, str, str]]:
+    for plan in plans:
+        text = _laid_path(layout, plan.key).read_bytes().decode("utf-8", "surrogateescape")
+        for line in text.splitlines():
+            wheel, content, path = line.split("\t", 2)
+            yield wheel, content, path
+
+
+def _gather(futures: dict[Future[MadeLayer], LayerPlan], plans: Sequence[LayerPlan]) -> list[MadeLayer]:
+    """All results in the plans' order; the first failure ends the others."""
+    done: dict[str, MadeLayer] = {}
+    for future in as_completed(futures):
+        plan = futures[future]
+        try:
+            done[plan.key] = future.result()
+        except BrokenProcessPool as error:
+            raise BuildError(
+                f"a worker was killed while it made the layer of {plan.title}",
+                hint="often memory: set `workers = 1`, then run the same command again",
+            ) from error
+    return [done[plan.key] for plan in plans]
+
+
+@contextmanager
+def _drained(queue: SimpleQueue[int], advance: Callable[[int], None]) -> Iterator[None]:
+    """Hands the workers' reports to `advance` until the block ends."""
+
+    def drain() -> None:
+        while (amount := queue.get()) >= 0:
+            advance(amount)
+
+    thread = threading.Thread(target=drain, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        queue.put(-1)
+        thread.join()
+        queue.close()

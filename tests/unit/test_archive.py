@@ -1,0 +1,215 @@
+"""Export of one image: what is in the file, that it is the same file every time, and bad luck."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import resource
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from imagefactory.errors import StoreError, UsageError
+from imagefactory.model import Descriptor, Image
+from imagefactory.oci.archive import FORMATS, export
+from imagefactory.oci.layers import codec
+from imagefactory.oci.layout import CONFIG_TYPE, INDEX_TYPE, MANIFEST_TYPE, Layout, canonical_json
+from imagefactory.progress import Quiet
+
+NAME = "pytorch:2.3-cu121"
+
+
+def sha(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def small_tar(name: str, data: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        info = tarfile.TarInfo(name)
+        info.size = len(data)
+        tar.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+PLAIN = [
+    small_tar("etc/one", b"one" * 5000),
+    small_tar("opt/two", b"two"),
+    small_tar("opt/three", b"\0" * 3_000_000),
+]
+
+
+def descriptor(found: Descriptor) -> dict[str, object]:
+    return {"mediaType": found.media_type, "digest": found.digest, "size": found.size}
+
+
+def make_image(layout: Layout) -> Image:
+    """An image with a zstd layer, a gzip layer and a plain one, and another image that must stay behind."""
+    layers = []
+    for name, data in zip(("zstd", "gzip", ""), PLAIN, strict=True):
+        if name:
+            compressor = codec(name).compressor()
+            layers.append(layout.add(compressor.compress(data) + compressor.flush(), codec(name).media_type))
+        else:
+            layers.append(layout.add(data, "application/vnd.oci.image.layer.v1.tar"))
+    config = {
+        "architecture": "amd64",
+        "os": "linux",
+        "config": {"Env": ["PATH=/opt/env/bin"], "Cmd": ["python"]},
+        "rootfs": {"type": "layers", "diff_ids": [sha(data) for data in PLAIN]},
+        "history": [{"created_by": "test"} for _ in PLAIN],
+    }
+    config_blob = layout.add(canonical_json(config), CONFIG_TYPE)
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST_TYPE,
+        "config": descriptor(config_blob),
+        "layers": [descriptor(layer) for layer in layers],
+    }
+    manifest_blob = layout.add(canonical_json(manifest), MANIFEST_TYPE)
+    entry = {**descriptor(manifest_blob), "platform": {"architecture": "amd64", "os": "linux"}}
+    index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [entry]}
+    index_blob = layout.add(canonical_json(index), INDEX_TYPE)
+    layout.add(b"a blob of another image", "application/octet-stream")
+    layout.tag(NAME, index_blob)
+    image = layout.image(NAME)
+    assert image is not None
+    return image
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    return Layout(tmp_path / "store")
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    with tarfile.open(path, "r:") as tar:
+        found = {}
+        for member in tar.getmembers():
+            assert (member.uid, member.gid, member.mtime, member.uname) == (0, 0, 0, "")
+            file = tar.extractfile(member)
+            found[member.name] = file.read() if file else b""
+        return found
+
+
+def test_oci_archive_is_a_layout_with_this_image_alone(layout: Layout, tmp_path: Path) -> None:
+    image = make_image(layout)
+    out = tmp_path / "image.tar"
+    export(layout, image, out, kind="oci-archive", progress=Quiet())
+    files = contents(out)
+    assert json.loads(files["oci-layout"]) == {"imageLayoutVersion": "1.0.0"}
+    (entry,) = json.loads(files["index.json"])["manifests"]
+    assert entry["digest"] == image.digest
+    assert entry["mediaType"] == INDEX_TYPE
+    assert entry["size"] == len(files[f"blobs/{image.digest.replace(':', '/')}"])
+    assert entry["annotations"] == {"org.opencontainers.image.ref.name": "pytorch:2.3-cu121"}
+    blobs = {name.removeprefix("blobs/sha256/"): data for name, data in files.items() if data and "/" in name}
+    assert all(sha(data) == f"sha256:{name}" for name, data in blobs.items())
+    wanted = {
+        image.digest,
+        image.manifest,
+        image.config,
+        *(layer.descriptor.digest for layer in image.layers),
+    }
+    assert {f"sha256:{name}" for name in blobs} == wanted
+
+
+def test_docker_archive_holds_plain_layers_by_diff_id(layout: Layout, tmp_path: Path) -> None:
+    image = make_image(layout)
+    out = tmp_path / "image.tar"
+    export(layout, image, out, kind="docker-archive", progress=Quiet())
+    files = contents(out)
+    (entry,) = json.loads(files["manifest.json"])
+    assert entry["RepoTags"] == ["pytorch:2.3-cu121"]
+    assert sha(files[entry["Config"]]) == image.config
+    assert [files[name] for name in entry["Layers"]] == PLAIN
+    assert entry["Layers"] == [f"{sha(data)[7:]}/layer.tar" for data in PLAIN]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_same_image_same_bytes(kind: str, layout: Layout, tmp_path: Path) -> None:
+    image = make_image(layout)
+    one, two = tmp_path / "one.tar", tmp_path / "two.tar"
+    for out in (one, two):
+        export(layout, image, out, kind=kind, progress=Quiet())
+    assert one.read_bytes() == two.read_bytes()
+    assert one.stat().st_size % 10240 == 0
+    assert one.stat().st_mode & 0o777 == 0o644
+
+
+def garble(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(data)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("harm", [garble, cut, Path.unlink])
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_harmed_layer_is_refused_and_the_old_file_stays(kind, harm, which, layout, tmp_path) -> None:
+    image = make_image(layout)
+    out = tmp_path / "out" / "image.tar"
+    out.parent.mkdir()
+    out.write_text("the file of yesterday")
+    harm(layout.blob_path(image.layers[which].descriptor.digest))
+    with pytest.raises(StoreError, match=r"damaged|missing") as caught:
+        export(layout, image, out, kind=kind, progress=Quiet())
+    assert "imagefactory build" in caught.value.hint
+    assert out.read_text() == "the file of yesterday"
+    assert [path.name for path in out.parent.iterdir()] == ["image.tar"]
+
+
+def test_config_that_names_other_layers_is_refused(layout: Layout, tmp_path: Path) -> None:
+    image = make_image(layout)
+    wrong = replace(image, layers=image.layers[::-1])
+    with pytest.raises(StoreError, match="damaged"):
+        export(layout, wrong, tmp_path / "image.tar", kind="docker-archive", progress=Quiet())
+
+
+@contextmanager
+def no_file_larger_than(size: int) -> Iterator[None]:
+    """The kernel refuses to let a file grow further, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_full_disk_leaves_nothing(layout: Layout, tmp_path: Path) -> None:
+    image = make_image(layout)
+    out = tmp_path / "out" / "image.tar"
+    out.parent.mkdir()
+    with no_file_larger_than(100_000), pytest.raises(StoreError, match="no space left") as caught:
+        export(layout, image, out, kind="docker-archive", progress=Quiet())
+    assert caught.value.hint
+    assert list(out.parent.iterdir()) == []
+
+
+def test_refusals_say_what_to_write(layout: Layout, tmp_path: Path) -> None:
+    image = make_image(layout)
+    with pytest.raises(UsageError, match="zip") as caught:
+        export(layout, image, tmp_path / "image.zip", kind="zip", progress=Quiet())
+    assert "docker-archive" in caught.value.hint
+    with pytest.raises(UsageError, match="not a folder"):
+        export(layout, image, tmp_path / "no" / "image.tar", kind="oci-archive", progress=Quiet())
+    with pytest.raises(UsageError, match="is a folder"):
+        export(layout, image, tmp_path, kind="oci-archive", progress=Quiet())
+
+
+@pytest.mark.parametrize("name", ["pytorch", "pytorch:", "Latest:1", "a:b\n", "../a:b"])
+def test_name_that_cannot_be_loaded_is_refused(name: str, layout: Layout, tmp_path: Path) -> None:
+    image = replace(make_image(layout), name=name)
+    for kind in FORMATS:
+        with pytest.raises(UsageError, match="name:tag"):
+            export(layout, image, tmp_path / "image.tar", kind=kind, progress=Quiet())

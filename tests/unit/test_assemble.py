@@ -1,0 +1,254 @@
+"""The embedded engine: same lock, same digest, whatever the folder; only what differs is written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from imagefactory.engines import assemble
+from imagefactory.engines.assemble import (
+    BUCKETS,
+    MOST_OWN_LAYERS,
+    OWN_LAYER_BYTES,
+    AssembleEngine,
+    Bench,
+    check_conflicts,
+    plan_layers,
+)
+from imagefactory.engines.base_image import BaseLayer
+from imagefactory.engines.pyc import BaseCompiler
+from imagefactory.engines.wheel_layer import Place
+from imagefactory.errors import BuildError
+from imagefactory.model import Base, Definition, Image, Layer, Lock, LockedWheel, Target, Where
+from imagefactory.oci.layout import Layout
+from imagefactory.progress import Quiet
+from tests.unit.wheels_made_here import locked, make_wheel
+
+PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
+WHERE = Where(file="recipes/demo.yaml", line=1, column=1)
+BASE = Base(
+    name="debian-12", suite="bookworm", python=PYTHON, glibc="2.36", packages=(), public="x", where=WHERE
+)
+
+
+def bench(tmp_path: Path) -> Bench:
+    return Bench(
+        store=tmp_path / "store",
+        segments=tmp_path / "segments",
+        codec="zstd",
+        place=Place(prefix="/opt/env", python=PYTHON),
+        epoch=1,
+        base_folder=tmp_path,
+        base_python="p",
+    )
+
+
+def wheel_of(name: str, size: int) -> LockedWheel:
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    return LockedWheel(
+        name=name, version="1", filename=f"{name}-1-py3-none-any.whl", sha256=digest, size=size
+    )
+
+
+# --- planning ------------------------------------------------------------------------------------
+
+
+def test_large_wheels_get_a_layer_each_and_small_ones_share(tmp_path: Path) -> None:
+    wheels = {wheel_of(f"s{n}", 100): Path(f"/s{n}") for n in range(40)}
+    wheels |= {
+        wheel_of("big", OWN_LAYER_BYTES): Path("/big"),
+        wheel_of("b2", OWN_LAYER_BYTES - 1): Path("/b2"),
+    }
+    plans = plan_layers(wheels, bench(tmp_path))
+    own, shared = [p for p in plans if not p.shared], [p for p in plans if p.shared]
+    assert [plan.title for plan in own] == ["big 1"]
+    assert 1 < len(shared) <= BUCKETS
+    placed = sorted(part.path.name for plan in plans for part in plan.parts)
+    assert placed == sorted(path.name for path in wheels.values())
+
+
+def test_the_plan_does_not_depend_on_the_order_of_wheels(tmp_path: Path) -> None:
+    wheels = {wheel_of(f"w{n}", 100 + n * 1_000_000): Path(f"/w{n}") for n in range(30)}
+    backwards = dict(reversed(wheels.items()))
+    assert plan_layers(wheels, bench(tmp_path)) == plan_layers(backwards, bench(tmp_path))
+
+
+def test_a_changed_small_wheel_changes_one_bucket(tmp_path: Path) -> None:
+    wheels = {wheel_of(f"s{n}", 100): Path(f"/s{n}") for n in range(40)}
+    changed = {(wheel_of("other", 100) if w.name == "s7" else w): p for w, p in wheels.items()}
+    changed = {w: p for w, p in changed.items() if w.name != "other"} | {
+        LockedWheel(name="s7", version="2", filename="s7-2-py3-none-any.whl", sha256="0" * 64, size=1): Path(
+            "/7"
+        )
+    }
+    before = {plan.key for plan in plan_layers(wheels, bench(tmp_path))}
+    after = {plan.key for plan in plan_layers(changed, bench(tmp_path))}
+    assert len(before - after) == len(after - before) == 1
+
+
+def test_very_many_large_wheels_stay_below_what_engines_take(tmp_path: Path) -> None:
+    wheels = {wheel_of(f"w{n:03}", OWN_LAYER_BYTES + n): Path(f"/w{n}") for n in range(200)}
+    plans = plan_layers(wheels, bench(tmp_path))
+    assert len(plans) <= MOST_OWN_LAYERS + BUCKETS
+    assert "w199 1" in {plan.title for plan in plans}
+
+
+@pytest.mark.parametrize("field", ["codec", "epoch", "base_python", "place"])
+def test_all_that_decides_the_bytes_is_in_the_key(tmp_path: Path, field: str) -> None:
+    others = {
+        "codec": "gzip",
+        "epoch": 2,
+        "base_python": "q",
+        "place": Place(prefix="/opt/other", python=PYTHON),
+    }
+    wheels = {wheel_of("a", 1): Path("/a")}
+    one, other = bench(tmp_path), replace(bench(tmp_path), **{field: others[field]})  # type: ignore[arg-type]
+    assert plan_layers(wheels, one)[0].key != plan_layers(wheels, other)[0].key
+
+
+def test_one_path_with_two_contents_names_both_wheels() -> None:
+    check_conflicts(
+        [("a.whl", "sha256=x", "s/nvidia/__init__.py"), ("b.whl", "sha256=x", "s/nvidia/__init__.py")]
+    )
+    with pytest.raises(BuildError, match=r"/s/same\.py stands in a\.whl and in b\.whl"):
+        check_conflicts([("a.whl", "sha256=x", "s/same.py"), ("b.whl", "sha256=y", "s/same.py")])
+    with pytest.raises(BuildError, match=r"/s/x is a file in a\.whl and a folder in b\.whl"):
+        check_conflicts([("a.whl", "sha256=x", "s/x"), ("b.whl", "sha256=y", "s/x/deep/file")])
+
+
+# --- building ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def compile_with_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Byte code by this Python: the sandbox and a base need more than unit tests have."""
+
+    def new_worker(bench: Bench, report: Callable[[int], None]) -> assemble._Worker:
+        def start(argv: tuple[str, ...]) -> subprocess.Popen[bytes]:
+            env = {"PYTHONHASHSEED": "0"}
+            return subprocess.Popen((sys.executable, *argv[1:]), stdin=-1, stdout=-1, env=env)
+
+        return assemble._Worker(bench=bench, report=report, compiler=BaseCompiler(start, PYTHON))
+
+    monkeypatch.setattr(assemble, "new_worker", new_worker)
+
+
+def definition(wheels: Mapping[LockedWheel, Path], label: str = "x") -> Definition:
+    target = Target(
+        name="demo-1.0-cu12", family="demo", description="d", source="pypi", framework="demo", version="1.0",
+        cuda="12", python=PYTHON, base="debian-12", platform="linux/amd64", capabilities=(), checks=(),
+        requirements=(), constraints=(), environment=(), where=WHERE,
+    )  # fmt: skip
+    lock = Lock(
+        target=target.name, content_hash="sha256:0", python=PYTHON, platform="manylinux_2_36_x86_64",
+        solver="uv", wheels=tuple(wheels),
+    )  # fmt: skip
+    environment, labels = (("PATH", "/opt/env/bin"),), (("imagefactory.target", label),)
+    return Definition(
+        target=target, base=BASE, lock=lock, prefix="/opt/env", environment=environment, labels=labels
+    )
+
+
+def base_layer(layout: Layout) -> BaseLayer:
+    blob = layout.add(bytes(1024), "application/vnd.oci.image.layer.v1.tar")
+    layer = Layer(descriptor=blob, diff_id=blob.digest, title="debian-12")
+    return BaseLayer(
+        layer=layer, folder=layout.path, manifest=blob.digest, identity="p", epoch=1, published=True
+    )
+
+
+def wheels_in(folder: Path, changed: str = "") -> dict[LockedWheel, Path]:
+    folder.mkdir(exist_ok=True)
+    made = {}
+    for number in range(12):
+        name = f"pkg{number}"
+        text = f"NAME = {name!r} {'# changed' if name == changed else ''}\n".encode()
+        path = make_wheel(folder, name, {f"{name}/__init__.py": text, "shared/__init__.py": b""})
+        made[locked(path)] = path
+    return made
+
+
+def build(store: Path, wheels: Mapping[LockedWheel, Path], label: str = "x") -> Image:
+    layout = Layout(store)
+    engine = AssembleEngine(layout, store.parent / "cache", codec="zstd", workers=1)
+    return engine.build(definition(wheels, label), base_layer(layout), wheels, Quiet())
+
+
+def test_two_folders_give_one_digest(tmp_path: Path) -> None:
+    one = build(tmp_path / "one" / "store", wheels_in(tmp_path / "w1"))
+    backwards = dict(reversed(wheels_in(tmp_path / "w2").items()))
+    # The lock's order is the lock's; only the order in which the files are handed over differs.
+    wheels = {
+        w: backwards[w] for w in sorted(backwards, key=lambda w: [*wheels_in(tmp_path / "w3")].index(w))
+    }
+    old = os.umask(0o077)
+    try:
+        other = build(tmp_path / "a much longer folder" / "store", wheels)
+    finally:
+        os.umask(old)
+    assert (one.digest, one.manifest, one.config) == (other.digest, other.manifest, other.config)
+
+
+def test_nothing_changed_writes_nothing(tmp_path: Path) -> None:
+    wheels = wheels_in(tmp_path / "w")
+    first = build(tmp_path / "store", wheels)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "store" / "blobs" / "sha256").iterdir()}
+    assert build(tmp_path / "store", wheels) == first
+    assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "store" / "blobs" / "sha256").iterdir()}
+
+
+def test_one_changed_package_makes_one_new_layer(tmp_path: Path) -> None:
+    first = build(tmp_path / "store", wheels_in(tmp_path / "w1"))
+    second = build(tmp_path / "store", wheels_in(tmp_path / "w2", changed="pkg3"))
+    old = {layer.descriptor.digest for layer in first.layers}
+    assert len([layer for layer in second.layers if layer.descriptor.digest not in old]) == 1
+
+
+def test_another_label_shares_all_layers(tmp_path: Path) -> None:
+    wheels = wheels_in(tmp_path / "w")
+    first, second = build(tmp_path / "store", wheels), build(tmp_path / "store", wheels, label="y")
+    assert first.layers == second.layers
+    assert first.digest != second.digest
+
+
+def test_a_damaged_blob_is_made_again(tmp_path: Path) -> None:
+    wheels = wheels_in(tmp_path / "w")
+    image = build(tmp_path / "store", wheels)
+    layout = Layout(tmp_path / "store")
+    layout.blob_path(image.layers[-1].descriptor.digest).unlink()
+    for record in (tmp_path / "store" / "images").iterdir():
+        record.unlink()
+    assert build(tmp_path / "store", wheels) == image
+
+
+def test_the_config_is_what_engines_read(tmp_path: Path) -> None:
+    image = build(tmp_path / "store", wheels_in(tmp_path / "w"))
+    config = json.loads(Layout(tmp_path / "store").blob_path(image.config).read_bytes())
+    assert config["architecture"] == "amd64"
+    assert config["os"] == "linux"
+    assert config["created"] == "1970-01-01T00:00:01Z"
+    assert config["config"]["Env"] == ["PATH=/opt/env/bin"]
+    assert len(config["rootfs"]["diff_ids"]) == len(config["history"]) == len(image.layers)
+    manifest = json.loads(Layout(tmp_path / "store").blob_path(image.manifest).read_bytes())
+    assert manifest["annotations"]["imagefactory.target"] == "x"
+    assert manifest["annotations"]["org.opencontainers.image.base.digest"].startswith("sha256:")
+
+
+def test_a_wheel_with_a_bad_file_leaves_nothing_behind(tmp_path: Path) -> None:
+    wheels = wheels_in(tmp_path / "w")
+    bad = next(iter(wheels.values()))
+    bad.write_bytes(bad.read_bytes()[:-30])
+    with pytest.raises(BuildError, match=bad.name):
+        build(tmp_path / "store", wheels)
+    layout = Layout(tmp_path / "store")
+    assert layout.tags() == {}
+    assert list(layout.tmp.iterdir()) == []
+    assert [path for path in (tmp_path / "cache").rglob("*") if path.suffix == ".part"] == []
