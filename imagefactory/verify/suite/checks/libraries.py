@@ -1,0 +1,223 @@
+"""`libraries`: every shared library of the packages finds the libraries it asks for.
+
+Found means what ld.so(8) does: the library's RUNPATH or RPATH, LD_LIBRARY_PATH, the loader's cache,
+its standard folders. Libraries that the framework loads first (torch, tensorflow, jax and
+onnxruntime all load NVIDIA's by full path before they need them) are counted apart. What may be
+absent stands in two tables, with the reason.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import platform
+import re
+import struct
+import sysconfig
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .. import elf
+from ..context import Context, Failure, Finding
+from .packages import SHOWN, more, shorten
+
+LIBRARY_NAME = re.compile(r"\.so(\.[0-9]+)*$")
+CACHE_FILE = "/etc/ld.so.cache"
+CACHE_MAGIC = b"glibc-ld.so.cache1.1"
+CACHE_HEADER, CACHE_ENTRY = 48, struct.Struct("<iIIIQ")
+
+# Brought by the machine with the GPU, never by an image.
+DRIVER_LIBRARIES = (
+    "libcuda.so.1",
+    "libcudadebugger.so.1",
+    "libnvidia-*.so.*",
+    "libnvcuvid.so.1",
+    "libnvoptix.so.1",
+)
+
+FFMPEG = "torchaudio has a backend per FFmpeg version and takes what is there"
+RDMA = "GPUDirect Storage over the network, opened only where the machine has its RDMA libraries"
+NVSHMEM = "NVSHMEM has a plugin per network and launcher and opens the one that is asked for"
+
+# (whose libraries, what they ask for, why its absence is no fault)
+OPTIONAL_LIBRARIES = (
+    ("torchaudio/lib/*", "libsox.so*", "torchaudio's SoX backend uses the system's SoX where there is one"),
+    ("torchaudio/lib/*torchaudio_ffmpeg*", "libav*.so.*", FFMPEG),
+    ("torio/lib/*", "libav*.so.*", FFMPEG),
+    (
+        "onnxruntime/capi/libonnxruntime_providers_tensorrt.so",
+        "libnv*.so.*",
+        "the TensorRT provider needs TensorRT",
+    ),
+    ("nvidia/*/libcufile_rdma.so*", "libmlx5.so*", RDMA),
+    ("nvidia/*/libcufile_rdma.so*", "librdmacm.so*", RDMA),
+    ("nvidia/*/libcufile_rdma.so*", "libibverbs.so*", RDMA),
+    ("nvidia/nvshmem/lib/nvshmem_transport_*", "libmlx5.so*", NVSHMEM),
+    ("nvidia/nvshmem/lib/nvshmem_transport_*", "libibverbs.so*", NVSHMEM),
+    ("nvidia/nvshmem/lib/nvshmem_transport_*", "libuc[ps].so*", NVSHMEM),
+    ("nvidia/nvshmem/lib/nvshmem_transport_*", "libfabric.so*", NVSHMEM),
+    ("nvidia/nvshmem/lib/nvshmem_bootstrap_*", "libpmix.so*", NVSHMEM),
+    ("nvidia/nvshmem/lib/nvshmem_bootstrap_*", "liboshmem.so*", NVSHMEM),
+    ("nvidia/nvshmem/lib/nvshmem_bootstrap_*", "libmpi.so*", NVSHMEM),
+)
+
+# Libraries that a framework opens by name when it first meets a GPU, so no DT_NEEDED tells of them:
+# (who opens them, along its own paths; what it opens).
+_XLA = ("libcudart", "libcublas", "libcublasLt", "libcudnn", "libcufft", "libcusparse", "libcupti")
+OPENED_BY_NAME = {
+    "tensorflow": (
+        ("tensorflow/libtensorflow_framework.so.2", "tensorflow/libtensorflow_cc.so.2"),
+        (*_XLA, "libcusolver"),  # not libnccl: up to 2.18 it is linked in
+    ),
+    "jax": (("jax_plugins/xla_cuda*/xla_cuda_plugin.so",), (*_XLA, "libnccl")),
+}
+
+
+@dataclass
+class Scan:
+    """`libraries` maps paths to what the loader reads of them, `names` are all sonames and file names."""
+
+    libraries: dict[str, elf.Dynamic] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
+    foreign: int = 0
+    faults: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SystemLibraries:
+    """What the loader knows beside a library's own paths: `folders` to look into, `cached` sonames."""
+
+    folders: tuple[str, ...]
+    cached: frozenset[str]
+
+
+def check(context: Context) -> Finding:
+    scan = scan_libraries(context.site, platform.machine())
+    system = read_system(os.environ, CACHE_FILE)
+    counts: Counter[str] = Counter()
+    missing: dict[str, list[str]] = {}
+    excused: set[str] = set()
+    for path, library in scan.libraries.items():
+        for name in library.needed:
+            verdict = resolve(name, path, context.site, scan, system)
+            counts[verdict] += 1
+            if verdict in ("driver", "optional"):
+                excused.add(name)
+            elif verdict == "unresolved":
+                missing.setdefault(name, []).append(os.path.relpath(path, context.site))
+    faults = scan.faults + [
+        f"{name} is not found (needed by {owners[0]}{f' and {len(owners) - 1} more' if owners[1:] else ''})"
+        for name, owners in sorted(missing.items())
+    ]
+    opened, absent = find_opened_by_name(context, scan, system)
+    faults += absent
+    if faults:
+        raise Failure("; ".join(faults[:SHOWN]) + more(faults))
+    kinds = ("resolved", "preloaded", "driver", "optional")
+    return Finding(
+        f"{len(scan.libraries)} libraries find what they need"
+        + "".join(f", {counts[kind]} {kind}" for kind in kinds[1:] if counts[kind])
+        + (f"; may be absent and are: {shorten(sorted(excused))}" if excused else ""),
+        {
+            "libraries": len(scan.libraries),
+            "foreign": scan.foreign,
+            "opened-by-name": opened,
+            **{kind: counts[kind] for kind in kinds},
+        },
+    )
+
+
+def scan_libraries(site: str, machine: str) -> Scan:
+    """Reads every shared library under `site` that is made for `machine` (`x86_64`); counts the others."""
+    scan = Scan()
+    for folder, _, files in os.walk(site):
+        for file in files:
+            path = os.path.join(folder, file)
+            if not LIBRARY_NAME.search(file):
+                continue
+            try:
+                library = elf.read_dynamic(path)
+            except (elf.NotReadable, OSError, ValueError) as error:
+                scan.faults.append(f"{os.path.relpath(path, site)} cannot be read: {error}")
+                continue
+            if library is None or library.machine != elf.MACHINES[machine]:
+                scan.foreign += 1
+                continue
+            scan.libraries[path] = library
+            scan.names.update(name for name in (file, library.soname) if name)
+    return scan
+
+
+def resolve(name: str, path: str, site: str, scan: Scan, system: SystemLibraries) -> str:
+    """How the library at `path` comes to `name`: resolved, preloaded, driver, optional or unresolved."""
+    library = scan.libraries[path]
+    own = own_folders(path, library)
+    if "/" in name:
+        return "resolved" if os.path.exists(name) else "unresolved"
+    if name in system.cached or any(os.path.exists(os.path.join(at, name)) for at in (*own, *system.folders)):
+        return "resolved"
+    if name in scan.names:
+        return "preloaded"
+    if any(fnmatch.fnmatchcase(name, pattern) for pattern in DRIVER_LIBRARIES):
+        return "driver"
+    relative = os.path.relpath(path, site)
+    for owner, wanted, _ in OPTIONAL_LIBRARIES:
+        if fnmatch.fnmatchcase(relative, owner) and fnmatch.fnmatchcase(name, wanted):
+            return "optional"
+    return "unresolved"
+
+
+def own_folders(path: str, library: elf.Dynamic) -> list[str]:
+    """Where the library itself tells the loader to look; RUNPATH hides RPATH."""
+    origin = os.path.dirname(os.path.realpath(path))
+    written = dict.fromkeys(library.runpath or library.rpath)
+    return [folder.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for folder in written]
+
+
+def find_opened_by_name(context: Context, scan: Scan, system: SystemLibraries) -> tuple[int, list[str]]:
+    """How many of the framework's OPENED_BY_NAME are within its reach, and a fault for each that is not."""
+    owners, names = OPENED_BY_NAME.get(context.expected.framework, ((), ()))
+    paths = [
+        path
+        for path in scan.libraries
+        if any(fnmatch.fnmatchcase(os.path.relpath(path, context.site), owner) for owner in owners)
+    ]
+    if owners and not paths:
+        return 0, [f"none of {', '.join(owners)} is there, so no GPU library would be opened"]
+    folders = {folder for path in paths for folder in own_folders(path, scan.libraries[path])}
+    reached: set[str] = set(system.cached)
+    for folder in (*folders, *system.folders):
+        if os.path.isdir(folder):
+            reached.update(os.listdir(folder))
+    absent = [name for name in names if not any(found.startswith(f"{name}.so.") for found in reached)]
+    return len(names) - len(absent), [
+        f"{name} is opened by name and is not within reach of {os.path.relpath(paths[0], context.site)}"
+        for name in absent
+    ]
+
+
+def read_system(environ: Mapping[str, str], cache: str) -> SystemLibraries:
+    multiarch = sysconfig.get_config_var("MULTIARCH") or "x86_64-linux-gnu"
+    folders = [folder for folder in environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    folders += [f"/lib/{multiarch}", f"/usr/lib/{multiarch}", "/lib64", "/usr/lib64", "/lib", "/usr/lib"]
+    try:
+        with open(cache, "rb") as file:
+            cached = parse_cache(file.read())
+    except FileNotFoundError:
+        cached = frozenset()
+    return SystemLibraries(folders=tuple(folders), cached=cached)
+
+
+def parse_cache(data: bytes) -> frozenset[str]:
+    """The sonames of a loader cache (glibc's dl-cache.h, the format since 2.2; empty for any other)."""
+    start = data.find(CACHE_MAGIC)
+    if start < 0:
+        return frozenset()
+    data = data[start:]
+    count = int.from_bytes(data[20:24], "little")
+    names = set()
+    for index in range(count):
+        _, key, _, _, _ = CACHE_ENTRY.unpack_from(data, CACHE_HEADER + index * CACHE_ENTRY.size)
+        names.add(data[key : data.index(b"\0", key)].decode("utf-8", "replace"))
+    return frozenset(names)

@@ -1,0 +1,132 @@
+"""ONNX Runtime. Models are written by hand, because the lock does not hold the package `onnx`."""
+
+from __future__ import annotations
+
+import ctypes
+import fnmatch
+import importlib
+import os
+from typing import Any
+
+from .. import elf, onnx_model
+from ..checks.libraries import DRIVER_LIBRARIES
+from ..context import Context, Failure
+
+MODULES = (("onnxruntime-gpu", "onnxruntime"),)
+PROVIDER = "CUDAExecutionProvider"
+
+
+def prepare() -> None:
+    """onnxruntime needs nothing set."""
+
+
+def _onnxruntime() -> Any:
+    return importlib.import_module("onnxruntime")
+
+
+def cuda_version(context: Context) -> tuple[str, str]:
+    """The CUDA of the build, and whether all that its CUDA provider asks for loads.
+
+    Newer wheels say their CUDA (1.23 does, 1.18 does not). Of the others the provider's need of libcudart
+    tells the major, and the runtime of that major in the lock is taken for the rest.
+    """
+    runtime = _onnxruntime()
+    if PROVIDER not in runtime.get_available_providers():
+        raise Failure(
+            f"onnxruntime has no {PROVIDER}: install onnxruntime-gpu, without onnxruntime beside it"
+        )
+    folder = os.path.join(os.path.dirname(runtime.__file__), "capi")
+    library = os.path.join(folder, "libonnxruntime_providers_cuda.so")
+    if not os.path.exists(library):
+        raise Failure(f"{PROVIDER} is named but its library is not there: {library}")
+    provider = elf.read_dynamic(library)
+    if provider is None:
+        raise Failure(f"{library} is not a shared library")
+    how = load_needed(runtime, provider)
+    try:
+        version = importlib.import_module("onnxruntime.capi.build_and_package_info").cuda_version
+    except ImportError:
+        version = _runtime_version(provider, context)
+        # Measured with 1.18.1: it dies by a segmentation fault when it meets no driver.
+        how += "; a build as old as this does not say its CUDA (the runtime's is taken) "
+        how += "and cannot load its provider without a driver"
+    else:
+        if any(_of_driver(name) for name in provider.needed):
+            how += ", its provider needs the driver to load"
+        else:
+            load_provider(runtime, library)
+    return str(version), how
+
+
+def load_needed(runtime: Any, provider: elf.Dynamic) -> str:
+    """Loads what the provider asks for, but for the driver's, and says how it was found."""
+    try:
+        for name in provider.needed:
+            if not _of_driver(name):
+                ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
+        return "CUDA libraries found by the loader"
+    except OSError as error:
+        if not hasattr(runtime, "preload_dlls"):
+            raise Failure(
+                f"the CUDA provider cannot load: {error}; lock the nvidia packages and name their folders "
+                "in LD_LIBRARY_PATH"
+            ) from error
+    runtime.preload_dlls()
+    for name in provider.needed:
+        if not _of_driver(name):
+            try:
+                ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
+            except OSError as error:
+                raise Failure(
+                    f"the CUDA provider cannot load, even after preload_dlls(): {error}; install "
+                    "onnxruntime-gpu[cuda,cudnn]"
+                ) from error
+    return "CUDA libraries found after onnxruntime.preload_dlls()"
+
+
+def load_provider(runtime: Any, library: str) -> None:
+    """Lets ONNX Runtime load its provider, which other programs cannot; without a GPU it stops after that."""
+    model = onnx_model.model("MatMul", {"a": 2, "b": 2}, rank=2, kind="float32")
+    reason = "ONNX Runtime does not say why"
+    try:
+        runtime.InferenceSession(model, providers=[PROVIDER])
+    except Exception as error:  # its own classes have no common name over the versions
+        reason = str(error)
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        if os.path.realpath(library) not in maps.read():
+            raise Failure(f"ONNX Runtime does not load {os.path.basename(library)}: {reason}")
+
+
+def _of_driver(name: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in DRIVER_LIBRARIES)
+
+
+def _runtime_version(provider: elf.Dynamic, context: Context) -> str:
+    for name in provider.needed:
+        if name.startswith("libcudart.so."):
+            major = name.removeprefix("libcudart.so.").partition(".")[0]
+            return context.expected.packages.get(f"nvidia-cuda-runtime-cu{major}", major)
+    raise Failure("the CUDA provider names no libcudart, so its CUDA version is not known")
+
+
+def _run(model: bytes, inputs: dict[str, object], kind: str) -> Any:
+    runtime, numpy = _onnxruntime(), importlib.import_module("numpy")
+    session = runtime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    if session.get_providers() != ["CPUExecutionProvider"]:
+        raise Failure(f"asked for the CPU, got {session.get_providers()}")
+    feed = {name: numpy.array(value, dtype=kind) for name, value in inputs.items()}
+    return session.run(None, feed)[0].astype("float64").tolist()
+
+
+def matmul(left: list[list[float]], right: list[list[float]], kind: str) -> Any:
+    model = onnx_model.model("MatMul", {"a": 2, "b": 2}, rank=2, kind=kind)
+    return _run(model, {"a": left, "b": right}, kind)
+
+
+def total(values: list[float], kind: str) -> Any:
+    return _run(onnx_model.model("ReduceSum", {"a": 1}, rank=1, kind=kind), {"a": values}, kind)
+
+
+def convolution(image: object, filters: object, kind: str) -> Any:
+    model = onnx_model.model("Conv", {"x": 4, "w": 4}, rank=4, kind=kind)
+    return _run(model, {"x": [image], "w": filters}, kind)[0]

@@ -1,0 +1,114 @@
+"""Makes what Triton makes when it first starts a kernel, as far as without a GPU.
+
+Started as `python triton_build.py SCRATCH`, where TRITON_CACHE_DIR and TRITON_LIBCUDA_PATH point to
+SCRATCH too. Makes an empty libcuda to link against, Triton's driver module compiled from C and
+imported, and a kernel compiled to GPU code; what came of it goes to SCRATCH/made.json. An exception
+is the answer that it does not work.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import inspect
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+import time
+from typing import Any
+
+
+def make_empty_libcuda(scratch: str, header: str) -> None:
+    """A library with every name of `header` (cuda.h), each a function that answers CUDA_ERROR_UNKNOWN.
+
+    Loaded before Triton's modules, so that the loader takes it for the driver they ask for.
+    """
+    library = os.path.join(scratch, "libcuda.so.1")
+    source = os.path.join(scratch, "empty.c")
+    with open(header, encoding="utf-8") as file:
+        names = sorted(set(re.findall(r"\bcu[A-Z]\w+", file.read())))
+    with open(source, "w", encoding="utf-8") as file:
+        file.writelines(f"int {name}(void) {{ return 999; }}\n" for name in names)
+    compiler = os.environ.get("CC", "gcc")
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", source, "-o", library], check=True
+    )
+    os.symlink("libcuda.so.1", os.path.join(scratch, "libcuda.so"))
+    ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+
+
+def find_header(folder: str) -> str:
+    for place in ("backends/nvidia/include", "third_party/cuda/include"):
+        path = os.path.join(folder, place, "cuda.h")
+        if os.path.exists(path):
+            return path
+    raise FileNotFoundError("triton has no cuda.h in a place this suite knows")
+
+
+def compile_driver(scratch: str) -> None:
+    """Triton compiles a C module against Python.h and imports it."""
+    try:
+        driver = importlib.import_module("triton.backends.nvidia.driver")  # from 3.0 on
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("triton"):
+            raise
+        driver = importlib.import_module("triton.runtime.driver")  # 2.x, which asks torch for a GPU first
+        # 2.1 knows no variable for the folder of libcuda.
+        build: Any = importlib.import_module("triton.common.build")
+        build.libcuda_dirs = lambda: [scratch]
+        driver.driver._obj = driver.CudaDriver()
+        return
+    driver.CudaUtils()
+
+
+def compile_kernel(triton: Any) -> int:
+    """Compiles the kernel for sm_80; bytes of the GPU code. How it is asked for changed over the versions."""
+    kernel = importlib.import_module("imagefactory_suite.triton_kernel").add
+    numbered = {0: "*fp32", 1: "*fp32", 2: "*fp32", 3: "i32"}
+    source = getattr(importlib.import_module("triton.compiler"), "ASTSource", None)
+    if source is None:  # 2.1
+        made = triton.compile(kernel, signature=numbered, constants={4: 128}, cc=80)
+    elif "constexprs" in inspect.signature(source.__init__).parameters:  # from 3.3 on
+        named = {"x": "*fp32", "y": "*fp32", "z": "*fp32", "count": "i32", "BLOCK": "constexpr"}
+        made = triton.compile(source(fn=kernel, signature=named, constexprs={"BLOCK": 128}), target=target())
+    else:
+        made = triton.compile(source(fn=kernel, signature=numbered, constants={4: 128}), target=target())
+    code = made.asm["cubin"]
+    if code[:4] != b"\x7fELF":
+        raise RuntimeError("Triton's kernel is no GPU code")
+    return len(code)
+
+
+def target() -> Any:
+    try:
+        return importlib.import_module("triton.backends.compiler").GPUTarget("cuda", 80, 32)
+    except ModuleNotFoundError:  # 2.x
+        return ("cuda", 80)
+
+
+def main(scratch: str) -> None:
+    folder = os.path.dirname(os.path.abspath(__file__))
+    runpy.run_path(os.path.join(folder, "smoke.py"))["load_suite"](folder)
+    began = time.monotonic()
+    triton = importlib.import_module("triton")
+    make_empty_libcuda(scratch, find_header(os.path.dirname(str(triton.__file__))))
+    compile_driver(scratch)
+    size = compile_kernel(triton)
+    gcc = subprocess.run(
+        [os.environ.get("CC", "gcc"), "--version"], check=True, capture_output=True, text=True
+    )
+    answer = {
+        "version": triton.__version__,
+        "compiler": gcc.stdout.splitlines()[0],
+        "cubin": size,
+        "seconds": round(time.monotonic() - began, 3),
+    }
+    with open(os.path.join(scratch, "made.json"), "w", encoding="utf-8") as file:
+        json.dump(answer, file)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
