@@ -1,0 +1,5 @@
+"""`python -m imagefactory`."""
+
+from imagefactory.cli import main
+
+main()

@@ -1,0 +1,147 @@
+"""Results as a person reads them: pure functions from values to text. The command line prints them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from imagefactory.model import CheckState, Image, Lock, Report, Target
+from imagefactory.progress import format_bytes
+from imagefactory.workflow import Built, Relock
+
+
+def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as their widest cell, two blanks between, no blanks at line ends."""
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+    lines = (
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (header, *rows)
+    )
+    return "\n".join(lines)
+
+
+def format_fields(fields: Sequence[tuple[str, str]], *, indent: str = "  ") -> str:
+    """`name  value` lines; a value's further lines stand under its first."""
+    width = max(len(name) for name, _ in fields) + 2
+    lines = []
+    for name, value in fields:
+        first, *more = value.splitlines() or [""]
+        lines.append(f"{indent}{name.ljust(width)}{first}".rstrip())
+        lines += [f"{indent}{' ' * width}{line}" for line in more]
+    return "\n".join(lines)
+
+
+def format_report(report: Report) -> str:
+    """The smoke test's checks, one line each, and what is not proven."""
+    mark = {
+        CheckState.PASSED: "passed",
+        CheckState.FAILED: "FAILED",
+        CheckState.NOT_APPLICABLE: "not applicable",
+        CheckState.NOT_RUN: "not run",
+    }
+    width = max(len(check.name) for check in report.checks) if report.checks else 0
+    lines = [
+        f"{check.name.ljust(width)}  {mark[check.state]:14}  {check.detail}".rstrip()
+        for check in report.checks
+    ]
+    return "\n".join(lines)
+
+
+def smoke_line(report: Report | None) -> str:
+    if report is None:
+        return "not run (--no-smoke)"
+    if not report.passed:
+        return f"FAILED: {report.failure}"
+    count = sum(check.state is CheckState.PASSED for check in report.checks)
+    kept = ", kept from an earlier run" if report.from_record else ""
+    return f"passed inside the image: {count} checks on the CPU{kept}"
+
+
+def format_built(built: Built, store: str) -> str:
+    """What a build made, where it is, and what is not yet proven."""
+    image, target, report = built.image, built.target, built.report
+    gpu = report.gpu.value if report is not None else "not-tested"
+    times = ", ".join(f"{name} {seconds:.1f}s" for name, seconds in built.seconds)
+    fields = [
+        ("image", f"{image.name} in {store}"),
+        ("digest", image.digest),
+        ("manifest", image.manifest),
+        ("size", f"{format_bytes(image.size)} in {len(image.layers)} layers"),
+        ("built", ("now" if built.fresh else "nothing changed") + f" ({times})"),
+    ]
+    if not built.published_base:
+        fields.append(("note", "the base has newer packages than locked: not the published digest"))
+    fields.append(("smoke test", smoke_line(report)))
+    if report is not None and not report.passed:
+        fields.append(("", format_report(report)))
+    fields += [
+        ("on a GPU", f"{gpu}: no GPU suite has run in this image; it must support {_capabilities(target)}"),
+        ("try it", f"imagefactory run {target.name} -- python"),
+    ]
+    return f"{target.name}\n{format_fields(fields)}"
+
+
+def _capabilities(target: Target) -> str:
+    return ", ".join(f"sm_{capability.replace('.', '')}" for capability in target.capabilities)
+
+
+def format_relock(relock: Relock) -> str:
+    """What moved: one line for an unchanged lock, else one line a package."""
+    before, after, name = relock.before, relock.after, relock.target.name
+    if before is after or before == after:
+        return f"{name}: unchanged ({len(after.wheels)} packages)"
+    old = {} if before is None else {wheel.name: wheel for wheel in before.wheels}
+    new = {wheel.name: wheel for wheel in after.wheels}
+    total = format_bytes(sum(wheel.size for wheel in after.wheels))
+    if before is None:
+        return f"{name}: locked {len(new)} packages, {total}"
+    lines = [f"{name}: {len(new)} packages, {total}"]
+    for key in sorted(old.keys() | new.keys()):
+        was, now = old.get(key), new.get(key)
+        if was is None and now is not None:
+            lines.append(f"  + {key} {now.version}")
+        elif now is None and was is not None:
+            lines.append(f"  - {key} {was.version}")
+        elif was is not None and now is not None and was != now:
+            moved = (
+                f"{was.version} -> {now.version}"
+                if was.version != now.version
+                else f"{now.version}, new file"
+            )
+            lines.append(f"  ~ {key} {moved}")
+    if len(lines) == 1:
+        lines.append("  the same packages for a changed recipe")
+    return "\n".join(lines)
+
+
+def format_target(target: Target, lock: Lock | None, state: str, image: Image | None) -> str:
+    """All about one target, for `show`."""
+    fields = [
+        ("description", target.description),
+        ("framework", f"{target.framework} {target.version}, source {target.source}"),
+        ("CUDA", target.cuda),
+        ("Python", f"{target.python} on {target.base}, {target.platform}"),
+        ("capabilities", ", ".join(target.capabilities)),
+        ("checks", ", ".join(target.checks)),
+        ("requirements", "\n".join(target.requirements)),
+    ]
+    if target.constraints:
+        fields.append(("constraints", "\n".join(target.constraints)))
+    if target.environment:
+        fields.append(("environment", "\n".join(f"{name}={value}" for name, value in target.environment)))
+    fields.append(("recipe", str(target.where)))
+    if lock is None:
+        fields.append(("lock", f"none: imagefactory lock {target.name}"))
+    else:
+        size = format_bytes(sum(wheel.size for wheel in lock.wheels))
+        fields.append(("lock", f"{state}, {len(lock.wheels)} packages, {size} of wheels"))
+        brought = [w for w in lock.wheels if w.name.startswith(("nvidia-", "cuda-"))]
+        if brought:
+            fields.append(("CUDA packages", "\n".join(f"{w.name} {w.version}" for w in brought)))
+    if image is None:
+        fields.append(("image", f"not in the store: imagefactory build {target.name}"))
+    else:
+        fields += [
+            ("image", f"{image.name}, {format_bytes(image.size)} in {len(image.layers)} layers"),
+            ("digest", image.digest),
+        ]
+    return f"{target.name}\n{format_fields(fields)}"

@@ -1,0 +1,97 @@
+"""The command line on real input. Wheels come from the machine's package index, once for the session."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COMMAND = (sys.executable, "-m", "imagefactory")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Factory:
+    """One store and cache, and the command line on them."""
+
+    store: Path
+    cache: Path
+    root: Path = ROOT
+    extra: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        mine = {"IMAGEFACTORY_STORE": str(self.store), "IMAGEFACTORY_CACHE": str(self.cache)}
+        return {**os.environ, **mine, **self.extra}
+
+    def command(self, *arguments: str) -> list[str]:
+        return [*COMMAND, "-C", str(self.root), *arguments]
+
+    def run(self, *arguments: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            self.command(*arguments), env=self.environ, capture_output=True, text=True, timeout=1500
+        )
+        if code is not None:
+            assert done.returncode == code, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def build(self, target: str, *options: str) -> dict[str, Any]:
+        """The JSON result of a build that passes its smoke test."""
+        result = json.loads(self.run("build", "--json", *options, target).stdout)
+        assert result["format"] == "imagefactory.build/1"
+        assert result["errors"] == []
+        (built,) = result["results"]
+        assert isinstance(built, dict)
+        return built
+
+
+@pytest.fixture(scope="session")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Disk for gigabytes, freed at the end."""
+    folder = tmp_path_factory.mktemp("e2e")
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def factory(scratch: Path) -> Factory:
+    """The store that the real targets are built into, with the session's cache."""
+    return Factory(store=scratch / "store", cache=scratch / "cache")
+
+
+TINY_RECIPE = """\
+family: tiny
+description: The CUDA runtime and two small packages, for tests of interruptions
+source: pypi
+framework: nvidia-cuda-runtime-cu12
+platform: linux/amd64
+base: debian-12
+python: "3.11"
+capabilities: ["8.0"]
+checks: [packages, libraries]
+packages: ["idna==3.7", "markupsafe==2.1.5"]
+matrix:
+  - version: "12.1"
+    cuda: ["12.1"]
+"""
+
+
+@pytest.fixture(scope="session")
+def tiny_root(scratch: Path, factory: Factory) -> Path:
+    """A factory of one small target, locked."""
+    root = scratch / "tiny"
+    (root / "recipes").mkdir(parents=True)
+    (root / "imagefactory.toml").write_text("")
+    (root / "recipes" / "tiny.yaml").write_text(TINY_RECIPE)
+    shutil.copy(ROOT / "recipes" / "bases.yaml", root / "recipes")
+    shutil.copytree(ROOT / "lockfiles" / "bases", root / "lockfiles" / "bases")
+    Factory(store=factory.store, cache=factory.cache, root=root).run("lock", "tiny-12.1-cu121")
+    return root

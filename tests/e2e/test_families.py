@@ -1,0 +1,21 @@
+"""The newest target of every family builds from PyPI's real wheels and passes its smoke test."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.conftest import Factory
+
+NEWEST = (
+    "onnxruntime-1.31-cu13",
+    "jax-0.12.0-cu13-py313",
+    "tensorflow-2.21-cu12",
+    "pytorch-2.15-cu132",
+)
+
+
+@pytest.mark.parametrize("target", NEWEST)
+def test_the_newest_target_passes_its_smoke_test(factory: Factory, target: str) -> None:
+    built = factory.build(target)
+    assert built["smoke"]["passed"] is True
+    assert built["gpu"] == "not-tested"

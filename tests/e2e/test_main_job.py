@@ -1,0 +1,117 @@
+"""The main job: `imagefactory build pytorch-2.3-cu121`, from PyPI's real wheels to an image that works."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Factory
+
+MAIN = "pytorch-2.3-cu121"
+
+
+@pytest.fixture(scope="module")
+def built(factory: Factory) -> dict[str, object]:
+    return factory.build(MAIN)
+
+
+def blobs(factory: Factory) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in (factory.store / "blobs" / "sha256").iterdir()}
+
+
+def test_the_image_is_built_tried_and_not_called_proven(built: dict[str, object]) -> None:
+    assert built["fresh"] is True
+    assert built["gpu"] == "not-tested"
+    smoke = built["smoke"]
+    assert isinstance(smoke, dict)
+    assert smoke["passed"] is True
+    states = {check["name"]: check["state"] for check in smoke["checks"]}
+    assert states == dict.fromkeys(
+        ("packages", "libraries", "import", "cuda-version", "compute", "compiler", "unprivileged"), "passed"
+    )
+
+
+def test_python_inside_it_has_torch_with_its_cuda(built: dict[str, object], factory: Factory) -> None:
+    code = "import torch; print(torch.__version__, torch.version.cuda)"
+    done = factory.run("run", MAIN, "--", "python", "-c", code)
+    assert done.stdout == "2.3.1+cu121 12.1\n"
+
+
+def test_the_commands_exit_code_is_the_commands(built: dict[str, object], factory: Factory) -> None:
+    assert factory.run("run", MAIN, "--", "sh", "-c", "exit 37", code=None).returncode == 37
+    assert factory.run("run", MAIN, "--", "no-such-command", code=None).returncode == 127
+
+
+def test_a_person_reads_where_it_is_and_what_is_not_proven(
+    built: dict[str, object], factory: Factory
+) -> None:
+    done = factory.run("build", MAIN)
+    image = built["image"]
+    assert isinstance(image, dict)
+    assert image["digest"] in done.stdout
+    assert str(factory.store) in done.stdout
+    assert "not-tested" in done.stdout
+    assert "nothing changed" in done.stdout
+    assert "kept from an earlier run" in done.stdout
+
+
+def test_nothing_changed_writes_nothing(built: dict[str, object], factory: Factory) -> None:
+    before = blobs(factory)
+    again = factory.build(MAIN)
+    assert again["fresh"] is False
+    assert again["image"] == built["image"]
+    assert blobs(factory) == before
+
+
+def test_another_folder_other_workers_and_locale_give_the_same_digest(
+    built: dict[str, object], factory: Factory, scratch: Path
+) -> None:
+    """Wheels and debs are shared; base, segments and layers are made anew."""
+    cache = scratch / "another" / "cache"
+    cache.mkdir(parents=True)
+    for name in ("wheels", "debs"):
+        (cache / name).symlink_to(factory.cache / name)
+    extra = {
+        "IMAGEFACTORY_WORKERS": "1",
+        "TZ": "Pacific/Auckland",
+        "LANG": "tr_TR.UTF-8",
+        "PYTHONHASHSEED": "7",
+    }
+    other = Factory(store=scratch / "another" / "a store", cache=cache, extra=extra)
+    assert other.build(MAIN, "--no-smoke")["image"] == built["image"]
+    assert len(list((cache / "segments").iterdir())) > 0
+
+
+def test_a_second_target_writes_only_what_differs(built: dict[str, object], factory: Factory) -> None:
+    """pytorch 2.1 and 2.3 both bring CUDA 12.1's libraries."""
+    before = blobs(factory)
+    other = factory.build("pytorch-2.1-cu121", "--no-smoke")
+    assert not isinstance(built["image"], str)
+    written = sum(size for name, size in blobs(factory).items() if name not in before)
+    packages = {
+        name: {p["name"]: p for p in json.loads(factory.run("show", "--json", name).stdout)["packages"]}
+        for name in (MAIN, "pytorch-2.1-cu121")
+    }
+    mine, theirs = packages[MAIN], packages["pytorch-2.1-cu121"]
+    differing = {name for name in theirs if mine.get(name, {}).get("sha256") != theirs[name]["sha256"]}
+    first = {layer["digest"] for layer in built["image"]["layers"]}  # type: ignore[index,call-overload]
+    new = [layer for layer in other["image"]["layers"] if layer["digest"] not in first]
+    # What a layer of a differing package weighs, compressed: the wheel's own size is the yardstick.
+    wheels = sum(theirs[name]["size"] for name in differing)
+    assert sum(layer["size"] for layer in new) <= written
+    assert written <= 1.05 * wheels, (written, wheels, sorted(differing))
+    factory.run("store", "list")
+
+
+def test_exports_are_read_by_skopeo(built: dict[str, object], factory: Factory, scratch: Path) -> None:
+    import subprocess
+
+    path = scratch / "main.tar"
+    factory.run("export", MAIN, "--format", "oci-archive", "-o", str(path))
+    done = subprocess.run(
+        ["skopeo", "inspect", "--config", f"oci-archive:{path}"], capture_output=True, text=True, check=True
+    )
+    assert "NVIDIA_REQUIRE_CUDA=cuda>=12.0" in json.loads(done.stdout)["config"]["Env"]
+    path.unlink()

@@ -1,0 +1,233 @@
+"""The command line: results on stdout, the rest on stderr, and the exit codes of the design."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from imagefactory import cli, errors
+from imagefactory.errors import FactoryError
+from imagefactory.recipes import SMOKE_CHECKS
+from imagefactory.verify.suite.table import CHECKS
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Said:
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> dict[str, object]:
+        value = json.loads(self.out)
+        assert isinstance(value, dict)
+        return value
+
+
+Call = Callable[..., Said]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """The command line in this process, on a store and cache of the test's own."""
+    monkeypatch.setenv("IMAGEFACTORY_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("IMAGEFACTORY_CACHE", str(tmp_path / "cache"))
+
+    def run(*arguments: str, root: Path = ROOT) -> Said:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["-C", str(root), *arguments])
+        said = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return Said(ended.value.code, said.out, said.err)
+
+    return run
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A copy of the repository's recipes and locks that a test may break."""
+    folder = tmp_path / "root"
+    for name in ("recipes", "lockfiles"):
+        shutil.copytree(ROOT / name, folder / name)
+    (folder / "definitions").mkdir()
+    return folder
+
+
+def test_list_shows_every_target_and_its_lock(call: Call) -> None:
+    said = call("list")
+    assert said.code == 0
+    assert said.err == ""
+    rows = [line.split() for line in said.out.splitlines()]
+    assert rows[0] == ["TARGET", "FRAMEWORK", "CUDA", "PYTHON", "BASE", "LOCK"]
+    assert ["pytorch-2.3-cu121", "torch", "2.3", "12.1", "3.11", "debian-12", "ok"] in rows
+    assert {row[-1] for row in rows[1:]} == {"ok"}
+
+
+def test_json_carries_a_format_version(call: Call) -> None:
+    listed = call("list", "--json", "pytorch-*").json()
+    assert listed["format"] == "imagefactory.targets/1"
+    shown = call("show", "--json", "pytorch-2.3-cu121").json()
+    assert shown["format"] == "imagefactory.target/1"
+    packages = shown["packages"]
+    assert isinstance(packages, list)
+    assert {package["version"] for package in packages if package["name"] == "torch"} == {"2.3.1"}
+    stored = call("store", "list", "--json").json()
+    assert (stored["format"], stored["images"]) == ("imagefactory.store/1", [])
+
+
+def test_show_tells_what_cuda_came(call: Call) -> None:
+    said = call("show", "pytorch-2.3-cu121")
+    assert "nvidia-cuda-runtime-cu12 12.1.105" in said.out
+    assert "not in the store: imagefactory build pytorch-2.3-cu121" in said.out
+
+
+def test_nothing_selected_names_the_nearest(call: Call) -> None:
+    said = call("list", "pytorch-2.3-cu12")
+    assert said.code == errors.EXIT_NOTHING_SELECTED
+    assert said.out == ""
+    assert "pytorch-2.3-cu121" in said.err
+
+
+def test_a_recipe_fault_is_told_with_its_place(call: Call, root: Path) -> None:
+    path = root / "recipes" / "pytorch.yaml"
+    text = path.read_text()
+    path.write_text(text.replace("framework: torch", "framwork: torch", 1))
+    said = call("list", root=root)
+    assert said.code == errors.EXIT_USAGE
+    assert "recipes/pytorch.yaml:" in said.err
+    assert "framework" in said.err
+
+
+def test_wrong_arguments_are_exit_code_2(call: Call) -> None:
+    assert call("build").code == errors.EXIT_USAGE
+    assert call("no-such-command").code == errors.EXIT_USAGE
+    assert call("lock", "--check", "--update", "idna").code == errors.EXIT_USAGE
+    assert call("lock", "base:debian-11").code == errors.EXIT_USAGE
+
+
+def test_checks_are_quiet_about_current_files_and_exit_4_on_stale_ones(call: Call, root: Path) -> None:
+    assert call("lock", "--check").code == 0
+    assert call("render", "--check").code == 0
+    path = root / "recipes" / "jax.yaml"
+    path.write_text(path.read_text().replace("constraints:", "packages: [six]\n    constraints:", 1))
+    said = call("lock", "--check", root=root)
+    assert said.code == errors.EXIT_STALE
+    assert "imagefactory lock jax-" in said.err
+    stale = call("render", "--check", "pytorch-2.3-cu121", root=root)
+    assert stale.code == errors.EXIT_STALE
+    assert "imagefactory render pytorch-2.3-cu121" in stale.err
+    assert call("render", "pytorch-2.3-cu121", root=root).code == 0
+    assert call("render", "--check", "pytorch-2.3-cu121", root=root).code == 0
+    assert call("build", "jax-0.4.30-cu12", root=root).code in (errors.EXIT_STALE, errors.EXIT_TOOL)
+
+
+def test_a_malformed_lock_is_named_by_line(call: Call, root: Path) -> None:
+    path = root / "lockfiles" / "pytorch-2.3-cu121.requirements.txt"
+    path.write_text(path.read_text().replace("sha256:", "sha257:", 2))
+    said = call("show", "pytorch-2.3-cu121", root=root)
+    assert said.code == errors.EXIT_LOCK
+    assert "pytorch-2.3-cu121.requirements.txt:" in said.err
+
+
+def test_run_and_export_need_a_built_image(call: Call) -> None:
+    for arguments in (("run", "pytorch-2.3-cu121", "--", "python"), ("export", "pytorch-2.3-cu121")):
+        said = call(*arguments)
+        assert said.code == errors.EXIT_BUILD
+        assert "imagefactory build pytorch-2.3-cu121" in said.err
+
+
+@pytest.mark.parametrize("mount", ["/tmp", "/tmp:x", "/tmp:/a/../b", "/tmp:/x:rx", "/no/such/folder:/x"])
+def test_a_wrong_mount_is_refused(mount: str) -> None:
+    with pytest.raises(FactoryError, match="--mount"):
+        cli._mount(mount)
+
+
+def test_new_writes_a_recipe_that_reads(call: Call, root: Path) -> None:
+    said = call("new", "mylab-torch", "--framework", "torch", root=root)
+    assert said.code == 0
+    assert "mylab-torch" in call("list", root=root).out
+    again = call("new", "mylab-torch", root=root)
+    assert again.code == errors.EXIT_USAGE
+    assert "exists" in again.err
+    assert call("new", "../escape", root=root).code == errors.EXIT_USAGE
+    assert not (root / "escape.yaml").exists()
+
+
+def test_updating_a_package_that_no_lock_holds_selects_nothing(call: Call) -> None:
+    said = call("lock", "--update", "no-such-package")
+    assert said.code == errors.EXIT_NOTHING_SELECTED
+
+
+def test_every_command_has_help_and_every_option_says_what_it_does() -> None:
+    def walk(command: object, path: str) -> None:
+        import click
+
+        assert isinstance(command, click.Command)
+        assert command.help, path
+        for parameter in command.params:
+            if isinstance(parameter, click.Option):
+                assert parameter.help, f"{path} {parameter.name}"
+        if isinstance(command, click.Group):
+            for name, below in command.commands.items():
+                walk(below, f"{path} {name}")
+
+    walk(cli.cli, "imagefactory")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_name_the_program(call: Call, shell: str) -> None:
+    assert "_IMAGEFACTORY_COMPLETE" in call("completion", shell).out
+
+
+def test_the_shell_completes_targets() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "imagefactory"],
+        env={
+            "_IMAGEFACTORY_COMPLETE": "bash_complete",
+            "COMP_WORDS": "imagefactory build pytorch-2.3",
+            "COMP_CWORD": "2",
+        },
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert "pytorch-2.3-cu121" in done.stdout
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(cli, "say", broken)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["-C", str(ROOT), "list"])
+
+
+def test_every_error_has_an_exit_code_of_its_kind() -> None:
+    def kinds(kind: type[FactoryError]) -> list[type[FactoryError]]:
+        return [kind, *(below for child in kind.__subclasses__() for below in kinds(child))]
+
+    for kind in kinds(FactoryError)[1:]:
+        assert kind.exit_code not in (errors.EXIT_OK, errors.EXIT_BUG), kind
+
+
+def test_recipes_and_suite_name_the_same_checks() -> None:
+    assert tuple(SMOKE_CHECKS) == tuple(CHECKS)
+
+
+def test_light_commands_import_nothing_heavy() -> None:
+    code = (
+        "import sys; from imagefactory import cli\n"
+        "try: cli.main(['-C', sys.argv[1], 'list'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'requests', 'rich', 'jinja2', 'uv', 'tenacity', 'zstandard', 'isal', 'installer'}"
+        " & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(ROOT)], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
