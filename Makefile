@@ -1,0 +1,38 @@
+# The front door for developers. Each target is one command that can as well be typed.
+.DEFAULT_GOAL := help
+bin := .venv/bin
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup: ## set up .venv with everything tests need
+	./setup.sh --tests
+
+check: ## what a commit must pass: format, lint, types, unit tests, committed files current
+	$(bin)/ruff format --check .
+	$(bin)/ruff check .
+	$(bin)/mypy
+	$(bin)/pytest tests/unit
+	$(bin)/imagefactory lock --check
+	$(bin)/imagefactory render --check
+
+format: ## format and mend what ruff can
+	$(bin)/ruff format .
+	$(bin)/ruff check --fix .
+
+unit: ## unit tests only: seconds, no network, no root
+	$(bin)/pytest tests/unit
+
+test: ## everything, as CI runs it
+	tests/run
+
+bench: ## the benchmark of the README's table
+	$(bin)/python benchmarks/main_job.py --folder .benchmark
+
+requirements: ## solve the project's own dependencies anew
+	$(bin)/uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 \
+	    --extra build requirements/tools.in pyproject.toml --output-file requirements/build.txt
+	$(bin)/uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 \
+	    --extra dev requirements/tools.in pyproject.toml --output-file requirements/dev.txt
+
+.PHONY: help setup check format unit test bench requirements

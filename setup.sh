@@ -1,0 +1,51 @@
+#!/bin/sh
+# Sets up imagefactory in .venv beside this file, from Debian's packages and hashed PyPI packages.
+#   ./setup.sh           what building needs
+#   ./setup.sh --tests   also what the tests need
+# Run it again at any time: what is there is left alone. Package hosts are this machine's own settings.
+set -eu
+cd "$(dirname "$0")"
+
+packages="python3 python3-venv mmdebstrap ca-certificates"
+requirements=requirements/build.txt
+case "${1:-}" in
+    "") ;;
+    --tests)
+        packages="$packages uidmap gcc libc6-dev git skopeo podman busybox-static procps"
+        requirements=requirements/dev.txt
+        ;;
+    *)
+        echo "usage: ./setup.sh [--tests]" >&2
+        exit 2
+        ;;
+esac
+
+missing=""
+for package in $packages; do
+    dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing="$missing $package"
+done
+if [ -n "$missing" ]; then
+    if [ "$(id -u)" -ne 0 ]; then
+        echo "Debian's packages are missing; as root, run: apt-get install -y$missing" >&2
+        exit 6
+    fi
+    echo "setup: installing Debian's packages:$missing" >&2
+    apt-get update -qq
+    # shellcheck disable=SC2086 # a list of package names
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
+fi
+
+# The machine's own Python, not one that happens to be first on PATH.
+python=/usr/bin/python3
+stamp=.venv/installed-from
+wanted="$(cat "$requirements" pyproject.toml "$0" | sha256sum) $requirements"
+if [ ! -x .venv/bin/imagefactory ] || [ "$(cat "$stamp" 2>/dev/null || true)" != "$wanted" ]; then
+    echo "setup: installing Python packages of $requirements into .venv" >&2
+    [ -x .venv/bin/python ] || "$python" -m venv .venv
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: \
+        -r "$requirements" 2>&1 | { grep -v '^WARNING: Location' || true; } >&2
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+        --editable . 2>&1 | { grep -v '^WARNING: Location' || true; } >&2
+    .venv/bin/imagefactory --version >&2
+    printf '%s\n' "$wanted" >"$stamp"
+fi
