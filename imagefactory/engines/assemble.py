@@ -41,7 +41,7 @@ from imagefactory.oci.layout import (
     format_descriptor,
     reference,
 )
-from imagefactory.progress import Progress, Task
+from imagefactory.progress import Progress
 from imagefactory.render.define import pyvenv_cfg, venv_links
 
 OWN_LAYER_BYTES = 8_000_000
@@ -113,6 +113,14 @@ def plan_layers(wheels: Mapping[LockedWheel, Path], bench: Bench) -> tuple[Layer
         *(plan(f"{w.name} {w.version}", [w], shared=False) for w in sorted(own, key=lambda w: w.name)),
         *(plan(f"bucket {n}", chosen, shared=True) for n, chosen in sorted(buckets.items())),
     )
+
+
+def in_working_order(plans: Iterable[LayerPlan]) -> list[LayerPlan]:
+    """Buckets first, then the largest: the last layers made are small, so no worker waits long for another.
+
+    A bucket's bytes say little of its work: its packages are Python, whose byte code is made.
+    """
+    return sorted(plans, key=lambda plan: (not plan.shared, -plan.size, plan.key))
 
 
 def _hash(*parts: str) -> str:
@@ -248,11 +256,11 @@ def _laid_path(layout: Layout, key: str) -> Path:
 _worker: _Worker | None = None
 
 
-def _begin(bench: Bench, queue: SimpleQueue[int]) -> None:
+def _begin(bench: Bench, queue: SimpleQueue[int], parent: int) -> None:
     """First thing in a worker process: dies with its parent, leaves Ctrl-C to it."""
     global _worker
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() == 1:
+    if os.getppid() != parent:
         os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _worker = new_worker(bench, queue.put)
@@ -349,27 +357,28 @@ class AssembleEngine:
     def _make(self, plans: Sequence[LayerPlan], bench: Bench, progress: Progress) -> list[MadeLayer]:
         total = sum(plan.size for plan in plans)
         missing = [plan for plan in plans if self.layout.recall_layer(plan.key) is None]
-        with progress.task("making layers", total=total) as task:
-            if len(missing) <= 1 or self.workers == 1:
+        if len(missing) <= 1 or self.workers == 1:
+            with progress.task("making layers", total=total) as task:
                 worker = new_worker(bench, task.advance)
                 try:
                     return [make_layer(worker, plan) for plan in plans]
                 finally:
                     worker.compiler.close()
-            return self._make_in_parallel(plans, bench, task)
-
-    def _make_in_parallel(self, plans: Sequence[LayerPlan], bench: Bench, task: Task) -> list[MadeLayer]:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["imagefactory.engines.assemble"])
+        # Forked, not spawned: a worker starts at once and shares this process's memory. That is sound only
+        # while no other thread runs, so the work is handed out before anything is drawn.
+        context = multiprocessing.get_context("fork")
         queue: SimpleQueue[int] = context.SimpleQueue()
-        # A worker's parent is the forkserver, which ends when this process does.
-        pool = ProcessPoolExecutor(
-            min(self.workers, len(plans)), context, initializer=_begin, initargs=(bench, queue)
-        )
-        with _drained(queue, task.advance):
+        count = min(self.workers, len(missing))
+        pool = ProcessPoolExecutor(count, context, initializer=_begin, initargs=(bench, queue, os.getpid()))
+        futures = {pool.submit(_work, plan): plan for plan in in_working_order(plans)}
+        # The queue is drained until the last worker has ended: a full one would block it.
+        with progress.task("making layers", total=total) as task, _drained(queue, task.advance):
             try:
-                futures = {pool.submit(_work, plan): plan for plan in sorted(plans, key=lambda p: -p.size)}
                 return _gather(futures, plans)
+            except BaseException:
+                for worker_process in multiprocessing.active_children():
+                    worker_process.terminate()  # what they were writing lies under tmp/ and is collected
+                raise
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
 

@@ -72,7 +72,7 @@ def _zstd() -> Codec:
         name="zstd",
         media_type="application/vnd.oci.image.layer.v1.tar+zstd",
         identity=f"libzstd {version} level {level}",
-        compressor=lambda: zstandard.ZstdCompressor(level=level, write_checksum=True).compressobj(),
+        compressor=lambda: zstandard.ZstdCompressor(level=level).compressobj(),
         decompress=read,
     )
 

@@ -122,7 +122,6 @@ class BlobWriter:
     def commit(self, media_type: str) -> Descriptor:
         self._file.flush()
         os.fchmod(self._file.fileno(), 0o644)
-        os.fdatasync(self._file.fileno())
         self._file.close()
         digest = f"sha256:{self._hash.hexdigest()}"
         target = self.layout.blob_path(digest)

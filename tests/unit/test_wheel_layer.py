@@ -67,6 +67,7 @@ def lay(
 FILES = {
     "demo/__init__.py": b"NAME = 'demo'\n",
     "demo/broken.py": b"def (:\n",
+    "demo/tests/test_demo.py": b"assert True\n",
     "demo/data.bin": bytes(range(256)) * 9000,
     "demo-1.0.data/scripts/tool": b"#!python\nprint('tool')\n",
     "demo-1.0.data/data/share/demo/readme.txt": b"hello\n",
@@ -82,6 +83,7 @@ def test_everything_lands_where_pip_would_put_it(compiler: BaseCompiler, tmp_pat
     assert names == {
         f"{SITE}/demo/__init__.py",
         f"{SITE}/demo/broken.py",
+        f"{SITE}/demo/tests/test_demo.py",
         f"{SITE}/demo/data.bin",
         f"{SITE}/demo/__pycache__/__init__.{tag}.pyc",
         f"{SITE}/demo-1.0.dist-info/RECORD",
@@ -119,7 +121,7 @@ def test_the_installed_wheel_works(compiler: BaseCompiler, tmp_path: Path) -> No
     done = subprocess.run(
         [sys.executable, "-B", "-c", code], env={"PYTHONPATH": str(site)}, capture_output=True, text=True
     )
-    assert done.stdout == "demo 1.0 12\n", done.stderr
+    assert done.stdout == "demo 1.0 13\n", done.stderr
 
 
 def test_the_order_of_the_zip_does_not_matter(compiler: BaseCompiler, tmp_path: Path) -> None:
