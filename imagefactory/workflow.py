@@ -271,6 +271,27 @@ def find_image(factory: Factory, target: Target) -> Image | None:
     return factory.layout.image(reference(target))
 
 
+def collect_cache(factory: Factory, progress: Progress, *, dry_run: bool) -> int:
+    """Removes from the cache what no committed lock names, and all segments; gives the bytes freed.
+
+    Waits for running builds, as `store gc` does.
+    """
+    from imagefactory.lock.base import read_base_lock
+
+    locks = [lock for target in factory.targets if (lock := read_target_lock(factory, target))]
+    bases = [found for base in factory.bases if (found := read_base_lock(factory.base_lock_path(base)))]
+    needed = {wheel.sha256 for lock in locks for wheel in lock.wheels}
+    needed |= {package.sha256 for found in bases for package in found.packages}
+    cache, freed = factory.settings.cache_path, 0
+    with factory.layout.alone(progress):
+        for path in [p for kind in ("wheels", "debs", "segments") for p in (cache / kind).rglob("*")]:
+            if path.is_file() and path.parent.name not in needed and not path.name.startswith("."):
+                freed += path.stat().st_size
+                if not dry_run:
+                    path.unlink()
+    return freed
+
+
 def _engine(factory: Factory, name: str) -> AssembleEngine:
     from imagefactory.engines.assemble import AssembleEngine
 

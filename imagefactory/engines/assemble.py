@@ -45,7 +45,7 @@ from imagefactory.progress import Progress
 from imagefactory.render.define import pyvenv_cfg, venv_links
 
 OWN_LAYER_BYTES = 8_000_000
-"""A wheel of this size or more gets a layer to itself (shared/facts: measured, pushes and pulls best)."""
+"""A wheel of this size or more gets a layer to itself; smaller ones are not worth one."""
 MOST_OWN_LAYERS = 48
 """Docker stops at 127 layers, overlay mounts get slow long before."""
 BUCKETS = 8

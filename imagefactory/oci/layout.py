@@ -320,6 +320,13 @@ class Layout:
             yield
 
     @contextmanager
+    def alone(self, progress: Progress) -> Iterator[None]:
+        """Held while collecting: builds wait, and it waits for them."""
+        with self._lock_file("store") as handle:
+            _flock(handle, fcntl.LOCK_EX, lambda: progress.note("waiting for running builds to end ..."))
+            yield
+
+    @contextmanager
     def _lock_file(self, name: str) -> Iterator[int]:
         folder = self.path / "locks"
         with explain_full_disk(self.path):
@@ -336,8 +343,7 @@ class Layout:
         """Removes what no tag needs. Waits for running builds, and they wait for it."""
         if not self.path.is_dir():
             return Collected(blobs=0, unpacked=0, records=0, bytes=0)
-        with self._lock_file("store") as handle:
-            _flock(handle, fcntl.LOCK_EX, lambda: progress.note("waiting for running builds to end ..."))
+        with self.alone(progress):
             return self._collect(dry_run=dry_run)
 
     def _collect(self, *, dry_run: bool) -> Collected:

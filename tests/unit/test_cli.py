@@ -14,8 +14,10 @@ import pytest
 
 from imagefactory import cli, errors
 from imagefactory.errors import FactoryError
+from imagefactory.oci.layout import Layout
 from imagefactory.recipes import SMOKE_CHECKS
 from imagefactory.verify.suite.table import CHECKS
+from tests.unit.test_layout import add_image
 
 ROOT = Path(__file__).parents[2]
 
@@ -164,6 +166,27 @@ def test_new_writes_a_recipe_that_reads(call: Call, root: Path) -> None:
 def test_updating_a_package_that_no_lock_holds_selects_nothing(call: Call) -> None:
     said = call("lock", "--update", "no-such-package")
     assert said.code == errors.EXIT_NOTHING_SELECTED
+
+
+def test_an_image_is_removed_by_name_and_the_cache_by_need(call: Call, tmp_path: Path) -> None:
+    add_image(Layout(tmp_path / "store"), "demo:1.0-cu12", [b"one"])
+    needed = json.loads(call("show", "--json", "pytorch-2.3-cu121").out)["packages"][0]
+    kept = tmp_path / "cache" / "wheels" / needed["sha256"][:2] / needed["sha256"] / needed["file"]
+    other = tmp_path / "cache" / "wheels" / "00" / ("0" * 64) / "old-1-py3-none-any.whl"
+    for path in (kept, other):
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"x" * 10)
+    wrong = call("store", "rm", "demo-1.0-cu12")
+    assert wrong.code == errors.EXIT_NOTHING_SELECTED
+    assert "did you mean demo:1.0-cu12" in wrong.err
+    assert call("store", "rm", "demo:1.0-cu12").code == 0
+    planned = call("store", "gc", "--cache", "--dry-run", "--json").json()
+    assert (planned["blobs"], planned["cache_bytes"]) == (4, 10)
+    assert other.exists()
+    assert call("store", "gc", "--cache").code == 0
+    assert call("store", "gc", "--cache", "--json").json()["bytes"] == 0
+    assert kept.exists()
+    assert not other.exists()
 
 
 def test_every_command_has_help_and_every_option_says_what_it_does() -> None:
