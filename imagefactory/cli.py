@@ -26,6 +26,7 @@ from imagefactory.errors import (
     FactoryError,
     NothingSelectedError,
     StaleError,
+    ToolError,
     UsageError,
 )
 from imagefactory.progress import STYLES, Progress, choose, format_bytes
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from imagefactory.workflow import Built, Factory
 
 P = ParamSpec("P")
+BUILD_MODULES = ("installer", "isal", "jinja2", "requests", "rich", "tenacity", "uv", "zstandard")
 EPILOG = (
     "Exit codes: 0 all asked for holds; 1 a bug; 2 recipe or arguments; 3 nothing selected; 4 stale "
     "(--check); 5 lock; 6 tool missing; 7 build; 8 registry; 9 a check failed; 130 interrupted."
@@ -69,18 +71,26 @@ class Call:
 def say(text: str, *, unless: bool = False) -> None:
     """A result for a person; `unless` is true where a program asked for JSON."""
     if not unless:
-        click.echo(text)
+        _write(1, text)
 
 
 def say_json(kind: str, value: Mapping[str, object]) -> None:
     """One JSON document on stdout. `format` names its kind and version."""
-    click.echo(json.dumps({"format": f"imagefactory.{kind}/1", **value}, indent=2))
+    _write(1, json.dumps({"format": f"imagefactory.{kind}/1", **value}, indent=2))
 
 
 def complain(error: FactoryError, prefix: str = "") -> None:
-    click.echo(f"error: {prefix}{error.message}", err=True)
+    _write(2, f"error: {prefix}{error.message}")
     if error.hint:
-        click.echo(f"  what to do: {error.hint}", err=True)
+        _write(2, f"  what to do: {error.hint}")
+
+
+def _write(stream: int, text: str) -> None:
+    """Prints; when nobody reads any more (`| head`), the work and its exit code stay what they are."""
+    try:
+        click.echo(text, err=stream == 2)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
 
 
 def json_option(command: Callable[P, None]) -> Callable[P, None]:
@@ -125,7 +135,7 @@ def targets_argument(*, required: bool) -> Callable[[Callable[P, None]], Callabl
 )
 @click.pass_context
 def cli(ctx: click.Context, directory: Path | None, style: str) -> None:
-    """Make GPU container images that are locked, reproducible and proven.
+    """Make GPU container images that are locked, reproducible and tried inside.
 
     \b
     Start here:
@@ -166,28 +176,37 @@ def list_targets(call: Call, names: tuple[str, ...], as_json: bool) -> None:
 @click.pass_obj
 def show(call: Call, name: str, as_json: bool) -> None:
     """Show one target: what it asks for, what its lock holds, whether its image is in the store."""
-    from imagefactory.recipes import select
     from imagefactory.report.console import format_target
     from imagefactory.workflow import find_image, lock_state, read_target_lock
 
     factory = call.factory
-    for target in select(factory.targets, (name,)):
-        lock, image, state = read_target_lock(factory, target), find_image(factory, target), ""
-        state = lock_state(factory, target)
-        if not as_json:
-            say(format_target(target, lock, state, image))
-            continue
-        packages = [
-            {"name": w.name, "version": w.version, "file": w.filename, "sha256": w.sha256, "size": w.size}
-            for w in (lock.wheels if lock else ())
-        ]
-        value = {
-            **_target_json(target),
-            "lock": state,
-            "packages": packages,
-            "image": _image_json(image) if image else None,
-        }
-        say_json("target", value)
+    target = select_one(factory.targets, name)
+    lock, image = read_target_lock(factory, target), find_image(factory, target)
+    state = lock_state(factory, target)
+    if not as_json:
+        return say(format_target(target, lock, state, image))
+    packages = [
+        {"name": w.name, "version": w.version, "file": w.filename, "sha256": w.sha256, "size": w.size}
+        for w in (lock.wheels if lock else ())
+    ]
+    value = {
+        **_target_json(target),
+        "lock": state,
+        "packages": packages,
+        "image": _image_json(image) if image else None,
+    }
+    return say_json("target", value)
+
+
+def select_one(targets: Sequence[Target], name: str) -> Target:
+    """The one target of `name`. Raises UsageError for a pattern that fits several."""
+    from imagefactory.recipes import select
+
+    chosen = select(targets, (name,))
+    if len(chosen) > 1:
+        names = ", ".join(target.name for target in chosen)
+        raise UsageError(f"'{name}' fits {len(chosen)} targets, this takes one", hint=f"name one of {names}")
+    return chosen[0]
 
 
 @cli.command()
@@ -209,6 +228,8 @@ def new(call: Call, family: str, framework: str, only_print: bool) -> None:
             file.write(text)
     except FileExistsError:
         raise UsageError(f"{path} exists", hint="edit it, or choose another family") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}", hint="mend its rights") from error
     say(f"wrote {path}\nnext: edit it, then `imagefactory list`, `imagefactory lock`, `imagefactory render`")
     return None
 
@@ -284,6 +305,8 @@ def lock(
         states |= {t.name: lock_state(factory, t) for t in chosen}
         if as_json:
             say_json("locks", {"locks": states})
+        if not names:
+            refuse_orphans(factory)
         bad = {name: state for name, state in states.items() if state != "ok"}
         if bad:
             listing = ", ".join(f"{name} ({state})" for name, state in bad.items())
@@ -292,6 +315,10 @@ def lock(
     options = LockOptions(update=update, update_all=update_all)
     if update and not names:
         bases, chosen = [], holding(factory, chosen, update)
+    if update and bases:
+        raise UsageError(
+            f"base:{bases[0].name} moves as a whole, not by package", hint="lock it with --update-all"
+        )
     results: list[dict[str, object]] = []
     with collecting() as failures:
         for base in bases:
@@ -307,6 +334,15 @@ def lock(
         if as_json:
             say_json("locks", {"results": results, "errors": failures.as_json()})
     return None
+
+
+def refuse_orphans(factory: Factory) -> None:
+    """Raises StaleError for locks and definitions that no recipe makes any more."""
+    from imagefactory.workflow import orphans
+
+    left = [str(path.relative_to(factory.settings.root_path)) for path in orphans(factory)]
+    if left:
+        raise StaleError(f"no recipe makes {', '.join(left)}", hint=f"git rm -r {' '.join(left)}")
 
 
 def _no_bases(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -349,10 +385,15 @@ def render(call: Call, names: tuple[str, ...], check: bool, as_json: bool) -> No
                     written.append(target.name)
         if as_json:
             say_json("definitions", {"written": written, "stale": stale, "errors": failures.as_json()})
+        elif failures.errors and not written:
+            pass  # the errors have said it
         elif check and not stale:
             say(f"{len(chosen) - len(failures.errors)} definitions are as the recipes and locks give them")
         elif not check:
             say(f"wrote {', '.join(written)}" if written else "nothing to write: all definitions are current")
+        if check and not names:
+            with failures.of("definitions"):
+                refuse_orphans(factory)
         for name, differences in stale.items():
             click.echo("\n".join([f"{name}:", *differences]), err=True)
         if stale:
@@ -432,7 +473,7 @@ def _smoke_failure(built: Built) -> FactoryError:
     )
 
 
-@cli.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@cli.command(context_settings={"allow_interspersed_args": False})
 @click.argument("name", metavar="TARGET", shell_complete=complete_targets)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.option("--network", is_flag=True, help="Let the command reach the network (off by default).")
@@ -459,17 +500,21 @@ def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: A
     The exit code is the command's own.
     """
     from imagefactory.model import RunSpec
-    from imagefactory.recipes import select
     from imagefactory.verify.runners.unshare import UnshareRunner
     from imagefactory.workflow import find_image, unpack_image
 
     call: Call = ctx.obj
     factory = call.factory
-    (target,) = select(factory.targets, (name,))
+    target = select_one(factory.targets, name)
     image = find_image(factory, target)
     if image is None:
         raise BuildError(f"{target.name} is not built yet", hint=f"imagefactory build {target.name}")
     argv = command[1:] if command[:1] == ("--",) else command
+    if command and command[0] != "--" and command[0].startswith("-"):
+        raise UsageError(
+            f"{command[0]} stands after the target, where the command to run is expected",
+            hint=f"imagefactory run {command[0]} {name} -- COMMAND",
+        )
     spec = RunSpec(
         argv=argv or ("bash",),
         environment=tuple(_variable(text) for text in options["variables"]),
@@ -527,11 +572,10 @@ def _mount(text: str) -> Mount:
 def export(call: Call, name: str, kind: str, output: Path | None, as_json: bool) -> None:
     """Write a built image as one file that docker, podman, skopeo or apptainer read."""
     from imagefactory.oci.archive import export as export_image
-    from imagefactory.recipes import select
     from imagefactory.workflow import find_image
 
     factory, progress = call.factory, call.progress
-    (target,) = select(factory.targets, (name,))
+    target = select_one(factory.targets, name)
     image = find_image(factory, target)
     if image is None:
         raise BuildError(f"{target.name} is not built yet", hint=f"imagefactory build {target.name}")
@@ -564,22 +608,29 @@ def store() -> None:
 def store_list(call: Call, as_json: bool) -> None:
     """List the images of the store."""
     from imagefactory.oci.layout import Layout
-    from imagefactory.report.console import format_table
 
     settings = call.settings
     layout = Layout(settings.store_path)
-    images = [layout.load(name, descriptor) for name, descriptor in layout.tags().items()]
+    images: list[Image] = []
+    with collecting() as failures:
+        for name, descriptor in layout.tags().items():
+            with failures.of(name):
+                images.append(layout.load(name, descriptor))
+        _list_images(images, settings.store.value, as_json=as_json)
+
+
+def _list_images(images: Sequence[Image], place: str, *, as_json: bool) -> None:
+    from imagefactory.report.console import format_table
+
     if as_json:
-        return say_json(
-            "store", {"store": settings.store.value, "images": [_image_json(image) for image in images]}
-        )
+        return say_json("store", {"store": place, "images": [_image_json(image) for image in images]})
     if not images:
-        return say(f"no image yet in {settings.store.value}")
+        return say(f"no image yet in {place}")
     rows = [(i.name, str(len(i.layers)), format_bytes(i.size), i.digest) for i in images]
     say(format_table(("IMAGE", "LAYERS", "SIZE", "DIGEST"), rows))
     unique = {layer.descriptor.digest: layer.descriptor.size for i in images for layer in i.layers}
     total = format_bytes(sum(unique.values()))
-    say(f"{total} in {len(unique)} different layers, in {settings.store.value}")
+    say(f"{total} in {len(unique)} different layers, in {place}")
     return None
 
 
@@ -692,6 +743,8 @@ class Failures:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        if isinstance(error, OSError | EOFError):
+            error = explain(error)
         if not isinstance(error, FactoryError):
             return False
         self.errors.append((self._current, error))
@@ -717,22 +770,52 @@ class collecting:
             raise click.exceptions.Exit(min(error.exit_code for _, error in self.failures.errors))
 
 
+def explain(error: OSError | EOFError) -> FactoryError:
+    """The net below the adapters: what the operating system refused, in a person's words."""
+    where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
+    what = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return BuildError(f"{where}{what}", hint="look at the disk and the rights there, and run it again")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """The one error boundary."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = cli.main(args=argv, prog_name="imagefactory", standalone_mode=False)
+        code = cli.main(args=arguments, prog_name="imagefactory", standalone_mode=False)
     except FactoryError as error:
-        complain(error)
-        code = error.exit_code
+        code = _end(error, arguments)
     except click.exceptions.Exit as exit_:
         code = exit_.exit_code
     except click.ClickException as error:
         error.show()
         code = error.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted: run the same command again to go on", err=True)
-        code = EXIT_INTERRUPTED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        code = EXIT_OK
+    except click.Abort as error:
+        if isinstance(error.__context__, EOFError):
+            code = _end(explain(error.__context__), arguments)
+        else:
+            code = _interrupted()
+    except KeyboardInterrupt:
+        code = _interrupted()
+    except OSError as error:
+        code = _end(explain(error), arguments)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in BUILD_MODULES:
+            raise
+        missing = ToolError(f"{error.name} is not installed", hint="pip install 'imagefactory[build]'")
+        code = _end(missing, arguments)
     sys.exit(code if isinstance(code, int) else EXIT_OK)
+
+
+def _interrupted() -> int:
+    _write(2, "interrupted: run the same command again to go on")
+    return EXIT_INTERRUPTED
+
+
+def _end(error: FactoryError, arguments: Sequence[str]) -> int:
+    """Says an error that ended the whole call: on stderr, and as JSON where that was asked for."""
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    if "--json" in own:
+        row = {"exit_code": error.exit_code, "message": error.message, "hint": error.hint}
+        say_json("error", {"errors": [row]})
+    complain(error)
+    return error.exit_code

@@ -374,7 +374,7 @@ def _gpus(facts: Facts) -> list[Finding]:
                 name="GPU",
                 state=State.WARNING,
                 detail="no NVIDIA GPU here: images can be built and smoke-tested, not verified",
-                remedy="verify on a machine where `nvidia-smi` lists a GPU",
+                remedy="run it where `nvidia-smi` lists a GPU: `imagefactory run --gpus TARGET -- ...`",
                 needed_for="gpu",
             )
         ]

@@ -5,6 +5,7 @@ Work reports to the `Progress` protocol and does not know who watches. Results n
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -91,7 +92,7 @@ class _LineTask:
         now = self.lines.clock()
         if now - self.spoke >= LINE_EVERY_SECONDS:
             self.spoke = now
-            self.lines.write(f"{self.title}: {self.describe(now)}")
+            self.lines.tell(self, now)
 
     def expect(self, total: int) -> None:
         self.total = total
@@ -103,7 +104,8 @@ class _LineTask:
         elapsed = max(now - self.began, 1e-6)
         if not self.total:
             return amount(self.done)
-        text = f"{amount(self.done)} of {amount(self.total)}"
+        done = amount(self.done) if self.unit == "bytes" else str(self.done)
+        text = f"{done} of {amount(self.total)}"
         if 0 < self.done < self.total:
             text += f", {format_seconds(elapsed * (self.total - self.done) / self.done)} left"
         return text
@@ -116,8 +118,12 @@ class Lines:
         self.stream, self.clock = stream, clock
 
     def write(self, text: str) -> None:
-        self.stream.write(text + "\n")
-        self.stream.flush()
+        with contextlib.suppress(BrokenPipeError):  # nobody watches any more; the work goes on
+            self.stream.write(text + "\n")
+            self.stream.flush()
+
+    def tell(self, task: _LineTask, now: float) -> None:
+        self.write(f"{task.title}: {task.describe(now)}")
 
     @contextmanager
     def stage(self, title: str) -> Iterator[None]:
@@ -157,9 +163,13 @@ class JsonLines(Lines):
     def write(self, text: str) -> None:
         self._emit(event="note", text=text.strip())
 
+    def tell(self, task: _LineTask, now: float) -> None:  # noqa: ARG002
+        self._emit(event="task", title=task.title, done=task.done, total=task.total, unit=task.unit)
+
     def _emit(self, **fields: Any) -> None:
-        self.stream.write(json.dumps(fields, sort_keys=True) + "\n")
-        self.stream.flush()
+        with contextlib.suppress(BrokenPipeError):
+            self.stream.write(json.dumps(fields, sort_keys=True) + "\n")
+            self.stream.flush()
 
     @contextmanager
     def stage(self, title: str) -> Iterator[None]:

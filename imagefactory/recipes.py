@@ -207,7 +207,13 @@ def read_recipes(folder: Path) -> tuple[Recipe, ...]:
         if path.name.startswith(".") or path.suffix not in (".yaml", ".yml") or path.name == BASES_FILE:
             continue
         try:
-            recipes.append(parse_recipe(*_read(path)))
+            recipe = parse_recipe(*_read(path))
+            if recipe.family != path.stem:
+                faults.append(
+                    f"{recipe.where}: this file is family {show(recipe.family)}'s: one family, one file "
+                    f"(name it {recipe.family}.yaml, or write family: {path.stem})"
+                )
+            recipes.append(recipe)
         except RecipeError as error:
             faults.extend(error.faults)
     if faults:
@@ -381,13 +387,20 @@ def select(targets: Sequence[Target], names: Sequence[str]) -> tuple[Target, ...
     for name in names:
         found = {target.name for target in targets if target.name == name or fnmatchcase(target.name, name)}
         if not found:
-            near = _nearest(name, [target.name for target in targets])
-            raise NothingSelectedError(
-                f"there is no target {show(name)}",
-                hint=f"did you mean '{near}'?" if near else "`imagefactory list` shows all targets",
-            )
+            raise NothingSelectedError(f"there is no target {show(name)}", hint=_meant(name, targets))
         wanted |= found
     return tuple(target for target in targets if not names or target.name in wanted)
+
+
+def _meant(name: str, targets: Sequence[Target]) -> str:
+    families = sorted({target.family for target in targets})
+    if name.startswith("base:"):
+        return "a base is made with the first target on it, and locked by `imagefactory lock base:NAME`"
+    family = name if name in families else _nearest(name, families)
+    near = _nearest(name, [target.name for target in targets])
+    if family and not near:
+        return f"did you mean '{family}-*', in quotes?"
+    return f"did you mean '{near}'?" if near else "`imagefactory list` shows all targets"
 
 
 def _expand(recipe: Recipe, bases: Sequence[Base]) -> tuple[list[Target], list[str]]:

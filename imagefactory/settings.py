@@ -88,11 +88,12 @@ def load_settings(*, directory: Path | None, start: Path, environ: Mapping[str, 
         "codec": "zstd",
         "workers": "0",
     }
+    _refuse_unknown(environ)
     values: dict[str, Setting] = {}
     for field in fields(Settings):
         key, variable = field.name, ENVIRONMENT_PREFIX + field.name.upper()
         if key == "root":
-            values[key] = Setting(value=str(root), origin="-C" if directory else str(start))
+            values[key] = Setting(value=str(root), origin="-C" if directory else str(root / FILE_NAME))
         elif environ.get(variable):
             values[key] = Setting(value=environ[variable], origin=f"${variable}")
         elif key in written:
@@ -108,13 +109,24 @@ def load_settings(*, directory: Path | None, start: Path, environ: Mapping[str, 
     return Settings(**values)
 
 
+def _refuse_unknown(environ: Mapping[str, str]) -> None:
+    known = [ENVIRONMENT_PREFIX + field.name.upper() for field in fields(Settings) if field.name != "root"]
+    for name in sorted(environ):
+        if name.startswith(ENVIRONMENT_PREFIX) and name not in known:
+            raise UsageError(
+                f"the variable {name} is no setting", hint=f"the settings are {', '.join(known)}"
+            )
+
+
 def _read(path: Path) -> dict[str, str]:
     if not path.exists():
         return {}
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read as TOML: {error}") from error
+        raise UsageError(
+            f"{path}: cannot be read as TOML: {error}", hint='each line reads: key = "value"'
+        ) from error
     known = sorted(field.name.replace("_", "-") for field in fields(Settings) if field.name != "root")
     result = {}
     for key, value in data.items():

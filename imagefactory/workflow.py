@@ -10,24 +10,25 @@ from __future__ import annotations
 import secrets
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from imagefactory.engines import ENGINES
 from imagefactory.errors import LockError, NothingSelectedError, StaleError, UsageError
 from imagefactory.model import Base, Definition, Image, Lock, LockedWheel, Report, Target
 from imagefactory.oci.layout import Layout, reference
 from imagefactory.progress import Progress
-from imagefactory.recipes import expand_all, read_bases, read_recipes
+from imagefactory.recipes import BASES_FILE, expand_all, read_bases, read_recipes
 from imagefactory.settings import Settings
 
 if TYPE_CHECKING:
-    from imagefactory.engines.assemble import AssembleEngine
     from imagefactory.engines.base_image import BaseLayer
+    from imagefactory.engines.protocol import Engine
+    from imagefactory.lock import Locker
     from imagefactory.lock.base import DebianMirror
     from imagefactory.lock.index import PackageIndex
-    from imagefactory.lock.pypi import UvLocker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,11 @@ class Factory:
 def read_factory(settings: Settings, environ: Mapping[str, str]) -> Factory:
     """All recipes and bases below the root. Raises RecipeError with every fault of every file."""
     folder = settings.root_path / "recipes"
+    if not (folder / BASES_FILE).exists():
+        raise UsageError(
+            f"{settings.root_path} is no factory: it has no recipes/{BASES_FILE}",
+            hint="go to one, or name it: imagefactory -C DIR ...",
+        )
     bases = read_bases(folder)
     targets = expand_all(read_recipes(folder), bases)
     return Factory(settings=settings, environ=environ, bases=bases, targets=targets)
@@ -122,6 +128,19 @@ def base_state(factory: Factory, base: Base) -> str:
     return "ok" if lock.content_hash == base_content_hash(base) else "stale"
 
 
+def orphans(factory: Factory) -> tuple[Path, ...]:
+    """Locks and definitions of targets and bases that no recipe makes any more."""
+    root = factory.settings.root_path
+    names = {target.name for target in factory.targets}
+    bases = {base.name for base in factory.bases}
+    left = [
+        p for p in (root / "lockfiles").glob("*.txt") if p.name.removesuffix(".requirements.txt") not in names
+    ]
+    left += [p for p in (root / "lockfiles" / "bases").glob("*.lock") if p.stem not in bases]
+    left += [p for p in (root / "definitions").glob("*") if p.is_dir() and p.name not in names]
+    return tuple(sorted(left))
+
+
 def holding(factory: Factory, targets: Sequence[Target], packages: Sequence[str]) -> tuple[Target, ...]:
     """The targets whose locks hold all of `packages`. Raises NothingSelectedError when none does."""
     from packaging.utils import canonicalize_name
@@ -156,7 +175,11 @@ def lock_target(factory: Factory, target: Target, options: LockOptions, progress
     from imagefactory.lock import LockRequest
     from imagefactory.lock.pypi import write_lock
 
-    before = read_target_lock(factory, target)
+    try:
+        before = read_target_lock(factory, target)
+    except LockError as error:
+        progress.note(f"{error.message}: locking {target.name} anew")
+        before = None
     request = LockRequest(
         target=target,
         base=factory.base_of(target),
@@ -175,7 +198,11 @@ def lock_base(factory: Factory, base: Base, progress: Progress, *, update: bool)
     from imagefactory.lock import base as bases
 
     path = factory.base_lock_path(base)
-    before = bases.read_base_lock(path)
+    try:
+        before = bases.read_base_lock(path)
+    except LockError as error:
+        progress.note(f"{error.message}: locking {base.name} anew")
+        before = None
     if before is not None and before.content_hash == bases.base_content_hash(base) and not update:
         return False
     after = bases.lock_base(base, before, _mirror(factory), progress, update=update)
@@ -233,10 +260,10 @@ def build_target(factory: Factory, target: Target, options: BuildOptions, progre
     """From the committed lock to an image in the store that was started and tried."""
     layout = factory.layout
     engine = _engine(factory, options.engine)
-    engine.require()
     definition = define_target(factory, target)
     clock = _Clock()
     with layout.in_use(progress):
+        engine.require()
         base = _base(factory, definition.base, progress, locked=options.locked)
         clock.lap("base")
         image = engine.find(definition, base)
@@ -281,6 +308,9 @@ def collect_cache(factory: Factory, progress: Progress, *, dry_run: bool) -> int
     locks = [lock for target in factory.targets if (lock := read_target_lock(factory, target))]
     bases = [found for base in factory.bases if (found := read_base_lock(factory.base_lock_path(base)))]
     needed = {wheel.sha256 for lock in locks for wheel in lock.wheels}
+    # Also the newer packages that a base was made of when the mirror no longer had the locked ones.
+    folder = factory.settings.store_path / "bases"
+    bases += [found for path in sorted(folder.glob("*.lock")) if (found := read_base_lock(path))]
     needed |= {package.sha256 for found in bases for package in found.packages}
     cache, freed = factory.settings.cache_path, 0
     with factory.layout.alone(progress):
@@ -288,21 +318,20 @@ def collect_cache(factory: Factory, progress: Progress, *, dry_run: bool) -> int
             if path.is_file() and path.parent.name not in needed and not path.name.startswith("."):
                 freed += path.stat().st_size
                 if not dry_run:
-                    path.unlink()
+                    path.unlink(missing_ok=True)
     return freed
 
 
-def _engine(factory: Factory, name: str) -> AssembleEngine:
+def _engine(factory: Factory, name: str) -> Engine:
     from imagefactory.engines.assemble import AssembleEngine
 
     settings = factory.settings
-    makers = {
+    makers: dict[str, Callable[[], Engine]] = {
         "assemble": lambda: AssembleEngine(
             factory.layout, settings.cache_path, codec=settings.codec.value, workers=settings.worker_count
         )
     }
-    if name not in makers:
-        raise UsageError(f"no engine '{name}'", hint=f"the engines are {', '.join(makers)}")
+    assert tuple(makers) == ENGINES
     return makers[name]()
 
 
@@ -358,7 +387,7 @@ def _index(factory: Factory) -> PackageIndex:
     return find_index(factory.settings.index, environ=factory.environ, prefix=Path(sys.prefix))
 
 
-def _locker(index: PackageIndex) -> UvLocker:
+def _locker(index: PackageIndex) -> Locker:
     from imagefactory.lock.pypi import UvLocker
 
     return UvLocker(index, python=Path(sys.executable))

@@ -13,20 +13,24 @@ import multiprocessing
 import os
 import signal
 import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
-from multiprocessing.queues import SimpleQueue
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
+
+import installer
 
 from imagefactory import __version__
 from imagefactory.engines.base_image import BaseLayer, format_time, write_index
 from imagefactory.engines.pyc import BaseCompiler
 from imagefactory.engines.wheel_layer import LaidFile, Place, lay_wheel
-from imagefactory.errors import BuildError
+from imagefactory.errors import BuildError, StoreError
 from imagefactory.model import Definition, Descriptor, Image, Layer, LockedWheel, RunSpec
 from imagefactory.oci.layers import CHUNK, END_OF_ARCHIVE, LAYERS_VERSION, Segment, Sink, codec
 from imagefactory.oci.layout import (
@@ -133,6 +137,7 @@ def _segment_key(wheel: LockedWheel, bench: Bench) -> str:
         wheel.filename,
         wheel.sha256,
         codec(bench.codec).identity,
+        f"installer {installer.__version__}",
         bench.place.prefix,
         bench.place.python,
         bench.base_python,
@@ -169,7 +174,7 @@ def make_layer(worker: _Worker, plan: LayerPlan) -> MadeLayer:
         known = layout.recall_layer(plan.key)
         if known is not None and _laid_path(layout, plan.key).exists():
             worker.report(plan.size)
-            return MadeLayer(layer=known, made=False)
+            return MadeLayer(layer=replace(known, title=plan.title), made=False)
         packer = codec(worker.bench.codec)
         plain = hashlib.sha256()
         with explain_full_disk(layout.path), BlobWriter(layout) as blob:
@@ -195,35 +200,46 @@ def _shared_segments(worker: _Worker, plan: LayerPlan, blob: BlobWriter, plain: 
     packer = codec(worker.bench.codec)
     listing = b""
     for part in plan.parts:
-        path = _segment(worker, part)
+        path, laid = _segment(worker, part)
         with path.open("rb") as file:
             while data := file.read(CHUNK):
                 blob.write(data)
         for data in packer.decompress(path):
             plain.update(data)
-        listing += path.with_suffix(".files").read_bytes()
+        listing += laid
     return listing
 
 
-def _segment(worker: _Worker, part: Part) -> Path:
-    """The compressed tar entries of a small wheel, kept so that its neighbours' changes are cheap."""
+def _segment(worker: _Worker, part: Part) -> tuple[Path, bytes]:
+    """The compressed tar entries of a small wheel and what it lays, kept for its neighbours' changes.
+
+    A kept segment is used only while it has the digest it was made with: a cache is nobody's treasure.
+    """
     path = worker.bench.segments / part.key[:2] / part.key
-    if path.exists() and path.with_suffix(".files").exists():
-        worker.report(part.size)
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}.part")
+    listing = path.with_suffix(".files")
     try:
-        with explain_full_disk(path.parent):
-            with temporary.open("wb") as file:
-                laid = _lay(worker, part, file, hashlib.sha256())
-            listing = temporary.with_suffix(".files.part")
-            listing.write_bytes(_format_laid(part, laid))
-            listing.replace(path.with_suffix(".files"))
-            temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path
+        digest, _, laid = listing.read_bytes().partition(b"\n")
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest().encode() == digest:
+                worker.report(part.size)
+                return path, laid
+    except FileNotFoundError:
+        pass
+    with explain_full_disk(path.parent, setting="cache"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
+        try:
+            with os.fdopen(handle, "w+b") as file:
+                laid = _format_laid(part, _lay(worker, part, file, hashlib.sha256()))
+                file.seek(0)
+                digest = hashlib.file_digest(file, "sha256").hexdigest().encode()
+            beside = Path(name + ".files")
+            beside.write_bytes(digest + b"\n" + laid)
+            beside.replace(listing)
+            Path(name).replace(path)
+        finally:
+            Path(name).unlink(missing_ok=True)
+    return path, laid
 
 
 def _lay(worker: _Worker, part: Part, sink: Sink, plain: hashlib._Hash) -> tuple[LaidFile, ...]:
@@ -256,14 +272,14 @@ def _laid_path(layout: Layout, key: str) -> Path:
 _worker: _Worker | None = None
 
 
-def _begin(bench: Bench, queue: SimpleQueue[int], parent: int) -> None:
+def _begin(bench: Bench, sink: int, parent: int) -> None:
     """First thing in a worker process: dies with its parent, leaves Ctrl-C to it."""
     global _worker
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
         os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _worker = new_worker(bench, queue.put)
+    _worker = new_worker(bench, partial(_tell, sink))
 
 
 def new_worker(bench: Bench, report: Callable[[int], None]) -> _Worker:
@@ -296,14 +312,12 @@ class AssembleEngine:
     def find(self, definition: Definition, base: BaseLayer) -> Image | None:
         """The image of exactly this definition on this base, if the store holds it whole."""
         record = self.layout.recall("images", self._image_key(definition, base))
-        if record is None:
-            return None
-        descriptor = Descriptor(media_type=INDEX_TYPE, digest=str(record["digest"]), size=int(record["size"]))
-        return (
-            self.layout.load(reference(definition.target), descriptor)
-            if self.layout.has(descriptor)
-            else None
-        )
+        try:
+            digest, size = str(record["digest"]), int(record["size"])  # type: ignore[index]
+            descriptor = Descriptor(media_type=INDEX_TYPE, digest=digest, size=size)
+            return self.layout.load(reference(definition.target), descriptor)
+        except (KeyError, TypeError, ValueError, StoreError):
+            return None  # what is missing or damaged is made again
 
     def build(
         self,
@@ -321,7 +335,7 @@ class AssembleEngine:
             bench = self._bench(definition, base)
             plans = plan_layers(wheels, bench)
             made = self._make(plans, bench, progress)
-            check_conflicts(_read_laid(self.layout, plans))
+            check_conflicts(chain(own_files(definition), _read_laid(self.layout, plans)))
             written = sum(layer.layer.descriptor.size for layer in made if layer.made)
             progress.note(
                 f"  {sum(layer.made for layer in made)} of {len(made)} layers made, {written:,} bytes"
@@ -367,14 +381,15 @@ class AssembleEngine:
         # Forked, not spawned: a worker starts at once and shares this process's memory. That is sound only
         # while no other thread runs, so the work is handed out before anything is drawn.
         context = multiprocessing.get_context("fork")
-        queue: SimpleQueue[int] = context.SimpleQueue()
         count = min(self.workers, len(missing))
-        pool = ProcessPoolExecutor(count, context, initializer=_begin, initargs=(bench, queue, os.getpid()))
-        futures = {pool.submit(_work, plan): plan for plan in in_working_order(plans)}
-        # The queue is drained until the last worker has ended: a full one would block it.
-        with progress.task("making layers", total=total) as task, _drained(queue, task.advance):
+        with _reports() as reports:
+            pool = ProcessPoolExecutor(
+                count, context, initializer=_begin, initargs=(bench, reports.sink, os.getpid())
+            )
             try:
-                return _gather(futures, plans)
+                futures = {pool.submit(_work, plan): plan for plan in in_working_order(plans)}
+                with progress.task("making layers", total=total) as task, reports.drained(task.advance):
+                    return _gather(futures, plans)
             except BaseException:
                 for worker_process in multiprocessing.active_children():
                     worker_process.terminate()  # what they were writing lies under tmp/ and is collected
@@ -481,10 +496,17 @@ def check_conflicts(laid: Iterable[tuple[str, str, str]]) -> None:
             above = above.rpartition("/")[0]
 
 
+def own_files(definition: Definition) -> Iterator[tuple[str, str, str]]:
+    """What the environment itself consists of, which no wheel may lay anew."""
+    yield "the environment", "", f"{definition.prefix}/pyvenv.cfg".lstrip("/")
+    for path, _ in venv_links(definition):
+        yield "the environment", "", path.lstrip("/")
+
+
 def _read_laid(layout: Layout, plans: Iterable[LayerPlan]) -> Iterator[tuple[str, str, str]]:
     for plan in plans:
         text = _laid_path(layout, plan.key).read_bytes().decode("utf-8", "surrogateescape")
-        for line in text.splitlines():
+        for line in text.split("\n")[:-1]:
             wheel, content, path = line.split("\t", 2)
             yield wheel, content, path
 
@@ -504,19 +526,50 @@ def _gather(futures: dict[Future[MadeLayer], LayerPlan], plans: Sequence[LayerPl
     return [done[plan.key] for plan in plans]
 
 
+def _tell(sink: int, amount: int) -> None:
+    # Eight bytes reach a pipe whole (PIPE_BUF) and without a lock that a killed worker could leave held.
+    os.write(sink, amount.to_bytes(8, "little"))
+
+
+_END = (1 << 64) - 1
+
+
+class _Reports:
+    """The pipe on which workers tell how many bytes they have read."""
+
+    def __init__(self) -> None:
+        self.source, self.sink = os.pipe()
+
+    @contextmanager
+    def drained(self, advance: Callable[[int], None]) -> Iterator[None]:
+        """Hands the reports to `advance` until the block ends; a watcher that fails stops no worker."""
+
+        def drain() -> None:
+            watched, ended = True, False
+            while not ended:
+                data = os.read(self.source, 8 * 4096)
+                amounts = [int.from_bytes(data[i : i + 8], "little") for i in range(0, len(data), 8)]
+                ended = _END in amounts
+                try:
+                    if watched:
+                        advance(sum(amount for amount in amounts if amount != _END))
+                except Exception:
+                    watched = False  # the terminal has gone; the work goes on
+
+        thread = threading.Thread(target=drain, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            _tell(self.sink, _END)
+            thread.join()
+
+
 @contextmanager
-def _drained(queue: SimpleQueue[int], advance: Callable[[int], None]) -> Iterator[None]:
-    """Hands the workers' reports to `advance` until the block ends."""
-
-    def drain() -> None:
-        while (amount := queue.get()) >= 0:
-            advance(amount)
-
-    thread = threading.Thread(target=drain, daemon=True)
-    thread.start()
+def _reports() -> Iterator[_Reports]:
+    reports = _Reports()
     try:
-        yield
+        yield reports
     finally:
-        queue.put(-1)
-        thread.join()
-        queue.close()
+        os.close(reports.source)
+        os.close(reports.sink)

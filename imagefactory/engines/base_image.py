@@ -70,7 +70,7 @@ def ensure_base(layout: Layout, wanted: BaseWanted, progress: Progress) -> BaseL
     """
     if wanted.lock.base != wanted.base.name:
         raise LockError(f"the lock is of base {wanted.lock.base}, not {wanted.base.name}")
-    with layout.locked(f"base-{wanted.base.name}"):
+    with layout.locked(f"base-{wanted.base.name}"), explain_full_disk(layout.path):
         for lock in (wanted.lock, *([] if wanted.locked else _remembered(layout, wanted))):
             layer = layout.recall_layer(_layer_key(lock, wanted.codec))
             if layer is not None:

@@ -36,7 +36,7 @@ def write(data: bytes) -> None:
 def compile_one(path: str, source: bytes) -> bytes:
     try:
         code = _bootstrap_external.SourceFileLoader("<wheel>", path).source_to_code(source, path)
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError, SystemError):
         return b""
     return bytes(_bootstrap_external._code_to_hash_pyc(code, importlib.util.source_hash(source), False))  # type: ignore[attr-defined]
 

@@ -7,6 +7,8 @@ inflates with isal in a fixed order and a destination that writes tar entries in
 from __future__ import annotations
 
 import base64
+import configparser
+import csv
 import hashlib
 import posixpath
 import stat
@@ -24,7 +26,7 @@ from typing import IO, BinaryIO, Protocol, cast
 from installer import install
 from installer.destinations import WheelDestination
 from installer.exceptions import InstallerError
-from installer.records import Hash, RecordEntry, parse_record_file
+from installer.records import Hash, InvalidRecordEntry, RecordEntry, parse_record_file
 from installer.scripts import Script
 from installer.sources import WheelContentElement, WheelFile
 from installer.utils import Scheme, construct_record_file, fix_shebang
@@ -106,6 +108,8 @@ class Member:
         for chunk in packed:
             crc = isal_zlib.crc32(chunk, crc)
             size += len(chunk)
+            if size > self.info.file_size:
+                raise BuildError(f"{self.info.filename} is larger than it says")
             yield chunk
         if crc != self.info.CRC or size != self.info.file_size:
             raise BuildError(f"{self.info.filename} is damaged (wrong CRC)")
@@ -162,14 +166,17 @@ class WheelSource(WheelFile):
 
 
 def _refuse_bad_entry(name: str, mode: int) -> None:
-    parts = name.split("/")
-    if name.startswith("/") or ".." in parts or "" in parts or "\\" in name or "\0" in name:
-        raise BuildError(f"{name!r} is not a path inside the environment")
+    _refuse_bad_path(name)
     kind = stat.S_IFMT(mode)
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
         raise BuildError(f"{name!r} is a link or a device; wheels hold files only")
     if mode & (stat.S_ISUID | stat.S_ISGID):
         raise BuildError(f"{name!r} is setuid or setgid")
+
+
+def _refuse_bad_path(path: str) -> None:
+    if {"", ".", ".."} & set(path.split("/")) or "\\" in path or not path.isprintable():
+        raise BuildError(f"{path!r} is not a path inside the environment")
 
 
 class LayerDestination(WheelDestination):
@@ -219,6 +226,8 @@ class LayerDestination(WheelDestination):
 
     def _target(self, scheme: str, path: str) -> str:
         folder = self.place.folder(scheme, self.distribution).lstrip("/")
+        if path:
+            _refuse_bad_path(path)  # entry points name scripts, and those pass through here too
         return f"{folder}/{path}" if path else folder
 
     def _bytes(self, scheme: Scheme, path: str, data: bytes, *, executable: bool) -> RecordEntry:
@@ -251,8 +260,26 @@ def lay_wheel(
             return tuple(destination.laid)
     except BuildError as error:
         raise BuildError(f"{wheel.name}: {error.message}", hint=_mend(wheel)) from error
-    except (zipfile.BadZipFile, zlib.error, IsalError, InstallerError, KeyError, ValueError) as error:  # type: ignore[misc]
+    except _UNSOUND as error:
         raise BuildError(f"{wheel.name}: not a sound wheel: {error}", hint=_mend(wheel)) from error
+
+
+# What a wheel that is none makes zipfile, installer and the parsers below them raise.
+_UNSOUND: tuple[type[Exception], ...] = (
+    zipfile.BadZipFile,
+    zlib.error,
+    IsalError,  # type: ignore[assignment,unused-ignore]
+    InstallerError,
+    InvalidRecordEntry,
+    configparser.Error,
+    csv.Error,
+    struct.error,
+    AssertionError,
+    RuntimeError,
+    LookupError,
+    ValueError,
+    EOFError,
+)
 
 
 def _mend(wheel: Path) -> str:

@@ -201,6 +201,8 @@ class _Tar:
 def _replacing(out: Path) -> Iterator[IO[bytes]]:
     """A new file beside `out` that takes its place when all went well."""
     folder = out.absolute().parent
+    if out.exists() and not out.is_file():
+        raise UsageError(f"{out} is a folder or a device, not a file", hint="name a file to write")
     try:
         handle, name = tempfile.mkstemp(dir=folder, prefix=f".{out.name}.")
         beside = Path(name)

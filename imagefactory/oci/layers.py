@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import tarfile
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +20,7 @@ from imagefactory.errors import StoreError, UsageError
 
 BLOCK = 512
 CHUNK = 1 << 20
+PIECE = 128 * 1024
 END_OF_ARCHIVE = bytes(2 * BLOCK)
 # The format of everything below. Another number makes every layer anew.
 LAYERS_VERSION = 1
@@ -64,8 +66,20 @@ def _zstd() -> Codec:
 
     def read(path: Path) -> Iterator[bytes]:
         with path.open("rb") as file:
-            reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
-            yield from iter(partial(reader.read, CHUNK), b"")
+            frame = zstandard.ZstdDecompressor().decompressobj()
+            fed = False
+            while data := file.read(CHUNK):
+                while data:
+                    try:
+                        yield frame.decompress(data)
+                    except zstandard.ZstdError as error:
+                        raise _damaged(path, str(error)) from error
+                    fed = True
+                    data = frame.unused_data if frame.eof else b""
+                    if frame.eof:
+                        frame, fed = zstandard.ZstdDecompressor().decompressobj(), False
+            if fed:
+                raise _damaged(path, "it ends in the middle of a zstd frame")
 
     version = ".".join(str(part) for part in zstandard.ZSTD_VERSION)
     return Codec(
@@ -84,13 +98,17 @@ def _gzip() -> Codec:
     level = 1
 
     def read(path: Path) -> Iterator[bytes]:
-        with igzip.open(path, "rb") as file:  # type: ignore[no-untyped-call]
-            yield from iter(partial(file.read, CHUNK), b"")
+        try:
+            with igzip.open(path, "rb") as file:  # type: ignore[no-untyped-call]
+                yield from iter(partial(file.read, CHUNK), b"")
+        except (OSError, EOFError, zlib.error) as error:
+            if isinstance(error, OSError) and error.errno:
+                raise  # the disk's fault, not the data's
+            raise _damaged(path, str(error)) from error
 
     def compressor() -> Compressor:
         # wbits 31: a gzip member; its header carries no name and, in this call, no time.
-        made: Compressor = isal_zlib.compressobj(level, isal_zlib.DEFLATED, 31)
-        return made
+        return _EvenPieces(isal_zlib.compressobj(level, isal_zlib.DEFLATED, 31))
 
     return Codec(
         name="gzip",
@@ -99,6 +117,28 @@ def _gzip() -> Codec:
         compressor=compressor,
         decompress=read,
     )
+
+
+def _damaged(path: Path, why: str) -> StoreError:
+    return StoreError(f"{path} is damaged: {why}", hint="`imagefactory build TARGET` makes what is missing")
+
+
+class _EvenPieces:
+    """Hands on pieces of one size: isa-l's bytes depend on how its input is cut, zstd's do not."""
+
+    def __init__(self, inner: Compressor) -> None:
+        self._inner = inner
+        self._waiting = bytearray()
+
+    def compress(self, data: bytes, /) -> bytes:
+        self._waiting += data
+        whole = len(self._waiting) - len(self._waiting) % PIECE
+        ready = bytes(self._waiting[:whole])
+        del self._waiting[:whole]
+        return b"".join(self._inner.compress(ready[at : at + PIECE]) for at in range(0, whole, PIECE))
+
+    def flush(self) -> bytes:
+        return self._inner.compress(bytes(self._waiting)) + self._inner.flush()
 
 
 CODECS: dict[str, Callable[[], Codec]] = {"zstd": _zstd, "gzip": _gzip}
@@ -115,7 +155,6 @@ class Segment:
         self._compressor = codec.compressor()
         self._sink, self._plain, self._epoch = sink, plain, epoch
         self._folders: set[str] = set()
-        self._left = 0
 
     def _put(self, data: bytes) -> None:
         self._plain.update(data)

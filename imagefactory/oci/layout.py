@@ -79,23 +79,29 @@ def format_descriptor(descriptor: Descriptor) -> dict[str, object]:
     return plain
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
 @contextmanager
-def explain_full_disk(folder: Path) -> Iterator[None]:
-    """Turns the operating system's refusals to write into a StoreError that names the folder."""
+def explain_full_disk(folder: Path, *, setting: str = "store") -> Iterator[None]:
+    """Turns the operating system's refusals into a StoreError that names the folder.
+
+    `setting` is what a person can set to another folder: `store` or `cache`.
+    """
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in _FULL:
             raise StoreError(
                 f"no space left in {folder}",
                 hint="free some space, or `imagefactory store gc`, and run the same command again",
             ) from error
-        if error.errno in (errno.EACCES, errno.EROFS):
-            raise StoreError(
-                f"{folder} cannot be written: {error.strerror}",
-                hint="set `store` in imagefactory.toml (or IMAGEFACTORY_STORE) to a folder of yours",
-            ) from error
-        raise
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise StoreError(
+            f"{error.filename or folder} cannot be used: {error.strerror or error}",
+            hint=f"set `{setting}` (imagefactory.toml, IMAGEFACTORY_{setting.upper()}) to a folder of yours",
+        ) from error
 
 
 def reference(target: Target) -> str:
@@ -133,8 +139,10 @@ class BlobWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
-        self.path.unlink(missing_ok=True)
+        try:
+            self._file.close()  # writes what is buffered, so a full disk speaks here too
+        finally:
+            self.path.unlink(missing_ok=True)
 
 
 class Layout:
@@ -153,6 +161,7 @@ class Layout:
         return self.path / "blobs" / "sha256" / digest.removeprefix("sha256:")
 
     def has(self, descriptor: Descriptor) -> bool:
+        """Whether the blob is there in its size."""
         try:
             return self.blob_path(descriptor.digest).stat().st_size == descriptor.size
         except FileNotFoundError:
@@ -160,11 +169,17 @@ class Layout:
 
     def add(self, data: bytes, media_type: str) -> Descriptor:
         descriptor = Descriptor(media_type=media_type, digest=digest_of(data), size=len(data))
-        if not self.has(descriptor):
+        if not self._holds(descriptor):
             with explain_full_disk(self.path), BlobWriter(self) as writer:
                 writer.write(data)
                 writer.commit(media_type)
         return descriptor
+
+    def _holds(self, descriptor: Descriptor) -> bool:
+        try:
+            return digest_of(self.blob_path(descriptor.digest).read_bytes()) == descriptor.digest
+        except FileNotFoundError:
+            return False
 
     def read(self, descriptor: Descriptor) -> bytes:
         """The bytes of a small blob. Raises StoreError when it is missing or is not what its digest says."""
@@ -180,13 +195,17 @@ class Layout:
 
     def tags(self) -> dict[str, Descriptor]:
         """Every tag and the image index it points to, by name. Empty for a store not made yet."""
+        path = self.path / "index.json"
         try:
-            index = json.loads((self.path / "index.json").read_bytes())
+            with explain_full_disk(self.path):
+                entries = [parse_descriptor(entry) for entry in json.loads(path.read_bytes())["manifests"]]
         except FileNotFoundError:
             return {}
-        except ValueError as error:
-            raise StoreError(f"{self.path}/index.json is not JSON: {error}", hint=_REBUILD) from error
-        entries = [parse_descriptor(entry) for entry in index.get("manifests", [])]
+        except _MALFORMED as error:
+            raise StoreError(
+                f"{path} is damaged: {type(error).__name__}: {error}",
+                hint=f"`rm {path}` and build again: layers are found by what made them",
+            ) from error
         named = {dict(entry.annotations).get(REF_NAME, ""): entry for entry in entries}
         return {name: entry for name, entry in sorted(named.items()) if name}
 
@@ -226,6 +245,9 @@ class Layout:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
                 os.fchmod(handle, 0o644)
+                if path.name == "index.json":  # the names people gave: small, and nothing else knows them
+                    file.flush()
+                    os.fsync(handle)
             Path(name).replace(path)
         except BaseException:
             Path(name).unlink(missing_ok=True)
@@ -239,7 +261,19 @@ class Layout:
         return None if descriptor is None else self.load(name, descriptor)
 
     def load(self, name: str, descriptor: Descriptor) -> Image:
-        """The image of an image index, every blob of it present with its size."""
+        """The image of an image index, every blob of it present with its size.
+
+        Raises StoreError for a blob that is missing, damaged, or not of an image like ours.
+        """
+        try:
+            return self._load(name, descriptor)
+        except _MALFORMED as error:
+            raise StoreError(
+                f"{name} in {self.path} is not an image of this store: {type(error).__name__}: {error}",
+                hint=f"imagefactory store rm {name}",
+            ) from error
+
+    def _load(self, name: str, descriptor: Descriptor) -> Image:
         index = json.loads(self.read(descriptor))
         manifest_descriptor = parse_descriptor(index["manifests"][0])
         manifest = json.loads(self.read(manifest_descriptor))
@@ -282,7 +316,7 @@ class Layout:
         """The record, or None. A record that cannot be read counts as none: it is only a memory."""
         try:
             value = json.loads((self.path / kind / f"{key}.json").read_bytes())
-        except (FileNotFoundError, ValueError):
+        except (OSError, ValueError):
             return None
         return value if isinstance(value, dict) else None
 
@@ -299,9 +333,9 @@ class Layout:
             layer = Layer(
                 descriptor=parse_descriptor(value), diff_id=str(value["diff_id"]), title=str(value["title"])
             )
-        except (KeyError, ValueError):
+            return layer if self.has(layer.descriptor) else None
+        except (*_MALFORMED, StoreError):
             return None
-        return layer if self.has(layer.descriptor) else None
 
     # --- who works here --------------------------------------------------------------------------
 
@@ -340,9 +374,18 @@ class Layout:
     # --- collection ------------------------------------------------------------------------------
 
     def collect(self, progress: Progress, *, dry_run: bool = False) -> Collected:
-        """Removes what no tag needs. Waits for running builds, and they wait for it."""
-        if not self.path.is_dir():
+        """Removes what no tag needs. Waits for running builds, and they wait for it.
+
+        Raises StoreError for a folder that is no store: nothing there is ours to remove.
+        """
+        if not self.path.exists():
             return Collected(blobs=0, unpacked=0, records=0, bytes=0)
+        for name in ("oci-layout", "index.json", "locks"):
+            if not (self.path / name).exists():
+                raise StoreError(
+                    f"{self.path} is no store (it has no {name}): nothing was removed",
+                    hint="is the setting `store` right? `imagefactory doctor` says where it comes from",
+                )
         with self.alone(progress):
             return self._collect(dry_run=dry_run)
 
@@ -380,13 +423,20 @@ class Layout:
         digests: set[str] = set()
         diff_ids: set[str] = set()
         for name, descriptor in self.tags().items():
-            image = self.load(name, descriptor)
+            try:
+                image = self.load(name, descriptor)
+            except StoreError as error:
+                raise StoreError(
+                    f"{error.message}; nothing was removed",
+                    hint=f"build {name} again, or drop it: `imagefactory store rm {name}`",
+                ) from error
             digests |= {image.digest, image.manifest, image.config}
             digests |= {layer.descriptor.digest for layer in image.layers}
             diff_ids |= {layer.diff_id for layer in image.layers}
         return digests, diff_ids
 
 
+_MALFORMED = (KeyError, IndexError, TypeError, AttributeError, ValueError)
 _REBUILD = "build it again: `imagefactory build TARGET` makes what is missing"
 
 

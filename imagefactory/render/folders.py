@@ -36,12 +36,14 @@ def write_definitions(folder: Path, files: Mapping[str, str]) -> None:
     for name, text in sorted(files.items()):
         path = _place(folder, name)
         try:
-            if path.is_file() and path.read_bytes() == text.encode():
-                continue
             path.parent.mkdir(parents=True, exist_ok=True)
             if not path.parent.resolve().is_relative_to(folder.resolve()):
                 raise UsageError(f"{path} leads out of {folder}", hint="remove the link")
-            _replace(path, text)
+            if not path.is_file() or path.read_bytes() != text.encode():
+                _replace(path, text)
+            # What a kill left beside it earlier.
+            for left in path.parent.glob(f".{path.name}.????????"):
+                left.unlink()
         except OSError as error:
             raise _unusable(path, error) from error
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +32,7 @@ from imagefactory.engines.wheel_layer import Place
 from imagefactory.errors import BuildError
 from imagefactory.model import Base, Definition, Image, Layer, Lock, LockedWheel, Target, Where
 from imagefactory.oci.layout import Layout
-from imagefactory.progress import Quiet
+from imagefactory.progress import Quiet, Task
 from tests.unit.wheels_made_here import locked, make_wheel
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -252,3 +255,95 @@ def test_a_wheel_with_a_bad_file_leaves_nothing_behind(tmp_path: Path) -> None:
     assert layout.tags() == {}
     assert list(layout.tmp.iterdir()) == []
     assert [path for path in (tmp_path / "cache").rglob("*") if path.suffix == ".part"] == []
+
+
+def test_blobs_that_rotted_are_made_again(tmp_path: Path) -> None:
+    """A small blob with other bytes of the same size, and a manifest that is gone."""
+    wheels = wheels_in(tmp_path / "w")
+    image = build(tmp_path / "store", wheels)
+    layout = Layout(tmp_path / "store")
+    config = layout.blob_path(image.config)
+    config.write_bytes(b"x" * config.stat().st_size)
+    layout.blob_path(image.manifest).unlink()
+    assert build(tmp_path / "store", wheels) == image
+
+
+def test_a_kept_segment_that_rotted_is_made_again(tmp_path: Path) -> None:
+    first = build(tmp_path / "one" / "store", wheels_in(tmp_path / "w"))
+    segments = [
+        p for p in (tmp_path / "one" / "cache" / "segments").rglob("*") if p.is_file() and not p.suffix
+    ]
+    assert len(segments) == 12
+    segments[0].write_bytes(b"")
+    segments[1].write_bytes(segments[1].read_bytes()[:-5])
+    (tmp_path / "one" / "other").mkdir()
+    layout = Layout(tmp_path / "one" / "other" / "store")
+    engine = AssembleEngine(layout, tmp_path / "one" / "cache", codec="zstd", workers=1)
+    wheels = wheels_in(tmp_path / "w")
+    assert engine.build(definition(wheels), base_layer(layout), wheels, Quiet()).digest == first.digest
+
+
+def test_the_digest_does_not_depend_on_what_the_store_held_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layer found under a bucket's key may have been a wheel's own; its title must not come along."""
+    wheels = dict(list(wheels_in(tmp_path / "w").items())[:1])
+    fresh = build(tmp_path / "fresh" / "store", wheels)
+    monkeypatch.setattr(assemble, "OWN_LAYER_BYTES", 1)
+    build(tmp_path / "used" / "store", wheels, label="y")
+    monkeypatch.setattr(assemble, "OWN_LAYER_BYTES", OWN_LAYER_BYTES)
+    assert build(tmp_path / "used" / "store", wheels).digest == fresh.digest
+
+
+def test_a_wheel_cannot_replace_the_environments_own_files(tmp_path: Path) -> None:
+    (tmp_path / "w").mkdir()
+    for number, path in enumerate(("pyvenv.cfg", "lib64/x", "bin/python")):
+        wheel = make_wheel(tmp_path / "w", f"evil{number}", {f"evil{number}-1.0.data/data/{path}": b"x"})
+        with pytest.raises(BuildError, match="the environment"):
+            build(tmp_path / f"store{number}", {locked(wheel): wheel})
+
+
+def build_in_parallel(tmp_path: Path, progress: Quiet) -> Image:
+    layout, wheels = Layout(tmp_path / "store"), wheels_in(tmp_path / "w")
+    engine = AssembleEngine(layout, tmp_path / "cache", codec="zstd", workers=2)
+    return engine.build(definition(wheels), base_layer(layout), wheels, progress)
+
+
+def test_workers_make_the_same_image(tmp_path: Path) -> None:
+    one = build(tmp_path / "alone" / "store", wheels_in(tmp_path / "w"))
+    assert build_in_parallel(tmp_path, Quiet()).digest == one.digest
+
+
+def test_a_killed_worker_is_an_error_and_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(assemble, "make_layer", killed)
+    with pytest.raises(BuildError, match="a worker was killed"):
+        build_in_parallel(tmp_path, Quiet())
+
+
+def test_a_watcher_that_fails_stops_no_worker(tmp_path: Path) -> None:
+    class Gone(Quiet):
+        @contextmanager
+        def task(self, title: str, *, total: int = 0, unit: str = "bytes") -> Iterator[Task]:
+            class Broken:
+                def advance(self, amount: int) -> None:
+                    raise BrokenPipeError
+
+                def expect(self, total: int) -> None:
+                    raise BrokenPipeError
+
+            yield Broken()
+
+    assert build_in_parallel(tmp_path, Gone()).layers
+
+
+def test_an_interrupt_ends_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(assemble, "_gather", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        build_in_parallel(tmp_path, Quiet())
+    assert multiprocessing.active_children() == []

@@ -189,6 +189,102 @@ def test_an_image_is_removed_by_name_and_the_cache_by_need(call: Call, tmp_path:
     assert not other.exists()
 
 
+def test_a_folder_that_is_no_store_is_never_collected(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("tmp/thesis.tex", "blobs/sha256/mine", "layers/photo.json", "unpacked/stuff/x"):
+        path = tmp_path / "home" / name
+        path.parent.mkdir(parents=True)
+        path.write_text("mine")
+    before = sorted((tmp_path / "home").rglob("*"))
+    monkeypatch.setenv("IMAGEFACTORY_STORE", str(tmp_path / "home"))
+    said = call("store", "gc")
+    assert said.code == errors.EXIT_BUILD
+    assert "is no store" in said.err
+    assert sorted((tmp_path / "home").rglob("*")) == before
+
+
+@pytest.mark.parametrize("command", ["show", "run", "export"])
+def test_a_pattern_that_fits_several_is_refused_where_one_is_meant(call: Call, command: str) -> None:
+    said = call(command, "pytorch-*")
+    assert said.code == errors.EXIT_USAGE
+    assert "fits 9 targets" in said.err
+    assert call("show", "pytorch-2.3*").code == 0
+
+
+def test_options_after_the_target_of_run_are_not_taken_for_a_command(call: Call, tmp_path: Path) -> None:
+    add_image(Layout(tmp_path / "store"), "pytorch:2.3-cu121", [b"one"])
+    said = call("run", "pytorch-2.3-cu121", "--network", "--", "true")
+    assert said.code == errors.EXIT_USAGE
+    assert "imagefactory run --network pytorch-2.3-cu121 -- COMMAND" in said.err
+
+
+def test_a_folder_that_is_no_factory_is_said(call: Call, tmp_path: Path) -> None:
+    said = call("list", root=tmp_path)
+    assert said.code == errors.EXIT_USAGE
+    assert "is no factory" in said.err
+
+
+def test_the_factory_is_found_from_a_folder_below(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT / "docs")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["list"])
+    assert ended.value.code == 0
+
+
+def test_an_error_is_json_where_json_was_asked_for(call: Call) -> None:
+    said = call("build", "nope", "--json")
+    assert said.code == errors.EXIT_NOTHING_SELECTED
+    (error,) = said.json()["errors"]  # type: ignore[misc]
+    assert error["exit_code"] == said.code
+
+
+def test_what_no_recipe_makes_is_stale(call: Call, root: Path) -> None:
+    shutil.copytree(ROOT / "definitions", root / "definitions", dirs_exist_ok=True)
+    assert call("lock", "--check", root=root).code == 0
+    (root / "lockfiles" / "ghost-1.0-cu12.requirements.txt").write_text("")
+    (root / "definitions" / "ghost-1.0-cu12").mkdir()
+    for command in ("lock", "render"):
+        said = call(command, "--check", root=root)
+        assert said.code == errors.EXIT_STALE
+        assert "definitions/ghost-1.0-cu12" in said.err
+
+
+@pytest.mark.parametrize("content", ["[]", "", '{"manifests": [{}]}', '{"manifests": 3}'])
+def test_a_damaged_index_is_said_with_what_mends_it(call: Call, tmp_path: Path, content: str) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "index.json").write_text(content)
+    said = call("store", "list")
+    assert said.code == errors.EXIT_BUILD
+    assert f"rm {tmp_path}/store/index.json" in said.err
+
+
+def test_a_store_that_is_a_file_is_said(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("IMAGEFACTORY_STORE", str(tmp_path / "file"))
+    said = call("store", "list")
+    assert said.code == errors.EXIT_BUILD
+    assert "set `store`" in said.err
+
+
+def test_a_reader_that_leaves_does_not_change_the_exit_code() -> None:
+    for command, code in (("list", 0), ("list nope", 3)):
+        done = subprocess.run(
+            ["bash", "-c", f'"{sys.executable}" -m imagefactory {command} | true; exit ${{PIPESTATUS[0]}}'],
+            cwd=ROOT, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_an_archive_never_takes_the_place_of_a_device(call: Call, tmp_path: Path) -> None:
+    add_image(Layout(tmp_path / "store"), "pytorch:2.3-cu121", [b"one"])
+    said = call("export", "pytorch-2.3-cu121", "-o", "/dev/null")
+    assert said.code == errors.EXIT_USAGE
+    assert "a device" in said.err
+    assert Path("/dev/null").is_char_device()
+
+
 def test_every_command_has_help_and_every_option_says_what_it_does() -> None:
     def walk(command: object, path: str) -> None:
         import click

@@ -98,7 +98,7 @@ def test_overlay_denied_is_its_own_finding() -> None:
      "uv", State.MISSING, "[build]"),
     ({"modules": ("uv", "isal")}, "build packages", State.MISSING, "[build]"),
     ({"cores": 1}, "cores", State.WARNING, ""),
-    ({"gpu_nodes": ()}, "GPU", State.WARNING, "verify"),
+    ({"gpu_nodes": ()}, "GPU", State.WARNING, "imagefactory run --gpus"),
     ({"driver_libraries": ()}, "GPU", State.MISSING, "ldconfig"),
     ({"gpu_nodes": ("/dev/nvidia0",)}, "GPU", State.DENIED, "nvidia-modprobe"),
     ({"uid": 1000, "user": "ann"}, "subordinate ids", State.MISSING, "apt-get install uidmap"),

@@ -61,14 +61,9 @@ def test_json_lines_are_json() -> None:
     out, clock = io.StringIO(), Clock()
     work(JsonLines(out, clock=clock), clock)
     events = [json.loads(line) for line in out.getvalue().splitlines()]
-    assert [event["event"] for event in events] == [
-        "stage",
-        "note",
-        "note",
-        "task-done",
-        "stage-done",
-        "note",
-    ]
+    kinds = [event["event"] for event in events]
+    assert kinds == ["stage", "task", "task", "task-done", "stage-done", "note"]
+    assert (events[1]["done"], events[1]["total"], events[1]["unit"]) == (1_000_000, 4_000_000, "bytes")
     assert events[3]["done"] == 4_000_000
 
 
@@ -87,7 +82,7 @@ def test_a_task_of_unknown_total_shows_what_is_done() -> None:
         task.advance(3)
         task.expect(5)
         task.advance(2)
-    assert out.getvalue() == "  packages: 5 packages of 5 packages in 0s\n"
+    assert out.getvalue() == "  packages: 5 of 5 packages in 0s\n"
 
 
 def test_amounts_are_written_as_people_read_them() -> None:

@@ -315,15 +315,15 @@ def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "recipes"
     folder.mkdir()
     (folder / "bases.yaml").write_text(BASES)
-    (folder / "torch.yaml").write_text(RECIPE)
-    (folder / ".torch.yaml.swp").write_text("an editor's")
+    (folder / "pytorch.yaml").write_text(RECIPE)
+    (folder / ".pytorch.yaml.swp").write_text("an editor's")
     (folder / "recipe.schema.json").write_text("{}")
     return folder
 
 
 def test_read_folder(folder: Path) -> None:
     (recipe,) = recipes.read_recipes(folder)
-    assert str(recipe.where) == "recipes/torch.yaml:1:1"
+    assert str(recipe.where) == "recipes/pytorch.yaml:1:1"
     assert [base.name for base in recipes.read_bases(folder)] == ["debian-12", "debian-13"]
 
 

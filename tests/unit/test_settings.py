@@ -60,3 +60,8 @@ def test_a_wrong_file_is_refused_by_name(tmp_path: Path, text: str, message: str
         load_settings(directory=tmp_path, start=tmp_path, environ=ENVIRON)
     assert message in caught.value.message
     assert "imagefactory.toml" in caught.value.message
+
+
+def test_a_misspelt_variable_is_refused_and_not_ignored(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="IMAGEFACTORY_STOER"):
+        load_settings(directory=tmp_path, start=tmp_path, environ={**ENVIRON, "IMAGEFACTORY_STOER": "/x"})

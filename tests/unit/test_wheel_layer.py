@@ -159,6 +159,8 @@ def test_a_shipped_pycache_is_left_out(compiler: BaseCompiler, tmp_path: Path) -
         ("/etc/passwd", 0, "not a path inside"),
         ("demo/../../../../etc/passwd", 0, "not a path inside"),
         ("demo\\..\\x", 0, "not a path inside"),
+        ("./demo/x", 0, "not a path inside"),
+        ("demo/a\x0cb", 0, "not a path inside"),
         ("demo/link", stat.S_IFLNK | 0o777, "a link or a device"),
         ("demo/pipe", stat.S_IFIFO | 0o644, "a link or a device"),
         ("demo/root", stat.S_IFREG | 0o4755, "setuid"),
@@ -172,6 +174,24 @@ def test_what_no_wheel_may_hold_is_refused_by_name(
     with pytest.raises(BuildError, match=message) as caught:
         lay(wheel, compiler, tmp_path)
     assert caught.value.message.startswith("demo-1.0-py3-none-any.whl: ")
+
+
+@pytest.mark.parametrize(
+    ("entry_points", "message"),
+    [
+        ("../../../etc/profile.d/x = demo:main", "not a path inside"),
+        ("a\tb = demo:main", "not a path inside"),
+        ("tool = demo", "not a sound wheel"),
+        ("[broken", "not a sound wheel"),
+    ],
+)
+def test_entry_points_cannot_name_what_they_like(
+    compiler: BaseCompiler, tmp_path: Path, entry_points: str, message: str
+) -> None:
+    text = f"[console_scripts]\n{entry_points}\n".encode()
+    wheel = make_wheel(tmp_path, "demo", {"demo-1.0.dist-info/entry_points.txt": text})
+    with pytest.raises(BuildError, match=message):
+        lay(wheel, compiler, tmp_path)
 
 
 @pytest.mark.parametrize("at", [0.1, 0.3, 0.5, 0.7, 0.9])
