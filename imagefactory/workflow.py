@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from imagefactory.engines import ENGINES
 from imagefactory.errors import LockError, NothingSelectedError, StaleError, UsageError
 from imagefactory.model import Base, Definition, Image, Lock, LockedWheel, Report, Target
-from imagefactory.oci.layout import Layout, reference
+from imagefactory.oci.layout import Layout, reference, used, used_by_nobody
 from imagefactory.progress import Progress
 from imagefactory.recipes import BASES_FILE, expand_all, read_bases, read_recipes
 from imagefactory.settings import Settings
@@ -262,7 +262,7 @@ def build_target(factory: Factory, target: Target, options: BuildOptions, progre
     engine = _engine(factory, options.engine)
     definition = define_target(factory, target)
     clock = _Clock()
-    with layout.in_use(progress):
+    with layout.in_use(progress), used(_cache_lock(factory), progress):
         engine.require()
         base = _base(factory, definition.base, progress, locked=options.locked)
         clock.lap("base")
@@ -313,13 +313,18 @@ def collect_cache(factory: Factory, progress: Progress, *, dry_run: bool) -> int
     bases += [found for path in sorted(folder.glob("*.lock")) if (found := read_base_lock(path))]
     needed |= {package.sha256 for found in bases for package in found.packages}
     cache, freed = factory.settings.cache_path, 0
-    with factory.layout.alone(progress):
+    with used_by_nobody(_cache_lock(factory), progress):
         for path in [p for kind in ("wheels", "debs", "segments") for p in (cache / kind).rglob("*")]:
             if path.is_file() and path.parent.name not in needed and not path.name.startswith("."):
                 freed += path.stat().st_size
                 if not dry_run:
                     path.unlink(missing_ok=True)
     return freed
+
+
+def _cache_lock(factory: Factory) -> Path:
+    """Several stores may share a cache, so it has a lock of its own."""
+    return factory.settings.cache_path / "lock"
 
 
 def _engine(factory: Factory, name: str) -> Engine:

@@ -342,34 +342,21 @@ class Layout:
     @contextmanager
     def locked(self, name: str) -> Iterator[None]:
         """One process at a time for `name`; others wait. The kernel frees it when a process dies."""
-        with self._lock_file(name) as handle:
+        with _open_lock(self.path / "locks" / name) as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
 
     @contextmanager
     def in_use(self, progress: Progress) -> Iterator[None]:
         """Held while building or running: `collect` waits until nobody uses the store."""
-        with self._lock_file("store") as handle:
-            _flock(handle, fcntl.LOCK_SH, lambda: progress.note("waiting for `store gc` to end ..."))
+        with used(self.path / "locks" / "store", progress):
             yield
 
     @contextmanager
     def alone(self, progress: Progress) -> Iterator[None]:
         """Held while collecting: builds wait, and it waits for them."""
-        with self._lock_file("store") as handle:
-            _flock(handle, fcntl.LOCK_EX, lambda: progress.note("waiting for running builds to end ..."))
+        with used_by_nobody(self.path / "locks" / "store", progress):
             yield
-
-    @contextmanager
-    def _lock_file(self, name: str) -> Iterator[int]:
-        folder = self.path / "locks"
-        with explain_full_disk(self.path):
-            folder.mkdir(parents=True, exist_ok=True)
-            handle = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            yield handle
-        finally:
-            os.close(handle)
 
     # --- collection ------------------------------------------------------------------------------
 
@@ -440,7 +427,34 @@ _MALFORMED = (KeyError, IndexError, TypeError, AttributeError, ValueError)
 _REBUILD = "build it again: `imagefactory build TARGET` makes what is missing"
 
 
-def _flock(handle: int, kind: int, before_waiting: Callable[[], None]) -> None:
+@contextmanager
+def used(lock: Path, progress: Progress) -> Iterator[None]:
+    """Holds `lock` with others who use what it guards; waits for one who collects."""
+    with _open_lock(lock) as handle:
+        _wait(handle, fcntl.LOCK_SH, lambda: progress.note("waiting for `store gc` to end ..."))
+        yield
+
+
+@contextmanager
+def used_by_nobody(lock: Path, progress: Progress) -> Iterator[None]:
+    """Holds `lock` alone: waits for those who use what it guards, and they wait for this."""
+    with _open_lock(lock) as handle:
+        _wait(handle, fcntl.LOCK_EX, lambda: progress.note("waiting for running builds to end ..."))
+        yield
+
+
+@contextmanager
+def _open_lock(path: Path) -> Iterator[int]:
+    with explain_full_disk(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _wait(handle: int, kind: int, before_waiting: Callable[[], None]) -> None:
     try:
         fcntl.flock(handle, kind | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -240,6 +240,12 @@ def test_a_missing_and_a_stale_lock_stop_before_any_work(tiny: Factory, scratch:
     assert "has no lock" in stale.run("build", TARGET, code=5).stderr
     relocked = stale.run("lock", TARGET)
     assert "locked 3 packages" in relocked.stdout
+    path = root / "lockfiles" / f"{TARGET}.requirements.txt"
+    good = path.read_text()
+    path.write_text("<<<<<<< ours\n" + good)
+    assert f"imagefactory lock {TARGET}" in stale.run("build", TARGET, code=5).stderr
+    stale.run("lock", TARGET)
+    assert path.read_text() == good
 
 
 def test_one_failed_target_does_not_stop_its_siblings(tiny: Factory, wanted: str, scratch: Path) -> None:
