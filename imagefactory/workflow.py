@@ -78,7 +78,11 @@ def read_target_lock(factory: Factory, target: Target) -> Lock | None:
     from imagefactory.lock.pypi import read_lock
 
     path = factory.lock_path(target)
-    return read_lock(path) if path.exists() else None
+    try:
+        return read_lock(path) if path.exists() else None
+    except LockError as error:
+        # A file whose head is damaged does not say whose lock it is; here it is known.
+        raise LockError(error.message, hint=error.hint.replace("TARGET", target.name)) from error
 
 
 def require_lock(factory: Factory, target: Target) -> Lock:

@@ -133,10 +133,13 @@ def test_checks_are_quiet_about_current_files_and_exit_4_on_stale_ones(call: Cal
 
 def test_a_malformed_lock_is_named_by_line(call: Call, root: Path) -> None:
     path = root / "lockfiles" / "pytorch-2.3-cu121.requirements.txt"
-    path.write_text(path.read_text().replace("sha256:", "sha257:", 2))
-    said = call("show", "pytorch-2.3-cu121", root=root)
-    assert said.code == errors.EXIT_LOCK
-    assert "pytorch-2.3-cu121.requirements.txt:" in said.err
+    good = path.read_text()
+    for bad in (good.replace("sha256:", "sha257:", 2), "<<<<<<< ours\n" + good):
+        path.write_text(bad)
+        said = call("show", "pytorch-2.3-cu121", root=root)
+        assert said.code == errors.EXIT_LOCK
+        assert "pytorch-2.3-cu121.requirements.txt:" in said.err
+        assert "imagefactory lock pytorch-2.3-cu121" in said.err
 
 
 def test_run_and_export_need_a_built_image(call: Call) -> None:
