@@ -43,9 +43,9 @@ if [ ! -x .venv/bin/imagefactory ] || [ "$(cat "$stamp" 2>/dev/null || true)" !=
     echo "setup: installing Python packages of $requirements into .venv" >&2
     [ -x .venv/bin/python ] || "$python" -m venv .venv
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: \
-        -r "$requirements" 2>&1 | { grep -v '^WARNING: Location' || true; } >&2
+        -r "$requirements" >&2
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
-        --editable . 2>&1 | { grep -v '^WARNING: Location' || true; } >&2
+        --editable . >&2
     .venv/bin/imagefactory --version >&2
     printf '%s\n' "$wanted" >"$stamp"
 fi
