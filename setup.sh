@@ -11,7 +11,7 @@ requirements=requirements/build.txt
 case "${1:-}" in
     "") ;;
     --tests)
-        packages="$packages uidmap gcc libc6-dev git skopeo podman busybox-static procps"
+        packages="$packages uidmap gcc libc6-dev git skopeo podman"
         requirements=requirements/dev.txt
         ;;
     *)
