@@ -350,7 +350,29 @@ class Layout:
     def in_use(self, progress: Progress) -> Iterator[None]:
         """Held while building or running: `collect` waits until nobody uses the store."""
         with used(self.path / "locks" / "store", progress):
+            self._found()
             yield
+
+    def _found(self) -> None:
+        """Makes a new or empty folder a store, before anything else is written there.
+
+        Raises StoreError for a folder with files of others: a later collection would take them for ours.
+        """
+        if (self.path / "oci-layout").exists():
+            return
+        with explain_full_disk(self.path), self.locked("index"):
+            if (self.path / "oci-layout").exists():
+                return  # another build was first
+            others = {entry.name for entry in _entries(self.path)} - {"locks", "index.json"}
+            if others:
+                raise StoreError(
+                    f"{self.path} is no store and not empty (it holds {sorted(others)[0]})",
+                    hint="set `store` in imagefactory.toml (or IMAGEFACTORY_STORE) to a folder of its own",
+                )
+            if not (self.path / "index.json").exists():
+                empty = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": []}
+                (self.path / "index.json").write_bytes(canonical_json(empty))
+            (self.path / "oci-layout").write_bytes(canonical_json({"imageLayoutVersion": "1.0.0"}))
 
     @contextmanager
     def alone(self, progress: Progress) -> Iterator[None]:

@@ -167,3 +167,27 @@ def test_a_record_that_cannot_be_read_counts_as_none(layout: Layout) -> None:
     assert layout.recall_layer("k") is not None
     (layout.path / "layers" / "k.json").write_text("{")
     assert layout.recall_layer("k") is None
+
+
+def test_a_build_killed_before_its_first_tag_leaves_a_store_that_is_collected(layout: Layout) -> None:
+    with layout.in_use(Quiet()):
+        left = layout.add(b"half of an image", LAYER_TYPE)
+    assert layout.collect(Quiet()).blobs == 1
+    assert not layout.has(left)
+    assert layout.tags() == {}
+
+
+def test_a_folder_with_files_of_others_does_not_become_a_store(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "tmp" / "thesis.tex").write_text("mine")
+    with pytest.raises(StoreError, match="not empty"), Layout(tmp_path).in_use(Quiet()):
+        pass
+    with pytest.raises(StoreError, match="is no store"):
+        Layout(tmp_path).collect(Quiet())
+    assert (tmp_path / "tmp" / "thesis.tex").read_text() == "mine"
+
+
+def test_using_a_store_keeps_its_tags(layout: Layout) -> None:
+    add_image(layout, "a:1", [b"one"])
+    with layout.in_use(Quiet()):
+        assert list(layout.tags()) == ["a:1"]
