@@ -1,0 +1,125 @@
+"""The command line: arguments in, exit code out. The only room that prints results or exits.
+
+One file a group of commands; output.py is what they share.
+
+Every command imports what it needs when it runs, so that `--help` and `list` answer at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from imagefactory import __version__
+from imagefactory.cli import catalogue, images, locks, machine, stores
+from imagefactory.cli.output import Call, complain, explain, say_json, write
+from imagefactory.errors import EXIT_INTERRUPTED, EXIT_OK, FactoryError, ToolError
+from imagefactory.progress import STYLES
+
+MODULES = {
+    **dict.fromkeys(
+        ("installer", "isal", "jinja2", "requests", "rich", "tenacity", "uv", "zstandard"), "build"
+    ),
+    "docker": "docker",
+    "spython": "apptainer",
+}
+"""What a light install lacks, and the extra that brings it."""
+EPILOG = (
+    "Exit codes: 0 all asked for holds; 1 a bug; 2 recipe or arguments; 3 nothing selected; 4 stale "
+    "(--check); 5 lock; 6 tool missing; 7 build; 8 registry; 9 a check failed; 130 interrupted."
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=EPILOG)
+@click.version_option(__version__, message="imagefactory %(version)s")
+@click.option(
+    "-C",
+    "directory",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    metavar="DIR",
+    help="The factory's folder (recipes/, lockfiles/). Default: the nearest imagefactory.toml upwards.",
+)
+@click.option(
+    "--progress",
+    "style",
+    type=click.Choice(STYLES),
+    default="auto",
+    show_default=True,
+    help="How progress is shown on stderr.",
+)
+@click.pass_context
+def cli(ctx: click.Context, directory: Path | None, style: str) -> None:
+    """Make GPU container images that are locked, reproducible and tried inside.
+
+    \b
+    Start here:
+      imagefactory list                        what can be built
+      imagefactory build pytorch-2.3-cu121     build it, try it, say where it is
+      imagefactory run pytorch-2.3-cu121 -- python
+      imagefactory doctor                      what this machine has and lacks
+    """
+    ctx.obj = Call(directory, style)
+
+
+for command in (
+    catalogue.list_targets,
+    catalogue.show,
+    catalogue.new,
+    locks.lock,
+    locks.render,
+    images.build,
+    images.run,
+    images.export,
+    stores.store,
+    machine.doctor,
+    machine.completion,
+):
+    cli.add_command(command)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The one error boundary."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = cli.main(args=arguments, prog_name="imagefactory", standalone_mode=False)
+    except FactoryError as error:
+        code = _end(error, arguments)
+    except click.exceptions.Exit as exit_:
+        code = exit_.exit_code
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except click.Abort as error:
+        if isinstance(error.__context__, EOFError):
+            code = _end(explain(error.__context__), arguments)
+        else:
+            code = _interrupted()
+    except KeyboardInterrupt:
+        code = _interrupted()
+    except OSError as error:
+        code = _end(explain(error), arguments)
+    except ModuleNotFoundError as error:
+        extra = MODULES.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        missing = ToolError(f"{error.name} is not installed", hint=f"pip install 'imagefactory[{extra}]'")
+        code = _end(missing, arguments)
+    sys.exit(code if isinstance(code, int) else EXIT_OK)
+
+
+def _interrupted() -> int:
+    write(2, "interrupted: run the same command again to go on")
+    return EXIT_INTERRUPTED
+
+
+def _end(error: FactoryError, arguments: Sequence[str]) -> int:
+    """Says an error that ended the whole call: on stderr, and as JSON where that was asked for."""
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    if "--json" in own:
+        row = {"exit_code": error.exit_code, "message": error.message, "hint": error.hint}
+        say_json("error", {"errors": [row]})
+    complain(error)
+    return error.exit_code

@@ -1,0 +1,137 @@
+"""Commands for committed files: lock, render."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from imagefactory.cli.output import Call, collecting, json_option, say, say_json, targets_argument
+from imagefactory.errors import StaleError, UsageError
+
+if TYPE_CHECKING:
+    from imagefactory.workflow import Factory
+
+
+@click.command()
+@targets_argument(required=False)
+@click.option("--check", is_flag=True, help="Solve nothing; exit 4 if a lock is missing or stale.")
+@click.option("--update", multiple=True, metavar="PACKAGE", help="Let this package move (repeatable).")
+@click.option("--update-all", is_flag=True, help="Let every package move.")
+@json_option
+@click.pass_obj
+def lock(
+    call: Call, names: tuple[str, ...], check: bool, update: tuple[str, ...], update_all: bool, as_json: bool
+) -> None:
+    """Solve and write the locks of targets, or of bases (base:debian-12). Default: all of both.
+
+    An unchanged lock solves nothing. Only what must move moves.
+    """
+    from imagefactory.recipes import select
+    from imagefactory.report.console import format_relock
+    from imagefactory.workflow import LockOptions, base_state, holding, lock_base, lock_state, lock_target
+
+    if check and (update or update_all):
+        raise UsageError("--check changes nothing, so it cannot update", hint="drop --check or --update")
+    factory, progress = call.factory, call.progress
+    bases = _select_bases(factory, names)
+    chosen = select(factory.targets, wanted) if (wanted := _no_bases(names)) or not names else ()
+    if check:
+        states = {f"base:{b.name}": base_state(factory, b) for b in bases}
+        states |= {t.name: lock_state(factory, t) for t in chosen}
+        if as_json:
+            say_json("locks", {"locks": states})
+        if not names:
+            refuse_orphans(factory)
+        bad = {name: state for name, state in states.items() if state != "ok"}
+        if bad:
+            listing = ", ".join(f"{name} ({state})" for name, state in bad.items())
+            raise StaleError(f"locks to make anew: {listing}", hint="imagefactory lock " + " ".join(bad))
+        return None if as_json else say(f"{len(states)} locks are as the recipes ask")
+    options = LockOptions(update=update, update_all=update_all)
+    if update and not names:
+        bases, chosen = [], holding(factory, chosen, update)
+    if update and bases:
+        raise UsageError(
+            f"base:{bases[0].name} moves as a whole, not by package", hint="lock it with --update-all"
+        )
+    results: list[dict[str, object]] = []
+    with collecting() as failures:
+        for base in bases:
+            with failures.of(f"base:{base.name}"):
+                changed = lock_base(factory, base, progress, update=update_all)
+                results.append({"base": base.name, "changed": changed})
+                say(f"base:{base.name}: {'locked' if changed else 'unchanged'}", unless=as_json)
+        for target in chosen:
+            with failures.of(target.name):
+                done = lock_target(factory, target, options, progress)
+                results.append({"target": target.name, "changed": done.before != done.after})
+                say(format_relock(done), unless=as_json)
+        if as_json:
+            say_json("locks", {"results": results, "errors": failures.as_json()})
+    return None
+
+
+def refuse_orphans(factory: Factory) -> None:
+    """Raises StaleError for locks and definitions that no recipe makes any more."""
+    from imagefactory.workflow import orphans
+
+    left = [str(path.relative_to(factory.settings.root_path)) for path in orphans(factory)]
+    if left:
+        raise StaleError(f"no recipe makes {', '.join(left)}", hint=f"git rm -r {' '.join(left)}")
+
+
+def _no_bases(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in names if not name.startswith("base:"))
+
+
+def _select_bases(factory: Factory, names: tuple[str, ...]) -> list[Any]:
+    asked = [name.removeprefix("base:") for name in names if name.startswith("base:")]
+    known = {base.name: base for base in factory.bases}
+    unknown = [name for name in asked if name not in known]
+    if unknown:
+        raise UsageError(f"no base '{unknown[0]}'", hint=f"the bases are {', '.join(known)}")
+    return [known[name] for name in asked] if names else list(factory.bases)
+
+
+@click.command()
+@targets_argument(required=False)
+@click.option("--check", is_flag=True, help="Write nothing; exit 4 if a committed file differs.")
+@json_option
+@click.pass_obj
+def render(call: Call, names: tuple[str, ...], check: bool, as_json: bool) -> None:
+    """Write definitions/TARGET/: Dockerfile, apptainer.def and the lock they install."""
+    from imagefactory.recipes import select
+    from imagefactory.render.folders import check_definitions, write_definitions
+    from imagefactory.workflow import render_target
+
+    factory = call.factory
+    chosen = select(factory.targets, names)
+    written: list[str] = []
+    stale: dict[str, list[str]] = {}
+    with collecting() as failures:
+        for target in chosen:
+            with failures.of(target.name):
+                files, folder = render_target(factory, target), factory.definition_folder(target)
+                found = check_definitions(folder, files)
+                if found and check:
+                    stale[target.name] = list(found)
+                elif found:
+                    write_definitions(folder, files)
+                    written.append(target.name)
+        if as_json:
+            say_json("definitions", {"written": written, "stale": stale, "errors": failures.as_json()})
+        elif failures.errors and not written:
+            pass  # the errors have said it
+        elif check and not stale:
+            say(f"{len(chosen) - len(failures.errors)} definitions are as the recipes and locks give them")
+        elif not check:
+            say(f"wrote {', '.join(written)}" if written else "nothing to write: all definitions are current")
+        if check and not names:
+            with failures.of("definitions"):
+                refuse_orphans(factory)
+        for name, differences in stale.items():
+            click.echo("\n".join([f"{name}:", *differences]), err=True)
+        if stale:
+            hint = "imagefactory render " + " ".join(stale)
+            failures.add(StaleError(f"definitions that are not current: {', '.join(stale)}", hint=hint))

@@ -1,0 +1,218 @@
+"""What every command shares: what it is given, how it prints, how the failures of single targets add up."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ParamSpec
+
+import click
+
+from imagefactory.errors import BuildError, FactoryError, UsageError
+from imagefactory.progress import Progress, choose
+
+if TYPE_CHECKING:
+    from imagefactory.model import Image, Sif, Target
+    from imagefactory.settings import Settings
+    from imagefactory.workflow import Factory
+
+P = ParamSpec("P")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What every command gets: the settings, lazily read recipes, and who watches progress."""
+
+    directory: Path | None
+    progress_style: str
+
+    @property
+    def settings(self) -> Settings:
+        from imagefactory.settings import load_settings
+
+        return load_settings(directory=self.directory, start=Path.cwd(), environ=os.environ)
+
+    @property
+    def factory(self) -> Factory:
+        from imagefactory.workflow import read_factory
+
+        return read_factory(self.settings, os.environ)
+
+    @property
+    def progress(self) -> Progress:
+        return choose(self.progress_style, github=os.environ.get("GITHUB_ACTIONS") == "true")
+
+
+def say(text: str, *, unless: bool = False) -> None:
+    """A result for a person; `unless` is true where a program asked for JSON."""
+    if not unless:
+        write(1, text)
+
+
+def say_json(kind: str, value: Mapping[str, object]) -> None:
+    """One JSON document on stdout. `format` names its kind and version."""
+    write(1, json.dumps({"format": f"imagefactory.{kind}/1", **value}, indent=2))
+
+
+def complain(error: FactoryError, prefix: str = "") -> None:
+    write(2, f"error: {prefix}{error.message}")
+    if error.hint:
+        write(2, f"  what to do: {error.hint}")
+
+
+def write(stream: int, text: str) -> None:
+    """Prints; when nobody reads any more (`| head`), the work and its exit code stay what they are."""
+    try:
+        click.echo(text, err=stream == 2)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+
+
+def json_option(command: Callable[P, None]) -> Callable[P, None]:
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")(command)
+
+
+def complete_targets(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """Names for shell completion. A broken recipe completes nothing, it does not break the shell."""
+    call = ctx.find_object(Call) or Call(None, "quiet")
+    try:
+        return [t.name for t in call.factory.targets if t.name.startswith(incomplete)]
+    except FactoryError:
+        return []
+
+
+def targets_argument(*, required: bool) -> Callable[[Callable[P, None]], Callable[P, None]]:
+    return click.argument(
+        "names",
+        metavar="TARGET..." if required else "[TARGET]...",
+        nargs=-1,
+        required=required,
+        shell_complete=complete_targets,
+    )
+
+
+def select_one(targets: Sequence[Target], name: str) -> Target:
+    """The one target of `name`. Raises UsageError for a pattern that fits several."""
+    from imagefactory.recipes import select
+
+    chosen = select(targets, (name,))
+    if len(chosen) > 1:
+        names = ", ".join(target.name for target in chosen)
+        raise UsageError(f"'{name}' fits {len(chosen)} targets, this takes one", hint=f"name one of {names}")
+    return chosen[0]
+
+
+def target_json(target: Target) -> dict[str, object]:
+    return {
+        "target": target.name,
+        "family": target.family,
+        "description": target.description,
+        "source": target.source,
+        "framework": target.framework,
+        "version": target.version,
+        "cuda": target.cuda,
+        "python": target.python,
+        "base": target.base,
+        "platform": target.platform,
+        "capabilities": target.capabilities,
+        "checks": target.checks,
+        "requirements": target.requirements,
+        "constraints": target.constraints,
+        "environment": dict(target.environment),
+        "recipe": str(target.where),
+    }
+
+
+def made_json(made: Image | Sif) -> dict[str, object]:
+    """What an engine made: an image, or a .sif file."""
+    from imagefactory.model import Image
+
+    if isinstance(made, Image):
+        return image_json(made)
+    return {
+        "name": made.name,
+        "digest": made.digest,
+        "sha256": made.file.digest,
+        "size": made.file.size,
+        "path": str(made.path),
+        "made_from": made.made_from,
+        "compression": made.compression,
+    }
+
+
+def image_json(image: Image) -> dict[str, object]:
+    return {
+        "name": image.name,
+        "digest": image.digest,
+        "manifest": image.manifest,
+        "config": image.config,
+        "size": image.size,
+        "layers": [
+            {
+                "title": layer.title,
+                "digest": layer.descriptor.digest,
+                "size": layer.descriptor.size,
+                "diff_id": layer.diff_id,
+            }
+            for layer in image.layers
+        ],
+    }
+
+
+# --- failures ---------------------------------------------------------------------------------------
+
+
+class Failures:
+    """Failures of single targets: siblings go on, the exit code is the earliest failed stage's."""
+
+    def __init__(self) -> None:
+        self.errors: list[tuple[str, FactoryError]] = []
+        self._current = ""
+
+    def of(self, name: str) -> Failures:
+        self._current = name
+        return self
+
+    def add(self, error: FactoryError) -> None:
+        self.errors.append((self._current, error))
+        complain(error)
+
+    def __enter__(self) -> Failures:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        if isinstance(error, OSError | EOFError):
+            error = explain(error)
+        if not isinstance(error, FactoryError):
+            return False
+        self.errors.append((self._current, error))
+        complain(error, "" if self._current in error.message else f"{self._current}: ")
+        return True
+
+    def as_json(self) -> list[dict[str, object]]:
+        return [
+            {"target": name, "exit_code": e.exit_code, "message": e.message, "hint": e.hint}
+            for name, e in self.errors
+        ]
+
+
+class collecting:
+    """Exits with the earliest failed stage's code once every target has had its turn."""
+
+    def __enter__(self) -> Failures:
+        self.failures = Failures()
+        return self.failures
+
+    def __exit__(self, kind: type[BaseException] | None, _: object, __: object) -> None:
+        if kind is None and self.failures.errors:
+            raise click.exceptions.Exit(min(error.exit_code for _, error in self.failures.errors))
+
+
+def explain(error: OSError | EOFError) -> FactoryError:
+    """The net below the adapters: what the operating system refused, in a person's words."""
+    where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
+    what = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return BuildError(f"{where}{what}", hint="look at the disk and the rights there, and run it again")

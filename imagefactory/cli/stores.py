@@ -1,0 +1,109 @@
+"""Commands for the store on this machine: store list, rm, gc."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from imagefactory.cli.output import Call, collecting, image_json, json_option, say, say_json
+from imagefactory.errors import FactoryError, NothingSelectedError
+from imagefactory.progress import format_bytes
+
+if TYPE_CHECKING:
+    from imagefactory.model import Image
+
+
+@click.group()
+def store() -> None:
+    """Look into the store of built images, and free what nothing needs."""
+
+
+@store.command("list")
+@json_option
+@click.pass_obj
+def store_list(call: Call, as_json: bool) -> None:
+    """List the images of the store."""
+    from imagefactory.oci.layout import Layout
+
+    settings = call.settings
+    layout = Layout(settings.store_path)
+    images: list[Image] = []
+    with collecting() as failures:
+        for name, descriptor in layout.tags().items():
+            with failures.of(name):
+                images.append(layout.load(name, descriptor))
+        _list_images(images, settings.store.value, as_json=as_json)
+
+
+def _list_images(images: Sequence[Image], place: str, *, as_json: bool) -> None:
+    from imagefactory.report.console import format_table
+
+    if as_json:
+        return say_json("store", {"store": place, "images": [image_json(image) for image in images]})
+    if not images:
+        return say(f"no image yet in {place}")
+    rows = [(i.name, str(len(i.layers)), format_bytes(i.size), i.digest) for i in images]
+    say(format_table(("IMAGE", "LAYERS", "SIZE", "DIGEST"), rows))
+    unique = {layer.descriptor.digest: layer.descriptor.size for i in images for layer in i.layers}
+    total = format_bytes(sum(unique.values()))
+    say(f"{total} in {len(unique)} different layers, in {place}")
+    return None
+
+
+def complete_images(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    from imagefactory.oci.layout import Layout
+
+    call = ctx.find_object(Call) or Call(None, "quiet")
+    try:
+        tags = Layout(call.settings.store_path).tags()
+    except FactoryError:
+        return []
+    return [name for name in tags if name.startswith(incomplete)]
+
+
+@store.command("rm")
+@click.argument("names", metavar="IMAGE...", nargs=-1, required=True, shell_complete=complete_images)
+@click.pass_obj
+def store_rm(call: Call, names: tuple[str, ...]) -> None:
+    """Remove images by the names `store list` shows; `store gc` then frees what only they needed."""
+    import difflib
+
+    from imagefactory.oci.layout import Layout
+
+    layout = Layout(call.settings.store_path)
+    tags = layout.tags()
+    for name in names:
+        if name not in tags:
+            near = difflib.get_close_matches(name, tags, n=1)
+            hint = f"did you mean {near[0]}?" if near else "imagefactory store list"
+            raise NothingSelectedError(f"no image '{name}' in {layout.path}", hint=hint)
+    for name in names:
+        layout.untag(name)
+        say(f"removed {name}")
+
+
+@store.command("gc")
+@click.option("--cache", is_flag=True, help="Also empty the cache of what no lock here names.")
+@click.option("--dry-run", is_flag=True, help="Say what would go; remove nothing.")
+@json_option
+@click.pass_obj
+def store_gc(call: Call, cache: bool, dry_run: bool, as_json: bool) -> None:
+    """Remove blobs, unpacked layers and leftovers that no tag needs. Waits for running builds."""
+    from imagefactory.oci.layout import Layout
+    from imagefactory.workflow import collect_cache
+
+    # The recipes are read first: without them nobody knows what in the cache is needed.
+    factory = call.factory if cache else None
+    layout, progress = Layout(call.settings.store_path), call.progress
+    done = layout.collect(progress, dry_run=dry_run)
+    freed = collect_cache(factory, progress, dry_run=dry_run) if factory else 0
+    if as_json:
+        return say_json("collected", {**dataclasses.asdict(done), "cache_bytes": freed, "dry_run": dry_run})
+    verb = "would free" if dry_run else "freed"
+    say(f"{verb} {format_bytes(done.bytes)}: {done.blobs} blobs, {done.unpacked} unpacked layers")
+    if cache:
+        say(f"{verb} {format_bytes(freed)} of the cache")
+    return None
