@@ -98,6 +98,12 @@ class StoreError(BuildError):
     """A store that is damaged, full or not writable."""
 
 
+class RegistryError(FactoryError):
+    """A registry that refused, failed or could not be reached; nothing there points to half an image."""
+
+    exit_code = EXIT_REGISTRY
+
+
 class CheckFailedError(FactoryError):
     """A check ran and did not hold."""
 

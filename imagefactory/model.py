@@ -230,6 +230,28 @@ class Image:
     environment: tuple[tuple[str, str], ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sif:
+    """A .sif file of the store, kept as an OCI artifact.
+
+    `digest` is the artifact's manifest, `file` the descriptor of the .sif itself (its digest is the
+    file's sha256, which stands in its name), `path` where it lies. `made_from` is the digest of the
+    platform manifest it was converted from, empty where apptainer built it from a definition.
+    """
+
+    name: str
+    digest: str
+    file: Descriptor
+    path: Path
+    made_from: str
+    compression: str
+
+    @property
+    def config(self) -> str:
+        """What results of checks are kept under, as an image's config: here the sha256 of the file."""
+        return self.file.digest
+
+
 # --- running and reporting -----------------------------------------------------------------------
 
 

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 
 from imagefactory.engines import ENGINES
 from imagefactory.errors import LockError, NothingSelectedError, StaleError, UsageError
-from imagefactory.model import Base, Definition, Image, Lock, LockedWheel, Report, Target
+from imagefactory.model import Base, Definition, Image, Lock, LockedWheel, Report, Sif, Target
 from imagefactory.oci.layout import Layout, reference, used, used_by_nobody
 from imagefactory.progress import Progress
 from imagefactory.recipes import BASES_FILE, expand_all, read_bases, read_recipes
 from imagefactory.settings import Settings
 
 if TYPE_CHECKING:
-    from imagefactory.engines.base_image import BaseLayer
+    from imagefactory.engines.base_image import BaseImage
     from imagefactory.engines.protocol import Engine
     from imagefactory.lock import Locker
     from imagefactory.lock.base import DebianMirror
@@ -253,7 +253,7 @@ class Built:
     """
 
     target: Target
-    image: Image
+    image: Image | Sif
     fresh: bool
     published_base: bool
     report: Report | None
@@ -273,18 +273,22 @@ def build_target(factory: Factory, target: Target, options: BuildOptions, progre
         image = engine.find(definition, base)
         fresh = image is None
         if image is None:
-            with progress.stage(f"{target.name}: fetch {len(definition.lock.wheels)} packages"):
-                wheels = _wheels(factory, definition.lock, progress)
-            clock.lap("fetch")
-            with progress.stage(f"{target.name}: assemble"):
-                image = engine.build(definition, base, wheels, progress)
+
+            def wheels() -> dict[LockedWheel, Path]:
+                with progress.stage(f"{target.name}: fetch {len(definition.lock.wheels)} packages"):
+                    fetched = _wheels(factory, definition.lock, progress)
+                clock.lap("fetch")
+                return fetched
+
+            image = engine.build(definition, base, wheels, progress)
         else:
             engine.tag(definition, image)
         clock.lap("assemble")
         report = None
         if options.smoke:
-            unpack_image(factory, image, progress)
-            clock.lap("unpack")
+            if isinstance(image, Image):
+                unpack_image(factory, image, progress)
+                clock.lap("unpack")
             report = _smoke(factory, definition, image, progress)
             clock.lap("smoke")
     return Built(
@@ -353,7 +357,7 @@ def unpack_image(factory: Factory, image: Image, progress: Progress) -> None:
     Unpacked(layout.path / "unpacked").unpack(image.layers, layout.blob_path, progress, workers=workers)
 
 
-def _smoke(factory: Factory, definition: Definition, image: Image, progress: Progress) -> Report:
+def _smoke(factory: Factory, definition: Definition, image: Image | Sif, progress: Progress) -> Report:
     from imagefactory.verify.runners.unshare import UnshareRunner
     from imagefactory.verify.smoke import Trial, smoke
 
@@ -371,7 +375,7 @@ def _wheels(factory: Factory, lock: Lock, progress: Progress) -> dict[LockedWhee
     return cache.fetch(lock, _locker(index).addresses, progress)
 
 
-def _base(factory: Factory, base: Base, progress: Progress, *, locked: bool) -> BaseLayer:
+def _base(factory: Factory, base: Base, progress: Progress, *, locked: bool) -> BaseImage:
     from imagefactory.engines.base_image import BaseWanted, ensure_base
     from imagefactory.lock.base import read_base_lock
 

@@ -27,11 +27,12 @@ from pathlib import Path
 import installer
 
 from imagefactory import __version__
-from imagefactory.engines.base_image import BaseLayer, format_time, write_index
+from imagefactory.engines.base_image import BaseImage, format_time, write_index
+from imagefactory.engines.protocol import Wheels
 from imagefactory.engines.pyc import BaseCompiler
 from imagefactory.engines.wheel_layer import LaidFile, Place, lay_wheel
 from imagefactory.errors import BuildError, StoreError
-from imagefactory.model import Definition, Descriptor, Image, Layer, LockedWheel, RunSpec
+from imagefactory.model import Definition, Descriptor, Image, Layer, LockedWheel, RunSpec, Sif
 from imagefactory.oci.layers import CHUNK, END_OF_ARCHIVE, LAYERS_VERSION, Segment, Sink, codec
 from imagefactory.oci.layout import (
     CONFIG_TYPE,
@@ -65,7 +66,7 @@ class Bench:
     codec: str
     place: Place
     epoch: int
-    base_folder: Path
+    base_folders: tuple[Path, ...]
     base_python: str
 
 
@@ -290,7 +291,7 @@ def new_worker(bench: Bench, report: Callable[[int], None]) -> _Worker:
     def start(argv: tuple[str, ...]) -> subprocess.Popen[bytes]:
         # A fixed hash seed: the order of sets would reach the bytes of .pyc files.
         spec = RunSpec(argv=argv, environment=(("PYTHONHASHSEED", "0"),), read_only=True)
-        return runner.start((bench.base_folder,), spec, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        return runner.start(bench.base_folders, spec, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     return _Worker(bench=bench, report=report, compiler=BaseCompiler(start, bench.place.python))
 
@@ -309,7 +310,7 @@ class AssembleEngine:
     def __init__(self, layout: Layout, cache: Path, *, codec: str, workers: int) -> None:
         self.layout, self.cache, self.codec, self.workers = layout, cache, codec, workers
 
-    def find(self, definition: Definition, base: BaseLayer) -> Image | None:
+    def find(self, definition: Definition, base: BaseImage) -> Image | None:
         """The image of exactly this definition on this base, if the store holds it whole."""
         record = self.layout.recall("images", self._image_key(definition, base))
         try:
@@ -322,32 +323,33 @@ class AssembleEngine:
     def build(
         self,
         definition: Definition,
-        base: BaseLayer,
-        wheels: Mapping[LockedWheel, Path],
+        base: BaseImage,
+        wheels: Wheels,
         progress: Progress,
     ) -> Image:
         """The image of `definition` in the layout, tagged. Raises BuildError or StoreError.
 
-        `wheels` are the locked files on disk. The caller holds the layout's `in_use`.
+        The caller holds the layout's `in_use`.
         """
         found = self.find(definition, base)
         if found is None:
             bench = self._bench(definition, base)
-            plans = plan_layers(wheels, bench)
-            made = self._make(plans, bench, progress)
-            check_conflicts(chain(own_files(definition), _read_laid(self.layout, plans)))
-            written = sum(layer.layer.descriptor.size for layer in made if layer.made)
-            progress.note(
-                f"  {sum(layer.made for layer in made)} of {len(made)} layers made, {written:,} bytes"
-            )
-            found = self._write(definition, base, [layer.layer for layer in made])
+            plans = plan_layers(wheels(), bench)
+            with progress.stage(f"{definition.target.name}: assemble"):
+                made = self._make(plans, bench, progress)
+                check_conflicts(chain(own_files(definition), _read_laid(self.layout, plans)))
+                written = sum(layer.layer.descriptor.size for layer in made if layer.made)
+                progress.note(
+                    f"  {sum(layer.made for layer in made)} of {len(made)} layers made, {written:,} bytes"
+                )
+                found = self._write(definition, base, [layer.layer for layer in made])
         self.tag(definition, found)
         return found
 
-    def tag(self, definition: Definition, image: Image) -> None:
-        """Points the target's tag at `image`."""
-        size = self.layout.blob_path(image.digest).stat().st_size
-        descriptor = Descriptor(media_type=INDEX_TYPE, digest=image.digest, size=size)
+    def tag(self, definition: Definition, made: Image | Sif) -> None:
+        """Points the target's tag at `made`."""
+        size = self.layout.blob_path(made.digest).stat().st_size
+        descriptor = Descriptor(media_type=INDEX_TYPE, digest=made.digest, size=size)
         self.layout.tag(reference(definition.target), descriptor)
 
     def require(self) -> str:
@@ -357,14 +359,14 @@ class AssembleEngine:
         UnshareRunner(self.layout).require()
         return __version__
 
-    def _bench(self, definition: Definition, base: BaseLayer) -> Bench:
+    def _bench(self, definition: Definition, base: BaseImage) -> Bench:
         return Bench(
             store=self.layout.path,
             segments=self.cache / "segments",
             codec=self.codec,
             place=Place(prefix=definition.prefix, python=definition.target.python),
             epoch=base.epoch,
-            base_folder=base.folder,
+            base_folders=base.folders,
             base_python=base.identity,
         )
 
@@ -397,12 +399,12 @@ class AssembleEngine:
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
 
-    def _write(self, definition: Definition, base: BaseLayer, layers: Sequence[Layer]) -> Image:
+    def _write(self, definition: Definition, base: BaseImage, layers: Sequence[Layer]) -> Image:
         skeleton = self._skeleton(definition, base)
-        every = (base.layer, skeleton, *layers)
+        every = (*base.image.layers, skeleton, *layers)
         config = format_config(definition, base, every)
         config_descriptor = self.layout.add(canonical_json(config), CONFIG_TYPE)
-        annotations = {**dict(definition.labels), "org.opencontainers.image.base.digest": base.manifest}
+        annotations = {**dict(definition.labels), "org.opencontainers.image.base.digest": base.image.manifest}
         manifest = {
             "schemaVersion": 2,
             "mediaType": MANIFEST_TYPE,
@@ -418,7 +420,7 @@ class AssembleEngine:
         self.layout.record("images", key, {"digest": descriptor.digest, "size": descriptor.size})
         return self.layout.load(reference(definition.target), descriptor)
 
-    def _skeleton(self, definition: Definition, base: BaseLayer) -> Layer:
+    def _skeleton(self, definition: Definition, base: BaseImage) -> Layer:
         """The environment's own few files: the layer below the packages."""
         packer, plain = codec(self.codec), hashlib.sha256()
         with explain_full_disk(self.layout.path), BlobWriter(self.layout) as blob:
@@ -436,12 +438,12 @@ class AssembleEngine:
             descriptor = blob.commit(packer.media_type)
         return Layer(descriptor=descriptor, diff_id=f"sha256:{plain.hexdigest()}", title="environment")
 
-    def _image_key(self, definition: Definition, base: BaseLayer) -> str:
+    def _image_key(self, definition: Definition, base: BaseImage) -> str:
         return _hash(
             "image",
             codec(self.codec).identity,
-            base.layer.descriptor.digest,
-            base.manifest,
+            *(layer.descriptor.digest for layer in base.image.layers),
+            base.image.manifest,
             base.identity,
             str(base.epoch),
             definition.target.platform,
@@ -452,7 +454,7 @@ class AssembleEngine:
         )
 
 
-def format_config(definition: Definition, base: BaseLayer, layers: Sequence[Layer]) -> dict[str, object]:
+def format_config(definition: Definition, base: BaseImage, layers: Sequence[Layer]) -> dict[str, object]:
     """The OCI image config. Its one clock is the base lock's."""
     created = format_time(base.epoch)
     os_name, architecture = definition.target.platform.split("/")

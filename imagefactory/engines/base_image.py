@@ -12,7 +12,7 @@ from pathlib import Path
 from imagefactory.engines.bases import BaseTar, base_key, build_base, fetch_base
 from imagefactory.errors import LockError
 from imagefactory.lock.base import DebianMirror, format_base_lock, parse_base_lock
-from imagefactory.model import Base, BaseLock, Descriptor, Layer
+from imagefactory.model import Base, BaseLock, Descriptor, Image, Layer
 from imagefactory.oci.layers import CHUNK, codec
 from imagefactory.oci.layout import (
     CONFIG_TYPE,
@@ -31,16 +31,16 @@ from imagefactory.render.define import SYSTEM_PATH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BaseLayer:
-    """A base in the store: its one layer, where it is unpacked, and the manifest of its own image.
+class BaseImage:
+    """A base in the store: its own image, and where its layers are unpacked, lowest first.
 
-    `identity` names the locked packages it was made of; `published` is false when the mirror no
-    longer had them and the suite's newer ones were taken.
+    `identity` names what decided it (the locked packages); `published` is false when the mirror no
+    longer had them and the suite's newer ones were taken. `epoch` is the clock of what is built on it,
+    seconds since 1970.
     """
 
-    layer: Layer
-    folder: Path
-    manifest: str
+    image: Image
+    folders: tuple[Path, ...]
     identity: str
     epoch: int
     published: bool
@@ -61,7 +61,7 @@ class BaseWanted:
     locked: bool
 
 
-def ensure_base(layout: Layout, wanted: BaseWanted, progress: Progress) -> BaseLayer:
+def ensure_base(layout: Layout, wanted: BaseWanted, progress: Progress) -> BaseImage:
     """The base's layer in the store, unpacked, tagged `base:<name>`. The caller holds `in_use`.
 
     When the mirror no longer has the locked packages, the suite's newer ones are taken (and said), and
@@ -92,19 +92,18 @@ def ensure_base(layout: Layout, wanted: BaseWanted, progress: Progress) -> BaseL
 
 def _finish(
     layout: Layout, wanted: BaseWanted, found: tuple[BaseLock, Layer], progress: Progress
-) -> BaseLayer:
+) -> BaseImage:
     lock, layer = found
-    (folder,) = Unpacked(layout.path / "unpacked").unpack([layer], layout.blob_path, progress)
+    folders = Unpacked(layout.path / "unpacked").unpack([layer], layout.blob_path, progress)
     published = lock == wanted.lock
     if not published:
         progress.note(
             f"{wanted.base.name}: made of newer packages than the locked ones, which Debian's mirror no "
             "longer has: the digest is not the published one (--locked stops instead)"
         )
-    return BaseLayer(
-        layer=layer,
-        folder=folder,
-        manifest=_tag(layout, wanted.base.name, layer, lock.source_date_epoch),
+    return BaseImage(
+        image=_tag(layout, wanted.base.name, layer, lock.source_date_epoch),
+        folders=tuple(folders),
         identity=base_key(lock),
         epoch=lock.source_date_epoch,
         published=published,
@@ -135,8 +134,8 @@ def _compress(layout: Layout, made: BaseTar, wanted: BaseWanted) -> Layer:
     return Layer(descriptor=descriptor, diff_id=f"sha256:{made.sha256}", title=wanted.base.name)
 
 
-def _tag(layout: Layout, name: str, layer: Layer, epoch: int) -> str:
-    """Makes the base's own image (a few small blobs) and tags it; gives its manifest's digest."""
+def _tag(layout: Layout, name: str, layer: Layer, epoch: int) -> Image:
+    """Makes the base's own image (a few small blobs) and tags it."""
     created = format_time(epoch)
     config = {
         "created": created,
@@ -157,7 +156,7 @@ def _tag(layout: Layout, name: str, layer: Layer, epoch: int) -> str:
     known = layout.tags().get(tag)
     if known is None or known.digest != index.digest:
         layout.tag(tag, index)
-    return layout.add(canonical_json(manifest), MANIFEST_TYPE).digest
+    return layout.load(tag, index)
 
 
 def write_index(layout: Layout, manifest: Mapping[str, object], platform: str) -> Descriptor:

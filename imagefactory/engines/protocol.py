@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from imagefactory.model import Definition, Image, LockedWheel
+from imagefactory.model import Definition, Image, LockedWheel, Sif
 from imagefactory.progress import Progress
 
 if TYPE_CHECKING:
-    from imagefactory.engines.base_image import BaseLayer
+    from imagefactory.engines.base_image import BaseImage
+
+Wheels = Callable[[], Mapping[LockedWheel, Path]]
+"""Fetches the locked wheels into the cache, for engines that take them from there."""
 
 
 class Engine(Protocol):
     def require(self) -> str:
         """The engine's version. Raises ToolError, with what mends it, when it cannot work here."""
 
-    def find(self, definition: Definition, base: BaseLayer) -> Image | None:
-        """The image of exactly this definition on this base, if the store holds it whole."""
+    def find(self, definition: Definition, base: BaseImage) -> Image | Sif | None:
+        """What this engine made of exactly this definition on this base, if the store holds it whole."""
 
     def build(
-        self,
-        definition: Definition,
-        base: BaseLayer,
-        wheels: Mapping[LockedWheel, Path],
-        progress: Progress,
-    ) -> Image:
+        self, definition: Definition, base: BaseImage, wheels: Wheels, progress: Progress
+    ) -> Image | Sif:
         """Makes and tags the image. Raises BuildError; nothing half-done stays in the store."""
 
-    def tag(self, definition: Definition, image: Image) -> None:
-        """Points the target's tag at `image`."""
+    def tag(self, definition: Definition, made: Image | Sif) -> None:
+        """Points the target's tag at what was made."""

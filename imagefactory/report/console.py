@@ -61,11 +61,13 @@ def format_built(built: Built, store: str) -> str:
     image, target, report = built.image, built.target, built.report
     gpu = report.gpu.value if report is not None else "not-tested"
     times = ", ".join(f"{name} {seconds:.1f}s" for name, seconds in built.seconds)
-    fields = [
-        ("image", f"{image.name} in {store}"),
-        ("digest", image.digest),
-        ("manifest", image.manifest),
-        ("size", f"{format_bytes(image.size)} in {len(image.layers)} layers"),
+    fields = [("image", f"{image.name} in {store}"), ("digest", image.digest)]
+    if isinstance(image, Image):
+        size = f"{format_bytes(image.size)} in {len(image.layers)} layers"
+        fields += [("manifest", image.manifest), ("size", size)]
+    else:
+        fields += [("file", str(image.path)), ("size", format_bytes(image.file.size))]
+    fields += [
         ("built", ("now" if built.fresh else "nothing changed") + f" ({times})"),
     ]
     if not built.published_base:

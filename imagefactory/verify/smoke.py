@@ -29,6 +29,7 @@ from imagefactory.model import (
     Outcome,
     Report,
     RunSpec,
+    Sif,
 )
 from imagefactory.progress import Progress, format_seconds
 from imagefactory.verify.runners.protocol import Runner
@@ -55,7 +56,7 @@ class Trial:
     `timeout` is seconds for each of the two runs.
     """
 
-    image: Image
+    image: Image | Sif
     definition: Definition
     nonce: str
     timeout: float = TIMEOUT_SECONDS

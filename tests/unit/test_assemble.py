@@ -26,7 +26,7 @@ from imagefactory.engines.assemble import (
     check_conflicts,
     plan_layers,
 )
-from imagefactory.engines.base_image import BaseLayer
+from imagefactory.engines.base_image import BaseImage
 from imagefactory.engines.pyc import BaseCompiler
 from imagefactory.engines.wheel_layer import Place
 from imagefactory.errors import BuildError
@@ -49,7 +49,7 @@ def bench(tmp_path: Path) -> Bench:
         codec="zstd",
         place=Place(prefix="/opt/env", python=PYTHON),
         epoch=1,
-        base_folder=tmp_path,
+        base_folders=(tmp_path,),
         base_python="p",
     )
 
@@ -160,12 +160,14 @@ def definition(wheels: Mapping[LockedWheel, Path], label: str = "x") -> Definiti
     )
 
 
-def base_layer(layout: Layout) -> BaseLayer:
+def base_layer(layout: Layout) -> BaseImage:
     blob = layout.add(bytes(1024), "application/vnd.oci.image.layer.v1.tar")
     layer = Layer(descriptor=blob, diff_id=blob.digest, title="debian-12")
-    return BaseLayer(
-        layer=layer, folder=layout.path, manifest=blob.digest, identity="p", epoch=1, published=True
-    )
+    image = Image(
+        name="base:debian-12", digest=blob.digest, manifest=blob.digest, config=blob.digest, size=1024,
+        layers=(layer,), environment=(),
+    )  # fmt: skip
+    return BaseImage(image=image, folders=(layout.path,), identity="p", epoch=1, published=True)
 
 
 def wheels_in(folder: Path, changed: str = "") -> dict[LockedWheel, Path]:
@@ -182,7 +184,7 @@ def wheels_in(folder: Path, changed: str = "") -> dict[LockedWheel, Path]:
 def build(store: Path, wheels: Mapping[LockedWheel, Path], label: str = "x") -> Image:
     layout = Layout(store)
     engine = AssembleEngine(layout, store.parent / "cache", codec="zstd", workers=1)
-    return engine.build(definition(wheels, label), base_layer(layout), wheels, Quiet())
+    return engine.build(definition(wheels, label), base_layer(layout), lambda: wheels, Quiet())
 
 
 def test_two_folders_give_one_digest(tmp_path: Path) -> None:
@@ -280,7 +282,9 @@ def test_a_kept_segment_that_rotted_is_made_again(tmp_path: Path) -> None:
     layout = Layout(tmp_path / "one" / "other" / "store")
     engine = AssembleEngine(layout, tmp_path / "one" / "cache", codec="zstd", workers=1)
     wheels = wheels_in(tmp_path / "w")
-    assert engine.build(definition(wheels), base_layer(layout), wheels, Quiet()).digest == first.digest
+    assert (
+        engine.build(definition(wheels), base_layer(layout), lambda: wheels, Quiet()).digest == first.digest
+    )
 
 
 def test_the_digest_does_not_depend_on_what_the_store_held_before(
@@ -306,7 +310,7 @@ def test_a_wheel_cannot_replace_the_environments_own_files(tmp_path: Path) -> No
 def build_in_parallel(tmp_path: Path, progress: Quiet) -> Image:
     layout, wheels = Layout(tmp_path / "store"), wheels_in(tmp_path / "w")
     engine = AssembleEngine(layout, tmp_path / "cache", codec="zstd", workers=2)
-    return engine.build(definition(wheels), base_layer(layout), wheels, progress)
+    return engine.build(definition(wheels), base_layer(layout), lambda: wheels, progress)
 
 
 def test_workers_make_the_same_image(tmp_path: Path) -> None:

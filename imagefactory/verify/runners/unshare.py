@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from imagefactory.errors import FactoryError, StoreError, ToolError, UsageError
-from imagefactory.model import Completed, Image, RunSpec
+from imagefactory.model import Completed, Image, RunSpec, Sif
 from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Progress, Quiet
 from imagefactory.verify.runners.gpu_devices import DRIVER_FOLDER, GpuDevices, find_gpus
@@ -229,13 +229,17 @@ class UnshareRunner:
         attempt(self.scratch)
         return f"unshare (Linux {platform.release()})"
 
-    def run(self, image: Image, spec: RunSpec) -> Completed:
+    def run(self, image: Image | Sif, spec: RunSpec) -> Completed:
         """Runs `spec.argv` in `image`. 127 and 126 mean, as for shells, not found and not executable.
 
         Not captured and on a terminal, the command is interactive. Of captured output the first 16 MiB
         of each stream are kept. Raises UsageError, ToolError or StoreError when it was never started.
         """
         _refuse_empty(spec)
+        if isinstance(image, Sif):
+            raise ToolError(
+                f"the unshare runner cannot run {image.name}, a .sif file", hint="--runner apptainer"
+            )
         lower = self.unpacked.unpack(image.layers, self.layout.blob_path, self.progress)
         place = Place(lower=lower, scratch=self.scratch, environment=image.environment)
         tty = not spec.capture and os.isatty(0) and os.isatty(1)
