@@ -14,6 +14,17 @@ from typing import Any
 
 import pytest
 
+from tests.services.fixtures import (  # noqa: F401
+    apptainer,
+    dockerd,
+    nothing_big_stays,
+    podman,
+    podman_session,
+    registry,
+    services_environment,
+    services_folder,
+)
+
 ROOT = Path(__file__).parents[2]
 COMMAND = (sys.executable, "-m", "imagefactory")
 

@@ -1,0 +1,14 @@
+"""Real engines and registries, each started once for the session where a test asks for it."""
+
+from __future__ import annotations
+
+from tests.services.fixtures import (  # noqa: F401
+    apptainer,
+    dockerd,
+    nothing_big_stays,
+    podman,
+    podman_session,
+    registry,
+    services_environment,
+    services_folder,
+)

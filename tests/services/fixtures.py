@@ -1,0 +1,104 @@
+"""The fixtures of tests/engines and tests/e2e: their conftest.py imports them by name.
+
+`services_environment` is the only one that changes this process: PATH leads to the engines, and docker,
+podman and apptainer find settings of the tests instead of a person's.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.services.apptainer import apptainer_command, apptainer_environ
+from tests.services.docker import DockerDaemon, docker_daemon, need_buildx, write_config
+from tests.services.podman import PodmanService, podman_service
+from tests.services.processes import search_path
+from tests.services.registry import registry_server
+
+DOCKER = pytest.StashKey[DockerDaemon]()
+PODMAN = pytest.StashKey[PodmanService]()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_big_stays(request: pytest.FixtureRequest, services_folder: Path) -> Iterator[None]:
+    """Images of several GB are freed before the next file of tests, in those services that run."""
+    yield
+    command: tuple[str, ...]
+    if daemon := request.config.stash.get(DOCKER, None):
+        command = (daemon.command, "--host", daemon.host)
+        subprocess.run([*command, "system", "prune", "--all", "--force", "--volumes"], capture_output=True)
+        subprocess.run([*command, "buildx", "prune", "--all", "--force"], capture_output=True)
+    if service := request.config.stash.get(PODMAN, None):
+        command = (*service.command, "system", "prune", "--all", "--force", "--volumes")
+        subprocess.run(command, env={**os.environ, **service.environ}, capture_output=True)
+    for folder in (services_folder / "apptainer").glob("*dir"):
+        shutil.rmtree(folder)
+        folder.mkdir()
+
+
+@pytest.fixture(scope="session")
+def services_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Logs and data of the session's services."""
+    folder = tmp_path_factory.mktemp("services")
+    yield folder
+    shutil.rmtree(folder / "apptainer", ignore_errors=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def services_environment(services_folder: Path) -> Iterator[None]:
+    """This process's environment, and so of all it starts."""
+    mine = {
+        "PATH": search_path(),
+        "DOCKER_CONFIG": str(write_config(services_folder / "docker-config")),
+        **apptainer_environ(services_folder / "apptainer"),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_DEFAULT_PLATFORM", "REGISTRY_AUTH_FILE"):
+            patch.delenv(name, raising=False)
+        for name, value in mine.items():
+            patch.setenv(name, value)
+        yield
+
+
+@pytest.fixture(scope="session")
+def registry(services_folder: Path) -> Iterator[str]:
+    """`127.0.0.1:port` of a registry that anybody may write to and delete from."""
+    with registry_server(services_folder / "registry") as server:
+        yield server.host
+
+
+@pytest.fixture(scope="session")
+def dockerd(
+    request: pytest.FixtureRequest, services_folder: Path, services_environment: None
+) -> Iterator[str]:
+    """DOCKER_HOST of a dockerd with buildx."""
+    with docker_daemon(services_folder / "docker") as daemon:
+        need_buildx(daemon.command, Path(os.environ["DOCKER_CONFIG"]))
+        request.config.stash[DOCKER] = daemon
+        yield daemon.host
+        del request.config.stash[DOCKER]
+
+
+@pytest.fixture(scope="session")
+def podman_session(request: pytest.FixtureRequest, services_folder: Path) -> Iterator[PodmanService]:
+    with podman_service(services_folder / "podman") as service:
+        request.config.stash[PODMAN] = service
+        yield service
+        del request.config.stash[PODMAN]
+
+
+@pytest.fixture(scope="session")
+def podman(podman_session: PodmanService) -> str:
+    """The address of podman's socket."""
+    return podman_session.url
+
+
+@pytest.fixture(scope="session")
+def apptainer(services_environment: None) -> str:
+    """The path of the apptainer command."""
+    return apptainer_command()
