@@ -3,7 +3,9 @@
     oci-layout, index.json, blobs/sha256/<hex>   as the OCI image-layout specification has them
     layers/<key>.json                            what a layer made from <key> turned out to be
     images/<key>.json                            the same for whole images
+    referrers/<subject hex>/<hex>.json           which manifests name another as their subject
     unpacked/<diff id>/                          layers ready to run (oci/unpack.py)
+    pushed/<host>.json                           which repository there has which blob (oci/transfer.py)
     checks/                                      passed smoke tests (verify/smoke.py)
     bases/                                       locks of bases whose published packages are gone
     locks/, tmp/                                 who works here, and what is half done
@@ -36,6 +38,12 @@ DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
+# Ours first; docker's own are what many registries still hold.
+INDEX_TYPES = (INDEX_TYPE, "application/vnd.docker.distribution.manifest.list.v2+json")
+MANIFEST_TYPES = (MANIFEST_TYPE, "application/vnd.docker.distribution.manifest.v2+json")
+CONFIG_TYPES = (CONFIG_TYPE, "application/vnd.docker.container.image.v1+json")
+MANIFEST_LIMIT = 4 << 20  # bytes; what registries take at most, by the distribution specification
+PLATFORM = "linux/amd64"  # which image is taken of an index with several
 REF_NAME = "org.opencontainers.image.ref.name"
 TITLE = "org.opencontainers.image.title"
 
@@ -64,7 +72,7 @@ def parse_descriptor(data: Mapping[str, Any]) -> Descriptor:
         media_type=str(data["mediaType"]),
         digest=str(data["digest"]),
         size=int(data["size"]),
-        annotations=tuple(sorted((str(k), str(v)) for k, v in data.get("annotations", {}).items())),
+        annotations=tuple(sorted((str(k), str(v)) for k, v in (data.get("annotations") or {}).items())),
     )
 
 
@@ -77,6 +85,28 @@ def format_descriptor(descriptor: Descriptor) -> dict[str, object]:
     if descriptor.annotations:
         plain["annotations"] = dict(descriptor.annotations)
     return plain
+
+
+def media_type_of(value: Mapping[str, Any]) -> str:
+    """What kind of manifest `value` is. The field is optional in OCI's: then its contents tell.
+
+    Raises ValueError for what is no manifest.
+    """
+    told = value.get("mediaType")
+    if told:
+        return str(told)
+    if isinstance(value.get("manifests"), list):
+        return INDEX_TYPE
+    if isinstance(value.get("config"), dict):
+        return MANIFEST_TYPE
+    raise ValueError("neither an image index nor an image manifest")
+
+
+def artifact_type(value: Mapping[str, Any]) -> str:
+    """What a manifest is as a referrer: its artifactType, else its config's media type (image-spec 1.1)."""
+    config = value.get("config")
+    kind = value.get("artifactType") or (config.get("mediaType") if isinstance(config, dict) else "")
+    return str(kind or "")
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -125,11 +155,16 @@ class BlobWriter:
         self._hash.update(data)
         self.size += len(data)
 
+    @property
+    def digest(self) -> str:
+        """Of what was written so far."""
+        return f"sha256:{self._hash.hexdigest()}"
+
     def commit(self, media_type: str) -> Descriptor:
         self._file.flush()
         os.fchmod(self._file.fileno(), 0o644)
         self._file.close()
-        digest = f"sha256:{self._hash.hexdigest()}"
+        digest = self.digest
         target = self.layout.blob_path(digest)
         target.parent.mkdir(parents=True, exist_ok=True)
         self.path.replace(target)
@@ -191,10 +226,55 @@ class Layout:
             raise StoreError(f"blob {descriptor.digest} in {self.path} is damaged", hint=_REBUILD)
         return data
 
+    def manifest(self, digest: str) -> tuple[Descriptor, bytes] | None:
+        """The manifest or index of `digest`, None when it is not here. Raises StoreError for other blobs."""
+        try:
+            size = self.blob_path(digest).stat().st_size
+        except FileNotFoundError:
+            return None
+        if size > MANIFEST_LIMIT:
+            raise StoreError(f"{digest} in {self.path} is no manifest: it has {size} bytes")
+        data = self.read(Descriptor(media_type="", digest=digest, size=size))
+        try:
+            media_type = media_type_of(json.loads(data))
+        except _MALFORMED:
+            raise StoreError(f"{digest} in {self.path} is no manifest") from None
+        return Descriptor(media_type=media_type, digest=digest, size=size), data
+
+    # --- referrers -------------------------------------------------------------------------------
+
+    def refer(self, subject: str, descriptor: Descriptor, manifest: Mapping[str, Any]) -> None:
+        """Remembers that the manifest of `descriptor` names `subject` as its subject."""
+        row = {
+            **format_descriptor(descriptor),
+            "artifactType": artifact_type(manifest),
+            "annotations": manifest.get("annotations") or {},
+        }
+        with explain_full_disk(self.path):
+            self.write_file(self._referrers(subject) / f"{_hex(descriptor.digest)}.json", canonical_json(row))
+
+    def referrers(self, subject: str) -> tuple[tuple[Descriptor, str], ...]:
+        """The manifests that name `subject`, which are all here, each with its artifact type."""
+        found = []
+        for path in _entries(self._referrers(subject)):
+            try:
+                row = json.loads(path.read_bytes())
+                descriptor, kind = parse_descriptor(row), str(row["artifactType"])
+            except FileNotFoundError:
+                continue  # collected meanwhile
+            except _MALFORMED as error:
+                raise StoreError(f"{path} is damaged: {error}", hint=f"rm {path}") from error
+            if self.has(descriptor):
+                found.append((descriptor, kind))
+        return tuple(found)
+
+    def _referrers(self, subject: str) -> Path:
+        return self.path / "referrers" / self.blob_path(subject).name
+
     # --- tags ------------------------------------------------------------------------------------
 
     def tags(self) -> dict[str, Descriptor]:
-        """Every tag and the image index it points to, by name. Empty for a store not made yet."""
+        """Every tag and the index or manifest it points to, by name. Empty for a store not made yet."""
         path = self.path / "index.json"
         try:
             with explain_full_disk(self.path):
@@ -210,7 +290,7 @@ class Layout:
         return {name: entry for name, entry in sorted(named.items()) if name}
 
     def tag(self, name: str, descriptor: Descriptor) -> None:
-        """Points `name` at an image index that is already in the layout."""
+        """Points `name` at an index or manifest that is already in the layout."""
         if not self.has(descriptor):
             raise StoreError(f"{descriptor.digest} is not in {self.path}: nothing to tag as {name}")
         self._update_tags(lambda tags: {**tags, name: descriptor})
@@ -261,9 +341,10 @@ class Layout:
         return None if descriptor is None else self.load(name, descriptor)
 
     def load(self, name: str, descriptor: Descriptor) -> Image:
-        """The image of an image index, every blob of it present with its size.
+        """The image of an index or an image manifest, every blob of it present with its size.
 
-        Raises StoreError for a blob that is missing, damaged, or not of an image like ours.
+        Of an index with several images, that of linux/amd64. Raises StoreError for a blob that is
+        missing or damaged, for an index without such an image, and for what is no image.
         """
         try:
             return self._load(name, descriptor)
@@ -274,10 +355,14 @@ class Layout:
             ) from error
 
     def _load(self, name: str, descriptor: Descriptor) -> Image:
-        index = json.loads(self.read(descriptor))
-        manifest_descriptor = parse_descriptor(index["manifests"][0])
-        manifest = json.loads(self.read(manifest_descriptor))
+        manifest_descriptor, value = descriptor, json.loads(self.read(descriptor))
+        if media_type_of(value) in INDEX_TYPES:
+            manifest_descriptor = _choose(name, value["manifests"])
+            value = json.loads(self.read(manifest_descriptor))
+        manifest: dict[str, Any] = value
         config_descriptor = parse_descriptor(manifest["config"])
+        if config_descriptor.media_type not in CONFIG_TYPES:
+            raise StoreError(f"{name} is an artifact ({artifact_type(manifest)}), not an image")
         config = json.loads(self.read(config_descriptor))
         layers = tuple(
             Layer(
@@ -292,9 +377,8 @@ class Layout:
                 raise StoreError(
                     f"layer {layer.descriptor.digest} of {name} is missing or cut", hint=_REBUILD
                 )
-        environment = tuple(
-            (key, value) for key, _, value in (e.partition("=") for e in config["config"].get("Env", []))
-        )
+        variables = (config.get("config") or {}).get("Env") or []
+        environment = tuple((key, text) for key, _, text in (v.partition("=") for v in variables))
         return Image(
             name=name,
             digest=descriptor.digest,
@@ -420,6 +504,12 @@ class Layout:
             if path.suffix == ".json" and (self.recall(kind, path.stem) or {}).get("digest") not in digests
         ]
         records += [path.with_suffix(".files") for path in records if path.with_suffix(".files").exists()]
+        records += [
+            path
+            for folder in _entries(self.path / "referrers")
+            for path in _entries(folder)
+            if f"sha256:{path.stem}" not in digests
+        ]
         records += [p for p in _entries(self.path / "checks") if f"sha256:{p.name[:64]}" not in digests]
         for path in (*blobs, *records, *_entries(self.tmp)):
             remove(path)
@@ -429,20 +519,46 @@ class Layout:
         return Collected(blobs=len(blobs), unpacked=len(unpacked), records=len(records), bytes=freed)
 
     def _needed(self) -> tuple[set[str], set[str]]:
+        """Digests and diff ids of all that tags reach: manifests, their blobs and their referrers."""
         digests: set[str] = set()
         diff_ids: set[str] = set()
         for name, descriptor in self.tags().items():
             try:
-                image = self.load(name, descriptor)
+                self._reach(descriptor, digests, diff_ids)
             except StoreError as error:
                 raise StoreError(
-                    f"{error.message}; nothing was removed",
+                    f"{error.message} ({name} needs it); nothing was removed",
                     hint=f"build {name} again, or drop it: `imagefactory store rm {name}`",
                 ) from error
-            digests |= {image.digest, image.manifest, image.config}
-            digests |= {layer.descriptor.digest for layer in image.layers}
-            diff_ids |= {layer.diff_id for layer in image.layers}
         return digests, diff_ids
+
+    def _reach(self, root: Descriptor, digests: set[str], diff_ids: set[str]) -> None:
+        """Adds all that `root` needs. Of an index, what is here: other platforms may never have come."""
+        waiting = [root]
+        while waiting:
+            descriptor = waiting.pop()
+            if descriptor.digest in digests:
+                continue
+            data = self.read(descriptor)
+            digests.add(descriptor.digest)
+            try:
+                value = json.loads(data)
+                if media_type_of(value) in INDEX_TYPES:
+                    waiting += filter(self.has, map(parse_descriptor, value["manifests"]))
+                else:
+                    self._reach_blobs(value, digests, diff_ids)
+            except _MALFORMED as error:
+                raise StoreError(f"{descriptor.digest} in {self.path} is no manifest") from error
+            waiting += (referrer for referrer, _ in self.referrers(descriptor.digest))
+
+    def _reach_blobs(self, manifest: Mapping[str, Any], digests: set[str], diff_ids: set[str]) -> None:
+        config, *layers = map(parse_descriptor, (manifest["config"], *manifest["layers"]))
+        for descriptor in (config, *layers):
+            if not self.has(descriptor):
+                raise StoreError(f"{descriptor.digest} is missing from {self.path}, or cut")
+            digests.add(descriptor.digest)
+        if config.media_type in CONFIG_TYPES:
+            diff_ids |= set(json.loads(self.read(config))["rootfs"]["diff_ids"])
 
 
 _MALFORMED = (KeyError, IndexError, TypeError, AttributeError, ValueError)
@@ -482,6 +598,23 @@ def _wait(handle: int, kind: int, before_waiting: Callable[[], None]) -> None:
     except BlockingIOError:
         before_waiting()
         fcntl.flock(handle, kind)
+
+
+def _choose(name: str, entries: list[Mapping[str, Any]]) -> Descriptor:
+    """The image to take of an index: the only one, else that of linux/amd64."""
+    if len(entries) == 1:
+        return parse_descriptor(entries[0])
+    platforms = []
+    for entry in entries:
+        platform = entry.get("platform") or {}
+        platforms.append(f"{platform.get('os')}/{platform.get('architecture')}")
+        if platforms[-1] == PLATFORM:
+            return parse_descriptor(entry)
+    raise StoreError(f"{name} has no image for {PLATFORM}, only for {', '.join(platforms) or 'nothing'}")
+
+
+def _hex(digest: str) -> str:
+    return digest.removeprefix("sha256:")
 
 
 def _entries(folder: Path) -> list[Path]:

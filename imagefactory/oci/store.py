@@ -76,6 +76,27 @@ def parse_reference(text: str) -> Reference:
     return Reference(registry=host, repository=repository, tag=tag, digest=digest)
 
 
+def check_repository(text: str) -> str:
+    """`text`, or UsageError where it is no repository."""
+    if not REPOSITORY.fullmatch(text):
+        raise UsageError(f"{text[:160]!r} is no repository", hint="write lower-case words: site/pytorch")
+    return text
+
+
+def check_digest(text: str) -> str:
+    """`text`, or UsageError where it is no digest."""
+    if not DIGEST.fullmatch(text):
+        raise UsageError(f"{text[:160]!r} is not a sha256 digest")
+    return text
+
+
+def check_wanted(text: str) -> str:
+    """`text`, or UsageError where it is neither a tag nor a digest."""
+    if not (DIGEST.fullmatch(text) or TAG.fullmatch(text)):
+        raise UsageError(f"{text[:160]!r} is neither a tag nor a digest")
+    return text
+
+
 class Store(Protocol):
     """Blobs, manifests, tags and referrers. Every method may raise StoreError or RegistryError."""
 

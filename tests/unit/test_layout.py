@@ -14,13 +14,17 @@ from imagefactory.errors import StoreError
 from imagefactory.model import Descriptor, Layer
 from imagefactory.oci.layout import (
     CONFIG_TYPE,
+    INDEX_TYPE,
     MANIFEST_TYPE,
     BlobWriter,
     Layout,
     canonical_json,
+    digest_of,
     format_descriptor,
 )
+from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.progress import Quiet
+from tests.store_contract import artifact, blob, image_manifest
 
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
 
@@ -191,3 +195,149 @@ def test_using_a_store_keeps_its_tags(layout: Layout) -> None:
     add_image(layout, "a:1", [b"one"])
     with layout.in_use(Quiet()):
         assert list(layout.tags()) == ["a:1"]
+
+
+# --- what others made ----------------------------------------------------------------------------
+
+
+def put_image(store: LayoutStore, *layers: bytes, tag: str = "", **more: object) -> Descriptor:
+    return store.put_manifest("a", image_manifest(store, "a", *layers, **more), MANIFEST_TYPE, tag)
+
+
+def put_index(store: LayoutStore, tag: str, **platforms: Descriptor) -> Descriptor:
+    rows = []
+    for name, descriptor in platforms.items():
+        system, _, architecture = name.partition("_")
+        rows.append(
+            format_descriptor(descriptor) | {"platform": {"os": system, "architecture": architecture}}
+        )
+    data = canonical_json({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": rows})
+    return store.put_manifest("a", data, INDEX_TYPE, tag)
+
+
+@pytest.fixture
+def store(layout: Layout) -> LayoutStore:
+    return LayoutStore(layout)
+
+
+def test_a_tag_may_name_a_plain_manifest(layout: Layout, store: LayoutStore) -> None:
+    row = put_image(store, b"one", tag="1")
+    image = layout.image("a:1")
+    assert image is not None
+    assert image.digest == image.manifest == row.digest
+    assert image.environment == ()
+    layout.collect(Quiet())
+    assert layout.image("a:1") == image
+
+
+def test_dockers_own_types_are_images(layout: Layout, store: LayoutStore) -> None:
+    layer = layout.add(b"one", "application/vnd.docker.image.rootfs.diff.tar.gzip")
+    config = canonical_json({"config": {"Env": None}, "rootfs": {"diff_ids": [layer.digest]}})
+    docker = "application/vnd.docker."
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": f"{docker}distribution.manifest.v2+json",
+        "config": format_descriptor(layout.add(config, f"{docker}container.image.v1+json")),
+        "layers": [format_descriptor(layer)],
+    }
+    row = store.put_manifest("a", canonical_json(manifest), str(manifest["mediaType"]))
+    entry = format_descriptor(row) | {"platform": {"os": "linux", "architecture": "amd64"}}
+    index = {"mediaType": f"{docker}distribution.manifest.list.v2+json", "manifests": [entry]}
+    store.put_manifest("a", canonical_json(index), str(index["mediaType"]), "1")
+    image = layout.image("a:1")
+    assert image is not None
+    assert image.manifest == row.digest
+    assert layout.collect(Quiet()).blobs == 0
+
+
+def test_of_several_platforms_the_usual_one_is_taken(layout: Layout, store: LayoutStore) -> None:
+    arm, amd = put_image(store, b"arm"), put_image(store, b"amd")
+    put_index(store, "1", linux_arm64=arm, linux_amd64=amd, unknown_unknown=arm)
+    image = layout.image("a:1")
+    assert image is not None
+    assert image.manifest == amd.digest
+    put_index(store, "2", linux_arm64=arm, windows_amd64=amd)
+    with pytest.raises(StoreError, match="no image for linux/amd64, only for linux/arm64, windows/amd64"):
+        layout.image("a:2")
+
+
+def test_of_an_index_all_that_is_here_is_kept(layout: Layout, store: LayoutStore) -> None:
+    amd = put_image(store, b"amd")
+    arm = put_image(store, b"arm")
+    absent = Descriptor(media_type=MANIFEST_TYPE, digest=digest_of(b"never came"), size=10)
+    put_index(store, "1", linux_arm64=arm, linux_amd64=amd, linux_s390x=absent)
+    assert layout.collect(Quiet()).blobs == 0
+    layout.blob_path(digest_of(b"arm")).unlink()
+    with pytest.raises(StoreError, match=r"missing.*nothing was removed"):
+        layout.collect(Quiet())
+    assert store.has("a", amd)
+
+
+def test_an_artifact_is_kept_and_is_no_image(layout: Layout, store: LayoutStore) -> None:
+    subject = put_image(store, b"one")
+    sif = artifact(store, "a", subject, "application/vnd.sylabs.sif.layer.v1.sif", "squashed")
+    store.put_manifest("a", sif, MANIFEST_TYPE, "1.sif")
+    with pytest.raises(StoreError, match="is an artifact"):
+        layout.image("a:1.sif")
+    layout.collect(Quiet())
+    assert store.has("a", blob(b"squashed"))
+    assert store.manifest("a", "1.sif") is not None
+    assert not store.has("a", subject)  # what it was made from is not what it needs
+
+
+def test_what_refers_to_a_kept_image_is_kept(layout: Layout, store: LayoutStore) -> None:
+    kept = put_image(store, b"one")
+    put_index(store, "1", linux_amd64=kept)
+    verdict = store.put_manifest(
+        "a", artifact(store, "a", kept, "application/vnd.verdict", "verdict"), MANIFEST_TYPE
+    )
+    on_verdict = artifact(store, "a", verdict, "application/vnd.signature", "signature")
+    store.put_manifest("a", on_verdict, MANIFEST_TYPE)
+    dropped = put_image(store, b"two")
+    lost = artifact(store, "a", dropped, "application/vnd.verdict", "lost")
+    store.put_manifest("a", lost, MANIFEST_TYPE)
+
+    planned = layout.collect(Quiet(), dry_run=True)
+    done = layout.collect(Quiet())
+    assert planned == done
+    assert done.blobs == 5  # the untagged image: manifest, config, layer; its verdict: manifest and blob
+    assert done.records == 1
+    assert [row.digest for row in store.referrers("a", kept.digest)] == [verdict.digest]
+    assert [row.digest for row in store.referrers("a", verdict.digest)] == [digest_of(on_verdict)]
+    assert store.has("a", blob(b"signature"))
+    assert store.referrers("a", dropped.digest) == ()
+    assert not store.has("a", blob(b"lost"))
+    assert layout.collect(Quiet()).bytes == 0
+    layout.untag("a:1")
+    layout.collect(Quiet())
+    assert list((layout.path / "blobs" / "sha256").iterdir()) == []
+    assert not list((layout.path / "referrers").rglob("*.json"))
+
+
+def test_a_blob_that_is_no_manifest_is_not_given_as_one(layout: Layout, store: LayoutStore) -> None:
+    for data in (b"plain", b"[]", b"{}", b'{"mediaType": ""}'):
+        with pytest.raises(StoreError, match="is no manifest"):
+            store.manifest("a", layout.add(data, LAYER_TYPE).digest)
+
+
+def test_a_tag_whose_manifest_is_gone_is_said(layout: Layout, store: LayoutStore) -> None:
+    row = put_image(store, b"one", tag="1")
+    layout.blob_path(row.digest).unlink()
+    with pytest.raises(StoreError, match="points to") as caught:
+        store.manifest("a", "1")
+    assert caught.value.hint == "imagefactory store rm a:1"
+
+
+def test_a_manifest_is_not_put_as_another_type(store: LayoutStore) -> None:
+    data = image_manifest(store, "a", b"one")
+    with pytest.raises(StoreError, match="was put as"):
+        store.put_manifest("a", data, INDEX_TYPE)
+
+
+def test_a_blob_that_was_damaged_on_disk_is_said_when_read(layout: Layout, store: LayoutStore) -> None:
+    descriptor = layout.add(b"x" * 3_000_000, LAYER_TYPE)
+    path = layout.blob_path(descriptor.digest)
+    for data in (b"y" * descriptor.size, b"x" * 100, b"x" * 4_000_000):
+        path.write_bytes(data)
+        with pytest.raises(StoreError, match="damaged"):
+            list(store.read("a", descriptor))

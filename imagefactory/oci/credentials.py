@@ -1,0 +1,185 @@
+"""Credentials for registries, from where docker and podman keep them: nothing of our own to fill in.
+
+docker's config.json (`auths`, `credHelpers`, `credsStore`) and podman's auth.json. A helper is a
+program `docker-credential-NAME`, asked over its stdin (docker/docker-credential-helpers, README). No
+credential is ever on a command line, and none shows in a message, a log or a repr.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from imagefactory.errors import RegistryError
+
+HELPER_SECONDS = 30.0
+_DOCKER_HUB = ("docker.io", "index.docker.io", "registry-1.docker.io")
+_DOCKER_HUB_KEY = "https://index.docker.io/v1/"  # what `docker login` has written since docker 0.x
+_TOKEN_USER = "<token>"  # noqa: S105  # a helper's word for: the secret is an identity token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credential:
+    """A user with a password, or an identity token (then `user` is empty). `origin` says where it stood."""
+
+    user: str
+    secret: str = field(repr=False)
+    origin: str = ""
+
+    @property
+    def basic(self) -> str:
+        """The value of an Authorization header."""
+        return "Basic " + base64.b64encode(f"{self.user}:{self.secret}".encode()).decode()
+
+
+Credentials = Callable[[str], Credential | None]
+"""From a host to what `docker login HOST` left for it; None is anonymous."""
+
+
+def anonymous(host: str) -> Credential | None:  # noqa: ARG001
+    return None
+
+
+def find_credentials(environ: Mapping[str, str]) -> Credentials:
+    """Looks a host up in REGISTRY_AUTH_FILE, docker's config.json, podman's auth.json, in this order.
+
+    Raises RegistryError, when a host is looked up, for a file that cannot be read and a helper that
+    is missing or fails.
+    """
+    files = credential_files(environ)
+
+    def find(host: str) -> Credential | None:
+        for path in files:
+            found = _look_up(path, host, environ)
+            if found is not None:
+                return found
+        return None
+
+    return find
+
+
+def credential_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """Source: docker login(1), containers-auth.json(5). A named REGISTRY_AUTH_FILE replaces podman's own."""
+    named, docker = environ.get("REGISTRY_AUTH_FILE", ""), environ.get("DOCKER_CONFIG", "")
+    home, runtime = environ.get("HOME", ""), environ.get("XDG_RUNTIME_DIR", "")
+    files = [Path(named)] if named else []
+    if docker or home:
+        files.append((Path(docker) if docker else Path(home) / ".docker") / "config.json")
+    if runtime and not named:
+        files.append(Path(runtime) / "containers/auth.json")
+    return tuple(files)
+
+
+def _look_up(path: Path, host: str, environ: Mapping[str, str]) -> Credential | None:
+    try:
+        data = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        # The parser's own words quote what it read, which may be a secret.
+        why = error.strerror if isinstance(error, OSError) else "it is not JSON"
+        raise RegistryError(
+            f"the credentials in {path} cannot be read: {why}", hint=f"mend or remove {path}"
+        ) from None
+    if not isinstance(data, dict):
+        raise RegistryError(f"{path} holds no settings of docker", hint=f"mend or remove {path}")
+    names = _names(host)
+    helpers = _mapping(data.get("credHelpers"))
+    for name in names:
+        if isinstance(helpers.get(name), str):
+            return ask_helper(helpers[name], name, environ)
+    store = data.get("credsStore")
+    if isinstance(store, str) and store:
+        for name in names:
+            found = ask_helper(store, name, environ)
+            if found is not None:
+                return found
+    auths = {_key(name): entry for name, entry in _mapping(data.get("auths")).items()}
+    for name in names:
+        found = parse_auth(_mapping(auths.get(_key(name))), origin=str(path))
+        if found is not None:
+            return found
+    return None
+
+
+def _names(host: str) -> tuple[str, ...]:
+    return (_DOCKER_HUB_KEY, *_DOCKER_HUB) if host in _DOCKER_HUB else (host, f"https://{host}")
+
+
+def _key(name: str) -> str:
+    """docker matches `https://HOST/v1/` and `HOST` alike; podman's `HOST/path` is of that path alone."""
+    scheme, _, rest = name.rpartition("://")
+    return rest.partition("/")[0] if scheme else name
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def parse_auth(entry: Mapping[str, Any], *, origin: str) -> Credential | None:
+    """One entry of `auths`; None for the empty one that a helper leaves behind."""
+    token = entry.get("identitytoken")
+    if isinstance(token, str) and token:
+        return Credential(user="", secret=token, origin=origin)
+    user, secret = str(entry.get("username") or ""), str(entry.get("password") or "")
+    if entry.get("auth"):
+        try:
+            user, colon, secret = base64.b64decode(str(entry["auth"]), validate=True).decode().partition(":")
+        except ValueError:  # binascii's and Unicode's errors are ValueErrors
+            colon = ""
+        if not colon:
+            raise RegistryError(f"an `auth` in {origin} is no base64 of user:password", hint="log in again")
+        secret = secret.rstrip("\0")
+    return Credential(user=user, secret=secret, origin=origin) if user and secret else None
+
+
+def ask_helper(name: str, host: str, environ: Mapping[str, str]) -> Credential | None:
+    """What `docker-credential-NAME get` answers for `host`; None where it has nothing.
+
+    Raises RegistryError for a helper that is not installed, fails or takes more than 30 seconds.
+    """
+    program = f"docker-credential-{name}"
+    path = shutil.which(program, path=environ.get("PATH")) if "/" not in name else None
+    if path is None:
+        raise RegistryError(
+            f"docker's settings name the credential helper {program}, which is not installed",
+            hint=f"install {program}, or take it out of docker's config.json and log in again",
+        )
+    try:
+        done = subprocess.run(
+            [path, "get"],
+            input=host.encode(),
+            capture_output=True,
+            timeout=HELPER_SECONDS,
+            env=dict(environ),
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise RegistryError(
+            f"{program} gave no answer in {HELPER_SECONDS:.0f} seconds",
+            hint=f"does it wait for a password? try: echo {host} | {program} get",
+        ) from None
+    except OSError as error:
+        raise RegistryError(f"{program} cannot be run: {error.strerror}", hint=f"mend {path}") from error
+    if done.returncode:
+        # Helpers speak on stdout; all of them use this sentence, and docker itself looks for it.
+        if b"credentials not found" in done.stdout:
+            return None
+        raise RegistryError(
+            f"{program} failed for {host} (exit code {done.returncode})",
+            hint=f"see why: echo {host} | {program} get",
+        )
+    try:
+        answer = json.loads(done.stdout)
+        user, secret = str(answer["Username"]), str(answer["Secret"])
+    except (ValueError, KeyError, TypeError):
+        raise RegistryError(f"{program} gave an answer that is no credential", hint="update it") from None
+    if not secret:
+        return None
+    return Credential(user="" if user == _TOKEN_USER else user, secret=secret, origin=program)

@@ -1,0 +1,68 @@
+"""The contract of stores, over the layout on disk and over registries of several kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from imagefactory.oci.credentials import Credential
+from imagefactory.oci.layout import Layout
+from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.registry import Patience, Registry, RegistryOptions
+from imagefactory.oci.store import Store
+from tests.store_contract import StoreContract
+from tests.unit.registry_made_here import PASSWORD, USER, Ways, registry_made_here
+
+_NUMBERS = count()
+
+
+@pytest.fixture
+def repository() -> str:
+    return f"site/r{next(_NUMBERS)}"
+
+
+class TestLayoutStore(StoreContract):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Store:
+        return LayoutStore(Layout(tmp_path / "store"))
+
+
+WAYS = {
+    "plain": Ways(),
+    "no referrers API": Ways(referrers=False),
+    "basic": Ways(auth="basic"),
+    "token": Ways(auth="token", page=3),
+    "token, no referrers API, redirects": Ways(auth="token", referrers=False, redirect=True),
+    "tokens for twenty requests": Ways(auth="token", token_uses=20),
+}
+
+
+def options(**more: object) -> RegistryOptions:
+    return RegistryOptions(
+        credentials=lambda host: Credential(user=USER, secret=PASSWORD, origin="the test"),
+        patience=Patience(first_wait=0.001, longest_wait=0.01, connect=5, read=5, commit=5),
+        **more,  # type: ignore[arg-type]
+    )
+
+
+class TestRegistry(StoreContract):
+    @pytest.fixture(scope="class", params=list(WAYS.values()), ids=list(WAYS))
+    @classmethod
+    def store(cls, request: pytest.FixtureRequest) -> Iterator[Store]:
+        with registry_made_here(request.param) as server:
+            registry = Registry(server.host, options())
+            yield registry
+            registry.close()
+
+
+class TestRegistryInPieces(StoreContract):
+    """Blobs that go in many requests of a fixed size."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def store(cls) -> Iterator[Store]:
+        with registry_made_here(Ways(auth="token")) as server:
+            yield Registry(server.host, options(piece=700_000))
