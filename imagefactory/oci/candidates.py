@@ -1,0 +1,255 @@
+"""Candidates in a registry: how their tags are named, when they were pushed, and which may go.
+
+A push writes `<version>-cu121-<12 hex of the digest>`, a tag that never moves. The tags that people use
+(`<version>-cu121`, `<version>-cu121-sm80`) are moved by promotion alone.
+
+An image carries no clock and a registry tells no time of a push, so a push attaches a record: an
+artifact whose subject is the candidate, with the time as its annotation.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Protocol
+
+from imagefactory.errors import UsageError
+from imagefactory.model import Descriptor, Target
+from imagefactory.oci.layout import reference
+from imagefactory.oci.store import TAG, Store
+from imagefactory.oci.transfer import (
+    WORKERS,
+    Artifact,
+    Place,
+    make_artifact,
+    read_graph,
+    read_manifest,
+)
+
+PUSHED_TYPE = "application/vnd.imagefactory.pushed.v1+json"
+VERDICT_TYPE = "application/vnd.imagefactory.verdict.v1+json"
+CREATED = "org.opencontainers.image.created"
+
+CANDIDATE = re.compile(r"(?P<plain>.+)-(?P<hex>[0-9a-f]{12})(?P<suffix>\.sif)?")
+CAPABILITY = re.compile(r"(?P<plain>.+)-sm[0-9]{2,3}[a-z]?")
+FALLBACK = re.compile(r"sha256-[0-9a-f]{64}")  # the referrers of a registry without their API
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+
+def plain_tag(target: Target) -> str:
+    """The tag that people use: `2.3-cu121`."""
+    return reference(target).partition(":")[2]
+
+
+def candidate_tag(target: Target, digest: str, suffix: str = "") -> str:
+    """`2.3-cu121-0123456789ab`: it names its content, so it never has to move."""
+    return f"{plain_tag(target)}-{digest.removeprefix('sha256:')[:12]}{suffix}"
+
+
+def kind_of(tag: str, plain: Collection[str]) -> str:
+    """`target`, `capability`, `candidate`, `referrers` or `other`; `plain` are the targets' own tags."""
+    if tag in plain:
+        return "target"
+    for kind, pattern in (("capability", CAPABILITY), ("candidate", CANDIDATE)):
+        match = pattern.fullmatch(tag)
+        if match and match["plain"] in plain:
+            return kind
+    return "referrers" if FALLBACK.fullmatch(tag) else "other"
+
+
+def check_tag(tag: str, plain: Collection[str]) -> None:
+    """Raises UsageError for a further tag that a push may not set, and says why."""
+    if not TAG.fullmatch(tag):
+        raise UsageError(f"'{tag}' cannot be a tag", hint="letters, digits, '.', '_' and '-', at most 128")
+    why = {
+        "target": "is the tag of a verified target: only promotion moves it",
+        "capability": "says that a GPU has verified it: only promotion moves it",
+        "candidate": "is a candidate's name: push makes it from the digest",
+        "referrers": "is where a registry keeps referrers",
+    }.get(kind_of(tag, plain))
+    if why:
+        raise UsageError(f"--tag {tag}: '{tag}' {why}", hint="choose another name, such as 'nightly'")
+
+
+# --- when it was pushed --------------------------------------------------------------------------
+
+
+def pushed_record(candidate: Descriptor, now: datetime) -> Artifact:
+    """The record of a push at `now`, to be attached to the candidate."""
+    text = now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return make_artifact(PUSHED_TYPE, candidate, {CREATED: text})
+
+
+def read_pushed(annotations: Sequence[Mapping[str, str]]) -> datetime | None:
+    """The latest time that the records' annotations give, None where none can be read."""
+    times = []
+    for row in annotations:
+        try:
+            time = datetime.fromisoformat(row.get(CREATED, ""))
+        except ValueError:
+            continue
+        times.append(time if time.tzinfo else time.replace(tzinfo=UTC))
+    return max(times, default=None)
+
+
+# --- what is there -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tagged:
+    """A tag of a repository and what it points to.
+
+    `parts` are the digests of the manifests below (an index's platforms), `names` the 12 hex digits a
+    candidate of this content may carry, `size` the bytes of its blobs. `pushed` and `verdicts` are read
+    for candidates alone.
+    """
+
+    tag: str
+    kind: str
+    digest: str
+    parts: tuple[str, ...]
+    names: tuple[str, ...]
+    size: int
+    pushed: datetime | None = None
+    verdicts: int = 0
+
+
+def read_tagged(place: Place, plain: Collection[str], *, records: bool = False) -> tuple[Tagged, ...]:
+    """The tags of a repository with what they point to, without those that only keep referrers.
+
+    With `records`, also when candidates were pushed and whether verdicts speak of them or of one of their
+    platforms. A tag that goes away meanwhile is left out.
+    """
+    tags = [tag for tag in place.store.tags(place.repository) if not FALLBACK.fullmatch(tag)]
+    with ThreadPoolExecutor(WORKERS, thread_name_prefix="tags") as pool:
+        found = pool.map(lambda tag: _read_one(place, tag, kind_of(tag, plain), records=records), tags)
+        return tuple(one for one in found if one is not None)
+
+
+def _read_one(place: Place, tag: str, kind: str, *, records: bool) -> Tagged | None:
+    there = place.store.manifest(place.repository, tag)
+    if there is None:
+        return None
+    graph = read_graph(place, there[0].digest)
+    digest = graph.root.descriptor.digest
+    digests = [manifest.descriptor.digest for manifest in graph.manifests]
+    pushed, verdicts = None, 0
+    if records and kind == "candidate":
+        found = place.store.referrers(place.repository, digest, PUSHED_TYPE)
+        pushed = read_pushed([_annotations(place, record) for record in found])
+        verdicts = sum(len(place.store.referrers(place.repository, one, VERDICT_TYPE)) for one in digests)
+    # A .sif's name is that of its file, an image's that of its index.
+    named = [blob.digest for blob in graph.blobs] if tag.endswith(".sif") else [digest]
+    return Tagged(
+        tag=tag,
+        kind=kind,
+        digest=digest,
+        parts=tuple(one for one in digests if one != digest),
+        names=tuple(one.removeprefix("sha256:")[:12] for one in named),
+        size=graph.size,
+        pushed=pushed,
+        verdicts=verdicts,
+    )
+
+
+def _annotations(place: Place, record: Descriptor) -> Mapping[str, str]:
+    """A registry may leave them out of the list of referrers; the artifact itself has them."""
+    listed = dict(record.annotations)
+    if CREATED in listed:
+        return listed
+    value = json.loads(read_manifest(place, record.digest).data)
+    annotations = value.get("annotations") if isinstance(value, dict) else None
+    return annotations if isinstance(annotations, dict) else {}
+
+
+# --- what may go ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fate:
+    """What `prune` does with a candidate, and why. `parts` are the manifests below that go with it."""
+
+    candidate: Tagged
+    remove: bool
+    why: str
+    parts: tuple[str, ...] = ()
+
+
+def plan_prune(tagged: Sequence[Tagged], before: datetime) -> tuple[Fate, ...]:
+    """Which candidates of one repository go: those pushed before `before` that nothing else needs.
+
+    Kept is what another tag points to (also by one of its platforms), what has a verdict (any: whether
+    it is still valid is for the one who reads verdicts to say, and this will ask once it can be asked), what
+    was pushed at an unknown time, and what does not carry the name of its content.
+    """
+    candidates = [one for one in tagged if one.kind == "candidate"]
+    why = {one.tag: _why_kept(one, tagged, before) for one in candidates}
+    kept = [one for one in tagged if why.get(one.tag, "not one")]
+    needed = {digest for one in kept for digest in (one.digest, *one.parts)}
+    return tuple(
+        Fate(
+            candidate=one,
+            remove=not why[one.tag],
+            why=why[one.tag] or f"pushed {_day(one.pushed)}",
+            parts=tuple(part for part in one.parts if part not in needed),
+        )
+        for one in candidates
+    )
+
+
+def _why_kept(one: Tagged, tagged: Sequence[Tagged], before: datetime) -> str:
+    mine = {one.digest, *one.parts}
+    for other in tagged:
+        if other.tag == one.tag:
+            continue
+        same = other.digest == one.digest
+        if same or (other.kind != "candidate" and mine & {other.digest, *other.parts}):
+            return f"{other.tag} points to it"
+    match = CANDIDATE.fullmatch(one.tag)
+    if match is None or match["hex"] not in one.names:
+        return "its name is not that of its content: somebody else's"
+    if one.verdicts:
+        return "it has a verdict"
+    if one.pushed is None:
+        return "nobody knows when it was pushed"
+    if one.pushed >= before:
+        return f"pushed {_day(one.pushed)}"
+    return ""
+
+
+def _day(time: datetime | None) -> str:
+    return time.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC") if time else "?"
+
+
+class Deleting(Store, Protocol):
+    """A store whose manifests can be taken away: a registry."""
+
+    def delete_manifest(self, repository: str, digest: str) -> None:
+        """Removes a manifest and the tags that name it; nothing happens when there is none."""
+
+
+def remove_candidate(store: Deleting, repository: str, fate: Fate) -> str:
+    """Deletes a candidate, its platforms that nothing else has, and the records of its push.
+
+    By digest: docker-registry 2.8 can remove no tag alone. So the tags are looked at once more just
+    before; gives the one that points to the candidate now, and then nothing is removed, else "".
+    """
+    digest = fate.candidate.digest
+    for tag in store.tags(repository):
+        if tag != fate.candidate.tag and not CANDIDATE.fullmatch(tag) and not FALLBACK.fullmatch(tag):
+            found = store.manifest(repository, tag)
+            if found and found[0].digest == digest:
+                return tag
+    records = store.referrers(repository, digest, PUSHED_TYPE)
+    gone = [digest, *fate.parts]
+    lists = [store.manifest(repository, one.replace(":", "-")) for one in gone]
+    gone += [found[0].digest for found in (*((record, b"") for record in records), *lists) if found]
+    for one in gone:
+        store.delete_manifest(repository, one)
+    return ""

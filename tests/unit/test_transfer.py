@@ -1,0 +1,631 @@
+"""Moving graphs between stores: order, what is sent and what is not, and what happens when it goes wrong."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from imagefactory.errors import RegistryError, UsageError
+from imagefactory.model import Descriptor
+from imagefactory.oci.candidates import (
+    PUSHED_TYPE,
+    VERDICT_TYPE,
+    Fate,
+    Tagged,
+    check_tag,
+    kind_of,
+    plan_prune,
+    pushed_record,
+    read_pushed,
+    read_tagged,
+    remove_candidate,
+)
+from imagefactory.oci.layout import (
+    CONFIG_TYPE,
+    INDEX_TYPE,
+    MANIFEST_LIMIT,
+    MANIFEST_TYPE,
+    canonical_json,
+    digest_of,
+    format_descriptor,
+)
+from imagefactory.oci.store import Source
+from imagefactory.oci.transfer import (
+    EMPTY,
+    Graph,
+    Manifest,
+    Place,
+    Sending,
+    choose_platform,
+    make_artifact,
+    origins_from,
+    read_graph,
+    read_manifest,
+    remember,
+    send,
+)
+from imagefactory.progress import Quiet
+
+LAYER = "application/vnd.oci.image.layer.v1.tar+zstd"
+QUIET = Quiet()
+
+
+class Shelf:
+    """A store in this process that holds to the protocol, keeps a diary and can be told to fail."""
+
+    def __init__(self, name: str = "shelf") -> None:
+        self.label = name
+        self.blobs: dict[tuple[str, str], bytes] = {}
+        self.documents: dict[tuple[str, str], tuple[Descriptor, bytes]] = {}
+        self.pointers: dict[tuple[str, str], str] = {}
+        self.diary: list[tuple[str, str]] = []
+        self.broken: set[str] = set()
+        self.slow = 0.0
+        self.lock = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        return self.label
+
+    def note(self, what: str, which: str) -> None:
+        with self.lock:
+            self.diary.append((what, which))
+
+    def did(self, what: str) -> list[str]:
+        return [which for verb, which in self.diary if verb == what]
+
+    def has(self, repository: str, descriptor: Descriptor) -> bool:
+        self.note("has", f"{repository}@{descriptor.digest}")
+        return len(self.blobs.get((repository, descriptor.digest), b"")) == descriptor.size and (
+            (repository, descriptor.digest) in self.blobs
+        )
+
+    def read(self, repository: str, descriptor: Descriptor, offset: int = 0) -> Iterator[bytes]:
+        data = self.blobs[repository, descriptor.digest][offset:]
+        for at in range(0, len(data), 1000):
+            time.sleep(self.slow)
+            self.note("chunk", descriptor.digest)
+            yield data[at : at + 1000]
+
+    def write(self, repository: str, descriptor: Descriptor, source: Source) -> int:
+        self.note("ask", descriptor.digest)
+        if descriptor.digest in self.broken:
+            raise RegistryError(f"{self.name} is broken for {descriptor.digest}", hint="mend it")
+        if (repository, descriptor.digest) in self.blobs:
+            return 0
+        data = b"".join(source(0))
+        assert digest_of(data) == descriptor.digest
+        self.blobs[repository, descriptor.digest] = data
+        self.note("write", descriptor.digest)
+        return len(data)
+
+    def mount(self, repository: str, descriptor: Descriptor, origin: str) -> bool:
+        self.note("mount", descriptor.digest)
+        self.blobs[repository, descriptor.digest] = self.blobs[origin, descriptor.digest]
+        return True
+
+    def manifest(self, repository: str, wanted: str) -> tuple[Descriptor, bytes] | None:
+        self.note("manifest", wanted)
+        return self.documents.get((repository, self.pointers.get((repository, wanted), wanted)))
+
+    def put_manifest(self, repository: str, data: bytes, media_type: str, tag: str = "") -> Descriptor:
+        value = json.loads(data)
+        for child in value.get("manifests", []):
+            assert (repository, child["digest"]) in self.documents, "a child must be there before"
+        for blob in [*value.get("layers", []), *([value["config"]] if "config" in value else [])]:
+            assert (repository, blob["digest"]) in self.blobs, "blobs must be there before"
+        made = Descriptor(media_type=media_type, digest=digest_of(data), size=len(data))
+        self.documents[repository, made.digest] = (made, data)
+        if tag:
+            self.pointers[repository, tag] = made.digest
+        self.note("put", tag or made.digest)
+        return made
+
+    def tags(self, repository: str) -> tuple[str, ...]:
+        return tuple(sorted(tag for place, tag in self.pointers if place == repository))
+
+    def untag(self, repository: str, tag: str) -> None:
+        self.pointers.pop((repository, tag), None)
+
+    def delete_manifest(self, repository: str, digest: str) -> None:
+        self.documents.pop((repository, digest), None)
+        gone = [key for key, to in self.pointers.items() if key[0] == repository and to == digest]
+        for key in gone:
+            del self.pointers[key]
+
+    def referrers(self, repository: str, digest: str, artifact_type: str = "") -> tuple[Descriptor, ...]:
+        found = []
+        for (place, _), (descriptor, data) in self.documents.items():
+            value = json.loads(data)
+            fits = artifact_type in ("", value.get("artifactType"))
+            if place == repository and fits and value.get("subject", {}).get("digest") == digest:
+                found.append(descriptor)
+        return tuple(found)
+
+
+def blob(store: Shelf, repository: str, data: bytes, kind: str = LAYER) -> Descriptor:
+    made = Descriptor(media_type=kind, digest=digest_of(data), size=len(data))
+    store.blobs[repository, made.digest] = data
+    return made
+
+
+def put(store: Shelf, repository: str, value: dict[str, object], tag: str = "") -> Descriptor:
+    return store.put_manifest(repository, canonical_json(value), str(value["mediaType"]), tag)
+
+
+def manifest(store: Shelf, repository: str, layers: list[bytes]) -> Descriptor:
+    config = blob(store, repository, canonical_json({"of": [len(layer) for layer in layers]}), CONFIG_TYPE)
+    return put(
+        store,
+        repository,
+        {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST_TYPE,
+            "config": format_descriptor(config),
+            "layers": [format_descriptor(blob(store, repository, layer)) for layer in layers],
+        },
+    )
+
+
+def image(store: Shelf, repository: str, layers: list[bytes], tag: str = "1") -> Descriptor:
+    row = {
+        **format_descriptor(manifest(store, repository, layers)),
+        "platform": {"os": "linux", "architecture": "amd64"},
+    }
+    return put(store, repository, {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [row]}, tag)
+
+
+@pytest.fixture
+def source() -> Place:
+    store = Shelf("here")
+    image(store, "mine", [b"a" * 5000, b"b" * 20, b"c" * 3000])
+    return Place(store=store, repository="mine")
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+def test_a_graph_is_children_first_and_every_blob_once(source: Place) -> None:
+    store = source.store
+    assert isinstance(store, Shelf)
+    two = [
+        {**format_descriptor(manifest(store, "mine", [b"same" * 9, text])), "platform": platform(name)}
+        for name, text in (("amd64", b"one"), ("arm64", b"three"))
+    ]
+    put(store, "mine", {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": two}, "both")
+    graph = read_graph(source, "both")
+    assert [m.descriptor.digest for m in graph.manifests[:-1]] == [row["digest"] for row in two]
+    assert graph.manifests[-1] == graph.root
+    assert len(graph.blobs) == len({b.digest for b in graph.blobs}) == 5
+    assert graph.size == sum(b.size for b in graph.blobs)
+
+
+def platform(architecture: str) -> dict[str, str]:
+    return {"os": "linux", "architecture": architecture}
+
+
+def test_referrers_and_theirs_come_after_their_subject(source: Place) -> None:
+    store = source.store
+    assert isinstance(store, Shelf)
+    root = read_graph(source, "1").root.descriptor
+    blob(store, "mine", EMPTY, "application/vnd.oci.empty.v1+json")
+    verdict = make_artifact("a/verdict", root, {"said": "good"})
+    store.put_manifest("mine", verdict.manifest.data, MANIFEST_TYPE)
+    signature = make_artifact("a/signature", verdict.manifest.descriptor, {})
+    store.put_manifest("mine", signature.manifest.data, MANIFEST_TYPE)
+    assert read_graph(source, "1").manifests[-1].descriptor == root
+    graph = read_graph(source, "1", referrers=True)
+    assert [m.descriptor for m in graph.manifests[-3:]] == [
+        root,
+        verdict.manifest.descriptor,
+        signature.manifest.descriptor,
+    ]
+    there = Shelf("there")
+    sent = send(source, there, Sending(graph=graph, repository="yours", tags=("1",)), QUIET)
+    assert sent.digest == root.digest
+    assert [d.digest for d in there.referrers("yours", root.digest)] == [verdict.manifest.descriptor.digest]
+
+
+def test_what_is_not_there_is_said(source: Place) -> None:
+    with pytest.raises(RegistryError, match="here/mine has no 2"):
+        read_graph(source, "2")
+
+
+@pytest.mark.parametrize(
+    ("media_type", "data", "said"),
+    [
+        (MANIFEST_TYPE, b"{", "malformed"),
+        (MANIFEST_TYPE, b"[]", "malformed"),
+        (MANIFEST_TYPE, b'{"config": {}, "layers": []}', "malformed"),
+        (MANIFEST_TYPE, b"[" * 100_000, "malformed"),
+        (INDEX_TYPE, b'{"manifests": [{"mediaType": "x", "digest": "md5:1", "size": 1}]}', "no sha256"),
+        (INDEX_TYPE, b'{"manifests": [{"mediaType": "x", "digest": "../../etc", "size": 1}]}', "no sha256"),
+        ("application/vnd.docker.distribution.manifest.v1+json", b"{}", "which is no image"),
+        (INDEX_TYPE, b" " * (MANIFEST_LIMIT + 1), "a manifest of"),
+    ],
+)
+def test_what_is_no_image_is_refused(source: Place, media_type: str, data: bytes, said: str) -> None:
+    store = source.store
+    assert isinstance(store, Shelf)
+    made = Descriptor(media_type=media_type, digest=digest_of(data), size=len(data))
+    store.documents["mine", made.digest] = (made, data)
+    with pytest.raises(RegistryError, match=said):
+        read_graph(source, made.digest)
+
+
+def test_manifests_that_nest_without_end_are_refused(source: Place) -> None:
+    store = source.store
+    assert isinstance(store, Shelf)
+    inner = image(store, "mine", [b"x"])
+    for _ in range(12):
+        value = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [format_descriptor(inner)]}
+        inner = put(store, "mine", value)
+    with pytest.raises(RegistryError, match="nest without end"):
+        read_graph(source, inner.digest)
+
+
+def index_of(*rows: dict[str, object]) -> Manifest:
+    filled = [
+        {"mediaType": MANIFEST_TYPE, "digest": digest_of(str(n).encode()), "size": 1, **row}
+        for n, row in enumerate(rows)
+    ]
+    data = canonical_json({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": filled})
+    found = Descriptor(media_type=INDEX_TYPE, digest=digest_of(data), size=len(data))
+    return Manifest(descriptor=found, data=data)
+
+
+ATTESTATION_ROW = {
+    "platform": {"os": "unknown", "architecture": "unknown"},
+    "annotations": {"vnd.docker.reference.type": "attestation-manifest"},
+}
+
+
+@pytest.mark.parametrize(
+    ("rows", "chosen"),
+    [
+        ([{"platform": platform("amd64")}], "whole"),
+        ([{}], "whole"),
+        ([{"platform": platform("amd64")}, ATTESTATION_ROW], "whole"),
+        ([{"platform": platform("arm64")}, {"platform": platform("amd64")}], 1),
+        ([{"platform": {**platform("amd64"), "variant": "v3"}}, {"platform": platform("amd64")}], 1),
+    ],
+)
+def test_the_platform_is_chosen_and_an_index_kept_where_it_is_complete(
+    rows: list[dict[str, object]], chosen: str | int
+) -> None:
+    index = index_of(*rows)
+    choice = choose_platform(index, "linux/amd64")
+    if chosen == "whole":
+        assert (choice.whole, choice.digest) == (True, index.descriptor.digest)
+    else:
+        assert (choice.whole, choice.digest) == (False, digest_of(str(chosen).encode()))
+
+
+def test_an_index_without_the_platform_is_refused() -> None:
+    with pytest.raises(RegistryError, match="no image for linux/amd64"):
+        choose_platform(index_of({"platform": platform("arm64")}), "linux/amd64")
+
+
+# --- sending -------------------------------------------------------------------------------------
+
+
+def test_everything_comes_over_and_the_destination_confirms_it(source: Place) -> None:
+    there = Shelf("there")
+    graph = read_graph(source, "1")
+    sent = send(source, there, Sending(graph=graph, repository="yours", candidate="c", tags=("t",)), QUIET)
+    assert (sent.digest, sent.tags) == (graph.root.descriptor.digest, (("t", graph.root.descriptor.digest),))
+    assert (sent.sent, sent.mounted, sent.present) == (4, 0, 0)
+    assert sent.bytes_sent == graph.size
+    assert read_graph(Place(store=there, repository="yours"), "c").blobs == graph.blobs
+    assert there.did("ask")[0] == max(graph.blobs, key=lambda b: b.size).digest
+    assert there.did("put")[-2:] == ["c", "t"]
+
+
+def test_a_candidate_that_is_there_sends_nothing_and_asks_little(source: Place) -> None:
+    there = Shelf("there")
+    sending = Sending(graph=read_graph(source, "1"), repository="yours", candidate="c")
+    send(source, there, sending, QUIET)
+    there.diary.clear()
+    again = send(source, there, sending, QUIET)
+    assert (again.bytes_sent, again.sent, again.present) == (0, 0, 4)
+    assert there.diary == [("manifest", "c")]
+
+
+def test_a_candidate_with_another_digest_is_never_overwritten(source: Place) -> None:
+    there = Shelf("there")
+    other = image(there, "yours", [b"other"], tag="c")
+    with pytest.raises(RegistryError, match="is there already") as caught:
+        send(source, there, Sending(graph=read_graph(source, "1"), repository="yours", candidate="c"), QUIET)
+    assert other.digest in caught.value.message
+    assert there.pointers["yours", "c"] == other.digest
+    assert not there.did("write")
+
+
+def test_what_the_destination_does_not_confirm_is_an_error(source: Place) -> None:
+    class Contested(Shelf):
+        def put_manifest(self, repository: str, data: bytes, media_type: str, tag: str = "") -> Descriptor:
+            super().put_manifest(repository, data, media_type, tag)
+            return other
+
+    there = Contested("there")
+    other = Descriptor(media_type=INDEX_TYPE, digest=digest_of(b"other"), size=5)
+    sending = Sending(graph=read_graph(source, "1"), repository="yours", candidate="c")
+    with pytest.raises(RegistryError, match=f"was put, and it is {other.digest}"):
+        send(source, there, sending, QUIET)
+
+
+def test_a_further_tag_that_another_writer_moved_is_reported(source: Place) -> None:
+    class Contested(Shelf):
+        def put_manifest(self, repository: str, data: bytes, media_type: str, tag: str = "") -> Descriptor:
+            made = super().put_manifest(repository, data, media_type, tag)
+            return other if tag == "t" else made
+
+    there = Contested("there")
+    other = image(there, "yours", [b"other"], tag="o")
+    sending = Sending(graph=read_graph(source, "1"), repository="yours", candidate="c", tags=("t",))
+    assert send(source, there, sending, QUIET).tags == (("t", other.digest),)
+
+
+def test_what_another_repository_has_is_mounted(source: Place) -> None:
+    there = Shelf("there")
+    graph = read_graph(source, "1")
+    first = send(source, there, Sending(graph=graph, repository="first", candidate="c"), QUIET)
+    origins = origins_from(remember({}, "first", graph.blobs), ())
+    sending = Sending(graph=graph, repository="second", candidate="c", origins=origins)
+    second = send(source, there, sending, QUIET)
+    assert (second.mounted, second.sent, second.bytes_sent) == (first.sent, 0, 0)
+
+
+def test_a_wrong_memory_costs_nothing_but_a_question(source: Place) -> None:
+    there = Shelf("there")
+    graph = read_graph(source, "1")
+    memory = {**remember({}, "gone", graph.blobs), "sha256:x": 7}
+    sending = Sending(graph=graph, repository="r", candidate="c", origins=origins_from(memory, ()))
+    assert send(source, there, sending, QUIET).sent == 4
+    assert not there.did("mount")
+
+
+def test_only_large_blobs_are_looked_for_elsewhere() -> None:
+    small, large = (
+        Descriptor(media_type=LAYER, digest=digest_of(bytes(n)), size=n) for n in (1000, 2_000_000)
+    )
+    origins = origins_from({small.digest: "a", large.digest: "b"}, ("b", "c"))
+    assert (tuple(origins(small)), tuple(origins(large))) == (("a",), ("b", "c"))
+
+
+def test_one_failed_blob_ends_the_others_and_keeps_what_was_sent() -> None:
+    here, there = Shelf("here"), Shelf("there")
+    layers = [bytes([n]) * 200_000 for n in range(6)]
+    image(here, "mine", layers)
+    here.slow = 0.005  # a whole layer takes a second
+    there.broken = {digest_of(layers[3])}
+    source = Place(store=here, repository="mine")
+    sending = Sending(graph=read_graph(source, "1"), repository="yours", candidate="c")
+    began = time.monotonic()
+    with pytest.raises(RegistryError, match="broken") as caught:
+        send(source, there, sending, QUIET)
+    assert time.monotonic() - began < 1.5
+    assert "mend it" in caught.value.hint
+    assert "resumes" in caught.value.hint
+    assert len(here.did("chunk")) < 900
+    assert there.tags("yours") == ()
+    here.slow, there.broken = 0.0, set()
+    kept = len(there.did("write"))
+    sent = send(source, there, sending, QUIET)
+    assert (sent.sent, sent.present) == (7 - kept, kept)
+
+
+def test_the_record_is_there_before_the_tag(source: Place) -> None:
+    there = Shelf("there")
+    graph = read_graph(source, "1")
+    record = pushed_record(graph.root.descriptor, datetime(2026, 1, 2, tzinfo=UTC))
+    send(source, there, Sending(graph=graph, repository="r", candidate="c", attach=(record,)), QUIET)
+    puts = there.did("put")
+    assert puts.index(record.manifest.descriptor.digest) < puts.index("c")
+    assert [d.digest for d in there.referrers("r", graph.root.descriptor.digest, PUSHED_TYPE)] == [
+        record.manifest.descriptor.digest
+    ]
+
+
+def test_progress_tells_every_byte_once(source: Place) -> None:
+    class Restless(Shelf):
+        def write(self, repository: str, descriptor: Descriptor, source: Source) -> int:
+            next(source(0))  # lost, and begun again
+            return super().write(repository, descriptor, source)
+
+    class Counting(Quiet):
+        done = 0
+
+        def advance(self, amount: int) -> None:
+            self.done += amount
+
+        def expect(self, total: int) -> None:
+            raise AssertionError
+
+        def task(self, title: str, *, total: int = 0, unit: str = "bytes"):  # type: ignore[no-untyped-def]
+            from contextlib import nullcontext
+
+            self.total = total
+            return nullcontext(self)
+
+    counting = Counting()
+    graph = read_graph(source, "1")
+    send(source, Restless("there"), Sending(graph=graph, repository="r", candidate="c", workers=1), counting)
+    assert counting.done == counting.total == graph.size
+
+
+# --- candidates ----------------------------------------------------------------------------------
+
+PLAIN = {"2.3-cu121", "2.3-cu121-py313"}
+
+
+@pytest.mark.parametrize(
+    ("tag", "kind"),
+    [
+        ("2.3-cu121", "target"),
+        ("2.3-cu121-py313", "target"),
+        ("2.3-cu121-sm80", "capability"),
+        ("2.3-cu121-sm90a", "capability"),
+        ("2.3-cu121-0123456789ab", "candidate"),
+        ("2.3-cu121-0123456789ab.sif", "candidate"),
+        ("9.9-cu121-0123456789ab", "other"),
+        ("sha256-" + "0" * 64, "referrers"),
+        ("nightly", "other"),
+    ],
+)
+def test_tags_have_kinds_and_push_may_set_only_others(tag: str, kind: str) -> None:
+    assert kind_of(tag, PLAIN) == kind
+    if kind == "other":
+        check_tag(tag, PLAIN)
+    else:
+        with pytest.raises(UsageError, match=tag):
+            check_tag(tag, PLAIN)
+
+
+@pytest.mark.parametrize("tag", ["", "-x", "a b", "a/b", "x" * 129, "ok\n"])
+def test_what_cannot_be_a_tag_is_refused(tag: str) -> None:
+    with pytest.raises(UsageError, match="cannot be a tag"):
+        check_tag(tag, PLAIN)
+
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+OLD, NEW = NOW - timedelta(days=40), NOW - timedelta(days=2)
+BEFORE = NOW - timedelta(days=30)
+
+
+def candidate(number: int, **more: object) -> Tagged:
+    digest = digest_of(str(number).encode())
+    name = digest[7:19]
+    base: dict[str, object] = {
+        "tag": f"2.3-cu121-{name}",
+        "kind": "candidate",
+        "digest": digest,
+        "parts": (digest_of(f"part {number}".encode()),),
+        "names": (name,),
+        "size": 1,
+        "pushed": OLD,
+    }
+    return Tagged(**{**base, **more})  # type: ignore[arg-type]
+
+
+def pointer(to: Tagged, *, kind: str = "target", **more: object) -> Tagged:
+    base: dict[str, object] = {"tag": "2.3-cu121", "kind": kind, "digest": to.digest, "parts": to.parts}
+    return Tagged(**{**base, "names": to.names, "size": 1, **more})  # type: ignore[arg-type]
+
+
+def fate(one: Tagged, *others: Tagged) -> tuple[bool, str]:
+    found = next(f for f in plan_prune((one, *others), BEFORE) if f.candidate == one)
+    return found.remove, found.why
+
+
+def test_an_old_candidate_that_nothing_needs_goes() -> None:
+    assert fate(candidate(1), candidate(2)) == (True, "pushed 2026-10-12 12:00 UTC")
+
+
+@pytest.mark.parametrize(
+    ("one", "others", "why"),
+    [
+        (candidate(1, pushed=NEW), (), "pushed 2026-11-19"),
+        (candidate(1, pushed=None), (), "nobody knows"),
+        (candidate(1, verdicts=1), (), "verdict"),
+        (candidate(1), (pointer(candidate(1)),), "2.3-cu121 points to it"),
+        (candidate(1), (pointer(candidate(1), kind="other", tag="nightly"),), "nightly points to it"),
+        (candidate(1), (pointer(candidate(1), digest=candidate(1).parts[0], parts=()),), "points to it"),
+        (candidate(1), (pointer(candidate(1), digest=digest_of(b"another index")),), "points to it"),
+        (candidate(1, tag="2.3-cu121-0123456789ab"), (), "somebody else's"),
+    ],
+)
+def test_a_candidate_is_kept_and_it_is_said_why(one: Tagged, others: tuple[Tagged, ...], why: str) -> None:
+    remove, said = fate(one, *others)
+    assert not remove
+    assert why in said
+
+
+def test_only_candidates_are_ever_removed() -> None:
+    everything = (candidate(1), pointer(candidate(3)), pointer(candidate(4), kind="other", tag="x"))
+    assert [f.candidate.kind for f in plan_prune(everything, BEFORE)] == ["candidate"]
+
+
+def test_the_latest_record_counts_and_nonsense_does_not() -> None:
+    created = "org.opencontainers.image.created"
+    rows = [{created: "2026-01-02T03:04:05Z"}, {created: "soon"}, {}, {created: "2026-02-01T00:00:00"}]
+    assert read_pushed(rows) == datetime(2026, 2, 1, tzinfo=UTC)
+    assert read_pushed([{created: "soon"}]) is None
+
+
+def test_a_candidate_is_read_with_its_record_and_its_verdicts(source: Place) -> None:
+    there = Shelf("there")
+    graph = read_graph(source, "1")
+    digest = graph.root.descriptor.digest
+    record = pushed_record(graph.root.descriptor, OLD)
+    tag = f"2.3-cu121-{digest[7:19]}"
+    sending = Sending(graph=graph, repository="r", candidate=tag, tags=("x",), attach=(record,))
+    send(source, there, sending, QUIET)
+    place = Place(store=there, repository="r")
+    one, other = read_tagged(place, PLAIN, records=True)
+    assert (one.tag, one.kind, one.pushed, one.verdicts) == (tag, "candidate", OLD, 0)
+    assert (other.tag, other.kind, other.digest) == ("x", "other", digest)
+    assert plan_prune((one,), BEFORE)[0].remove
+    verdict = make_artifact(VERDICT_TYPE, graph.manifests[0].descriptor, {})
+    there.put_manifest("r", verdict.manifest.data, MANIFEST_TYPE)
+    (one, _) = read_tagged(place, PLAIN, records=True)
+    assert one.verdicts == 1
+    assert plan_prune((one,), BEFORE)[0].why == "it has a verdict"
+
+
+def test_a_removed_candidate_takes_its_record_and_what_only_it_had() -> None:
+    here, there = Shelf("here"), Shelf("there")
+    for tag, layers in (("1", [b"shared", b"one"]), ("2", [b"shared", b"two"])):
+        image(here, "mine", layers, tag)
+    source = Place(store=here, repository="mine")
+    digests = []
+    for tag in ("1", "2"):
+        graph = read_graph(source, tag)
+        digests.append(graph.root.descriptor.digest)
+        record = pushed_record(graph.root.descriptor, OLD)
+        name = f"2.3-cu121-{digests[-1][7:19]}"
+        more = ("2.3-cu121",) if tag == "2" else ()
+        sending = Sending(graph=graph, repository="r", candidate=name, tags=more, attach=(record,))
+        send(source, there, sending, QUIET)
+    place = Place(store=there, repository="r")
+    before = set(there.documents)
+    fates = plan_prune(read_tagged(place, PLAIN, records=True), BEFORE)
+    (gone,) = [fate for fate in fates if fate.remove]
+    assert gone.candidate.digest == digests[0]
+    assert remove_candidate(there, "r", gone) == ""
+    assert len(before - set(there.documents)) == 3  # the index, its manifest, the record of its push
+    assert there.tags("r") == tuple(sorted(("2.3-cu121", f"2.3-cu121-{digests[1][7:19]}")))
+    read_graph(place, "2.3-cu121")
+
+
+def test_a_tag_set_since_the_plan_keeps_the_candidate() -> None:
+    there = Shelf("there")
+    root = image(there, "r", [b"x"], "c")
+    place = Place(store=there, repository="r")
+    there.pointers["r", name := f"2.3-cu121-{root.digest[7:19]}"] = root.digest
+    there.untag("r", "c")
+    (one,) = read_tagged(place, PLAIN)
+    there.pointers["r", "nightly"] = root.digest
+    fate_ = Fate(candidate=one, remove=True, why="")
+    assert remove_candidate(there, "r", fate_) == "nightly"
+    assert there.tags("r") == (name, "nightly")
+
+
+def test_a_part_that_another_tag_needs_stays() -> None:
+    shared = digest_of(b"shared part")
+    one, two = candidate(1, parts=(shared,)), candidate(2, parts=(shared,), pushed=NEW)
+    (gone,) = [f for f in plan_prune((one, two), BEFORE) if f.remove]
+    assert (gone.candidate, gone.parts) == (one, ())
+
+
+def test_reading_a_manifest_needs_one_question(source: Place) -> None:
+    assert isinstance(source.store, Shelf)
+    source.store.diary.clear()
+    found = read_manifest(source, "1")
+    assert source.store.diary == [("manifest", "1")]
+    assert isinstance(Graph(root=found, manifests=(found,), blobs=()).size, int)
