@@ -1,8 +1,8 @@
 """Settings of this machine and site: `imagefactory.toml`, the environment, the built-in default.
 
-Each value remembers where it came from, so that `doctor` and errors can say it. Hosts of package
-registries are not among the defaults: they come from the machine's own tools (uv, pip, apt) unless a
-site names them here.
+Each value remembers where it came from, so that `settings`, `doctor` and errors can say it. Hosts of
+package registries are not among the defaults: they come from the machine's own tools (uv, pip, apt)
+unless a site names them here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from imagefactory.engines import ENGINES
 from imagefactory.errors import UsageError
+from imagefactory.oci.mirrors import Mirrors, split_place
+from imagefactory.verify.runners import RUNNERS
 
 FILE_NAME = "imagefactory.toml"
 ENVIRONMENT_PREFIX = "IMAGEFACTORY_"
@@ -32,14 +35,24 @@ class Settings:
     """`root` is the factory's folder (recipes/, lockfiles/, definitions/).
 
     `store` is the OCI image layout that holds what is built; `cache` holds what can be fetched again.
-    `index` is a Python package index (PEP 503 or 691) and `debian_mirror` a Debian archive; empty
-    means what the machine's uv, pip and apt are set to. `codec` is `zstd` or `gzip`, `workers` a
+    `registry` (`host[:port][/path]`) is where `push` sends images, `engine` what `build` uses, `runner`
+    what starts images (empty: the engine's own). `certificates` is a PEM bundle trusted instead of the
+    machine's for registries, the package index, Debian's archive and inside builds. `plain_http` is
+    hosts of registries spoken to without TLS, `mirrors` pairs `host[/prefix]=host[:port][/path]`, both
+    with commas. `index` is a Python package index (PEP 503 or 691) and `debian_mirror` a Debian archive;
+    empty means what the machine's uv, pip and apt are set to. `codec` is `zstd` or `gzip`, `workers` a
     count of processes (0: one per core).
     """
 
     root: Setting
     store: Setting
     cache: Setting
+    registry: Setting
+    engine: Setting
+    runner: Setting
+    certificates: Setting
+    plain_http: Setting
+    mirrors: Setting
     index: Setting
     debian_mirror: Setting
     codec: Setting
@@ -61,6 +74,23 @@ class Settings:
     def worker_count(self) -> int:
         return int(self.workers.value) or len(os.sched_getaffinity(0))
 
+    @property
+    def certificates_path(self) -> Path | None:
+        return Path(self.certificates.value) if self.certificates.value else None
+
+    @property
+    def plain_hosts(self) -> tuple[str, ...]:
+        return _items(self.plain_http.value)
+
+    @property
+    def mirror_map(self) -> Mirrors:
+        pairs = (item.partition("=") for item in _items(self.mirrors.value))
+        return tuple((prefix, place) for prefix, _, place in pairs)
+
+    def rows(self) -> tuple[tuple[str, Setting], ...]:
+        """(name as imagefactory.toml writes it, setting), in the order they are told."""
+        return tuple((_toml_name(field.name), getattr(self, field.name)) for field in fields(self))
+
 
 def find_root(start: Path) -> Path | None:
     """The nearest folder upwards that holds imagefactory.toml."""
@@ -74,7 +104,7 @@ def load_settings(*, directory: Path | None, start: Path, environ: Mapping[str, 
     """Settings for a call made in `start`; `directory` is what `-C` named, if anything.
 
     The environment beats the file, the file beats the default. Raises UsageError for a file that
-    cannot be read, an unknown key or a value of the wrong kind, naming the file.
+    cannot be read, an unknown key or a value that cannot be used, naming the file or the variable.
     """
     root = (directory or find_root(start) or start).absolute()
     home = Path(environ.get("HOME") or "/")
@@ -83,8 +113,7 @@ def load_settings(*, directory: Path | None, start: Path, environ: Mapping[str, 
         "root": str(root),
         "store": str(Path(environ.get("XDG_DATA_HOME") or home / ".local/share") / "imagefactory/store"),
         "cache": str(Path(environ.get("XDG_CACHE_HOME") or home / ".cache") / "imagefactory"),
-        "index": "",
-        "debian_mirror": "",
+        "engine": ENGINES[0],
         "codec": "zstd",
         "workers": "0",
     }
@@ -99,12 +128,13 @@ def load_settings(*, directory: Path | None, start: Path, environ: Mapping[str, 
         elif key in written:
             values[key] = Setting(value=written[key], origin=str(root / FILE_NAME))
         else:
-            values[key] = Setting(value=defaults[key], origin="default")
-    for key in ("store", "cache"):
-        path = Path(values[key].value).expanduser()
-        values[key] = Setting(
-            value=str(path if path.is_absolute() else root / path), origin=values[key].origin
-        )
+            values[key] = Setting(value=defaults.get(key, ""), origin="default")
+    for key in ("store", "cache", "certificates"):
+        if values[key].value:
+            path = Path(values[key].value).expanduser()
+            values[key] = Setting(
+                value=str(path if path.is_absolute() else root / path), origin=values[key].origin
+            )
     _check(values)
     return Settings(**values)
 
@@ -127,15 +157,33 @@ def _read(path: Path) -> dict[str, str]:
         raise UsageError(
             f"{path}: cannot be read as TOML: {error}", hint='each line reads: key = "value"'
         ) from error
-    known = sorted(field.name.replace("_", "-") for field in fields(Settings) if field.name != "root")
+    known = sorted(_toml_name(field.name) for field in fields(Settings) if field.name != "root")
     result = {}
     for key, value in data.items():
         if key not in known:
             raise UsageError(f"{path}: unknown setting '{key}'", hint=f"the settings are {', '.join(known)}")
+        if key == "mirrors":
+            result[key] = _mirror_table(path, value)
+            continue
         if not isinstance(value, str | int) or isinstance(value, bool):
             raise UsageError(f"{path}: '{key}' must be a string", hint=f'write {key} = "..."')
         result[key.replace("-", "_")] = str(value)
     return result
+
+
+def _mirror_table(path: Path, value: object) -> str:
+    """The table in the form of the environment's variable, the one form that is checked and used."""
+    if not isinstance(value, dict) or not all(isinstance(place, str) for place in value.values()):
+        raise UsageError(
+            f"{path}: 'mirrors' must be a table of strings",
+            hint='write [mirrors] and below it lines such as "docker.io" = "registry.example.org/hub"',
+        )
+    for text in (text for pair in value.items() for text in pair if "," in text or "=" in text):
+        raise UsageError(
+            f"{path}: '{text}' in 'mirrors' is not the address of a registry",
+            hint='write one line each: "docker.io" = "registry.example.org/hub"',
+        )
+    return ",".join(f"{prefix}={place}" for prefix, place in value.items())
 
 
 def _check(values: Mapping[str, Setting]) -> None:
@@ -146,3 +194,72 @@ def _check(values: Mapping[str, Setting]) -> None:
         raise UsageError(
             f"workers '{workers.value}' ({workers.origin}) is not a count", hint="write 0 or more"
         )
+    for name, known in (("engine", ENGINES), ("runner", ("", *RUNNERS))):
+        setting = values[name]
+        if setting.value not in known:
+            raise UsageError(
+                f"{name} '{setting.value}' ({setting.origin}) is not known",
+                hint=f"write {' or '.join(word for word in known if word)}",
+            )
+    if values["registry"].value:
+        _check_place("registry", values["registry"], values["registry"].value)
+    for host in _items(values["plain_http"].value):
+        if _check_place("plain-http", values["plain_http"], host)[1]:
+            raise UsageError(
+                f"plain-http: '{host}' ({values['plain_http'].origin}) is not a host alone",
+                hint='write hosts with commas: plain-http = "registry.site:5000,other.site"',
+            )
+    _check_mirrors(values["mirrors"])
+    if values["certificates"].value:
+        _check_certificates(values["certificates"])
+
+
+def _check_mirrors(setting: Setting) -> None:
+    seen = set()
+    for item in _items(setting.value):
+        prefix, equals, place = item.partition("=")
+        if not equals:
+            raise UsageError(
+                f"mirrors: '{item.rpartition('@')[2]}' ({setting.origin}) is not HOST=MIRROR",
+                hint="write pairs with commas: docker.io=registry.example.org/hub,quay.io=...",
+            )
+        for text in (prefix, place):
+            _check_place("mirrors", setting, text)
+        if prefix in seen:
+            raise UsageError(
+                f"mirrors: '{prefix}' ({setting.origin}) stands there twice", hint="write one mirror each"
+            )
+        seen.add(prefix)
+
+
+def _check_place(name: str, setting: Setting, text: str) -> tuple[str, str]:
+    try:
+        return split_place(text)
+    except UsageError as error:
+        raise UsageError(f"{name} ({setting.origin}): {error.message}", hint=error.hint) from error
+
+
+def _check_certificates(setting: Setting) -> None:
+    import ssl
+
+    hint = "name a file of PEM certificates (-----BEGIN CERTIFICATE-----), such as your site's CA bundle"
+    path = Path(setting.value)
+    if (
+        not path.is_file() or not setting.value.isprintable() or '"' in setting.value
+    ):  # it goes into an apt.conf
+        raise UsageError(f"certificates: {path} ({setting.origin}) is not a file", hint=hint)
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_verify_locations(cafile=path)
+    except (ssl.SSLError, OSError) as error:
+        raise UsageError(
+            f"certificates: {path} ({setting.origin}) cannot be used: {error.strerror or error}", hint=hint
+        ) from error
+
+
+def _items(text: str) -> tuple[str, ...]:
+    return tuple(item for part in text.split(",") if (item := part.strip()))
+
+
+def _toml_name(field: str) -> str:
+    return field.replace("_", "-")

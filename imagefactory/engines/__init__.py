@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-ENGINES = ("assemble",)
+ENGINES = ("assemble", "docker", "apptainer")
 """The engines that `build --engine` takes; `assemble` is the embedded default."""

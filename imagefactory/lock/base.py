@@ -181,7 +181,8 @@ class DebianMirror:
 
     `main` and `security` are addresses of archives (each holds dists/ and pool/). `dated` is True for an
     archive frozen at a date, whose indexes have expired on purpose. `debs` is the cache of .deb files.
-    `environ` is all that apt gets to see of the caller's environment.
+    `environ` is all that apt gets to see of the caller's environment. `certificates` is a bundle of CA
+    certificates to trust instead of the machine's, empty for none.
     """
 
     main: str
@@ -190,6 +191,7 @@ class DebianMirror:
     keyring: Path
     debs: Path
     environ: tuple[tuple[str, str], ...]
+    certificates: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -384,11 +386,12 @@ def sources_text(mirror: DebianMirror, suite: str) -> str:
     )
 
 
-def apt_config(root: Path) -> str:
+def apt_config(root: Path, certificates: str = "") -> str:
     """apt.conf of a private apt root: its own state, cache and sources, the machine's network settings.
 
     The machine may have loosened apt's checks for its own use; here they hold.
     """
+    trusted = f'Acquire::https::CaInfo "{certificates}";\n' if certificates else ""
     return f"""\
 #clear APT::Architectures;
 #clear APT::Update::Pre-Invoke;
@@ -419,7 +422,7 @@ Dir::Etc::preferences "/dev/null";
 Dir::Etc::preferencesparts "/dev/null";
 Dir::Etc::trusted "/dev/null";
 Dir::Etc::trustedparts "/dev/null";
-"""
+{trusted}"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -474,6 +477,42 @@ class Archive:
         )
 
 
+def reach(mirror: DebianMirror, suites: Iterable[str], *, seconds: int) -> None:
+    """Asks both archives for what they are read by, once. Raises ToolError when one does not give it.
+
+    apt itself asks: with its proxies, its certificates and its kinds of addresses. Archives that apt
+    chooses from a list (mirror+...) are not asked.
+    """
+    environ = dict(mirror.environ)
+    helper = shutil.which("apt-helper", path=f"{environ['PATH']}:/usr/lib/apt")
+    if helper is None:
+        raise ToolError("apt-get is not on this machine", hint="bases are made on Debian or its derivatives")
+    options = [f"-oAcquire::{kind}::Timeout={seconds}" for kind in ("http", "https")]
+    if mirror.certificates:
+        options.append(f"-oAcquire::https::CaInfo={mirror.certificates}")
+    asked = [
+        f"{archive}/dists/{suite}{ending}/InRelease"
+        for archive, ending in ((mirror.main, ""), (mirror.security, "-security"))
+        for suite in suites
+        if not archive.startswith("mirror+")
+    ]
+    with tempfile.TemporaryDirectory(prefix="imagefactory-apt-") as folder:
+        for number, address in enumerate(asked):
+            done = subprocess.run(
+                [helper, "-oAcquire::Retries=0", *options, "download-file", address, f"{folder}/{number}"],
+                env=environ,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if done.returncode:
+                lines = [line.removeprefix("E: ") for line in error_lines(done.stderr).splitlines()]
+                said = "; ".join(line for line in lines if line != "Download Failed")
+                raise ToolError(
+                    re.sub(r"(?<=://)[^\s/]*@", "", said), hint=f"look at the network, or {_MIRROR_HINT}"
+                )
+
+
 @contextmanager
 def open_archive(mirror: DebianMirror, suite: str, progress: Progress) -> Iterator[Archive]:
     """Read the indexes of `suite` into a private apt root under the temporary folder, removed at the end.
@@ -494,7 +533,7 @@ def open_archive(mirror: DebianMirror, suite: str, progress: Progress) -> Iterat
             (root / folder).mkdir(parents=True)
         (root / "state/status").touch()
         (root / "sources.list").write_text(sources_text(mirror, suite), encoding="utf-8")
-        (root / "apt.conf").write_text(apt_config(root), encoding="utf-8")
+        (root / "apt.conf").write_text(apt_config(root, mirror.certificates), encoding="utf-8")
         argv = ["apt-get", "-c", str(root / "apt.conf"), "-q", "-o", "APT::Status-Fd=1", "update"]
         with progress.task(f"package lists of Debian {suite}", total=100, unit="percent") as task:
             done = 0

@@ -18,7 +18,7 @@ import threading
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -118,6 +118,15 @@ def find_index(
         proxy=proxy,
         environment=tuple(sorted(given.items())),
     )
+
+
+def trusting(index: PackageIndex, bundle: Path | None) -> PackageIndex:
+    """`index` with a bundle of CA certificates trusted instead of those it found, by uv as well."""
+    if bundle is None:
+        return index
+    given = {name: value for name, value in index.environment if name != "SSL_CERT_DIR"}
+    given["SSL_CERT_FILE"] = str(bundle)
+    return replace(index, certificates=str(bundle), environment=tuple(sorted(given.items())))
 
 
 def _pip_settings(environ: Mapping[str, str], prefix: Path, etc: Path) -> dict[str, tuple[str, str]]:

@@ -400,6 +400,17 @@ class UvLocker:
             self._compile([str(wanted), f"--constraints={bounds}", f"--output-file={out}", *moving], empty)
             return out.read_text()
 
+    def reach(self) -> None:
+        """Asks the index for one project, as a solve would. Raises LockError when it does not answer."""
+        with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:
+            given = Path(folder) / "asked.txt"
+            given.write_text("pip\n")
+            options = ["--no-deps", "--no-cache", "--quiet", f"--python={self._python}"]
+            done = self._run(["pip", "compile", str(given), *options])
+        # An index without that project has answered too.
+        if done.returncode and "not found in the" not in done.stderr:
+            raise _unreached(done.stderr, self._index)
+
     def _offers(self, pins: str, lock: Lock) -> dict[str, tuple[_Offer, ...]]:
         """For each pin the fitting files that the index offers, by normalised package name."""
         with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:
@@ -638,15 +649,28 @@ def _address(wheel: LockedWheel, offers: Iterable[_Offer], lock: Lock) -> str:
     return ""
 
 
-def _explain(lock: Lock, stderr: str, index: PackageIndex) -> LockError:
-    """uv's failure in one line and what to do about it. A `lock` with wheels was solved before."""
+def _one_line(stderr: str) -> str:
+    """uv's complaint without its ornaments and without passwords."""
     from imagefactory.lock.index import redact
 
     lines = [re.sub(r"^[\s×│╰─▶├]*(error|cause|hint):\s*", "", line) for line in stderr.splitlines()]
     lines = [re.sub(r"^[\s×│╰─▶├]+", "", line).strip() for line in lines if not line.startswith("warning:")]
     text = redact(" ".join(line for line in lines if line))
-    if len(text) > 700:
-        text = text[:500] + " ... " + text[-180:]
+    return text[:500] + " ... " + text[-180:] if len(text) > 700 else text
+
+
+def _unreached(stderr: str, index: PackageIndex) -> LockError:
+    from imagefactory.lock.index import redact
+
+    where = f"{redact(index.url)} ({index.origin})" if index.url else index.origin
+    return LockError(
+        _one_line(stderr), hint=f"is the network up, and is this the right package index: {where}?"
+    )
+
+
+def _explain(lock: Lock, stderr: str, index: PackageIndex) -> LockError:
+    """uv's failure in one line and what to do about it. A `lock` with wheels was solved before."""
+    text = _one_line(stderr)
     if re.search(r"no usable wheels|has no wheels with|building from source is disabled", text):
         hint = "images are made of wheels only: constrain that package to a version that has one"
     elif "No solution found" in text and lock.wheels:
@@ -655,6 +679,5 @@ def _explain(lock: Lock, stderr: str, index: PackageIndex) -> LockError:
     elif "No solution found" in text:
         hint = "change the recipe's versions, packages or constraints"
     else:
-        where = f"{redact(index.url)} ({index.origin})" if index.url else index.origin
-        hint = f"is the network up, and is this the right package index: {where}?"
+        hint = _unreached("", index).hint
     return LockError(f"{lock.target}: {text}", hint=hint)

@@ -10,7 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from imagefactory.cli import cli
 from imagefactory.engines import bases
 from imagefactory.errors import BuildError, DownloadError, LockError, ToolError
 from imagefactory.lock import base as lock_room
@@ -568,3 +570,22 @@ def test_a_ready_machine_passes() -> None:
     bases.check_builder(replace(READY, is_root=True, has_newuidmap=False, has_subordinate_ids=False))
     assert bases.has_range("bob:1:65536\nada:100000:65536\n", ("ada", "1000"))
     assert not bases.has_range("ada:100000:10\nbob:1:65536\nada\n", ("ada", "1000"))
+
+
+def test_a_pulled_base_is_locked_by_its_digest(tmp_path: Path) -> None:
+    """No archive is asked, nothing is written, and what would move it is said."""
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "imagefactory.toml").write_text('debian-mirror = "http://127.0.0.1:1/debian"\n')
+    (tmp_path / "recipes" / "bases.yaml").write_text(
+        f"bases:\n  - name: cuda-devel\n    image: docker.io/nvidia/cuda@sha256:{'0a' * 32}\n"
+        '    python: "3.11"\n    glibc: "2.36"\n'
+    )
+    for arguments in (["lock", "base:cuda-devel"], ["lock", "--update-all", "base:cuda-devel"], ["lock"]):
+        ran = CliRunner().invoke(cli, ["-C", str(tmp_path), *arguments])
+        assert ran.exit_code == 0, ran.output
+        assert "base:cuda-devel: pinned by its digest" in ran.stdout
+        assert "write another one at recipes/bases.yaml:2:5" in ran.stdout
+    checked = CliRunner().invoke(cli, ["-C", str(tmp_path), "lock", "--check", "--json"])
+    assert checked.exit_code == 0, checked.output
+    assert '"base:cuda-devel": "ok"' in checked.stdout
+    assert not (tmp_path / "lockfiles").exists()

@@ -1,0 +1,59 @@
+"""Which registry is asked for an image: the one its reference names, or the mirror a site set for it.
+
+Only the address changes. What is fetched by digest is checked against the digest, so a mirror can give
+the right bytes or none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from imagefactory.errors import UsageError
+from imagefactory.oci.store import HOST, REPOSITORY, Reference
+
+Mirrors = tuple[tuple[str, str], ...]
+"""(`host[/prefix]` of references, `host[:port][/path]` to ask instead), as the site wrote them."""
+
+
+def split_place(text: str) -> tuple[str, str]:
+    """`host[:port][/path]` as (host, path), the path "" where there is none.
+
+    Raises UsageError for what is no such place. A user or password does not belong there: the message
+    does not repeat it.
+    """
+    host, slash, path = text.partition("/")
+    if "@" in text:
+        raise UsageError(
+            "a user, password or digest does not belong here",
+            hint="write host[:port][/path] alone; credentials come from docker's config (docker login)",
+        )
+    named = "." in host or ":" in host or host == "localhost"
+    if not HOST.fullmatch(host) or not named or (slash and not REPOSITORY.fullmatch(path)):
+        raise UsageError(
+            f"'{text}' is not the address of a registry",
+            hint="write host[:port][/path], such as registry.example.org/images (no https://, no tag)",
+        )
+    return host, path
+
+
+def resolve(reference: Reference, mirrors: Mirrors) -> Reference:
+    """Where to fetch `reference`: the mirror of the longest prefix of its name, else itself.
+
+    Raises UsageError for a mirror that leaves no name to ask for.
+    """
+    name = f"{reference.registry}/{reference.repository}"
+    fitting = [
+        (prefix, place) for prefix, place in mirrors if name == prefix or name.startswith(f"{prefix}/")
+    ]
+    if not fitting:
+        return reference
+    prefix, place = max(fitting, key=lambda pair: len(pair[0]))
+    host, path = split_place(place)
+    rest = name.removeprefix(prefix).strip("/")
+    repository = "/".join(part for part in (path, rest) if part)
+    if not repository:
+        raise UsageError(
+            f"mirrors: '{prefix}' is a whole image, and its mirror {place} names none",
+            hint=f"write where it lies there: {place}/NAME",
+        )
+    return replace(reference, registry=host, repository=repository)
