@@ -31,6 +31,7 @@ class MatrixRow:
     """One framework version of a recipe and the CUDA versions it comes with.
 
     Fields that are not written in the row hold the family's value, so a row is complete by itself.
+    `own_base` is the base that the recipe itself names by digest, None where `base` is one of bases.yaml.
     `places` says where single values were written (`base`, `cuda.0`), for errors that come later.
     """
 
@@ -46,6 +47,7 @@ class MatrixRow:
     constraints: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
     where: Where
+    own_base: Base | None = None
     places: tuple[tuple[str, Where], ...] = ()
 
 
@@ -99,10 +101,12 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
-    """A base image the factory makes from Debian's packages (a row of recipes/bases.yaml).
+    """A base image: made from Debian's packages, or pulled by digest where `image` is not empty.
 
-    `python` is the interpreter it carries (`3.11`), `glibc` its C library (`2.36`), both facts of the
-    suite that decide which wheels fit. `public` is the nearest public image for builds by hand.
+    `python` is the version of Python it carries (`3.11`), `glibc` its C library (`2.36`): facts that
+    decide which wheels fit. `public` is the nearest public image for builds by hand. A pulled base has
+    no `suite` and no `packages`; its `image` is `host/repository[:tag]@sha256:...`, and its `public`
+    the same without the tag. `interpreter` is the absolute path of its Python, empty for Debian's own place.
     """
 
     name: str
@@ -112,6 +116,13 @@ class Base:
     packages: tuple[str, ...]
     public: str
     where: Where
+    image: str = ""
+    interpreter: str = ""
+
+    @property
+    def python_path(self) -> str:
+        """Absolute path of its Python."""
+        return self.interpreter or f"/usr/bin/python{self.python}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,6 +56,12 @@ _VERSION = rf"{_RELEASE}((a|b|rc)[0-9]{{1,4}})?(\.post[0-9]{{1,4}})?(\.dev[0-9]{
 _BOUND = rf"((==|!=) ?{_RELEASE}\.\*|(==|!=|<=|>=|<|>) ?{_VERSION}|~= ?[0-9]{{1,8}}\.{_VERSION})"
 _BOUNDS = rf"{_BOUND}(, ?{_BOUND})*"
 _PYTHON = r"3\.[0-9]{1,2}"
+# An image of a registry by digest: the host written out, a tag beside the digest for readers alone.
+_HOST = r"(([a-z0-9-]+\.)+[a-z0-9-]+|localhost|[a-z0-9-]+(?=:))(:[0-9]{1,5})?"
+_PART = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*"
+_IMAGE = (
+    rf"(?!docker\.io/[^/]*$){_HOST}(/{_PART})+(:[A-Za-z0-9_][A-Za-z0-9._-]{{0,127}})?@sha256:[0-9a-f]{{64}}"
+)
 
 
 def _one_of(values: Sequence[str]) -> Rule:
@@ -68,14 +74,23 @@ RULES: Mapping[str, Rule] = {
         r"[a-z][a-z0-9]*(-[a-z0-9]+)*", 40, 'lower-case letters, digits and single hyphens, such as "pytorch"'
     ),
     "description": Rule(
-        r"[A-Za-z0-9][A-Za-z0-9 .,;:()/+_=-]*",
+        r"[A-Za-z0-9]([A-Za-z0-9 .,;:()/+_=-]*[A-Za-z0-9.,;:()/+_=-])?",
         200,
-        "one line of letters, digits, spaces and . , ; : ( ) / + _ = - that starts with a letter or digit",
+        "one line of letters, digits, spaces and . , ; : ( ) / + _ = - that starts with a letter or digit "
+        "and ends in no space",
     ),
     "source": _one_of(SOURCES),
     "platform": _one_of(PLATFORMS),
     "framework": Rule(_NAME, 100, 'a distribution\'s name without version or extras, such as "torch"'),
     "base": Rule(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", 40, 'the name of a base, such as "debian-12"'),
+    "image": Rule(
+        _IMAGE, 255, 'an image by digest, such as "docker.io/library/debian@sha256:" and 64 hex digits'
+    ),
+    "interpreter": Rule(
+        r"(/[A-Za-z0-9_][A-Za-z0-9._+-]*)+",
+        200,
+        'the absolute path of the Python in the image, such as "/usr/local/bin/python3.11"',
+    ),
     "python": Rule(_PYTHON, 8, 'the minor version in quotes, such as "3.11"'),
     "capability": Rule(r"[0-9]{1,2}\.[0-9]", 4, 'a compute capability in quotes, such as "8.0"'),
     "check": Rule(
@@ -121,9 +136,10 @@ _FAMILY_REQUIRED = {
     "matrix": "matrix: and its rows",
 }
 _OVERRIDABLE = ("capabilities", "checks", "packages", "constraints", "environment")
-_FAMILY_KEYS = (*_FAMILY_REQUIRED, *_OVERRIDABLE)
+_BESIDE_IMAGE = ("glibc", "interpreter")
+_FAMILY_KEYS = (*_FAMILY_REQUIRED, *_BESIDE_IMAGE, *_OVERRIDABLE)
 _ROW_REQUIRED = {"version": 'version: "2.3"', "cuda": 'cuda: ["12.1"]'}
-_ROW_KEYS = (*_ROW_REQUIRED, "extras", "python", "base", "platforms", *_OVERRIDABLE)
+_ROW_KEYS = (*_ROW_REQUIRED, "extras", "python", "base", *_BESIDE_IMAGE, "platforms", *_OVERRIDABLE)
 _BASE_REQUIRED = {
     "name": "name: debian-12",
     "suite": "suite: bookworm",
@@ -131,6 +147,12 @@ _BASE_REQUIRED = {
     "glibc": 'glibc: "2.36"',
     "packages": "packages: [python3]",
     "public": "public: docker.io/library/debian:12-slim",
+}
+_IMAGE_REQUIRED = {
+    "name": "name: cuda-devel",
+    "image": "image: docker.io/nvidia/cuda@sha256:... with its 64 hex digits",
+    "python": 'python: "3.11"',
+    "glibc": 'glibc: "2.36" (`ldd --version` inside the image says it)',
 }
 
 
@@ -146,8 +168,12 @@ def parse_recipe(text: str, file: str) -> Recipe:
     reader = _Reader(file)
     root = parse_tree(text, file)
     fields = reader.mapping(root, _FAMILY_KEYS, _FAMILY_REQUIRED)
-    texts = {key: reader.text(fields.get(key), key, key) for key in _FAMILY_REQUIRED if key != "matrix"}
-    family = _Family(texts=texts, common=_common(reader, fields))
+    texts = {
+        key: reader.text(fields.get(key), key, key)
+        for key in _FAMILY_REQUIRED
+        if key not in ("base", "matrix")
+    }
+    family = _Family(texts=texts, base=_named_base(reader, fields), common=_common(reader, fields))
     framework = _canonical(texts["framework"])
     rows = reader.items(fields.get("matrix"), "matrix", "rows, each starting with - version:")
     matrix = tuple(_row(reader, fields, family, row) for row in rows)
@@ -160,7 +186,7 @@ def parse_recipe(text: str, file: str) -> Recipe:
         source=texts["source"],
         framework=framework,
         python=texts["python"],
-        base=texts["base"],
+        base=family.base.name,
         platform=texts["platform"],
         matrix=matrix,
         where=root.where,
@@ -173,22 +199,65 @@ def parse_bases(text: str, file: str) -> tuple[Base, ...]:
     fields = reader.mapping(parse_tree(text, file), ("bases",), {"bases": "bases: and its rows"})
     bases: list[Base] = []
     for node in reader.items(fields.get("bases"), "bases", "rows, each starting with - name:"):
-        row = reader.mapping(node, tuple(_BASE_REQUIRED), _BASE_REQUIRED)
-        base = Base(
-            name=reader.text(row.get("name"), "name", "base"),
-            suite=reader.text(row.get("suite"), "suite", "suite"),
-            python=reader.text(row.get("python"), "python", "python"),
-            glibc=reader.text(row.get("glibc"), "glibc", "glibc"),
-            packages=reader.texts(row.get("packages"), "packages", "debian package", empty=False),
-            public=reader.text(row.get("public"), "public", "public"),
-            where=node.where,
-        )
+        base = _base(reader, node)
         for other in bases:
             if base.name and other.name == base.name:
                 reader.fault(node.where, f"base '{base.name}' is also at {other.where}", "remove one of them")
         bases.append(base)
     reader.finish()
     return tuple(bases)
+
+
+def _base(reader: _Reader, node: Node) -> Base:
+    """A row of bases.yaml: of Debian's packages, or with `image` one that is pulled by digest."""
+    pulled = node.kind == "map" and any(key.text == "image" for key, _ in node.pairs)
+    required = _IMAGE_REQUIRED if pulled else _BASE_REQUIRED
+    row = reader.mapping(node, (*required, "interpreter") if pulled else tuple(required), required)
+    image = reader.image(row.get("image"), "image")
+    return Base(
+        name=reader.text(row.get("name"), "name", "base"),
+        suite=reader.text(row.get("suite"), "suite", "suite"),
+        python=reader.text(row.get("python"), "python", "python"),
+        glibc=reader.text(row.get("glibc"), "glibc", "glibc"),
+        packages=reader.texts(row.get("packages"), "packages", "debian package", empty=False),
+        public=_without_tag(image) or reader.text(row.get("public"), "public", "public"),
+        where=node.where,
+        image=image,
+        interpreter=reader.text(row.get("interpreter"), "interpreter", "interpreter"),
+    )
+
+
+def all_bases(bases: Sequence[Base], recipes: Iterable[Recipe]) -> tuple[Base, ...]:
+    """`bases` and those that recipes name by digest themselves, each once.
+
+    Raises RecipeError for one image that is described in two ways.
+    """
+    found = {base.name: base for base in bases}
+    faults = []
+    for base in (row.own_base for recipe in recipes for row in recipe.matrix):
+        if base is None:
+            continue
+        other = found.setdefault(base.name, base)
+        if _described(other) != _described(base):
+            faults.append(
+                f"{base.where}: base '{base.name}' is described in another way at {other.where} "
+                "(write the same glibc, interpreter and python, or give each a name in bases.yaml)"
+            )
+    if faults:
+        raise RecipeError(dict.fromkeys(faults))
+    return tuple(found.values())
+
+
+def _described(base: Base) -> tuple[str, ...]:
+    """What may not differ; the tag beside a digest may."""
+    return base.public, base.python, base.glibc, base.python_path
+
+
+def _without_tag(image: str) -> str:
+    """The reference as all tools take it: some refuse a tag beside a digest."""
+    place, at, digest = image.partition("@")
+    host, slash, path = place.partition("/")
+    return f"{host}{slash}{path.partition(':')[0]}{at}{digest}"
 
 
 def read_recipes(folder: Path) -> tuple[Recipe, ...]:
@@ -254,10 +323,38 @@ def _read(path: Path) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Family:
-    """The family's values that rows fall back on: its texts by key, and its lists."""
+    """The family's values that rows fall back on: its texts by key, its base, and its lists."""
 
     texts: Mapping[str, str]
+    base: _NamedBase
     common: _Common
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NamedBase:
+    """What stands at `base`: the name of a row of bases.yaml, or an image and what is said beside it."""
+
+    name: str
+    image: str = ""
+    glibc: str = ""
+    interpreter: str = ""
+    where: Where | None = None
+
+    def own(self, python: str) -> Base | None:
+        """The base that the recipe describes itself, if it does."""
+        if not self.image or self.where is None:
+            return None
+        return Base(
+            name=self.name,
+            suite="",
+            python=python,
+            glibc=self.glibc,
+            packages=(),
+            public=_without_tag(self.image),
+            where=self.where,
+            image=self.image,
+            interpreter=self.interpreter,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,6 +366,38 @@ class _Common:
     packages: tuple[str, ...]
     constraints: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
+
+
+def _named_base(reader: _Reader, fields: Mapping[str, Node]) -> _NamedBase:
+    """`base` with what stands beside it: a name, or a reference to an image with its glibc."""
+    node = fields.get("base")
+    beside = {key: fields[key] for key in _BESIDE_IMAGE if key in fields}
+    if node is None or node.kind != "text" or node.made or not re.search("[/:@]", node.text):
+        for key, value in beside.items():
+            reader.fault(
+                value.where,
+                f"'{key}' describes an image, and no 'base' beside it names one by digest",
+                "remove it: bases.yaml says it for the bases there",
+            )
+        return _NamedBase(name=reader.text(node, "base", "base"))
+    if "glibc" not in beside:
+        reader.fault(
+            node.where,
+            "'glibc' is missing: no image is pulled to lock, so the recipe says which C library it carries",
+            'write glibc: "2.36" beside it, as `ldd --version` inside the image says',
+        )
+    image = reader.image(node, "base")
+    glibc, interpreter = (reader.text(beside.get(key), key, key) for key in _BESIDE_IMAGE)
+    return _NamedBase(
+        name=_image_name(image), image=image, glibc=glibc, interpreter=interpreter, where=node.where
+    )
+
+
+def _image_name(image: str) -> str:
+    """The name of a base that only a reference names: its last part and 12 digits of its digest."""
+    place, _, digest = image.partition("@sha256:")
+    last = place.rpartition("/")[2].partition(":")[0]
+    return f"{re.sub('[^a-z0-9]+', '-', last)}-{digest[:12]}" if image else ""
 
 
 def _common(reader: _Reader, fields: Mapping[str, Node]) -> _Common:
@@ -298,12 +427,15 @@ def _row(reader: _Reader, fields: Mapping[str, Node], family: _Family, node: Nod
     if cuda := row.get("cuda"):
         places |= {f"cuda.{index}": item.where for index, item in enumerate(cuda.items)}
     platforms = reader.texts(row.get("platforms"), "platforms", "platform", empty=False)
+    written = _named_base(reader, row)
+    python = reader.text(row.get("python"), "python", "python") or family.texts["python"]
+    base, carried = (written, python) if "base" in row else (family.base, family.texts["python"])
     return MatrixRow(
         version=reader.text(row.get("version"), "version", "version"),
         cuda=reader.texts(cuda, "cuda", "cuda", empty=False),
         extras=tuple(_canonical(extra) for extra in reader.texts(row.get("extras"), "extras", "extra")),
-        python=reader.text(row.get("python"), "python", "python") or family.texts["python"],
-        base=reader.text(row.get("base"), "base", "base") or family.texts["base"],
+        python=python,
+        base=base.name,
         platforms=platforms or (family.texts["platform"],),
         capabilities=(own if "capabilities" in row else common).capabilities,
         checks=(own if "checks" in row else common).checks,
@@ -311,6 +443,7 @@ def _row(reader: _Reader, fields: Mapping[str, Node], family: _Family, node: Nod
         constraints=tuple(dict.fromkeys((*common.constraints, *own.constraints))),
         environment=(own if "environment" in row else common).environment,
         where=node.where,
+        own_base=base.own(carried),
         places=tuple(places.items()),
     )
 
@@ -443,7 +576,7 @@ def _target(recipe: Recipe, row: MatrixRow, cuda: str, platform: str) -> Target:
 
 
 def _base_faults(row: MatrixRow, bases: Sequence[Base]) -> Iterator[str]:
-    base = next((base for base in bases if base.name == row.base), None)
+    base = row.own_base or next((base for base in bases if base.name == row.base), None)
     if base is None:
         names = [base.name for base in bases]
         near = _nearest(row.base, names)
@@ -675,6 +808,24 @@ class _Reader:
             return node.text
         return ""
 
+    def image(self, node: Node | None, key: str) -> str:
+        """A reference to an image by digest; docker's short names and floating tags are faults."""
+        if node is None or node.kind != "text" or node.made or RULES["image"].allows(node.text):
+            return self.text(node, key, "image")
+        full, shown = _written_out(node.text), show(node.text, limit=160)
+        digest = node.text.partition("@")[2]
+        if not full or full == node.text:
+            return self.text(node, key, "image")
+        if digest:
+            self.fault(node.where, f"'{key}' cannot be {shown}, a short name", f"write {full}")
+        else:
+            self.fault(
+                node.where,
+                f"'{key}' cannot be {shown}, which may be another image tomorrow",
+                f"write {full}; `skopeo inspect docker://{full.partition('@')[0]}` tells the digest",
+            )
+        return ""
+
     def texts(self, node: Node | None, key: str, rule: str, *, empty: bool = True) -> tuple[str, ...]:
         """The texts of a list, each allowed by RULES[rule] and none twice; `empty` allows an empty list."""
         if node is None:
@@ -690,6 +841,23 @@ class _Reader:
                     item.where, f"{show(text)} stands in '{key}' twice, first at {first}", "remove one"
                 )
         return tuple(seen)
+
+
+def _written_out(text: str) -> str:
+    """The reference that `text` means, as a recipe writes it; empty when it is none.
+
+    Docker reads a name without a host as docker.io's, and one without a folder there as library's.
+    """
+    place, _, digest = text.partition("@")
+    host, slash, rest = place.partition("/")
+    if not slash or not ("." in host or ":" in host or host == "localhost"):
+        host, rest = "docker.io", place
+    if host == "docker.io" and "/" not in rest:
+        rest = f"library/{rest}"
+    found = f"{host}/{rest}@{digest or 'sha256:' + 64 * '0'}"
+    if not RULES["image"].allows(found):
+        return ""
+    return found if digest else found.replace(64 * "0", "<64 hex digits>")
 
 
 def _example(required: Mapping[str, str]) -> str:

@@ -11,6 +11,7 @@ import ctypes
 import hashlib
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -59,7 +60,10 @@ BUCKETS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """What every layer of one build has in common; all of it goes into each layer's key."""
+    """What every layer of one build has in common; all of it goes into each layer's key.
+
+    `interpreter` is the base's Python and `environment` what it needs to start; `base_python` names both.
+    """
 
     store: Path
     segments: Path
@@ -68,6 +72,8 @@ class Bench:
     epoch: int
     base_folders: tuple[Path, ...]
     base_python: str
+    interpreter: str = ""
+    environment: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,10 +296,12 @@ def new_worker(bench: Bench, report: Callable[[int], None]) -> _Worker:
 
     def start(argv: tuple[str, ...]) -> subprocess.Popen[bytes]:
         # A fixed hash seed: the order of sets would reach the bytes of .pyc files.
-        spec = RunSpec(argv=argv, environment=(("PYTHONHASHSEED", "0"),), read_only=True)
+        environment = (*bench.environment, ("PYTHONHASHSEED", "0"))
+        spec = RunSpec(argv=argv, environment=environment, read_only=True)
         return runner.start(bench.base_folders, spec, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
-    return _Worker(bench=bench, report=report, compiler=BaseCompiler(start, bench.place.python))
+    compiler = BaseCompiler(start, bench.place.python, bench.interpreter)
+    return _Worker(bench=bench, report=report, compiler=compiler)
 
 
 def _work(plan: LayerPlan) -> MadeLayer:
@@ -368,6 +376,8 @@ class AssembleEngine:
             epoch=base.epoch,
             base_folders=base.folders,
             base_python=base.identity,
+            interpreter=definition.base.python_path,
+            environment=inherited(base.image.environment),
         )
 
     def _make(self, plans: Sequence[LayerPlan], bench: Bench, progress: Progress) -> list[MadeLayer]:
@@ -455,7 +465,11 @@ class AssembleEngine:
 
 
 def format_config(definition: Definition, base: BaseImage, layers: Sequence[Layer]) -> dict[str, object]:
-    """The OCI image config. Its one clock is the base lock's."""
+    """The OCI image config. Its one clock is the base's.
+
+    Of a pulled base's config its variables stay, below ours; its user, entry point, labels and the like
+    do not: who pulls the image gets root and a Python, whatever it stands on.
+    """
     created = format_time(base.epoch)
     os_name, architecture = definition.target.platform.split("/")
     return {
@@ -463,7 +477,7 @@ def format_config(definition: Definition, base: BaseImage, layers: Sequence[Laye
         "architecture": architecture,
         "os": os_name,
         "config": {
-            "Env": [f"{name}={value}" for name, value in definition.environment],
+            "Env": [f"{name}={value}" for name, value in merge_environment(definition, base)],
             "Cmd": ["python"],
             "WorkingDir": "/",
             "Labels": dict(definition.labels),
@@ -471,6 +485,32 @@ def format_config(definition: Definition, base: BaseImage, layers: Sequence[Laye
         "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
         "history": [{"created": created, "created_by": f"imagefactory: {layer.title}"} for layer in layers],
     }
+
+
+def inherited(environment: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """A base's variables that hold for what stands on it: not PATH, nor Python's own.
+
+    PYTHONPATH and its like would lead the environment's Python to packages that nobody locked.
+    """
+    return tuple(
+        (name, value)
+        for name, value in environment
+        if re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name)
+        and name != "PATH"
+        and not re.fullmatch("PYTHON[A-Z0-9]+", name)
+    )
+
+
+def merge_environment(definition: Definition, base: BaseImage) -> tuple[tuple[str, str], ...]:
+    """The definition's variables, then those of the base that it does not set.
+
+    The base's folders come last in PATH, so what it adds (/usr/local/cuda/bin) is found.
+    """
+    ours = dict(definition.environment)
+    theirs = dict(base.image.environment)
+    folders = [*ours.get("PATH", "").split(":"), *theirs.get("PATH", "").split(":")]
+    ours["PATH"] = ":".join(dict.fromkeys(folder for folder in folders if folder.startswith("/")))
+    return (*ours.items(), *((n, v) for n, v in inherited(base.image.environment) if n not in ours))
 
 
 def check_conflicts(laid: Iterable[tuple[str, str, str]]) -> None:

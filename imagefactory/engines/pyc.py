@@ -18,12 +18,18 @@ class BaseCompiler:
     """Compiles with the Python of a base image, through `pyc_server.py` running in it.
 
     `start` starts a command inside the unpacked base with pipes on stdin and stdout. It is called
-    when the first source comes. Raises BuildError when the base's Python is not `python` (`3.11`) or
-    stops answering.
+    when the first source comes. `interpreter` is the absolute path of that Python, empty for Debian's.
+    Raises BuildError when the base's Python is not `python` (`3.11`) or stops answering.
     """
 
-    def __init__(self, start: Callable[[tuple[str, ...]], subprocess.Popen[bytes]], python: str) -> None:
+    def __init__(
+        self,
+        start: Callable[[tuple[str, ...]], subprocess.Popen[bytes]],
+        python: str,
+        interpreter: str = "",
+    ) -> None:
         self._start, self._python = start, python
+        self._interpreter = interpreter or f"/usr/bin/python{python}"
         self._process: subprocess.Popen[bytes] | None = None
 
     @contextmanager
@@ -56,8 +62,7 @@ class BaseCompiler:
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:
-            interpreter = f"/usr/bin/python{self._python}"
-            self._process = self._start((interpreter, "-s", "-S", "-P", "-c", SERVER.read_text()))
+            self._process = self._start((self._interpreter, "-s", "-S", "-P", "-c", SERVER.read_text()))
             tag = self._read(self._process, 16).decode().strip()
             wanted = "cpython-" + self._python.replace(".", "")
             if tag != wanted:

@@ -31,6 +31,8 @@ MEDIA_TYPES = {
     "application/vnd.oci.image.layer.v1.tar": "tar",
     "application/vnd.oci.image.layer.v1.tar+gzip": "gzip",
     "application/vnd.oci.image.layer.v1.tar+zstd": "zstd",
+    "application/vnd.docker.image.rootfs.diff.tar": "tar",
+    "application/vnd.docker.image.rootfs.diff.tar.gzip": "gzip",
 }
 CHUNK = 1 << 20
 WHITEOUT = ".wh."
@@ -228,6 +230,11 @@ class _Counted:
         data = self.file.read(size)
         self.task.advance(len(data))
         return data
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.file, name)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from imagefactory.model import Definition
 from imagefactory.render.define import framework_wheel
-from imagefactory.render.dockerfile import PIP_ARGUMENTS
-from imagefactory.render.steps import REQUIREMENTS, steps
+from imagefactory.render.steps import REQUIREMENTS, SITE, steps
 from imagefactory.render.templating import COMMAND, facts, fill
 
 
@@ -29,6 +28,6 @@ def render_apptainer(definition: Definition) -> str:
         module=module_of(definition.target.framework),
         command=COMMAND,
         requirements=REQUIREMENTS,
-        pip_arguments=PIP_ARGUMENTS,
+        site=SITE,
         steps=steps(definition),
     )

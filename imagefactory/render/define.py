@@ -39,7 +39,7 @@ def define(target: Target, base: Base, lock: Lock) -> Definition:
         "org.opencontainers.image.title": target.name,
         "org.opencontainers.image.description": target.description,
         "org.opencontainers.image.version": framework_wheel(target, lock).version,
-        "org.opencontainers.image.base.name": base.name,
+        "org.opencontainers.image.base.name": base.image or base.name,
         "imagefactory.target": target.name,
         "imagefactory.framework": target.framework,
         "imagefactory.cuda": target.cuda,
@@ -92,7 +92,7 @@ def pyvenv_cfg(definition: Definition) -> str:
     Without the patch version that `python -m venv` adds: the base may get a newer one.
     """
     return (
-        "home = /usr/bin\n"
+        f"home = {interpreter(definition).rpartition('/')[0]}\n"
         "include-system-site-packages = false\n"
         f"version = {definition.target.python}\n"
         f"executable = {interpreter(definition)}\n"
@@ -112,7 +112,7 @@ def venv_links(definition: Definition) -> tuple[tuple[str, str], ...]:
 
 def interpreter(definition: Definition) -> str:
     """The base's own Python, which the environment's links lead to."""
-    return f"/usr/bin/python{definition.target.python}"
+    return definition.base.python_path
 
 
 def _check_fit(target: Target, base: Base, lock: Lock) -> None:
@@ -123,6 +123,11 @@ def _check_fit(target: Target, base: Base, lock: Lock) -> None:
                 f"but {base.name} carries Python {base.python}"
             ],
             hint=f'write python: "{base.python}", or another base',
+        )
+    if f"{base.python_path}/".startswith(f"{PREFIX}/") or base.python_path.count("/") < 2:
+        raise RecipeError(
+            [f"{base.where}: the interpreter {base.python_path} cannot stand there: {PREFIX} is made anew"],
+            hint="write the path of the Python that the base brings, such as /usr/local/bin/python3.11",
         )
     machine = MACHINES.get(target.platform)
     if machine is None:

@@ -1,7 +1,8 @@
-"""A Definition as a Dockerfile, for BuildKit and for the classic builder alike (no `# syntax=` line).
+"""A Definition as a Dockerfile, for BuildKit and for buildah alike (no `# syntax=` line, which is fetched).
 
-`instructions` says what the file must come to; the text is another way to the same list, and tests
-parse it with a public parser and compare.
+The package index and the certificates of the machine that builds come as secrets: mounted while the
+packages are fetched, in no layer, no history and no cache. `instructions` says what the file must come
+to; the text is another way to the same list, and tests parse it with a public parser and compare.
 """
 
 from __future__ import annotations
@@ -11,18 +12,17 @@ from dataclasses import dataclass
 
 from imagefactory.model import Definition
 from imagefactory.oci.layout import reference
-from imagefactory.render.steps import REQUIREMENTS, steps
+from imagefactory.render.steps import REQUIREMENTS, SITE, SITE_FILES, steps
 from imagefactory.render.templating import COMMAND, facts, fill
-
-PIP_ARGUMENTS = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_CERT", "PIP_TRUSTED_HOST")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instruction:
-    """One instruction. `value` is its text with single blanks and no line ends; `pairs` the names and
-    plain values of an ENV or LABEL, which then has no `value`."""
+    """One instruction. `value` is its text with single blanks and no line ends, without its `flags`
+    (`--from=build`); `pairs` the names and plain values of an ENV or LABEL, which then has no `value`."""
 
     keyword: str
+    flags: tuple[str, ...] = ()
     value: str = ""
     pairs: tuple[tuple[str, str], ...] = ()
 
@@ -30,10 +30,15 @@ class Instruction:
 def instructions(definition: Definition) -> tuple[Instruction, ...]:
     """The instructions of the Dockerfile, in order. Pure, and apart from the template on purpose."""
     prefix = definition.prefix
+    secrets = tuple(f"--mount=type=secret,id={file},target={SITE}/{file}" for file, _ in SITE_FILES)
 
     def runs(*, built: bool) -> list[Instruction]:
         return [
-            Instruction(keyword="RUN", value=" ".join("; ".join(("set -eu", *step.commands)).split()))
+            Instruction(
+                keyword="RUN",
+                flags=secrets if step.site else (),
+                value=" ".join("; ".join(("set -eu", *step.commands)).split()),
+            )
             for step in steps(definition)
             if step.built is built
         ]
@@ -41,17 +46,34 @@ def instructions(definition: Definition) -> tuple[Instruction, ...]:
     return (
         Instruction(keyword="ARG", value=f"BASE={definition.base.public}"),
         Instruction(keyword="FROM", value="${BASE} AS base"),
-        Instruction(keyword="ENV", pairs=definition.environment),
+        *(_of_pulled_base(definition) if definition.base.image else ()),
+        Instruction(keyword="ENV", pairs=_variables(definition)),
         *runs(built=False),
         Instruction(keyword="FROM", value="base AS build"),
-        *(Instruction(keyword="ARG", value=name) for name in PIP_ARGUMENTS),
         Instruction(keyword="COPY", value=f"requirements.txt {REQUIREMENTS}"),
         *runs(built=True),
         Instruction(keyword="FROM", value="base"),
         Instruction(keyword="LABEL", pairs=definition.labels),
-        Instruction(keyword="COPY", value=f"--from=build {prefix} {prefix}"),
+        Instruction(keyword="COPY", flags=("--from=build",), value=f"{prefix} {prefix}"),
         Instruction(keyword="CMD", value=json.dumps(COMMAND)),
     )
+
+
+def _of_pulled_base(definition: Definition) -> tuple[Instruction, ...]:
+    """What takes back of an image's config what would hold for all that is built on it."""
+    path = dict(definition.environment).get("PATH", "")
+    return (
+        Instruction(keyword="USER", value="0"),
+        Instruction(keyword="WORKDIR", value="/"),
+        Instruction(keyword="ENTRYPOINT", value="[]"),
+        Instruction(keyword="ENV", value=f"PATH={path}:${{PATH}} PYTHONHOME= PYTHONPATH="),
+    )
+
+
+def _variables(definition: Definition) -> tuple[tuple[str, str], ...]:
+    """The environment; on a pulled base PATH was set before, with what the base has there."""
+    pulled = bool(definition.base.image)
+    return tuple(pair for pair in definition.environment if not (pulled and pair[0] == "PATH"))
 
 
 def render_dockerfile(definition: Definition) -> str:
@@ -62,14 +84,16 @@ def render_dockerfile(definition: Definition) -> str:
         "Dockerfile.jinja",
         target=target,
         base=definition.base,
-        environment=definition.environment,
+        environment=_variables(definition),
         labels=definition.labels,
         prefix=definition.prefix,
+        path=dict(definition.environment).get("PATH", ""),
         tag=reference(target),
         facts=facts(definition),
         command=COMMAND,
         requirements=REQUIREMENTS,
         prepare=[step for step in made if not step.built],
         make=[step for step in made if step.built],
-        pip_arguments=PIP_ARGUMENTS,
+        site=SITE,
+        secrets=[file for file, _ in SITE_FILES],
     )

@@ -28,8 +28,8 @@ from imagefactory.lock.pypi import format_lock
 from imagefactory.model import Base, Definition, Lock, LockedWheel, Target, Where
 from imagefactory.render.apptainer import render_apptainer
 from imagefactory.render.define import define, pyvenv_cfg, venv_links
-from imagefactory.render.dockerfile import PIP_ARGUMENTS
 from imagefactory.render.folders import render, write_definitions
+from imagefactory.render.steps import SITE
 
 WHERE = Where(file="recipes/tiny.yaml", line=1, column=1)
 WHEELS = {
@@ -143,23 +143,28 @@ def root(made: tuple[Definition, str], base_tar: Path, scratch: Path) -> Path:
     root.mkdir()
     run("tar", "--extract", "--file", str(base_tar), "--directory", str(root))
 
+    # As `apptainer build --bind FOLDER:/mnt` shows it.
+    (root / SITE.lstrip("/") / "pip.conf").write_text(pip_conf(index))
+
     # The wrong Python and a wrong hash are refused, before anything is built on them.
-    other = replace(definition, target=replace(definition.target, python="3.13"))
-    refused = in_root(root, section(other, "post", index))
+    wrong_python = replace(definition.base, python="3.13")
+    other = replace(definition, base=wrong_python, target=replace(definition.target, python="3.13"))
+    refused = in_root(root, section(other, "post"))
     assert refused.returncode == 1
     assert "this lock is for Python 3.13, but the base has no /usr/bin/python3.13" in refused.stderr
     text = format_lock(definition.lock)
     wrong = re.sub(r"(--hash=sha256:)[0-9a-f]{4}", r"\1beef", text)
     (root / "opt/requirements.txt").write_text(wrong)
-    refused = in_root(root, section(definition, "post", index))
+    refused = in_root(root, section(definition, "post"))
     assert refused.returncode != 0
     assert "DO NOT MATCH THE HASHES" in refused.stderr
     shutil.rmtree(root / "opt")
     (root / "opt").mkdir()
 
     (root / "opt/requirements.txt").write_text(text)
-    done = in_root(root, section(definition, "post", index))
+    done = in_root(root, section(definition, "post"))
     assert done.returncode == 0, done.stdout + done.stderr
+    (root / SITE.lstrip("/") / "pip.conf").unlink()
     return root
 
 
@@ -169,11 +174,13 @@ def run(*command: str) -> str:
     return done.stdout
 
 
-def section(definition: Definition, name: str, index: str) -> str:
-    """The text of a section with the arguments filled in as apptainer does."""
+def pip_conf(index: str) -> str:
+    return f"[global]\nindex-url = {index}\n"
+
+
+def section(definition: Definition, name: str) -> str:
+    """The text of a section, which has no arguments left for apptainer to fill in."""
     text = render_apptainer(definition)
-    for argument in PIP_ARGUMENTS:
-        text = text.replace(f"{{{{ {argument} }}}}", index if argument == "PIP_INDEX_URL" else "")
     lines = text.partition(f"\n%{name}\n")[2].splitlines()
     end = next((n for n, line in enumerate(lines) if line.startswith("%")), len(lines))
     return "\n".join(lines[:end]) + "\n"
@@ -234,21 +241,21 @@ def test_definition_leaves_the_environment_and_nothing_else(made: tuple[Definiti
 
 
 def test_definition_runs_and_passes_its_own_test(made: tuple[Definition, str], root: Path) -> None:
-    definition, index = made
-    environment = section(definition, "environment", index)
-    tested = in_root(root, environment + section(definition, "test", index))
+    definition, _ = made
+    environment = section(definition, "environment")
+    tested = in_root(root, environment + section(definition, "test"))
     assert tested.returncode == 0, tested.stderr
-    runscript = environment + section(definition, "runscript", index)
+    runscript = environment + section(definition, "runscript")
     show = "import os; print(os.environ['TINY_WORDS'])"
     assert in_root(root, runscript, "python", "-c", show).stdout == 'it\'s $HOME, "really" \\ so\n'
     assert in_root(root, runscript, "tiny").stdout == "tiny runs\n"
 
 
 def test_definition_test_fails_on_another_version(made: tuple[Definition, str], root: Path) -> None:
-    definition, index = made
+    definition, _ = made
     wheels = tuple(replace(wheel, version="1.0.4") for wheel in definition.lock.wheels)
     other = replace(definition, lock=replace(definition.lock, wheels=wheels))
-    failed = in_root(root, section(other, "environment", index) + section(other, "test", index))
+    failed = in_root(root, section(other, "environment") + section(other, "test"))
     assert failed.returncode == 1
     assert "tiny should be 1.0.4, as the lock says, but is 1.0.3" in failed.stderr
 
@@ -260,15 +267,17 @@ def test_dockerfile_gives_the_same_environment(
     podman = ("podman", "--root", f"{scratch}/p", "--runroot", f"{scratch}/r", "--storage-driver", "vfs")
     run(*podman, "import", str(base_tar), "localhost/base:1")
     write_definitions(scratch / "definition", render(definition))
-    run(*podman, "build", "--isolation", "chroot", "--network", "host", "--layers=false",
-        "--build-arg", "BASE=localhost/base:1", "--build-arg", f"PIP_INDEX_URL={index}",
-        "--tag", "tiny", str(scratch / "definition"))  # fmt: skip
+    (scratch / "pip.conf").write_text(pip_conf(index))
+    build = (*podman, "build", "--isolation", "chroot", "--network", "host", "--layers=false",
+        "--build-arg", "BASE=localhost/base:1", "--tag", "tiny")  # fmt: skip
+    run(*build, "--secret", f"id=pip.conf,src={scratch}/pip.conf", str(scratch / "definition"))
     (image,) = json.loads(run(*podman, "image", "inspect", "tiny"))
     assert image["Config"]["Env"] == [f"{name}={value}" for name, value in definition.environment]
     assert dict(definition.labels).items() <= image["Labels"].items()
     assert image["Config"]["Cmd"] == ["python"]
     assert index not in json.dumps(image)  # what the build was told about this site stays out of the image
     folder = Path(run(*podman, "image", "mount", "tiny").strip())
+    assert list((folder / "mnt").iterdir()) == []
     assert sorted(path.name for path in (folder / "opt").iterdir()) == ["env"]
     assert tree(folder / "opt/env") == tree(root / "opt/env")
     run(*podman, "image", "umount", "tiny")

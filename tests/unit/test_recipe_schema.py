@@ -33,6 +33,20 @@ matrix:
 """
 
 
+IMAGE = "docker.io/nvidia/cuda:12@sha256:" + "0a" * 32
+OWN_BASE = RECIPE.replace(
+    "base: debian-12", f'base: {IMAGE}\nglibc: "2.36"\ninterpreter: /usr/local/bin/python3.11'
+)
+BASES = f"""\
+bases:
+  - name: cuda-devel
+    image: {IMAGE}
+    python: "3.11"
+    glibc: "2.36"
+    interpreter: /usr/bin/python3.11
+"""
+
+
 def schema(name: str) -> dict[str, Any]:
     loaded: dict[str, Any] = json.loads((FOLDER / name).read_text(encoding="utf-8"))
     return loaded
@@ -43,8 +57,9 @@ def schema_accepts(text: str, name: str = "recipe.schema.json") -> bool:
 
 
 def parser_accepts(text: str) -> bool:
+    parse = recipes.parse_bases if text.startswith("bases:") else recipes.parse_recipe
     try:
-        recipes.parse_recipe(text, "recipes/x.yaml")
+        parse(text, "recipes/x.yaml")
     except RecipeError:
         return False
     return True
@@ -54,7 +69,7 @@ def parser_accepts(text: str) -> bool:
 def test_the_schema_is_sound_and_says_the_parsers_rules(name: str) -> None:
     Draft202012Validator.check_schema(schema(name))
     for rule, written in schema(name)["$defs"].items():
-        if rule == "row":
+        if rule in ("row", "pulled-row"):
             continue
         allowed = recipes.RULES[rule.replace("-", " ")]
         if "enum" in written:
@@ -84,6 +99,47 @@ def test_the_sample_is_accepted_by_both() -> None:
     assert parser_accepts(RECIPE)
 
 
+def test_images_by_digest_are_accepted_by_both() -> None:
+    assert schema_accepts(OWN_BASE)
+    assert parser_accepts(OWN_BASE)
+    assert schema_accepts(BASES, "bases.schema.json")
+    assert parser_accepts(BASES)
+    row = '"2.3"\n    base: ' + IMAGE + '\n    glibc: "2.31"'
+    assert schema_accepts(RECIPE.replace('"2.3"', row))
+    assert parser_accepts(RECIPE.replace('"2.3"', row))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("@sha256:" + "0a" * 32, ""),
+        ("@sha256:" + "0a" * 32, "@sha256:" + "0A" * 32),
+        ("0a" * 32, "0a" * 31),
+        ("docker.io/nvidia/", ""),
+        ("docker.io/nvidia/", "nvidia/"),
+        ("docker.io/nvidia/", "docker.io/"),
+        ("docker.io/nvidia/", "https://docker.io/nvidia/"),
+        ("docker.io/nvidia/", "user:password@docker.io/nvidia/"),
+        ("docker.io/nvidia/", "docker.io/Nvidia/"),
+        ("docker.io/nvidia/", "docker.io/../"),
+        ("glibc", "glbc"),
+        ('glibc: "2.36"\n', ""),
+        ("interpreter: /", "interpreter: "),
+        ("interpreter: /usr", "interpreter: /.."),
+        (IMAGE, "debian-12"),
+    ],
+)
+def test_faults_of_images_are_refused_by_both(old: str, new: str) -> None:
+    recipe, bases = OWN_BASE.replace(old, new, 1), BASES.replace(old, new, 1)
+    assert recipe != OWN_BASE
+    assert not parser_accepts(recipe)
+    assert not schema_accepts(recipe)
+    if "\n" not in old:
+        assert bases != BASES
+        assert not parser_accepts(bases)
+        assert not schema_accepts(bases, "bases.schema.json")
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -107,8 +163,12 @@ def test_the_sample_is_accepted_by_both() -> None:
         ("family: pytorch", "family: PyTorch"),
         ("family: pytorch", f"family: {'a' * 41}"),
         ("small", '"{{7*7}}"'),
+        ("small", '"small "'),
         ("small", '"a\\nRUN id"'),
         ("small", ""),
+        ("base: debian-12", 'base: debian-12\nglibc: "2.36"'),
+        ("base: debian-12", "base: debian-12\ninterpreter: /usr/bin/python3.11"),
+        ('"2.3"', '"2.3"\n    glibc: "2.36"'),
         ("source: pypi", "source: conda"),
         ("linux/amd64", "linux/arm64"),
         ("{A: b}", "{a: b}"),

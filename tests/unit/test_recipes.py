@@ -307,6 +307,139 @@ def test_fault_in_bases(old: str, new: str, expected: str) -> None:
     )
 
 
+# --- bases by digest -----------------------------------------------------------------------------
+
+DIGEST = "sha256:" + "0a1b2c3d" * 8
+IMAGE = f"docker.io/nvidia/cuda:12.4-devel@{DIGEST}"
+PULLED = f"""\
+bases:
+  - name: cuda-devel
+    image: {IMAGE}
+    python: "3.11"
+    glibc: "2.36"
+"""
+
+
+def own_base(reference: str, beside: str = '\nglibc: "2.36"') -> str:
+    return edited("base: debian-12", f"base: {reference}{beside}")
+
+
+def test_a_base_by_digest() -> None:
+    (base,) = recipes.parse_bases(PULLED, "recipes/bases.yaml")
+    assert base == Base(
+        name="cuda-devel",
+        suite="",
+        python="3.11",
+        glibc="2.36",
+        packages=(),
+        public=IMAGE.replace(":12.4-devel", ""),
+        where=Where(file="recipes/bases.yaml", line=2, column=5),
+        image=IMAGE,
+    )
+    assert base.python_path == "/usr/bin/python3.11"
+    (other,) = recipes.parse_bases(
+        f"{PULLED}    interpreter: /usr/local/bin/python3.11\n", "recipes/bases.yaml"
+    )
+    assert other.python_path == "/usr/local/bin/python3.11"
+
+
+def test_a_recipe_may_name_an_image_itself() -> None:
+    recipe = recipes.parse_recipe(own_base(IMAGE), FILE)
+    first, second = recipes.expand(recipe, bases())
+    assert (first.base, second.base) == ("cuda-0a1b2c3d0a1b", "debian-13")
+    *_, own = recipes.all_bases(bases(), [recipe])
+    assert own == Base(
+        name="cuda-0a1b2c3d0a1b",
+        suite="",
+        python="3.11",
+        glibc="2.36",
+        packages=(),
+        public=IMAGE.replace(":12.4-devel", ""),
+        where=Where(file=FILE, line=6, column=7),
+        image=IMAGE,
+    )
+    assert len(recipes.all_bases(bases(), [recipe, recipe])) == 3
+
+
+def test_a_row_may_name_an_image_itself() -> None:
+    text = edited(
+        "    base: debian-13\n",
+        f'    base: {IMAGE}\n    glibc: "2.31"\n    interpreter: /opt/python/bin/python3.13\n',
+    )
+    recipe = recipes.parse_recipe(text, FILE)
+    first, second = recipes.expand(recipe, bases())
+    assert (first.base, second.base) == ("debian-12", "cuda-0a1b2c3d0a1b")
+    *_, own = recipes.all_bases(bases(), [recipe])
+    assert (own.python, own.glibc, own.python_path) == ("3.13", "2.31", "/opt/python/bin/python3.13")
+    assert own.where == Where(file=FILE, line=21, column=11)
+
+
+def test_rows_inherit_the_python_that_the_familys_image_carries() -> None:
+    text = own_base(IMAGE).replace("    base: debian-13\n", "")
+    assert faults_of(text) == (
+        f"{FILE}:21:13: base 'cuda-0a1b2c3d0a1b' carries Python 3.11, not 3.13 "
+        '(write "3.11", or another base)',
+    )
+
+
+def test_one_image_is_described_in_one_way() -> None:
+    recipe = recipes.parse_recipe(own_base(IMAGE), FILE)
+    other = recipes.parse_recipe(own_base(IMAGE, '\nglibc: "2.31"'), "recipes/other.yaml")
+    with pytest.raises(RecipeError) as caught:
+        recipes.all_bases(bases(), [recipe, other])
+    assert caught.value.faults == (
+        "recipes/other.yaml:6:7: base 'cuda-0a1b2c3d0a1b' is described in another way at recipes/torch.yaml:6:7 "
+        "(write the same glibc, interpreter and python, or give each a name in bases.yaml)",
+    )
+    tagged = recipes.parse_recipe(own_base(IMAGE.replace(":12.4-devel", "")), "recipes/other.yaml")
+    assert len(recipes.all_bases(bases(), [recipe, tagged])) == 3
+
+
+@pytest.mark.parametrize(
+    ("reference", "expected"),
+    [
+        ("docker.io/nvidia/cuda:12", "6:7: 'base' cannot be 'docker.io/nvidia/cuda:12', which may be another image tomorrow "
+         "(write docker.io/nvidia/cuda:12@sha256:<64 hex digits>; `skopeo inspect docker://docker.io/nvidia/cuda:12` tells the digest)"),
+        ("python:3.11", "6:7: 'base' cannot be 'python:3.11', which may be another image tomorrow "
+         "(write docker.io/library/python:3.11@sha256:<64 hex digits>; `skopeo inspect docker://docker.io/library/python:3.11` tells"),
+        (f"python@{DIGEST}", f"6:7: 'base' cannot be 'python@{DIGEST}', a short name (write docker.io/library/python@{DIGEST})"),
+        (f"nvidia/cuda@{DIGEST}", f"6:7: 'base' cannot be 'nvidia/cuda@{DIGEST}', a short name (write docker.io/nvidia/cuda@{DIGEST})"),
+        (f"docker.io/python@{DIGEST}", f"6:7: 'base' cannot be 'docker.io/python@{DIGEST}', a short name (write docker.io/library/python@"),
+        (f"docker.io/nvidia/cuda@{DIGEST[:-1]}", "6:7: 'base' cannot be 'docker.io/nvidia/cuda@"),
+        (f"https://docker.io/nvidia/cuda@{DIGEST}", "6:7: 'base' cannot be 'https://docker.io/nvidia/cuda@"),
+        (f"'docker.io/x/y:$(id)@{DIGEST}'", "6:7: 'base' cannot be 'docker.io/x/y:$(id)@"),
+    ],
+)  # fmt: skip
+def test_references_that_are_no_digest(reference: str, expected: str) -> None:
+    assert [fault.startswith(f"{FILE}:{expected}") for fault in faults_of(own_base(reference))] == [True]
+    text = PULLED.replace(IMAGE, reference)
+    with pytest.raises(RecipeError) as caught:
+        recipes.parse_bases(text, "recipes/bases.yaml")
+    wanted = expected.replace("6:7: 'base'", "recipes/bases.yaml:3:12: 'image'")
+    assert any(fault.startswith(wanted) for fault in caught.value.faults), caught.value
+
+
+def test_what_stands_beside_an_image() -> None:
+    assert faults_of(own_base(IMAGE, "")) == (
+        f"{FILE}:6:7: 'glibc' is missing: no image is pulled to lock, so the recipe says which C library it "
+        'carries (write glibc: "2.36" beside it, as `ldd --version` inside the image says)',
+    )
+    for key, value in (("glibc", '"2.36"'), ("interpreter", "/usr/bin/python3.11")):
+        assert faults_of(own_base("debian-12", f"\n{key}: {value}")) == (
+            f"{FILE}:7:{len(key) + 3}: '{key}' describes an image, and no 'base' beside it names one by digest "
+            "(remove it: bases.yaml says it for the bases there)",
+        )
+
+
+def test_a_pulled_base_has_no_suite_and_no_packages() -> None:
+    with pytest.raises(RecipeError) as caught:
+        recipes.parse_bases(f"{PULLED}    suite: bookworm\n    packages: [gcc]\n", "recipes/bases.yaml")
+    assert [fault.split(" (")[0] for fault in caught.value.faults] == [
+        "recipes/bases.yaml:6:5: unknown key 'suite'",
+        "recipes/bases.yaml:7:5: unknown key 'packages'",
+    ]
+
+
 # --- folders -------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,8 @@ from packaging.requirements import Requirement
 
 from imagefactory import recipes
 from imagefactory.errors import RecipeError
-from imagefactory.model import Target
+from imagefactory.model import Base, Target
+from imagefactory.oci.store import parse_reference
 
 FOLDER = Path(__file__).parents[2] / "recipes"
 TEXTS = [
@@ -25,6 +26,14 @@ TEXTS = [
 ]
 TEXTS.append(recipes.scaffold("lab", recipes.read_bases(FOLDER)))
 BASES = recipes.read_bases(FOLDER)
+TEXTS.append(
+    TEXTS[0]
+    .replace("base: debian-12\n", f'base: docker.io/nvidia/cuda:12.4@sha256:{"0a" * 32}\nglibc: "2.35"\n', 1)
+    .replace(
+        "    base: debian-13\n",
+        f'    base: quay.io/a/b@sha256:{"1b" * 32}\n    glibc: "2.28"\n    interpreter: /usr/local/bin/python3.13\n',
+    )
+)
 
 NASTY = [
     "\n", "\r", "\r\n", "\t", "\x00", "\x07", "\x1b[2J", "\x7f", "\x85", "\u2028", "\u202e", "\ufeff", "\udc80", "é", "\uff10",
@@ -127,10 +136,23 @@ def assert_clean(target: Target) -> None:
         assert not requirement.marker
 
 
+def assert_clean_base(base: Base) -> None:
+    assert re.fullmatch(r"[a-z0-9-]+-[0-9a-f]{12}", base.name, re.ASCII)
+    for reference in (base.image, base.public):
+        parsed = parse_reference(reference)  # what fetches it agrees
+        assert re.fullmatch(r"sha256:[0-9a-f]{64}", parsed.digest)
+        assert str(parsed) == reference
+    assert re.fullmatch(r"(/[A-Za-z0-9_][A-Za-z0-9._+-]*)+", base.python_path, re.ASCII)
+    assert re.fullmatch(r"2\.[0-9]+", base.glibc, re.ASCII)
+
+
 def read(text: str) -> tuple[tuple[Target, ...], tuple[str, ...]]:
     """Targets and faults; any exception but RecipeError fails the test."""
     try:
-        return recipes.expand(recipes.parse_recipe(text, "recipes/fuzz.yaml"), BASES), ()
+        recipe = recipes.parse_recipe(text, "recipes/fuzz.yaml")
+        for base in recipes.all_bases(BASES, [recipe])[len(BASES) :]:
+            assert_clean_base(base)
+        return recipes.expand(recipe, BASES), ()
     except RecipeError as error:
         return (), error.faults
 

@@ -17,7 +17,7 @@ from imagefactory.recipes import expand_all, read_bases, read_recipes
 from imagefactory.render import quoting
 from imagefactory.render.apptainer import module_of, render_apptainer
 from imagefactory.render.define import define, driver_floor, pyvenv_cfg, venv_links
-from imagefactory.render.dockerfile import PIP_ARGUMENTS, instructions, render_dockerfile
+from imagefactory.render.dockerfile import instructions, render_dockerfile
 from imagefactory.render.folders import check_definitions, render, write_definitions
 from imagefactory.render.templating import _environment
 from imagefactory.verify.suite import table
@@ -222,17 +222,17 @@ def body(text: str, name: str) -> str:
 def test_definition_file_has_these_sections_alone(definition: Definition) -> None:
     text = render_apptainer(definition)
     header, found = sections(text)
-    assert header == {"bootstrap": "docker", "from": "{{ BASE }}"}
+    assert header == {"bootstrap": "{{ BOOTSTRAP }}", "from": "{{ BASE }}"}
     assert [name for name, _ in found] == SECTIONS
     arguments = dict(line.strip().split("=", 1) for line in body(text, "arguments").split("\n") if line)
-    assert arguments == {"BASE": "docker.io/library/debian:12-slim"} | dict.fromkeys(PIP_ARGUMENTS, "")
+    assert arguments == {"BOOTSTRAP": "docker", "BASE": "docker.io/library/debian:12-slim"}
     labels = [tuple(line.strip().split(" ", 1)) for line in body(text, "labels").split("\n") if line]
     assert tuple(labels) == definition.labels
 
 
 def test_apptainer_fills_in_its_arguments_and_nothing_else(definition: Definition) -> None:
     text = render_apptainer(definition)
-    assert set(re.findall(r"{{\s*(.*?)\s*}}", text)) == {"BASE", *PIP_ARGUMENTS}
+    assert set(re.findall(r"{{\s*(.*?)\s*}}", text)) == {"BOOTSTRAP", "BASE"}
     assert "{{" not in render_dockerfile(definition)
 
 
@@ -253,6 +253,20 @@ def test_shell_parts_are_shell(definition: Definition) -> None:
     for script in scripts:
         done = subprocess.run(["sh", "-n"], input=script, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_settings_of_the_machine_come_as_secrets_to_pip_alone(definition: Definition) -> None:
+    """No ARG but the base: what an ARG holds stays in the history and in the cache."""
+    found = instructions(definition)
+    assert [each.value for each in found if each.keyword == "ARG"] == [f"BASE={definition.base.public}"]
+    (pip,) = [each for each in found if "/opt/pip/bin/pip" in each.value]
+    assert pip.flags == (
+        "--mount=type=secret,id=pip.conf,target=/mnt/pip.conf",
+        "--mount=type=secret,id=ca.pem,target=/mnt/ca.pem",
+    )
+    assert "if test -e /mnt/pip.conf; then export PIP_CONFIG_FILE=/mnt/pip.conf; fi" in pip.value
+    assert "if test -e /mnt/ca.pem; then export PIP_CERT=/mnt/ca.pem; fi" in pip.value
+    assert not [each for each in found if each is not pip and ("PIP_" in each.value or "secret" in str(each))]
 
 
 def test_both_files_run_the_same_commands(definition: Definition) -> None:

@@ -60,8 +60,14 @@ def parsed(text: str) -> tuple[Instruction, ...]:
             pairs = extract_key_values(env_replace=False, args={}, envs={}, instruction_value=value)
             found.append(Instruction(keyword=keyword, pairs=tuple(pairs)))
         elif keyword != "COMMENT":
-            found.append(Instruction(keyword=keyword, value=" ".join(value.split())))
+            found.append(split_flags(keyword, value.split()))
     return tuple(found)
+
+
+def split_flags(keyword: str, words: list[str]) -> Instruction:
+    """dockerfile-parse knows no flags: by Docker's reference they are the words with `--` in front."""
+    count = next((n for n, word in enumerate(words) if not word.startswith("--")), len(words))
+    return Instruction(keyword=keyword, flags=tuple(words[:count]), value=" ".join(words[count:]))
 
 
 def section_names(text: str) -> list[str]:

@@ -1,0 +1,77 @@
+"""What rendered files say of a base that is pulled by digest."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from dockerfile_parse import DockerfileParser
+
+from imagefactory.errors import RecipeError
+from imagefactory.model import Definition
+from imagefactory.render.apptainer import render_apptainer
+from imagefactory.render.define import define, pyvenv_cfg, venv_links
+from imagefactory.render.dockerfile import instructions, render_dockerfile
+from tests.unit.test_render import make_base, make_lock, make_target
+
+DIGEST = "sha256:" + "0a" * 32
+PLACE = f"docker.io/nvidia/cuda@{DIGEST}"
+
+
+def pulled(**changes: object) -> Definition:
+    base = make_base(
+        suite="", packages=(), image=f"docker.io/nvidia/cuda:12@{DIGEST}", public=PLACE, **changes
+    )
+    return define(make_target(), base, make_lock())
+
+
+def test_the_dockerfile_stands_on_the_digest_and_installs_nothing() -> None:
+    text = render_dockerfile(pulled())
+    assert f"\nARG BASE={PLACE}\n" in text
+    assert "apt-get" not in text
+    assert "dpkg" not in text
+    assert '"$(uname -m)" = x86_64' in text
+    assert text.index("import ensurepip, venv") < text.index("FROM base AS build")
+    assert "ensurepip" not in render_dockerfile(define(make_target(), make_base(), make_lock()))
+
+
+def test_the_dockerfile_takes_back_what_the_base_says_of_itself() -> None:
+    parser = DockerfileParser(fileobj=io.BytesIO(render_dockerfile(pulled()).encode()))
+    parsed = [
+        (row["instruction"], row["value"]) for row in parser.structure if row["instruction"] != "COMMENT"
+    ]
+    wanted = [(made.keyword, made.value) for made in instructions(pulled())]
+    assert [keyword for keyword, _ in parsed] == [keyword for keyword, _ in wanted]
+    assert parsed[2:5] == [("USER", "0"), ("WORKDIR", "/"), ("ENTRYPOINT", "[]")]
+    keyword, value = parsed[5]
+    assert (keyword, value) == wanted[5]
+    assert value.startswith("PATH=/opt/env/bin:")
+    assert value.endswith(":${PATH} PYTHONHOME= PYTHONPATH=")
+    assert "PATH=" not in parsed[6][1]  # set again, it would lose the base's folders
+
+
+def test_the_definition_file_keeps_the_bases_folders() -> None:
+    text = render_apptainer(pulled())
+    assert f"    BASE={PLACE}\n" in text
+    environment = text.partition("%environment\n")[2].partition("%labels")[0]
+    lines = [line.strip() for line in environment.splitlines()]
+    assert lines.index('base_path="$PATH"') < lines.index('export PATH="$PATH:$base_path"')
+    assert "unset PYTHONHOME PYTHONPATH" in lines
+    assert "apt-get" not in text
+
+
+def test_the_environment_leads_to_the_bases_interpreter() -> None:
+    definition = pulled(interpreter="/usr/local/bin/python3.11")
+    assert pyvenv_cfg(definition).splitlines()[::3] == [
+        "home = /usr/local/bin",
+        "executable = /usr/local/bin/python3.11",
+    ]
+    assert dict(venv_links(definition))["/opt/env/bin/python"] == "/usr/local/bin/python3.11"
+    labels = dict(definition.labels)
+    assert labels["org.opencontainers.image.base.name"] == f"docker.io/nvidia/cuda:12@{DIGEST}"
+
+
+@pytest.mark.parametrize("interpreter", ["/opt/env/bin/python3.11", "/opt/env", "/python3.11"])
+def test_an_interpreter_where_the_environment_goes_is_refused(interpreter: str) -> None:
+    with pytest.raises(RecipeError, match="cannot stand there"):
+        pulled(interpreter=interpreter)
