@@ -1,4 +1,4 @@
-"""One image of the layout as one file that other tools load.
+"""One image of the layout as one file that other tools load, and what docker's daemon loads and saves.
 
 `oci-archive` is an image layout (OCI image-spec, image-layout.md) in a tar: the very blobs, so every
 digest stays. `docker-archive` is what `docker save` writes and any `docker load` reads: manifest.json,
@@ -10,26 +10,33 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import os
+import posixpath
 import re
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
 from imagefactory.errors import StoreError, UsageError
 from imagefactory.model import Descriptor, Image, Layer
-from imagefactory.oci.layers import BLOCK, CHUNK, END_OF_ARCHIVE, codec
+from imagefactory.oci.layers import BLOCK, CHUNK, END_OF_ARCHIVE, Codec, codec
 from imagefactory.oci.layout import (
     INDEX_TYPE,
     MANIFEST_TYPE,
     REF_NAME,
+    BlobWriter,
     Layout,
     canonical_json,
+    explain_full_disk,
     parse_descriptor,
 )
 from imagefactory.progress import Progress
@@ -197,12 +204,21 @@ class _Tar:
         self._stream.write(info.tobuf(tarfile.GNU_FORMAT))
 
 
+def check_output(out: Path) -> None:
+    """Raises UsageError unless `out` can be replaced: a name in /dev, even a link there, must not be."""
+    if out.absolute().is_relative_to("/dev") or out.absolute().is_relative_to("/proc"):
+        raise UsageError(
+            f"{out} is a device or the system's, no place for a file", hint="name a file in a folder of yours"
+        )
+    if out.exists() and not out.is_file():
+        raise UsageError(f"{out} is a folder or a device, not a file", hint="name a file to write")
+
+
 @contextmanager
 def _replacing(out: Path) -> Iterator[IO[bytes]]:
     """A new file beside `out` that takes its place when all went well."""
     folder = out.absolute().parent
-    if out.exists() and not out.is_file():
-        raise UsageError(f"{out} is a folder or a device, not a file", hint="name a file to write")
+    check_output(out)
     try:
         handle, name = tempfile.mkstemp(dir=folder, prefix=f".{out.name}.")
         beside = Path(name)
@@ -235,3 +251,174 @@ def _damaged(layout: Layout, digest: str) -> StoreError:
 
 def _missing(layout: Layout, digest: str) -> StoreError:
     return StoreError(f"blob {digest} is missing from {layout.path}", hint=_REBUILD)
+
+
+# --- what docker loads and saves, as streams -------------------------------------------------------
+
+
+def stream_docker(layout: Layout, image: Image, name: str) -> Iterator[bytes]:
+    """`image` as docker's daemon loads it, called `name`: a docker-archive whose layers stay compressed.
+
+    Every size is known beforehand, so nothing is written down on the way. The daemon inflates (gzip,
+    zstd), and refuses a layer that is not what the config says. Raises StoreError for a blob that is
+    missing or cut, in the middle of the stream.
+    """
+    config = layout.read(Descriptor(media_type="", digest=image.config, size=0))
+    blobs = {layer.descriptor.digest: layer.descriptor for layer in image.layers}
+    names = {digest: f"{digest.removeprefix('sha256:')}.layer" for digest in blobs}
+    entry = {
+        "Config": f"{image.config.removeprefix('sha256:')}.json",
+        "RepoTags": [name],
+        "Layers": [names[layer.descriptor.digest] for layer in image.layers],
+    }
+    for file, data in ((entry["Config"], config), ("manifest.json", canonical_json([entry]))):
+        yield _header(str(file), len(data)) + data + bytes(-len(data) % BLOCK)
+    for digest, descriptor in blobs.items():
+        yield _header(names[digest], descriptor.size)
+        left = descriptor.size
+        try:
+            for chunk in _chunks(layout.blob_path(digest)):
+                left -= len(chunk)
+                yield chunk
+        except FileNotFoundError:
+            raise _missing(layout, digest) from None
+        if left:
+            raise _damaged(layout, digest)
+        yield bytes(-descriptor.size % BLOCK)
+    yield END_OF_ARCHIVE
+
+
+def _header(name: str, size: int) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = size, 0o644
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taking:
+    """How a saved image comes into the layout.
+
+    `codec` compresses new layers; `known` gives the layers that the store has, by diff id, whose bytes
+    are then not touched; `report` hears of the plain bytes as they come.
+    """
+
+    codec: Codec
+    known: Mapping[str, Layer]
+    report: Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """A saved image whose blobs are in the layout: the config's own bytes, and its layers in order."""
+
+    config: bytes
+    layers: tuple[Layer, ...]
+
+
+def take_docker(layout: Layout, stream: IO[bytes], taking: Taking) -> Taken:
+    """Reads what `docker save` writes (also docker 25's, which is an image layout too), in one pass.
+
+    Layers may come compressed and in any order; each is hashed and must be what the config says. Raises
+    StoreError for a stream that ends early or is not an image. Nothing names what was written.
+    """
+    small: dict[str, bytes] = {}
+    links: dict[str, str] = {}
+    made: dict[str, Layer] = {}
+    try:
+        with tarfile.open(fileobj=stream, mode="r|", bufsize=CHUNK) as tar:
+            for member in tar:
+                name = member.name.removeprefix("./")
+                if member.issym() or member.islnk():
+                    above = name.rpartition("/")[0] if member.issym() else ""
+                    links[name] = posixpath.normpath(posixpath.join(above, member.linkname))
+                elif member.isfile():
+                    file = tar.extractfile(member)
+                    assert file is not None
+                    if member.size <= _SMALL:
+                        small[name] = file.read()
+                    elif _named(name) in taking.known:
+                        taking.report(member.size)  # docker 25 names a blob by its digest: skip the bytes
+                    else:
+                        made[name] = _take_layer(layout, file, taking)
+        return _put_together(layout, taking, _Saved(small=small, links=links, made=made))
+    except _NO_IMAGE as error:
+        why = f"{type(error).__name__}: {error}"
+        raise StoreError(f"what docker saved is not a whole image: {why}", hint="build it again") from error
+
+
+_NO_IMAGE = (tarfile.TarError, zlib.error, EOFError, KeyError, IndexError, TypeError, ValueError)
+_SMALL = 1 << 20
+"""Bytes up to which a file of the stream is kept until it is known what it is; configs are far smaller."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Saved:
+    small: Mapping[str, bytes]
+    links: Mapping[str, str]
+    made: Mapping[str, Layer]
+
+
+def _named(name: str) -> str:
+    return f"sha256:{name.rpartition('/')[2]}"
+
+
+def _put_together(layout: Layout, taking: Taking, saved: _Saved) -> Taken:
+    (entry,) = json.loads(saved.small["manifest.json"])
+    config = saved.small[entry["Config"]]
+    diff_ids = json.loads(config)["rootfs"]["diff_ids"]
+    layers = []
+    for name, diff_id in zip(entry["Layers"], diff_ids, strict=True):
+        file = saved.links.get(name, name)
+        if diff_id in taking.known:
+            layers.append(taking.known[diff_id])
+            continue
+        layer = saved.made.get(file) or _take_layer(layout, io.BytesIO(saved.small[file]), taking)
+        if layer.diff_id != diff_id:
+            raise StoreError(f"docker saved a layer {layer.diff_id} where its config says {diff_id}")
+        layers.append(layer)
+    return Taken(config=config, layers=tuple(layers))
+
+
+def _take_layer(layout: Layout, file: IO[bytes], taking: Taking) -> Layer:
+    plain = hashlib.sha256()
+    with explain_full_disk(layout.path), BlobWriter(layout) as blob:
+        compressor = taking.codec.compressor()
+        for data in _inflated(file):
+            plain.update(data)
+            taking.report(len(data))
+            blob.write(compressor.compress(data))
+        blob.write(compressor.flush())
+        descriptor = blob.commit(taking.codec.media_type)
+    return Layer(descriptor=descriptor, diff_id=f"sha256:{plain.hexdigest()}", title="")
+
+
+def _inflated(file: IO[bytes]) -> Iterator[bytes]:
+    """The plain tar: daemons that keep images in containerd save their layers as they hold them."""
+    first = file.read(CHUNK)
+    rest = chain([first], iter(partial(file.read, CHUNK), b""))
+    if first.startswith(b"\x1f\x8b"):
+        yield from _members(rest, lambda: zlib.decompressobj(31))
+    elif first.startswith(b"\x28\xb5\x2f\xfd"):
+        import zstandard
+
+        try:
+            yield from _members(rest, lambda: zstandard.ZstdDecompressor().decompressobj())
+        except zstandard.ZstdError as error:
+            raise ValueError(f"a layer is no zstd: {error}") from error
+    else:
+        yield from rest
+
+
+def _members(chunks: Iterator[bytes], begin: Callable[[], Any]) -> Iterator[bytes]:
+    """Inflates gzip members or zstd frames, as many as follow each other."""
+    inflater, fed = begin(), False
+    for chunk in chunks:
+        data = chunk
+        while data:
+            yield inflater.decompress(data)
+            fed = not inflater.eof
+            data = inflater.unused_data if inflater.eof else b""
+            if inflater.eof:
+                inflater = begin()
+    if fed:
+        raise EOFError("a layer ends in the middle")

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import json
 import resource
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from imagefactory.errors import StoreError, UsageError
 from imagefactory.model import Descriptor, Image
-from imagefactory.oci.archive import FORMATS, export
+from imagefactory.oci.archive import FORMATS, Taking, export, stream_docker, take_docker
 from imagefactory.oci.layers import codec
 from imagefactory.oci.layout import CONFIG_TYPE, INDEX_TYPE, MANIFEST_TYPE, Layout, canonical_json
 from imagefactory.progress import Quiet
@@ -213,3 +215,146 @@ def test_name_that_cannot_be_loaded_is_refused(name: str, layout: Layout, tmp_pa
     for kind in FORMATS:
         with pytest.raises(UsageError, match="name:tag"):
             export(layout, image, tmp_path / "image.tar", kind=kind, progress=Quiet())
+
+
+# --- what docker loads and saves -------------------------------------------------------------------
+
+
+def test_stream_for_docker_is_an_archive_of_the_very_blobs(layout: Layout, tmp_path: Path) -> None:
+    image = make_image(layout)
+    data = b"".join(stream_docker(layout, image, "imagefactory/run:1"))
+    (tmp_path / "stream.tar").write_bytes(data)
+    with tarfile.open(tmp_path / "stream.tar") as tar:
+        files = {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
+    (entry,) = json.loads(files["manifest.json"])
+    assert entry["RepoTags"] == ["imagefactory/run:1"]
+    assert sha(files[entry["Config"]]) == image.config
+    assert [sha(files[name]) for name in entry["Layers"]] == [
+        layer.descriptor.digest for layer in image.layers
+    ]
+
+
+@pytest.mark.parametrize("harm", [cut, Path.unlink])
+def test_stream_of_a_harmed_image_breaks_off(harm, layout: Layout) -> None:
+    image = make_image(layout)
+    harm(layout.blob_path(image.layers[1].descriptor.digest))
+    with pytest.raises(StoreError, match=r"damaged|missing"):
+        for _ in stream_docker(layout, image, "imagefactory/run:1"):
+            pass
+
+
+BIG = small_tar("opt/big", bytes(range(256)) * 10_000)
+SAVED = [PLAIN[0], PLAIN[1], PLAIN[1], BIG]
+"""A layer that stands twice, and one larger than what is kept in memory."""
+
+
+def saved_config() -> bytes:
+    config = {"config": {}, "rootfs": {"type": "layers", "diff_ids": [sha(data) for data in SAVED]}}
+    return json.dumps(config, indent=3).encode()  # not canonical: its bytes must stay
+
+
+def tar_of(files: Mapping[str, bytes], links: Mapping[str, str] | None = None) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+        for name, to in (links or {}).items():
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = tarfile.SYMTYPE, to
+            tar.addfile(info)
+    return buffer.getvalue()
+
+
+def new_saved() -> bytes:
+    """As docker 25 and newer save: an image layout, blobs by digest, what names them at the end."""
+    names = [f"blobs/sha256/{sha(data)[7:]}" for data in SAVED]
+    config = saved_config()
+    entry = {"Config": f"blobs/sha256/{sha(config)[7:]}", "RepoTags": None, "Layers": names}
+    return tar_of({
+        **dict(zip(names, SAVED, strict=True)),
+        entry["Config"]: config,
+        "index.json": b"{}",
+        "manifest.json": json.dumps([entry]).encode(),
+    })  # fmt: skip
+
+
+def old_saved() -> bytes:
+    """As docker before 25 saves: folders of random names, a layer that stands twice as a link."""
+    entry = {"Config": "abc.json", "RepoTags": None, "Layers": [f"{n}/layer.tar" for n in "1234"]}
+    files = {
+        "4/layer.tar": SAVED[3],
+        "1/layer.tar": SAVED[0],
+        "1/json": b"{}",
+        "2/layer.tar": SAVED[1],
+        "abc.json": saved_config(),
+        "manifest.json": json.dumps([entry]).encode(),
+    }
+    return tar_of(files, {"3/layer.tar": "../2/layer.tar"})
+
+
+def containerd_saved() -> bytes:
+    """As docker saves that keeps images in containerd: layers compressed, named by what they are then."""
+    packed = [gzip.compress(SAVED[0]), zstandard.compress(SAVED[1]), SAVED[2], zstandard.compress(SAVED[3])]
+    names = [f"blobs/sha256/{sha(data)[7:]}" for data in packed]
+    entry = {"Config": "blobs/sha256/c", "RepoTags": None, "Layers": names}
+    return tar_of({
+        **dict(zip(names, packed, strict=True)),
+        "blobs/sha256/c": saved_config(),
+        "manifest.json": json.dumps([entry]).encode(),
+    })  # fmt: skip
+
+
+def taking(**changes: object) -> Taking:
+    return replace(Taking(codec=codec("zstd"), known={}, report=lambda _: None), **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("saved", [new_saved, old_saved, containerd_saved])
+@pytest.mark.parametrize("packer", ["zstd", "gzip"])
+def test_saved_images_come_in_whole(saved, packer: str, layout: Layout) -> None:
+    taken = take_docker(layout, io.BytesIO(saved()), taking(codec=codec(packer)))
+    assert taken.config == saved_config()
+    assert [layer.diff_id for layer in taken.layers] == [sha(data) for data in SAVED]
+    for layer, plain in zip(taken.layers, SAVED, strict=True):
+        assert layer.descriptor.media_type == codec(packer).media_type
+        path = layout.blob_path(layer.descriptor.digest)
+        assert sha(path.read_bytes()) == layer.descriptor.digest
+        assert b"".join(codec(packer).decompress(path)) == plain
+    assert list(layout.tmp.iterdir()) == []
+
+
+def test_layers_of_the_store_are_not_touched(layout: Layout) -> None:
+    known = make_image(layout).layers[0]
+    read: list[int] = []
+    options = taking(
+        known={known.diff_id: known, sha(BIG): replace(known, diff_id=sha(BIG))}, report=read.append
+    )
+    taken = take_docker(layout, io.BytesIO(new_saved()), options)
+    assert taken.layers[0] is known
+    assert sha(BIG) == taken.layers[3].diff_id
+    assert read[0] == len(BIG)  # counted for whoever watches, though nothing was packed
+    assert (
+        len(list((layout.path / "blobs" / "sha256").iterdir())) == 7 + 1
+    )  # the image made here, and one layer
+
+
+@pytest.mark.parametrize("saved", [new_saved, old_saved, containerd_saved])
+@pytest.mark.parametrize("part", [0.1, 0.5, 0.9])
+def test_stream_that_ends_early_is_no_image(saved, part: float, layout: Layout) -> None:
+    data = saved().rstrip(b"\0")
+    with pytest.raises(StoreError, match="not a whole image"):
+        take_docker(layout, io.BytesIO(data[: int(len(data) * part)]), taking())
+    assert not layout.tags()
+
+
+def test_layer_that_is_not_what_the_config_says(layout: Layout) -> None:
+    data = new_saved().replace(b"three", b"eerht").replace(bytes(range(256)) * 20, bytes(5120), 1)
+    with pytest.raises(StoreError, match="where its config says"):
+        take_docker(layout, io.BytesIO(data), taking())
+
+
+@pytest.mark.parametrize("manifest", [b"", b"[]", b"{}", b'[{"Config": "x", "Layers": []}]'])
+def test_manifest_that_is_none(manifest: bytes, layout: Layout) -> None:
+    with pytest.raises(StoreError, match="not a whole image"):
+        take_docker(layout, io.BytesIO(tar_of({"manifest.json": manifest})), taking())

@@ -160,7 +160,9 @@ def plan(place: Place, spec: RunSpec, caller: Caller, *, gpus: GpuDevices | None
         uid_map=identity_map(caller.uid_map) if root else f"{spec.uid} {caller.uid} 1\n",
         gid_map=identity_map(caller.gid_map) if root else f"{spec.uid} {caller.gid} 1\n",
         deny_setgroups=not root,
-        lower=tuple(map(str, place.lower)),
+        # An overlay takes a folder once. A layer that stands twice (a Dockerfile's steps that change nothing
+        # all give the same one) says all that it says in its upper place.
+        lower=tuple(reversed(dict.fromkeys(map(str, reversed(place.lower))))),
         scratch=str(place.scratch),
         hostname=HOSTNAME,
         network=spec.network,

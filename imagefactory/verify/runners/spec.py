@@ -1,0 +1,52 @@
+"""What every runner refuses of a command before it starts anything. Pure."""
+
+from __future__ import annotations
+
+import posixpath
+
+from imagefactory.errors import UsageError
+from imagefactory.model import Mount, RunSpec
+
+RESERVED = ("/proc", "/sys", "/dev")
+
+
+def check_spec(spec: RunSpec) -> None:
+    """Raises UsageError for a command, folder, user or variable that cannot be."""
+    if not spec.argv or not spec.argv[0]:
+        raise UsageError("there is no command to run", hint="write one after `--`")
+    texts = [*spec.argv, spec.workdir, *(text for pair in spec.environment for text in pair)]
+    if any("\0" in text for text in texts):
+        raise UsageError("a NUL character cannot be part of a command", hint="remove it")
+    for name, _ in spec.environment:
+        if not name or "=" in name:
+            raise UsageError(f"'{name}' is not the name of a variable", hint="write NAME=VALUE")
+    if not spec.workdir.startswith("/"):
+        raise UsageError(
+            f"workdir '{spec.workdir}' is not an absolute path", hint="write a path of the image"
+        )
+    if not 0 <= spec.uid < 2**32 - 1:
+        raise UsageError(f"uid {spec.uid} cannot be", hint="write 0 or 65534")
+
+
+def planned_mounts(spec: RunSpec) -> tuple[Mount, ...]:
+    """The mounts with normal targets, those above others first. Raises UsageError for one that cannot be."""
+    planned = []
+    for entry in spec.mounts:
+        target = posixpath.normpath(entry.target)
+        if not entry.target.startswith("/") or ".." in entry.target.split("/") or target == "/":
+            raise UsageError(
+                f"mount target '{entry.target}' is not a place inside the image",
+                hint="write an absolute path below / without '..'",
+            )
+        target = "/" + target.lstrip("/")
+        if any(target == path or target.startswith(path + "/") for path in RESERVED):
+            raise UsageError(
+                f"mount target '{entry.target}' is the sandbox's own", hint=f"not below {', '.join(RESERVED)}"
+            )
+        if not entry.source.is_absolute():
+            raise UsageError(
+                f"mount source '{entry.source}' is not an absolute path", hint="write it in full"
+            )
+        planned.append(Mount(source=entry.source, target=target, writable=entry.writable))
+    # A mount below another one must come after it, or it would be covered.
+    return tuple(sorted(planned, key=lambda mount: mount.target.count("/")))

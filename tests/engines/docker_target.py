@@ -1,0 +1,186 @@
+"""A target of two tiny wheels on a small Debian base, and the index that serves them, with a password."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import http.server
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from imagefactory.engines.base_image import BaseImage, format_time, write_index
+from imagefactory.lock.index import PackageIndex
+from imagefactory.model import Base, Definition, Layer, Lock, Target, Where
+from imagefactory.oci.layers import CHUNK, codec
+from imagefactory.oci.layout import (
+    CONFIG_TYPE,
+    MANIFEST_TYPE,
+    BlobWriter,
+    Layout,
+    canonical_json,
+    format_descriptor,
+)
+from imagefactory.oci.unpack import Unpacked
+from imagefactory.progress import Quiet
+from imagefactory.render.define import SYSTEM_PATH, define
+from tests.unit.wheels_made_here import locked, make_wheel
+
+EPOCH = 1_700_000_000
+WHERE = Where(file="recipes/tiny.yaml", line=1, column=1)
+BASE = Base(
+    name="debian-12",
+    suite="bookworm",
+    python="3.11",
+    glibc="2.36",
+    packages=("python3", "python3-venv"),
+    public="docker.io/library/debian:12-slim",
+    where=WHERE,
+)
+TARGET = Target(
+    name="tiny-1.0-cu121",
+    family="tiny",
+    description="Two tiny packages",
+    source="pypi",
+    framework="torch",
+    version="1.0",
+    cuda="12.1",
+    python="3.11",
+    base="debian-12",
+    platform="linux/amd64",
+    capabilities=("8.0",),
+    checks=("packages", "libraries"),
+    requirements=("torch==1.0.*",),
+    constraints=(),
+    environment=(("TINY_WORDS", 'it\'s $HOME, "really" \\ so'),),
+    where=WHERE,
+)
+
+
+@dataclass
+class Index:
+    """A package index on loopback. While `hold` is set it answers nobody."""
+
+    folder: Path
+    user: str
+    password: str
+    port: int = 0
+    hold: threading.Event = field(default_factory=threading.Event)
+    release: threading.Event = field(default_factory=threading.Event)
+    asked: list[str] = field(default_factory=list)
+
+    def found(self, *, login: bool = True) -> PackageIndex:
+        name = f"{self.user}:{self.password}@" if login else ""
+        url = f"http://{name}127.0.0.1:{self.port}/simple"
+        return PackageIndex(url=url, origin="the test", certificates="", proxy="", environment=())
+
+
+class _Handler(http.server.SimpleHTTPRequestHandler):
+    def __init__(self, index: Index, *rest: object) -> None:
+        self.index = index
+        super().__init__(*rest, directory=str(index.folder))  # type: ignore[arg-type]
+
+    def do_GET(self) -> None:
+        self.index.asked.append(self.path)
+        if self.index.hold.is_set():
+            self.index.release.wait(120)
+        login = f"{self.index.user}:{self.index.password}".encode()
+        if self.headers.get("Authorization") != "Basic " + base64.b64encode(login).decode():
+            self.send_response(401)
+            self.send_header("WWW-Authenticate", 'Basic realm="index"')
+            self.end_headers()
+            return
+        super().do_GET()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def index_server(folder: Path, *, user: str, password: str) -> Iterator[Index]:
+    index = Index(folder=folder, user=user, password=password)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, index)) as server:
+        server.daemon_threads = True
+        index.port = server.server_port
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield index
+        finally:
+            index.release.set()
+            server.shutdown()
+
+
+def make_target(folder: Path, words: str = "tiny runs") -> Definition:
+    """The definition, and its wheels in `folder`/simple as an index has them."""
+    wheels = []
+    program = f"import other\n\n\ndef main():\n    print({words!r}, other.VALUE)\n"
+    for name, files in {
+        "torch": {
+            "torch/__init__.py": program.encode(),
+            "torch-1.0.dist-info/entry_points.txt": b"[console_scripts]\ntiny = torch:main\n",
+        },
+        "other": {"other.py": b"VALUE = 7\n"},
+    }.items():
+        place = folder / "simple" / name
+        place.mkdir(parents=True, exist_ok=True)
+        wheel = make_wheel(place, name, files)
+        (place / "index.html").write_text(f'<a href="{wheel.name}">{wheel.name}</a>')
+        wheels.append(locked(wheel))
+    lock = Lock(
+        target=TARGET.name,
+        content_hash="sha256:" + "0" * 64,
+        python="3.11",
+        platform="manylinux_2_36_x86_64",
+        solver="uv 0.9.1",
+        wheels=tuple(sorted(wheels, key=lambda wheel: wheel.name)),
+    )
+    return define(TARGET, BASE, lock)
+
+
+def make_base_tar(folder: Path) -> Path:
+    """Debian with Python, about 200 MB, from the machine's own mirror."""
+    tar = folder / "base.tar"
+    command = ["mmdebstrap", "--quiet", "--variant=apt", f"--include={','.join(BASE.packages)}"]
+    done = subprocess.run([*command, BASE.suite, str(tar)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return tar
+
+
+def store_base(layout: Layout, tar: Path) -> BaseImage:
+    """The tar as a base of the store, as the factory's own are."""
+    packer, plain = codec("zstd"), hashlib.sha256()
+    with BlobWriter(layout) as blob, tar.open("rb") as file:
+        compressor = packer.compressor()
+        while data := file.read(CHUNK):
+            plain.update(data)
+            blob.write(compressor.compress(data))
+        blob.write(compressor.flush())
+        descriptor = blob.commit(packer.media_type)
+    layer = Layer(descriptor=descriptor, diff_id=f"sha256:{plain.hexdigest()}", title=BASE.name)
+    config = {
+        "created": format_time(EPOCH),
+        "architecture": "amd64",
+        "os": "linux",
+        "config": {"Env": [f"PATH={SYSTEM_PATH}"], "Cmd": ["bash"], "WorkingDir": "/"},
+        "rootfs": {"type": "layers", "diff_ids": [layer.diff_id]},
+        "history": [{"created": format_time(EPOCH), "created_by": "the test"}],
+    }
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST_TYPE,
+        "config": format_descriptor(layout.add(canonical_json(config), CONFIG_TYPE)),
+        "layers": [format_descriptor(descriptor)],
+    }
+    index = write_index(layout, manifest, "linux/amd64")
+    layout.tag(f"base:{BASE.name}", index)
+    return BaseImage(
+        image=layout.load(f"base:{BASE.name}", index),
+        folders=Unpacked(layout.path / "unpacked").unpack([layer], layout.blob_path, Quiet()),
+        identity=f"sha256:{plain.hexdigest()}",
+        epoch=EPOCH,
+        published=True,
+    )

@@ -1,0 +1,702 @@
+"""The docker engine and runner on a real dockerd: what is built, kept, run, pushed, refused and left behind.
+
+Needs root, dockerd with buildx, docker-registry and podman (tests/services), mmdebstrap with a mirror.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from imagefactory.engines.base_image import BaseImage, write_index
+from imagefactory.engines.docker import DockerEngine
+from imagefactory.engines.docker_daemon import DockerDaemon, Login
+from imagefactory.engines.site import BuildSecrets, find_secrets
+from imagefactory.errors import BuildError, FactoryError, RegistryError, ToolError, UsageError
+from imagefactory.model import Completed, Definition, Image, Mount, RunSpec
+from imagefactory.oci.layers import codec
+from imagefactory.oci.layout import CONFIG_TYPE, Layout, canonical_json, format_descriptor
+from imagefactory.oci.store import Reference
+from imagefactory.progress import Lines, Quiet
+from imagefactory.verify.runners.docker import OUTPUT_LIMIT, OWNER, DockerRunner
+from imagefactory.verify.runners.unshare import UnshareRunner
+from imagefactory.verify.smoke import Trial, smoke
+from tests.engines.docker_target import EPOCH, Index, index_server, make_base_tar, make_target, store_base
+from tests.services import RegistryOptions, docker_daemon, registry_server
+from tests.services.docker import write_config
+
+CANARY = "canary-Xq7pW3vT9z"
+CANARY_PEM = b"# a canary called Zk4mB8rL2n\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """One store with a base, a target, the index of its wheels, and a daemon."""
+
+    layout: Layout
+    base: BaseImage
+    definition: Definition
+    index: Index
+    daemon: DockerDaemon
+
+    @property
+    def secrets(self) -> BuildSecrets:
+        return find_secrets(self.index.found(), {})
+
+    def engine(self, secrets: BuildSecrets | None = None) -> DockerEngine:
+        return DockerEngine(self.layout, self.daemon, codec="zstd", secrets=lambda: secrets or self.secrets)
+
+    def build(self, definition: Definition | None = None) -> Image:
+        return self.engine().build(definition or self.definition, self.base, dict, Quiet())
+
+    def changed(self, words: str) -> Definition:
+        """The target with another label: another image, of packages that are still the same."""
+        return replace(self.definition, labels=(*self.definition.labels, ("words", words)))
+
+    @property
+    def tags(self) -> set[str]:
+        return {tag for image in self.daemon.client.images.list() for tag in image.tags}
+
+    @property
+    def containers(self) -> list[str]:
+        return [each.id for each in self.daemon.client.containers.list(all=True)]
+
+
+@pytest.fixture(scope="module")
+def base_tar(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    tar = make_base_tar(tmp_path_factory.mktemp("base"))
+    yield tar
+    tar.unlink()
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory, base_tar: Path, dockerd: str) -> Iterator[Bench]:
+    folder = tmp_path_factory.mktemp("docker")
+    definition = make_target(folder / "index")
+    layout = Layout(folder / "store")
+    with index_server(folder / "index", user="ada", password=CANARY) as index, layout.in_use(Quiet()):
+        base = store_base(layout, base_tar)
+        daemon = DockerDaemon({**os.environ, "DOCKER_HOST": dockerd})
+        yield Bench(layout=layout, base=base, definition=definition, index=index, daemon=daemon)
+
+
+@pytest.fixture(scope="module")
+def image(bench: Bench) -> Image:
+    return bench.build()
+
+
+@pytest.fixture
+def runner(bench: Bench) -> DockerRunner:
+    return DockerRunner(bench.layout, bench.daemon)
+
+
+def sh(script: str, **fields: object) -> RunSpec:
+    return RunSpec(argv=("sh", "-c", script), **fields)  # type: ignore[arg-type]
+
+
+def stored(layout: Layout) -> set[str]:
+    """What names an image in a store."""
+    return {*layout.tags(), *(path.name for path in (layout.path / "images").glob("*"))}
+
+
+# --- building --------------------------------------------------------------------------------------
+
+
+def test_engine_says_what_it_is(bench: Bench) -> None:
+    assert bench.engine().require().startswith("docker ")
+    assert ", buildx 0." in bench.engine().require()
+
+
+def test_image_is_in_the_store_and_in_the_daemon(bench: Bench, image: Image) -> None:
+    assert bench.layout.image("tiny:1.0-cu121") == image
+    assert bench.daemon.client.images.get("tiny:1.0-cu121").id == image.config
+    assert image.layers[0].descriptor == replace(
+        bench.base.image.layers[0].descriptor, annotations=image.layers[0].descriptor.annotations
+    )
+    for layer in image.layers:
+        path = bench.layout.blob_path(layer.descriptor.digest)
+        assert hashlib.sha256(path.read_bytes()).hexdigest() == path.name
+        plain = hashlib.sha256(b"".join(codec("zstd").decompress(path))).hexdigest()
+        assert f"sha256:{plain}" == layer.diff_id
+    assert dict(image.environment)["TINY_WORDS"] == 'it\'s $HOME, "really" \\ so'
+    config = json.loads(bench.layout.blob_path(image.config).read_bytes())
+    assert config["created"] == "2023-11-14T22:13:20Z"
+    assert EPOCH == 1_700_000_000
+    assert config["config"]["Labels"] == dict(bench.definition.labels)
+    assert config["config"]["Cmd"] == ["python"]
+    manifest = json.loads(bench.layout.blob_path(image.manifest).read_bytes())
+    assert manifest["annotations"]["org.opencontainers.image.base.digest"] == bench.base.image.manifest
+
+
+def test_no_name_of_the_build_itself_stays(bench: Bench, image: Image) -> None:
+    base = f"imagefactory/base:{bench.base.image.config[7:19]}"
+    assert {tag for tag in bench.tags if tag.startswith("imagefactory/")} <= {base}
+    assert [path.name for path in bench.layout.tmp.iterdir()] == []
+    assert bench.containers == []
+
+
+def test_nothing_changed_is_quick_and_asks_nobody(bench: Bench, image: Image) -> None:
+    asked = len(bench.index.asked)
+    engine = bench.engine()
+    began = time.monotonic()
+    assert engine.find(bench.definition, bench.base) == image
+    found = time.monotonic() - began
+    assert bench.build() == image
+    assert found < 0.5
+    assert time.monotonic() - began < 2
+    assert len(bench.index.asked) == asked
+
+
+def test_image_runs_by_docker_and_by_unshare_alike(bench: Bench, image: Image, runner: DockerRunner) -> None:
+    spec = sh('tiny; printf %s "$TINY_WORDS"')
+    for each in (runner, UnshareRunner(bench.layout)):
+        done = each.run(image, spec)
+        assert (done.returncode, done.stdout) == (0, 'tiny runs 7\nit\'s $HOME, "really" \\ so'), done
+    command = [
+        "docker",
+        "--host",
+        bench.daemon.environ["DOCKER_HOST"],
+        "run",
+        "--rm",
+        "tiny:1.0-cu121",
+        "tiny",
+    ]
+    assert subprocess.run(command, capture_output=True, text=True).stdout == "tiny runs 7\n"
+
+
+def test_smoke_test_in_docker(bench: Bench, image: Image, runner: DockerRunner, tmp_path: Path) -> None:
+    trial = Trial(image=image, definition=bench.definition, nonce="5eed")
+    report = smoke(trial, runner, tmp_path / "checks", Quiet())
+    assert report.passed, report.checks
+    assert {check.name: check.state for check in report.checks} == {
+        "packages": "passed",
+        "libraries": "passed",
+    }
+
+
+def test_one_label_changed_makes_no_layer_anew(bench: Bench, image: Image) -> None:
+    other = bench.build(bench.changed("two"))
+    assert other.config != image.config
+    assert {layer.descriptor.digest for layer in other.layers} == {
+        layer.descriptor.digest for layer in image.layers
+    }
+    bench.engine().tag(bench.definition, image)
+    assert bench.layout.image("tiny:1.0-cu121") == image
+    assert bench.daemon.client.images.get("tiny:1.0-cu121").id == image.config
+
+
+def test_failed_build_shows_the_last_lines_and_leaves_nothing(bench: Bench) -> None:
+    wheels = tuple(replace(wheel, sha256="0" * 64) for wheel in bench.definition.lock.wheels)
+    wrong = replace(bench.definition, lock=replace(bench.definition.lock, wheels=wheels))
+    names, tags = stored(bench.layout), bench.tags
+    shown = io.StringIO()
+    with pytest.raises(BuildError) as caught:
+        bench.engine().build(wrong, bench.base, dict, Lines(shown))
+    assert "build 3/3: RUN" in caught.value.message
+    assert "DO NOT MATCH THE HASHES" in caught.value.message
+    assert "exit code 1" in caught.value.message
+    assert len(caught.value.message.splitlines()) <= 42
+    assert "docker build definitions/tiny-1.0-cu121" in caught.value.hint
+    assert stored(bench.layout) == names
+    assert bench.tags == tags
+    assert list(bench.layout.tmp.iterdir()) == []
+    assert "docker build" in shown.getvalue()
+
+
+CHILD = """
+import pickle, sys
+from imagefactory.engines.docker import DockerEngine
+from imagefactory.engines.docker_daemon import DockerDaemon
+from imagefactory.oci.layout import CONFIG_TYPE, Layout, canonical_json, format_descriptor
+from imagefactory.progress import Quiet
+store, environ, definition, base, secrets = pickle.load(open(sys.argv[1], "rb"))
+engine = DockerEngine(Layout(store), DockerDaemon(environ), codec="zstd", secrets=lambda: secrets)
+engine.build(definition, base, dict, Quiet())
+"""
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGKILL])
+def test_killed_build_leaves_no_image_and_can_be_run_again(
+    bench: Bench, signal_number: int, tmp_path: Path
+) -> None:
+    words = f"killed by {signal_number}"
+    wheels = tmp_path / "index"
+    definition = make_target(wheels, words)  # other packages, so that BuildKit's cache has no answer
+    names, tags = stored(bench.layout), bench.tags
+    with index_server(wheels, user="ada", password=CANARY) as index:
+        secrets = find_secrets(index.found(), {})
+        job = (bench.layout.path, bench.daemon.environ, definition, bench.base, secrets)
+        (tmp_path / "job").write_bytes(pickle.dumps(job))
+        index.hold.set()
+        child = subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(tmp_path / "job")], stderr=subprocess.PIPE, text=True
+        )
+        wait_for(lambda: index.asked)
+        child.send_signal(signal_number)
+        error = child.communicate(timeout=60)[1]
+        assert child.returncode == -signal_number or (signal_number == signal.SIGINT and child.returncode)
+        assert CANARY not in error
+        assert stored(bench.layout) == names
+        if signal_number == signal.SIGINT:
+            assert bench.tags == tags
+            assert list(bench.layout.tmp.iterdir()) == []
+        index.hold.clear()
+        index.release.set()
+        built = DockerEngine(bench.layout, bench.daemon, codec="zstd", secrets=lambda: secrets).build(
+            definition, bench.base, dict, Quiet()
+        )
+    assert DockerRunner(bench.layout, bench.daemon).run(built, sh("tiny")).stdout == f"{words} 7\n"
+    assert not [tag for tag in bench.tags if tag.startswith("imagefactory/build")]
+    bench.layout.untag("tiny:1.0-cu121")
+
+
+def wait_for(true: object, seconds: float = 60) -> None:
+    ends = time.monotonic() + seconds
+    while not true():  # type: ignore[operator]
+        assert time.monotonic() < ends, "it did not happen in time"
+        time.sleep(0.05)
+
+
+# --- what must not be seen -------------------------------------------------------------------------
+
+
+def test_canaries_are_in_no_layer_config_history_log_or_error(bench: Bench, tmp_path: Path) -> None:
+    """A password of the index and a certificate reach pip, and nothing that stays."""
+    wheels = tmp_path / "index"
+    definition = make_target(wheels, "canary test")
+    (tmp_path / "ca.pem").write_bytes(CANARY_PEM)
+    shown = io.StringIO()
+    with index_server(wheels, user="ada", password=CANARY) as index:
+        bundle = str(tmp_path / "ca.pem")
+        without = find_secrets(replace(index.found(login=False), certificates=bundle), {})
+        with pytest.raises(BuildError) as refused:
+            bench.engine(without).build(definition, bench.base, dict, Lines(shown))
+        assert "401" in refused.value.message or "No matching distribution" in refused.value.message
+
+        given = find_secrets(replace(index.found(), certificates=bundle), {})
+        assert CANARY in given.pip_conf
+        assert given.certificates == CANARY_PEM
+        image = bench.engine(given).build(definition, bench.base, dict, Lines(shown))
+        assert index.asked
+
+        # A failing build prints what it has: pip its index, our error the last lines.
+        lock = replace(
+            definition.lock, wheels=tuple(replace(w, sha256="0" * 64) for w in definition.lock.wheels)
+        )
+        with pytest.raises(BuildError) as failed:
+            bench.engine(given).build(replace(definition, lock=lock), bench.base, dict, Lines(shown))
+
+    told = shown.getvalue() + "".join(
+        error.value.message + error.value.hint + repr(error.value.__cause__) for error in (refused, failed)
+    )
+    client = bench.daemon.client
+    inspected = json.dumps([client.api.inspect_image(image.config), client.api.history(image.config)])
+    canaries = (CANARY.encode(), base64.b64encode(f"ada:{CANARY}".encode()), CANARY_PEM.strip())
+    for canary in canaries:
+        assert canary not in told.encode()
+        assert canary not in inspected.encode()
+        for layer in image.layers:
+            path = bench.layout.blob_path(layer.descriptor.digest)
+            assert canary not in b"".join(codec("zstd").decompress(path))
+        for digest in (image.digest, image.manifest, image.config):
+            assert canary not in bench.layout.blob_path(digest).read_bytes()
+        # Nor in anything else of the daemon's own records and of the store, compressed layers aside.
+        for path in bench.layout.path.rglob("*"):
+            if path.is_file() and path.parent.name != "sha256" and "unpacked" not in path.parts:
+                assert canary not in path.read_bytes(), path
+    bench.layout.untag("tiny:1.0-cu121")
+
+
+def test_raw_output_of_buildkit_holds_no_canary(bench: Bench, tmp_path: Path) -> None:
+    """What BuildKit itself prints, before we hide anything, with the cache off."""
+    from imagefactory.engines.buildx import Build, command
+    from imagefactory.render.folders import render, write_definitions
+
+    write_definitions(tmp_path / "context", render(bench.definition))
+    (tmp_path / "ca.pem").write_bytes(CANARY_PEM)
+    secrets = (("pip.conf", "env=CONF"), ("ca.pem", "src=ca.pem"))
+    build = Build(
+        context="context", base=f"imagefactory/base:{bench.base.image.config[7:19]}", tag="raw:1",
+        platform="linux/amd64", epoch=EPOCH, secrets=secrets, host_network=True,
+    )  # fmt: skip
+    bench.daemon.ensure(bench.layout, bench.base.image, build.base, Quiet())
+    argv = [*command(build)[:3], "--no-cache", *command(build)[3:]]
+    environ = {**bench.daemon.environ, "CONF": bench.secrets.pip_conf}
+    done = subprocess.run(argv, cwd=tmp_path, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert CANARY not in done.stdout + done.stderr
+    assert CANARY not in " ".join(argv)
+    bench.daemon.untag("raw:1")
+
+
+# --- pushing ---------------------------------------------------------------------------------------
+
+
+def closed_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def push(bench: Bench, image: Image, host: str, login: Login | None = None) -> str:
+    reference = Reference(registry=host, repository="site/tiny", tag="1.0-cu121-abc")
+    return bench.daemon.push_image((bench.layout, image), reference, login, Quiet())
+
+
+def test_push_gives_the_digest_that_the_registry_has(bench: Bench, image: Image, registry: str) -> None:
+    before = bench.tags
+    digest = push(bench, image, registry)
+    request = urllib.request.Request(
+        f"http://{registry}/v2/site/tiny/manifests/1.0-cu121-abc",
+        headers={"Accept": "application/vnd.docker.distribution.manifest.v2+json"},
+    )
+    with urllib.request.urlopen(request) as reply:
+        data = reply.read()
+        assert reply.headers["Docker-Content-Digest"] == digest
+    assert f"sha256:{hashlib.sha256(data).hexdigest()}" == digest
+    assert json.loads(data)["config"]["digest"] == image.config
+    assert bench.tags == before
+
+
+def test_push_to_a_dead_port_is_an_error(bench: Bench, image: Image) -> None:
+    """The SDK's own push raises nothing here: its stream is what tells."""
+    before = bench.tags
+    host = f"127.0.0.1:{closed_port()}"
+    with pytest.raises(RegistryError, match="refused") as caught:
+        push(bench, image, host)
+    assert caught.value.exit_code == 8
+    assert bench.tags == before
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+def test_push_without_and_with_the_right_password(
+    bench: Bench, image: Image, tmp_path: Path, tokens: bool
+) -> None:
+    options = RegistryOptions(users={"ada": "pw-Kd93"}, tokens=tokens)
+    with registry_server(tmp_path, options) as server:
+        for login in (None, Login(user="ada", password="wrong-Ty45")):
+            with pytest.raises(RegistryError) as caught:
+                push(bench, image, server.host, login)
+            assert "docker login" in caught.value.hint
+            assert "wrong-Ty45" not in caught.value.message
+        assert push(bench, image, server.host, Login(user="ada", password="pw-Kd93")).startswith("sha256:")
+
+
+def test_push_that_tells_no_digest_is_a_failure(bench: Bench, image: Image, registry: str) -> None:
+    class Silent:
+        """A daemon whose stream ends in peace and says nothing, which the SDK takes for success."""
+
+        def push(self, *_: object, **__: object) -> Iterator[dict[str, object]]:
+            return iter([{"status": "Pushing", "id": "1", "progressDetail": {"current": 1, "total": 2}}])
+
+    class Client:
+        api = Silent()
+
+    daemon = DockerDaemon(bench.daemon.environ)
+    daemon.__dict__["client"] = Client()
+    with pytest.raises(RegistryError, match="without the registry's digest"):
+        daemon.push(Reference(registry=registry, repository="tiny", tag="1"), None, Quiet())
+
+
+# --- running ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "code"),
+    [
+        (("sh", "-c", "exit 7"), 7),
+        (("sh", "-c", "kill -9 $$"), 137),
+        (("sh", "-c", "kill -TERM $$"), 143),
+        (("no-such-command",), 127),
+        (("/etc/passwd",), 126),
+    ],
+)
+def test_exit_codes(argv: tuple[str, ...], code: int, image: Image, runner: DockerRunner) -> None:
+    assert runner.run(image, RunSpec(argv=argv)).returncode == code
+
+
+def test_arguments_arrive_as_they_are(image: Image, runner: DockerRunner) -> None:
+    words = ("a b", "$HOME", '"', "'", "", "\\", "é\n")
+    done = runner.run(image, RunSpec(argv=("python", "-c", "import sys; print(sys.argv[1:])", *words)))
+    assert done.stdout == f"{list(words)!r}\n"
+
+
+def test_inside_there_is_no_power_no_network_and_nothing_of_the_host(
+    image: Image, runner: DockerRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOST_SECRET", "x")
+    done = runner.run(image, sh("env; cat /proc/self/status; ls /sys/class/net; id -u"))
+    assert "HOST_SECRET" not in done.stdout
+    assert "CapBnd:\t0000000000000000" in done.stdout
+    assert "CapEff:\t0000000000000000" in done.stdout
+    assert "NoNewPrivs:\t1" in done.stdout
+    assert "Seccomp:\t2" in done.stdout
+    assert done.stdout.endswith("lo\n0\n")
+    assert len(runner.run(image, sh("ls /sys/class/net", network=True)).stdout.split()) > 1
+
+
+def test_user_folder_environment_and_mounts(image: Image, runner: DockerRunner, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/word").write_text("read me")
+    (tmp_path / "out").mkdir(mode=0o777)
+    (tmp_path / "out").chmod(0o777)
+    tmp_path.chmod(0o755)
+    spec = sh(
+        'id -u; id -g; pwd; echo "$A"; cat /w/word; echo written > /w/out/file; touch /w/no || echo refused',
+        uid=65534,
+        workdir="/usr",
+        environment=(("A", "b=c d"),),
+        mounts=(
+            Mount(source=tmp_path / "out", target="/w/out", writable=True),
+            Mount(source=tmp_path / "in", target="/w"),
+        ),
+    )
+    (tmp_path / "in/out").mkdir()
+    done = runner.run(image, spec)
+    assert done.stdout == "65534\n65534\n/usr\nb=c d\nread merefused\n", done
+    assert (tmp_path / "out/file").read_text() == "written\n"
+    missing = replace(spec, mounts=(Mount(source=tmp_path / "nothing", target="/w"),))
+    with pytest.raises(UsageError, match="nothing"):
+        runner.run(image, missing)
+
+
+def test_read_only_leaves_scratch_alone(image: Image, runner: DockerRunner) -> None:
+    script = "touch /x 2>&1 || echo no; for d in /tmp /dev/shm; do cp /bin/true $d/t && $d/t && echo $d; done"
+    done = runner.run(image, sh(script, read_only=True, uid=65534))
+    assert done.stdout.splitlines()[1:] == ["no", "/tmp", "/dev/shm"], done
+
+
+def test_image_stays_untouched(bench: Bench, image: Image, runner: DockerRunner) -> None:
+    runner.run(image, sh("echo changed > /opt/env/pyvenv.cfg; touch /new"))
+    done = runner.run(image, sh("cat /opt/env/pyvenv.cfg; ls /new"))
+    assert "home = /usr/bin" in done.stdout
+    assert done.returncode == 2
+    assert bench.containers == []
+
+
+def test_time_out_ends_the_command(bench: Bench, image: Image, runner: DockerRunner) -> None:
+    done = runner.run(image, sh("echo begun; trap '' TERM INT; sleep 60", timeout=2.0))
+    assert (done.returncode, done.timed_out, done.stdout) == (137, True, "begun\n")
+    assert 2 <= done.seconds < 20
+    assert bench.containers == []
+
+
+def test_endless_output_is_cut(image: Image, runner: DockerRunner) -> None:
+    done = runner.run(image, sh("yes | head -c 40000000; echo end >&2"))
+    assert done.returncode == 0
+    assert len(done.stdout) < OUTPUT_LIMIT + 100
+    assert done.stdout.endswith(f"[cut after {OUTPUT_LIMIT} bytes]\n")
+    assert done.stderr == "end\n"
+
+
+def test_daemon_that_lost_the_image_gets_it_from_the_store(bench: Bench, image: Image) -> None:
+    bench.daemon.client.images.remove(image.config, force=True)
+    assert not bench.daemon.inspect(image.config)
+    runner = DockerRunner(bench.layout, bench.daemon)
+    assert runner.run(image, sh("tiny")).stdout == "tiny runs 7\n"
+    assert bench.daemon.inspect(image.config)
+    bench.engine().tag(bench.definition, image)
+    bench.daemon.untag(f"imagefactory/run:{image.config[7:19]}")
+
+
+def test_damaged_layer_never_becomes_an_image(bench: Bench, tmp_path: Path) -> None:
+    """A cut blob is seen here; one of the right length with other bytes by the daemon."""
+    layout = Layout(tmp_path / "store")
+    packer, files = codec("gzip"), io.BytesIO()
+    with tarfile.open(fileobj=files, mode="w") as tar:
+        info = tarfile.TarInfo("etc/one")
+        info.size = 100_000
+        tar.addfile(info, io.BytesIO(os.urandom(100_000)))
+    compressor = packer.compressor()
+    layer = layout.add(compressor.compress(files.getvalue()) + compressor.flush(), packer.media_type)
+    diff_ids = [f"sha256:{hashlib.sha256(files.getvalue()).hexdigest()}"]
+    config = {
+        "architecture": "amd64",
+        "os": "linux",
+        "config": {},
+        "rootfs": {"type": "layers", "diff_ids": diff_ids},
+    }
+    manifest = {
+        "config": format_descriptor(layout.add(canonical_json(config), CONFIG_TYPE)),
+        "layers": [format_descriptor(layer)],
+    }
+    image = layout.load("odd:1", write_index(layout, manifest, "linux/amd64"))
+    blob = layout.blob_path(layer.digest)
+    data = blob.read_bytes()
+    for harmed in (data[:-1], data[:1000] + bytes(40) + data[1040:]):
+        blob.write_bytes(harmed)
+        with pytest.raises(FactoryError):
+            bench.daemon.ensure(layout, image, "odd:1", Quiet())
+        assert bench.daemon.holds(image, "odd:1") == ""
+    blob.write_bytes(data)
+    assert bench.daemon.ensure(layout, image, "odd:1", Quiet()) == image.config
+    bench.daemon.untag("odd:1")
+
+
+RUN_CHILD = """
+import os, pickle, sys
+from imagefactory.engines.docker_daemon import DockerDaemon
+from imagefactory.model import RunSpec
+from imagefactory.oci.layout import CONFIG_TYPE, Layout, canonical_json, format_descriptor
+from imagefactory.verify.runners.docker import DockerRunner
+store, environ, image, spec = pickle.load(open(sys.argv[1], "rb"))
+done = DockerRunner(Layout(store), DockerDaemon(environ)).run(image, spec)
+sys.exit(done.returncode)
+"""
+
+
+def child_argv(bench: Bench, image: Image, spec: RunSpec, folder: Path) -> list[str]:
+    job = (bench.layout.path, bench.daemon.environ, image, spec)
+    (folder / "job").write_bytes(pickle.dumps(job))
+    return [sys.executable, "-c", RUN_CHILD, str(folder / "job")]
+
+
+def test_ctrl_c_removes_the_container(bench: Bench, image: Image, tmp_path: Path) -> None:
+    child = subprocess.Popen(child_argv(bench, image, sh("sleep 100"), tmp_path), stderr=subprocess.DEVNULL)
+    wait_for(lambda: bench.daemon.client.containers.list())
+    child.send_signal(signal.SIGINT)
+    assert child.wait(timeout=30) != 0
+    assert bench.containers == []
+
+
+def test_what_a_killed_runner_left_is_removed_by_the_next(
+    bench: Bench, image: Image, runner: DockerRunner, tmp_path: Path
+) -> None:
+    child = subprocess.Popen(child_argv(bench, image, sh("sleep 100"), tmp_path))
+    wait_for(lambda: bench.daemon.client.containers.list())
+    other = subprocess.Popen(child_argv(bench, image, sh("sleep 8; exit 5"), tmp_path))
+    wait_for(lambda: len(bench.daemon.client.containers.list(filters={"label": OWNER})) == 2)
+    child.kill()
+    child.wait()
+    assert runner.run(image, sh("true")).returncode == 0
+    assert len(bench.containers) == 1  # the other runner's still runs
+    assert other.wait(timeout=60) == 5
+    assert bench.containers == []
+
+
+def test_not_captured_command_has_our_streams_and_its_own_code(
+    bench: Bench, image: Image, tmp_path: Path
+) -> None:
+    spec = sh("cat; echo problem >&2; exit 3", capture=False)
+    done = subprocess.run(
+        child_argv(bench, image, spec, tmp_path), input="some input\n", capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (3, "some input\n", "problem\n")
+    lost = RunSpec(argv=("no-such-command",), capture=False)
+    assert subprocess.run(child_argv(bench, image, lost, tmp_path), capture_output=True).returncode == 127
+    late = sh("sleep 60", capture=False, timeout=2.0)
+    assert subprocess.run(child_argv(bench, image, late, tmp_path), capture_output=True).returncode == 137
+    assert bench.containers == []
+
+
+def test_on_a_terminal_the_command_has_one(bench: Bench, image: Image, tmp_path: Path) -> None:
+    spec = sh('tty && echo "$TERM" && read word && echo got $word; exit 4', capture=False)
+    argv = child_argv(bench, image, spec, tmp_path)
+    master, slave = os.openpty()
+    child = subprocess.Popen(argv, stdin=slave, stdout=slave, stderr=slave, start_new_session=True)
+    os.close(slave)
+    seen = b""
+    sent = False
+    try:
+        while True:
+            data = os.read(master, 4096)
+            seen += data
+            if not sent and b"xterm" in seen:
+                os.write(master, b"hello\n")
+                sent = True
+    except OSError:  # the other end has gone
+        pass
+    os.close(master)
+    assert child.wait(timeout=30) == 4
+    assert b"/dev/pts/0" in seen
+    assert b"got hello" in seen
+    assert bench.containers == []
+
+
+def test_gpus_without_nvidias_runtime_fail_loudly(bench: Bench, image: Image, runner: DockerRunner) -> None:
+    with pytest.raises(ToolError, match="GPU") as caught:
+        runner.run(image, sh("true", gpus=True))
+    assert "nvidia-ctk" in caught.value.hint
+    assert bench.containers == []
+
+
+def test_request_for_devices_reaches_dockerd(bench: Bench, image: Image, tmp_path: Path) -> None:
+    """A device of CDI that is none: what is asked for comes in, and what does not exist is refused."""
+    with docker_daemon(tmp_path / "cdi-docker") as service:
+        device = {"containerEdits": {"env": ["FAKE_DEVICE=here"]}, "name": "0"}
+        spec = {"cdiVersion": "0.5.0", "kind": "example.org/fake", "devices": [device]}
+        (service.cdi / "fake.json").write_text(json.dumps(spec))
+        daemon = DockerDaemon({**bench.daemon.environ, "DOCKER_HOST": service.host})
+        given = DockerRunner(bench.layout, daemon, devices=("example.org/fake=0",))
+        assert given.run(image, sh("echo $FAKE_DEVICE", gpus=True)).stdout == "here\n"
+        assert given.run(image, sh("echo $FAKE_DEVICE")).stdout == "\n"
+        with pytest.raises(ToolError, match=r"example\.org/fake=1"):
+            DockerRunner(bench.layout, daemon, devices=("example.org/fake=1",)).run(
+                image, sh("true", gpus=True)
+            )
+
+
+# --- other daemons ---------------------------------------------------------------------------------
+
+
+def test_podman_is_refused_for_builds_and_gpus_and_runs_the_rest(
+    bench: Bench, image: Image, podman: str
+) -> None:
+    daemon = DockerDaemon({**bench.daemon.environ, "DOCKER_HOST": podman})
+    with pytest.raises(ToolError, match="podman") as caught:
+        DockerEngine(bench.layout, daemon, codec="zstd", secrets=lambda: bench.secrets).require()
+    assert "assemble" in caught.value.hint
+    runner = DockerRunner(bench.layout, daemon)
+    assert runner.require().startswith("podman ")
+    with pytest.raises(ToolError, match="ignores the request for GPUs"):
+        runner.run(image, sh("true", gpus=True))
+    done: Completed = runner.run(image, sh("tiny; id -u", uid=65534))
+    assert (done.returncode, done.stdout) == (0, "tiny runs 7\n65534\n"), done
+
+
+def test_daemon_that_keeps_images_in_containerd(bench: Bench, image: Image, tmp_path: Path) -> None:
+    """It calls an image by another digest and saves layers compressed; the image is the same."""
+    with docker_daemon(tmp_path / "containerd", containerd_snapshotter=True) as service:
+        daemon = DockerDaemon({**bench.daemon.environ, "DOCKER_HOST": service.host})
+        runner = DockerRunner(bench.layout, daemon)
+        assert runner.run(image, sh("tiny")).stdout == "tiny runs 7\n"
+        engine = DockerEngine(bench.layout, daemon, codec="zstd", secrets=lambda: bench.secrets)
+        assert "docker" in engine.require()
+        built = engine.build(bench.changed("containerd"), bench.base, dict, Quiet())
+        assert runner.run(built, sh("tiny")).stdout == "tiny runs 7\n"
+    assert built.layers[0].diff_id == image.layers[0].diff_id
+    assert UnshareRunner(bench.layout).run(built, sh("tiny")).stdout == "tiny runs 7\n"
+    bench.layout.untag("tiny:1.0-cu121")
+
+
+def test_missing_plugin_and_command_are_told_with_what_mends_them(bench: Bench, tmp_path: Path) -> None:
+    config = write_config(tmp_path / "config")
+    (config / "config.json").write_text("{}")
+    (tmp_path / "bin").mkdir()
+    fake = tmp_path / "bin/docker"
+    fake.write_text("#!/bin/sh\necho \"docker: 'buildx' is not a docker command.\" >&2\nexit 1\n")
+    fake.chmod(0o755)
+    for path, match, hint in (
+        (str(tmp_path / "bin"), "no buildx plugin", "docker-buildx"),
+        (str(tmp_path), "not installed", "apt-get install"),
+    ):
+        daemon = DockerDaemon({**bench.daemon.environ, "PATH": path})
+        with pytest.raises(ToolError, match=match) as caught:
+            DockerEngine(bench.layout, daemon, codec="zstd", secrets=lambda: bench.secrets).require()
+        assert hint in caught.value.hint

@@ -1,0 +1,163 @@
+"""What a container is made of, what the daemon's words mean, and whose container it is. No daemon here."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from imagefactory.engines.docker import parse_version
+from imagefactory.engines.docker_daemon import DockerDaemon, Login
+from imagefactory.errors import ToolError, UsageError
+from imagefactory.model import Mount, RunSpec
+from imagefactory.verify.runners import docker as runner
+from imagefactory.verify.runners.docker import arguments, explain, is_alive, not_started, plan
+
+SPEC = RunSpec(argv=("python", "-c", "print(1)"))
+
+
+def test_container_has_no_power_and_no_network() -> None:
+    made = arguments(plan(SPEC), "owner")
+    assert made["entrypoint"] == ["python", "-c", "print(1)"]
+    assert "command" not in made
+    assert made["cap_drop"] == ["ALL"]
+    assert made["security_opt"] == ["no-new-privileges:true"]
+    assert made["network_mode"] == "none"
+    assert made["user"] == "0:0"
+    assert made["use_config_proxy"] is False
+    assert made["device_requests"] is None
+    assert not made["read_only"]
+    assert made["init"]
+    assert 0 < made["pids_limit"] <= 65536
+
+
+def test_what_is_asked_for_is_given() -> None:
+    spec = replace(
+        SPEC, uid=65534, network=True, read_only=True, workdir="/work", environment=(("A", "x=y"),),
+        mounts=(
+            Mount(source=Path("/a"), target="/work/deep"),
+            Mount(source=Path("/b"), target="/work/", writable=True),
+        ),
+    )  # fmt: skip
+    made = arguments(plan(spec), "owner")
+    assert (made["network_mode"], made["hostname"]) == ("host", None)
+    assert (made["user"], made["working_dir"], made["read_only"]) == ("65534:65534", "/work", True)
+    assert made["environment"] == ["A=x=y"]
+    assert set(made["tmpfs"]) == {"/tmp", "/dev/shm"}
+    assert [(m["Target"], m["Source"], m["ReadOnly"]) for m in made["mounts"]] == [
+        ("/work", "/b", False),
+        ("/work/deep", "/a", True),
+    ]
+
+
+def test_gpus_are_all_of_them_or_the_named_ones() -> None:
+    (request,) = arguments(plan(replace(SPEC, gpus=True)), "owner")["device_requests"]
+    assert (request.count, request.capabilities, request.device_ids) == (-1, [["gpu"]], [])
+    named = plan(replace(SPEC, gpus=True), devices=("nvidia.com/gpu=all",))
+    (request,) = arguments(named, "owner")["device_requests"]
+    assert (request.driver, request.device_ids) == ("cdi", ["nvidia.com/gpu=all"])
+    assert arguments(plan(SPEC, devices=("nvidia.com/gpu=all",)), "owner")["device_requests"] is None
+
+
+def test_terminal_has_a_kind() -> None:
+    assert "TERM=xterm" in plan(SPEC, tty=True).environment
+    assert plan(replace(SPEC, environment=(("TERM", "vt100"),)), tty=True).environment == ("TERM=vt100",)
+    assert plan(SPEC).environment == ()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"argv": ()},
+        {"argv": ("",)},
+        {"argv": ("a\0b",)},
+        {"environment": (("A=B", "x"),)},
+        {"environment": (("", "x"),)},
+        {"workdir": "work"},
+        {"uid": -1},
+        {"uid": 2**32 - 1},
+        {"mounts": (Mount(source=Path("/a"), target="/"),)},
+        {"mounts": (Mount(source=Path("/a"), target="/x/../etc"),)},
+        {"mounts": (Mount(source=Path("/a"), target="/proc/1"),)},
+        {"mounts": (Mount(source=Path("a"), target="/x"),)},
+    ],
+)
+def test_spec_that_cannot_be(change: dict[str, object]) -> None:
+    with pytest.raises(UsageError) as caught:
+        plan(replace(SPEC, **change))  # type: ignore[arg-type]
+    assert caught.value.hint
+
+
+EXEC = "failed to create task for container: OCI runtime create failed: unable to start container process: "
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        (EXEC + 'exec: "nope": executable file not found in $PATH: unknown', 127),
+        (EXEC + 'exec: "./x": stat ./x: no such file or directory: unknown', 127),
+        (EXEC + 'exec: "/etc/passwd": permission denied: unknown', 126),
+        (EXEC + "exec /x: exec format error", 126),
+    ],
+)
+def test_command_that_cannot_be_started_is_a_result(said: str, code: int) -> None:
+    ended = not_started(said)
+    assert ended.returncode == code
+    assert "exec" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("said", "error", "hint"),
+    [
+        ('could not select device driver "" with capabilities: [[gpu]]', ToolError, "nvidia-ctk"),
+        ("nvidia-container-cli: initialization error: no such file or directory", ToolError, "nvidia-ctk"),
+        ("CDI device injection failed: unresolvable CDI devices x.y/z=1", ToolError, "features.cdi"),
+        ('invalid mount config for type "bind": bind source path does not exist: /x', UsageError, "paths"),
+        (EXEC + "error mounting /x: no such file or directory", ToolError, "docker info"),
+        (EXEC + 'exec: "docker-init": executable file not found in $PATH', ToolError, "tini"),
+        ("something else", ToolError, "docker info"),
+    ],
+)
+def test_refusals_of_the_daemon_are_errors(said: str, error: type[Exception], hint: str) -> None:
+    with pytest.raises(error) as caught:
+        not_started(said)
+    assert hint in caught.value.hint  # type: ignore[attr-defined]
+    assert type(explain(said)) is error
+
+
+def test_owners() -> None:
+    boot = runner._boot()
+    mine = runner._owner()
+    assert is_alive(mine, boot)
+    gone = re.sub(
+        r"\d+$", lambda found: str(int(found[0]) + 1), mine
+    )  # the number was given to another process
+    assert not is_alive(gone, boot)
+    assert not is_alive(f"{boot}/{2**22 + 1}/1", boot)
+    elsewhere = mine.replace(boot, "0" * 8 + boot[8:])
+    assert is_alive(elsewhere, boot)
+    assert is_alive("no label of ours", boot)
+    assert str(os.getpid()) in mine
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [("26.1.5+dfsg1", (26, 1, 5)), ("v0.13.1", (0, 13, 1)), ("20.10.24", (20, 10, 24)), ("dev", ())],
+)
+def test_versions(text: str, version: tuple[int, ...]) -> None:
+    assert parse_version(text) == version
+
+
+def test_daemon_that_is_not_there_says_where_and_what_to_do(tmp_path: Path) -> None:
+    place = f"unix://{tmp_path}/docker.sock"
+    with pytest.raises(ToolError, match="no docker daemon answers") as caught:
+        DockerDaemon({"DOCKER_HOST": place}).facts()
+    assert place in caught.value.message
+    assert "systemctl start docker" in caught.value.hint
+
+
+def test_login_does_not_show_its_password() -> None:
+    assert "hunter2" not in repr(Login(user="ada", password="hunter2"))
