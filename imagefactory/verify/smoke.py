@@ -53,12 +53,14 @@ RECORD_FORMAT = REPORT_FORMAT = 1
 class Trial:
     """One smoke test to do. `nonce` is fresh random text that the report must bring back.
 
-    `timeout` is seconds for each of the two runs.
+    `runner` is its name: a pass with one says nothing of another. `timeout` is seconds for each of the
+    two runs.
     """
 
     image: Image | Sif
     definition: Definition
     nonce: str
+    runner: str = "unshare"
     timeout: float = TIMEOUT_SECONDS
 
 
@@ -147,7 +149,7 @@ def smoke(trial: Trial, runner: Runner, records: Path, progress: Progress) -> Re
     """
     files, asked = read_suite(), expectations(trial.definition)
     suite = digest_of(files)
-    record = records / record_name(trial.image.config, suite, asked)
+    record = records / record_name(trial.image.config, suite, {**asked, "runner": trial.runner})
     known = read_record(record, trial, suite)
     if known is not None:
         return known

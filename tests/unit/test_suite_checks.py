@@ -115,6 +115,17 @@ def test_packages_as_locked(tmp_path: Path) -> None:
     assert finding.numbers["files"] == 4
 
 
+def test_byte_code_that_a_wheel_carries_may_have_been_compiled_anew(tmp_path: Path) -> None:
+    code = "pkg/__pycache__/__init__.cpython-311.pyc"
+    add_package(tmp_path, "pkg", "1.0", {"pkg/__init__.py": b"x = 1\n", code: b"theirs"})
+    (tmp_path / code).write_bytes(b"compiled here")
+    context = make_context(tmp_path, packages={"pkg": "1.0"})
+    packages.check(context)
+    (tmp_path / code).unlink()
+    with pytest.raises(Failure, match="No such file"):
+        packages.check(context)
+
+
 def test_missing_wrong_and_surplus_packages(tmp_path: Path) -> None:
     add_package(tmp_path, "wrong", "1.0", {})
     add_package(tmp_path, "surplus", "3.0", {})

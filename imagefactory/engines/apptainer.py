@@ -1,0 +1,189 @@
+"""The engine that builds the rendered definition with apptainer, and the maker of .sif files from images.
+
+The base comes from the store, through an image layout that apptainer reads (`Bootstrap: oci`): no
+registry. The settings of this machine (index, certificates) lie in a folder that is bound at /mnt while
+%post runs and is in no file of the .sif; build arguments would be, for a .sif keeps its definition.
+
+Apptainer's output differs from run to run, so what it made is kept under the hash of what it was made
+of, and its own sha256 is what names it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from imagefactory.engines.apptainer_command import COMPRESSIONS, ApptainerCommand, SifOrder
+from imagefactory.engines.base_image import BaseImage
+from imagefactory.engines.protocol import Wheels
+from imagefactory.engines.site import BuildSecrets
+from imagefactory.errors import StoreError
+from imagefactory.model import Definition, Descriptor, Image, Sif
+from imagefactory.oci.layout import (
+    INDEX_TYPE,
+    MANIFEST_TYPE,
+    Layout,
+    canonical_json,
+    explain_full_disk,
+    format_descriptor,
+)
+from imagefactory.oci.sif import SifOrigin, keep_sif, load_sif, sif_reference
+from imagefactory.progress import Progress
+from imagefactory.render.folders import render
+from imagefactory.render.steps import SITE
+
+DEFINITION = "apptainer.def"
+LENT = "image"
+"""The name of a lent layout's folder. A .sif keeps it (`from: image`), so it says nothing of this machine."""
+
+
+class ApptainerEngine:
+    """Builds .sif files into `layout`. `secrets` is asked only when something is built."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        command: ApptainerCommand,
+        secrets: Callable[[], BuildSecrets],
+        *,
+        compression: str = "fast",
+    ) -> None:
+        self.layout, self.command, self.secrets, self.compression = layout, command, secrets, compression
+
+    def require(self) -> str:
+        """apptainer's version. Raises ToolError, with what mends it, when it cannot build here."""
+        return self.command.require(building=True)
+
+    def find(self, definition: Definition, base: BaseImage) -> Sif | None:
+        """The .sif of exactly this definition on this base, if the store holds it whole."""
+        return _recall(self.layout, self._key(definition, base))
+
+    def build(self, definition: Definition, base: BaseImage, wheels: Wheels, progress: Progress) -> Sif:  # noqa: ARG002
+        """Builds, keeps and tags the .sif. pip inside fetches the wheels, each with the lock's hash.
+
+        Raises BuildError with apptainer's last lines, StoreError. The caller holds the layout's `in_use`.
+        """
+        target = definition.target
+        secrets = self.secrets()
+        with scratch(self.layout) as folder, progress.stage(f"{target.name}: apptainer build"):
+            for name, text in render(definition).items():
+                (folder / name).write_text(text, encoding="utf-8")
+            lend_layout(self.layout, base.image.manifest, folder / LENT)
+            site = folder / "site"
+            site.mkdir(mode=0o700)
+            secrets.write(site)
+            order = SifOrder(
+                folder=folder,
+                spec=DEFINITION,
+                output=folder / f"{target.name}.sif",
+                compression=self.compression,
+                arguments=(("BOOTSTRAP", "oci"), ("BASE", LENT)),
+                binds=((site, SITE),),
+                hide=secrets.hide,
+            )
+            self.command.build(order, _teller(progress))
+            origin = SifOrigin(target=target.name, compression=self.compression)
+            sif = keep_sif(self.layout, order.output, origin, tag=sif_reference(target))
+        _record(self.layout, self._key(definition, base), sif)
+        return sif
+
+    def tag(self, definition: Definition, made: Image | Sif) -> None:
+        """Points `<family>:<tag>.sif` at `made`."""
+        size = self.layout.blob_path(made.digest).stat().st_size
+        descriptor = Descriptor(media_type=MANIFEST_TYPE, digest=made.digest, size=size)
+        self.layout.tag(sif_reference(definition.target), descriptor)
+
+    def _key(self, definition: Definition, base: BaseImage) -> str:
+        files = render(definition)
+        return _hash(
+            "build",
+            COMPRESSIONS[self.compression],
+            base.image.manifest,
+            files[DEFINITION],
+            files["requirements.txt"],
+        )
+
+
+class SifMaker:
+    """Makes .sif files from images of `layout`, each once for a compression and a version of apptainer."""
+
+    def __init__(self, layout: Layout, command: ApptainerCommand) -> None:
+        self.layout, self.command = layout, command
+
+    def make(self, image: Image, target: str, compression: str, progress: Progress) -> Sif:
+        """The .sif of `image`, kept with the image as its subject; `target` is what it is named after.
+
+        Environment, labels and command are the image's: apptainer itself converts its config. Raises
+        ToolError, BuildError or StoreError. The caller holds the layout's `in_use`.
+        """
+        version = self.command.require(building=True)
+        key = _hash("convert", COMPRESSIONS[compression], image.manifest, target, version)
+        with self.layout.locked(f"sif-{key}"):
+            known = _recall(self.layout, key)
+            if known:
+                return known
+            with scratch(self.layout) as folder, progress.stage(f"{target}: apptainer build ({compression})"):
+                subject = lend_layout(self.layout, image.manifest, folder / LENT)
+                output = folder / f"{target}.sif"
+                order = SifOrder(folder=folder, spec=f"oci:{LENT}", output=output, compression=compression)
+                self.command.build(order, _teller(progress))
+                origin = SifOrigin(target=target, compression=compression, subject=subject)
+                sif = keep_sif(self.layout, output, origin)
+            _record(self.layout, key, sif)
+            return sif
+
+
+def lend_layout(layout: Layout, manifest: str, folder: Path) -> Descriptor:
+    """Makes `folder` an image layout of one image, without copying: its blobs are the store's own.
+
+    apptainer 1.4 takes a layout's only image and no tag (`oci:FOLDER:TAG` is refused). Gives the
+    descriptor of the platform manifest.
+    """
+    found = layout.manifest(manifest)
+    if found is None:
+        raise StoreError(
+            f"{manifest} is not in {layout.path}", hint="build it again: `imagefactory build TARGET`"
+        )
+    with explain_full_disk(layout.path):
+        folder.mkdir()
+        (folder / "blobs").symlink_to((layout.path / "blobs").absolute())
+        (folder / "oci-layout").write_bytes(canonical_json({"imageLayoutVersion": "1.0.0"}))
+        index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [format_descriptor(found[0])]}
+        (folder / "index.json").write_bytes(canonical_json(index))
+    return found[0]
+
+
+@contextmanager
+def scratch(layout: Layout) -> Iterator[Path]:
+    """A folder in the store's tmp/ for one build: on the store's disk, and collected if we are killed."""
+    with explain_full_disk(layout.path):
+        layout.tmp.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=layout.tmp, prefix="sif-", ignore_cleanup_errors=True) as name:
+            yield Path(name).absolute()
+
+
+def _teller(progress: Progress) -> Callable[[str], None]:
+    def tell(line: str) -> None:
+        if not line.startswith("+ ") and "━" not in line:  # the shell's trace of %post, pip's bars
+            progress.note(f"  {line.removeprefix('INFO:').strip()}")
+
+    return tell
+
+
+def _hash(*parts: str) -> str:
+    return hashlib.sha256(canonical_json(["sif", *parts])).hexdigest()
+
+
+def _record(layout: Layout, key: str, sif: Sif) -> None:
+    layout.record("images", key, {"digest": sif.digest})
+
+
+def _recall(layout: Layout, key: str) -> Sif | None:
+    record = layout.recall("images", key)
+    try:
+        return load_sif(layout, str(record["digest"])) if record else None
+    except (KeyError, StoreError):
+        return None  # what is missing or damaged is made again
