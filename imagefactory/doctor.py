@@ -1,7 +1,8 @@
 """What this machine has and lacks for building, running and verifying images, and the remedy for each.
 
-`gather` looks (files, programs, two real attempts), `decide` judges: tests feed it facts of machines
-that are not at hand.
+`gather` looks (files, programs, real attempts: a sandbox, engines, what the network should reach),
+`decide` judges: tests feed it facts of machines that are not at hand. What the configured engine and
+runner do not need keeps nobody from building.
 """
 
 from __future__ import annotations
@@ -15,14 +16,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from imagefactory.errors import FactoryError
+from imagefactory.lock.index import redact
 from imagefactory.progress import format_bytes
 from imagefactory.settings import Settings
+from imagefactory.verify.runners import OWN_RUNNER
 from imagefactory.verify.runners.gpu_devices import (
     count_gpus,
     find_device_nodes,
@@ -30,6 +35,9 @@ from imagefactory.verify.runners.gpu_devices import (
     parse_linker_cache,
     read_linker_cache,
 )
+
+if TYPE_CHECKING:
+    from imagefactory.lock.index import PackageIndex
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_KERNEL = (5, 12)
@@ -47,6 +55,8 @@ SYSCTLS = (
 )
 TOOLS = ("mmdebstrap", "newuidmap", "uv", "apt-get")
 MODULES = ("uv", "isal", "zstandard", "installer", "jinja2", "requests", "tenacity", "rich")
+SECONDS = 10
+"""How long one thing of the network may take to answer."""
 KEYRINGS = ("usr/share/keyrings", "etc/apt/trusted.gpg.d", "etc/apt/keyrings")
 
 
@@ -61,8 +71,9 @@ class State(StrEnum):
 class Finding:
     """One line of the doctor's answer. `remedy` is a command or a setting, empty when all is well.
 
-    `needed_for` is `build`, `run`, `gpu` or `comfort`: without what is needed for `build` or `run` and
-    is missing or denied, the README's first command cannot end well.
+    `needed_for` is `build`, `run`, `push`, `gpu` or `comfort`, or the name of an engine or runner that is
+    not the configured one: without what is needed for `build` or `run` and is missing or denied, the
+    README's first command cannot end well.
     """
 
     name: str
@@ -80,6 +91,16 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """Something that was asked whether it works: what it said (`found`), else why not and what mends it."""
+
+    name: str
+    found: str = ""
+    refusal: str = ""
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Disk:
     """Free bytes of the file system that holds, or would hold, a folder."""
 
@@ -92,7 +113,10 @@ class Disk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What `gather` saw. `sysctls` lacks the names that this kernel does not have."""
+    """What `gather` saw. `sysctls` lacks the names that this kernel does not have.
+
+    `engine` and `runner` are those that a build here uses; `probes` are of engines and of the network.
+    """
 
     python: tuple[int, int, int]
     machine: str
@@ -117,6 +141,16 @@ class Facts:
     gpu_nodes: tuple[str, ...]
     driver: str
     driver_libraries: tuple[str, ...]
+    engine: str = "assemble"
+    runner: str = "unshare"
+    probes: tuple[Probe, ...] = ()
+
+    def probe(self, name: str) -> Probe | None:
+        return next((probe for probe in self.probes if probe.name == name), None)
+
+    def use(self, name: str) -> str:
+        """What an engine or runner is needed for here: `build`, `run`, or itself alone."""
+        return "build" if name == self.engine else "run" if name == self.runner else name
 
 
 def examine(settings: Settings, *, environ: Mapping[str, str]) -> tuple[Finding, ...]:
@@ -141,6 +175,8 @@ def decide(facts: Facts) -> tuple[Finding, ...]:
         *_sandbox(facts),
         *_programs(facts),
         *_subordinate_ids(facts),
+        *_engines(facts),
+        *_network(facts),
         *(_disk(disk) for disk in facts.disks),
         _cores(facts),
         *_gpus(facts),
@@ -187,19 +223,24 @@ def _kernel(facts: Facts) -> Finding:
             state=State.MISSING,
             detail=f"{detail}: the unshare runner needs 5.12 (overlay in user namespaces, mount_setattr)",
             remedy="boot a newer kernel",
-            needed_for="run",
+            needed_for=_sandbox_use(facts),
         )
-    return Finding(name="kernel", state=State.OK, detail=detail, needed_for="run")
+    return Finding(name="kernel", state=State.OK, detail=detail, needed_for=_sandbox_use(facts))
+
+
+def _sandbox_use(facts: Facts) -> str:
+    """The assemble engine runs the base's Python in a sandbox, whatever runs its images."""
+    return "run" if facts.engine == "assemble" else facts.use("unshare")
 
 
 def _sandbox(facts: Facts) -> list[Finding]:
     """User namespaces and overlay, from one real attempt and the settings that explain its refusal."""
-    refusal = facts.sandbox.refusal
+    refusal, use = facts.sandbox.refusal, _sandbox_use(facts)
     if not refusal:
         return [
-            Finding(name="user namespaces", state=State.OK, detail="tried: allowed", needed_for="run"),
+            Finding(name="user namespaces", state=State.OK, detail="tried: allowed", needed_for=use),
             Finding(
-                name="overlay", state=State.OK, detail="tried: works in a user namespace", needed_for="run"
+                name="overlay", state=State.OK, detail="tried: works in a user namespace", needed_for=use
             ),
         ]
     reason, remedy = explain_refusal(facts)
@@ -209,12 +250,12 @@ def _sandbox(facts: Facts) -> list[Finding]:
         state=State.DENIED,
         detail=f"{refusal}; {reason}" if reason else refusal,
         remedy=remedy,
-        needed_for="run",
+        needed_for=use,
     )
     if namespaces:
         return [denied]
     return [
-        Finding(name="user namespaces", state=State.OK, detail="tried: allowed", needed_for="run"),
+        Finding(name="user namespaces", state=State.OK, detail="tried: allowed", needed_for=use),
         denied,
     ]
 
@@ -271,11 +312,18 @@ def _programs(facts: Facts) -> list[Finding]:
                 remedy="apt-get install debian-archive-keyring",
             )
         )
-    if facts.debian_mirror:
-        sources = Finding(name="debian mirror", state=State.OK, detail=f"set to {facts.debian_mirror}")
-    elif facts.apt_sources:
+    asked = facts.probe("debian mirror")
+    if facts.debian_mirror or facts.apt_sources:
+        where = (
+            f"set to {redact(facts.debian_mirror)}"
+            if facts.debian_mirror
+            else f"as apt's: {', '.join(facts.apt_sources)}"
+        )
         sources = Finding(
-            name="debian mirror", state=State.OK, detail=f"as apt's: {', '.join(facts.apt_sources)}"
+            name="debian mirror",
+            state=State.DENIED if asked and asked.refusal else State.OK,
+            detail=f"{where}; {asked.refusal or asked.found}" if asked else where,
+            remedy=asked.remedy if asked else "",
         )
     else:
         sources = Finding(
@@ -312,6 +360,47 @@ def _programs(facts: Facts) -> list[Finding]:
                 name="build packages", state=State.OK, detail="the extra [build], with zstandard and isal"
             )
         )
+    return findings
+
+
+def _engines(facts: Facts) -> list[Finding]:
+    """docker and apptainer: needed where the settings name them, else told as what one could use."""
+    findings = []
+    for name in ("docker", "apptainer"):
+        probe, use = facts.probe(name), facts.use(name)
+        if probe is None:
+            continue
+        if not probe.refusal:
+            findings.append(Finding(name=name, state=State.OK, detail=probe.found, needed_for=use))
+            continue
+        needed = use in ("build", "run")
+        findings.append(
+            Finding(
+                name=name,
+                state=State.MISSING if needed else State.WARNING,
+                detail=probe.refusal if needed else f"{probe.refusal} (only --engine {name} needs it)",
+                remedy=probe.remedy,
+                needed_for=use,
+            )
+        )
+    return findings
+
+
+def _network(facts: Facts) -> list[Finding]:
+    """What builds and pushes reach; a registry only where one is set."""
+    findings = []
+    for name, use in (("package index", "build"), ("registry", "push")):
+        probe = facts.probe(name)
+        if probe is not None:
+            findings.append(
+                Finding(
+                    name=name,
+                    state=State.DENIED if probe.refusal else State.OK,
+                    detail=probe.refusal or probe.found,
+                    remedy=probe.remedy,
+                    needed_for=use,
+                )
+            )
     return findings
 
 
@@ -455,7 +544,119 @@ def gather(settings: Settings, *, environ: Mapping[str, str], root: Path = Path(
         gpu_nodes=tuple(map(str, nodes)),
         driver=parse_driver_version(version.read_text()) if version.is_file() else "",
         driver_libraries=_driver_libraries() if nodes else (),
+        engine=settings.engine.value,
+        runner=settings.runner.value or OWN_RUNNER[settings.engine.value],
+        probes=ask_all(settings, environ),
     )
+
+
+def ask_all(settings: Settings, environ: Mapping[str, str]) -> tuple[Probe, ...]:
+    """Asks engines, package index, Debian's archive and the registry, all at once: each may be slow."""
+    questions: dict[str, Callable[[], str]] = {
+        "docker": lambda: _ask_docker(settings, environ),
+        "apptainer": lambda: _ask_apptainer(environ),
+        "package index": lambda: _ask_index(settings, environ),
+        "debian mirror": lambda: _ask_mirror(settings, environ),
+    }
+    if settings.registry.value:
+        questions["registry"] = lambda: _ask_registry(settings, environ)
+    with ThreadPoolExecutor(len(questions)) as pool:
+        return tuple(pool.map(lambda name: _ask(name, questions[name]), questions))
+
+
+def _ask(name: str, question: Callable[[], str]) -> Probe:
+    try:
+        return Probe(name=name, found=question())
+    except FactoryError as error:
+        return Probe(name=name, refusal=error.message, remedy=error.hint)
+    except ModuleNotFoundError as error:
+        extra = name if name in ("docker", "apptainer") else "build"
+        return Probe(
+            name=name,
+            refusal=f"{error.name} is not installed",
+            remedy=f"pip install 'imagefactory[{extra}]'",
+        )
+
+
+def _index(settings: Settings, environ: Mapping[str, str]) -> PackageIndex:
+    from imagefactory.lock.index import find_index, trusting
+
+    found = find_index(settings.index, environ=environ, prefix=Path(sys.prefix))
+    return trusting(found, settings.certificates_path)
+
+
+def _ask_docker(settings: Settings, environ: Mapping[str, str]) -> str:
+    from imagefactory.engines.docker import DockerEngine
+    from imagefactory.engines.docker_daemon import DockerDaemon
+    from imagefactory.engines.site import find_secrets
+    from imagefactory.oci.layout import Layout
+
+    engine = DockerEngine(
+        Layout(settings.store_path),
+        DockerDaemon(environ),
+        codec=settings.codec.value,
+        secrets=lambda: find_secrets(_index(settings, environ), environ),
+    )
+    return engine.require()
+
+
+def _ask_apptainer(environ: Mapping[str, str]) -> str:
+    from imagefactory.engines.apptainer_command import ApptainerCommand
+
+    return f"apptainer {ApptainerCommand(environ).require(building=True)}"
+
+
+def _ask_index(settings: Settings, environ: Mapping[str, str]) -> str:
+    from imagefactory.lock.pypi import UvLocker
+
+    index = _index(settings, environ)
+    patience = (("UV_HTTP_TIMEOUT", str(SECONDS)), ("UV_HTTP_RETRIES", "0"))
+    impatient = replace(index, environment=(*index.environment, *patience))
+    UvLocker(impatient, python=Path(sys.executable)).reach()
+    return f"{redact(index.url)} ({index.origin}) answers" if index.url else f"{index.origin} answers"
+
+
+def _ask_mirror(settings: Settings, environ: Mapping[str, str]) -> str:
+    """Asks for what `lock` and a base's build begin with, by apt's own means."""
+    from imagefactory.lock.base import find_mirror, reach
+
+    found = find_mirror(settings.debian_mirror.value, Path(), environ, etc_apt=Path("/etc/apt"))
+    suites = _suites(settings)
+    reach(replace(found, certificates=settings.certificates.value), suites, seconds=SECONDS)
+    return f"{', '.join(suites)} found there"
+
+
+def _suites(settings: Settings) -> tuple[str, ...]:
+    """The suites of the factory's bases."""
+    from imagefactory.recipes import read_bases
+
+    try:
+        bases = read_bases(settings.root_path / "recipes")
+    except FactoryError:
+        return ("stable",)  # a recipe's fault is not the machine's
+    return tuple(dict.fromkeys(base.suite for base in bases if base.suite)) or ("stable",)
+
+
+def _ask_registry(settings: Settings, environ: Mapping[str, str]) -> str:
+    from imagefactory.oci.credentials import find_credentials
+    from imagefactory.oci.mirrors import split_place
+    from imagefactory.oci.registry import Patience, Registry, RegistryOptions
+
+    host, _ = split_place(settings.registry.value)
+    credentials = find_credentials(environ)
+    options = RegistryOptions(
+        credentials=credentials,
+        certificates=settings.certificates_path,
+        plain_hosts=settings.plain_hosts,
+        patience=Patience(attempts=1, connect=SECONDS, read=SECONDS),
+    )
+    registry, known = Registry(host, options), credentials(host)
+    try:
+        registry.check()
+    finally:
+        registry.close()
+    kept = f"with the credentials from {known.origin or 'a helper'}" if known else "without credentials"
+    return f"{settings.registry.value} answers {kept}"
 
 
 def try_sandbox() -> Attempt:

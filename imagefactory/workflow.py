@@ -11,24 +11,43 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from imagefactory.engines import ENGINES
-from imagefactory.errors import LockError, NothingSelectedError, StaleError, UsageError
-from imagefactory.model import Base, Definition, Image, Lock, LockedWheel, Report, Sif, Target
+from imagefactory.errors import BuildError, LockError, NothingSelectedError, StaleError, UsageError
+from imagefactory.model import (
+    Base,
+    Completed,
+    Definition,
+    Image,
+    Lock,
+    LockedWheel,
+    Report,
+    RunSpec,
+    Sif,
+    Target,
+)
 from imagefactory.oci.layout import Layout, reference, used, used_by_nobody
 from imagefactory.progress import Progress
-from imagefactory.recipes import BASES_FILE, expand_all, read_bases, read_recipes
+from imagefactory.recipes import BASES_FILE, all_bases, expand_all, read_bases, read_recipes
 from imagefactory.settings import Settings
+from imagefactory.verify.runners import OWN_RUNNER, RUNNERS
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from imagefactory.engines.base_image import BaseImage
     from imagefactory.engines.protocol import Engine
     from imagefactory.lock import Locker
     from imagefactory.lock.base import DebianMirror
     from imagefactory.lock.index import PackageIndex
+    from imagefactory.oci.candidates import Fate, Tagged
+    from imagefactory.oci.registry import Registry
+    from imagefactory.oci.store import Reference
+    from imagefactory.oci.transfer import Brake, Sent
+    from imagefactory.verify.runners.protocol import Runner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +84,9 @@ def read_factory(settings: Settings, environ: Mapping[str, str]) -> Factory:
             f"{settings.root_path} is no factory: it has no recipes/{BASES_FILE}",
             hint="go to one, or name it: imagefactory -C DIR ...",
         )
-    bases = read_bases(folder)
-    targets = expand_all(read_recipes(folder), bases)
+    recipes = read_recipes(folder)
+    bases = all_bases(read_bases(folder), recipes)
+    targets = expand_all(recipes, bases)
     return Factory(settings=settings, environ=environ, bases=bases, targets=targets)
 
 
@@ -120,9 +140,11 @@ def lock_state(factory: Factory, target: Target) -> str:
 
 
 def base_state(factory: Factory, base: Base) -> str:
-    """The same words for a base's lock."""
+    """The same words for a base's lock. A base that is pulled is locked by its digest."""
     from imagefactory.lock.base import base_content_hash, read_base_lock
 
+    if base.image:
+        return "ok"
     try:
         lock = read_base_lock(factory.base_lock_path(base))
     except LockError:
@@ -136,7 +158,7 @@ def orphans(factory: Factory) -> tuple[Path, ...]:
     """Locks and definitions of targets and bases that no recipe makes any more."""
     root = factory.settings.root_path
     names = {target.name for target in factory.targets}
-    bases = {base.name for base in factory.bases}
+    bases = {base.name for base in factory.bases if not base.image}
     left = [
         p for p in (root / "lockfiles").glob("*.txt") if p.name.removesuffix(".requirements.txt") not in names
     ]
@@ -198,9 +220,14 @@ def lock_target(factory: Factory, target: Target, options: LockOptions, progress
 
 
 def lock_base(factory: Factory, base: Base, progress: Progress, *, update: bool) -> bool:
-    """Solves a base's lock when there is none, when it is stale, or on `update`; True when it changed."""
+    """Solves a base's lock when there is none, when it is stale, or on `update`; True when it changed.
+
+    A base that is pulled has no lock but its digest, which only its recipe changes.
+    """
     from imagefactory.lock import base as bases
 
+    if base.image:
+        return False
     path = factory.base_lock_path(base)
     try:
         before = bases.read_base_lock(path)
@@ -237,9 +264,13 @@ def render_target(factory: Factory, target: Target) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
-    """`locked`: stop when a locked package of the base is gone. `smoke`: try the image at the end."""
+    """`locked`: stop when a locked package of the base is gone. `smoke`: try the image at the end.
+
+    `runner` is what tries it, empty for the engine's own.
+    """
 
     engine: str = "assemble"
+    runner: str = ""
     locked: bool = False
     smoke: bool = True
 
@@ -262,12 +293,20 @@ class Built:
 
 def build_target(factory: Factory, target: Target, options: BuildOptions, progress: Progress) -> Built:
     """From the committed lock to an image in the store that was started and tried."""
+    from imagefactory.verify.smoke import Trial, smoke
+
     layout = factory.layout
     engine = _engine(factory, options.engine)
+    runner_name = options.runner or OWN_RUNNER[options.engine]
+    if options.smoke and options.engine == "apptainer" != runner_name:
+        raise UsageError(f"{runner_name} starts no .sif files", hint="--runner apptainer, or --no-smoke")
+    runner = _runner(factory, runner_name, target.name, progress)
     definition = define_target(factory, target)
     clock = _Clock()
     with layout.in_use(progress), used(_cache_lock(factory), progress):
         engine.require()
+        if options.smoke:
+            runner.require()
         base = _base(factory, definition.base, progress, locked=options.locked)
         clock.lap("base")
         image = engine.find(definition, base)
@@ -286,10 +325,12 @@ def build_target(factory: Factory, target: Target, options: BuildOptions, progre
         clock.lap("assemble")
         report = None
         if options.smoke:
-            if isinstance(image, Image):
+            if runner_name == "unshare" and isinstance(image, Image):
                 unpack_image(factory, image, progress)
                 clock.lap("unpack")
-            report = _smoke(factory, definition, image, progress)
+            trial = Trial(image=image, definition=definition, nonce=secrets.token_hex(16), runner=runner_name)
+            with progress.stage(f"{target.name}: smoke test on the CPU, inside the image, by {runner_name}"):
+                report = smoke(trial, runner, layout.path / "checks", progress)
             clock.lap("smoke")
     return Built(
         target=target,
@@ -342,10 +383,81 @@ def _engine(factory: Factory, name: str) -> Engine:
     makers: dict[str, Callable[[], Engine]] = {
         "assemble": lambda: AssembleEngine(
             factory.layout, settings.cache_path, codec=settings.codec.value, workers=settings.worker_count
-        )
+        ),
+        "docker": lambda: _docker_engine(factory),
+        "apptainer": lambda: _apptainer_engine(factory),
     }
     assert tuple(makers) == ENGINES
     return makers[name]()
+
+
+def _docker_engine(factory: Factory) -> Engine:
+    from imagefactory.engines.docker import DockerEngine
+    from imagefactory.engines.docker_daemon import DockerDaemon
+    from imagefactory.engines.site import find_secrets
+
+    return DockerEngine(
+        factory.layout,
+        DockerDaemon(factory.environ),
+        codec=factory.settings.codec.value,
+        secrets=lambda: find_secrets(_index(factory), factory.environ),
+    )
+
+
+def _apptainer_engine(factory: Factory) -> Engine:
+    from imagefactory.engines.apptainer import ApptainerEngine
+    from imagefactory.engines.apptainer_command import ApptainerCommand
+    from imagefactory.engines.site import find_secrets
+
+    return ApptainerEngine(
+        factory.layout,
+        ApptainerCommand(factory.environ),
+        secrets=lambda: find_secrets(_index(factory), factory.environ),
+    )
+
+
+def _runner(factory: Factory, name: str, target: str, progress: Progress) -> Runner:
+    """The runner called `name`; `target` is what a .sif that has to be made is named after."""
+    from imagefactory.engines.apptainer_command import ApptainerCommand
+    from imagefactory.engines.docker_daemon import DockerDaemon
+    from imagefactory.verify.runners.apptainer import ApptainerRunner
+    from imagefactory.verify.runners.docker import DockerRunner
+    from imagefactory.verify.runners.unshare import UnshareRunner
+
+    layout, environ = factory.layout, factory.environ
+    makers: dict[str, Callable[[], Runner]] = {
+        "unshare": lambda: UnshareRunner(layout, progress=progress),
+        "docker": lambda: DockerRunner(layout, DockerDaemon(environ), progress=progress),
+        "apptainer": lambda: ApptainerRunner(
+            ApptainerCommand(environ),
+            lambda image: ensure_sif(factory, image, target, progress, compression="fast"),
+        ),
+    }
+    assert tuple(makers) == RUNNERS
+    return makers[name]()
+
+
+def run_target(factory: Factory, target: Target, spec: RunSpec, runner: str, progress: Progress) -> Completed:
+    """Runs a command in what was built of a target.
+
+    That is its image, or the .sif that apptainer built where there is no image or the setting `engine` is
+    apptainer. `runner` is empty for the setting, or for what fits. Raises BuildError when nothing is built.
+    """
+    wanted, settings = runner or factory.settings.runner.value, factory.settings
+    made: Image | Sif | None = find_image(factory, target)
+    if made is None or (settings.engine.value == "apptainer" and wanted in ("", "apptainer")):
+        made = find_sif(factory, target) or made
+    if made is None:
+        raise BuildError(f"{target.name} is not built yet", hint=f"imagefactory build {target.name}")
+    name = wanted or ("unshare" if isinstance(made, Image) else "apptainer")
+    chosen = _runner(factory, name, target.name, progress)
+    chosen.require()
+    with factory.layout.in_use(progress):
+        if name == "unshare" and isinstance(made, Image):
+            unpack_image(factory, made, progress)
+        elif name == "apptainer" and isinstance(made, Image):
+            made = ensure_sif(factory, made, target.name, progress, compression="fast")
+    return chosen.run(made, spec)
 
 
 def unpack_image(factory: Factory, image: Image, progress: Progress) -> None:
@@ -355,16 +467,6 @@ def unpack_image(factory: Factory, image: Image, progress: Progress) -> None:
     layout = factory.layout
     workers = factory.settings.worker_count
     Unpacked(layout.path / "unpacked").unpack(image.layers, layout.blob_path, progress, workers=workers)
-
-
-def _smoke(factory: Factory, definition: Definition, image: Image | Sif, progress: Progress) -> Report:
-    from imagefactory.verify.runners.unshare import UnshareRunner
-    from imagefactory.verify.smoke import Trial, smoke
-
-    layout = factory.layout
-    trial = Trial(image=image, definition=definition, nonce=secrets.token_hex(16))
-    with progress.stage(f"{definition.target.name}: smoke test on the CPU, inside the image"):
-        return smoke(trial, UnshareRunner(layout, progress=progress), layout.path / "checks", progress)
 
 
 def _wheels(factory: Factory, lock: Lock, progress: Progress) -> dict[LockedWheel, Path]:
@@ -379,6 +481,8 @@ def _base(factory: Factory, base: Base, progress: Progress, *, locked: bool) -> 
     from imagefactory.engines.base_image import BaseWanted, ensure_base
     from imagefactory.lock.base import read_base_lock
 
+    if base.image:
+        return _pulled_base(factory, base, progress)
     path = factory.base_lock_path(base)
     lock = read_base_lock(path)
     if lock is None:
@@ -394,10 +498,22 @@ def _base(factory: Factory, base: Base, progress: Progress, *, locked: bool) -> 
     return ensure_base(factory.layout, wanted, progress)
 
 
-def _index(factory: Factory) -> PackageIndex:
-    from imagefactory.lock.index import find_index
+def _pulled_base(factory: Factory, base: Base, progress: Progress) -> BaseImage:
+    from imagefactory.engines.pulled_base import PullWanted, ensure_pulled_base
 
-    return find_index(factory.settings.index, environ=factory.environ, prefix=Path(sys.prefix))
+    wanted = PullWanted(
+        base=base,
+        mirrors=factory.settings.mirror_map,
+        open_registry=lambda host: open_registry(factory, host),
+    )
+    return ensure_pulled_base(factory.layout, wanted, progress)
+
+
+def _index(factory: Factory) -> PackageIndex:
+    from imagefactory.lock.index import find_index, trusting
+
+    found = find_index(factory.settings.index, environ=factory.environ, prefix=Path(sys.prefix))
+    return trusting(found, factory.settings.certificates_path)
 
 
 def _locker(index: PackageIndex) -> Locker:
@@ -411,7 +527,8 @@ def _mirror(factory: Factory) -> DebianMirror:
 
     settings = factory.settings
     debs = settings.cache_path / "debs"
-    return find_mirror(settings.debian_mirror.value, debs, factory.environ, etc_apt=Path("/etc/apt"))
+    found = find_mirror(settings.debian_mirror.value, debs, factory.environ, etc_apt=Path("/etc/apt"))
+    return replace(found, certificates=settings.certificates.value)
 
 
 class _Clock:
@@ -426,3 +543,374 @@ class _Clock:
 
     def laps(self) -> tuple[tuple[str, float], ...]:
         return tuple(self._laps)
+
+
+# --- .sif files ----------------------------------------------------------------------------------
+
+
+def find_sif(factory: Factory, target: Target) -> Sif | None:
+    """The .sif that apptainer built from the target's definition, or None."""
+    from imagefactory.oci.sif import find_sif as find
+    from imagefactory.oci.sif import sif_reference
+
+    return find(factory.layout, sif_reference(target))
+
+
+def ensure_sif(factory: Factory, image: Image, target: str, progress: Progress, *, compression: str) -> Sif:
+    """The kept .sif of an image of the store, made if need be. The caller holds the layout's `in_use`."""
+    from imagefactory.engines.apptainer import SifMaker
+    from imagefactory.engines.apptainer_command import ApptainerCommand
+
+    return SifMaker(factory.layout, ApptainerCommand(factory.environ)).make(
+        image, target, compression, progress
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SifExport:
+    """`compression` is empty for that of the .sif at hand, else `fast`; `output` is None for its own name."""
+
+    compression: str = ""
+    output: Path | None = None
+
+
+def export_sif(factory: Factory, target: Target, options: SifExport, progress: Progress) -> tuple[Sif, Path]:
+    """Writes the target's .sif, of its image or as apptainer built it, beside and renamed; gives where.
+
+    Raises BuildError when there is neither, UsageError for a compression that a built one has not.
+    """
+    from imagefactory.oci.sif import copy_sif
+
+    with factory.layout.in_use(progress):
+        image = find_image(factory, target)
+        sif = find_sif(factory, target) if image is None else None
+        if image is not None:
+            compression = options.compression or "fast"
+            sif = ensure_sif(factory, image, target.name, progress, compression=compression)
+        if sif is None:
+            raise BuildError(f"{target.name} is not built yet", hint=f"imagefactory build {target.name}")
+        if options.compression not in ("", sif.compression):
+            raise UsageError(
+                f"the .sif that apptainer built of {target.name} is compressed '{sif.compression}'",
+                hint=f"leave it out, or `imagefactory build {target.name} --engine assemble` first",
+            )
+        output = options.output or Path(sif.name)
+        copy_sif(sif, output, progress)
+    return sif, output
+
+
+# --- registries ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushOptions:
+    """`registry` is `host[:port][/path]`, empty for the setting. `tags` are set after the candidate's own.
+
+    `now` is the time the record of a first push carries.
+    """
+
+    now: datetime
+    registry: str = ""
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pushed:
+    """One push. `reference` has the candidate's tag and the digest that the registry confirmed."""
+
+    target: Target
+    manifest: str
+    reference: Reference
+    sent: Sent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulled:
+    """One pull: `name` is its tag in the store. `whole` is false when, of an index with other platforms,
+    only this platform's manifest was kept, so that `digest` is not the index's."""
+
+    name: str
+    reference: Reference
+    digest: str
+    whole: bool
+    sent: Sent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shelf:
+    """A repository of a registry and what its tags point to."""
+
+    registry: str
+    repository: str
+    tagged: tuple[Tagged, ...]
+
+
+def registry_place(factory: Factory, given: str = "") -> tuple[str, str]:
+    """(host, path) of the registry to use: what was given, else the setting. Raises UsageError for none."""
+    from imagefactory.oci.mirrors import split_place
+
+    place = given or factory.settings.registry.value
+    if not place:
+        raise UsageError(
+            "no registry is set",
+            hint='name one: --registry HOST[:PORT][/PATH], or write registry = "..." in imagefactory.toml',
+        )
+    return split_place(place)
+
+
+def repository_of(path: str, family: str) -> str:
+    return f"{path}/{family}" if path else family
+
+
+def open_registry(factory: Factory, host: str, brake: Brake | None = None) -> Registry:
+    """A registry with this machine's certificates and what `docker login` left for it.
+
+    `brake` cuts its waits between attempts short when the transfer it serves has failed.
+    """
+    from imagefactory.oci.credentials import find_credentials
+    from imagefactory.oci.registry import Registry, RegistryOptions
+
+    settings = factory.settings
+    options = RegistryOptions(
+        credentials=find_credentials(factory.environ),
+        certificates=Path(trusted) if (trusted := _index(factory).certificates) else None,
+        plain_hosts=settings.plain_hosts,
+        sleep=brake.sleep if brake else time.sleep,
+    )
+    return Registry(host, options)
+
+
+def push_target(factory: Factory, target: Target, options: PushOptions, progress: Progress) -> Pushed:
+    """The built image as an immutable candidate in the registry, then its further tags.
+
+    Raises BuildError when nothing is built, UsageError for a tag that only promotion moves,
+    RegistryError when the registry fails.
+    """
+    from imagefactory.oci.candidates import candidate_tag
+
+    with factory.layout.in_use(progress):
+        image = find_image(factory, target)
+        if image is None:
+            raise BuildError(f"{target.name} is not built yet", hint=f"imagefactory build {target.name}")
+        root = PushRoot(target=target, digest=image.digest, candidate=candidate_tag(target, image.digest))
+        reference, sent = _push(factory, root, options, progress)
+    return Pushed(target=target, manifest=image.manifest, reference=reference, sent=sent)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushRoot:
+    """What is pushed for a target: a manifest or index of the store, and the candidate's tag for it."""
+
+    target: Target
+    digest: str
+    candidate: str
+
+
+def _push(
+    factory: Factory, root: PushRoot, options: PushOptions, progress: Progress
+) -> tuple[Reference, Sent]:
+    """The whole graph of `root`, with the record of when it was first pushed."""
+    from imagefactory.oci.candidates import check_tag, plain_tag, pushed_record
+    from imagefactory.oci.layout_store import LayoutStore
+    from imagefactory.oci.store import Reference
+    from imagefactory.oci.transfer import Place, Sending, origins_from, read_graph, remember, send
+
+    host, path = registry_place(factory, options.registry)
+    for tag in options.tags:
+        check_tag(tag, {plain_tag(other) for other in factory.targets})
+    layout, family = factory.layout, root.target.family
+    repository, source = repository_of(path, family), Place(store=LayoutStore(layout), repository=family)
+    with progress.stage(f"{root.target.name}: push to {host}/{repository}:{root.candidate}"):
+        graph = read_graph(source, root.digest)
+        families = [repository_of(path, name) for name in sorted({t.family for t in factory.targets})]
+        sending = Sending(
+            graph=graph,
+            repository=repository,
+            candidate=root.candidate,
+            tags=options.tags,
+            attach=(pushed_record(graph.root.descriptor, options.now),),
+            origins=origins_from(layout.recall("pushed", host) or {}, families),
+        )
+        sent = send(source, open_registry(factory, host, sending.brake), sending, progress)
+        # Read again: another push may have learned something meanwhile.
+        layout.record("pushed", host, remember(layout.recall("pushed", host) or {}, repository, graph.blobs))
+    where = Reference(registry=host, repository=repository, tag=root.candidate, digest=sent.digest)
+    return where, sent
+
+
+def target_reference(factory: Factory, text: str, registry: str = "") -> tuple[Target, Reference]:
+    """`TARGET[:TAG][@sha256:...]` as a reference to the registry; without either, the target's own tag."""
+    from imagefactory.oci.candidates import plain_tag
+    from imagefactory.oci.store import parse_reference
+    from imagefactory.recipes import select
+
+    rest, at, digest = text.partition("@")
+    name, colon, tag = rest.partition(":")
+    chosen = select(factory.targets, (name,))
+    if len(chosen) > 1:
+        names = ", ".join(target.name for target in chosen)
+        raise UsageError(f"'{name}' fits {len(chosen)} targets, this takes one", hint=f"name one of {names}")
+    host, path = registry_place(factory, registry)
+    if not colon and not at:
+        tag = plain_tag(chosen[0])
+    place = f"{host}/{repository_of(path, chosen[0].family)}"
+    return chosen[0], parse_reference(place + (f":{tag}" if colon or tag else "") + at + digest)
+
+
+def pull_image(factory: Factory, wanted: Reference, name: str, progress: Progress) -> Pulled:
+    """Brings an image into the store under the tag `name` (`repository:tag`), checked by its digests.
+
+    Raises RegistryError when the registry has no such image or none for linux/amd64.
+    """
+    from imagefactory.oci.layout import PLATFORM
+    from imagefactory.oci.layout_store import LayoutStore
+    from imagefactory.oci.mirrors import resolve
+    from imagefactory.oci.transfer import (
+        Brake,
+        Place,
+        Sending,
+        choose_platform,
+        read_graph,
+        read_manifest,
+        send,
+    )
+
+    layout, asked = factory.layout, resolve(wanted, factory.settings.mirror_map)
+    repository, _, tag = name.rpartition(":")
+    with layout.in_use(progress), progress.stage(f"pull {asked}"):
+        brake = Brake()
+        source = Place(store=open_registry(factory, asked.registry, brake), repository=asked.repository)
+        choice = choose_platform(read_manifest(source, asked.wanted), PLATFORM)
+        graph = read_graph(source, choice.digest)
+        sending = Sending(graph=graph, repository=repository, tags=(tag,), brake=brake)
+        sent = send(source, LayoutStore(layout), sending, progress)
+    return Pulled(name=name, reference=wanted, digest=sent.digest, whole=choice.whole, sent=sent)
+
+
+def local_name(factory: Factory, wanted: Reference) -> str:
+    """The store's tag for what is pulled by a full reference: `repository:tag`.
+
+    The path of the site's own registry is left out, as it is for what is built here. What was asked
+    for by digest alone carries the first 12 hex digits of it.
+    """
+    repository, place = wanted.repository, factory.settings.registry.value
+    if place:
+        host, path = registry_place(factory)
+        if path and wanted.registry == host:
+            repository = repository.removeprefix(f"{path}/")
+    return f"{repository}:{wanted.tag or wanted.digest.removeprefix('sha256:')[:12]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copying:
+    """What to copy where. With `referrers`, verdicts and other artifacts of the image come too."""
+
+    source: Reference
+    destination: Reference
+    referrers: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copied:
+    """One copy; `destination` has the digest that its registry confirmed."""
+
+    source: Reference
+    destination: Reference
+    sent: Sent
+
+
+def copy_image(factory: Factory, wanted: Copying, progress: Progress) -> Copied:
+    """From registry to registry; blobs stream through, within one registry they are mounted."""
+    from imagefactory.oci.candidates import CANDIDATE
+    from imagefactory.oci.mirrors import resolve
+    from imagefactory.oci.transfer import Brake, Place, Sending, no_origins, read_graph, send
+
+    source, destination = wanted.source, wanted.destination
+    if not destination.tag or destination.digest:
+        raise UsageError(
+            f"'{destination}' names no place to copy to", hint="write HOST/NAME:TAG; the digest comes along"
+        )
+    asked = resolve(source, factory.settings.mirror_map)
+    with progress.stage(f"copy {asked} to {destination}"):
+        brake = Brake()
+        registry = open_registry(factory, asked.registry, brake)
+        place = Place(store=registry, repository=asked.repository)
+        same = asked.registry == destination.registry
+        graph = read_graph(place, asked.wanted, referrers=wanted.referrers)
+        immutable = CANDIDATE.fullmatch(destination.tag) is not None
+        sending = Sending(
+            graph=graph,
+            repository=destination.repository,
+            candidate=destination.tag if immutable else "",
+            tags=() if immutable else (destination.tag,),
+            origins=(lambda _: (asked.repository,)) if same else no_origins,
+            brake=brake,
+        )
+        target = registry if same else open_registry(factory, destination.registry, brake)
+        sent = send(place, target, sending, progress)
+    return Copied(source=source, destination=replace(destination, digest=sent.digest), sent=sent)
+
+
+def list_registry(
+    factory: Factory, targets: Sequence[Target], registry: str, progress: Progress
+) -> tuple[Shelf, ...]:
+    """The tags of the targets' repositories, with what they point to."""
+    from imagefactory.oci.candidates import plain_tag, read_tagged
+    from imagefactory.oci.transfer import Place
+
+    host, path = registry_place(factory, registry)
+    store = open_registry(factory, host)
+    plain = {plain_tag(target) for target in factory.targets}
+    with progress.stage(f"list {host}"):
+        return tuple(
+            Shelf(
+                registry=host,
+                repository=repository_of(path, family),
+                tagged=read_tagged(Place(store=store, repository=repository_of(path, family)), plain),
+            )
+            for family in sorted({target.family for target in targets})
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruned:
+    """What became of one repository's candidates."""
+
+    registry: str
+    repository: str
+    fates: tuple[Fate, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PruneOptions:
+    """Candidates pushed before `before` go, unless something needs them (candidates.plan_prune)."""
+
+    before: datetime
+    registry: str = ""
+    dry_run: bool = False
+
+
+def prune_registry(factory: Factory, family: str, options: PruneOptions, progress: Progress) -> Pruned:
+    """Removes old candidates from a family's repository.
+
+    The registry's own collection frees their bytes. Raises RegistryError when it refuses to delete.
+    """
+    from imagefactory.oci.candidates import plain_tag, plan_prune, read_tagged
+    from imagefactory.oci.transfer import Place
+
+    host, path = registry_place(factory, options.registry)
+    store, repository = open_registry(factory, host), repository_of(path, family)
+    with progress.stage(f"prune {host}/{repository}"):
+        plain = {plain_tag(target) for target in factory.targets}
+        tagged = read_tagged(Place(store=store, repository=repository), plain, records=True)
+        fates = plan_prune(tagged, options.before)
+        if not options.dry_run:
+            fates = tuple(_prune_one(store, repository, fate) for fate in fates)
+    return Pruned(registry=host, repository=repository, fates=fates)
+
+
+def _prune_one(store: Registry, repository: str, fate: Fate) -> Fate:
+    from imagefactory.oci.candidates import remove_candidate
+
+    tag = remove_candidate(store, repository, fate) if fate.remove else ""
+    return replace(fate, remove=False, why=f"{tag} points to it now") if tag else fate

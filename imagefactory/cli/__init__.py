@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from imagefactory import __version__
-from imagefactory.cli import catalogue, images, locks, machine, stores
+from imagefactory.cli import catalogue, images, locks, machine, registries, stores
 from imagefactory.cli.output import Call, complain, explain, say_json, write
 from imagefactory.errors import EXIT_INTERRUPTED, EXIT_OK, FactoryError, ToolError
 from imagefactory.progress import STYLES
@@ -73,8 +73,13 @@ for command in (
     images.build,
     images.run,
     images.export,
+    registries.push,
+    registries.pull,
+    registries.copy_,
+    registries.registry,
     stores.store,
     machine.doctor,
+    machine.settings,
     machine.completion,
 ):
     cli.add_command(command)

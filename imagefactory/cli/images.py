@@ -18,13 +18,22 @@ from imagefactory.cli.output import (
     select_one,
     targets_argument,
 )
+from imagefactory.cli.registries import Pusher, registry_option
 from imagefactory.engines import ENGINES
 from imagefactory.errors import BuildError, FactoryError, UsageError
 from imagefactory.progress import format_bytes
+from imagefactory.verify.runners import RUNNERS
 
 if TYPE_CHECKING:
     from imagefactory.model import Mount
     from imagefactory.workflow import Built, Factory
+
+
+runner_option = click.option(
+    "--runner",
+    type=click.Choice(RUNNERS),
+    help="What starts the image.  [default: the setting `runner`, else what fits the engine]",
+)
 
 
 @click.command()
@@ -32,20 +41,24 @@ if TYPE_CHECKING:
 @click.option(
     "--engine",
     type=click.Choice(ENGINES),
-    default="assemble",
-    show_default=True,
-    help="What builds the image: assemble needs no daemon and no root.",
+    help="What builds the image; assemble needs no daemon and no root.  [default: the setting `engine`]",
 )
+@runner_option
 @click.option("--locked", is_flag=True, help="Stop if a locked package of the base is gone from the mirror.")
 @click.option("--no-smoke", is_flag=True, help="Do not start and try the image.")
+@click.option("--push", "pushes", is_flag=True, help="Push each image whose smoke test passed.")
+@registry_option
 @json_option
 @click.pass_obj
 def build(
     call: Call,
     names: tuple[str, ...],
-    engine: str,
+    engine: str | None,
+    runner: str | None,
     locked: bool,
     no_smoke: bool,
+    pushes: bool,
+    place: str,
     as_json: bool,
 ) -> None:
     """Build images into the store and try each one: start it, import, compute, on the CPU.
@@ -57,7 +70,17 @@ def build(
     from imagefactory.workflow import BuildOptions, build_target
 
     factory, progress = call.factory, call.progress
-    options = BuildOptions(engine=engine, locked=locked, smoke=not no_smoke)
+    if pushes and no_smoke:
+        raise UsageError("--push sends only what passed its smoke test", hint="leave --no-smoke out")
+    if place and not pushes:
+        raise UsageError("--registry says where --push sends to", hint="add --push, or leave it out")
+    push = Pusher(factory, place, progress) if pushes else None
+    options = BuildOptions(
+        engine=engine or factory.settings.engine.value,
+        runner=runner or factory.settings.runner.value,
+        locked=locked,
+        smoke=not no_smoke,
+    )
     results: list[dict[str, object]] = []
     with collecting() as failures:
         for target in select(factory.targets, names):
@@ -67,6 +90,8 @@ def build(
                 say(format_built(built, factory.settings.store.value), unless=as_json)
                 if built.report is not None and not built.report.passed:
                     failures.add(_smoke_failure(built))
+                elif push is not None:
+                    results[-1]["pushed"] = push(target, quiet=as_json)
         if as_json:
             say_json("build", {"results": results, "errors": failures.as_json()})
 
@@ -99,6 +124,7 @@ def _smoke_failure(built: Built) -> FactoryError:
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.argument("name", metavar="TARGET", shell_complete=complete_targets)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@runner_option
 @click.option("--network", is_flag=True, help="Let the command reach the network (off by default).")
 @click.option("--gpus", is_flag=True, help="Show the machine's GPUs and driver inside; fails without one.")
 @click.option("--read-only", is_flag=True, help="Nothing but /tmp can be written inside.")
@@ -123,15 +149,11 @@ def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: A
     The exit code is the command's own.
     """
     from imagefactory.model import RunSpec
-    from imagefactory.verify.runners.unshare import UnshareRunner
-    from imagefactory.workflow import find_image, unpack_image
+    from imagefactory.workflow import run_target
 
     call: Call = ctx.obj
     factory = call.factory
     target = select_one(factory.targets, name)
-    image = find_image(factory, target)
-    if image is None:
-        raise BuildError(f"{target.name} is not built yet", hint=f"imagefactory build {target.name}")
     argv = command[1:] if command[:1] == ("--",) else command
     if command and command[0] != "--" and command[0].startswith("-"):
         raise UsageError(
@@ -149,9 +171,7 @@ def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: A
         mounts=tuple(_mount(text) for text in options["mounts"]),
         capture=False,
     )
-    with factory.layout.in_use(call.progress):
-        unpack_image(factory, image, call.progress)
-    completed = UnshareRunner(factory.layout).run(image, spec)
+    completed = run_target(factory, target, spec, options["runner"] or "", call.progress)
     ctx.exit(completed.returncode)
 
 
@@ -182,18 +202,35 @@ def _mount(text: str) -> Mount:
 @click.option(
     "--format",
     "kind",
-    type=click.Choice(["oci-archive", "docker-archive"]),
+    type=click.Choice(["oci-archive", "docker-archive", "sif"]),
     default="oci-archive",
     show_default=True,
-    help="oci-archive for podman, skopeo, apptainer; docker-archive for `docker load`.",
+    help="oci-archive for podman, skopeo, apptainer; docker-archive for `docker load`; sif for apptainer.",
 )
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Default: TARGET.FORMAT.tar"
+    "--compression",
+    type=click.Choice(["fast", "small"]),
+    help="Of a .sif: small takes many times as long and saves a part.  [default: fast]",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Default: TARGET.FORMAT.tar, or TARGET-<12 digits of its sha256>.sif",
 )
 @json_option
 @click.pass_obj
-def export(call: Call, name: str, kind: str, output: Path | None, as_json: bool) -> None:
-    """Write a built image as one file that docker, podman, skopeo or apptainer read."""
+def export(
+    call: Call, name: str, kind: str, compression: str | None, output: Path | None, as_json: bool
+) -> None:
+    """Write a built image as one file that docker, podman, skopeo or apptainer read.
+
+    A .sif is made once and kept in the store with its image.
+    """
+    if kind == "sif":
+        return _export_sif(call, name, (compression or "", output), as_json=as_json)
+    if compression:
+        raise UsageError("--compression is of --format sif", hint="leave it out")
     from imagefactory.oci.archive import export as export_image
     from imagefactory.workflow import find_image
 
@@ -214,4 +251,22 @@ def export(call: Call, name: str, kind: str, output: Path | None, as_json: bool)
     }[kind]
     size = format_bytes(path.stat().st_size)
     say(f"wrote {path} ({size}), image {image.name}@{image.digest}\nread it: {load}")
+    return None
+
+
+def _export_sif(call: Call, name: str, options: tuple[str, Path | None], *, as_json: bool) -> None:
+    from imagefactory.workflow import SifExport, export_sif
+
+    factory = call.factory
+    target = select_one(factory.targets, name)
+    compression, output = options
+    sif, path = export_sif(factory, target, SifExport(compression=compression, output=output), call.progress)
+    if as_json:
+        made = {**made_json(sif), "path": str(path)}
+        return say_json("export", {"target": target.name, "kind": "sif", **made})
+    source = f"made from {sif.made_from}" if sif.made_from else "built by apptainer from the definition"
+    say(
+        f"wrote {path} ({format_bytes(sif.file.size)}, {sif.compression}), {source}\n"
+        f"sha256 {sif.file.digest.removeprefix('sha256:')}\ntry it: apptainer exec {path} python"
+    )
     return None

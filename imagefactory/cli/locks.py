@@ -61,7 +61,10 @@ def lock(
             with failures.of(f"base:{base.name}"):
                 changed = lock_base(factory, base, progress, update=update_all)
                 results.append({"base": base.name, "changed": changed})
-                say(f"base:{base.name}: {'locked' if changed else 'unchanged'}", unless=as_json)
+                state = "locked" if changed else "unchanged"
+                if base.image:
+                    state = f"pinned by its digest; to move it, write another one at {base.where}"
+                say(f"base:{base.name}: {state}", unless=as_json)
         for target in chosen:
             with failures.of(target.name):
                 done = lock_target(factory, target, options, progress)

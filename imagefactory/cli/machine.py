@@ -1,4 +1,4 @@
-"""Commands about this machine: doctor, completion."""
+"""Commands about this machine: doctor, settings, completion."""
 
 from __future__ import annotations
 
@@ -29,6 +29,28 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
             if finding.remedy:
                 say(f"          mend it: {finding.remedy}")
     ctx.exit(EXIT_OK if good else EXIT_TOOL)
+
+
+@click.command()
+@json_option
+@click.pass_context
+def settings(ctx: click.Context, as_json: bool) -> None:
+    """Print every setting, its value and where it came from.
+
+    Set one in imagefactory.toml (debian-mirror = "...") or the environment (IMAGEFACTORY_DEBIAN_MIRROR).
+    """
+    from imagefactory.lock.index import redact
+
+    rows = [
+        {"name": name, "value": redact(setting.value), "origin": setting.origin}
+        for name, setting in ctx.obj.settings.rows()
+    ]
+    if as_json:
+        return say_json("settings", {"settings": rows})
+    names, values = [max(len(row[key]) for row in rows) for key in ("name", "value")]
+    for row in ({"name": "NAME", "value": "VALUE", "origin": "ORIGIN"}, *rows):
+        say(f"{row['name']:{names}}  {row['value'] or '-':{values}}  {row['origin']}")
+    return None
 
 
 @click.command()

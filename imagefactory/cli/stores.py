@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.output import Call, collecting, image_json, json_option, say, say_json
+from imagefactory.cli.output import Call, collecting, image_json, json_option, made_json, say, say_json
 from imagefactory.errors import FactoryError, NothingSelectedError
 from imagefactory.progress import format_bytes
 
 if TYPE_CHECKING:
-    from imagefactory.model import Image
+    from imagefactory.model import Image, Sif
 
 
 @click.group()
@@ -27,25 +27,40 @@ def store() -> None:
 def store_list(call: Call, as_json: bool) -> None:
     """List the images of the store."""
     from imagefactory.oci.layout import Layout
+    from imagefactory.oci.sif import load_sif, sifs_of
 
     settings = call.settings
     layout = Layout(settings.store_path)
     images: list[Image] = []
+    sifs: dict[str, tuple[str, Sif]] = {}
     with collecting() as failures:
         for name, descriptor in layout.tags().items():
             with failures.of(name):
+                if name.endswith(".sif"):
+                    sifs[descriptor.digest] = (name, load_sif(layout, descriptor.digest))
+                    continue
                 images.append(layout.load(name, descriptor))
-        _list_images(images, settings.store.value, as_json=as_json)
+                made = sifs_of(layout, images[-1].manifest)  # kept with the image, without a tag
+                sifs.update((sif.digest, (sif.name, sif)) for sif in made)
+        _list_images((images, tuple(sifs.values())), settings.store.value, as_json=as_json)
 
 
-def _list_images(images: Sequence[Image], place: str, *, as_json: bool) -> None:
+def _list_images(
+    held: tuple[Sequence[Image], Sequence[tuple[str, Sif]]], place: str, *, as_json: bool
+) -> None:
     from imagefactory.report.console import format_table
 
+    images, sifs = held
     if as_json:
-        return say_json("store", {"store": place, "images": [image_json(image) for image in images]})
-    if not images:
+        value = {
+            "images": [image_json(image) for image in images],
+            "sifs": [made_json(sif) for _, sif in sifs],
+        }
+        return say_json("store", {"store": place, **value})
+    if not images and not sifs:
         return say(f"no image yet in {place}")
     rows = [(i.name, str(len(i.layers)), format_bytes(i.size), i.digest) for i in images]
+    rows += [(name, "sif", format_bytes(sif.file.size), sif.digest) for name, sif in sifs]
     say(format_table(("IMAGE", "LAYERS", "SIZE", "DIGEST"), rows))
     unique = {layer.descriptor.digest: layer.descriptor.size for i in images for layer in i.layers}
     total = format_bytes(sum(unique.values()))

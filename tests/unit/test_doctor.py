@@ -13,9 +13,11 @@ from imagefactory.doctor import (
     Disk,
     Facts,
     Finding,
+    Probe,
     State,
     can_build,
     decide,
+    examine,
     gather,
     has_subordinate_ids,
     parse_deb822,
@@ -24,6 +26,7 @@ from imagefactory.doctor import (
 )
 from imagefactory.settings import load_settings
 
+REACHED = {"package index", "debian mirror", "registry", "docker"}
 REFUSED = Attempt(refusal="this machine refuses user namespaces (user-namespace: Operation not permitted)")
 HEALTHY = Facts(
     python=(3, 11, 2), machine="x86_64", libc=("glibc", "2.36"), kernel="6.1.0-25-amd64", uid=0, user="root",
@@ -38,7 +41,23 @@ HEALTHY = Facts(
     ),
     gpu_nodes=("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm"), driver="550.90.07",
     driver_libraries=("libcuda.so.1",),
+    probes=(
+        Probe(name="docker", found="docker 26.1.5, buildx 0.13.1"),
+        Probe(name="apptainer", found="apptainer 1.4.5"),
+        Probe(name="package index", found="uv's default answers"),
+        Probe(name="debian mirror", found="bookworm found there"),
+        Probe(name="registry", found="registry.example.org answers without credentials"),
+    ),
 )  # fmt: skip
+
+
+def refusing(*names: str, **changes: object) -> Facts:
+    """HEALTHY where these probes were refused."""
+    probes = tuple(
+        replace(probe, found="", refusal="no answer", remedy="mend it") if probe.name in names else probe
+        for probe in HEALTHY.probes
+    )
+    return replace(HEALTHY, probes=probes, **changes)  # type: ignore[arg-type]
 
 
 def bad(facts: Facts) -> list[Finding]:
@@ -130,7 +149,42 @@ def test_disks() -> None:
 
 
 def test_a_configured_mirror_needs_no_apt() -> None:
-    assert bad(replace(HEALTHY, apt_sources=(), debian_mirror="http://mirror.example/debian")) == []
+    mirror = "http://ann:hunter2@mirror.example/debian"
+    facts = replace(HEALTHY, apt_sources=(), debian_mirror=mirror)
+    assert bad(facts) == []
+    assert not any("hunter2" in finding.detail for finding in decide(facts))
+
+
+@pytest.mark.parametrize("engine", ["docker", "apptainer"])
+def test_an_engine_is_needed_where_it_is_the_configured_one(engine: str) -> None:
+    (finding,) = bad(refusing(engine))
+    assert (finding.name, finding.state, finding.needed_for) == (engine, State.WARNING, engine)
+    assert f"only --engine {engine} needs it" in finding.detail
+    assert can_build((finding,))
+    (finding,) = bad(refusing(engine, engine=engine, runner=engine))
+    assert (finding.state, finding.needed_for, finding.remedy) == (State.MISSING, "build", "mend it")
+    assert not can_build((finding,))
+    (finding,) = bad(refusing(engine, runner=engine))
+    assert (finding.state, finding.needed_for) == (State.MISSING, "run")
+
+
+def test_a_sandbox_is_needed_by_the_unshare_runner_and_by_assemble() -> None:
+    refused = replace(HEALTHY, sandbox=REFUSED)
+    assert not can_build(decide(replace(refused, engine="docker", runner="unshare")))
+    assert not can_build(decide(replace(refused, engine="assemble", runner="docker")))
+    by_docker = replace(refused, engine="docker", runner="docker")
+    assert can_build(decide(by_docker))
+    (finding,) = bad(by_docker)
+    assert (finding.state, finding.needed_for) == (State.DENIED, "unshare")
+
+
+def test_what_the_network_refuses() -> None:
+    for name, needed_for in (("package index", "build"), ("debian mirror", "build"), ("registry", "push")):
+        (finding,) = bad(refusing(name))
+        assert (finding.name, finding.state, finding.needed_for) == (name, State.DENIED, needed_for)
+        assert "no answer" in finding.detail
+        assert finding.remedy == "mend it"
+        assert can_build((finding,)) == (needed_for == "push")
 
 
 def test_apt_sources_of_both_formats(tmp_path: Path) -> None:
@@ -160,12 +214,44 @@ def test_subordinate_ids(tmp_path: Path) -> None:
 
 
 def test_this_machine_can_be_looked_at(tmp_path: Path) -> None:
-    environ = {"PATH": "/usr/bin", "IMAGEFACTORY_STORE": str(tmp_path / "new/store"), "HOME": str(tmp_path)}
+    nowhere = "http://ann:hunter2@127.0.0.1:1"
+    environ = {
+        "PATH": "/usr/bin",
+        "HOME": str(tmp_path),
+        "IMAGEFACTORY_STORE": str(tmp_path / "new/store"),
+        "IMAGEFACTORY_INDEX": f"{nowhere}/simple",
+        "IMAGEFACTORY_DEBIAN_MIRROR": f"{nowhere}/debian",
+        "IMAGEFACTORY_REGISTRY": "127.0.0.1:1/images",
+        "DOCKER_HOST": f"unix://{tmp_path}/docker.sock",
+    }
     facts = gather(load_settings(directory=tmp_path, start=tmp_path, environ=environ), environ=environ)
     assert facts.cores >= 1
     assert facts.disks[0].path == str(tmp_path / "new/store")
     assert facts.disks[0].origin == "$IMAGEFACTORY_STORE"
     assert facts.disks[0].writable
     assert not (tmp_path / "new").exists()
-    names = [finding.name for finding in decide(facts)]
+    findings = decide(facts)
+    names = [finding.name for finding in findings]
     assert len(names) == len(set(names))
+    unreached = {finding.name: finding for finding in findings if finding.name in REACHED}
+    assert set(unreached) == REACHED
+    for finding in unreached.values():
+        assert finding.state in (State.DENIED, State.WARNING)
+        assert finding.remedy
+    assert not any("hunter2" in finding.detail + finding.remedy for finding in findings)
+
+
+def test_a_nonsensical_mirror_is_not_ok(tmp_path: Path) -> None:
+    environ = {
+        "PATH": "/usr/bin",
+        "HOME": str(tmp_path),
+        "IMAGEFACTORY_INDEX": "http://127.0.0.1:1/simple",
+        "IMAGEFACTORY_DEBIAN_MIRROR": "nonsense",
+        "DOCKER_HOST": f"unix://{tmp_path}/docker.sock",
+    }
+    settings = load_settings(directory=tmp_path, start=tmp_path, environ=environ)
+    findings = {finding.name: finding for finding in examine(settings, environ=environ)}
+    assert findings["debian mirror"].state is State.DENIED
+    assert "'nonsense' is not an address" in findings["debian mirror"].detail
+    assert "registry" not in findings
+    assert not can_build(tuple(findings.values()))

@@ -1,0 +1,139 @@
+"""From a build to a registry and back, on the command line, before a real registry."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Factory
+
+TARGET = "tiny-12.1-cu121"
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_root: Path, factory: Factory, scratch: Path, registry: str) -> Factory:
+    """The tiny target's factory, with the registry in its settings."""
+    return Factory(
+        store=scratch / "tiny-store",  # also of test_interruptions: the base is made once
+        cache=factory.cache,
+        root=tiny_root,
+        extra={"IMAGEFACTORY_REGISTRY": f"{registry}/push-pull"},
+    )
+
+
+@pytest.fixture(scope="module")
+def built(tiny: Factory) -> dict[str, Any]:
+    """What the build gave, and under `pushed` what its first push gave."""
+    return {**tiny.build(TARGET, "--no-smoke"), "pushed": push(tiny)}
+
+
+def push(factory: Factory, *options: str) -> dict[str, Any]:
+    value = json.loads(factory.run("push", "--json", *options, TARGET).stdout)
+    assert value["errors"] == []
+    (row,) = value["results"]
+    assert isinstance(row, dict)
+    return row
+
+
+def inspected(reference: str) -> dict[str, Any]:
+    command = ["skopeo", "inspect", "--tls-verify=false", f"docker://{reference}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    value = json.loads(done.stdout)
+    assert isinstance(value, dict)
+    return value
+
+
+def raw_digest(reference: str) -> str:
+    """The digest of what the tag itself names, by another client."""
+    command = ["skopeo", "inspect", "--raw", "--tls-verify=false", f"docker://{reference}"]
+    done = subprocess.run(command, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return f"sha256:{hashlib.sha256(done.stdout).hexdigest()}"
+
+
+def test_push_says_the_digest_that_others_see(built: dict[str, Any], registry: str) -> None:
+    pushed = built["pushed"]
+    assert pushed["digest"] == built["image"]["digest"]
+    assert pushed["manifest"] == built["image"]["manifest"]
+    assert pushed["tag"] == f"12.1-cu121-{pushed['digest'][7:19]}"
+    where = f"{registry}/push-pull/tiny:{pushed['tag']}"
+    assert pushed["reference"] == f"{where}@{pushed['digest']}"
+    assert raw_digest(where) == pushed["digest"]
+    seen = inspected(where)
+    assert seen["Architecture"] == "amd64"
+    assert seen["Layers"] == [layer["digest"] for layer in built["image"]["layers"]]
+    assert pushed["bytes_sent"] <= 1.05 * built["image"]["size"]
+    assert "12.1-cu121" not in seen["RepoTags"]
+
+
+def test_build_push_sends_nothing_untried(tiny: Factory, built: dict[str, Any]) -> None:
+    assert "leave --no-smoke out" in tiny.run("build", "--push", "--no-smoke", TARGET, code=2).stderr
+
+
+def test_push_again_sends_nothing_and_sets_a_further_tag(
+    tiny: Factory, built: dict[str, Any], registry: str
+) -> None:
+    again = push(tiny, "--tag", "nightly")
+    assert (again["bytes_sent"], again["blobs"]["sent"], again["blobs"]["mounted"]) == (0, 0, 0)
+    assert again["digest"] == built["pushed"]["digest"]
+    assert raw_digest(f"{registry}/push-pull/tiny:nightly") == again["digest"]
+    assert "only promotion" in tiny.run("push", "--tag", "12.1-cu121", TARGET, code=2).stderr
+
+
+def test_pull_into_an_empty_store_gives_the_same_image_and_it_runs(
+    tiny: Factory, built: dict[str, Any], scratch: Path
+) -> None:
+    digest = built["pushed"]["digest"]
+    fresh = replace(tiny, store=scratch / "pulled-store")
+    value = json.loads(fresh.run("pull", "--json", f"{TARGET}@{digest}").stdout)
+    assert (value["digest"], value["whole"], value["name"]) == (digest, True, "tiny:12.1-cu121")
+    assert value["bytes_received"] >= built["image"]["size"]
+    ran = fresh.run("run", TARGET, "--", "python", "-c", "import idna; print(idna.__version__)")
+    assert ran.stdout == "3.7\n"
+    again = json.loads(fresh.run("pull", "--json", built["pushed"]["reference"]).stdout)
+    assert (again["bytes_received"], again["name"]) == (0, f"tiny:{built['pushed']['tag']}")
+
+
+def test_copy_within_the_registry_mounts(built: dict[str, Any], tiny: Factory, registry: str) -> None:
+    pushed = built["pushed"]
+    destination = f"{registry}/push-pull/kept/tiny:keep"
+    value = json.loads(tiny.run("copy", "--json", pushed["reference"], destination).stdout)
+    assert value["bytes_sent"] == 0
+    assert value["blobs"]["mounted"] == len(built["image"]["layers"]) + 1
+    assert raw_digest(destination) == value["digest"] == pushed["digest"]
+
+
+def test_list_and_prune_in_a_real_registry(built: dict[str, Any], tiny: Factory, registry: str) -> None:
+    """docker-registry 2.8 has no referrers API and removes no tag by name: both are met here."""
+    place = f"{registry}/prune"
+    pushed = push(tiny, "--registry", place, "--tag", "keep")
+    tag = pushed["tag"]
+    listed = json.loads(tiny.run("registry", "list", "--json", "--registry", place).stdout)
+    ((repository),) = listed["repositories"]
+    assert {row["tag"]: row["kind"] for row in repository["tags"]} == {tag: "candidate", "keep": "other"}
+
+    def prune(age: str) -> dict[str, Any]:
+        done = tiny.run("registry", "prune", "--json", "--older", age, "--registry", place)
+        (row,) = json.loads(done.stdout)["repositories"][0]["candidates"]
+        assert isinstance(row, dict)
+        return row
+
+    assert not prune("30d")["removed"]
+    kept = prune("0h")
+    assert (kept["removed"], kept["why"]) == (False, "keep points to it")
+    other = f"{registry}/prune/other"
+    assert push(tiny, "--registry", other)["tag"] == tag
+    gone = json.loads(tiny.run("registry", "prune", "--json", "--older", "0h", "--registry", other).stdout)
+    assert [row["removed"] for row in gone["repositories"][0]["candidates"]] == [True]
+    left = json.loads(tiny.run("registry", "list", "--json", "--registry", other).stdout)
+    assert left["repositories"][0]["tags"] == []
+    # Pushed again, it is there again: the blobs were not yet collected.
+    back = push(tiny, "--registry", other)
+    assert (back["bytes_sent"] < 10_000, back["digest"]) == (True, pushed["digest"])

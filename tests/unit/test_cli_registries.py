@@ -1,0 +1,519 @@
+"""push, pull, copy, registry list and prune: the command line in this process, a registry in it too."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagefactory import cli, errors
+from imagefactory.cli.registries import parse_age
+from imagefactory.errors import UsageError
+from imagefactory.oci.candidates import PUSHED_TYPE, VERDICT_TYPE
+from imagefactory.oci.layout import (
+    CONFIG_TYPE,
+    INDEX_TYPE,
+    MANIFEST_TYPE,
+    Layout,
+    canonical_json,
+    format_descriptor,
+)
+from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.registry import Registry
+from imagefactory.oci.transfer import Graph, Place, make_artifact, read_graph
+from imagefactory.progress import Quiet
+from tests.unit.registry_made_here import PASSWORD, USER, RegistryMadeHere, Ways, registry_made_here
+from tests.unit.test_cli import Said
+
+ROOT = Path(__file__).parents[2]
+LAYER = "application/vnd.oci.image.layer.v1.tar+zstd"
+RECIPE = """\
+family: {family}
+description: For tests of registries
+source: pypi
+framework: nvidia-cuda-runtime-cu12
+platform: linux/amd64
+base: debian-12
+python: "3.11"
+capabilities: ["8.0"]
+checks: [packages]
+matrix:
+  - version: "12.1"
+    cuda: ["12.1"]
+"""
+SECOND_ROW = '  - version: "12.4"\n    cuda: ["12.4"]\n'
+
+Call = Callable[..., Said]
+
+
+def make_root(folder: Path) -> Path:
+    """A factory of the families `one` (two targets) and `two`."""
+    (folder / "recipes").mkdir(parents=True)
+    (folder / "imagefactory.toml").write_text("")
+    shutil.copy(ROOT / "recipes" / "bases.yaml", folder / "recipes")
+    (folder / "recipes" / "one.yaml").write_text(RECIPE.format(family="one") + SECOND_ROW)
+    (folder / "recipes" / "two.yaml").write_text(RECIPE.format(family="two"))
+    return folder
+
+
+def put_index(
+    store: LayoutStore, repository: str, layers: list[bytes], platforms: list[str], tag: str
+) -> None:
+    rows = []
+    for architecture in platforms:
+        blobs = [store.layout.add(layer, LAYER) for layer in (*layers, architecture.encode())]
+        config = {
+            "architecture": architecture,
+            "os": "linux",
+            "config": {"Env": [f"FAMILY={repository}"]},
+            "rootfs": {"type": "layers", "diff_ids": [blob.digest for blob in blobs]},
+        }
+        manifest = {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST_TYPE,
+            "config": format_descriptor(store.layout.add(canonical_json(config), CONFIG_TYPE)),
+            "layers": [format_descriptor(blob) for blob in blobs],
+        }
+        row = format_descriptor(store.put_manifest(repository, canonical_json(manifest), MANIFEST_TYPE))
+        rows.append({**row, "platform": {"os": "linux", "architecture": architecture}})
+    index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": rows}
+    store.put_manifest(repository, canonical_json(index), INDEX_TYPE, tag)
+
+
+def stored_image(path: Path, family: str, layers: list[bytes], tag: str = "12.1-cu121") -> Graph:
+    """What a build would have left in the store: an image under the tag of a target."""
+    layout = Layout(path)
+    store = LayoutStore(layout)
+    with layout.in_use(Quiet()):
+        put_index(store, family, layers, ["amd64"], tag)
+    return read_graph(Place(store=store, repository=family), tag)
+
+
+def candidate_of(graph: Graph) -> str:
+    return f"12.1-cu121-{graph.root.descriptor.digest[7:19]}"
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    for name in ("REGISTRY_AUTH_FILE", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
+    monkeypatch.setenv("IMAGEFACTORY_CACHE", str(tmp_path / "cache"))
+    root = make_root(tmp_path / "root")
+
+    def run(*arguments: str, store: str = "store", code: int = 0) -> Said:
+        monkeypatch.setenv("IMAGEFACTORY_STORE", str(tmp_path / store))
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["-C", str(root), *arguments])
+        said = capsys.readouterr()
+        assert ended.value.code == code, said
+        return Said(code, said.out, said.err)
+
+    return run
+
+
+def json_of(said: Said, kind: str) -> Any:
+    value = said.json()
+    assert value["format"] == f"imagefactory.{kind}/1"
+    return value
+
+
+@pytest.fixture
+def registry() -> Iterator[RegistryMadeHere]:
+    with registry_made_here() as made:
+        yield made
+
+
+@pytest.fixture
+def graph(tmp_path: Path) -> Graph:
+    return stored_image(tmp_path / "store", "one", [b"a" * 5000, b"b" * 100])
+
+
+def push(call: Call, registry: RegistryMadeHere, *arguments: str, path: str = "/site") -> Any:
+    said = call("push", "--json", "--registry", registry.host + path, *arguments)
+    return json_of(said, "push")["results"]
+
+
+# --- push ----------------------------------------------------------------------------------------
+
+
+def test_push_writes_the_candidate_and_says_what_the_registry_confirmed(
+    call: Call, registry: RegistryMadeHere, graph: Graph
+) -> None:
+    (row,) = push(call, registry, "one-12.1-cu121", "--tag", "nightly")
+    digest, tag = graph.root.descriptor.digest, candidate_of(graph)
+    assert (row["target"], row["digest"], row["tag"]) == ("one-12.1-cu121", digest, tag)
+    assert row["reference"] == f"{registry.host}/site/one:{tag}@{digest}"
+    assert row["tags"] == {"nightly": digest}
+    assert row["blobs"] == {"sent": 4, "mounted": 0, "present": 0}
+    assert row["bytes_sent"] >= graph.size
+    there = registry.find("site/one")
+    assert there.tags == {tag: digest, "nightly": digest}
+    assert there.manifests[digest][1] == graph.root.data
+    assert "12.1-cu121" not in there.tags
+
+
+def test_push_again_sends_nothing_and_asks_once(call: Call, registry: RegistryMadeHere, graph: Graph) -> None:
+    push(call, registry, "one-12.1-cu121")
+    registry.log.clear()
+    before = registry.bytes_in
+    (row,) = push(call, registry, "one-12.1-cu121")
+    assert (row["bytes_sent"], row["blobs"]["present"]) == (0, 4)
+    assert [str(asked) for asked in registry.log] == ["GET manifest"]
+    assert registry.bytes_in == before
+
+
+def test_push_speaks_to_a_person_too(call: Call, registry: RegistryMadeHere, graph: Graph) -> None:
+    said = call("push", "--registry", registry.host, "one-12.1-cu121")
+    assert f"{registry.host}/one:{candidate_of(graph)}" in said.out
+    assert "confirmed by the registry" in said.out
+    again = call("push", "--registry", registry.host, "one-12.1-cu121")
+    assert "nothing: all 4 blobs were there" in again.out
+
+
+def test_what_is_not_built_is_said_and_its_siblings_are_pushed(
+    call: Call, registry: RegistryMadeHere, graph: Graph
+) -> None:
+    said = call("push", "--json", "--registry", registry.host, "one-*", "two-*", code=errors.EXIT_BUILD)
+    value = json_of(said, "push")
+    assert [row["target"] for row in value["results"]] == ["one-12.1-cu121"]
+    assert {row["target"] for row in value["errors"]} == {"one-12.4-cu124", "two-12.1-cu121"}
+    assert "imagefactory build two-12.1-cu121" in said.err
+
+
+def test_without_a_registry_push_says_what_to_set(call: Call, graph: Graph) -> None:
+    said = call("push", "one-12.1-cu121", code=errors.EXIT_USAGE)
+    assert "--registry" in said.err
+    assert "registry =" in said.err
+
+
+def test_the_registry_of_the_settings_is_used(
+    call: Call, registry: RegistryMadeHere, graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IMAGEFACTORY_REGISTRY", f"{registry.host}/a/b")
+    call("push", "one-12.1-cu121")
+    assert registry.find("a/b/one").tags
+    call("pull", f"{registry.host}/a/b/one:{candidate_of(graph)}", store="fresh")
+    assert f"one:{candidate_of(graph)}" in call("store", "list", store="fresh").out.split()
+
+
+@pytest.mark.parametrize(
+    ("tag", "why"),
+    [
+        ("12.1-cu121", "only promotion"),
+        ("12.4-cu124", "only promotion"),
+        ("12.1-cu121-sm80", "a GPU has verified"),
+        ("12.1-cu121-0123456789ab", "candidate"),
+        ("sha256-" + "0" * 64, "referrers"),
+        ("a b", "cannot be a tag"),
+    ],
+)
+def test_push_sets_no_tag_that_is_not_its_to_set(
+    call: Call, registry: RegistryMadeHere, graph: Graph, tag: str, why: str
+) -> None:
+    said = call("push", "--registry", registry.host, "--tag", tag, "one-12.1-cu121", code=errors.EXIT_USAGE)
+    assert why in said.err
+    assert not registry.shelves.blobs
+
+
+def test_one_tag_for_two_targets_of_a_family_is_refused(call: Call, registry: RegistryMadeHere) -> None:
+    said = call("push", "--registry", registry.host, "--tag", "x", "one-*", code=errors.EXIT_USAGE)
+    assert "one by one" in said.err
+
+
+def test_a_second_family_takes_shared_layers_from_the_first(
+    call: Call, registry: RegistryMadeHere, tmp_path: Path, graph: Graph
+) -> None:
+    stored_image(tmp_path / "store", "two", [b"a" * 5000, b"c" * 100])
+    first, second = push(call, registry, "one-12.1-cu121", "two-12.1-cu121")
+    assert first["blobs"] == {"sent": 4, "mounted": 0, "present": 0}
+    assert second["blobs"] == {"sent": 2, "mounted": 2, "present": 0}
+
+
+def test_a_registry_that_refuses_ends_with_8_and_no_tag(
+    call: Call, registry: RegistryMadeHere, graph: Graph
+) -> None:
+    registry.fault = lambda asked: "403" if str(asked) == "PUT manifest" else None
+    said = call("push", "--json", "--registry", registry.host, "one-12.1-cu121", code=errors.EXIT_REGISTRY)
+    assert json_of(said, "push")["results"] == []
+    assert registry.find("one").tags == {}
+    registry.fault = None
+    (row,) = push(call, registry, "one-12.1-cu121", path="")
+    assert row["blobs"]["present"] == 4
+
+
+def test_a_candidate_of_the_same_name_and_another_digest_is_not_overwritten(
+    call: Call, registry: RegistryMadeHere, tmp_path: Path, graph: Graph
+) -> None:
+    stored_image(tmp_path / "store", "two", [b"other"])
+    (row,) = push(call, registry, "two-12.1-cu121", path="")
+    there = registry.find("two")
+    registry.repository("one").manifests.update(there.manifests)
+    registry.repository("one").tags[candidate_of(graph)] = row["digest"]
+    said = call("push", "--registry", registry.host, "one-12.1-cu121", code=errors.EXIT_REGISTRY)
+    assert row["digest"] in said.err
+    assert registry.find("one").tags == {candidate_of(graph): row["digest"]}
+
+
+@pytest.mark.parametrize("auth", ["basic", "token"])
+def test_credentials_are_dockers_own_and_are_never_shown(
+    call: Call, tmp_path: Path, graph: Graph, auth: str
+) -> None:
+    with registry_made_here(Ways(auth=auth)) as registry:
+        said = call("push", "--registry", registry.host, "one-12.1-cu121", code=errors.EXIT_REGISTRY)
+        assert f"docker login {registry.host}" in said.err
+        folder = tmp_path / "docker"
+        folder.mkdir()
+        secret = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+        (folder / "config.json").write_text(json.dumps({"auths": {registry.host: {"auth": secret}}}))
+        said = call("push", "--json", "--registry", registry.host, "one-12.1-cu121")
+        assert candidate_of(graph) in registry.find("one").tags
+        for text in (PASSWORD, secret):
+            assert text not in said.out + said.err
+            assert all(text.encode() not in path.read_bytes() for path in files_below(tmp_path / "store"))
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--push", "--no-smoke"), "leave --no-smoke out"),
+        (("--push",), "no registry is set"),
+        (("--registry", "127.0.0.1:5"), "add --push"),
+        (("--push", "--registry", "https://x.org"), "is not the address of a registry"),
+    ],
+)
+def test_build_push_is_refused_before_any_work(call: Call, options: tuple[str, ...], said: str) -> None:
+    assert said in call("build", *options, "one-12.1-cu121", code=errors.EXIT_USAGE).err
+
+
+# --- pull ----------------------------------------------------------------------------------------
+
+
+def pulled(call: Call, *arguments: str) -> Any:
+    return json_of(call("pull", "--json", *arguments, store="fresh"), "pull")
+
+
+def test_pull_by_reference_gives_the_same_digest(
+    call: Call, registry: RegistryMadeHere, graph: Graph, tmp_path: Path
+) -> None:
+    push(call, registry, "one-12.1-cu121", path="")
+    reference = f"{registry.host}/one:{candidate_of(graph)}"
+    value = pulled(call, reference)
+    assert (value["digest"], value["whole"]) == (graph.root.descriptor.digest, True)
+    assert value["blobs"] == {"received": 4, "present": 0}
+    assert value["name"] == f"one:{candidate_of(graph)}"
+    image = Layout(tmp_path / "fresh").image(value["name"])
+    assert image is not None
+    assert image.digest == graph.root.descriptor.digest
+    again = pulled(call, reference)
+    assert (again["bytes_received"], again["blobs"]) == (0, {"received": 0, "present": 4})
+
+
+@pytest.mark.parametrize("form", ["{target}@{digest}", "{target}:{tag}", "{target}:{tag}@{digest}"])
+def test_pull_of_a_target_becomes_the_stores_image_of_it(
+    call: Call, registry: RegistryMadeHere, graph: Graph, tmp_path: Path, form: str
+) -> None:
+    push(call, registry, "one-12.1-cu121")
+    digest = graph.root.descriptor.digest
+    name = form.format(target="one-12.1-cu121", digest=digest, tag=candidate_of(graph))
+    value = pulled(call, "--registry", f"{registry.host}/site", name)
+    assert (value["name"], value["digest"]) == ("one:12.1-cu121", digest)
+    image = Layout(tmp_path / "fresh").image("one:12.1-cu121")
+    assert image is not None
+    assert image.digest == digest
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "said"),
+    [
+        ("one-12.1-cu121", errors.EXIT_REGISTRY, "has no 12.1-cu121"),
+        ("one-12.1-cu121@sha256:" + "0" * 64, errors.EXIT_REGISTRY, "has no sha256:0000"),
+        ("one-12.1-cu121:", errors.EXIT_USAGE, "no image reference"),
+        ("one-12.1-cu121@sha256:12", errors.EXIT_USAGE, "no image reference"),
+        ("three-12.1-cu121", errors.EXIT_NOTHING_SELECTED, "three"),
+        ("one-*", errors.EXIT_USAGE, "fits 2 targets"),
+        ("plain/name:1", errors.EXIT_USAGE, "names no registry"),
+    ],
+)
+def test_what_cannot_be_pulled_is_said(
+    call: Call, registry: RegistryMadeHere, graph: Graph, name: str, code: int, said: str
+) -> None:
+    push(call, registry, "one-12.1-cu121")
+    options = [] if "/" in name else ["--registry", f"{registry.host}/site"]
+    assert said in call("pull", *options, name, store="fresh", code=code).err
+
+
+def test_of_several_platforms_one_is_pulled_and_it_is_said(
+    call: Call, registry: RegistryMadeHere, tmp_path: Path
+) -> None:
+    store = LayoutStore(Layout(tmp_path / "both"))
+    with store.layout.in_use(Quiet()):
+        put_index(store, "both", [b"shared"], ["arm64", "amd64"], "1")
+    whole = read_graph(Place(store=store, repository="both"), "1")
+    there = Registry(registry.host)
+    from imagefactory.oci.transfer import Sending, send
+
+    send(
+        Place(store=store, repository="both"),
+        there,
+        Sending(graph=whole, repository="both", tags=("1",)),
+        Quiet(),
+    )
+    value = pulled(call, f"{registry.host}/both:1")
+    assert not value["whole"]
+    assert value["digest"] == whole.manifests[1].descriptor.digest
+    assert value["blobs"]["received"] == 3
+    said = call("pull", f"{registry.host}/both:1", store="again")
+    assert "the linux/amd64 manifest of an index of several" in said.out
+
+
+def test_bytes_that_are_not_what_the_digest_says_are_never_kept(
+    call: Call, registry: RegistryMadeHere, graph: Graph, tmp_path: Path
+) -> None:
+    push(call, registry, "one-12.1-cu121", path="")
+    layer = graph.blobs[1].digest
+    registry.shelves.blobs[layer] = b"x" * len(registry.shelves.blobs[layer])
+    said = call(
+        "pull", f"{registry.host}/one:{candidate_of(graph)}", store="fresh", code=errors.EXIT_REGISTRY
+    )
+    assert "digest" in said.err
+    assert Layout(tmp_path / "fresh").tags() == {}
+
+
+# --- copy ----------------------------------------------------------------------------------------
+
+
+def test_copy_within_a_registry_sends_nothing(call: Call, registry: RegistryMadeHere, graph: Graph) -> None:
+    push(call, registry, "one-12.1-cu121", path="")
+    source = f"{registry.host}/one:{candidate_of(graph)}"
+    said = call("copy", "--json", source, f"{registry.host}/elsewhere/one:kept")
+    value = json_of(said, "copy")
+    assert value["digest"] == graph.root.descriptor.digest
+    assert (value["bytes_sent"], value["blobs"]["mounted"]) == (0, 4)
+    assert registry.find("elsewhere/one").tags == {"kept": graph.root.descriptor.digest}
+
+
+def test_copy_to_another_registry_brings_all_and_referrers_on_demand(
+    call: Call, registry: RegistryMadeHere, graph: Graph
+) -> None:
+    push(call, registry, "one-12.1-cu121", path="")
+    source = f"{registry.host}/one@{graph.root.descriptor.digest}"
+    digest = graph.root.descriptor.digest
+    with registry_made_here(Ways(referrers=False)) as other:
+        call("copy", source, f"{other.host}/one:kept")
+        assert other.find("one").tags == {"kept": digest}
+        assert Registry(other.host).referrers("one", digest) == ()
+        said = call("copy", "--referrers", source, f"{other.host}/one:kept")
+        assert digest in said.out
+        (record,) = Registry(other.host).referrers("one", digest)
+        assert Registry(other.host).referrers("one", digest, PUSHED_TYPE) == (record,)
+
+
+@pytest.mark.parametrize(
+    ("destination", "code"), [("{host}/x@sha256:" + "0" * 64, errors.EXIT_USAGE), ("x:1", errors.EXIT_USAGE)]
+)
+def test_copy_needs_a_place_with_a_tag(
+    call: Call, registry: RegistryMadeHere, graph: Graph, destination: str, code: int
+) -> None:
+    call("copy", f"{registry.host}/one:1", destination.format(host=registry.host), code=code)
+
+
+def test_copy_overwrites_no_candidate(
+    call: Call, registry: RegistryMadeHere, tmp_path: Path, graph: Graph
+) -> None:
+    stored_image(tmp_path / "store", "two", [b"other"])
+    first, second = push(call, registry, "one-12.1-cu121", "two-12.1-cu121", path="")
+    said = call(
+        "copy",
+        second["reference"],
+        f"{registry.host}/one:{first['tag']}",
+        code=errors.EXIT_REGISTRY,
+    )
+    assert "a candidate never changes" in said.err
+    assert registry.find("one").tags == {first["tag"]: first["digest"]}
+
+
+# --- registry list, registry prune ---------------------------------------------------------------
+
+
+def test_list_shows_candidates_and_tags(call: Call, registry: RegistryMadeHere, graph: Graph) -> None:
+    push(call, registry, "one-12.1-cu121", "--tag", "nightly")
+    said = call("registry", "list", "--registry", f"{registry.host}/site")
+    rows = [re.split(r"  +", line) for line in said.out.splitlines()]
+    digest = graph.root.descriptor.digest
+    assert rows[1][:2] + rows[1][3:] == [f"site/one:{candidate_of(graph)}", "candidate", digest]
+    assert rows[2][:2] == ["site/one:nightly", "other"]
+    assert said.out.splitlines()[-1] == f"nothing in {registry.host}/site/two"
+    value = json_of(
+        call("registry", "list", "--json", "--registry", f"{registry.host}/site", "one-*"), "registry"
+    )
+    ((one),) = value["repositories"]
+    assert [tag["kind"] for tag in one["tags"]] == ["candidate", "other"]
+    assert one["tags"][0]["size"] == graph.size
+
+
+def prune(call: Call, registry: RegistryMadeHere, *arguments: str) -> dict[str, tuple[bool, str]]:
+    said = call("registry", "prune", "--json", "--registry", registry.host, "--older", "0h", *arguments)
+    rows = [row for place in json_of(said, "registry")["repositories"] for row in place["candidates"]]
+    return {row["tag"]: (row["removed"], row["why"]) for row in rows}
+
+
+@pytest.mark.parametrize("referrers", [True, False])
+def test_prune_removes_old_candidates_and_their_records(call: Call, graph: Graph, referrers: bool) -> None:
+    with registry_made_here(Ways(referrers=referrers, untag=False)) as registry:
+        push(call, registry, "one-12.1-cu121", path="")
+        tag = candidate_of(graph)
+        assert prune(call, registry, "--dry-run")[tag][0]
+        assert tag in registry.find("one").tags
+        said = call("registry", "prune", "--older", "30d", "--registry", registry.host)
+        assert f"kept one:{tag} (pushed " in said.out
+        assert prune(call, registry)[tag][0]
+        assert registry.find("one").tags == {}
+        assert registry.find("one").manifests == {}
+        assert "no candidates" in call("registry", "prune", "--older", "0h", "--registry", registry.host).out
+
+
+@pytest.mark.parametrize("kept_by", ["tag", "verdict", "no record"])
+def test_prune_keeps_what_is_needed_and_says_why(
+    call: Call, registry: RegistryMadeHere, graph: Graph, kept_by: str
+) -> None:
+    push(call, registry, "one-12.1-cu121", path="")
+    there, digest = registry.find("one"), graph.root.descriptor.digest
+    if kept_by == "tag":
+        there.tags["12.1-cu121"] = digest
+    elif kept_by == "verdict":
+        verdict = make_artifact(VERDICT_TYPE, graph.manifests[0].descriptor, {})
+        Registry(registry.host).put_manifest("one", verdict.manifest.data, MANIFEST_TYPE)
+    else:
+        records = [d for d, (_, data) in there.manifests.items() if PUSHED_TYPE.encode() in data]
+        for record in records:
+            del there.manifests[record]
+    before = dict(there.tags)
+    removed, why = prune(call, registry)[candidate_of(graph)]
+    assert not removed
+    assert {"tag": "12.1-cu121 points to it", "verdict": "verdict", "no record": "nobody knows"}[
+        kept_by
+    ] in why
+    assert there.tags == before
+
+
+def test_ages() -> None:
+    assert (parse_age("30d"), parse_age("12h"), parse_age("2w")) == (
+        timedelta(days=30),
+        timedelta(hours=12),
+        timedelta(days=14),
+    )
+    for text in ("30", "d", "-1d", "1m", "1.5d", "1d\n"):
+        with pytest.raises(UsageError, match="is no age"):
+            parse_age(text)
