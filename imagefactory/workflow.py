@@ -36,17 +36,11 @@ from imagefactory.settings import Settings
 from imagefactory.verify.runners import OWN_RUNNER, RUNNERS
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from imagefactory.engines.base_image import BaseImage
     from imagefactory.engines.protocol import Engine
     from imagefactory.lock import Locker
     from imagefactory.lock.base import DebianMirror
     from imagefactory.lock.index import PackageIndex
-    from imagefactory.oci.candidates import Fate, Tagged
-    from imagefactory.oci.registry import Registry
-    from imagefactory.oci.store import Reference
-    from imagefactory.oci.transfer import Brake, Sent
     from imagefactory.verify.runners.protocol import Runner
 
 
@@ -213,7 +207,7 @@ def lock_target(factory: Factory, target: Target, options: LockOptions, progress
         update=options.update,
         update_all=options.update_all,
     )
-    after = _locker(_index(factory)).lock(request, progress)
+    after = _locker(package_index(factory)).lock(request, progress)
     if after != before:
         write_lock(factory.lock_path(target), after)
     return Relock(target=target, before=before, after=after)
@@ -400,7 +394,7 @@ def _docker_engine(factory: Factory) -> Engine:
         factory.layout,
         DockerDaemon(factory.environ),
         codec=factory.settings.codec.value,
-        secrets=lambda: find_secrets(_index(factory), factory.environ),
+        secrets=lambda: find_secrets(package_index(factory), factory.environ),
     )
 
 
@@ -412,7 +406,7 @@ def _apptainer_engine(factory: Factory) -> Engine:
     return ApptainerEngine(
         factory.layout,
         ApptainerCommand(factory.environ),
-        secrets=lambda: find_secrets(_index(factory), factory.environ),
+        secrets=lambda: find_secrets(package_index(factory), factory.environ),
     )
 
 
@@ -472,7 +466,7 @@ def unpack_image(factory: Factory, image: Image, progress: Progress) -> None:
 def _wheels(factory: Factory, lock: Lock, progress: Progress) -> dict[LockedWheel, Path]:
     from imagefactory.wheels import WheelCache
 
-    index = _index(factory)
+    index = package_index(factory)
     cache = WheelCache(factory.settings.cache_path, index)
     return cache.fetch(lock, _locker(index).addresses, progress)
 
@@ -500,6 +494,7 @@ def _base(factory: Factory, base: Base, progress: Progress, *, locked: bool) -> 
 
 def _pulled_base(factory: Factory, base: Base, progress: Progress) -> BaseImage:
     from imagefactory.engines.pulled_base import PullWanted, ensure_pulled_base
+    from imagefactory.publish import open_registry
 
     wanted = PullWanted(
         base=base,
@@ -509,7 +504,7 @@ def _pulled_base(factory: Factory, base: Base, progress: Progress) -> BaseImage:
     return ensure_pulled_base(factory.layout, wanted, progress)
 
 
-def _index(factory: Factory) -> PackageIndex:
+def package_index(factory: Factory) -> PackageIndex:
     from imagefactory.lock.index import find_index, trusting
 
     found = find_index(factory.settings.index, environ=factory.environ, prefix=Path(sys.prefix))
@@ -597,320 +592,3 @@ def export_sif(factory: Factory, target: Target, options: SifExport, progress: P
         output = options.output or Path(sif.name)
         copy_sif(sif, output, progress)
     return sif, output
-
-
-# --- registries ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PushOptions:
-    """`registry` is `host[:port][/path]`, empty for the setting. `tags` are set after the candidate's own.
-
-    `now` is the time the record of a first push carries.
-    """
-
-    now: datetime
-    registry: str = ""
-    tags: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pushed:
-    """One push. `reference` has the candidate's tag and the digest that the registry confirmed."""
-
-    target: Target
-    manifest: str
-    reference: Reference
-    sent: Sent
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pulled:
-    """One pull: `name` is its tag in the store. `whole` is false when, of an index with other platforms,
-    only this platform's manifest was kept, so that `digest` is not the index's."""
-
-    name: str
-    reference: Reference
-    digest: str
-    whole: bool
-    sent: Sent
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shelf:
-    """A repository of a registry and what its tags point to."""
-
-    registry: str
-    repository: str
-    tagged: tuple[Tagged, ...]
-
-
-def registry_place(factory: Factory, given: str = "") -> tuple[str, str]:
-    """(host, path) of the registry to use: what was given, else the setting. Raises UsageError for none."""
-    from imagefactory.oci.mirrors import split_place
-
-    place = given or factory.settings.registry.value
-    if not place:
-        raise UsageError(
-            "no registry is set",
-            hint='name one: --registry HOST[:PORT][/PATH], or write registry = "..." in imagefactory.toml',
-        )
-    return split_place(place)
-
-
-def repository_of(path: str, family: str) -> str:
-    return f"{path}/{family}" if path else family
-
-
-def open_registry(factory: Factory, host: str, brake: Brake | None = None) -> Registry:
-    """A registry with this machine's certificates and what `docker login` left for it.
-
-    `brake` cuts its waits between attempts short when the transfer it serves has failed.
-    """
-    from imagefactory.oci.credentials import find_credentials
-    from imagefactory.oci.registry import Registry, RegistryOptions
-
-    settings = factory.settings
-    options = RegistryOptions(
-        credentials=find_credentials(factory.environ),
-        certificates=Path(trusted) if (trusted := _index(factory).certificates) else None,
-        plain_hosts=settings.plain_hosts,
-        sleep=brake.sleep if brake else time.sleep,
-    )
-    return Registry(host, options)
-
-
-def push_target(factory: Factory, target: Target, options: PushOptions, progress: Progress) -> Pushed:
-    """The built image as an immutable candidate in the registry, then its further tags.
-
-    Raises BuildError when nothing is built, UsageError for a tag that only promotion moves,
-    RegistryError when the registry fails.
-    """
-    from imagefactory.oci.candidates import candidate_tag
-
-    with factory.layout.in_use(progress):
-        image = find_image(factory, target)
-        if image is None:
-            raise BuildError(f"{target.name} is not built yet", hint=f"imagefactory build {target.name}")
-        root = PushRoot(target=target, digest=image.digest, candidate=candidate_tag(target, image.digest))
-        reference, sent = _push(factory, root, options, progress)
-    return Pushed(target=target, manifest=image.manifest, reference=reference, sent=sent)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PushRoot:
-    """What is pushed for a target: a manifest or index of the store, and the candidate's tag for it."""
-
-    target: Target
-    digest: str
-    candidate: str
-
-
-def _push(
-    factory: Factory, root: PushRoot, options: PushOptions, progress: Progress
-) -> tuple[Reference, Sent]:
-    """The whole graph of `root`, with the record of when it was first pushed."""
-    from imagefactory.oci.candidates import check_tag, plain_tag, pushed_record
-    from imagefactory.oci.layout_store import LayoutStore
-    from imagefactory.oci.store import Reference
-    from imagefactory.oci.transfer import Place, Sending, origins_from, read_graph, remember, send
-
-    host, path = registry_place(factory, options.registry)
-    for tag in options.tags:
-        check_tag(tag, {plain_tag(other) for other in factory.targets})
-    layout, family = factory.layout, root.target.family
-    repository, source = repository_of(path, family), Place(store=LayoutStore(layout), repository=family)
-    with progress.stage(f"{root.target.name}: push to {host}/{repository}:{root.candidate}"):
-        graph = read_graph(source, root.digest)
-        families = [repository_of(path, name) for name in sorted({t.family for t in factory.targets})]
-        sending = Sending(
-            graph=graph,
-            repository=repository,
-            candidate=root.candidate,
-            tags=options.tags,
-            attach=(pushed_record(graph.root.descriptor, options.now),),
-            origins=origins_from(layout.recall("pushed", host) or {}, families),
-        )
-        sent = send(source, open_registry(factory, host, sending.brake), sending, progress)
-        # Read again: another push may have learned something meanwhile.
-        layout.record("pushed", host, remember(layout.recall("pushed", host) or {}, repository, graph.blobs))
-    where = Reference(registry=host, repository=repository, tag=root.candidate, digest=sent.digest)
-    return where, sent
-
-
-def target_reference(factory: Factory, text: str, registry: str = "") -> tuple[Target, Reference]:
-    """`TARGET[:TAG][@sha256:...]` as a reference to the registry; without either, the target's own tag."""
-    from imagefactory.oci.candidates import plain_tag
-    from imagefactory.oci.store import parse_reference
-    from imagefactory.recipes import select
-
-    rest, at, digest = text.partition("@")
-    name, colon, tag = rest.partition(":")
-    chosen = select(factory.targets, (name,))
-    if len(chosen) > 1:
-        names = ", ".join(target.name for target in chosen)
-        raise UsageError(f"'{name}' fits {len(chosen)} targets, this takes one", hint=f"name one of {names}")
-    host, path = registry_place(factory, registry)
-    if not colon and not at:
-        tag = plain_tag(chosen[0])
-    place = f"{host}/{repository_of(path, chosen[0].family)}"
-    return chosen[0], parse_reference(place + (f":{tag}" if colon or tag else "") + at + digest)
-
-
-def pull_image(factory: Factory, wanted: Reference, name: str, progress: Progress) -> Pulled:
-    """Brings an image into the store under the tag `name` (`repository:tag`), checked by its digests.
-
-    Raises RegistryError when the registry has no such image or none for linux/amd64.
-    """
-    from imagefactory.oci.layout import PLATFORM
-    from imagefactory.oci.layout_store import LayoutStore
-    from imagefactory.oci.mirrors import resolve
-    from imagefactory.oci.transfer import (
-        Brake,
-        Place,
-        Sending,
-        choose_platform,
-        read_graph,
-        read_manifest,
-        send,
-    )
-
-    layout, asked = factory.layout, resolve(wanted, factory.settings.mirror_map)
-    repository, _, tag = name.rpartition(":")
-    with layout.in_use(progress), progress.stage(f"pull {asked}"):
-        brake = Brake()
-        source = Place(store=open_registry(factory, asked.registry, brake), repository=asked.repository)
-        choice = choose_platform(read_manifest(source, asked.wanted), PLATFORM)
-        graph = read_graph(source, choice.digest)
-        sending = Sending(graph=graph, repository=repository, tags=(tag,), brake=brake)
-        sent = send(source, LayoutStore(layout), sending, progress)
-    return Pulled(name=name, reference=wanted, digest=sent.digest, whole=choice.whole, sent=sent)
-
-
-def local_name(factory: Factory, wanted: Reference) -> str:
-    """The store's tag for what is pulled by a full reference: `repository:tag`.
-
-    The path of the site's own registry is left out, as it is for what is built here. What was asked
-    for by digest alone carries the first 12 hex digits of it.
-    """
-    repository, place = wanted.repository, factory.settings.registry.value
-    if place:
-        host, path = registry_place(factory)
-        if path and wanted.registry == host:
-            repository = repository.removeprefix(f"{path}/")
-    return f"{repository}:{wanted.tag or wanted.digest.removeprefix('sha256:')[:12]}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Copying:
-    """What to copy where. With `referrers`, verdicts and other artifacts of the image come too."""
-
-    source: Reference
-    destination: Reference
-    referrers: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Copied:
-    """One copy; `destination` has the digest that its registry confirmed."""
-
-    source: Reference
-    destination: Reference
-    sent: Sent
-
-
-def copy_image(factory: Factory, wanted: Copying, progress: Progress) -> Copied:
-    """From registry to registry; blobs stream through, within one registry they are mounted."""
-    from imagefactory.oci.candidates import CANDIDATE
-    from imagefactory.oci.mirrors import resolve
-    from imagefactory.oci.transfer import Brake, Place, Sending, no_origins, read_graph, send
-
-    source, destination = wanted.source, wanted.destination
-    if not destination.tag or destination.digest:
-        raise UsageError(
-            f"'{destination}' names no place to copy to", hint="write HOST/NAME:TAG; the digest comes along"
-        )
-    asked = resolve(source, factory.settings.mirror_map)
-    with progress.stage(f"copy {asked} to {destination}"):
-        brake = Brake()
-        registry = open_registry(factory, asked.registry, brake)
-        place = Place(store=registry, repository=asked.repository)
-        same = asked.registry == destination.registry
-        graph = read_graph(place, asked.wanted, referrers=wanted.referrers)
-        immutable = CANDIDATE.fullmatch(destination.tag) is not None
-        sending = Sending(
-            graph=graph,
-            repository=destination.repository,
-            candidate=destination.tag if immutable else "",
-            tags=() if immutable else (destination.tag,),
-            origins=(lambda _: (asked.repository,)) if same else no_origins,
-            brake=brake,
-        )
-        target = registry if same else open_registry(factory, destination.registry, brake)
-        sent = send(place, target, sending, progress)
-    return Copied(source=source, destination=replace(destination, digest=sent.digest), sent=sent)
-
-
-def list_registry(
-    factory: Factory, targets: Sequence[Target], registry: str, progress: Progress
-) -> tuple[Shelf, ...]:
-    """The tags of the targets' repositories, with what they point to."""
-    from imagefactory.oci.candidates import plain_tag, read_tagged
-    from imagefactory.oci.transfer import Place
-
-    host, path = registry_place(factory, registry)
-    store = open_registry(factory, host)
-    plain = {plain_tag(target) for target in factory.targets}
-    with progress.stage(f"list {host}"):
-        return tuple(
-            Shelf(
-                registry=host,
-                repository=repository_of(path, family),
-                tagged=read_tagged(Place(store=store, repository=repository_of(path, family)), plain),
-            )
-            for family in sorted({target.family for target in targets})
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pruned:
-    """What became of one repository's candidates."""
-
-    registry: str
-    repository: str
-    fates: tuple[Fate, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PruneOptions:
-    """Candidates pushed before `before` go, unless something needs them (candidates.plan_prune)."""
-
-    before: datetime
-    registry: str = ""
-    dry_run: bool = False
-
-
-def prune_registry(factory: Factory, family: str, options: PruneOptions, progress: Progress) -> Pruned:
-    """Removes old candidates from a family's repository.
-
-    The registry's own collection frees their bytes. Raises RegistryError when it refuses to delete.
-    """
-    from imagefactory.oci.candidates import plain_tag, plan_prune, read_tagged
-    from imagefactory.oci.transfer import Place
-
-    host, path = registry_place(factory, options.registry)
-    store, repository = open_registry(factory, host), repository_of(path, family)
-    with progress.stage(f"prune {host}/{repository}"):
-        plain = {plain_tag(target) for target in factory.targets}
-        tagged = read_tagged(Place(store=store, repository=repository), plain, records=True)
-        fates = plan_prune(tagged, options.before)
-        if not options.dry_run:
-            fates = tuple(_prune_one(store, repository, fate) for fate in fates)
-    return Pruned(registry=host, repository=repository, fates=fates)
-
-
-def _prune_one(store: Registry, repository: str, fate: Fate) -> Fate:
-    from imagefactory.oci.candidates import remove_candidate
-
-    tag = remove_candidate(store, repository, fate) if fate.remove else ""
-    return replace(fate, remove=False, why=f"{tag} points to it now") if tag else fate

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from imagefactory.oci.candidates import Tagged
     from imagefactory.oci.transfer import Sent
     from imagefactory.progress import Progress
-    from imagefactory.workflow import Copied, Factory, Pruned, Pulled, Pushed
+    from imagefactory.publish import Copied, Pruned, Pulled, PulledSif, Pushed
+    from imagefactory.workflow import Factory
 
 registry_option = click.option(
     "--registry", "place", default="", metavar="HOST[/PATH]", help="Default: the setting `registry`."
@@ -39,9 +41,29 @@ registry_option = click.option(
 @targets_argument(required=True)
 @registry_option
 @click.option("--tag", "tags", multiple=True, metavar="NAME", help="Set this tag too, after the candidate's.")
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["image", "sif"]),
+    default="image",
+    show_default=True,
+    help="sif pushes a .sif file, for `apptainer pull oras://`.",
+)
+@click.option(
+    "--compression", type=click.Choice(["fast", "small"]), help="Of a .sif made for this.  [default: fast]"
+)
+@click.option(
+    "--by",
+    type=click.Choice(["imagefactory", "docker"]),
+    default="imagefactory",
+    show_default=True,
+    help="docker: where only the daemon has the way or the credentials; it compresses anew.",
+)
 @json_option
 @click.pass_obj
-def push(call: Call, names: tuple[str, ...], place: str, tags: tuple[str, ...], as_json: bool) -> None:
+def push(
+    call: Call, /, names: tuple[str, ...], place: str, tags: tuple[str, ...], as_json: bool, **options: Any
+) -> None:
     """Push built images to a registry, each under a tag of its own that never moves (the candidate).
 
     \b
@@ -61,7 +83,10 @@ def push(call: Call, names: tuple[str, ...], place: str, tags: tuple[str, ...], 
             "--tag with two targets of one family: the tag can point to one image",
             hint="push them one by one",
         )
-    one = Pusher(factory, place, call.progress, tags)
+    if options["compression"] and options["kind"] != "sif":
+        raise UsageError("--compression is of --format sif", hint="leave it out")
+    sif = (options["compression"] or "fast") if options["kind"] == "sif" else ""
+    one = Pusher(factory, place, call.progress, tags, sif=sif, by=options["by"])
     results: list[dict[str, object]] = []
     with collecting() as failures:
         for target in chosen:
@@ -74,19 +99,29 @@ def push(call: Call, names: tuple[str, ...], place: str, tags: tuple[str, ...], 
 class Pusher:
     """Pushes one target after the other and tells of each. Raises UsageError at once without a registry."""
 
-    def __init__(self, factory: Factory, place: str, progress: Progress, tags: tuple[str, ...] = ()) -> None:
-        from imagefactory.workflow import PushOptions, registry_place
+    def __init__(
+        self,
+        factory: Factory,
+        place: str,
+        progress: Progress,
+        tags: tuple[str, ...] = (),
+        *,
+        sif: str = "",
+        by: str = "imagefactory",
+    ) -> None:
+        from imagefactory.publish import PushOptions, registry_place
 
         registry_place(factory, place)
-        self.factory, self.progress = factory, progress
-        self.options = PushOptions(registry=place, tags=tags, now=datetime.now(UTC))
+        self.factory, self.progress, self.by = factory, progress, by
+        self.options = PushOptions(registry=place, tags=tags, now=datetime.now(UTC), sif=sif)
 
     def __call__(self, target: Target, *, quiet: bool) -> dict[str, object]:
         """The push as JSON; told to a person too unless `quiet`."""
+        from imagefactory.publish import push_by_docker, push_target
         from imagefactory.report.console import format_pushed
-        from imagefactory.workflow import push_target
 
-        pushed = push_target(self.factory, target, self.options, self.progress)
+        send = push_by_docker if self.by == "docker" else push_target
+        pushed = send(self.factory, target, self.options, self.progress)
         say(format_pushed(pushed), unless=quiet)
         return _pushed_json(pushed)
 
@@ -101,7 +136,8 @@ def _pushed_json(pushed: Pushed) -> dict[str, object]:
         "tag": where.tag,
         "digest": where.digest,
         "manifest": pushed.manifest,
-        **_sent_json(pushed.sent),
+        **({"file": pushed.file} if pushed.file else {}),
+        **(_sent_json(pushed.sent) if pushed.sent else {}),
     }
 
 
@@ -117,9 +153,30 @@ def _sent_json(sent: Sent) -> dict[str, object]:
 @click.command()
 @click.argument("name", metavar="TARGET|REFERENCE", shell_complete=complete_targets)
 @registry_option
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["image", "sif"]),
+    default="image",
+    show_default=True,
+    help="sif writes a .sif file: the registry's own where it has one, else made here by apptainer.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Of a .sif. Default: a name with its sha256 in this folder.",
+)
+@click.option(
+    "--by",
+    type=click.Choice(["imagefactory", "apptainer"]),
+    default="imagefactory",
+    show_default=True,
+    help="apptainer: where only it has the way or the credentials; for --format sif.",
+)
 @json_option
 @click.pass_obj
-def pull(call: Call, name: str, place: str, as_json: bool) -> None:
+def pull(call: Call, /, name: str, place: str, as_json: bool, **options: Any) -> None:
     """Pull an image into the store on this machine; every byte is checked against its digest.
 
     \b
@@ -131,8 +188,15 @@ def pull(call: Call, name: str, place: str, as_json: bool) -> None:
     """
     from imagefactory.oci.layout import reference
     from imagefactory.oci.store import parse_reference
-    from imagefactory.report.console import format_pulled
-    from imagefactory.workflow import local_name, pull_image, target_reference
+    from imagefactory.publish import (
+        SifPull,
+        local_name,
+        pull_by_apptainer,
+        pull_image,
+        pull_sif,
+        target_reference,
+    )
+    from imagefactory.report.console import format_pulled, format_pulled_sif
 
     if "/" in name:
         if place:
@@ -140,14 +204,34 @@ def pull(call: Call, name: str, place: str, as_json: bool) -> None:
         factory = _without_recipes(call)
         wanted = parse_reference(name)
         own = local_name(factory, wanted)
+        file = wanted.repository.rpartition("/")[2]
     else:
         factory = call.factory
         target, wanted = target_reference(factory, name, place)
-        own = reference(target)
+        own, file = reference(target), target.name
+    if options["kind"] == "sif":
+        to = SifPull(name=own, target=file, output=options["output"])
+        fetch = pull_by_apptainer if options["by"] == "apptainer" else pull_sif
+        made = fetch(factory, wanted, to, call.progress)
+        if as_json:
+            return say_json("pull", _pulled_sif_json(made))
+        return say(format_pulled_sif(made))
+    if options["by"] != "imagefactory" or options["output"]:
+        raise UsageError("--by and --output are of --format sif", hint="add --format sif, or leave them out")
     pulled = pull_image(factory, wanted, own, call.progress)
     if as_json:
         return say_json("pull", _pulled_json(pulled))
     return say(format_pulled(pulled, factory.settings.store.value))
+
+
+def _pulled_sif_json(pulled: PulledSif) -> dict[str, object]:
+    return {
+        "reference": str(pulled.reference),
+        "path": str(pulled.path),
+        "sha256": pulled.digest,
+        "size": pulled.size,
+        "how": pulled.how,
+    }
 
 
 def _without_recipes(call: Call) -> Factory:
@@ -185,8 +269,8 @@ def copy_(call: Call, source: str, destination: str, referrers: bool, as_json: b
     Nothing lies on this machine in between. Within one registry nothing is sent at all.
     """
     from imagefactory.oci.store import parse_reference
+    from imagefactory.publish import Copying, copy_image
     from imagefactory.report.console import format_copied
-    from imagefactory.workflow import Copying, copy_image
 
     wanted = Copying(
         source=parse_reference(source), destination=parse_reference(destination), referrers=referrers
@@ -222,9 +306,9 @@ def registry() -> None:
 @click.pass_obj
 def registry_list(call: Call, names: tuple[str, ...], place: str, as_json: bool) -> None:
     """List the tags of the targets' repositories: candidates, targets, other tags."""
+    from imagefactory.publish import list_registry
     from imagefactory.recipes import select
     from imagefactory.report.console import format_shelves
-    from imagefactory.workflow import list_registry
 
     factory = call.factory
     shelves = list_registry(factory, select(factory.targets, names), place, call.progress)
@@ -259,8 +343,8 @@ def registry_prune(call: Call, older: str, place: str, dry_run: bool, as_json: b
     own collection. A tag set to a candidate in the very moment of its removal may be lost with it where a
     registry can delete by digest alone.
     """
+    from imagefactory.publish import PruneOptions, prune_registry, registry_place
     from imagefactory.report.console import format_pruned
-    from imagefactory.workflow import PruneOptions, prune_registry, registry_place
 
     factory, progress = call.factory, call.progress
     registry_place(factory, place)

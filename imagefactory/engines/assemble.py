@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import json
 import multiprocessing
 import os
 import re
@@ -117,7 +118,7 @@ def plan_layers(wheels: Mapping[LockedWheel, Path], bench: Bench) -> tuple[Layer
             Part(key=_segment_key(w, bench), path=wheels[w], size=w.size)
             for w in sorted(chosen, key=lambda w: w.name)
         )
-        key = _hash("layer", *(part.key for part in parts))
+        key = _hash("bucket" if shared else "layer", *(part.key for part in parts))
         return LayerPlan(key=key, title=title, parts=parts, shared=shared)
 
     return (
@@ -199,59 +200,95 @@ def make_layer(worker: _Worker, plan: LayerPlan) -> MadeLayer:
 
 def _own_segment(worker: _Worker, plan: LayerPlan, blob: BlobWriter, plain: hashlib._Hash) -> bytes:
     (part,) = plan.parts
-    laid = _lay(worker, part, blob, plain)
+    _, laid = _lay(worker, part, _Order(sink=blob, plain=plain))
     return _format_laid(part, laid)
 
 
 def _shared_segments(worker: _Worker, plan: LayerPlan, blob: BlobWriter, plain: hashlib._Hash) -> bytes:
+    """Folders first, each once, then the wheels' segments; a file of several wheels comes with the first."""
     packer = codec(worker.bench.codec)
-    listing = b""
+    kept: list[_Kept] = []
+    files: set[str] = set()
     for part in plan.parts:
-        path, laid = _segment(worker, part)
-        with path.open("rb") as file:
+        segment = _segment(worker, part, frozenset())
+        if doubled := files & set(segment.files):
+            segment = replace(_segment(worker, part, frozenset(doubled)), laid=segment.laid)
+        files |= set(segment.files)
+        kept.append(segment)
+    above = Segment(packer, blob, plain, epoch=worker.bench.epoch)
+    for folder in sorted({folder for segment in kept for folder in segment.folders}):
+        above.folder(folder)
+    above.close()
+    for segment in kept:
+        with segment.path.open("rb") as file:
             while data := file.read(CHUNK):
                 blob.write(data)
-        for data in packer.decompress(path):
+        for data in packer.decompress(segment.path):
             plain.update(data)
-        listing += laid
-    return listing
+    return b"".join(segment.laid for segment in kept)
 
 
-def _segment(worker: _Worker, part: Part) -> tuple[Path, bytes]:
-    """The compressed tar entries of a small wheel and what it lays, kept for its neighbours' changes.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """A segment on disk, the paths in it (byte code too), and the lines of what its wheel lays."""
+
+    path: Path
+    folders: tuple[str, ...]
+    files: tuple[str, ...]
+    laid: bytes
+
+
+def _segment(worker: _Worker, part: Part, skip: frozenset[str]) -> _Kept:
+    """The compressed tar entries of a small wheel, without files of `skip`, kept for its neighbours' changes.
 
     A kept segment is used only while it has the digest it was made with: a cache is nobody's treasure.
     """
-    path = worker.bench.segments / part.key[:2] / part.key
+    key = _hash("without", part.key, *sorted(skip)) if skip else part.key
+    path = worker.bench.segments / key[:2] / key
     listing = path.with_suffix(".files")
     try:
-        digest, _, laid = listing.read_bytes().partition(b"\n")
+        digest, paths, laid = listing.read_bytes().split(b"\n", 2)
         with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest().encode() == digest:
-                worker.report(part.size)
-                return path, laid
-    except FileNotFoundError:
+                if not skip:
+                    worker.report(part.size)
+                folders, files = json.loads(paths)
+                return _Kept(path=path, folders=tuple(folders), files=tuple(files), laid=laid)
+    except (FileNotFoundError, ValueError):
         pass
     with explain_full_disk(path.parent, setting="cache"):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
         try:
             with os.fdopen(handle, "w+b") as file:
-                laid = _format_laid(part, _lay(worker, part, file, hashlib.sha256()))
+                order = _Order(sink=file, plain=hashlib.sha256(), bare=True, skip=skip)
+                segment, found = _lay(worker, part, order)
+                laid = _format_laid(part, found)
                 file.seek(0)
                 digest = hashlib.file_digest(file, "sha256").hexdigest().encode()
             beside = Path(name + ".files")
-            beside.write_bytes(digest + b"\n" + laid)
+            folders, files = tuple(sorted(segment.folders)), tuple(segment.files)
+            beside.write_bytes(b"\n".join((digest, canonical_json([folders, files]), laid)))
             beside.replace(listing)
             Path(name).replace(path)
         finally:
             Path(name).unlink(missing_ok=True)
-    return path, laid
+    return _Kept(path=path, folders=folders, files=files, laid=laid)
 
 
-def _lay(worker: _Worker, part: Part, sink: Sink, plain: hashlib._Hash) -> tuple[LaidFile, ...]:
-    """Writes one wheel into `sink`, reporting its bytes as they are read: `part.size` in all."""
-    bench, left = worker.bench, part.size
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    """Where a segment goes, and how it is made (layers.Segment)."""
+
+    sink: Sink
+    plain: hashlib._Hash
+    bare: bool = False
+    skip: frozenset[str] = frozenset()
+
+
+def _lay(worker: _Worker, part: Part, order: _Order) -> tuple[Segment, tuple[LaidFile, ...]]:
+    """Writes one wheel, reporting its bytes as they are read: `part.size` in all, once."""
+    bench, left = worker.bench, 0 if order.skip else part.size
 
     def report(count: int) -> None:
         nonlocal left
@@ -259,12 +296,14 @@ def _lay(worker: _Worker, part: Part, sink: Sink, plain: hashlib._Hash) -> tuple
         left -= count
         worker.report(count)
 
-    segment = Segment(codec(bench.codec), sink, plain, epoch=bench.epoch)
+    segment = Segment(
+        codec(bench.codec), order.sink, order.plain, epoch=bench.epoch, bare=order.bare, skip=order.skip
+    )
     with worker.compiler.wheel() as compiler:
         laid = lay_wheel(part.path, bench.place, segment, compiler, report=report)
     segment.close()
     worker.report(left)
-    return laid
+    return segment, laid
 
 
 def _format_laid(part: Part, laid: tuple[LaidFile, ...]) -> bytes:
@@ -399,7 +438,10 @@ class AssembleEngine:
                 count, context, initializer=_begin, initargs=(bench, reports.sink, os.getpid())
             )
             try:
-                futures = {pool.submit(_work, plan): plan for plan in in_working_order(plans)}
+                futures: dict[Future[MadeLayer], LayerPlan] = {}
+                for plan in in_working_order(plans):
+                    with _explain_killed(plan):
+                        futures[pool.submit(_work, plan)] = plan
                 with progress.task("making layers", total=total) as task, reports.drained(task.advance):
                     return _gather(futures, plans)
             except BaseException:
@@ -558,14 +600,20 @@ def _gather(futures: dict[Future[MadeLayer], LayerPlan], plans: Sequence[LayerPl
     done: dict[str, MadeLayer] = {}
     for future in as_completed(futures):
         plan = futures[future]
-        try:
+        with _explain_killed(plan):
             done[plan.key] = future.result()
-        except BrokenProcessPool as error:
-            raise BuildError(
-                f"a worker was killed while it made the layer of {plan.title}",
-                hint="often memory: set `workers = 1`, then run the same command again",
-            ) from error
     return [done[plan.key] for plan in plans]
+
+
+@contextmanager
+def _explain_killed(plan: LayerPlan) -> Iterator[None]:
+    try:
+        yield
+    except BrokenProcessPool as error:
+        raise BuildError(
+            f"a worker was killed while it made the layer of {plan.title}",
+            hint="often memory: set `workers = 1`, then run the same command again",
+        ) from error
 
 
 def _tell(sink: int, amount: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ CHUNK = 1 << 20
 PIECE = 128 * 1024
 END_OF_ARCHIVE = bytes(2 * BLOCK)
 # The format of everything below. Another number makes every layer anew.
-LAYERS_VERSION = 1
+LAYERS_VERSION = 2
 
 
 class Compressor(Protocol):
@@ -149,12 +149,29 @@ class Sink(Protocol):
 
 
 class Segment:
-    """Tar entries on their way through a codec into a sink; counts and hashes the plain bytes."""
+    """Tar entries on their way through a codec into a sink; counts and hashes the plain bytes.
 
-    def __init__(self, codec: Codec, sink: Sink, plain: hashlib._Hash, *, epoch: int) -> None:
+    `folders` and `files` are the paths so far. No path may stand in a layer twice: docker's image store
+    refuses such a layer ("duplicates of file paths"). So a segment that shares its layer is made with
+    `bare`, without entries for folders, which the layer's first segment has for all; and it leaves the
+    files of `skip` out, which another has already.
+    """
+
+    def __init__(
+        self,
+        codec: Codec,
+        sink: Sink,
+        plain: hashlib._Hash,
+        *,
+        epoch: int,
+        bare: bool = False,
+        skip: Collection[str] = (),
+    ) -> None:
         self._compressor = codec.compressor()
         self._sink, self._plain, self._epoch = sink, plain, epoch
-        self._folders: set[str] = set()
+        self._bare, self._skip = bare, skip
+        self.folders: set[str] = set()
+        self.files: list[str] = []
 
     def _put(self, data: bytes) -> None:
         self._plain.update(data)
@@ -173,9 +190,10 @@ class Segment:
         parts = path.split("/")
         for depth in range(1, len(parts) + 1):
             above = "/".join(parts[:depth])
-            if above and above not in self._folders:
-                self._folders.add(above)
-                self._header(above, tarfile.DIRTYPE, mode=0o755)
+            if above and above not in self.folders:
+                self.folders.add(above)
+                if not self._bare:
+                    self._header(above, tarfile.DIRTYPE, mode=0o755)
 
     def _parent(self, path: str) -> None:
         self.folder(path.rpartition("/")[0])
@@ -186,7 +204,12 @@ class Segment:
 
     def file(self, path: str, chunks: Iterator[bytes] | list[bytes], *, size: int, executable: bool) -> None:
         """A file of exactly `size` bytes. Raises StoreError when the chunks give another number."""
+        if path in self._skip:
+            for _ in chunks:  # whoever reads along counts on all of them
+                pass
+            return
         self._parent(path)
+        self.files.append(path)
         self._header(path, tarfile.REGTYPE, mode=0o755 if executable else 0o644, size=size)
         left = size
         for chunk in chunks:

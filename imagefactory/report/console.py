@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from imagefactory.model import CheckState, Image, Lock, Report, Target
 from imagefactory.oci.transfer import Sent
 from imagefactory.progress import format_bytes
-from imagefactory.workflow import Built, Copied, Pruned, Pulled, Pushed, Relock, Shelf
+from imagefactory.publish import Copied, Pruned, Pulled, PulledSif, Pushed, Shelf
+from imagefactory.workflow import Built, Relock
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -156,14 +157,30 @@ def format_target(target: Target, lock: Lock | None, state: str, image: Image | 
 def format_pushed(pushed: Pushed) -> str:
     """Where a candidate is, by the registry's own word, and what it cost."""
     where = pushed.reference
+    place = f"{where.registry}/{where.repository}"
     fields = [
-        ("candidate", f"{where.registry}/{where.repository}:{where.tag}"),
+        ("candidate", f"{place}:{where.tag}"),
         ("digest", f"{where.digest} (confirmed by the registry)"),
-        ("sent", _sent_line(pushed.sent)),
-        *_tag_lines(pushed.sent),
-        ("pull it", f"docker pull {where.registry}/{where.repository}@{where.digest}"),
     ]
+    if pushed.sent is None:
+        fields.append(("sent", "by docker, which compressed it anew"))
+    else:
+        fields += [("sent", _sent_line(pushed.sent)), *_tag_lines(pushed.sent)]
+    if pushed.file:
+        fields += [("file", pushed.file), ("pull it", f"apptainer pull oras://{place}:{where.tag}")]
+    else:
+        fields.append(("pull it", f"docker pull {place}@{where.digest}"))
     return f"{pushed.target.name}\n{format_fields(fields)}"
+
+
+def format_pulled_sif(pulled: PulledSif) -> str:
+    fields = [
+        ("file", f"{pulled.path} ({format_bytes(pulled.size)})"),
+        ("sha256", pulled.digest.removeprefix("sha256:")),
+        ("came", pulled.how),
+        ("try it", f"apptainer exec {pulled.path} python"),
+    ]
+    return f"{pulled.reference}\n{format_fields(fields)}"
 
 
 def _sent_line(sent: Sent) -> str:
