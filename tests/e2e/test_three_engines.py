@@ -1,0 +1,135 @@
+"""One target by three engines: the same packages, the same files of them, the same smoke test passed.
+
+Each image is started by its own engine's runner, and the same small program (lister.py) looks around inside.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Factory
+
+RUNNERS = {"assemble": "unshare", "docker": "docker", "apptainer": "apptainer"}
+TARGETS = ("onnxruntime-1.18-cu118", "pytorch-2.3-cu121")
+
+# What may differ, and why.
+MADE_BY_THE_INSTALLER = ("INSTALLER", "RECORD", "REQUESTED")  # in a package's .dist-info
+BYTE_CODE = ".pyc"  # pip leaves it to compileall, assemble makes it wheel by wheel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What one engine made: the JSON of its build, and lister.py's of its image."""
+
+    built: Mapping[str, Any]
+    inside: Mapping[str, Any]
+
+    def files(self) -> dict[str, tuple[str, bool, str]]:
+        """Every file but byte code and what an installer notes of itself: kind, executable, content.
+
+        Of console scripts, which each installer words for itself, only that they are there and can run.
+        """
+        found = {}
+        for path, (kind, executable, content) in self.inside["files"].items():
+            place = PurePosixPath(path)
+            if place.suffix == BYTE_CODE:
+                continue
+            if place.name in MADE_BY_THE_INSTALLER and place.parent.name.endswith(".dist-info"):
+                continue
+            script = place.parent == PurePosixPath("bin") and kind == "file" and path in self.console_scripts
+            found[path] = (kind, executable, "console script" if script else content)
+        return found
+
+    @property
+    def console_scripts(self) -> frozenset[str]:
+        return frozenset(self.inside["console_scripts"])
+
+
+def without_apptainers_own(environment: Mapping[str, str]) -> dict[str, str]:
+    """Apptainer appends the folder of the host's GPU libraries (`--nv`), whether or not there is one."""
+    path = environment.get("LD_LIBRARY_PATH", "")
+    kept = [folder for folder in path.split(":") if folder and folder != "/.singularity.d/libs"]
+    return {**environment, "LD_LIBRARY_PATH": ":".join(kept)}
+
+
+def see(factory: Factory, target: str, engine: str) -> Seen:
+    built = factory.build(target, "--engine", engine)
+    tools = Path(__file__).parent
+    command = ("run", "--runner", RUNNERS[engine], "--mount", f"{tools}:/mnt", target)
+    inside = factory.run(*command, "--", "python", "-B", "/mnt/lister.py").stdout
+    return Seen(built=built, inside=json.loads(inside))
+
+
+@pytest.fixture(scope="module", params=TARGETS)
+def seen(
+    request: pytest.FixtureRequest, factory: Factory, dockerd: str, apptainer: str
+) -> Iterator[dict[str, Seen]]:
+    """By engine. In the session's store, whose tag of the target the embedded engine has again afterwards."""
+    target = request.param
+    mine = replace(factory, extra={**factory.extra, "DOCKER_HOST": dockerd})
+    found = {}
+    try:
+        for engine in RUNNERS:
+            found[engine] = see(mine, target, engine)
+            assert found[engine].built["fresh"] or engine == "assemble"
+        yield found
+    finally:
+        factory.run("build", "--no-smoke", target, code=None)
+        factory.run("store", "gc", code=None)
+        prune = ["docker", "--host", dockerd, "system", "prune", "--all", "--force"]
+        subprocess.run(prune, capture_output=True)
+        shutil.rmtree(factory.cache / "wheels", ignore_errors=True)
+
+
+def test_each_passes_the_same_smoke_test(seen: dict[str, Seen]) -> None:
+    states = {}
+    for engine, one in seen.items():
+        smoke = one.built["smoke"]
+        assert smoke["passed"] is True, (engine, smoke)
+        states[engine] = {check["name"]: check["state"] for check in smoke["checks"]}
+    assert states["docker"] == states["apptainer"] == states["assemble"]
+    assert set(states["assemble"].values()) <= {"passed", "not-applicable"}
+
+
+def test_they_hold_the_same_packages_and_environment(seen: dict[str, Seen], factory: Factory) -> None:
+    for name in ("packages", "debian", "prefix", "python", "environment", "path", "console_scripts"):
+        values = {engine: one.inside[name] for engine, one in seen.items()}
+        if name == "environment":
+            values = {engine: without_apptainers_own(value) for engine, value in values.items()}
+        assert values["docker"] == values["apptainer"] == values["assemble"], name
+    target = seen["assemble"].built["target"]
+    locked = json.loads(factory.run("show", "--json", target).stdout)["packages"]
+    normal = {name.lower().replace("_", "-").replace(".", "-") for name in seen["docker"].inside["packages"]}
+    assert normal == {package["name"] for package in locked}
+
+
+@pytest.mark.parametrize("engine", ["docker", "apptainer"])
+def test_they_hold_the_same_files(seen: dict[str, Seen], engine: str) -> None:
+    ours, theirs = seen["assemble"].files(), seen[engine].files()
+    assert len(ours) > 1000
+    assert sorted(theirs.keys() - ours.keys()) == []
+    assert sorted(ours.keys() - theirs.keys()) == []
+    differing = {path: (ours[path], theirs[path]) for path in ours if ours[path] != theirs[path]}
+    assert differing == {}
+
+
+def test_everybody_can_read_every_file(seen: dict[str, Seen]) -> None:
+    assert {engine: one.inside["unreadable"] for engine, one in seen.items()} == {e: [] for e in RUNNERS}
+
+
+def test_nobody_has_less_byte_code_than_the_embedded_engine(seen: dict[str, Seen]) -> None:
+    """No one can write it later. pip's compileall also compiles packages' own tests, which nobody imports."""
+    compiled = {
+        engine: {path for path in one.inside["files"] if path.endswith(BYTE_CODE)}
+        for engine, one in seen.items()
+    }
+    assert len(compiled["assemble"]) > 100
+    assert compiled["docker"] == compiled["apptainer"] >= compiled["assemble"]
