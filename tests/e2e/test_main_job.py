@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,19 @@ def test_a_person_reads_where_it_is_and_what_is_not_proven(
     assert "not-tested" in done.stdout
     assert "nothing changed" in done.stdout
     assert "kept from an earlier run" in done.stdout
+
+
+def test_what_passed_is_pushed_and_docker_runs_it(
+    built: dict[str, object], factory: Factory, registry: str, dockerd: str
+) -> None:
+    """The journey of the README, with the image that people want: docker takes every one of its layers."""
+    pushed = factory.build(MAIN, "--push", "--registry", f"{registry}/main")["pushed"]
+    docker = ("docker", "--host", dockerd)
+    code = "import torch; print(torch.__version__, torch.version.cuda)"
+    command = [*docker, "run", "--rm", pushed["reference"].replace(f":{pushed['tag']}@", "@")]
+    done = subprocess.run([*command, "python", "-c", code], capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "2.3.1+cu121 12.1\n"
 
 
 def test_nothing_changed_writes_nothing(built: dict[str, object], factory: Factory) -> None:

@@ -1,0 +1,129 @@
+""".sif files through a registry, and what docker and apptainer send, fetch and run by themselves."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Factory
+
+TARGET = "tiny-12.1-cu121"
+LOOK = "import idna, sys; print(idna.__version__, sys.prefix)"
+SEEN = "3.7 /opt/env\n"
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_root: Path, factory: Factory, registry: str, dockerd: str, apptainer: str) -> Factory:
+    extra = {"IMAGEFACTORY_REGISTRY": f"{registry}/publish", "DOCKER_HOST": dockerd}
+    return Factory(store=factory.store, cache=factory.cache, root=tiny_root, extra=extra)
+
+
+@pytest.fixture(scope="module")
+def image(tiny: Factory) -> dict[str, Any]:
+    """The assembled image and its push."""
+    built = tiny.build(TARGET, "--no-smoke")
+    return {**built["image"], "pushed": pushed(tiny)}
+
+
+@pytest.fixture(scope="module")
+def sif(tiny: Factory, image: dict[str, Any]) -> dict[str, Any]:
+    """The push of its .sif, to a repository that has not the image."""
+    return pushed(tiny, "--format", "sif")
+
+
+def pushed(tiny: Factory, *options: str) -> dict[str, Any]:
+    (row,) = json.loads(tiny.run("push", "--json", *options, TARGET).stdout)["results"]
+    assert isinstance(row, dict)
+    return row
+
+
+def apptainer_runs(apptainer: str, place: str) -> str:
+    environ = {**os.environ, "APPTAINER_NOHTTPS": "1"}
+    command = [apptainer, "exec", "--containall", place, "python", "-c", LOOK]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def pull_sif(tiny: Factory, reference: str, output: Path, *options: str) -> dict[str, Any]:
+    arguments = ("--format", "sif", "--json", "-o", str(output), *options)
+    value = json.loads(tiny.run("pull", reference, *arguments).stdout)
+    assert value["path"] == str(output)
+    assert value["sha256"] == f"sha256:{hashlib.sha256(output.read_bytes()).hexdigest()}"
+    assert isinstance(value, dict)
+    return value
+
+
+@pytest.mark.parametrize("runner", ["unshare", "docker", "apptainer"])
+def test_every_runner_runs_the_image(tiny: Factory, image: dict[str, Any], runner: str) -> None:
+    assert tiny.run("run", "--runner", runner, TARGET, "--", "python", "-c", LOOK).stdout == SEEN
+    failed = tiny.run("run", "--runner", runner, TARGET, "--", "sh", "-c", "exit 7", code=None)
+    assert failed.returncode == 7
+
+
+def test_apptainer_runs_a_pushed_sif(sif: dict[str, Any], apptainer: str, registry: str) -> None:
+    assert sif["tag"].endswith(".sif")
+    assert apptainer_runs(apptainer, f"oras://{registry}/{sif['repository']}:{sif['tag']}") == SEEN
+
+
+def test_the_registrys_own_sif_is_pulled_by_its_image(
+    tiny: Factory, image: dict[str, Any], sif: dict[str, Any], tmp_path: Path, apptainer: str
+) -> None:
+    """docker-registry 2.8 has no referrers API: it is found by the fallback tag."""
+    fresh = Factory(store=tmp_path / "store", cache=tiny.cache, root=tiny.root, extra=tiny.extra)
+    got = pull_sif(fresh, image["pushed"]["reference"], tmp_path / "a.sif")
+    assert got["how"] == "the registry's own"
+    assert sif["tag"] == f"12.1-cu121-{got['sha256'][7:19]}.sif"
+    by_tag = pull_sif(fresh, sif["reference"], tmp_path / "b.sif")
+    assert by_tag["sha256"] == got["sha256"]
+    assert apptainer_runs(apptainer, str(tmp_path / "a.sif")) == SEEN
+    assert got["sha256"][7:19] in fresh.run("store", "list").stdout
+
+
+def test_a_sif_is_made_of_an_image_whose_registry_has_none(
+    tiny: Factory, image: dict[str, Any], tmp_path: Path, apptainer: str, registry: str
+) -> None:
+    elsewhere = pushed(tiny, "--registry", f"{registry}/bare")
+    fresh = Factory(store=tmp_path / "store", cache=tiny.cache, root=tiny.root, extra=tiny.extra)
+    got = pull_sif(fresh, elsewhere["reference"], tmp_path / "made.sif")
+    assert "made here" in got["how"]
+    assert apptainer_runs(apptainer, str(tmp_path / "made.sif")) == SEEN
+
+
+def test_apptainer_pulls_by_itself_and_its_failure_is_one(
+    tiny: Factory, image: dict[str, Any], tmp_path: Path, apptainer: str, registry: str
+) -> None:
+    got = pull_sif(tiny, image["pushed"]["reference"], tmp_path / "own.sif", "--by", "apptainer")
+    assert got["how"] == "pulled by apptainer"
+    assert apptainer_runs(apptainer, str(tmp_path / "own.sif")) == SEEN
+    missing = f"{registry}/publish/tiny:none"
+    arguments = ("--format", "sif", "--by", "apptainer", "-o", str(tmp_path / "own.sif"))
+    before = (tmp_path / "own.sif").read_bytes()
+    assert "could not pull" in tiny.run("pull", missing, *arguments, code=8).stderr
+    assert (tmp_path / "own.sif").read_bytes() == before
+
+
+def test_docker_sends_by_itself_and_its_failure_is_one(
+    tiny: Factory, image: dict[str, Any], registry: str, tmp_path: Path
+) -> None:
+    sent = pushed(tiny, "--by", "docker", "--registry", f"{registry}/docker")
+    assert sent["tag"] == f"12.1-cu121-{image['config'][7:19]}"
+    fresh = Factory(store=tmp_path / "store", cache=tiny.cache, root=tiny.root, extra=tiny.extra)
+    value = json.loads(fresh.run("pull", "--json", sent["reference"]).stdout)
+    assert value["digest"] == sent["digest"]
+    config = next(row for row in json.loads(fresh.run("store", "list", "--json").stdout)["images"])
+    assert config["config"] == image["config"]
+    refused = tiny.run("push", "--by", "docker", "--registry", "127.0.0.1:9/none", TARGET, code=8)
+    assert "127.0.0.1:9" in refused.stderr
+
+
+def test_options_that_do_not_fit_are_told(tiny: Factory) -> None:
+    assert "--format sif" in tiny.run("pull", "-o", "x.sif", TARGET, code=2).stderr
+    assert "--format sif" in tiny.run("push", "--compression", "small", TARGET, code=2).stderr
+    assert "drop --by docker" in tiny.run("push", "--by", "docker", "--tag", "x", TARGET, code=2).stderr
