@@ -379,8 +379,13 @@ def test_of_several_platforms_one_is_pulled_and_it_is_said(
 
 
 def test_bytes_that_are_not_what_the_digest_says_are_never_kept(
-    call: Call, registry: RegistryMadeHere, graph: Graph, tmp_path: Path
+    call: Call,
+    registry: RegistryMadeHere,
+    graph: Graph,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("imagefactory.oci.registry.Patience.wait", lambda *_: 0.0)
     push(call, registry, "one-12.1-cu121", path="")
     layer = graph.blobs[1].digest
     registry.shelves.blobs[layer] = b"x" * len(registry.shelves.blobs[layer])
