@@ -42,7 +42,7 @@ fi
 # The machine's own Python, not one that happens to be first on PATH.
 python=/usr/bin/python3
 stamp=.venv/installed-from
-wanted="$(cat "$requirements" pyproject.toml "$0" | sha256sum) $requirements"
+wanted="$(cat "$requirements" pyproject.toml setup.sh | sha256sum) $requirements"
 if [ ! -x .venv/bin/imagefactory ] || [ "$(cat "$stamp" 2>/dev/null || true)" != "$wanted" ]; then
     echo "setup: installing Python packages of $requirements into .venv" >&2
     [ -x .venv/bin/python ] || "$python" -m venv .venv

@@ -646,7 +646,7 @@ def _ask_registry(settings: Settings, environ: Mapping[str, str]) -> str:
     credentials = find_credentials(environ)
     options = RegistryOptions(
         credentials=credentials,
-        certificates=settings.certificates_path,
+        certificates=Path(trusted) if (trusted := _index(settings, environ).certificates) else None,
         plain_hosts=settings.plain_hosts,
         patience=Patience(attempts=1, connect=SECONDS, read=SECONDS),
     )

@@ -170,7 +170,10 @@ def push_by_docker(factory: Factory, target: Target, options: PushOptions, progr
         tag = candidate_tag(target, image.config)
         where = Reference(registry=host, repository=repository_of(path, target.family), tag=tag)
         with progress.stage(f"{target.name}: push to {where}, by docker"):
-            digest = daemon.push_image((factory.layout, image), where, None, progress)
+            # Another docker may compress the same content to other bytes: a candidate never changes.
+            digest = daemon.published(where) or daemon.push_image(
+                (factory.layout, image), where, None, progress
+            )
     return Pushed(target=target, manifest=image.manifest, reference=replace(where, digest=digest), sent=None)
 
 

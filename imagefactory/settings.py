@@ -122,7 +122,8 @@ def load_settings(*, directory: Path | None, start: Path, environ: Mapping[str, 
     for field in fields(Settings):
         key, variable = field.name, ENVIRONMENT_PREFIX + field.name.upper()
         if key == "root":
-            values[key] = Setting(value=str(root), origin="-C" if directory else str(root / FILE_NAME))
+            found = str(root / FILE_NAME) if (root / FILE_NAME).is_file() else "default"
+            values[key] = Setting(value=str(root), origin="-C" if directory else found)
         elif environ.get(variable):
             values[key] = Setting(value=environ[variable], origin=f"${variable}")
         elif key in written:

@@ -443,7 +443,7 @@ def run_target(factory: Factory, target: Target, spec: RunSpec, runner: str, pro
         made = find_sif(factory, target) or made
     if made is None:
         raise BuildError(f"{target.name} is not built yet", hint=f"imagefactory build {target.name}")
-    name = wanted or ("unshare" if isinstance(made, Image) else "apptainer")
+    name = wanted or (OWN_RUNNER[settings.engine.value] if isinstance(made, Image) else "apptainer")
     chosen = _runner(factory, name, target.name, progress)
     chosen.require()
     with factory.layout.in_use(progress):

@@ -7,6 +7,7 @@ Every command imports what it needs when it runs, so that `--help` and `list` an
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -88,6 +89,7 @@ for command in (
 def main(argv: Sequence[str] | None = None) -> None:
     """The one error boundary."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _clean_up_when_told_to_end()
     try:
         code = cli.main(args=arguments, prog_name="imagefactory", standalone_mode=False)
     except FactoryError as error:
@@ -113,6 +115,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         missing = ToolError(f"{error.name} is not installed", hint=f"pip install 'imagefactory[{extra}]'")
         code = _end(missing, arguments)
     sys.exit(code if isinstance(code, int) else EXIT_OK)
+
+
+def _clean_up_when_told_to_end() -> None:
+    """SIGTERM and a lost terminal end this program as Ctrl-C does: containers and builds are ended too."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores the latter, and means it
+            signal.signal(number, lambda told, _: sys.exit(128 + told))
 
 
 def _interrupted() -> int:

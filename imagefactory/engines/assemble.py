@@ -325,6 +325,7 @@ def _begin(bench: Bench, sink: int, parent: int) -> None:
     if os.getppid() != parent:
         os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _worker = new_worker(bench, partial(_tell, sink))
 
 

@@ -31,6 +31,7 @@ class Build:
 
     `secrets` are (id, where it comes from): `env=NAME` or `src=FILE`. `epoch` is the clock of config
     and history, seconds since 1970. `host_network` gives the build this machine's own network.
+    `builder` is the name of docker's context: each has the daemon's own BuildKit under its name.
     """
 
     context: str
@@ -40,12 +41,13 @@ class Build:
     epoch: int
     secrets: tuple[tuple[str, str], ...]
     host_network: bool
+    builder: str = "default"
 
 
 def command(build: Build) -> tuple[str, ...]:
     """The command that builds with the daemon's own BuildKit and leaves the image in that daemon."""
     return (
-        *("docker", "buildx", "build", "--builder", "default", "--progress=plain", "--load"),
+        *("docker", "buildx", "build", "--builder", build.builder, "--progress=plain", "--load"),
         # An attestation would make the image an index, which a daemon cannot hold.
         "--provenance=false",
         *("--platform", build.platform, "--tag", build.tag),

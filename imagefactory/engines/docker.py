@@ -140,8 +140,12 @@ class DockerEngine:
         """Points the target's tag at `made`, in the store and, where the daemon still has it, there too."""
         name = reference(definition.target)
         self.layout.tag(name, _descriptor(self.layout, made))
-        if isinstance(made, Image) and self.daemon.inspect(made.config):
-            self.daemon.tag(made.config, name)
+        if isinstance(made, Image):
+            held = self.daemon.holds(made, name)
+            if held:
+                self.daemon.tag(held, name)
+            elif self.daemon.inspect(name):  # another image's: `docker run` must not take it for this one
+                self.daemon.untag(name)
 
     # --- building --------------------------------------------------------------------------------
 
@@ -166,6 +170,7 @@ class DockerEngine:
                 epoch=job.base.epoch,
                 secrets=tuple(given),
                 host_network=secrets.loopback,
+                builder=self._context(),
             )
             # The environment is for this user's eyes alone and leaves nothing behind after a kill.
             environment = {**self._environment(), PIP_CONF_VARIABLE: secrets.pip_conf}
@@ -177,6 +182,13 @@ class DockerEngine:
                 code = process.wait()
         if code != 0:
             raise _failed(job.definition.target.name, transcript, code)
+
+    def _context(self) -> str:
+        """The context the docker command speaks with, as the SDK does; `default` where DOCKER_HOST is set."""
+        asked = subprocess.run(
+            ["docker", "context", "show"], capture_output=True, text=True, env=self._environment()
+        )
+        return asked.stdout.strip() or "default"
 
     def _environment(self) -> dict[str, str]:
         """The caller's, without what would lead buildx away from the daemon that the SDK speaks with."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import docker
 
 SAVE_CHUNK = 2 << 20
+ANSWER = 30
+"""Seconds for a daemon to say who it is."""
 PATIENCE = 3600
 """Seconds without one byte from the daemon: it packs a whole image before it sends the first of it."""
 
@@ -74,7 +76,11 @@ class DockerDaemon:
 
     def facts(self) -> DaemonFacts:
         with self.speaking():
-            told = self.client.version()
+            import docker
+
+            # The first question: a daemon that hangs must not hold its asker for PATIENCE.
+            with closing(docker.from_env(environment=self.environ, timeout=ANSWER)) as asked:
+                told = asked.version()
         components = {str(part.get("Name")): part for part in told.get("Components") or ()}
         podman = "Podman Engine" in components
         version = str(components["Podman Engine"].get("Version") if podman else told.get("Version"))
@@ -86,13 +92,19 @@ class DockerDaemon:
         try:
             import docker
             import requests
+            import urllib3
         except ImportError as error:
             raise ToolError(
                 "docker's Python SDK is not installed", hint="pip install 'imagefactory[docker]'"
             ) from error
         try:
             yield
-        except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
+        except (
+            docker.errors.DockerException,
+            docker.errors.StreamParseError,
+            requests.exceptions.RequestException,
+            urllib3.exceptions.HTTPError,
+        ) as error:
             raise self._explain(error) from error
 
     def _explain(self, error: Exception) -> FactoryError:
@@ -203,6 +215,20 @@ class DockerDaemon:
                 hint="run the same command again",
             )
         return digest
+
+    def published(self, reference: Reference) -> str:
+        """The digest that the registry has under this name, as the daemon sees it, empty for none.
+
+        Empty too where it may not look: pushing then tells why.
+        """
+        with self.speaking():
+            import docker
+
+            try:
+                told = self.client.api.inspect_distribution(str(reference))
+            except docker.errors.APIError:
+                return ""
+        return str((told.get("Descriptor") or {}).get("digest") or "")
 
     def push_image(
         self, stored: tuple[Layout, Image], reference: Reference, login: Login | None, progress: Progress

@@ -81,7 +81,7 @@ def _look_up(path: Path, host: str, environ: Mapping[str, str]) -> Credential | 
         data = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         # The parser's own words quote what it read, which may be a secret.
         why = error.strerror if isinstance(error, OSError) else "it is not JSON"
         raise RegistryError(

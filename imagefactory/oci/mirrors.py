@@ -36,12 +36,22 @@ def split_place(text: str) -> tuple[str, str]:
     return host, path
 
 
+def _full_name(reference: Reference) -> str:
+    """`host/repository`, Docker Hub's under its one name: `docker.io/library/debian`."""
+    host, repository = reference.registry, reference.repository
+    if host in ("index.docker.io", "registry-1.docker.io"):
+        host = "docker.io"
+    if host == "docker.io" and "/" not in repository:
+        repository = f"library/{repository}"
+    return f"{host}/{repository}"
+
+
 def resolve(reference: Reference, mirrors: Mirrors) -> Reference:
     """Where to fetch `reference`: the mirror of the longest prefix of its name, else itself.
 
     Raises UsageError for a mirror that leaves no name to ask for.
     """
-    name = f"{reference.registry}/{reference.repository}"
+    name = _full_name(reference)
     fitting = [
         (prefix, place) for prefix, place in mirrors if name == prefix or name.startswith(f"{prefix}/")
     ]

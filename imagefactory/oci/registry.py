@@ -158,6 +158,9 @@ class Registry:
     def __init__(self, host: str, options: RegistryOptions | None = None) -> None:
         if not HOST.fullmatch(host):
             raise UsageError(f"'{host}' is no registry", hint="write its host: registry.example.org[:port]")
+        port = re.search(r":(\d+)$", host)
+        if port and not 0 < int(port[1]) < 65536:
+            raise UsageError(f"'{host}' has a port that cannot be", hint="write 1 to 65535 after the colon")
         self.host, self.options = host, options or RegistryOptions()
         self._hub = host in ("docker.io", "index.docker.io", "registry-1.docker.io")
         name = "registry-1.docker.io" if self._hub else host
@@ -462,7 +465,7 @@ class Registry:
             raise
         try:
             value = json.loads(data)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise _TransientError("the answer is no JSON") from None
         if not isinstance(value, dict):
             raise _RefusedError("the answer is no list")
@@ -580,7 +583,7 @@ class Registry:
     def _session(self) -> requests.Session:
         session: requests.Session | None = getattr(self._local, "session", None)
         if session is None:
-            session = requests.Session()
+            session = _Session()
             session.headers.update({"Accept-Encoding": "identity", "User-Agent": "imagefactory"})
             session.trust_env = not self._here  # no proxy stands between this machine and itself
             self._local.session = session
@@ -612,7 +615,7 @@ class Registry:
             TimeoutError,
         ) as error:
             raise _TransientError(self._clean(_reason(error))) from None
-        except requests.exceptions.RequestException as error:
+        except (requests.exceptions.RequestException, ValueError) as error:  # also an address that is none
             raise _RefusedError(self._clean(_reason(error))) from None
 
     def _error(self, response: requests.Response) -> _TransientError | _RefusedError:
@@ -671,7 +674,11 @@ class Registry:
             raise _RefusedError(f"it sends for a token to {_host(challenge.realm)} without https")
         credential = self._find()
         fields = [("service", challenge.service), *(("scope", word) for word in scope)]
-        ask = _Ask(method="GET", url=f"{challenge.realm}?{urlencode(fields)}", scope=())
+        ask = _Ask(
+            method="GET",
+            url=f"{challenge.realm}{'&' if '?' in challenge.realm else '?'}{urlencode(fields)}",
+            scope=(),
+        )
         signed = credential.basic if credential and credential.user else ""
         if credential and not credential.user:
             form = {"grant_type": "refresh_token", "client_id": "imagefactory", "service": challenge.service}
@@ -722,7 +729,7 @@ class Registry:
 
     def _clean(self, text: str) -> str:
         """One printable line of a fair length, without secrets and without the queries of addresses."""
-        for secret in self._secrets:
+        for secret in sorted(self._secrets, key=len, reverse=True):
             text = text.replace(secret, "***")
         text = re.sub(r"(/[^\s?#)]*)\?[^\s)'\"]*", r"\1", re.sub(r"(?<=://)[^\s/]*@", "", text))
         text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
@@ -761,7 +768,7 @@ class Registry:
         )
 
 
-_MALFORMED = (KeyError, IndexError, TypeError, AttributeError, ValueError)
+_MALFORMED = (KeyError, IndexError, TypeError, AttributeError, ValueError, RecursionError, OverflowError)
 _TLS_FOR_GOOD = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
 _PLAIN = "does {host} speak plain http? then name it in the setting `plain-http`"
 _HINTS = (
@@ -778,6 +785,17 @@ _HINTS = (
 )
 _DELETES_OFF = "deletion is switched off there (docker-registry: REGISTRY_STORAGE_DELETE_ENABLED=true)"
 _UNTAG_OFF = "it removes no tag by its name: remove the manifest, or point the tag to another image"
+
+
+class _Session(requests.Session):
+    """Follows redirects with nothing of ~/.netrc, and not from https to http."""
+
+    def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
+        came, goes = response.request.url or "", prepared_request.url or ""
+        if came.startswith("https:") and not goes.startswith("https:"):
+            raise requests.exceptions.InvalidSchema(f"it redirects from https to {goes}")
+        if self.should_strip_auth(came, goes):  # type: ignore[no-untyped-call]
+            prepared_request.headers.pop("Authorization", None)
 
 
 class _Signature(requests.auth.AuthBase):

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from imagefactory.errors import RegistryError
 from imagefactory.model import Descriptor
@@ -290,18 +291,20 @@ def choose_platform(manifest: Manifest, platform: str) -> Choice:
     images = [entry for entry in entries if ATTESTATION not in (entry.get("annotations") or {})]
     system, _, architecture = platform.partition("/")
     fitting = [
-        entry
-        for entry in images
-        if "platform" not in entry
-        or (entry["platform"].get("os"), entry["platform"].get("architecture")) == (system, architecture)
+        entry for entry in images if "platform" not in entry or _platform_of(entry) == (system, architecture)
     ]
     if not fitting:
         raise RegistryError(f"{manifest.descriptor.digest} has no image for {platform}")
     if len(fitting) == len(images) == 1:
         return Choice(digest=manifest.descriptor.digest, whole=True)
     # amd64/v3 and the like need newer processors: the plain one runs everywhere.
-    fitting.sort(key=lambda entry: bool((entry.get("platform") or {}).get("variant")))
+    fitting.sort(key=lambda entry: "platform" in entry and bool(entry["platform"].get("variant")))
     return Choice(digest=str(fitting[0]["digest"]), whole=False)
+
+
+def _platform_of(entry: Mapping[str, Any]) -> tuple[object, object]:
+    found = entry["platform"] if isinstance(entry["platform"], Mapping) else {}
+    return found.get("os"), found.get("architecture")
 
 
 # --- artifacts -----------------------------------------------------------------------------------

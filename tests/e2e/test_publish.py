@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,27 @@ def test_every_runner_runs_the_image(tiny: Factory, image: dict[str, Any], runne
     assert tiny.run("run", "--runner", runner, TARGET, "--", "python", "-c", LOOK).stdout == SEEN
     failed = tiny.run("run", "--runner", runner, TARGET, "--", "sh", "-c", "exit 7", code=None)
     assert failed.returncode == 7
+
+
+def containers(dockerd: str) -> list[str]:
+    command = ["docker", "--host", dockerd, "ps", "--all", "--quiet", "--no-trunc"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_sigterm_ends_what_was_started(tiny: Factory, image: dict[str, Any], dockerd: str) -> None:
+    """Batch systems end jobs so: no container, and no GPU, stays taken."""
+    before = set(containers(dockerd))
+    command = tiny.command("run", "--runner", "docker", TARGET, "--", "sleep", "600")
+    process = subprocess.Popen(command, env=tiny.environ, stdin=subprocess.DEVNULL)
+    until = time.monotonic() + 120
+    while not set(containers(dockerd)) - before:
+        assert process.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    time.sleep(1)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=120) == 128 + signal.SIGTERM
+    assert set(containers(dockerd)) <= before
 
 
 def test_apptainer_runs_a_pushed_sif(sif: dict[str, Any], apptainer: str, registry: str) -> None:

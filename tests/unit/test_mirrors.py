@@ -40,3 +40,12 @@ def test_a_whole_name_may_be_mapped() -> None:
     assert str(found) == f"registry.example/site/python@{DIGEST}"
     with pytest.raises(UsageError, match="names none"):
         resolve(reference, (("docker.io/library/python", "registry.example"),))
+
+
+@pytest.mark.parametrize("host", ["docker.io", "index.docker.io", "registry-1.docker.io"])
+@pytest.mark.parametrize("name", ["debian", "library/debian"])
+def test_docker_hub_has_one_name(host: str, name: str) -> None:
+    wanted = parse_reference(f"{host}/{name}:12")
+    whole, official = (("docker.io", "m.example.org/hub"),), (("docker.io/library", "m.example.org/l"),)
+    assert str(resolve(wanted, whole)) == "m.example.org/hub/library/debian:12"
+    assert str(resolve(wanted, official)) == "m.example.org/l/debian:12"

@@ -222,6 +222,11 @@ class DockerRunner:
         if state.get("Status") == "created":  # docker has already said on stderr why
             refused = not_started(str(state.get("Error") or "docker did not start it"))
             return Completed(returncode=refused.returncode, stdout="", stderr="", seconds=seconds)
+        if state.get("Running"):  # docker's client was killed, lost its connection or was told to detach
+            raise ToolError(
+                f"docker's command ended ({process.returncode}) before what it started: that is stopped now",
+                hint="run it again; to keep it alive without a terminal, use `docker run --detach`",
+            )
         code = int(state.get("ExitCode") or 0)
         return Completed(returncode=code, stdout="", stderr="", seconds=seconds, timed_out=timed_out)
 
@@ -230,7 +235,9 @@ class DockerRunner:
         with self.daemon.speaking():
             import docker
 
-            for left in self.daemon.client.containers.list(all=True, filters={"label": OWNER}):
+            for left in self.daemon.client.containers.list(
+                all=True, filters={"label": OWNER}, ignore_removed=True
+            ):
                 if not is_alive(left.labels.get(OWNER, ""), _boot()):
                     with contextlib.suppress(docker.errors.APIError):  # another runner was first
                         left.remove(force=True, v=True)
