@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from imagefactory.errors import BuildError, UsageError
+from imagefactory.errors import BuildError, RegistryError, UsageError
 from imagefactory.model import Image, Sif, Target
 from imagefactory.progress import Progress
 from imagefactory.workflow import Factory, ensure_sif, find_image, find_sif, package_index
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from imagefactory.oci.candidates import Fate, Tagged
     from imagefactory.oci.registry import Registry
     from imagefactory.oci.store import Reference
-    from imagefactory.oci.transfer import Brake, Place, Sent
+    from imagefactory.oci.transfer import Brake, Graph, Place, Sent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,13 +35,15 @@ class PushOptions:
     """`registry` is `host[:port][/path]`, empty for the setting. `tags` are set after the candidate's own.
 
     `now` is the time the record of a first push carries. With `sif` the target's .sif is pushed, made of
-    its image in that compression (`fast`, `small`) if it is not there yet.
+    its image in that compression (`fast`, `small`) if it is not there yet. `made` is what is pushed where a
+    build just made it, whatever the target's tag points to.
     """
 
     now: datetime
     registry: str = ""
     tags: tuple[str, ...] = ()
     sif: str = ""
+    made: Image | Sif | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +126,9 @@ def push_target(factory: Factory, target: Target, options: PushOptions, progress
     from imagefactory.oci.candidates import candidate_tag
 
     with factory.layout.in_use(progress):
-        image = find_image(factory, target)
-        sif = _sif_to_push(factory, target, image, options, progress)
+        made = options.made or find_image(factory, target)
+        image = made if isinstance(made, Image) else None
+        sif = made if isinstance(made, Sif) else _sif_to_push(factory, target, image, options, progress)
         if sif is not None:
             candidate = candidate_tag(target, sif.file.digest, ".sif")
             root = PushRoot(target=target, digest=sif.digest, candidate=candidate)
@@ -262,9 +267,24 @@ def pull_image(factory: Factory, wanted: Reference, name: str, progress: Progres
         source = Place(store=open_registry(factory, asked.registry, brake), repository=asked.repository)
         choice = choose_platform(read_manifest(source, asked.wanted), PLATFORM)
         graph = read_graph(source, choice.digest)
+        _insist_on_image(graph, asked)
         sending = Sending(graph=graph, repository=repository, tags=(tag,), brake=brake)
         sent = send(source, LayoutStore(layout), sending, progress)
     return Pulled(name=name, reference=wanted, digest=sent.digest, whole=choice.whole, sent=sent)
+
+
+def _insist_on_image(graph: Graph, asked: Reference) -> None:
+    """Raises RegistryError for a .sif or another artifact, which must not become a target's image."""
+    from imagefactory.oci.layout import CONFIG_TYPES, MANIFEST_TYPES
+    from imagefactory.oci.transfer import parse_parts
+
+    kinds = [
+        parse_parts(one)[1][0].media_type
+        for one in graph.manifests
+        if one.descriptor.media_type in MANIFEST_TYPES
+    ]
+    if not set(kinds) & set(CONFIG_TYPES):
+        raise RegistryError(f"{asked} is no image, but an artifact", hint="is it a .sif? add --format sif")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,25 +313,28 @@ def pull_sif(factory: Factory, wanted: Reference, options: SifPull, progress: Pr
     Where the registry holds a .sif, itself or made from that image, it is taken as it is; else the image
     is pulled into the store and made into one here. Raises RegistryError and ToolError.
     """
+    from imagefactory.oci.archive import check_output
     from imagefactory.oci.layout import PLATFORM
     from imagefactory.oci.layout_store import LayoutStore
     from imagefactory.oci.mirrors import resolve
     from imagefactory.oci.sif import copy_sif, load_sif
     from imagefactory.oci.transfer import Place, Sending, choose_platform, read_graph, read_manifest, send
 
+    check_output(options.output or Path("image.sif"))
     asked = resolve(wanted, factory.settings.mirror_map)
     source = Place(store=open_registry(factory, asked.registry), repository=asked.repository)
     found = _sif_in_registry(source, choose_platform(read_manifest(source, asked.wanted), PLATFORM).digest)
     repository, _, tag = options.name.rpartition(":")
     if found:
         with factory.layout.in_use(progress), progress.stage(f"pull the .sif of {asked}"):
-            sending = Sending(
-                graph=read_graph(source, found),
-                repository=repository,
-                tags=(f"{tag.removesuffix('.sif')}.sif",),
-            )
+            graph = read_graph(source, found)
+            # One of an image is kept by that image; `T.sif` is what apptainer built here of a definition.
+            alone = not json.loads(graph.root.data).get("subject")
+            tags = (f"{tag.removesuffix('.sif')}.sif",) if alone else (f"{tag}-{found[7:19]}.sif",)
+            sending = Sending(graph=graph, repository=repository, tags=tags)
             send(source, LayoutStore(factory.layout), sending, progress)
             sif, how = load_sif(factory.layout, found), "the registry's own"
+            copy_sif(sif, output := options.output or Path(sif.name), progress)
     else:
         pull_image(factory, wanted, options.name, progress)
         with factory.layout.in_use(progress):
@@ -320,14 +343,13 @@ def pull_sif(factory: Factory, wanted: Reference, options: SifPull, progress: Pr
                 raise BuildError(f"{options.name} was removed from the store meanwhile", hint="run it again")
             sif = ensure_sif(factory, image, options.target, progress, compression="fast")
             how = "made here of the image: the registry has no .sif of it"
-    output = options.output or Path(sif.name)
-    copy_sif(sif, output, progress)
+            copy_sif(sif, output := options.output or Path(sif.name), progress)
     return PulledSif(reference=wanted, path=output, size=sif.file.size, digest=sif.file.digest, how=how)
 
 
 def _sif_in_registry(source: Place, digest: str) -> str:
     """The manifest of the .sif that `digest` is or that was made from it, empty for none."""
-    from imagefactory.oci.sif import SIF_TYPE, is_sif_manifest
+    from imagefactory.oci.sif import COMPRESSION, SIF_TYPE, is_sif_manifest
     from imagefactory.oci.transfer import parse_parts, read_manifest
 
     manifest = read_manifest(source, digest)
@@ -337,53 +359,69 @@ def _sif_in_registry(source: Place, digest: str) -> str:
     for subject in (*(child.digest for child in children), digest):
         found = source.store.referrers(source.repository, subject, SIF_TYPE)
         if found:
-            return sorted(one.digest for one in found)[0]
+            fast = [one for one in found if dict(one.annotations).get(COMPRESSION) == "fast"]
+            return min(one.digest for one in fast or found)
     return ""
 
 
 def pull_by_apptainer(factory: Factory, wanted: Reference, options: SifPull, progress: Progress) -> PulledSif:
     """A .sif that apptainer itself pulls and makes: where only it has the way or the credentials."""
-    from imagefactory.engines.apptainer_command import ApptainerCommand
+    from imagefactory.engines.apptainer_command import ApptainerCommand, PullOptions
+    from imagefactory.oci.archive import check_output
     from imagefactory.oci.mirrors import resolve
+    from imagefactory.oci.sif import sif_name
 
     command = ApptainerCommand(factory.environ)
     command.require(building=False)
+    check_output(options.output or Path("image.sif"))
     asked = resolve(wanted, factory.settings.mirror_map)
-    output = options.output or Path(f"{options.target}-{asked.wanted.removeprefix('sha256:')[:24]}.sif")
-    host = asked.registry.partition(":")[0]
-    plain = host in ("127.0.0.1", "localhost") or bool(
-        {host, asked.registry} & set(factory.settings.plain_hosts)
-    )
-    kind = "oras" if asked.tag.endswith(".sif") else "docker"
-    # apptainer takes a tag or a digest; the digest decides.
+    # apptainer takes a tag or a digest; the digest decides. It does not say what it is the digest of.
     place = f"{asked.registry}/{asked.repository}" + (f"@{asked.digest}" if asked.digest else f":{asked.tag}")
-    with progress.stage(f"pull {asked}, by apptainer"):
-        command.pull(f"{kind}://{place}", output, progress.note, plain_http=plain)
-    with output.open("rb") as file:
-        digest = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
-    return PulledSif(
-        reference=wanted, path=output, size=output.stat().st_size, digest=digest, how="pulled by apptainer"
-    )
+    kinds = ("oras",) if asked.tag.endswith(".sif") else ("docker",) if asked.tag else ("docker", "oras")
+    trust = package_index(factory).certificates
+    how = PullOptions(plain_http=open_registry(factory, asked.registry).plain, certificates=trust)
+    beside = options.output or Path(f".{options.target}-{os.getpid()}.sif")
+    try:
+        with progress.stage(f"pull {asked}, by apptainer"):
+            for kind in kinds:
+                try:
+                    command.pull(f"{kind}://{place}", beside, progress.note, how)
+                    break
+                except RegistryError:
+                    if kind == kinds[-1]:
+                        raise
+        with beside.open("rb") as file:
+            digest = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+        output = options.output or Path(sif_name(options.target, digest))
+        beside.replace(output)
+    finally:
+        if beside != options.output:
+            beside.unlink(missing_ok=True)
+    size = output.stat().st_size
+    return PulledSif(reference=wanted, path=output, size=size, digest=digest, how="pulled by apptainer")
 
 
 def local_name(factory: Factory, wanted: Reference) -> str:
     """The store's tag for what is pulled by a full reference: `repository:tag`.
 
-    The path of the site's own registry is left out, as it is for what is built here. What was asked
-    for by digest alone carries the first 12 hex digits of it.
+    From the site's own registry that is the target's own tag, as for what is built here. What comes from
+    elsewhere carries where it is from (`docker.io/library/debian`): a stranger's image never takes the
+    place of a target's. What was asked for by digest alone carries the first 12 hex digits of it.
     """
-    repository, place = wanted.repository, factory.settings.registry.value
-    if place:
-        host, path = registry_place(factory)
-        if path and wanted.registry == host:
-            repository = repository.removeprefix(f"{path}/")
+    host = re.sub(r"[^a-z0-9]+", ".", wanted.registry.lower()).strip(".")
+    repository = f"{host}/{wanted.repository}"
+    if factory.settings.registry.value:
+        own, path = registry_place(factory)
+        if wanted.registry == own and (not path or wanted.repository.startswith(f"{path}/")):
+            repository = wanted.repository.removeprefix(f"{path}/")
     return f"{repository}:{wanted.tag or wanted.digest.removeprefix('sha256:')[:12]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copying:
-    """What to copy where. With `referrers`, verdicts and other artifacts of the image come too."""
+    """What to copy where, and when. With `referrers`, verdicts and other artifacts of the image come too."""
 
+    now: datetime
     source: Reference
     destination: Reference
     referrers: bool = False
@@ -400,7 +438,7 @@ class Copied:
 
 def copy_image(factory: Factory, wanted: Copying, progress: Progress) -> Copied:
     """From registry to registry; blobs stream through, within one registry they are mounted."""
-    from imagefactory.oci.candidates import CANDIDATE
+    from imagefactory.oci.candidates import CANDIDATE, pushed_record
     from imagefactory.oci.mirrors import resolve
     from imagefactory.oci.transfer import Brake, Place, Sending, no_origins, read_graph, send
 
@@ -417,11 +455,14 @@ def copy_image(factory: Factory, wanted: Copying, progress: Progress) -> Copied:
         same = asked.registry == destination.registry
         graph = read_graph(place, asked.wanted, referrers=wanted.referrers)
         immutable = CANDIDATE.fullmatch(destination.tag) is not None
+        record = pushed_record(graph.root.descriptor, wanted.now)
         sending = Sending(
             graph=graph,
             repository=destination.repository,
             candidate=destination.tag if immutable else "",
             tags=() if immutable else (destination.tag,),
+            # A candidate's age counts from when it came to this registry.
+            attach=(record,) if immutable else (),
             origins=(lambda _: (asked.repository,)) if same else no_origins,
             brake=brake,
         )

@@ -7,8 +7,10 @@ Every command imports what it needs when it runs, so that `--help` and `list` an
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -106,6 +108,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             code = _interrupted()
     except KeyboardInterrupt:
         code = _interrupted()
+        if threading.active_count() > 1:  # one may sit in a request for minutes, and the end joins it
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
     except OSError as error:
         code = _end(explain(error), arguments)
     except ModuleNotFoundError as error:

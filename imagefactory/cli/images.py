@@ -91,7 +91,7 @@ def build(
                 if built.report is not None and not built.report.passed:
                     failures.add(_smoke_failure(built))
                 elif push is not None:
-                    results[-1]["pushed"] = push(target, quiet=as_json)
+                    results[-1]["pushed"] = push(target, quiet=as_json, made=built.image)
         if as_json:
             say_json("build", {"results": results, "errors": failures.as_json()})
 

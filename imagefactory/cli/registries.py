@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from imagefactory.cli.output import (
 from imagefactory.errors import UsageError
 
 if TYPE_CHECKING:
-    from imagefactory.model import Target
+    from imagefactory.model import Image, Sif, Target
     from imagefactory.oci.candidates import Tagged
     from imagefactory.oci.transfer import Sent
     from imagefactory.progress import Progress
@@ -109,19 +110,21 @@ class Pusher:
         sif: str = "",
         by: str = "imagefactory",
     ) -> None:
-        from imagefactory.publish import PushOptions, registry_place
+        from imagefactory.publish import PushOptions, open_registry, registry_place
 
-        registry_place(factory, place)
+        host, _ = registry_place(factory, place)
+        if by != "docker":
+            open_registry(factory, host).check()  # before the work, not after it
         self.factory, self.progress, self.by = factory, progress, by
         self.options = PushOptions(registry=place, tags=tags, now=datetime.now(UTC), sif=sif)
 
-    def __call__(self, target: Target, *, quiet: bool) -> dict[str, object]:
+    def __call__(self, target: Target, *, quiet: bool, made: Image | Sif | None = None) -> dict[str, object]:
         """The push as JSON; told to a person too unless `quiet`."""
         from imagefactory.publish import push_by_docker, push_target
         from imagefactory.report.console import format_pushed
 
         send = push_by_docker if self.by == "docker" else push_target
-        pushed = send(self.factory, target, self.options, self.progress)
+        pushed = send(self.factory, target, replace(self.options, made=made), self.progress)
         say(format_pushed(pushed), unless=quiet)
         return _pushed_json(pushed)
 
@@ -266,14 +269,18 @@ def copy_(call: Call, source: str, destination: str, referrers: bool, as_json: b
     \b
     imagefactory copy a.example.org/pytorch:2.3-cu121 b.example.org/gpu/pytorch:2.3-cu121
 
-    Nothing lies on this machine in between. Within one registry nothing is sent at all.
+    Nothing lies on this machine in between. Within one registry nothing is sent at all. The tag you
+    name is moved, whatever it is: copying is how a person promotes by hand.
     """
     from imagefactory.oci.store import parse_reference
     from imagefactory.publish import Copying, copy_image
     from imagefactory.report.console import format_copied
 
     wanted = Copying(
-        source=parse_reference(source), destination=parse_reference(destination), referrers=referrers
+        source=parse_reference(source),
+        destination=parse_reference(destination),
+        referrers=referrers,
+        now=datetime.now(UTC),
     )
     copied = copy_image(_without_recipes(call), wanted, call.progress)
     if as_json:

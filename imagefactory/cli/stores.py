@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.output import Call, collecting, image_json, json_option, made_json, say, say_json
-from imagefactory.errors import FactoryError, NothingSelectedError
+from imagefactory.cli.output import (
+    Call,
+    Failures,
+    collecting,
+    image_json,
+    json_option,
+    made_json,
+    say,
+    say_json,
+)
+from imagefactory.errors import FactoryError, NothingSelectedError, StoreError
 from imagefactory.progress import format_bytes
 
 if TYPE_CHECKING:
     from imagefactory.model import Image, Sif
+    from imagefactory.oci.layout import Layout
 
 
 @click.group()
@@ -25,36 +35,57 @@ def store() -> None:
 @json_option
 @click.pass_obj
 def store_list(call: Call, as_json: bool) -> None:
-    """List the images of the store."""
+    """List the images of the store, and the .sif files."""
     from imagefactory.oci.layout import Layout
-    from imagefactory.oci.sif import load_sif, sifs_of
 
     settings = call.settings
-    layout = Layout(settings.store_path)
-    images: list[Image] = []
-    sifs: dict[str, tuple[str, Sif]] = {}
     with collecting() as failures:
-        for name, descriptor in layout.tags().items():
-            with failures.of(name):
-                if name.endswith(".sif"):
-                    sifs[descriptor.digest] = (name, load_sif(layout, descriptor.digest))
-                    continue
+        held = _read_store(Layout(settings.store_path), failures)
+        _list_images(held, settings.store.value, as_json=as_json)
+
+
+@dataclasses.dataclass(slots=True)
+class _Held:
+    """What a store holds. `sifs` have the names that `store rm` takes: a tag, or that of the file."""
+
+    images: list[Image]
+    sifs: list[tuple[str, Sif]]
+    errors: list[dict[str, object]]
+
+
+def _read_store(layout: Layout, failures: Failures) -> _Held:
+    """A damaged .sif that is kept with an image is told and is no failure: it can be made again."""
+    from imagefactory.oci.sif import kept_sifs, load_sif
+
+    images: list[Image] = []
+    sifs: dict[tuple[str, str], Sif] = {}
+    damaged = Failures()
+    for name, descriptor in layout.tags().items():
+        with failures.of(name):
+            if name.endswith(".sif"):
+                sifs[name, descriptor.digest] = load_sif(layout, descriptor.digest)
+            else:
                 images.append(layout.load(name, descriptor))
-                made = sifs_of(layout, images[-1].manifest)  # kept with the image, without a tag
-                sifs.update((sif.digest, (sif.name, sif)) for sif in made)
-        _list_images((images, tuple(sifs.values())), settings.store.value, as_json=as_json)
+    for manifest in dict.fromkeys(image.manifest for image in images):
+        with damaged.of(manifest):
+            for kept in kept_sifs(layout, manifest):
+                with damaged.of(kept.name):
+                    if isinstance(kept.found, FactoryError):
+                        raise kept.found
+                    sifs[kept.name, kept.digest] = kept.found
+    named = [(name, sif) for (name, _), sif in sifs.items()]
+    return _Held(images=images, sifs=named, errors=failures.as_json() + damaged.as_json())
 
 
-def _list_images(
-    held: tuple[Sequence[Image], Sequence[tuple[str, Sif]]], place: str, *, as_json: bool
-) -> None:
+def _list_images(held: _Held, place: str, *, as_json: bool) -> None:
     from imagefactory.report.console import format_table
 
-    images, sifs = held
+    images, sifs = held.images, held.sifs
     if as_json:
         value = {
             "images": [image_json(image) for image in images],
-            "sifs": [made_json(sif) for _, sif in sifs],
+            "sifs": [{**made_json(sif), "name": name} for name, sif in sifs],
+            "errors": held.errors,
         }
         return say_json("store", {"store": place, **value})
     if not images and not sifs:
@@ -90,14 +121,30 @@ def store_rm(call: Call, names: tuple[str, ...]) -> None:
 
     layout = Layout(call.settings.store_path)
     tags = layout.tags()
+    kept = {} if all(name in tags for name in names) else _kept_by_images(layout)
     for name in names:
-        if name not in tags:
-            near = difflib.get_close_matches(name, tags, n=1)
+        if name not in tags and name not in kept:
+            near = difflib.get_close_matches(name, (*tags, *kept), n=1)
             hint = f"did you mean {near[0]}?" if near else "imagefactory store list"
             raise NothingSelectedError(f"no image '{name}' in {layout.path}", hint=hint)
     for name in names:
-        layout.untag(name)
+        if name in tags:
+            layout.untag(name)
+        for subject, digest in kept.get(name, ()):
+            layout.unrefer(subject, digest)
         say(f"removed {name}")
+
+
+def _kept_by_images(layout: Layout) -> dict[str, list[tuple[str, str]]]:
+    """Subject and digest of the .sif files that whole images keep, by the names `store list` shows."""
+    from imagefactory.oci.sif import kept_sifs
+
+    found: dict[str, list[tuple[str, str]]] = {}
+    for name, descriptor in layout.tags().items():
+        with contextlib.suppress(StoreError):
+            for kept in kept_sifs(layout, layout.load(name, descriptor).manifest):
+                found.setdefault(kept.name, []).append((kept.subject, kept.digest))
+    return found
 
 
 @store.command("gc")

@@ -22,7 +22,7 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -86,6 +86,14 @@ class Machine:
     mksquashfs_help: str | None
     user_namespaces: str
     spython: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullOptions:
+    """`certificates` is a file of CA certificates to trust, empty for the machine's own."""
+
+    plain_http: bool = False
+    certificates: str = ""
 
 
 class ApptainerCommand:
@@ -166,12 +174,16 @@ class ApptainerCommand:
             work.run(command(work.made), heard, order.hide)
             work.insist_on_sif()
 
-    def pull(self, uri: str, path: Path, line: Line, *, plain_http: bool = False) -> None:
+    def pull(self, uri: str, path: Path, line: Line, options: PullOptions | None = None) -> None:
         """Fetches `uri` (docker://..., oras://...) as the .sif `path`. Credentials are docker's own.
 
         Raises RegistryError with the last lines; `path` then is as it was.
         """
-        plain = ["--no-https"] if plain_http else []
+        options = options or PullOptions()
+        arguments = ["--disable-cache", *(["--no-https"] if options.plain_http else [])]
+        login = Path(self.environ.get("DOCKER_CONFIG", ""), "config.json")
+        if self.environ.get("DOCKER_CONFIG") and login.is_file():  # apptainer itself knows ~/.docker alone
+            arguments += ["--authfile", str(login.absolute())]
 
         def fail(why: str) -> FactoryError:
             return RegistryError(
@@ -181,7 +193,9 @@ class ApptainerCommand:
             )
 
         with self._made(path, path.parent, fail) as work:
-            work.run(["pull", "--disable-cache", *plain, str(work.made), uri], line, str)
+            trust = {"SSL_CERT_FILE": options.certificates} if options.certificates else {}
+            work = replace(work, environment={**work.environment, **trust})
+            work.run(["pull", *arguments, str(work.made), uri], line, str)
             work.insist_on_sif()
 
     @contextlib.contextmanager
@@ -190,7 +204,7 @@ class ApptainerCommand:
         program = self.find()
         with explain_full_disk(output.parent):
             output.parent.mkdir(parents=True, exist_ok=True)
-            scratch = Path(tempfile.mkdtemp(dir=output.parent, prefix=".apptainer-"))
+            scratch = Path(tempfile.mkdtemp(dir=output.absolute().parent, prefix=".apptainer-"))
         try:
             # spython knows apptainer only by its old name.
             (scratch / "bin").mkdir()

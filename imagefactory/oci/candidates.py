@@ -17,16 +17,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
-from imagefactory.errors import UsageError
+from imagefactory.errors import RegistryError, UsageError
 from imagefactory.model import Descriptor, Target
-from imagefactory.oci.layout import reference
+from imagefactory.oci.layout import CONFIG_TYPES, reference
 from imagefactory.oci.store import TAG, Store
 from imagefactory.oci.transfer import (
+    MOST_MANIFESTS,
     WORKERS,
     Artifact,
+    Manifest,
     Place,
     make_artifact,
-    read_graph,
+    parse_parts,
     read_manifest,
 )
 
@@ -105,9 +107,9 @@ def read_pushed(annotations: Sequence[Mapping[str, str]]) -> datetime | None:
 class Tagged:
     """A tag of a repository and what it points to.
 
-    `parts` are the digests of the manifests below (an index's platforms), `names` the 12 hex digits a
-    candidate of this content may carry, `size` the bytes of its blobs. `pushed` and `verdicts` are read
-    for candidates alone.
+    `parts` are the digests of the manifests below (an index's platforms), those that are missing too;
+    `names` the 12 hex digits a candidate of this content may carry; `size` the bytes of the blobs of the
+    manifests that are there. `pushed` and `verdicts` are read for candidates alone.
     """
 
     tag: str
@@ -124,7 +126,8 @@ def read_tagged(place: Place, plain: Collection[str], *, records: bool = False) 
     """The tags of a repository with what they point to, without those that only keep referrers.
 
     With `records`, also when candidates were pushed and whether verdicts speak of them or of one of their
-    platforms. A tag that goes away meanwhile is left out.
+    platforms. A tag that goes away meanwhile is left out; one whose platforms were deleted is not, for
+    it must be seen and may have to go.
     """
     tags = [tag for tag in place.store.tags(place.repository) if not FALLBACK.fullmatch(tag)]
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="tags") as pool:
@@ -136,26 +139,49 @@ def _read_one(place: Place, tag: str, kind: str, *, records: bool) -> Tagged | N
     there = place.store.manifest(place.repository, tag)
     if there is None:
         return None
-    graph = read_graph(place, there[0].digest)
-    digest = graph.root.descriptor.digest
-    digests = [manifest.descriptor.digest for manifest in graph.manifests]
+    root = Manifest(descriptor=there[0], data=there[1])
+    digest, below = root.descriptor.digest, _read_below(place, root)
+    blobs = {blob.digest: blob for row in below.values() for blob in row}
     pushed, verdicts = None, 0
     if records and kind == "candidate":
         found = place.store.referrers(place.repository, digest, PUSHED_TYPE)
         pushed = read_pushed([_annotations(place, record) for record in found])
-        verdicts = sum(len(place.store.referrers(place.repository, one, VERDICT_TYPE)) for one in digests)
-    # A .sif's name is that of its file, an image's that of its index.
-    named = [blob.digest for blob in graph.blobs] if tag.endswith(".sif") else [digest]
+        verdicts = sum(len(place.store.referrers(place.repository, one, VERDICT_TYPE)) for one in below)
+    # An image is named after its index or, by docker, after its config; a .sif after its file.
+    configs = [one.digest for row in below.values() for one in row[:1] if one.media_type in CONFIG_TYPES]
+    files = [one.digest for row in below.values() for one in row[1:]]
+    named = files if tag.endswith(".sif") else configs
     return Tagged(
         tag=tag,
         kind=kind,
         digest=digest,
-        parts=tuple(one for one in digests if one != digest),
-        names=tuple(one.removeprefix("sha256:")[:12] for one in named),
-        size=graph.size,
+        parts=tuple(one for one in below if one != digest),
+        names=tuple(dict.fromkeys(one.removeprefix("sha256:")[:12] for one in (*below, *named))),
+        size=sum(blob.size for blob in blobs.values()),
         pushed=pushed,
         verdicts=verdicts,
     )
+
+
+def _read_below(place: Place, root: Manifest) -> dict[str, tuple[Descriptor, ...]]:
+    """The digests of `root` and of all manifests below it, each with its blobs, the config first.
+
+    One that is named and is not there has none. Raises RegistryError for what the registry refuses and
+    for what is no image.
+    """
+    found: dict[str, tuple[Descriptor, ...]] = {}
+    waiting = [root.descriptor]
+    for one in waiting:  # grows while it is walked
+        if one.digest in found:
+            continue
+        if len(found) >= MOST_MANIFESTS:
+            raise RegistryError(f"{place} {root.descriptor.digest} names more manifests than images do")
+        there = place.store.manifest(place.repository, one.digest) if found else (one, root.data)
+        children, found[one.digest] = (
+            parse_parts(Manifest(descriptor=there[0], data=there[1])) if there else ((), ())
+        )
+        waiting += children
+    return found
 
 
 def _annotations(place: Place, record: Descriptor) -> Mapping[str, str]:

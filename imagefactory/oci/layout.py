@@ -253,20 +253,25 @@ class Layout:
         with explain_full_disk(self.path):
             self.write_file(self._referrers(subject) / f"{_hex(descriptor.digest)}.json", canonical_json(row))
 
+    def unrefer(self, subject: str, digest: str) -> None:
+        """Forgets that the manifest of `digest` names `subject`: without a tag, nothing keeps it then."""
+        with explain_full_disk(self.path):
+            (self._referrers(subject) / f"{self.blob_path(digest).name}.json").unlink(missing_ok=True)
+
     def referrers(self, subject: str) -> tuple[tuple[Descriptor, str], ...]:
         """The manifests that name `subject`, which are all here, each with its artifact type."""
-        found = []
-        for path in _entries(self._referrers(subject)):
-            try:
-                row = json.loads(path.read_bytes())
-                descriptor, kind = parse_descriptor(row), str(row["artifactType"])
-            except FileNotFoundError:
-                continue  # collected meanwhile
-            except _MALFORMED as error:
-                raise StoreError(f"{path} is damaged: {error}", hint=f"rm {path}") from error
-            if self.has(descriptor):
-                found.append((descriptor, kind))
-        return tuple(found)
+        found = map(self._referrer, _entries(self._referrers(subject)))
+        return tuple(one for one in found if one is not None)
+
+    def _referrer(self, path: Path) -> tuple[Descriptor, str] | None:
+        try:
+            row = json.loads(path.read_bytes())
+            descriptor, kind = parse_descriptor(row), str(row["artifactType"])
+        except FileNotFoundError:
+            return None  # collected meanwhile
+        except _MALFORMED as error:
+            raise StoreError(f"{path} is damaged: {error}", hint=f"rm {path}") from error
+        return (descriptor, kind) if self.has(descriptor) else None
 
     def _referrers(self, subject: str) -> Path:
         return self.path / "referrers" / self.blob_path(subject).name
@@ -533,8 +538,28 @@ class Layout:
         return digests, diff_ids
 
     def _reach(self, root: Descriptor, digests: set[str], diff_ids: set[str]) -> None:
-        """Adds all that `root` needs. Of an index, what is here: other platforms may never have come."""
-        waiting = [root]
+        """Adds all that `root` needs, and the referrers that are whole.
+
+        A damaged referrer (a .sif whose file is lost) is no need of the image: it goes, and is made again.
+        """
+        records = self._reach_below(root, digests, diff_ids)
+        while records:
+            own, own_diff_ids = set(digests), set(diff_ids)
+            try:
+                found = self._referrer(records.pop())
+                more = self._reach_below(found[0], own, own_diff_ids) if found else []
+            except StoreError:
+                continue
+            digests |= own
+            diff_ids |= own_diff_ids
+            records += more
+
+    def _reach_below(self, root: Descriptor, digests: set[str], diff_ids: set[str]) -> list[Path]:
+        """Adds what `root` itself needs; gives the records of who refers to its manifests.
+
+        Of an index, what is here: other platforms may never have come.
+        """
+        waiting, records = [root], []
         while waiting:
             descriptor = waiting.pop()
             if descriptor.digest in digests:
@@ -549,7 +574,8 @@ class Layout:
                     self._reach_blobs(value, digests, diff_ids)
             except _MALFORMED as error:
                 raise StoreError(f"{descriptor.digest} in {self.path} is no manifest") from error
-            waiting += (referrer for referrer, _ in self.referrers(descriptor.digest))
+            records += _entries(self._referrers(descriptor.digest))
+        return records
 
     def _reach_blobs(self, manifest: Mapping[str, Any], digests: set[str], diff_ids: set[str]) -> None:
         config, *layers = map(parse_descriptor, (manifest["config"], *manifest["layers"]))

@@ -187,6 +187,11 @@ class Registry:
     def name(self) -> str:
         return self.host
 
+    @property
+    def plain(self) -> bool:
+        """Whether it is asked by http."""
+        return self._root.startswith("http:")
+
     def close(self) -> None:
         """Lets go of the connections; a later call opens new ones."""
         with self._lock:
@@ -441,9 +446,13 @@ class Registry:
     def _fallback(self, repository: str, digest: str) -> list[Mapping[str, Any]]:
         found = self.manifest(repository, digest.replace(":", "-"))
         try:
-            return list(json.loads(found[1])["manifests"] or ()) if found else []
+            rows = list(json.loads(found[1])["manifests"] or ()) if found else []
+            digests = [check_digest(str(row["digest"])) for row in rows]
         except _MALFORMED as error:
             raise self._no_sense(repository, "a list of referrers") from error
+        # Nobody takes the row out when its manifest is deleted.
+        there = [self.manifest(repository, digest) is not None for digest in digests]
+        return [row for row, is_there in zip(rows, there, strict=True) if is_there]
 
     def _pages(self, repository: str, url: str) -> Iterator[Mapping[str, Any]]:
         """The JSON of `url` and of the pages that its Link headers name; none for a 404 of tags."""

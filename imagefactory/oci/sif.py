@@ -169,7 +169,38 @@ def find_sif(layout: Layout, tag: str) -> Sif | None:
     return None if descriptor is None else load_sif(layout, descriptor.digest)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """A .sif that the store keeps with the image whose platform manifest is `subject`, without a tag.
+
+    `digest` is of its own manifest; `found` is the .sif, or why it cannot be used.
+    """
+
+    name: str
+    subject: str
+    digest: str
+    found: Sif | StoreError
+
+
+def kept_sifs(layout: Layout, manifest: str) -> tuple[Kept, ...]:
+    """The .sif files made from the image of this platform manifest, by name, the damaged ones too."""
+    referrers = LayoutStore(layout).referrers("", manifest, SIF_TYPE)
+    return tuple(sorted((_kept(layout, manifest, each) for each in referrers), key=lambda one: one.name))
+
+
+def _kept(layout: Layout, subject: str, referrer: Descriptor) -> Kept:
+    found: Sif | StoreError
+    try:
+        found = load_sif(layout, referrer.digest)
+        name = found.name
+    except StoreError as error:
+        found = StoreError(
+            error.message, hint="`imagefactory store gc` drops it; it is made again when needed"
+        )
+        name = dict(referrer.annotations).get(TITLE) or referrer.digest
+    return Kept(name=name, subject=subject, digest=referrer.digest, found=found)
+
+
 def sifs_of(layout: Layout, manifest: str) -> tuple[Sif, ...]:
-    """The .sif files made from the image of this platform manifest, by name."""
-    found = LayoutStore(layout).referrers("", manifest, SIF_TYPE)
-    return tuple(sorted((load_sif(layout, each.digest) for each in found), key=lambda sif: sif.name))
+    """The .sif files made from the image of this platform manifest, by name, without damaged ones."""
+    return tuple(one.found for one in kept_sifs(layout, manifest) if isinstance(one.found, Sif))

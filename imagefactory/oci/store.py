@@ -56,7 +56,12 @@ def parse_reference(text: str) -> Reference:
     Raises UsageError for what is no such reference, for one without a host and for one that names
     neither a tag nor a digest.
     """
-    rest, at, digest = text.partition("@")
+    rest, at, digest = text.rpartition("@") if "@" in text else (text, "", "")
+    if "@" in rest or (at and "/" in digest):
+        raise UsageError(
+            "a user or password does not belong in a reference",
+            hint="write HOST/NAME:TAG; credentials are those of `docker login HOST`",
+        )
     host, slash, path = rest.partition("/")
     if not slash or not HOST.fullmatch(host) or not ("." in host or ":" in host or host == "localhost"):
         raise UsageError(

@@ -342,7 +342,7 @@ def send(source: Place, destination: Store, sending: Sending, progress: Progress
     sending.brake.release()
     place, root = Place(store=destination, repository=sending.repository), sending.graph.root.descriptor
     whole = sending.graph.manifests[-1] == sending.graph.root  # else referrers come after it
-    if _is_candidate_there(place, sending.candidate, root) and whole:
+    if _is_candidate_there(place, sending.candidate, root) and whole and _is_whole(place, sending.graph):
         came, bytes_sent = {blob.digest: Came.PRESENT for blob in sending.graph.blobs}, 0
     else:
         came, bytes_sent = _send_blobs(source, place, sending, progress)
@@ -379,6 +379,13 @@ def _is_candidate_there(place: Place, candidate: str, root: Descriptor) -> bool:
             hint="a candidate never changes: see who made that one, or push to another registry",
         )
     return bool(there)
+
+
+def _is_whole(place: Place, graph: Graph) -> bool:
+    """Whether all that a candidate names is there: a deletion or a collection may have taken parts."""
+    with ThreadPoolExecutor(WORKERS, thread_name_prefix="whole") as pool:
+        below = pool.map(lambda one: _resolve(place, one.descriptor.digest), graph.manifests)
+        return all(below) and all(pool.map(lambda blob: place.store.has(place.repository, blob), graph.blobs))
 
 
 def _put_manifests(place: Place, sending: Sending) -> None:
@@ -432,10 +439,8 @@ def _send_blobs(
     came: dict[str, Came] = {}
     bytes_sent = 0
     blobs = sorted(sending.graph.blobs, key=lambda blob: (-blob.size, blob.digest))
-    with (
-        progress.task(f"{place.repository}: {len(blobs)} blobs", total=sending.graph.size) as task,
-        ThreadPoolExecutor(max(1, sending.workers), thread_name_prefix="transfer") as pool,
-    ):
+    pool = ThreadPoolExecutor(max(1, sending.workers), thread_name_prefix="transfer")
+    with progress.task(f"{place.repository}: {len(blobs)} blobs", total=sending.graph.size) as task:
         work = {pool.submit(_Blob(source, sending, blob, task).bring, place.store): blob for blob in blobs}
         try:
             for future in as_completed(work):
@@ -444,11 +449,12 @@ def _send_blobs(
                 bytes_sent += cost
         except BaseException as error:
             sending.brake.pull()
-            for future in work:
-                future.cancel()
+            # A person who ends it does not wait for a registry that hangs inside a request.
+            pool.shutdown(wait=isinstance(error, Exception), cancel_futures=True)
             if isinstance(error, RegistryError):
                 raise _resumable(error) from error
             raise
+    pool.shutdown()
     return came, bytes_sent
 
 

@@ -79,7 +79,12 @@ def format_built(built: Built, store: str) -> str:
         fields.append(("", format_report(report)))
     fields += [
         ("on a GPU", f"{gpu}: no GPU suite has run in this image; it must support {_capabilities(target)}"),
-        ("try it", f"imagefactory run {target.name} -- python"),
+        (
+            "try it",
+            f"imagefactory run {target.name} -- python"
+            if isinstance(image, Image)
+            else f"apptainer exec {image.path} python",
+        ),
     ]
     return f"{target.name}\n{format_fields(fields)}"
 

@@ -61,6 +61,8 @@ def without_apptainers_own(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def see(factory: Factory, target: str, engine: str) -> Seen:
+    # The setting makes `run` start the .sif that apptainer built, not one converted from another's image.
+    factory = replace(factory, extra={**factory.extra, "IMAGEFACTORY_ENGINE": engine})
     built = factory.build(target, "--engine", engine)
     tools = Path(__file__).parent
     command = ("run", "--runner", RUNNERS[engine], "--mount", f"{tools}:/mnt", target)
@@ -83,6 +85,7 @@ def seen(
         yield found
     finally:
         factory.run("build", "--no-smoke", target, code=None)
+        factory.run("store", "rm", f"{target.replace('-', ':', 1)}.sif", code=None)
         factory.run("store", "gc", code=None)
         prune = ["docker", "--host", dockerd, "system", "prune", "--all", "--force"]
         subprocess.run(prune, capture_output=True)

@@ -38,6 +38,7 @@ from imagefactory.settings import load_settings
 from imagefactory.verify.runners.apptainer import ApptainerRunner
 from imagefactory.workflow import define_target, read_factory
 from tests.e2e.conftest import TINY_RECIPE, Factory
+from tests.services.processes import ENGINES
 
 ROOT = Path(__file__).parents[2]
 TARGET = "tiny-12.1-cu121"
@@ -587,7 +588,27 @@ print(json.dumps([done.returncode, done.stdout, done.stderr, done.timed_out]))
 """
 
 
-@pytest.mark.parametrize("uid", [0, 1000, ORDINARY_UID])
+REACH = """\
+hold=$(mktemp -d)
+mount --rbind "$1" "$hold"
+mount -t tmpfs -o mode=755 reach "$2"
+mkdir -p "$1"
+mount --rbind "$hold" "$1"
+shift 2
+exec "$@"
+"""
+
+
+def reaching(engines: Path) -> tuple[str, ...]:
+    """A command before another: shows the checkout's engines where they lie in a closed folder (/root)."""
+    closed = next((folder for folder in reversed(engines.parents) if not folder.stat().st_mode & 0o001), None)
+    if closed is None or not engines.is_dir():
+        return ()
+    namespace = ("unshare", "--mount", "--propagation", "private")
+    return (*namespace, "sh", "-ec", REACH, "sh", str(engines), str(closed))
+
+
+@pytest.mark.parametrize("uid", [0, 33, ORDINARY_UID])  # apptainer wants ids that the machine knows
 def test_an_ordinary_user_is_whom_he_asks_for(ground: Ground, uid: int) -> None:
     """He: 65534, who is himself, root or another inside, without a network, and writes where he may."""
     assert os.geteuid() == 0, "this test needs root, to become an ordinary user"
@@ -609,8 +630,8 @@ def test_an_ordinary_user_is_whom_he_asks_for(ground: Ground, uid: int) -> None:
             identity = [f"--reuid={ORDINARY_UID}", f"--regid={ORDINARY_UID}", "--clear-groups"]
             environ = {"PATH": os.environ["PATH"], "HOME": name, "PYTHONPATH": f"{name}/python"}
             done = subprocess.run(
-                ["setpriv", *identity, "--inh-caps=-all", "--bounding-set=-all", "/usr/bin/python3",
-                 f"{name}/driver.py", f"{name}/x.sif", json.dumps({"uid": uid, **spec})],
+                [*reaching(ENGINES), "setpriv", *identity, "--inh-caps=-all", "--bounding-set=-all",
+                 "/usr/bin/python3", f"{name}/driver.py", f"{name}/x.sif", json.dumps({"uid": uid, **spec})],
                 capture_output=True, text=True, env=environ, cwd="/", timeout=120, check=False,
             )  # fmt: skip
             assert done.returncode == 0, done.stderr

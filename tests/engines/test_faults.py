@@ -354,7 +354,7 @@ def test_killed_in_the_middle_and_run_again(line: Line, registry: str) -> None:
 
 def test_interrupted_by_a_person(line: Line) -> None:
     """Ctrl-C ends a push within seconds, also while it waits for a registry that wants to be left alone."""
-    graph = stored_image(line.store, "one", [Random(n).randbytes(3_000_000) for n in range(4)])
+    graph = stored_image(line.store, "one", [Random(n).randbytes(9_000_000) for n in range(4)])
     with registry_made_here() as behind, FaultProxy(behind.host) as proxy:
         for kinds, slow in (((Fault.SLOW,), 500_000), ((Fault.TOO_MANY,), 0)):
             proxy.storm, proxy.bytes_per_second = Storm(1, budget=1000, rate=1.0, kinds=kinds), slow

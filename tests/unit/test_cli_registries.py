@@ -16,6 +16,7 @@ import pytest
 from imagefactory import cli, errors
 from imagefactory.cli.registries import parse_age
 from imagefactory.errors import UsageError
+from imagefactory.model import Descriptor, Sif
 from imagefactory.oci.candidates import PUSHED_TYPE, VERDICT_TYPE
 from imagefactory.oci.layout import (
     CONFIG_TYPE,
@@ -27,6 +28,7 @@ from imagefactory.oci.layout import (
 )
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.registry import Registry
+from imagefactory.oci.sif import SifOrigin, keep_sif
 from imagefactory.oci.transfer import Graph, Place, make_artifact, read_graph
 from imagefactory.progress import Quiet
 from tests.unit.registry_made_here import PASSWORD, USER, RegistryMadeHere, Ways, registry_made_here
@@ -160,14 +162,26 @@ def test_push_writes_the_candidate_and_says_what_the_registry_confirmed(
     assert "12.1-cu121" not in there.tags
 
 
-def test_push_again_sends_nothing_and_asks_once(call: Call, registry: RegistryMadeHere, graph: Graph) -> None:
+def test_push_again_sends_nothing(call: Call, registry: RegistryMadeHere, graph: Graph) -> None:
     push(call, registry, "one-12.1-cu121")
     registry.log.clear()
     before = registry.bytes_in
     (row,) = push(call, registry, "one-12.1-cu121")
     assert (row["bytes_sent"], row["blobs"]["present"]) == (0, 4)
-    assert [str(asked) for asked in registry.log] == ["GET manifest"]
+    assert {asked.method for asked in registry.log} <= {"GET", "HEAD"}
     assert registry.bytes_in == before
+
+
+def test_push_again_heals_a_candidate_whose_platform_was_deleted(
+    call: Call, registry: RegistryMadeHere, graph: Graph
+) -> None:
+    push(call, registry, "one-12.1-cu121", path="")
+    child = graph.manifests[0].descriptor.digest
+    del registry.find("one").manifests[child]
+    (row,) = push(call, registry, "one-12.1-cu121", path="")
+    assert (row["digest"], row["blobs"]["present"]) == (graph.root.descriptor.digest, 4)
+    assert child in registry.find("one").manifests
+    assert pulled(call, row["reference"])["digest"] == row["digest"]
 
 
 def test_push_speaks_to_a_person_too(call: Call, registry: RegistryMadeHere, graph: Graph) -> None:
@@ -312,7 +326,7 @@ def test_pull_by_reference_gives_the_same_digest(
     value = pulled(call, reference)
     assert (value["digest"], value["whole"]) == (graph.root.descriptor.digest, True)
     assert value["blobs"] == {"received": 4, "present": 0}
-    assert value["name"] == f"one:{candidate_of(graph)}"
+    assert value["name"] == f"{registry.host.replace(':', '.')}/one:{candidate_of(graph)}"
     image = Layout(tmp_path / "fresh").image(value["name"])
     assert image is not None
     assert image.digest == graph.root.descriptor.digest
@@ -511,6 +525,108 @@ def test_prune_keeps_what_is_needed_and_says_why(
         kept_by
     ] in why
     assert there.tags == before
+
+
+def test_one_broken_tag_hides_no_other_and_is_pruned(
+    call: Call, registry: RegistryMadeHere, graph: Graph, tmp_path: Path
+) -> None:
+    push(call, registry, "one-12.1-cu121", path="")
+    stored_image(tmp_path / "store", "one", [b"newer"])
+    (newer,) = push(call, registry, "one-12.1-cu121", "--tag", "nightly", path="")
+    there, broken = registry.find("one"), candidate_of(graph)
+    del there.manifests[graph.manifests[0].descriptor.digest]
+    said = call("registry", "list", "--json", "--registry", registry.host, "one-*")
+    ((one),) = json_of(said, "registry")["repositories"]
+    assert {tag["tag"]: (tag["kind"], tag["size"] > 0) for tag in one["tags"]} == {
+        broken: ("candidate", False),
+        newer["tag"]: ("candidate", True),
+        "nightly": ("other", True),
+    }
+    fates = prune(call, registry)
+    assert (fates[broken][0], fates[newer["tag"]][0]) == (True, False)
+    assert set(there.tags) == {newer["tag"], "nightly"}
+
+
+# --- the store: .sif files beside images ---------------------------------------------------------
+
+
+def stored_sif(path: Path, subject: Descriptor, data: bytes, tag: str = "") -> Sif:
+    """A .sif as a conversion would have left it: kept by its image, without a tag."""
+    layout = Layout(path)
+    (path / "made.sif").write_bytes(data)
+    with layout.in_use(Quiet()):
+        origin = SifOrigin(target="one-12.1-cu121", compression="fast", subject=subject)
+        return keep_sif(layout, path / "made.sif", origin, tag=tag)
+
+
+def listed(call: Call, code: int = 0) -> Any:
+    return json_of(call("store", "list", "--json", code=code), "store")
+
+
+def test_a_sif_kept_by_its_image_is_removed_by_the_name_that_list_shows(
+    call: Call, graph: Graph, tmp_path: Path
+) -> None:
+    subject = graph.manifests[0].descriptor
+    one, two = (stored_sif(tmp_path / "store", subject, data) for data in (b"one", b"two"))
+    assert {row["name"] for row in listed(call)["sifs"]} == {one.name, two.name}
+    said = call("store", "rm", one.name, "one:12.1-cu12", code=errors.EXIT_NOTHING_SELECTED)
+    assert "did you mean one:12.1-cu121?" in said.err
+    said = call("store", "rm", one.name[:-5] + ".sif", code=errors.EXIT_NOTHING_SELECTED)
+    assert f"did you mean {one.name}?" in said.err
+    assert len(listed(call)["sifs"]) == 2  # nothing goes where one name is unknown
+    assert call("store", "rm", one.name).out == f"removed {one.name}\n"
+    assert [row["name"] for row in listed(call)["sifs"]] == [two.name]
+    call("store", "gc")
+    assert (one.path.exists(), two.path.exists()) == (False, True)
+    assert [row["name"] for row in listed(call)["images"]] == ["one:12.1-cu121"]
+
+
+def test_every_tag_of_a_sif_is_shown(call: Call, graph: Graph, tmp_path: Path) -> None:
+    subject = graph.manifests[0].descriptor
+    names = {"one:a.sif", "one:b.sif"}
+    for name in sorted(names):
+        sif = stored_sif(tmp_path / "store", subject, b"the same", name)
+    value = listed(call)
+    assert {row["name"] for row in value["sifs"]} == names | {sif.name}
+    assert {row["digest"] for row in value["sifs"]} == {sif.digest}
+    said = call("store", "list").out.split()
+    assert names | {sif.name} <= set(said)
+    call("store", "rm", *names, sif.name)
+    assert listed(call)["sifs"] == []
+
+
+def test_a_damaged_sif_is_told_and_hides_nothing(call: Call, graph: Graph, tmp_path: Path) -> None:
+    subject = graph.manifests[0].descriptor
+    lost, whole, other = (
+        stored_sif(tmp_path / "store", subject, data) for data in (b"one", b"two", b"three")
+    )
+    lost.path.unlink()
+    other.path.write_bytes(b"thre")
+    said = call("store", "list")
+    assert f"error: {lost.name}: the file of {lost.digest} is missing" in said.err
+    assert whole.name in said.out.split()
+    value = listed(call)
+    assert [row["name"] for row in value["sifs"]] == [whole.name]
+    assert {(row["target"], row["exit_code"]) for row in value["errors"]} == {
+        (lost.name, errors.EXIT_BUILD),
+        (other.name, errors.EXIT_BUILD),
+    }
+    call("store", "rm", other.name)
+    call("store", "gc")
+    value = listed(call)
+    assert ([row["name"] for row in value["sifs"]], value["errors"]) == ([whole.name], [])
+
+
+def test_a_damaged_image_is_a_failure_and_the_others_are_listed(
+    call: Call, graph: Graph, tmp_path: Path
+) -> None:
+    stored_image(tmp_path / "store", "two", [b"whole"])
+    Layout(tmp_path / "store").blob_path(graph.blobs[1].digest).unlink()
+    value = listed(call, code=errors.EXIT_BUILD)
+    assert [row["name"] for row in value["images"]] == ["two:12.1-cu121"]
+    assert [row["target"] for row in value["errors"]] == ["one:12.1-cu121"]
+    said = call("store", "list", code=errors.EXIT_BUILD)
+    assert "two:12.1-cu121" in said.out.split()
 
 
 def test_ages() -> None:

@@ -314,6 +314,59 @@ def test_what_refers_to_a_kept_image_is_kept(layout: Layout, store: LayoutStore)
     assert not list((layout.path / "referrers").rglob("*.json"))
 
 
+@pytest.mark.parametrize("damage", ["lost", "cut", "manifest lost", "manifest damaged", "record damaged"])
+def test_a_damaged_referrer_goes_and_all_else_stays(layout: Layout, store: LayoutStore, damage: str) -> None:
+    kept = put_image(store, b"one")
+    put_index(store, "1", linux_amd64=kept)
+    data = artifact(store, "a", kept, "application/vnd.sif", "squashed")
+    sif = store.put_manifest("a", data, MANIFEST_TYPE)
+    signature = artifact(store, "a", sif, "application/vnd.signature", "signature")
+    store.put_manifest("a", signature, MANIFEST_TYPE)
+    verdict = artifact(store, "a", kept, "application/vnd.verdict", "verdict")
+    store.put_manifest("a", verdict, MANIFEST_TYPE)
+    record = layout.path / "referrers" / kept.digest[7:] / f"{sif.digest[7:]}.json"
+    paths = {"manifest": layout.blob_path(sif.digest), "record": record}
+    path = paths.get(damage.split()[0], layout.blob_path(digest_of(b"squashed")))
+    path.unlink() if "lost" in damage else path.write_bytes(b"x" * (sif.size if " " in damage else 3))
+
+    planned = layout.collect(Quiet(), dry_run=True)
+    assert layout.collect(Quiet()) == planned
+    assert not record.exists()
+    for gone in (b"squashed", data, signature, b"signature"):
+        assert not layout.blob_path(digest_of(gone)).exists()
+    assert [row.digest for row in store.referrers("a", kept.digest)] == [digest_of(verdict)]
+    assert store.has("a", blob(b"verdict"))
+    assert layout.image("a:1") is not None
+    assert layout.collect(Quiet()).bytes == 0
+
+
+def test_a_referrer_that_names_its_subject_ends_the_walk(layout: Layout, store: LayoutStore) -> None:
+    row = put_image(store, b"one", tag="1")
+    value = {
+        "schemaVersion": 2,
+        "mediaType": INDEX_TYPE,
+        "manifests": [format_descriptor(row)],
+        "subject": format_descriptor(row),
+    }
+    index = store.put_manifest("a", canonical_json(value), INDEX_TYPE)
+    assert layout.collect(Quiet()).blobs == 0
+    assert store.manifest("a", index.digest) is not None
+
+
+def test_what_is_unreferred_is_kept_no_more(layout: Layout, store: LayoutStore) -> None:
+    row = put_image(store, b"one", tag="1")
+    one, two = (
+        store.put_manifest("a", artifact(store, "a", row, "application/vnd.x", note), MANIFEST_TYPE)
+        for note in ("one more", "two more")
+    )
+    layout.unrefer(row.digest, one.digest)
+    layout.unrefer(row.digest, one.digest)  # it is gone already: nothing happens
+    assert [each.digest for each in store.referrers("a", row.digest)] == [two.digest]
+    assert layout.collect(Quiet()).blobs == 2
+    with pytest.raises(StoreError, match="not a sha256 digest"):
+        layout.unrefer(row.digest, "../../index")
+
+
 def test_a_blob_that_is_no_manifest_is_not_given_as_one(layout: Layout, store: LayoutStore) -> None:
     for data in (b"plain", b"[]", b"{}", b'{"mediaType": ""}'):
         with pytest.raises(StoreError, match="is no manifest"):

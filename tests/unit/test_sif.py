@@ -38,6 +38,7 @@ from imagefactory.oci.sif import (
     format_sif_manifest,
     is_sif_manifest,
     keep_sif,
+    kept_sifs,
     load_sif,
     sif_name,
     sifs_of,
@@ -99,6 +100,26 @@ def test_a_converted_one_is_kept_by_its_subject(tmp_path: Path) -> None:
     layout.collect(Quiet())
     assert sifs_of(layout, subject.digest) == ()
     assert not sif.path.exists()
+
+
+def test_a_damaged_one_has_its_name_still_and_hides_no_other(tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "store")
+    with layout.in_use(Quiet()):
+        subject = subject_in(layout)
+    layout.tag("pytorch:2.3-cu121", subject)
+    origin = SifOrigin(target=TARGET, compression="small", subject=subject)
+    lost, whole = (kept(layout, tmp_path, origin, data=SIF + more) for more in (b"1", b"2"))
+    lost.path.unlink()
+    found = {one.name: one for one in kept_sifs(layout, subject.digest)}
+    assert found.keys() == {lost.name, whole.name}
+    assert found[whole.name].found == whole
+    error = found[lost.name].found
+    assert isinstance(error, StoreError)
+    assert "store gc" in error.hint
+    assert (found[lost.name].subject, found[lost.name].digest) == (subject.digest, lost.digest)
+    assert sifs_of(layout, subject.digest) == (whole,)
+    layout.collect(Quiet())
+    assert [one.found for one in kept_sifs(layout, subject.digest)] == [whole]
 
 
 def test_the_manifest_is_what_apptainer_pulls() -> None:

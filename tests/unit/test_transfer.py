@@ -326,14 +326,29 @@ def test_everything_comes_over_and_the_destination_confirms_it(source: Place) ->
     assert there.did("put")[-2:] == ["c", "t"]
 
 
-def test_a_candidate_that_is_there_sends_nothing_and_asks_little(source: Place) -> None:
+def test_a_candidate_that_is_there_whole_sends_nothing(source: Place) -> None:
     there = Shelf("there")
     sending = Sending(graph=read_graph(source, "1"), repository="yours", candidate="c")
     send(source, there, sending, QUIET)
     there.diary.clear()
     again = send(source, there, sending, QUIET)
     assert (again.bytes_sent, again.sent, again.present) == (0, 0, 4)
-    assert there.diary == [("manifest", "c")]
+    assert {what for what, _ in there.diary} == {"manifest", "has"}
+    assert len(there.did("has")) == 4
+
+
+@pytest.mark.parametrize("lost", ["manifest", "blob"])
+def test_a_candidate_that_lost_a_part_gets_it_again(source: Place, lost: str) -> None:
+    there = Shelf("there")
+    sending = Sending(graph=read_graph(source, "1"), repository="yours", candidate="c")
+    send(source, there, sending, QUIET)
+    if lost == "manifest":
+        there.delete_manifest("yours", sending.graph.manifests[0].descriptor.digest)
+    else:
+        del there.blobs["yours", sending.graph.blobs[1].digest]
+    again = send(source, there, sending, QUIET)
+    assert (again.sent, again.present) == ((0, 4) if lost == "manifest" else (1, 3))
+    assert read_graph(Place(store=there, repository="yours"), "c") == sending.graph
 
 
 def test_a_candidate_with_another_digest_is_never_overwritten(source: Place) -> None:
@@ -576,6 +591,91 @@ def test_a_candidate_is_read_with_its_record_and_its_verdicts(source: Place) -> 
     (one, _) = read_tagged(place, PLAIN, records=True)
     assert one.verdicts == 1
     assert plan_prune((one,), BEFORE)[0].why == "it has a verdict"
+
+
+def test_a_tag_whose_platform_was_deleted_is_read_and_may_go() -> None:
+    there = Shelf("there")
+    rows = [manifest(there, "r", [b"shared", text]) for text in (b"one", b"three")]
+    entries = [format_descriptor(row) for row in rows]
+    root = put(there, "r", {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": entries}, "x")
+    name = f"2.3-cu121-{root.digest[7:19]}"
+    there.pointers["r", name] = there.pointers.pop(("r", "x"))
+    record = pushed_record(root, OLD)
+    blob(there, "r", EMPTY)
+    there.put_manifest("r", record.manifest.data, MANIFEST_TYPE)
+    image(there, "r", [b"whole"], "nightly")
+    place = Place(store=there, repository="r")
+    whole = read_tagged(place, PLAIN, records=True)
+    there.delete_manifest("r", rows[0].digest)
+
+    broken, other = read_tagged(place, PLAIN, records=True)
+    assert (broken.tag, broken.kind, broken.pushed) == (name, "candidate", OLD)
+    assert broken.parts == tuple(row.digest for row in rows)
+    left = json.loads(there.documents["r", rows[1].digest][1])
+    assert broken.size == sum(part["size"] for part in (left["config"], *left["layers"])) < whole[0].size
+    assert other == whole[1]
+    (gone,) = plan_prune((broken, other), BEFORE)
+    assert gone.remove
+    assert remove_candidate(there, "r", gone) == ""
+    assert there.tags("r") == ("nightly",)
+    read_graph(place, "nightly")
+    assert rows[1].digest not in {digest for _, digest in there.documents}
+
+
+def test_a_registry_that_refuses_a_part_is_not_one_that_lacks_it(source: Place) -> None:
+    class Refusing(Shelf):
+        def manifest(self, repository: str, wanted: str) -> tuple[Descriptor, bytes] | None:
+            if wanted == child:
+                raise RegistryError("403")
+            return super().manifest(repository, wanted)
+
+    there = Refusing("there")
+    graph = read_graph(source, "1")
+    child = ""
+    send(source, there, Sending(graph=graph, repository="r", tags=("x",)), QUIET)
+    child = graph.manifests[0].descriptor.digest
+    with pytest.raises(RegistryError, match="403"):
+        read_tagged(Place(store=there, repository="r"), PLAIN)
+
+
+def test_indexes_that_share_their_parts_are_read_once(source: Place) -> None:
+    store = source.store
+    assert isinstance(store, Shelf)
+    inner = [format_descriptor(image(store, "mine", [b"x"]))] * 2
+    for _ in range(40):
+        value = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": inner}
+        inner = [format_descriptor(put(store, "mine", value, "1"))] * 2
+    store.diary.clear()
+    (one,) = read_tagged(source, PLAIN)
+    assert len(one.parts) == 41
+    assert len(store.did("manifest")) == 42
+
+
+def test_a_candidate_may_be_named_after_what_docker_keeps() -> None:
+    """docker compresses anew: only the config is what it was. A .sif is named after its file."""
+    there = Shelf("there")
+    row = manifest(there, "r", [b"layer"])
+    config = json.loads(there.documents["r", row.digest][1])["config"]["digest"]
+    sif_file = blob(there, "r", b"squashed", "application/vnd.sylabs.sif.layer.v1.sif")
+    sif_config = blob(there, "r", b"{}", "application/vnd.sylabs.sif.config.v1+json")
+    parts = {"config": format_descriptor(sif_config), "layers": [format_descriptor(sif_file)]}
+    sif = put(there, "r", {"schemaVersion": 2, "mediaType": MANIFEST_TYPE, **parts})
+    tags = {
+        f"2.3-cu121-{config[7:19]}": row,
+        f"2.3-cu121-{digest_of(b'layer')[7:19]}": row,
+        f"2.3-cu121-{sif_file.digest[7:19]}.sif": sif,
+        f"2.3-cu121-{sif_config.digest[7:19]}.sif": sif,
+    }
+    for tag, to in tags.items():
+        there.pointers = {("r", tag): to.digest}
+        blob(there, "r", EMPTY)
+        there.put_manifest("r", pushed_record(to, OLD).manifest.data, MANIFEST_TYPE)
+        (fate_,) = plan_prune(read_tagged(Place(store=there, repository="r"), PLAIN, records=True), BEFORE)
+        ours = tag in (*list(tags)[:1], list(tags)[2])
+        assert (fate_.remove, "somebody else's" in fate_.why) == (ours, not ours)
+    there.pointers = {("r", "x"): image(there, "r", [b"layer"]).digest}
+    (one,) = read_tagged(Place(store=there, repository="r"), PLAIN)
+    assert one.names == (one.digest[7:19], row.digest[7:19], config[7:19])
 
 
 def test_a_removed_candidate_takes_its_record_and_what_only_it_had() -> None:
