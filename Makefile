@@ -31,7 +31,7 @@ bench: ## the benchmark of the README's table
 
 requirements: ## solve the project's own dependencies anew
 	$(bin)/uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 \
-	    --extra build requirements/tools.in pyproject.toml --output-file requirements/build.txt
+	    --extra all requirements/tools.in pyproject.toml --output-file requirements/build.txt
 	$(bin)/uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 \
 	    --extra dev requirements/tools.in pyproject.toml --output-file requirements/dev.txt
 
