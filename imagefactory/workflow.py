@@ -451,6 +451,11 @@ def run_target(factory: Factory, target: Target, spec: RunSpec, runner: str, pro
             unpack_image(factory, made, progress)
         elif name == "apptainer" and isinstance(made, Image):
             made = ensure_sif(factory, made, target.name, progress, compression="fast")
+        elif name == "docker" and isinstance(made, Image):
+            from imagefactory.engines.docker_daemon import DockerDaemon, run_name
+
+            # Here, where no collection can take what the daemon is still loading.
+            DockerDaemon(factory.environ).ensure(factory.layout, made, run_name(made), progress)
     return chosen.run(made, spec)
 
 

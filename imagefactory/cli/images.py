@@ -236,12 +236,13 @@ def export(
 
     factory, progress = call.factory, call.progress
     target = select_one(factory.targets, name)
-    image = find_image(factory, target)
-    if image is None:
-        raise BuildError(f"{target.name} is not built yet", hint=f"imagefactory build {target.name}")
     path = output or Path(f"{target.name}.{kind}.tar")
-    with factory.layout.in_use(progress), progress.stage(f"{target.name}: export {kind}"):
-        export_image(factory.layout, image, path, kind=kind, progress=progress)
+    with factory.layout.in_use(progress):
+        image = find_image(factory, target)
+        if image is None:
+            raise BuildError(f"{target.name} is not built yet", hint=f"imagefactory build {target.name}")
+        with progress.stage(f"{target.name}: export {kind}"):
+            export_image(factory.layout, image, path, kind=kind, progress=progress)
     if as_json:
         value = {"target": target.name, "path": str(path), "kind": kind, "size": path.stat().st_size}
         return say_json("export", {**value, "digest": image.digest})
