@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from imagefactory.engines.apptainer import ApptainerEngine, SifMaker, lend_layout
-from imagefactory.engines.apptainer_command import ApptainerCommand, SifOrder
+from imagefactory.engines.apptainer_command import ApptainerCommand, PullOptions, SifOrder
 from imagefactory.engines.base_image import BaseImage
 from imagefactory.engines.site import BuildSecrets, find_secrets
 from imagefactory.errors import BuildError, RegistryError, ToolError, UsageError
@@ -44,6 +44,8 @@ ROOT = Path(__file__).parents[2]
 TARGET = "tiny-12.1-cu121"
 CANARY = "canary-5d1f0c9e"
 ORDINARY_UID = 65534
+
+PLAIN = PullOptions(plain_http=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +165,7 @@ def test_a_failing_pull_is_caught(
     if earlier:
         path.write_bytes(earlier)
     with pytest.raises(RegistryError, match=f"could not pull {scheme}://{registry}/no/such:1"):
-        ground.command.pull(f"{scheme}://{registry}/no/such:1", path, lambda _: None, plain_http=True)
+        ground.command.pull(f"{scheme}://{registry}/no/such:1", path, lambda _: None, PLAIN)
     assert [each.name for each in tmp_path.iterdir()] == (["x.sif"] if earlier else [])
     assert not earlier or path.read_bytes() == earlier
 
@@ -187,7 +189,7 @@ def test_a_killed_factory_takes_its_build_along(ground: Ground, bench: Path) -> 
     code = f"""
         import os
         from pathlib import Path
-        from imagefactory.engines.apptainer_command import ApptainerCommand, SifOrder
+        from imagefactory.engines.apptainer_command import ApptainerCommand, SifOrder, PullOptions
         order = SifOrder(folder=Path({str(bench)!r}), spec="x.def", output=Path({str(bench / "x.sif")!r}))
         ApptainerCommand(os.environ).build(order, lambda line: print(line, flush=True))
     """
@@ -426,7 +428,7 @@ def test_apptainer_pulls_what_was_pushed(ground: Ground, registry: str, tmp_path
     tag = f"12.1-cu121-{sif.file.digest[7:19]}.sif"
     send(origin, destination, Sending(graph=graph, repository="tiny", tags=(tag,)), Quiet())
     path = tmp_path / "pulled.sif"
-    ground.command.pull(f"oras://{registry}/tiny:{tag}", path, lambda _: None, plain_http=True)
+    ground.command.pull(f"oras://{registry}/tiny:{tag}", path, lambda _: None, PLAIN)
     assert sha256_of(path) == sif.file.digest
     environ = {**os.environ, "APPTAINER_NOHTTPS": "1"}
     command = [
