@@ -36,20 +36,20 @@ def test_container_has_no_power_and_no_network() -> None:
 
 def test_what_is_asked_for_is_given() -> None:
     spec = replace(
-        SPEC, uid=65534, network=True, read_only=True, workdir="/work", environment=(("A", "x=y"),),
+        SPEC, uid=65534, network=True, read_only=True, workdir="/inside", environment=(("A", "x=y"),),
         mounts=(
-            Mount(source=Path("/a"), target="/work/deep"),
-            Mount(source=Path("/b"), target="/work/", writable=True),
+            Mount(source=Path("/a"), target="/inside/deep"),
+            Mount(source=Path("/b"), target="/inside/", writable=True),
         ),
     )  # fmt: skip
     made = arguments(plan(spec), "owner")
     assert (made["network_mode"], made["hostname"]) == ("host", None)
-    assert (made["user"], made["working_dir"], made["read_only"]) == ("65534:65534", "/work", True)
+    assert (made["user"], made["working_dir"], made["read_only"]) == ("65534:65534", "/inside", True)
     assert made["environment"] == ["A=x=y"]
     assert set(made["tmpfs"]) == {"/tmp", "/dev/shm"}
     assert [(m["Target"], m["Source"], m["ReadOnly"]) for m in made["mounts"]] == [
-        ("/work", "/b", False),
-        ("/work/deep", "/a", True),
+        ("/inside", "/b", False),
+        ("/inside/deep", "/a", True),
     ]
 
 
