@@ -80,6 +80,7 @@ def test_terminal_has_a_kind() -> None:
         {"uid": -1},
         {"uid": 2**32 - 1},
         {"mounts": (Mount(source=Path("/a"), target="/"),)},
+        {"mounts": (Mount(source=Path("/a"), target="//"),)},
         {"mounts": (Mount(source=Path("/a"), target="/x/../etc"),)},
         {"mounts": (Mount(source=Path("/a"), target="/proc/1"),)},
         {"mounts": (Mount(source=Path("a"), target="/x"),)},

@@ -28,7 +28,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -38,6 +38,7 @@ from imagefactory.errors import FactoryError, ToolError, UsageError
 from imagefactory.model import Completed, Image, RunSpec, Sif
 from imagefactory.verify.runners.gpu_devices import find_gpus
 from imagefactory.verify.runners.spec import check_spec, planned_mounts
+from imagefactory.verify.runners.unshare import signals_left_to_the_command
 
 OUTPUT_LIMIT = 16 << 20  # bytes kept of each stream; a stranger's image may print without end
 GRACE_SECONDS = 10.0
@@ -153,7 +154,7 @@ class ApptainerRunner:
                 )
             except OSError as error:
                 raise ToolError(f"{invocation.argv[0]} cannot be started: {error}") from error
-            with _signals_left_to_the_command(interactive=not spec.capture):
+            with signals_left_to_the_command(interactive=not spec.capture):
                 stdout, stderr, timed_out = _collect(process, spec.timeout)
         code = process.returncode
         if os.fstat(started).st_size == 0 and not timed_out:
@@ -247,19 +248,3 @@ def _descendants(pid: int) -> tuple[int, ...]:
         found += below
         waiting += below
     return tuple(found)
-
-
-@contextlib.contextmanager
-def _signals_left_to_the_command(*, interactive: bool) -> Iterator[None]:
-    """Ctrl-C is for the command of an uncaptured run, which decides what it means."""
-    try:
-        before = signal.getsignal(signal.SIGINT) if interactive else None
-        if interactive:
-            signal.signal(signal.SIGINT, lambda *_: None)
-    except ValueError:  # not the main thread, where no signal arrives anyway
-        before = None
-    try:
-        yield
-    finally:
-        if before is not None:
-            signal.signal(signal.SIGINT, before)

@@ -32,13 +32,13 @@ def planned_mounts(spec: RunSpec) -> tuple[Mount, ...]:
     """The mounts with normal targets, those above others first. Raises UsageError for one that cannot be."""
     planned = []
     for entry in spec.mounts:
-        target = posixpath.normpath(entry.target)
+        # normpath keeps two slashes at the beginning (POSIX): `//` is the root as well.
+        target = "/" + posixpath.normpath(entry.target).lstrip("/")
         if not entry.target.startswith("/") or ".." in entry.target.split("/") or target == "/":
             raise UsageError(
                 f"mount target '{entry.target}' is not a place inside the image",
                 hint="write an absolute path below / without '..'",
             )
-        target = "/" + target.lstrip("/")
         if any(target == path or target.startswith(path + "/") for path in RESERVED):
             raise UsageError(
                 f"mount target '{entry.target}' is the sandbox's own", hint=f"not below {', '.join(RESERVED)}"

@@ -27,7 +27,6 @@ import errno
 import json
 import os
 import platform
-import posixpath
 import re
 import selectors
 import signal
@@ -44,11 +43,11 @@ from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Progress, Quiet
 from imagefactory.verify.runners.gpu_devices import DRIVER_FOLDER, GpuDevices, find_gpus
 from imagefactory.verify.runners.sandbox import ARCHITECTURES
+from imagefactory.verify.runners.spec import planned_mounts
 
 SANDBOX = Path(__file__).with_name("sandbox.py")
 HOSTNAME = "imagefactory"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-RESERVED = ("/proc", "/sys", "/dev")
 OUTPUT_LIMIT = 16 << 20  # bytes kept of each stream; a stranger's image may print without end
 ID_MAPPERS = 0x000000C0  # CAP_SETGID and CAP_SETUID, as bits
 
@@ -183,26 +182,10 @@ def identity_map(own: str) -> str:
 
 
 def _plan_mounts(spec: RunSpec) -> tuple[PlannedMount, ...]:
-    planned = []
-    for entry in spec.mounts:
-        target = posixpath.normpath(entry.target)
-        if not entry.target.startswith("/") or ".." in entry.target.split("/") or target == "/":
-            raise UsageError(
-                f"mount target '{entry.target}' is not a place inside the image",
-                hint="write an absolute path below / without '..'",
-            )
-        target = "/" + target.lstrip("/")
-        if any(target == path or target.startswith(path + "/") for path in RESERVED):
-            raise UsageError(
-                f"mount target '{entry.target}' is the sandbox's own", hint=f"not below {', '.join(RESERVED)}"
-            )
-        if not entry.source.is_absolute():
-            raise UsageError(
-                f"mount source '{entry.source}' is not an absolute path", hint="write it in full"
-            )
-        planned.append(PlannedMount(source=str(entry.source), target=target, writable=entry.writable))
-    # A mount below another one must come after it, or it would be covered.
-    return tuple(sorted(planned, key=lambda mount: mount.target.count("/")))
+    return tuple(
+        PlannedMount(source=str(mount.source), target=mount.target, writable=mount.writable)
+        for mount in planned_mounts(spec)
+    )
 
 
 def _refuse_nul(spec: RunSpec) -> None:
@@ -248,7 +231,7 @@ class UnshareRunner:
         decided = plan(place, spec, read_caller(), gpus=find_gpus() if spec.gpus else None, tty=tty)
         stdin = subprocess.DEVNULL if spec.capture else None
         output = subprocess.PIPE if spec.capture else None
-        with _signals_left_to_the_command(interactive=not spec.capture):
+        with signals_left_to_the_command(interactive=not spec.capture):
             sandbox = Sandbox(decided, stdin=stdin, stdout=output, stderr=output)
             try:
                 stdout, stderr = sandbox.collect()
@@ -383,7 +366,7 @@ class Sandbox:
 
 
 @contextlib.contextmanager
-def _signals_left_to_the_command(*, interactive: bool) -> Iterator[None]:
+def signals_left_to_the_command(*, interactive: bool) -> Iterator[None]:
     """Ctrl-C is for the command of an uncaptured run, which decides what it means."""
     try:
         before = signal.getsignal(signal.SIGINT) if interactive else None
