@@ -35,12 +35,13 @@ class FactoryError(Exception):
         self.hint = hint
 
     def __reduce__(self) -> tuple[object, ...]:  # errors cross process borders in worker pools
-        return (_rebuild, (type(self), self.message, self.hint))
+        return (_rebuild, (type(self), self.message, self.hint, self.__dict__))
 
 
-def _rebuild(kind: type[FactoryError], message: str, hint: str) -> FactoryError:
+def _rebuild(kind: type[FactoryError], message: str, hint: str, more: dict[str, object]) -> FactoryError:
     error = kind.__new__(kind)
     FactoryError.__init__(error, message, hint=hint)
+    error.__dict__.update(more)
     return error
 
 
@@ -76,6 +77,14 @@ class LockError(FactoryError):
     """A lock that cannot be solved, read or trusted."""
 
     exit_code = EXIT_LOCK
+
+
+class UnsolvableError(LockError):
+    """No environment fulfils what the recipe asks. `tree` is the solver's whole account, many lines."""
+
+    def __init__(self, message: str, *, hint: str = "", tree: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.tree = tree
 
 
 class ToolError(FactoryError):

@@ -75,7 +75,16 @@ class Target:
     """One image to make: `pytorch-2.3-cu121`.
 
     `cuda` is `12.1`, or `12` where the framework binds only the major version.
-    `requirements` and `constraints` are PEP 508 strings, the framework's own requirement first.
+    `requirements` and `constraints` are PEP 508 strings where `source` is `pypi` and conda's match specs
+    (`pytorch 2.3.*`) where it is `conda`, the framework's own requirement first.
+
+    Of `conda` alone: `channels` are addresses, the first asked first, `priority` is `strict` or `disabled`;
+    `system` is what the packages may count on of the machine, as conda's virtual packages say it, sorted
+    (`("__archspec", "x86_64_v2"), ("__cuda", "12.1"), ("__glibc", "2.36")`); `pip` are PEP 508 strings of
+    what comes from PyPI on top.
+
+    `on` names the target that this one adds packages to, empty for none: it has that target's framework,
+    source, channels, system and requirements, and keeps every package of its lock.
     """
 
     name: str
@@ -94,6 +103,11 @@ class Target:
     constraints: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
     where: Where
+    channels: tuple[str, ...] = ()
+    priority: str = "strict"
+    system: tuple[tuple[str, str], ...] = ()
+    pip: tuple[str, ...] = ()
+    on: str = ""
 
 
 # --- bases ---------------------------------------------------------------------------------------
@@ -165,11 +179,41 @@ class LockedWheel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LockedConda:
+    """One conda package: the very archive that will be unpacked, as its channel's records describe it.
+
+    `url` is its address in its channel and part of what it is, whatever mirror it comes from; `filename`
+    is that address' last part. `build` is conda's build string (`py3.11_cuda12.1_cudnn8.9.2_0`), `subdir`
+    `linux-64` or `noarch`. `sha256` and `md5` are hex (`md5` empty where the channel has none), `size`
+    bytes. `depends` are match specs, virtual packages among them.
+    """
+
+    name: str
+    version: str
+    build: str
+    subdir: str
+    url: str
+    filename: str
+    sha256: str
+    md5: str
+    size: int
+    depends: tuple[str, ...]
+
+
+LockedPackage = LockedWheel | LockedConda
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lock:
-    """A solved environment, sorted by package name.
+    """A solved environment, each kind of package sorted by name.
 
     `content_hash` is the hash of all that decided it (`sha256:...`): while it equals the target's,
-    nothing is solved again. `solver` names what solved it (`uv 0.9.1`).
+    nothing is solved again. `solver` names what solved it (`uv 0.9.1`, `py-rattler 0.28.0, uv 0.9.1`).
+    `python` is the minor version (`3.11`), of the base's Python or of the `python` among `conda`.
+
+    `conda` is empty for a lock of wheels alone; then so are `channels` (addresses in their order) and
+    `system` (the virtual packages it was solved with, as a target has them). No package stands in both
+    `wheels` and `conda`. `note` is what whoever locked it says of it, one line.
     """
 
     target: str
@@ -178,14 +222,25 @@ class Lock:
     platform: str
     solver: str
     wheels: tuple[LockedWheel, ...]
+    conda: tuple[LockedConda, ...] = ()
+    channels: tuple[str, ...] = ()
+    system: tuple[tuple[str, str], ...] = ()
+    note: str = ""
+
+    @property
+    def packages(self) -> tuple[LockedPackage, ...]:
+        """Conda's packages, then the wheels on top of them."""
+        return (*self.conda, *self.wheels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Definition:
     """All that an engine needs to make a target's image, and nothing it could choose.
 
-    `prefix` is the virtual environment inside the image. `environment` holds at build and at run,
-    `labels` are OCI annotations; both in their written order.
+    `prefix` is the environment inside the image: a virtual one on the base's Python, or conda's with its
+    own. `environment` holds at build and at run, `labels` are OCI annotations; both in their written order.
+    `under` are the locks of the targets that this one is built on, the lowest first: `lock` holds all of
+    their packages too, and their layers are made as for those targets.
     """
 
     target: Target
@@ -194,6 +249,12 @@ class Definition:
     prefix: str
     environment: tuple[tuple[str, str], ...]
     labels: tuple[tuple[str, str], ...]
+    under: tuple[Lock, ...] = ()
+
+    @property
+    def python_path(self) -> str:
+        """Absolute path of the Python that the environment's packages are for and compiled by."""
+        return f"{self.prefix}/bin/python{self.target.python}" if self.lock.conda else self.base.python_path
 
     @property
     def site_packages(self) -> str:

@@ -23,7 +23,7 @@ from imagefactory.model import (
     Definition,
     Image,
     Lock,
-    LockedWheel,
+    LockedPackage,
     Report,
     RunSpec,
     Sif,
@@ -307,13 +307,13 @@ def build_target(factory: Factory, target: Target, options: BuildOptions, progre
         fresh = image is None
         if image is None:
 
-            def wheels() -> dict[LockedWheel, Path]:
-                with progress.stage(f"{target.name}: fetch {len(definition.lock.wheels)} packages"):
-                    fetched = _wheels(factory, definition.lock, progress)
+            def packages() -> dict[LockedPackage, Path]:
+                with progress.stage(f"{target.name}: fetch {len(definition.lock.packages)} packages"):
+                    fetched = _packages(factory, definition.lock, progress)
                 clock.lap("fetch")
                 return fetched
 
-            image = engine.build(definition, base, wheels, progress)
+            image = engine.build(definition, base, packages, progress)
         else:
             engine.tag(definition, image)
         clock.lap("assemble")
@@ -468,12 +468,14 @@ def unpack_image(factory: Factory, image: Image, progress: Progress) -> None:
     Unpacked(layout.path / "unpacked").unpack(image.layers, layout.blob_path, progress, workers=workers)
 
 
-def _wheels(factory: Factory, lock: Lock, progress: Progress) -> dict[LockedWheel, Path]:
+def _packages(factory: Factory, lock: Lock, progress: Progress) -> dict[LockedPackage, Path]:
     from imagefactory.wheels import WheelCache
 
     index = package_index(factory)
     cache = WheelCache(factory.settings.cache_path, index)
-    return cache.fetch(lock, _locker(index).addresses, progress)
+    found: dict[LockedPackage, Path] = {}
+    found.update(cache.fetch(lock, _locker(index).addresses, progress))
+    return found
 
 
 def _base(factory: Factory, base: Base, progress: Progress, *, locked: bool) -> BaseImage:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from imagefactory.engines.apptainer_command import COMPRESSIONS, ApptainerCommand, SifOrder
 from imagefactory.engines.base_image import BaseImage
-from imagefactory.engines.protocol import Wheels
+from imagefactory.engines.protocol import Packages
 from imagefactory.engines.site import BuildSecrets
 from imagefactory.errors import StoreError
 from imagefactory.model import Definition, Descriptor, Image, Sif
@@ -61,7 +61,7 @@ class ApptainerEngine:
         """The .sif of exactly this definition on this base, if the store holds it whole."""
         return _recall(self.layout, self._key(definition, base))
 
-    def build(self, definition: Definition, base: BaseImage, wheels: Wheels, progress: Progress) -> Sif:  # noqa: ARG002
+    def build(self, definition: Definition, base: BaseImage, packages: Packages, progress: Progress) -> Sif:  # noqa: ARG002
         """Builds, keeps and tags the .sif. pip inside fetches the wheels, each with the lock's hash.
 
         Raises BuildError with apptainer's last lines, StoreError. The caller holds the layout's `in_use`.

@@ -30,7 +30,7 @@ import installer
 
 from imagefactory import __version__
 from imagefactory.engines.base_image import BaseImage, format_time, write_index
-from imagefactory.engines.protocol import Wheels
+from imagefactory.engines.protocol import Packages
 from imagefactory.engines.pyc import BaseCompiler
 from imagefactory.engines.wheel_layer import LaidFile, Place, lay_wheel
 from imagefactory.errors import BuildError, StoreError
@@ -372,7 +372,7 @@ class AssembleEngine:
         self,
         definition: Definition,
         base: BaseImage,
-        wheels: Wheels,
+        packages: Packages,
         progress: Progress,
     ) -> Image:
         """The image of `definition` in the layout, tagged. Raises BuildError or StoreError.
@@ -382,7 +382,8 @@ class AssembleEngine:
         found = self.find(definition, base)
         if found is None:
             bench = self._bench(definition, base)
-            plans = plan_layers(wheels(), bench)
+            wheels = {w: path for w, path in packages().items() if isinstance(w, LockedWheel)}
+            plans = plan_layers(wheels, bench)
             with progress.stage(f"{definition.target.name}: assemble"):
                 made = self._make(plans, bench, progress)
                 check_conflicts(chain(own_files(definition), _read_laid(self.layout, plans)))

@@ -21,7 +21,7 @@ from pathlib import Path
 from imagefactory.engines.base_image import BaseImage, write_index
 from imagefactory.engines.buildx import Build, Kind, Transcript, command, pip_note
 from imagefactory.engines.docker_daemon import DockerDaemon
-from imagefactory.engines.protocol import Wheels
+from imagefactory.engines.protocol import Packages
 from imagefactory.engines.site import BuildSecrets
 from imagefactory.errors import BuildError, StoreError, ToolError
 from imagefactory.model import Definition, Descriptor, Image, Layer, Sif
@@ -109,10 +109,10 @@ class DockerEngine:
         except (KeyError, TypeError, ValueError, StoreError):
             return None  # what is missing or damaged is made again
 
-    def build(self, definition: Definition, base: BaseImage, wheels: Wheels, progress: Progress) -> Image:  # noqa: ARG002
+    def build(self, definition: Definition, base: BaseImage, packages: Packages, progress: Progress) -> Image:  # noqa: ARG002
         """The image of `definition` in the layout and in the daemon, tagged in both.
 
-        Packages come from the index inside the build, so `wheels` is not asked. Raises BuildError with
+        Packages come from the index inside the build, so `packages` is not asked. Raises BuildError with
         the last lines of the step that failed. The caller holds the layout's `in_use`.
         """
         found = self.find(definition, base)

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from imagefactory.model import Definition, Image, LockedWheel, Sif
+from imagefactory.model import Definition, Image, LockedPackage, Sif
 from imagefactory.progress import Progress
 
 if TYPE_CHECKING:
     from imagefactory.engines.base_image import BaseImage
 
-Wheels = Callable[[], Mapping[LockedWheel, Path]]
-"""Fetches the locked wheels into the cache, for engines that take them from there."""
+Packages = Callable[[], Mapping[LockedPackage, Path]]
+"""Fetches the locked packages into the cache, for engines that take them from there."""
 
 
 class Engine(Protocol):
@@ -24,7 +24,7 @@ class Engine(Protocol):
         """What this engine made of exactly this definition on this base, if the store holds it whole."""
 
     def build(
-        self, definition: Definition, base: BaseImage, wheels: Wheels, progress: Progress
+        self, definition: Definition, base: BaseImage, packages: Packages, progress: Progress
     ) -> Image | Sif:
         """Makes and tags the image. Raises BuildError; nothing half-done stays in the store."""
 
