@@ -473,9 +473,7 @@ def _packages(factory: Factory, lock: Lock, progress: Progress) -> dict[LockedPa
 
     index = package_index(factory)
     cache = WheelCache(factory.settings.cache_path, index)
-    found: dict[LockedPackage, Path] = {}
-    found.update(cache.fetch(lock, _locker(index).addresses, progress))
-    return found
+    return dict(cache.fetch(lock, _locker(index).addresses, progress).items())
 
 
 def _base(factory: Factory, base: Base, progress: Progress, *, locked: bool) -> BaseImage:
