@@ -34,5 +34,6 @@ requirements: ## solve the project's own dependencies anew
 	    --extra all requirements/tools.in pyproject.toml --output-file requirements/build.txt
 	$(bin)/uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 \
 	    --extra dev requirements/tools.in pyproject.toml --output-file requirements/dev.txt
+	sed -n '/^py-rattler==/,/[^\\]$$/p' requirements/build.txt | grep -v '# via' >imagefactory/render/rattler.txt
 
 .PHONY: help setup check format unit test bench requirements

@@ -7,6 +7,7 @@ runner do not need keeps nobody from building.
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -23,10 +24,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from imagefactory.errors import FactoryError
+from imagefactory.errors import FactoryError, ToolError
 from imagefactory.lock.index import redact
 from imagefactory.progress import format_bytes
-from imagefactory.settings import Settings
+from imagefactory.settings import SOLVERS, Settings
 from imagefactory.verify.runners import OWN_RUNNER
 from imagefactory.verify.runners.gpu_devices import (
     count_gpus,
@@ -176,6 +177,7 @@ def decide(facts: Facts) -> tuple[Finding, ...]:
         *_programs(facts),
         *_subordinate_ids(facts),
         *_engines(facts),
+        *_conda(facts),
         *_network(facts),
         *(_disk(disk) for disk in facts.disks),
         _cores(facts),
@@ -386,6 +388,19 @@ def _engines(facts: Facts) -> list[Finding]:
     return findings
 
 
+def _conda(facts: Facts) -> list[Finding]:
+    """What recipes of conda packages need; the others do without."""
+    probe = facts.probe("conda")
+    if probe is None:
+        return []
+    if not probe.refusal:
+        return [Finding(name="conda", state=State.OK, detail=probe.found, needed_for="conda")]
+    detail = f"{probe.refusal} (only recipes with `source: conda` need it)"
+    return [
+        Finding(name="conda", state=State.WARNING, detail=detail, remedy=probe.remedy, needed_for="conda")
+    ]
+
+
 def _network(facts: Facts) -> list[Finding]:
     """What builds and pushes reach; a registry only where one is set."""
     findings = []
@@ -555,6 +570,7 @@ def ask_all(settings: Settings, environ: Mapping[str, str]) -> tuple[Probe, ...]
     questions: dict[str, Callable[[], str]] = {
         "docker": lambda: _ask_docker(settings, environ),
         "apptainer": lambda: _ask_apptainer(environ),
+        "conda": lambda: _ask_conda(settings, environ),
         "package index": lambda: _ask_index(settings, environ),
         "debian mirror": lambda: _ask_mirror(settings, environ),
     }
@@ -595,7 +611,7 @@ def _ask_docker(settings: Settings, environ: Mapping[str, str]) -> str:
         Layout(settings.store_path),
         DockerDaemon(environ),
         codec=settings.codec.value,
-        secrets=lambda: find_secrets(_index(settings, environ), environ),
+        secrets=lambda _: find_secrets(_index(settings, environ), environ),
     )
     return engine.require()
 
@@ -604,6 +620,24 @@ def _ask_apptainer(environ: Mapping[str, str]) -> str:
     from imagefactory.engines.apptainer_command import ApptainerCommand
 
     return f"apptainer {ApptainerCommand(environ).require(building=True)}"
+
+
+def _ask_conda(settings: Settings, environ: Mapping[str, str]) -> str:
+    """What solves and links conda's packages. Channels are not asked: recipes say which."""
+    from imagefactory.lock.channels import find_channels
+
+    try:
+        found = f"py-rattler {importlib.metadata.version('py-rattler')}"
+    except importlib.metadata.PackageNotFoundError:
+        raise ToolError("py-rattler is not installed", hint="pip install 'imagefactory[conda]'") from None
+    solver = settings.solver.value
+    if solver != SOLVERS[0]:
+        from imagefactory.lock.conda_lock_tool import find_tool
+
+        found += f", {find_tool(solver, environ).name()} solves"
+    channels = find_channels(settings.channels.value, environ, "")
+    elsewhere = ", ".join(f"{true} at {redact(asked)}" for true, asked in channels.mirrors)
+    return found + (f"; {elsewhere}" if elsewhere else "")
 
 
 def _ask_index(settings: Settings, environ: Mapping[str, str]) -> str:

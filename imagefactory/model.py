@@ -33,6 +33,10 @@ class MatrixRow:
     Fields that are not written in the row hold the family's value, so a row is complete by itself.
     `own_base` is the base that the recipe itself names by digest, None where `base` is one of bases.yaml.
     `places` says where single values were written (`base`, `cuda.0`), for errors that come later.
+
+    `channels` (addresses), `priority`, `system` (as far as it is written) and `pip` are conda's alone. A
+    row that is built `on` a target has no values of its own but what it adds, as it was written: that
+    target's source decides what it may be.
     """
 
     version: str
@@ -49,6 +53,11 @@ class MatrixRow:
     where: Where
     own_base: Base | None = None
     places: tuple[tuple[str, Where], ...] = ()
+    channels: tuple[str, ...] = ()
+    priority: str = "strict"
+    system: tuple[tuple[str, str], ...] = ()
+    pip: tuple[str, ...] = ()
+    on: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +65,8 @@ class Recipe:
     """One family: a framework from one source with a matrix of versions x CUDA.
 
     `framework` is the distribution's name in the source (`torch`, `onnxruntime-gpu`);
-    `python`, `base` and `platform` are the family's defaults, which a target's name leaves out.
+    `python`, `base` and `platform` are the family's defaults, which a target's name leaves out. A family
+    that is built on targets has none of these: each row's target brings them.
     """
 
     family: str
@@ -117,10 +127,11 @@ class Target:
 class Base:
     """A base image: made from Debian's packages, or pulled by digest where `image` is not empty.
 
-    `python` is the version of Python it carries (`3.11`), `glibc` its C library (`2.36`): facts that
-    decide which wheels fit. `public` is the nearest public image for builds by hand. A pulled base has
-    no `suite` and no `packages`; its `image` is `host/repository[:tag]@sha256:...`, and its `public`
-    the same without the tag. `interpreter` is the absolute path of its Python, empty for Debian's own place.
+    `python` is the version of Python it carries (`3.11`), empty where it carries none or nothing is known of
+    it (conda's environments bring theirs), `glibc` its C library (`2.36`): facts that decide which wheels
+    fit. `public` is the nearest public image for builds by hand. A pulled base has no `suite` and no
+    `packages`; its `image` is `host/repository[:tag]@sha256:...`, and its `public` the same without the tag.
+    `interpreter` is the absolute path of its Python, empty for Debian's own place.
     """
 
     name: str
@@ -136,7 +147,7 @@ class Base:
     @property
     def python_path(self) -> str:
         """Absolute path of its Python."""
-        return self.interpreter or f"/usr/bin/python{self.python}"
+        return self.interpreter or f"/usr/bin/python{self.python or 3}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

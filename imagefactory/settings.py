@@ -8,6 +8,7 @@ unless a site names them here.
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -20,6 +21,10 @@ from imagefactory.verify.runners import RUNNERS
 
 FILE_NAME = "imagefactory.toml"
 ENVIRONMENT_PREFIX = "IMAGEFACTORY_"
+SOLVERS = ("rattler", "conda", "mamba", "micromamba")
+
+_CHANNEL = re.compile(r"(?:(?:https?|file)://)?[A-Za-z0-9_./:%+~-]+")
+_PLACE = re.compile(r"(?:https?|file)://[A-Za-z0-9_./:%+~-]+|/[^,=\x00-\x1f\x7f]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +45,10 @@ class Settings:
     machine's for registries, the package index, Debian's archive and inside builds. `plain_http` is
     hosts of registries spoken to without TLS, `mirrors` pairs `host[/prefix]=host[:port][/path]`, both
     with commas. `index` is a Python package index (PEP 503 or 691) and `debian_mirror` a Debian archive;
-    empty means what the machine's uv, pip and apt are set to. `codec` is `zstd` or `gzip`, `workers` a
+    empty means what the machine's uv, pip and apt are set to. `channels` pairs `channel=place`, both with
+    commas: conda channels (a name or an address, or the beginning of addresses) and where they are asked
+    instead (an address or a folder). `solver` solves conda's packages: `rattler`, or the user's own `conda`,
+    `mamba` or `micromamba`, or the path of one. `codec` is `zstd` or `gzip`, `workers` a
     count of processes (0: one per core).
     """
 
@@ -55,6 +63,8 @@ class Settings:
     mirrors: Setting
     index: Setting
     debian_mirror: Setting
+    channels: Setting
+    solver: Setting
     codec: Setting
     workers: Setting
 
@@ -114,6 +124,7 @@ def load_settings(*, directory: Path | None, start: Path, environ: Mapping[str, 
         "store": str(Path(environ.get("XDG_DATA_HOME") or home / ".local/share") / "imagefactory/store"),
         "cache": str(Path(environ.get("XDG_CACHE_HOME") or home / ".cache") / "imagefactory"),
         "engine": ENGINES[0],
+        "solver": SOLVERS[0],
         "codec": "zstd",
         "workers": "0",
     }
@@ -136,6 +147,7 @@ def load_settings(*, directory: Path | None, start: Path, environ: Mapping[str, 
             values[key] = Setting(
                 value=str(path if path.is_absolute() else root / path), origin=values[key].origin
             )
+    values["channels"] = _with_absolute_folders(values["channels"], root, home)
     _check(values)
     return Settings(**values)
 
@@ -163,8 +175,8 @@ def _read(path: Path) -> dict[str, str]:
     for key, value in data.items():
         if key not in known:
             raise UsageError(f"{path}: unknown setting '{key}'", hint=f"the settings are {', '.join(known)}")
-        if key == "mirrors":
-            result[key] = _mirror_table(path, value)
+        if key in _TABLES:
+            result[key] = _table(path, key, value)
             continue
         if not isinstance(value, str | int) or isinstance(value, bool):
             raise UsageError(f"{path}: '{key}' must be a string", hint=f'write {key} = "..."')
@@ -172,17 +184,24 @@ def _read(path: Path) -> dict[str, str]:
     return result
 
 
-def _mirror_table(path: Path, value: object) -> str:
+_TABLES = {
+    "mirrors": '"docker.io" = "registry.example.org/hub"',
+    "channels": '"conda-forge" = "https://mirror.example.org/conda-forge"',
+}
+
+
+def _table(path: Path, key: str, value: object) -> str:
     """The table in the form of the environment's variable, the one form that is checked and used."""
     if not isinstance(value, dict) or not all(isinstance(place, str) for place in value.values()):
         raise UsageError(
-            f"{path}: 'mirrors' must be a table of strings",
-            hint='write [mirrors] and below it lines such as "docker.io" = "registry.example.org/hub"',
+            f"{path}: '{key}' must be a table of strings",
+            hint=f"write [{key}] and below it lines such as {_TABLES[key]}",
         )
     for text in (text for pair in value.items() for text in pair if "," in text or "=" in text):
+        what = "the address of a registry" if key == "mirrors" else "a channel or its place"
         raise UsageError(
-            f"{path}: '{text}' in 'mirrors' is not the address of a registry",
-            hint='write one line each: "docker.io" = "registry.example.org/hub"',
+            f"{path}: '{text.rpartition('@')[2]}' in '{key}' is not {what}",
+            hint=f"write one line each: {_TABLES[key]}",
         )
     return ",".join(f"{prefix}={place}" for prefix, place in value.items())
 
@@ -211,6 +230,8 @@ def _check(values: Mapping[str, Setting]) -> None:
                 hint='write hosts with commas: plain-http = "registry.site:5000,other.site"',
             )
     _check_mirrors(values["mirrors"])
+    _check_channels(values["channels"])
+    _check_solver(values["solver"])
     if values["certificates"].value:
         _check_certificates(values["certificates"])
 
@@ -231,6 +252,53 @@ def _check_mirrors(setting: Setting) -> None:
                 f"mirrors: '{prefix}' ({setting.origin}) stands there twice", hint="write one mirror each"
             )
         seen.add(prefix)
+
+
+def _with_absolute_folders(setting: Setting, root: Path, home: Path) -> Setting:
+    """Folders of channels are written from the factory's root, as `store` is."""
+    items = []
+    for item in _items(setting.value):
+        channel, equals, place = item.partition("=")
+        if place and "://" not in place:
+            path = home / place[2:] if place.startswith("~/") else Path(place)
+            place = str(path if path.is_absolute() else root / path)
+        items.append(f"{channel}{equals}{place}")
+    return Setting(value=",".join(items), origin=setting.origin)
+
+
+def _check_channels(setting: Setting) -> None:
+    seen = set()
+    for item in _items(setting.value):
+        channel, equals, place = item.partition("=")
+        if "@" in item or "/t/" in item:
+            raise UsageError(
+                f"channels ({setting.origin}): a user, password or token does not belong here",
+                hint="credentials come from ~/.netrc or ~/.rattler/credentials.json ($RATTLER_AUTH_FILE)",
+            )
+        if not equals or not _CHANNEL.fullmatch(channel) or not _PLACE.fullmatch(place):
+            raise UsageError(
+                f"channels: '{item}' ({setting.origin}) is not CHANNEL=ADDRESS or CHANNEL=FOLDER",
+                hint="write conda-forge=https://mirror.example.org/conda-forge, several with commas",
+            )
+        if channel in seen:
+            raise UsageError(
+                f"channels: '{channel}' ({setting.origin}) stands there twice", hint="write one place each"
+            )
+        seen.add(channel)
+        if place.startswith("/") and not Path(place).is_dir():
+            raise UsageError(
+                f"channels: {place} ({setting.origin}) is not a folder",
+                hint="name the folder that holds noarch/repodata.json",
+            )
+
+
+def _check_solver(setting: Setting) -> None:
+    if setting.value in SOLVERS or ("/" in setting.value and Path(setting.value).is_file()):
+        return
+    raise UsageError(
+        f"solver '{setting.value}' ({setting.origin}) is not known",
+        hint=f"write {', '.join(SOLVERS)}, or the absolute path of a conda, mamba or micromamba",
+    )
 
 
 def _check_place(name: str, setting: Setting, text: str) -> tuple[str, str]:

@@ -16,14 +16,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from imagefactory.engines import ENGINES
-from imagefactory.errors import BuildError, LockError, NothingSelectedError, StaleError, UsageError
+from imagefactory.errors import (
+    BuildError,
+    LockError,
+    NothingSelectedError,
+    StaleError,
+    UnsolvableError,
+    UsageError,
+)
 from imagefactory.model import (
     Base,
     Completed,
     Definition,
     Image,
     Lock,
+    LockedConda,
     LockedPackage,
+    LockedWheel,
+    Outcome,
     Report,
     RunSpec,
     Sif,
@@ -32,15 +42,19 @@ from imagefactory.model import (
 from imagefactory.oci.layout import Layout, reference, used, used_by_nobody
 from imagefactory.progress import Progress
 from imagefactory.recipes import BASES_FILE, all_bases, expand_all, read_bases, read_recipes
-from imagefactory.settings import Settings
+from imagefactory.settings import SOLVERS, Settings
 from imagefactory.verify.runners import OWN_RUNNER, RUNNERS
 
 if TYPE_CHECKING:
     from imagefactory.engines.base_image import BaseImage
     from imagefactory.engines.protocol import Engine
+    from imagefactory.engines.site import BuildSecrets
     from imagefactory.lock import Locker
     from imagefactory.lock.base import DebianMirror
+    from imagefactory.lock.channels import Channels
+    from imagefactory.lock.files import Unsolvable
     from imagefactory.lock.index import PackageIndex
+    from imagefactory.lock.pypi import UvLocker
     from imagefactory.verify.runners.protocol import Runner
 
 
@@ -56,11 +70,16 @@ class Factory:
     def base_of(self, target: Target) -> Base:
         return next(base for base in self.bases if base.name == target.base)
 
-    def lock_path(self, target: Target) -> Path:
-        return self.settings.root_path / "lockfiles" / f"{target.name}.requirements.txt"
+    def target_below(self, target: Target) -> Target | None:
+        """The target that this one is built on."""
+        return next((one for one in self.targets if one.name == target.on), None)
+
+    @property
+    def lock_folder(self) -> Path:
+        return self.settings.root_path / "lockfiles"
 
     def base_lock_path(self, base: Base) -> Path:
-        return self.settings.root_path / "lockfiles" / "bases" / f"{base.name}.lock"
+        return self.lock_folder / "bases" / f"{base.name}.lock"
 
     def definition_folder(self, target: Target) -> Path:
         return self.settings.root_path / "definitions" / target.name
@@ -89,48 +108,81 @@ def read_factory(settings: Settings, environ: Mapping[str, str]) -> Factory:
 
 def read_target_lock(factory: Factory, target: Target) -> Lock | None:
     """The committed lock of a target, or None. Raises LockError when it is malformed."""
-    from imagefactory.lock.pypi import read_lock
+    from imagefactory.lock.files import read_lock
 
-    path = factory.lock_path(target)
-    try:
-        return read_lock(path) if path.exists() else None
-    except LockError as error:
-        # A file whose head is damaged does not say whose lock it is; here it is known.
-        raise LockError(error.message, hint=error.hint.replace("TARGET", target.name)) from error
+    return read_lock(factory.lock_folder, target)
 
 
 def require_lock(factory: Factory, target: Target) -> Lock:
     """The committed lock.
 
     Raises LockError when there is none or it does not hold the framework and CUDA that the target
-    names, StaleError when the recipe has moved on.
+    names, StaleError when the recipe has moved on or the lock of the target that it is built on has.
     """
-    from imagefactory.lock.pypi import check_facts
+    from imagefactory.lock.files import check_facts, lock_path
 
     lock, hint = read_target_lock(factory, target), f"imagefactory lock {target.name}"
+    wanted = wanted_hash(factory, target)
+    if lock is not None and lock.content_hash == wanted:
+        check_facts(lock, target)
+        return lock
+    if why := read_why(factory, target):
+        raise LockError(f"{target.name} is unsolvable: {why.reason}", hint=why.hint or f"{hint} --explain")
     if lock is None:
-        raise LockError(f"{target.name} has no lock ({factory.lock_path(target)})", hint=hint)
-    if lock.content_hash != wanted_hash(factory, target):
-        raise StaleError(f"the lock of {target.name} is stale: the recipe has changed since", hint=hint)
-    check_facts(lock, target)
-    return lock
+        path = lock_path(factory.lock_folder, target)
+        raise LockError(f"{target.name} has no lock ({path})", hint=hint)
+    what = f"the recipe or the lock of {target.on} has" if target.on else "the recipe has"
+    raise StaleError(f"the lock of {target.name} is stale: {what} changed since", hint=hint)
 
 
 def wanted_hash(factory: Factory, target: Target) -> str:
-    from imagefactory.lock.pypi import content_hash
+    """The content hash that the target's lock must have. Raises LockError as `lock_below` does."""
+    from imagefactory.lock.files import content_hash
 
-    return content_hash(target, factory.base_of(target))
+    return content_hash(target, factory.base_of(target), lock_below(factory, target))
+
+
+def lock_below(factory: Factory, target: Target) -> Lock | None:
+    """The lock of the target that this one is built on, as `require_lock` gives it; None for no target."""
+    below = factory.target_below(target)
+    return require_lock(factory, below) if below else None
+
+
+def locks_below(factory: Factory, target: Target) -> tuple[Lock, ...]:
+    """The locks of all targets that this one is built on, the lowest first."""
+    below = factory.target_below(target)
+    return (*locks_below(factory, below), require_lock(factory, below)) if below else ()
 
 
 def lock_state(factory: Factory, target: Target) -> str:
-    """`ok`, `stale`, `none`, or `malformed`, for tables."""
+    """`ok`, `stale`, `none`, `malformed`, or `unsolvable` where that is what locking said, for tables."""
     try:
         lock = read_target_lock(factory, target)
     except LockError:
         return "malformed"
-    if lock is None:
-        return "none"
-    return "ok" if lock.content_hash == wanted_hash(factory, target) else "stale"
+    try:
+        if lock is not None and lock.content_hash == wanted_hash(factory, target):
+            return "ok"
+        if read_why(factory, target) is not None:
+            return Outcome.UNSOLVABLE.value
+    except (LockError, StaleError):
+        pass  # of the target below, which has a row of its own
+    return "none" if lock is None else "stale"
+
+
+def read_why(factory: Factory, target: Target) -> Unsolvable | None:
+    """Why the target has no solution, as it was found when it was last locked; None where that is not known.
+
+    What was found for another recipe does not count, nor does a record that is malformed: locking makes
+    it anew. Raises LockError as `lock_below` does.
+    """
+    from imagefactory.lock.files import read_unsolvable
+
+    try:
+        why = read_unsolvable(factory.lock_folder, target)
+    except LockError:
+        return None
+    return why if why is not None and why.content_hash == wanted_hash(factory, target) else None
 
 
 def base_state(factory: Factory, base: Base) -> str:
@@ -150,27 +202,48 @@ def base_state(factory: Factory, base: Base) -> str:
 
 def orphans(factory: Factory) -> tuple[Path, ...]:
     """Locks and definitions of targets and bases that no recipe makes any more."""
-    root = factory.settings.root_path
+    from imagefactory.lock.files import CONDA, UNSOLVABLE, WHEELS, lock_names
+
+    root, folder = factory.settings.root_path, factory.lock_folder
     names = {target.name for target in factory.targets}
+    files = {f"{name}.{UNSOLVABLE}" for name in names}
+    for target in factory.targets:
+        files.update(lock_names(target.name, conda=target.source == "conda"))
     bases = {base.name for base in factory.bases if not base.image}
-    left = [
-        p for p in (root / "lockfiles").glob("*.txt") if p.name.removesuffix(".requirements.txt") not in names
-    ]
-    left += [p for p in (root / "lockfiles" / "bases").glob("*.lock") if p.stem not in bases]
+    kinds = (CONDA, WHEELS, UNSOLVABLE)
+    left = [p for kind in kinds for p in folder.glob(f"*.{kind}") if p.name not in files]
+    left += [p for p in (folder / "bases").glob("*.lock") if p.stem not in bases]
     left += [p for p in (root / "definitions").glob("*") if p.is_dir() and p.name not in names]
     return tuple(sorted(left))
 
 
 def holding(factory: Factory, targets: Sequence[Target], packages: Sequence[str]) -> tuple[Target, ...]:
-    """The targets whose locks hold all of `packages`. Raises NothingSelectedError when none does."""
+    """The targets whose locks hold all of `packages`, and not from a target that they are built on.
+
+    Raises NothingSelectedError when none does.
+    """
     from packaging.utils import canonicalize_name
 
     wanted = {canonicalize_name(package) for package in packages}
-    locks = ((target, read_target_lock(factory, target)) for target in targets)
-    chosen = tuple(t for t, lock in locks if lock and wanted <= {wheel.name for wheel in lock.wheels})
+
+    def names(target: Target | None) -> set[str]:
+        lock = read_target_lock(factory, target) if target else None
+        return {canonicalize_name(package.name) for package in lock.packages} if lock else set()
+
+    chosen = tuple(t for t in targets if wanted <= names(t) - names(factory.target_below(t)))
     if not chosen:
         raise NothingSelectedError(f"no lock holds {' and '.join(packages)}", hint="imagefactory show TARGET")
     return chosen
+
+
+def below_first(factory: Factory, targets: Sequence[Target]) -> tuple[Target, ...]:
+    """`targets` in an order in which each can be locked: after the one that it is built on."""
+
+    def depth(target: Target) -> int:
+        below = factory.target_below(target)
+        return 1 + depth(below) if below else 0
+
+    return tuple(sorted(targets, key=depth))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,33 +257,87 @@ class Relock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockOptions:
-    """`update` names packages that may move, `update_all` lets every one move."""
+    """`update` names packages that may move, `update_all` lets every one move.
+
+    `note` is written into the lock, None keeps the one that is there as long as the lock stays as it is.
+    """
 
     update: tuple[str, ...] = ()
     update_all: bool = False
+    note: str | None = None
 
 
 def lock_target(factory: Factory, target: Target, options: LockOptions, progress: Progress) -> Relock:
-    """Solves the target's lock if anything that decides it has changed, and writes it."""
-    from imagefactory.lock import LockRequest
-    from imagefactory.lock.pypi import write_lock
+    """Solves the target's lock if anything that decides it has changed, and writes it.
 
+    Where there is no solution that is kept beside the locks. Raises UnsolvableError, LockError for a target
+    below that has no lock, and what the solver's adapter raises.
+    """
+    from imagefactory.lock import LockRequest, files
+
+    _check_note(target, options.note)
+    folder, base, under = factory.lock_folder, factory.base_of(target), lock_below(factory, target)
     try:
         before = read_target_lock(factory, target)
     except LockError as error:
         progress.note(f"{error.message}: locking {target.name} anew")
         before = None
-    request = LockRequest(
-        target=target,
-        base=factory.base_of(target),
-        previous=before,
-        update=options.update,
-        update_all=options.update_all,
-    )
-    after = _locker(package_index(factory)).lock(request, progress)
-    if after != before:
-        write_lock(factory.lock_path(target), after)
+    wanted = files.content_hash(target, base, under)
+    current = before is not None and before.content_hash == wanted
+    if before is not None and current and not options.update and not options.update_all:
+        files.check_facts(before, target)
+        solved = replace(before, target=target.name)
+    else:
+        request = LockRequest(
+            target=target,
+            base=base,
+            previous=before,
+            update=options.update,
+            update_all=options.update_all,
+            under=under,
+        )
+        try:
+            solved = _target_locker(factory, target).lock(request, progress)
+        except UnsolvableError as error:
+            if not current:
+                why = files.Unsolvable(
+                    target=target.name,
+                    content_hash=wanted,
+                    reason=error.message.removeprefix(f"{target.name}: "),
+                    hint=error.hint,
+                    tree=error.tree,
+                )
+                files.write_unsolvable(folder, why)
+            raise
+    after = _noted(before, solved, options.note, progress)
+    if before is None or files.format_lock_files(after) != files.format_lock_files(before):
+        files.write_lock(folder, after)
+    else:
+        after = before
+        files.remove_unsolvable(folder, target.name)
     return Relock(target=target, before=before, after=after)
+
+
+def _noted(before: Lock | None, after: Lock, note: str | None, progress: Progress) -> Lock:
+    """`after` with the note it shall have: what was said of other packages is not said of these."""
+    if note is None:
+        old = before.note if before else ""
+        same = before is None or [p.sha256 for p in before.packages] == [p.sha256 for p in after.packages]
+        if same or not old:
+            return replace(after, note=old)
+        progress.note(f"{after.target}: its note '{old}' was of the lock before: --note says it of this one")
+        return replace(after, note="")
+    return replace(after, note=note.strip())
+
+
+def _check_note(target: Target, note: str | None) -> None:
+    if note and target.source != "conda":
+        raise UsageError(
+            f"{target.name}: a lock of wheels alone keeps no note",
+            hint=f"write it as a comment into the recipe ({target.where})",
+        )
+    if note and (len(note) > 300 or not note.isprintable()):
+        raise UsageError("a note is one line of at most 300 characters", hint='--note "tried on an A100"')
 
 
 def lock_base(factory: Factory, base: Base, progress: Progress, *, update: bool) -> bool:
@@ -243,7 +370,8 @@ def lock_base(factory: Factory, base: Base, progress: Progress, *, update: bool)
 def define_target(factory: Factory, target: Target) -> Definition:
     from imagefactory.render.define import define
 
-    return define(target, factory.base_of(target), require_lock(factory, target))
+    lock, under = require_lock(factory, target), locks_below(factory, target)
+    return define(target, factory.base_of(target), lock, under)
 
 
 def render_target(factory: Factory, target: Target) -> dict[str, str]:
@@ -342,26 +470,29 @@ def find_image(factory: Factory, target: Target) -> Image | None:
 
 
 def collect_cache(factory: Factory, progress: Progress, *, dry_run: bool) -> int:
-    """Removes from the cache what no committed lock names, and all segments; gives the bytes freed.
+    """Removes from the cache what no committed lock names, all segments and what lies there unpacked.
 
-    Waits for running builds, as `store gc` does.
+    Gives the bytes freed. Waits for running builds, as `store gc` does.
     """
+    from imagefactory.engines.conda_prefix import remove_extracted
     from imagefactory.lock.base import read_base_lock
 
     locks = [lock for target in factory.targets if (lock := read_target_lock(factory, target))]
     bases = [found for base in factory.bases if (found := read_base_lock(factory.base_lock_path(base)))]
-    needed = {wheel.sha256 for lock in locks for wheel in lock.wheels}
+    needed = {package.sha256 for lock in locks for package in lock.packages}
     # Also the newer packages that a base was made of when the mirror no longer had the locked ones.
     folder = factory.settings.store_path / "bases"
     bases += [found for path in sorted(folder.glob("*.lock")) if (found := read_base_lock(path))]
     needed |= {package.sha256 for found in bases for package in found.packages}
     cache, freed = factory.settings.cache_path, 0
     with used_by_nobody(_cache_lock(factory), progress):
-        for path in [p for kind in ("wheels", "debs", "segments") for p in (cache / kind).rglob("*")]:
+        kinds = ("wheels", "conda", "debs", "segments")
+        for path in [p for kind in kinds for p in (cache / kind).rglob("*")]:
             if path.is_file() and path.parent.name not in needed and not path.name.startswith("."):
                 freed += path.stat().st_size
                 if not dry_run:
                     path.unlink(missing_ok=True)
+        freed += remove_extracted(cache, dry_run=dry_run)
     return freed
 
 
@@ -388,26 +519,32 @@ def _engine(factory: Factory, name: str) -> Engine:
 def _docker_engine(factory: Factory) -> Engine:
     from imagefactory.engines.docker import DockerEngine
     from imagefactory.engines.docker_daemon import DockerDaemon
-    from imagefactory.engines.site import find_secrets
 
     return DockerEngine(
         factory.layout,
         DockerDaemon(factory.environ),
         codec=factory.settings.codec.value,
-        secrets=lambda: find_secrets(package_index(factory), factory.environ),
+        secrets=lambda channels: _build_secrets(factory, channels),
     )
 
 
 def _apptainer_engine(factory: Factory) -> Engine:
     from imagefactory.engines.apptainer import ApptainerEngine
     from imagefactory.engines.apptainer_command import ApptainerCommand
-    from imagefactory.engines.site import find_secrets
 
     return ApptainerEngine(
         factory.layout,
         ApptainerCommand(factory.environ),
-        secrets=lambda: find_secrets(package_index(factory), factory.environ),
+        secrets=lambda channels: _build_secrets(factory, channels),
     )
+
+
+def _build_secrets(factory: Factory, channels: tuple[str, ...]) -> BuildSecrets:
+    """What a build in a container gets to know of this machine; `channels` are those that it asks."""
+    from imagefactory.engines.site import find_secrets
+
+    site = conda_channels(factory).site(channels) if channels else None
+    return find_secrets(package_index(factory), factory.environ, site)
 
 
 def _runner(factory: Factory, name: str, target: str, progress: Progress) -> Runner:
@@ -469,11 +606,28 @@ def unpack_image(factory: Factory, image: Image, progress: Progress) -> None:
 
 
 def _packages(factory: Factory, lock: Lock, progress: Progress) -> dict[LockedPackage, Path]:
-    from imagefactory.wheels import WheelCache
+    """The files of a lock: conda's archives from their channels, wheels from the package index."""
+    from imagefactory.packages import PackageCache
 
-    index = package_index(factory)
-    cache = WheelCache(factory.settings.cache_path, index)
-    return dict(cache.fetch(lock, _locker(index).addresses, progress).items())
+    folder = factory.settings.cache_path
+    fetched: list[tuple[LockedPackage, Path]] = []
+    if lock.conda:
+        channels = conda_channels(factory)
+
+        def ask(missing: tuple[LockedConda, ...]) -> dict[str, str]:
+            return {package.filename: channels.address(package.url) for package in missing}
+
+        archives = PackageCache(folder, channels).fetch(lock.conda, ask, progress)
+        fetched += archives.items()
+    if lock.wheels:
+        index = package_index(factory)
+
+        def look_up(missing: tuple[LockedWheel, ...]) -> dict[str, str]:
+            return _locker(index).addresses(replace(lock, wheels=missing, conda=()))
+
+        wheels = PackageCache(folder, index).fetch(lock.wheels, look_up, progress)
+        fetched += wheels.items()
+    return dict(fetched)
 
 
 def _base(factory: Factory, base: Base, progress: Progress, *, locked: bool) -> BaseImage:
@@ -516,10 +670,34 @@ def package_index(factory: Factory) -> PackageIndex:
     return trusting(found, factory.settings.certificates_path)
 
 
-def _locker(index: PackageIndex) -> Locker:
+def _locker(index: PackageIndex) -> UvLocker:
     from imagefactory.lock.pypi import UvLocker
 
     return UvLocker(index, python=Path(sys.executable))
+
+
+def _target_locker(factory: Factory, target: Target) -> Locker:
+    """What solves the target's packages, and knows where they are."""
+    index = package_index(factory)
+    if target.source != "conda":
+        return _locker(index)
+    channels, records = conda_channels(factory), factory.settings.cache_path / "channels"
+    if (solver := factory.settings.solver.value) == SOLVERS[0]:
+        from imagefactory.lock.conda import CondaLocker
+
+        return CondaLocker(channels, records, lambda: _locker(index))
+    from imagefactory.lock.conda_lock_tool import CondaLockLocker, find_tool
+
+    tool = find_tool(solver, factory.environ)
+    return CondaLockLocker(tool, channels, records, lambda: _locker(index))
+
+
+def conda_channels(factory: Factory) -> Channels:
+    """How this machine reaches conda's channels."""
+    from imagefactory.lock.channels import find_channels
+
+    certificates = package_index(factory).certificates
+    return find_channels(factory.settings.channels.value, factory.environ, certificates)
 
 
 def _mirror(factory: Factory) -> DebianMirror:

@@ -22,6 +22,18 @@ MAX_BYTES = 256 * 1024
 MAX_NODES = 5_000
 MAX_DEPTH = 8
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Caps of one kind of file: its `size` in bytes, its number of values, how deep they are nested."""
+
+    size: int = MAX_BYTES
+    nodes: int = MAX_NODES
+    depth: int = MAX_DEPTH
+
+
+RECIPE = Limits()
+
 _MADE = {"null": "nothing", "bool": "true or false", "int": "a number", "float": "a number"}
 _RESOLVER: Any = yaml.resolver.Resolver()
 # Invisible or unassigned: control, format (bidirectional marks, BOM), surrogates, private, separators.
@@ -43,6 +55,15 @@ class Node:
     pairs: list[tuple[Node, Node]] = field(default_factory=list)
 
     @property
+    def keys(self) -> tuple[str, ...]:
+        """The texts of a map's keys."""
+        return tuple(key.text for key, _ in self.pairs if key.kind == "text")
+
+    def get(self, key: str) -> Node | None:
+        """The first value of a map under `key`."""
+        return next((value for name, value in self.pairs if name.kind == "text" and name.text == key), None)
+
+    @property
     def called(self) -> str:
         """What an error calls this value."""
         if self.kind == "text":
@@ -50,18 +71,18 @@ class Node:
         return {"list": "a list", "map": "keys and values"}[self.kind]
 
 
-def parse_tree(text: str, file: str) -> Node:
+def parse_tree(text: str, file: str, limits: Limits = RECIPE) -> Node:
     """The tree of a YAML text, built from the parser's events within fixed caps.
 
     Raises RecipeError with the first fault: what follows it cannot be trusted.
     """
-    _check_characters(text, file)
+    _check_characters(text, file, limits)
     try:
-        return _build(_events(text, fast=True), file)
+        return _build(_events(text, fast=True), file, limits)
     except (yaml.YAMLError, ValueError) as fast_error:
         error: Exception = fast_error
     try:  # the pure parser's words, so that errors do not depend on how PyYAML was installed
-        _build(_events(text, fast=False), file)
+        _build(_events(text, fast=False), file, limits)
     except (yaml.YAMLError, ValueError) as pure_error:
         error = pure_error
     mark = getattr(error, "problem_mark", None)
@@ -75,9 +96,9 @@ def _events(text: str, *, fast: bool) -> Iterator[Any]:
     return iter(yaml.parse(text, Loader=loader))
 
 
-def _check_characters(text: str, file: str) -> None:
-    if len(text) > MAX_BYTES or len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
-        raise too_large(file)
+def _check_characters(text: str, file: str, limits: Limits) -> None:
+    if len(text) > limits.size or len(text.encode("utf-8", "surrogatepass")) > limits.size:
+        raise too_large(file, limits)
     for match in re.finditer(r"[^\n\t -~]", text):
         character = match[0]
         if character == "\r" and text[match.end() : match.end() + 1] == "\n":
@@ -90,7 +111,7 @@ def _check_characters(text: str, file: str) -> None:
             raise refused(where, f"holds the character {character!a}, which cannot be seen", "remove it")
 
 
-def _build(events: Iterator[Any], file: str) -> Node:
+def _build(events: Iterator[Any], file: str, limits: Limits) -> Node:
     open_nodes: list[Node] = []
     keys: list[Node | None] = []  # the key that waits for its value, per open node
     root: Node | None = None
@@ -115,8 +136,8 @@ def _build(events: Iterator[Any], file: str) -> Node:
             continue
         _refuse_references(event, where)
         count += 1
-        if count > MAX_NODES:
-            raise refused(where, f"holds more than {MAX_NODES} values", "split it")
+        if count > limits.nodes:
+            raise refused(where, f"holds more than {limits.nodes} values", "split it")
         if isinstance(event, yaml.ScalarEvent):
             node = Node(where, "text", text=event.value, made=_made(event))
         else:
@@ -133,8 +154,8 @@ def _build(events: Iterator[Any], file: str) -> Node:
         if node.kind != "text":
             open_nodes.append(node)
             keys.append(None)
-            if len(open_nodes) > MAX_DEPTH:
-                raise refused(where, f"is nested more than {MAX_DEPTH} deep", "write it flatter")
+            if len(open_nodes) > limits.depth:
+                raise refused(where, f"is nested more than {limits.depth} deep", "write it flatter")
     if root is None:
         raise refused(first_place(file), "is empty", "write a recipe; `imagefactory new FAMILY` makes one")
     return root
@@ -159,8 +180,8 @@ def first_place(file: str) -> Where:
     return Where(file=file, line=1, column=1)
 
 
-def too_large(file: str) -> RecipeError:
-    return refused(first_place(file), f"is larger than {MAX_BYTES // 1024} kB", "split it")
+def too_large(file: str, limits: Limits = RECIPE) -> RecipeError:
+    return refused(first_place(file), f"is larger than {limits.size // 1024} kB", "split it")
 
 
 def refused(where: Where, what: str, write: str) -> RecipeError:

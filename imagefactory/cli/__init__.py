@@ -26,7 +26,9 @@ MODULES = {
     **dict.fromkeys(
         ("installer", "isal", "jinja2", "requests", "rich", "tenacity", "uv", "zstandard"), "build"
     ),
+    "conda_lock": "conda",
     "docker": "docker",
+    "rattler": "conda",
     "spython": "apptainer",
 }
 """What a light install lacks, and the extra that brings it."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 import click
 
 from imagefactory.cli.output import (
@@ -9,6 +13,7 @@ from imagefactory.cli.output import (
     complete_targets,
     image_json,
     json_option,
+    package_json,
     say,
     say_json,
     select_one,
@@ -16,6 +21,9 @@ from imagefactory.cli.output import (
     targets_argument,
 )
 from imagefactory.errors import UsageError
+
+if TYPE_CHECKING:
+    from imagefactory.drafts import Draft
 
 
 @click.command("list")
@@ -44,23 +52,23 @@ def list_targets(call: Call, names: tuple[str, ...], as_json: bool) -> None:
 @click.pass_obj
 def show(call: Call, name: str, as_json: bool) -> None:
     """Show one target: what it asks for, what its lock holds, whether its image is in the store."""
-    from imagefactory.report.console import format_target
-    from imagefactory.workflow import find_image, lock_state, read_target_lock
+    from imagefactory.model import Outcome
+    from imagefactory.report.console import TargetState, format_target
+    from imagefactory.workflow import find_image, lock_state, read_target_lock, read_why
 
     factory = call.factory
     target = select_one(factory.targets, name)
     lock, image = read_target_lock(factory, target), find_image(factory, target)
     state = lock_state(factory, target)
+    why = read_why(factory, target) if state == Outcome.UNSOLVABLE else None
     if not as_json:
-        return say(format_target(target, lock, state, image))
-    packages = [
-        {"name": w.name, "version": w.version, "file": w.filename, "sha256": w.sha256, "size": w.size}
-        for w in (lock.wheels if lock else ())
-    ]
+        return say(format_target(target, TargetState(lock=lock, state=state, why=why, image=image)))
     value = {
         **target_json(target),
         "lock": state,
-        "packages": packages,
+        "why": {"reason": why.reason, "hint": why.hint, "tree": why.tree} if why else None,
+        "note": lock.note if lock else "",
+        "packages": [package_json(package) for package in (lock.packages if lock else ())],
         "image": image_json(image) if image else None,
     }
     return say_json("target", value)
@@ -68,24 +76,79 @@ def show(call: Call, name: str, as_json: bool) -> None:
 
 @click.command()
 @click.argument("family")
-@click.option("--framework", default="", metavar="PACKAGE", help="The framework's package, e.g. torch.")
+@click.option(
+    "--framework", default="", metavar="NAME[=VERSION]", help="The framework's package, e.g. torch."
+)
+@click.option("--cuda", default="", metavar="VERSION", help="The CUDA version, where FILE does not say it.")
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Take over an environment.yml, requirements.txt, pixi.lock or conda-lock.yml.",
+)
+@click.option("--environment", default="", metavar="NAME", help="The environment of a pixi.lock.")
+@click.option(
+    "--on",
+    default="",
+    metavar="TARGET",
+    shell_complete=complete_targets,
+    help="Add packages to TARGET, all of it as locked.",
+)
 @click.option("--print", "only_print", is_flag=True, help="Print the recipe instead of writing it.")
 @click.pass_obj
-def new(call: Call, family: str, framework: str, only_print: bool) -> None:
-    """Write recipes/FAMILY.yaml: a recipe to start from."""
-    from imagefactory.recipes import read_bases, scaffold
-
+def new(call: Call, /, family: str, only_print: bool, **asked: Any) -> None:
+    """Write recipes/FAMILY.yaml: a recipe to start from, or one for an environment that exists."""
     folder = call.settings.root_path / "recipes"
-    text = scaffold(family, read_bases(folder), framework=framework)
-    if only_print:
-        return say(text.rstrip("\n"))
     path = folder / f"{family}.yaml"
+    exists = UsageError(f"{path} exists", hint="edit it, or choose another family")
+    if path.exists() and not only_print:
+        raise exists
+    drafted = _draft(call, family, asked)
+    for line in drafted.told:
+        click.echo(f"note: {line}", err=True)
+    if only_print:
+        return say(drafted.text.rstrip("\n"))
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(text)
+            file.write(drafted.text)
     except FileExistsError:
-        raise UsageError(f"{path} exists", hint="edit it, or choose another family") from None
+        raise exists from None
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}", hint="mend its rights") from error
     say(f"wrote {path}\nnext: edit it, then `imagefactory list`, `imagefactory lock`, `imagefactory render`")
     return None
+
+
+def _draft(call: Call, family: str, asked: Mapping[str, Any]) -> Draft:
+    """The text to write, by what was asked. Only what is taken over, or built on others, needs the others."""
+    from imagefactory.drafts import Asked, Draft, check_draft, check_name, draft, draft_on, scaffold
+    from imagefactory.imports import read_wish
+    from imagefactory.recipes import all_bases, read_bases, read_recipes
+
+    folder, source, on = call.settings.root_path / "recipes", asked["source"], asked["on"]
+    framework, _, version = asked["framework"].partition("=")
+    for option, value, needs in (
+        ("--cuda", asked["cuda"], source and not on),
+        ("--framework NAME=VERSION", version, source and not on),
+        ("--environment", asked["environment"], source),
+        ("--framework", framework, not on),
+    ):
+        if value and not needs:
+            raise UsageError(f"{option} says nothing here", hint="it completes --from FILE; see --help")
+    bases = read_bases(folder)
+    if not source and not on:
+        return Draft(text=scaffold(family, bases, framework=framework), told=())
+    check_name(family, "family")
+    recipes = [recipe for recipe in read_recipes(folder) if recipe.family != family]
+    target = select_one(call.factory.targets, on) if on else None
+    python = target.python if target else next((base.python for base in bases if base.python), "")
+    wish = read_wish(source, python, asked["environment"]) if source else None
+    if target:
+        drafted = draft_on(wish, family, target)
+    else:
+        assert wish is not None
+        said = Asked(family=family, framework=framework, version=version.lstrip("="), cuda=asked["cuda"])
+        drafted = draft(wish, said, bases)
+    check_draft(drafted.text, family, recipes, all_bases(bases, recipes))
+    return drafted

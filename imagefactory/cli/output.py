@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, ParamSpec
 
 import click
 
-from imagefactory.errors import BuildError, FactoryError, UsageError
+from imagefactory.errors import BuildError, FactoryError, UnsolvableError, UsageError
 from imagefactory.progress import Progress, choose
 
 if TYPE_CHECKING:
-    from imagefactory.model import Image, Sif, Target
+    from imagefactory.model import Image, LockedPackage, Sif, Target
     from imagefactory.settings import Settings
     from imagefactory.workflow import Factory
 
@@ -122,7 +122,26 @@ def target_json(target: Target) -> dict[str, object]:
         "requirements": target.requirements,
         "constraints": target.constraints,
         "environment": dict(target.environment),
+        "on": target.on,
+        "channels": target.channels,
+        "channel_priority": target.priority if target.channels else "",
+        "system": dict(target.system),
+        "pip": target.pip,
         "recipe": str(target.where),
+    }
+
+
+def package_json(package: LockedPackage) -> dict[str, object]:
+    from imagefactory.model import LockedConda
+
+    conda = {"build": package.build, "url": package.url} if isinstance(package, LockedConda) else {}
+    return {
+        "name": package.name,
+        "version": package.version,
+        **conda,
+        "file": package.filename,
+        "sha256": package.sha256,
+        "size": package.size,
     }
 
 
@@ -195,6 +214,7 @@ class Failures:
     def as_json(self) -> list[dict[str, object]]:
         return [
             {"target": name, "exit_code": e.exit_code, "message": e.message, "hint": e.hint}
+            | ({"tree": e.tree} if isinstance(e, UnsolvableError) else {})
             for name, e in self.errors
         ]
 

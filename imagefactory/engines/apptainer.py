@@ -1,8 +1,9 @@
 """The engine that builds the rendered definition with apptainer, and the maker of .sif files from images.
 
 The base comes from the store, through an image layout that apptainer reads (`Bootstrap: oci`): no
-registry. The settings of this machine (index, certificates) lie in a folder that is bound at /mnt while
-%post runs and is in no file of the .sif; build arguments would be, for a .sif keeps its definition.
+registry. The settings of this machine (index, channels, certificates) lie in a folder that is bound at
+/mnt while %post runs and is in no file of the .sif; build arguments would be, for a .sif keeps its
+definition.
 
 Apptainer's output differs from run to run, so what it made is kept under the hash of what it was made
 of, and its own sha256 is what names it.
@@ -19,8 +20,8 @@ from pathlib import Path
 from imagefactory.engines.apptainer_command import COMPRESSIONS, ApptainerCommand, SifOrder
 from imagefactory.engines.base_image import BaseImage
 from imagefactory.engines.protocol import Packages
-from imagefactory.engines.site import BuildSecrets
-from imagefactory.errors import StoreError
+from imagefactory.engines.site import AskSecrets, linker_failure
+from imagefactory.errors import BuildError, StoreError
 from imagefactory.model import Definition, Descriptor, Image, Sif
 from imagefactory.oci.layout import (
     INDEX_TYPE,
@@ -47,7 +48,7 @@ class ApptainerEngine:
         self,
         layout: Layout,
         command: ApptainerCommand,
-        secrets: Callable[[], BuildSecrets],
+        secrets: AskSecrets,
         *,
         compression: str = "fast",
     ) -> None:
@@ -62,12 +63,12 @@ class ApptainerEngine:
         return _recall(self.layout, self._key(definition, base))
 
     def build(self, definition: Definition, base: BaseImage, packages: Packages, progress: Progress) -> Sif:  # noqa: ARG002
-        """Builds, keeps and tags the .sif. pip inside fetches the wheels, each with the lock's hash.
+        """Builds, keeps and tags the .sif. The packages are fetched inside, each with the lock's hash.
 
         Raises BuildError with apptainer's last lines, StoreError. The caller holds the layout's `in_use`.
         """
         target = definition.target
-        secrets = self.secrets()
+        secrets = self.secrets(definition.lock.channels)
         with scratch(self.layout) as folder, progress.stage(f"{target.name}: apptainer build"):
             for name, text in render(definition).items():
                 (folder / name).write_text(text, encoding="utf-8")
@@ -84,7 +85,14 @@ class ApptainerEngine:
                 binds=((site, SITE),),
                 hide=secrets.hide,
             )
-            self.command.build(order, _teller(progress))
+            try:
+                self.command.build(order, _teller(progress))
+            except BuildError as error:
+                if told := linker_failure(error.message):
+                    raise BuildError(
+                        f"{target.name}: apptainer build failed: {told[0]}", hint=told[1]
+                    ) from error
+                raise
             origin = SifOrigin(target=target.name, compression=self.compression)
             sif = keep_sif(self.layout, order.output, origin, tag=sif_reference(target))
         _record(self.layout, self._key(definition, base), sif)
@@ -97,14 +105,8 @@ class ApptainerEngine:
         self.layout.tag(sif_reference(definition.target), descriptor)
 
     def _key(self, definition: Definition, base: BaseImage) -> str:
-        files = render(definition)
-        return _hash(
-            "build",
-            COMPRESSIONS[self.compression],
-            base.image.manifest,
-            files[DEFINITION],
-            files["requirements.txt"],
-        )
+        texts = [text for name, text in render(definition).items() if name != "Dockerfile"]
+        return _hash("build", COMPRESSIONS[self.compression], base.image.manifest, *texts)
 
 
 class SifMaker:

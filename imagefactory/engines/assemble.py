@@ -1,41 +1,70 @@
 """The embedded engine: an OCI image from a lock, in this process. No daemon, no root, no Dockerfile.
 
 The digest is a function of lock, recipe, base and the codec's version alone. `plan_layers` decides
-which wheels share a layer; worker processes make layers; layers are kept by what went into them, so
-another image with the same package writes nothing.
+which packages share a layer; worker processes make layers; layers are kept by what went into them, so
+another image with the same package writes nothing. Wheels become layers directly; conda's packages are
+linked into a staging prefix first (conda_prefix.py), and each is read from there.
 """
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
-import json
-import multiprocessing
-import os
 import re
-import signal
 import subprocess
-import tempfile
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 
-import installer
-
 from imagefactory import __version__
 from imagefactory.engines.base_image import BaseImage, format_time, write_index
+from imagefactory.engines.conda_layer import AlteredError, lay_changes
+from imagefactory.engines.conda_prefix import (
+    Claim,
+    Prefix,
+    Staging,
+    extracted_folder,
+    forget_extracted,
+    record_name,
+    run_scripts,
+    staged,
+)
+from imagefactory.engines.layer_plan import (
+    Bench,
+    LayerPlan,
+    Part,
+    conda_part,
+    conda_python,
+    group_packages,
+    hash_key,
+    linker,
+    plan_layers,
+    wheel_part,
+)
+from imagefactory.engines.layer_work import (
+    MadeLayer,
+    format_laid,
+    laid_path,
+    make_layers,
+    read_laid,
+    read_laid_of,
+)
 from imagefactory.engines.protocol import Packages
-from imagefactory.engines.pyc import BaseCompiler
-from imagefactory.engines.wheel_layer import LaidFile, Place, lay_wheel
+from imagefactory.engines.wheel_layer import Place
 from imagefactory.errors import BuildError, StoreError
-from imagefactory.model import Definition, Descriptor, Image, Layer, LockedWheel, RunSpec, Sif
-from imagefactory.oci.layers import CHUNK, END_OF_ARCHIVE, LAYERS_VERSION, Segment, Sink, codec
+from imagefactory.model import (
+    Definition,
+    Descriptor,
+    Image,
+    Layer,
+    LockedConda,
+    LockedPackage,
+    LockedWheel,
+    Mount,
+    RunSpec,
+    Sif,
+)
+from imagefactory.oci.layers import END_OF_ARCHIVE, Segment, codec
 from imagefactory.oci.layout import (
     CONFIG_TYPE,
     INDEX_TYPE,
@@ -51,305 +80,7 @@ from imagefactory.oci.layout import (
 from imagefactory.progress import Progress
 from imagefactory.render.define import pyvenv_cfg, venv_links
 
-OWN_LAYER_BYTES = 8_000_000
-"""A wheel of this size or more gets a layer to itself; smaller ones are not worth one."""
-MOST_OWN_LAYERS = 48
-"""Docker stops at 127 layers, overlay mounts get slow long before."""
-BUCKETS = 8
-"""The other wheels share so many layers, by hash of name: one changed package makes one bucket anew."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
-    """What every layer of one build has in common; all of it goes into each layer's key.
-
-    `interpreter` is the base's Python and `environment` what it needs to start; `base_python` names both.
-    """
-
-    store: Path
-    segments: Path
-    codec: str
-    place: Place
-    epoch: int
-    base_folders: tuple[Path, ...]
-    base_python: str
-    interpreter: str = ""
-    environment: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """One wheel on disk on its way into a layer; `key` is the hash of all that decides its segment."""
-
-    key: str
-    path: Path
-    size: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerPlan:
-    """One layer to make or to find: the wheels in it, in order. `shared` layers are buckets."""
-
-    key: str
-    title: str
-    parts: tuple[Part, ...]
-    shared: bool
-
-    @property
-    def size(self) -> int:
-        return sum(part.size for part in self.parts)
-
-
-def plan_layers(wheels: Mapping[LockedWheel, Path], bench: Bench) -> tuple[LayerPlan, ...]:
-    """Which wheel goes into which layer. Pure but for the codec's version; same wheels, same plan."""
-    large = {w.name for w in wheels if w.size >= OWN_LAYER_BYTES}
-    if len(large) > MOST_OWN_LAYERS:
-        by_size = sorted(wheels, key=lambda w: (-w.size, w.name))
-        large = {w.name for w in by_size[:MOST_OWN_LAYERS]}
-    own = [w for w in wheels if w.name in large]
-    buckets: dict[int, list[LockedWheel]] = {}
-    for wheel in wheels:
-        if wheel.name not in large:
-            number = hashlib.sha256(wheel.name.encode()).digest()[0] % BUCKETS
-            buckets.setdefault(number, []).append(wheel)
-
-    def plan(title: str, chosen: Iterable[LockedWheel], *, shared: bool) -> LayerPlan:
-        parts = tuple(
-            Part(key=_segment_key(w, bench), path=wheels[w], size=w.size)
-            for w in sorted(chosen, key=lambda w: w.name)
-        )
-        key = _hash("bucket" if shared else "layer", *(part.key for part in parts))
-        return LayerPlan(key=key, title=title, parts=parts, shared=shared)
-
-    return (
-        *(plan(f"{w.name} {w.version}", [w], shared=False) for w in sorted(own, key=lambda w: w.name)),
-        *(plan(f"bucket {n}", chosen, shared=True) for n, chosen in sorted(buckets.items())),
-    )
-
-
-def in_working_order(plans: Iterable[LayerPlan]) -> list[LayerPlan]:
-    """Buckets first, then the largest: the last layers made are small, so no worker waits long for another.
-
-    A bucket's bytes say little of its work: its packages are Python, whose byte code is made.
-    """
-    return sorted(plans, key=lambda plan: (not plan.shared, -plan.size, plan.key))
-
-
-def _hash(*parts: str) -> str:
-    return hashlib.sha256(canonical_json([LAYERS_VERSION, *parts])).hexdigest()
-
-
-def _segment_key(wheel: LockedWheel, bench: Bench) -> str:
-    return _hash(
-        "wheel",
-        wheel.filename,
-        wheel.sha256,
-        codec(bench.codec).identity,
-        f"installer {installer.__version__}",
-        bench.place.prefix,
-        bench.place.python,
-        bench.base_python,
-        str(bench.epoch),
-    )
-
-
-# --- making layers, in worker processes ----------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MadeLayer:
-    layer: Layer
-    made: bool
-
-
-@dataclass(slots=True)
-class _Worker:
-    """What a worker process holds between layers: its compiler and the way to report."""
-
-    bench: Bench
-    report: Callable[[int], None]
-    compiler: BaseCompiler
-
-    @property
-    def layout(self) -> Layout:
-        return Layout(self.bench.store)
-
-
-def make_layer(worker: _Worker, plan: LayerPlan) -> MadeLayer:
-    """The layer of `plan`, found or made. One process makes it, others wait and find it."""
-    layout = worker.layout
-    with layout.locked(f"layer-{plan.key}"):
-        known = layout.recall_layer(plan.key)
-        if known is not None and _laid_path(layout, plan.key).exists():
-            worker.report(plan.size)
-            return MadeLayer(layer=replace(known, title=plan.title), made=False)
-        packer = codec(worker.bench.codec)
-        plain = hashlib.sha256()
-        with explain_full_disk(layout.path), BlobWriter(layout) as blob:
-            make = _shared_segments if plan.shared else _own_segment
-            laid = make(worker, plan, blob, plain)
-            last = packer.compressor()
-            blob.write(last.compress(END_OF_ARCHIVE) + last.flush())
-            plain.update(END_OF_ARCHIVE)
-            descriptor = blob.commit(packer.media_type)
-            layout.write_file(_laid_path(layout, plan.key), laid)
-        layer = Layer(descriptor=descriptor, diff_id=f"sha256:{plain.hexdigest()}", title=plan.title)
-        layout.record_layer(plan.key, layer)
-        return MadeLayer(layer=layer, made=True)
-
-
-def _own_segment(worker: _Worker, plan: LayerPlan, blob: BlobWriter, plain: hashlib._Hash) -> bytes:
-    (part,) = plan.parts
-    _, laid = _lay(worker, part, _Order(sink=blob, plain=plain))
-    return _format_laid(part, laid)
-
-
-def _shared_segments(worker: _Worker, plan: LayerPlan, blob: BlobWriter, plain: hashlib._Hash) -> bytes:
-    """Folders first, each once, then the wheels' segments; a file of several wheels comes with the first."""
-    packer = codec(worker.bench.codec)
-    kept: list[_Kept] = []
-    files: set[str] = set()
-    for part in plan.parts:
-        segment = _segment(worker, part, frozenset())
-        if doubled := files & set(segment.files):
-            segment = replace(_segment(worker, part, frozenset(doubled)), laid=segment.laid)
-        files |= set(segment.files)
-        kept.append(segment)
-    above = Segment(packer, blob, plain, epoch=worker.bench.epoch)
-    for folder in sorted({folder for segment in kept for folder in segment.folders}):
-        above.folder(folder)
-    above.close()
-    for segment in kept:
-        with segment.path.open("rb") as file:
-            while data := file.read(CHUNK):
-                blob.write(data)
-        for data in packer.decompress(segment.path):
-            plain.update(data)
-    return b"".join(segment.laid for segment in kept)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Kept:
-    """A segment on disk, the paths in it (byte code too), and the lines of what its wheel lays."""
-
-    path: Path
-    folders: tuple[str, ...]
-    files: tuple[str, ...]
-    laid: bytes
-
-
-def _segment(worker: _Worker, part: Part, skip: frozenset[str]) -> _Kept:
-    """The compressed tar entries of a small wheel, without files of `skip`, kept for its neighbours' changes.
-
-    A kept segment is used only while it has the digest it was made with: a cache is nobody's treasure.
-    """
-    key = _hash("without", part.key, *sorted(skip)) if skip else part.key
-    path = worker.bench.segments / key[:2] / key
-    listing = path.with_suffix(".files")
-    try:
-        digest, paths, laid = listing.read_bytes().split(b"\n", 2)
-        with path.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest().encode() == digest:
-                if not skip:
-                    worker.report(part.size)
-                folders, files = json.loads(paths)
-                return _Kept(path=path, folders=tuple(folders), files=tuple(files), laid=laid)
-    except (FileNotFoundError, ValueError):
-        pass
-    with explain_full_disk(path.parent, setting="cache"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
-        try:
-            with os.fdopen(handle, "w+b") as file:
-                order = _Order(sink=file, plain=hashlib.sha256(), bare=True, skip=skip)
-                segment, found = _lay(worker, part, order)
-                laid = _format_laid(part, found)
-                file.seek(0)
-                digest = hashlib.file_digest(file, "sha256").hexdigest().encode()
-            beside = Path(name + ".files")
-            folders, files = tuple(sorted(segment.folders)), tuple(segment.files)
-            beside.write_bytes(b"\n".join((digest, canonical_json([folders, files]), laid)))
-            beside.replace(listing)
-            Path(name).replace(path)
-        finally:
-            Path(name).unlink(missing_ok=True)
-    return _Kept(path=path, folders=folders, files=files, laid=laid)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Order:
-    """Where a segment goes, and how it is made (layers.Segment)."""
-
-    sink: Sink
-    plain: hashlib._Hash
-    bare: bool = False
-    skip: frozenset[str] = frozenset()
-
-
-def _lay(worker: _Worker, part: Part, order: _Order) -> tuple[Segment, tuple[LaidFile, ...]]:
-    """Writes one wheel, reporting its bytes as they are read: `part.size` in all, once."""
-    bench, left = worker.bench, 0 if order.skip else part.size
-
-    def report(count: int) -> None:
-        nonlocal left
-        count = min(count, left)
-        left -= count
-        worker.report(count)
-
-    segment = Segment(
-        codec(bench.codec), order.sink, order.plain, epoch=bench.epoch, bare=order.bare, skip=order.skip
-    )
-    with worker.compiler.wheel() as compiler:
-        laid = lay_wheel(part.path, bench.place, segment, compiler, report=report)
-    segment.close()
-    worker.report(left)
-    return segment, laid
-
-
-def _format_laid(part: Part, laid: tuple[LaidFile, ...]) -> bytes:
-    lines = (f"{part.path.name}\t{file.content}\t{file.path}\n" for file in laid)
-    return "".join(lines).encode("utf-8", "surrogateescape")
-
-
-def _laid_path(layout: Layout, key: str) -> Path:
-    return layout.path / "layers" / f"{key}.files"
-
-
-_worker: _Worker | None = None
-
-
-def _begin(bench: Bench, sink: int, parent: int) -> None:
-    """First thing in a worker process: dies with its parent, leaves Ctrl-C to it."""
-    global _worker
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
-        os._exit(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _worker = new_worker(bench, partial(_tell, sink))
-
-
-def new_worker(bench: Bench, report: Callable[[int], None]) -> _Worker:
-    from imagefactory.verify.runners.unshare import UnshareRunner
-
-    runner = UnshareRunner(Layout(bench.store))
-
-    def start(argv: tuple[str, ...]) -> subprocess.Popen[bytes]:
-        # A fixed hash seed: the order of sets would reach the bytes of .pyc files.
-        environment = (*bench.environment, ("PYTHONHASHSEED", "0"))
-        spec = RunSpec(argv=argv, environment=environment, read_only=True)
-        return runner.start(bench.base_folders, spec, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-
-    compiler = BaseCompiler(start, bench.place.python, bench.interpreter)
-    return _Worker(bench=bench, report=report, compiler=compiler)
-
-
-def _work(plan: LayerPlan) -> MadeLayer:
-    assert _worker is not None
-    return make_layer(_worker, plan)
-
-
-# --- the engine ----------------------------------------------------------------------------------
+HISTORY = "conda-meta/history"
 
 
 class AssembleEngine:
@@ -381,19 +112,116 @@ class AssembleEngine:
         """
         found = self.find(definition, base)
         if found is None:
-            bench = self._bench(definition, base)
-            wheels = {w: path for w, path in packages().items() if isinstance(w, LockedWheel)}
-            plans = plan_layers(wheels, bench)
+            files = packages()
             with progress.stage(f"{definition.target.name}: assemble"):
-                made = self._make(plans, bench, progress)
-                check_conflicts(chain(own_files(definition), _read_laid(self.layout, plans)))
-                written = sum(layer.layer.descriptor.size for layer in made if layer.made)
-                progress.note(
-                    f"  {sum(layer.made for layer in made)} of {len(made)} layers made, {written:,} bytes"
-                )
-                found = self._write(definition, base, [layer.layer for layer in made])
+                try:
+                    found = self._assemble(definition, base, files, progress)
+                except AlteredError as error:  # what an earlier build unpacked has changed since
+                    progress.note(f"  {error.message}; it is unpacked anew")
+                    for package in definition.lock.conda:
+                        if record_name(package) == error.record:
+                            forget_extracted(self.cache, package)
+                    found = self._assemble(definition, base, files, progress)
         self.tag(definition, found)
         return found
+
+    def _assemble(
+        self,
+        definition: Definition,
+        base: BaseImage,
+        files: Mapping[LockedPackage, Path],
+        progress: Progress,
+    ) -> Image:
+        groups = group_packages(definition)
+        with self._linked(definition, groups, files, progress) as prefix:
+            bench = self._bench(definition, base, prefix)
+
+            def part(package: LockedPackage) -> Part:
+                if isinstance(package, LockedWheel):
+                    return wheel_part(package, files[package], bench)
+                assert prefix is not None
+                return conda_part(package, prefix, bench)
+
+            plans = plan_layers([{package: part(package) for package in group} for group in groups])
+            made = make_layers(plans, bench, self.workers, progress)
+            check_conflicts(chain(own_files(definition), read_laid(self.layout, plans)))
+            if prefix and prefix.scripts:
+                made.append(self._run_scripts(prefix, plans, bench, base, progress))
+        written = sum(layer.layer.descriptor.size for layer in made if layer.made)
+        progress.note(f"  {sum(layer.made for layer in made)} of {len(made)} layers made, {written:,} bytes")
+        return self._write(definition, base, [layer.layer for layer in made])
+
+    @contextmanager
+    def _linked(
+        self,
+        definition: Definition,
+        groups: Sequence[Sequence[LockedPackage]],
+        files: Mapping[LockedPackage, Path],
+        progress: Progress,
+    ) -> Iterator[Prefix | None]:
+        """The target's conda packages, linked; None for a target without any."""
+        if not definition.lock.conda:
+            yield None
+            return
+        staging = Staging(
+            archives={package: files[package] for package in definition.lock.conda},
+            groups=[[one for one in group if isinstance(one, LockedConda)] for group in groups],
+            shown=definition.prefix,
+            scratch=self.layout.tmp,
+            cache=extracted_folder(self.cache),
+        )
+        with staged(staging, progress) as prefix:
+            for line in describe_claims(prefix.claims):
+                progress.note(f"  {line}")
+            yield prefix
+
+    def _run_scripts(
+        self, prefix: Prefix, plans: Sequence[LayerPlan], bench: Bench, base: BaseImage, progress: Progress
+    ) -> MadeLayer:
+        """The layer of what post-link scripts change, run in the base: found, or made.
+
+        It is the last one. What wheels brought they may not change: other engines run them before.
+        """
+        from imagefactory.verify.runners.unshare import UnshareRunner
+
+        names = ", ".join(script.name for script in prefix.scripts)
+        linked = [part.key for plan in plans for part in plan.parts if part.linked]
+        key = hash_key("scripts", codec(bench.codec).identity, base.identity, str(bench.environment), *linked)
+        taken = [plan for plan in plans if not plan.parts[0].linked]
+        known = self.layout.recall_layer(key)
+        if known is not None and laid_path(self.layout, key).exists():
+            check_conflicts(chain(read_laid(self.layout, taken), read_laid_of(self.layout, key)))
+            return MadeLayer(layer=known, made=False)
+        progress.note(f"  running the post-link scripts of {names} in the base")
+        runner = UnshareRunner(self.layout)
+
+        def start(argv: tuple[str, ...], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+            mount = Mount(source=prefix.folder, target=prefix.shown, writable=True)
+            variables = {**dict(bench.environment), **environment}
+            spec = RunSpec(
+                argv=argv,
+                environment=tuple(variables.items()),
+                workdir=prefix.shown,
+                read_only=True,
+                mounts=(mount,),
+            )
+            pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+            return runner.start(bench.base_folders, spec, **pipes)
+
+        changes = run_scripts(prefix, start)
+        packer, plain = codec(bench.codec), hashlib.sha256()
+        with explain_full_disk(self.layout.path), BlobWriter(self.layout) as blob:
+            segment = Segment(packer, blob, plain, epoch=bench.epoch)
+            laid = lay_changes(prefix.folder, changes, bench.place, segment)
+            segment.raw(END_OF_ARCHIVE)
+            segment.close()
+            descriptor = blob.commit(packer.media_type)
+        title = f"post-link scripts: {names}"
+        self.layout.write_file(laid_path(self.layout, key), format_laid(title, laid))
+        check_conflicts(chain(read_laid(self.layout, taken), read_laid_of(self.layout, key)))
+        layer = Layer(descriptor=descriptor, diff_id=f"sha256:{plain.hexdigest()}", title=title)
+        self.layout.record_layer(key, layer)
+        return MadeLayer(layer=layer, made=True)
 
     def tag(self, definition: Definition, made: Image | Sif) -> None:
         """Points the target's tag at `made`."""
@@ -408,50 +236,21 @@ class AssembleEngine:
         UnshareRunner(self.layout).require()
         return __version__
 
-    def _bench(self, definition: Definition, base: BaseImage) -> Bench:
+    def _bench(self, definition: Definition, base: BaseImage, prefix: Prefix | None) -> Bench:
+        conda = prefix is not None
         return Bench(
             store=self.layout.path,
             segments=self.cache / "segments",
             codec=self.codec,
-            place=Place(prefix=definition.prefix, python=definition.target.python),
+            place=Place(prefix=definition.prefix, python=definition.target.python, venv=not conda),
             epoch=base.epoch,
             base_folders=base.folders,
-            base_python=base.identity,
-            interpreter=definition.base.python_path,
+            compiler=conda_python(definition.lock) if conda else base.identity,
+            interpreter=definition.python_path,
             environment=inherited(base.image.environment),
+            linked=prefix.folder if prefix else None,
+            linker=linker() if conda else "",
         )
-
-    def _make(self, plans: Sequence[LayerPlan], bench: Bench, progress: Progress) -> list[MadeLayer]:
-        total = sum(plan.size for plan in plans)
-        missing = [plan for plan in plans if self.layout.recall_layer(plan.key) is None]
-        if len(missing) <= 1 or self.workers == 1:
-            with progress.task("making layers", total=total) as task:
-                worker = new_worker(bench, task.advance)
-                try:
-                    return [make_layer(worker, plan) for plan in plans]
-                finally:
-                    worker.compiler.close()
-        # Forked, not spawned: a worker starts at once and shares this process's memory. That is sound only
-        # while no other thread runs, so the work is handed out before anything is drawn.
-        context = multiprocessing.get_context("fork")
-        count = min(self.workers, len(missing))
-        with _reports() as reports:
-            pool = ProcessPoolExecutor(
-                count, context, initializer=_begin, initargs=(bench, reports.sink, os.getpid())
-            )
-            try:
-                futures: dict[Future[MadeLayer], LayerPlan] = {}
-                for plan in in_working_order(plans):
-                    with _explain_killed(plan):
-                        futures[pool.submit(_work, plan)] = plan
-                with progress.task("making layers", total=total) as task, reports.drained(task.advance):
-                    return _gather(futures, plans)
-            except BaseException:
-                for worker_process in multiprocessing.active_children():
-                    worker_process.terminate()  # what they were writing lies under tmp/ and is collected
-                raise
-            finally:
-                pool.shutdown(wait=True, cancel_futures=True)
 
     def _write(self, definition: Definition, base: BaseImage, layers: Sequence[Layer]) -> Image:
         skeleton = self._skeleton(definition, base)
@@ -481,19 +280,23 @@ class AssembleEngine:
             segment = Segment(packer, blob, plain, epoch=base.epoch)
             segment.folder(definition.site_packages.lstrip("/"))
             segment.folder(f"{definition.prefix}/bin".lstrip("/"))
-            text = pyvenv_cfg(definition).encode()
-            segment.file(
-                f"{definition.prefix}/pyvenv.cfg".lstrip("/"), [text], size=len(text), executable=False
-            )
-            for path, target in venv_links(definition):
-                segment.link(path.lstrip("/"), target)
+            if definition.lock.conda:
+                # What tells conda's tools that this is an environment.
+                segment.file(f"{definition.prefix}/{HISTORY}".lstrip("/"), [], size=0, executable=False)
+            else:
+                text = pyvenv_cfg(definition).encode()
+                segment.file(
+                    f"{definition.prefix}/pyvenv.cfg".lstrip("/"), [text], size=len(text), executable=False
+                )
+                for path, target in venv_links(definition):
+                    segment.link(path.lstrip("/"), target)
             segment.raw(END_OF_ARCHIVE)
             segment.close()
             descriptor = blob.commit(packer.media_type)
         return Layer(descriptor=descriptor, diff_id=f"sha256:{plain.hexdigest()}", title="environment")
 
     def _image_key(self, definition: Definition, base: BaseImage) -> str:
-        return _hash(
+        return hash_key(
             "image",
             codec(self.codec).identity,
             *(layer.descriptor.digest for layer in base.image.layers),
@@ -505,6 +308,10 @@ class AssembleEngine:
             definition.target.python,
             canonical_json([definition.environment, definition.labels]).decode(),
             *(f"{w.filename} {w.sha256}" for w in definition.lock.wheels),
+            *((linker(),) if definition.lock.conda else ()),
+            *(f"{p.url} {p.sha256}" for p in definition.lock.conda),
+            # Which of them are planned together.
+            *(f"below: {' '.join(sorted(p.sha256 for p in lock.packages))}" for lock in definition.under),
         )
 
 
@@ -557,11 +364,23 @@ def merge_environment(definition: Definition, base: BaseImage) -> tuple[tuple[st
     return (*ours.items(), *((n, v) for n, v in inherited(base.image.environment) if n not in ours))
 
 
-def check_conflicts(laid: Iterable[tuple[str, str, str]]) -> None:
-    """Refuses images whose wheels claim one path with different bytes.
+def describe_claims(claims: Iterable[Claim]) -> Iterator[str]:
+    """A line for each two conda packages that bring one path with different content."""
+    paths: dict[tuple[str, str], list[str]] = {}
+    for claim in claims:
+        if not claim.same:
+            paths.setdefault((claim.kept, claim.lost), []).append(claim.path)
+    for (kept, lost), found in sorted(paths.items()):
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        yield f"{kept} and {lost} both bring {min(found)}{more}, not the same: that of {kept} is kept"
 
-    `laid` gives (wheel, content hash, path). The same file in several wheels is fine (`nvidia/__init__.py`
-    stands in nine). Raises BuildError naming both wheels.
+
+def check_conflicts(laid: Iterable[tuple[str, str, str]]) -> None:
+    """Refuses images whose packages claim one path with different bytes.
+
+    `laid` gives (package, content hash, path). The same file in several wheels is fine
+    (`nvidia/__init__.py` stands in nine); conda's packages have settled their claims before. Raises
+    BuildError naming both packages.
     """
     owners: dict[str, tuple[str, str]] = {}
     for wheel, content, path in laid:
@@ -583,85 +402,10 @@ def check_conflicts(laid: Iterable[tuple[str, str, str]]) -> None:
 
 
 def own_files(definition: Definition) -> Iterator[tuple[str, str, str]]:
-    """What the environment itself consists of, which no wheel may lay anew."""
+    """What the environment itself consists of, which no package may lay anew."""
+    if definition.lock.conda:
+        yield "the environment", "", f"{definition.prefix}/{HISTORY}".lstrip("/")
+        return
     yield "the environment", "", f"{definition.prefix}/pyvenv.cfg".lstrip("/")
     for path, _ in venv_links(definition):
         yield "the environment", "", path.lstrip("/")
-
-
-def _read_laid(layout: Layout, plans: Iterable[LayerPlan]) -> Iterator[tuple[str, str, str]]:
-    for plan in plans:
-        text = _laid_path(layout, plan.key).read_bytes().decode("utf-8", "surrogateescape")
-        for line in text.split("\n")[:-1]:
-            wheel, content, path = line.split("\t", 2)
-            yield wheel, content, path
-
-
-def _gather(futures: dict[Future[MadeLayer], LayerPlan], plans: Sequence[LayerPlan]) -> list[MadeLayer]:
-    """All results in the plans' order; the first failure ends the others."""
-    done: dict[str, MadeLayer] = {}
-    for future in as_completed(futures):
-        plan = futures[future]
-        with _explain_killed(plan):
-            done[plan.key] = future.result()
-    return [done[plan.key] for plan in plans]
-
-
-@contextmanager
-def _explain_killed(plan: LayerPlan) -> Iterator[None]:
-    try:
-        yield
-    except BrokenProcessPool as error:
-        raise BuildError(
-            f"a worker was killed while it made the layer of {plan.title}",
-            hint="often memory: set `workers = 1`, then run the same command again",
-        ) from error
-
-
-def _tell(sink: int, amount: int) -> None:
-    # Eight bytes reach a pipe whole (PIPE_BUF) and without a lock that a killed worker could leave held.
-    os.write(sink, amount.to_bytes(8, "little"))
-
-
-_END = (1 << 64) - 1
-
-
-class _Reports:
-    """The pipe on which workers tell how many bytes they have read."""
-
-    def __init__(self) -> None:
-        self.source, self.sink = os.pipe()
-
-    @contextmanager
-    def drained(self, advance: Callable[[int], None]) -> Iterator[None]:
-        """Hands the reports to `advance` until the block ends; a watcher that fails stops no worker."""
-
-        def drain() -> None:
-            watched, ended = True, False
-            while not ended:
-                data = os.read(self.source, 8 * 4096)
-                amounts = [int.from_bytes(data[i : i + 8], "little") for i in range(0, len(data), 8)]
-                ended = _END in amounts
-                try:
-                    if watched:
-                        advance(sum(amount for amount in amounts if amount != _END))
-                except Exception:
-                    watched = False  # the terminal has gone; the work goes on
-
-        thread = threading.Thread(target=drain, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            _tell(self.sink, _END)
-            thread.join()
-
-
-@contextmanager
-def _reports() -> Iterator[_Reports]:
-    reports = _Reports()
-    try:
-        yield reports
-    finally:
-        os.close(reports.source)
-        os.close(reports.sink)

@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from imagefactory.engines.base_image import BaseImage, write_index
 from imagefactory.engines.buildx import Build, Kind, Transcript, command, pip_note
 from imagefactory.engines.docker_daemon import DockerDaemon
 from imagefactory.engines.protocol import Packages
-from imagefactory.engines.site import BuildSecrets
+from imagefactory.engines.site import AskSecrets, BuildSecrets, linker_failure
 from imagefactory.errors import BuildError, StoreError, ToolError
 from imagefactory.model import Definition, Descriptor, Image, Layer, Sif
 from imagefactory.oci.archive import Taken, Taking, take_docker
@@ -40,7 +40,7 @@ from imagefactory.oci.layout import (
 )
 from imagefactory.progress import Progress, format_seconds
 from imagefactory.render.folders import render, write_definitions
-from imagefactory.render.steps import SITE_FILES
+from imagefactory.render.steps import CERTIFICATES, CHANNELS, PIP_CONF
 
 OLDEST_DOCKER = (23, 0)
 """Its BuildKit (0.11) is the first that takes SOURCE_DATE_EPOCH."""
@@ -49,18 +49,17 @@ OLDEST_BUILDX = (0, 10)
 VERSION = 1
 """What this engine makes of a definition. Another number makes every image anew."""
 PIP_CONF_VARIABLE = "IMAGEFACTORY_PIP_CONF"
+CHANNELS_VARIABLE = "IMAGEFACTORY_CHANNELS_JSON"
 NOTED_SECONDS = 5.0
 
 
 class DockerEngine:
     """Builds images by `daemon` and keeps them in `layout`, new layers packed by the codec `codec`.
 
-    `secrets` is asked once a build for what pip needs to reach this machine's package index.
+    `secrets` is asked once a build for what it needs to reach packages as this machine does.
     """
 
-    def __init__(
-        self, layout: Layout, daemon: DockerDaemon, *, codec: str, secrets: Callable[[], BuildSecrets]
-    ) -> None:
+    def __init__(self, layout: Layout, daemon: DockerDaemon, *, codec: str, secrets: AskSecrets) -> None:
         self.layout, self.daemon, self.codec, self.secrets = layout, daemon, codec, secrets
 
     def require(self) -> str:
@@ -77,7 +76,7 @@ class DockerEngine:
                 hint="install a newer docker, or build with `--engine assemble`",
             )
         found = self._buildx()
-        self.secrets()  # an index that no build reaches is told of now
+        self.secrets(())  # an index that no build reaches is told of now
         return f"docker {facts.version.partition('+')[0]}, buildx {found}"
 
     def _buildx(self) -> str:
@@ -117,7 +116,7 @@ class DockerEngine:
         """
         found = self.find(definition, base)
         if found is None:
-            files, secrets = render(definition), self.secrets()
+            files, secrets = render(definition), self.secrets(definition.lock.channels)
             key, name = self._key(files, base), definition.target.name
             temporary = f"imagefactory/build:{key[:12]}"
             job = _Job(definition=definition, base=base, files=files, tag=temporary)
@@ -150,18 +149,22 @@ class DockerEngine:
     # --- building --------------------------------------------------------------------------------
 
     def _build(self, job: _Job, secrets: BuildSecrets, progress: Progress) -> None:
-        (conf, _), (bundle, _) = SITE_FILES
-        given = [(conf, f"env={PIP_CONF_VARIABLE}")]
+        given = [(PIP_CONF, f"env={PIP_CONF_VARIABLE}")]
+        # The environment is for this user's eyes alone and leaves nothing behind after a kill.
+        environment = {**self._environment(), PIP_CONF_VARIABLE: secrets.pip_conf}
+        if secrets.channels:
+            given.append((CHANNELS, f"env={CHANNELS_VARIABLE}"))
+            environment[CHANNELS_VARIABLE] = secrets.channels
         if secrets.loopback:
-            progress.note("  the package index is on this machine's loopback: the build shares its network")
+            progress.note("  the packages are on this machine's loopback: the build shares its network")
         with explain_full_disk(self.layout.path):
             self.layout.tmp.mkdir(parents=True, exist_ok=True)
             made = tempfile.TemporaryDirectory(dir=self.layout.tmp, prefix="docker-")
         with made as folder:
             write_definitions(Path(folder, "context"), job.files)
             if secrets.certificates is not None:
-                Path(folder, bundle).write_bytes(secrets.certificates)
-                given.append((bundle, f"src={bundle}"))
+                Path(folder, CERTIFICATES).write_bytes(secrets.certificates)
+                given.append((CERTIFICATES, f"src={CERTIFICATES}"))
             build = Build(
                 context="context",
                 base=job.base_name,
@@ -172,8 +175,6 @@ class DockerEngine:
                 host_network=secrets.loopback,
                 builder=self._context(),
             )
-            # The environment is for this user's eyes alone and leaves nothing behind after a kill.
-            environment = {**self._environment(), PIP_CONF_VARIABLE: secrets.pip_conf}
             transcript = Transcript()
             with _started(command(build), folder, environment) as process:
                 assert process.stderr is not None
@@ -338,6 +339,8 @@ def _watch(lines: Iterator[str], transcript: Transcript, progress: Progress) -> 
 
 def _failed(target: str, transcript: Transcript, code: int) -> BuildError:
     failure = transcript.failure()
+    if told := linker_failure("\n".join(failure.tail)):
+        return BuildError(f"{target}: docker build failed: {told[0]}", hint=told[1])
     where = f" at {failure.step}" if failure.step else ""
     shown = "".join(f"\n  | {line}" for line in failure.tail)
     text = " ".join((failure.reason, *failure.tail))

@@ -64,6 +64,8 @@ except (ValueError, OSError):
     libc = None
 print("%d.%d" % sys.version_info[:2], libc or "another C library than glibc", sep="\\n")
 """
+# The same of an image of which no Python is said; the tool comes with the C library.
+PROBE_LIBC = ("getconf", "GNU_LIBC_VERSION")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,13 +248,21 @@ def _try(layout: Layout, base: Base, image: Image) -> None:
             f"{base.where}: {base.image} is an image for {platform}, not for {PLATFORM}",
             hint="write the digest of the image's index, or of its amd64 manifest",
         )
-    spec = RunSpec(argv=(base.python_path, "-I", "-S", "-c", PROBE), read_only=True, timeout=60)
+    python = (base.python_path, "-I", "-S", "-c", PROBE)
+    spec = RunSpec(argv=python if base.python else PROBE_LIBC, read_only=True, timeout=60)
     judge(base, UnshareRunner(layout).run(image, spec))
 
 
 def judge(base: Base, probed: Completed) -> None:
     """Holds what the probe printed against what the recipe says. Raises BuildError."""
     lines = probed.stdout.splitlines()
+    if not base.python and not probed.returncode and len(lines) == 1:
+        lines = ["", *lines]
+    elif not base.python:
+        raise BuildError(
+            f"{base.where}: {base.image} does not say which C library it carries: no getconf starts there",
+            hint="take an image of a distribution with glibc, or write the python: and interpreter: it has",
+        )
     if probed.returncode or len(lines) != 2:
         said = (probed.stderr.strip().splitlines() or [f"it ended with {probed.returncode}"])[-1]
         raise BuildError(

@@ -63,7 +63,13 @@ class BaseCompiler:
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             self._process = self._start((self._interpreter, "-s", "-S", "-P", "-c", SERVER.read_text()))
-            tag = self._read(self._process, 16).decode().strip()
+            try:
+                tag = self._read(self._process, 16).decode().strip()
+            except BuildError:
+                raise BuildError(
+                    f"{self._interpreter} does not run in the base",
+                    hint="what it printed stands above; it may want a newer glibc: choose another base",
+                ) from None
             wanted = "cpython-" + self._python.replace(".", "")
             if tag != wanted:
                 raise BuildError(f"the base's Python is {tag}, the lock is for {wanted}")

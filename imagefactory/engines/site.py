@@ -1,21 +1,28 @@
-"""What the machine that builds tells pip inside a build: its package index, its proxy, its certificates.
+"""What the machine that builds tells a build of itself: its package index, proxy, certificates, channels.
 
 They reach a build as secrets (docker) or a bound folder (apptainer), under the names that
 render/steps.py gives them, and stay in no layer. The index's address may hold a password: it stands in
-`pip_conf` and nowhere else, and `hide` takes it out of whatever a build prints.
+`pip_conf` and nowhere else, as what channels ask for stands in `channels`, and `hide` takes it out of
+whatever a build prints.
 """
 
 from __future__ import annotations
 
+import json
 import netrc
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit
 
 from imagefactory.errors import UsageError
 from imagefactory.lock.index import PackageIndex, local_path, redact
-from imagefactory.render.steps import SITE_FILES
+from imagefactory.render.steps import CERTIFICATES, CHANNELS, PIP_CONF
+
+if TYPE_CHECKING:
+    from imagefactory.lock.channels import ChannelSite
 
 DEBIAN_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
 LARGEST_SECRET = 500 * 1024
@@ -27,14 +34,16 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 class BuildSecrets:
     """`pip_conf` is the text of a pip.conf, `certificates` a PEM bundle or None (the base's own hold).
 
-    `loopback` is true where the index or its proxy listens on this machine's loopback, which a build
-    reaches only in this machine's own network. `hidden` are the words that nobody may see.
+    `channels` is the text of channels.json, empty where no channel is asked. `loopback` is true where the
+    index, its proxy or a channel listens on this machine's loopback, which a build reaches only in this
+    machine's own network. `hidden` are the words that nobody may see.
     """
 
     pip_conf: str = field(repr=False)
     certificates: bytes | None = field(repr=False)
     loopback: bool
     hidden: tuple[str, ...] = field(repr=False)
+    channels: str = field(default="", repr=False)
 
     def hide(self, text: str) -> str:
         """`text` without passwords, fit for a log, an error or a terminal."""
@@ -44,20 +53,30 @@ class BuildSecrets:
 
     def write(self, folder: Path) -> None:
         """Writes what there is into `folder`, readable for this user alone, under the names a build knows."""
-        (conf, _), (bundle, _) = SITE_FILES
-        for name, data in ((conf, self.pip_conf.encode()), (bundle, self.certificates)):
+        files = {
+            PIP_CONF: self.pip_conf.encode(),
+            CERTIFICATES: self.certificates,
+            CHANNELS: self.channels.encode() or None,
+        }
+        for name, data in files.items():
             if data is not None:
                 path = folder / name
                 path.touch(mode=0o600)
                 path.write_bytes(data)
 
 
-def find_secrets(index: PackageIndex, environ: Mapping[str, str]) -> BuildSecrets:
-    """What a build needs to reach `index` as this machine does.
+AskSecrets = Callable[[tuple[str, ...]], BuildSecrets]
+"""Gives the secrets of a build that asks these channels (true addresses, empty for none)."""
+
+
+def find_secrets(
+    index: PackageIndex, environ: Mapping[str, str], channels: ChannelSite | None = None
+) -> BuildSecrets:
+    """What a build needs to reach `index`, and `channels`, as this machine does.
 
     `index` decides the certificates too; where it has none or a folder, Debian's bundle is taken if it
-    is there. Raises UsageError for an index that no container can reach, for certificates that cannot
-    be read, and for more of them than a build takes.
+    is there. Raises UsageError for an index or a channel that no container can reach, for certificates
+    that cannot be read, and for more of them than a build takes.
     """
     if local_path(index.url):
         raise UsageError(
@@ -76,13 +95,43 @@ def find_secrets(index: PackageIndex, environ: Mapping[str, str]) -> BuildSecret
         lines.append(f"trusted-host = {' '.join(trusted)}")
     if not all(line.isprintable() for line in lines):
         raise UsageError(f"the package index ({index.origin}) or its proxy holds a control character")
-    hosts = {urlsplit(address).hostname or "" for address in (url, proxy) if address}
+    proxies = _proxies(environ) if channels else {}
+    asked = (url, proxy, *(value for name, value in proxies.items() if name != "no_proxy"))
+    hosts = {urlsplit(address).hostname or "" for address in asked if address}
+    words = {word for address in asked[1:] for word in _passwords(address)}
+    words |= {*hidden, *(channels.hidden if channels else ())}
     return BuildSecrets(
         pip_conf="\n".join([*lines, ""]),
         certificates=_certificates(index.certificates),
-        loopback=any(host in LOOPBACK or host.startswith("127.") for host in hosts),
-        hidden=tuple(sorted({*hidden, *_passwords(proxy)}, key=len, reverse=True)),
+        loopback=any(host in LOOPBACK or host.startswith("127.") for host in hosts)
+        or (channels is not None and channels.loopback),
+        hidden=tuple(sorted(words, key=len, reverse=True)),
+        channels=json.dumps({**json.loads(channels.text), "proxies": proxies}) if channels else "",
     )
+
+
+def _proxies(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that tell programs of proxies, in small letters, which all of them read."""
+    names = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+    return {name: value for name in names if (value := environ.get(name) or environ.get(name.upper()))}
+
+
+_MENDS = {
+    "hash": "the channel, or its mirror, has another file than the locked one: mend that, or lock anew",
+    "fetch": "can a container reach the channel? The setting `channels` may name a mirror",
+    "script": "constrain the package to a version without such a script",
+}
+
+
+def linker_failure(text: str) -> tuple[str, str] | None:
+    """What conda_install.py said when it stopped a build, and what mends it; None if it said nothing.
+
+    Its one line of JSON may have lost its end: logs cut long lines.
+    """
+    found = re.search(r'\{"error": "([a-z]+)", "message": "((?:[^"\\]|\\u[0-9a-f]{4}|\\[^u])*)', text)
+    if not found:
+        return None
+    return json.loads(f'"{found[2]}"'), _MENDS.get(found[1], "see what the error says")
 
 
 def _with_login(url: str, environ: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:

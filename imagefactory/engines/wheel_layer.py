@@ -42,21 +42,26 @@ LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a wheel goes: the environment's `prefix` in the image (`/opt/env`) and its Python (`3.11`)."""
+    """Where a wheel goes: the environment's `prefix` in the image (`/opt/env`) and its Python (`3.11`).
+
+    `venv` is false where that Python is the environment's own.
+    """
 
     prefix: str
     python: str
+    venv: bool = True
 
     @property
     def site_packages(self) -> str:
         return f"{self.prefix}/lib/python{self.python}/site-packages"
 
     def folder(self, scheme: str, distribution: str) -> str:
-        """The scheme's folder inside the image, as sysconfig's `venv` scheme has it."""
+        """The scheme's folder inside the image, as sysconfig and pip have it."""
+        include = f"include/site/python{self.python}" if self.venv else f"include/python{self.python}"
         folders = {
             "purelib": self.site_packages,
             "platlib": self.site_packages,
-            "headers": f"{self.prefix}/include/site/python{self.python}/{distribution}",
+            "headers": f"{self.prefix}/{include}/{distribution}",
             "scripts": f"{self.prefix}/bin",
             "data": self.prefix,
         }

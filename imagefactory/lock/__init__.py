@@ -1,7 +1,8 @@
 """Locking: from a target to the exact packages of its image, and where they are found again.
 
 pypi.py writes and reads locks of Python packages and solves them with uv; index.py knows which
-package index this machine uses and speaks HTTP to it.
+package index this machine uses and speaks HTTP to it. conda.py locks conda's packages, which
+conda_solver.py solves with py-rattler; channels.py knows how this machine reaches their channels.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ class LockRequest:
     """What to lock.
 
     `previous` is the lock as it stands, if there is one. While nothing that decides it has changed it
-    is kept; `update` names packages that may move all the same, `update_all` lets every one move.
+    is kept; `update` names packages that may move all the same, `update_all` lets every one move. `under`
+    is the lock of the target that this one is built on, of which every package stays.
     """
 
     target: Target
@@ -26,6 +28,7 @@ class LockRequest:
     previous: Lock | None = None
     update: tuple[str, ...] = ()
     update_all: bool = False
+    under: Lock | None = None
 
 
 class Locker(Protocol):

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
 from imagefactory.errors import UsageError
@@ -32,6 +32,8 @@ if TYPE_CHECKING:  # a build with all its wheels in the cache needs no HTTP and 
     import tenacity
 
 T = TypeVar("T")
+Login: TypeAlias = "tuple[str, str] | Callable[[requests.PreparedRequest], requests.PreparedRequest] | None"
+"""A user and password, or what adds them to a request; None for no answer."""
 
 # What uv may see of the caller's environment: where its files are, which index, which certificates,
 # how to reach the network. Not here on purpose: UV_EXTRA_INDEX_URL, UV_FIND_LINKS, UV_CONSTRAINT,
@@ -44,6 +46,7 @@ _PASSED_TO_UV = re.compile(
     r"|UV_CONCURRENT_DOWNLOADS|UV_SYSTEM_CERTS|UV_NATIVE_TLS"
 )
 _USERINFO = re.compile(r"(?<=://)[^\s/]*@")
+_TOKEN = re.compile(r"(://[^\s/]+/t/)[^\s/]+")  # as conda writes one into a channel's address
 _QUERY = re.compile(r"(/[^\s?#)]*)[?#][^\s)]*")
 _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 522})
 _SIMPLE = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
@@ -51,7 +54,7 @@ _SIMPLE = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+h
 
 def redact(text: str) -> str:
     """`text` without the passwords, tokens and queries of the URLs in it, fit for a message or a log."""
-    return _QUERY.sub(r"\1", _USERINFO.sub("", text))
+    return _TOKEN.sub(r"\1****", _QUERY.sub(r"\1", _USERINFO.sub("", text)))
 
 
 # --- which index ---------------------------------------------------------------------------------
@@ -71,6 +74,15 @@ class PackageIndex:
     certificates: str
     proxy: str
     environment: tuple[tuple[str, str], ...]
+
+    def login(self, url: str) -> Login:
+        """The index's user and password, which go to its own host alone."""
+        ours, asked = urlsplit(self.url), urlsplit(url)
+        if asked.username is not None or ours.username is None:
+            return None  # requests takes a URL's own user, or netrc's
+        if (ours.scheme, ours.hostname, ours.port) != (asked.scheme, asked.hostname, asked.port):
+            return None
+        return unquote(ours.username), unquote(ours.password or "")
 
 
 def find_index(
@@ -268,22 +280,36 @@ class Patience:
         return retrying(call)
 
 
-class Web:
-    """One HTTP session with the certificates, the proxy and the credentials of a package index.
+class Source(Protocol):
+    """Where packages come from, as HTTP needs to know it: a package index, or conda's channels."""
 
-    The index's user and password go to the index's own host alone; for other hosts requests looks into
-    the user's netrc. Nothing is decoded: bytes come as they are stored.
+    @property
+    def certificates(self) -> str:
+        """A file or folder of CA certificates, empty for those of the libraries."""
+
+    @property
+    def proxy(self) -> str:
+        """A URL, empty for what the environment says."""
+
+    def login(self, url: str) -> Login:
+        """What a request for `url` authenticates itself with; None leaves it to the user's netrc."""
+
+
+class Web:
+    """One HTTP session with the certificates, the proxy and the credentials of a source of packages.
+
+    Nothing is decoded: bytes come as they are stored.
     """
 
-    def __init__(self, index: PackageIndex, *, patience: Patience | None = None) -> None:
+    def __init__(self, source: Source, *, patience: Patience | None = None) -> None:
         import requests
 
         self.patience = patience or Patience()
-        self._index = index
+        self._source = source
         self._session = requests.Session()
         self._session.headers.update({"Accept-Encoding": "identity", "User-Agent": "imagefactory"})
-        if index.proxy:
-            self._session.proxies = {"http": index.proxy, "https": index.proxy}
+        if source.proxy:
+            self._session.proxies = {"http": source.proxy, "https": source.proxy}
         adapter = requests.adapters.HTTPAdapter(pool_maxsize=self.patience.threads)
         for scheme in ("http://", "https://"):
             self._session.mount(scheme, adapter)
@@ -304,12 +330,12 @@ class Web:
                 method,
                 url,
                 headers=dict(headers or {}),
-                auth=self._auth(url),
+                auth=self._source.login(url),
                 stream=True,
                 allow_redirects=True,
                 timeout=(self.patience.connect, self.patience.read),
                 # Given with each request: a session's own `verify` loses against REQUESTS_CA_BUNDLE.
-                verify=self._index.certificates or True,
+                verify=self._source.certificates or True,
             ) as response:
                 if response.status_code in _TRANSIENT_STATUS:
                     raise TransientError(
@@ -368,14 +394,6 @@ class Web:
                 return (_parse_json if "json" in kind else _parse_html)(text, response.url)
 
         return self.patience.retry(ask)
-
-    def _auth(self, url: str) -> tuple[str, str] | None:
-        ours, asked = urlsplit(self._index.url), urlsplit(url)
-        if asked.username is not None or ours.username is None:
-            return None  # requests takes a URL's own user, or netrc's
-        if (ours.scheme, ours.hostname, ours.port) != (asked.scheme, asked.hostname, asked.port):
-            return None
-        return unquote(ours.username), unquote(ours.password or "")
 
 
 def local_path(url: str) -> Path | None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import io
 import json
 import re
 import subprocess
 import tempfile
 import tomllib
+import zipfile
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -25,7 +27,7 @@ from packaging import tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from imagefactory.errors import LockError, ToolError
+from imagefactory.errors import LockError, ToolError, UnsolvableError
 from imagefactory.lock import LockRequest
 from imagefactory.model import Base, Lock, LockedWheel, Target
 from imagefactory.progress import Progress
@@ -34,6 +36,7 @@ if TYPE_CHECKING:  # solving needs the build extra, reading a lock does not
     from imagefactory.lock.index import PackageIndex
 
 FORMAT = 1
+_BIG = 100_000_000  # bytes of a wheel that is not fetched for its metadata alone
 MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
 
 # --- the file ------------------------------------------------------------------------------------
@@ -311,13 +314,43 @@ _SOLVE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Offer:
+class Offer:
     """A file that the index offers for a pin."""
 
     filename: str
     url: str
     sha256: str
     size: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What uv is asked: the wheels of `lock`, which has none yet, for its Python and platform.
+
+    The versions and files of `previous` are preferred, but for those named in `update`; with `update_all`
+    only files are, of whatever version comes out. `fixed` are in the answer as they are. `given`
+    are pins (`numpy==1.26.4+given`) of packages that something else brings: uv finds them as wheels in the
+    folder `stubs`, and they are not in the answer.
+    """
+
+    lock: Lock
+    requirements: tuple[str, ...]
+    constraints: tuple[str, ...] = ()
+    previous: Lock | None = None
+    update: tuple[str, ...] = ()
+    update_all: bool = False
+    fixed: tuple[LockedWheel, ...] = ()
+    given: tuple[str, ...] = ()
+    stubs: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pins:
+    """uv's solution: `lines` as `name==version`, and in `lacking` extras that were asked (package, extra)
+    and that the package's metadata does not have."""
+
+    lines: tuple[str, ...]
+    lacking: tuple[tuple[str, str], ...]
 
 
 class UvLocker:
@@ -329,6 +362,7 @@ class UvLocker:
     def __init__(self, index: PackageIndex, *, python: Path) -> None:
         self._index = index
         self._python = python
+        self._platforms: list[tuple[str, str]] = []
 
     def require(self) -> str:
         """uv's version. Raises ToolError without uv."""
@@ -345,30 +379,51 @@ class UvLocker:
         """The lock of a target.
 
         While the previous lock's content hash holds and no update is asked it is returned as it is and
-        nothing is solved. Otherwise previous pins are preferences: only what must move moves. Raises
-        LockError if there is no solution or it is not what the target names, ToolError without uv.
+        nothing is solved. Otherwise previous pins are preferences: only what must move moves. A target that
+        is built on another keeps every wheel of that one's lock. Raises UnsolvableError if there is no
+        solution, LockError if it is not what the target names, ToolError without uv.
         """
-        target, previous = request.target, request.previous
-        wanted = content_hash(target, request.base)
+        target, previous, under = request.target, request.previous, request.under
+        decided = _decided(request)
         update = _known_updates(request)
-        if previous and previous.content_hash == wanted and not update and not request.update_all:
+        if previous and previous.content_hash == decided and not update and not request.update_all:
             kept = previous if previous.target == target.name else replace(previous, target=target.name)
             check_facts(kept, target)
             return kept
         empty = Lock(
             target=target.name,
-            content_hash=wanted,
+            content_hash=decided,
             python=target.python,
-            platform=self._platform(target, request.base),
+            platform=under.platform if under else self.platform(target, request.base.glibc),
             solver=f"uv {self.require()}",
             wheels=(),
         )
-        pins = self._solve(request, empty, update)
-        offers = self._offers(pins, empty)
-        wheels = self._choose(offers, empty, _kept(previous, empty, update))
-        lock = replace(empty, wheels=self._sizes(wheels, offers, progress))
+        wanted = Wanted(
+            lock=empty,
+            requirements=target.requirements,
+            constraints=target.constraints,
+            previous=previous,
+            update=update,
+            update_all=request.update_all,
+            fixed=under.wheels if under else (),
+        )
+        try:
+            lock = replace(empty, wheels=self.wheels(wanted, self.solve(wanted), progress))
+        except UnsolvableError as error:
+            raise _explain_on(error, under) if under else error from error
         check_facts(lock, target)
         return lock
+
+    def wheels(self, wanted: Wanted, pins: Pins, progress: Progress) -> tuple[LockedWheel, ...]:
+        """The very wheels of a solution, sorted by name.
+
+        A file of `wanted.previous` stays while its version does and the index has it. Raises LockError for
+        a package without a fitting wheel.
+        """
+        offers = self.offers(pins.lines, wanted.lock)
+        kept = _kept(wanted.previous, wanted.lock, wanted.update)
+        chosen = self._sizes(self._choose(offers, wanted.lock, kept), offers, progress)
+        return tuple(sorted((*wanted.fixed, *chosen), key=lambda wheel: wheel.name))
 
     def addresses(self, lock: Lock) -> dict[str, str]:
         """Where each locked wheel is now: file name -> URL (which may hold the index's credentials).
@@ -376,8 +431,7 @@ class UvLocker:
         A file is known by its hash: a better wheel uploaded later changes nothing, and a yanked version
         is still found. Raises LockError for a file that the index no longer has or has changed.
         """
-        pins = "".join(f"{wheel.name}=={wheel.version}\n" for wheel in lock.wheels)
-        offers = self._offers(pins, lock)
+        offers = self.offers([f"{wheel.name}=={wheel.version}" for wheel in lock.wheels], lock)
         found, missing = {}, []
         for wheel in lock.wheels:
             url = _address(wheel, offers.get(wheel.name, ()), lock)
@@ -387,18 +441,62 @@ class UvLocker:
                 missing.append(wheel)
         return found | self._search(missing, lock)
 
-    def _solve(self, request: LockRequest, empty: Lock, update: tuple[str, ...]) -> str:
-        """The pins of the solution, as requirement lines."""
-        target, previous = request.target, request.previous
+    def solve(self, wanted: Wanted) -> Pins:
+        """uv's solution without what is fixed or given. Raises UnsolvableError, or ToolError without uv."""
+        # A pin among the requirements also lets uv take a version that has been yanked since.
+        fixed = tuple(f"{wheel.name}=={wheel.version}" for wheel in wanted.fixed)
         with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:
-            wanted, bounds, out = (Path(folder) / name for name in ("in.txt", "bounds.txt", "out.txt"))
-            wanted.write_text("".join(f"{line}\n" for line in sorted(set(target.requirements))))
-            bounds.write_text("".join(f"{line}\n" for line in sorted(set(target.constraints))))
-            if previous and not request.update_all:  # uv prefers the versions of the file it will replace
-                out.write_text("".join(f"{wheel.name}=={wheel.version}\n" for wheel in previous.wheels))
-            moving = [f"--upgrade-package={name}" for name in update]
-            self._compile([str(wanted), f"--constraints={bounds}", f"--output-file={out}", *moving], empty)
-            return out.read_text()
+            asked, bounds, out = (Path(folder) / name for name in ("in.txt", "bounds.txt", "out.txt"))
+            asked.write_text(_lines({*wanted.requirements, *fixed}))
+            bounds.write_text(_lines({*wanted.constraints, *wanted.given}))
+            if wanted.previous and not wanted.update_all:  # uv prefers the versions of the file it replaces
+                out.write_text(_lines({f"{one.name}=={one.version}" for one in wanted.previous.wheels}))
+            more = [f"--upgrade-package={name}" for name in wanted.update]
+            more += [f"--find-links={wanted.stubs}"] if wanted.stubs else []
+            arguments = [str(asked), f"--constraints={bounds}", f"--output-file={out}", *more]
+            told = self._compile(arguments, wanted.lock).stderr
+            pins = [line for line in out.read_text().splitlines() if "==" in line]
+        elsewhere = {canonicalize_name(pin.partition("==")[0]) for pin in (*fixed, *wanted.given)}
+        lacking = re.findall(r"The package `([^`=]+)==[^`]*` does not have an extra named `([^`]+)`", told)
+        return Pins(
+            lines=tuple(pin for pin in pins if canonicalize_name(pin.partition("==")[0]) not in elsewhere),
+            lacking=tuple(sorted({(canonicalize_name(name), extra) for name, extra in lacking})),
+        )
+
+    def metadata(self, pin: str, lock: Lock) -> str:
+        """METADATA of the wheel that fits a pin (`name==version`), beside it (PEP 658) or inside.
+
+        Raises LockError where the index has no such wheel, or only one too big to fetch for this.
+        """
+        from imagefactory.lock.index import RefusedError, TransientError, Web, local_path, redact
+
+        offered = self.offers([pin], lock)
+        best = _best((offer for files in offered.values() for offer in files), lock)
+        if best is None:
+            raise LockError(f"{lock.target}: the index has no wheel of {pin} that fits")
+        url, web = best[1].url, Web(self._index)
+
+        def fetch(address: str) -> bytes:
+            with web.open(address) as response:
+                content: bytes = response.content
+                return content
+
+        try:
+            if path := local_path(url):
+                return _metadata_inside(path.read_bytes())
+            try:
+                return web.patience.retry(lambda: fetch(f"{url}.metadata")).decode("utf-8")
+            except RefusedError:
+                if web.size(url) > _BIG:
+                    raise
+                return _metadata_inside(web.patience.retry(lambda: fetch(url)))
+        except (RefusedError, TransientError, OSError, zipfile.BadZipFile, KeyError) as error:
+            raise LockError(
+                f"{lock.target}: the metadata of {pin} could not be read: {redact(str(error))}",
+                hint="try again",
+            ) from error
+        finally:
+            web.close()
 
     def reach(self) -> None:
         """Asks the index for one project, as a solve would. Raises LockError when it does not answer."""
@@ -411,16 +509,20 @@ class UvLocker:
         if done.returncode and "not found in the" not in done.stderr:
             raise _unreached(done.stderr, self._index)
 
-    def _offers(self, pins: str, lock: Lock) -> dict[str, tuple[_Offer, ...]]:
-        """For each pin the fitting files that the index offers, by normalised package name."""
+    def offers(self, pins: Iterable[str], lock: Lock) -> dict[str, tuple[Offer, ...]]:
+        """For each pin (`name==version`) the fitting files that the index offers, by normalised name."""
+        text = "".join(f"{pin}\n" for pin in pins)
+        if not text:
+            return {}
         with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:
             given, out = Path(folder) / "pins.txt", Path(folder) / "pylock.toml"
-            given.write_text(pins)
+            given.write_text(text)
             self._compile([str(given), "--no-deps", "--format=pylock.toml", f"--output-file={out}"], lock)
             return _parse_pylock(out.read_text(), out, lock.target)
 
-    def _compile(self, arguments: list[str], lock: Lock) -> str:
+    def _compile(self, arguments: list[str], lock: Lock) -> subprocess.CompletedProcess[str]:
         machine = next(machine for machine in MACHINES.values() if lock.platform.endswith(f"_{machine}"))
+        glibc = lock.platform.removesuffix(f"_{machine}").removeprefix("manylinux_").replace("_", ".")
         done = self._run(
             [
                 "pip",
@@ -429,12 +531,12 @@ class UvLocker:
                 *_SOLVE,
                 f"--python={self._python}",
                 f"--python-version={lock.python}",
-                f"--python-platform={machine}-{lock.platform.removesuffix(f'_{machine}')}",
+                f"--python-platform={machine}-manylinux_2_{self._minor(machine, glibc, lock.target)}",
             ]
         )
         if done.returncode != 0:
             raise _explain(lock, done.stderr, self._index)
-        return done.stdout
+        return done
 
     def _run(self, arguments: list[str]) -> subprocess.CompletedProcess[str]:
         try:
@@ -455,25 +557,32 @@ class UvLocker:
             stdin=subprocess.DEVNULL,
         )
 
-    def _platform(self, target: Target, base: Base) -> str:
-        """The newest manylinux platform that uv knows and the base's glibc fulfils."""
+    def platform(self, target: Target, glibc: str) -> str:
+        """The newest manylinux platform that uv knows and `glibc` (`2.36`) fulfils."""
         machine = MACHINES.get(target.platform)
         if machine is None:
             raise LockError(
                 f"{target.name}: platform '{target.platform}' cannot be locked",
                 hint=f"the platforms are {', '.join(MACHINES)}",
             )
-        known = re.findall(rf"{machine}-manylinux_2_(\d+)", self._run(["pip", "compile", "--help"]).stdout)
-        fitting = [int(minor) for minor in known if int(minor) <= int(base.glibc.partition(".")[2])]
+        return f"manylinux_2_{self._minor(machine, glibc, target.name)}_{machine}"
+
+    def _minor(self, machine: str, glibc: str, target: str) -> int:
+        """The newest C library `2.<minor>` that uv has a platform for and `glibc` fulfils."""
+        if not self._platforms:
+            told = self._run(["pip", "compile", "--help"]).stdout
+            self._platforms = re.findall(r"(\w+)-manylinux_2_(\d+)", told)
+        known = [int(minor) for name, minor in self._platforms if name == machine]
+        fitting = [minor for minor in known if minor <= int(glibc.partition(".")[2])]
         if not fitting:
             raise LockError(
-                f"{target.name}: uv knows no platform for glibc {base.glibc} on {machine}",
+                f"{target}: uv knows no platform for glibc {glibc} on {machine}",
                 hint="pip install --upgrade uv",
             )
-        return f"manylinux_2_{max(fitting)}_{machine}"
+        return max(fitting)
 
     def _choose(
-        self, offers: Mapping[str, tuple[_Offer, ...]], empty: Lock, kept: Mapping[str, LockedWheel]
+        self, offers: Mapping[str, tuple[Offer, ...]], empty: Lock, kept: Mapping[str, LockedWheel]
     ) -> tuple[LockedWheel, ...]:
         wheels = []
         for name, offered in sorted(offers.items()):
@@ -498,7 +607,7 @@ class UvLocker:
         return tuple(wheels)
 
     def _sizes(
-        self, wheels: tuple[LockedWheel, ...], offers: Mapping[str, tuple[_Offer, ...]], progress: Progress
+        self, wheels: tuple[LockedWheel, ...], offers: Mapping[str, tuple[Offer, ...]], progress: Progress
     ) -> tuple[LockedWheel, ...]:
         """The wheels with their sizes: what the index said of them, else asked from the server."""
         from imagefactory.lock.index import RefusedError, TransientError, Web, redact
@@ -536,7 +645,7 @@ class UvLocker:
             for wheel in missing:
                 listed = web.files(pages[wheel]) if wheel in pages else ()
                 offers = [
-                    _Offer(filename=file.filename, url=file.url, sha256=file.sha256, size=None)
+                    Offer(filename=file.filename, url=file.url, sha256=file.sha256, size=None)
                     for file in listed
                 ]
                 url = _address(wheel, offers, lock)
@@ -560,7 +669,7 @@ class UvLocker:
         with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:
             given = Path(folder) / "pins.txt"
             given.write_text("".join(f"{wheel.name}=={wheel.version}\n" for wheel in wheels))
-            text = self._compile([str(given), "--no-deps", "--emit-index-annotation"], lock)
+            text = self._compile([str(given), "--no-deps", "--emit-index-annotation"], lock).stdout
         told: list[tuple[str, str]] = re.findall(
             r"^([A-Za-z0-9._-]+)==\S+.*\n\s*# from (\S+)", text, re.MULTILINE
         )
@@ -568,17 +677,43 @@ class UvLocker:
         return {wheel: f"{indexes[wheel.name]}/{wheel.name}/" for wheel in wheels if wheel.name in indexes}
 
 
+def _metadata_inside(wheel: bytes) -> str:
+    with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
+        name = next(n for n in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", n))
+        return archive.read(name).decode("utf-8")
+
+
+def _lines(entries: set[str]) -> str:
+    return "".join(f"{entry}\n" for entry in sorted(entries))
+
+
+def _decided(request: LockRequest) -> str:
+    """The content hash that the request's lock must have."""
+    if request.under is None:
+        return content_hash(request.target, request.base)
+    from imagefactory.lock import files
+
+    return files.content_hash(request.target, request.base, request.under)
+
+
 def _known_updates(request: LockRequest) -> tuple[str, ...]:
-    """The normalised names to update. Raises LockError for one that the previous lock does not hold."""
+    """The normalised names to update. Raises LockError for one that the target's lock cannot move."""
+    target, under = request.target, request.under
     names = [wheel.name for wheel in request.previous.wheels] if request.previous else []
+    below = {wheel.name for wheel in under.wheels} if under else frozenset()
     update = tuple(sorted({canonicalize_name(name) for name in request.update}))
     for name in update:
+        if name in below and under:
+            raise LockError(
+                f"{target.name} has '{name}' from {under.target}, on which it is built",
+                hint=f"imagefactory lock {under.target} --update {name}",
+            )
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
             held = "has no lock yet" if request.previous is None else f"holds no package '{name}'"
             raise LockError(
-                f"{request.target.name} {held}, so there is nothing to update",
-                hint=f"did you mean '{near[0]}'?" if near else f"imagefactory lock {request.target.name}",
+                f"{target.name} {held}, so there is nothing to update",
+                hint=f"did you mean '{near[0]}'?" if near else f"imagefactory lock {target.name}",
             )
     return update
 
@@ -590,9 +725,9 @@ def _kept(previous: Lock | None, empty: Lock, update: tuple[str, ...]) -> dict[s
     return {wheel.name: wheel for wheel in previous.wheels if wheel.name not in update}
 
 
-def _parse_pylock(text: str, path: Path, target: str) -> dict[str, tuple[_Offer, ...]]:
+def _parse_pylock(text: str, path: Path, target: str) -> dict[str, tuple[Offer, ...]]:
     """The files of a pylock.toml (PEP 751) that uv wrote at `path`."""
-    offers: dict[str, tuple[_Offer, ...]] = {}
+    offers: dict[str, tuple[Offer, ...]] = {}
     for package in tomllib.loads(text).get("packages", []):
         name = canonicalize_name(package["name"])
         if "version" not in package or "archive" in package or "vcs" in package or "directory" in package:
@@ -605,15 +740,15 @@ def _parse_pylock(text: str, path: Path, target: str) -> dict[str, tuple[_Offer,
             url = wheel.get("url") or (path.parent / wheel["path"]).as_uri()
             filename = wheel.get("name") or unquote(urlsplit(url).path.rpartition("/")[2])
             sha256 = wheel.get("hashes", {}).get("sha256", "").lower()
-            found.append(_Offer(filename=filename, url=url, sha256=sha256, size=wheel.get("size")))
+            found.append(Offer(filename=filename, url=url, sha256=sha256, size=wheel.get("size")))
         offers[name] = tuple(found)
     return offers
 
 
-def _best(offers: Iterable[_Offer], lock: Lock) -> tuple[LockedWheel, _Offer] | None:
+def _best(offers: Iterable[Offer], lock: Lock) -> tuple[LockedWheel, Offer] | None:
     """The wheel an installer would take: the most specific tag, then the highest build number (PEP 427)."""
     rank = {tag: place for place, tag in enumerate(fitting_tags(lock.python, lock.platform))}
-    ranked: list[tuple[int, tuple[int, str], str, LockedWheel, _Offer]] = []
+    ranked: list[tuple[int, tuple[int, str], str, LockedWheel, Offer]] = []
     for offer in offers:
         try:
             name, version, build, offered = parse_wheel_filename(offer.filename)
@@ -632,7 +767,7 @@ def _best(offers: Iterable[_Offer], lock: Lock) -> tuple[LockedWheel, _Offer] | 
     return wheel, offer
 
 
-def _address(wheel: LockedWheel, offers: Iterable[_Offer], lock: Lock) -> str:
+def _address(wheel: LockedWheel, offers: Iterable[Offer], lock: Lock) -> str:
     """The URL of the locked file among `offers`, empty if it is not there."""
     for offer in offers:
         if offer.sha256 == wheel.sha256:
@@ -659,6 +794,15 @@ def _one_line(stderr: str) -> str:
     return text[:500] + " ... " + text[-180:] if len(text) > 700 else text
 
 
+def _explain_on(error: UnsolvableError, under: Lock) -> UnsolvableError:
+    return UnsolvableError(
+        error.message,
+        hint=f"every package of {under.target} stays as it is locked: ask other versions of what comes on "
+        f"top, or move that one first: imagefactory lock {under.target} --update PACKAGE",
+        tree=error.tree,
+    )
+
+
 def _unreached(stderr: str, index: PackageIndex) -> LockError:
     from imagefactory.lock.index import redact
 
@@ -676,8 +820,12 @@ def _explain(lock: Lock, stderr: str, index: PackageIndex) -> LockError:
     elif "No solution found" in text and lock.wheels:
         text = f"the index no longer has what is locked: {text}"
         hint = f"imagefactory lock {lock.target} --update PACKAGE"
-    elif "No solution found" in text:
+    elif "No solution found" in text and "could not be queried" not in text:
+        from imagefactory.lock.index import redact
+
         hint = "change the recipe's versions, packages or constraints"
+        tree = "\n".join(line for line in stderr.splitlines() if not line.startswith("warning:"))
+        return UnsolvableError(f"{lock.target}: {text}", hint=hint, tree=redact(tree).strip())
     else:
         hint = _unreached("", index).hint
     return LockError(f"{lock.target}: {text}", hint=hint)

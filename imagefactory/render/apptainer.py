@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from imagefactory.model import Definition
-from imagefactory.render.define import framework_wheel
-from imagefactory.render.steps import REQUIREMENTS, SITE, steps
+from imagefactory.model import Definition, LockedConda
+from imagefactory.render.define import framework_package
+from imagefactory.render.steps import SITE, copies, steps
 from imagefactory.render.templating import COMMAND, facts, fill
-
-
-def module_of(framework: str) -> str:
-    """The module that a framework's distribution is imported as: its name without PyPI's `-gpu`."""
-    return framework.lower().removesuffix("-gpu").replace("-", "_")
+from imagefactory.verify.suite.table import FRAMEWORKS, module_of
 
 
 def render_apptainer(definition: Definition) -> str:
     """The text of apptainer.def. Raises UsageError for a value that it cannot hold."""
-    wheel = framework_wheel(definition.target, definition.lock)
+    framework = definition.target.framework
+    package = framework_package(definition.target, definition.lock)
+    record = ""
+    if isinstance(package, LockedConda):
+        record = f"{definition.prefix}/conda-meta/{package.name}-{package.version}-{package.build}.json"
     return fill(
         "apptainer.def.jinja",
         target=definition.target,
@@ -23,11 +23,14 @@ def render_apptainer(definition: Definition) -> str:
         environment=definition.environment,
         labels=definition.labels,
         facts=facts(definition),
-        framework=wheel,
-        complaint=f"{wheel.name} should be {wheel.version}, as the lock says, but is",
-        module=module_of(definition.target.framework),
+        framework=package,
+        record=record,
+        complaint=f"{package.name} should be {package.version}, as the lock says, but is",
+        # Of others it is not known what they are imported as: the suite finds that out.
+        module=module_of(framework) if framework in FRAMEWORKS else "",
         command=COMMAND,
-        requirements=REQUIREMENTS,
+        conda=bool(record),
+        copied=copies(definition),
         site=SITE,
         steps=steps(definition),
     )

@@ -5,27 +5,29 @@ Pure. What every engine writes alike (the environment's own few files) is said h
 
 from __future__ import annotations
 
-import hashlib
 import re
 
 from imagefactory.errors import LockError, RecipeError
-from imagefactory.lock.pypi import MACHINES, format_lock
-from imagefactory.model import Base, Definition, Lock, LockedWheel, Target
+from imagefactory.lock.files import lock_digest
+from imagefactory.lock.pypi import MACHINES
+from imagefactory.model import Base, Definition, Lock, LockedPackage, Target
 
 PREFIX = "/opt/env"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def define(target: Target, base: Base, lock: Lock) -> Definition:
-    """What `target`'s image is made of.
+def define(target: Target, base: Base, lock: Lock, under: tuple[Lock, ...] = ()) -> Definition:
+    """What `target`'s image is made of; `under` are the locks of the targets it is built on, lowest first.
 
-    Raises LockError when `lock` is another target's or lacks the framework, RecipeError when the
-    target does not fit the base or sets a variable that stands in every image.
+    Raises LockError when `lock` is another target's, lacks the framework or a package of `under`,
+    RecipeError when the target does not fit the base or sets a variable that stands in every image.
     """
     _check_fit(target, base, lock)
+    _check_under(target, lock, under)
     environment = {
         "PATH": f"{PREFIX}/bin:{SYSTEM_PATH}",
-        "VIRTUAL_ENV": PREFIX,
+        # What tells tools of an environment; conda's own looks at no VIRTUAL_ENV.
+        "CONDA_PREFIX" if lock.conda else "VIRTUAL_ENV": PREFIX,
         "LANG": "C.UTF-8",
         "NVIDIA_VISIBLE_DEVICES": "all",
         "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
@@ -38,14 +40,18 @@ def define(target: Target, base: Base, lock: Lock) -> Definition:
     labels = {
         "org.opencontainers.image.title": target.name,
         "org.opencontainers.image.description": target.description,
-        "org.opencontainers.image.version": framework_wheel(target, lock).version,
+        "org.opencontainers.image.version": framework_package(target, lock).version,
         "org.opencontainers.image.base.name": base.image or base.name,
         "imagefactory.target": target.name,
         "imagefactory.framework": target.framework,
         "imagefactory.cuda": target.cuda,
         "imagefactory.python": target.python,
-        "imagefactory.lock": "sha256:" + hashlib.sha256(format_lock(lock).encode()).hexdigest(),
+        "imagefactory.lock": lock_digest(lock),
     }
+    if lock.conda:
+        labels["imagefactory.channels"] = " ".join(lock.channels)
+    if under:
+        labels["imagefactory.on"] = target.on
     return Definition(
         target=target,
         base=base,
@@ -53,6 +59,7 @@ def define(target: Target, base: Base, lock: Lock) -> Definition:
         prefix=PREFIX,
         environment=tuple(environment.items()),
         labels=tuple(labels.items()),
+        under=under,
     )
 
 
@@ -75,12 +82,13 @@ def driver_floor(cuda: str) -> str:
     return f"{major}.{0 if major >= 11 else minor}"
 
 
-def framework_wheel(target: Target, lock: Lock) -> LockedWheel:
-    """The wheel of the target's framework. Raises LockError when the lock has none."""
-    name = re.sub(r"[-_.]+", "-", target.framework).lower()
-    for wheel in lock.wheels:
-        if wheel.name == name:
-            return wheel
+def framework_package(target: Target, lock: Lock) -> LockedPackage:
+    """The package of the target's framework. Raises LockError when the lock has none."""
+    name = target.framework.lower()
+    names = {name, re.sub(r"[-_.]+", "-", name)}  # PyPI's are normalised (PEP 503), conda's are not
+    for package in lock.packages:
+        if package.name in names:
+            return package
     raise LockError(
         f"the lock of {target.name} has no {target.framework}", hint=f"run: imagefactory lock {target.name}"
     )
@@ -89,7 +97,8 @@ def framework_wheel(target: Target, lock: Lock) -> LockedWheel:
 def pyvenv_cfg(definition: Definition) -> str:
     """The text of `<prefix>/pyvenv.cfg`: what makes the prefix a virtual environment (PEP 405).
 
-    Without the patch version that `python -m venv` adds: the base may get a newer one.
+    Without the patch version that `python -m venv` adds: the base may get a newer one. A conda
+    environment has its own Python and neither this file nor `venv_links`.
     """
     return (
         f"home = {interpreter(definition).rpartition('/')[0]}\n"
@@ -100,7 +109,7 @@ def pyvenv_cfg(definition: Definition) -> str:
 
 
 def venv_links(definition: Definition) -> tuple[tuple[str, str], ...]:
-    """(absolute path inside the image, link target) of the environment's symbolic links."""
+    """(absolute path inside the image, link target) of a virtual environment's symbolic links."""
     prefix = definition.prefix
     return (
         (f"{prefix}/bin/python", interpreter(definition)),
@@ -111,12 +120,27 @@ def venv_links(definition: Definition) -> tuple[tuple[str, str], ...]:
 
 
 def interpreter(definition: Definition) -> str:
-    """The base's own Python, which the environment's links lead to."""
+    """The base's own Python, which a virtual environment's links lead to."""
     return definition.base.python_path
 
 
+def _check_under(target: Target, lock: Lock, under: tuple[Lock, ...]) -> None:
+    if target.on != (under[-1].target if under else ""):
+        given = under[-1].target if under else "no target's"
+        raise LockError(f"{target.name} is built on {target.on or 'no target'}, but {given} lock was given")
+    packages = {package.name: package for package in lock.packages}
+    for below in under:
+        gone = [package.name for package in below.packages if packages.get(package.name) != package]
+        if gone:
+            raise LockError(
+                f"the lock of {target.name} has another {gone[0]} than that of {below.target}, "
+                "which it is built on",
+                hint=f"run: imagefactory lock {target.name}",
+            )
+
+
 def _check_fit(target: Target, base: Base, lock: Lock) -> None:
-    if (target.base, target.python) != (base.name, base.python):
+    if target.base != base.name or not (lock.conda or target.python == base.python):
         raise RecipeError(
             [
                 f"{target.where}: {target.name} wants Python {target.python} on {target.base}, "
@@ -138,5 +162,10 @@ def _check_fit(target: Target, base: Base, lock: Lock) -> None:
         raise LockError(
             f"the lock is for {lock.target}, Python {lock.python} and {lock.platform}; "
             f"the target is {target.name}, Python {target.python} and {target.platform}",
+            hint=f"run: imagefactory lock {target.name}",
+        )
+    if bool(lock.conda) != (target.source == "conda"):
+        raise LockError(
+            f"{target.name} takes its packages from {target.source}, but its lock does not",
             hint=f"run: imagefactory lock {target.name}",
         )

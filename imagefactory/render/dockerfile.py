@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from imagefactory.model import Definition
 from imagefactory.oci.layout import reference
-from imagefactory.render.steps import REQUIREMENTS, SITE, SITE_FILES, steps
+from imagefactory.render.steps import INPUT, SITE, copies, steps
 from imagefactory.render.templating import COMMAND, facts, fill
 
 
@@ -30,13 +30,12 @@ class Instruction:
 def instructions(definition: Definition) -> tuple[Instruction, ...]:
     """The instructions of the Dockerfile, in order. Pure, and apart from the template on purpose."""
     prefix = definition.prefix
-    secrets = tuple(f"--mount=type=secret,id={file},target={SITE}/{file}" for file, _ in SITE_FILES)
 
     def runs(*, built: bool) -> list[Instruction]:
         return [
             Instruction(
                 keyword="RUN",
-                flags=secrets if step.site else (),
+                flags=tuple(f"--mount=type=secret,id={file},target={SITE}/{file}" for file in step.secrets),
                 value=" ".join("; ".join(("set -eu", *step.commands)).split()),
             )
             for step in steps(definition)
@@ -50,13 +49,19 @@ def instructions(definition: Definition) -> tuple[Instruction, ...]:
         Instruction(keyword="ENV", pairs=_variables(definition)),
         *runs(built=False),
         Instruction(keyword="FROM", value="base AS build"),
-        Instruction(keyword="COPY", value=f"requirements.txt {REQUIREMENTS}"),
+        Instruction(keyword="COPY", value=" ".join(_copied(definition))),
         *runs(built=True),
         Instruction(keyword="FROM", value="base"),
         Instruction(keyword="LABEL", pairs=definition.labels),
         Instruction(keyword="COPY", flags=("--from=build",), value=f"{prefix} {prefix}"),
         Instruction(keyword="CMD", value=json.dumps(COMMAND)),
     )
+
+
+def _copied(definition: Definition) -> tuple[str, ...]:
+    """The words of the COPY: one file and its new name, or several and their folder."""
+    files = copies(definition)
+    return files[0] if len(files) == 1 else (*(name for name, _ in files), f"{INPUT}/")
 
 
 def _of_pulled_base(definition: Definition) -> tuple[Instruction, ...]:
@@ -91,9 +96,9 @@ def render_dockerfile(definition: Definition) -> str:
         tag=reference(target),
         facts=facts(definition),
         command=COMMAND,
-        requirements=REQUIREMENTS,
+        conda=bool(definition.lock.conda),
+        copied=_copied(definition),
         prepare=[step for step in made if not step.built],
         make=[step for step in made if step.built],
         site=SITE,
-        secrets=[file for file, _ in SITE_FILES],
     )

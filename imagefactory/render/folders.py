@@ -4,35 +4,58 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
+from imagefactory import engines
 from imagefactory.errors import FactoryError, UsageError
-from imagefactory.lock.pypi import format_lock
+from imagefactory.lock.files import format_lock_files
 from imagefactory.model import Definition
 from imagefactory.render.apptainer import render_apptainer
 from imagefactory.render.dockerfile import render_dockerfile
+from imagefactory.render.steps import INSTALLER, LINKER, explicit_lists
 
+_INSTALLER = Path(engines.__file__).parent / "conda_install.py"
+_LINKER = Path(__file__).parent / LINKER
+_OF_LOCKS = re.compile(r"requirements\.txt|conda-lock\.yml|explicit(-\d+)?\.txt|install\.py|rattler\.txt")
+"""The files whose being there depends on the lock."""
 DIFF_LINES = 12
 """How much of a difference `check_definitions` shows a file."""
 
 
 def render(definition: Definition) -> dict[str, str]:
-    """File name -> text of one target's folder; the folder needs nothing from outside to be built."""
-    return {
+    """File name -> text of one target's folder; the folder needs nothing from outside to be built.
+
+    Of conda: also the lists that are installed, and the program that does it with the one thing it needs.
+    """
+    lock = definition.lock
+    files = {
         "Dockerfile": render_dockerfile(definition),
         "apptainer.def": render_apptainer(definition),
-        "requirements.txt": format_lock(definition.lock),
+        **format_lock_files(lock),
     }
+    if lock.conda:
+        files |= explicit_lists(definition)
+        files[INSTALLER] = _INSTALLER.read_text(encoding="utf-8")
+        files[LINKER] = _LINKER.read_text(encoding="utf-8")
+    return files
 
 
 def write_definitions(folder: Path, files: Mapping[str, str]) -> None:
     """Write `files` (path inside `folder`, with `/` -> text), each beside its place and then renamed.
 
-    A file that is right already is not touched. Raises UsageError for a path that leaves the folder
-    and for one that cannot be written.
+    A file that is right already is not touched; of those that `render` made earlier and does not make any
+    more (a lock that lost its wheels) none stays. Raises UsageError for a path that leaves the folder and
+    for one that cannot be written.
     """
+    try:
+        for path in folder.glob("*.*"):
+            if _OF_LOCKS.fullmatch(path.name) and path.name not in files and path.is_file():
+                path.unlink()
+    except OSError as error:
+        raise _unusable(folder, error) from error
     for name, text in sorted(files.items()):
         path = _place(folder, name)
         try:

@@ -1,21 +1,33 @@
 """What happens inside an image while it is built by hand: one list for the Dockerfile and the definition.
 
 Pure. The steps leave under the prefix what the assemble engine puts there: the packages of the
-lock, their scripts, byte code, and the environment's own few files.
+lock, their scripts, byte code, and the environment's own few files. A lock of wheels becomes a virtual
+environment on the base's Python; conda's packages bring a Python of their own, and the base's is only
+what the program that links them runs with.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from imagefactory.lock.files import explicit
 from imagefactory.lock.pypi import MACHINES
-from imagefactory.model import Definition
+from imagefactory.model import Definition, LockedConda
 from imagefactory.render.define import interpreter, pyvenv_cfg, venv_links
 from imagefactory.render.quoting import word, words
 
 REQUIREMENTS = "/opt/requirements.txt"
 """Where the lock lies while it is installed. Not under /tmp: apptainer hides that while it builds."""
+
+INPUT = "/opt/install"
+"""Where the files of a conda target lie while they are installed."""
+
+LINKED = f"{INPUT}/linked.json"
+"""What the linker told, the scripts among it that are still to run."""
+
+INSTALLER, LINKER = "install.py", "rattler.txt"
+"""Names in a conda target's folder: the program that fetches and links, and its requirements."""
 
 PIP = "/opt/pip"
 """The environment that holds pip, and is gone afterwards: the images carry no pip."""
@@ -24,8 +36,12 @@ SITE = "/mnt"
 """Where the settings of the machine that builds lie while packages are fetched. Every base has that
 folder, empty, so nothing of the base is covered and nothing has to be made for it."""
 
-SITE_FILES = (("pip.conf", "PIP_CONFIG_FILE"), ("ca.pem", "PIP_CERT"))
-"""What may lie there, and the variable that tells pip of it. Each may be missing."""
+PIP_CONF, CERTIFICATES, CHANNELS = "pip.conf", "ca.pem", "channels.json"
+"""What may lie there: pip's settings, a bundle of certificates, and where conda's channels are reached
+(`{"mirrors": {channel: address}, "auth": {host: ...}}`). Each may be missing."""
+
+OLDEST_PYTHON = (3, 10)
+"""The oldest Python that rattler's wheels take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,24 +50,45 @@ class Step:
 
     `comment` is what a reader sees, one line an entry. `built` is true where the step makes the
     environment, false where it prepares what the image runs on: a Dockerfile throws away the stage
-    of the former. Commands run under `set -eu`; a line end inside one means a blank. `site` is true
-    where they read SITE_FILES.
+    of the former. Commands run under `set -eu`; a line end inside one means a blank. `secrets` are the
+    files of SITE that they read.
     """
 
     comment: tuple[str, ...]
     built: bool
     commands: tuple[str, ...]
-    site: bool = False
+    secrets: tuple[str, ...] = ()
+
+
+def copies(definition: Definition) -> tuple[tuple[str, str], ...]:
+    """(file of the target's folder, where it lies inside while the steps run)."""
+    if not definition.lock.conda:
+        return (("requirements.txt", REQUIREMENTS),)
+    wheels = ("requirements.txt",) if definition.lock.wheels else ()
+    names = (INSTALLER, *explicit_lists(definition), LINKER, *wheels)
+    return tuple((name, f"{INPUT}/{name}") for name in names)
+
+
+def explicit_lists(definition: Definition) -> dict[str, str]:
+    """File name -> the conda packages it lists with address and hash, as conda's own `--file` takes them.
+
+    One list, or where the target is built on others one for the packages of each, the lowest first: what
+    two packages claim stays with the earlier list, so that what is built upon stays as it is.
+    """
+    lists: list[str] = []
+    known: set[LockedConda] = set()
+    for lock in (*definition.under, definition.lock):
+        added = tuple(package for package in lock.conda if package not in known)
+        known.update(added)
+        if added:
+            lists.append(explicit(replace(lock, conda=added)))
+    if len(lists) == 1:
+        return {"explicit.txt": lists[0]}
+    return {f"explicit-{number}.txt": text for number, text in enumerate(lists, 1)}
 
 
 def steps(definition: Definition) -> tuple[Step, ...]:
     """The steps from a base to the environment, in order."""
-    target, prefix = definition.target, definition.prefix
-    python = interpreter(definition)
-    architecture = target.platform.removeprefix("linux/")  # dpkg and OCI use the same words
-    is_architecture = f'test "$(dpkg --print-architecture)" = {word(architecture)}'
-    if definition.base.image:  # of any distribution
-        is_architecture = f'test "$(uname -m)" = {word(MACHINES[target.platform])}'
     install = Step(
         comment=(
             "What the packages need at run time: Python with its headers, a C compiler for those that",
@@ -60,19 +97,20 @@ def steps(definition: Definition) -> tuple[Step, ...]:
         built=False,
         commands=(_install(definition.base.packages),),
     )
+    rest = _conda_steps(definition) if definition.lock.conda else _wheel_steps(definition)
+    return (*((install,) if definition.base.packages else ()), *rest)
+
+
+def _wheel_steps(definition: Definition) -> tuple[Step, ...]:
+    target, prefix, python = definition.target, definition.prefix, interpreter(definition)
     return (
-        *((install,) if definition.base.packages else ()),
         Step(
             comment=(
                 f"The lock fits Python {target.python} on {target.platform} alone: a misfit stops here.",
             ),
             built=False,
             commands=(
-                _insist(
-                    is_architecture,
-                    f"this lock is for {target.platform}: build with --platform {target.platform} "
-                    "or on such a machine",
-                ),
+                _is_platform(definition),
                 _insist(
                     f"test -x {word(python)}",
                     f"this lock is for Python {target.python}, but the base has no {python}: "
@@ -96,24 +134,130 @@ def steps(definition: Definition) -> tuple[Step, ...]:
         Step(
             comment=(
                 "Every package of the lock and nothing else: wheels only, each with the sha256 of the lock.",
-                "Byte code is made here, since nobody can write it later. Some packages carry files that are",
-                "no Python of this version: compileall names them and they stay as they are.",
+                *_BYTE_CODE,
             ),
             built=True,
-            site=True,
+            secrets=(PIP_CONF, CERTIFICATES),
             commands=(
-                *(_tell(f"{SITE}/{file}", variable) for file, variable in SITE_FILES),
+                *_TELL_PIP,
                 f"{word(python)} -m venv {word(PIP)}",
-                f"{word(PIP + '/bin/pip')} --python {word(prefix + '/bin/python')} install\n"
-                "    --require-hashes --no-deps --only-binary :all:\n"
-                "    --no-cache-dir --no-compile --disable-pip-version-check --root-user-action ignore\n"
-                f"    --requirement {word(REQUIREMENTS)}",
-                f"{word(prefix + '/bin/python')} -m compileall -q -j 0\n"
-                f"    --invalidation-mode unchecked-hash {word(definition.site_packages)} || true",
-                f"test -n \"$(find {word(definition.site_packages)} -name '*.pyc' -print -quit)\"",
+                _pip(prefix, REQUIREMENTS),
+                *_compile(definition, definition.site_packages),
                 f"rm -r {words((PIP, REQUIREMENTS))}",
             ),
         ),
+    )
+
+
+def _conda_steps(definition: Definition) -> tuple[Step, ...]:
+    target, prefix, lock = definition.target, definition.prefix, definition.lock
+    base = definition.base
+    python = base.python_path if base.python or base.interpreter else "python3"  # the base may have some
+    installer = words((f"{PIP}/bin/python", f"{INPUT}/{INSTALLER}"))
+    lists = "\n".join(f"    --explicit {word(f'{INPUT}/{name}')}" for name in explicit_lists(definition))
+    pip = Step(
+        comment=("The wheels on top of them, each with the sha256 of the lock.",),
+        built=True,
+        secrets=(PIP_CONF, CERTIFICATES),
+        commands=(*_TELL_PIP, _pip(prefix, f"{INPUT}/requirements.txt")),
+    )
+    return (
+        Step(
+            comment=(
+                f"The lock fits {target.platform} alone, and its installer runs with a Python of the base: a",
+                "misfit stops here.",
+            ),
+            built=False,
+            commands=(_is_platform(definition), _runs_linker(python)),
+        ),
+        Step(
+            comment=("rattler, which links conda's packages, in an environment that is gone afterwards.",),
+            built=True,
+            secrets=(PIP_CONF, CERTIFICATES),
+            commands=(
+                *_TELL_PIP,
+                f"{word(python)} -m venv {word(PIP)}",
+                f"{word(PIP + '/bin/pip')} install{_PIP_OPTIONS}\n"
+                f"    --requirement {word(INPUT + '/' + LINKER)}",
+            ),
+        ),
+        Step(
+            comment=(
+                f"Every conda package of the lock and nothing else, each with its sha256, at {prefix}.",
+            ),
+            built=True,
+            secrets=(CHANNELS, CERTIFICATES),
+            commands=(
+                _tell(CERTIFICATES, "SSL_CERT_FILE"),
+                f"channels=; if test -e {_site(CHANNELS)}; then channels='--channels {_site(CHANNELS)}'; fi",
+                f"{installer}\n{lists}\n"
+                f"    --prefix {word(prefix)} --scripts-later $channels > {word(LINKED)}",
+            ),
+        ),
+        Step(
+            comment=("Scripts that some packages bring for their installation, apart from the fetching.",),
+            built=True,
+            commands=(f"{installer}\n    --prefix {word(prefix)} --run-scripts {word(LINKED)}",),
+        ),
+        *((pip,) if lock.wheels else ()),
+        Step(
+            comment=_BYTE_CODE,
+            built=True,
+            commands=(
+                # Byte code that packages bring says the time of a source that this installation changed.
+                *_compile(definition, f"{prefix}/lib/python{target.python}", " -f -x /tests/"),
+                f"rm -r {words((PIP, INPUT))}",
+            ),
+        ),
+    )
+
+
+_BYTE_CODE = (
+    "Byte code is made here, since nobody can write it later. Some packages carry files that are",
+    "no Python of this version: compileall names them and they stay as they are.",
+)
+_PIP_OPTIONS = (
+    "\n    --require-hashes --no-deps --only-binary :all:\n"
+    "    --no-cache-dir --no-compile --disable-pip-version-check --root-user-action ignore"
+)
+
+
+def _pip(prefix: str, requirements: str) -> str:
+    """A command that installs what `requirements` names into the environment at `prefix`."""
+    return (
+        f"{word(PIP + '/bin/pip')} --python {word(prefix + '/bin/python')} install{_PIP_OPTIONS}\n"
+        f"    --requirement {word(requirements)}"
+    )
+
+
+def _compile(definition: Definition, folder: str, options: str = "") -> tuple[str, str]:
+    """Commands that compile all Python of `folder` by the environment's own, and see that it did."""
+    return (
+        f"{word(definition.prefix + '/bin/python')} -m compileall -q -j 0{options}\n"
+        f"    --invalidation-mode unchecked-hash {word(folder)} || true",
+        f"test -n \"$(find {word(folder)} -name '*.pyc' -print -quit)\"",
+    )
+
+
+def _is_platform(definition: Definition) -> str:
+    target = definition.target
+    architecture = target.platform.removeprefix("linux/")  # dpkg and OCI use the same words
+    test = f'test "$(dpkg --print-architecture)" = {word(architecture)}'
+    if definition.base.image:  # of any distribution
+        test = f'test "$(uname -m)" = {word(MACHINES[target.platform])}'
+    return _insist(
+        test,
+        f"this lock is for {target.platform}: build with --platform {target.platform} or on such a machine",
+    )
+
+
+def _runs_linker(python: str) -> str:
+    oldest = ".".join(map(str, OLDEST_PYTHON))
+    return _insist(
+        f"{word(python)} -I -c\n"
+        f"    'import sys, ensurepip, venv; sys.exit(sys.version_info < {OLDEST_PYTHON})' 2> /dev/null",
+        f"rattler, which links the packages, needs a Python from {oldest} on with venv in the base (Debian: "
+        "python3-venv): choose another BASE, or build with `imagefactory build --engine assemble`",
     )
 
 
@@ -139,9 +283,16 @@ def _has_venv(python: str) -> str:
     )
 
 
-def _tell(path: str, variable: str) -> str:
-    """A command that sets `variable` to `path` if there is such a file."""
-    return f"if test -e {word(path)}; then export {variable}={word(path)}; fi"
+def _site(file: str) -> str:
+    return word(f"{SITE}/{file}")
+
+
+def _tell(file: str, variable: str) -> str:
+    """A command that sets `variable` to the path of a file of SITE if it is there."""
+    return f"if test -e {_site(file)}; then export {variable}={_site(file)}; fi"
+
+
+_TELL_PIP = (_tell(PIP_CONF, "PIP_CONFIG_FILE"), _tell(CERTIFICATES, "PIP_CERT"))
 
 
 def _insist(test: str, message: str) -> str:

@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from imagefactory.model import Definition
 from imagefactory.progress import format_bytes
-from imagefactory.render.define import framework_wheel
+from imagefactory.render.define import framework_package
 from imagefactory.render.quoting import FILTERS, insist
 
 COMMAND = ("python",)
@@ -52,9 +52,14 @@ def fill(template: str, **values: Any) -> str:
 
 def facts(definition: Definition) -> str:
     """One line for the reader: what is in the image, how many packages and bytes are fetched for it."""
-    target, wheels = definition.target, definition.lock.wheels
+    target, lock = definition.target, definition.lock
+    size = format_bytes(sum(package.size for package in lock.packages))
+    fetched = f"{len(lock.wheels)} packages, {size} of wheels"
+    if lock.conda:
+        count = len(lock.wheels)
+        wheels = f" and {count} wheel{'' if count == 1 else 's'}" if count else ""
+        fetched = f"{len(lock.conda)} conda packages{wheels}, {size}"
     return (
-        f"{target.framework} {framework_wheel(target, definition.lock).version} for CUDA {target.cuda} "
-        f"and Python {target.python} on {target.platform}: {len(wheels)} packages, "
-        f"{format_bytes(sum(wheel.size for wheel in wheels))} of wheels."
+        f"{target.framework} {framework_package(target, lock).version} for CUDA {target.cuda} "
+        f"and Python {target.python} on {target.platform}: {fetched}."
     )

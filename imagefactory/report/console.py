@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from imagefactory.model import CheckState, Image, Lock, Report, Target
+from imagefactory.model import CheckState, Image, Lock, LockedConda, LockedPackage, Report, Target
 from imagefactory.oci.transfer import Sent
 from imagefactory.progress import format_bytes
 from imagefactory.publish import Copied, Pruned, Pulled, PulledSif, Pushed, Shelf
 from imagefactory.workflow import Built, Relock
+
+if TYPE_CHECKING:
+    from imagefactory.lock.files import Unsolvable
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -97,32 +102,57 @@ def format_relock(relock: Relock) -> str:
     """What moved: one line for an unchanged lock, else one line a package."""
     before, after, name = relock.before, relock.after, relock.target.name
     if before is after or before == after:
-        return f"{name}: unchanged ({len(after.wheels)} packages)"
-    old = {} if before is None else {wheel.name: wheel for wheel in before.wheels}
-    new = {wheel.name: wheel for wheel in after.wheels}
-    total = format_bytes(sum(wheel.size for wheel in after.wheels))
+        return f"{name}: unchanged ({len(after.packages)} packages)"
+    old = {} if before is None else _by_name(before)
+    new = _by_name(after)
+    total = format_bytes(sum(package.size for package in after.packages))
     if before is None:
         return f"{name}: locked {len(new)} packages, {total}"
     lines = [f"{name}: {len(new)} packages, {total}"]
     for key in sorted(old.keys() | new.keys()):
         was, now = old.get(key), new.get(key)
         if was is None and now is not None:
-            lines.append(f"  + {key} {now.version}")
+            lines.append(f"  + {key[0]} {now.version}{_source(now)}")
         elif now is None and was is not None:
-            lines.append(f"  - {key} {was.version}")
-        elif was is not None and now is not None and was != now:
-            moved = (
-                f"{was.version} -> {now.version}"
-                if was.version != now.version
-                else f"{now.version}, new file"
-            )
-            lines.append(f"  ~ {key} {moved}")
+            lines.append(f"  - {key[0]} {was.version}{_source(was)}")
+        elif was is not None and now is not None and was.sha256 != now.sha256:
+            lines.append(f"  ~ {key[0]} {_moved(was, now)}")
     if len(lines) == 1:
-        lines.append("  the same packages for a changed recipe")
+        same = before.content_hash == after.content_hash
+        lines.append(f"  the same packages{'' if same else ' for a changed recipe'}")
+    if before.note != after.note:
+        lines.append(f"  note: {after.note or 'none any more'}")
     return "\n".join(lines)
 
 
-def format_target(target: Target, lock: Lock | None, state: str, image: Image | None) -> str:
+def _by_name(lock: Lock) -> dict[tuple[str, bool], LockedPackage]:
+    """A package may stand there from conda before and from PyPI after, so the kind is a part of the key."""
+    return {(package.name, isinstance(package, LockedConda)): package for package in lock.packages}
+
+
+def _source(package: LockedPackage) -> str:
+    return f" ({package.build})" if isinstance(package, LockedConda) else ""
+
+
+def _moved(was: LockedPackage, now: LockedPackage) -> str:
+    if was.version != now.version:
+        return f"{was.version} -> {now.version}"
+    if isinstance(was, LockedConda) and isinstance(now, LockedConda) and was.build != now.build:
+        return f"{now.version}, {was.build} -> {now.build}"
+    return f"{now.version}, new file"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetState:
+    """What there is of a target: its lock and the word for that, why it has none, its image."""
+
+    lock: Lock | None
+    state: str
+    why: Unsolvable | None
+    image: Image | None
+
+
+def format_target(target: Target, now: TargetState) -> str:
     """All about one target, for `show`."""
     fields = [
         ("description", target.description),
@@ -131,29 +161,57 @@ def format_target(target: Target, lock: Lock | None, state: str, image: Image | 
         ("Python", f"{target.python} on {target.base}, {target.platform}"),
         ("capabilities", ", ".join(target.capabilities)),
         ("checks", ", ".join(target.checks)),
-        ("requirements", "\n".join(target.requirements)),
     ]
+    if target.on:
+        fields.append(("built on", target.on))
+    if target.channels:
+        order = "the first that has a package" if target.priority == "strict" else "all alike"
+        fields += [
+            ("channels", "\n".join(target.channels)),
+            ("priority", f"{target.priority}: {order}"),
+            ("system", "\n".join(f"{name} {value}" for name, value in target.system)),
+        ]
+    fields.append(("requirements", "\n".join(target.requirements)))
+    if target.pip:
+        fields.append(("from PyPI", "\n".join(target.pip)))
     if target.constraints:
         fields.append(("constraints", "\n".join(target.constraints)))
     if target.environment:
         fields.append(("environment", "\n".join(f"{name}={value}" for name, value in target.environment)))
-    fields.append(("recipe", str(target.where)))
-    if lock is None:
-        fields.append(("lock", f"none: imagefactory lock {target.name}"))
-    else:
-        size = format_bytes(sum(wheel.size for wheel in lock.wheels))
-        fields.append(("lock", f"{state}, {len(lock.wheels)} packages, {size} of wheels"))
-        brought = [w for w in lock.wheels if w.name.startswith(("nvidia-", "cuda-"))]
-        if brought:
-            fields.append(("CUDA packages", "\n".join(f"{w.name} {w.version}" for w in brought)))
-    if image is None:
+    fields += [("recipe", str(target.where)), *_lock_fields(target, now)]
+    if now.image is None:
         fields.append(("image", f"not in the store: imagefactory build {target.name}"))
     else:
-        fields += [
-            ("image", f"{image.name}, {format_bytes(image.size)} in {len(image.layers)} layers"),
-            ("digest", image.digest),
-        ]
+        size = f"{format_bytes(now.image.size)} in {len(now.image.layers)} layers"
+        fields += [("image", f"{now.image.name}, {size}"), ("digest", now.image.digest)]
     return f"{target.name}\n{format_fields(fields)}"
+
+
+def _lock_fields(target: Target, now: TargetState) -> list[tuple[str, str]]:
+    lock, again = now.lock, f"imagefactory lock {target.name}"
+    if now.why is not None:
+        told = (now.state, now.why.reason, now.why.hint, f"the solver's whole account: {again} --explain")
+        fields = [("lock", "\n".join(line for line in told if line))]
+    elif lock is None:
+        fields = [("lock", f"{now.state}: {again}")]
+    else:
+        kinds = ((lock.conda, "conda's archives"), (lock.wheels, "wheels"))
+        parts = [
+            f"{len(packages)} packages, {format_bytes(sum(one.size for one in packages))} of {kind}"
+            for packages, kind in kinds
+            if packages
+        ]
+        fields = [("lock", f"{now.state}, {' and '.join(parts)}, by {lock.solver}")]
+    if lock is None:
+        return fields
+    if lock.note:
+        fields.append(("note", lock.note))
+    brought = [
+        f"{package.name} {package.version}"
+        for package in lock.packages
+        if package.name.startswith(("nvidia-", "cuda-", "cudatoolkit", "cudnn", "pytorch-cuda"))
+    ]
+    return [*fields, ("CUDA packages", "\n".join(brought))] if brought else fields
 
 
 # --- registries ----------------------------------------------------------------------------------

@@ -105,29 +105,35 @@ def suite_digest() -> str:
 def expectations(definition: Definition) -> dict[str, Any]:
     """What the image must be, for the suite: pure, without nonce and user.
 
-    Raises UsageError for a framework the suite does not know or a check it does not have.
+    Raises UsageError for a check the suite does not have, or not for this framework: of one that it does
+    not know it checks what holds for every package.
     """
-    target = definition.target
-    if target.framework not in table.FRAMEWORKS:
-        raise UsageError(
-            f"{target.where}: the smoke test does not know the framework '{target.framework}'",
-            hint=f"it knows {', '.join(sorted(table.FRAMEWORKS))}",
-        )
+    target, lock = definition.target, definition.lock
     unknown = sorted(set(target.checks) - set(table.CHECKS))
     if unknown:
         raise UsageError(
             f"{target.where}: the smoke test has no check '{unknown[0]}'",
             hint=f"the checks are {', '.join(table.CHECKS)}",
         )
-    packages = {wheel.name: wheel.version for wheel in definition.lock.wheels}
+    beyond = sorted(set(target.checks) - set(table.OTHER_CHECKS))
+    if beyond and target.framework not in table.FRAMEWORKS:
+        raise UsageError(
+            f"{target.where}: the smoke test knows no '{beyond[0]}' for '{target.framework}', only for "
+            f"{', '.join(sorted(table.FRAMEWORKS))}",
+            hint=f"write checks: [{', '.join(table.OTHER_CHECKS)}]",
+        )
+    packages = {wheel.name: wheel.version for wheel in lock.wheels}
+    conda = {package.name: f"{package.version} {package.build}" for package in lock.conda}
+    versions = {package.name: package.version for package in lock.packages}
     return {
         "format": table.FORMAT,
         "target": target.name,
         "framework": target.framework,
-        "version": packages.get(target.framework, target.version),
+        "version": versions.get(target.framework, target.version),
         "cuda": target.cuda,
         "python": target.python,
         "packages": packages,
+        "conda": conda,
         "checks": [name for name in table.CHECKS if name in target.checks],
     }
 
@@ -206,9 +212,9 @@ def _run_all(bench: _Bench, runner: Runner, progress: Progress) -> Verdicts:
             reason = "not tried, because the run as root did not pass"
             skipped = _nothing_ran(("unprivileged",), CheckState.NOT_RUN, reason, verdicts.failure)
             return replace(verdicts, checks=(*verdicts.checks, *skipped.checks))
-        way = _Way(
-            name="unprivileged", checks=table.UNPRIVILEGED_CHECKS, uid=table.UNPRIVILEGED_UID, strict=True
-        )
+        framework = table.FRAMEWORKS.get(bench.asked["framework"], table.OTHER)
+        checks = table.unprivileged_checks(framework, required)
+        way = _Way(name="unprivileged", checks=checks, uid=table.UNPRIVILEGED_UID, strict=True)
         merged = merge(verdicts, _run(bench, runner, way))
         task.advance(1)
     return merged
@@ -406,12 +412,13 @@ def judge(
             fault = f"its report has the check '{row.result.name}' without need"
             return _nothing_ran(names, CheckState.FAILED, fault, Outcome.LOAD_FAILED)
         rows[row.result.name] = row
-    framework, packages = table.FRAMEWORKS[asked["framework"]], asked["packages"]
+    framework = table.FRAMEWORKS.get(asked["framework"], table.OTHER)
+    locked = {**{name: text.partition(" ")[0] for name, text in asked["conda"].items()}, **asked["packages"]}
     failure: Outcome | None = None
     results = []
     for name in names:
         result, word = _judge_one(name, rows.get(name), report, completed)
-        excused = table.check_not_applicable(framework, name, packages)
+        excused = table.check_not_applicable(framework, name, locked)
         if result.state is CheckState.NOT_APPLICABLE and not excused:
             result = replace(result, state=CheckState.FAILED, detail="claims not to apply, but it does")
             word = Outcome.LOAD_FAILED

@@ -24,7 +24,7 @@ def main():
     prefix = Path(sys.prefix)
     paths = sorted(path for path in prefix.rglob("*") if path.is_symlink() or path.is_file())
     scripts = importlib.metadata.entry_points(group="console_scripts")
-    wanted = ("LANG", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
+    wanted = ("LANG", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH")
     environment = {
         name: value for name, value in os.environ.items() if name in wanted or name.startswith("NVIDIA_")
     }

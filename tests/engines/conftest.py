@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.services.channels import real_channels  # noqa: F401
 from tests.services.fixtures import (  # noqa: F401
     apptainer,
     dockerd,

@@ -292,7 +292,8 @@ class Remembering(Quiet):
 def built(ground: Ground, locked_index: PackageIndex) -> tuple[Sif, list[str]]:
     """What the engine made through that index, and all it said."""
 
-    def secrets() -> BuildSecrets:
+    def secrets(channels: tuple[str, ...]) -> BuildSecrets:
+        assert channels == ()
         found = find_secrets(locked_index, {})
         return replace(found, certificates=f"# {CANARY}\n".encode() + (found.certificates or b""))
 

@@ -60,7 +60,7 @@ class Bench:
         return find_secrets(self.index.found(), {})
 
     def engine(self, secrets: BuildSecrets | None = None) -> DockerEngine:
-        return DockerEngine(self.layout, self.daemon, codec="zstd", secrets=lambda: secrets or self.secrets)
+        return DockerEngine(self.layout, self.daemon, codec="zstd", secrets=lambda _: secrets or self.secrets)
 
     def build(self, definition: Definition | None = None) -> Image:
         return self.engine().build(definition or self.definition, self.base, dict, Quiet())
@@ -226,7 +226,7 @@ from imagefactory.engines.docker_daemon import DockerDaemon
 from imagefactory.oci.layout import CONFIG_TYPE, Layout, canonical_json, format_descriptor
 from imagefactory.progress import Quiet
 store, environ, definition, base, secrets = pickle.load(open(sys.argv[1], "rb"))
-engine = DockerEngine(Layout(store), DockerDaemon(environ), codec="zstd", secrets=lambda: secrets)
+engine = DockerEngine(Layout(store), DockerDaemon(environ), codec="zstd", secrets=lambda _: secrets)
 engine.build(definition, base, dict, Quiet())
 """
 
@@ -258,7 +258,7 @@ def test_killed_build_leaves_no_image_and_can_be_run_again(
             assert list(bench.layout.tmp.iterdir()) == []
         index.hold.clear()
         index.release.set()
-        built = DockerEngine(bench.layout, bench.daemon, codec="zstd", secrets=lambda: secrets).build(
+        built = DockerEngine(bench.layout, bench.daemon, codec="zstd", secrets=lambda _: secrets).build(
             definition, bench.base, dict, Quiet()
         )
     assert DockerRunner(bench.layout, bench.daemon).run(built, sh("tiny")).stdout == f"{words} 7\n"
@@ -660,7 +660,7 @@ def test_podman_is_refused_for_builds_and_gpus_and_runs_the_rest(
 ) -> None:
     daemon = DockerDaemon({**bench.daemon.environ, "DOCKER_HOST": podman})
     with pytest.raises(ToolError, match="podman") as caught:
-        DockerEngine(bench.layout, daemon, codec="zstd", secrets=lambda: bench.secrets).require()
+        DockerEngine(bench.layout, daemon, codec="zstd", secrets=lambda _: bench.secrets).require()
     assert "assemble" in caught.value.hint
     runner = DockerRunner(bench.layout, daemon)
     assert runner.require().startswith("podman ")
@@ -676,7 +676,7 @@ def test_daemon_that_keeps_images_in_containerd(bench: Bench, image: Image, tmp_
         daemon = DockerDaemon({**bench.daemon.environ, "DOCKER_HOST": service.host})
         runner = DockerRunner(bench.layout, daemon)
         assert runner.run(image, sh("tiny")).stdout == "tiny runs 7\n"
-        engine = DockerEngine(bench.layout, daemon, codec="zstd", secrets=lambda: bench.secrets)
+        engine = DockerEngine(bench.layout, daemon, codec="zstd", secrets=lambda _: bench.secrets)
         assert "docker" in engine.require()
         built = engine.build(bench.changed("containerd"), bench.base, dict, Quiet())
         assert runner.run(built, sh("tiny")).stdout == "tiny runs 7\n"
@@ -698,5 +698,5 @@ def test_missing_plugin_and_command_are_told_with_what_mends_them(bench: Bench, 
     ):
         daemon = DockerDaemon({**bench.daemon.environ, "PATH": path})
         with pytest.raises(ToolError, match=match) as caught:
-            DockerEngine(bench.layout, daemon, codec="zstd", secrets=lambda: bench.secrets).require()
+            DockerEngine(bench.layout, daemon, codec="zstd", secrets=lambda _: bench.secrets).require()
         assert hint in caught.value.hint

@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from imagefactory.errors import UnsolvableError
 from imagefactory.lock import LockRequest
 from imagefactory.lock.index import find_index, local_path
+from imagefactory.lock.pip_part import lock_pip
 from imagefactory.lock.pypi import UvLocker, format_lock, write_lock
-from imagefactory.model import Base, Lock, Target, Where
+from imagefactory.model import Base, Lock, LockedConda, Target, Where
+from imagefactory.packages import PackageCache
 from imagefactory.progress import Quiet
 from imagefactory.settings import Setting
-from imagefactory.wheels import WheelCache
 
 WHERE = Where(file="recipes/small.yaml", line=1, column=1)
 PYTHON = f"3.{sys.version_info.minor}"
@@ -60,15 +63,47 @@ def test_locking_twice_gives_the_same_text(uv: UvLocker, lock: Lock) -> None:
 
 
 def test_the_wheels_come_and_hold(uv: UvLocker, lock: Lock, tmp_path: Path) -> None:
-    cache = WheelCache(tmp_path, uv._index)
-    assert len(cache.fetch(lock, uv.addresses, Quiet())) == 3
-    assert cache.missing(lock, verify=True) == ()
+    cache = PackageCache(tmp_path, uv._index)
+    assert len(cache.fetch(lock.wheels, lambda _: uv.addresses(lock), Quiet())) == 3
+    assert cache.missing(lock.wheels, verify=True) == ()
 
 
 def test_each_file_is_found_on_its_projects_page(uv: UvLocker, lock: Lock) -> None:
     """The way taken when uv lists a locked file no more gives the same addresses as uv."""
     found = uv._search(list(lock.wheels), lock)
     assert {name: local_path(url) or url for name, url in uv.addresses(lock).items()} == found
+
+
+def test_a_target_on_another_keeps_its_wheels(uv: UvLocker, lock: Lock) -> None:
+    more = replace(SMALL, name="more-1-cu121", on=SMALL.name, requirements=(*SMALL.requirements, "idna==3.7"))
+    above = uv.lock(LockRequest(target=more, base=BASE, under=lock), Quiet())
+    assert [wheel.name for wheel in above.wheels] == ["idna", *(wheel.name for wheel in lock.wheels)]
+    assert set(lock.wheels) < set(above.wheels)
+
+
+def test_a_pip_part_leaves_out_what_conda_brings(uv: UvLocker, lock: Lock) -> None:
+    """The index has markupsafe too, and newer; what an extra of a given package needs comes from there."""
+    given = LockedConda(
+        name="markupsafe",
+        version="2.1.5",
+        build="py0",
+        subdir="linux-64",
+        url="https://conda.anaconda.org/conda-forge/linux-64/markupsafe-2.1.5-py0.conda",
+        filename="markupsafe-2.1.5-py0.conda",
+        sha256="0" * 64,
+        md5="",
+        size=1,
+        depends=("python",),
+    )
+    mixed = replace(SMALL, source="conda", requirements=(), constraints=(), pip=("jinja2",))
+    request = LockRequest(target=mixed, base=BASE)
+    wheels = lock_pip(request, (given,), uv)
+    assert wheels == tuple(wheel for wheel in lock.wheels if wheel.name == "jinja2")
+    jinja = replace(given, name="jinja2", version="3.1.4")
+    with_extra = replace(request, target=replace(mixed, pip=("jinja2[i18n]",)))
+    assert [wheel.name for wheel in lock_pip(with_extra, (given, jinja), uv)] == ["babel"]
+    with pytest.raises(UnsolvableError, match=r"conda brings markupsafe 2\.1\.5"):
+        lock_pip(replace(request, target=replace(mixed, pip=("markupsafe>=3",))), (given,), uv)
 
 
 def test_pip_installs_a_lock_as_it_is(lock: Lock, tmp_path: Path) -> None:

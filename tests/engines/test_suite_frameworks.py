@@ -62,6 +62,7 @@ def outcome(
         "cuda": "12",
         "python": f"{sys.version_info[0]}.{sys.version_info[1]}",
         "packages": installed,
+        "conda": {},
         "checks": ["packages", "libraries", "cuda-version", "compute"],
         "uid": None,
     }

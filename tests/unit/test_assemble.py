@@ -18,17 +18,18 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.engines import assemble
-from imagefactory.engines.assemble import (
+from imagefactory.engines import layer_plan, layer_work
+from imagefactory.engines.assemble import AssembleEngine, check_conflicts
+from imagefactory.engines.base_image import BaseImage
+from imagefactory.engines.layer_plan import (
     BUCKETS,
+    MORE_OWN_LAYERS,
     MOST_OWN_LAYERS,
     OWN_LAYER_BYTES,
-    AssembleEngine,
     Bench,
-    check_conflicts,
-    plan_layers,
+    LayerPlan,
+    wheel_part,
 )
-from imagefactory.engines.base_image import BaseImage
 from imagefactory.engines.pyc import BaseCompiler
 from imagefactory.engines.wheel_layer import Place
 from imagefactory.errors import BuildError
@@ -53,7 +54,16 @@ def bench(tmp_path: Path) -> Bench:
         place=Place(prefix="/opt/env", python=PYTHON),
         epoch=1,
         base_folders=(tmp_path,),
-        base_python="p",
+        compiler="p",
+    )
+
+
+def plan_layers(*groups: Mapping[LockedWheel, Path] | Bench) -> tuple[LayerPlan, ...]:
+    """The plan of groups of wheels; the last argument is the bench."""
+    *wheels, bench = groups
+    assert isinstance(bench, Bench)
+    return layer_plan.plan_layers(
+        [{w: wheel_part(w, path, bench) for w, path in group.items()} for group in wheels]  # type: ignore[union-attr]
     )
 
 
@@ -107,12 +117,26 @@ def test_very_many_large_wheels_stay_below_what_engines_take(tmp_path: Path) -> 
     assert "w199 1" in {plan.title for plan in plans}
 
 
-@pytest.mark.parametrize("field", ["codec", "epoch", "base_python", "place"])
+def test_what_is_added_changes_no_layer_below(tmp_path: Path) -> None:
+    """The first groups of a plan are planned as if they were all: those layers are the target's below."""
+    below = {wheel_of(f"w{n:03}", n * 500_000): Path(f"/w{n}") for n in range(80)}
+    more = {wheel_of(f"m{n:03}", n * 500_000): Path(f"/m{n}") for n in range(80)}
+    top = {wheel_of(f"t{n:03}", 10): Path(f"/t{n}") for n in range(9)}
+    bench_ = bench(tmp_path)
+    whole = plan_layers(below, more, top, bench_)
+    for groups in ((below,), (below, more)):
+        alone = plan_layers(*groups, bench_)
+        assert whole[: len(alone)] == alone
+    second = plan_layers(below, more, bench_)[len(plan_layers(below, bench_)) :]
+    assert sum(not plan.shared for plan in second) == MORE_OWN_LAYERS
+
+
+@pytest.mark.parametrize("field", ["codec", "epoch", "compiler", "place"])
 def test_all_that_decides_the_bytes_is_in_the_key(tmp_path: Path, field: str) -> None:
     others = {
         "codec": "gzip",
         "epoch": 2,
-        "base_python": "q",
+        "compiler": "q",
         "place": Place(prefix="/opt/other", python=PYTHON),
     }
     wheels = {wheel_of("a", 1): Path("/a")}
@@ -137,14 +161,14 @@ def test_one_path_with_two_contents_names_both_wheels() -> None:
 def compile_with_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
     """Byte code by this Python: the sandbox and a base need more than unit tests have."""
 
-    def new_worker(bench: Bench, report: Callable[[int], None]) -> assemble._Worker:
+    def new_worker(bench: Bench, report: Callable[[int], None]) -> layer_work.Worker:
         def start(argv: tuple[str, ...]) -> subprocess.Popen[bytes]:
             env = {"PYTHONHASHSEED": "0"}
             return subprocess.Popen((sys.executable, *argv[1:]), stdin=-1, stdout=-1, env=env)
 
-        return assemble._Worker(bench=bench, report=report, compiler=BaseCompiler(start, PYTHON))
+        return layer_work.Worker(bench=bench, report=report, compiler=BaseCompiler(start, PYTHON))
 
-    monkeypatch.setattr(assemble, "new_worker", new_worker)
+    monkeypatch.setattr(layer_work, "new_worker", new_worker)
 
 
 def definition(wheels: Mapping[LockedWheel, Path], label: str = "x") -> Definition:
@@ -315,9 +339,9 @@ def test_the_digest_does_not_depend_on_what_the_store_held_before(
     """A layer found under a bucket's key may have been a wheel's own; its title must not come along."""
     wheels = dict(list(wheels_in(tmp_path / "w").items())[:1])
     fresh = build(tmp_path / "fresh" / "store", wheels)
-    monkeypatch.setattr(assemble, "OWN_LAYER_BYTES", 1)
+    monkeypatch.setattr(layer_plan, "OWN_LAYER_BYTES", 1)
     build(tmp_path / "used" / "store", wheels, label="y")
-    monkeypatch.setattr(assemble, "OWN_LAYER_BYTES", OWN_LAYER_BYTES)
+    monkeypatch.setattr(layer_plan, "OWN_LAYER_BYTES", OWN_LAYER_BYTES)
     assert build(tmp_path / "used" / "store", wheels).digest == fresh.digest
 
 
@@ -344,7 +368,7 @@ def test_a_killed_worker_is_an_error_and_no_hang(tmp_path: Path, monkeypatch: py
     def killed(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    monkeypatch.setattr(assemble, "make_layer", killed)
+    monkeypatch.setattr(layer_work, "make_layer", killed)
     with pytest.raises(BuildError, match="a worker was killed"):
         build_in_parallel(tmp_path, Quiet())
 
@@ -369,7 +393,7 @@ def test_an_interrupt_ends_the_workers(tmp_path: Path, monkeypatch: pytest.Monke
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(assemble, "_gather", interrupted)
+    monkeypatch.setattr(layer_work, "_gather", interrupted)
     with pytest.raises(KeyboardInterrupt):
         build_in_parallel(tmp_path, Quiet())
     assert multiprocessing.active_children() == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from imagefactory.doctor import (
     Finding,
     Probe,
     State,
+    _ask_conda,
     can_build,
     decide,
     examine,
@@ -24,6 +26,7 @@ from imagefactory.doctor import (
     parse_sources_list,
     read_apt_sources,
 )
+from imagefactory.errors import ToolError
 from imagefactory.settings import load_settings
 
 REACHED = {"package index", "debian mirror", "registry", "docker"}
@@ -44,6 +47,7 @@ HEALTHY = Facts(
     probes=(
         Probe(name="docker", found="docker 26.1.5, buildx 0.13.1"),
         Probe(name="apptainer", found="apptainer 1.4.5"),
+        Probe(name="conda", found="py-rattler 0.28.0"),
         Probe(name="package index", found="uv's default answers"),
         Probe(name="debian mirror", found="bookworm found there"),
         Probe(name="registry", found="registry.example.org answers without credentials"),
@@ -185,6 +189,24 @@ def test_what_the_network_refuses() -> None:
         assert "no answer" in finding.detail
         assert finding.remedy == "mend it"
         assert can_build((finding,)) == (needed_for == "push")
+
+
+def test_conda_is_for_recipes_of_conda_alone() -> None:
+    (finding,) = bad(refusing("conda"))
+    assert (finding.state, finding.needed_for, finding.remedy) == (State.WARNING, "conda", "mend it")
+    assert can_build((finding,))
+
+
+def test_what_conda_works_with_is_told(tmp_path: Path) -> None:
+    def ask(**more: str) -> str:
+        environ = {"PATH": "/usr/bin", "HOME": str(tmp_path), **more}
+        return _ask_conda(load_settings(directory=tmp_path, start=tmp_path, environ=environ), environ)
+
+    assert re.fullmatch(r"py-rattler [0-9.]+", ask())
+    elsewhere = ask(IMAGEFACTORY_CHANNELS="conda-forge=http://127.0.0.1:1/forge")
+    assert elsewhere.endswith("; https://conda.anaconda.org/conda-forge at http://127.0.0.1:1/forge")
+    with pytest.raises(ToolError):
+        ask(IMAGEFACTORY_SOLVER="micromamba")
 
 
 def test_apt_sources_of_both_formats(tmp_path: Path) -> None:

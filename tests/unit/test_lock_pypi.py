@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import json
 import re
 import shutil
 import sys
-import threading
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagefactory.errors import LockError, ToolError, UsageError
+from imagefactory.errors import LockError, ToolError, UnsolvableError, UsageError
 from imagefactory.lock import LockRequest
 from imagefactory.lock.index import PackageIndex, find_index, redact
 from imagefactory.lock.pypi import (
@@ -34,9 +29,19 @@ from imagefactory.lock.pypi import (
     write_lock,
 )
 from imagefactory.model import Base, Lock, LockedWheel, Target, Where
+from imagefactory.packages import PackageCache
 from imagefactory.progress import Quiet
 from imagefactory.settings import Setting
-from imagefactory.wheels import WheelCache
+from tests.services.package_index import Index, package_index
+from tests.services.package_index import uv_locker as locker
+
+
+def fetch_all(folder: Path, uv: UvLocker, lock: Lock) -> dict[LockedWheel, Path]:
+    def locate(missing: tuple[LockedWheel, ...]) -> dict[str, str]:
+        return uv.addresses(replace(lock, wheels=missing))
+
+    return PackageCache(folder, uv._index).fetch(lock.wheels, locate, Quiet())
+
 
 WHERE = Where(file="recipes/pytorch.yaml", line=7, column=5)
 BASE = Base(
@@ -442,130 +447,14 @@ def test_messages_hold_no_secrets() -> None:
 # --- uv and an index -----------------------------------------------------------------------------
 
 
-@dataclass
-class Index:
-    """A package index: PEP 503's HTML, or PEP 691's JSON; with a password where one is set."""
-
-    folder: Path
-    url: str = ""
-    json: bool = False
-    hashes: str = "sha256"  # or another algorithm, or none
-    password: str = ""
-    rows: dict[str, list[str]] = field(default_factory=dict)  # project -> files
-    lies: dict[str, str] = field(default_factory=dict)  # file -> a hash that is not its own
-    hidden: set[str] = field(default_factory=set)
-    yanked: set[str] = field(default_factory=set)
-    requests: list[str] = field(default_factory=list)
-
-    def add(self, name: str, version: str, *, needs: tuple[str, ...] = (), tag: str = "py3-none-any") -> None:
-        filename = f"{name.replace('-', '_')}-{version}-{tag}.whl"
-        info = filename.split("-py3")[0].split("-cp3")[0] + ".dist-info"
-        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-        metadata += "".join(f"Requires-Dist: {need}\n" for need in needs)
-        with zipfile.ZipFile(self.folder / filename, "w") as archive:
-            for path, text in (
-                (f"{info}/METADATA", metadata),
-                (f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n"),
-                (f"{info}/RECORD", f"{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n"),
-            ):
-                archive.writestr(zipfile.ZipInfo(path), text)
-        self.publish(name, filename)
-
-    def publish(self, name: str, filename: str) -> None:
-        self.rows.setdefault(name, []).append(filename)
-
-    def hash(self, filename: str) -> str:
-        if filename in self.lies:
-            return self.lies[filename]
-        return hashlib.new(self.hashes, (self.folder / filename).read_bytes()).hexdigest()
-
-    def page(self, name: str) -> tuple[str, str]:
-        files = [file for file in self.rows[name] if file not in self.hidden]
-        if self.json:
-            rows = [
-                {
-                    "filename": file,
-                    "url": f"../../files/{file}",
-                    "hashes": {self.hashes: self.hash(file)} if self.hashes else {},
-                    "yanked": file in self.yanked,
-                }
-                for file in files
-            ]
-            text = json.dumps({"meta": {"api-version": "1.0"}, "name": name, "files": rows})
-            return "application/vnd.pypi.simple.v1+json", text
-        anchors = "".join(
-            f'<a href="../../files/{file}{f"#{self.hashes}={self.hash(file)}" if self.hashes else ""}"'
-            f"{' data-yanked=bad' if file in self.yanked else ''}>{file}</a>\n"
-            for file in files
-        )
-        return "text/html", f"<!DOCTYPE html><html><body>\n{anchors}</body></html>"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    index: Index
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def do_GET(self) -> None:
-        index = self.index
-        index.requests.append(f"{self.command} {self.path}")
-        sent = base64.b64decode(self.headers.get("Authorization", "").removeprefix("Basic ")).decode()
-        place, _, rest = self.path.lstrip("/").partition("/")
-        status, kind, body = 404, "text/plain", b""
-        if index.password and sent != f"bob:{index.password}":
-            status = 401
-        elif place == "simple" and rest.rstrip("/") in index.rows:
-            kind, text = index.page(rest.rstrip("/"))
-            status, body = 200, text.encode()
-        elif place == "files" and (index.folder / rest).is_file():
-            status, kind, body = 200, "application/zip", (index.folder / rest).read_bytes()
-        self.send_response(status)
-        if status == 401:
-            self.send_header("WWW-Authenticate", 'Basic realm="test"')
-        self.send_header("Content-Type", kind)
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-
 @pytest.fixture
 def index(tmp_path: Path) -> Iterator[Index]:
-    folder = tmp_path / "index"
-    folder.mkdir()
-    index = Index(folder=folder)
-    http = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"index": index}))
-    http.daemon_threads = True
-    index.url = f"http://127.0.0.1:{http.server_address[1]}/simple"
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    index.add("torch", "2.3.1", needs=("numpy", "nvidia-cuda-runtime-cu12==12.1.105"))
-    index.add("nvidia-cuda-runtime-cu12", "12.1.105", tag="py3-none-manylinux1_x86_64")
-    index.add("numpy", "1.26.3")
-    index.add("numpy", "2.0.0")
-    yield index
-    http.shutdown()
-    thread.join()
-    http.server_close()
-
-
-def locker(index: Index, tmp_path: Path, *, url: str = "", **environ: str) -> UvLocker:
-    (tmp_path / "home").mkdir(exist_ok=True)
-    # No cache between calls (uv keeps pages for ten minutes), no settings but those of the test.
-    given = {"HOME": str(tmp_path / "home"), "PATH": "/usr/bin", "UV_HTTP_RETRIES": "0", **environ}
-    setting = Setting(value=url or index.url, origin="$IMAGEFACTORY_INDEX")
-    found = find_index(setting, environ=given, prefix=tmp_path, etc=tmp_path / "etc")
-    cache = {"UV_CACHE_DIR": str(tmp_path / "uv-cache"), "UV_NO_CACHE": "1"}
-    return UvLocker(
-        replace(found, environment=tuple((dict(found.environment) | cache).items())),
-        python=Path(sys.executable),
-    )
+    with package_index(tmp_path / "index") as index:
+        index.add("torch", "2.3.1", needs=("numpy", "nvidia-cuda-runtime-cu12==12.1.105"))
+        index.add("nvidia-cuda-runtime-cu12", "12.1.105", tag="py3-none-manylinux1_x86_64")
+        index.add("numpy", "1.26.3")
+        index.add("numpy", "2.0.0")
+        yield index
 
 
 REQUEST = LockRequest(target=TARGET, base=BASE)
@@ -685,7 +574,7 @@ def test_an_index_that_tells_no_hashes_is_hashed_by_uv(index: Index, tmp_path: P
         wheel.name: hashlib.sha256((index.folder / wheel.filename).read_bytes()).hexdigest()
         for wheel in lock.wheels
     }
-    WheelCache(tmp_path / "cache", uv._index).fetch(lock, uv.addresses, Quiet())
+    fetch_all(tmp_path / "cache", uv, lock)
     index.hashes = "sha512"
     with pytest.raises(LockError, match="gives no sha256 for"):
         locker(index, tmp_path).lock(REQUEST, Quiet())
@@ -698,7 +587,7 @@ def test_an_index_with_a_password_from_lock_to_wheels(index: Index, tmp_path: Pa
     lock = uv.lock(REQUEST, Quiet())
     assert "p@ss" not in format_lock(lock)
     assert "bob" not in format_lock(lock)
-    paths = WheelCache(tmp_path / "cache", uv._index).fetch(lock, uv.addresses, Quiet())
+    paths = fetch_all(tmp_path / "cache", uv, lock)
     assert {path.name for path in paths.values()} == {wheel.filename for wheel in lock.wheels}
     index.hidden.update(index.rows["numpy"])  # the projects' pages are asked with the password too
     with pytest.raises(LockError):
@@ -767,7 +656,7 @@ def test_an_index_of_files(index: Index, tmp_path: Path) -> None:
         page.write_text(page.read_text().replace("../../files/", f"{index.folder.as_uri()}/"))
     uv = locker(index, tmp_path, url=(tmp_path / "site/simple").as_uri())
     lock = uv.lock(REQUEST, Quiet())
-    WheelCache(tmp_path / "cache", uv._index).fetch(lock, uv.addresses, Quiet())
+    fetch_all(tmp_path / "cache", uv, lock)
     assert index.requests == []
 
 
@@ -810,3 +699,68 @@ def test_a_lock_is_a_requirements_file(index: Index, tmp_path: Path) -> None:
     path.write_text(format_lock(lock).replace(lock.wheels[0].sha256, "0" * 64))
     shutil.rmtree(into)
     assert "Hash mismatch" in uv._run(command).stderr
+
+
+# --- a target on another -------------------------------------------------------------------------
+
+ON = replace(
+    TARGET,
+    name="mylab-2.3-cu121",
+    family="mylab",
+    on=TARGET.name,
+    requirements=(*TARGET.requirements, "extra"),
+)
+
+
+def test_a_target_on_another_keeps_every_wheel_of_it(index: Index, tmp_path: Path) -> None:
+    """Also where the index has newer and better files by now, and no longer offers a locked one."""
+    uv = locker(index, tmp_path)
+    under = uv.lock(REQUEST, Quiet())
+    index.add("numpy", "1.26.4")
+    index.add("numpy", "1.26.3", tag="cp311-cp311-manylinux_2_17_x86_64")
+    index.yanked.add("numpy-1.26.3-py3-none-any.whl")
+    index.add("extra", "1.0", needs=("numpy",))
+    lock = uv.lock(LockRequest(target=ON, base=BASE, under=under), Quiet())
+    assert versions(lock) == versions(under) | {"extra": "1.0"}
+    assert set(under.wheels) < set(lock.wheels)
+    assert lock.wheels == tuple(sorted(lock.wheels, key=lambda wheel: wheel.name))
+    assert (lock.target, lock.platform) == (ON.name, under.platform)
+    assert parse_lock(format_lock(lock), "x") == lock
+    again = LockRequest(target=ON, base=BASE, under=under, previous=lock)
+    index.requests.clear()
+    assert uv.lock(again, Quiet()) is lock
+    assert index.requests == []
+
+
+def test_what_lies_below_decides(index: Index, tmp_path: Path) -> None:
+    uv = locker(index, tmp_path)
+    under = uv.lock(REQUEST, Quiet())
+    index.add("extra", "1.0")
+    request = LockRequest(target=ON, base=BASE, under=under)
+    lock = uv.lock(request, Quiet())
+    index.add("numpy", "1.26.4")
+    index.add("extra", "1.1")
+    moved = uv.lock(replace(REQUEST, previous=under, update=("numpy",)), Quiet())
+    above = uv.lock(replace(request, under=moved, previous=lock), Quiet())
+    assert versions(above) == versions(lock) | {"numpy": "1.26.4"}
+    assert above.content_hash != lock.content_hash
+    own = uv.lock(replace(request, previous=lock, update=("extra",)), Quiet())
+    assert versions(own) == versions(lock) | {"extra": "1.1"}
+    assert versions(uv.lock(replace(request, previous=lock, update_all=True), Quiet())) == versions(own)
+    with pytest.raises(LockError, match=r"has 'numpy' from pytorch-2\.3-cu121") as caught:
+        uv.lock(replace(request, previous=lock, update=("numpy",)), Quiet())
+    assert caught.value.hint == "imagefactory lock pytorch-2.3-cu121 --update numpy"
+
+
+def test_what_does_not_go_with_what_lies_below(index: Index, tmp_path: Path) -> None:
+    uv = locker(index, tmp_path)
+    under = uv.lock(REQUEST, Quiet())
+    index.add("numpy", "1.26.4")
+    index.add("extra", "1.0", needs=("numpy>=1.26.4",))
+    with pytest.raises(UnsolvableError) as caught:
+        uv.lock(LockRequest(target=ON, base=BASE, under=under), Quiet())
+    assert "extra" in caught.value.message
+    assert "numpy==1.26.3" in caught.value.message
+    assert "every package of pytorch-2.3-cu121 stays" in caught.value.hint
+    assert "imagefactory lock pytorch-2.3-cu121 --update" in caught.value.hint
+    assert "No solution found" in caught.value.tree

@@ -74,6 +74,16 @@ def test_an_image_as_the_recipe_says(libc: str) -> None:
     judge(BASE, said(f"3.11\n{libc}\n"))
 
 
+def test_an_image_of_which_no_python_is_said() -> None:
+    bare = replace(BASE, python="")
+    judge(bare, said("glibc 2.36\n"))
+    with pytest.raises(BuildError, match=r"carries glibc 2\.31, older than the 2\.36"):
+        judge(bare, said("glibc 2.31\n"))
+    for probed in (said("", 127), said("undefined\n", 1), said("")):
+        with pytest.raises(BuildError, match="does not say which C library"):
+            judge(bare, probed)
+
+
 @pytest.mark.parametrize(
     ("probed", "message", "hint"),
     [

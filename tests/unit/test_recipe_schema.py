@@ -10,7 +10,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from imagefactory import recipes
+from imagefactory import drafts, recipe_values, recipes
 from imagefactory.errors import RecipeError
 
 FOLDER = Path(__file__).parents[2] / "recipes"
@@ -52,8 +52,18 @@ def schema(name: str) -> dict[str, Any]:
     return loaded
 
 
+class Loader(yaml.SafeLoader):
+    """YAML 1.2 as editors read it: `on` is a word."""
+
+
+Loader.yaml_implicit_resolvers = {
+    letter: [(tag, rule) for tag, rule in rules if letter not in "oO" or not tag.endswith(":bool")]
+    for letter, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
 def schema_accepts(text: str, name: str = "recipe.schema.json") -> bool:
-    return bool(Draft202012Validator(schema(name)).is_valid(yaml.safe_load(text)))
+    return bool(Draft202012Validator(schema(name)).is_valid(yaml.load(text, Loader=Loader)))
 
 
 def parser_accepts(text: str) -> bool:
@@ -65,19 +75,24 @@ def parser_accepts(text: str) -> bool:
     return True
 
 
+ENUMS = {
+    "source": recipe_values.SOURCES,
+    "platform": recipe_values.PLATFORMS,
+    "check": recipe_values.SMOKE_CHECKS,
+    "channel-priority": recipe_values.PRIORITIES,
+    "archspec": recipe_values.ARCHSPECS,
+}
+
+
 @pytest.mark.parametrize("name", ["recipe.schema.json", "bases.schema.json"])
 def test_the_schema_is_sound_and_says_the_parsers_rules(name: str) -> None:
     Draft202012Validator.check_schema(schema(name))
     for rule, written in schema(name)["$defs"].items():
         if rule in ("row", "pulled-row"):
             continue
-        allowed = recipes.RULES[rule.replace("-", " ")]
+        allowed = recipe_values.RULES.get(rule) or recipe_values.RULES[rule.replace("-", " ")]
         if "enum" in written:
-            assert written["enum"] == list(
-                {"source": recipes.SOURCES, "platform": recipes.PLATFORMS, "check": recipes.SMOKE_CHECKS}[
-                    rule
-                ]
-            )
+            assert written["enum"] == list(ENUMS[rule])
         else:
             assert (written["pattern"], written["maxLength"]) == (f"^(?:{allowed.pattern})$", allowed.limit)
 
@@ -91,7 +106,7 @@ def test_the_trees_files_are_valid_and_name_their_schema(path: Path) -> None:
 
 
 def test_a_scaffold_is_valid() -> None:
-    assert schema_accepts(recipes.scaffold("jax", recipes.read_bases(FOLDER)))
+    assert schema_accepts(drafts.scaffold("jax", recipes.read_bases(FOLDER)))
 
 
 def test_the_sample_is_accepted_by_both() -> None:
@@ -170,6 +185,13 @@ def test_faults_of_images_are_refused_by_both(old: str, new: str) -> None:
         ("base: debian-12", "base: debian-12\ninterpreter: /usr/bin/python3.11"),
         ('"2.3"', '"2.3"\n    glibc: "2.36"'),
         ("source: pypi", "source: conda"),
+        ("source: pypi", "source: pip"),
+        ("source: pypi", "source: pypi\nchannels: [conda-forge]"),
+        ("source: pypi", "source: pypi\nsystem: {}"),
+        ("source: pypi", "source: pypi\npip: [numpy]"),
+        ("source: pypi", "source: pypi\non: pytorch-2.3-cu121"),
+        ("[numpy]", '["numpy 1.26.*"]'),
+        ("[numpy]", '["numpy=1.26"]'),
         ("linux/amd64", "linux/arm64"),
         ("{A: b}", "{a: b}"),
         ("{A: b}", "{A: 1}"),
@@ -184,3 +206,109 @@ def test_faults_are_refused_by_both(old: str, new: str) -> None:
     assert text != RECIPE
     assert not parser_accepts(text)
     assert not schema_accepts(text)
+
+
+# --- conda, and what is built on targets ---------------------------------------------------------
+
+CONDA = """\
+family: pytorch
+description: small
+source: conda
+framework: pytorch
+channels: [pytorch, nvidia/label/cuda-12.1.0, https://conda.example.org/lab, file:///srv/channel]
+channel-priority: disabled
+system: {glibc: "2.28", archspec: x86_64_v3}
+platform: linux/amd64
+base: debian-12
+python: "3.11"
+capabilities: ["8.0"]
+packages: [numpy, "scipy=1.11", "pytorch::pandas >=2, <3", "jaxlib=*=*cuda12*"]
+constraints: ["mkl 2024.*"]
+pip: ["einops>=0.7"]
+matrix:
+  - version: "2.3"
+    cuda: ["12.1"]
+    system: {cuda: "12.4"}
+    channels: [pytorch, conda-forge]
+    channel-priority: strict
+    pip: [rich]
+"""
+ON = """\
+family: lab
+description: small
+on: pytorch-2.3-cu121
+packages: [numpy, "scipy 1.11.*", "pandas[x]>=2"]
+pip: [rich]
+capabilities: ["8.0"]
+environment: {A: b}
+"""
+ON_ROWS = """\
+family: lab
+description: small
+packages: [numpy]
+matrix:
+  - on: pytorch-2.3-cu121
+  - on: pytorch-2.5-cu124-py313
+    constraints: ["numpy<2"]
+"""
+
+
+@pytest.mark.parametrize("text", [CONDA, ON, ON_ROWS])
+def test_conda_and_what_is_built_on_targets_is_accepted_by_both(text: str) -> None:
+    assert schema_accepts(text)
+    assert parser_accepts(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new"),
+    [
+        (CONDA, "channels: [pytorch", "chanels: [pytorch"),
+        (CONDA, "[pytorch, conda-forge]", "[]"),
+        (CONDA, "[pytorch, conda-forge]", "[defaults]"),
+        (CONDA, "[pytorch, conda-forge]", "[local]"),
+        (CONDA, "[pytorch, conda-forge]", "[../x]"),
+        (CONDA, "[pytorch, conda-forge]", "[http://x/y]"),
+        (CONDA, "[pytorch, conda-forge]", "['https://u:p@x/y']"),
+        (CONDA, "[pytorch, conda-forge]", "[https://x/t/abc/y]"),
+        (CONDA, "[pytorch, conda-forge]", "[conda-forge/linux-64]"),
+        (CONDA, "priority: disabled", "priority: flexible"),
+        (CONDA, "x86_64_v3", "zen3"),
+        (CONDA, "x86_64_v3", "x86_64_v9"),
+        (CONDA, '{cuda: "12.4"}', "{cuda: 12.4}"),
+        (CONDA, '{cuda: "12.4"}', '{cuda: "12"}'),
+        (CONDA, '{cuda: "12.4"}', '{cuda: "12.99"}'),
+        (CONDA, '{cuda: "12.4"}', '{cudda: "12.4"}'),
+        (CONDA, '{cuda: "12.4"}', '["12.4"]'),
+        (CONDA, "[numpy,", '["numpy[build=x]",'),
+        (CONDA, "[numpy,", '["numpy|scipy",'),
+        (CONDA, "[numpy,", '["numpy >=1.*",'),
+        (CONDA, "[numpy,", '["numpy ==1.*",'),
+        (CONDA, "[numpy,", '["numpy  <2",'),
+        (CONDA, "[numpy,", "[__cuda,"),
+        (CONDA, '["mkl 2024.*"]', '["mkl=="]'),
+        (CONDA, "[rich]", '["rich=13"]'),
+        (CONDA, "[rich]", "[{a: b}]"),
+        (CONDA, '["12.1"]', '["12.1"]\n    extras: [x]'),
+        (CONDA, '["12.1"]', '["12.1"]\n    on: pytorch-2.3-cu121'),
+        (CONDA, '["12.1"]', '["12.1"]\n    source: conda'),
+        (ON, "pytorch-2.3-cu121", "pytorch"),
+        (ON, "pytorch-2.3-cu121", "../pytorch-2.3-cu121"),
+        (ON, "pytorch-2.3-cu121", "Pytorch-2.3-cu121"),
+        (ON, "on: pytorch-2.3-cu121\n", ""),
+        (ON, "[numpy,", '["numpy; x",'),
+        (ON, "packages:", 'python: "3.11"\npackages:'),
+        (ON, "packages:", "source: conda\npackages:"),
+        (ON, "packages:", "channels: [conda-forge]\npackages:"),
+        (ON, "packages:", "matrix: [{on: pytorch-2.3-cu121}]\npackages:"),
+        (ON_ROWS, "pytorch-2.3-cu121", 'pytorch-2.3-cu121\n    version: "2.3"'),
+        (ON_ROWS, "pytorch-2.3-cu121", 'pytorch-2.3-cu121\n    cuda: ["12.1"]'),
+        (ON_ROWS, "- on: pytorch-2.3-cu121", "- packages: [numpy]"),
+        (ON_ROWS, "packages: [numpy]", "base: debian-12"),
+        (ON_ROWS, "description: small\n", ""),
+    ],
+)
+def test_faults_of_these_are_refused_by_both(text: str, old: str, new: str) -> None:
+    changed = text.replace(old, new, 1)
+    assert changed != text
+    assert not parser_accepts(changed)
+    assert not schema_accepts(changed)

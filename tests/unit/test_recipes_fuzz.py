@@ -14,8 +14,9 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from packaging.requirements import Requirement
+from rattler import MatchSpec
 
-from imagefactory import recipes
+from imagefactory import drafts, match_spec, recipe_values, recipes
 from imagefactory.errors import RecipeError
 from imagefactory.model import Base, Target
 from imagefactory.oci.store import parse_reference
@@ -24,7 +25,7 @@ FOLDER = Path(__file__).parents[2] / "recipes"
 TEXTS = [
     path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.yaml")) if path.name != "bases.yaml"
 ]
-TEXTS.append(recipes.scaffold("lab", recipes.read_bases(FOLDER)))
+TEXTS.append(drafts.scaffold("lab", recipes.read_bases(FOLDER)))
 BASES = recipes.read_bases(FOLDER)
 TEXTS.append(
     TEXTS[0]
@@ -35,13 +36,66 @@ TEXTS.append(
     )
 )
 
+CONDA = """\
+family: stack
+description: PyTorch from conda
+source: conda
+framework: pytorch
+channels: [pytorch, nvidia/label/cuda-12.1.0, "https://conda.anaconda.org/conda-forge/", file:///srv/lab]
+channel-priority: disabled
+platform: linux/amd64
+base: debian-12
+python: "3.12"
+system: {archspec: x86_64_v2, glibc: "2.28"}
+capabilities: ["8.0"]
+packages: [numpy, "file:///srv/lab::zlib"]
+pip: [Einops>=0.7]
+matrix:
+  - version: "2.3"
+    cuda: ["12.1"]
+    packages: [pytorch-cuda=12.1, "conda-forge::scipy 1.11*", "mkl >=2023, <2024"]
+    constraints: ["pytorch=*=*cuda*", "mkl <2024.1", "python 3.12.4"]
+  - version: "2.7"
+    cuda: ["12"]
+    channels: [conda-forge, nvidia]
+    system: {cuda: "12.4"}
+    python: "3.13"
+    packages: [xz=5.2.6=h166bdaf_0, openssl==1.1.1w]
+    pip: [rich]
+"""
+ON = """\
+family: lab
+description: ours
+packages: [Pandas]
+environment: {B: c}
+matrix:
+  - on: stack-2.3-cu121
+    packages: ["xarray=2024.*", "conda-forge::dask"]
+    constraints: ["dask * py*"]
+    pip: ["Rich[x] >= 13"]
+  - on: wheels-2.5-cu124
+    packages: ["Polars[all] >= 1"]
+    constraints: [pandas<3]
+    checks: [import]
+"""
+# What ON is built on. A text under test may not make these targets again.
+BELOW = [
+    recipes.parse_recipe(CONDA, "recipes/stack.yaml"),
+    recipes.parse_recipe(
+        (FOLDER / "pytorch.yaml").read_text(encoding="utf-8").replace("family: pytorch", "family: wheels"),
+        "recipes/wheels.yaml",
+    ),
+]
+TEXTS += [CONDA.replace("family: stack", "family: other"), ON]
+
 NASTY = [
     "\n", "\r", "\r\n", "\t", "\x00", "\x07", "\x1b[2J", "\x7f", "\x85", "\u2028", "\u202e", "\ufeff", "\udc80", "é", "\uff10",
     '"', "'", "\\", "\\\n", "`id`", "$(id)", "${X}", "{{7*7}}", "{%", "#", " #", ": ", "- ", "? ", "|", ">", "&a ", "*a", "!!int ",
     "!!python/object/apply:os.system [id]", "<<: *a", "---\n", "...\n", "%YAML 1.1\n", "%post\n", "; rm -rf /", " && id", "../",
     "{", "}", "[", "]", ",", "[" * 30, "{a: " * 30, "@", "%", "^", "~", "no", "null", "0x10", "1e3", "2.10", ".inf", "1:30",
     "2020-01-01", "--index-url x", "-r x", " @ https://x/y", "; os_name=='x'", "==1.*", ">=1.*", "===1", "~=1", "!1", "+local",
-    "\nRUN id\n", "\n  cuda: ['12']", "\nfamily: x", '"\\n"', '"\\x00"', '"\\U00110000"', '"\\ud800"', "A" * 300,
+    "=*=*", " * *cuda*", "|>=2", "[build=x]", "r::", "https://x/y::", "=1=0", " >=1 py*", "__cuda", "on: stack-2.3-cu121", "\non: lab-2.3-cu121",
+    "system: {cuda: \"99.9\"}", "channels: [defaults]", "conda", "pypi", "\nRUN id\n", "\n  cuda: ['12']", "\nfamily: x", '"\\n"', '"\\x00"', '"\\U00110000"', '"\\ud800"', "A" * 300,
 ]  # fmt: skip
 
 Mutation = Callable[[str], str]
@@ -104,7 +158,7 @@ ALLOWED = {
     "name": r"[a-z0-9.-]+",
     "family": r"[a-z0-9-]+",
     "description": r"[A-Za-z0-9 .,;:()/+_=-]+",
-    "source": "pypi",
+    "source": "pypi|conda",
     "framework": PLAIN,
     "version": r"[0-9.]+",
     "cuda": r"[0-9.]+",
@@ -113,8 +167,14 @@ ALLOWED = {
     "platform": "linux/amd64",
     "capabilities": r"[0-9]+\.[0-9]",
     "checks": r"[a-z-]+",
-    "requirements": r"[a-z0-9-]+(\[[a-z0-9,-]+\])?[A-Za-z0-9.*=<>!~,]*",
-    "constraints": r"[a-z0-9-]+[=<>!~][A-Za-z0-9.*=<>!~,]*",
+    "channels": r"https://[a-z0-9.:-]+(/[A-Za-z0-9._-]+)+|file://(/[A-Za-z0-9._+-]+)+",
+    "priority": "strict|disabled",
+    "on": r"|[a-z0-9.-]+",
+}
+PYPI_REQUIREMENT = r"[a-z0-9-]+(\[[a-z0-9,-]+\])?[A-Za-z0-9.*=<>!~,]*"
+REQUIREMENTS = {
+    "pypi": (PYPI_REQUIREMENT, r"[a-z0-9-]+[=<>!~][A-Za-z0-9.*=<>!~,]*"),
+    "conda": (r"([A-Za-z0-9._+:/-]+::)?_?[a-z0-9._-]+( [A-Za-z0-9._+!*=<>~,]+){0,2}",) * 2,
 }
 
 
@@ -128,12 +188,44 @@ def assert_clean(target: Target) -> None:
         assert re.fullmatch(r"[A-Z][A-Z0-9_]*", name, re.ASCII)
         assert re.fullmatch(r"[A-Za-z0-9_./:=,+@%-]*", text, re.ASCII)
         assert name not in recipes.OWNED_VARIABLES
-    for text in (*target.requirements, *target.constraints):  # the public parser agrees to the letter
-        requirement = Requirement(text)
-        extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
-        assert f"{requirement.name}{extras}{requirement.specifier}" == text
-        assert not requirement.url
-        assert not requirement.marker
+    conda = target.source == "conda"
+    requirement, constraint = REQUIREMENTS[target.source]
+    for texts, pattern in ((target.requirements, requirement), (target.constraints, constraint)):
+        for text in texts:
+            assert re.fullmatch(pattern, text, re.ASCII), text
+            (assert_match_spec if conda else assert_requirement)(text)
+    for text in target.pip:
+        assert re.fullmatch(PYPI_REQUIREMENT, text, re.ASCII), text
+        assert_requirement(text)
+    if not conda:
+        assert (target.channels, target.system, target.pip) == ((), (), ())
+        return
+    assert target.channels
+    (_, archspec), (_, cuda), (_, glibc) = target.system
+    assert [key for key, _ in target.system] == ["__archspec", "__cuda", "__glibc"]
+    assert re.fullmatch(r"x86_64(_v[234])?", archspec, re.ASCII)
+    assert re.fullmatch(r"(9|1[0-3]|[1-8])\.[0-9]{1,2}", cuda, re.ASCII)
+    assert re.fullmatch(r"2\.[0-9]{1,2}", glibc, re.ASCII)
+
+
+def assert_requirement(text: str) -> None:
+    """The public parser agrees to the letter."""
+    requirement = Requirement(text)
+    extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
+    assert f"{requirement.name}{extras}{requirement.specifier}" == text
+    assert not requirement.url
+    assert not requirement.marker
+
+
+def assert_match_spec(text: str) -> None:
+    """So does the solver's."""
+    spec, read = match_spec.parse_spec(text), MatchSpec(text)
+    assert str(spec) == text
+    assert read.name
+    assert read.name.normalized == spec.name
+    assert str(read.version or "*") != "*" if spec.version else str(read.version or "*") == "*"
+    assert (read.build or "") == spec.build
+    assert (read.channel.base_url.rstrip("/") if read.channel else "") == spec.channel
 
 
 def assert_clean_base(base: Base) -> None:
@@ -150,9 +242,11 @@ def read(text: str) -> tuple[tuple[Target, ...], tuple[str, ...]]:
     """Targets and faults; any exception but RecipeError fails the test."""
     try:
         recipe = recipes.parse_recipe(text, "recipes/fuzz.yaml")
-        for base in recipes.all_bases(BASES, [recipe])[len(BASES) :]:
+        own = recipes.all_bases(BASES, [recipe])[len(BASES) :]
+        for base in own:
             assert_clean_base(base)
-        return recipes.expand(recipe, BASES), ()
+        targets = recipes.expand_all([*BELOW, recipe], [*BASES, *own])
+        return tuple(target for target in targets if target.where.file == recipe.where.file), ()
     except RecipeError as error:
         return (), error.faults
 
@@ -178,16 +272,29 @@ def test_near_valid_recipes(text: str, mutations: list[Mutation]) -> None:
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(
     field=st.sampled_from(
-        ["description", "version", "cuda", "packages", "constraints", "value", "variable", "extras"]
+        [
+            "description",
+            "version",
+            "cuda",
+            "packages",
+            "constraints",
+            "value",
+            "variable",
+            "extras",
+            "pip",
+            "channels",
+        ]
     ),
+    source=st.sampled_from(recipe_values.SOURCES),
     text=st.one_of(
         PIECE,
         st.builds("{}{}".format, st.sampled_from(["a", "numpy", "numpy<2", "A", "1.2"]), PIECE),
-        st.from_regex(recipes.RULES["package"].pattern, fullmatch=True),
-        st.from_regex(recipes.RULES["constraint"].pattern, fullmatch=True),
+        st.from_regex(recipe_values.RULES["package"].pattern, fullmatch=True),
+        st.from_regex(recipe_values.RULES["constraint"].pattern, fullmatch=True),
+        st.from_regex(recipe_values.RULES["match spec"].pattern, fullmatch=True),
     ),
 )
-def test_any_text_in_any_field(field: str, text: str) -> None:
+def test_any_text_in_any_field(field: str, source: str, text: str) -> None:
     row = {
         "version": "99.1",
         "cuda": ["12"],
@@ -195,11 +302,20 @@ def test_any_text_in_any_field(field: str, text: str) -> None:
         "constraints": [],
         "extras": [],
         "environment": {},
+        "pip": [],
+        "channels": ["conda-forge"],
+        "system": {"cuda": "12.4"},
     }
+    for key in ("pip", "channels", "system") if source == "pypi" else ("extras",):
+        del row[key]
+    if field not in ("description", "value", "variable", *row):
+        return
     recipe = {
-        "family": "lab", "description": "d", "source": "pypi", "framework": "lab", "platform": "linux/amd64",
+        "family": "lab", "description": "d", "source": source, "framework": "lab", "platform": "linux/amd64",
         "base": "debian-12", "python": "3.11", "capabilities": ["8.0"], "matrix": [row],
     }  # fmt: skip
+    if source == "conda":
+        recipe["channels"] = ["conda-forge"]
     if field == "description":
         recipe["description"] = text
     elif field in ("value", "variable"):
@@ -219,15 +335,17 @@ def test_the_unchanged_texts_are_accepted() -> None:
             assert_clean(target)
 
 
-@pytest.mark.parametrize("rule", sorted(recipes.RULES))
+@pytest.mark.parametrize("rule", sorted(recipe_values.RULES))
 def test_no_rule_takes_long_to_refuse(rule: str) -> None:
     """Patterns that backtrack would hang on these; the fuzz alone would not find it."""
     for start, repeated in itertools.product(
         ["a", "1", "a[", "a<", "a==", ""], ["a", "1", "a-", "1.", "==1,", "a,"]
     ):
-        text = (start + repeated * recipes.RULES[rule].limit)[: recipes.RULES[rule].limit - 1] + "\n"
+        text = (start + repeated * recipe_values.RULES[rule].limit)[
+            : recipe_values.RULES[rule].limit - 1
+        ] + "\n"
         before = time.process_time()
-        assert not recipes.RULES[rule].allows(text)
+        assert not recipe_values.RULES[rule].allows(text)
         assert time.process_time() - before < 0.1
 
 

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import LockError, RecipeError, UsageError
-from imagefactory.lock.pypi import parse_lock, read_lock
+from imagefactory.lock.files import read_lock
+from imagefactory.lock.pypi import parse_lock
 from imagefactory.model import Base, Definition, Lock, LockedWheel, Target, Where
 from imagefactory.recipes import expand_all, read_bases, read_recipes
 from imagefactory.render import quoting
-from imagefactory.render.apptainer import module_of, render_apptainer
+from imagefactory.render.apptainer import render_apptainer
 from imagefactory.render.define import define, driver_floor, pyvenv_cfg, venv_links
 from imagefactory.render.dockerfile import instructions, render_dockerfile
 from imagefactory.render.folders import check_definitions, render, write_definitions
@@ -97,14 +98,12 @@ def committed() -> dict[str, Definition]:
     bases = read_bases(ROOT / "recipes")
     targets = expand_all(read_recipes(ROOT / "recipes"), bases)
     by_name = {base.name: base for base in bases}
-    return {
-        target.name: define(
-            target,
-            by_name[target.base],
-            read_lock(ROOT / "lockfiles" / f"{target.name}.requirements.txt"),
-        )
-        for target in targets
-    }
+    made = {}
+    for target in targets:
+        lock = read_lock(ROOT / "lockfiles", target)
+        assert lock, target.name
+        made[target.name] = define(target, by_name[target.base], lock)
+    return made
 
 
 def test_definitions_are_what_the_recipes_give() -> None:
@@ -119,7 +118,7 @@ def test_definitions_are_what_the_recipes_give() -> None:
 @pytest.mark.parametrize("framework", list(table.FRAMEWORKS))
 def test_definition_imports_the_module_that_the_suite_imports(framework: str) -> None:
     name = f"imagefactory.verify.suite.frameworks.{table.FRAMEWORKS[framework]}"
-    assert dict(importlib.import_module(name).MODULES)[framework] == module_of(framework)
+    assert dict(importlib.import_module(name).MODULES)[framework] == table.module_of(framework)
 
 
 # --- define ----------------------------------------------------------------------------------------

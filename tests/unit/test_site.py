@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import configparser
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from imagefactory.engines import site
-from imagefactory.engines.site import BuildSecrets, find_secrets
+from imagefactory.engines.conda_install import Failure
+from imagefactory.engines.site import BuildSecrets, find_secrets, linker_failure
 from imagefactory.errors import UsageError
+from imagefactory.lock.channels import Channels, ChannelSite
 from imagefactory.lock.index import PackageIndex
 
 PLAIN = PackageIndex(url="", origin="uv's default", certificates="", proxy="", environment=())
@@ -125,6 +128,51 @@ def test_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle.write_bytes(b"x" * (site.LARGEST_SECRET + 1))
     with pytest.raises(UsageError, match="more than a build takes"):
         find_secrets(replace(PLAIN, certificates=str(bundle)), {})
+
+
+def test_channels_stand_in_a_file_of_their_own(tmp_path: Path) -> None:
+    known = Channels(
+        mirrors=(("https://conda.anaconda.org/made", "http://127.0.0.1:81/made"),),
+        credentials=(("127.0.0.1", {"BearerToken": "t0ken/x"}),),
+    )
+    secrets = find_secrets(PLAIN, {}, known.site(["https://conda.anaconda.org/made"]))
+    assert json.loads(secrets.channels) == {
+        "mirrors": {"https://conda.anaconda.org/made": "http://127.0.0.1:81/made"},
+        "auth": {"127.0.0.1": {"BearerToken": "t0ken/x"}},
+        "proxies": {},
+    }
+    assert secrets.loopback
+    assert "t0ken" not in repr(secrets)
+    assert secrets.hide("t0ken/x or t0ken%2Fx") == "**** or ****"
+    secrets.write(tmp_path)
+    assert (tmp_path / "channels.json").read_text() == secrets.channels
+    assert (tmp_path / "channels.json").stat().st_mode & 0o777 == 0o600
+    assert not find_secrets(PLAIN, {}).channels
+
+
+def test_channels_are_asked_through_this_machines_proxies() -> None:
+    site = ChannelSite(text='{"mirrors": {}, "auth": {}}', hidden=(), loopback=False)
+    environ = {"HTTPS_PROXY": "http://ada:pr0xy@127.0.0.1:3128", "no_proxy": "near.example.org"}
+    secrets = find_secrets(PLAIN, environ, site)
+    assert json.loads(secrets.channels)["proxies"] == {
+        "https_proxy": "http://ada:pr0xy@127.0.0.1:3128",
+        "no_proxy": "near.example.org",
+    }
+    assert secrets.loopback
+    assert secrets.hide("pr0xy") == "****"
+    assert not find_secrets(PLAIN, environ).loopback  # nothing in the build asks it
+
+
+def test_what_the_linker_said_is_found_among_a_builds_lines() -> None:
+    failure = str(Failure("fetch", 'https://x/a.conda: "odd" \\ größe', ["a.conda"]))
+    message, hint = linker_failure(f"#7 0.3 step\n#7 0.4 {failure}\n#7 ERROR: exit code 1") or ("", "")
+    assert message == 'https://x/a.conda: "odd" \\ größe'
+    assert "The setting `channels`" in hint
+    script = str(Failure("script", "the script of x ended with 3: " + 'ab"\n' * 200, ["x"]))
+    for end in range(200, 220):  # logs cut long lines, also within an escape
+        message, hint = linker_failure(script[:end]) or ("", "")
+        assert message.startswith("the script of x ended with 3: ab")
+    assert linker_failure("no JSON here") is None
 
 
 def test_written_for_this_user_alone(tmp_path: Path) -> None:

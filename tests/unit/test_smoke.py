@@ -281,7 +281,7 @@ def test_what_the_runner_is_asked_for(environment: Path, tmp_path: Path) -> None
             "cpu",
             "cuda-version",
             Outcome.LOAD_FAILED,
-            "was built without CUDA: install the wheel for CUDA 11.7",
+            "was built without CUDA: lock the build for CUDA 11.7",
         ),
         ("matmul", "compute", Outcome.WRONG_NUMBERS, "matmul in float64 is off by"),
         ("nan", "compute", Outcome.WRONG_NUMBERS, "matmul in float64 is off by inf"),
@@ -534,6 +534,7 @@ def test_expectations_hold_lock_and_recipe() -> None:
         "cuda": "11.7",
         "python": VERSION,
         "packages": {"torch": "1.13.1"},
+        "conda": {},
         "checks": ["packages", "compute"],
     }
 
@@ -541,7 +542,7 @@ def test_expectations_hold_lock_and_recipe() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"framework": "mxnet"}, "does not know the framework 'mxnet'"),
+        ({"framework": "mxnet"}, "knows no 'compiler' for 'mxnet'"),
         ({"checks": ("sing",)}, "no check 'sing'"),
     ],
 )

@@ -376,7 +376,7 @@ def test_every_framework_file_has_the_same_functions() -> None:
         }
         excused |= {"compilers"} if (name, "compiler") in table.CHECKS_NOT_APPLICABLE else set()
         assert {attribute for attribute in names if not hasattr(module, attribute)} == excused
-        assert module.MODULES[0][0] == distribution
+        assert dict(module.MODULES)[distribution] == table.module_of(distribution)
 
 
 # --- the reference itself ------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """What is known about the world, as data with sources: tables that decisions look things up in.
 
-`pypi_cuda.toml` says which CUDA the wheels on PyPI come with. A row is *documented* or measured from a
-package's own metadata; it never says that an image works. What a table does not hold is not known,
+`pypi_cuda.toml` says which CUDA the wheels on PyPI come with, `conda_pypi.toml` what conda's packages are
+called on PyPI, `cuda_drivers.toml` which driver offers which CUDA. A row is *documented* or measured from
+a package's own metadata; it never says that an image works. What a table does not hold is not known,
 which is not the same as false.
 """
 
@@ -59,10 +60,33 @@ def offered(package: str, version: str) -> tuple[CudaWheel, ...]:
     return tuple(wheel for wheel in wheels if _covers(version, wheel.version))
 
 
+def newest_cuda() -> int:
+    """The newest major version of CUDA that any row knows."""
+    return max(int(wheel.cuda.partition(".")[0]) for wheel in cuda_wheels())
+
+
 @cache
 def families() -> dict[str, str]:
     """Family name -> the framework's distribution on PyPI (`pytorch` -> `torch`)."""
     return dict(_table()["families"])
+
+
+@cache
+def pypi_names() -> dict[str, tuple[str, ...]]:
+    """What conda's packages are called on PyPI where the names differ (`pytorch` -> `("torch",)`)."""
+    import tomllib
+
+    text = Path(__file__).with_name("conda_pypi.toml").read_text(encoding="utf-8")
+    return {row["conda"]: tuple(row["pypi"]) for row in tomllib.loads(text)["name"]}
+
+
+@cache
+def cuda_drivers() -> dict[str, str]:
+    """The first driver for Linux that offers each CUDA version: `12.1` -> `530.30.02`."""
+    import tomllib
+
+    text = Path(__file__).with_name("cuda_drivers.toml").read_text(encoding="utf-8")
+    return {row["cuda"]: row["driver"] for row in tomllib.loads(text)["driver"]}
 
 
 @cache

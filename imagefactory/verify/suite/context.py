@@ -31,9 +31,10 @@ class Finding:
 class Expected:
     """What the image must be, as its lock and recipe say.
 
-    `framework` is a file of frameworks/, `distribution` its name in the lock, `packages` maps locked
-    names (PEP 503) to versions, `cuda` is `12.1` or `12`. `uid` is the user the suite must find itself
-    to be, None when that is not looked at.
+    `framework` is a file of frameworks/, `distribution` its name in the lock, `packages` maps the names
+    of locked wheels (PEP 503) to versions, `conda` those of conda's packages to `version build`, empty for
+    an environment without them. `cuda` is `12.1` or `12`. `uid` is the user the suite must find itself to
+    be, None when that is not looked at.
     """
 
     nonce: str
@@ -46,6 +47,12 @@ class Expected:
     packages: Mapping[str, str]
     checks: tuple[str, ...]
     uid: int | None
+    conda: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def locked(self) -> dict[str, str]:
+        """Every locked name, of conda or of a wheel -> its version."""
+        return {**{name: text.partition(" ")[0] for name, text in self.conda.items()}, **self.packages}
 
 
 @dataclass(frozen=True)
@@ -69,15 +76,24 @@ def parse_expected(text: str) -> Expected:
     return Expected(
         nonce=data["nonce"],
         target=data["target"],
-        framework=table.FRAMEWORKS[data["framework"]],
+        framework=table.FRAMEWORKS.get(data["framework"], table.OTHER),
         distribution=data["framework"],
         version=data["version"],
         cuda=data["cuda"],
         python=data["python"],
         packages=dict(data["packages"]),
+        conda=dict(data["conda"]),
         checks=tuple(name for name in table.CHECKS if name in data["checks"]),
         uid=data.get("uid"),
     )
+
+
+def same_release(one: str, other: str) -> bool:
+    """Whether two versions have the same numbers: 2.4.0.post302 and 2.4.0, 0.20.0a0+1f2 and 0.20.0.
+
+    conda's packages are often built from sources that call themselves something more.
+    """
+    return _version_key(one)[0] == _version_key(other)[0]
 
 
 _SPELLINGS = {"alpha": "a", "beta": "b", "c": "rc", "pre": "rc", "preview": "rc", "r": "post", "rev": "post"}

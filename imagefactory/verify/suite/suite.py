@@ -45,7 +45,7 @@ def run_check(name: str, context: Context) -> dict[str, Any]:
     """One row of the report. Any exception of a check is a failure of that check."""
     began = time.monotonic()
     state, outcome, numbers = table.FAILED, "", {}
-    reason = table.check_not_applicable(context.expected.framework, name, context.expected.packages)
+    reason = table.check_not_applicable(context.expected.framework, name, context.expected.locked)
     if reason:
         state, detail = table.NOT_APPLICABLE, reason
     else:

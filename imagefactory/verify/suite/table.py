@@ -6,7 +6,7 @@ because an image says so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 FORMAT = 1
 
@@ -21,13 +21,25 @@ CHECKS = ("packages", "libraries", "import", "cuda-version", "compute", "compile
 UNPRIVILEGED_CHECKS = ("unprivileged", "import", "compute")
 UNPRIVILEGED_UID = 65534
 
-# A distribution's name in the lock -> the file of frameworks/ that knows it.
+# A package's name in the lock, PyPI's or conda's -> the file of frameworks/ that knows it.
 FRAMEWORKS = {
     "torch": "torch",
+    "pytorch": "torch",
+    "pytorch-gpu": "torch",
     "tensorflow": "tensorflow",
+    "tensorflow-gpu": "tensorflow",
     "jax": "jax",
+    "jaxlib": "jax",
     "onnxruntime-gpu": "onnxruntime",
 }
+
+# Packages that bring Triton, and the beginnings of the names of those that bring ptxas: PyPI's, conda's.
+TRITON = ("triton", "torchtriton")
+ASSEMBLER = ("nvidia-cuda-nvcc", "cuda-nvcc")
+
+# What of every other package can be asked: that it is there whole, finds its libraries and loads.
+OTHER = "other"
+OTHER_CHECKS = ("packages", "libraries", "import", "unprivileged")
 
 # Checks that have no meaning for a framework, whatever its version.
 CHECKS_NOT_APPLICABLE = {
@@ -51,25 +63,34 @@ OPERATIONS_NOT_APPLICABLE = {
 }
 
 
+def module_of(package: str) -> str:
+    """The module that a package is imported as, as far as its name tells."""
+    name = package.lower().removesuffix("-gpu")
+    return {"pytorch": "torch"}.get(name, name.replace("-", "_"))
+
+
+def unprivileged_checks(framework: str, checks: Iterable[str]) -> tuple[str, ...]:
+    """What the second run does for a file of frameworks/ and the recipe's checks."""
+    if framework != OTHER:
+        return UNPRIVILEGED_CHECKS
+    return ("unprivileged", *(("import",) if "import" in checks else ()))
+
+
 def check_not_applicable(framework: str, check: str, packages: Mapping[str, str]) -> str:
     """Why `check` has no meaning for this framework and lock; empty when it has.
 
-    `packages` maps locked names to versions. torch before 2.0 was made without Triton; jax and
-    tensorflow compile with ptxas where it is locked, and with what the driver brings where it is not.
+    `packages` maps locked names, of wheels and of conda's packages, to versions. torch before 2.0 was made
+    without Triton; jax and tensorflow compile with ptxas where it is locked, and with what the driver
+    brings where it is not.
     """
     reason = CHECKS_NOT_APPLICABLE.get((framework, check), "")
     if reason or check != "compiler":
         return reason
-    if (
-        framework == "torch"
-        and "triton" not in packages
-        and packages.get("torch", "").startswith(("0.", "1."))
-    ):
-        return "torch before 2.0 has no Triton"
-    if framework in ("jax", "tensorflow") and not any(
-        name.startswith("nvidia-cuda-nvcc") for name in packages
-    ):
-        return "the lock holds no nvidia-cuda-nvcc, so there is no ptxas to try"
+    if framework == "torch" and not packages.keys() & set(TRITON):
+        version = packages.get("torch") or packages.get("pytorch", "")
+        return "torch before 2.0 has no Triton" if version.startswith(("0.", "1.")) else ""
+    if framework in ("jax", "tensorflow") and not any(name.startswith(ASSEMBLER) for name in packages):
+        return "the lock holds no ptxas (nvidia-cuda-nvcc, or conda's cuda-nvcc), so there is none to try"
     return ""
 
 

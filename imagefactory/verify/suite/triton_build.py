@@ -9,6 +9,7 @@ is the answer that it does not work.
 from __future__ import annotations
 
 import ctypes
+import glob
 import importlib
 import inspect
 import json
@@ -40,9 +41,14 @@ def make_empty_libcuda(scratch: str, header: str) -> None:
     ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
 
 
-def find_header(folder: str) -> str:
-    for place in ("backends/nvidia/include", "third_party/cuda/include"):
-        path = os.path.join(folder, place, "cuda.h")
+def find_header(folder: str, prefix: str) -> str:
+    """Triton's own cuda.h, or that of conda's CUDA packages in the environment `prefix`."""
+    places = [
+        os.path.join(folder, place) for place in ("backends/nvidia/include", "third_party/cuda/include")
+    ]
+    places += [*glob.glob(os.path.join(prefix, "targets", "*", "include")), os.path.join(prefix, "include")]
+    for place in places:
+        path = os.path.join(place, "cuda.h")
         if os.path.exists(path):
             return path
     raise FileNotFoundError("triton has no cuda.h in a place this suite knows")
@@ -94,7 +100,7 @@ def main(scratch: str) -> None:
     runpy.run_path(os.path.join(folder, "smoke.py"))["load_suite"](folder)
     began = time.monotonic()
     triton = importlib.import_module("triton")
-    make_empty_libcuda(scratch, find_header(os.path.dirname(str(triton.__file__))))
+    make_empty_libcuda(scratch, find_header(os.path.dirname(str(triton.__file__)), sys.prefix))
     compile_driver(scratch)
     size = compile_kernel(triton)
     gcc = subprocess.run(

@@ -1,9 +1,11 @@
 """`libraries`: every shared library of the packages finds the libraries it asks for.
 
-Found means what ld.so(8) does: the library's RUNPATH or RPATH, LD_LIBRARY_PATH, the loader's cache,
-its standard folders. Libraries that the framework loads first (torch, tensorflow, jax and
-onnxruntime all load NVIDIA's by full path before they need them) are counted apart. What may be
-absent stands in two tables, with the reason.
+Found means what ld.so(8) does: the library's RUNPATH or RPATH, where it has no RUNPATH the RPATH of the
+program, LD_LIBRARY_PATH, the loader's cache, its standard folders. Libraries that the framework loads first
+(torch, tensorflow, jax and onnxruntime all load NVIDIA's by full path before they need them) are counted
+apart. What may be absent stands in two tables, with the reason.
+
+Of wheels the folder of the packages is looked through, of conda's packages the whole environment.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ import os
 import platform
 import re
 import struct
+import sys
 import sysconfig
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .. import elf
 from ..context import Context, Failure, Finding
@@ -50,34 +53,46 @@ OPTIONAL_LIBRARIES = (
         "libnv*.so.*",
         "the TensorRT provider needs TensorRT",
     ),
-    ("nvidia/*/libcufile_rdma.so*", "libmlx5.so*", RDMA),
-    ("nvidia/*/libcufile_rdma.so*", "librdmacm.so*", RDMA),
-    ("nvidia/*/libcufile_rdma.so*", "libibverbs.so*", RDMA),
-    ("nvidia/nvshmem/lib/nvshmem_transport_*", "libmlx5.so*", NVSHMEM),
-    ("nvidia/nvshmem/lib/nvshmem_transport_*", "libibverbs.so*", NVSHMEM),
-    ("nvidia/nvshmem/lib/nvshmem_transport_*", "libuc[ps].so*", NVSHMEM),
-    ("nvidia/nvshmem/lib/nvshmem_transport_*", "libfabric.so*", NVSHMEM),
-    ("nvidia/nvshmem/lib/nvshmem_bootstrap_*", "libpmix.so*", NVSHMEM),
-    ("nvidia/nvshmem/lib/nvshmem_bootstrap_*", "liboshmem.so*", NVSHMEM),
-    ("nvidia/nvshmem/lib/nvshmem_bootstrap_*", "libmpi.so*", NVSHMEM),
+    ("*/libcufile_rdma.so*", "libmlx5.so*", RDMA),
+    ("*/libcufile_rdma.so*", "librdmacm.so*", RDMA),
+    ("*/libcufile_rdma.so*", "libibverbs.so*", RDMA),
+    ("*lib/nvshmem_transport_*", "libmlx5.so*", NVSHMEM),
+    ("*lib/nvshmem_transport_*", "libibverbs.so*", NVSHMEM),
+    ("*lib/nvshmem_transport_*", "libuc[ps].so*", NVSHMEM),
+    ("*lib/nvshmem_transport_*", "libfabric.so*", NVSHMEM),
+    ("*lib/nvshmem_bootstrap_*", "libpmix.so*", NVSHMEM),
+    ("*lib/nvshmem_bootstrap_*", "liboshmem.so*", NVSHMEM),
+    ("*lib/nvshmem_bootstrap_*", "libmpi.so*", NVSHMEM),
 )
+
+# conda's packages leave these to the machine by rule: they belong to its graphics driver.
+GRAPHICS_LIBRARIES = ("libGL.so.1", "libGLX.so.0", "libEGL.so.1", "libOpenGL.so.0")
+
+# Below an environment: another C library, for compilers to link against, and empty drivers for the same.
+NOT_LOADED = ("*/sysroot/*", "*/stubs/*")
 
 # Libraries that a framework opens by name when it first meets a GPU, so no DT_NEEDED tells of them:
 # (who opens them, along its own paths; what it opens).
 _XLA = ("libcudart", "libcublas", "libcublasLt", "libcudnn", "libcufft", "libcusparse", "libcupti")
 OPENED_BY_NAME = {
     "tensorflow": (
-        ("tensorflow/libtensorflow_framework.so.2", "tensorflow/libtensorflow_cc.so.2"),
+        ("*libtensorflow_framework.so.2", "*libtensorflow_cc.so.2"),
         (*_XLA, "libcusolver"),  # not libnccl: up to 2.18 it is linked in
     ),
     "jax": (("jax_plugins/xla_cuda*/xla_cuda_plugin.so",), (*_XLA, "libnccl")),
 }
+# Who opens them too where conda built the package: its jaxlib may have the GPU code itself.
+CONDA_OPENS = {"jax": ("jaxlib/xla_extension.so", "jaxlib/libjax_common.so")}
 
 
 @dataclass
 class Scan:
-    """`libraries` maps paths to what the loader reads of them, `names` are all sonames and file names."""
+    """`root` is what was looked through; `libraries` maps paths to what the loader reads of them.
 
+    `names` are all sonames and file names.
+    """
+
+    root: str
     libraries: dict[str, elf.Dynamic] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
     foreign: int = 0
@@ -85,16 +100,30 @@ class Scan:
 
 
 @dataclass(frozen=True)
-class SystemLibraries:
-    """What the loader knows beside a library's own paths: `folders` to look into, `cached` sonames."""
+class System:
+    """What the loader knows beside a library's own paths.
+
+    `folders` to look into, `cached` sonames, `program`: the RPATH of the Python that loads them.
+    `absent` are patterns of libraries that come with the machine that has the GPU.
+    """
 
     folders: tuple[str, ...]
     cached: frozenset[str]
+    program: tuple[str, ...] = ()
+    absent: tuple[str, ...] = DRIVER_LIBRARIES
 
 
 def check(context: Context) -> Finding:
-    scan = scan_libraries(context.site, platform.machine())
+    built = bool(context.expected.conda)
+    scan = scan_libraries(context.prefix if built else context.site, platform.machine())
     system = read_system(os.environ, CACHE_FILE)
+    if built:
+        program = os.path.realpath(sys.executable)
+        system = replace(
+            system,
+            program=program_folders(program),
+            absent=(*system.absent, *GRAPHICS_LIBRARIES),
+        )
     counts: Counter[str] = Counter()
     missing: dict[str, list[str]] = {}
     excused: set[str] = set()
@@ -105,7 +134,7 @@ def check(context: Context) -> Finding:
             if verdict in ("driver", "optional"):
                 excused.add(name)
             elif verdict == "unresolved":
-                missing.setdefault(name, []).append(os.path.relpath(path, context.site))
+                missing.setdefault(name, []).append(os.path.relpath(path, scan.root))
     faults = scan.faults + [
         f"{name} is not found (needed by {owners[0]}{f' and {len(owners) - 1} more' if owners[1:] else ''})"
         for name, owners in sorted(missing.items())
@@ -128,18 +157,21 @@ def check(context: Context) -> Finding:
     )
 
 
-def scan_libraries(site: str, machine: str) -> Scan:
-    """Reads every shared library under `site` that is made for `machine` (`x86_64`); counts the others."""
-    scan = Scan()
-    for folder, _, files in os.walk(site):
+def scan_libraries(root: str, machine: str) -> Scan:
+    """Reads every shared library under `root` that is made for `machine` (`x86_64`); counts the others."""
+    scan = Scan(root)
+    for folder, _, files in os.walk(root):
         for file in files:
             path = os.path.join(folder, file)
-            if not LIBRARY_NAME.search(file):
+            inside = "/" + os.path.relpath(path, root)
+            if not LIBRARY_NAME.search(file) or any(fnmatch.fnmatchcase(inside, each) for each in NOT_LOADED):
                 continue
+            if os.path.islink(path) and not os.path.exists(path):
+                continue  # leads to nothing, so nothing loads it
             try:
                 library = elf.read_dynamic(path)
             except (elf.NotReadable, OSError, ValueError) as error:
-                scan.faults.append(f"{os.path.relpath(path, site)} cannot be read: {error}")
+                scan.faults.append(f"{os.path.relpath(path, root)} cannot be read: {error}")
                 continue
             if library is None or library.machine != elf.MACHINES[machine]:
                 scan.foreign += 1
@@ -149,23 +181,29 @@ def scan_libraries(site: str, machine: str) -> Scan:
     return scan
 
 
-def resolve(name: str, path: str, site: str, scan: Scan, system: SystemLibraries) -> str:
+def resolve(name: str, path: str, site: str, scan: Scan, system: System) -> str:
     """How the library at `path` comes to `name`: resolved, preloaded, driver, optional or unresolved."""
     library = scan.libraries[path]
-    own = own_folders(path, library)
+    own = (*own_folders(path, library), *(() if library.runpath else system.program))
     if "/" in name:
         return "resolved" if os.path.exists(name) else "unresolved"
     if name in system.cached or any(os.path.exists(os.path.join(at, name)) for at in (*own, *system.folders)):
         return "resolved"
     if name in scan.names:
         return "preloaded"
-    if any(fnmatch.fnmatchcase(name, pattern) for pattern in DRIVER_LIBRARIES):
+    if any(fnmatch.fnmatchcase(name, pattern) for pattern in system.absent):
         return "driver"
-    relative = os.path.relpath(path, site)
+    relative = relative_to(path, site, scan.root)
     for owner, wanted, _ in OPTIONAL_LIBRARIES:
         if fnmatch.fnmatchcase(relative, owner) and fnmatch.fnmatchcase(name, wanted):
             return "optional"
     return "unresolved"
+
+
+def relative_to(path: str, site: str, root: str) -> str:
+    """`path` as the tables have it: from the folder of the packages, else from the environment."""
+    inside = os.path.relpath(path, site)
+    return os.path.relpath(path, root) if inside.startswith("..") else inside
 
 
 def own_folders(path: str, library: elf.Dynamic) -> list[str]:
@@ -175,29 +213,38 @@ def own_folders(path: str, library: elf.Dynamic) -> list[str]:
     return [folder.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for folder in written]
 
 
-def find_opened_by_name(context: Context, scan: Scan, system: SystemLibraries) -> tuple[int, list[str]]:
+def program_folders(program: str) -> tuple[str, ...]:
+    """The RPATH of a program, which the loader also follows for libraries without a RUNPATH of their own."""
+    found = elf.read_dynamic(program)
+    return tuple(own_folders(program, found)) if found is not None and not found.runpath else ()
+
+
+def find_opened_by_name(context: Context, scan: Scan, system: System) -> tuple[int, list[str]]:
     """How many of the framework's OPENED_BY_NAME are within its reach, and a fault for each that is not."""
-    owners, names = OPENED_BY_NAME.get(context.expected.framework, ((), ()))
+    framework = context.expected.framework
+    owners, names = OPENED_BY_NAME.get(framework, ((), ()))
+    if context.expected.conda:
+        owners = (*owners, *CONDA_OPENS.get(framework, ()))
     paths = [
         path
         for path in scan.libraries
-        if any(fnmatch.fnmatchcase(os.path.relpath(path, context.site), owner) for owner in owners)
+        if any(fnmatch.fnmatchcase(relative_to(path, context.site, scan.root), owner) for owner in owners)
     ]
     if owners and not paths:
         return 0, [f"none of {', '.join(owners)} is there, so no GPU library would be opened"]
     folders = {folder for path in paths for folder in own_folders(path, scan.libraries[path])}
     reached: set[str] = set(system.cached)
-    for folder in (*folders, *system.folders):
+    for folder in (*folders, *system.program, *system.folders):
         if os.path.isdir(folder):
             reached.update(os.listdir(folder))
     absent = [name for name in names if not any(found.startswith(f"{name}.so.") for found in reached)]
     return len(names) - len(absent), [
-        f"{name} is opened by name and is not within reach of {os.path.relpath(paths[0], context.site)}"
+        f"{name} is opened by name and is not within reach of {os.path.relpath(paths[0], scan.root)}"
         for name in absent
     ]
 
 
-def read_system(environ: Mapping[str, str], cache: str) -> SystemLibraries:
+def read_system(environ: Mapping[str, str], cache: str) -> System:
     multiarch = sysconfig.get_config_var("MULTIARCH") or "x86_64-linux-gnu"
     folders = [folder for folder in environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
     folders += [f"/lib/{multiarch}", f"/usr/lib/{multiarch}", "/lib64", "/usr/lib64", "/lib", "/usr/lib"]
@@ -206,7 +253,7 @@ def read_system(environ: Mapping[str, str], cache: str) -> SystemLibraries:
             cached = parse_cache(file.read())
     except FileNotFoundError:
         cached = frozenset()
-    return SystemLibraries(folders=tuple(folders), cached=cached)
+    return System(folders=tuple(folders), cached=cached)
 
 
 def parse_cache(data: bytes) -> frozenset[str]:

@@ -1,7 +1,7 @@
 """`packages`: the image holds the locked packages for its Python, each whole, and nothing else.
 
-Every file that a RECORD names must be there with its size; files of up to HASHED_BYTES are hashed
-too (the large ones are gigabytes, and the image's digest speaks for them).
+Every file that a RECORD names, or a record of conda-meta, must be there with its size; files of up to
+HASHED_BYTES are hashed too (the large ones are gigabytes, and the image's digest speaks for them).
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import importlib.metadata
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from .. import conda
 from ..context import Context, Failure, Finding, same_version
 
 HASHED_BYTES = 256 * 1024
@@ -24,7 +26,7 @@ SHOWN = 8
 
 @dataclass
 class Tally:
-    """What the RECORD files said and what was found on disk."""
+    """What the records said and what was found on disk."""
 
     files: int = 0
     hashed: int = 0
@@ -34,26 +36,35 @@ class Tally:
 
 
 def check(context: Context) -> Finding:
-    installed, faults = find_packages(context.site)
-    faults += compare(installed, context.expected.packages)
+    expected = context.expected
+    records, faults = conda.read_records(context.prefix)
+    faults += compare_records(records, expected.conda)
+    owned = find_owned(records, os.path.relpath(context.site, context.prefix))
+    installed, unnamed = find_packages(context.site, owned)
+    faults += unnamed + compare(installed, expected.packages)
     python = ".".join(map(str, sys.version_info[:2]))
-    if python != context.expected.python:
-        faults.append(f"the image runs Python {python}, the lock is for {context.expected.python}")
-    if not installed and not context.expected.packages:
+    if python != expected.python:
+        faults.append(f"the image runs Python {python}, the lock is for {expected.python}")
+    if not expected.locked:
         faults.append("the lock names no package")
     tally = Tally(faults=faults)
+    read_paths(context.prefix, records, tally)
     for name in sorted(os.listdir(context.site)):
-        if name.endswith(".dist-info"):
+        if name.endswith(".dist-info") and name not in owned:
             read_record(context.site, name, tally)
-    strays = find_strays(context.site, tally.known)
-    if strays:
+    # conda's packages may put a file anywhere in the environment, wheels are looked at where they go.
+    strays = find_strays(context.prefix if expected.conda else context.site, tally.known)
+    scripted = conda.scripted(records)
+    if strays and not scripted:
         tally.faults.append(f"files that belong to no package: {shorten(strays)}")
     if tally.faults:
         raise Failure("; ".join(tally.faults[:SHOWN]) + more(tally.faults))
+    kinds = f" ({len(records)} of conda)" if records else ""
+    made = f", {len(strays)} more that scripts of {shorten(scripted)} may have made" if strays else ""
     return Finding(
-        f"{len(installed)} packages as locked, {tally.files} files in place",
+        f"{len(installed) + len(records)} packages{kinds} as locked, {tally.files} files in place{made}",
         {
-            "packages": len(installed),
+            "packages": len(installed) + len(records),
             "files": tally.files,
             "hashed-files": tally.hashed,
             "bytes": tally.size,
@@ -61,11 +72,16 @@ def check(context: Context) -> Finding:
     )
 
 
-def find_packages(site: str) -> tuple[dict[str, str], list[str]]:
-    """Installed name (PEP 503) -> version, and what is wrong with the metadata itself."""
+def find_packages(site: str, owned: Collection[str] = ()) -> tuple[dict[str, str], list[str]]:
+    """Installed name (PEP 503) -> version, and what is wrong with the metadata itself.
+
+    `owned` are the metadata folders that conda's packages brought: those are no wheels.
+    """
     installed: dict[str, str] = {}
     faults = []
     for distribution in importlib.metadata.distributions(path=[site]):
+        if os.path.basename(str(getattr(distribution, "_path", ""))) in owned:
+            continue
         name = distribution.metadata["Name"]
         if not name:
             faults.append(f"no name in {getattr(distribution, '_path', 'a dist-info folder')}")
@@ -90,6 +106,83 @@ def compare(installed: Mapping[str, str], locked: Mapping[str, str]) -> list[str
     return faults
 
 
+# --- conda's packages ----------------------------------------------------------------------------
+
+
+def compare_records(records: Iterable[conda.Record], locked: Mapping[str, str]) -> list[str]:
+    """conda's packages must be the locked builds, not only the locked versions."""
+    installed: dict[str, str] = {}
+    faults = []
+    for record in records:
+        if record.name in installed:
+            faults.append(f"{record.name} has two records in {conda.META}")
+        installed[record.name] = f"{record.version} {record.build}"
+    for name in sorted(locked):
+        if name not in installed:
+            faults.append(f"{name} {locked[name]} is missing")
+        elif installed[name] != locked[name]:
+            faults.append(f"{name} is {installed[name]}, locked is {locked[name]}")
+    return faults + [
+        f"{name} {installed[name]} is not in the lock" for name in sorted(set(installed) - set(locked))
+    ]
+
+
+def find_owned(records: Iterable[conda.Record], site: str) -> set[str]:
+    """Names of the folders and files of metadata (*.dist-info, *.egg-info) in `site` that conda brought."""
+    names = {path.partition("/")[0] for record in records for path in conda.within(record.files, site)}
+    return {name for name in names if name.endswith((".dist-info", ".egg-info"))}
+
+
+def read_paths(prefix: str, records: Iterable[conda.Record], tally: Tally) -> None:
+    """Compares what conda's records name with the disk; adds to `tally`.
+
+    Where several packages claim one path, it must be as one of them says.
+    """
+    claims: dict[str, list[tuple[conda.Record, dict[str, Any]]]] = {}
+    for record in records:
+        tally.known.add(os.path.join(prefix, record.file))
+        for row in record.paths:
+            claims.setdefault(os.path.normpath(row["_path"]), []).append((record, row))
+    tally.known.add(os.path.join(prefix, conda.HISTORY))
+    for name, claimed in claims.items():
+        path = os.path.join(prefix, name)
+        tally.known.add(path)
+        if is_byte_code(name):
+            continue  # an image's own is compiled anew in its place
+        faults = [look_at(path, row, tally) for _, row in claimed]
+        if all(faults):
+            tally.faults.append(f"{claimed[0][0].name}: {name} {faults[0]}")
+        elif not os.path.islink(path) and os.path.isfile(path):
+            tally.files += 1
+            tally.size += os.stat(path).st_size
+
+
+def look_at(path: str, row: Mapping[str, Any], tally: Tally) -> str:
+    """What is wrong with a path, in words that go on from its name; empty if nothing is."""
+    if row.get("path_type") == "softlink":
+        return "" if os.path.lexists(path) else "is missing"
+    if row.get("path_type") == "directory":
+        return "" if os.path.isdir(path) else "is missing"
+    try:
+        found = os.stat(path).st_size
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    # Of a file that the prefix was written into, the record has the hash of what came of it.
+    digest = row.get("sha256_in_prefix") or row.get("sha256")
+    size = row.get("size_in_bytes")
+    if size is not None and digest == row.get("sha256") and found != size:
+        return f"has {found} bytes, its record says {size}"
+    if digest and found <= HASHED_BYTES:
+        tally.hashed += 1
+        with open(path, "rb") as file:
+            if hashlib.sha256(file.read()).hexdigest() != digest:
+                return "is not the file that its record names"
+    return ""
+
+
+# --- wheels --------------------------------------------------------------------------------------
+
+
 def read_record(site: str, info: str, tally: Tally) -> None:
     """Compares the files that `info`/RECORD names with the disk; adds to `tally`."""
     record = os.path.join(site, info, "RECORD")
@@ -110,7 +203,7 @@ def read_record(site: str, info: str, tally: Tally) -> None:
             continue
         tally.files += 1
         tally.size += found
-        if name.endswith(".pyc") and "__pycache__" in name.split("/"):
+        if is_byte_code(name):
             continue  # some wheels carry byte code, and an image's own is compiled anew in its place
         if size and int(size) != found:
             tally.faults.append(f"{info}: {name} has {found} bytes, its RECORD says {size}")
@@ -128,14 +221,18 @@ def matches(path: str, digest: str) -> bool:
     return base64.urlsafe_b64encode(found).rstrip(b"=").decode() == value.rstrip("=")
 
 
-def find_strays(site: str, known: set[str]) -> list[str]:
-    """Files under `site` that no RECORD names. Compiled Python files (.pyc) are a layer of their own."""
+def is_byte_code(name: str) -> bool:
+    return name.endswith(".pyc") and "__pycache__" in name.split("/")
+
+
+def find_strays(root: str, known: set[str]) -> list[str]:
+    """Files under `root` that no record names. Compiled Python files (.pyc) are a layer of their own."""
     strays = []
-    for folder, _, names in os.walk(site):
+    for folder, _, names in os.walk(root):
         for name in names:
             path = os.path.join(folder, name)
             if path not in known and not name.endswith(".pyc"):
-                strays.append(os.path.relpath(path, site))
+                strays.append(os.path.relpath(path, root))
     return sorted(strays)
 
 

@@ -7,12 +7,15 @@ import glob
 import importlib
 import importlib.metadata
 import os
+import re
 from typing import Any
 
 from ..context import Context, Failure
 from . import ptxas
 
 MODULES = (("jax", "jax"), ("jaxlib", "jaxlib"))
+RUNTIME = re.compile(r"nvidia-cuda-runtime(-cu[0-9]+)?|cuda-cudart|cudatoolkit")
+"""The packages of CUDA's runtime library, PyPI's and conda's."""
 
 
 def prepare() -> None:
@@ -22,15 +25,39 @@ def prepare() -> None:
 
 
 def cuda_version(context: Context) -> tuple[str, str]:
-    """The CUDA runtime that the plugin was compiled with; the plugin must be registered and load."""
-    major = context.expected.cuda.partition(".")[0]
+    """The CUDA runtime that jax's GPU code was compiled with, which must be there and load."""
+    how = find_gpu_code(context)
+    versions = importlib.import_module("jax._src.lib").cuda_versions
+    if versions is None:
+        raise Failure(f"jaxlib does not find the CUDA kernels of its {how}: {_mend(context)}")
+    number = versions.cuda_runtime_build_version()  # 12030 is 12.3
+    runtimes = [
+        f"{package} {version}"
+        for package, version in sorted(context.expected.locked.items())
+        if RUNTIME.fullmatch(package)
+    ]
+    if not runtimes:
+        raise Failure(f"the lock holds no nvidia-cuda-runtime: {_mend(context)}")
+    wrong = [runtime for runtime in runtimes if runtime.split()[1].partition(".")[0] != str(number // 1000)]
+    if wrong:
+        raise Failure(f"the {how} was made for CUDA {number // 1000}, locked is {', '.join(wrong)}")
+    return f"{number // 1000}.{number % 1000 // 10}", f"{how}, {', '.join(runtimes)}"
+
+
+def find_gpu_code(context: Context) -> str:
+    """Loads the libraries of the plugin, which must be one, and names it.
+
+    Some builds of conda have no plugin: the code is in jaxlib itself.
+    """
     plugins = {
         point.value: point.name
         for point in importlib.metadata.entry_points(group="jax_plugins")
         if "cuda" in point.name
     }
+    if not plugins and "jaxlib" in context.expected.conda:
+        return "CUDA code of jaxlib"
     if not plugins:
-        raise Failure(f"jax has no CUDA plugin, so it is a build for the CPU: install jax[cuda{major}]")
+        raise Failure(f"jax has no CUDA plugin, so it is a build for the CPU: {_mend(context)}")
     if len(plugins) > 1:
         raise Failure(f"jax has more than one CUDA plugin: {', '.join(sorted(plugins.values()))}")
     (module_name, name), *_ = plugins.items()
@@ -40,21 +67,13 @@ def cuda_version(context: Context) -> tuple[str, str]:
         raise Failure(f"the CUDA plugin {name} has no library in {folder}")
     for library in libraries:
         ctypes.CDLL(library)
-    versions = importlib.import_module("jax._src.lib").cuda_versions
-    if versions is None:
-        raise Failure(f"jaxlib does not find the CUDA kernels of its plugin {name}: install jax[cuda{major}]")
-    number = versions.cuda_runtime_build_version()  # 12030 is 12.3
-    runtimes = [
-        f"{package} {version}"
-        for package, version in sorted(context.expected.packages.items())
-        if package.startswith("nvidia-cuda-runtime")
-    ]
-    if not runtimes:
-        raise Failure(f"the lock holds no nvidia-cuda-runtime: install jax[cuda{major}]")
-    wrong = [runtime for runtime in runtimes if runtime.split()[1].partition(".")[0] != str(number // 1000)]
-    if wrong:
-        raise Failure(f"the plugin {name} was made for CUDA {number // 1000}, locked is {', '.join(wrong)}")
-    return f"{number // 1000}.{number % 1000 // 10}", f"plugin {name}, {', '.join(runtimes)}"
+    return f"plugin {name}"
+
+
+def _mend(context: Context) -> str:
+    if "jaxlib" in context.expected.conda:
+        return f"lock jaxlib's build for CUDA {context.expected.cuda} (build string *cuda*)"
+    return f"install jax[cuda{context.expected.cuda.partition('.')[0]}]"
 
 
 def _array(values: object, kind: str) -> Any:

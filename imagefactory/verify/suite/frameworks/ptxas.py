@@ -18,14 +18,21 @@ PTX = ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry nothing() 
 
 
 def compilers(context: Context, scratch: str) -> tuple[str, dict[str, float]]:
-    """Of the nvidia-cuda-nvcc that is locked."""
-    programs = sorted(glob.glob(os.path.join(context.site, "nvidia", "*", "bin", "ptxas")))
+    """Of the nvidia-cuda-nvcc that is locked, or conda's cuda-nvcc."""
+    programs = find_programs(context, "ptxas")
     if not programs:
-        raise Failure("nvidia-cuda-nvcc is locked but there is no nvidia/*/bin/ptxas")
+        raise Failure("nvidia-cuda-nvcc is locked but there is no nvidia/*/bin/ptxas, and no bin/ptxas")
     versions = [try_ptxas(program, scratch) for program in programs]
-    linkers = sorted(glob.glob(os.path.join(context.site, "nvidia", "*", "bin", "nvlink")))
+    linkers = find_programs(context, "nvlink")
     versions += [f"nvlink {version_of(linker)}" for linker in linkers]
     return ", ".join(versions), {"assemblers": len(programs), "linkers": len(linkers)}
+
+
+def find_programs(context: Context, name: str) -> list[str]:
+    """Where wheels and conda's packages have NVIDIA's program `name`."""
+    found = sorted(glob.glob(os.path.join(context.site, "nvidia", "*", "bin", name)))
+    own = os.path.join(context.prefix, "bin", name)
+    return [*found, *([own] if os.path.exists(own) else [])]
 
 
 def try_ptxas(program: str, scratch: str) -> str:

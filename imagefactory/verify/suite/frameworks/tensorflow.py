@@ -9,7 +9,7 @@ from typing import Any
 from ..context import Context, Failure
 from . import ptxas
 
-MODULES = (("tensorflow", "tensorflow"), ("keras", "keras"))
+MODULES = (("tensorflow", "tensorflow"), ("tensorflow-gpu", "tensorflow"), ("keras", "keras"))
 
 
 def prepare() -> None:
@@ -24,8 +24,8 @@ def cuda_version(context: Context) -> tuple[str, str]:
     build = _tensorflow().sysconfig.get_build_info()
     if not build.get("is_cuda_build"):
         raise Failure(
-            "tensorflow was built without CUDA: install tensorflow[and-cuda] "
-            f"for CUDA {context.expected.cuda}"
+            f"tensorflow was built without CUDA: lock its build for CUDA {context.expected.cuda} "
+            "(tensorflow[and-cuda], or conda's build string *cuda*)"
         )
     code = " ".join(build.get("cuda_compute_capabilities", ()))
     return build["cuda_version"], f"cuDNN {build.get('cudnn_version')}, code for {code}"

@@ -8,7 +8,13 @@ from typing import Any
 from ..context import Context, Failure
 from . import triton
 
-MODULES = (("torch", "torch"), ("torchvision", "torchvision"), ("torchaudio", "torchaudio"))
+MODULES = (
+    ("torch", "torch"),
+    ("pytorch", "torch"),
+    ("pytorch-gpu", "torch"),
+    ("torchvision", "torchvision"),
+    ("torchaudio", "torchaudio"),
+)
 
 
 def prepare() -> None:
@@ -23,8 +29,8 @@ def cuda_version(context: Context) -> tuple[str, str]:
     torch = _torch()
     if torch.version.cuda is None:
         raise Failure(
-            f"torch {torch.__version__} was built without CUDA: install the wheel "
-            f"for CUDA {context.expected.cuda}"
+            f"torch {torch.__version__} was built without CUDA: "
+            f"lock the build for CUDA {context.expected.cuda}"
         )
     if not torch.backends.cuda.is_built():
         raise Failure("torch names a CUDA version but was built without it")

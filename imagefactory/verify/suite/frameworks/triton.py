@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 
+from .. import table
 from ..context import Context, Failure
 from . import ptxas
 
@@ -21,14 +22,15 @@ SCRIPT = "triton_build.py"
 
 
 def compilers(context: Context, scratch: str) -> tuple[str, dict[str, float]]:
-    if "triton" not in context.expected.packages:
+    if not context.expected.locked.keys() & set(table.TRITON):
         raise Failure("the lock holds no triton, which torch.compile needs")
     if not os.access(LDCONFIG, os.X_OK):
         raise Failure(f"there is no {LDCONFIG}, by which triton finds the driver")
     patterns = ("backends/nvidia/bin/ptxas", "third_party/cuda/bin/ptxas")
     programs = [path for name in patterns for path in glob.glob(os.path.join(context.site, "triton", name))]
+    programs += ptxas.find_programs(context, "ptxas")  # conda's Triton takes that of cuda-nvcc
     if not programs:
-        raise Failure("triton has no ptxas of its own in a place this suite knows")
+        raise Failure("triton has no ptxas of its own in a place this suite knows, nor is there another")
     assembler = ptxas.try_ptxas(programs[0], scratch)
     script = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), SCRIPT)
     try:

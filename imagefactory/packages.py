@@ -1,8 +1,9 @@
-"""The wheel cache: downloads that resume, are checked against the lock, and are kept by their hash.
+"""The cache of packages: downloads that resume, are checked against the lock, and are kept by their hash.
 
     <cache>/wheels/<first two hex of sha256>/<sha256>/<filename>        a whole, checked file
                                                      /<filename>.part   bytes of one not yet whole
                                                      /.lock             held by the process that fetches it
+    <cache>/conda/...                                                   the same for conda's archives
 
 A file gets its name only after its hash was right, so a name with the locked size is trusted at once.
 """
@@ -14,131 +15,135 @@ import fcntl
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from imagefactory.errors import DownloadError
 from imagefactory.lock.index import (
-    PackageIndex,
     Patience,
     RefusedError,
+    Source,
     TransientError,
     Web,
     local_path,
     redact,
 )
-from imagefactory.model import Lock, LockedWheel
+from imagefactory.model import LockedConda, LockedPackage, LockedWheel
 from imagefactory.progress import Progress, Task, format_bytes
 
 CHUNK = 1 << 20
 _NETWORK_CHUNK = 1 << 16  # smaller, because what has come of a chunk is lost when the connection breaks
-_SPARE = 16 << 20  # bytes left free on the disk, for the folders and lock files around the wheels
+_SPARE = 16 << 20  # bytes left free on the disk, for the folders and lock files around the packages
 _LOOK_AGAIN = 0.1  # seconds between looks at a file that another process holds
 
 
-class WheelCache:
-    """Wheels of locks under `folder`/wheels."""
+Package = TypeVar("Package", bound=LockedPackage)
 
-    def __init__(self, folder: Path, index: PackageIndex, *, patience: Patience | None = None) -> None:
-        self.folder = folder / "wheels"
-        self._index = index
+
+class PackageCache:
+    """Packages of locks under `folder`, fetched from `source`: a package index, or conda's channels."""
+
+    def __init__(self, folder: Path, source: Source, *, patience: Patience | None = None) -> None:
+        self.folder = folder
+        self._source = source
         self._patience = patience or Patience()
 
-    def path(self, wheel: LockedWheel) -> Path:
-        """Where the file of `wheel` is once it was fetched."""
-        return self.folder / wheel.sha256[:2] / wheel.sha256 / wheel.filename
+    def path(self, package: LockedPackage) -> Path:
+        """Where the file of `package` is once it was fetched."""
+        kind = "wheels" if isinstance(package, LockedWheel) else "conda"
+        return self.folder / kind / package.sha256[:2] / package.sha256 / package.filename
 
-    def missing(self, lock: Lock, *, verify: bool = False) -> tuple[LockedWheel, ...]:
-        """The wheels that have to be fetched. `verify` hashes the others and drops those that changed."""
+    def missing(self, packages: Iterable[Package], *, verify: bool = False) -> tuple[Package, ...]:
+        """Those that have to be fetched. `verify` hashes the others and drops those that changed."""
         with _disk_faults(self.folder, 0):
-            return tuple(wheel for wheel in lock.wheels if not self._holds(wheel, verify=verify))
+            return tuple(package for package in packages if not self._holds(package, verify=verify))
 
     def fetch(
         self,
-        lock: Lock,
-        locate: Callable[[Lock], Mapping[str, str]],
+        packages: Iterable[Package],
+        locate: Callable[[tuple[Package, ...]], Mapping[str, str]],
         progress: Progress,
         *,
         verify: bool = False,
-    ) -> dict[LockedWheel, Path]:
-        """The file of every wheel of `lock`, in the lock's order, fetching in parallel what is missing.
+    ) -> dict[Package, Path]:
+        """The file of each of `packages`, in their order, fetching in parallel what is missing.
 
-        `locate` (`UvLocker.addresses`) is asked for the addresses of the missing ones, and not called if
-        there are none. Raises DownloadError for a file that cannot be had with the locked size and hash
-        and for a full disk; what has come until then is kept and the next call goes on from there.
+        `locate` is asked for the addresses of the missing ones by file name, and not called if there are
+        none. Raises DownloadError for a file that cannot be had with the locked size and hash and for a
+        full disk; what has come until then is kept and the next call goes on from there.
         """
-        missing = self.missing(lock, verify=verify)
+        wanted = tuple(packages)
+        missing = self.missing(wanted, verify=verify)
         if missing:
             self._make_room(missing)
-            addresses = locate(replace(lock, wheels=missing))
-            self._fetch_all(missing, addresses, progress)
-        return {wheel: self.path(wheel) for wheel in lock.wheels}
+            self._fetch_all(missing, locate(missing), progress)
+        return {package: self.path(package) for package in wanted}
 
-    def _holds(self, wheel: LockedWheel, *, verify: bool) -> bool:
-        path = self.path(wheel)
+    def _holds(self, package: LockedPackage, *, verify: bool) -> bool:
+        path = self.path(package)
         try:
-            if path.stat().st_size != wheel.size:
+            if path.stat().st_size != package.size:
                 return False
             if verify:
                 with path.open("rb") as file:
-                    if hashlib.file_digest(file, "sha256").hexdigest() != wheel.sha256:
+                    if hashlib.file_digest(file, "sha256").hexdigest() != package.sha256:
                         path.unlink()
                         return False
         except FileNotFoundError:
             return False
         return True
 
-    def _part(self, wheel: LockedWheel) -> Path:
-        path = self.path(wheel)
+    def _part(self, package: LockedPackage) -> Path:
+        path = self.path(package)
         return path.with_name(path.name + ".part")
 
-    def _to_fetch(self, wheel: LockedWheel) -> int:
-        part = self._part(wheel)
-        return max(wheel.size - (part.stat().st_size if part.exists() else 0), 0)
+    def _to_fetch(self, package: LockedPackage) -> int:
+        part = self._part(package)
+        return max(package.size - (part.stat().st_size if part.exists() else 0), 0)
 
-    def _make_room(self, missing: tuple[LockedWheel, ...]) -> None:
+    def _make_room(self, missing: tuple[LockedPackage, ...]) -> None:
         """Say before the first byte that the disk is too small, not after the last that fits."""
-        needed = sum(self._to_fetch(wheel) for wheel in missing)
+        needed = sum(self._to_fetch(package) for package in missing)
         with _disk_faults(self.folder, needed):
             self.folder.mkdir(parents=True, exist_ok=True)
             disk = os.statvfs(self.folder)
         free = disk.f_bavail * disk.f_frsize
         if needed + _SPARE > free:
             raise DownloadError(
-                f"{self.folder} has {format_bytes(free)} free, the wheels still to fetch need "
+                f"{self.folder} has {format_bytes(free)} free, the packages still to fetch need "
                 f"{format_bytes(needed)} ({needed} bytes)",
                 hint="make room there or set 'cache' (or $IMAGEFACTORY_CACHE) to a larger disk",
             )
 
     def _fetch_all(
-        self, missing: tuple[LockedWheel, ...], addresses: Mapping[str, str], progress: Progress
+        self, missing: tuple[LockedPackage, ...], addresses: Mapping[str, str], progress: Progress
     ) -> None:
         stop = threading.Event()
-        web = Web(self._index, patience=self._patience)
-        total = sum(self._to_fetch(wheel) for wheel in missing)
+        web = Web(self._source, patience=self._patience)
+        total = sum(self._to_fetch(package) for package in missing)
         # The largest first: the last to end should not be the one that takes longest.
-        queue = sorted(missing, key=lambda wheel: (-wheel.size, wheel.name))
+        queue = sorted(missing, key=lambda package: (-package.size, package.name))
         try:
             with (
-                progress.task("wheels", total=total) as task,
+                progress.task("packages", total=total) as task,
                 ThreadPoolExecutor(self._patience.threads) as pool,
             ):
                 transfers = [
                     _Transfer(
-                        wheel=wheel,
-                        url=addresses[wheel.filename],
-                        path=self.path(wheel),
-                        part=self._part(wheel),
+                        package=package,
+                        url=addresses[package.filename],
+                        path=self.path(package),
+                        part=self._part(package),
                         web=web,
                         patience=self._patience,
                         stop=stop,
-                        count=_Count(task, wheel.size - self._to_fetch(wheel)),
+                        count=_Count(task, package.size - self._to_fetch(package)),
                     )
-                    for wheel in queue
+                    for package in queue
                 ]
                 futures = [pool.submit(transfer.run) for transfer in transfers]
                 try:
@@ -174,9 +179,9 @@ class _Count:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Transfer:
-    """One wheel on its way from `url` by way of `part` to `path`."""
+    """One package on its way from `url` by way of `part` to `path`."""
 
-    wheel: LockedWheel
+    package: LockedPackage
     url: str
     path: Path
     part: Path
@@ -186,12 +191,12 @@ class _Transfer:
     count: _Count
 
     def run(self) -> None:
-        with _disk_faults(self.path.parent, self.wheel.size):
+        with _disk_faults(self.path.parent, self.package.size):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self._alone():
-                if not self.path.exists() or self.path.stat().st_size != self.wheel.size:
+                if not self.path.exists() or self.path.stat().st_size != self.package.size:
                     self._fetch()
-            self.count.reached(self.wheel.size)
+            self.count.reached(self.package.size)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -211,15 +216,15 @@ class _Transfer:
         wrong = ""
         for _ in range(2):
             got = self._download()
-            if got == self.wheel.sha256:
+            if got == self.package.sha256:
                 self.part.replace(self.path)
                 return
             wrong = got
             self.part.unlink()
         raise DownloadError(
             f"{self._title()}: the file from {redact(self.url)} has the wrong hash: "
-            f"expected sha256 {self.wheel.sha256}, got {wrong}",
-            hint="the index or something on the way to it changed the file; try another index or network",
+            f"expected sha256 {self.package.sha256}, got {wrong}",
+            hint="its server or something on the way to it changed the file; try another mirror or network",
         )
 
     def _download(self) -> str:
@@ -229,8 +234,10 @@ class _Transfer:
             try:
                 return self._continue()
             except RefusedError as error:
-                gone = f"imagefactory lock TARGET --update {self.wheel.name}"
+                gone = f"imagefactory lock TARGET --update {self.package.name}"
                 denied = "set the user and password of the index (in its URL or in ~/.netrc)"
+                if isinstance(self.package, LockedConda):
+                    denied = "give the channel's host a login in ~/.netrc or ~/.rattler/credentials.json"
                 other = "see which index, proxy and certificates are set: imagefactory doctor"
                 hints = {401: denied, 403: denied, 404: gone, 410: gone}
                 raise DownloadError(
@@ -249,7 +256,7 @@ class _Transfer:
 
     def _continue(self) -> str:
         """Go on from the bytes in `part`, once; returns the sha256 of the whole."""
-        size, digest = self.wheel.size, hashlib.sha256()
+        size, digest = self.package.size, hashlib.sha256()
         with self.part.open("ab") as file:
             position = file.tell()
             if position > size:
@@ -281,13 +288,13 @@ class _Transfer:
                 file.write(chunk)
                 update(chunk)
                 position += len(chunk)
-                if position > self.wheel.size:
+                if position > self.package.size:
                     return position
                 self.count.reached(position)
         finally:
             file.flush()
-        if position < self.wheel.size:
-            raise TransientError(f"{redact(self.url)} ended after {position} of {self.wheel.size} bytes")
+        if position < self.package.size:
+            raise TransientError(f"{redact(self.url)} ended after {position} of {self.package.size} bytes")
         return position
 
     @contextmanager
@@ -301,7 +308,7 @@ class _Transfer:
                 file.seek(position)
                 yield position, iter(lambda: file.read(CHUNK), b"")
             return
-        size = self.wheel.size
+        size = self.package.size
         headers = {"Range": f"bytes={position}-"} if position else {}
         try:
             with self.web.open(self.url, headers=headers) as response:
@@ -325,7 +332,7 @@ class _Transfer:
         return self.part.stat().st_size if self.part.exists() else 0
 
     def _title(self) -> str:
-        return f"{self.wheel.name} {self.wheel.version}"
+        return f"{self.package.name} {self.package.version}"
 
 
 @contextmanager

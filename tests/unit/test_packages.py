@@ -1,4 +1,4 @@
-"""The wheel cache against a real HTTP server on 127.0.0.1 that misbehaves as asked."""
+"""The cache of packages against a real HTTP server on 127.0.0.1 that misbehaves as asked."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ import pytest
 
 from imagefactory.errors import DownloadError
 from imagefactory.lock.index import PackageIndex, Patience, Web
-from imagefactory.model import Lock, LockedWheel
+from imagefactory.model import LockedConda, LockedWheel
+from imagefactory.packages import PackageCache
 from imagefactory.progress import Quiet, Task
-from imagefactory.wheels import WheelCache
 
+Wanted = tuple[LockedWheel, ...]
 INDEX = PackageIndex(url="", origin="test", certificates="", proxy="", environment=())
 QUICK = Patience(attempts=4, first_wait=0.01, longest_wait=0.05, connect=2, read=0.5, threads=4)
 
@@ -145,8 +146,8 @@ class Counted(Quiet):
         return nullcontext(One())
 
 
-def offer(server: Faults, *sizes: int, seed: int = 1) -> Lock:
-    """A lock of wheels that the server has; the bytes come from `seed`."""
+def offer(server: Faults, *sizes: int, seed: int = 1) -> Wanted:
+    """Wheels that the server has; the bytes come from `seed`."""
     wheels = []
     for number, size in enumerate(sizes):
         data = random.Random(seed * 1000 + number).randbytes(size)
@@ -162,79 +163,72 @@ def offer(server: Faults, *sizes: int, seed: int = 1) -> Lock:
                 size=size,
             )
         )
-    return Lock(
-        target="pytorch-2.3-cu121",
-        content_hash="sha256:" + "0" * 64,
-        python="3.11",
-        platform="manylinux_2_36_x86_64",
-        solver="uv 0.9.1",
-        wheels=tuple(wheels),
-    )
+    return tuple(wheels)
 
 
-def locate(server: Faults) -> Callable[[Lock], dict[str, str]]:
-    return lambda lock: {wheel.filename: f"{server.url}/{wheel.filename}" for wheel in lock.wheels}
+def locate(server: Faults) -> Callable[[Wanted], dict[str, str]]:
+    return lambda wanted: {wheel.filename: f"{server.url}/{wheel.filename}" for wheel in wanted}
 
 
-def never(lock: Lock) -> dict[str, str]:
-    raise AssertionError(f"asked for addresses of {[wheel.name for wheel in lock.wheels]}")
+def never(wanted: Wanted) -> dict[str, str]:
+    raise AssertionError(f"asked for addresses of {[wheel.name for wheel in wanted]}")
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> WheelCache:
-    return WheelCache(tmp_path / "cache", INDEX, patience=QUICK)
+def cache(tmp_path: Path) -> PackageCache:
+    return PackageCache(tmp_path / "cache", INDEX, patience=QUICK)
 
 
 def whole(server: Faults, paths: dict[LockedWheel, Path]) -> bool:
     return all(path.read_bytes() == server.files[wheel.filename] for wheel, path in paths.items())
 
 
-def test_fetches_in_the_locks_order_and_then_needs_no_network(server: Faults, cache: WheelCache) -> None:
-    lock = offer(server, 10, 3_000_000, 70_000, 1, 250_000)
+def test_fetches_in_the_locks_order_and_then_needs_no_network(server: Faults, cache: PackageCache) -> None:
+    wanted = offer(server, 10, 3_000_000, 70_000, 1, 250_000)
     progress = Counted()
-    paths = cache.fetch(lock, locate(server), progress)
-    assert tuple(paths) == lock.wheels
+    paths = cache.fetch(wanted, locate(server), progress)
+    assert tuple(paths) == wanted
     assert whole(server, paths)
-    assert progress.done == progress.total == sum(wheel.size for wheel in lock.wheels)
-    digest = lock.wheels[0].sha256
-    assert paths[lock.wheels[0]] == cache.folder / digest[:2] / digest / "pack0-1.0-py3-none-any.whl"
+    assert progress.done == progress.total == sum(wheel.size for wheel in wanted)
+    digest = wanted[0].sha256
+    assert paths[wanted[0]] == cache.folder / "wheels" / digest[:2] / digest / "pack0-1.0-py3-none-any.whl"
     server.requests.clear()
-    assert cache.fetch(lock, never, Quiet()) == paths
+    assert cache.fetch(wanted, never, Quiet()) == paths
     assert server.requests == []
 
 
-def test_asks_only_for_what_is_missing(server: Faults, cache: WheelCache) -> None:
-    lock = offer(server, 1000, 2000, 3000)
-    cache.fetch(lock, locate(server), Quiet())
-    cache.path(lock.wheels[1]).unlink()
+def test_asks_only_for_what_is_missing(server: Faults, cache: PackageCache) -> None:
+    wanted = offer(server, 1000, 2000, 3000)
+    cache.fetch(wanted, locate(server), Quiet())
+    cache.path(wanted[1]).unlink()
     asked: list[str] = []
 
-    def remember(missing: Lock) -> dict[str, str]:
-        asked.extend(wheel.name for wheel in missing.wheels)
+    def remember(missing: Wanted) -> dict[str, str]:
+        asked.extend(wheel.name for wheel in missing)
         return locate(server)(missing)
 
     progress = Counted()
-    assert whole(server, cache.fetch(lock, remember, progress))
+    assert whole(server, cache.fetch(wanted, remember, progress))
     assert asked == ["pack1"]
     assert progress.total == progress.done == 2000
 
 
 @pytest.mark.parametrize("status", ["408", "429", "500", "502", "503", "504"])
-def test_a_busy_server_is_asked_again(server: Faults, cache: WheelCache, status: str) -> None:
-    lock = offer(server, 5000)
+def test_a_busy_server_is_asked_again(server: Faults, cache: PackageCache, status: str) -> None:
+    wanted = offer(server, 5000)
     server.next["pack0-1.0-py3-none-any.whl"] = [status, status]
-    assert whole(server, cache.fetch(lock, locate(server), Quiet()))
+    assert whole(server, cache.fetch(wanted, locate(server), Quiet()))
     assert len(server.requests) == 3
 
 
 @pytest.mark.parametrize("fault", ["reset", "close"])
-def test_a_torn_download_goes_on_where_it_was(server: Faults, cache: WheelCache, fault: str) -> None:
+def test_a_torn_download_goes_on_where_it_was(server: Faults, cache: PackageCache, fault: str) -> None:
     size = 64 << 16  # its halves end where a network chunk ends
-    lock = offer(server, size)
-    name = lock.wheels[0].filename
+    wanted = offer(server, size)
+    name = wanted[0].filename
     server.next[name] = [fault, fault, fault]
     progress = Counted()
-    assert whole(server, cache.fetch(lock, locate(server), progress))
+    assert whole(server, cache.fetch(wanted, locate(server), progress))
     starts = [int(asked[6:-1]) if asked else 0 for _, asked in server.requests]
     assert len(starts) == 4
     assert starts == sorted(starts)
@@ -244,58 +238,58 @@ def test_a_torn_download_goes_on_where_it_was(server: Faults, cache: WheelCache,
         assert server.sent[name] == size
 
 
-def test_more_tears_than_attempts_while_bytes_keep_coming(server: Faults, cache: WheelCache) -> None:
-    lock = offer(server, 64 << 16)
-    server.next[lock.wheels[0].filename] = ["close"] * 6  # QUICK.attempts is 4
-    assert whole(server, cache.fetch(lock, locate(server), Quiet()))
+def test_more_tears_than_attempts_while_bytes_keep_coming(server: Faults, cache: PackageCache) -> None:
+    wanted = offer(server, 64 << 16)
+    server.next[wanted[0].filename] = ["close"] * 6  # QUICK.attempts is 4
+    assert whole(server, cache.fetch(wanted, locate(server), Quiet()))
 
 
 @pytest.mark.parametrize("fault", ["ignore-range", "wrong-range"])
 def test_a_server_that_does_not_honour_range_starts_again(
-    server: Faults, cache: WheelCache, fault: str
+    server: Faults, cache: PackageCache, fault: str
 ) -> None:
-    lock = offer(server, 300_000)
-    name = lock.wheels[0].filename
+    wanted = offer(server, 300_000)
+    name = wanted[0].filename
     server.next[name] = ["close", fault]
     progress = Counted()
-    assert whole(server, cache.fetch(lock, locate(server), progress))
+    assert whole(server, cache.fetch(wanted, locate(server), progress))
     assert progress.done == 300_000
 
 
-def test_a_part_of_other_bytes_is_thrown_away(server: Faults, cache: WheelCache) -> None:
-    lock = offer(server, 300_000)
-    path = cache.path(lock.wheels[0])
+def test_a_part_of_other_bytes_is_thrown_away(server: Faults, cache: PackageCache) -> None:
+    wanted = offer(server, 300_000)
+    path = cache.path(wanted[0])
     path.parent.mkdir(parents=True)
     part = path.with_name(path.name + ".part")
     part.write_bytes(b"something else" * 1000)
-    assert whole(server, cache.fetch(lock, locate(server), Quiet()))
+    assert whole(server, cache.fetch(wanted, locate(server), Quiet()))
     assert [asked for _, asked in server.requests] == ["bytes=14000-", ""]
     assert not part.exists()
 
 
 @pytest.mark.parametrize("length", [300_000, 300_001])
-def test_a_part_as_long_as_the_file_or_longer(server: Faults, cache: WheelCache, length: int) -> None:
-    lock = offer(server, 300_000)
-    path = cache.path(lock.wheels[0])
+def test_a_part_as_long_as_the_file_or_longer(server: Faults, cache: PackageCache, length: int) -> None:
+    wanted = offer(server, 300_000)
+    path = cache.path(wanted[0])
     path.parent.mkdir(parents=True)
-    data = server.files[lock.wheels[0].filename]
+    data = server.files[wanted[0].filename]
     path.with_name(path.name + ".part").write_bytes(data + b"x" * (length - len(data)))
-    assert whole(server, cache.fetch(lock, locate(server), Quiet()))
+    assert whole(server, cache.fetch(wanted, locate(server), Quiet()))
     assert len(server.requests) == length - 300_000  # a whole part needs no request at all
 
 
-def test_wrong_bytes_once_are_mended(server: Faults, cache: WheelCache) -> None:
-    lock = offer(server, 300_000)
-    server.next[lock.wheels[0].filename] = ["wrong-bytes"]
-    assert whole(server, cache.fetch(lock, locate(server), Quiet()))
+def test_wrong_bytes_once_are_mended(server: Faults, cache: PackageCache) -> None:
+    wanted = offer(server, 300_000)
+    server.next[wanted[0].filename] = ["wrong-bytes"]
+    assert whole(server, cache.fetch(wanted, locate(server), Quiet()))
 
 
-def test_wrong_bytes_again_are_refused_and_not_kept(server: Faults, cache: WheelCache) -> None:
-    lock = offer(server, 300_000)
-    wheel = lock.wheels[0]
+def test_wrong_bytes_again_are_refused_and_not_kept(server: Faults, cache: PackageCache) -> None:
+    wanted = offer(server, 300_000)
+    wheel = wanted[0]
     server.next[wheel.filename] = ["wrong-bytes"] * 9
     with pytest.raises(DownloadError, match="wrong hash") as caught:
-        cache.fetch(lock, locate(server), Quiet())
+        cache.fetch(wanted, locate(server), Quiet())
     got = hashlib.sha256(bytes(300_000)).hexdigest()
     assert "pack0 1.0" in caught.value.message
     assert wheel.sha256 in caught.value.message
@@ -304,20 +298,20 @@ def test_wrong_bytes_again_are_refused_and_not_kept(server: Faults, cache: Wheel
     assert len(server.requests) == 2
 
 
-def test_a_file_of_another_length_is_refused(server: Faults, cache: WheelCache) -> None:
-    lock = offer(server, 300_000)
-    server.next[lock.wheels[0].filename] = ["short"]
+def test_a_file_of_another_length_is_refused(server: Faults, cache: PackageCache) -> None:
+    wanted = offer(server, 300_000)
+    server.next[wanted[0].filename] = ["short"]
     with pytest.raises(DownloadError, match="holds 150000 bytes, the lock says 300000"):
-        cache.fetch(lock, locate(server), Quiet())
-    assert not cache.path(lock.wheels[0]).exists()
+        cache.fetch(wanted, locate(server), Quiet())
+    assert not cache.path(wanted[0]).exists()
 
 
-def test_a_missing_file_is_said_at_once_without_credentials(server: Faults, cache: WheelCache) -> None:
-    lock = offer(server, 1000)
+def test_a_missing_file_is_said_at_once_without_credentials(server: Faults, cache: PackageCache) -> None:
+    wanted = offer(server, 1000)
     server.files.clear()
     secret = server.url.replace("://", "://bob:hunter2@")
     with pytest.raises(DownloadError, match="answered 404") as caught:
-        cache.fetch(lock, lambda lock: {lock.wheels[0].filename: f"{secret}/x.whl?sig=canary"}, Quiet())
+        cache.fetch(wanted, lambda wanted: {wanted[0].filename: f"{secret}/x.whl?sig=canary"}, Quiet())
     assert "--update pack0" in caught.value.hint
     assert "hunter2" not in str(caught.value)
     assert "canary" not in str(caught.value)
@@ -325,55 +319,55 @@ def test_a_missing_file_is_said_at_once_without_credentials(server: Faults, cach
 
 
 def test_a_server_that_stays_broken_is_given_up_and_what_came_is_kept(
-    server: Faults, cache: WheelCache
+    server: Faults, cache: PackageCache
 ) -> None:
-    lock = offer(server, 16 << 16)
-    name = lock.wheels[0].filename
+    wanted = offer(server, 16 << 16)
+    name = wanted[0].filename
     server.next[name] = ["close"] + ["503"] * 20
     with pytest.raises(DownloadError, match="answered 503") as caught:
-        cache.fetch(lock, locate(server), Quiet())
+        cache.fetch(wanted, locate(server), Quiet())
     assert "4 times in a row" in caught.value.message
     server.next[name] = []
     server.requests.clear()
     progress = Counted()
-    assert whole(server, cache.fetch(lock, locate(server), progress))
+    assert whole(server, cache.fetch(wanted, locate(server), progress))
     assert server.requests == [(name, f"bytes={8 << 16}-")]
     assert progress.done == progress.total == 8 << 16
 
 
-def test_a_silent_server_is_asked_again(server: Faults, cache: WheelCache) -> None:
-    lock = offer(server, 1000)
-    server.next[lock.wheels[0].filename] = ["stall"]
-    assert whole(server, cache.fetch(lock, locate(server), Quiet()))
+def test_a_silent_server_is_asked_again(server: Faults, cache: PackageCache) -> None:
+    wanted = offer(server, 1000)
+    server.next[wanted[0].filename] = ["stall"]
+    assert whole(server, cache.fetch(wanted, locate(server), Quiet()))
 
 
 def test_one_failure_stops_the_others_and_keeps_their_parts(server: Faults, tmp_path: Path) -> None:
-    cache = WheelCache(tmp_path, INDEX, patience=QUICK)
-    lock = offer(server, 8_000_000, 1000)
-    server.next[lock.wheels[0].filename] = ["slow"]
-    server.next[lock.wheels[1].filename] = ["404"]
+    cache = PackageCache(tmp_path, INDEX, patience=QUICK)
+    wanted = offer(server, 8_000_000, 1000)
+    server.next[wanted[0].filename] = ["slow"]
+    server.next[wanted[1].filename] = ["404"]
     with pytest.raises(DownloadError, match="404"):
-        cache.fetch(lock, locate(server), Quiet())
-    assert not cache.path(lock.wheels[0]).exists()  # the slow one was not waited for
-    assert whole(server, cache.fetch(lock, locate(server), Quiet()))
+        cache.fetch(wanted, locate(server), Quiet())
+    assert not cache.path(wanted[0]).exists()  # the slow one was not waited for
+    assert whole(server, cache.fetch(wanted, locate(server), Quiet()))
 
 
-def test_a_disk_too_small_is_said_before_the_first_byte(server: Faults, cache: WheelCache) -> None:
-    lock = offer(server, 1000)
-    huge = replace(lock, wheels=(replace(lock.wheels[0], size=900_000_000_000_000),))
+def test_a_disk_too_small_is_said_before_the_first_byte(server: Faults, cache: PackageCache) -> None:
+    wanted = offer(server, 1000)
+    huge = (replace(wanted[0], size=900_000_000_000_000),)
     with pytest.raises(DownloadError, match="900000000000000 bytes") as caught:
         cache.fetch(huge, never, Quiet())
     assert str(cache.folder) in caught.value.message
     assert "cache" in caught.value.hint
 
 
-def test_a_disk_that_fills_up(server: Faults, cache: WheelCache) -> None:
-    lock = offer(server, 3_000_000)
-    path = cache.path(lock.wheels[0])
+def test_a_disk_that_fills_up(server: Faults, cache: PackageCache) -> None:
+    wanted = offer(server, 3_000_000)
+    path = cache.path(wanted[0])
     path.parent.mkdir(parents=True)
     path.with_name(path.name + ".part").symlink_to("/dev/full")  # a real ENOSPC at the first write
     with pytest.raises(DownloadError, match="is full: 3000000 bytes") as caught:
-        cache.fetch(lock, locate(server), Quiet())
+        cache.fetch(wanted, locate(server), Quiet())
     assert isinstance(caught.value.__cause__, OSError)
     assert caught.value.__cause__.errno == errno.ENOSPC
 
@@ -381,26 +375,26 @@ def test_a_disk_that_fills_up(server: Faults, cache: WheelCache) -> None:
 def test_a_cache_that_is_no_folder(server: Faults, tmp_path: Path) -> None:
     (tmp_path / "wheels").write_text("a file")
     with pytest.raises(DownloadError, match="wheels"):
-        WheelCache(tmp_path, INDEX).fetch(offer(server, 10), never, Quiet())
+        PackageCache(tmp_path, INDEX).fetch(offer(server, 10), never, Quiet())
 
 
-def test_verify_finds_rot_and_a_wrong_size_is_found_without(server: Faults, cache: WheelCache) -> None:
-    lock = offer(server, 5000)
-    path = cache.fetch(lock, locate(server), Quiet())[lock.wheels[0]]
+def test_verify_finds_rot_and_a_wrong_size_is_found_without(server: Faults, cache: PackageCache) -> None:
+    wanted = offer(server, 5000)
+    path = cache.fetch(wanted, locate(server), Quiet())[wanted[0]]
     path.write_bytes(bytes(5000))
-    assert cache.missing(lock) == ()
-    assert whole(server, cache.fetch(lock, locate(server), Quiet(), verify=True))
+    assert cache.missing(wanted) == ()
+    assert whole(server, cache.fetch(wanted, locate(server), Quiet(), verify=True))
     path.write_bytes(bytes(4999))
-    assert whole(server, cache.fetch(lock, locate(server), Quiet()))
+    assert whole(server, cache.fetch(wanted, locate(server), Quiet()))
 
 
-def test_a_file_url_is_read_and_checked(server: Faults, cache: WheelCache, tmp_path: Path) -> None:
-    lock = offer(server, 3_000_000)
-    name = lock.wheels[0].filename
+def test_a_file_url_is_read_and_checked(server: Faults, cache: PackageCache, tmp_path: Path) -> None:
+    wanted = offer(server, 3_000_000)
+    name = wanted[0].filename
     (tmp_path / "with space").mkdir()
     (tmp_path / "with space" / name).write_bytes(server.files[name])
     where = {name: (tmp_path / "with space" / name).as_uri()}
-    assert whole(server, cache.fetch(lock, lambda lock: where, Quiet()))
+    assert whole(server, cache.fetch(wanted, lambda wanted: where, Quiet()))
     assert server.requests == []
 
 
@@ -408,34 +402,35 @@ _CHILD = """
 import json, sys
 from pathlib import Path
 from imagefactory.lock.index import PackageIndex, Patience
-from imagefactory.model import Lock, LockedWheel
+from imagefactory.model import LockedWheel
 from imagefactory.progress import Quiet
-from imagefactory.wheels import WheelCache
+from imagefactory.packages import PackageCache
 
 folder, url, rows = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-wheels = tuple(LockedWheel(**row) for row in rows)
-lock = Lock(target="t", content_hash="", python="3.11", platform="", solver="", wheels=wheels)
+wanted = tuple(LockedWheel(**row) for row in rows)
 index = PackageIndex(url="", origin="", certificates="", proxy="", environment=())
-cache = WheelCache(Path(folder), index, patience=Patience(first_wait=0.01, read=5))
-cache.fetch(lock, lambda lock: {w.filename: f"{url}/{w.filename}" for w in lock.wheels}, Quiet())
+cache = PackageCache(Path(folder), index, patience=Patience(first_wait=0.01, read=5))
+cache.fetch(wanted, lambda wanted: {w.filename: f"{url}/{w.filename}" for w in wanted}, Quiet())
 """
 
 
-def child(server: Faults, cache: WheelCache, lock: Lock) -> subprocess.Popen[bytes]:
-    rows = json.dumps([asdict(wheel) for wheel in lock.wheels])
+def child(server: Faults, cache: PackageCache, wanted: Wanted) -> subprocess.Popen[bytes]:
+    rows = json.dumps([asdict(wheel) for wheel in wanted])
     return subprocess.Popen(
-        [sys.executable, "-c", _CHILD, str(cache.folder.parent), server.url, rows], stderr=subprocess.PIPE
+        [sys.executable, "-c", _CHILD, str(cache.folder), server.url, rows], stderr=subprocess.PIPE
     )
 
 
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGINT])
-def test_killed_in_the_middle_and_run_again(server: Faults, cache: WheelCache, blow: signal.Signals) -> None:
+def test_killed_in_the_middle_and_run_again(
+    server: Faults, cache: PackageCache, blow: signal.Signals
+) -> None:
     size = 6_000_000
-    lock = offer(server, size)
-    name, path = lock.wheels[0].filename, cache.path(lock.wheels[0])
+    wanted = offer(server, size)
+    name, path = wanted[0].filename, cache.path(wanted[0])
     part = path.with_name(path.name + ".part")
     server.next[name] = ["slow"]
-    process = child(server, cache, lock)
+    process = child(server, cache, wanted)
     deadline = time.monotonic() + 20
     while not (part.exists() and part.stat().st_size >= 2_000_000):
         assert time.monotonic() < deadline
@@ -448,34 +443,34 @@ def test_killed_in_the_middle_and_run_again(server: Faults, cache: WheelCache, b
     assert not path.exists()
     server.requests.clear()
     progress = Counted()
-    assert whole(server, cache.fetch(lock, locate(server), progress))
+    assert whole(server, cache.fetch(wanted, locate(server), progress))
     assert server.requests == [(name, f"bytes={kept}-")]
     assert progress.done == progress.total == size - kept
 
 
-def test_two_processes_fetch_each_file_once(server: Faults, cache: WheelCache) -> None:
-    lock = offer(server, 2_000_000, 1_000_000, 500)
-    for wheel in lock.wheels:
+def test_two_processes_fetch_each_file_once(server: Faults, cache: PackageCache) -> None:
+    wanted = offer(server, 2_000_000, 1_000_000, 500)
+    for wheel in wanted:
         server.next[wheel.filename] = ["slow"]
-    processes = [child(server, cache, lock) for _ in range(2)]
+    processes = [child(server, cache, wanted) for _ in range(2)]
     for process in processes:
         _, complaint = process.communicate(timeout=30)
         assert process.returncode == 0, complaint.decode()
-    assert sorted(name for name, _ in server.requests) == [wheel.filename for wheel in lock.wheels]
-    assert whole(server, cache.fetch(lock, never, Quiet()))
+    assert sorted(name for name, _ in server.requests) == [wheel.filename for wheel in wanted]
+    assert whole(server, cache.fetch(wanted, never, Quiet()))
     left = {path.name for path in cache.folder.rglob("*") if path.is_file()}
-    assert left == {".lock", *(wheel.filename for wheel in lock.wheels)}
+    assert left == {".lock", *(wheel.filename for wheel in wanted)}
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_many_faults_in_any_order(server: Faults, cache: WheelCache, seed: int) -> None:
+def test_many_faults_in_any_order(server: Faults, cache: PackageCache, seed: int) -> None:
     """Whatever order faults come in, what is kept is right; at most three in a row for one file."""
     rng = random.Random(seed)
-    lock = offer(server, *(rng.randrange(1, 400_000) for _ in range(12)), seed=seed)
+    wanted = offer(server, *(rng.randrange(1, 400_000) for _ in range(12)), seed=seed)
     words = ["503", "429", "reset", "close", "ignore-range", "wrong-range", "500", ""]
-    for wheel in lock.wheels:
+    for wheel in wanted:
         server.next[wheel.filename] = [rng.choice(words) for _ in range(3)]
-    assert whole(server, cache.fetch(lock, locate(server), Quiet()))
+    assert whole(server, cache.fetch(wanted, locate(server), Quiet()))
     assert not list(cache.folder.rglob("*.part"))
 
 
@@ -497,14 +492,32 @@ def test_credentials_go_to_the_indexs_own_host_alone(server: Faults) -> None:
         environment=(),
     )
     web = Web(index)
-    assert web._auth(f"{server.url}/files/x.whl") == ("bob", "p@ss")
-    assert web._auth("http://127.0.0.2:80/files/x.whl") is None
-    assert web._auth(server.url.replace("http:", "https:") + "/x.whl") is None
+    assert web._source.login(f"{server.url}/files/x.whl") == ("bob", "p@ss")
+    assert web._source.login("http://127.0.0.2:80/files/x.whl") is None
+    assert web._source.login(server.url.replace("http:", "https:") + "/x.whl") is None
     web.close()
 
 
-def test_the_process_holds_no_lock_afterwards(server: Faults, cache: WheelCache) -> None:
-    lock = offer(server, 10)
-    cache.fetch(lock, locate(server), Quiet())
-    with (cache.path(lock.wheels[0]).parent / ".lock").open("ab") as file:
+def test_the_process_holds_no_lock_afterwards(server: Faults, cache: PackageCache) -> None:
+    wanted = offer(server, 10)
+    cache.fetch(wanted, locate(server), Quiet())
+    with (cache.path(wanted[0]).parent / ".lock").open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_condas_archives_lie_beside_the_wheels(server: Faults, cache: PackageCache) -> None:
+    """By their own address and name; a channel that wants a login is told of as such."""
+    wheel = offer(server, 5000)[0]
+    package = LockedConda(
+        name="tiny", version="1.0", build="0", subdir="noarch", url="https://channel/noarch/tiny-1.0-0.conda",
+        filename="tiny-1.0-0.conda", sha256=wheel.sha256, md5="", size=wheel.size, depends=(),
+    )  # fmt: skip
+    where = {package.filename: f"{server.url}/{wheel.filename}"}
+    server.next[wheel.filename] = ["401"]
+    with pytest.raises(DownloadError, match=r"tiny 1\.0: .* answered 401") as caught:
+        cache.fetch((package,), lambda _: where, Quiet())
+    assert "credentials.json" in caught.value.hint
+    paths = cache.fetch((package,), lambda _: where, Quiet())
+    assert paths[package] == cache.folder / "conda" / wheel.sha256[:2] / wheel.sha256 / package.filename
+    assert paths[package].read_bytes() == server.files[wheel.filename]
+    assert cache.missing((wheel, package)) == (wheel,)

@@ -1,0 +1,193 @@
+"""Which package goes into which layer of an image, and what decides a layer's bytes. Pure decisions."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import installer
+
+from imagefactory.engines import conda_install
+from imagefactory.engines.conda_layer import read_record
+from imagefactory.engines.conda_prefix import Prefix
+from imagefactory.engines.wheel_layer import Place
+from imagefactory.errors import BuildError
+from imagefactory.model import Definition, Lock, LockedConda, LockedPackage, LockedWheel
+from imagefactory.oci.layers import LAYERS_VERSION, codec
+from imagefactory.oci.layout import canonical_json
+
+OWN_LAYER_BYTES = 8_000_000
+"""A package of this size or more gets a layer to itself; smaller ones are not worth one."""
+MOST_OWN_LAYERS = 48
+"""Docker stops at 127 layers, overlay mounts get slow long before."""
+BUCKETS = 8
+"""The other packages share so many layers, by hash of name: one changed package makes one bucket anew."""
+MORE_OWN_LAYERS, MORE_BUCKETS = 12, 4
+"""The same for what is added above another target: that one's layers count as well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """What every layer of one build has in common; what decides bytes goes into each layer's key.
+
+    `interpreter` is the Python that makes byte code and `environment` what it needs to start; `compiler`
+    names both: of the base, or conda's own. `linked` is the folder of a linked conda prefix, None where
+    there is none; `linker` names what linked it.
+    """
+
+    store: Path
+    segments: Path
+    codec: str
+    place: Place
+    epoch: int
+    base_folders: tuple[Path, ...]
+    compiler: str
+    interpreter: str = ""
+    environment: tuple[tuple[str, str], ...] = ()
+    linked: Path | None = None
+    linker: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One package on its way into a layer; `key` is the hash of all that decides its segment.
+
+    `path` is the wheel, or the record in conda-meta of a linked conda package.
+    """
+
+    key: str
+    path: Path
+    size: int
+    linked: bool = False
+
+    @property
+    def name(self) -> str:
+        """What a person calls it."""
+        return self.path.stem if self.linked else self.path.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerPlan:
+    """One layer to make or to find: the packages in it, in order. `shared` layers are buckets."""
+
+    key: str
+    title: str
+    parts: tuple[Part, ...]
+    shared: bool
+
+    @property
+    def size(self) -> int:
+        return sum(part.size for part in self.parts)
+
+
+Group = Mapping[LockedPackage, Part]
+"""Packages that are planned together: of a target, or those that one adds to another."""
+
+
+def plan_layers(groups: Sequence[Group]) -> tuple[LayerPlan, ...]:
+    """Which package goes into which layer. Pure; the same packages, the same plan.
+
+    The first group is planned as if it were alone, so are the first two, and so on: what a target adds to
+    another changes none of that one's layers. Conda's packages and wheels share no layer; conda's come first.
+    """
+    plans: list[LayerPlan] = []
+    for number, group in enumerate(groups):
+        most, buckets = (MORE_OWN_LAYERS, MORE_BUCKETS) if number else (MOST_OWN_LAYERS, BUCKETS)
+        large = sorted(
+            (package for package in group if package.size >= OWN_LAYER_BYTES), key=lambda p: (-p.size, p.name)
+        )[:most]
+        for kind in (LockedConda, LockedWheel):
+            of_kind = [one for one in sorted(group, key=lambda p: p.name) if isinstance(one, kind)]
+            own = [package for package in of_kind if package in large]
+            shared: dict[int, list[LockedPackage]] = {}
+            for package in of_kind:
+                if package not in own:
+                    bucket = hashlib.sha256(package.name.encode()).digest()[0] % buckets
+                    shared.setdefault(bucket, []).append(package)
+            name = "conda bucket" if kind is LockedConda else "bucket"
+            plans += [_plan(f"{one.name} {one.version}", [group[one]], shared=False) for one in own]
+            plans += [
+                _plan(f"{name} {bucket}", [group[one] for one in chosen], shared=True)
+                for bucket, chosen in sorted(shared.items())
+            ]
+    return tuple(plans)
+
+
+def _plan(title: str, parts: Iterable[Part], *, shared: bool) -> LayerPlan:
+    parts = tuple(parts)
+    key = hash_key("bucket" if shared else "layer", *(part.key for part in parts))
+    return LayerPlan(key=key, title=title, parts=parts, shared=shared)
+
+
+def group_packages(definition: Definition) -> tuple[tuple[LockedPackage, ...], ...]:
+    """The packages of each target that this one is built on, the lowest first, then what it adds itself.
+
+    Each package once, where it came in. Without a target below there is one group, of all.
+    """
+    seen: set[LockedPackage] = set()
+    groups = []
+    for lock in (*definition.under, definition.lock):
+        groups.append(tuple(package for package in lock.packages if package not in seen))
+        seen.update(lock.packages)
+    return tuple(groups)
+
+
+def wheel_part(wheel: LockedWheel, path: Path, bench: Bench) -> Part:
+    key = hash_key(
+        "wheel",
+        wheel.filename,
+        wheel.sha256,
+        codec(bench.codec).identity,
+        f"installer {installer.__version__}",
+        bench.place.prefix,
+        bench.place.python,
+        bench.compiler,
+        str(bench.epoch),
+    )
+    return Part(key=key, path=path, size=wheel.size)
+
+
+def conda_part(package: LockedConda, prefix: Prefix, bench: Bench) -> Part:
+    """A linked package. A library without Python code is the same for every Python."""
+    record = read_record(prefix.record(package))
+    key = hash_key(
+        "conda",
+        package.url,
+        package.sha256,
+        codec(bench.codec).identity,
+        bench.linker,
+        bench.place.prefix,
+        bench.place.python if package.subdir == "noarch" else "",
+        bench.compiler if record.sources(bench.place) else "",
+        str(bench.epoch),
+        *prefix.lost.get(package.name, ()),
+    )
+    return Part(key=key, path=record.path, size=package.size, linked=True)
+
+
+def in_working_order(plans: Iterable[LayerPlan]) -> list[LayerPlan]:
+    """Buckets first, then the largest: the last layers made are small, so no worker waits long for another.
+
+    A bucket's bytes say little of its work: its packages are Python, whose byte code is made.
+    """
+    return sorted(plans, key=lambda plan: (not plan.shared, -plan.size, plan.key))
+
+
+def hash_key(*parts: str) -> str:
+    return hashlib.sha256(canonical_json([LAYERS_VERSION, *parts])).hexdigest()
+
+
+def conda_python(lock: Lock) -> str:
+    """What names the Python of a conda environment: its archive decides the byte code it makes."""
+    for package in lock.conda:
+        if package.name == "python":
+            return f"conda python {package.sha256}"
+    raise BuildError(f"the lock of {lock.target} has no python", hint=f"imagefactory lock {lock.target}")
+
+
+def linker() -> str:
+    """What linked conda's packages: another one may link them differently."""
+    return f"py-rattler {importlib.metadata.version('py-rattler')}, {conda_install.LINKER}"

@@ -1,0 +1,320 @@
+"""Conda channels: where this machine asks for them, with which credentials and certificates.
+
+A channel's true address is part of what its packages are and stands in locks; the setting `channels` says
+where it is asked instead. Credentials come from where conda's own programs keep them: `$RATTLER_AUTH_FILE`
+or `~/.rattler/credentials.json`, then netrc. The keys there are hosts, without a port.
+"""
+
+from __future__ import annotations
+
+import json
+import netrc
+import os
+import re
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlsplit
+
+from imagefactory.errors import LockError, ToolError, UsageError
+from imagefactory.lock.index import Login, Patience, Web, redact
+
+if TYPE_CHECKING:  # only solving needs it
+    import requests
+    from rattler import Gateway
+
+ANACONDA = "https://conda.anaconda.org"
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+Credential = Mapping[str, Any]
+"""As rattler's programs write it: {"BearerToken": t}, {"CondaToken": t} or
+{"BasicHTTP": {"username": u, "password": p}}."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelSite:
+    """What a build in a container is told of channels.
+
+    `text` is JSON, `{"mirrors": {beginning of true addresses: beginning to ask}, "auth": {host:
+    Credential}}`. `loopback` is true where something is asked on this machine's loopback, `hidden` are
+    the words that nobody may see.
+    """
+
+    text: str = field(repr=False)
+    hidden: tuple[str, ...] = field(repr=False)
+    loopback: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Channels:
+    """How this machine reaches channels. As a lock.index.Source it speaks HTTP through `web`.
+
+    `mirrors` pairs the beginning of true addresses with where they are asked: an address or a `file:` URL,
+    both without a slash at the end. `credentials` are by host (`*.example.org` for all below it).
+    `certificates` is a file or folder of CA certificates, empty for those of the libraries.
+    """
+
+    mirrors: tuple[tuple[str, str], ...] = ()
+    credentials: tuple[tuple[str, Credential], ...] = field(default=(), repr=False)
+    certificates: str = ""
+    proxy: str = ""
+    retries: int = 3
+
+    def place(self, url: str) -> str:
+        """Where the channel or package of a true address is asked: the longest beginning fits best."""
+        fitting = [pair for pair in self.mirrors if url == pair[0] or url.startswith(f"{pair[0]}/")]
+        if not fitting:
+            return url
+        true, asked = max(fitting, key=lambda pair: len(pair[0]))
+        return asked + url.removeprefix(true)
+
+    def address(self, url: str) -> str:
+        """`place` with the token that conda writes into addresses: fit to be asked, not to be shown."""
+        placed = self.place(url)
+        parts = urlsplit(placed)
+        token = self._credential(parts.hostname or "").get("CondaToken")
+        if not token or parts.scheme == "file":
+            return placed
+        return parts._replace(path=f"/t/{quote(token, safe='')}{parts.path}").geturl()
+
+    def true_address(self, url: str, channels: Iterable[str]) -> str:
+        """The true address of what was found at `url` while asking for `channels` (true addresses)."""
+        placed = sorted(((self.place(true), true) for true in channels), key=lambda pair: -len(pair[0]))
+        for asked, true in placed:
+            if url == asked or url.startswith(f"{asked}/"):
+                return true + url.removeprefix(asked)
+        return url
+
+    def login(self, url: str) -> Login:
+        """What a request authenticates itself with. A netrc that was not given is never asked."""
+        credential = self._credential(urlsplit(url).hostname or "")
+        if basic := credential.get("BasicHTTP"):
+            return basic["username"], basic["password"]
+        bearer = credential.get("BearerToken")
+
+        def sign(request: requests.PreparedRequest) -> requests.PreparedRequest:
+            if bearer:
+                request.headers["Authorization"] = f"Bearer {bearer}"
+            return request
+
+        return sign
+
+    def web(self, *, patience: Patience | None = None) -> Web:
+        """HTTP for fetching packages at their `address`."""
+        return Web(self, patience=patience)
+
+    def gateway(self, cache: Path) -> Gateway:
+        """What reads the channels' records; they are kept below `cache` and asked again when they changed.
+
+        Raises ToolError without py-rattler.
+        """
+        rattler = _rattler()
+        from rattler.networking import Client
+
+        logins = {host: dict(credential) for host, credential in self.credentials}
+        with tempfile.TemporaryDirectory(prefix="imagefactory-channels-") as folder:
+            # rattler takes what this file holds instead of looking for credentials by itself.
+            file = Path(folder) / "credentials.json"
+            file.touch(mode=0o600)
+            file.write_text(json.dumps(logins))
+            lines = [f"authentication-override-file = {json.dumps(str(file))}"]
+            if self.certificates:
+                lines.append('tls-root-certs = "system"')
+            config = rattler.Config.from_toml("\n".join(lines))
+            with _trusting(self.certificates):
+                client = Client.from_config(
+                    config, max_retries=self.retries, user_agent="imagefactory", timeout=300
+                )
+        folder_of_records = cache / "repodata"
+        folder_of_records.mkdir(parents=True, exist_ok=True)
+        made: Gateway = rattler.Gateway(cache_dir=folder_of_records, client=client)
+        return made
+
+    def fault(self, text: str, channels: Sequence[str]) -> LockError:
+        """rattler's complaint about reading `channels` in a person's words."""
+        known = sorted(((self.place(true), true) for true in channels), key=lambda pair: -len(pair[0]))
+        true = next((true for asked, true in known if asked in text), "")
+        asked = self.place(true) if true else ""
+        if not true and len(channels) == 1:
+            true, asked = channels[0], self.place(channels[0])
+        name = f"the channel {true}" if true else f"one of the channels {', '.join(channels)}"
+        if asked != true:
+            name += f", asked at {asked},"
+        hosts = urlsplit(asked).hostname or "its host"
+        status = re.search(r"HTTP status \w+ error \((\d{3})", text)
+        code = int(status[1]) if status else 0
+        if code in (401, 403):
+            return LockError(
+                f"{name} refuses to be read: it answered {code}",
+                hint=f"give a user and password for {hosts} in ~/.netrc, "
+                "or a token in ~/.rattler/credentials.json",
+            )
+        if "could not find subdir" in text:
+            if asked.startswith("file:"):
+                return LockError(
+                    f"{name} holds no noarch/repodata.json",
+                    hint="index the folder (conda index, rattler-index fs), or mend the setting 'channels'",
+                )
+            return LockError(
+                f"{name} is not there: it answered {code or 404} for its noarch records",
+                hint="mend the name at `channels` of the recipe, or its place in the setting 'channels'",
+            )
+        reason = _reason(text)
+        if "certificate" in text:
+            return LockError(
+                f"{name} cannot be trusted: {reason}",
+                hint="set `certificates` to your site's CA bundle (imagefactory settings)",
+            )
+        return LockError(
+            f"{name} cannot be read: {reason}",
+            hint="run the same command again later, or name a mirror in the setting 'channels'",
+        )
+
+    def site(self, urls: Sequence[str]) -> ChannelSite:
+        """What a container needs to fetch `urls` (true addresses) as this machine does.
+
+        Raises UsageError for a channel that is a folder here: a container does not see it.
+        """
+        mirrors: dict[str, str] = {}
+        hosts: set[str] = set()
+        for url in urls:
+            fitting = [pair for pair in self.mirrors if url == pair[0] or url.startswith(f"{pair[0]}/")]
+            if fitting:
+                true, asked = max(fitting, key=lambda pair: len(pair[0]))
+                mirrors[true] = asked
+            placed = urlsplit(self.place(url))
+            if placed.scheme == "file":
+                folder, _, name = placed.path.rpartition("/")
+                raise UsageError(
+                    f"{name} comes from a folder here ({folder}), which a container does not see",
+                    hint="build with `--engine assemble`, or serve the folder: "
+                    "`python3 -m http.server --bind 127.0.0.1`",
+                )
+            hosts.add(placed.hostname or "")
+        logins = {host: dict(self._credential(host)) for host in sorted(hosts) if self._credential(host)}
+        return ChannelSite(
+            text=json.dumps({"mirrors": mirrors, "auth": logins}, sort_keys=True) + "\n",
+            hidden=tuple(sorted({word for login in logins.values() for word in _words(login)})),
+            loopback=any(host in LOOPBACK or host.startswith("127.") for host in hosts),
+        )
+
+    def _credential(self, host: str) -> Credential:
+        """The credential of a host: its own, else that of the nearest domain above it."""
+        known = dict(self.credentials)
+        while host:
+            if host in known:
+                return known[host]
+            host = host.removeprefix("*.").partition(".")[2]
+            host = f"*.{host}" if host else ""
+        return {}
+
+
+def find_channels(setting: str, environ: Mapping[str, str], certificates: str) -> Channels:
+    """How this machine reaches channels.
+
+    `setting` is the setting `channels` (`conda-forge=https://mirror/conda-forge,...`; folders absolute),
+    `certificates` a file or folder. Raises UsageError for a file of credentials that cannot be read.
+    """
+    pairs = (item.strip().partition("=") for item in setting.split(",") if item.strip())
+    mirrors = tuple((channel_address(true), _place(asked)) for true, _, asked in pairs)
+    credentials = {**_netrc(environ), **_credentials_file(environ)}
+    return Channels(
+        mirrors=mirrors, credentials=tuple(sorted(credentials.items())), certificates=certificates
+    )
+
+
+def channel_address(name: str) -> str:
+    """The full address of a channel: `conda-forge` is one of anaconda.org's; no slash at its end."""
+    return (name if "://" in name else f"{ANACONDA}/{name}").rstrip("/")
+
+
+def _place(text: str) -> str:
+    return text.rstrip("/") if "://" in text else Path(text).as_uri()
+
+
+def _netrc(environ: Mapping[str, str]) -> dict[str, Credential]:
+    path = Path(environ.get("NETRC") or Path(environ.get("HOME") or "/") / ".netrc")
+    try:
+        hosts = netrc.netrc(path).hosts if path.is_file() else {}
+    except (OSError, UnicodeDecodeError, netrc.NetrcParseError) as error:
+        # Not the error's own text: it quotes the line.
+        raise UsageError(f"{path} cannot be read: {type(error).__name__}", hint=f"mend {path}") from None
+    return {
+        host: {"BasicHTTP": {"username": login, "password": password or ""}}
+        for host, (login, _, password) in hosts.items()
+        if host != "default" and (login or password)
+    }
+
+
+def _credentials_file(environ: Mapping[str, str]) -> dict[str, Credential]:
+    home = Path(environ.get("HOME") or "/")
+    path = Path(environ.get("RATTLER_AUTH_FILE") or home / ".rattler/credentials.json")
+    if not path.is_file():
+        return {}
+    hint = f"mend {path}; `pixi auth login` and `rattler auth login` write such a file"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read: {type(error).__name__}", hint=hint) from None
+    found: dict[str, Credential] = {}
+    for host, entry in data.items() if isinstance(data, dict) else [("", None)]:
+        if not isinstance(entry, dict) or len(entry) != 1:
+            raise UsageError(f"{path}: the entry of '{host}' is not a credential", hint=hint)
+        if _is_credential(entry):  # others (S3 keys, OAuth) are for hosts that are not asked here
+            found[host] = entry
+    return found
+
+
+def _is_credential(entry: Credential) -> bool:
+    basic = entry.get("BasicHTTP")
+    if isinstance(basic, dict):
+        return all(isinstance(basic.get(key), str) for key in ("username", "password"))
+    return any(isinstance(entry.get(key), str) for key in ("BearerToken", "CondaToken"))
+
+
+def _words(credential: Credential) -> set[str]:
+    basic = credential.get("BasicHTTP")
+    secrets = [basic["password"]] if basic else list(credential.values())
+    return {word for secret in secrets for word in (secret, quote(secret, safe="")) if word}
+
+
+def _reason(text: str) -> str:
+    """The innermost reason of rattler's nested message, without addresses."""
+    lines = [redact(line.removeprefix("Caused by: ")).strip() for line in text.splitlines() if line.strip()]
+    first, last = (lines[0], lines[-1]) if lines else ("", "no reason was given")
+    last = re.sub(r" for url \(\S+\)", "", last)
+    tried = re.match(r"Request failed after (\d+) retries", first)
+    return f"{last} ({int(tried[1]) + 1} times in a row)" if tried else last
+
+
+def _rattler() -> Any:
+    try:
+        import rattler
+    except ImportError as error:
+        raise ToolError("py-rattler is not installed", hint="pip install 'imagefactory[conda]'") from error
+    return rattler
+
+
+_ENVIRONMENT = threading.Lock()
+
+
+@contextmanager
+def _trusting(certificates: str) -> Iterator[None]:
+    """rattler takes CA certificates from the environment alone, and only while a client is made."""
+    if not certificates:
+        yield
+        return
+    names = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+    with _ENVIRONMENT:
+        before = {name: os.environ.pop(name) for name in names if name in os.environ}
+        os.environ[names[Path(certificates).is_dir()]] = certificates
+        try:
+            yield
+        finally:
+            for name in names:
+                os.environ.pop(name, None)
+            os.environ.update(before)

@@ -1,0 +1,345 @@
+"""Locks of conda packages, solved by py-rattler in this process.
+
+What moves and what stays is decided here, by asking the solver about one package after the other: a lock
+that is made anew keeps all that it can, and an update moves what is named and what that must have.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from packaging.utils import canonicalize_name
+
+from imagefactory.errors import LockError
+from imagefactory.lock import LockRequest
+from imagefactory.lock.channels import Channels
+from imagefactory.lock.conda_solver import (
+    NoSolutionError,
+    Question,
+    Rank,
+    Solver,
+    first_question,
+    name_of,
+    rank,
+    run,
+    split_spec,
+)
+from imagefactory.lock.index import RefusedError, TransientError, redact
+from imagefactory.lock.pypi import MACHINES
+from imagefactory.model import Lock, LockedConda, Target
+from imagefactory.progress import Progress
+
+if TYPE_CHECKING:  # an unchanged lock waits neither for rattler nor for uv
+    from rattler import Gateway, RepoDataRecord
+
+    from imagefactory.lock.pypi import UvLocker
+
+
+class CondaLocker:
+    """Solves conda packages with py-rattler; what comes from PyPI on top of them with `pip()`.
+
+    `cache` keeps the channels' records. One locker reads each channel's records once.
+    """
+
+    def __init__(self, channels: Channels, cache: Path, pip: Callable[[], UvLocker]) -> None:
+        self._channels = channels
+        self._cache = cache
+        self._pip = pip
+        self._made: Gateway | None = None
+
+    def lock(self, request: LockRequest, progress: Progress) -> Lock:
+        """The lock of a target.
+
+        While the previous lock's content hash holds and no update is asked it is returned as it is and
+        nothing is solved. Otherwise all of it stays that can. Raises UnsolvableError if there is no
+        solution, LockError for channels that cannot be read, for records without a hash and for a
+        solution that is not what the target names, ToolError without py-rattler.
+        """
+        from imagefactory.lock.files import check_facts, content_hash
+
+        target, previous = request.target, request.previous
+        wanted = content_hash(target, request.base, request.under)
+        update = _known_updates(request)
+        unchanged = previous is not None and previous.content_hash == wanted
+        if previous and unchanged and not update.any and not request.update_all:
+            kept = previous if previous.target == target.name else replace(previous, target=target.name)
+            check_facts(kept, target)
+            return kept
+        conda = previous.conda if previous else ()
+        if not unchanged or update.conda or request.update_all:
+            with progress.task("solving", unit="packages") as task:
+                conda = self._solve(request, update.conda, unchanged=unchanged)
+                task.advance(len(conda))
+        lock = Lock(
+            target=target.name,
+            content_hash=wanted,
+            python=target.python,
+            platform=f"manylinux_{_glibc(request).replace('.', '_')}_{MACHINES[target.platform]}",
+            solver=self._solver_name(),
+            wheels=(),
+            conda=conda,
+            channels=target.channels,
+            system=target.system,
+            note=previous.note if previous else "",
+        )
+        if target.pip or (request.under and request.under.wheels):
+            lock = self._with_wheels(lock, replace(request, update=update.wheels), progress)
+        check_facts(lock, target)
+        return lock
+
+    def addresses(self, lock: Lock) -> dict[str, str]:
+        """Where each locked file is now: file name -> URL, which may hold a token or a password.
+
+        Of conda's packages nothing is asked: they are where the channel or its mirror has them. Raises
+        LockError for a wheel that the index no longer has.
+        """
+        found = {package.filename: self._channels.address(package.url) for package in lock.conda}
+        if lock.wheels:
+            found |= self._pip().addresses(replace(lock, conda=()))
+        return found
+
+    def _with_wheels(self, lock: Lock, request: LockRequest, progress: Progress) -> Lock:
+        from imagefactory.lock.pip_part import lock_pip
+
+        pip = self._pip()
+        # No wheel may ask for a newer C library than conda's packages were allowed to.
+        asked = replace(request, base=replace(request.base, glibc=_glibc(request)))
+        wheels = lock_pip(asked, lock.conda, pip, progress)
+        return replace(lock, wheels=wheels, solver=f"{lock.solver}, uv {pip.require()}")
+
+    def _solve(
+        self, request: LockRequest, update: tuple[str, ...], *, unchanged: bool
+    ) -> tuple[LockedConda, ...]:
+        if self._made is None:
+            self._made = self._channels.gateway(self._cache)
+        solver = Solver(request.target, self._channels, self._made)
+        records = run(_Decision(request, solver).decide(update, unchanged=unchanged))
+        solver.require_hashes(records)
+        packages = sorted((solver.locked(record) for record in records), key=lambda one: one.name)
+        return tuple(self._sized(package, request.target) for package in packages)
+
+    def _solver_name(self) -> str:
+        import rattler
+
+        return f"py-rattler {rattler.__version__}"
+
+    def _sized(self, package: LockedConda, target: Target) -> LockedConda:
+        if package.size:
+            return package
+        web = self._channels.web()
+        try:
+            return replace(package, size=web.size(self._channels.address(package.url)))
+        except (RefusedError, TransientError) as error:
+            raise LockError(
+                f"{target.name}: the size of {package.filename} could not be asked: {redact(str(error))}",
+                hint="try again",
+            ) from error
+        finally:
+            web.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Update:
+    """The packages to update, by where they come from."""
+
+    conda: tuple[str, ...]
+    wheels: tuple[str, ...]
+
+    @property
+    def any(self) -> bool:
+        return bool(self.conda or self.wheels)
+
+
+def _known_updates(request: LockRequest) -> _Update:
+    """The names to update. Raises LockError for one that the previous lock does not hold or may not move."""
+    previous, target = request.previous, request.target
+    conda = {package.name for package in previous.conda} if previous else set()
+    wheels = {wheel.name for wheel in previous.wheels} if previous else set()
+    below = {package.name for package in request.under.packages} if request.under else set()
+    found = _Update(
+        conda=tuple(sorted({name.lower() for name in request.update} & conda)),
+        wheels=tuple(sorted({canonicalize_name(name) for name in request.update} & wheels)),
+    )
+    for name in request.update:
+        if name.lower() not in conda and canonicalize_name(name) not in wheels:
+            near = difflib.get_close_matches(name.lower(), sorted(conda | wheels), n=1, cutoff=0.5)
+            held = "has no lock yet" if previous is None else f"holds no package '{name}'"
+            raise LockError(
+                f"{target.name} {held}, so there is nothing to update",
+                hint=f"did you mean '{near[0]}'?" if near else f"imagefactory lock {target.name}",
+            )
+        if name.lower() in below or canonicalize_name(name) in below:
+            raise LockError(
+                f"{target.name} is built on {target.on}, whose '{name}' it keeps",
+                hint=f"imagefactory lock {target.on} --update {name}, then imagefactory lock {target.name}",
+            )
+    return found
+
+
+def _glibc(request: LockRequest) -> str:
+    """The C library that packages may count on, as `2.36`."""
+    return dict(request.target.system).get("__glibc", request.base.glibc)
+
+
+# --- what moves and what stays -------------------------------------------------------------------
+
+
+class _Decision:
+    """Asks the solver until it is known which records a target's lock holds."""
+
+    def __init__(self, request: LockRequest, solver: Solver) -> None:
+        self._request = request
+        self._solver = solver
+        self._question = first_question(request.target)
+        self._free: set[str] = set()  # what updates may move beside themselves
+
+    async def decide(self, update: tuple[str, ...], *, unchanged: bool) -> list[RepoDataRecord]:
+        """The records of the new lock. `unchanged`: nothing but `update` gives a reason to move."""
+        previous, under = self._request.previous, self._request.under
+        below = under.conda if under else ()
+        kept = previous.conda if previous and not self._request.update_all else ()
+        found = await self._solver.find((*below, *kept)) if below or kept else {}
+        self._refuse_gone([one for one in below if one.url not in found], self._request.target.on)
+        fixed = {package.name for package in below}
+        stay = [one for one in kept if one.name not in {*update, *fixed}]
+        if unchanged:
+            self._refuse_gone([one for one in stay if one.url not in found], self._request.target.name)
+        self._question = replace(
+            self._question,
+            specs=(*self._question.specs, *(f"{one.name} =={one.version} {one.build}" for one in below)),
+            pinned=tuple(found[one.url] for one in below),
+            favoured=tuple(found[one.url] for one in stay if one.url in found),
+        )
+        if update:
+            await self._ask(self._question)  # what cannot be solved at all is told as such
+        for name in update:
+            old = found.get(next(one.url for one in kept if one.name == name))
+            self._question = await self._newest(name, old)
+        return await self._settle()
+
+    def _refuse_gone(self, gone: Sequence[LockedConda], locked: str) -> None:
+        if gone:
+            files = ", ".join(package.filename for package in gone)
+            raise LockError(
+                f"{self._request.target.name}: the channels no longer have what is locked: {files}",
+                hint=f"imagefactory lock {locked} {' '.join(f'--update {one.name}' for one in gone)}",
+            )
+
+    async def _newest(self, name: str, old: RepoDataRecord | None) -> Question:
+        """The question with what makes `name` the newest that it can be.
+
+        First only what it depends on may move with it; where that gives nothing newer, all others may that
+        need not go back.
+        """
+        question, favoured = self._question, self._question.favoured
+        if not any(name_of(record) == name for record in await self._solver.solution(question)):
+            return question  # nothing needs it any more
+        newer = [step for step in await self._steps(name) if old is None or step.rank > rank(old)]
+        widest = self._with_still(_below((one for step in newer for one in step.depends), favoured))
+        most = await self._reach(widest, name, old)
+        for step in newer:
+            if most and step.rank <= most:
+                free = _below(step.depends, favoured)
+                wanted = self._with_still(free)
+                if await self._solver.solution(replace(wanted, specs=(*wanted.specs, step.spec))):
+                    self._free |= free
+                    return replace(question, specs=(*question.specs, step.spec))
+        ahead = (f"{name_of(one)} >={one.version}" for one in favoured)
+        upwards = replace(question, constraints=(*question.constraints, *ahead))
+        most = await self._reach(upwards, name, old)
+        for step in newer:
+            wanted = replace(upwards, specs=(*upwards.specs, step.spec))
+            if most and step.rank <= most and await self._solver.solution(wanted):
+                self._free |= {name_of(record) for record in favoured}
+                return replace(question, specs=(*question.specs, step.spec))
+        return replace(question, favoured=(*favoured, old)) if old else question
+
+    def _with_still(self, free: set[str]) -> Question:
+        """The question with all favoured records pinned but those of the names in `free`."""
+        still = (record for record in self._question.favoured if name_of(record) not in free)
+        return replace(self._question, pinned=(*self._question.pinned, *still))
+
+    async def _reach(self, question: Question, name: str, old: RepoDataRecord | None) -> Rank | None:
+        """No version of `name` above this one has a solution; None where not one above `old` has."""
+        best, last = None, old
+        while True:
+            specs = [name]
+            if last:
+                build = f'{name}[version="=={last.version}", build_number=">{last.build_number}"]'
+                specs = [f"{name} >{last.version}", build]
+            for spec in specs:
+                found = await self._solver.solution(replace(question, specs=(*question.specs, spec)))
+                if found:
+                    break
+            else:
+                return best
+            last = next(record for record in found if name_of(record) == name)
+            best = (True, last.version, last.build_number)
+            if last.track_features:  # conda puts these last, and there was nothing else above
+                return best
+
+    async def _steps(self, name: str) -> list[_Step]:
+        """The versions and build numbers that the recipe allows and the channels have, best first."""
+        wishes = [
+            text
+            for text in (*self._question.specs, *self._question.constraints)
+            if split_spec(text)[1] == name
+        ]
+        found: dict[Rank, list[RepoDataRecord]] = {}
+        for record in await self._solver.records([name]):
+            if all(self._solver.matches(record, text) for text in wishes):
+                found.setdefault(rank(record), []).append(record)
+        return [
+            _Step(
+                spec=f'{name}[version="=={one[0].version}", build_number="{one[0].build_number}"]',
+                rank=order,
+                depends=frozenset(depend.split()[0] for record in one for depend in record.depends),
+            )
+            for order, one in sorted(found.items(), key=lambda item: item[0], reverse=True)
+        ]
+
+    async def _settle(self) -> list[RepoDataRecord]:
+        """A solution in which no favoured package moves that could have stayed."""
+        question = self._question
+        result = await self._solver.solution(self._with_still(self._free)) if question.favoured else []
+        result = result or await self._ask(question)
+        for record in sorted(question.favoured, key=name_of):
+            stays = {one.url for one in result}
+            if record.url in stays or name_of(record) not in {name_of(one) for one in result}:
+                continue
+            keep = [one for one in question.favoured if one.url in stays]
+            pinned = (*question.pinned, *keep, record)
+            result = await self._solver.solution(replace(question, pinned=pinned)) or result
+        return result
+
+    async def _ask(self, question: Question) -> list[RepoDataRecord]:
+        """A solution. Raises UnsolvableError with what stands in its way."""
+        try:
+            return await self._solver.solve(question)
+        except NoSolutionError as error:
+            from imagefactory.lock.conda_explain import explain
+
+            raise await explain(self._request.target, self._solver, question, str(error)) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """One version and build number of a package: what asks for it, and all that its builds depend on."""
+
+    spec: str
+    rank: Rank
+    depends: frozenset[str]
+
+
+def _below(names: Iterable[str], records: Iterable[RepoDataRecord]) -> set[str]:
+    """`names` and all that they depend on among `records`."""
+    depends = {name_of(one): {text.split()[0] for text in one.depends} for one in records}
+    found, todo = set[str](), set(names)
+    while todo:
+        found |= todo
+        todo = {depend for name in todo for depend in depends.get(name, ())} - found
+    return found

@@ -1,0 +1,318 @@
+"""Why conda's packages do not go together, in a person's words.
+
+The solver's account names what it tried last. Here the question itself is varied: reduced to the fewest
+wishes that have no solution, then asked with a newer driver, with all channels alike, with another Python.
+What makes it solvable is the reason, and what is proposed has been solved.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from imagefactory.errors import UnsolvableError
+from imagefactory.gpu.knowledge import cuda_drivers, pypi_names
+from imagefactory.lock.conda_solver import NoSolutionError, Question, Solver, name_of, split_spec
+from imagefactory.model import Target
+
+if TYPE_CHECKING:
+    from rattler import RepoDataRecord
+
+_LEVELS = ("x86_64", "x86_64_v2", "x86_64_v3", "x86_64_v4")
+_ENOUGH = {"__cuda": ("99", "13.9", "12.9", "11.9"), "__glibc": ("2.99",), "__archspec": _LEVELS}
+"""What of a virtual package is tried to see whether it stands in the way."""
+_KEYS = {"__cuda": "cuda", "__glibc": "glibc", "__archspec": "archspec"}
+_BRANCHES = "├└│─ "
+_LINES = 12
+"""How much of the solver's account is shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reason:
+    text: str
+    hint: str = ""
+
+
+async def explain(target: Target, solver: Solver, question: Question, tree: str) -> UnsolvableError:
+    """The error for a question without a solution; `tree` is the solver's account of it."""
+    asked = _Asked(target, solver, replace(question, favoured=()))
+    found = await asked.names() or await asked.versions()
+    if not found:
+        core = await asked.fewest()
+        found = await asked.machine(core) or await asked.priority(core) or await asked.python(core)
+        found = found or await asked.conflict(core)
+    return UnsolvableError(f"{target.name}: {found.text}", hint=found.hint, tree=tree)
+
+
+class _Asked:
+    """An unsolvable question, and one reason after the other why it could be that."""
+
+    def __init__(self, target: Target, solver: Solver, question: Question) -> None:
+        self._target = target
+        self._solver = solver
+        self._question = question
+        self._python = f"python {target.python}.*"
+        self._pins = {_pin(one) for one in question.pinned}
+
+    async def names(self) -> _Reason | None:
+        """A package that no channel has."""
+        wanted = {split_spec(text)[1]: text for text in self._question.specs}
+        had = {name_of(record) for record in await self._solver.records(sorted(wanted))}
+        missing = [name for name in wanted if name not in had]
+        if not missing:
+            return None
+        known = await self._solver.names()
+        hints = []
+        for name in missing:
+            renamed = [conda for conda, pypi in pypi_names().items() if name in pypi and conda in known]
+            near = renamed or difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+            if near:
+                hints.append(f"did you mean '{near[0]}'?")
+        channels = " or ".join(_short(channel) for channel in self._target.channels)
+        return _Reason(
+            text=f"{_quoted(missing)} {'is' if len(missing) == 1 else 'are'} not in {channels}",
+            hint=" ".join(hints)
+            or f"add the channel that has it at {self._target.where}, or write it in `pip`",
+        )
+
+    async def versions(self) -> _Reason | None:
+        """A package that is there, but in no version or build that is asked for."""
+        for text in self._question.specs:
+            channel, name = split_spec(text)
+            records = await self._solver.records([name])
+            seen = self._seen(records, channel)
+            if any(self._solver.matches(record, text) for record in seen):
+                continue
+            hidden = [record for record in records if self._solver.matches(record, text)]
+            if hidden and not channel:
+                return await self._hidden([hidden[-1]], [text])
+            where = _short(self._solver.channel(seen[0])) if seen else channel
+            version = re.match(r"\S+ ([^ \[]+)", text.rpartition("::")[2])
+            bare = f"{name} {version[1]}" if version else name
+            builds = [record for record in seen if self._solver.matches(record, bare)]
+            if builds:
+                some = sorted({_variant(str(record.build)) for record in builds})
+                return _Reason(
+                    text=f"{where} has no build of {bare} as `{text}` asks for; it has {_some(some, 6)}",
+                    hint=f"change `{text}` at {self._target.where}",
+                )
+            versions = [str(one) for one in sorted({record.version for record in seen}, reverse=True)]
+            asked = version[1] if version else ""
+            near = [one for one in versions if one.split(".")[0] == asked.lstrip("=<>!~").split(".")[0]]
+            return _Reason(
+                text=f"{where} has no `{text}`; it has {_some(near or versions, 6)}",
+                hint=f"change `{text}` at {self._target.where}",
+            )
+        return None
+
+    async def fewest(self) -> Question:
+        """The fewest wishes of the question that have no solution: each is needed for that."""
+        pins = {_pin(one): one for one in self._question.pinned}
+        specs, constraints = list(self._question.specs), list(self._question.constraints)
+
+        def question() -> Question:
+            pinned = tuple(record for text, record in pins.items() if text in specs)
+            return replace(self._question, specs=tuple(specs), constraints=tuple(constraints), pinned=pinned)
+
+        for texts, ways in ((constraints, self._question.constraints), (specs, self._in_order(pins))):
+            for text in ways:
+                place = texts.index(text)
+                texts.remove(text)
+                if await self._solver.solution(question()):
+                    texts.insert(place, text)
+        return question()
+
+    def _in_order(self, pins: Iterable[str]) -> list[str]:
+        """What is left out first: what is locked below, what a recipe adds, then Python and the framework."""
+        own = [text for text in self._question.specs if text not in pins]
+        first = [text for text in own if split_spec(text)[1] not in ("python", self._target.framework)]
+        return [*pins, *first, *(text for text in own if text not in first)]
+
+    async def machine(self, core: Question) -> _Reason | None:
+        """A virtual package that is missing or too old: what the machine would have to have."""
+        given = {name: build if name == "__archspec" else value for name, value, build in core.virtual}
+        for name, values in _ENOUGH.items():
+            for value in values:
+                if found := await self._solver.solution(_with_virtual(core, name, value)):
+                    return await self._needed(core, name, given.get(name, ""), found)
+        return None
+
+    async def _needed(self, core: Question, name: str, has: str, found: Sequence[RepoDataRecord]) -> _Reason:
+        """The least of a virtual package that solves the question, and who asks for it."""
+        steps = list(_LEVELS)
+        if name != "__archspec":
+            records = await self._solver.records(sorted({name_of(record) for record in found}))
+            bounds = {bound for record in records for bound in _bounds(record, name)}
+            steps = sorted(bounds, key=lambda text: [int(part) for part in text.split(".")])
+        needed = ""
+        for step in steps:
+            if better := await self._solver.solution(_with_virtual(core, name, step)):
+                needed, found = step, better
+                break
+        needed = "" if needed == "0" else needed
+        askers = [one for one in found if any(_bounds(one, name))]
+        who = _some([f"{name_of(one)} {one.version}" for one in askers], 3) or "what is asked for"
+        verb = "need" if len(askers) > 1 else "needs"
+        promised = f"the target promises {has}" if has else "the target promises none"
+        if name == "__cuda":
+            what = f"a driver for CUDA {needed}{_driver(needed)}" if needed else "an NVIDIA driver"
+        else:
+            what = f"{'glibc' if name == '__glibc' else 'a processor of level'} {needed}".strip()
+        value = needed or self._target.cuda
+        if name == "__cuda" and "." not in value:
+            value += ".0"
+        return _Reason(
+            text=f"{who} {verb} {what} ({name}); {promised}",
+            hint=f'write `system: {{{_KEYS[name]}: "{value}"}}` at {self._target.where}, '
+            "or ask for a version that needs less",
+        )
+
+    async def priority(self, core: Question) -> _Reason | None:
+        """What fits is in a channel that strict priority does not look into."""
+        if not core.strict:
+            return None
+        found = await self._solver.solution(replace(core, strict=False))
+        hidden = []
+        records = await self._solver.records(sorted({name_of(record) for record in found}))
+        for record in found:
+            first = next(one for one in records if name_of(one) == name_of(record))
+            if self._solver.channel(record) != self._solver.channel(first):
+                hidden.append(record)
+        return await self._hidden(hidden, core.specs) if hidden else None
+
+    async def _hidden(self, hidden: Sequence[RepoDataRecord], specs: Sequence[str]) -> _Reason:
+        asked = {split_spec(text)[1] for text in specs}
+        records = sorted(hidden, key=lambda record: (name_of(record) not in asked, name_of(record)))
+        record = records[0]
+        name, holder = name_of(record), _short(self._solver.channel(record))
+        seen = self._seen(await self._solver.records([name]), "")
+        spec = next((text for text in specs if split_spec(text)[1] == name), name)
+        hint = f"write `channel-priority: disabled` or another order of the channels at {self._target.where}"
+        named = (*(one for one in self._question.specs if one != spec), f"{holder}::{spec}")
+        if "::" not in spec and await self._solver.solution(replace(self._question, specs=named)):
+            hint = f"write `{holder}::{spec}` at {self._target.where}"
+        only = _short(self._solver.channel(seen[0]))
+        return _Reason(
+            text=f"{name} {record.version} is in {holder}, but with strict channel priority {name} comes "
+            f"from {only} alone, which stands before it and has none that fits",
+            hint=hint,
+        )
+
+    async def python(self, core: Question) -> _Reason | None:
+        """A Python that some package is not built for."""
+        others = tuple(text for text in core.specs if text != self._python)
+        if self._python not in core.specs or not others:
+            return None
+        rest = tuple(text for text in self._question.specs if text != self._python)
+        versions = {str(one.version) for one in await self._solver.records(["python"])}
+        minors = {tuple(int(part) for part in text.split(".")[:2]) for text in versions if text[:2] == "3."}
+        alone, together = [], []
+        for major, minor in sorted(minors):
+            asked = f"python {major}.{minor}.*"
+            if await self._solver.solution(replace(core, specs=(*others, asked))):
+                alone.append(f"{major}.{minor}")
+                if await self._solver.solution(replace(self._question, specs=(*rest, asked))):
+                    together.append(f"{major}.{minor}")
+        if not alone:
+            return None
+        wishes = " with ".join(f"`{text}`" for text in (*others, *core.constraints) if text not in self._pins)
+        fitting = together or alone
+        more = "all of it goes" if together else "that much goes"
+        return _Reason(
+            text=f"{wishes} cannot be had for Python {self._target.python} in these channels",
+            hint=f'write `python: "{fitting[-1]}"` at {self._target.where} '
+            f"({more} with Python {_some(fitting, 9)})",
+        )
+
+    async def conflict(self, core: Question) -> _Reason:
+        """The fewest wishes that already contradict each other, and the solver's account of them alone."""
+        try:
+            await self._solver.solve(core)
+            tree = ""
+        except NoSolutionError as error:
+            tree = "\n" + shortened(str(error))
+        texts = [text for text in (*core.specs, *core.constraints) if text not in self._pins]
+        below = [text for text in core.specs if text in self._pins]
+        wishes = " and ".join(f"`{text}`" for text in texts)
+        if below:
+            wishes += f" and what {self._target.on} has ({_some(below, 4)})"
+        said = "cannot be installed" if len(texts) == 1 and not below else "do not go together"
+        return _Reason(text=f"{wishes} {said}{tree}", hint=await self._wider(texts))
+
+    async def _wider(self, texts: Sequence[str]) -> str:
+        """What to write for one of `texts` so that all goes together."""
+        for text in texts:
+            name = split_spec(text)[1]
+            if text == self._python or name == self._target.framework or text == name:
+                continue
+            specs = tuple(name if one == text else one for one in self._question.specs)
+            bounds = tuple(one for one in self._question.constraints if one != text)
+            found = await self._solver.solution(replace(self._question, specs=specs, constraints=bounds))
+            had = next((record for record in found if name_of(record) == name), None)
+            if had:
+                return f"{name} {had.version} goes with all the rest: change `{text}` at {self._target.where}"
+        return f"change one of them at {self._target.where}"
+
+    def _seen(self, records: Sequence[RepoDataRecord], channel: str) -> list[RepoDataRecord]:
+        """The records of one name that the solver may take."""
+        if channel:
+            return [one for one in records if _short(self._solver.channel(one)) == _short(channel)]
+        if not self._question.strict or not records:
+            return list(records)
+        first = self._solver.channel(records[0])
+        return [one for one in records if self._solver.channel(one) == first]
+
+
+def _with_virtual(question: Question, name: str, value: str) -> Question:
+    row = (name, "1", value) if name == "__archspec" else (name, value, "0")
+    others = tuple(one for one in question.virtual if one[0] != name)
+    return replace(question, virtual=tuple(sorted((*others, row))))
+
+
+def _pin(record: RepoDataRecord) -> str:
+    return f"{name_of(record)} =={record.version} {record.build}"
+
+
+def shortened(tree: str) -> str:
+    """The first lines of the solver's account, without those that only repeat the one before."""
+    lines: list[str] = []
+    for line in tree.splitlines():
+        if line.strip() and (not lines or line.strip(_BRANCHES) != lines[-1].strip(_BRANCHES)):
+            lines.append(line.rstrip())
+    if len(lines) <= _LINES:
+        return "\n".join(lines)
+    return "\n".join([*lines[:_LINES], f"... and {len(lines) - _LINES} more lines"])
+
+
+def _bounds(record: RepoDataRecord, name: str) -> Iterable[str]:
+    """The versions from which on a record is content with a virtual package; 0 for any at all."""
+    for text in (*record.depends, *record.constrains):
+        if text.split()[0] == name:
+            found = re.search(r"(?:>=|==?)\s*([0-9]+(?:\.[0-9]+)*)", text)
+            yield found[1] if found else "0"
+
+
+def _driver(cuda: str) -> str:
+    driver = cuda_drivers().get(cuda if "." in cuda else f"{cuda}.0")
+    return f" (NVIDIA driver {driver} or newer)" if driver else ""
+
+
+def _short(channel: str) -> str:
+    return channel.removeprefix("https://conda.anaconda.org/")
+
+
+def _variant(build: str) -> str:
+    """What a build string says before the Python and the hash: `cuda126_mkl`."""
+    return re.split(r"_?(?:py\d|h[0-9a-f]{7})", build)[0] or build
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return " and ".join(f"'{name}'" for name in names)
+
+
+def _some(texts: Sequence[str], most: int) -> str:
+    shown = ", ".join(texts[:most])
+    return f"{shown} and {len(texts) - most} more" if len(texts) > most else shown

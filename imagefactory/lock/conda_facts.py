@@ -1,0 +1,148 @@
+"""What a conda lock must hold: the Python, the framework and the one CUDA that its target names.
+
+A build of the framework for the CPU is refused: it would compute, slowly and without a word, beside the GPU.
+"""
+
+from __future__ import annotations
+
+import re
+
+from imagefactory.errors import LockError
+from imagefactory.lock.pypi import cuda_runtimes
+from imagefactory.model import Lock, LockedConda, Target
+
+_RUNTIMES = ("cuda-cudart", "cudatoolkit")
+"""Packages that hold the CUDA runtime library; their version begins with CUDA's."""
+_NAMES = ("pytorch-cuda", "cuda-version")
+"""Packages that bind a CUDA version and are named after it. The first that is there counts: beside
+`pytorch-cuda` NVIDIA's channel lets single libraries, and `cuda-version` with them, run ahead."""
+_PARTS = {
+    "jax": ("jaxlib",),
+    "pytorch": ("libtorch",),
+    "pytorch-gpu": ("pytorch", "libtorch"),
+    "tensorflow": ("tensorflow-base",),
+    "tensorflow-gpu": ("tensorflow-base", "tensorflow"),
+}
+"""Framework -> packages with its machine code, whose build strings say what it was built for."""
+_CUDA_BUILD = re.compile(r"(?:^|_)cu(?:da)?([0-9]+(?:\.[0-9]+)*)")
+_CPU_BUILD = re.compile(r"(?:^|_)cpu|^(?:mkl|eigen|nocuda)")
+
+
+def built_for(build: str) -> str:
+    """What a framework's build string says: a CUDA version (`12.1`, `12`), `cpu`, or nothing.
+
+    `py3.11_cuda12.1_cudnn8.9.2_0` is how the pytorch channel writes, `cuda126_py312h1763f6d_306` and
+    `cpu_mkl_py312hf462abe_109` conda-forge, `mkl_py311h...` and `eigen_py311h...` Anaconda.
+    """
+    found = _CUDA_BUILD.search(build)
+    if not found:
+        return "cpu" if _CPU_BUILD.search(build) else ""
+    if "." in found[1]:
+        return _minor(found[1])
+    major = 1 if found[1][0] != "1" else 2  # 92 is 9.2, 126 is 12.6, 12 is 12
+    return ".".join(part for part in (found[1][:major], found[1][major:]) if part)
+
+
+def cuda_packages(lock: Lock) -> tuple[LockedConda, ...]:
+    """The packages that tell by their own version which CUDA a lock brings: the runtime first."""
+    packages = {package.name: package for package in lock.conda}
+    runtimes = [packages[name] for name in _RUNTIMES if name in packages]
+    return (*runtimes, *[packages[name] for name in _NAMES if name in packages][:1])
+
+
+def cuda_version(lock: Lock) -> str | None:
+    """The CUDA version that a lock brings, as `12.1`; None where no package tells one."""
+    packages = cuda_packages(lock)
+    return _minor(packages[0].version) if packages else None
+
+
+def check_facts(lock: Lock, target: Target) -> None:
+    """Raise LockError unless `lock` holds the target's Python, framework version and CUDA version."""
+    packages = {package.name: package for package in lock.conda}
+    python, framework = packages.get("python"), packages.get(target.framework)
+    if python is None or not _agrees(target.python, python.version):
+        raise LockError(
+            f"{target.name}: the lock holds {_shown(python) if python else 'no python'}, "
+            f"the recipe asks Python {target.python}",
+            hint=f"imagefactory lock {target.name}",
+        )
+    if framework is None:
+        raise LockError(
+            f"{target.name}: the lock does not hold the framework '{target.framework}'",
+            hint=f"imagefactory lock {target.name}",
+        )
+    if not _agrees(target.version, framework.version):
+        raise LockError(
+            f"{target.name}: {_shown(framework)} was locked, the recipe asks for {target.version}",
+            hint=f"let the packages at {target.where} agree with version {target.version}",
+        )
+    parts = (framework, *(packages[name] for name in _PARTS.get(framework.name, ()) if name in packages))
+    _check_cuda(lock, target, parts)
+
+
+def _check_cuda(lock: Lock, target: Target, parts: tuple[LockedConda, ...]) -> None:
+    told = [(_minor(one.version), one) for one in cuda_packages(lock)]
+    built = [(word, part) for part in parts if (word := built_for(part.build))]
+    for word, part in built:
+        if word == "cpu":
+            raise LockError(
+                f"{target.name}: {_shown(part)} is a build for the CPU: "
+                "the image would silently compute without the GPU",
+                hint=f'add "{part.name} * *cuda*" to the constraints at {target.where}',
+            )
+    if not told and not built:
+        raise LockError(
+            f"{target.name}: {_shown(parts[0])} and its dependencies bring no CUDA: "
+            "the image would silently compute on the CPU",
+            hint=f'add what brings CUDA to the packages at {target.where}: "cuda-version {target.cuda}.*"',
+        )
+    runtimes = [one for _, one in told if one.name in _RUNTIMES]
+    if len(runtimes) > 1:
+        raise LockError(
+            f"{target.name}: comes with more than one CUDA runtime ({' and '.join(map(_shown, runtimes))})",
+            hint=f"constrain the packages at {target.where} to one of them",
+        )
+    if told and (wheels := cuda_runtimes(lock)):
+        brought = f"{wheels[0].name} {wheels[0].version}"
+        raise LockError(
+            f"{target.name}: comes with more than one CUDA runtime "
+            f"({_shown(told[0][1])} from conda and {brought} from PyPI)",
+            hint=f"let conda bring what needs {brought}, or leave it out of `pip` at {target.where}",
+        )
+    # A build for CUDA 12.0 runs with the libraries of 12.6: beside packages that tell, its major counts.
+    asked = target.cuda.partition(".")[0] if told else target.cuda
+    wrong = [one for one in told if not _fits(target.cuda, one[0])] or [
+        one for one in built if not _fits(asked, one[0])
+    ]
+    if wrong:
+        cuda, package = wrong[0]
+        names = {one.name for one in lock.conda}
+        # conda-forge binds its CUDA libraries to each other by cuda-version; a framework has its build.
+        name = "cuda-version" if package.name in _RUNTIMES and "cuda-version" in names else package.name
+        dotted = re.search(r"cu(?:da)?[0-9]+\.", package.build)
+        build = f"*cuda{target.cuda if dotted else target.cuda.replace('.', '')}*"
+        bound = f"{name} * {build}" if package in parts else f"{name} {target.cuda}.*"
+        raise LockError(
+            f"{target.name}: {_shown(parts[0])} comes with CUDA {cuda} ({_shown(package)}), "
+            f"the recipe asks {target.cuda}",
+            hint=f'write cuda: ["{cuda}"] at {target.where}, or add "{bound}" to the constraints there',
+        )
+
+
+def _shown(package: LockedConda) -> str:
+    return f"{package.name} {package.version} {package.build}"
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def _agrees(asked: str, came: str) -> bool:
+    """Whether `came` begins with the parts of `asked`: 2.3 agrees with 2.3.1, not with 2.30."""
+    wanted = asked.split(".")
+    return came.split(".")[: len(wanted)] == wanted
+
+
+def _fits(asked: str, told: str) -> bool:
+    """As `_agrees`, and where only the major version is told that is enough."""
+    return _agrees(asked, told) or _agrees(told, asked)

@@ -1,0 +1,374 @@
+"""The file of a conda lock: conda-lock's format, version 1, written and read without conda-lock.
+
+Written in one way only, so that the same lock has the same bytes, and read only as it is written: what
+comes in by hand or from another tool is told by its line. conda-lock, micromamba and pixi read the file
+too. What they have no field for (sizes, virtual packages, what solved it) stands in `custom_metadata`.
+
+Source of the format: conda_lock.lockfile.v1.models of conda-lock 4.0.3.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from urllib.parse import unquote
+
+from imagefactory.errors import LockError
+from imagefactory.model import Lock, LockedConda
+
+FORMAT = 1
+MAX_BYTES = 8 * 1024 * 1024
+MAX_PACKAGES = 5_000
+SUBDIRS = {"x86_64": "linux-64", "aarch64": "linux-aarch64"}
+"""Machine -> conda's name of the platform. Packages of `noarch` fit every one."""
+
+_TARGET = r"[a-z0-9]+(?:[._-][a-z0-9]+)*"
+_CHANNEL = (
+    r"(?:https?://[A-Za-z0-9.-]+(?::[0-9]{1,5})?|file://)(?:/(?!t/|\.{1,2}(?:/|$))[A-Za-z0-9._~%+,=!-]+)*"
+)
+_NAME = r"[a-z0-9_][a-z0-9_.-]{0,127}"
+_VERSION = r"[A-Za-z0-9][A-Za-z0-9._+!]{0,99}"
+_BUILD = r"[A-Za-z0-9_][A-Za-z0-9._+]{0,127}"
+_FILE = r"[A-Za-z0-9_][A-Za-z0-9._+!%-]{0,250}\.(?:conda|tar\.bz2)"
+_SYSTEM = r"__[a-z0-9_]{1,30}=[A-Za-z0-9][A-Za-z0-9._]{0,30}"
+_KEY = "    imagefactory."
+_YAML_WORDS = frozenset(["y", "n", "yes", "no", "on", "off", "true", "false", "null"])
+
+# --- match specs of dependencies -------------------------------------------------------------------
+
+
+def merge_depends(depends: Iterable[str]) -> tuple[str, ...]:
+    """The match specs of `depends`, one a name, sorted: the form in which a lock keeps them.
+
+    The format holds a map of names, while a record may name one package twice (`hdf5 >=1.12.2`,
+    `hdf5 * nompi_*`): both bounds hold, so they become one spec (`hdf5 >=1.12.2 nompi_*`).
+    """
+    bounds: dict[str, list[str]] = {}
+    for spec in depends:
+        name, bound = _split_spec(spec)
+        bounds.setdefault(name, []).append(bound)
+    return tuple(f"{name} {_merge(bounds[name])}".rstrip() for name in sorted(bounds))
+
+
+def _split_spec(spec: str) -> tuple[str, str]:
+    """`numpy>=1.21, <2` -> ("numpy", ">=1.21,<2")."""
+    found = re.fullmatch(r"\s*([A-Za-z0-9_.-]+)\s*(.*?)\s*", spec)
+    if not found:
+        return spec.strip(), ""
+    return found[1], re.sub(r"\s*([,|])\s*|(?<=[<>=!~])\s+", r"\1", found[2])
+
+
+def _merge(bounds: Sequence[str]) -> str:
+    different = sorted(set(bounds) - {"", "*"})
+    if len(different) < 2:
+        return different[0] if different else ""
+    versions: set[str] = set()
+    builds: set[str] = set()
+    for bound in different:
+        version, _, build = bound.partition(" ")
+        versions |= {version} - {"*"}
+        builds |= {build.strip()} - {"", "*"}
+    # `|` binds looser than `,`, so alternatives are put in brackets before something is added to them.
+    parts = [f"({one})" if "|" in one and len(versions) > 1 else one for one in sorted(versions)]
+    # Two builds of one package at once are the same build told twice, once by a pattern.
+    build = min(builds, key=lambda one: ("*" in one, one), default="")
+    return f"{','.join(parts) or '*'} {build}".strip()
+
+
+# --- writing ---------------------------------------------------------------------------------------
+
+
+def format_conda_lock(lock: Lock, pip: str = "") -> str:
+    """The text of a lock's conda packages; `parse_conda_lock` gives the same value back, without wheels.
+
+    `pip` is the sha256 (64 hex) of the requirements file that belongs to it, empty where there is none:
+    so a pair of which one file was changed is found out.
+    """
+    subdir = platform_subdir(lock)
+    system = " ".join(f"{name}={value}" for name, value in lock.system)
+    own = [
+        ("lock", str(FORMAT)),
+        ("target", lock.target),
+        ("python", lock.python),
+        ("platform", lock.platform),
+        ("solver", lock.solver),
+        ("system", system),
+        ("pip", pip),
+        ("note", lock.note),
+    ]
+    lines = [
+        f"# The conda packages of {lock.target}, in conda-lock's format, written by imagefactory.",
+        f"# To make it anew: imagefactory lock {lock.target}",
+        "# To install them elsewhere: micromamba create -n NAME -f THIS-FILE",
+        *(f"# {line}" for line in _told(lock, pip)),
+        f"version: {FORMAT}",
+        "metadata:",
+        "  content_hash:",
+        f"    {subdir}: {_scalar(lock.content_hash.removeprefix('sha256:'))}",
+        "  channels:",
+    ]
+    for channel in lock.channels:
+        lines += [f"  - url: {_scalar(channel)}", "    used_env_vars: []"]
+    lines += ["  platforms:", f"  - {subdir}", "  sources:", f"  - {_scalar(_recipe(lock.target))}"]
+    lines += ["  custom_metadata:", *(f"{_KEY}{key}: {_scalar(value)}" for key, value in own if value)]
+    lines.append(f"{_KEY}sizes: |")
+    lines += sorted(f"      {package.filename} {package.size}" for package in lock.conda)
+    lines.append("package:")
+    for package in lock.conda:
+        lines += _package_lines(package, subdir)
+    return "\n".join(lines) + "\n"
+
+
+def platform_subdir(lock: Lock) -> str:
+    """Conda's name of the lock's platform: `linux-64` for `manylinux_2_36_x86_64`."""
+    return next(name for machine, name in SUBDIRS.items() if lock.platform.endswith(f"_{machine}"))
+
+
+def _told(lock: Lock, pip: str) -> list[str]:
+    lines = [f"What comes from PyPI on top stands in {lock.target}.requirements.txt"] if pip else []
+    bare = [package.name for package in lock.conda if not package.md5]
+    if bare:
+        lines.append(
+            f"{len(bare)} of them have no md5, so conda-lock does not read this file; micromamba does"
+        )
+    return [*lines, f"Note: {lock.note}"] if lock.note else lines
+
+
+def _recipe(target: str) -> str:
+    """`recipes/pytorch.yaml` for `pytorch-2.3-cu121`: the family is all before version and CUDA."""
+    found = re.fullmatch(r"(.+)-[0-9][0-9a-z.]*-cu[0-9]+(?:-.+)?", target)
+    return f"recipes/{found[1] if found else target}.yaml"
+
+
+def _package_lines(package: LockedConda, subdir: str) -> list[str]:
+    lines = [
+        f"- name: {_scalar(package.name)}",
+        f"  version: {_scalar(package.version)}",
+        "  manager: conda",
+        f"  platform: {subdir}",
+    ]
+    depends = [_split_spec(spec) for spec in merge_depends(package.depends)]
+    lines.append("  dependencies:" if depends else "  dependencies: {}")
+    lines += [f"    {_scalar(name)}: {_scalar(bound)}" for name, bound in depends]
+    lines += [f"  url: {_scalar(package.url)}", "  hash:"]
+    lines += [f"    md5: {_scalar(package.md5)}"] if package.md5 else []
+    lines += [
+        f"    sha256: {_scalar(package.sha256)}",
+        f"  build: {_scalar(package.build)}",
+        "  category: main",
+        "  optional: false",
+    ]
+    return lines
+
+
+def _scalar(text: str) -> str:
+    """A text as YAML: bare where every YAML reads it as a text, else in single quotes."""
+    bare = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_./%+-]*(?:://[A-Za-z0-9_./%+:-]+)?", text)
+    if bare and text.lower() not in _YAML_WORDS and not text.endswith(":"):
+        return text
+    return "'" + text.replace("'", "''") + "'"
+
+
+# --- reading ---------------------------------------------------------------------------------------
+
+
+def pip_digest(text: str) -> str:
+    """The sha256 of the requirements file that a lock's text names as its other half, empty for none."""
+    found = re.search(rf"^{re.escape(_KEY)}pip: '?([0-9a-f]{{64}})'?$", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def parse_conda_lock(text: str, file: str) -> Lock:
+    """The lock in `text`, without wheels; `file` is named in faults.
+
+    Raises LockError `file:line: what is wrong`: for a line that is not as `format_conda_lock` writes it,
+    a package twice or out of order, one that does not come from the lock's channels or is not for its
+    platform, an address that is not this package's, and for a file that was cut short.
+    """
+    reader = _Reader(text, file)
+    lock = _read_lock(reader)
+    for index, (line, wanted) in enumerate(
+        zip(reader.lines, format_conda_lock(lock, pip_digest(text)).split("\n"), strict=False)
+    ):
+        if line != wanted:
+            raise reader.fault(f"expected {_shown(wanted)} and not {_shown(line)}", index)
+    return lock
+
+
+class _Reader:
+    """The lines of a file, taken one after the other."""
+
+    def __init__(self, text: str, file: str) -> None:
+        found = re.search(rf"^{re.escape(_KEY)}target: '?({_TARGET})'?$", text[:MAX_BYTES], re.MULTILINE)
+        self.file, self.target, self.at = file, found[1] if found else "TARGET", 0
+        self.lines = [""]
+        if len(text) > MAX_BYTES:
+            raise self.fault(f"is larger than a lock can be ({MAX_BYTES} characters)", 0)
+        self.lines = text.split("\n")
+        if self.lines[-1] != "":
+            raise self.fault("the last line is cut short", len(self.lines) - 1)
+        while self.line.startswith("#"):
+            self.at += 1
+
+    @property
+    def line(self) -> str:
+        return self.lines[self.at] if self.at < len(self.lines) else ""
+
+    def fault(self, what: str, index: int | None = None) -> LockError:
+        line = (self.at if index is None else index) + 1
+        return LockError(f"{self.file}:{line}: {what}", hint=f"imagefactory lock {self.target}")
+
+    def expect(self, line: str) -> None:
+        if self.line != line:
+            raise self.fault(f"expected {_shown(line)} and not {_shown(self.line)}")
+        self.at += 1
+
+    def value(self, start: str, pattern: str) -> str:
+        """The value of a line that reads `start` and a scalar."""
+        found = self.maybe(start, pattern)
+        if found is None:
+            raise self.fault(f"expected '{start.strip()} ...' and not {_shown(self.line)}")
+        return found
+
+    def maybe(self, start: str, pattern: str) -> str | None:
+        """As `value`, and None where the line does not begin so."""
+        if not self.line.startswith(start):
+            return None
+        value = self.line[len(start) :]
+        if len(value) > 1 and value[0] == value[-1] == "'":
+            value = value[1:-1].replace("''", "'")
+        if not re.fullmatch(pattern, value):
+            place = f"after '{start.strip()}'" if start.strip() else "here"
+            raise self.fault(f"{_shown(value)} is not what can stand {place}")
+        self.at += 1
+        return value
+
+
+def _read_lock(reader: _Reader) -> Lock:
+    version = reader.value("version: ", r"[0-9]+")
+    if version != str(FORMAT):
+        reader.at -= 1
+        raise reader.fault(f"is version {version} of conda-lock's format; this imagefactory writes {FORMAT}")
+    reader.expect("metadata:")
+    reader.expect("  content_hash:")
+    subdir = next((one for one in SUBDIRS.values() if reader.line.startswith(f"    {one}: ")), "linux-64")
+    content_hash = reader.value(f"    {subdir}: ", r"[0-9a-f]{64}")
+    reader.expect("  channels:")
+    channels = []
+    while (channel := reader.maybe("  - url: ", _CHANNEL)) is not None:
+        reader.expect("    used_env_vars: []")
+        channels.append(channel)
+    reader.expect("  platforms:")
+    reader.expect(f"  - {subdir}")
+    reader.expect("  sources:")
+    reader.value("  - ", r"recipes/[a-z0-9._-]+\.yaml")
+    reader.expect("  custom_metadata:")
+    known = reader.value(f"{_KEY}lock: ", r"[1-9][0-9]{0,3}")
+    if known != str(FORMAT):
+        reader.at -= 1
+        raise reader.fault(f"lock format {known} is not known to this imagefactory (it knows {FORMAT})")
+    target = reader.value(f"{_KEY}target: ", _TARGET)
+    python = reader.value(f"{_KEY}python: ", r"3\.[0-9]{1,2}")
+    machine = next(machine for machine, name in SUBDIRS.items() if name == subdir)
+    platform = reader.value(f"{_KEY}platform: ", rf"manylinux_2_[0-9]{{1,2}}_{machine}")
+    solver = reader.value(f"{_KEY}solver: ", r"[A-Za-z0-9][A-Za-z0-9 .,+_-]{0,120}")
+    system = reader.maybe(f"{_KEY}system: ", rf"{_SYSTEM}(?: {_SYSTEM})*") or ""
+    reader.maybe(f"{_KEY}pip: ", r"[0-9a-f]{64}")
+    note = reader.maybe(f"{_KEY}note: ", r".{1,500}") or ""
+    if not note.isprintable():
+        reader.at -= 1
+        raise reader.fault("the note holds characters that cannot be seen")
+    sizes = _read_sizes(reader)
+    reader.expect("package:")
+    packages: list[LockedConda] = []
+    while reader.at < len(reader.lines) - 1:
+        _read_package(reader, packages, sizes, (subdir, tuple(channels)))
+    if not packages:
+        raise reader.fault("holds no packages")
+    if len(packages) != len(sizes):
+        more = min(sizes.keys() - {package.filename for package in packages})
+        raise reader.fault(f"is cut short: {more} has a size and is not there")
+    return Lock(
+        target=target,
+        content_hash=f"sha256:{content_hash}",
+        python=python,
+        platform=platform,
+        solver=solver,
+        wheels=(),
+        conda=tuple(packages),
+        channels=tuple(channels),
+        system=tuple((name, value) for name, _, value in (one.partition("=") for one in system.split())),
+        note=note,
+    )
+
+
+def _read_sizes(reader: _Reader) -> dict[str, int]:
+    reader.expect(f"{_KEY}sizes: |")
+    sizes: dict[str, int] = {}
+    while (told := reader.maybe("      ", rf"{_FILE} [1-9][0-9]{{0,14}}")) is not None:
+        name, _, size = told.partition(" ")
+        sizes[name] = int(size)
+        if len(sizes) > MAX_PACKAGES:
+            raise reader.fault(f"holds more than {MAX_PACKAGES} packages")
+    return sizes
+
+
+def _read_package(
+    reader: _Reader, before: list[LockedConda], sizes: dict[str, int], place: tuple[str, tuple[str, ...]]
+) -> None:
+    """Takes one package and adds it to `before`."""
+    platform, channels = place
+    name = reader.value("- name: ", _NAME)
+    if before and name <= before[-1].name:
+        reader.at -= 1
+        twice = name == before[-1].name
+        raise reader.fault(
+            f"'{name}' stands twice" if twice else f"'{name}' must stand before '{before[-1].name}'"
+        )
+    version = reader.value("  version: ", _VERSION)
+    reader.expect("  manager: conda")
+    reader.expect(f"  platform: {platform}")
+    depends = []
+    if reader.line == "  dependencies: {}":
+        reader.at += 1
+    else:
+        reader.expect("  dependencies:")
+        while found := re.fullmatch(rf"    '?({_NAME})'?: (.*)", reader.line):
+            bound = reader.value(f"    {_scalar(found[1])}: ", r"(?:[!-~](?:[ -~]{0,298}[!-~])?)?")
+            depends.append(f"{found[1]} {bound}".rstrip())
+    at = reader.at
+    url = reader.value("  url: ", rf"{_CHANNEL}/[a-z0-9-]+/{_FILE}")
+    channel, subdir, filename = url.rsplit("/", 2)
+    reader.expect("  hash:")
+    md5 = reader.maybe("    md5: ", r"[0-9a-f]{32}") or ""
+    sha256 = reader.value("    sha256: ", r"[0-9a-f]{64}")
+    build = reader.value("  build: ", _BUILD)
+    reader.expect("  category: main")
+    reader.expect("  optional: false")
+    if channel not in channels:
+        raise reader.fault(f"{url} is in none of the lock's channels", at)
+    if subdir not in (platform, "noarch"):
+        raise reader.fault(f"{url} is not for {platform}", at)
+    stem = unquote(filename).removesuffix(".conda").removesuffix(".tar.bz2")
+    if stem.lower() != f"{name}-{version}-{build}".lower():
+        raise reader.fault(f"'{filename}' is not {name} {version} {build}", at)
+    if filename not in sizes:
+        raise reader.fault(f"{filename} has no size in 'imagefactory.sizes'", at)
+    before.append(
+        LockedConda(
+            name=name,
+            version=version,
+            build=build,
+            subdir=subdir,
+            url=url,
+            filename=filename,
+            sha256=sha256,
+            md5=md5,
+            size=sizes[filename],
+            depends=tuple(depends),
+        )
+    )
+
+
+def _shown(line: str) -> str:
+    return repr(line if len(line) <= 80 else line[:77] + "...") if line else "nothing"

@@ -1,0 +1,252 @@
+"""Conda packages solved by the user's own conda, mamba or micromamba, driven through conda-lock.
+
+conda-lock runs as a program of its own: it changes its environment and gives no promise about its modules.
+It always gets the path of a solver that is there, so that it never fetches one. Its answer is taken for which
+packages go together; what is locked of each is what the channels' records say.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from imagefactory.errors import LockError, ToolError, UnsolvableError
+from imagefactory.lock import LockRequest
+from imagefactory.lock.conda import CondaLocker
+from imagefactory.lock.conda_file import merge_depends
+from imagefactory.lock.conda_solver import SUBDIRS, Question, Solver, first_question, run
+from imagefactory.lock.index import redact
+from imagefactory.model import LockedConda, Target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from imagefactory.lock.channels import Channels
+    from imagefactory.lock.pypi import UvLocker
+
+_NO_SOLUTION = re.compile(
+    r"UnsatisfiableError|PackagesNotFoundError|ResolvePackageNotFound|Could not solve|Cannot solve"
+    r"|solver_problems|nothing provides"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CondaTool:
+    """A conda, mamba or micromamba: its absolute path, and the environment it runs in."""
+
+    path: Path
+    environ: Mapping[str, str] = field(repr=False)
+
+    def name(self) -> str:
+        """`micromamba 2.0.5 by conda-lock 4.0.3`. Raises ToolError when either does not start."""
+        try:
+            by = version("conda-lock")
+        except PackageNotFoundError as error:
+            raise ToolError(
+                "conda-lock is not installed", hint="pip install 'imagefactory[conda]'"
+            ) from error
+        try:
+            done = subprocess.run(
+                [self.path, "--version"], capture_output=True, text=True, check=False, env=dict(self.environ)
+            )
+        except OSError as error:
+            raise ToolError(f"{self.path} does not start: {error.strerror}", hint=_OTHER) from error
+        found = re.search(r"[0-9]+(?:\.[0-9]+)+", done.stdout)
+        if done.returncode or not found:
+            raise ToolError(f"{self.path} does not start: {(done.stderr or done.stdout)[:200]}", hint=_OTHER)
+        return f"{self.path.name} {found[0]} by conda-lock {by}"
+
+
+_OTHER = 'mend it, or take the solver that comes along: solver = "rattler"'
+
+
+def find_tool(setting: str, environ: Mapping[str, str]) -> CondaTool:
+    """What the setting `solver` names: a program on the PATH, or a path. Raises ToolError without it."""
+    path = setting if "/" in setting else shutil.which(setting, path=environ.get("PATH", os.defpath))
+    if path is None or not os.access(path, os.X_OK):
+        raise ToolError(
+            f"the solver '{setting}' is not here",
+            hint='install it (imagefactory fetches no programs), or write solver = "rattler"',
+        )
+    return CondaTool(path=Path(path).absolute(), environ=environ)
+
+
+class CondaLockLocker(CondaLocker):
+    """As CondaLocker, with another solver of conda's packages.
+
+    Such a solver cannot be asked to prefer what is locked, so all of it is pinned, and what is asked to
+    move is not. Where that has no solution everything moves that is not of a target below; an update of
+    single packages alone is refused instead.
+    """
+
+    def __init__(self, tool: CondaTool, channels: Channels, cache: Path, pip: Callable[[], UvLocker]) -> None:
+        super().__init__(channels, cache, pip)
+        self._tool = tool
+
+    def _solver_name(self) -> str:
+        return self._tool.name()
+
+    def _solve(
+        self, request: LockRequest, update: tuple[str, ...], *, unchanged: bool
+    ) -> tuple[LockedConda, ...]:
+        target, below = request.target, request.under.conda if request.under else ()
+        previous = () if request.previous is None or request.update_all else request.previous.conda
+        self._tool.name()  # what is not here is said before conda-lock looks for it in its own ways
+        kept = {one.name: one for one in (*previous, *below) if one.name not in update}
+        try:
+            packages = self._ask(target, kept.values())
+        except UnsolvableError as error:
+            if update and unchanged:
+                raise LockError(
+                    f"{target.name}: {', '.join(update)} cannot move while all else stays, "
+                    f"and {self._tool.path.name} knows nothing between that and moving all",
+                    hint=f'imagefactory lock {target.name} --update-all, or write solver = "rattler"',
+                ) from error
+            if len(kept) == len(below):
+                raise
+            packages = self._ask(target, below)
+        return tuple(self._sized(package, target) for package in packages)
+
+    def _ask(self, target: Target, pinned: Iterable[LockedConda]) -> list[LockedConda]:
+        """The packages of a solution that holds `pinned` as far as they are needed."""
+        question = first_question(target)
+        fixed = {package.name: package for package in pinned}
+        pins = [f"{one.name} =={one.version} {one.build}" for one in fixed.values()]
+        answer = self._run(target, question, pins)
+        names = sorted({_name(address) for address in answer})
+        solver = Solver(target, self._channels, self._channels.gateway(self._cache))
+        known = {solver.true_address(record): record for record in run(solver.records(names))}
+        found: dict[str, LockedConda] = {}
+        for address, sha256 in answer.items():
+            true = self._channels.true_address(address, target.channels)
+            if true not in known:
+                raise LockError(
+                    f"{target.name}: {redact(true)} is in none of the target's channels",
+                    hint=f"let {self._tool.path} ask them alone: look at its own settings for channels",
+                )
+            package = solver.locked(known[true])
+            if sha256 and sha256 != package.sha256:
+                raise LockError(
+                    f"{target.name}: {self._tool.path.name} knows other bytes of {package.filename} "
+                    f"(sha256 {sha256[:12]}...) than {true.rsplit('/', 2)[0]} ({package.sha256[:12]}...)",
+                    hint="clear its cache of records and try again",
+                )
+            if package.name in fixed and fixed[package.name].url != package.url:
+                raise LockError(
+                    f"{target.name}: {package.name} comes from {package.url} and was pinned to be "
+                    f"{fixed[package.name].url}",
+                    hint='write solver = "rattler", which pins the very file',
+                )
+            found[package.name] = package
+        return _needed(found, [_named(spec) for spec in question.specs])
+
+    def _run(self, target: Target, question: Question, pins: Iterable[str]) -> dict[str, str]:
+        """Address -> sha256 (empty where it is not told) of what conda-lock locks for a question."""
+        # conda's `create` has no bounds without an install: what is not needed of them is dropped after.
+        specs = _one_a_name([*question.specs, *question.constraints, *pins])
+        subdir = SUBDIRS[target.platform]
+        virtual = {name: f"{of} {build}" if build != "0" else of for name, of, build in question.virtual}
+        written: dict[str, dict[str, Any]] = {
+            "environment.yml": {
+                "channels": [self._channels.place(channel) for channel in target.channels],
+                "platforms": [subdir],
+                "dependencies": specs,
+            },
+            "virtual-packages.yml": {"subdirs": {subdir: {"packages": virtual}}},
+        }
+        with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as name:
+            folder = Path(name)
+            for file, value in written.items():  # JSON is YAML, and quotes everything
+                (folder / file).write_text(json.dumps(value, indent=1))
+            done = subprocess.run(
+                [
+                    *(sys.executable, "-m", "conda_lock", "lock", f"--conda={self._tool.path}"),
+                    *(f"--file={folder}/environment.yml", f"--platform={subdir}"),
+                    *(f"--virtual-package-spec={folder}/virtual-packages.yml",),
+                    f"--lockfile={folder}/lock.yml",
+                ],
+                env=self._environment(folder, strict=question.strict),
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                check=False,
+                stdin=subprocess.DEVNULL,
+            )
+            if done.returncode:
+                raise self._explain(target, done.stderr)
+            loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+            packages = yaml.load((folder / "lock.yml").read_bytes(), Loader=loader)["package"]  # noqa: S506
+        return {one["url"]: one["hash"].get("sha256") or "" for one in packages}
+
+    def _environment(self, folder: Path, *, strict: bool) -> dict[str, str]:
+        priority = "strict" if strict else "disabled"
+        return {
+            **self._tool.environ,
+            "CONDA_CHANNEL_PRIORITY": priority,
+            "MAMBA_CHANNEL_PRIORITY": priority,
+            "TMPDIR": str(folder),  # conda-lock leaves things there
+        }
+
+    def _explain(self, target: Target, stderr: str) -> LockError:
+        """conda-lock's failure without its traceback and its repetitions."""
+        told, _, command = stderr.partition("    Command: ")
+        told = told.partition("Could not lock the environment for platform")[2].partition("\n")[2] or told
+        own = command.partition("    STDERR:\n")[2].partition("Traceback (most recent call last)")[0]
+        account = redact(own if "olve" in own else told).replace("\r", "").strip()
+        lines = [line.strip() for line in account.splitlines() if line.strip()]
+        name = self._tool.path.name
+        if _NO_SOLUTION.search(stderr):
+            return UnsolvableError(
+                f"{target.name}: {name} finds no solution: {' '.join(lines)[:400]}",
+                hint=f"imagefactory lock {target.name} --explain, and change the recipe at {target.where}",
+                tree=account,
+            )
+        return LockError(
+            f"{target.name}: {name} by conda-lock failed: {' '.join(lines[-5:])[-400:] or 'it says nothing'}",
+            hint=f"does `{self._tool.path} info` work, and does it reach the channels?",
+        )
+
+
+def _named(spec: str) -> str:
+    """The name in a match spec as a recipe has it."""
+    return spec.rpartition("::")[2].split()[0]
+
+
+def _one_a_name(specs: Iterable[str]) -> list[str]:
+    """Specs of the same package as one: conda-lock takes the last it reads of a name."""
+    channels: dict[str, str] = {}
+    bare = []
+    for spec in specs:
+        channel, colons, rest = spec.rpartition("::")
+        channels |= {_named(spec): f"{channel}{colons}"} if channel else {}
+        bare.append(rest)
+    return [f"{channels.get(_named(spec), '')}{spec}" for spec in merge_depends(bare)]
+
+
+def _name(address: str) -> str:
+    """The package in an archive's address: names may have hyphens, versions and builds have none."""
+    return address.rpartition("/")[2].rsplit("-", 2)[0]
+
+
+def _needed(packages: Mapping[str, LockedConda], wanted: Iterable[str]) -> list[LockedConda]:
+    """What of `packages` is wanted or depended on, sorted by name."""
+    needed: set[str] = set()
+    more = list(wanted)
+    while more:
+        name = more.pop()
+        if name in packages and name not in needed:
+            needed.add(name)
+            more += [_named(spec) for spec in packages[name].depends]
+    return [packages[name] for name in sorted(needed)]

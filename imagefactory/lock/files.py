@@ -1,0 +1,291 @@
+"""The files of a lock below lockfiles/, whatever source its packages come from.
+
+A lock of wheels is one requirements file. A lock of conda packages is a conda-lock file, with a
+requirements file beside it where packages from PyPI come on top. A target that cannot be solved leaves
+a record of why instead, which holds as long as what was asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from imagefactory.errors import LockError
+from imagefactory.lock import conda_file, pypi
+from imagefactory.model import Base, Lock, LockedConda, Target
+
+CONDA = "conda-lock.yml"
+WHEELS = "requirements.txt"
+UNSOLVABLE = "unsolvable.txt"
+MAX_TREE = 1024 * 1024
+"""How many characters of a solver's account are kept."""
+
+# --- locks -----------------------------------------------------------------------------------------
+
+
+def lock_names(target_name: str, *, conda: bool) -> tuple[str, ...]:
+    """The names of a target's lock files, the one that is always there first."""
+    return tuple(f"{target_name}.{suffix}" for suffix in ((CONDA, WHEELS) if conda else (WHEELS,)))
+
+
+def lock_path(folder: Path, target: Target) -> Path:
+    """The file of a target's lock that is always there when there is a lock."""
+    return folder / lock_names(target.name, conda=target.source == "conda")[0]
+
+
+def read_lock(folder: Path, target: Target) -> Lock | None:
+    """The lock of `target` in `folder`, None where there is none.
+
+    Raises LockError for one that is malformed or unreadable, and for two files that are not of one lock.
+    """
+    path = lock_path(folder, target)
+    try:
+        if not path.exists():
+            return None
+        if target.source != "conda":
+            return pypi.read_lock(path)
+        return _read_pair(path, folder / f"{target.name}.{WHEELS}")
+    except LockError as error:
+        # A file whose head is damaged does not say whose lock it is; here it is known.
+        raise LockError(error.message, hint=error.hint.replace("TARGET", target.name)) from error
+
+
+def _read_pair(path: Path, wheels_path: Path) -> Lock:
+    text = _read_text(path)
+    lock, named = conda_file.parse_conda_lock(text, str(path)), conda_file.pip_digest(text)
+    hint = f"take both files of one commit, or imagefactory lock {lock.target}"
+    if not wheels_path.exists():
+        if named:
+            raise LockError(f"{path}: {wheels_path.name} belongs to it and is missing", hint=hint)
+        return lock
+    if not named:
+        raise LockError(f"{wheels_path}: {path.name} beside it has no packages from PyPI", hint=hint)
+    wheels = _read_text(wheels_path)
+    if hashlib.sha256(wheels.encode()).hexdigest() != named:
+        raise LockError(f"{wheels_path}: is not the file that {path.name} was locked with", hint=hint)
+    return replace(lock, wheels=pypi.parse_lock(wheels, str(wheels_path)).wheels)
+
+
+def write_lock(folder: Path, lock: Lock) -> None:
+    """Writes the files of a lock and removes those that are no part of it any more.
+
+    Each is written beside its place and renamed. Raises LockError for what cannot be written.
+    """
+    texts = format_lock_files(lock)
+    try:
+        for suffix in (WHEELS, CONDA):  # the file that names the other one last
+            path = folder / f"{lock.target}.{suffix}"
+            if suffix in texts:
+                _replace_file(path, texts[suffix])
+            else:
+                path.unlink(missing_ok=True)
+    except OSError as error:
+        raise LockError(
+            f"{folder / lock.target}: cannot be written: {error.strerror}", hint="is the disk full?"
+        ) from error
+    remove_unsolvable(folder, lock.target)
+
+
+def format_lock_files(lock: Lock) -> dict[str, str]:
+    """The texts of a lock by what follows `<target>.` in the name of each file, `conda-lock.yml` first."""
+    if not lock.conda:
+        return {WHEELS: pypi.format_lock(lock)}
+    if not lock.wheels:
+        return {CONDA: conda_file.format_conda_lock(lock)}
+    # What solved the wheels is the last that is named.
+    wheels = pypi.format_lock(
+        replace(lock, conda=(), channels=(), system=(), note="", solver=lock.solver.rpartition(", ")[2])
+    )
+    named = hashlib.sha256(wheels.encode()).hexdigest()
+    return {CONDA: conda_file.format_conda_lock(lock, named), WHEELS: wheels}
+
+
+def lock_digest(lock: Lock) -> str:
+    """`sha256:...` of a lock's files one after the other: what an image says of the lock it was made from."""
+    return "sha256:" + hashlib.sha256("".join(format_lock_files(lock).values()).encode()).hexdigest()
+
+
+def content_hash(target: Target, base: Base, under: Lock | None) -> str:
+    """`sha256:...` of all that decides a target's solution; a lock with another one is stale.
+
+    `under` is the lock of the target that this one is built on. Not in it: name, description, checks and
+    environment (they change no package), the order in which requirements are written, and the versions of
+    the solvers (a newer one must not make every lock stale).
+    """
+    if target.source != "conda" and under is None:
+        return pypi.content_hash(target, base)
+    decides: dict[str, object] = {
+        "format": conda_file.FORMAT if target.source == "conda" else pypi.FORMAT,
+        "source": target.source,
+        "requirements": sorted(set(target.requirements)),
+        "constraints": sorted(set(target.constraints)),
+        "pip": sorted(set(target.pip)),
+        "channels": list(target.channels),
+        "priority": target.priority,
+        "system": sorted(target.system),
+        "python": target.python,
+        "platform": target.platform,
+        "glibc": base.glibc,
+        "under": sorted([one.filename, one.sha256] for one in under.packages) if under else [],
+    }
+    canonical = json.dumps(decides, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def check_facts(lock: Lock, target: Target) -> None:
+    """Raises LockError unless `lock` holds the target's framework version and CUDA version."""
+    if lock.conda:
+        from imagefactory.lock import conda_facts
+
+        conda_facts.check_facts(lock, target)
+    else:
+        pypi.check_facts(lock, target)
+
+
+# --- the explicit list -----------------------------------------------------------------------------
+
+
+def explicit(lock: Lock) -> str:
+    """The conda packages as conda's explicit list: an address with its sha256 a line.
+
+    What is depended on stands before what depends on it, as installers that solve nothing need it.
+    """
+    lines = [f"# platform: {conda_file.platform_subdir(lock)}", "@EXPLICIT"]
+    lines += [f"{package.url}#sha256:{package.sha256}" for package in in_order(lock.conda)]
+    return "\n".join(lines) + "\n"
+
+
+def in_order(packages: Iterable[LockedConda]) -> tuple[LockedConda, ...]:
+    """Packages, each after those it depends on, else by name; a circle is entered by its first name."""
+    by_name: Mapping[str, LockedConda] = {
+        package.name: package for package in sorted(packages, key=lambda one: one.name)
+    }
+    needs = {
+        name: [need for spec in package.depends if (need := spec.partition(" ")[0]) in by_name]
+        for name, package in by_name.items()
+    }
+    done: dict[str, LockedConda] = {}
+    entered: set[str] = set()
+    for first in by_name:
+        path = [(first, iter(needs[first]))]
+        entered.add(first)
+        while path:
+            name, rest = path[-1]
+            need = next((one for one in rest if one not in entered), "")
+            if not need:
+                path.pop()
+                done.setdefault(name, by_name[name])
+            else:
+                entered.add(need)
+                path.append((need, iter(needs[need])))
+    return tuple(done.values())
+
+
+# --- what cannot be solved -------------------------------------------------------------------------
+
+_HEADER = (
+    ("imagefactory unsolvable", r"1"),
+    ("target:", r"[a-z0-9]+(?:[._-][a-z0-9]+)*"),
+    ("content-hash:", r"sha256:[0-9a-f]{64}"),
+    ("to try again:", r"imagefactory lock [a-z0-9]+(?:[._-][a-z0-9]+)*"),
+    ("what to do:", r".+"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsolvable:
+    """Why a target has no solution: `reason` and `hint` for a person, `tree` the solver's whole account.
+
+    It holds while `content_hash` is that of the target.
+    """
+
+    target: str
+    content_hash: str
+    reason: str
+    hint: str
+    tree: str
+
+
+def format_unsolvable(record: Unsolvable) -> str:
+    """The text of a record; `parse_unsolvable` gives the same value back."""
+    values = ("1", record.target, record.content_hash, f"imagefactory lock {record.target}", record.hint)
+    lines = [f"# {key} {value}" for (key, _), value in zip(_HEADER, values, strict=True)]
+    lines += [f"# why: {line}".rstrip() for line in record.reason.split("\n")]
+    return "\n".join([*lines, *record.tree.split("\n")]) + "\n"
+
+
+def parse_unsolvable(text: str, file: str) -> Unsolvable:
+    """The record in `text`. Raises LockError `file:line: what is wrong`."""
+    lines = text.split("\n")
+    values = []
+    for index, (key, pattern) in enumerate(_HEADER):
+        line = lines[index] if index < len(lines) else ""
+        value = line.removeprefix(f"# {key} ")
+        if value == line or not re.fullmatch(pattern, value):
+            raise LockError(f"{file}:{index + 1}: expected '# {key} ...'", hint=f"remove {file}")
+        values.append(value)
+    end = next((i for i in range(len(_HEADER), len(lines)) if not lines[i].startswith("# why:")), len(lines))
+    reason = "\n".join(line.removeprefix("# why:").strip() for line in lines[len(_HEADER) : end])
+    if not reason or lines[-1] != "" or len(text) > 2 * MAX_TREE:
+        raise LockError(f"{file}:{end}: is cut short or too long", hint=f"remove {file}")
+    for index, line in enumerate(lines):
+        if line != _plain(line):
+            raise LockError(f"{file}:{index + 1}: holds what cannot be seen", hint=f"remove {file}")
+    tree = "\n".join(lines[end:-1])
+    return Unsolvable(target=values[1], content_hash=values[2], reason=reason, hint=values[4], tree=tree)
+
+
+def read_unsolvable(folder: Path, target: Target) -> Unsolvable | None:
+    """The record of a target in `folder`, None where there is none. Raises LockError for a malformed one."""
+    path = folder / f"{target.name}.{UNSOLVABLE}"
+    return parse_unsolvable(_read_text(path), str(path)) if path.exists() else None
+
+
+def write_unsolvable(folder: Path, record: Unsolvable) -> None:
+    """Writes a record, its account cut where it is very long. Raises LockError for what cannot be written."""
+    path = folder / f"{record.target}.{UNSOLVABLE}"
+    reason = "\n".join(_plain(line) for line in record.reason.split("\n")).strip() or "not told"
+    tree = "\n".join(_plain(line) for line in record.tree[:MAX_TREE].split("\n"))
+    hint = _plain(" ".join(record.hint.split())) or "change the recipe"
+    try:
+        _replace_file(path, format_unsolvable(replace(record, reason=reason, hint=hint, tree=tree)))
+    except OSError as error:
+        raise LockError(f"{path}: cannot be written: {error.strerror}", hint="is the disk full?") from error
+
+
+def remove_unsolvable(folder: Path, target_name: str) -> None:
+    (folder / f"{target_name}.{UNSOLVABLE}").unlink(missing_ok=True)
+
+
+# --- text on the disk ------------------------------------------------------------------------------
+
+
+def _plain(line: str) -> str:
+    """A line without what a terminal would act on, and without blanks at its end."""
+    return "".join(one for one in line if one.isprintable()).rstrip()
+
+
+def _read_text(path: Path) -> str:
+    """Raises LockError for a file that is unreadable or not UTF-8."""
+    try:
+        data = path.read_bytes()
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise LockError(f"{path}:{line}: is not UTF-8 text", hint="imagefactory lock TARGET") from error
+    except OSError as error:
+        raise LockError(f"{path}: cannot be read: {error.strerror}", hint="mend the file's rights") from error
+
+
+def _replace_file(path: Path, text: str) -> None:
+    """Written beside `path` and renamed, so that a reader sees the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        beside = Path(folder) / path.name
+        beside.write_text(text, encoding="utf-8", newline="")
+        beside.replace(path)

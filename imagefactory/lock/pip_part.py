@@ -1,0 +1,227 @@
+"""The part of a conda environment that comes from PyPI, solved by uv above the locked conda packages.
+
+uv is shown each Python package of conda as a wheel with nothing in it, `numpy-1.26.4+given`, and a constraint
+that allows no other. The local version keeps the index's own files of that name out of the solution; PEP 440
+ignores it where a requirement speaks of public versions, so `numpy<=1.26.4` holds.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import zipfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from packaging.metadata import parse_email
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from imagefactory.errors import LockError, UnsolvableError
+from imagefactory.gpu.knowledge import pypi_names
+from imagefactory.lock import LockRequest
+from imagefactory.model import Lock, LockedConda, LockedWheel
+from imagefactory.progress import Progress, Quiet
+
+if TYPE_CHECKING:
+    from imagefactory.lock.pypi import UvLocker
+
+_LOCAL = "+given"
+_NO_DISTRIBUTION = frozenset({"python", "python_abi", "cpython", "python-abi3", "python-gil"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenPackage:
+    """A distribution that conda brings: `name` as PyPI has it, normalised, `version` as PEP 440 has it.
+
+    `extras` are the Requires-Dist of its extras, known only where something asks for one.
+    """
+
+    name: str
+    version: str
+    conda: LockedConda
+    extras: tuple[str, ...] = ()
+    provides: tuple[str, ...] = ()
+
+    @property
+    def pin(self) -> str:
+        return f"{self.name}=={self.version}{_LOCAL}"
+
+
+def lock_pip(
+    request: LockRequest,
+    conda: tuple[LockedConda, ...],
+    locker: UvLocker,
+    progress: Progress | None = None,
+) -> tuple[LockedWheel, ...]:
+    """The wheels of a target's pip part, sorted by name; none of them is a package that `conda` brings.
+
+    The wheels of `request.under` stay as they are; those of `request.previous` are preferred, unless they
+    are named in `request.update` (names that are not among them are conda's and are passed over). Raises
+    UnsolvableError where the pip part contradicts conda's packages or itself, LockError for a package
+    without a fitting wheel, ToolError without uv.
+    """
+    from imagefactory.lock.pypi import Wanted
+
+    target, previous, under = request.target, request.previous, request.under
+    fixed = under.wheels if under else ()
+    given = given_packages(conda)
+    _refuse_replaced(request, given)
+    if not target.pip:
+        return fixed
+    _refuse_contradictions(request, given)
+    glibc = dict(target.system).get("__glibc", request.base.glibc)
+    platform = locker.platform(target, glibc)
+    empty = Lock(
+        target=target.name, content_hash="", python=target.python, platform=platform, solver="", wheels=()
+    )
+    held = {wheel.name for wheel in previous.wheels} if previous else set()
+    wanted = Wanted(
+        lock=empty,
+        requirements=target.pip,
+        previous=replace(previous, platform=platform) if previous else None,
+        update=tuple(sorted(held & {canonicalize_name(name) for name in request.update})),
+        update_all=request.update_all,
+        fixed=fixed,
+    )
+    with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:
+        wanted = replace(
+            wanted, given=tuple(one.pin for one in given.values()), stubs=_write_stubs(Path(folder), given)
+        )
+        try:
+            pins = locker.solve(wanted)
+            while lacking := {name for name, _ in pins.lacking if name in given and not given[name].provides}:
+                asked = {name: [extra for of, extra in pins.lacking if of == name] for name in lacking}
+                given |= {name: _with_extras(given[name], asked[name], locker, empty) for name in lacking}
+                _write_stubs(Path(folder), {name: given[name] for name in lacking})
+                pins = locker.solve(wanted)
+        except UnsolvableError as error:
+            raise _explain(error, given) from error
+        return locker.wheels(wanted, pins, progress or Quiet())
+
+
+def given_packages(conda: Iterable[LockedConda]) -> dict[str, GivenPackage]:
+    """The distributions that conda's packages bring, by normalised name.
+
+    A package counts as a Python package if it depends on Python. Where two bring one name, the whole
+    package (`matplotlib`) gives way to what it is made of (`matplotlib-base`).
+    """
+    found: dict[str, GivenPackage] = {}
+    names = pypi_names()
+    for package in sorted(conda, key=lambda one: (one.name in names, one.name)):
+        needs = {spec.split()[0] for spec in package.depends if spec.strip()}
+        if package.name in _NO_DISTRIBUTION or not needs & {"python", "python_abi"}:
+            continue
+        version = _public(package.version)
+        for name in names.get(package.name, (package.name,)):
+            normal = canonicalize_name(name)
+            found[normal] = GivenPackage(name=normal, version=version, conda=package)
+    return found
+
+
+def _public(version: str) -> str:
+    """A conda version as PEP 440 has it, without a local part; if it is no such one, its leading numbers."""
+    try:
+        return Version(version.replace("_", ".")).public
+    except InvalidVersion:
+        numbers = re.match(r"\d+(?:\.\d+)*", version)
+        return numbers[0] if numbers else "0"
+
+
+def _refuse_contradictions(request: LockRequest, given: Mapping[str, GivenPackage]) -> None:
+    """Raise UnsolvableError for what the recipe itself asks of PyPI and conda brings in another version."""
+    target = request.target
+    for text in target.pip:
+        asked = Requirement(text)
+        name = canonicalize_name(asked.name)
+        there = given.get(name)
+        if there and not asked.specifier.contains(there.version, prereleases=True):
+            spec = f"{there.conda.name} {asked.specifier}"
+            raise UnsolvableError(
+                f"{target.name}: pip asks for '{text}', and conda brings {_shown(there)}",
+                hint=f"write '{spec}' in `packages`, so that conda brings another version, "
+                f"or take '{text}' out of `pip` at {target.where}",
+                tree=f"pip: {text}\nconda: {there.conda.filename}",
+            )
+
+
+def _refuse_replaced(request: LockRequest, given: Mapping[str, GivenPackage]) -> None:
+    """Raise UnsolvableError where conda brings what the target below has from PyPI."""
+    under = request.under
+    for wheel in under.wheels if under else ():
+        if under and (there := given.get(wheel.name)):
+            raise UnsolvableError(
+                f"{request.target.name}: conda would bring {_shown(there)} where {under.target} has "
+                f"{wheel.name} {wheel.version} from PyPI, and every package of {under.target} stays",
+                hint=f"ask what needs it in `pip`, not in `packages`, at {request.target.where}, "
+                f"or write '{there.conda.name}' in `packages` of {under.target}",
+                tree=f"{under.target}: {wheel.filename}\nconda: {there.conda.filename}",
+            )
+
+
+def _with_extras(one: GivenPackage, asked: Iterable[str], locker: UvLocker, empty: Lock) -> GivenPackage:
+    """The package with what its extras need, as the index tells it of the same version."""
+    try:
+        metadata, _ = parse_email(locker.metadata(f"{one.name}=={one.version}", empty))
+    except LockError as error:
+        extras = ", ".join(sorted(asked))
+        raise LockError(
+            f"{empty.target}: pip asks for {one.name}[{extras}], conda brings {_shown(one)}, and what "
+            f"'{extras}' needs is not known: {error.message.removeprefix(f'{empty.target}: ')}",
+            hint=f"constrain conda's {one.conda.name} to a version that the package index has too",
+        ) from error
+    needs = [text for text in metadata.get("requires_dist", []) if re.search(r";.*\bextra\b", text)]
+    return replace(
+        one,
+        extras=tuple(needs),
+        # An extra that the package does not have is asked for nothing, as everywhere.
+        provides=tuple(sorted({*metadata.get("provides_extra", []), *asked})),
+    )
+
+
+def _write_stubs(folder: Path, given: Mapping[str, GivenPackage]) -> Path:
+    """One wheel a package, with metadata alone."""
+    for one in given.values():
+        stem = f"{one.name.replace('-', '_')}-{one.version}{_LOCAL}"
+        lines = [f"Metadata-Version: 2.1\nName: {one.name}\nVersion: {one.version}{_LOCAL}"]
+        lines += [f"Provides-Extra: {extra}" for extra in one.provides]
+        lines += [f"Requires-Dist: {need}" for need in one.extras]
+        with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as archive:
+            for name, text in (
+                ("METADATA", "\n".join(lines) + "\n"),
+                ("WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"),
+                ("RECORD", ""),
+            ):
+                archive.writestr(zipfile.ZipInfo(f"{stem}.dist-info/{name}"), text)
+    return folder
+
+
+def _shown(one: GivenPackage) -> str:
+    return f"{one.conda.name} {one.conda.version}"
+
+
+def _explain(error: UnsolvableError, given: Mapping[str, GivenPackage]) -> UnsolvableError:
+    """uv's account with conda's packages called what they are, and what to write."""
+
+    def plain(text: str) -> str:
+        def called(match: re.Match[str]) -> str:
+            one = given.get(canonicalize_name(match[1]))
+            return f"conda's {_shown(one)}" if one else match[0]
+
+        return re.sub(r"([A-Za-z0-9._-]+)==[^\s,]+?\+given", called, text)
+
+    hint = "change the versions in `pip`, or those of conda's packages in `packages` and `constraints`"
+    for one in given.values():
+        if one.pin not in error.tree:
+            continue
+        asked = re.search(rf"(?<![\w.-]){re.escape(one.name)}([<>=!~][^\s+]*?)(?=,?\s|$)", error.tree)
+        wish = f"{one.conda.name} {asked[1]}" if asked else f"another {one.conda.name}"
+        hint = (
+            f"every conda package stays as it is: ask another version of what needs it in `pip`, "
+            f"or write '{wish}' in `packages`, so that conda brings another version"
+        )
+        break
+    return UnsolvableError(plain(error.message), hint=hint, tree=plain(error.tree))

@@ -1,0 +1,383 @@
+"""Locks from real records of conda-forge, pytorch and nvidia ($FACTORY_TEST_CHANNELS).
+
+The records are a trimmed copy: what solves here solves with the channels, though with other picks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from imagefactory.errors import LockError, UnsolvableError
+from imagefactory.lock import LockRequest
+from imagefactory.lock.channels import ANACONDA, channel_address, find_channels
+from imagefactory.lock.conda import CondaLocker
+from imagefactory.lock.conda_facts import cuda_version
+from imagefactory.lock.conda_solver import Solver, first_question, name_of, run
+from imagefactory.lock.files import format_lock_files, read_lock, write_lock
+from imagefactory.model import Lock, Target
+from imagefactory.progress import Quiet
+from tests.lock_checker import Record, check_lock, moved, read_records
+from tests.services.channels import ChannelServer, Fault, channel_server, real_folder
+from tests.unit.test_lock_conda import BASE, no_pip, pins
+from tests.unit.test_lock_conda import target as tiny
+
+FORGE = ("conda-forge",)
+PYTORCH = ("pytorch", "nvidia", "conda-forge")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A recipe's row: framework and version, CUDA, Python, requirements, channels."""
+
+    framework: str
+    version: str
+    cuda: str
+    python: str
+    requirements: tuple[str, ...]
+    channels: tuple[str, ...] = FORGE
+
+    @property
+    def target(self) -> Target:
+        return tiny(
+            *self.requirements,
+            name=f"{self.framework}-{self.version}-cu{self.cuda.replace('.', '')}",
+            framework=self.framework,
+            version=self.version,
+            cuda=self.cuda,
+            python=self.python,
+            channels=tuple(channel_address(channel) for channel in self.channels),
+            system=(("__archspec", "x86_64"), ("__cuda", self.cuda), ("__glibc", "2.36")),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.channels[0]} {self.framework} {self.version} cu{self.cuda}"
+
+
+def pytorch_row(version: str, cuda: str, python: str) -> Row:
+    wanted = (f"pytorch {version}.*", f"pytorch-cuda {cuda}.*")
+    return Row(
+        framework="pytorch", version=version, cuda=cuda, python=python, requirements=wanted, channels=PYTORCH
+    )
+
+
+def forge_row(framework: str, version: str, cuda: str, python: str) -> Row:
+    wanted = (f"{framework} {version}.* *cuda*", f"cuda-version {cuda}.*")
+    return Row(framework=framework, version=version, cuda=cuda, python=python, requirements=wanted)
+
+
+ROWS = (
+    pytorch_row("1.13", "11.7", "3.10"),
+    pytorch_row("2.1", "12.1", "3.11"),
+    pytorch_row("2.3", "12.1", "3.11"),
+    pytorch_row("2.5", "12.1", "3.11"),
+    pytorch_row("2.5", "12.4", "3.12"),
+    forge_row("pytorch", "2.3", "12.9", "3.12"),
+    forge_row("pytorch", "2.4", "12.6", "3.12"),
+    forge_row("pytorch", "2.6", "12.6", "3.12"),
+    forge_row("pytorch", "2.7", "12.8", "3.13"),
+    forge_row("pytorch", "2.10", "12.9", "3.11"),
+    forge_row("tensorflow", "2.12", "11.8", "3.10"),
+    forge_row("tensorflow", "2.16", "12.9", "3.11"),
+    forge_row("tensorflow", "2.17", "12.9", "3.10"),
+    forge_row("tensorflow", "2.18", "12.6", "3.11"),
+    forge_row("jaxlib", "0.4.31", "12.9", "3.12"),
+    forge_row("jaxlib", "0.5", "12.6", "3.10"),
+    forge_row("jaxlib", "0.7", "12.9", "3.11"),
+)
+MAIN = pytorch_row("2.3", "12.1", "3.11").target
+
+PROJECTS = (
+    # CHTC/templates-GPUs, containers/pixi: MNIST on HTCondor's GPUs
+    Row(
+        framework="pytorch-gpu",
+        version="2",
+        cuda="12.9",
+        python="3.13",
+        requirements=("pytorch-gpu >=2.9.1,<3", "torchvision >=0.24.1,<0.25", "cuda-version 12.9.*"),
+    ),
+    # matthewfeickert/nvidia-gpu-ml-library-test, environment gpu-jax
+    Row(
+        framework="jaxlib",
+        version="0.7",
+        cuda="12.9",
+        python="3.13",
+        requirements=("jaxlib * *cuda*", "jax >=0.7.0,<0.8", "cuda-version 12.9.*", "time >=1.9,<2"),
+    ),
+    # 1235467/diff-svc: singing voices, with a compiler's tools beside PyTorch
+    Row(
+        framework="pytorch-gpu",
+        version="2",
+        cuda="12.9",
+        python="3.14",
+        requirements=(
+            "pytorch-gpu",
+            "torchaudio >=2.10.0,<3",
+            "cmake >=4.2.3,<5",
+            "make >=4.4.1,<5",
+            "setuptools >=70.0.0,<72",
+        ),
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def records() -> dict[str, Record]:
+    """Address -> record of all three channels, as they are on the disk."""
+    return read_records(real_folder(), [channel_address(name) for name in PYTORCH])
+
+
+@pytest.fixture(scope="module")
+def locker(real_channels: ChannelServer, tmp_path_factory: pytest.TempPathFactory) -> CondaLocker:
+    channels = find_channels(f"{ANACONDA}={real_channels.url}", {}, "")
+    return CondaLocker(channels, tmp_path_factory.mktemp("cache"), no_pip)
+
+
+@pytest.fixture(scope="module")
+def main(locker: CondaLocker) -> Lock:
+    return lock(locker, MAIN)
+
+
+def lock(locker: CondaLocker, target: Target, previous: Lock | None = None, *update: str) -> Lock:
+    return locker.lock(LockRequest(target=target, base=BASE, previous=previous, update=update), Quiet())
+
+
+def faults(found: Lock, target: Target, records: Mapping[str, Record]) -> list[str]:
+    """What the independent checker says, with the records of the target's channels alone."""
+    own = {url: row for url, row in records.items() if url.rsplit("/", 2)[0] in target.channels}
+    return check_lock(found, target, own)
+
+
+# --- what must solve -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", [*ROWS, *PROJECTS], ids=str)
+def test_it_locks_and_holds(
+    row: Row, locker: CondaLocker, records: dict[str, Record], tmp_path: Path
+) -> None:
+    target = row.target
+    found = lock(locker, target)
+    assert faults(found, target, records) == []
+    assert cuda_version(found) == row.cuda
+    assert len(found.conda) > 50
+    assert {package.url.rsplit("/", 2)[0] for package in found.conda} <= set(target.channels)
+    assert all(package.size and package.sha256 and package.md5 for package in found.conda)
+    write_lock(tmp_path, found)
+    assert read_lock(tmp_path, target) == found
+    assert lock(locker, target) == found
+
+
+def test_a_label_of_nvidia_solves_and_is_refused_for_its_missing_hashes(locker: CondaLocker) -> None:
+    """pytorch 2.2 with CUDA 11.8: what it needs is in NVIDIA's label alone, which gives md5 and no sha256."""
+    channels = ("pytorch", "nvidia/label/cuda-11.8.0", "conda-forge")
+    target = replace(pytorch_row("2.2", "11.8", "3.11"), channels=channels).target
+    solver = Solver(target, locker._channels, locker._channels.gateway(locker._cache))
+    found = {name_of(record): record for record in run(solver.solve(first_question(target)))}
+    assert str(found["pytorch"].build) == "py3.11_cuda11.8_cudnn8.7.0_0"
+    assert str(found["cuda-cudart"].version) == "11.8.89"
+    with pytest.raises(LockError, match=r"nvidia/label/cuda-11\.8\.0 for .*cuda-cudart-11\.8\.89") as caught:
+        lock(locker, target)
+    assert "md5 alone" in caught.value.hint
+
+
+def test_conda_forge_first_or_without_priority(locker: CondaLocker, records: dict[str, Record]) -> None:
+    row = replace(forge_row("pytorch", "2.7", "12.6", "3.12"), channels=("conda-forge", "pytorch", "nvidia"))
+    for target in (row.target, replace(row.target, priority="disabled")):
+        found = lock(locker, target)
+        assert faults(found, target, records) == []
+
+
+def test_this_machines_driver_is_not_asked(
+    main: Lock, real_channels: ChannelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"CUDA": "99", "GLIBC": "2.0", "ARCHSPEC": "zen4"}.items():
+        monkeypatch.setenv(f"CONDA_OVERRIDE_{name}", value)
+    channels = find_channels(f"{ANACONDA}={real_channels.url}", {}, "")
+    assert lock(CondaLocker(channels, tmp_path, no_pip), MAIN) == main
+
+
+# --- what moves ----------------------------------------------------------------------------------
+
+
+def test_an_update_of_real_packages(locker: CondaLocker, records: dict[str, Record]) -> None:
+    """From a lock with an older numpy, jinja2 and OpenSSL, each moves alone."""
+    old = ("numpy 1.24.*", "jinja2 3.1.5", "openssl <3.5")
+    before = lock(locker, replace(MAIN, requirements=(*MAIN.requirements, *old)))
+    loose = replace(MAIN, requirements=(*MAIN.requirements, "numpy", "jinja2", "openssl"))
+    kept = lock(locker, loose, before)
+    assert moved(before.conda, kept.conda) == {}
+    for name in ("numpy", "jinja2", "openssl"):
+        after = lock(locker, loose, kept, name)
+        assert set(moved(kept.conda, after.conda)) == {name}
+        assert faults(after, loose, records) == []
+
+
+def test_python_stays_when_everything_else_may_move(main: Lock, locker: CondaLocker) -> None:
+    request = LockRequest(target=MAIN, base=BASE, previous=main, update_all=True)
+    assert locker.lock(request, Quiet()) == main
+    for name in ("python", "libblas", "mkl", "cuda-cudart"):
+        after = lock(locker, MAIN, main, name)
+        assert set(moved(main.conda, after.conda)) <= {name}
+
+
+def test_a_target_on_another_keeps_its_files(
+    main: Lock, locker: CondaLocker, records: dict[str, Record]
+) -> None:
+    wanted = (*MAIN.requirements, "scikit-learn", "pandas <3")
+    target = replace(MAIN, name="more-2.3-cu121", on=MAIN.name, requirements=wanted)
+    found = locker.lock(LockRequest(target=target, base=BASE, under=main), Quiet())
+    assert set(main.conda) < set(found.conda)
+    assert {"scikit-learn", "pandas"} <= set(pins(found))
+    assert faults(found, target, records) == []
+
+
+# --- what must not solve -------------------------------------------------------------------------
+
+
+def why(locker: CondaLocker, target: Target) -> UnsolvableError:
+    with pytest.raises(UnsolvableError) as caught:
+        lock(locker, target)
+    assert "127.0.0.1" not in caught.value.message + caught.value.tree
+    return caught.value
+
+
+def test_pytorch_gpu_without_a_driver(locker: CondaLocker) -> None:
+    row = Row(
+        framework="pytorch-gpu",
+        version="2.6",
+        cuda="12.6",
+        python="3.12",
+        requirements=("pytorch-gpu 2.6.*", "cuda-version 12.6.*"),
+    )
+    assert lock(locker, row.target).conda
+    without = replace(row.target, system=(("__archspec", "x86_64"), ("__glibc", "2.36")))
+    error = why(locker, without)
+    assert (
+        "a driver for CUDA 12 (NVIDIA driver 525.60.13 or newer) (__cuda); the target promises none"
+        in error.message
+    )
+    assert 'write `system: {cuda: "12.0"}`' in error.hint
+    error = why(locker, replace(row.target, system=(("__cuda", "11.8"), ("__glibc", "2.36"))))
+    assert "the target promises 11.8" in error.message
+    error = why(locker, replace(row.target, system=(("__cuda", "12.6"), ("__glibc", "2.12"))))
+    assert "need glibc 2.28 (__glibc); the target promises 2.12" in error.message
+
+
+@pytest.mark.parametrize(
+    ("changed", "message", "hint"),
+    [
+        ({"python": "3.13"}, "`pytorch 2.3.*` cannot be had for Python 3.13", "3.8, 3.9, 3.10, 3.11"),
+        ({"requirements": ("pytorch 2.3.*", "numppy")}, "'numppy' is not in pytorch or nvidia or", "'numpy'"),
+        (
+            {"requirements": ("pytorch 2.6.*", "pytorch-cuda 12.1.*")},
+            "pytorch 2.6.0 is in conda-forge, but with strict channel priority pytorch comes from pytorch",
+            "channel-priority: disabled",
+        ),
+        ({"requirements": ("pytorch 2.99.*",)}, "pytorch has no `pytorch 2.99.*`; it has 2.5.1", "change"),
+        (
+            {"requirements": (*MAIN.requirements, "networkx >=3.6", "numpy 1.24.*")},
+            "`networkx >=3.6` and `numpy 1.24.*` do not go together",
+            "networkx 3.4.2 goes with all the rest",
+        ),
+    ],
+)
+def test_why_not(locker: CondaLocker, changed: dict[str, str], message: str, hint: str) -> None:
+    error = why(locker, replace(MAIN, **changed))  # type: ignore[arg-type]
+    assert message in error.message
+    assert hint in error.hint
+    assert len(error.message.splitlines()) < 15
+
+
+# --- faults --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (Fault(status=401), "the channel https://conda.anaconda.org/nvidia, asked at .* refuses .* 401"),
+        (
+            Fault(status=404),
+            "the channel https://conda.anaconda.org/nvidia, asked at .* is not there: .* 404",
+        ),
+        (
+            Fault(status=503),
+            "the channel https://conda.anaconda.org/nvidia, asked at .* cannot be read: .*503",
+        ),
+        (Fault(cut="connection"), "cannot be read: end of file before message length reached"),
+        (Fault(cut="file"), "cannot be read: zstd stream did not finish"),
+    ],
+)
+def test_a_faulty_channel_is_told_and_the_next_run_is_whole(
+    main: Lock, tmp_path: Path, fault: Fault, message: str
+) -> None:
+    with channel_server(real_folder()) as server:
+        channels = replace(find_channels(f"{ANACONDA}={server.url}", {}, ""), retries=1)
+        server.fail(r"/nvidia/(linux-64|noarch)/repodata\.json", fault)
+        with pytest.raises(LockError, match=message) as caught:
+            lock(CondaLocker(channels, tmp_path, no_pip), MAIN)
+        assert caught.value.exit_code == 5
+        assert not isinstance(caught.value, UnsolvableError)
+        server.mend()
+        assert lock(CondaLocker(channels, tmp_path, no_pip), MAIN) == main
+
+
+def test_a_server_that_goes_down_in_the_middle(main: Lock, tmp_path: Path) -> None:
+    with channel_server(real_folder()) as server:
+        channels = replace(find_channels(f"{ANACONDA}={server.url}", {}, ""), retries=1)
+        server.ends_after = 20
+        with pytest.raises(LockError, match="cannot be read: connection closed before message completed"):
+            lock(CondaLocker(channels, tmp_path, no_pip), MAIN)
+        server.mend()
+        assert lock(CondaLocker(channels, tmp_path, no_pip), MAIN) == main
+
+
+def test_faults_that_pass_are_borne(main: Lock, tmp_path: Path) -> None:
+    with channel_server(real_folder()) as server:
+        server.fail("nvidia/linux-64/repodata.json", Fault(status=503, times=1))
+        server.fail("pytorch/linux-64/repodata.json.zst", Fault(cut="connection", times=1))
+        server.fail("conda-forge/noarch/repodata.json.zst", Fault(drop=True, times=1))
+        channels = find_channels(f"{ANACONDA}={server.url}", {}, "")
+        assert lock(CondaLocker(channels, tmp_path, no_pip), MAIN) == main
+
+
+FAILING = """
+import json, sys
+from pathlib import Path
+from imagefactory.errors import LockError
+from imagefactory.lock.channels import find_channels
+from tests.engines.test_lock_conda import MAIN, lock
+from tests.unit.test_lock_conda import no_pip
+from imagefactory.lock.conda import CondaLocker
+setting, cache = sys.argv[1:]
+try:
+    lock(CondaLocker(find_channels(setting, {}, ""), Path(cache), no_pip), MAIN)
+except LockError as error:
+    print(json.dumps(error.message))
+    sys.exit(error.exit_code)
+"""
+
+
+def test_a_process_that_fails_ends_with_its_exit_code(real_channels: ChannelServer, tmp_path: Path) -> None:
+    """rattler's threads may still want the interpreter when it ends; that must not kill the process."""
+    setting = f"{ANACONDA}={real_channels.url}/nothing"
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    for _ in range(10):
+        command = [sys.executable, "-c", FAILING, setting, str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
+        assert (done.returncode, done.stderr) == (5, "")
+        assert "is not there" in json.loads(done.stdout)
+
+
+def test_the_files_of_the_main_lock(main: Lock) -> None:
+    texts = format_lock_files(main)
+    assert set(texts) == {"conda-lock.yml"}
+    assert "127.0.0.1" not in texts["conda-lock.yml"]
+    assert pins(main)["pytorch"] == "2.3.1"
+    assert main.conda[0].url.startswith("https://conda.anaconda.org/")

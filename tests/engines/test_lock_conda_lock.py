@@ -1,0 +1,167 @@
+"""The user's own conda or micromamba as solver, by conda-lock itself; a double over py-rattler stands in."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conda_lock.conda_lock import render_lockfile_for_platform  # type: ignore[import-untyped]
+from conda_lock.lockfile import parse_conda_lock_file, write_conda_lock_file  # type: ignore[import-untyped]
+
+from imagefactory.errors import ToolError
+from imagefactory.lock import LockRequest
+from imagefactory.lock.channels import find_channels
+from imagefactory.lock.conda import CondaLocker
+from imagefactory.lock.conda_lock_tool import CondaLockLocker, find_tool
+from imagefactory.lock.files import explicit, read_lock, write_lock
+from imagefactory.lock.pypi import UvLocker
+from imagefactory.model import Lock, LockedConda
+from imagefactory.progress import Quiet
+from tests.lock_checker import check_lock, moved, read_records
+from tests.services.channels import ANACONDA, ChannelServer
+from tests.services.conda_double import VERSION, write_double
+from tests.unit.test_lock_files import BASE, TARGET
+from tests.unit.test_locking import Place, place  # noqa: F401
+
+NEWER = (
+    ("numpy 1.27.0 py311h0_0", ("python >=3.11,<3.12.0a0",)),
+    ("pytorch 2.3.1 cuda121_py311_1", ("python >=3.11,<3.12.0a0", "numpy", "cuda-version 12.1.*", "__cuda")),
+)
+
+
+@pytest.fixture
+def solver(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The setting `solver` leads to a double under this name."""
+    (tmp_path / "bin").mkdir()
+    path = write_double(tmp_path / "bin", getattr(request, "param", "micromamba"))
+    monkeypatch.setenv("IMAGEFACTORY_SOLVER", str(path))
+    return path
+
+
+def lock_of(place: Place) -> Lock:  # noqa: F811
+    lock = read_lock(place.root / "lockfiles", place.factory.targets[0])
+    assert lock is not None
+    return lock
+
+
+@pytest.mark.parametrize("solver", ["micromamba", "conda"], indirect=True)
+def test_it_locks_what_rattler_locks(place: Place, solver: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    code, out, err = place.call("lock", "tiny-*")
+    assert (code, out) == (0, "tiny-2.3-cu121: locked 4 packages, 4.0 kB\n"), err
+    lock = lock_of(place)
+    assert lock.solver == f"{solver.name} {VERSION} by conda-lock 4.0.3"
+    assert "--dry-run" in Path(f"{solver}.calls").read_text()
+    monkeypatch.delenv("IMAGEFACTORY_SOLVER")
+    (place.root / "lockfiles" / "tiny-2.3-cu121.conda-lock.yml").unlink()
+    place.call("lock", "tiny-*")
+    assert lock_of(place) == replace(lock, solver=lock_of(place).solver)
+    assert lock_of(place).solver.startswith("py-rattler")
+
+
+def test_what_is_locked_stays_and_what_is_named_moves(place: Place, solver: Path) -> None:  # noqa: F811
+    place.call("lock", "tiny-*")
+    place.offer(*NEWER)
+    place.ask('"extra"')
+    code, out, _ = place.call("lock", "tiny-*")
+    assert (code, out.splitlines()[1:]) == (0, ["  + extra 1.0 (h0_0)"])
+    code, out, _ = place.call("lock", "tiny-*", "--update", "numpy")
+    assert (code, out.splitlines()[1:]) == (0, ["  ~ numpy 1.26.4 -> 1.27.0"])
+    code, out, _ = place.call("lock", "tiny-*", "--update-all")
+    assert (code, out.splitlines()[1:]) == (0, ["  ~ pytorch 2.3.1, cuda121_py311_0 -> cuda121_py311_1"])
+
+
+def test_what_has_no_solution_is_told_as_by_rattler(place: Place, solver: Path) -> None:  # noqa: F811
+    place.ask('"numpy >=2"')
+    code, _, err = place.call("lock", "tiny-*")
+    assert code == 5
+    assert f"tiny-2.3-cu121: {solver.name} finds no solution: " in err
+    assert "No candidates were found for numpy >=2" in err
+    assert "Traceback" not in err
+    assert place.states() == {"tiny-2.3-cu121": "unsolvable"}
+
+
+def test_a_channel_that_is_gone_is_no_unsolvable_target(place: Place, solver: Path) -> None:  # noqa: F811
+    (place.root / "channel" / "linux-64" / "repodata.json").write_text("{")
+    code, _, err = place.call("lock", "tiny-*")
+    assert (code, f"{solver.name} by conda-lock failed" in err) == (5, True)
+    assert place.states() == {"tiny-2.3-cu121": "none"}
+
+
+def test_a_solver_that_is_not_here_is_never_fetched(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    with pytest.raises(ToolError, match="the solver 'mamba' is not here"):
+        find_tool("mamba", {"PATH": "/nonexistent"})
+    monkeypatch.setenv("IMAGEFACTORY_SOLVER", "micromamba")
+    monkeypatch.setenv("PATH", "/nonexistent")
+    code, _, err = place.call("lock", "tiny-*")
+    assert (code, "fetches no programs" in err) == (6, True)
+
+
+# --- real records ----------------------------------------------------------------------------------
+
+# In the order of the alphabet, as conda-lock asks: which package is asked first can change what is picked.
+REAL = {
+    "pytorch": replace(
+        TARGET,
+        requirements=("python 3.11.*", *TARGET.requirements, "torchvision"),
+        constraints=(),
+        channels=tuple(f"{ANACONDA}/{name}" for name in ("pytorch", "nvidia", "conda-forge")),
+    ),
+    "conda-forge": replace(
+        TARGET,
+        name="jax-conda-0.5-cu126",
+        framework="jaxlib",
+        version="0.5",
+        cuda="12.6",
+        requirements=("cuda-version 12.6.*", "jax", "jaxlib 0.5.*"),
+        constraints=("jaxlib * *cuda*",),
+        channels=(f"{ANACONDA}/conda-forge",),
+        system=(("__archspec", "x86_64"), ("__cuda", "12.6"), ("__glibc", "2.36")),
+        python="3.12",
+    ),
+}
+
+
+def no_wheels() -> UvLocker:
+    raise AssertionError("nothing comes from PyPI here")
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_records(name: str, real_channels: ChannelServer, tmp_path: Path) -> None:
+    """conda-lock with another program gives the same packages, and reads what is written of them."""
+    target, tool = REAL[name], find_tool(str(write_double(tmp_path, "micromamba")), os.environ)
+    channels = find_channels(f"{ANACONDA}={real_channels.url}", {}, "")
+    request = LockRequest(target=target, base=BASE)
+    ours = CondaLocker(channels, tmp_path / "cache", no_wheels).lock(request, Quiet())
+    theirs = CondaLockLocker(tool, channels, tmp_path / "cache", no_wheels).lock(request, Quiet())
+    assert moved(ours.conda, theirs.conda) == {}
+    assert all(package.url.startswith(ANACONDA) for package in theirs.conda)
+    assert check_lock(theirs, target, read_records(real_channels.folder, target.channels)) == []
+
+    write_lock(tmp_path, ours)
+    path = tmp_path / f"{target.name}.conda-lock.yml"
+    parsed = parse_conda_lock_file(path)
+    rendered = render_lockfile_for_platform(
+        lockfile=parsed, include_dev_dependencies=False, extras=None, kind="explicit", platform="linux-64"
+    )
+    told = [line.partition("#")[0] for line in rendered if line.startswith("http")]
+    assert sorted(told) == sorted(package.url for package in ours.conda)
+    assert sorted(told) == sorted(line.partition("#")[0] for line in explicit(ours).splitlines()[2:])
+    write_conda_lock_file(parsed, tmp_path / "again-lock.yml", None)
+    again = parse_conda_lock_file(tmp_path / "again-lock.yml")
+    again.alphasort_inplace()
+    assert again == parsed
+    assert {one.name: one.hash.sha256 for one in parsed.package} == {
+        package.name: package.sha256 for package in ours.conda
+    }
+    assert needed_first(ours, [line.partition("#")[0] for line in explicit(ours).splitlines()[2:]])
+
+
+def needed_first(lock: Lock, addresses: list[str]) -> bool:
+    """Whether Python stands before all that needs it, in an explicit list."""
+    place_of = {address: index for index, address in enumerate(addresses)}
+    by_name: dict[str, LockedConda] = {package.name: package for package in lock.conda}
+    python = place_of[by_name["python"].url]
+    needing = [one for one in lock.conda if any(spec.split()[0] == "python" for spec in one.depends)]
+    return bool(needing) and all(place_of[one.url] > python for one in needing)

@@ -1,0 +1,414 @@
+"""The rendered files of a conda target, built by the real docker and the real apptainer.
+
+The channel is made here and served on 127.0.0.1 in the place of a public one, with a password; so is the
+index that pip asks for rattler and for the wheel on top. Needs root, dockerd, apptainer, mmdebstrap with a
+mirror, and an index with py-rattler.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import imagefactory.render
+from imagefactory.engines.apptainer import ApptainerEngine, SifMaker
+from imagefactory.engines.apptainer_command import ApptainerCommand
+from imagefactory.engines.assemble import AssembleEngine
+from imagefactory.engines.base_image import BaseImage
+from imagefactory.engines.docker import DockerEngine
+from imagefactory.engines.docker_daemon import DockerDaemon
+from imagefactory.engines.protocol import Engine
+from imagefactory.engines.site import BuildSecrets, find_secrets
+from imagefactory.errors import BuildError
+from imagefactory.lock.channels import Channels
+from imagefactory.model import Definition, Image, Lock, LockedPackage, LockedWheel, Mount, RunSpec, Sif
+from imagefactory.oci.layout import Layout
+from imagefactory.oci.unpack import Unpacked
+from imagefactory.progress import Lines, Quiet
+from imagefactory.render.define import define
+from imagefactory.render.folders import render, write_definitions
+from imagefactory.verify.runners.apptainer import ApptainerRunner
+from imagefactory.verify.runners.docker import DockerRunner
+from imagefactory.verify.runners.protocol import Runner
+from imagefactory.verify.runners.unshare import UnshareRunner
+from imagefactory.verify.smoke import Trial, smoke
+from tests.engines.docker_target import BASE, TARGET, Index, index_server, make_base_tar, store_base
+from tests.services.channel_made import PYTHON, MadeChannel, make_channel
+from tests.services.channels import ChannelOptions, ChannelServer, Fault, channel_server
+from tests.unit.wheels_made_here import locked, make_wheel
+
+CHANNEL = "https://conda.anaconda.org/made"
+USER, CANARY, INDEX_CANARY = "ada", "canary-c0nda-Yt6w", "canary-1ndex-Ub2k"
+LISTER = Path(__file__).parents[1] / "e2e" / "lister.py"
+PACKAGES = (
+    "python-3", "python-libs-", "python_abi-", "numpy-", "packaging-", "tinytool-1.1",
+    "tinytorch-2.0-py311_cuda", "cuda-version-12.1", "cuda-cudart-", "tinyprefix-", "scripted-",
+    "claims-a-", "claims-b-", "oddpaths-",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """A store with a base, a target of conda packages with a wheel on top, and who serves its packages."""
+
+    layout: Layout
+    base: BaseImage
+    definition: Definition
+    channel: MadeChannel
+    server: ChannelServer
+    index: Index
+    daemon: DockerDaemon
+    apptainer: ApptainerCommand
+
+    def secrets(self, channels: tuple[str, ...]) -> BuildSecrets:
+        """As this machine reaches the channels that the engine names: by a mirror with a password."""
+        assert channels == ((CHANNEL,) if channels else ())
+        known = Channels(
+            mirrors=((CHANNEL, f"{self.server.url}/made"),),
+            credentials=(("127.0.0.1", {"BasicHTTP": {"username": USER, "password": CANARY}}),),
+        )
+        return find_secrets(self.index.found(), {}, known.site(channels))
+
+    @property
+    def docker(self) -> DockerEngine:
+        return DockerEngine(self.layout, self.daemon, codec="zstd", secrets=self.secrets)
+
+    def engine(self, name: str) -> Engine:
+        if name == "docker":
+            return self.docker
+        if name == "assemble":
+            return AssembleEngine(self.layout, self.layout.path / "cache", codec="zstd", workers=2)
+        return ApptainerEngine(self.layout, self.apptainer, self.secrets)
+
+    def packages(self) -> dict[LockedPackage, Path]:
+        """Where the files are, for the engine that takes them from a cache."""
+        lock, made = self.definition.lock, self.index.folder / "made"
+        paths: dict[LockedPackage, Path] = {one: made / one.filename for one in lock.wheels}
+        paths.update({one: self.channel.folder / one.subdir / one.filename for one in lock.conda})
+        return paths
+
+    def apptainer_inspect(self, sif: Sif) -> str:
+        command = ["apptainer", "inspect", "--all", str(sif.path)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    def runner(self, engine: str) -> Runner:
+        if engine == "docker":
+            return DockerRunner(self.layout, self.daemon)
+        if engine == "assemble":
+            return UnshareRunner(self.layout)
+        maker = SifMaker(self.layout, self.apptainer)
+        return ApptainerRunner(self.apptainer, lambda image: maker.make(image, "x", "fast", Quiet()))
+
+    def changed(self, label: str, **changes: Any) -> Definition:
+        """Another definition of the target, so that nothing made before answers for it."""
+        lock = replace(self.definition.lock, **changes)
+        return replace(self.definition, lock=lock, labels=(*self.definition.labels, ("changed", label)))
+
+
+def rattler_requirements() -> Path:
+    return Path(imagefactory.render.__file__).parent / "rattler.txt"
+
+
+def publish(folder: Path, wheel: Path) -> None:
+    place = folder / "simple" / wheel.name.split("-")[0].replace("_", "-")
+    place.mkdir(parents=True, exist_ok=True)
+    shutil.copy(wheel, place)
+    (place / "index.html").write_text(f'<a href="{wheel.name}">{wheel.name}</a>')
+
+
+@pytest.fixture(scope="module")
+def scratch() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="conda-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def wheel(scratch: Path) -> LockedWheel:
+    """The wheel on top, on the index beside the rattler that this machine's own index has."""
+    folder = scratch / "index"
+    (folder / "made").mkdir(parents=True)
+    made = make_wheel(folder / "made", "tinywheel", {"tinywheel.py": b"import tinytool\n\nVALUE = 8\n"})
+    publish(folder, made)
+    subprocess.run([sys.executable, "-m", "venv", scratch / "pip"], check=True)
+    options = f"--quiet --no-deps --require-hashes --dest {folder}/rattler --requirement"
+    command = [f"{scratch}/pip/bin/pip", "download", *options.split(), str(rattler_requirements())]
+    subprocess.run(command, check=True)
+    (rattler,) = (folder / "rattler").glob("py_rattler-*.whl")
+    publish(folder, rattler)
+    return locked(made)
+
+
+@pytest.fixture(scope="module")
+def bench(scratch: Path, wheel: LockedWheel, dockerd: str, apptainer: str) -> Iterator[Bench]:
+    channel = make_channel(scratch / "channels" / "made")
+    target = replace(
+        TARGET,
+        name="tinytorch-2.0-cu121",
+        family="tinytorch",
+        source="conda",
+        framework="tinytorch",
+        version="2.0",
+        python=PYTHON,
+        checks=("packages", "libraries", "import", "unprivileged"),
+        requirements=("tinytorch 2.0.*",),
+        channels=(CHANNEL,),
+        system=(("__archspec", "x86_64"), ("__cuda", "12.1"), ("__glibc", "2.36")),
+        pip=("tinywheel",),
+    )
+    lock = replace(
+        _lock_of(target.name),
+        python=PYTHON,
+        conda=channel.locked(*PACKAGES, address=CHANNEL),
+        channels=target.channels,
+        system=target.system,
+        wheels=(wheel,),
+    )
+    layout = Layout(scratch / "store")
+    users = ChannelOptions(users={USER: CANARY})
+    with (
+        index_server(scratch / "index", user="bob", password=INDEX_CANARY) as index,
+        channel_server(scratch / "channels", users) as server,
+        layout.in_use(Quiet()),
+    ):
+        yield Bench(
+            layout=layout,
+            base=store_base(layout, make_base_tar(scratch)),
+            definition=define(target, BASE, lock),
+            channel=channel,
+            server=server,
+            index=index,
+            daemon=DockerDaemon({**os.environ, "DOCKER_HOST": dockerd}),
+            apptainer=ApptainerCommand(os.environ),
+        )
+
+
+def _lock_of(name: str) -> Lock:
+    return Lock(
+        target=name,
+        content_hash="sha256:" + "0" * 64,
+        python=PYTHON,
+        platform="manylinux_2_36_x86_64",
+        solver="py-rattler 0.28.0, uv 0.9.1",
+        wheels=(),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """What an engine made, what it told of it, and what lister.py saw inside."""
+
+    made: Image | Sif
+    told: str
+    inside: Mapping[str, Any]
+
+    @property
+    def contents(self) -> dict[str, tuple[bool, str]]:
+        """Path -> whether it can be run, and its content; without byte code and an installer's own notes."""
+        return {
+            path: (executable, content)
+            for path, (_, executable, content) in self.inside["files"].items()
+            if not path.endswith(".pyc") and not path.endswith(INSTALLERS_OWN)
+        }
+
+
+RENDERED = ("docker", "apptainer")
+ENGINES = ("assemble", *RENDERED)
+RUNNERS = {"assemble": "unshare", "docker": "docker", "apptainer": "apptainer"}
+INSTALLERS_OWN = tuple(f"tinywheel-1.0.dist-info/{name}" for name in ("INSTALLER", "RECORD", "REQUESTED"))
+
+
+@pytest.fixture(scope="module")
+def made(bench: Bench) -> dict[str, Made]:
+    """By engine."""
+    return {engine: make(bench, engine, bench.definition) for engine in ENGINES}
+
+
+def make(bench: Bench, name: str, definition: Definition) -> Made:
+    engine, told = bench.engine(name), io.StringIO()
+    made = engine.build(definition, bench.base, bench.packages, Lines(told))
+    assert engine.find(definition, bench.base) == made
+    if name == "assemble":
+        assert isinstance(made, Image)
+        Unpacked(bench.layout.path / "unpacked").unpack(made.layers, bench.layout.blob_path, Quiet())
+    return Made(made=made, told=told.getvalue(), inside=json.loads(run(bench, name, made, "/mnt/lister.py")))
+
+
+def run(bench: Bench, name: str, made: Image | Sif, *arguments: str) -> str:
+    tools = bench.layout.path / "tools"
+    tools.mkdir(exist_ok=True)
+    shutil.copy(LISTER, tools)
+    argv = ("python", "-B", *arguments)
+    spec = RunSpec(argv=argv, mounts=(Mount(source=tools, target="/mnt"),))
+    done = bench.runner(name).run(made, spec)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# --- what the engines leave ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_image_passes_the_smoke_test(bench: Bench, made: dict[str, Made], engine: str) -> None:
+    trial = Trial(image=made[engine].made, definition=bench.definition, nonce="5eed", runner=RUNNERS[engine])
+    report = smoke(trial, bench.runner(engine), bench.layout.path / "checks", Quiet())
+    details = {check.name: (check.state.value, check.detail) for check in report.checks}
+    assert report.passed, details
+    assert {state for state, _ in details.values()} == {"passed"}
+    assert details["packages"][1].startswith("15 packages (14 of conda) as locked")
+    assert "1 more that scripts of scripted may have made" in details["packages"][1]
+    assert details["import"][1] == "tinytorch of tinytorch 2.0"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_environment_is_condas(bench: Bench, made: dict[str, Made], engine: str) -> None:
+    inside = made[engine].inside
+    assert inside["prefix"] == "/opt/env"
+    assert inside["environment"]["CONDA_PREFIX"] == "/opt/env"
+    assert "VIRTUAL_ENV" not in inside["environment"]
+    assert inside["unreadable"] == []
+    assert {"numpy", "tinytorch", "tinytool", "tinywheel"} <= inside["packages"].keys()
+    program = (
+        "import os, subprocess, tinytorch, tinywheel, ctypes\n"
+        "print(tinytorch.cuda, tinytorch.library(), tinytorch.matmul([[2]], [[3]]), tinywheel.VALUE)\n"
+        "print(subprocess.check_output(['tinytool'], text=True).strip(), '/',\n"
+        "      subprocess.check_output(['tinyprefix'], text=True).strip())\n"
+        "print(open('/opt/env/share/tinyprefix.txt').read().strip())\n"
+        "print(open('/opt/env/etc/scripted.txt').read().strip())\n"
+        "library = ctypes.CDLL('/opt/env/lib/libtinyprefix.so')\n"
+        "library.tinyprefix.restype = ctypes.c_char_p\n"
+        "print(library.tinyprefix().decode(), sorted(os.listdir('/opt')), os.listdir('/mnt'))\n"
+    )
+    told = run(bench, engine, made[engine].made, "-c", program).splitlines()
+    assert told == [
+        "12.1 2.0 cuda12.1 [[6]] 8",
+        "tinytool 1.1 / /opt/env/share",
+        "home=/opt/env",
+        "42",
+        "/opt/env/share/tinyprefix ['env'] ['lister.py']",
+    ]
+
+
+def test_the_engines_hold_the_same(made: dict[str, Made]) -> None:
+    first, *others = made.values()
+    assert len(first.contents) > 500
+    for other in others:
+        assert other.inside["packages"] == first.inside["packages"]
+        differing = {
+            path
+            for path in first.contents.keys() | other.contents.keys()
+            if first.contents.get(path) != other.contents.get(path)
+        }
+        assert differing == set()
+
+
+def test_what_is_built_on_stays_as_it_is_by_every_engine(bench: Bench) -> None:
+    """Alone, claims-a would keep the path that it and claims-b bring; here it comes later."""
+    conda, target = bench.definition.lock.conda, bench.definition.target
+    names = {"python", "python-libs", "python_abi", "numpy", "tinytorch", "cuda-version", "cuda-cudart"}
+    below = replace(
+        bench.definition.lock,
+        target="below-2.0-cu121",
+        conda=tuple(package for package in conda if package.name in {*names, "claims-b"}),
+        wheels=(),
+    )
+    lock = replace(
+        below, target=target.name, conda=tuple(p for p in conda if p in below.conda or "-a" in p.name)
+    )
+    definition = define(replace(target, on=below.target), BASE, lock, (below,))
+    seen = [make(bench, engine, definition).contents for engine in ENGINES]
+    assert seen[0] == seen[1] == seen[2]
+    winner = seen[0]["share/claims/different.txt"][1]
+    assert winner == hashlib.sha256(b"of b\n").hexdigest()
+    assert "share/claims/a.txt" in seen[0]
+
+
+def test_the_definitions_own_test_passes(bench: Bench, made: dict[str, Made]) -> None:
+    assert isinstance(made["apptainer"].made, Sif)
+    command = ["apptainer", "test", str(made["apptainer"].made.path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_nobody_but_the_build_learns_of_passwords(bench: Bench, made: dict[str, Made]) -> None:
+    docker, apptainer = made["docker"], made["apptainer"]
+    assert isinstance(docker.made, Image)
+    assert isinstance(apptainer.made, Sif)
+    config = bench.layout.blob_path(docker.made.config).read_text()
+    shown = json.dumps([config, docker.inside, apptainer.inside])
+    for text in (docker.told, apptainer.told, shown):
+        assert CANARY not in text
+        assert INDEX_CANARY not in text
+        assert bench.server.url not in text
+    definition = bench.apptainer_inspect(apptainer.made)
+    assert CANARY not in definition
+    assert bench.server.url not in definition
+
+
+# --- what stops a build ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", RENDERED)
+def test_a_package_that_is_not_the_locked_one_stops_the_build(bench: Bench, engine: str) -> None:
+    packages = bench.definition.lock.conda
+    other = tuple(replace(p, sha256="0" * 64) if p.name == "tinytool" else p for p in packages)
+    with pytest.raises(BuildError) as caught:
+        bench.engine(engine).build(bench.changed("hash", conda=other), bench.base, bench.packages, Quiet())
+    assert ": tinytool-1.1-py_0.conda has the wrong hash: expected sha256 000" in caught.value.message
+    assert "\n" not in caught.value.message
+    assert "has another file than the locked one" in caught.value.hint
+
+
+def test_a_channel_that_refuses_or_is_down_is_named(bench: Bench) -> None:
+    faults = {  # each with a package less, so that BuildKit's cache has no answer
+        "oddpaths": (Fault(status=404), "the server answered 404"),
+        "scripted": (Fault(cut="connection", times=2), ""),  # gone on with where it broke
+    }
+    for left_out, (fault, words) in faults.items():
+        bench.server.fail("claims-a", fault)
+        conda = tuple(package for package in bench.definition.lock.conda if package.name != left_out)
+        try:
+            build = (bench.changed(left_out, conda=conda), bench.base, bench.packages, Quiet())
+            if not words:
+                bench.docker.build(*build)
+                continue
+            with pytest.raises(BuildError) as caught:
+                bench.docker.build(*build)
+            assert caught.value.message.endswith(f"{CHANNEL}/linux-64/claims-a-1.0-h1_0.conda: {words}")
+        finally:
+            bench.server.mend()
+
+
+# --- by hand ---------------------------------------------------------------------------------------
+
+
+def test_the_folder_is_all_that_a_build_by_hand_needs(bench: Bench, scratch: Path) -> None:
+    """With the secrets that the Dockerfile's head tells of, by nothing but docker."""
+    folder = scratch / "by-hand"
+    write_definitions(folder, render(bench.definition))
+    secrets = scratch / "secrets"
+    secrets.mkdir()
+    bench.secrets((CHANNEL,)).write(secrets)
+    environ = dict(bench.daemon.environ)
+    base = bench.daemon.ensure(bench.layout, bench.base.image, "imagefactory/base:by-hand", Quiet())
+    bench.daemon.tag(base, "imagefactory/base:by-hand")
+    command = ["docker", "build", "--quiet", "--network=host", "--build-arg=BASE=imagefactory/base:by-hand"]
+    given = [f"--secret=id={file.name},src={file}" for file in sorted(secrets.iterdir())]
+    made = subprocess.run([*command, *given, str(folder)], env=environ, capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    argv = ["docker", "run", "--rm", made.stdout.strip(), "python", "-c", "import tinytorch, tinywheel"]
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,345 @@
+"""Conda channels: where they are asked, with what, and what is said when they do not answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from imagefactory.errors import LockError, ToolError, UsageError
+from imagefactory.lock.channels import Channels, channel_address, find_channels
+from imagefactory.lock.conda_solver import Solver, first_question, name_of, run
+from imagefactory.lock.index import Patience, RefusedError, redact
+from imagefactory.settings import load_settings
+from tests.services.channels import (
+    ANACONDA,
+    ChannelOptions,
+    ChannelServer,
+    Fault,
+    channel_server,
+    record,
+    write_channel,
+)
+from tests.unit.test_lock_conda import target
+
+FORGE = f"{ANACONDA}/conda-forge"
+QUICK = Patience(attempts=2, first_wait=0.01, longest_wait=0.02)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_channel(tmp_path / "all/conda-forge", record("python", "3.11.9"), record("numpy", "2.0", "python"))
+    return tmp_path / "all"
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[ChannelServer]:
+    with channel_server(folder) as server:
+        yield server
+
+
+def solve(channels: Channels, cache: Path, *names: str) -> dict[str, str]:
+    """Name -> true address of what the solver finds."""
+    asked = target("numpy", channels=tuple(map(channel_address, names or ("conda-forge",))))
+    solver = Solver(asked, channels, channels.gateway(cache))
+    return {name_of(one): solver.true_address(one) for one in run(solver.solve(first_question(asked)))}
+
+
+# --- settings ------------------------------------------------------------------------------------
+
+
+def test_the_table_and_the_variable_say_the_same(tmp_path: Path) -> None:
+    (tmp_path / "local").mkdir()
+    (tmp_path / "imagefactory.toml").write_text(
+        '[channels]\n"conda-forge" = "https://mirror.example/forge"\n"lab" = "local"\n'
+    )
+    from_file = load_settings(directory=tmp_path, start=tmp_path, environ={"HOME": str(tmp_path)})
+    assert from_file.channels.value == f"conda-forge=https://mirror.example/forge,lab={tmp_path}/local"
+    given = {"HOME": str(tmp_path), "IMAGEFACTORY_CHANNELS": from_file.channels.value}
+    from_variable = load_settings(directory=None, start=Path("/"), environ=given)
+    assert from_variable.channels.value == from_file.channels.value
+    assert from_variable.channels.origin == "$IMAGEFACTORY_CHANNELS"
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("conda-forge", "is not CHANNEL=ADDRESS"),
+        ("conda-forge=ftp://mirror.example/x", "is not CHANNEL=ADDRESS"),
+        ("conda forge=https://mirror.example", "is not CHANNEL=ADDRESS"),
+        ("a=https://one.example,a=https://two.example", "stands there twice"),
+        ("a=/no/such/folder", "is not a folder"),
+        ("a=https://ann:hunter2@mirror.example", "a user, password or token does not belong here"),
+        ("a=https://mirror.example/t/hunter2/a", "a user, password or token does not belong here"),
+    ],
+)
+def test_wrong_channels_are_refused(tmp_path: Path, value: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        load_settings(directory=tmp_path, start=tmp_path, environ={"IMAGEFACTORY_CHANNELS": value})
+    assert message in caught.value.message
+    assert "$IMAGEFACTORY_CHANNELS" in caught.value.message
+    assert "hunter2" not in caught.value.message + caught.value.hint
+
+
+def test_solvers_by_name_or_path(tmp_path: Path) -> None:
+    def solver(value: str) -> str:
+        environ = {"IMAGEFACTORY_SOLVER": value} if value else {}
+        return load_settings(directory=tmp_path, start=tmp_path, environ=environ).solver.value
+
+    (tmp_path / "micromamba").touch()
+    assert solver("") == "rattler"
+    assert [solver(name) for name in ("conda", "mamba", "micromamba")] == ["conda", "mamba", "micromamba"]
+    assert solver(str(tmp_path / "micromamba")) == str(tmp_path / "micromamba")
+    for wrong in ("libmamba", str(tmp_path / "nothing")):
+        with pytest.raises(UsageError, match="solver"):
+            solver(wrong)
+
+
+# --- places --------------------------------------------------------------------------------------
+
+
+def test_the_longest_beginning_fits_best() -> None:
+    setting = f"{ANACONDA}=https://all.example,conda-forge=https://forge.example/x/,lab=/data/a b"
+    channels = find_channels(setting, {}, "")
+    assert channels.place(f"{FORGE}/noarch/x.conda") == "https://forge.example/x/noarch/x.conda"
+    assert channels.place(FORGE) == "https://forge.example/x"
+    assert (
+        channels.place(f"{FORGE}-two/noarch/x.conda") == "https://all.example/conda-forge-two/noarch/x.conda"
+    )
+    assert channels.place(f"{ANACONDA}/lab/noarch/x.conda") == "file:///data/a%20b/noarch/x.conda"
+    assert channels.place("https://other.example/x") == "https://other.example/x"
+
+
+def test_true_addresses_come_back() -> None:
+    nvidia = f"{ANACONDA}/nvidia"
+    channels = find_channels("nvidia=http://m/n,nvidia/label/a=http://m/n/label/a", {}, "")
+    both = (nvidia, f"{nvidia}/label/a")
+    for true in (*both, f"{nvidia}/linux-64/x.conda", f"{nvidia}/label/a/linux-64/x.conda"):
+        assert channels.true_address(channels.place(true), both) == true
+    assert (
+        channels.true_address("https://elsewhere.example/x.conda", both)
+        == "https://elsewhere.example/x.conda"
+    )
+
+
+# --- credentials ---------------------------------------------------------------------------------
+
+
+def write_credentials(path: Path, entries: Mapping[str, object]) -> dict[str, str]:
+    path.write_text(json.dumps(entries))
+    return {"RATTLER_AUTH_FILE": str(path)}
+
+
+def test_credentials_by_host_and_domain(tmp_path: Path) -> None:
+    entries = {"*.example.org": {"BearerToken": "b"}, "repo.example.org": {"CondaToken": "c/d"}}
+    channels = find_channels("", write_credentials(tmp_path / "auth.json", entries), "")
+    assert channels.address("https://repo.example.org/x") == "https://repo.example.org/t/c%2Fd/x"
+    assert channels.address("https://a.b.example.org/x") == "https://a.b.example.org/x"
+    assert "c%2Fd" not in redact(channels.address("https://repo.example.org/x"))
+    assert "BearerToken" not in repr(channels)
+
+
+def test_netrc_gives_way_to_rattlers_own_file(tmp_path: Path) -> None:
+    (tmp_path / ".netrc").write_text(
+        "machine a.example login ann password one\nmachine b.example login b password c\n"
+    )
+    (tmp_path / ".rattler").mkdir()
+    write_credentials(tmp_path / ".rattler/credentials.json", {"a.example": {"BearerToken": "t"}})
+    channels = find_channels("", {"HOME": str(tmp_path)}, "")
+    assert dict(channels.credentials) == {
+        "a.example": {"BearerToken": "t"},
+        "b.example": {"BasicHTTP": {"username": "b", "password": "c"}},
+    }
+    assert channels.login("https://b.example/x") == ("b", "c")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"a": 1}', '{"a": {}}'])
+def test_a_broken_file_of_credentials_is_named_and_not_quoted(tmp_path: Path, text: str) -> None:
+    (tmp_path / "auth.json").write_text(text)
+    with pytest.raises(UsageError, match=r"auth\.json"):
+        find_channels("", {"RATTLER_AUTH_FILE": str(tmp_path / "auth.json")}, "")
+    (tmp_path / ".netrc").write_text("machine a.example bogus secret-word")
+    with pytest.raises(UsageError) as caught:
+        find_channels("", {"HOME": str(tmp_path)}, "")
+    assert "secret-word" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("options", "credential"),
+    [
+        (ChannelOptions(users={"ann": "p w"}), {"BasicHTTP": {"username": "ann", "password": "p w"}}),
+        (ChannelOptions(bearer="b-1"), {"BearerToken": "b-1"}),
+        (ChannelOptions(token="c-1"), {"CondaToken": "c-1"}),
+    ],
+)
+def test_a_private_channel(
+    folder: Path, tmp_path: Path, options: ChannelOptions, credential: dict[str, object]
+) -> None:
+    """Its records and its packages, with the credential and not without."""
+    (folder / "conda-forge/noarch/x.conda").write_bytes(b"package")
+    with channel_server(folder, options) as server:
+        setting = f"conda-forge={server.url}/conda-forge"
+        stranger = find_channels(setting, {}, "")
+        with pytest.raises(LockError) as caught:
+            solve(stranger, tmp_path / "cache")
+        assert "refuses to be read: it answered 401" in caught.value.message
+        assert "127.0.0.1" in caught.value.hint
+        web = stranger.web(patience=QUICK)
+        with pytest.raises(RefusedError, match="401"):
+            web.size(stranger.address(f"{FORGE}/noarch/x.conda"))
+        web.close()
+
+        friend = find_channels(
+            setting, write_credentials(tmp_path / "auth.json", {"127.0.0.1": credential}), ""
+        )
+        assert solve(friend, tmp_path / "cache")["numpy"] == f"{FORGE}/linux-64/numpy-2.0-0.conda"
+        web = friend.web(patience=QUICK)
+        assert web.size(friend.address(f"{FORGE}/noarch/x.conda")) == 7
+        web.close()
+
+
+def test_credentials_of_this_machine_are_not_asked(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".netrc").write_text("machine 127.0.0.1 login ann password one\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with channel_server(folder, ChannelOptions(users={"ann": "one"})) as server:
+        stranger = find_channels(f"conda-forge={server.url}/conda-forge", {}, "")
+        with pytest.raises(LockError, match="401"):
+            solve(stranger, tmp_path / "cache")
+        web = stranger.web(patience=QUICK)
+        with pytest.raises(RefusedError, match="401"):
+            web.size(f"{server.url}/conda-forge/noarch/repodata.json")
+        web.close()
+
+
+# --- what a container is told --------------------------------------------------------------------
+
+
+def test_a_container_is_told_what_it_needs_and_no_more(tmp_path: Path) -> None:
+    entries = {"mirror.example": {"BearerToken": "b"}, "other.example": {"CondaToken": "never"}}
+    setting = "conda-forge=https://mirror.example/forge,pytorch=https://other.example/pytorch"
+    channels = find_channels(setting, write_credentials(tmp_path / "auth.json", entries), "")
+    site = channels.site(
+        [f"{FORGE}/noarch/a.conda", f"{FORGE}/linux-64/b.conda", "https://far.example/c/x.conda"]
+    )
+    assert json.loads(site.text) == {
+        "mirrors": {FORGE: "https://mirror.example/forge"},
+        "auth": {"mirror.example": {"BearerToken": "b"}},
+    }
+    assert (site.hidden, site.loopback) == (("b",), False)
+    assert "mirror.example" not in repr(site)
+
+
+def test_a_container_reaches_loopback_and_no_folder(tmp_path: Path) -> None:
+    channels = find_channels(f"a=http://127.0.0.1:8080/a,lab={tmp_path}", {}, "")
+    assert channels.site([f"{ANACONDA}/a/noarch/x.conda"]).loopback
+    with pytest.raises(UsageError, match=r"x\.conda comes from a folder here"):
+        channels.site([f"{ANACONDA}/lab/noarch/x.conda"])
+
+
+# --- faults --------------------------------------------------------------------------------------
+
+
+def test_a_channel_that_is_a_folder(folder: Path, tmp_path: Path) -> None:
+    channels = find_channels(f"conda-forge={folder}/conda-forge", {}, "")
+    assert solve(channels, tmp_path / "cache")["python"] == f"{FORGE}/linux-64/python-3.11.9-0.conda"
+    (folder / "conda-forge/noarch/repodata.json").unlink()
+    with pytest.raises(LockError) as caught:
+        solve(channels, tmp_path / "cache")
+    assert "holds no noarch/repodata.json" in caught.value.message
+    assert "index the folder" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("fault", "message", "hint"),
+    [
+        (Fault(status=403), "refuses to be read: it answered 403", "~/.netrc"),
+        (Fault(status=404), "is not there: it answered 404", "mend the name"),
+        (Fault(status=500), "cannot be read: HTTP status server error (500", "run the same command again"),
+        (Fault(drop=True), "cannot be read: connection closed before message completed", "run the same"),
+        (Fault(cut="connection"), "cannot be read: end of file before message length", "run the same"),
+        (Fault(cut="file"), "cannot be read: EOF while parsing", "run the same command again"),
+    ],
+)
+def test_a_channel_with_a_fault_is_told_and_mended(
+    server: ChannelServer, tmp_path: Path, fault: Fault, message: str, hint: str
+) -> None:
+    channels = Channels(mirrors=((ANACONDA, server.url),), retries=1)
+    server.fail(r"repodata\.json$", fault)
+    with pytest.raises(LockError) as caught:
+        solve(channels, tmp_path / "cache")
+    assert message in caught.value.message
+    assert f"the channel {FORGE}, asked at {server.url}/conda-forge," in caught.value.message
+    assert hint in caught.value.hint
+    assert caught.value.exit_code == 5
+    server.mend()
+    assert len(solve(channels, tmp_path / "cache")) == 2  # nothing broken was kept
+
+
+def test_a_channel_by_its_full_address_as_the_recipe_writes_it(server: ChannelServer, tmp_path: Path) -> None:
+    written = server.url.replace("http://127.0.0.1", "http://LocalHost") + "/conda-forge"
+    assert solve(Channels(), tmp_path, written)["python"] == f"{written}/linux-64/python-3.11.9-0.conda"
+
+
+def test_a_passing_fault_is_not_noticed(server: ChannelServer, tmp_path: Path) -> None:
+    server.fail(r"noarch/repodata\.json$", Fault(status=503, times=1))
+    server.fail(r"linux-64/repodata\.json$", Fault(cut="connection", times=1))
+    assert len(solve(Channels(mirrors=((ANACONDA, server.url),)), tmp_path / "cache")) == 2
+
+
+def test_records_that_did_not_change_are_not_sent_again(server: ChannelServer, tmp_path: Path) -> None:
+    channels = Channels(mirrors=((ANACONDA, server.url),))
+    solve(channels, tmp_path / "cache")
+    first = server.sent
+    assert first > 0
+    solve(channels, tmp_path / "cache")
+    assert server.sent == first
+
+
+def test_nobody_listens(tmp_path: Path) -> None:
+    with pytest.raises(LockError, match=r"cannot be read: Connection refused .*\(2 times in a row\)"):
+        solve(Channels(mirrors=((ANACONDA, "http://127.0.0.1:9"),), retries=1), tmp_path)
+
+
+def test_certificates_of_the_site(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority, server_pem = make_certificates(tmp_path)
+    monkeypatch.setenv("SSL_CERT_DIR", "/nowhere")
+    before = os.environ.get("SSL_CERT_FILE")
+    with channel_server(folder, ChannelOptions(certificate=server_pem)) as server:
+        mirrors = ((ANACONDA, server.url),)
+        with pytest.raises(LockError, match="cannot be trusted: invalid peer certificate") as caught:
+            solve(Channels(mirrors=mirrors, retries=0), tmp_path / "cache")
+        assert "certificates" in caught.value.hint
+        trusting = Channels(mirrors=mirrors, certificates=str(authority), retries=0)
+        assert len(solve(trusting, tmp_path / "cache")) == 2
+        web = trusting.web(patience=QUICK)
+        assert web.size(trusting.address(f"{FORGE}/noarch/repodata.json")) > 0
+        web.close()
+    assert (os.environ["SSL_CERT_DIR"], os.environ.get("SSL_CERT_FILE")) == ("/nowhere", before)
+
+
+def make_certificates(folder: Path) -> tuple[Path, Path]:
+    """An authority, and a server's certificate of it with its key, for 127.0.0.1."""
+    script = """
+    openssl req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.pem -days 2 -subj "/CN=a site"
+    openssl req -newkey rsa:2048 -nodes -keyout server.key -out server.csr -subj /CN=127.0.0.1 \
+      -addext subjectAltName=IP:127.0.0.1
+    openssl x509 -req -in server.csr -CA ca.pem -CAkey ca.key -CAcreateserial -copy_extensions copyall \
+      -days 2 -out server.pem
+    cat server.key >> server.pem
+    """
+    subprocess.run(["/bin/sh", "-ec", script], cwd=folder, check=True, capture_output=True)
+    return folder / "ca.pem", folder / "server.pem"
+
+
+def test_without_rattler_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rattler", None)
+    with pytest.raises(ToolError) as caught:
+        Channels().gateway(tmp_path)
+    assert caught.value.hint == "pip install 'imagefactory[conda]'"

@@ -1,0 +1,544 @@
+"""Environments that exist, taken over: what they become, and that nothing of them goes unsaid."""
+
+# ruff: noqa: E501 -- what is told reads as a table
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from imagefactory import recipes
+from imagefactory.cli import main
+from imagefactory.drafts import FRAMEWORKS, Asked, Draft, check_draft, draft, draft_on
+from imagefactory.errors import RecipeError, UsageError
+from imagefactory.gpu import knowledge
+from imagefactory.imports import LIMITS, parse_wish, read_wish
+from imagefactory.model import Recipe, Target
+from imagefactory.verify.suite import table
+
+FOLDER = Path(__file__).parents[2] / "recipes"
+BASES = recipes.read_bases(FOLDER)
+
+ENVIRONMENT = """\
+name: proteins   # as people write them
+channels:
+  - pytorch
+  - https://conda.anaconda.org/nvidia/
+  - conda-forge
+  - defaults
+  - nodefaults
+dependencies:
+  - python=3.12.4
+  - pytorch::pytorch=2.3.1=py3.12_cuda12.1*
+  - torchvision = 0.18
+  - pytorch-cuda=12.1
+  - numpy  >= 1.20, <2
+  - scipy >=1.*
+  - bioconda::samtools
+  - cpuonly
+  - opencv[build=x]
+  - pandas==2.*
+  - https://conda.example.org/x.conda
+  - sel(osx): [libomp]
+  - pip
+  - pip:
+      - Einops[Torch]>=0.7   # nice
+      - torch==2.3.1+cu121
+      - -r more.txt
+      - --extra-index-url https://wheels.example.org/whl/cu121
+      - git+https://git.example.org/x/y
+      - y @ https://example.org/y.whl
+      - "typing-extensions; python_version < '3.8'"
+      - "tomli (>=1.0); sys_platform == 'linux'"
+      - apex===1.0
+prefix: /home/me/envs/proteins
+variables:
+  OMP_NUM_THREADS: 4
+  PATH: x
+"""
+REQUIREMENTS = """\
+# made by pip-compile
+--index-url https://index.example.org/simple
+torch==2.3.1 \\
+    --hash=sha256:00 \\
+    --hash=sha256:01
+numpy>=1.26,<2  # via torch
+
+./local
+-c bounds.txt
+tomli==2.0.1 ; python_version < "3.11"
+"""
+PIXI_6 = """\
+version: 6
+environments:
+  default:
+    channels:
+    - url: https://conda.anaconda.org/conda-forge/
+    - url: https://conda.anaconda.org/pytorch/
+    indexes:
+    - https://index.example.org/simple
+    packages:
+      linux-64:
+      - conda: https://conda.anaconda.org/conda-forge/linux-64/python-3.12.7-hc5c86c4_0_cpython.conda
+      - conda: https://conda.anaconda.org/conda-forge/linux-64/pytorch-2.5.1-cuda126_py312h1_300.conda
+      - conda: https://conda.anaconda.org/conda-forge/noarch/tzdata-2024b-hc8b5060_0.tar.bz2
+      - conda: ../local-package
+      - pypi: https://index.example.org/einops-0.8.0-py3-none-any.whl
+      - pypi: git+https://git.example.org/x
+      osx-arm64:
+      - conda: https://conda.anaconda.org/conda-forge/osx-arm64/python-3.12.7-h0.conda
+  lint:
+    channels: []
+    packages:
+      linux-64: []
+packages:
+- conda: https://conda.anaconda.org/conda-forge/linux-64/python-3.12.7-hc5c86c4_0_cpython.conda
+  sha256: "00"
+- pypi: https://index.example.org/einops-0.8.0-py3-none-any.whl
+  name: einops
+  version: 0.8.0
+- pypi: git+https://git.example.org/x
+  name: x
+  version: "1.0"
+"""
+PIXI_5 = """\
+version: 5
+environments:
+  cuda:
+    channels:
+    - url: https://conda.anaconda.org/conda-forge/
+    packages:
+      linux-64:
+      - conda: https://conda.anaconda.org/conda-forge/linux-64/jaxlib-0.4.31-cuda120py311h0_200.conda
+      - conda: https://conda.anaconda.org/conda-forge/linux-64/python-3.11.9-h0_0_cpython.conda
+      - pypi: https://index.example.org/flax-0.9.0-py3-none-any.whl
+packages:
+- kind: conda
+  name: jaxlib
+  version: 0.4.31
+- kind: pypi
+  name: flax
+  version: 0.9.0
+  url: https://index.example.org/flax-0.9.0-py3-none-any.whl
+"""
+CONDA_LOCK = """\
+version: 1
+metadata:
+  content_hash: {linux-64: "00"}
+  channels:
+  - {url: conda-forge, used_env_vars: []}
+  - {url: "https://me:secret@conda.example.org/x", used_env_vars: []}
+  platforms: [linux-64, osx-64]
+  sources: [environment.yml]
+package:
+- {name: python, version: 3.11.9, manager: conda, platform: linux-64, dependencies: {}, url: https://conda.anaconda.org/conda-forge/linux-64/python-3.11.9-hb806964_0_cpython.conda, hash: {md5: "0"}, category: main, optional: false}
+- {name: tensorflow, version: 2.17.0, manager: conda, platform: linux-64, dependencies: {}, url: https://conda.anaconda.org/conda-forge/linux-64/tensorflow-2.17.0-cuda126py311h5cbc639_203.conda, hash: {md5: "0"}, category: main, optional: false}
+- {name: tensorflow, version: 2.17.0, manager: conda, platform: osx-64, dependencies: {}, url: https://conda.anaconda.org/conda-forge/osx-64/tensorflow-2.17.0-cpu_py311_0.conda, hash: {md5: "0"}, category: main, optional: false}
+- {name: pytest, version: 8.0.0, manager: conda, platform: linux-64, dependencies: {}, url: https://conda.anaconda.org/conda-forge/noarch/pytest-8.0.0-py_0.conda, hash: {md5: "0"}, category: dev, optional: true}
+- {name: rich, version: 13.7.1, manager: pip, platform: linux-64, dependencies: {}, url: https://index.example.org/rich-13.7.1-py3-none-any.whl, hash: {sha256: "0"}, category: main, optional: false}
+"""
+STACK = """\
+family: stack
+description: PyTorch from conda
+source: conda
+framework: pytorch
+channels: [pytorch, nvidia, conda-forge]
+platform: linux/amd64
+base: debian-12
+python: "3.12"
+capabilities: ["8.0"]
+matrix:
+  - version: "2.3"
+    cuda: ["12.1"]
+"""
+
+
+def drafted(text: str, file: str, asked: Asked | None = None) -> tuple[Draft, Target]:
+    """The draft and the target that its text makes."""
+    made = draft(parse_wish(text, file, "3.11"), asked or Asked(family="lab"), BASES)
+    (target,) = check_draft(made.text, "lab", [], BASES)
+    return made, target
+
+
+def others() -> list[Recipe]:
+    return [*recipes.read_recipes(FOLDER), recipes.parse_recipe(STACK, "recipes/stack.yaml")]
+
+
+def target_named(name: str) -> Target:
+    return recipes.select(recipes.expand_all(others(), BASES), [name])[0]
+
+
+def added(text: str, file: str, on: str) -> tuple[Draft, Target]:
+    below = target_named(on)
+    made = draft_on(parse_wish(text, file, below.python), "lab", below)
+    (target,) = check_draft(made.text, "lab", others(), BASES)
+    return made, target
+
+
+# --- environment.yml -----------------------------------------------------------------------------
+
+
+def test_an_environment_becomes_a_recipe() -> None:
+    made, target = drafted(ENVIRONMENT, "environment.yml")
+    assert target.name == "lab-2.3.1-cu121"
+    assert (target.source, target.framework, target.python) == ("conda", "pytorch", "3.12")
+    names = ("pytorch", "nvidia", "conda-forge", "bioconda")
+    assert target.channels == tuple(f"https://conda.anaconda.org/{name}" for name in names)
+    assert target.requirements == (
+        "pytorch::pytorch 2.3.1.*", "torchvision 0.18.*", "pytorch-cuda 12.1.*", "numpy <2,>=1.20", "scipy >=1",
+        "bioconda::samtools", "pip",
+    )  # fmt: skip
+    assert target.constraints == ("pytorch::pytorch * py3.12_cuda12.1*", "python 3.12.4.*")
+    assert target.pip == ("einops[torch]>=0.7", "tomli>=1.0")
+    assert target.environment == (("OMP_NUM_THREADS", "4"),)
+    assert made.text.startswith("# yaml-language-server: $schema=recipe.schema.json\n# From environment.yml.")
+
+
+def test_nothing_of_an_environment_goes_unsaid() -> None:
+    made, _ = drafted(ENVIRONMENT, "environment.yml")
+    starts = [
+        "environment.yml:6:5: 'defaults' stands for several channels of Anaconda (name the one you mean)",
+        "environment.yml:16:5: 'cpuonly' asks for builds without CUDA (nothing to do",
+        "environment.yml:17:5: 'opencv[build=x]' cannot be taken over (write it as conda matches it",
+        "environment.yml:18:5: 'pandas==2.*' cannot be taken over (write = in place of ==, which conda takes for that",
+        "environment.yml:19:5: 'https://conda.example.org/x.conda' cannot be taken over (write it as",
+        "environment.yml:20:5: 'sel(osx)' is not read (write its packages for linux-64 as a list)",
+        "environment.yml:24:9: the local version in 'torch==2.3.1+cu121' (nothing to do: it was taken over without",
+        "environment.yml:25:9: the option '-r more.txt' is not taken over (import that file too, or add its lines)",
+        "environment.yml:26:9: the option '--extra-index-url https://wheels.example.org/whl/cu121' is not taken over (the index is the machine's own",
+        "environment.yml:27:9: 'git+https://git.example.org/x/y' cannot be taken over (write NAME and its bounds",
+        "environment.yml:28:9: 'y @ https://example.org/y.whl' is taken from an address (write y with bounds",
+        "environment.yml:29:9: \"typing-extensions; python_version < '3.8'\" is not for Python 3.12 on linux-64 (nothing to do)",
+        "environment.yml:31:9: 'apex===1.0' cannot be taken over (write a package with bounds",
+        "environment.yml:32:1: 'prefix' is nothing that a recipe says (nothing to do)",
+        "environment.yml:35:3: 'PATH' is set by the factory (set it where the image runs)",
+        "torch==2.3.1 of PyPI: the framework comes from conda, as pytorch",
+    ]
+    assert len(made.told) == len(starts)
+    for told, start in zip(made.told, starts, strict=True):
+        assert told.startswith(start)
+        assert f"#   {told}\n" in made.text
+
+
+def test_a_framework_in_the_pip_part_makes_a_recipe_of_pypi() -> None:
+    text = "dependencies: [python=3.13, libffi, pip, {pip: [torch==2.9.0, rich]}]\n"
+    made, target = drafted(text, "environment.yml")
+    assert (target.name, target.source, target.base) == ("lab-2.9.0-cu128", "pypi", "debian-13")
+    assert target.requirements == ("torch==2.9.0.*", "rich")
+    assert (
+        "torch comes from PyPI, so these of conda were left out: libffi (write PyPI's names" in made.told[-1]
+    )
+
+
+@pytest.mark.parametrize(
+    ("dependencies", "version", "cuda"),
+    [
+        ("pytorch=2.5, pytorch-cuda=12.4", "2.5", "12.4"),
+        ("pytorch 2.5.*, cuda-version 12.6.*", "2.5", "12.6"),
+        ("pytorch==1.12.1, cudatoolkit=11.3.1", "1.12.1", "11.3"),
+        ("'pytorch=2.1.0=py3.9_cuda11.8_cudnn8.7.0_0'", "2.1.0", "11.8"),
+        ("jaxlib=0.4.31=*cuda118*", "0.4.31", "11.8"),
+        ("tensorflow-gpu=2.12, cudatoolkit 11.8.*", "2.12", "11.8"),
+        ("pytorch=2.4.0.post1, cuda-cudart 12.1.105", "2.4.0", "12.1"),
+    ],
+)
+def test_version_and_cuda_as_the_file_says_them(dependencies: str, version: str, cuda: str) -> None:
+    text = f"channels: [conda-forge]\ndependencies: [python=3.11, {dependencies}]\n"
+    made, target = drafted(text, "environment.yml")
+    assert (target.version, target.cuda) == (version, cuda)
+    assert made.told == ()
+
+
+@pytest.mark.parametrize(
+    ("dependencies", "message", "hint"),
+    [
+        ("numpy", "names no framework that the smoke test knows", "--framework NAME"),
+        ("pytorch", "does not say which version and which CUDA of pytorch it means", "--framework pytorch=VERSION --cuda 12.4"),
+        ("pytorch=2.5", "does not say which CUDA of pytorch it means", "--framework pytorch=2.5 --cuda 12.4"),
+        ("'pytorch >=2', pytorch-cuda=12.1", "does not say which version of pytorch it means", "--framework pytorch=VERSION --cuda 12.1"),
+    ],
+)  # fmt: skip
+def test_what_the_file_leaves_open_is_asked(dependencies: str, message: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        drafted(f"dependencies: [{dependencies}]\n", "environment.yml")
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_the_person_may_say_it() -> None:
+    asked = Asked(family="lab", framework="NumPy", version="2.0", cuda="12.4")
+    made, target = drafted("dependencies: [numpy, 'python >=3.9,<3.11']\n", "environment.yml", asked)
+    assert (target.name, target.framework, target.python) == ("lab-2.0-cu124", "numpy", "3.10")
+    assert target.checks == table.OTHER_CHECKS
+    assert made.told == (
+        "Python 3.10 was written: environment.yml leaves it open",
+        "environment.yml names no channel that can be taken over: conda-forge was written",
+    )
+
+
+def test_what_the_person_says_wrong_is_a_fault_before_anything_is_written() -> None:
+    with pytest.raises(RecipeError) as caught:
+        drafted("dependencies: [pytorch=2.5]\n", "environment.yml", Asked(family="lab", cuda="99.1"))
+    assert "no driver is known for CUDA 99.1" in caught.value.message
+    assert "--print" in caught.value.hint
+
+
+# --- requirements.txt ----------------------------------------------------------------------------
+
+
+def test_requirements_become_a_recipe() -> None:
+    made, target = drafted(REQUIREMENTS, "requirements.txt")
+    assert (target.name, target.source) == ("lab-2.3.1-cu121", "pypi")
+    assert target.requirements == ("torch==2.3.1.*", "numpy<2,>=1.26")
+    assert [told.partition(" (")[0] for told in made.told] == [
+        "requirements.txt:2:1: the option '--index-url https://index.example.org/simple' is not taken over",
+        "requirements.txt:8:1: './local' cannot be taken over",
+        "requirements.txt:9:1: the option '-c bounds.txt' is not taken over",
+        "requirements.txt:10:1: 'tomli==2.0.1 ; python_version < \"3.11\"' is not for Python 3.11 on linux-64",
+        "Python 3.11 was written: requirements.txt leaves it open",
+    ]
+
+
+def test_extras_that_bring_cuda_are_written() -> None:
+    _, target = drafted(
+        "jax[cuda12_local]==0.10.2\nflax\nnvidia-cuda-runtime-cu12==12.9.79\n", "requirements.txt"
+    )
+    assert (target.cuda, target.requirements[0]) == ("12", "jax[cuda12,cuda12-local]==0.10.2.*")
+
+
+# --- locks ---------------------------------------------------------------------------------------
+
+
+def test_a_pixi_lock_becomes_a_recipe() -> None:
+    made, target = drafted(PIXI_6, "pixi.lock")
+    assert target.name == "lab-2.5.1-cu126"
+    assert target.channels == ("https://conda.anaconda.org/conda-forge", "https://conda.anaconda.org/pytorch")
+    assert target.requirements == ("pytorch 2.5.1.*", "tzdata ==2024b")
+    assert (target.python, target.constraints, target.pip) == (
+        "3.12",
+        ("python ==3.12.7",),
+        ("einops==0.8.0",),
+    )
+    assert [told.partition(" (")[0] for told in made.told] == [
+        "pixi.lock:14:16: '../local-package' is made from sources",
+        "pixi.lock:16:15: 'git+https://git.example.org/x' is no package of an index",
+        "every package was written at its locked version",
+    ]
+
+
+def test_a_pixi_lock_with_one_environment_of_another_name() -> None:
+    _, target = drafted(PIXI_5, "pixi.lock")
+    assert (target.name, target.framework, target.pip) == ("lab-0.4.31-cu120", "jaxlib", ("flax==0.9.0",))
+
+
+def test_a_conda_lock_becomes_a_recipe() -> None:
+    made, target = drafted(CONDA_LOCK, "conda-lock.yml")
+    assert (target.name, target.framework) == ("lab-2.17.0-cu126", "tensorflow")
+    assert target.requirements == ("tensorflow 2.17.0.*",)
+    assert (target.constraints, target.pip) == (("python ==3.11.9",), ("rich==13.7.1",))
+    assert [told.partition(" (")[0] for told in made.told] == [
+        "conda-lock.yml:6:5: the channel 'https://...@conda.example.org/x' cannot be taken over",
+        "conda-lock.yml:10:1: the packages of category 'dev': pytest",
+        "every package was written at its locked version",
+    ]
+    assert "secret" not in made.text
+
+
+FAULTS = [
+    (PIXI_6, "pixi.lock", "version: 6", "version: 99", "1:10: has the format '99' (make it with a pixi that writes 4 or 5 or 6)"),
+    (PIXI_6, "pixi.lock", "  default:", "  other:", "1:1: has no environment 'default' (--environment other or lint)"),
+    (PIXI_6, "pixi.lock", "      linux-64:\n      - conda: https", "      win-64:\n      - conda: https", "4:5: has no packages for linux-64, only for win-64, osx-arm64 (add linux-64 and lock)"),
+    (CONDA_LOCK, "conda-lock.yml", "version: 1", "version: 2", "1:10: has the format '2' (make it with conda-lock 1 or newer)"),
+    (CONDA_LOCK, "conda-lock.yml", "platform: linux-64", "platform: osx-64", "1:1: has no packages for linux-64, only for osx-64 (lock for linux-64 too)"),
+    (ENVIRONMENT, "environment.yml", "pytorch-cuda=12.1", "pytorch-cuda=12.1  # [linux64]", "12:5: a selector ('# [linux64]') is not read (write the file for linux-64 alone"),
+    (ENVIRONMENT, "environment.yml", "- pip\n", "- {{ pip }}\n", "1:1: is a template ({{ }} or {% %}) (fill it in, and import what comes out)"),
+    (ENVIRONMENT, "environment.yml", "dependencies:", "dependents:", "1:1: is no environment that can be taken over (give an environment.yml"),
+    (ENVIRONMENT, "environment.yml", "name: proteins", "name: &a proteins", "1:7: anchors and aliases (&, *) are not used here"),
+    (PIXI_6, "pixi.toml", "version", "version", "1:1: says what is wanted, not what it came to (give the lock that is made of it: pixi.lock)"),
+    (ENVIRONMENT, "environment.yml", "name: proteins", "name: 'proteins", ": is not valid YAML: "),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "file", "old", "new", "expected"), FAULTS)
+def test_what_cannot_be_read(text: str, file: str, old: str, new: str, expected: str) -> None:
+    assert old in text
+    with pytest.raises(RecipeError) as caught:
+        parse_wish(text.replace(old, new), file, "3.11")
+    at = file if expected.startswith(":") else f"{file}:"
+    assert any(fault.startswith(at) and expected in fault for fault in caught.value.faults), (
+        caught.value.faults
+    )
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "environment.yml"
+    with pytest.raises(UsageError, match="cannot be read: No such file"):
+        read_wish(path, "3.11")
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match="is not UTF-8"):
+        read_wish(path, "3.11")
+    with path.open("wb") as file:
+        file.truncate(LIMITS.size + 1)
+    with pytest.raises(RecipeError, match="is larger than"):
+        read_wish(path, "3.11")
+
+
+# --- built on a target ---------------------------------------------------------------------------
+
+
+def test_requirements_on_a_target_of_pypi() -> None:
+    made, target = added(REQUIREMENTS, "requirements.txt", "pytorch-2.3-cu121")
+    assert (target.name, target.on) == ("lab-2.3-cu121", "pytorch-2.3-cu121")
+    assert target.requirements[-1] == "numpy<2,>=1.26"
+    assert made.told[-1] == "torch==2.3.1: pytorch-2.3-cu121 brings torch 2.3"
+
+
+def test_an_environment_on_a_target_of_conda() -> None:
+    made, target = added(ENVIRONMENT, "environment.yml", "stack-2.3-cu121")
+    assert target.requirements == (
+        "pytorch 2.3.*", "torchvision 0.18.*", "pytorch-cuda 12.1.*", "numpy <2,>=1.20", "scipy >=1", "pip",
+    )  # fmt: skip
+    assert target.pip == ("einops[torch]>=0.7", "tomli>=1.0")
+    assert made.told[-4:] == (
+        "pytorch::pytorch ==2.3.1 py3.12_cuda12.1*: stack-2.3-cu121 brings pytorch 2.3",
+        "bioconda::samtools: stack-2.3-cu121 has no channel bioconda (take it from another)",
+        "torch==2.3.1: stack-2.3-cu121 brings pytorch 2.3",
+        "the channels bioconda: those of stack-2.3-cu121 are asked alone",
+    )
+
+
+def test_an_environment_on_a_target_of_pypi() -> None:
+    text = "dependencies: [python=3.9, scipy, {pip: [rich]}]\n"
+    made, target = added(text, "environment.yml", "pytorch-2.3-cu121")
+    assert target.requirements[-1] == "rich"
+    assert made.told == (
+        "scipy: pytorch-2.3-cu121 takes its packages from PyPI (add PyPI's name of it, if it is needed)",
+        "Python 3.9.*: pytorch-2.3-cu121 has Python 3.11",
+    )
+
+
+def test_nothing_yet_on_a_target() -> None:
+    below = target_named("pytorch-2.3-cu121")
+    made = draft_on(None, "lab", below)
+    (target,) = check_draft(made.text, "lab", others(), BASES)
+    assert target.requirements == below.requirements
+    assert made.told == ()
+
+
+# --- agreement with other tables -----------------------------------------------------------------
+
+
+def test_the_frameworks_are_those_that_are_known() -> None:
+    assert set(FRAMEWORKS.values()) <= set(knowledge.families().values())
+    assert {*FRAMEWORKS, *knowledge.families().values()} == set(table.FRAMEWORKS)
+
+
+# --- strangers' files ----------------------------------------------------------------------------
+
+PIECES = [
+    "\n", "\r", "\t", "\x00", "\x1b[2J", "\u202e", "\udc80", "é", '"', "'", "\\", "`id`", "$(id)", "{{x}}", "{%", "#", " # [win]", ": ", "- ",
+    "&a ", "*a", "!!int ", "---\n", "@", "no", "null", "1e3", "2.10", "=", "==", "=*=*cuda12*", ">=1.*", "::", "https://u:p@x/y", "[build=x]",
+    "|", ";", "-r x", "-e .", "+cu121", "; os_name", "defaults", "linux-64", "osx-64", "__cuda", "../", "A" * 300, "9" * 40,
+]  # fmt: skip
+SAMPLES = [
+    (ENVIRONMENT, "environment.yml"),
+    (REQUIREMENTS, "requirements.txt"),
+    (PIXI_6, "pixi.lock"),
+    (PIXI_5, "pixi.lock"),
+    (CONDA_LOCK, "conda-lock.yml"),
+]
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(
+    sample=st.sampled_from(SAMPLES),
+    edits=st.lists(
+        st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 12), st.sampled_from(PIECES)),
+        min_size=1,
+        max_size=4,
+    ),
+)
+def test_near_valid_files_make_recipes_or_errors(
+    sample: tuple[str, str], edits: list[tuple[float, int, str]]
+) -> None:
+    """Whatever stands in them, a draft parses and expands, and what is told is plain text."""
+    text, file = sample
+    for position, length, piece in edits:
+        at = int(position * len(text))
+        text = text[:at] + piece + text[at + length :]
+    for asked in (Asked(family="lab"), Asked(family="lab", framework="numpy", version="1.0", cuda="12.4")):
+        try:
+            made = draft(parse_wish(text, file, "3.11"), asked, BASES)
+            check_draft(made.text, "lab", [], BASES)
+        except (RecipeError, UsageError):
+            continue
+        for told in made.told:
+            assert told.isascii()
+            assert told.isprintable()
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def factory(tmp_path: Path) -> Path:
+    folder = tmp_path / "recipes"
+    folder.mkdir()
+    for name in ("bases.yaml", "pytorch.yaml"):
+        (folder / name).write_bytes((FOLDER / name).read_bytes())
+    (tmp_path / "imagefactory.toml").touch()
+    return tmp_path
+
+
+def call(factory: Path, *arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["-C", str(factory), *arguments])
+    return int(ended.value.code or 0)
+
+
+def test_new_from_a_file(factory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (factory / "environment.yml").write_text(ENVIRONMENT)
+    assert call(factory, "new", "lab", "--from", str(factory / "environment.yml")) == 0
+    told = capsys.readouterr()
+    assert "note: environment.yml:6:5: 'defaults' stands for several channels" in told.err
+    assert "wrote " in told.out
+    recipe = recipes.parse_recipe((factory / "recipes" / "lab.yaml").read_text(), "recipes/lab.yaml")
+    assert recipe.framework == "pytorch"
+    assert call(factory, "list", "lab-*") == 0
+    assert "lab-2.3.1-cu121" in capsys.readouterr().out
+    assert call(factory, "new", "lab", "--from", str(factory / "environment.yml")) == 2
+    assert "lab.yaml exists" in capsys.readouterr().err
+
+
+def test_new_on_a_target(factory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (factory / "requirements.txt").write_text("einops\n")
+    source = str(factory / "requirements.txt")
+    assert call(factory, "new", "lab", "--on", "pytorch-2.3-cu121", "--from", source, "--print") == 0
+    assert "on: pytorch-2.3-cu121" in capsys.readouterr().out
+    assert not (factory / "recipes" / "lab.yaml").exists()
+    assert call(factory, "new", "lab", "--on", "pytorch-2.3-cu121") == 0
+    assert call(factory, "new", "lab2", "--on", "lab-2.3-cu121", "--from", source) == 0
+    capsys.readouterr()
+    assert call(factory, "list", "lab2-2.3-cu121") == 0
+    assert call(factory, "new", "x", "--on", "pytorch-2.4-cu121") == 3
+    assert "did you mean 'pytorch-2.3-cu121'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["X", "--on", "pytorch-2.3-cu121"], "'X' is not a name for a family"),
+        (["x", "--cuda", "12.1"], "--cuda says nothing here"),
+        (["x", "--framework", "torch=2.3"], "--framework NAME=VERSION says nothing here"),
+        (["x", "--environment", "cuda"], "--environment says nothing here"),
+        (["x", "--on", "pytorch-2.3-cu121", "--framework", "torch"], "--framework says nothing here"),
+        (["x", "--from", "/nonexistent/environment.yml"], "cannot be read: No such file or directory"),
+    ],
+)
+def test_arguments_that_do_not_fit(
+    factory: Path, arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(factory, "new", *arguments) == 2
+    assert expected in capsys.readouterr().err

@@ -1,0 +1,506 @@
+"""What the conda locker moves, keeps and says, on records made for each question."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagefactory.errors import LockError, UnsolvableError
+from imagefactory.lock import LockRequest
+from imagefactory.lock.channels import ANACONDA, find_channels
+from imagefactory.lock.conda import CondaLocker
+from imagefactory.lock.conda_explain import shortened
+from imagefactory.lock.conda_solver import virtual_packages
+from imagefactory.lock.files import content_hash
+from imagefactory.lock.pypi import UvLocker
+from imagefactory.model import Base, Lock, Target, Where
+from imagefactory.progress import Quiet
+from tests.services.channels import record, write_channel
+
+WHERE = Where(file="recipes/tiny.yaml", line=7, column=3)
+BASE = Base(
+    name="debian-12", suite="bookworm", python="3.11", glibc="2.36", packages=(), public="", where=WHERE
+)
+SYSTEM = (("__archspec", "x86_64"), ("__cuda", "12.1"), ("__glibc", "2.36"))
+RUNTIME = (
+    record("python", "3.11.8"),
+    record("python", "3.11.9"),
+    record("python", "3.12.3"),
+    record("cuda-cudart", "12.1.105"),
+    record("tiny", "1.0", "python >=3.11,<3.12.0a0", "cuda-cudart 12.1.*", build="cuda12.1_py311"),
+)
+
+
+def target(*requirements: str, **more: Any) -> Target:
+    asked = requirements or ("tiny 1.*",)
+    given: dict[str, Any] = {
+        "name": "tiny-1-cu121",
+        "family": "tiny",
+        "description": "",
+        "source": "conda",
+        "framework": "tiny",
+        "version": "1",
+        "cuda": "12.1",
+        "python": "3.11",
+        "base": "debian-12",
+        "platform": "linux/amd64",
+        "capabilities": (),
+        "checks": (),
+        "requirements": asked,
+        "constraints": (),
+        "environment": (),
+        "where": WHERE,
+        "channels": (f"{ANACONDA}/conda-forge",),
+        "system": SYSTEM,
+        **more,
+    }
+    return Target(**given)
+
+
+class Site:
+    """Channels in a folder, and a locker for them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.runs = 0
+
+    def write(self, *records: Mapping[str, Any], channel: str = "conda-forge") -> None:
+        write_channel(self.folder / channel, *records)
+
+    @property
+    def locker(self) -> CondaLocker:
+        """A new one each time: one locker reads a channel once."""
+        pairs = [f"{path.name}={path}" for path in self.folder.iterdir()]
+        return CondaLocker(find_channels(",".join(pairs), {}, ""), self.folder.parent / "cache", no_pip)
+
+    def lock(self, asked: Target, previous: Lock | None = None, *update: str, **more: Any) -> Lock:
+        request = LockRequest(target=asked, base=BASE, previous=previous, update=update, **more)
+        return self.locker.lock(request, Quiet())
+
+
+def no_pip() -> UvLocker:
+    raise AssertionError("nothing here comes from PyPI")
+
+
+def pins(lock: Lock) -> dict[str, str]:
+    return {package.name: package.version for package in lock.conda}
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    (tmp_path / "channels").mkdir()
+    return Site(tmp_path / "channels")
+
+
+# --- a lock --------------------------------------------------------------------------------------
+
+
+def test_a_lock_says_what_was_solved_and_with_what(site: Site) -> None:
+    site.write(*RUNTIME)
+    lock = site.lock(target())
+    assert pins(lock) == {"cuda-cudart": "12.1.105", "python": "3.11.9", "tiny": "1.0"}
+    tiny = lock.conda[-1]
+    assert tiny.url == f"{ANACONDA}/conda-forge/linux-64/tiny-1.0-cuda12.1_py311.conda"
+    assert (tiny.build, tiny.subdir, tiny.size) == ("cuda12.1_py311", "linux-64", 1000)
+    assert tiny.depends == ("cuda-cudart 12.1.*", "python >=3.11,<3.12.0a0")
+    assert lock.channels == (f"{ANACONDA}/conda-forge",)
+    assert (lock.system, lock.platform, lock.wheels) == (SYSTEM, "manylinux_2_36_x86_64", ())
+    assert lock.content_hash == content_hash(target(), BASE, None)
+    assert lock.solver.startswith("py-rattler 0.")
+    assert site.lock(target()) == lock
+
+
+def test_unchanged_solves_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.write(*RUNTIME)
+    lock = site.lock(target())
+
+    def asked(*_: object) -> None:
+        raise AssertionError("solved")
+
+    monkeypatch.setattr(CondaLocker, "_solve", asked)
+    assert site.lock(target(), lock) is lock
+    renamed = replace(target(), name="other-1-cu121")
+    assert site.lock(renamed, lock) == replace(lock, target="other-1-cu121")
+
+
+def test_addresses_are_asked_at_the_mirror(site: Site) -> None:
+    site.write(*RUNTIME)
+    lock = site.lock(target())
+    folder = (site.folder / "conda-forge/linux-64").as_uri()
+    assert site.locker.addresses(lock)["python-3.11.9-0.conda"] == f"{folder}/python-3.11.9-0.conda"
+
+
+@pytest.mark.parametrize("name", ["CUDA", "GLIBC", "ARCHSPEC"])
+def test_this_machine_is_not_asked(site: Site, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    site.write(*RUNTIME, record("needs", "1", f"__{name.lower()} >=90"))
+    monkeypatch.setenv(f"CONDA_OVERRIDE_{name}", "99.9")
+    with pytest.raises(UnsolvableError, match=f"__{name.lower()}"):
+        site.lock(target("tiny", "needs"))
+
+
+def test_virtual_packages_are_the_targets_and_linux() -> None:
+    assert virtual_packages(SYSTEM) == (
+        ("__archspec", "1", "x86_64"),
+        ("__cuda", "12.1", "0"),
+        ("__glibc", "2.36", "0"),
+        ("__linux", "0", "0"),
+        ("__unix", "0", "0"),
+    )
+
+
+def test_a_record_without_a_hash_is_refused_by_name(site: Site) -> None:
+    site.write(*RUNTIME, record("legacy", "1", sha256=None), record("older", "1", sha256=None))
+    with pytest.raises(LockError) as caught:
+        site.lock(target("tiny", "legacy", "older"))
+    assert "no sha256 is given by https://conda.anaconda.org/conda-forge for" in caught.value.message
+    assert "legacy-1-0.conda, older-1-0.conda" in caught.value.message
+
+
+def test_a_size_that_the_record_lacks_is_asked(site: Site) -> None:
+    site.write(*RUNTIME, record("unsized", "1", size=None))
+    (site.folder / "conda-forge/linux-64/unsized-1-0.conda").write_bytes(b"12345")
+    assert {one.name: one.size for one in site.lock(target("tiny", "unsized")).conda}["unsized"] == 5
+
+
+def test_a_channel_of_one_package(site: Site) -> None:
+    site.write(*RUNTIME, record("extra", "2"))
+    site.write(record("extra", "1"), channel="lab")
+    channels = (f"{ANACONDA}/conda-forge", f"{ANACONDA}/lab")
+    lock = site.lock(target("tiny", "lab::extra", channels=channels))
+    assert {one.name: one.url for one in lock.conda}["extra"] == f"{ANACONDA}/lab/linux-64/extra-1-0.conda"
+
+
+def test_addresses_that_are_written_in_other_ways(tmp_path: Path) -> None:
+    """Blanks, and a host in capitals: the lock keeps what the recipe says."""
+    (tmp_path / "my channels").mkdir()
+    site = Site(tmp_path / "my channels")
+    site.write(*RUNTIME)
+    site.write(record("extra", "1"), channel="lab")
+    channels = ("https://Conda.Example:443/conda-forge", f"{ANACONDA}/lab")
+    setting = f"https://Conda.Example:443={site.folder},lab={site.folder}/lab"
+    locker = CondaLocker(find_channels(setting, {}, ""), tmp_path / "cache", no_pip)
+    request = LockRequest(target=target("tiny", "extra", channels=channels), base=BASE)
+    urls = {one.name: one.url for one in locker.lock(request, Quiet()).conda}
+    assert urls["python"] == "https://Conda.Example:443/conda-forge/linux-64/python-3.11.9-0.conda"
+    assert urls["extra"] == f"{ANACONDA}/lab/linux-64/extra-1-0.conda"
+
+
+def test_a_lock_must_hold_what_the_target_names(site: Site) -> None:
+    site.write(*RUNTIME, record("tiny", "1.1", "python", build="cpu_py311"))
+    with pytest.raises(LockError, match="cpu"):
+        site.lock(target())
+
+
+# --- what moves ----------------------------------------------------------------------------------
+
+BEFORE = (*RUNTIME, record("lib", "1.0"), record("lib", "1.1"), record("tool", "1.0", "lib >=1", "helper"))
+LATER = (*BEFORE, record("helper", "1"), record("helper", "2"), record("lib", "1.2"))
+
+
+def test_what_is_added_leaves_the_rest_alone(site: Site) -> None:
+    site.write(*BEFORE, record("helper", "1"))
+    lock = site.lock(target("tiny", "tool"))
+    site.write(*LATER, record("more", "1", "lib"))
+    after = site.lock(target("tiny", "tool", "more"), lock)
+    assert pins(after) == {**pins(lock), "more": "1"}
+
+
+def test_an_update_moves_the_package_alone(site: Site) -> None:
+    site.write(*BEFORE, record("helper", "1"))
+    lock = site.lock(target("tiny", "tool"))
+    site.write(*LATER)
+    assert pins(site.lock(target("tiny", "tool"), lock, "helper")) == {**pins(lock), "helper": "2"}
+    assert pins(site.lock(target("tiny", "tool"), lock, "HELPER")) == {**pins(lock), "helper": "2"}
+    everything = site.lock(target("tiny", "tool"), lock, update_all=True)
+    assert pins(everything) == {**pins(lock), "helper": "2", "lib": "1.2"}
+
+
+def test_an_update_moves_what_it_must_and_no_further(site: Site) -> None:
+    site.write(*BEFORE, record("helper", "1"))
+    lock = site.lock(target("tiny", "tool"))
+    site.write(
+        *LATER,
+        record("lib", "1.3"),
+        record("tool", "2.0", "lib >=1.2,<1.3", "helper", "brand-new"),
+        record("brand-new", "1"),
+    )
+    after = site.lock(target("tiny", "tool"), lock, "tool")
+    assert pins(after) == {**pins(lock), "tool": "2.0", "lib": "1.2", "brand-new": "1"}
+
+
+def test_an_update_does_not_move_what_stands_on_it(site: Site) -> None:
+    """`lib` 2 would need another `tool`; the newest that `tool` lives with is what `--update lib` means."""
+    site.write(*RUNTIME, record("lib", "1.0"), record("tool", "1.0", "lib >=1,<2"))
+    lock = site.lock(target("tiny", "tool"))
+    site.write(
+        *RUNTIME,
+        *(record("lib", version) for version in ("1.0", "1.5", "2.0")),
+        record("tool", "1.0", "lib >=1,<2"),
+        record("tool", "0.9", "lib"),
+        record("tool", "1.1", "lib >=2"),
+    )
+    assert pins(site.lock(target("tiny", "tool"), lock, "lib")) == {**pins(lock), "lib": "1.5"}
+
+
+def test_where_nothing_else_is_newer_what_stands_on_it_goes_along_but_not_back(site: Site) -> None:
+    site.write(*RUNTIME, record("lib", "1.0"), record("tool", "1.0", "lib ==1.0"))
+    lock = site.lock(target("tiny", "tool"))
+    old = (*RUNTIME, record("lib", "1.0"), record("lib", "2.0"), record("tool", "1.0", "lib ==1.0"))
+    site.write(*old, record("tool", "0.9", "lib"))
+    assert site.lock(target("tiny", "tool"), lock, "lib").conda == lock.conda
+    site.write(*old, record("tool", "1.1", "lib >=2"))
+    assert pins(site.lock(target("tiny", "tool"), lock, "lib")) == {**pins(lock), "lib": "2.0", "tool": "1.1"}
+
+
+def test_a_newer_build_is_newer(site: Site) -> None:
+    site.write(*RUNTIME, record("lib", "1.0", build="h1_0"))
+    lock = site.lock(target("tiny", "lib"))
+    later = (record("lib", "1.0", build="h1_0"), record("lib", "1.0", build="h2_1", build_number=1))
+    site.write(*RUNTIME, *later, record("lib", "3", track_features="testing"))
+    after = site.lock(target("tiny", "lib"), lock, "lib")
+    assert {one.name: one.build for one in after.conda}["lib"] == "h2_1"
+
+
+def test_what_a_changed_recipe_moves_is_the_least(site: Site) -> None:
+    site.write(*BEFORE, record("helper", "1"))
+    lock = site.lock(target("tiny", "tool"))
+    site.write(*LATER)
+    after = site.lock(target("tiny", "tool", "lib <1.1"), lock)
+    assert pins(after) == {**pins(lock), "lib": "1.0"}
+    assert pins(site.lock(target("tiny", "tool"), after)) == pins(after)
+    assert pins(site.lock(target("tiny"), lock)) == {
+        name: pins(lock)[name] for name in ("cuda-cudart", "python", "tiny")
+    }
+
+
+def test_a_locked_package_that_is_gone(site: Site) -> None:
+    site.write(*BEFORE, record("helper", "1"))
+    lock = site.lock(target("tiny", "tool"))
+    left = [row for row in LATER if (row["name"], row["version"]) != ("lib", "1.1")]
+    site.write(*left)
+    with pytest.raises(LockError) as caught:
+        site.lock(target("tiny", "tool"), lock, "helper")
+    assert "the channels no longer have what is locked: lib-1.1-0.conda" in caught.value.message
+    assert caught.value.hint == "imagefactory lock tiny-1-cu121 --update lib"
+    assert pins(site.lock(target("tiny", "tool"), lock, "lib")) == {**pins(lock), "lib": "1.2"}
+    changed = site.lock(target("tiny", "tool", "helper >1"), lock)  # it has to move all the same
+    assert pins(changed) == {**pins(lock), "lib": "1.2", "helper": "2"}
+
+
+def test_other_bytes_under_a_locked_name_are_not_that_package(site: Site) -> None:
+    site.write(*BEFORE, record("helper", "1"))
+    lock = site.lock(target("tiny", "tool"))
+    site.write(*LATER[:-3], record("helper", "1", sha256="0" * 64), record("helper", "2"))
+    with pytest.raises(LockError, match=r"no longer have what is locked: helper-1-0\.conda"):
+        site.lock(target("tiny", "tool"), lock, "lib")
+
+
+def test_names_that_cannot_be_updated(site: Site) -> None:
+    site.write(*RUNTIME)
+    lock = site.lock(target())
+    with pytest.raises(LockError, match="holds no package 'pyhton'") as caught:
+        site.lock(target(), lock, "pyhton")
+    assert caught.value.hint == "did you mean 'python'?"
+    with pytest.raises(LockError, match="has no lock yet"):
+        site.lock(target(), None, "python")
+
+
+# --- on a locked target --------------------------------------------------------------------------
+
+
+def test_what_is_below_stays_file_by_file(site: Site) -> None:
+    site.write(*BEFORE, record("helper", "1"))
+    under = site.lock(target("tiny", "tool"))
+    site.write(*LATER, record("more", "1", "lib"))
+    asked = target("tiny", "tool", "more", name="more-1-cu121", on="tiny-1-cu121")
+    lock = site.lock(asked, under=under)
+    assert pins(lock) == {**pins(under), "more": "1"}
+    assert set(under.conda) < set(lock.conda)
+    assert lock.content_hash == content_hash(asked, BASE, under)
+    again = site.lock(asked, lock, update_all=True, under=under)
+    assert set(under.conda) < set(again.conda)
+    with pytest.raises(LockError, match="keeps") as caught:
+        site.lock(asked, lock, "lib", under=under)
+    assert caught.value.hint.startswith("imagefactory lock tiny-1-cu121 --update lib")
+
+
+def test_what_does_not_go_with_what_is_below(site: Site) -> None:
+    site.write(
+        *BEFORE,
+        record("helper", "1"),
+        record("more", "1", "lib >=1.2"),
+        record("lib", "1.2"),
+        build_of_lib := record("more", "0.1", "lib >=1.2"),
+    )
+    assert build_of_lib["version"] == "0.1"
+    under = site.lock(target("tiny", "tool", "lib 1.1.*"))
+    asked = target("tiny", "tool", "more", name="more-1-cu121", on="tiny-1-cu121")
+    with pytest.raises(UnsolvableError) as caught:
+        site.lock(asked, under=under)
+    assert "`more` and what tiny-1-cu121 has (lib ==1.1 0) do not go together" in caught.value.message
+
+
+def test_what_is_below_is_gone(site: Site) -> None:
+    site.write(*RUNTIME, record("lib", "1"))
+    under = site.lock(target("tiny", "lib"))
+    site.write(*RUNTIME, record("lib", "2"))
+    with pytest.raises(LockError) as caught:
+        site.lock(target("tiny", "lib", on="tiny-1-cu121", name="more-1-cu121"), under=under)
+    assert caught.value.hint == "imagefactory lock tiny-1-cu121 --update lib"
+
+
+# --- why not -------------------------------------------------------------------------------------
+
+
+def why(site: Site, *requirements: str, **more: Any) -> UnsolvableError:
+    with pytest.raises(UnsolvableError) as caught:
+        site.lock(target(*requirements, **more))
+    assert caught.value.tree
+    assert caught.value.message.startswith("tiny-1-cu121: ")
+    assert caught.value.exit_code == 5
+    return caught.value
+
+
+def test_a_package_that_nobody_has(site: Site) -> None:
+    site.write(*RUNTIME, record("numpy", "1"), record("pytorch", "2"))
+    error = why(site, "tiny", "numppy")
+    assert "'numppy' is not in conda-forge" in error.message
+    assert error.hint == "did you mean 'numpy'?"
+    error = why(site, "tiny", "torch", "zzzzzz")
+    assert "'torch' and 'zzzzzz' are not in conda-forge" in error.message
+    assert error.hint == "did you mean 'pytorch'?"
+    assert "recipes/tiny.yaml:7:3" in why(site, "tiny", "zzzzzz").hint
+
+
+def test_a_version_or_build_that_nobody_has(site: Site) -> None:
+    builds = [record("numpy", "1.26", build=f"{kind}_py311h1234567_0") for kind in ("cuda", "cpu")]
+    site.write(*RUNTIME, *builds, record("numpy", "2.0"))
+    assert "conda-forge has no `numpy 1.99.*`; it has 1.26" in why(site, "tiny", "numpy 1.99.*").message
+    assert "conda-forge has no `numpy >=7`; it has 2.0, 1.26" in why(site, "tiny", "numpy >=7").message
+    error = why(site, "tiny", "numpy 1.26.* *rocm*")
+    assert "has no build of numpy 1.26.* as `numpy 1.26.* *rocm*` asks for; it has cpu, cuda" in error.message
+
+
+@pytest.mark.parametrize(
+    ("depends", "system", "message", "hint"),
+    [
+        (
+            "__cuda >=12.4",
+            SYSTEM,
+            "needs a driver for CUDA 12.4 (NVIDIA driver 550.54.14 or newer) (__cuda); "
+            "the target promises 12.1",
+            'cuda: "12.4"',
+        ),
+        ("__cuda", SYSTEM[:1], "needs an NVIDIA driver (__cuda); the target promises none", 'cuda: "12.1"'),
+        (
+            "__glibc >=2.38,<3",
+            SYSTEM,
+            "needs glibc 2.38 (__glibc); the target promises 2.36",
+            'glibc: "2.38"',
+        ),
+        (
+            "__archspec 1 x86_64_v3",
+            SYSTEM,
+            "needs a processor of level x86_64_v3 (__archspec); the target promises x86_64",
+            'archspec: "x86_64_v3"',
+        ),
+    ],
+)
+def test_a_machine_that_is_not_enough(
+    site: Site, depends: str, system: tuple[tuple[str, str], ...], message: str, hint: str
+) -> None:
+    site.write(*RUNTIME, record("fast", "1", depends), record("wants", "2", "fast"))
+    error = why(site, "tiny", "wants", system=system)
+    assert f"fast 1 {message}" in error.message
+    assert f"write `system: {{{hint}}}` at recipes/tiny.yaml:7:3" in error.hint
+
+
+def test_a_driver_that_only_a_constraint_asks_for(site: Site) -> None:
+    site.write(*RUNTIME, record("cuda-version", "12.8", constrains=["__cuda >=12"]))
+    error = why(site, "tiny", "cuda-version 12.8.*", system=(("__cuda", "11.8"), ("__glibc", "2.36")))
+    assert "cuda-version 12.8 needs a driver for CUDA 12 (NVIDIA driver 525.60.13 or newer)" in error.message
+    assert 'cuda: "12.0"' in error.hint
+
+
+def test_a_version_that_channel_priority_hides(site: Site) -> None:
+    site.write(*RUNTIME, record("numpy", "2.0"), record("lib", "2"))
+    site.write(record("numpy", "1.26"), record("lib", "1"), channel="lab")
+    channels = (f"{ANACONDA}/lab", f"{ANACONDA}/conda-forge")
+    error = why(site, "tiny", "numpy >=2", channels=channels)
+    assert (
+        "numpy 2.0 is in conda-forge, but with strict channel priority numpy comes from lab alone"
+        in error.message
+    )
+    assert error.hint == "write `conda-forge::numpy >=2` at recipes/tiny.yaml:7:3"
+    assert pins(site.lock(target("tiny", "conda-forge::numpy >=2", channels=channels)))["numpy"] == "2.0"
+    assert (
+        pins(site.lock(target("tiny", "numpy >=2", channels=channels, priority="disabled")))["numpy"] == "2.0"
+    )
+    site.write(*RUNTIME, record("wants", "1", "lib >=2"), record("lib", "2"))
+    error = why(site, "tiny", "wants", channels=channels)
+    assert (
+        "lib 2 is in conda-forge, but with strict channel priority lib comes from lab alone" in error.message
+    )
+
+
+def test_a_python_that_it_is_not_built_for(site: Site) -> None:
+    site.write(*RUNTIME, record("new", "1", "python >=3.12,<3.13.0a0"))
+    error = why(site, "new")
+    assert "`new` cannot be had for Python 3.11 in these channels" in error.message
+    assert error.hint == 'write `python: "3.12"` at recipes/tiny.yaml:7:3 (all of it goes with Python 3.12)'
+    assert "`python 3.9.*`" in why(site, "new", python="3.9").message
+
+
+def test_wishes_that_contradict_each_other(site: Site) -> None:
+    site.write(
+        *RUNTIME,
+        *(record("numpy", version) for version in ("1.26", "2.0")),
+        record("old", "1", "numpy <2"),
+        record("aside", "1"),
+    )
+    error = why(site, "tiny", "aside", "old", "numpy >=2")
+    first, *rest = error.message.splitlines()
+    assert first == "tiny-1-cu121: `numpy >=2` and `old` do not go together"
+    assert any("numpy" in line for line in rest)
+    assert not any("aside" in line for line in rest)
+    assert error.hint == "numpy 1.26 goes with all the rest: change `numpy >=2` at recipes/tiny.yaml:7:3"
+    error = why(site, "tiny", "old", constraints=("numpy >=2",))
+    assert error.message.startswith("tiny-1-cu121: `old` and `numpy >=2` do not go together")
+
+
+def test_a_package_whose_own_needs_nobody_has(site: Site) -> None:
+    site.write(*RUNTIME, record("broken", "1", "nowhere >=1"))
+    error = why(site, "tiny", "broken")
+    assert error.message.startswith("tiny-1-cu121: `broken` cannot be installed")
+    assert "nowhere >=1" in error.message
+
+
+def test_the_account_names_true_addresses(site: Site) -> None:
+    site.write(*RUNTIME, record("lib", "2"), record("wants", "1", "lib >=2"))
+    site.write(record("lib", "1"), channel="lab")
+    error = why(site, "tiny", "wants", channels=(f"{ANACONDA}/lab", f"{ANACONDA}/conda-forge"))
+    assert str(site.folder) not in error.message + error.tree
+
+
+def test_a_long_account_is_shortened() -> None:
+    tree = "\n".join(f"├─ line {number}" for number in range(40))
+    short = shortened(tree).splitlines()
+    assert (len(short), short[-1]) == (13, "... and 28 more lines")
+    assert shortened("a\n├─ same\n└─ same\nb") == "a\n├─ same\nb"
+
+
+def test_a_spec_that_is_none_is_told(site: Site) -> None:
+    site.write(*RUNTIME)
+    with pytest.raises(LockError, match="'tiny >=1,,' is not a match spec"):
+        site.lock(target("tiny >=1,,"))
+
+
+def test_records_made_here_are_read_as_written(site: Site) -> None:
+    site.write(*RUNTIME)
+    data = json.loads((site.folder / "conda-forge/linux-64/repodata.json").read_text())
+    assert len(data["packages.conda"]) == len(RUNTIME)

@@ -1,0 +1,586 @@
+"""Conda locks and pairs of lock files: the format, what is refused, staleness, the explicit list."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from imagefactory.errors import LockError
+from imagefactory.lock.conda_facts import built_for, cuda_version
+from imagefactory.lock.conda_file import MAX_BYTES, format_conda_lock, merge_depends, parse_conda_lock
+from imagefactory.lock.files import (
+    Unsolvable,
+    check_facts,
+    content_hash,
+    explicit,
+    format_lock_files,
+    format_unsolvable,
+    lock_digest,
+    lock_names,
+    lock_path,
+    parse_unsolvable,
+    read_lock,
+    read_unsolvable,
+    remove_unsolvable,
+    write_lock,
+    write_unsolvable,
+)
+from imagefactory.lock.pypi import content_hash as pypi_content_hash
+from imagefactory.lock.pypi import format_lock
+from imagefactory.model import Base, Lock, LockedConda, LockedWheel, Target, Where
+
+FORGE = "https://conda.anaconda.org/conda-forge"
+PYTORCH = "https://conda.anaconda.org/pytorch"
+WHERE = Where(file="recipes/pytorch-conda.yaml", line=7, column=5)
+BASE = Base(
+    name="debian-12", suite="bookworm", python="3.11", glibc="2.36", packages=(), public="", where=WHERE
+)
+TARGET = Target(
+    name="pytorch-conda-2.3-cu121",
+    family="pytorch-conda",
+    description="",
+    source="conda",
+    framework="pytorch",
+    version="2.3",
+    cuda="12.1",
+    python="3.11",
+    base="debian-12",
+    platform="linux/amd64",
+    capabilities=("8.0",),
+    checks=(),
+    requirements=("pytorch 2.3.*", "pytorch-cuda 12.1.*"),
+    constraints=("numpy <2",),
+    environment=(),
+    where=WHERE,
+    channels=(PYTORCH, FORGE),
+    system=(("__archspec", "x86_64"), ("__cuda", "12.1"), ("__glibc", "2.36")),
+)
+
+
+def hexed(text: str, kind: str = "sha256") -> str:
+    return hashlib.new(kind, text.encode()).hexdigest()
+
+
+def conda(spec: str, *depends: str, channel: str = FORGE, subdir: str = "linux-64") -> LockedConda:
+    """`conda("python 3.11.9 h1_0", "openssl >=3")`."""
+    name, version, build = spec.split()
+    filename = f"{name}-{version}-{build}.conda"
+    return LockedConda(
+        name=name,
+        version=version,
+        build=build,
+        subdir=subdir,
+        url=f"{channel}/{subdir}/{filename}",
+        filename=filename,
+        sha256=hexed(filename),
+        md5=hexed(filename, "md5"),
+        size=1000 + len(filename),
+        depends=depends,
+    )
+
+
+LOCK = Lock(
+    target=TARGET.name,
+    content_hash=content_hash(TARGET, BASE, None),
+    python="3.11",
+    platform="manylinux_2_36_x86_64",
+    solver="py-rattler 0.28.0",
+    wheels=(),
+    conda=(
+        conda("_libgcc_mutex 0.1 conda_forge"),
+        conda("cuda-cudart 12.1.105 0", "__glibc >=2.17,<3.0.a0"),
+        conda("numpy 1.26.4 py311h64a7726_0", "python >=3.11,<3.12.0a0", "python_abi 3.11.* *_cp311"),
+        conda("pip 24.0 pyhd8ed1ab_0", "python >=3.7", "setuptools", subdir="noarch"),
+        conda("python 3.11.9 hb806964_0_cpython", "_libgcc_mutex"),
+        conda("python_abi 3.11 4_cp311"),
+        conda(
+            "pytorch 2.3.1 py3.11_cuda12.1_cudnn8.9.2_0",
+            "numpy >=1.19,<2",
+            "python >=3.11",
+            "pytorch-cuda >=12.1,<12.2",
+            channel=PYTORCH,
+        ),
+        conda("pytorch-cuda 12.1 ha16c6d3_6", "cuda-cudart >=12.1,<12.2", channel=PYTORCH),
+        conda("setuptools 1!70.0 pyhd8ed1ab_0", "python", subdir="noarch"),
+    ),
+    channels=(PYTORCH, FORGE),
+    system=TARGET.system,
+)
+WHEEL = LockedWheel(
+    name="einops", version="0.8.1", filename="einops-0.8.1-py3-none-any.whl", sha256=hexed("w"), size=64359
+)
+MIXED = replace(LOCK, solver="py-rattler 0.28.0, uv 0.13.9", wheels=(WHEEL,))
+TEXT = format_conda_lock(LOCK)
+
+# --- the file ------------------------------------------------------------------------------------
+
+
+def test_the_text_of_a_lock() -> None:
+    lines = TEXT.splitlines()
+    assert lines[1] == "# To make it anew: imagefactory lock pytorch-conda-2.3-cu121"
+    start = lines.index("- name: pytorch")
+    url = f"{PYTORCH}/linux-64/pytorch-2.3.1-py3.11_cuda12.1_cudnn8.9.2_0.conda"
+    package = LOCK.conda[6]
+    assert yaml.safe_load("\n".join(lines[start : start + 18]))[0] == {
+        "name": "pytorch",
+        "version": "2.3.1",
+        "manager": "conda",
+        "platform": "linux-64",
+        "dependencies": {"numpy": ">=1.19,<2", "python": ">=3.11", "pytorch-cuda": ">=12.1,<12.2"},
+        "url": url,
+        "hash": {"md5": package.md5, "sha256": package.sha256},
+        "build": "py3.11_cuda12.1_cudnn8.9.2_0",
+        "category": "main",
+        "optional": False,
+    }
+
+
+def test_yaml_reads_every_scalar_as_the_text_it_was() -> None:
+    """Versions, hashes and names that YAML would make into numbers, truths or nothing."""
+    odd = replace(
+        LOCK,
+        conda=tuple(
+            replace(conda(spec), sha256=digit * 64, md5=digit * 32)
+            for spec, digit in (("1e3 1.0 0", "1"), ("null 1e5 1_0", "0"), ("y 0x10 1e3", "e"))
+        ),
+    )
+    read = yaml.safe_load(format_conda_lock(odd))
+    for told, package in zip(read["package"], odd.conda, strict=True):
+        assert (told["name"], told["version"], told["build"]) == (
+            package.name,
+            package.version,
+            package.build,
+        )
+        assert told["hash"] == {"md5": package.md5, "sha256": package.sha256}
+    assert parse_conda_lock(format_conda_lock(odd), "x") == odd
+
+
+def test_round_trip() -> None:
+    assert parse_conda_lock(TEXT, "x") == LOCK
+    assert format_conda_lock(parse_conda_lock(TEXT, "x")) == TEXT
+    metadata = yaml.safe_load(TEXT)["metadata"]
+    assert metadata["content_hash"] == {"linux-64": LOCK.content_hash.removeprefix("sha256:")}
+    assert metadata["sources"] == ["recipes/pytorch-conda.yaml"]
+    assert metadata["channels"][0] == {"url": PYTORCH, "used_env_vars": []}
+    assert metadata["custom_metadata"]["imagefactory.system"] == "__archspec=x86_64 __cuda=12.1 __glibc=2.36"
+
+
+@pytest.mark.parametrize("note", ["", "locked from a trimmed copy: 'not built'", "# ü: - {x} 100%", "yes"])
+def test_round_trip_of_notes(note: str) -> None:
+    text = format_conda_lock(replace(LOCK, note=note))
+    assert parse_conda_lock(text, "x").note == note
+    assert yaml.safe_load(text)["metadata"]["custom_metadata"].get("imagefactory.note", "") == note
+    assert (f"# Note: {note}" in text) == bool(note)
+
+
+def test_a_channel_without_md5_is_told() -> None:
+    lock = replace(LOCK, conda=(replace(LOCK.conda[0], md5=""), *LOCK.conda[1:]))
+    text = format_conda_lock(lock)
+    assert parse_conda_lock(text, "x") == lock
+    assert "# 1 of them have no md5, so conda-lock does not read this file" in text
+
+
+def test_a_folder_and_a_port_as_channels() -> None:
+    channels = ("file:///srv/channels/own", "http://127.0.0.1:8765/a/label/b")
+    packages = tuple(conda(f"{name} 1.0 0", channel=one) for name, one in zip("ab", channels, strict=True))
+    lock = replace(LOCK, channels=channels, conda=packages)
+    assert parse_conda_lock(format_conda_lock(lock), "x") == lock
+
+
+@pytest.mark.parametrize(
+    ("depends", "merged"),
+    [
+        (["python >=3.10", "python"], ["python >=3.10"]),
+        (["python *", "pip"], ["pip", "python"]),
+        (["hdf5 * nompi_*", "hdf5 >=1.12.2,<1.12.3.0a0"], ["hdf5 >=1.12.2,<1.12.3.0a0 nompi_*"]),
+        (["a <2", "a >=1", "a >=1"], ["a <2,>=1"]),
+        (["a >=1", "a 1.*|2.*"], ["a (1.*|2.*),>=1"]),
+        (["a ==1 h_0", "a * h_*"], ["a ==1 h_0"]),
+        (["numpy>=1.8, <2 ", " b"], ["b", "numpy >=1.8,<2"]),
+    ],
+)
+def test_one_spec_a_name(depends: list[str], merged: list[str]) -> None:
+    assert list(merge_depends(depends)) == merged
+    assert merge_depends(merged) == tuple(merged)
+
+
+FAULTS: Mapping[str, tuple[Callable[[str], str], str, str]] = {
+    "empty": (lambda t: "", "", "expected 'version: ...'"),
+    "format of conda-lock": (
+        lambda t: t.replace("version: 1\n", "version: 2\n", 1),
+        "version: 2",
+        "version 2",
+    ),
+    "format": (lambda t: t.replace("lock: '1'", "lock: '2'"), ".lock: ", "lock format 2 is not known"),
+    "cut in a line": (lambda t: t[:-9], "  optiona", "the last line is cut short"),
+    "cut at a package": (lambda t: t[: t.index("- name: setuptools")], "", "is cut short: setuptools"),
+    "cut in a package": (lambda t: t[: t.index("  category")], "", "expected '  category: main'"),
+    "nothing": (
+        lambda t: t[: t.index("- name: _")].replace("      ", "      #"),
+        "      #",
+        "is not what can stand here",
+    ),
+    "carriage returns": (lambda t: t.replace("\n", "\r\n"), "version: 1", "is not what can stand"),
+    "too large": (lambda t: t + "#" * MAX_BYTES, "#", "larger than a lock can be"),
+    "alias": (lambda t: t.replace("  version: '0.1'", "  version: &a '0.1'"), "&a", "is not what can stand"),
+    "document": (lambda t: t + "---\n", "---", "expected '- name: ...'"),
+    "comment": (lambda t: t.replace("package:\n", "# x\npackage:\n"), "# x", "expected"),
+    "edited comment": (lambda t: t.replace("# To make", "# to make"), "# to make", "expected"),
+    "target": (lambda t: t.replace("target: pytorch", "target: ../x"), "../x", "not what can stand"),
+    "hash": (lambda t: re.sub(r"linux-64: .*", "linux-64: abc", t, count=1), "64: abc", "not what can stand"),
+    "name": (lambda t: t.replace("name: numpy", "name: ../numpy"), "../numpy", "is not what can stand"),
+    "twice": (lambda t: t.replace("name: pip\n", "name: numpy\n"), "name: numpy", "'numpy' stands twice"),
+    "order": (lambda t: t.replace("name: pip\n", "name: a\n"), "name: a", "'a' must stand before 'numpy'"),
+    "version": (lambda t: t.replace("version: '24.0'", "version: '24.1'"), "url", "is not pip 24.1"),
+    "build": (
+        lambda t: t.replace("build: pyhd8ed1ab_0", "build: other_0", 1),
+        "url",
+        "is not pip 24.0 other",
+    ),
+    "other channel": (
+        lambda t: t.replace(f"url: {FORGE}/noarch/pip", "url: https://evil.invalid/noarch/pip"),
+        "evil",
+        "is in none of the lock's channels",
+    ),
+    "credentials": (
+        lambda t: t.replace("url: https://conda.anaconda.org/pytorch", "url: https://a:b@conda.invalid/p"),
+        "a:b@",
+        "is not what can stand",
+    ),
+    "token": (lambda t: t.replace("org/pytorch", "org/t/abc/pytorch"), "/t/", "is not what can stand"),
+    "leaves its channel": (
+        lambda t: t.replace("noarch/pip", "noarch/../pip"),
+        "/../",
+        "is not what can stand",
+    ),
+    "other platform": (
+        lambda t: t.replace("linux-64/pip", "win-64/pip").replace("noarch/pip", "win-64/pip"),
+        "win-64",
+        "is not for linux-64",
+    ),
+    "no sha256": (lambda t: re.sub(r"    sha256: .*\n", "", t, count=1), "  build", "expected 'sha256: ...'"),
+    "upper case": (
+        lambda t: t.replace(LOCK.conda[0].sha256, LOCK.conda[0].sha256.upper()),
+        "sha256",
+        "stand",
+    ),
+    "no size": (lambda t: re.sub(r"      pip-.*\n", "", t), "url", "has no size"),
+    "size of nothing": (
+        lambda t: t.replace("      pip-24", "      pil-1.0-0.conda 5\n      pip-24"),
+        "",
+        "pil-1.0-0.conda has a size and is not there",
+    ),
+    "sizes out of order": (
+        lambda t: re.sub(r"(      pip-.*\n)(      pyth.*\n)", r"\2\1", t),
+        "      pyth",
+        "expected '      pip-24",
+    ),
+    "pip package": (lambda t: t.replace("manager: conda", "manager: pip", 1), "manager", "expected"),
+    "dependency": (lambda t: t.replace("'>=3.7'", '"\\x1b[31m"'), "x1b", "expected"),
+    "quotes": (lambda t: t.replace("python: '>=3.7'", "'python': '>=3.7'"), "'python'", "expected 'python:"),
+    "note": (
+        lambda t: t.replace(".sizes", ".note: a\u202eb\n    imagefactory.sizes"),
+        "note",
+        "cannot be seen",
+    ),
+    "unknown key": (lambda t: t.replace("  category", "  x: 1\n  category", 1), "x: 1", "expected"),
+    "python": (
+        lambda t: t.replace("python: '3.11'", "python: 3.11"),
+        "n: 3.11",
+        'expected "    imagefactory',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_malformed_lock_is_refused_by_file_and_line(name: str) -> None:
+    spoil, place, what = FAULTS[name]
+    text = spoil(TEXT)
+    assert text != TEXT
+    with pytest.raises(LockError) as caught:
+        parse_conda_lock(text, "lockfiles/x.conda-lock.yml")
+    found = re.match(r"lockfiles/x\.conda-lock\.yml:([0-9]+): ", caught.value.message)
+    assert found, caught.value.message
+    assert place in [*text.split("\n"), ""][int(found[1]) - 1]
+    assert what in caught.value.message
+    assert caught.value.hint.startswith("imagefactory lock ")
+    assert caught.value.exit_code == 5
+
+
+@given(st.data())
+def test_no_edit_goes_unseen(data: st.DataObject) -> None:
+    """Any character changed, taken or added is refused, or is another lock written as locks are."""
+    at = data.draw(st.integers(0, len(TEXT) - 1))
+    put = data.draw(st.sampled_from(["", "0", "a", " ", "\n", "'", "-", "&", "\t", "é", "\x00"]))
+    text = TEXT[:at] + put + TEXT[at + data.draw(st.integers(0, 2)) :]
+    try:
+        again = format_conda_lock(parse_conda_lock(text, "x"))
+    except LockError as error:
+        again = error.message
+    assert again == text or re.match(r"x:[0-9]+: ", again)
+
+
+# --- pairs on the disk ---------------------------------------------------------------------------
+
+
+def test_names() -> None:
+    assert lock_names("a-1-cu12", conda=False) == ("a-1-cu12.requirements.txt",)
+    assert lock_names("a-1-cu12", conda=True) == ("a-1-cu12.conda-lock.yml", "a-1-cu12.requirements.txt")
+    assert lock_path(Path("l"), TARGET) == Path("l/pytorch-conda-2.3-cu121.conda-lock.yml")
+
+
+@pytest.mark.parametrize("lock", [LOCK, MIXED, replace(MIXED, note="tried")])
+def test_what_is_written_is_read(tmp_path: Path, lock: Lock) -> None:
+    assert read_lock(tmp_path, TARGET) is None
+    write_lock(tmp_path, lock)
+    assert read_lock(tmp_path, TARGET) == lock
+    texts = format_lock_files(lock)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        f"{TARGET.name}.{suffix}": text for suffix, text in texts.items()
+    }
+    assert lock_digest(lock) == "sha256:" + hexed("".join(texts.values()))
+
+
+def test_a_lock_of_wheels_keeps_its_one_file_and_digest(tmp_path: Path) -> None:
+    target = replace(TARGET, name="pytorch-2.3-cu121", source="pypi", channels=(), system=())
+    lock = replace(MIXED, target=target.name, solver="uv 0.13.9", conda=(), channels=(), system=())
+    write_lock(tmp_path, lock)
+    assert [path.name for path in tmp_path.iterdir()] == ["pytorch-2.3-cu121.requirements.txt"]
+    assert read_lock(tmp_path, target) == lock
+    assert lock_digest(lock) == "sha256:" + hexed(format_lock(lock))
+
+
+def test_files_that_are_no_part_any_more_go(tmp_path: Path) -> None:
+    write_lock(tmp_path, MIXED)
+    write_lock(tmp_path, LOCK)
+    assert [path.name for path in tmp_path.iterdir()] == [f"{TARGET.name}.conda-lock.yml"]
+    write_lock(tmp_path, replace(MIXED, conda=(), channels=(), system=(), solver="uv 0.13.9"))
+    assert [path.name for path in tmp_path.iterdir()] == [f"{TARGET.name}.requirements.txt"]
+
+
+def test_a_pair_that_does_not_belong_together_is_refused(tmp_path: Path) -> None:
+    write_lock(tmp_path, MIXED)
+    wheels = tmp_path / f"{TARGET.name}.requirements.txt"
+    kept = wheels.read_text()
+    wheels.write_text(kept.replace(WHEEL.sha256, hexed("other")))
+    with pytest.raises(LockError, match=r"is not the file that .*conda-lock\.yml was locked with"):
+        read_lock(tmp_path, TARGET)
+    wheels.unlink()
+    with pytest.raises(LockError, match=r"requirements\.txt belongs to it and is missing"):
+        read_lock(tmp_path, TARGET)
+    write_lock(tmp_path, LOCK)
+    wheels.write_text(kept)
+    with pytest.raises(LockError, match="beside it has no packages from PyPI") as caught:
+        read_lock(tmp_path, TARGET)
+    assert caught.value.hint.endswith(f"imagefactory lock {TARGET.name}")
+
+
+def test_unreadable_bytes_are_told_by_line(tmp_path: Path) -> None:
+    path = tmp_path / f"{TARGET.name}.conda-lock.yml"
+    path.write_bytes(b"version: 1\n\xff\n")
+    with pytest.raises(LockError, match=":2: is not UTF-8") as caught:
+        read_lock(tmp_path, TARGET)
+    assert caught.value.hint == f"imagefactory lock {TARGET.name}"
+
+
+# --- what makes a lock stale ---------------------------------------------------------------------
+
+
+def test_what_decides_a_solution() -> None:
+    same = [
+        replace(TARGET, requirements=TARGET.requirements[::-1], system=TARGET.system[::-1]),
+        replace(TARGET, description="other", checks=("import",), name="x", environment=(("A", "b"),)),
+    ]
+    other = [
+        replace(TARGET, requirements=(*TARGET.requirements, "numpy")),
+        replace(TARGET, constraints=()),
+        replace(TARGET, channels=TARGET.channels[::-1]),
+        replace(TARGET, priority="disabled"),
+        replace(TARGET, system=(("__cuda", "12.4"),)),
+        replace(TARGET, pip=("einops",)),
+        replace(TARGET, python="3.12"),
+    ]
+    wanted = content_hash(TARGET, BASE, None)
+    assert {content_hash(one, BASE, None) for one in same} == {wanted}
+    hashes = [content_hash(one, BASE, None) for one in other] + [
+        content_hash(TARGET, replace(BASE, glibc="2.41"), None),
+        content_hash(TARGET, BASE, LOCK),
+    ]
+    assert len({*hashes, wanted}) == len(hashes) + 1
+
+
+def test_targets_of_wheels_keep_their_hash() -> None:
+    target = replace(TARGET, source="pypi")
+    assert content_hash(target, BASE, None) == pypi_content_hash(target, BASE)
+    assert content_hash(target, BASE, MIXED) != pypi_content_hash(target, BASE)
+
+
+def test_only_the_packages_below_count() -> None:
+    """A note or a newer solver of the lock below makes nothing above it stale."""
+    told = replace(MIXED, note="tried", solver="py-rattler 1.0, uv 1.0", content_hash="sha256:" + "0" * 64)
+    assert content_hash(TARGET, BASE, told) == content_hash(TARGET, BASE, MIXED)
+    assert content_hash(TARGET, BASE, LOCK) != content_hash(TARGET, BASE, MIXED)
+
+
+# --- the explicit list ---------------------------------------------------------------------------
+
+
+def test_explicit_names_what_is_needed_first() -> None:
+    lines = explicit(LOCK).splitlines()
+    assert lines[:2] == ["# platform: linux-64", "@EXPLICIT"]
+    pattern = re.compile(r"(\S+/(\S+?)-[0-9][^-]*-[^-]+\.conda)#sha256:([0-9a-f]{64})")
+    found = [pattern.fullmatch(line) for line in lines[2:]]
+    names = [one[2] for one in found if one]
+    assert sorted(names) == [package.name for package in LOCK.conda]
+    assert names.index("_libgcc_mutex") < names.index("python") < names.index("numpy")
+    assert names.index("pytorch-cuda") < names.index("pytorch")
+
+
+def test_explicit_of_a_circle() -> None:
+    packages = (conda("a 1 0", "b"), conda("b 1 0", "a", "c"), conda("c 1 0"))
+    lines = explicit(replace(LOCK, conda=packages)).splitlines()[2:]
+    assert [line.rpartition("/")[2][0] for line in lines] == ["c", "b", "a"]
+
+
+# --- what a lock must hold -----------------------------------------------------------------------
+
+
+def swapped(spec: str, *more: str, without: str = "") -> Lock:
+    """LOCK with one package in another version or build, `more` added and one taken."""
+    packages = {one.name: one for one in LOCK.conda}
+    packages |= {one.split()[0]: conda(one) for one in (spec, *more)}
+    packages.pop(without, None)
+    return replace(LOCK, conda=tuple(packages[name] for name in sorted(packages)))
+
+
+def test_facts_that_hold() -> None:
+    check_facts(LOCK, TARGET)
+    check_facts(LOCK, replace(TARGET, cuda="12"))
+    assert cuda_version(LOCK) == "12.1"
+
+
+def test_a_build_for_an_older_minor_runs_with_newer_libraries() -> None:
+    lock = swapped("pytorch 2.3.1 cuda120_py311h1_300", "cuda-cudart 12.6.77 h_0", "cuda-version 12.6 h_3")
+    lock = replace(lock, conda=tuple(one for one in lock.conda if one.name != "pytorch-cuda"))
+    check_facts(lock, replace(TARGET, cuda="12.6"))
+    with pytest.raises(LockError, match=r"comes with CUDA 12\.6 \(cuda-cudart 12\.6\.77") as caught:
+        check_facts(lock, TARGET)
+    assert caught.value.hint == (
+        'write cuda: ["12.6"] at recipes/pytorch-conda.yaml:7:5, '
+        'or add "cuda-version 12.1.*" to the constraints there'
+    )
+
+
+MISFITS = {
+    "cpu": (swapped("pytorch 2.3.1 py3.11_cpu_0"), "pytorch 2.3.1 py3.11_cpu_0 is a build for the CPU"),
+    "cpu below": (
+        swapped("pytorch 2.3.1 h1_0", "libtorch 2.3.1 cpu_generic_h1_0"),
+        "libtorch 2.3.1 cpu_generic_h1_0 is a build for the CPU",
+    ),
+    "framework": (swapped("numpy 1.0 0", without="pytorch"), "does not hold the framework 'pytorch'"),
+    "version": (swapped("pytorch 2.30.0 py3.11_cuda12.1_0"), "the recipe asks for 2.3"),
+    "python": (swapped("python 3.12.1 h_0"), "holds python 3.12.1 h_0, the recipe asks Python 3.11"),
+    "no python": (swapped("numpy 1.0 0", without="python"), "holds no python"),
+    "runtime": (swapped("cuda-cudart 12.4.127 0"), "comes with CUDA 12.4 (cuda-cudart 12.4.127 0)"),
+    "two runtimes": (swapped("cudatoolkit 12.1.1 h_0"), "more than one CUDA runtime"),
+    "a runtime from PyPI": (
+        replace(LOCK, wheels=(replace(WHEEL, name="nvidia-cuda-runtime-cu12", version="12.9.79"),)),
+        "from conda and nvidia-cuda-runtime-cu12 12.9.79 from PyPI",
+    ),
+    "build": (
+        swapped("pytorch 2.3.1 py3.11_cuda11.8_cudnn8_0"),
+        "comes with CUDA 11.8 (pytorch 2.3.1 py3.11_cuda11.8_cudnn8_0)",
+    ),
+    "no cuda": (
+        replace(LOCK, conda=tuple(conda(s) for s in ("python 3.11.9 h_0", "pytorch 2.3.1 h_0"))),
+        "bring no CUDA",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("build", "asked"), [("py3.11_cuda11.8_cudnn8_0", "*cuda12.1*"), ("cuda118_py311_1", "*cuda121*")]
+)
+def test_another_build_is_asked_as_its_channel_writes_it(build: str, asked: str) -> None:
+    with pytest.raises(LockError) as caught:
+        check_facts(swapped(f"pytorch 2.3.1 {build}"), TARGET)
+    assert f'add "pytorch * {asked}" to the constraints' in caught.value.hint
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_a_lock_that_is_not_what_its_target_names(name: str) -> None:
+    lock, what = MISFITS[name]
+    with pytest.raises(LockError) as caught:
+        check_facts(lock, TARGET)
+    assert what in caught.value.message
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("build", "word"),
+    [
+        ("py3.11_cuda12.1_cudnn8.9.2_0", "12.1"),
+        ("py3.8_cuda11.0.221_cudnn8.0.5_0", "11.0"),
+        ("cuda126_py312h1763f6d_306", "12.6"),
+        ("cuda112py310h457873b_1", "11.2"),
+        ("cuda129_mkl_py311_h6b7d41d_305", "12.9"),
+        ("cuda92_py36_0", "9.2"),
+        ("cuda12_0", "12"),
+        ("cpu_mkl_py312hf462abe_109", "cpu"),
+        ("py36_cpuh7097a09_4", "cpu"),
+        ("mkl_py311h1_0", "cpu"),
+        ("py312had87585_1", ""),
+        ("pyhd8ed1ab_0", ""),
+        ("cudnn8_0", ""),
+    ],
+)
+def test_what_a_build_string_says(build: str, word: str) -> None:
+    assert built_for(build) == word
+
+
+# --- what cannot be solved -----------------------------------------------------------------------
+
+WHY = Unsolvable(
+    target=TARGET.name,
+    content_hash=LOCK.content_hash,
+    reason="pytorch 2.3.* needs numpy >=1.19\n\nnumpy <1.0 was asked",
+    hint="change `numpy <1.0` at recipes/x.yaml:7:5",
+    tree="Cannot solve the request because of:\n├─ pytorch\n\n└─ numpy",
+)
+
+
+def test_a_record_of_what_cannot_be_solved(tmp_path: Path) -> None:
+    assert read_unsolvable(tmp_path, TARGET) is None
+    write_unsolvable(tmp_path, WHY)
+    assert read_unsolvable(tmp_path, TARGET) == WHY
+    assert parse_unsolvable(format_unsolvable(replace(WHY, tree="")), "x") == replace(WHY, tree="")
+    write_lock(tmp_path, LOCK)
+    assert read_unsolvable(tmp_path, TARGET) is None
+    remove_unsolvable(tmp_path, TARGET.name)
+
+
+def test_a_record_holds_nothing_that_a_terminal_acts_on(tmp_path: Path) -> None:
+    write_unsolvable(tmp_path, replace(WHY, reason="no \x1b[31mway", tree="a\x07b"))
+    record = read_unsolvable(tmp_path, TARGET)
+    assert record is not None
+    assert (record.reason, record.tree) == ("no [31mway", "ab")
+
+
+def test_a_malformed_record_is_refused() -> None:
+    text = format_unsolvable(WHY)
+    for spoiled, line in (
+        ("", 1),
+        (text.replace("sha256:", ""), 3),
+        (text.split("# why")[0], 5),
+        (text + "\x1b[31m\n", 13),
+    ):
+        with pytest.raises(LockError, match=rf"x:{line}: "):
+            parse_unsolvable(spoiled, "x")

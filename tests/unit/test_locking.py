@@ -1,0 +1,380 @@
+"""Locking conda targets by the command line: what is solved, kept, told, and written below lockfiles/.
+
+py-rattler solves against a channel of records in a folder; no package is ever fetched.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from imagefactory import cli
+from imagefactory.lock.files import content_hash, read_lock, write_lock
+from imagefactory.model import LockedWheel
+from imagefactory.report.console import format_relock
+from imagefactory.settings import load_settings
+from imagefactory.workflow import Factory, Relock, read_factory
+from tests.unit.test_lock_files import LOCK, TARGET, conda, hexed
+
+ROOT = Path(__file__).parents[2]
+RECIPE = """\
+family: tiny
+description: A small framework from conda
+source: conda
+framework: pytorch
+channels: ["{channel}"]
+python: "3.11"
+base: debian-12
+platform: linux/amd64
+capabilities: ["8.0"]
+matrix:
+  - version: "2.3"
+    cuda: ["12.1"]
+    packages: [{packages}]
+    constraints: ["pytorch * *cuda*"]
+"""
+ON = """\
+family: more
+description: More on top
+on: tiny-2.3-cu121
+packages: [extra]
+"""
+RECORDS = (
+    ("python 3.11.9 h0_0_cpython", ()),
+    ("python 3.12.4 h0_0_cpython", ()),
+    ("numpy 1.26.4 py311h0_0", ("python >=3.11,<3.12.0a0",)),
+    ("pytorch 2.3.1 cuda121_py311_0", ("python >=3.11,<3.12.0a0", "numpy", "cuda-version 12.1.*", "__cuda")),
+    ("pytorch 2.3.1 cpu_py311_1", ("python >=3.11,<3.12.0a0", "numpy")),
+    ("cuda-version 12.1 h0_0", ()),
+    ("extra 1.0 h0_0", ("numpy",)),
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A factory with one conda family, and the channel that it asks."""
+
+    root: Path
+    call: Callable[..., tuple[int, str, str]]
+
+    def ask(self, packages: str = '"numpy <2"') -> None:
+        """Writes the recipe."""
+        text = RECIPE.format(channel=(self.root / "channel").as_uri(), packages=packages)
+        (self.root / "recipes" / "tiny.yaml").write_text(text)
+
+    def offer(self, *more: tuple[str, tuple[str, ...]]) -> None:
+        """Writes the channel's records."""
+        packages = {}
+        for spec, depends in (*RECORDS, *more):
+            name, version, build = spec.split()
+            filename = f"{name}-{version}-{build}.conda"
+            packages[filename] = {
+                "name": name,
+                "version": version,
+                "build": build,
+                "build_number": int((re.findall(r"_([0-9]+)", build) or ["0"])[-1]),
+                "depends": list(depends),
+                "sha256": hexed(filename),
+                "md5": hexed(filename, "md5"),
+                "size": 1000,
+                "subdir": "linux-64",
+            }
+        for subdir, held in (("linux-64", packages), ("noarch", {})):
+            folder = self.root / "channel" / subdir
+            folder.mkdir(parents=True, exist_ok=True)
+            data = {"info": {"subdir": subdir}, "packages": {}, "packages.conda": held}
+            (folder / "repodata.json").write_text(json.dumps(data))
+
+    @property
+    def factory(self) -> Factory:
+        return read_factory(load_settings(directory=self.root, start=self.root, environ={}), {})
+
+    def names(self) -> list[str]:
+        return sorted(path.name for path in (self.root / "lockfiles").iterdir())
+
+    def states(self) -> dict[str, str]:
+        _, out, _ = self.call("list", "--json")
+        return {row["target"]: row["lock"] for row in json.loads(out)["targets"]}
+
+
+@pytest.fixture
+def place(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.setenv("IMAGEFACTORY_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("IMAGEFACTORY_CACHE", str(tmp_path / "cache"))
+    root = tmp_path / "root"
+    (root / "recipes").mkdir(parents=True)
+    shutil.copy(ROOT / "recipes" / "bases.yaml", root / "recipes")
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["-C", str(root), *arguments])
+        said = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, said.out, said.err
+
+    made = Place(root=root, call=call)
+    made.ask()
+    made.offer()
+    return made
+
+
+def test_a_lock_is_solved_once_and_then_kept(place: Place) -> None:
+    assert place.call("lock", "tiny-*")[:2] == (0, "tiny-2.3-cu121: locked 4 packages, 4.0 kB\n")
+    assert place.names() == ["tiny-2.3-cu121.conda-lock.yml"]
+    place.offer(("numpy 1.27.0 py311h0_0", ("python >=3.11,<3.12.0a0",)))
+    assert place.call("lock", "tiny-*") == (0, "tiny-2.3-cu121: unchanged (4 packages)\n", "")
+    assert place.states() == {"tiny-2.3-cu121": "ok"}
+
+
+def test_an_unchanged_lock_of_300_packages_loads_no_solver(place: Place) -> None:
+    """The import of rattler or conda-lock alone would take longer than the whole answer may."""
+    target = place.factory.targets[0]
+    more = [conda(f"package{n} 1.{n} h{n}_0", "python", "numpy >=1,<3") for n in range(300)]
+    packages = sorted((*LOCK.conda, *more), key=lambda one: one.name)
+    lock = replace(
+        LOCK,
+        target=target.name,
+        content_hash=content_hash(target, place.factory.base_of(target), None),
+        conda=tuple(packages),
+    )
+    write_lock(place.root / "lockfiles", lock)
+    code = (
+        "import sys; from imagefactory import cli\n"
+        "try: cli.main(sys.argv[1:])\n"
+        "finally: print([m for m in ('rattler', 'conda_lock', 'requests', 'uv') if m in sys.modules])"
+    )
+    run = [sys.executable, "-c", code, "-C", str(place.root), "lock", target.name]
+    done = subprocess.run(run, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == f"tiny-2.3-cu121: unchanged ({len(packages)} packages)\n[]\n"
+
+
+def test_what_moved_is_told(place: Place) -> None:
+    place.call("lock", "tiny-*")
+    place.offer(
+        ("numpy 1.27.0 py311h0_0", ("python >=3.11,<3.12.0a0",)),
+        ("pytorch 2.3.1 cuda121_py311_1", ("python >=3.11,<3.12.0a0", "numpy", "cuda-version 12.1.*")),
+    )
+    code, out, _ = place.call("lock", "--update", "numpy")
+    assert (code, out.splitlines()[1:]) == (0, ["  ~ numpy 1.26.4 -> 1.27.0"])
+    code, out, _ = place.call("lock", "tiny-*", "--update-all")
+    assert out.splitlines()[1:] == ["  ~ pytorch 2.3.1, cuda121_py311_0 -> cuda121_py311_1"]
+    place.ask('"extra"')
+    code, out, _ = place.call("lock", "tiny-*")
+    assert out.splitlines()[1:] == ["  + extra 1.0 (h0_0)"]
+
+
+def test_show_tells_the_lock(place: Place) -> None:
+    place.call("lock", "tiny-*", "--note", "tried nowhere")
+    _, out, _ = place.call("show", "tiny-2.3-cu121")
+    for line in (
+        "lock           ok, 4 packages, 4.0 kB of conda's archives, by py-rattler",
+        "cuda-version 12.1",
+    ):
+        assert line in out
+    assert "tried nowhere" in out
+    assert "__glibc 2.36" in out
+    _, out, _ = place.call("show", "tiny-2.3-cu121", "--json")
+    value = json.loads(out)
+    assert (value["lock"], value["why"], value["note"]) == ("ok", None, "tried nowhere")
+    assert value["packages"][-1]["build"] == "cuda121_py311_0"
+    assert value["packages"][-1]["url"].startswith("file:///")
+    assert value["system"]["__cuda"] == "12.1"
+
+
+def test_packages_that_come_from_elsewhere_are_told() -> None:
+    """From conda before and from PyPI after is one that went and one that came."""
+    wheel = LockedWheel(name="pip", version="25.0", filename="pip-25.0.whl", sha256=hexed("w"), size=5)
+    after = replace(
+        LOCK, conda=tuple(one for one in LOCK.conda if one.name != "pip"), wheels=(wheel,), note="tried"
+    )
+    lines = format_relock(Relock(target=TARGET, before=LOCK, after=after)).splitlines()
+    assert lines[1:] == ["  + pip 25.0", "  - pip 24.0 (pyhd8ed1ab_0)", "  note: tried"]
+
+
+# --- notes ---------------------------------------------------------------------------------------
+
+
+def test_a_note_stays_with_the_packages_it_was_said_of(place: Place) -> None:
+    def note() -> str:
+        lock = read_lock(place.root / "lockfiles", place.factory.targets[0])
+        return lock.note if lock else "no lock"
+
+    place.call("lock", "tiny-*", "--note", "tried")
+    place.offer(("numpy 1.27.0 py311h0_0", ("python >=3.11,<3.12.0a0",)))
+    place.call("lock", "tiny-*")
+    assert note() == "tried"
+    code, out, _ = place.call("lock", "tiny-*", "--note", "tried twice")
+    assert (code, note()) == (0, "tried twice")
+    assert out.splitlines()[1:] == ["  the same packages", "  note: tried twice"]
+    _, out, err = place.call("lock", "tiny-*", "--update", "numpy")
+    assert note() == ""
+    assert "its note 'tried twice' was of the lock before" in err
+    place.call("lock", "tiny-*", "--note", "three")
+    place.call("lock", "tiny-*", "--note", "")
+    assert note() == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (("--note", "a"), "--note is about a target"),
+        (("--explain",), "--explain is about a target"),
+        (("--check", "--note", "a"), "--check changes nothing, so it writes no note"),
+        (("tiny-*", "--note", "a\nb"), "a note is one line"),
+        (("tiny-*", "--note", "\x1b[31m"), "a note is one line"),
+    ],
+)
+def test_notes_that_are_refused(place: Place, arguments: tuple[str, ...], what: str) -> None:
+    code, _, err = place.call("lock", *arguments)
+    assert code == 2
+    assert what in err
+
+
+def test_a_lock_of_wheels_keeps_no_note(place: Place) -> None:
+    shutil.copy(ROOT / "recipes" / "jax.yaml", place.root / "recipes")
+    code, _, err = place.call("lock", "jax-0.4.30-cu12", "--note", "a")
+    assert code == 2
+    assert "a lock of wheels alone keeps no note" in err
+
+
+# --- what cannot be solved -----------------------------------------------------------------------
+
+
+def test_a_target_that_cannot_be_solved_is_told_in_every_table(place: Place) -> None:
+    place.ask('"numpy >=2"')
+    code, out, err = place.call("lock", "tiny-*")
+    assert (code, out) == (5, "")
+    assert err.startswith("error: tiny-2.3-cu121: ")
+    assert place.names() == ["tiny-2.3-cu121.unsolvable.txt"]
+    assert place.states() == {"tiny-2.3-cu121": "unsolvable"}
+    reason = err.splitlines()[0].removeprefix("error: tiny-2.3-cu121: ")
+    _, out, _ = place.call("show", "tiny-2.3-cu121")
+    assert f"unsolvable\n                {reason}" in out
+    why = json.loads(place.call("show", "tiny-2.3-cu121", "--json")[1])["why"]
+    assert why["reason"].startswith(reason)
+    code, _, err = place.call("lock", "tiny-*", "--check")
+    assert (code, "tiny-2.3-cu121 (unsolvable)" in err) == (4, True)
+    code, _, err = place.call("render", "tiny-*")
+    assert (code, f"tiny-2.3-cu121 is unsolvable: {reason}" in err) == (5, True)
+
+
+def test_the_whole_account_is_given_on_request_without_solving_again(place: Place) -> None:
+    place.ask('"numpy >=2"')
+    _, _, err = place.call("lock", "tiny-*")
+    tree = json.loads(place.call("show", "tiny-2.3-cu121", "--json")[1])["why"]["tree"].strip()
+    shutil.rmtree(place.root / "channel")
+    code, out, again = place.call("lock", "tiny-*", "--explain")
+    assert (code, out.strip(), again) == (5, tree, err)
+    assert "numpy >=2" in tree
+    (place.root / "lockfiles" / "tiny-2.3-cu121.unsolvable.txt").unlink()
+    place.offer()
+    code, out, _ = place.call("lock", "tiny-*", "--explain")
+    assert (code, out.strip()) == (5, tree)
+    code, out, _ = place.call("lock", "tiny-*", "--json")
+    assert (code, json.loads(out)["errors"][0]["tree"].strip()) == (5, tree)
+
+
+def test_unsolvable_holds_as_long_as_what_was_asked(place: Place) -> None:
+    place.ask('"numpy >=2"')
+    place.call("lock", "tiny-*")
+    place.ask('"numpy >=3"')
+    assert place.states() == {"tiny-2.3-cu121": "none"}
+    place.ask('"numpy >=2"')
+    assert place.states() == {"tiny-2.3-cu121": "unsolvable"}
+    place.offer(("numpy 2.0.0 py311h0_0", ("python >=3.11,<3.12.0a0",)))
+    assert place.call("lock", "tiny-*")[0] == 0
+    assert place.names() == ["tiny-2.3-cu121.conda-lock.yml"]
+
+
+def test_an_update_that_cannot_be_leaves_the_lock(place: Place) -> None:
+    place.call("lock", "tiny-*")
+    before = (place.root / "lockfiles" / "tiny-2.3-cu121.conda-lock.yml").read_bytes()
+    shutil.rmtree(place.root / "channel")
+    assert place.call("lock", "tiny-*", "--update", "numpy")[0] == 5
+    assert place.names() == ["tiny-2.3-cu121.conda-lock.yml"]
+    assert (place.root / "lockfiles" / "tiny-2.3-cu121.conda-lock.yml").read_bytes() == before
+
+
+def test_a_damaged_record_is_made_anew(place: Place) -> None:
+    place.ask('"numpy >=2"')
+    place.call("lock", "tiny-*")
+    record = place.root / "lockfiles" / "tiny-2.3-cu121.unsolvable.txt"
+    text = record.read_text()
+    record.write_text("nonsense")
+    assert place.states() == {"tiny-2.3-cu121": "none"}
+    place.call("lock", "tiny-*")
+    assert record.read_text() == text
+
+
+# --- locks that are not as they should be --------------------------------------------------------
+
+
+def test_a_damaged_lock_is_told_and_made_anew(place: Place) -> None:
+    place.call("lock", "tiny-*")
+    path = place.root / "lockfiles" / "tiny-2.3-cu121.conda-lock.yml"
+    text = path.read_text()
+    path.write_text(text.replace("version: 1.26.4", "version: 1.26.5").replace("'1.26.4'", "'1.26.5'"))
+    assert place.states() == {"tiny-2.3-cu121": "malformed"}
+    code, _, err = place.call("show", "tiny-2.3-cu121")
+    assert (code, f"{path}:" in err) == (5, True)
+    code, _, err = place.call("lock", "tiny-*")
+    assert (code, "locking tiny-2.3-cu121 anew" in err) == (0, True)
+    assert path.read_text() == text
+
+
+def test_files_that_no_recipe_makes_are_orphans(place: Place) -> None:
+    place.call("lock", "tiny-*")
+    for name in ("old-1-cu12.conda-lock.yml", "old-2-cu12.unsolvable.txt", "old-3-cu12.requirements.txt"):
+        (place.root / "lockfiles" / name).touch()
+    code, _, err = place.call("lock", "--check")
+    assert code == 4
+    assert "old-1-cu12.conda-lock.yml, lockfiles/old-2-cu12.unsolvable.txt, lockfiles/old-3-cu12" in err
+
+
+# --- built on another ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stack(place: Place) -> Place:
+    (place.root / "recipes" / "more.yaml").write_text(ON)
+    return place
+
+
+def test_a_target_below_is_locked_first(stack: Place) -> None:
+    code, _, err = stack.call("lock", "more-*")
+    assert (code, "tiny-2.3-cu121 has no lock" in err) == (5, True)
+    code, out, _ = stack.call("lock", "more-*", "tiny-*")
+    assert code == 0
+    assert [line.split(":")[0] for line in out.splitlines()] == ["tiny-2.3-cu121", "more-2.3-cu121"]
+    assert stack.states() == {"more-2.3-cu121": "ok", "tiny-2.3-cu121": "ok"}
+
+
+def test_what_moves_below_makes_what_is_above_stale(stack: Place) -> None:
+    stack.call("lock", "more-*", "tiny-*")
+    stack.offer(("numpy 1.27.0 py311h0_0", ("python >=3.11,<3.12.0a0",)))
+    code, out, _ = stack.call("lock", "--update", "numpy")
+    assert out.splitlines()[-1] == "built on what moved, so next: imagefactory lock more-2.3-cu121"
+    assert stack.states() == {"more-2.3-cu121": "stale", "tiny-2.3-cu121": "ok"}
+    code, _, err = stack.call("render", "more-*")
+    assert (code, "the recipe or the lock of tiny-2.3-cu121 has changed since" in err) == (4, True)
+    stack.call("lock", "more-*")
+    assert stack.states() == {"more-2.3-cu121": "ok", "tiny-2.3-cu121": "ok"}
+    folder, targets = stack.root / "lockfiles", {one.name: one for one in stack.factory.targets}
+    below, above = (read_lock(folder, targets[f"{name}-2.3-cu121"]) for name in ("tiny", "more"))
+    assert below is not None
+    assert above is not None
+    assert set(below.conda) < set(above.conda)
+
+
+def test_a_note_below_makes_nothing_stale(stack: Place) -> None:
+    stack.call("lock", "more-*", "tiny-*")
+    stack.call("lock", "tiny-*", "--note", "tried")
+    assert stack.states() == {"more-2.3-cu121": "ok", "tiny-2.3-cu121": "ok"}

@@ -1,0 +1,337 @@
+"""Recipes of source conda, and families that are built on targets: what they become, and their faults."""
+
+# ruff: noqa: E501 -- one fault per line reads as a table
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from imagefactory import recipes
+from imagefactory.errors import RecipeError
+from imagefactory.gpu import knowledge
+from imagefactory.model import Base, Target, Where
+from imagefactory.verify.suite import table
+
+FILE = "recipes/torch.yaml"
+FORGE = "https://conda.anaconda.org/conda-forge"
+
+CONDA = """\
+family: stack
+description: PyTorch from conda
+source: conda
+framework: PyTorch
+channels: [pytorch, nvidia/label/cuda-12.1.0, "https://conda.anaconda.org/conda-forge/"]
+platform: linux/amd64
+base: debian-12
+python: "3.12"
+system: {archspec: x86_64_v2}
+capabilities: ["8.0"]
+packages: [numpy]
+pip: [Einops>=0.7]
+matrix:
+  - version: "2.3"
+    cuda: ["12.1"]
+    packages: [pytorch-cuda=12.1, "conda-forge::scipy 1.11*"]
+    constraints: ["pytorch=*=*cuda*", "mkl <2024.1", "python 3.12.4"]
+  - version: "2.7"
+    cuda: ["12"]
+    channels: [conda-forge]
+    channel-priority: disabled
+    system: {cuda: "12.4", glibc: "2.28"}
+    python: "3.13"
+    pip: [rich]
+"""
+PYPI = """\
+family: wheels
+description: PyTorch from PyPI
+source: pypi
+framework: torch
+platform: linux/amd64
+base: debian-12
+python: "3.11"
+capabilities: ["8.0", "9.0"]
+constraints: [scipy<2]
+environment: {A: a, B: b}
+matrix:
+  - version: "2.3"
+    cuda: ["12.1"]
+  - version: "2.9"
+    cuda: ["12.8"]
+    base: debian-13
+    python: "3.13"
+"""
+PLAIN = """\
+family: plain
+description: a package that the smoke test does not know
+source: conda
+framework: cupy
+channels: [conda-forge]
+platform: linux/amd64
+base: debian-12
+python: "3.12"
+capabilities: ["8.0"]
+matrix:
+  - version: "1.0"
+    cuda: ["12.4"]
+"""
+ON_CONDA = """\
+family: lab
+description: ours
+on: stack-2.3-cu121
+packages: [Pandas=2.2, "conda-forge::xarray"]
+constraints: ["dask * py*"]
+pip: [Rich]
+"""
+ON_BOTH = """\
+family: both
+description: two below
+packages: [pandas]
+environment: {B: c}
+matrix:
+  - on: wheels-2.9-cu128-py313
+    packages: ["Polars >= 1"]
+    constraints: [pandas<3]
+    checks: [import]
+  - on: lab-2.3-cu121
+    capabilities: ["9.0"]
+"""
+BASES = """\
+bases:
+  - {name: debian-12, suite: bookworm, python: "3.11", glibc: "2.36", packages: [python3], public: a.b/c:12}
+  - {name: debian-13, suite: trixie, python: "3.13", glibc: "2.41", packages: [python3, gcc], public: a.b/c:13}
+  - {name: bare, suite: trixie, glibc: "2.41", packages: [ca-certificates], public: a.b/c:13}
+"""
+IMAGE = "docker.io/nvidia/cuda@sha256:" + "0a" * 32
+
+
+def bases() -> tuple[Base, ...]:
+    return recipes.parse_bases(BASES, "recipes/bases.yaml")
+
+
+def expanded(*texts: str) -> dict[str, Target]:
+    parsed = [recipes.parse_recipe(text, FILE) for text in texts]
+    return {target.name: target for target in recipes.expand_all(parsed, bases())}
+
+
+def faults_of(*texts: str) -> tuple[str, ...]:
+    with pytest.raises(RecipeError) as caught:
+        expanded(*texts)
+    return caught.value.faults
+
+
+def edited(text: str, old: str, new: str) -> str:
+    assert text.count(old) >= 1
+    return text.replace(old, new, 1)
+
+
+# --- conda ---------------------------------------------------------------------------------------
+
+
+def test_targets_of_a_conda_recipe() -> None:
+    first, second = expanded(CONDA).values()
+    assert first == Target(
+        name="stack-2.3-cu121",
+        family="stack",
+        description="PyTorch from conda",
+        source="conda",
+        framework="pytorch",
+        version="2.3",
+        cuda="12.1",
+        python="3.12",
+        base="debian-12",
+        platform="linux/amd64",
+        capabilities=("8.0",),
+        checks=recipes.SMOKE_CHECKS,
+        requirements=("pytorch 2.3.*", "numpy", "pytorch-cuda 12.1.*", "conda-forge::scipy 1.11.*"),
+        constraints=("pytorch * *cuda*", "mkl <2024.1", "python ==3.12.4"),
+        environment=(),
+        where=Where(file=FILE, line=14, column=5),
+        channels=(
+            "https://conda.anaconda.org/pytorch",
+            "https://conda.anaconda.org/nvidia/label/cuda-12.1.0",
+            FORGE,
+        ),
+        priority="strict",
+        system=(("__archspec", "x86_64_v2"), ("__cuda", "12.1"), ("__glibc", "2.36")),
+        pip=("einops>=0.7",),
+    )
+    assert second.name == "stack-2.7-cu12-py313"
+    assert (second.channels, second.priority) == ((FORGE,), "disabled")
+    assert second.system == (("__archspec", "x86_64_v2"), ("__cuda", "12.4"), ("__glibc", "2.28"))
+    assert second.pip == ("einops>=0.7", "rich")
+
+
+def test_the_framework_may_come_from_a_later_channel() -> None:
+    text = edited(CONDA, '"pytorch=*=*cuda*"', '"conda-forge::pytorch * *cuda*"')
+    target = expanded(text)["stack-2.3-cu121"]
+    assert target.requirements[0] == "conda-forge::pytorch 2.3.*"
+    assert target.constraints[0] == "conda-forge::pytorch * *cuda*"
+
+
+def test_each_cuda_of_a_row_is_its_own_system() -> None:
+    text = edited(CONDA, '["12.1"]', '["11.8", "12.1"]')
+    found = {target.name: dict(target.system)["__cuda"] for target in expanded(text).values()}
+    assert found == {"stack-2.3-cu118": "11.8", "stack-2.3-cu121": "12.1", "stack-2.7-cu12-py313": "12.4"}
+
+
+def test_a_framework_that_the_smoke_test_does_not_know() -> None:
+    (target,) = expanded(PLAIN).values()
+    assert target.checks == table.OTHER_CHECKS
+    assert faults_of(PLAIN.replace("matrix:", "checks: [import, compute]\nmatrix:")) == (
+        f"{FILE}:10:18: no check 'compute' is known for 'cupy' (write checks: [packages, libraries, import, unprivileged])",
+    )
+
+
+def test_the_base_needs_no_python() -> None:
+    for target in expanded(edited(CONDA, "base: debian-12", "base: bare")).values():
+        assert target.base == "bare"
+    assert next(base for base in bases() if base.name == "bare").python == ""
+    told = faults_of(edited(PYPI, "base: debian-12", "base: bare"))
+    assert told == (
+        f"{FILE}:6:7: base 'bare' carries no Python (write a base that does, or python: beside it in bases.yaml)",
+    )
+
+
+def test_what_python_an_image_carries_is_open() -> None:
+    conda = recipes.parse_recipe(edited(CONDA, "base: debian-12", f'base: {IMAGE}\nglibc: "2.31"'), FILE)
+    pypi = recipes.parse_recipe(edited(PYPI, "base: debian-12", f'base: {IMAGE}\nglibc: "2.31"'), FILE)
+    (alone,) = recipes.all_bases((), [conda])
+    assert (alone.python, alone.python_path) == ("", "/usr/bin/python3")
+    for order in ([conda, pypi], [pypi, conda]):
+        (both,) = recipes.all_bases((), order)
+        assert both.python == "3.11"
+    other = recipes.parse_recipe(edited(PYPI, "base: debian-12", f'base: {IMAGE}\nglibc: "2.35"'), FILE)
+    with pytest.raises(RecipeError, match="is described in another way"):
+        recipes.all_bases((), [conda, other])
+
+
+def test_the_newest_cuda_is_what_knowledge_says() -> None:
+    assert knowledge.newest_cuda() == max(int(wheel.cuda.split(".")[0]) for wheel in knowledge.cuda_wheels())
+
+
+CONDA_FAULTS = [
+    ("channels: [pytorch,", "channels: [defaults,", "5:12: 'channels' cannot be 'defaults' (write a channel, such as"),
+    ("channels: [pytorch,", "channels: ['https://u:p@x.org/y',", "5:12: 'channels' cannot be 'https://u:p@x.org/y' (write a channel"),
+    ("channels: [pytorch,", "channels: [https://x.org/t/abc/y,", "5:12: 'channels' cannot be 'https://x.org/t/abc/y' (write a channel"),
+    ("channels: [pytorch,", "channels: [pytorch/linux-64,", "5:12: 'channels' cannot be 'pytorch/linux-64' (write a channel"),
+    ("channel-priority: disabled", "channel-priority: flexible", '21:23: \'channel-priority\' cannot be \'flexible\' (write "strict" or "disabled")'),
+    ("[numpy]", "['numpy[build=x]']", "11:12: 'packages' cannot be 'numpy[build=x]' (write a package as conda matches it: name, bounds and build"),
+    ("[numpy]", "['numpy >=1|<1']", "11:12: 'packages' cannot be 'numpy >=1|<1' (write a package as conda matches it"),
+    ("[numpy]", "['numpy >=1.*']", "11:12: 'packages' cannot be 'numpy >=1.*' (write a package as conda matches it"),
+    ("[numpy]", "[__cuda]", "11:12: 'packages' cannot be '__cuda' (write a package as conda matches it"),
+    ("[numpy]", "[pytorch=2.3]", "11:12: 'pytorch' is the framework and may not stand in 'packages' (set its version by the row's 'version', its build by"),
+    ("[numpy]", "[python]", "11:12: 'python' is no package here: the environment has it (remove it, and write python: beside base:)"),
+    ("[numpy]", "['r::numpy']", "11:12: 'r::numpy' names a channel that is not in 'channels' (add r there, or name one of pytorch, nvidia/label/cuda-12.1.0, conda-forge)"),
+    ('"mkl <2024.1"', "mkl", "17:39: 'mkl' bounds nothing (write bounds, such as 'mkl <2', or move it to 'packages')"),
+    ("pytorch=*=*cuda*", "pytorch=2.3.1=*cuda*", "17:19: 'pytorch' is the framework and may not stand in 'constraints' (set its version by"),
+    ("[Einops>=0.7]", "[einops=0.7]", "12:7: 'pip' cannot be 'einops=0.7' (write a package with bounds, such as"),
+    ('cuda: ["12.1"]', 'cuda: ["12.1"]\n    extras: [x]', "16:5: 'extras' belongs to source pypi: conda's packages have none (remove it; a build is chosen by"),
+    ("x86_64_v2", "zen3", "9:20: 'archspec' cannot be 'zen3' (write \"x86_64\" or \"x86_64_v2\" or"),
+    ("archspec:", "arch:", "9:10: unknown key 'arch' (did you mean 'archspec'?)"),
+    ("{archspec: x86_64_v2}", "[x86_64_v2]", "9:9: here must be keys and values, not a list (write cuda: and its value)"),
+    ('{cuda: "12.4", ', "{", '19:12: CUDA 12 leaves open which drivers the packages may count on (write system: {cuda: "12.4"} with the oldest'),
+    ('"12.4"', "12.4", "22:20: 'cuda' must be text, and without quotes '12.4' is a number in YAML (write it in quotes: \"12.4\")"),
+    ('"12.4"', '"12"', "22:20: 'cuda' cannot be '12' (write the CUDA version of a driver in quotes, such as \"12.4\")"),
+    ('"12.4"', '"99.0"', "22:20: no driver is known for CUDA 99.0 (write a version of CUDA 13 or older)"),
+    ('"12.4"', '"12.99"', "22:20: 'cuda' cannot be '12.99' (write the CUDA version of a driver"),
+    ('"12.4"', '"11.8"', "22:20: a driver for CUDA 11.8 runs nothing of CUDA 12 (write a version of CUDA 12, or leave it out)"),
+    ('cuda: ["12.1"]', 'cuda: ["99.1"]', "15:12: no driver is known for CUDA 99.1 (write a version of CUDA 13 or older)"),
+    ('cuda: ["12.1"]', 'cuda: ["12.99"]', "15:12: no driver is known for CUDA 12.99 (write a version of CUDA 13 or older)"),
+    ('"2.28"', '"2.39"', "22:35: base 'debian-12' carries glibc 2.36, older than 2.39 (write \"2.36\" or less, or leave it out)"),
+    ('"2.28"', '"99"', "22:35: 'glibc' cannot be '99' (write the C library's version in quotes"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "expected"), CONDA_FAULTS)
+def test_fault_of_conda(old: str, new: str, expected: str) -> None:
+    told = faults_of(edited(CONDA, old, new))
+    assert any(fault.startswith(f"{FILE}:{expected}") for fault in told), told
+    for fault in told:
+        assert re.fullmatch(r"recipes/torch\.yaml:\d+:\d+: [ -~]+ \([ -~]+\)", fault), fault
+
+
+# --- built on a target ---------------------------------------------------------------------------
+
+
+def test_on_a_conda_target() -> None:
+    targets = expanded(CONDA, ON_CONDA)
+    below, above = targets["stack-2.3-cu121"], targets["lab-2.3-cu121"]
+    assert above == replace(
+        below,
+        name="lab-2.3-cu121",
+        family="lab",
+        description="ours",
+        requirements=(*below.requirements, "pandas 2.2.*", "conda-forge::xarray"),
+        constraints=(*below.constraints, "dask * py*"),
+        pip=("einops>=0.7", "rich"),
+        where=Where(file=FILE, line=1, column=1),
+        on="stack-2.3-cu121",
+    )
+
+
+def test_rows_on_targets_of_both_sources_and_on_others_that_are_built_so() -> None:
+    targets = expanded(ON_BOTH, ON_CONDA, CONDA, PYPI)
+    wheels, conda = targets["both-2.9-cu128-py313"], targets["both-2.3-cu121"]
+    assert wheels.requirements == ("torch==2.9.*", "pandas", "polars>=1")
+    assert wheels.constraints == ("scipy<2", "pandas<3")
+    assert wheels.environment == (("A", "a"), ("B", "c"))
+    assert (wheels.base, wheels.python, wheels.source) == ("debian-13", "3.13", "pypi")
+    assert (wheels.checks, wheels.capabilities) == (("import",), ("8.0", "9.0"))
+    assert conda.on == "lab-2.3-cu121"
+    assert conda.requirements[-2:] == ("conda-forge::xarray", "pandas")
+    assert (conda.checks, conda.capabilities) == (recipes.SMOKE_CHECKS, ("9.0",))
+    assert conda.environment == (("B", "c"),)
+
+
+ON_FAULTS = [
+    (ON_CONDA, "stack-2.3-cu121", "stack-2.4-cu121", "3:5: there is no target 'stack-2.4-cu121' (did you mean 'stack-2.3-cu121'?)"),
+    (ON_CONDA, "stack-2.3-cu121", "zzz-9-cu1", "3:5: there is no target 'zzz-9-cu1' (`imagefactory list` shows all targets)"),
+    (ON_CONDA, "stack-2.3-cu121", "stack", "3:5: 'on' cannot be 'stack' (write the name of a target, such as \"pytorch-2.3-cu121\")"),
+    (ON_CONDA, "stack-2.3-cu121", "lab-2.3-cu121", "3:5: 'lab' is built on itself: lab -> lab (name a target that has a source of its own)"),
+    (ON_CONDA, "stack-2.3-cu121", "both-2.3-cu121", "3:5: 'lab' is built on itself: lab -> both -> lab (name a target"),
+    (ON_CONDA, "Pandas=2.2", '"pandas[all]"', "4:12: 'packages' of conda, as stack-2.3-cu121 is, cannot be 'pandas[all]' (write a package as conda matches it"),
+    (ON_CONDA, "Pandas=2.2", '"pandas ; x"', "4:12: 'packages' cannot be 'pandas ; x' (write a package with bounds"),
+    (ON_CONDA, "Pandas=2.2", "pytorch", "4:12: 'pytorch' is the framework and may not stand in 'packages' (remove it: it comes from stack-2.3-cu121)"),
+    (ON_CONDA, "conda-forge::xarray", "r::xarray", "4:24: 'r::xarray' names a channel that stack-2.3-cu121 does not have (name one of pytorch, nvidia/label/cuda-12.1.0, conda-forge)"),
+    (ON_CONDA, "dask * py*", "dask", "5:15: 'dask' bounds nothing (write bounds"),
+    (ON_CONDA, "packages:", 'python: "3.11"\npackages:', "4:1: 'python' comes from the target that 'on' names (remove it)"),
+    (ON_CONDA, "packages:", "source: conda\npackages:", "4:1: 'source' comes from the target that 'on' names (remove it)"),
+    (ON_CONDA, "packages:", "channels: [r]\npackages:", "4:1: 'channels' comes from the target that 'on' names (remove it)"),
+    (ON_CONDA, "packages:", "matrix: []\npackages:", "4:1: 'matrix' stands in a family that says 'on' itself (remove one of them)"),
+    (ON_CONDA, "packages:", "onn: x\npackages:", "4:1: unknown key 'onn' (did you mean 'on'?)"),
+    (ON_BOTH, "on: lab-2.3-cu121", 'on: lab-2.3-cu121\n    version: "1.0"', "11:5: 'version' comes from the target that 'on' names (remove it)"),
+    (ON_BOTH, "- on: lab-2.3-cu121\n    c", "- c", "10:5: 'on' is missing (write on: pytorch-2.3-cu121)"),
+    (ON_BOTH, "Polars >= 1", "polars=1", "7:16: 'packages' of pypi, as wheels-2.9-cu128-py313 is, cannot be 'polars=1' (write a package with bounds, such as"),
+    (ON_BOTH, "Polars >= 1", "torch", "7:16: 'torch' is the framework and may not stand in 'packages' (remove it: it comes from wheels-2.9-cu128-py313)"),
+    (ON_BOTH, "[pandas<3]", "[pandas]", "8:19: 'constraints' of pypi, as wheels-2.9-cu128-py313 is, cannot be 'pandas' (write a package and its bounds"),
+    (ON_BOTH.replace("wheels-2.9-cu128-py313", "plain-1.0-cu124"), "[import]", "[import, compute]", "9:22: no check 'compute' is known for 'cupy' (write checks: [packages, libraries, import, unprivileged])"),
+    (ON_BOTH, "    checks:", "    pip: [rich]\n    checks:", "9:11: all packages of wheels-2.9-cu128-py313 are PyPI's: there is no 'pip' beside them (write these under 'packages')"),
+    (ON_BOTH, "wheels-2.9-cu128-py313", "lab-2.3-cu121", "10:5: target 'both-2.3-cu121' is also made at recipes/torch.yaml:6:5 (remove one of them)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "old", "new", "expected"), ON_FAULTS)
+def test_fault_of_what_is_built_on_a_target(text: str, old: str, new: str, expected: str) -> None:
+    family = text.partition("\n")[0]
+    others = [other for other in (CONDA, PYPI, PLAIN, ON_CONDA, ON_BOTH) if not other.startswith(family)]
+    told = faults_of(*others, edited(text, old, new))
+    assert any(fault.startswith(f"{FILE}:{expected}") for fault in told), told
+    for fault in told:
+        assert re.fullmatch(r"recipes/torch\.yaml:\d+:\d+: [ -~]+ \([ -~]+\)", fault), fault
+
+
+def test_what_waits_for_a_missing_target_is_not_told_too() -> None:
+    assert faults_of(ON_BOTH, edited(ON_CONDA, "stack-2.3", "stack-2.9"), CONDA, PYPI) == (
+        f"{FILE}:3:5: there is no target 'stack-2.9-cu121' (did you mean 'stack-2.3-cu121'?)",
+    )
+
+
+def test_a_chain_longer_than_recursion_would_bear() -> None:
+    texts = [CONDA]
+    for number in range(300):
+        below = f"x{number - 1}-2.3-cu121" if number else "stack-2.3-cu121"
+        texts.append(f"family: x{number}\ndescription: d\non: {below}\npackages: [p{number}]\n")
+    top = expanded(*reversed(texts))["x299-2.3-cu121"]
+    assert len(top.requirements) == 304
