@@ -16,6 +16,7 @@ from pathlib import Path
 
 from imagefactory.engines import ENGINES
 from imagefactory.errors import UsageError
+from imagefactory.match_spec import channel_address
 from imagefactory.oci.mirrors import Mirrors, split_place
 from imagefactory.verify.runners import RUNNERS
 
@@ -200,7 +201,7 @@ def _table(path: Path, key: str, value: object) -> str:
     for text in (text for pair in value.items() for text in pair if "," in text or "=" in text):
         what = "the address of a registry" if key == "mirrors" else "a channel or its place"
         raise UsageError(
-            f"{path}: '{text.rpartition('@')[2]}' in '{key}' is not {what}",
+            f"{path}: '{_shown(text)}' in '{key}' is not {what}",
             hint=f"write one line each: {_TABLES[key]}",
         )
     return ",".join(f"{prefix}={place}" for prefix, place in value.items())
@@ -277,14 +278,14 @@ def _check_channels(setting: Setting) -> None:
             )
         if not equals or not _CHANNEL.fullmatch(channel) or not _PLACE.fullmatch(place):
             raise UsageError(
-                f"channels: '{item}' ({setting.origin}) is not CHANNEL=ADDRESS or CHANNEL=FOLDER",
+                f"channels: '{_shown(item)}' ({setting.origin}) is not CHANNEL=ADDRESS or CHANNEL=FOLDER",
                 hint="write conda-forge=https://mirror.example.org/conda-forge, several with commas",
             )
-        if channel in seen:
+        if channel_address(channel) in seen:
             raise UsageError(
                 f"channels: '{channel}' ({setting.origin}) stands there twice", hint="write one place each"
             )
-        seen.add(channel)
+        seen.add(channel_address(channel))
         if place.startswith("/") and not Path(place).is_dir():
             raise UsageError(
                 f"channels: {place} ({setting.origin}) is not a folder",
@@ -324,6 +325,13 @@ def _check_certificates(setting: Setting) -> None:
         raise UsageError(
             f"certificates: {path} ({setting.origin}) cannot be used: {error.strerror or error}", hint=hint
         ) from error
+
+
+def _shown(text: str) -> str:
+    """A value without what may be a password, a token or a query."""
+    from imagefactory.lock.index import redact
+
+    return redact(text.rpartition("@")[2])
 
 
 def _items(text: str) -> tuple[str, ...]:

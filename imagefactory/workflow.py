@@ -89,14 +89,20 @@ class Factory:
         return Layout(self.settings.store_path)
 
 
-def read_factory(settings: Settings, environ: Mapping[str, str]) -> Factory:
-    """All recipes and bases below the root. Raises RecipeError with every fault of every file."""
+def recipes_folder(settings: Settings) -> Path:
+    """The folder of recipes. Raises UsageError where the root is no factory."""
     folder = settings.root_path / "recipes"
     if not (folder / BASES_FILE).exists():
         raise UsageError(
             f"{settings.root_path} is no factory: it has no recipes/{BASES_FILE}",
             hint="go to one, or name it: imagefactory -C DIR ...",
         )
+    return folder
+
+
+def read_factory(settings: Settings, environ: Mapping[str, str]) -> Factory:
+    """All recipes and bases below the root. Raises RecipeError with every fault of every file."""
+    folder = recipes_folder(settings)
     recipes = read_recipes(folder)
     bases = all_bases(read_bases(folder), recipes)
     targets = expand_all(recipes, bases)
@@ -162,12 +168,24 @@ def lock_state(factory: Factory, target: Target) -> str:
         return "malformed"
     try:
         if lock is not None and lock.content_hash == wanted_hash(factory, target):
-            return "ok"
+            return "ok" if _holds(lock, target, lock_below(factory, target)) else "malformed"
         if read_why(factory, target) is not None:
             return Outcome.UNSOLVABLE.value
     except (LockError, StaleError):
         pass  # of the target below, which has a row of its own
     return "none" if lock is None else "stale"
+
+
+def _holds(lock: Lock, target: Target, under: Lock | None) -> bool:
+    """Whether a lock of the right content hash is what locking writes, and not changed since."""
+    from imagefactory.lock.files import check_facts, check_kept
+
+    try:
+        check_facts(lock, target)
+        check_kept(lock, under)
+    except LockError:
+        return False
+    return True
 
 
 def read_why(factory: Factory, target: Target) -> Unsolvable | None:
@@ -281,11 +299,17 @@ def lock_target(factory: Factory, target: Target, options: LockOptions, progress
         before = read_target_lock(factory, target)
     except LockError as error:
         progress.note(f"{error.message}: locking {target.name} anew")
-        before = None
+        before = files.read_remains(folder, target)
     wanted = files.content_hash(target, base, under)
     current = before is not None and before.content_hash == wanted
+    if before is not None and current:
+        try:
+            files.check_facts(before, target)
+            files.check_kept(before, under)
+        except LockError as error:  # no lock is written so: somebody changed it
+            progress.note(f"{error.message}: locking {target.name} anew")
+            before, current = replace(before, content_hash=files.NOBODYS), False
     if before is not None and current and not options.update and not options.update_all:
-        files.check_facts(before, target)
         solved = replace(before, target=target.name)
     else:
         request = LockRequest(
@@ -307,7 +331,10 @@ def lock_target(factory: Factory, target: Target, options: LockOptions, progress
                     hint=error.hint,
                     tree=error.tree,
                 )
-                files.write_unsolvable(folder, why)
+                try:
+                    files.write_unsolvable(folder, why)
+                except LockError as unwritten:  # what was found is worth more than its record
+                    progress.note(unwritten.message)
             raise
     after = _noted(before, solved, options.note, progress)
     if before is None or files.format_lock_files(after) != files.format_lock_files(before):

@@ -11,6 +11,7 @@ import click
 
 from imagefactory.cli.output import Call, collecting, json_option, say, say_json, targets_argument
 from imagefactory.errors import StaleError, UnsolvableError, UsageError
+from imagefactory.model import Outcome
 
 if TYPE_CHECKING:
     from imagefactory.model import Target
@@ -114,9 +115,10 @@ class _Asked:
 @contextmanager
 def _explaining(factory: Factory, target: Target, asked: _Asked) -> Iterator[None]:
     """Prints the solver's account, where it is asked for, of what it finds now or found when last asked."""
-    from imagefactory.workflow import read_why
+    from imagefactory.workflow import lock_state, read_why
 
-    if asked.explain and (why := read_why(factory, target)):
+    known = asked.explain and lock_state(factory, target) == Outcome.UNSOLVABLE
+    if known and (why := read_why(factory, target)):
         say(why.tree or why.reason, unless=asked.as_json)
         raise UnsolvableError(f"{target.name}: {why.reason}", hint=why.hint, tree=why.tree)
     try:
@@ -131,16 +133,25 @@ def _explaining(factory: Factory, target: Target, asked: _Asked) -> Iterator[Non
 
 
 def _check(factory: Factory, states: dict[str, str], names: tuple[str, ...], *, as_json: bool) -> None:
-    """Says the states of locks. Raises StaleError unless all are as the recipes ask."""
-    if as_json:
-        say_json("locks", {"locks": states})
-    if not names:
-        refuse_orphans(factory)
-    bad = {name: state for name, state in states.items() if state != "ok"}
-    if bad:
-        listing = ", ".join(f"{name} ({state})" for name, state in bad.items())
-        raise StaleError(f"locks to make anew: {listing}", hint="imagefactory lock " + " ".join(bad))
-    say(f"{len(states)} locks are as the recipes ask", unless=as_json)
+    """Says the states of locks. Exits with StaleError's code unless all are as the recipes ask.
+
+    A target that is known to have no solution is as its recipe asks: its record holds as long as that.
+    """
+    unsolvable = [name for name, state in states.items() if state == Outcome.UNSOLVABLE]
+    bad = {name: state for name, state in states.items() if state not in ("ok", Outcome.UNSOLVABLE)}
+    with collecting() as failures:
+        if not names:
+            with failures.of("lockfiles"):
+                refuse_orphans(factory)
+        if bad:
+            listing = ", ".join(f"{name} ({state})" for name, state in bad.items())
+            hint = "imagefactory lock " + " ".join(bad)
+            failures.of("lockfiles").add(StaleError(f"locks to make anew: {listing}", hint=hint))
+        if as_json:
+            say_json("locks", {"locks": states, "errors": failures.as_json()})
+        elif not failures.errors:
+            known = f"; without a solution, as recorded: {', '.join(unsolvable)}" if unsolvable else ""
+            say(f"{len(states) - len(unsolvable)} locks are as the recipes ask{known}")
 
 
 def refuse_orphans(factory: Factory) -> None:
@@ -149,7 +160,7 @@ def refuse_orphans(factory: Factory) -> None:
 
     left = [str(path.relative_to(factory.settings.root_path)) for path in orphans(factory)]
     if left:
-        raise StaleError(f"no recipe makes {', '.join(left)}", hint=f"git rm -r {' '.join(left)}")
+        raise StaleError(f"no recipe makes {', '.join(left)}", hint=f"rm -r {' '.join(left)}")
 
 
 def _no_bases(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -171,13 +182,21 @@ def _select_bases(factory: Factory, names: tuple[str, ...]) -> list[Any]:
 @json_option
 @click.pass_obj
 def render(call: Call, names: tuple[str, ...], check: bool, as_json: bool) -> None:
-    """Write definitions/TARGET/: Dockerfile, apptainer.def and the lock they install."""
+    """Write definitions/TARGET/: Dockerfile, apptainer.def and the lock they install.
+
+    Without TARGET, those that are known to have no solution are passed over.
+    """
     from imagefactory.recipes import select
     from imagefactory.render.folders import check_definitions, write_definitions
-    from imagefactory.workflow import render_target
+    from imagefactory.workflow import lock_state, render_target
 
     factory = call.factory
     chosen = select(factory.targets, names)
+    if not names:
+        passed = [target.name for target in chosen if lock_state(factory, target) == Outcome.UNSOLVABLE]
+        chosen = tuple(target for target in chosen if target.name not in passed)
+        if passed:
+            call.progress.note(f"without a solution, so without a definition: {', '.join(passed)}")
     written: list[str] = []
     stale: dict[str, list[str]] = {}
     with collecting() as failures:
@@ -190,6 +209,9 @@ def render(call: Call, names: tuple[str, ...], check: bool, as_json: bool) -> No
                 elif found:
                     write_definitions(folder, files)
                     written.append(target.name)
+        if check and not names:
+            with failures.of("definitions"):
+                refuse_orphans(factory)
         if as_json:
             say_json("definitions", {"written": written, "stale": stale, "errors": failures.as_json()})
         elif failures.errors and not written:
@@ -198,9 +220,6 @@ def render(call: Call, names: tuple[str, ...], check: bool, as_json: bool) -> No
             say(f"{len(chosen) - len(failures.errors)} definitions are as the recipes and locks give them")
         elif not check:
             say(f"wrote {', '.join(written)}" if written else "nothing to write: all definitions are current")
-        if check and not names:
-            with failures.of("definitions"):
-                refuse_orphans(factory)
         for name, differences in stale.items():
             click.echo("\n".join([f"{name}:", *differences]), err=True)
         if stale:

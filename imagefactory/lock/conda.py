@@ -72,8 +72,12 @@ class CondaLocker:
         conda = previous.conda if previous else ()
         if not unchanged or update.conda or request.update_all:
             with progress.task("solving", unit="packages") as task:
-                conda = self._solve(request, update.conda, unchanged=unchanged)
+                moving = () if request.update_all else update.conda
+                conda = self._solve(request, moving, unchanged=unchanged)
                 task.advance(len(conda))
+            # A channel may mend what it says of a package; what is below stays as it was locked.
+            below = {one.url: one for one in (request.under.conda if request.under else ())}
+            conda = tuple(below.get(one.url, one) for one in conda)
         lock = Lock(
             target=target.name,
             content_hash=wanted,
@@ -160,24 +164,27 @@ def _known_updates(request: LockRequest) -> _Update:
     conda = {package.name for package in previous.conda} if previous else set()
     wheels = {wheel.name for wheel in previous.wheels} if previous else set()
     below = {package.name for package in request.under.packages} if request.under else set()
-    found = _Update(
-        conda=tuple(sorted({name.lower() for name in request.update} & conda)),
-        wheels=tuple(sorted({canonicalize_name(name) for name in request.update} & wheels)),
-    )
+    # `typing-extensions` is what conda calls `typing_extensions`, if PyPI brings nothing of that name.
+    called = {canonicalize_name(name): name for name in sorted(conda)}
+    moving: dict[str, set[str]] = {"conda": set(), "wheels": set()}
     for name in request.update:
-        if name.lower() not in conda and canonicalize_name(name) not in wheels:
+        normal = canonicalize_name(name)
+        same = name.lower() if name.lower() in conda or normal in wheels else called.get(normal, "")
+        found: dict[str, set[str]] = {"conda": conda & {same}, "wheels": wheels & {str(normal)}}
+        if not any(found.values()):
             near = difflib.get_close_matches(name.lower(), sorted(conda | wheels), n=1, cutoff=0.5)
             held = "has no lock yet" if previous is None else f"holds no package '{name}'"
             raise LockError(
                 f"{target.name} {held}, so there is nothing to update",
                 hint=f"did you mean '{near[0]}'?" if near else f"imagefactory lock {target.name}",
             )
-        if name.lower() in below or canonicalize_name(name) in below:
+        if below & (found["conda"] | found["wheels"]):
             raise LockError(
                 f"{target.name} is built on {target.on}, whose '{name}' it keeps",
                 hint=f"imagefactory lock {target.on} --update {name}, then imagefactory lock {target.name}",
             )
-    return found
+        moving = {kind: moving[kind] | found[kind] for kind in moving}
+    return _Update(conda=tuple(sorted(moving["conda"])), wheels=tuple(sorted(moving["wheels"])))
 
 
 def _glibc(request: LockRequest) -> str:
@@ -202,7 +209,7 @@ class _Decision:
         previous, under = self._request.previous, self._request.under
         below = under.conda if under else ()
         kept = previous.conda if previous and not self._request.update_all else ()
-        found = await self._solver.find((*below, *kept)) if below or kept else {}
+        found = await self._solver.find((*kept, *below)) if below or kept else {}
         self._refuse_gone([one for one in below if one.url not in found], self._request.target.on)
         fixed = {package.name for package in below}
         stay = [one for one in kept if one.name not in {*update, *fixed}]
@@ -297,7 +304,7 @@ class _Decision:
             _Step(
                 spec=f'{name}[version="=={one[0].version}", build_number="{one[0].build_number}"]',
                 rank=order,
-                depends=frozenset(depend.split()[0] for record in one for depend in record.depends),
+                depends=frozenset(split_spec(text)[1] for record in one for text in record.depends),
             )
             for order, one in sorted(found.items(), key=lambda item: item[0], reverse=True)
         ]
@@ -337,7 +344,7 @@ class _Step:
 
 def _below(names: Iterable[str], records: Iterable[RepoDataRecord]) -> set[str]:
     """`names` and all that they depend on among `records`."""
-    depends = {name_of(one): {text.split()[0] for text in one.depends} for one in records}
+    depends = {name_of(one): {split_spec(text)[1] for text in one.depends} for one in records}
     found, todo = set[str](), set(names)
     while todo:
         found |= todo

@@ -102,9 +102,10 @@ class _Asked:
             versions = [str(one) for one in sorted({record.version for record in seen}, reverse=True)]
             asked = version[1] if version else ""
             near = [one for one in versions if one.split(".")[0] == asked.lstrip("=<>!~").split(".")[0]]
+            own = name == self._target.framework
             return _Reason(
                 text=f"{where} has no `{text}`; it has {_some(near or versions, 6)}",
-                hint=f"change `{text}` at {self._target.where}",
+                hint=f"change {'its version' if own else f'`{text}`'} at {self._target.where}",
             )
         return None
 
@@ -121,7 +122,7 @@ class _Asked:
             for text in ways:
                 place = texts.index(text)
                 texts.remove(text)
-                if await self._solver.solution(question()):
+                if not specs or await self._solver.solution(question()):  # nothing asked is nothing refused
                     texts.insert(place, text)
         return question()
 
@@ -194,6 +195,8 @@ class _Asked:
         named = (*(one for one in self._question.specs if one != spec), f"{holder}::{spec}")
         if "::" not in spec and await self._solver.solution(replace(self._question, specs=named)):
             hint = f"write `{holder}::{spec}` at {self._target.where}"
+            if name == self._target.framework:  # its version is the row's, so a constraint names its channel
+                hint = f"write constraints: ['{holder}::{name}'] at {self._target.where}"
         only = _short(self._solver.channel(seen[0]))
         return _Reason(
             text=f"{name} {record.version} is in {holder}, but with strict channel priority {name} comes "

@@ -57,7 +57,18 @@ def cuda_version(lock: Lock) -> str | None:
 
 
 def check_facts(lock: Lock, target: Target) -> None:
-    """Raise LockError unless `lock` holds the target's Python, framework version and CUDA version."""
+    """Raise LockError unless `lock` holds the target's Python, framework version and CUDA version.
+
+    Nor may it be of other channels or virtual packages: whose content hash is the target's and which is of
+    others was changed by hand.
+    """
+    if (lock.channels, lock.system) != (target.channels, target.system):
+        others = [one for one in lock.channels if one not in target.channels]
+        what = f"the channel {others[0]}, which" if others else "channels or virtual packages that"
+        raise LockError(
+            f"{target.name}: the lock names {what} the recipe does not",
+            hint=f"imagefactory lock {target.name}",
+        )
     packages = {package.name: package for package in lock.conda}
     python, framework = packages.get("python"), packages.get(target.framework)
     if python is None or not _agrees(target.python, python.version):
@@ -90,11 +101,13 @@ def _check_cuda(lock: Lock, target: Target, parts: tuple[LockedConda, ...]) -> N
                 "the image would silently compute without the GPU",
                 hint=f'add "{part.name} * *cuda*" to the constraints at {target.where}',
             )
-    if not told and not built:
+    # cuda-version bounds what others bring, and brings nothing itself.
+    if not built and all(one.name == "cuda-version" for _, one in told):
         raise LockError(
             f"{target.name}: {_shown(parts[0])} and its dependencies bring no CUDA: "
             "the image would silently compute on the CPU",
-            hint=f'add what brings CUDA to the packages at {target.where}: "cuda-version {target.cuda}.*"',
+            hint=f"add what brings CUDA's libraries to the packages at {target.where}, such as "
+            f'"cuda-cudart {target.cuda}.*"',
         )
     runtimes = [one for _, one in told if one.name in _RUNTIMES]
     if len(runtimes) > 1:

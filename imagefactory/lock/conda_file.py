@@ -51,11 +51,11 @@ def merge_depends(depends: Iterable[str]) -> tuple[str, ...]:
 
 
 def _split_spec(spec: str) -> tuple[str, str]:
-    """`numpy>=1.21, <2` -> ("numpy", ">=1.21,<2")."""
-    found = re.fullmatch(r"\s*([A-Za-z0-9_.-]+)\s*(.*?)\s*", spec)
+    """`conda-forge::NumPy>=1.21, <2` -> ("numpy", ">=1.21,<2")."""
+    found = re.fullmatch(r"\s*(?:[^\s\[]*::)?([A-Za-z0-9_.-]+)\s*(.*?)\s*", spec)
     if not found:
         return spec.strip(), ""
-    return found[1], re.sub(r"\s*([,|])\s*|(?<=[<>=!~])\s+", r"\1", found[2])
+    return found[1].lower(), re.sub(r"\s*([,|])\s*|(?<=[<>=!~])\s+", r"\1", found[2])
 
 
 def _merge(bounds: Sequence[str]) -> str:

@@ -204,7 +204,8 @@ class CondaLockLocker(CondaLocker):
         told, _, command = stderr.partition("    Command: ")
         told = told.partition("Could not lock the environment for platform")[2].partition("\n")[2] or told
         own = command.partition("    STDERR:\n")[2].partition("Traceback (most recent call last)")[0]
-        account = redact(own if "olve" in own else told).replace("\r", "").strip()
+        account = self._with_true_addresses(target, own if "olve" in own else told)
+        account = redact(account).replace("\r", "").strip()
         lines = [line.strip() for line in account.splitlines() if line.strip()]
         name = self._tool.path.name
         if _NO_SOLUTION.search(stderr):
@@ -217,6 +218,12 @@ class CondaLockLocker(CondaLocker):
             f"{target.name}: {name} by conda-lock failed: {' '.join(lines[-5:])[-400:] or 'it says nothing'}",
             hint=f"does `{self._tool.path} info` work, and does it reach the channels?",
         )
+
+    def _with_true_addresses(self, target: Target, text: str) -> str:
+        """`text` without this machine's places of channels: it may be kept beside the locks."""
+        true = {self._channels.place(channel): channel for channel in target.channels}
+        places = "|".join(re.escape(place) for place in sorted(true, key=len, reverse=True))
+        return re.sub(rf"(?:{places})(?![A-Za-z0-9._%+~-])", lambda found: true[found[0]], text)
 
 
 def _named(spec: str) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from imagefactory.errors import LockError
 from imagefactory.lock.channels import Channels, channel_address
 from imagefactory.lock.conda_file import merge_depends
+from imagefactory.lock.index import redact
 from imagefactory.model import LockedConda, Target
 
 if TYPE_CHECKING:
@@ -215,15 +216,24 @@ class Solver:
     def locked(self, record: RepoDataRecord) -> LockedConda:
         """A record as a lock has it; `size` is 0 where the channel does not tell one.
 
-        Raises LockError for a record without a hash.
+        Raises LockError for a record without a hash, and for a package that its channel has elsewhere
+        (`base_url` in its records), as a copy of a channel says that was made with all its words.
         """
         self.require_hashes([record])
+        channel, url = self.channel(record), self.true_address(record)
+        if not url.startswith(f"{channel}/"):
+            raise LockError(
+                f"{self._target.name}: the channel {channel} says that its packages are at "
+                f"{redact(url.rpartition('/')[0])}",
+                hint=f"name the channel that is there at {self._target.where}, "
+                f"and {channel} as its place in the setting 'channels'",
+            )
         return LockedConda(
             name=name_of(record),
             version=str(record.version),
             build=str(record.build),
             subdir=record.subdir,
-            url=self.true_address(record),
+            url=url,
             filename=record.file_name,
             sha256=(record.sha256 or b"").hex(),
             md5=record.md5.hex() if record.md5 else "",
@@ -288,7 +298,7 @@ class Solver:
 def split_spec(text: str) -> tuple[str, str]:
     """The channel of a match spec, or nothing, and the package's name."""
     channel, _, rest = text.rpartition("::")
-    return channel, rest.split()[0].partition("[")[0]
+    return channel, re.split(r"[^A-Za-z0-9_.-]", rest.strip(), maxsplit=1)[0].lower()
 
 
 def name_of(record: RepoDataRecord) -> str:

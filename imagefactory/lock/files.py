@@ -22,6 +22,8 @@ from imagefactory.model import Base, Lock, LockedConda, Target
 CONDA = "conda-lock.yml"
 WHEELS = "requirements.txt"
 UNSOLVABLE = "unsolvable.txt"
+NOBODYS = f"sha256:{'0' * 64}"
+"""A content hash that no target has."""
 MAX_TREE = 1024 * 1024
 """How many characters of a solver's account are kept."""
 
@@ -71,12 +73,28 @@ def _read_pair(path: Path, wheels_path: Path) -> Lock:
     return replace(lock, wheels=pypi.parse_lock(wheels, str(wheels_path)).wheels)
 
 
+def read_remains(folder: Path, target: Target) -> Lock | None:
+    """What is locked in files that do not belong together, to make the lock anew from; its content hash is
+    nobody's. None where one of them is malformed. A kill between the two leaves such files."""
+    path, beside = lock_path(folder, target), folder / f"{target.name}.{WHEELS}"
+    try:
+        if target.source != "conda":
+            return None
+        lock = conda_file.parse_conda_lock(_read_text(path), str(path))
+        wheels = pypi.parse_lock(_read_text(beside), str(beside)).wheels if beside.exists() else ()
+    except LockError:
+        return None
+    return replace(lock, wheels=wheels, content_hash=NOBODYS)
+
+
 def write_lock(folder: Path, lock: Lock) -> None:
     """Writes the files of a lock and removes those that are no part of it any more.
 
-    Each is written beside its place and renamed. Raises LockError for what cannot be written.
+    Each is written beside its place and renamed. Raises LockError for what cannot be written, and for what
+    could not be read again: a channel's records may hold what no lock can.
     """
     texts = format_lock_files(lock)
+    _refuse_unreadable(lock, texts)
     try:
         for suffix in (WHEELS, CONDA):  # the file that names the other one last
             path = folder / f"{lock.target}.{suffix}"
@@ -86,9 +104,21 @@ def write_lock(folder: Path, lock: Lock) -> None:
                 path.unlink(missing_ok=True)
     except OSError as error:
         raise LockError(
-            f"{folder / lock.target}: cannot be written: {error.strerror}", hint="is the disk full?"
+            f"{folder / lock.target}: cannot be written: {error.strerror}",
+            hint="look at the disk and the rights there",
         ) from error
     remove_unsolvable(folder, lock.target)
+
+
+def _refuse_unreadable(lock: Lock, texts: Mapping[str, str]) -> None:
+    if CONDA in texts:
+        try:
+            conda_file.parse_conda_lock(texts[CONDA], f"{lock.target}.{CONDA}")
+        except LockError as error:
+            raise LockError(
+                f"{lock.target}: a channel's records hold what no lock can: {error.message}",
+                hint="leave that package out, or take it from another channel",
+            ) from error
 
 
 def format_lock_files(lock: Lock) -> dict[str, str]:
@@ -145,6 +175,17 @@ def check_facts(lock: Lock, target: Target) -> None:
         conda_facts.check_facts(lock, target)
     else:
         pypi.check_facts(lock, target)
+
+
+def check_kept(lock: Lock, under: Lock | None) -> None:
+    """Raises LockError unless `lock` holds every package of the lock that it is built on, file by file."""
+    held = set(lock.packages)
+    for package in under.packages if under else ():
+        if package not in held:
+            raise LockError(
+                f"{lock.target}: the lock lacks {package.filename} of what it is built on",
+                hint=f"imagefactory lock {lock.target}",
+            )
 
 
 # --- the explicit list -----------------------------------------------------------------------------
@@ -230,7 +271,8 @@ def parse_unsolvable(text: str, file: str) -> Unsolvable:
             raise LockError(f"{file}:{index + 1}: expected '# {key} ...'", hint=f"remove {file}")
         values.append(value)
     end = next((i for i in range(len(_HEADER), len(lines)) if not lines[i].startswith("# why:")), len(lines))
-    reason = "\n".join(line.removeprefix("# why:").strip() for line in lines[len(_HEADER) : end])
+    told = [line.removeprefix("# why:").removeprefix(" ").rstrip() for line in lines[len(_HEADER) : end]]
+    reason = "\n".join(told)
     if not reason or lines[-1] != "" or len(text) > 2 * MAX_TREE:
         raise LockError(f"{file}:{end}: is cut short or too long", hint=f"remove {file}")
     for index, line in enumerate(lines):
@@ -255,7 +297,9 @@ def write_unsolvable(folder: Path, record: Unsolvable) -> None:
     try:
         _replace_file(path, format_unsolvable(replace(record, reason=reason, hint=hint, tree=tree)))
     except OSError as error:
-        raise LockError(f"{path}: cannot be written: {error.strerror}", hint="is the disk full?") from error
+        raise LockError(
+            f"{path}: cannot be written: {error.strerror}", hint="look at the disk and the rights there"
+        ) from error
 
 
 def remove_unsolvable(folder: Path, target_name: str) -> None:

@@ -152,7 +152,9 @@ def write_lock(path: Path, lock: Lock) -> None:
             beside.write_text(format_lock(lock), encoding="utf-8")
             beside.replace(path)
     except OSError as error:
-        raise LockError(f"{path}: cannot be written: {error.strerror}", hint="is the disk full?") from error
+        raise LockError(
+            f"{path}: cannot be written: {error.strerror}", hint="look at the disk and the rights there"
+        ) from error
 
 
 def _between(line: str, prefix: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 from conda_lock.conda_lock import render_lockfile_for_platform  # type: ignore[import-untyped]
 from conda_lock.lockfile import parse_conda_lock_file, write_conda_lock_file  # type: ignore[import-untyped]
 
-from imagefactory.errors import ToolError
+from imagefactory.errors import ToolError, UnsolvableError
 from imagefactory.lock import LockRequest
 from imagefactory.lock.channels import find_channels
 from imagefactory.lock.conda import CondaLocker
@@ -80,6 +80,20 @@ def test_what_has_no_solution_is_told_as_by_rattler(place: Place, solver: Path) 
     assert "No candidates were found for numpy >=2" in err
     assert "Traceback" not in err
     assert place.states() == {"tiny-2.3-cu121": "unsolvable"}
+
+
+def test_what_is_kept_of_a_failure_names_no_places_of_this_machine(tmp_path: Path) -> None:
+    """Of two mirrors whose addresses begin alike each is known by its own."""
+    setting = "conda-forge=http://mirror.site/ab,pytorch=http://mirror.site/abc"
+    tool = find_tool(str(write_double(tmp_path, "micromamba")), os.environ)
+    locker = CondaLockLocker(tool, find_channels(setting, {}, ""), tmp_path, no_wheels)
+    said = (
+        "Could not solve: http://mirror.site/abc/linux-64 and http://mirror.site/ab, http://mirror.site/abd"
+    )
+    error = locker._explain(TARGET, said)
+    assert isinstance(error, UnsolvableError)
+    told = f"{ANACONDA}/pytorch/linux-64 and {ANACONDA}/conda-forge, http://mirror.site/abd"
+    assert error.tree == f"Could not solve: {told}"
 
 
 def test_a_channel_that_is_gone_is_no_unsolvable_target(place: Place, solver: Path) -> None:  # noqa: F811

@@ -73,9 +73,11 @@ def test_the_table_and_the_variable_say_the_same(tmp_path: Path) -> None:
         ("conda-forge=ftp://mirror.example/x", "is not CHANNEL=ADDRESS"),
         ("conda forge=https://mirror.example", "is not CHANNEL=ADDRESS"),
         ("a=https://one.example,a=https://two.example", "stands there twice"),
+        ("a=https://one.example,https://conda.anaconda.org/a=https://two.example", "stands there twice"),
         ("a=/no/such/folder", "is not a folder"),
         ("a=https://ann:hunter2@mirror.example", "a user, password or token does not belong here"),
         ("a=https://mirror.example/t/hunter2/a", "a user, password or token does not belong here"),
+        ("a=https://mirror.example/a?token=hunter2", "is not CHANNEL=ADDRESS"),
     ],
 )
 def test_wrong_channels_are_refused(tmp_path: Path, value: str, message: str) -> None:
@@ -83,6 +85,14 @@ def test_wrong_channels_are_refused(tmp_path: Path, value: str, message: str) ->
         load_settings(directory=tmp_path, start=tmp_path, environ={"IMAGEFACTORY_CHANNELS": value})
     assert message in caught.value.message
     assert "$IMAGEFACTORY_CHANNELS" in caught.value.message
+    assert "hunter2" not in caught.value.message + caught.value.hint
+
+
+def test_a_token_in_the_file_is_not_shown(tmp_path: Path) -> None:
+    text = '[channels]\n"conda-forge" = "https://mirror.example/t/hunter2=/conda-forge"\n'
+    (tmp_path / "imagefactory.toml").write_text(text)
+    with pytest.raises(UsageError, match="is not a channel or its place") as caught:
+        load_settings(directory=tmp_path, start=tmp_path, environ={})
     assert "hunter2" not in caught.value.message + caught.value.hint
 
 

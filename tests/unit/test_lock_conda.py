@@ -310,6 +310,48 @@ def test_names_that_cannot_be_updated(site: Site) -> None:
         site.lock(target(), None, "python")
 
 
+def test_an_update_of_one_and_of_all_is_one_of_all(site: Site) -> None:
+    site.write(*BEFORE, record("helper", "1"))
+    lock = site.lock(target("tiny", "tool"))
+    site.write(*LATER)
+    everything = site.lock(target("tiny", "tool"), lock, "helper", update_all=True)
+    assert pins(everything) == {**pins(lock), "helper": "2", "lib": "1.2"}
+
+
+def test_a_package_is_named_as_pypi_spells_it(site: Site) -> None:
+    site.write(*RUNTIME, record("typing_extensions", "1"))
+    lock = site.lock(target("tiny", "typing_extensions"))
+    site.write(*RUNTIME, record("typing_extensions", "1"), record("typing_extensions", "2"))
+    after = site.lock(target("tiny", "typing_extensions"), lock, "Typing-Extensions")
+    assert pins(after) == {**pins(lock), "typing_extensions": "2"}
+
+
+def test_needs_that_are_written_in_other_ways(site: Site) -> None:
+    """Without a blank and in capitals they are needs all the same, and move with an update."""
+    before = (*RUNTIME, record("lib", "1"), record("tool", "1", "Lib>=1"))
+    site.write(*before)
+    lock = site.lock(target("tiny", "tool"))
+    assert lock.conda[-1].depends == ("lib >=1",)
+    site.write(*before, record("lib", "2"), record("tool", "2", "Lib>=2"))
+    after = site.lock(target("tiny", "tool"), lock, "tool")
+    assert pins(after) == {**pins(lock), "lib": "2", "tool": "2"}
+
+
+def test_a_copy_of_a_channel_that_names_the_first_one_is_told(site: Site) -> None:
+    """Indexes of anaconda.org say where their packages are, and so does a copy under another address."""
+    site.write(*RUNTIME)
+    for path in site.folder.glob("conda-forge/*/repodata.json"):
+        data = json.loads(path.read_text())
+        data["info"]["base_url"] = f"{ANACONDA}/conda-forge/{path.parent.name}/"
+        path.write_text(json.dumps(data))
+    assert site.lock(target()).conda[-1].url.startswith(f"{ANACONDA}/conda-forge/linux-64/")
+    copy = (site.folder / "conda-forge").as_uri()
+    with pytest.raises(LockError) as caught:
+        site.lock(target(channels=(copy,)))
+    assert f"{copy} says that its packages are at {ANACONDA}/conda-forge/linux-64" in caught.value.message
+    assert "in the setting 'channels'" in caught.value.hint
+
+
 # --- on a locked target --------------------------------------------------------------------------
 
 
@@ -327,6 +369,15 @@ def test_what_is_below_stays_file_by_file(site: Site) -> None:
     with pytest.raises(LockError, match="keeps") as caught:
         site.lock(asked, lock, "lib", under=under)
     assert caught.value.hint.startswith("imagefactory lock tiny-1-cu121 --update lib")
+
+
+def test_what_is_below_stays_when_its_channel_says_something_else_of_it(site: Site) -> None:
+    """Channels mend needs of packages that are there, and the package stays what it is."""
+    site.write(*RUNTIME, record("lib", "1", "python"))
+    under = site.lock(target("tiny", "lib"))
+    site.write(*RUNTIME, record("lib", "1", "python <4"), record("more", "1"))
+    asked = target("tiny", "lib", "more", name="more-1-cu121", on="tiny-1-cu121")
+    assert set(under.conda) < set(site.lock(asked, under=under).conda)
 
 
 def test_what_does_not_go_with_what_is_below(site: Site) -> None:
@@ -441,6 +492,8 @@ def test_a_version_that_channel_priority_hides(site: Site) -> None:
     assert (
         pins(site.lock(target("tiny", "numpy >=2", channels=channels, priority="disabled")))["numpy"] == "2.0"
     )
+    error = why(site, "numpy >=2", channels=channels, framework="numpy")
+    assert error.hint == "write constraints: ['conda-forge::numpy'] at recipes/tiny.yaml:7:3"
     site.write(*RUNTIME, record("wants", "1", "lib >=2"), record("lib", "2"))
     error = why(site, "tiny", "wants", channels=channels)
     assert (
@@ -485,6 +538,15 @@ def test_the_account_names_true_addresses(site: Site) -> None:
     site.write(record("lib", "1"), channel="lab")
     error = why(site, "tiny", "wants", channels=(f"{ANACONDA}/lab", f"{ANACONDA}/conda-forge"))
     assert str(site.folder) not in error.message + error.tree
+
+
+def test_a_framework_that_alone_has_no_solution(site: Site) -> None:
+    """It is the last that is left out to find the fewest wishes, and all of them then."""
+    site.write(*RUNTIME, record("tiny", "2", "python", "__cuda >=12"), record("aside", "1"))
+    error = why(site, "tiny 2.*", "aside", system=(("__archspec", "x86_64"), ("__glibc", "2.36")))
+    assert "tiny 2 needs a driver for CUDA 12" in error.message
+    site.write(*RUNTIME, record("tiny", "2", "python", "nowhere"))
+    assert why(site, "tiny 2.*").message.startswith("tiny-1-cu121: `tiny 2.*` cannot be installed\n")
 
 
 def test_a_long_account_is_shortened() -> None:

@@ -358,6 +358,13 @@ def test_a_lock_of_wheels_keeps_its_one_file_and_digest(tmp_path: Path) -> None:
     assert lock_digest(lock) == "sha256:" + hexed(format_lock(lock))
 
 
+def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
+    odd = replace(LOCK.conda[0], depends=("größe >=1",))
+    with pytest.raises(LockError, match="a channel's records hold what no lock can"):
+        write_lock(tmp_path, replace(LOCK, conda=(odd, *LOCK.conda[1:])))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_files_that_are_no_part_any_more_go(tmp_path: Path) -> None:
     write_lock(tmp_path, MIXED)
     write_lock(tmp_path, LOCK)
@@ -503,6 +510,15 @@ MISFITS = {
         replace(LOCK, conda=tuple(conda(s) for s in ("python 3.11.9 h_0", "pytorch 2.3.1 h_0"))),
         "bring no CUDA",
     ),
+    "bounds alone": (
+        replace(
+            LOCK,
+            conda=tuple(
+                conda(s) for s in ("cuda-version 12.1 h_3", "python 3.11.9 h_0", "pytorch 2.3.1 h_0")
+            ),
+        ),
+        "bring no CUDA",
+    ),
 }
 
 
@@ -551,7 +567,7 @@ def test_what_a_build_string_says(build: str, word: str) -> None:
 WHY = Unsolvable(
     target=TARGET.name,
     content_hash=LOCK.content_hash,
-    reason="pytorch 2.3.* needs numpy >=1.19\n\nnumpy <1.0 was asked",
+    reason="pytorch 2.3.* needs numpy >=1.19\n└─ pytorch\n   └─ numpy\n\nnumpy <1.0 was asked",
     hint="change `numpy <1.0` at recipes/x.yaml:7:5",
     tree="Cannot solve the request because of:\n├─ pytorch\n\n└─ numpy",
 )
@@ -580,7 +596,7 @@ def test_a_malformed_record_is_refused() -> None:
         ("", 1),
         (text.replace("sha256:", ""), 3),
         (text.split("# why")[0], 5),
-        (text + "\x1b[31m\n", 13),
+        (text + "\x1b[31m\n", 15),
     ):
         with pytest.raises(LockError, match=rf"x:{line}: "):
             parse_unsolvable(spoiled, "x")

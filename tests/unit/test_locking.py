@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from imagefactory import cli
-from imagefactory.lock.files import content_hash, read_lock, write_lock
+from imagefactory.lock.files import WHEELS, content_hash, format_lock_files, read_lock, write_lock
 from imagefactory.model import LockedWheel
 from imagefactory.report.console import format_relock
 from imagefactory.settings import load_settings
@@ -138,12 +138,16 @@ def test_an_unchanged_lock_of_300_packages_loads_no_solver(place: Place) -> None
     """The import of rattler or conda-lock alone would take longer than the whole answer may."""
     target = place.factory.targets[0]
     more = [conda(f"package{n} 1.{n} h{n}_0", "python", "numpy >=1,<3") for n in range(300)]
-    packages = sorted((*LOCK.conda, *more), key=lambda one: one.name)
+    channel = target.channels[0]
+    here = (replace(one, url=f"{channel}/{one.subdir}/{one.filename}") for one in (*LOCK.conda, *more))
+    packages = sorted(here, key=lambda one: one.name)
     lock = replace(
         LOCK,
         target=target.name,
         content_hash=content_hash(target, place.factory.base_of(target), None),
         conda=tuple(packages),
+        channels=target.channels,
+        system=target.system,
     )
     write_lock(place.root / "lockfiles", lock)
     code = (
@@ -260,10 +264,12 @@ def test_a_target_that_cannot_be_solved_is_told_in_every_table(place: Place) -> 
     assert f"unsolvable\n                {reason}" in out
     why = json.loads(place.call("show", "tiny-2.3-cu121", "--json")[1])["why"]
     assert why["reason"].startswith(reason)
-    code, _, err = place.call("lock", "tiny-*", "--check")
-    assert (code, "tiny-2.3-cu121 (unsolvable)" in err) == (4, True)
+    code, out, _ = place.call("lock", "tiny-*", "--check")
+    assert (code, "without a solution, as recorded: tiny-2.3-cu121" in out) == (0, True)
     code, _, err = place.call("render", "tiny-*")
     assert (code, f"tiny-2.3-cu121 is unsolvable: {reason}" in err) == (5, True)
+    code, _, err = place.call("render")
+    assert (code, "without a solution, so without a definition: tiny-2.3-cu121" in err) == (0, True)
 
 
 def test_the_whole_account_is_given_on_request_without_solving_again(place: Place) -> None:
@@ -280,6 +286,15 @@ def test_the_whole_account_is_given_on_request_without_solving_again(place: Plac
     assert (code, out.strip()) == (5, tree)
     code, out, _ = place.call("lock", "tiny-*", "--json")
     assert (code, json.loads(out)["errors"][0]["tree"].strip()) == (5, tree)
+
+
+def test_the_reason_is_told_also_where_its_record_cannot_be_written(place: Place) -> None:
+    place.ask('"numpy >=99"')
+    (place.root / "lockfiles" / "tiny-2.3-cu121.unsolvable.txt" / "taken").mkdir(parents=True)
+    code, _, err = place.call("lock", "tiny-*")
+    assert code == 5
+    assert "has no `numpy >=99`" in err
+    assert "unsolvable.txt: cannot be written" in err
 
 
 def test_unsolvable_holds_as_long_as_what_was_asked(place: Place) -> None:
@@ -330,6 +345,65 @@ def test_a_damaged_lock_is_told_and_made_anew(place: Place) -> None:
     assert path.read_text() == text
 
 
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"/channel": "/strange"}, "names the channel file:///"),  # and all packages from there
+        ({"__cuda=12.1": "__cuda=12.9"}, "names channels or virtual packages that the recipe does not"),
+        ({"cuda121_py311_0": "cpu_py311_1"}, "is a build for the CPU"),
+    ],
+)
+def test_a_lock_that_was_changed_by_hand_is_not_believed(
+    place: Place, changes: dict[str, str], what: str
+) -> None:
+    place.call("lock", "tiny-*")
+    path = place.root / "lockfiles" / "tiny-2.3-cu121.conda-lock.yml"
+    text = changed = path.read_text()
+    for old, new in changes.items():
+        changed = changed.replace(old, new)
+    path.write_text(changed)
+    assert place.states() == {"tiny-2.3-cu121": "malformed"}
+    code, _, err = place.call("render", "tiny-*")
+    assert (code, what in err) == (5, True)
+    code, _, err = place.call("lock", "tiny-*")
+    assert (code, what in err, "locking tiny-2.3-cu121 anew" in err) == (0, True, True)
+    assert path.read_text() == text
+
+
+def test_a_lock_that_was_stopped_between_its_two_files_keeps_what_it_holds(place: Place) -> None:
+    """The file of the wheels is there and conda's is still the one before: an update goes on from these."""
+    place.call("lock", "tiny-*")
+    folder = place.root / "lockfiles"
+    target = place.factory.targets[0]
+    lock = read_lock(folder, target)
+    assert lock is not None
+    wheel = LockedWheel(
+        name="einops", version="1", filename="einops-1-py3-none-any.whl", sha256=hexed("w"), size=5
+    )
+    wheels = format_lock_files(replace(lock, wheels=(wheel,), solver=f"{lock.solver}, uv 0.9"))[WHEELS]
+    (folder / "tiny-2.3-cu121.requirements.txt").write_text(wheels)
+    assert place.states() == {"tiny-2.3-cu121": "malformed"}
+    newer = ("pytorch 2.3.1 cuda121_py311_1", ("python >=3.11,<3.12.0a0", "numpy", "cuda-version 12.1.*"))
+    place.offer(("numpy 1.27.0 py311h0_0", ("python >=3.11,<3.12.0a0",)), newer)
+    code, out, err = place.call("lock", "tiny-*", "--update", "numpy")
+    assert (code, "locking tiny-2.3-cu121 anew" in err) == (0, True)
+    assert out.splitlines()[1:] == ["  - einops 1", "  ~ numpy 1.26.4 -> 1.27.0"]
+    assert place.names() == ["tiny-2.3-cu121.conda-lock.yml"]
+
+
+def test_a_record_beside_a_lock_that_holds_is_not_believed(place: Place) -> None:
+    """Two branches: on one there was no solution, on the other there was."""
+    place.ask('"numpy >=2"')
+    place.call("lock", "tiny-*")
+    record = place.root / "lockfiles" / "tiny-2.3-cu121.unsolvable.txt"
+    text = record.read_text()
+    place.offer(("numpy 2.0.0 py311h0_0", ("python >=3.11,<3.12.0a0",)))
+    place.call("lock", "tiny-*")
+    record.write_text(text)
+    assert place.call("lock", "tiny-*", "--explain")[0] == 0
+    assert not record.exists()
+
+
 def test_files_that_no_recipe_makes_are_orphans(place: Place) -> None:
     place.call("lock", "tiny-*")
     for name in ("old-1-cu12.conda-lock.yml", "old-2-cu12.unsolvable.txt", "old-3-cu12.requirements.txt"):
@@ -355,6 +429,20 @@ def test_a_target_below_is_locked_first(stack: Place) -> None:
     assert code == 0
     assert [line.split(":")[0] for line in out.splitlines()] == ["tiny-2.3-cu121", "more-2.3-cu121"]
     assert stack.states() == {"more-2.3-cu121": "ok", "tiny-2.3-cu121": "ok"}
+
+
+def test_a_lock_that_lacks_what_is_below_is_made_anew(stack: Place) -> None:
+    """A merge took another file of one package."""
+    stack.call("lock", "more-*", "tiny-*")
+    path = stack.root / "lockfiles" / "more-2.3-cu121.conda-lock.yml"
+    text = path.read_text()
+    path.write_text(text.replace(hexed("numpy-1.26.4-py311h0_0.conda"), hexed("another")))
+    assert stack.states() == {"more-2.3-cu121": "malformed", "tiny-2.3-cu121": "ok"}
+    code, _, err = stack.call("render", "more-*")
+    assert (code, "imagefactory lock more-2.3-cu121" in err) == (5, True)
+    code, _, err = stack.call("lock", "more-*")
+    assert (code, "lacks numpy-1.26.4-py311h0_0.conda" in err) == (0, True)
+    assert path.read_text() == text
 
 
 def test_what_moves_below_makes_what_is_above_stale(stack: Place) -> None:
