@@ -37,14 +37,17 @@ import argparse
 import asyncio
 import base64
 import hashlib
+import http.client
 import json
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -205,7 +208,8 @@ def _fetch(wanted: Wanted, address: str, path: Path, channels: Channels) -> None
                     "fetch", f"{wanted.url}: the server answered {refused.code}", [wanted.filename]
                 ) from None
             error = refused
-        except (OSError, ValueError) as fault:  # URLError, time-outs, broken connections
+        # URLError, time-outs, broken connections, answers that are none
+        except (OSError, ValueError, http.client.HTTPException) as fault:
             error = fault
     reason = getattr(error, "reason", None) or error
     raise Failure("fetch", f"{wanted.url}: {reason} ({ATTEMPTS} times)", [wanted.filename])
@@ -215,39 +219,45 @@ def _fetch(wanted: Wanted, address: str, path: Path, channels: Channels) -> None
 
 
 class Package:
-    """What a package says of itself; `script` whether it has a post-link script."""
+    """What a package says of itself: `info` its files of metadata by name, `script` whether it has a
+    post-link script, `commands` what programs its entry points make, and of what."""
 
-    def __init__(self, archive: Path, index: bytes, paths: list[str]) -> None:
-        self.archive, self.index = archive, index
-        told = json.loads(index)
+    def __init__(self, archive: Path, info: dict[str, bytes], paths: list[str]) -> None:
+        self.archive, self.info, self.index = archive, info, info["info/index.json"]
+        told = json.loads(self.index)
         self.name = str(told["name"])
         self.stem = "-".join((self.name, str(told["version"]), str(told["build"])))
         self.python = told.get("noarch") == "python"
         self.paths = paths
         self.script = f"bin/.{self.name}-post-link.sh" in paths
+        self.commands: list[tuple[str, str]] = []
 
 
 async def read_package(archive: Path, wanted: Wanted) -> Package:
     """The package of `archive`. Refuses paths that lead out of the prefix.
 
     py-rattler joins the paths of info/paths.json to the prefix as they are. What its own extraction and
-    its rule for claimed paths guard against (links that lead out, files below them) is left to it.
+    its rule for claimed paths guard against (files below links that lead out) is left to it; what it
+    unpacked is looked at by `check_unpacked`.
     """
     from rattler.package_streaming import PackageArchive
 
-    commands: list[str] = []
     try:
         opened = await PackageArchive.from_path(archive)
-        info = await opened.read_files(["info/index.json", "info/paths.json"])
-        if info["info/paths.json"] is not None:
-            paths = [str(row["_path"]) for row in json.loads(info["info/paths.json"])["paths"]]
+        read = dict(await opened.read_files(["info/index.json", "info/paths.json"]))
+        if read["info/paths.json"] is not None:
+            paths = [str(row["_path"]) for row in json.loads(read["info/paths.json"])["paths"]]
         else:
-            paths = (await opened.read_file("info/files") or b"").decode().splitlines()
-        package = Package(archive, info["info/index.json"] or b"", paths)
+            read.update(await opened.read_files(["info/files", "info/has_prefix"]))
+            paths = (read["info/files"] or b"").decode().splitlines()
+        info = {name: data or b"" for name, data in read.items()}
+        package = Package(archive, info, paths)
         site_packages = str(json.loads(package.index).get("python_site_packages_path") or "lib")
         if package.python:
-            link = json.loads(await opened.read_file("info/link.json") or b"{}").get("noarch") or {}
-            commands = [str(text).partition("=")[0].strip() for text in link.get("entry_points") or ()]
+            info["info/link.json"] = await opened.read_file("info/link.json") or b""
+            link = json.loads(info["info/link.json"] or b"{}").get("noarch") or {}
+            points = [str(text).partition("=") for text in link.get("entry_points") or ()]
+            package.commands = [(command.strip(), of.strip()) for command, _, of in points]
     except Exception as error:
         words = str(error) or type(error).__name__
         words = f"{wanted.filename} is no sound package: {words}"
@@ -258,7 +268,7 @@ async def read_package(archive: Path, wanted: Wanted) -> Package:
         if _leads_out(path):
             words = f"{wanted.filename} holds {path!r}, which is no path of a prefix"
             raise Failure("path", words, [wanted.filename])
-    for command in commands:
+    for command, _ in package.commands:
         if not re.fullmatch(r"[^/\x00-\x1f\x7f]+", command) or command in (".", ".."):
             words = f"{wanted.filename} has an entry point called {command!r}"
             raise Failure("path", words, [wanted.filename])
@@ -267,8 +277,67 @@ async def read_package(archive: Path, wanted: Wanted) -> Package:
 
 def _leads_out(path: str) -> bool:
     parts = path.split("/")
-    odd = re.search(r"[\x00-\x1f\x7f]", path)
+    # A name that begins with .wh. would take another's file away: it is how layers say "removed".
+    odd = re.search(r"[\x00-\x1f\x7f]|(^|/)\.wh\.", path)
     return bool({"", ".", ".."} & set(parts)) or parts[0] in ("conda-meta", "__clobbers__") or odd is not None
+
+
+def check_commands(packages: list[Package]) -> None:
+    """Refuses a program that an entry point makes where another package has something.
+
+    py-rattler knows no claim of that kind: it writes the program through a link that lies there, be it to
+    a file of this machine or to one in the cache.
+    """
+    taken: dict[str, str] = {}
+    for package in packages:
+        for path in package.paths:
+            if package.python and path.startswith("python-scripts/"):
+                path = "bin" + path[len("python-scripts") :]
+            taken["/".join(path.split("/")[:2])] = package.name
+    made: dict[str, tuple[str, str]] = {}
+    for package in packages:
+        for command, of in package.commands:
+            path = f"bin/{command}"
+            other = taken.get("bin") or taken.get(path)
+            first = made.setdefault(path, (package.name, of))
+            if not other and first[1] != of:
+                other = first[0]
+            if other:
+                words = f"{path} is an entry point of {package.name}, and {other} has something else there"
+                raise Failure("path", words, [package.name, other])
+
+
+def check_unpacked(package: Package, folder: Path) -> None:
+    """Refuses an unpacked package that is not what `read_package` saw, or that links would mislead about.
+
+    An archive may hold a name twice, and a list may call a link a file: py-rattler then reads what the
+    link leads to, a file of this machine.
+    """
+    filename = package.archive.name
+    for name, data in package.info.items():
+        file = folder / name
+        if file.is_symlink() or (file.read_bytes() if file.exists() else b"") != data:
+            words = f"{filename} holds {name} twice, or what was unpacked of it has changed since"
+            raise Failure("path", words, [filename])
+    rows = json.loads(package.info.get("info/paths.json") or b"{}").get("paths") or ()
+    links = {str(row["_path"]) for row in rows if row.get("path_type") == "softlink"}
+    changed = {str(row["_path"]) for row in rows if "prefix_placeholder" in row}
+    # Before there was info/paths.json: paths, each behind its placeholder and mode, perhaps in quotes.
+    told = package.info.get("info/has_prefix", b"").decode(errors="replace").splitlines()
+    top = folder.resolve()
+    sound = {""}
+    for path in package.paths:
+        above = path.rpartition("/")[0]
+        if above not in sound:
+            if (folder / above).resolve() != top / above:
+                raise Failure("path", f"{filename} holds {path!r} below a link", [filename])
+            sound.add(above)
+        if not (folder / path).is_symlink():
+            continue
+        old = "info/has_prefix" in package.info
+        written = path in changed or any(row.strip(" \"'").endswith(path) for row in told)
+        if written or not (old or path in links):
+            raise Failure("path", f"{filename} holds the link {path!r} as if it were a file", [filename])
 
 
 # --- linking -------------------------------------------------------------------------------------
@@ -294,15 +363,33 @@ def install(wanted: list[Wanted], archives: list[Path], order: Order) -> dict[st
     from rattler.install import install as link
     from rattler.repo_data import PackageRecord
 
-    class Teller(InstallerReporter):
+    read: dict[str, Package] = {}
+
+    class Watcher(InstallerReporter):
         def on_populate_cache_complete(self, cache_entry: int) -> None:  # noqa: ARG002
-            print("+", flush=True)
+            if order.tell:
+                print("+", flush=True)
+
+        def on_link_start(self, operation: int, package_name: str) -> int:
+            # Here a package is unpacked, and nothing of it linked. Errors of this method would be lost.
+            try:
+                package = read[package_name]
+                check_unpacked(package, order.cache / package.stem)
+            except Failure as failure:
+                _remove(order.cache / package.stem)  # sound next time if the disk or somebody changed it
+                give_up(failure, order.scratch)
+            except Exception as error:
+                give_up(Failure("link", f"{package_name}: {error!r}", [package_name]), order.scratch)
+            return operation
 
         def on_link_complete(self, index: int) -> None:  # noqa: ARG002
-            print("+", flush=True)
+            if order.tell:
+                print("+", flush=True)
 
     async def run() -> tuple[list[Any], list[str]]:
         packages = [await read_package(archive, item) for archive, item in zip(archives, wanted, strict=True)]
+        check_commands(packages)
+        read.update({package.name.lower(): package for package in packages})
         scripted = [package.name for package in packages if package.script]
         if scripted and not order.scripts_fit:
             names = ", ".join(scripted)
@@ -318,7 +405,7 @@ def install(wanted: list[Wanted], archives: list[Path], order: Order) -> dict[st
                 installed_packages=[],
                 execute_link_scripts=False,
                 show_progress=False,
-                reporter=Teller() if order.tell else None,  # type: ignore[abstract]
+                reporter=Watcher(),  # type: ignore[abstract]
                 alternative_target_prefix=order.shown,
                 config=Config() if order.hard_links else Config.from_toml("allow-hard-links = false"),
             )
@@ -334,6 +421,13 @@ def install(wanted: list[Wanted], archives: list[Path], order: Order) -> dict[st
         if record.name.normalized in scripted
     ]
     return result
+
+
+def give_up(failure: Failure, scratch: Path) -> None:
+    """Ends the process at once, so that nothing more is linked."""
+    shutil.rmtree(scratch, ignore_errors=True)
+    print(failure, file=sys.stderr)
+    end(1)
 
 
 def _record(package: Package, wanted: Wanted, scratch: Path) -> Any:
@@ -353,21 +447,23 @@ def normalise(prefix: Path, wanted: dict[str, Wanted]) -> dict[str, Any]:
     records = {path: json.loads(path.read_text("utf-8")) for path in sorted(meta.glob("*.json"))}
     claims, lost = _settle(prefix, list(records.values()), wanted)
     _remove(prefix / "__clobbers__")
-    _remove(prefix / "CACHEDIR.TAG")
     # Of each path the list that brought it: what a later one brings changes nothing of an earlier one.
     groups = {
         row["_path"]: wanted[record["fn"]].group
         for record in records.values()
         for row in record["paths_data"]["paths"]
     }
+    if "CACHEDIR.TAG" not in groups:
+        _remove(prefix / "CACHEDIR.TAG")
     for path, record in records.items():
         item = wanted[record["fn"]]
         kept = []
         for row in sorted(record["paths_data"]["paths"], key=lambda row: str(row["_path"])):
-            source = _source_of(row["_path"])
+            source = source_of(row["_path"])
             if source and groups.get(source, item.group + 1) <= item.group:
                 _remove(prefix / row["_path"])
                 continue
+            _even_mode(prefix / row["_path"])
             if row["path_type"] == "softlink":  # py-rattler tells of what the link leads to, here
                 row = {key: row[key] for key in ("_path", "path_type")}
             kept.append(row)
@@ -388,7 +484,17 @@ def normalise(prefix: Path, wanted: dict[str, Wanted]) -> dict[str, Any]:
     return {"claims": claims, "lost": {name: sorted(paths) for name, paths in sorted(lost.items())}}
 
 
-def _source_of(path: str) -> str:
+def _even_mode(path: Path) -> None:
+    """Everybody may read an environment's files, only root may write them: whatever the archive says."""
+    if not path.exists():
+        return  # a link that leads nowhere; or gone, which whoever packs the environment says
+    state = path.lstat()
+    mode = 0o755 if state.st_mode & stat.S_IXUSR else 0o644
+    if stat.S_ISREG(state.st_mode) and stat.S_IMODE(state.st_mode) != mode:
+        path.chmod(mode)
+
+
+def source_of(path: str) -> str:
     """The .py that a path of byte code belongs to, empty for other paths."""
     found = re.fullmatch(r"(.*/)__pycache__/([^/]+?)\.[^/.]+(?:\.opt-\d)?\.pyc", path)
     return f"{found[1]}{found[2]}.py" if found else ""
@@ -414,16 +520,21 @@ def _settle(
         # None where it is a folder of another package that the path gave way to.
         claimants = others + ([holders[path]] if path in holders else [])
         winner = holders.get(path, others[0])
+        kept = winner[0]["name"]
+        if path not in holders:
+            inside = [each for each in holders if each.startswith(f"{path}/")]
+            kept = holders[inside[0]][0]["name"] if inside else kept
         first = min(wanted[record["fn"]].group for record, _ in claimants)
         if path in holders and wanted[winner[0]["fn"]].group != first:
             below = [(r, row) for r, row in claimants if wanted[r["fn"]].group == first]
             winner, before = min(below, key=lambda pair: str(pair[0]["name"])), winner
             _swap(prefix, path, winner, before)
+            kept = winner[0]["name"]
         for record, row in claimants:
             if record is winner[0] and path in holders:
                 continue
             same = path in holders and _same(prefix / row["_path"], prefix / path)
-            claims.append({"path": path, "kept": winner[0]["name"], "lost": record["name"], "same": same})
+            claims.append({"path": path, "kept": kept, "lost": record["name"], "same": same})
             record["paths_data"]["paths"].remove(row)
             lost.setdefault(record["name"], []).append(path)
     return claims, lost
@@ -492,9 +603,7 @@ def run_scripts(prefix: Path, packages: list[list[Any]]) -> None:
             told = done.stdout.decode(errors="replace")[-2000:]
             words = f"the post-link script of {package[0]} ended with {done.returncode}: {told}"
             raise Failure("script", words, [package[0]])
-    messages = prefix / ".messages.txt"
-    if messages.exists():
-        messages.unlink()
+    _remove(prefix / ".messages.txt")
 
 
 # --- the program ---------------------------------------------------------------------------------
@@ -566,5 +675,8 @@ if __name__ == "__main__":
         main(sys.argv[1:])
     except Failure as failure:
         print(failure, file=sys.stderr)
+        end(1)
+    except Exception:
+        traceback.print_exc()
         end(1)
     end(0)

@@ -46,6 +46,7 @@ from imagefactory.engines.layer_work import (
     format_laid,
     laid_path,
     make_layers,
+    new_worker,
     read_laid,
     read_laid_of,
 )
@@ -186,7 +187,8 @@ class AssembleEngine:
 
         names = ", ".join(script.name for script in prefix.scripts)
         linked = [part.key for plan in plans for part in plan.parts if part.linked]
-        key = hash_key("scripts", codec(bench.codec).identity, base.identity, str(bench.environment), *linked)
+        given = (codec(bench.codec).identity, base.identity, bench.compiler)
+        key = hash_key("scripts", *given, str(bench.environment), *linked)
         taken = [plan for plan in plans if not plan.parts[0].linked]
         known = self.layout.recall_layer(key)
         if known is not None and laid_path(self.layout, key).exists():
@@ -208,11 +210,17 @@ class AssembleEngine:
             pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
             return runner.start(bench.base_folders, spec, **pipes)
 
-        changes = run_scripts(prefix, start)
+        with explain_full_disk(self.layout.path):
+            changes = run_scripts(prefix, start)
         packer, plain = codec(bench.codec), hashlib.sha256()
         with explain_full_disk(self.layout.path), BlobWriter(self.layout) as blob:
             segment = Segment(packer, blob, plain, epoch=bench.epoch)
-            laid = lay_changes(prefix.folder, changes, bench.place, segment)
+            compiler = new_worker(bench, lambda _: None).compiler
+            try:
+                with compiler.wheel():
+                    laid = lay_changes(prefix.folder, changes, bench.place, segment, compiler)
+            finally:
+                compiler.close()
             segment.raw(END_OF_ARCHIVE)
             segment.close()
             descriptor = blob.commit(packer.media_type)

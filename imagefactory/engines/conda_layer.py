@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from imagefactory.engines.conda_install import source_of
 from imagefactory.engines.conda_prefix import Change
 from imagefactory.engines.wheel_layer import Compiler, LaidFile, Place
 from imagefactory.errors import BuildError
@@ -76,16 +77,22 @@ def lay_package(
     path = f"{top}/conda-meta/{record.name}"
     segment.file(path, [package.data], size=len(package.data), executable=False)
     laid.append(LaidFile(path=path, content=_content(hashlib.sha256(package.data).digest())))
-    tag = "cpython-" + place.python.replace(".", "")
     for inside in package.sources(place):
-        if (root / inside).is_symlink():
-            continue
-        pyc = compiler.compile(f"/{top}/{inside}", (root / inside).read_bytes())
-        if pyc is not None:
-            folder, _, name = inside.rpartition("/")
-            cached = f"{top}/{folder}/__pycache__/{name.removesuffix('.py')}.{tag}.pyc"
-            segment.file(cached, [pyc], size=len(pyc), executable=False)
+        _compile(root, inside, place, segment, compiler)
     return tuple(laid)
+
+
+def _compile(root: Path, inside: str, place: Place, segment: Segment, compiler: Compiler) -> None:
+    """Writes the byte code of one source, which no link may be."""
+    top, source = place.prefix.lstrip("/"), root / inside
+    if source.is_symlink():
+        return
+    pyc = compiler.compile(f"/{top}/{inside}", source.read_bytes())
+    if pyc is not None:
+        folder, _, name = inside.rpartition("/")
+        tag = "cpython-" + place.python.replace(".", "")
+        cached = f"{top}/{folder}/__pycache__/{name.removesuffix('.py')}.{tag}.pyc"
+        segment.file(cached, [pyc], size=len(pyc), executable=False)
 
 
 def _expected(row: dict[str, Any]) -> str:
@@ -144,17 +151,28 @@ def _content(digest: bytes) -> str:
 
 
 def lay_changes(
-    prefix: Path, changes: Sequence[Change], place: Place, segment: Segment
+    prefix: Path, changes: Sequence[Change], place: Place, segment: Segment, compiler: Compiler
 ) -> tuple[LaidFile, ...]:
-    """Writes what post-link scripts changed; what they removed as OCI's whiteouts."""
+    """Writes what post-link scripts changed; what they removed as OCI's whiteouts.
+
+    Byte code of sources that they changed is made anew, since that of the packages' layers is believed
+    unchecked; what they made themselves of sources that are there is left out.
+    """
     top, laid = place.prefix.lstrip("/"), []
     for change in changes:
+        source = source_of(change.path)
+        if source and (prefix / source).is_file():
+            continue
         path = f"{top}/{change.path}"
         if change.removed:
             folder, _, name = path.rpartition("/")
             segment.file(f"{folder}/.wh.{name}", [], size=0, executable=False)
+            laid.append(LaidFile(path=path, content="removed"))  # nor may a wheel's file go with it
             continue
         content = lay_path(prefix / change.path, path, segment)
         if content:
             laid.append(LaidFile(path=path, content=content))
+    for change in changes:
+        if not change.removed and is_source(change.path, place) and (prefix / change.path).is_file():
+            _compile(prefix, change.path, place, segment, compiler)
     return tuple(laid)

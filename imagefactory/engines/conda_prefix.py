@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import glob
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -29,6 +31,7 @@ from urllib.parse import unquote
 from imagefactory.engines import conda_install
 from imagefactory.errors import BuildError, StoreError, ToolError
 from imagefactory.model import LockedConda
+from imagefactory.oci.layout import explain_full_disk
 from imagefactory.oci.unpack import remove_tree
 from imagefactory.progress import Progress
 
@@ -98,11 +101,13 @@ def staged(staging: Staging, progress: Progress) -> Iterator[Prefix]:
     """
     if importlib.util.find_spec("rattler") is None:
         raise ToolError("py-rattler is not installed", hint="pip install 'imagefactory[conda]'")
-    staging.scratch.mkdir(parents=True, exist_ok=True)
-    staging.cache.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="conda-", dir=staging.scratch))
+    with explain_full_disk(staging.scratch):
+        staging.scratch.mkdir(parents=True, exist_ok=True)
+        staging.cache.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix="conda-", dir=staging.scratch))
     try:
-        told = _link(staging, folder, progress)
+        with explain_full_disk(staging.scratch):
+            told = _link(staging, folder, progress)
         yield Prefix(
             folder=folder / "prefix",
             shown=staging.shown,
@@ -169,7 +174,7 @@ def _explain(text: str, code: int, staging: Staging) -> BuildError:
     if "os error 28" in message or "No space left" in message:
         return StoreError(
             f"no space left in {staging.scratch} or {staging.cache}",
-            hint="free some space, or or `imagefactory store gc --cache`, and run the same command again",
+            hint="free some space, or `imagefactory store gc --cache`, and run the same command again",
         )
     paths = {unquote(package.filename): path for package, path in staging.archives.items()}
     files = " ".join(str(paths[name]) for name in names if name in paths)
@@ -229,8 +234,10 @@ def run_scripts(prefix: Prefix, start: Start) -> tuple[Change, ...]:
 
     Raises BuildError, naming the package, when one fails.
     """
-    _own_files(prefix.folder)
-    before = _listing(prefix.folder)
+    names = ", ".join(script.name for script in prefix.scripts)
+    with _readable(names):
+        _own_files(prefix.folder)
+        before = _listing(prefix.folder)
     for script in prefix.scripts:
         told = [script.name, script.version, script.build_number]
         environment = conda_install.script_environment(prefix.shown, told)
@@ -243,36 +250,67 @@ def run_scripts(prefix: Prefix, start: Start) -> tuple[Change, ...]:
                 f"ended with {process.returncode}: {tail}",
                 hint="it runs in the base without network; constrain the package to a version without one",
             )
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError, IsADirectoryError):
         (prefix.folder / ".messages.txt").unlink()  # what scripts have to say to a person
-    after = _listing(prefix.folder)
+    with _readable(names):
+        after = _listing(prefix.folder)
+    if odd := sorted(path for path in after if re.search(r"[\x00-\x1f\x7f]|(^|/)\.wh\.", path)):
+        raise BuildError(
+            f"the post-link scripts of {names} make {odd[0]!r}, a name that no image can hold",
+            hint="constrain the package to a version without such a script",
+        )
     changed = [Change(path=path) for path in after if before.get(path) != after[path]]
-    gone = before.keys() - after.keys()
-    removed = [Change(path=path, removed=True) for path in gone if path.rpartition("/")[0] not in gone]
+    # What lay in a folder that is gone, or that is something else now, went with it.
+    folders = {path for path, state in after.items() if state == _FOLDER} | {""}
+    removed = [
+        Change(path=path, removed=True)
+        for path in before.keys() - after.keys()
+        if path.rpartition("/")[0] in folders
+    ]
     return tuple(sorted((*changed, *removed), key=lambda change: change.path))
+
+
+@contextmanager
+def _readable(names: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise BuildError(
+            f"what the post-link scripts of {names} left cannot be read: {error}",
+            hint="constrain the package to a version without such a script",
+        ) from error
 
 
 def _own_files(folder: Path) -> None:
     """Ends the sharing of files with the cache, which scripts would write through."""
+    beside = folder.parent / "own"  # outside of it: a package may bring any name, and a link under it
     for place, _, names in os.walk(folder):
         for name in names:
             path = Path(place, name)
             state = path.lstat()
             if state.st_nlink > 1 and not path.is_symlink():
-                beside = path.with_name(f"{name[:200]}.own")
                 shutil.copy2(path, beside)
                 beside.replace(path)
 
 
+_FOLDER = ("folder",)
+
+
 def _listing(folder: Path) -> dict[str, tuple[object, ...]]:
     found: dict[str, tuple[object, ...]] = {}
-    for place, folders, names in os.walk(folder):
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for place, folders, names in os.walk(folder, onerror=fail):
         for name in (*folders, *names):
             path = Path(place, name)
             state = path.lstat()
             inside = str(path.relative_to(folder))
             if path.is_dir() and not path.is_symlink():
-                found[inside] = ("folder",)
+                found[inside] = _FOLDER
             else:
                 times = (state.st_mtime_ns, state.st_ctime_ns)
                 found[inside] = (state.st_ino, state.st_mode, state.st_size, *times)

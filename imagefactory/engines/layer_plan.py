@@ -27,6 +27,8 @@ BUCKETS = 8
 """The other packages share so many layers, by hash of name: one changed package makes one bucket anew."""
 MORE_OWN_LAYERS, MORE_BUCKETS = 12, 4
 """The same for what is added above another target: that one's layers count as well."""
+MOST_LAYERS = 110
+"""Of packages, whatever stands on what: from here on a target adds two. The base has some too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +98,8 @@ def plan_layers(groups: Sequence[Group]) -> tuple[LayerPlan, ...]:
     plans: list[LayerPlan] = []
     for number, group in enumerate(groups):
         most, buckets = (MORE_OWN_LAYERS, MORE_BUCKETS) if number else (MOST_OWN_LAYERS, BUCKETS)
+        if len(plans) + most + 2 * buckets > MOST_LAYERS:
+            most, buckets = 0, 1
         large = sorted(
             (package for package in group if package.size >= OWN_LAYER_BYTES), key=lambda p: (-p.size, p.name)
         )[:most]
@@ -163,7 +167,8 @@ def conda_part(package: LockedConda, prefix: Prefix, bench: Bench) -> Part:
         bench.place.python if package.subdir == "noarch" else "",
         bench.compiler if record.sources(bench.place) else "",
         str(bench.epoch),
-        *prefix.lost.get(package.name, ()),
+        # What is left of it beside the others: claimed paths, byte code whose source another one brings.
+        hashlib.sha256(record.data).hexdigest(),
     )
     return Part(key=key, path=record.path, size=package.size, linked=True)
 

@@ -180,8 +180,11 @@ def _refuse_bad_entry(name: str, mode: int) -> None:
 
 
 def _refuse_bad_path(path: str) -> None:
-    if {"", ".", ".."} & set(path.split("/")) or "\\" in path or not path.isprintable():
+    parts = path.split("/")
+    if {"", ".", ".."} & set(parts) or "\\" in path or not path.isprintable():
         raise BuildError(f"{path!r} is not a path inside the environment")
+    if any(part.startswith(".wh.") for part in parts):  # how layers say that a file is removed
+        raise BuildError(f"{path!r} is a name that no image can hold")
 
 
 class LayerDestination(WheelDestination):

@@ -256,6 +256,12 @@ def test_what_a_script_removes_is_gone(factory: Factory, made: MadeChannel) -> N
     assert factory.says(image, "stat", "-c", "%a", "/opt/env/d") == "755\n"
 
 
+def test_a_source_that_a_script_changes_is_compiled_anew(factory: Factory, made: MadeChannel) -> None:
+    module = f'"$PREFIX/lib/python{PYTHON}/site-packages/tinytool/__init__.py"'
+    image = factory.build(packed(made, factory, f"echo 'NAME = 7' >> {module}"))
+    assert factory.says(image, "python", "-c", "import tinytool; print(tinytool.NAME)") == "7\n"
+
+
 @pytest.fixture
 def listener() -> Iterator[int]:
     """The port of somebody who answers on this machine."""

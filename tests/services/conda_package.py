@@ -27,7 +27,8 @@ WHEN = 1_600_000_000
 class File:
     """One file of a package. `prefix` is `text` or `binary` where it holds PLACEHOLDER.
 
-    `told` is the sha256 that info/paths.json gives, where that shall be a wrong one.
+    `told` is the sha256 that info/paths.json gives, where that shall be a wrong one, `kind` the path_type.
+    What is `absent` is told there and not in the archive.
     """
 
     data: bytes = b""
@@ -35,6 +36,9 @@ class File:
     prefix: str = ""
     link: str = ""
     told: str = ""
+    kind: str = ""
+    absent: bool = False
+    mode: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +130,7 @@ def _path(name: str, file: File) -> dict[str, Any]:
     data = file.data
     row: dict[str, Any] = {
         "_path": name,
-        "path_type": "softlink" if file.link else "hardlink",
+        "path_type": file.kind or ("softlink" if file.link else "hardlink"),
         "sha256": file.told or hashlib.sha256(data).hexdigest(),
         "size_in_bytes": len(data),
     }
@@ -140,7 +144,9 @@ def _tar(files: Mapping[str, File], mode: str) -> bytes:
     with tarfile.open(fileobj=buffer, mode=mode, format=tarfile.PAX_FORMAT) as archive:  # type: ignore[call-overload]
         for name, file in files.items():
             entry = tarfile.TarInfo(name)
-            entry.mtime, entry.mode = WHEN, 0o775 if file.executable else 0o664
+            if file.absent:
+                continue
+            entry.mtime, entry.mode = WHEN, file.mode or (0o775 if file.executable else 0o664)
             entry.uid = entry.gid = 1000
             if file.link:
                 entry.type, entry.linkname, entry.mode = tarfile.SYMTYPE, file.link, 0o777

@@ -5,15 +5,17 @@ from __future__ import annotations
 import base64
 import hashlib
 import http.server
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ import pytest
 
 from imagefactory.engines import conda_install
 from imagefactory.engines.conda_install import Channels, Failure, parse_explicit
+from tests.services import conda_package
 from tests.services.channel_made import ADDRESS, PYTHON, MadeChannel, make_channel
 from tests.services.conda_package import PLACEHOLDER, CondaPackage, File, pack
 
@@ -272,6 +275,7 @@ def test_a_file_where_another_has_a_folder(bench: Bench) -> None:
         CondaPackage(name="b", files={"x/deep": b"below"}, depends=("a",)),
     )
     told = bench.run().told
+    assert told["claims"] == [{"path": "x", "kept": "b", "lost": "a", "same": False}]
     assert told["lost"] == {"a": ["x"]}
     assert (bench.prefix / "x/deep").read_bytes() == b"below"
     assert json.loads((bench.prefix / "conda-meta/a-1.0-0.json").read_text())["files"] == []
@@ -381,7 +385,7 @@ def test_a_package_under_anothers_name_is_refused(bench: Bench) -> None:
 @pytest.mark.parametrize("suffix", [".conda", ".tar.bz2"])
 @pytest.mark.parametrize(
     "path",
-    ["../out", "x/../../out", "/tmp/out-of-the-prefix", "conda-meta/history", "a//b", "./a", "new\nline"],
+    ["../out", "x/../../o", "/tmp/out-of-the-prefix", "conda-meta/x", "a//b", "./a", "a\nb", "a/.wh.b"],
 )
 def test_a_path_outside_the_prefix_is_refused(bench: Bench, path: str, suffix: str) -> None:
     bench.packed(CondaPackage(name="e", files={path: b"evil"}, suffix=suffix))
@@ -433,6 +437,125 @@ def test_links_are_kept_as_they_are_and_not_followed(bench: Bench) -> None:
     assert str((bench.prefix / "up").readlink()) == "../../../x"
     text = (bench.prefix / "conda-meta/e-1.0-0.json").read_text()
     assert hashlib.sha256(Path("/etc/hostname").read_bytes()).hexdigest() not in text
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    """A file of this machine, which a package would like to have."""
+    path = tmp_path / "packed" / "secret.txt"
+    path.parent.mkdir()
+    path.write_text("mine\n")
+    return path
+
+
+def test_a_link_that_is_told_to_be_a_file_is_refused(bench: Bench, secret: Path) -> None:
+    """py-rattler would read what it leads to, to write the prefix into it."""
+    for number, kind in enumerate(("hardlink", "softlink")):
+        bench.lines.clear()
+        link = File(link=str(secret), kind=kind, prefix="text")
+        bench.packed(CondaPackage(name=f"e{number}", files={"x": link}))
+        failure = bench.run("--as", "/opt/env").failure
+        assert failure["error"] == "path"
+        assert failure["packages"] == [f"e{number}-1.0-0.conda"]
+        assert not bench.prefix.exists()
+    link = File(link=str(secret), prefix="text")
+    bench.lines.clear()
+    bench.packed(CondaPackage(name="old", files={"x": link}, suffix=".tar.bz2", old=True))
+    assert "link 'x'" in bench.run("--as", "/opt/env").failure["message"]
+    assert bench.left() == set()
+
+
+def test_an_empty_placeholder_is_one_too(bench: Bench, secret: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conda_package, "PLACEHOLDER", "")
+    bench.packed(CondaPackage(name="e", files={"x": File(link=str(secret), prefix="text")}))
+    assert "link 'x'" in bench.run("--as", "/opt/env").failure["message"]
+
+
+def test_a_package_may_have_rattlers_own_mark(bench: Bench) -> None:
+    bench.packed(CondaPackage(name="a", files={"CACHEDIR.TAG": b"mine\n"}), CondaPackage(name="b"))
+    assert bench.run().returncode == 0
+    assert (bench.prefix / "CACHEDIR.TAG").read_text() == "mine\n"
+
+
+def test_a_file_below_a_link_is_not_taken_from_this_machine(bench: Bench, secret: Path) -> None:
+    files = {"l": File(link=str(secret.parent)), "l/secret.txt": File(absent=True)}
+    bench.packed(CondaPackage(name="e", files=files))
+    assert "below a link" in bench.run().failure["message"]
+    assert bench.left() == set()
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_second_list_of_paths_is_refused(bench: Bench, warm: bool) -> None:
+    """The first one is read from the archive, the last one is what lies there unpacked."""
+    (path,) = bench.packed(CondaPackage(name="e", files={"x": b"x"}, suffix=".tar.bz2"))
+    evil = json.dumps({"paths": [{"_path": "../x", "path_type": "hardlink"}], "paths_version": 1}).encode()
+    with tarfile.open(path) as old:
+        members = [(entry, old.extractfile(entry)) for entry in old]
+        with tarfile.open(path.with_suffix(".new"), "w:bz2") as new:
+            for entry, file in members:
+                new.addfile(entry, file)
+            entry = tarfile.TarInfo("info/paths.json")
+            entry.size = len(evil)
+            new.addfile(entry, io.BytesIO(evil))
+    path.with_suffix(".new").rename(path)
+    bench.lines.clear()
+    bench.add(path)
+    for _ in range(1 + warm):
+        failure = bench.run("--cache", str(bench.folder / "packed/cache")).failure
+        assert failure["message"].startswith("e-1.0-0.tar.bz2 holds info/paths.json twice, or ")
+    assert bench.left() == set()
+
+
+def test_a_changed_list_in_the_cache_is_refused_once(bench: Bench) -> None:
+    bench.packed(CondaPackage(name="a", files={"x": b"x"}))
+    cache = bench.folder / "cache"
+    assert bench.run("--cache", str(cache)).returncode == 0
+    bench.prefix = bench.folder / "again"
+    (cache / "a-1.0-0/info/paths.json").write_text('{"paths": [], "paths_version": 1}')
+    assert "has changed since" in bench.run("--cache", str(cache)).failure["message"]
+    assert bench.run("--cache", str(cache)).returncode == 0
+    assert (bench.prefix / "x").read_text() == "x"
+
+
+@pytest.mark.parametrize("of", ["another", "itself", "folder", "script"])
+def test_an_entry_point_is_not_written_through_what_lies_there(bench: Bench, secret: Path, of: str) -> None:
+    link = File(link=str(secret))
+    at = {"script": "python-scripts/tool", "folder": "bin"}.get(of, "bin/tool")
+    noarch: dict[str, Any] = {"name": "e", "noarch": "python", "entry_points": ("tool = e:main",)}
+    python = CondaPackage(name="python", version="3.11.0", files={"bin/python3.11": b"x"})
+    if of == "folder":
+        python = replace(python, files={})
+    if of in ("another", "folder"):
+        bench.packed(python, CondaPackage(name="a", files={at: link}), CondaPackage(**noarch))
+    else:
+        bench.packed(python, CondaPackage(**noarch, files={at: link}))
+    failure = bench.run().failure
+    assert failure["error"] == "path"
+    assert "bin/tool is an entry point of e" in failure["message"]
+    assert secret.read_text() == "mine\n"
+
+
+def test_two_packages_may_have_the_same_entry_point(bench: Bench) -> None:
+    python = CondaPackage(name="python", version="3.11.0", files={"bin/python3.11": b"x"})
+    one, other = (
+        CondaPackage(name=name, noarch="python", entry_points=(text,))
+        for name, text in (("a", "tool = a:main"), ("b", "tool=a:main"))
+    )
+    bench.packed(python, one, other)
+    assert bench.run().returncode == 0
+    bench.prefix = bench.folder / "other"
+    bench.packed(CondaPackage(name="c", noarch="python", entry_points=("tool = c:main",)))
+    assert bench.run().failure["packages"] == ["c", "a"]
+
+
+def test_everybody_may_read_and_only_root_write(bench: Bench) -> None:
+    modes = {"suid": 0o4755, "open": 0o666, "closed": 0o600, "mine": 0o700, "shut": 0o200}
+    files = {name: File(data=b"x", mode=mode) for name, mode in modes.items()}
+    bench.packed(CondaPackage(name="a", files=files))
+    assert bench.run().returncode == 0
+    found = {name: oct((bench.prefix / name).lstat().st_mode & 0o7777) for name in modes}
+    wanted = {"suid": "0o755", "open": "0o644", "closed": "0o644", "mine": "0o755", "shut": "0o644"}
+    assert found == wanted
 
 
 def test_a_prefix_that_is_not_empty_is_left_alone(bench: Bench) -> None:

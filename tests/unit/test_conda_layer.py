@@ -6,10 +6,12 @@ Byte code comes from this Python and scripts run without a sandbox: those two ne
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import marshal
 import os
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -20,8 +22,9 @@ from pathlib import Path
 import pytest
 
 from imagefactory.engines import conda_prefix, layer_work
-from imagefactory.engines.assemble import AssembleEngine, describe_claims
+from imagefactory.engines.assemble import AssembleEngine, check_conflicts, describe_claims
 from imagefactory.engines.base_image import BaseImage
+from imagefactory.engines.conda_layer import lay_changes
 from imagefactory.engines.conda_prefix import (
     Change,
     Claim,
@@ -31,8 +34,9 @@ from imagefactory.engines.conda_prefix import (
     run_scripts,
     staged,
 )
-from imagefactory.engines.layer_plan import Bench
+from imagefactory.engines.layer_plan import OWN_LAYER_BYTES, Bench, Part, plan_layers
 from imagefactory.engines.pyc import BaseCompiler
+from imagefactory.engines.wheel_layer import Place
 from imagefactory.errors import BuildError, ToolError
 from imagefactory.model import (
     Base,
@@ -46,7 +50,7 @@ from imagefactory.model import (
     Target,
     Where,
 )
-from imagefactory.oci.layers import codec
+from imagefactory.oci.layers import END_OF_ARCHIVE, Segment, codec
 from imagefactory.oci.layout import Layout
 from imagefactory.progress import Quiet
 from tests.services.channel_made import (
@@ -257,6 +261,24 @@ def test_a_changed_package_writes_its_bucket_alone(tmp_path: Path, made: MadeCha
     assert len(set((tmp_path / "store/blobs/sha256").iterdir()) - blobs) == 4
 
 
+def test_what_another_package_changes_of_one_is_in_its_key(tmp_path: Path, made: MadeChannel) -> None:
+    """Byte code is left out where the source is there, whoever brings it. No earlier build decides it."""
+    channel = MadeChannel(folder=tmp_path / "channel")
+    top, tag = f"lib/python{PYTHON}/site-packages", f"cpython-{PYTHON.replace('.', '')}"
+    pack(channel.folder, CondaPackage(name="bytes", files={f"{top}/__pycache__/m.{tag}.pyc": b"old"}))
+    pack(channel.folder, CondaPackage(name="text", files={f"{top}/m.py": b"x = 1\n"}))
+    channel.index()
+    code, text = channel.locked("bytes", "text")
+    one, lock = factory(tmp_path / "one", made, *FEW)
+    other, _ = factory(tmp_path / "other", made, *FEW)
+    for each in (one, other):
+        each.files |= {code: channel.archive("bytes"), text: channel.archive("text")}
+    whole = lock_of(*lock.conda, code, text)
+    found = one.entries(one.build(lock_of(*lock.conda, code)))
+    assert found[f"opt/env/{top}/__pycache__/m.{tag}.pyc"][1] == b"old"
+    assert one.build(whole).digest == other.build(whole).digest
+
+
 def test_what_is_built_on_a_target_shares_its_layers(tmp_path: Path, made: MadeChannel) -> None:
     """Also where it brings a path of that target, and a wheel on top."""
     (tmp_path / "w").mkdir()
@@ -293,6 +315,22 @@ def test_what_is_built_on_a_target_of_wheels_shares_its_layers(tmp_path: Path) -
     below, image = factory_.build(lock), factory_.build(above, lock)
     assert digests(image)[: len(below.layers)] == digests(below)
     assert len(image.layers) > len(below.layers)
+
+
+def test_a_long_chain_of_targets_stays_below_dockers_limit(made: MadeChannel) -> None:
+    (some,) = made.locked("packaging")
+    groups = []
+    for number in range(8):
+        packages = [
+            replace(some, name=f"p{number}-{n}", size=OWN_LAYER_BYTES if n < 60 else 1) for n in range(120)
+        ]
+        groups.append({one: Part(key=one.name, path=Path(one.name), size=one.size) for one in packages})
+    plans = plan_layers(groups)
+    assert len(plans) < 120
+    assert sum(len(plan.parts) for plan in plans) == 8 * 120
+    for number in range(1, 8):
+        below = plan_layers(groups[:number])
+        assert plans[: len(below)] == below
 
 
 # --- what goes wrong -------------------------------------------------------------------------------
@@ -383,12 +421,13 @@ def scripted(tmp_path: Path) -> Iterator[Callable[..., tuple[Prefix, tuple[Chang
     """Links one package with a script and runs it, without a sandbox, where it lies."""
     channel = MadeChannel(folder=tmp_path / "channel")
 
-    def run(text: str) -> tuple[Prefix, tuple[Change, ...]]:
+    def run(text: str, more: Mapping[str, File | bytes] | None = None) -> tuple[Prefix, tuple[Change, ...]]:
         script = File(data=f"#!/bin/bash\nset -e\n{text}\n".encode(), executable=True)
         files: dict[str, File | bytes] = {
             "bin/.s-post-link.sh": script,
             "data/a.txt": b"a\n",
             "data/b.txt": b"b\n",
+            **(more or {}),
         }
         pack(channel.folder, CondaPackage(name="s", files=files))
         channel.index()
@@ -432,6 +471,68 @@ def test_a_folder_that_a_script_removes_is_told_once(
 ) -> None:
     _, changes = scripted('rm -r "$PREFIX/data"')
     assert changes == (Change(path="data", removed=True),)
+
+
+def test_a_folder_that_a_script_makes_a_file_is_told_once(
+    scripted: Callable[[str], tuple[Prefix, tuple[Change, ...]]],
+) -> None:
+    _, changes = scripted('rm -r "$PREFIX/data"; echo x > "$PREFIX/data"')
+    assert changes == (Change(path="data"),)
+
+
+def test_a_file_of_this_machine_is_not_written_through_a_link_of_a_package(
+    scripted: Callable[..., tuple[Prefix, tuple[Change, ...]]], tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine.txt"
+    mine.write_text("mine\n")
+    _, changes = scripted("true", {"data/a.txt.own": File(link=str(mine)), "data/b.txt.own": b"of its own\n"})
+    assert changes == ()
+    assert mine.read_text() == "mine\n"
+    assert [path.read_text() for path in (tmp_path / "cache").rglob("data/b.txt.own")] == ["of its own\n"]
+
+
+@pytest.mark.parametrize("name", [".wh.b.txt", "two\nlines", "tab\tthere"])
+def test_a_name_that_no_image_can_hold_is_refused(
+    scripted: Callable[[str], tuple[Prefix, tuple[Change, ...]]], name: str
+) -> None:
+    with pytest.raises(BuildError, match=r"the post-link scripts of s make .*data/"):
+        scripted(f'touch "$PREFIX/data/"{shlex.quote(name)}')
+
+
+def test_byte_code_follows_what_scripts_change(tmp_path: Path) -> None:
+    """Of a source's old byte code nobody would see that it is old."""
+    site, changes = tmp_path / f"lib/python{PYTHON}", []
+    (site / "__pycache__").mkdir(parents=True)
+    tag = f"cpython-{PYTHON.replace('.', '')}"
+    files = {"m.py": b"x = 1\n", f"__pycache__/m.{tag}.pyc": b"of the script", "n.txt": b"n"}
+    for name, data in files.items():
+        (site / name).write_bytes(data)
+        changes.append(Change(path=f"lib/python{PYTHON}/{name}"))
+    changes.append(Change(path=f"lib/python{PYTHON}/gone.py", removed=True))
+
+    class Compiler:
+        def compile(self, path: str, source: bytes) -> bytes:
+            return path.encode() + b"|" + source
+
+    out = io.BytesIO()
+    segment = Segment(codec("gzip"), out, hashlib.sha256(), epoch=1)
+    laid = lay_changes(tmp_path, changes, Place(prefix="/opt/env", python=PYTHON), segment, Compiler())
+    segment.raw(END_OF_ARCHIVE)
+    segment.close()
+    with tarfile.open(fileobj=io.BytesIO(out.getvalue())) as tar:
+        found = {entry.name: (tar.extractfile(entry) or out).read() for entry in tar if entry.isreg()}
+    top = f"opt/env/lib/python{PYTHON}"
+    assert found == {
+        f"{top}/m.py": b"x = 1\n",
+        f"{top}/n.txt": b"n",
+        f"{top}/.wh.gone.py": b"",
+        f"{top}/__pycache__/m.{tag}.pyc": f"/{top}/m.py|x = 1\n".encode(),
+    }
+    assert [file.path for file in laid] == [f"{top}/m.py", f"{top}/n.txt", f"{top}/gone.py"]
+    with pytest.raises(BuildError, match=r"/gone\.py stands in w\.whl and in post-link scripts"):
+        check_conflicts(
+            [("w.whl", "sha256=x", laid[-1].path), *(("post-link scripts", f.content, f.path) for f in laid)]
+        )
 
 
 def test_a_script_that_fails_is_named(scripted: Callable[[str], tuple[Prefix, tuple[Change, ...]]]) -> None:

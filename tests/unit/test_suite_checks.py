@@ -153,6 +153,7 @@ def test_one_package_in_two_versions(tmp_path: Path) -> None:
             "not the file that its RECORD names",
         ),
         (lambda site: (site / "pkg-1.0.dist-info/RECORD").unlink(), "RECORD cannot be read"),
+        (lambda site: (site / "evil.pyc").write_bytes(b"code"), "belong to no package: evil.pyc"),
         (lambda site: (site / "evil.pth").write_bytes(b"import os\n"), "belong to no package: evil.pth"),
     ],
 )

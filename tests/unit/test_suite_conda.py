@@ -145,6 +145,8 @@ DAMAGES: list[tuple[Callable[[Environment], Any], str]] = [
     (lambda e: (e.prefix / "share/tiny/data").write_bytes(b"54321"), "is not the file that its record names"),
     (lambda e: (e.prefix / "bin/tiny-link").unlink(), "tiny: bin/tiny-link is missing"),
     (lambda e: (e.prefix / "lib/stray.so").write_bytes(b""), "belong to no package: lib/stray.so"),
+    (lambda e: (e.site / "evil.pyc").write_bytes(b""), f"belong to no package: {SITE}/evil.pyc"),
+    (lambda e: (e.site / "evil").symlink_to("/tmp"), f"belong to no package: {SITE}/evil"),
     (lambda e: (e.prefix / "conda-meta/pinned").write_text("x"), "belong to no package: conda-meta/pinned"),
     (lambda e: (e.prefix / "conda-meta/tiny-1.0-h1_0.json").unlink(), "tiny 1.0 h1_0 is missing"),
     (lambda e: (e.prefix / "conda-meta/tiny-1.0-h1_0.json").write_text("{"), "json cannot be read"),

@@ -161,6 +161,7 @@ def test_a_shipped_pycache_is_left_out(compiler: BaseCompiler, tmp_path: Path) -
         ("demo\\..\\x", 0, "not a path inside"),
         ("./demo/x", 0, "not a path inside"),
         ("demo/a\x0cb", 0, "not a path inside"),
+        ("demo/.wh.a.py", 0, "no image can hold"),
         ("demo/link", stat.S_IFLNK | 0o777, "a link or a device"),
         ("demo/pipe", stat.S_IFIFO | 0o644, "a link or a device"),
         ("demo/root", stat.S_IFREG | 0o4755, "setuid"),

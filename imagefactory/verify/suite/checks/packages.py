@@ -226,13 +226,18 @@ def is_byte_code(name: str) -> bool:
 
 
 def find_strays(root: str, known: set[str]) -> list[str]:
-    """Files under `root` that no record names. Compiled Python files (.pyc) are a layer of their own."""
+    """Files under `root` that no record names, links to folders too; but byte code beside its source.
+
+    Byte code anywhere else can be imported, so it is a stray like others.
+    """
     strays = []
-    for folder, _, names in os.walk(root):
-        for name in names:
+    for folder, folders, names in os.walk(root):
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        for name in (*names, *links):
             path = os.path.join(folder, name)
-            if path not in known and not name.endswith(".pyc"):
-                strays.append(os.path.relpath(path, root))
+            inside = os.path.relpath(path, root)
+            if path not in known and not is_byte_code(inside):
+                strays.append(inside)
     return sorted(strays)
 
 
