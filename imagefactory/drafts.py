@@ -169,17 +169,44 @@ def check_draft(
 # --- a recipe to start from --------------------------------------------------------------------------
 
 
-def scaffold(family: str, bases: Sequence[Base], *, framework: str = "") -> str:
-    """The text of a commented recipe for `family` that parses and expands without a fault.
+def scaffold(family: str, bases: Sequence[Base], *, framework: str = "", source: str = "pypi") -> Draft:
+    """A commented recipe for `family` that parses and expands without a fault.
 
     A family or framework that the knowledge table holds gets its newest version there, with the CUDA
-    and the extras that it comes with; another gets values to change. Raises UsageError for a name
-    that is not allowed, or when there is no base.
+    and the extras that it comes with; another, and all of conda's, get values to change. Raises UsageError
+    for a name that is not allowed, or when there is no base.
     """
-    framework = framework or knowledge.families().get(family, family)
+    known = knowledge.families()
+    if source == "conda":
+        same = known.get(family.removesuffix("-conda"))
+        names = (name for name, of_pypi in FRAMEWORKS.items() if of_pypi == same and "-gpu" not in name)
+        framework = (framework or next(names, family)).lower()
+    else:
+        framework = canonical(framework or known.get(family, family))
     check_name(family, "family")
     check_name(framework, "framework")
-    framework = canonical(framework)
+    if source == "conda":
+        return Draft(text=_conda_scaffold(family, framework, bases), told=())
+    there = FRAMEWORKS.get(framework, framework)
+    told = f"{framework} is what conda calls it: PyPI's is --framework {there}, conda's is --source conda"
+    text = _pypi_scaffold(family, framework, bases)
+    return Draft(text=text, told=() if there == framework else (told,))
+
+
+def _conda_scaffold(family: str, framework: str, bases: Sequence[Base]) -> str:
+    if not bases:
+        raise UsageError("there is no base to build on", hint=f"add one to recipes/{BASES_FILE}")
+    base = next((base for base in bases if base.python), bases[0])
+    return _CONDA_SCAFFOLD.format(
+        family=family,
+        framework=framework,
+        base=base.name,
+        python=base.python or "3.12",
+        checks=", ".join(default_checks(framework)),
+    )
+
+
+def _pypi_scaffold(family: str, framework: str, bases: Sequence[Base]) -> str:
     bases = [base for base in bases if base.python]
     if not bases:
         raise UsageError(
@@ -215,7 +242,9 @@ def scaffold(family: str, bases: Sequence[Base], *, framework: str = "") -> str:
 def check_name(value: str, rule: str) -> None:
     """Raises UsageError for an argument that RULES[rule] does not allow."""
     if not RULES[rule].allows(value):
-        raise UsageError(f"{show(value)} is not a name for a {rule}", hint=f"write {RULES[rule].write}")
+        what = f"{rule} cannot be {show(value)}" if rule in ("version", "cuda") else ""
+        what = what or f"{show(value)} is not a name for a {rule}"
+        raise UsageError(what, hint=f"write {RULES[rule].write}")
 
 
 _SCAFFOLD = """\
@@ -243,6 +272,37 @@ matrix:
     cuda: ["{cuda}"]
 {extras}"""
 
+_CONDA_SCAFFOLD = """\
+# yaml-language-server: $schema=recipe.schema.json
+family: {family}
+description: {framework} from conda packages, with their CUDA libraries
+source: conda
+framework: {framework}    # the package's name in the channels
+channels: [conda-forge]    # asked in this order; the first that has a package of a name gives it
+platform: linux/amd64
+base: {base}    # a name of bases.yaml
+python: "{python}"    # the environment's own, a conda package; versions always stand in quotes
+
+# The compute capabilities that every image of this family must support.
+capabilities: ["8.0", "9.0"]
+
+# The checks that every image must pass; without this line it is all that know the framework.
+checks: [{checks}]
+
+# Packages beside the framework, and bounds on what it brings along, as conda matches them: "numpy <2",
+# "numpy 1.26.*", "jaxlib * *cuda12*". pip is for packages of PyPI. Rows can add their own.
+packages: []
+constraints: []
+pip: []
+
+matrix:
+  # Change the version: `imagefactory lock` says which there are. cuda-version pins the CUDA libraries of
+  # conda-forge.
+  - version: "1.0"
+    cuda: ["12.6"]
+    packages: [cuda-version=12.6]
+"""
+
 
 # --- what the file says of its framework ---------------------------------------------------------
 
@@ -256,10 +316,10 @@ class _Row:
     wish: Wish
 
     @property
-    def spec(self) -> Spec:
-        """Its match spec among conda's packages; bare where it is not there."""
-        found = (spec for spec in map(parse_spec, self.wish.conda) if spec.name == self.framework)
-        return next(found, Spec(name=self.framework))
+    def specs(self) -> tuple[Spec, ...]:
+        """Its match specs among conda's packages, those with a version first; a bare one if there is none."""
+        found = [spec for spec in map(parse_spec, self.wish.conda) if spec.name == self.framework]
+        return tuple(sorted(found, key=lambda spec: not spec.version)) or (Spec(name=self.framework),)
 
     @property
     def requirement(self) -> str:
@@ -270,7 +330,7 @@ class _Row:
     def version(self) -> str:
         """`2.3` or `2.3.1`; empty where the file leaves it open."""
         if self.source == "conda":
-            return _release(self.spec.version)
+            return _release(self.specs[0].version)
         return _release(self.requirement.removeprefix(self.framework).rpartition("]")[2])
 
     def cuda(self, version: str) -> str:
@@ -284,7 +344,7 @@ class _Row:
         for word in words:
             if found := re.match(r"(?:==|~=)?([0-9]+\.[0-9])", word):
                 return self._as_offered(found[1], offers)
-        for word in (self.spec.build, *self.wish.channels, *self.wish.hints):
+        for word in (*(spec.build for spec in self.specs), *self.wish.channels, *self.wish.hints):
             if found := re.search(r"cuda-?([0-9]{2})\.([0-9])|cu(?:da)?([0-9]{2})([0-9])(?![0-9])", word):
                 return self._as_offered(f"{found[1] or found[3]}.{found[2] or found[4]}", offers)
         return ""
@@ -370,10 +430,10 @@ def _fits(python: str, bounds: str) -> bool:
 
 
 def _conda_lists(row: _Row, told: list[str]) -> dict[str, list[str]]:
-    wish, spec = row.wish, row.spec
-    constraints = []
-    if spec.build or spec.channel:
-        constraints.append(str(replace(spec, version="")))
+    wish, specs = row.wish, row.specs
+    constraints = [str(replace(spec, version="")) for spec in specs if spec.build or spec.channel]
+    if more := [str(spec) for spec in specs if spec.version not in ("", specs[0].version)]:
+        told.append(f"{', '.join(more)}: the row's version says it")
     if re.fullmatch(r"(==)?3\.[0-9]+\.[0-9]+.*", wish.python):
         constraints.append(f"python {wish.python}")
     same = FRAMEWORKS.get(row.framework, "")

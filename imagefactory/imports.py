@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from imagefactory.errors import RecipeError, UsageError
 from imagefactory.match_spec import channel_address, channel_name, parse_spec
 from imagefactory.model import Where
-from imagefactory.recipe_values import RULES
+from imagefactory.recipe_values import RULES, what_to_write, without_secrets
 from imagefactory.yaml_tree import Limits, Node, parse_tree, refused, show, too_large
 
 PLATFORM = "linux-64"
@@ -34,6 +34,11 @@ _MARKERS = {
     "sys_platform": "linux",
     "extra": "",
 }
+_NOTHING = (
+    "is no environment that can be taken over",
+    "give an environment.yml, requirements.txt, pixi.lock or conda-lock.yml",
+)
+_NO_ENVIRONMENTS = "has no environments to choose from, as a pixi.lock has", "leave out --environment"
 
 
 @dataclass(slots=True)
@@ -58,8 +63,7 @@ class Wish:
 
     def leave(self, where: Where, what: str, do: str) -> None:
         """Notes what is not taken over, without the secrets that addresses may hold."""
-        what = re.sub(r"(?<=://)[^/@\s]*@", "...@", what)
-        self.left.append(f"{where}: {re.sub(r'/t/[^/]+', '/t/...', what)} ({do})")
+        self.left.append(f"{where}: {without_secrets(what)} ({do})")
 
 
 def read_wish(path: Path, python: str, environment: str = "") -> Wish:
@@ -88,6 +92,8 @@ def parse_wish(text: str, file: str, python: str, environment: str = "") -> Wish
     """The same of a text. Raises RecipeError."""
     start = Where(file=file, line=1, column=1)
     if file.endswith((".txt", ".in", ".pip")):
+        if environment:
+            raise refused(start, *_NO_ENVIRONMENTS)
         return _requirements(text, file, python)
     if file.endswith(".toml"):
         raise refused(
@@ -95,18 +101,18 @@ def parse_wish(text: str, file: str, python: str, environment: str = "") -> Wish
         )
     if re.search(r"\{[{%]", text):
         raise refused(start, "is a template ({{ }} or {% %})", "fill it in, and import what comes out")
+    if not re.search(r"^\s*[^\s#]", text, re.MULTILINE):
+        raise refused(start, *_NOTHING)
     root = parse_tree(text, file, LIMITS)
     if root.kind == "map" and "environments" in root.keys:
         return _pixi_lock(root, file, environment)
+    if environment:
+        raise refused(start, *_NO_ENVIRONMENTS)
     if root.kind == "map" and "package" in root.keys:
         return _conda_lock(root, file)
     if root.kind == "map" and "dependencies" in root.keys:
         return _environment(root, text, file, python)
-    raise refused(
-        start,
-        "is no environment that can be taken over",
-        "give an environment.yml, requirements.txt, pixi.lock or conda-lock.yml",
-    )
+    raise refused(start, *_NOTHING)
 
 
 def minor_python(bounds: str) -> str:
@@ -191,7 +197,7 @@ def _channels(wish: Wish, node: Node) -> None:
             wish.leave(
                 item.where,
                 f"the channel {show(name)} cannot be taken over",
-                f"write {RULES['channel'].write}",
+                what_to_write(name, "channel"),
             )
         elif (short := channel_name(channel_address(name))) not in wish.channels:
             wish.channels.append(short)
@@ -223,6 +229,9 @@ def _match_spec(wish: Wish, written: str, where: Where) -> None:
     spec = parse_spec(text)
     if spec.name == "python":
         wish.python = spec.version or wish.python
+        if spec.build or spec.channel:
+            do = f"add '{replace(spec, version='')}' to constraints, if it must be that one"
+            wish.leave(where, f"the build or channel in {show(written)}", do)
     elif spec.name == "cpuonly":
         wish.leave(where, "'cpuonly' asks for builds without CUDA", "nothing to do: images here are for GPUs")
     else:
@@ -382,6 +391,12 @@ def _conda_lock(root: Node, file: str) -> Wish:
     metadata = root.get("metadata")
     if metadata and (channels := metadata.get("channels")):
         _channels(wish, channels)
+    ours = metadata.get("custom_metadata") if metadata else None
+    if ours and (pip := ours.get("imagefactory.pip")):  # our own locks of two files
+        beside = f"{_text(ours, 'imagefactory.target')}.requirements.txt"
+        wish.leave(
+            pip.where, f"what comes from PyPI stands in {show(beside)}", "add those packages under pip"
+        )
     packages = root.get("package")
     rows = packages.items if packages else []
     fitting = [row for row in rows if _text(row, "platform") == PLATFORM]

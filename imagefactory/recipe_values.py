@@ -215,7 +215,7 @@ def requirement_fault(text: str, key: str, source: Source) -> tuple[str, str] | 
         )
     if key == "constraints" and not (spec.version or spec.build or spec.channel):
         return f"'{name}' bounds nothing", f"write bounds, such as '{name} <2', or move it to 'packages'"
-    if spec.channel and spec.channel not in source.channels:
+    if spec.channel and source.channels and spec.channel not in source.channels:
         known = ", ".join(map(channel_name, source.channels))
         if source.on:
             return f"{show(text)} names a channel that {source.on} does not have", f"name one of {known}"
@@ -224,6 +224,31 @@ def requirement_fault(text: str, key: str, source: Source) -> tuple[str, str] | 
             f"add {channel_name(spec.channel)} there, or name one of {known}",
         )
     return None
+
+
+def what_to_write(text: str, rule: str) -> str:
+    """What to write in place of a text that RULES[rule] refuses."""
+    if rule == "channel":
+        if text in ("defaults", "nodefaults", "local"):
+            return f"'{text}' stands for others: write the channel that you mean, such as \"conda-forge\""
+        if re.match(r"[/.~]", text):
+            return 'write a folder by its absolute path: "file:///data/channel"'
+        if text != without_secrets(text):
+            return (
+                "write it without user or token: this machine's netrc or ~/.rattler/credentials.json has them"
+            )
+        if text.startswith("http://"):
+            return "write https://, and name a mirror without it in the setting 'channels'"
+        if found := re.fullmatch(r"(.+)/(linux-64|noarch)/?", text):
+            return f'write it without the platform: "{found[1]}"'
+    elif rule in ("package", "added package", "match spec", "constraint") and re.match(r"[<>=!~]", text):
+        return 'bounds with a comma between them stand in quotes, with their package: "numpy>=1,<2"'
+    return f"write {RULES[rule].write}"
+
+
+def without_secrets(text: str) -> str:
+    """An address without the user and the token that it may hold."""
+    return re.sub(r"/t/[^/]+", "/t/...", re.sub(r"(?<=://)[^/@\s]*@", "...@", text))
 
 
 # --- values with places --------------------------------------------------------------------------
@@ -320,12 +345,12 @@ class Reader:
             )
         elif not allowed.allows(node.text):
             near = nearest(node.text, allowed.pattern.replace("\\", "").split("|")) if rule == "check" else ""
-            write = f"did you mean '{near}'?" if near else f"write {allowed.write}"
+            write = f"did you mean '{near}'?" if near else what_to_write(node.text, rule)
             size = len(node.text)
             long = (
                 f" of {size} characters, more than {allowed.limit}" if size > max(allowed.limit, 20) else ""
             )
-            self.fault(node.where, f"'{key}' cannot be {show(node.text)}{long}", write)
+            self.fault(node.where, f"'{key}' cannot be {show(without_secrets(node.text))}{long}", write)
         else:
             return node.text
         return ""

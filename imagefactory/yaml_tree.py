@@ -88,7 +88,10 @@ def parse_tree(text: str, file: str, limits: Limits = RECIPE) -> Node:
     mark = getattr(error, "problem_mark", None)
     where = Where(file=file, line=mark.line + 1, column=mark.column + 1) if mark else first_place(file)
     problem = getattr(error, "problem", None) or "a value that YAML does not have"
-    raise refused(where, f"is not valid YAML: {show(problem, limit=120)[1:-1]}", "mend the line") from error
+    mend = "mend the line"
+    if "mapping values are not allowed" in problem:
+        mend += "; text with a colon and a blank in it stands in quotes"
+    raise refused(where, f"is not valid YAML: {show(problem, limit=120)[1:-1]}", mend) from error
 
 
 def _events(text: str, *, fast: bool) -> Iterator[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +81,12 @@ def show(call: Call, name: str, as_json: bool) -> None:
 )
 @click.option("--cuda", default="", metavar="VERSION", help="The CUDA version, where FILE does not say it.")
 @click.option(
+    "--source",
+    "kind",
+    type=click.Choice(("pypi", "conda")),
+    help="Where the packages of a recipe to start from come from.  [default: pypi]",
+)
+@click.option(
     "--from",
     "source",
     type=click.Path(path_type=Path),
@@ -99,16 +105,20 @@ def show(call: Call, name: str, as_json: bool) -> None:
 @click.pass_obj
 def new(call: Call, /, family: str, only_print: bool, **asked: Any) -> None:
     """Write recipes/FAMILY.yaml: a recipe to start from, or one for an environment that exists."""
-    folder = call.settings.root_path / "recipes"
-    path = folder / f"{family}.yaml"
+    from imagefactory.workflow import recipes_folder
+
+    path = recipes_folder(call.settings) / f"{family}.yaml"
     exists = UsageError(f"{path} exists", hint="edit it, or choose another family")
     if path.exists() and not only_print:
         raise exists
-    drafted = _draft(call, family, asked)
+    drafted, check = _draft(call, family, asked)
+    if not only_print:
+        check()
     for line in drafted.told:
         click.echo(f"note: {line}", err=True)
     if only_print:
-        return say(drafted.text.rstrip("\n"))
+        say(drafted.text.rstrip("\n"))
+        return check()
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(drafted.text)
@@ -120,9 +130,12 @@ def new(call: Call, /, family: str, only_print: bool, **asked: Any) -> None:
     return None
 
 
-def _draft(call: Call, family: str, asked: Mapping[str, Any]) -> Draft:
-    """The text to write, by what was asked. Only what is taken over, or built on others, needs the others."""
-    from imagefactory.drafts import Asked, Draft, check_draft, check_name, draft, draft_on, scaffold
+def _draft(call: Call, family: str, asked: Mapping[str, Any]) -> tuple[Draft, Callable[[], None]]:
+    """The text to write, by what was asked, and what raises RecipeError where it does not fit.
+
+    Only what is taken over, or built on others, needs the others.
+    """
+    from imagefactory.drafts import Asked, check_draft, check_name, draft, draft_on, scaffold
     from imagefactory.imports import read_wish
     from imagefactory.recipes import all_bases, read_bases, read_recipes
 
@@ -133,13 +146,20 @@ def _draft(call: Call, family: str, asked: Mapping[str, Any]) -> Draft:
         ("--framework NAME=VERSION", version, source and not on),
         ("--environment", asked["environment"], source),
         ("--framework", framework, not on),
+        ("--source", asked["kind"], not source and not on),
     ):
         if value and not needs:
-            raise UsageError(f"{option} says nothing here", hint="it completes --from FILE; see --help")
+            hint = f"leave it out: it comes from {on}" if on else "it completes --from FILE; see --help"
+            if option == "--source":
+                hint = f"leave it out: it comes from {on or source}"
+            raise UsageError(f"{option} says nothing here", hint=hint)
     bases = read_bases(folder)
     if not source and not on:
-        return Draft(text=scaffold(family, bases, framework=framework), told=())
+        return scaffold(family, bases, framework=framework, source=asked["kind"] or "pypi"), lambda: None
     check_name(family, "family")
+    for value, rule in ((framework, "framework"), (version.lstrip("="), "version"), (asked["cuda"], "cuda")):
+        if value:
+            check_name(value, rule)
     recipes = [recipe for recipe in read_recipes(folder) if recipe.family != family]
     target = select_one(call.factory.targets, on) if on else None
     python = target.python if target else next((base.python for base in bases if base.python), "")
@@ -150,5 +170,8 @@ def _draft(call: Call, family: str, asked: Mapping[str, Any]) -> Draft:
         assert wish is not None
         said = Asked(family=family, framework=framework, version=version.lstrip("="), cuda=asked["cuda"])
         drafted = draft(wish, said, bases)
-    check_draft(drafted.text, family, recipes, all_bases(bases, recipes))
-    return drafted
+
+    def check() -> None:
+        check_draft(drafted.text, family, recipes, all_bases(bases, recipes))
+
+    return drafted, check

@@ -197,7 +197,8 @@ def _lock_fields(target: Target, now: TargetState) -> list[tuple[str, str]]:
     else:
         kinds = ((lock.conda, "conda's archives"), (lock.wheels, "wheels"))
         parts = [
-            f"{len(packages)} packages, {format_bytes(sum(one.size for one in packages))} of {kind}"
+            f"{len(packages)} package{'s' if len(packages) > 1 else ''}, "
+            f"{format_bytes(sum(one.size for one in packages))} of {kind}"
             for packages, kind in kinds
             if packages
         ]

@@ -131,6 +131,30 @@ def test_checks_are_quiet_about_current_files_and_exit_4_on_stale_ones(call: Cal
     assert call("build", "jax-0.4.30-cu12", root=root).code in (errors.EXIT_STALE, errors.EXIT_TOOL)
 
 
+def test_a_check_with_faults_is_one_document(call: Call, root: Path) -> None:
+    path = root / "recipes" / "jax.yaml"
+    path.write_text(path.read_text().replace("constraints:", "packages: [six]\n    constraints:", 1))
+    (root / "lockfiles" / "gone-1.0-cu12.unsolvable.txt").write_text("x")
+    said = call("lock", "--check", "--json", root=root)
+    assert said.code == errors.EXIT_STALE
+    value = said.json()
+    assert value["format"] == "imagefactory.locks/1"
+    told = [error["message"] for error in value["errors"]]  # type: ignore[attr-defined]
+    assert told[0] == "no recipe makes lockfiles/gone-1.0-cu12.unsolvable.txt"
+    assert told[1].startswith("locks to make anew: jax-")
+    assert "rm -r lockfiles/gone-1.0-cu12.unsolvable.txt" in said.err
+    rendered = call("render", "--check", "--json", root=root)
+    assert rendered.code == errors.EXIT_STALE
+    assert "no recipe makes" in str(rendered.json()["errors"])
+
+
+def test_a_folder_without_recipes_is_no_factory(call: Call, tmp_path: Path) -> None:
+    for command in ("list", "new"):
+        said = call(command, *["lab"] * (command == "new"), root=tmp_path)
+        assert said.code == errors.EXIT_USAGE
+        assert "is no factory" in said.err
+
+
 def test_a_malformed_lock_is_named_by_line(call: Call, root: Path) -> None:
     path = root / "lockfiles" / "pytorch-2.3-cu121.requirements.txt"
     good = path.read_text()

@@ -285,6 +285,24 @@ def test_what_the_person_says_wrong_is_a_fault_before_anything_is_written() -> N
     assert "--print" in caught.value.hint
 
 
+def test_no_part_of_a_pin_goes_unsaid() -> None:
+    text = (
+        "dependencies: ['pytorch=*=*cuda12*', pytorch=2.3, python=3.11.4=h1_0_cpython, pytorch-cuda=12.1]\n"
+    )
+    made, target = drafted(text, "environment.yml")
+    assert (target.version, target.python) == ("2.3", "3.11")
+    assert target.constraints == ("pytorch * *cuda12*", "python ==3.11.4")
+    assert (
+        "environment.yml:1:51: the build or channel in 'python=3.11.4=h1_0_cpython' "
+        "(add 'python * h1_0_cpython' to constraints, if it must be that one)"
+    ) in made.told
+    two, target = drafted(
+        "dependencies: [pytorch=2.3, 'pytorch <2.4', pytorch-cuda=12.1]\n", "environment.yml"
+    )
+    assert target.version == "2.3"
+    assert "pytorch <2.4: the row's version says it" in two.told
+
+
 # --- requirements.txt ----------------------------------------------------------------------------
 
 
@@ -309,6 +327,21 @@ def test_extras_that_bring_cuda_are_written() -> None:
 
 
 # --- locks ---------------------------------------------------------------------------------------
+
+
+def test_the_other_half_of_our_own_lock_is_told() -> None:
+    channel = "https://conda.anaconda.org/conda-forge"
+    build = "pytorch-2.3.1-cuda121_py311_0"
+    text = (
+        f"version: 1\nmetadata:\n  channels:\n  - url: {channel}\n  custom_metadata:\n"
+        f"    imagefactory.target: lab-2.3-cu121\n    imagefactory.pip: '{'0a' * 32}'\npackage:\n"
+        f"- {{name: pytorch, version: 2.3.1, manager: conda, platform: linux-64, url: {channel}/linux-64/{build}.conda}}\n"
+    )
+    made, _ = drafted(text, "lab-2.3-cu121.conda-lock.yml")
+    assert made.told[0] == (
+        "lab-2.3-cu121.conda-lock.yml:7:23: what comes from PyPI stands in 'lab-2.3-cu121.requirements.txt' "
+        "(add those packages under pip)"
+    )
 
 
 def test_a_pixi_lock_becomes_a_recipe() -> None:
@@ -533,12 +566,46 @@ def test_new_on_a_target(factory: Path, capsys: pytest.CaptureFixture[str]) -> N
         (["x", "--cuda", "12.1"], "--cuda says nothing here"),
         (["x", "--framework", "torch=2.3"], "--framework NAME=VERSION says nothing here"),
         (["x", "--environment", "cuda"], "--environment says nothing here"),
-        (["x", "--on", "pytorch-2.3-cu121", "--framework", "torch"], "--framework says nothing here"),
+        (
+            ["x", "--on", "pytorch-2.3-cu121", "--framework", "torch"],
+            "leave it out: it comes from pytorch-2.3-cu121",
+        ),
+        (["x", "--on", "pytorch-2.3-cu121", "--source", "conda"], "--source says nothing here"),
+        (["x", "--from", "requirements.txt", "--environment", "gpu"], "has no environments to choose from"),
+        (["x", "--from", "environment.yml", "--environment", "gpu"], "has no environments to choose from"),
+        (
+            ["x", "--from", "requirements.txt", "--framework", "torch>=2"],
+            "'torch>' is not a name for a framework",
+        ),
+        (
+            ["x", "--from", "requirements.txt", "--framework", "torch=2.*"],
+            "version cannot be '2.*'",
+        ),
+        (["x", "--from", "requirements.txt", "--cuda", "12.1.0"], "cuda cannot be '12.1.0'"),
         (["x", "--from", "/nonexistent/environment.yml"], "cannot be read: No such file or directory"),
     ],
 )
 def test_arguments_that_do_not_fit(
-    factory: Path, arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+    factory: Path,
+    arguments: list[str],
+    expected: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    (factory / "requirements.txt").write_text("torch==2.3\n")
+    (factory / "environment.yml").write_text(ENVIRONMENT)
+    monkeypatch.chdir(factory)
     assert call(factory, "new", *arguments) == 2
     assert expected in capsys.readouterr().err
+    assert not (factory / "recipes" / "x.yaml").exists()
+
+
+def test_print_shows_a_draft_with_faults(factory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (factory / "environment.yml").write_text("dependencies: [pytorch=2.5]\n")
+    asked = ("new", "lab", "--from", str(factory / "environment.yml"), "--cuda", "99.1")
+    assert call(factory, *asked) == 2
+    assert "note:" not in capsys.readouterr().err
+    assert call(factory, *asked, "--print") == 2
+    told = capsys.readouterr()
+    assert 'cuda: ["99.1"]' in told.out
+    assert "no driver is known for CUDA 99.1" in told.err

@@ -106,7 +106,8 @@ def test_the_trees_files_are_valid_and_name_their_schema(path: Path) -> None:
 
 
 def test_a_scaffold_is_valid() -> None:
-    assert schema_accepts(drafts.scaffold("jax", recipes.read_bases(FOLDER)))
+    for source in ("pypi", "conda"):
+        assert schema_accepts(drafts.scaffold("jax", recipes.read_bases(FOLDER), source=source).text)
 
 
 def test_the_sample_is_accepted_by_both() -> None:

@@ -202,7 +202,7 @@ FAULTS = [
     ("family: pytorch", "\ufefffamily: pytorch", "1:1: holds the character '\\ufeff', which cannot be seen (remove it)"),
     ("source: pypi", "source: \udc80", "3:9: holds the character '\\udc80', which cannot be seen (remove it)"),
     ("source: pypi", "source: [pypi", "4:10: is not valid YAML: expected ',' or ']', but got ':' (mend the line)"),
-    ("source: pypi", "source: a: b", "3:10: is not valid YAML: mapping values are not allowed here (mend the line)"),
+    ("source: pypi", "source: a: b", "3:10: is not valid YAML: mapping values are not allowed here (mend the line; text with a colon"),
     ("source: pypi", "\tsource: pypi", "3:1: is not valid YAML: found character '\\\\t' that cannot start any token (mend"),
     ("source: pypi", 'source: "\\U00110000"', ": is not valid YAML: "),
     ("[numpy]", "[" * 20, f"10:{10 + MAX_DEPTH}: is nested more than {MAX_DEPTH} deep (write it flatter)"),
@@ -580,7 +580,7 @@ def test_offered_goes_by_whole_components() -> None:
 
 @pytest.mark.parametrize("family", ["pytorch", "tensorflow", "jax", "onnxruntime", "cupy", "my-lab"])
 def test_scaffold_parses_and_expands(family: str) -> None:
-    text = drafts.scaffold(family, bases())
+    text = drafts.scaffold(family, bases()).text
     recipe = recipes.parse_recipe(text, f"recipes/{family}.yaml")
     (target,) = recipes.expand(recipe, bases())
     assert target.name.startswith(f"{family}-")
@@ -588,7 +588,7 @@ def test_scaffold_parses_and_expands(family: str) -> None:
 
 
 def test_scaffold_of_a_known_framework_under_another_name() -> None:
-    text = drafts.scaffold("lab", bases(), framework="Torch")
+    text = drafts.scaffold("lab", bases(), framework="Torch").text
     (target,) = recipes.expand(recipes.parse_recipe(text, FILE), bases())
     newest = [wheel for wheel in knowledge.cuda_wheels() if wheel.package == "torch"][-1]
     assert (target.framework, target.version, target.cuda) == ("torch", newest.version, newest.cuda)
@@ -596,5 +596,24 @@ def test_scaffold_of_a_known_framework_under_another_name() -> None:
 
 @pytest.mark.parametrize(("family", "framework"), [("A\nb", ""), ("a", "x; y"), ("../x", ""), ("", "")])
 def test_scaffold_refuses_names(family: str, framework: str) -> None:
-    with pytest.raises(UsageError):
-        drafts.scaffold(family, bases(), framework=framework)
+    for source in ("pypi", "conda"):
+        with pytest.raises(UsageError):
+            drafts.scaffold(family, bases(), framework=framework, source=source)
+
+
+@pytest.mark.parametrize(
+    ("family", "framework"),
+    [("pytorch-conda", "pytorch"), ("tensorflow", "tensorflow"), ("jax-conda", "jaxlib"), ("cupy", "cupy")],
+)
+def test_scaffold_of_conda_parses_and_expands(family: str, framework: str) -> None:
+    text = drafts.scaffold(family, bases(), source="conda").text
+    (target,) = recipes.expand(recipes.parse_recipe(text, f"recipes/{family}.yaml"), bases())
+    assert (target.source, target.framework, target.name) == ("conda", framework, f"{family}-1.0-cu126")
+    assert target.channels == ("https://conda.anaconda.org/conda-forge",)
+
+
+def test_scaffold_says_when_a_name_is_condas() -> None:
+    (told,) = drafts.scaffold("lab", bases(), framework="pytorch").told
+    assert told == "pytorch is what conda calls it: PyPI's is --framework torch, conda's is --source conda"
+    assert drafts.scaffold("lab", bases(), framework="tensorflow").told == ()
+    assert drafts.scaffold("lab", bases(), framework="pytorch", source="conda").told == ()

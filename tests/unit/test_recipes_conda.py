@@ -212,10 +212,14 @@ def test_the_newest_cuda_is_what_knowledge_says() -> None:
 
 
 CONDA_FAULTS = [
-    ("channels: [pytorch,", "channels: [defaults,", "5:12: 'channels' cannot be 'defaults' (write a channel, such as"),
-    ("channels: [pytorch,", "channels: ['https://u:p@x.org/y',", "5:12: 'channels' cannot be 'https://u:p@x.org/y' (write a channel"),
-    ("channels: [pytorch,", "channels: [https://x.org/t/abc/y,", "5:12: 'channels' cannot be 'https://x.org/t/abc/y' (write a channel"),
-    ("channels: [pytorch,", "channels: [pytorch/linux-64,", "5:12: 'channels' cannot be 'pytorch/linux-64' (write a channel"),
+    ("channels: [pytorch,", "channels: [defaults,", "5:12: 'channels' cannot be 'defaults' ('defaults' stands for others: write the channel that you mean"),
+    ("channels: [pytorch,", "channels: ['https://u:p@x.org/y',", "5:12: 'channels' cannot be 'https://...@x.org/y' (write it without user or token: this machine's netrc"),
+    ("channels: [pytorch,", "channels: [https://x.org/t/abc/y,", "5:12: 'channels' cannot be 'https://x.org/t/.../y' (write it without user or token"),
+    ("channels: [pytorch,", "channels: [pytorch/linux-64,", "5:12: 'channels' cannot be 'pytorch/linux-64' (write it without the platform: \"pytorch\")"),
+    ("channels: [pytorch,", "channels: ['http://x.org/y',", "5:12: 'channels' cannot be 'http://x.org/y' (write https://, and name a mirror"),
+    ("channels: [pytorch,", "channels: [/data/lab,", "5:12: 'channels' cannot be '/data/lab' (write a folder by its absolute path: \"file:///data/channel\")"),
+    ("channels: [pytorch,", "channels: ['a b',", "5:12: 'channels' cannot be 'a b' (write a channel, such as \"conda-forge\""),
+    ("[numpy]", "[numpy>=1,<2]", "11:21: 'packages' cannot be '<2' (bounds with a comma between them stand in quotes, with their package:"),
     ("channel-priority: disabled", "channel-priority: flexible", '21:23: \'channel-priority\' cannot be \'flexible\' (write "strict" or "disabled")'),
     ("[numpy]", "['numpy[build=x]']", "11:12: 'packages' cannot be 'numpy[build=x]' (write a package as conda matches it: name, bounds and build"),
     ("[numpy]", "['numpy >=1|<1']", "11:12: 'packages' cannot be 'numpy >=1|<1' (write a package as conda matches it"),
@@ -250,6 +254,11 @@ def test_fault_of_conda(old: str, new: str, expected: str) -> None:
     assert any(fault.startswith(f"{FILE}:{expected}") for fault in told), told
     for fault in told:
         assert re.fullmatch(r"recipes/torch\.yaml:\d+:\d+: [ -~]+ \([ -~]+\)", fault), fault
+
+
+def test_a_channel_is_held_against_those_that_can_be_read_alone() -> None:
+    told = faults_of(edited(edited(CONDA, "[numpy]", "['r::numpy']"), "channels: [", "chanels: ["))
+    assert not [fault for fault in told if "r::numpy" in fault], told
 
 
 # --- built on a target ---------------------------------------------------------------------------

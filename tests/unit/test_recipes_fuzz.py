@@ -25,7 +25,7 @@ FOLDER = Path(__file__).parents[2] / "recipes"
 TEXTS = [
     path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.yaml")) if path.name != "bases.yaml"
 ]
-TEXTS.append(drafts.scaffold("lab", recipes.read_bases(FOLDER)))
+TEXTS.append(drafts.scaffold("lab", recipes.read_bases(FOLDER)).text)
 BASES = recipes.read_bases(FOLDER)
 TEXTS.append(
     TEXTS[0]
