@@ -160,7 +160,8 @@ def content_hash(target: Target, base: Base, under: Lock | None) -> str:
         "system": sorted(target.system),
         "python": target.python,
         "platform": target.platform,
-        "glibc": base.glibc,
+        # Of conda's packages `system` says it, whatever base they stand on.
+        "glibc": "" if target.source == "conda" else base.glibc,
         "under": sorted([one.filename, one.sha256] for one in under.packages) if under else [],
     }
     canonical = json.dumps(decides, sort_keys=True, separators=(",", ":"), ensure_ascii=True)

@@ -417,10 +417,11 @@ def test_what_decides_a_solution() -> None:
     ]
     wanted = content_hash(TARGET, BASE, None)
     assert {content_hash(one, BASE, None) for one in same} == {wanted}
-    hashes = [content_hash(one, BASE, None) for one in other] + [
-        content_hash(TARGET, replace(BASE, glibc="2.41"), None),
-        content_hash(TARGET, BASE, LOCK),
-    ]
+    newer = replace(BASE, glibc="2.41")
+    assert content_hash(TARGET, newer, None) == wanted  # `system` says which one conda's packages count on
+    wheels = replace(TARGET, source="pypi")
+    assert content_hash(wheels, newer, LOCK) != content_hash(wheels, BASE, LOCK)
+    hashes = [content_hash(one, BASE, None) for one in other] + [content_hash(TARGET, BASE, LOCK)]
     assert len({*hashes, wanted}) == len(hashes) + 1
 
 
