@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from imagefactory.engines import ENGINES
 from imagefactory.errors import (
     BuildError,
+    DownloadError,
     LockError,
     NothingSelectedError,
     StaleError,
@@ -634,6 +635,13 @@ def unpack_image(factory: Factory, image: Image, progress: Progress) -> None:
 
 def _packages(factory: Factory, lock: Lock, progress: Progress) -> dict[LockedPackage, Path]:
     """The files of a lock: conda's archives from their channels, wheels from the package index."""
+    try:
+        return _fetched(factory, lock, progress)
+    except DownloadError as error:  # the cache does not know whose lock a file is of
+        raise DownloadError(error.message, hint=error.hint.replace("TARGET", lock.target)) from error
+
+
+def _fetched(factory: Factory, lock: Lock, progress: Progress) -> dict[LockedPackage, Path]:
     from imagefactory.packages import PackageCache
 
     folder = factory.settings.cache_path

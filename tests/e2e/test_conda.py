@@ -314,6 +314,8 @@ def test_a_package_that_does_not_come_whole(
     finally:
         server.mend()
     assert "tinytorch-1.0" in failed.stderr
+    if fault.status == 404:
+        assert f"imagefactory lock {TARGET} --update tinytorch" in failed.stderr
     assert here.build(TARGET, "--no-smoke")["image"]["digest"] == built["image"]["digest"]
 
 
