@@ -78,7 +78,7 @@ from imagefactory.lock.channels import find_channels
 from imagefactory.lock.conda import CondaLocker
 from imagefactory.progress import Quiet
 from imagefactory.settings import load_settings
-from imagefactory.workflow import read_factory
+from imagefactory.factory import read_factory
 import rattler
 setting, cache, root = sys.argv[1:]
 factory = read_factory(load_settings(directory=Path(root), start=Path(root), environ={}), {})

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from imagefactory.errors import BuildError, RegistryError, UsageError
+from imagefactory.factory import Factory, package_index
 from imagefactory.model import Image, Sif, Target
 from imagefactory.progress import Progress
-from imagefactory.workflow import Factory, ensure_sif, find_image, find_sif, package_index
+from imagefactory.workflow import ensure_sif, find_image, find_sif
 
 if TYPE_CHECKING:
     from datetime import datetime

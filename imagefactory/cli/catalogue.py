@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 @click.pass_obj
 def list_targets(call: Call, names: tuple[str, ...], as_json: bool) -> None:
     """List the targets: what can be built, and the state of each lock."""
+    from imagefactory.locking import lock_state
     from imagefactory.recipes import select
     from imagefactory.report.console import format_table
-    from imagefactory.workflow import lock_state
 
     factory = call.factory
     chosen = select(factory.targets, names)
@@ -52,9 +52,10 @@ def list_targets(call: Call, names: tuple[str, ...], as_json: bool) -> None:
 @click.pass_obj
 def show(call: Call, name: str, as_json: bool) -> None:
     """Show one target: what it asks for, what its lock holds, whether its image is in the store."""
+    from imagefactory.locking import lock_state, read_target_lock, read_why
     from imagefactory.model import Outcome
     from imagefactory.report.console import TargetState, format_target
-    from imagefactory.workflow import find_image, lock_state, read_target_lock, read_why
+    from imagefactory.workflow import find_image
 
     factory = call.factory
     target = select_one(factory.targets, name)
@@ -105,7 +106,7 @@ def show(call: Call, name: str, as_json: bool) -> None:
 @click.pass_obj
 def new(call: Call, /, family: str, only_print: bool, **asked: Any) -> None:
     """Write recipes/FAMILY.yaml: a recipe to start from, or one for an environment that exists."""
-    from imagefactory.workflow import recipes_folder
+    from imagefactory.factory import recipes_folder
 
     path = recipes_folder(call.settings) / f"{family}.yaml"
     exists = UsageError(f"{path} exists", hint="edit it, or choose another family")

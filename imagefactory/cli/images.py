@@ -25,8 +25,9 @@ from imagefactory.progress import format_bytes
 from imagefactory.verify.runners import RUNNERS
 
 if TYPE_CHECKING:
+    from imagefactory.factory import Factory
     from imagefactory.model import Mount
-    from imagefactory.workflow import Built, Factory
+    from imagefactory.workflow import Built
 
 
 runner_option = click.option(

@@ -14,8 +14,8 @@ from imagefactory.errors import StaleError, UnsolvableError, UsageError
 from imagefactory.model import Outcome
 
 if TYPE_CHECKING:
+    from imagefactory.factory import Factory
     from imagefactory.model import Target
-    from imagefactory.workflow import Factory
 
 
 @click.command()
@@ -32,9 +32,7 @@ def lock(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
 
     An unchanged lock solves nothing. Only what must move moves.
     """
-    from imagefactory.recipes import select
-    from imagefactory.report.console import format_relock
-    from imagefactory.workflow import (
+    from imagefactory.locking import (
         LockOptions,
         base_state,
         below_first,
@@ -43,6 +41,8 @@ def lock(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
         lock_state,
         lock_target,
     )
+    from imagefactory.recipes import select
+    from imagefactory.report.console import format_relock
 
     asked = _Asked(**given)
     asked.refuse_contradictions(names)
@@ -115,7 +115,7 @@ class _Asked:
 @contextmanager
 def _explaining(factory: Factory, target: Target, asked: _Asked) -> Iterator[None]:
     """Prints the solver's account, where it is asked for, of what it finds now or found when last asked."""
-    from imagefactory.workflow import lock_state, read_why
+    from imagefactory.locking import lock_state, read_why
 
     known = asked.explain and lock_state(factory, target) == Outcome.UNSOLVABLE
     if known and (why := read_why(factory, target)):
@@ -156,7 +156,7 @@ def _check(factory: Factory, states: dict[str, str], names: tuple[str, ...], *, 
 
 def refuse_orphans(factory: Factory) -> None:
     """Raises StaleError for locks and definitions that no recipe makes any more."""
-    from imagefactory.workflow import orphans
+    from imagefactory.locking import orphans
 
     left = [str(path.relative_to(factory.settings.root_path)) for path in orphans(factory)]
     if left:
@@ -186,9 +186,10 @@ def render(call: Call, names: tuple[str, ...], check: bool, as_json: bool) -> No
 
     Without TARGET, those that are known to have no solution are passed over.
     """
+    from imagefactory.locking import lock_state
     from imagefactory.recipes import select
     from imagefactory.render.folders import check_definitions, write_definitions
-    from imagefactory.workflow import lock_state, render_target
+    from imagefactory.workflow import render_target
 
     factory = call.factory
     chosen = select(factory.targets, names)

@@ -15,9 +15,9 @@ from imagefactory.errors import BuildError, FactoryError, UnsolvableError, Usage
 from imagefactory.progress import Progress, choose
 
 if TYPE_CHECKING:
+    from imagefactory.factory import Factory
     from imagefactory.model import Image, LockedPackage, Sif, Target
     from imagefactory.settings import Settings
-    from imagefactory.workflow import Factory
 
 P = ParamSpec("P")
 
@@ -37,7 +37,7 @@ class Call:
 
     @property
     def factory(self) -> Factory:
-        from imagefactory.workflow import read_factory
+        from imagefactory.factory import read_factory
 
         return read_factory(self.settings, os.environ)
 

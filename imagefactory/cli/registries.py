@@ -23,12 +23,12 @@ from imagefactory.cli.output import (
 from imagefactory.errors import UsageError
 
 if TYPE_CHECKING:
+    from imagefactory.factory import Factory
     from imagefactory.model import Image, Sif, Target
     from imagefactory.oci.candidates import Tagged
     from imagefactory.oci.transfer import Sent
     from imagefactory.progress import Progress
     from imagefactory.publish import Copied, Pruned, Pulled, PulledSif, Pushed
-    from imagefactory.workflow import Factory
 
 registry_option = click.option(
     "--registry", "place", default="", metavar="HOST[/PATH]", help="Default: the setting `registry`."
@@ -239,7 +239,7 @@ def _pulled_sif_json(pulled: PulledSif) -> dict[str, object]:
 
 def _without_recipes(call: Call) -> Factory:
     """What works by full references alone needs no recipes: the settings are enough."""
-    from imagefactory.workflow import Factory
+    from imagefactory.factory import Factory
 
     return Factory(settings=call.settings, environ=os.environ, bases=(), targets=())
 

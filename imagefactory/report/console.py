@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from imagefactory.locking import Relock
 from imagefactory.model import CheckState, Image, Lock, LockedConda, LockedPackage, Report, Target
 from imagefactory.oci.transfer import Sent
 from imagefactory.progress import format_bytes
 from imagefactory.publish import Copied, Pruned, Pulled, PulledSif, Pushed, Shelf
-from imagefactory.workflow import Built, Relock
+from imagefactory.workflow import Built
 
 if TYPE_CHECKING:
     from imagefactory.lock.files import Unsolvable

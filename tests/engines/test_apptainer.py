@@ -26,6 +26,7 @@ from imagefactory.engines.apptainer_command import ApptainerCommand, PullOptions
 from imagefactory.engines.base_image import BaseImage
 from imagefactory.engines.site import BuildSecrets, find_secrets
 from imagefactory.errors import BuildError, RegistryError, ToolError, UsageError
+from imagefactory.factory import read_factory
 from imagefactory.lock.index import PackageIndex
 from imagefactory.model import Definition, Image, Mount, RunSpec, Sif
 from imagefactory.oci.layout import Layout
@@ -36,7 +37,7 @@ from imagefactory.oci.transfer import Place, Sending, read_graph, send
 from imagefactory.progress import Quiet
 from imagefactory.settings import load_settings
 from imagefactory.verify.runners.apptainer import ApptainerRunner
-from imagefactory.workflow import define_target, read_factory
+from imagefactory.workflow import define_target
 from tests.e2e.conftest import TINY_RECIPE, Factory
 from tests.services.processes import ENGINES
 

@@ -17,11 +17,12 @@ from pathlib import Path
 import pytest
 
 from imagefactory import cli
+from imagefactory.factory import Factory, read_factory
 from imagefactory.lock.files import WHEELS, content_hash, format_lock_files, read_lock, write_lock
+from imagefactory.locking import Relock
 from imagefactory.model import LockedWheel
 from imagefactory.report.console import format_relock
 from imagefactory.settings import load_settings
-from imagefactory.workflow import Factory, Relock, read_factory
 from tests.unit.test_lock_files import LOCK, TARGET, conda, hexed
 
 ROOT = Path(__file__).parents[2]
