@@ -27,7 +27,8 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.services.channels import ANACONDA, channel_server
+from imagefactory.match_spec import CHANNEL_ROOT
+from tests.services.channels import channel_server
 
 ROOT = Path(__file__).parents[1]
 CHANNELS = ("pytorch", "nvidia", "conda-forge")
@@ -126,7 +127,7 @@ def measure(channels: Path, folder: Path, trials: int) -> dict[str, list[float]]
     found: dict[str, list[float]] = {}
     root = make_root(folder / "root")
     with channel_server(channels) as server:
-        setting = f"{ANACONDA}={server.url}"
+        setting = f"{CHANNEL_ROOT}={server.url}"
         for _ in range(trials):
             answers = set()
             for state in ("cold", "warm"):

@@ -91,7 +91,7 @@ def normal_spec(text: str) -> str:
 
 def channel_address(channel: str) -> str:
     """A channel's full address without a slash at its end; a bare name lies at CHANNEL_ROOT."""
-    return channel.rstrip("/") if "://" in channel else f"{CHANNEL_ROOT}/{channel}"
+    return (channel if "://" in channel else f"{CHANNEL_ROOT}/{channel}").rstrip("/")
 
 
 def channel_name(address: str) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit
 
 from imagefactory.errors import UsageError
-from imagefactory.lock.index import PackageIndex, local_path, redact
+from imagefactory.lock.index import PackageIndex, local_path, on_loopback, redact
 from imagefactory.render.steps import CERTIFICATES, CHANNELS, PIP_CONF
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 DEBIAN_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
 LARGEST_SECRET = 500 * 1024
 """Bytes that BuildKit lets a secret have (its MaxSecretSize)."""
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +102,7 @@ def find_secrets(
     return BuildSecrets(
         pip_conf="\n".join([*lines, ""]),
         certificates=_certificates(index.certificates),
-        loopback=any(host in LOOPBACK or host.startswith("127.") for host in hosts)
-        or (channels is not None and channels.loopback),
+        loopback=any(map(on_loopback, hosts)) or (channels is not None and channels.loopback),
         hidden=tuple(sorted(words, key=len, reverse=True)),
         channels=json.dumps({**json.loads(channels.text), "proxies": proxies}) if channels else "",
     )
@@ -167,7 +165,7 @@ def _proxy(index: PackageIndex, url: str) -> str:
     # pip asks its own `proxy` for every host, so what is to be reached without it is decided here.
     around = [name.strip().lstrip(".") for name in given.get("no_proxy", "").split(",")]
     direct = any(name == "*" or (name and f".{host}".endswith(f".{name}")) for name in around)
-    return "" if direct or host in LOOPBACK else proxy
+    return "" if direct or on_loopback(host) else proxy
 
 
 def _trusted(index: PackageIndex, url: str) -> tuple[str, ...]:

@@ -21,14 +21,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from imagefactory.errors import LockError, ToolError, UsageError
-from imagefactory.lock.index import Login, Patience, Web, redact
+from imagefactory.lock.index import Login, Patience, Web, on_loopback, redact
+from imagefactory.match_spec import channel_address
 
 if TYPE_CHECKING:  # only solving needs it
     import requests
     from rattler import Gateway
 
-ANACONDA = "https://conda.anaconda.org"
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 Credential = Mapping[str, Any]
 """As rattler's programs write it: {"BearerToken": t}, {"CondaToken": t} or
@@ -199,7 +198,7 @@ class Channels:
         return ChannelSite(
             text=json.dumps({"mirrors": mirrors, "auth": logins}, sort_keys=True) + "\n",
             hidden=tuple(sorted({word for login in logins.values() for word in _words(login)})),
-            loopback=any(host in LOOPBACK or host.startswith("127.") for host in hosts),
+            loopback=any(map(on_loopback, hosts)),
         )
 
     def _credential(self, host: str) -> Credential:
@@ -225,11 +224,6 @@ def find_channels(setting: str, environ: Mapping[str, str], certificates: str) -
     return Channels(
         mirrors=mirrors, credentials=tuple(sorted(credentials.items())), certificates=certificates
     )
-
-
-def channel_address(name: str) -> str:
-    """The full address of a channel: `conda-forge` is one of anaconda.org's; no slash at its end."""
-    return (name if "://" in name else f"{ANACONDA}/{name}").rstrip("/")
 
 
 def _place(text: str) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from imagefactory.errors import UnsolvableError
 from imagefactory.gpu.knowledge import cuda_drivers, pypi_names
 from imagefactory.lock.conda_solver import NoSolutionError, Question, Solver, name_of, split_spec
+from imagefactory.match_spec import channel_name
 from imagefactory.model import Target
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class _Asked:
             near = renamed or difflib.get_close_matches(name, known, n=1, cutoff=0.7)
             if near:
                 hints.append(f"did you mean '{near[0]}'?")
-        channels = " or ".join(_short(channel) for channel in self._target.channels)
+        channels = " or ".join(channel_name(channel) for channel in self._target.channels)
         return _Reason(
             text=f"{_quoted(missing)} {'is' if len(missing) == 1 else 'are'} not in {channels}",
             hint=" ".join(hints)
@@ -89,7 +90,7 @@ class _Asked:
             hidden = [record for record in records if self._solver.matches(record, text)]
             if hidden and not channel:
                 return await self._hidden([hidden[-1]], [text])
-            where = _short(self._solver.channel(seen[0])) if seen else channel
+            where = channel_name(self._solver.channel(seen[0])) if seen else channel
             version = re.match(r"\S+ ([^ \[]+)", text.rpartition("::")[2])
             bare = f"{name} {version[1]}" if version else name
             builds = [record for record in seen if self._solver.matches(record, bare)]
@@ -188,7 +189,7 @@ class _Asked:
         asked = {split_spec(text)[1] for text in specs}
         records = sorted(hidden, key=lambda record: (name_of(record) not in asked, name_of(record)))
         record = records[0]
-        name, holder = name_of(record), _short(self._solver.channel(record))
+        name, holder = name_of(record), channel_name(self._solver.channel(record))
         seen = self._seen(await self._solver.records([name]), "")
         spec = next((text for text in specs if split_spec(text)[1] == name), name)
         hint = f"write `channel-priority: disabled` or another order of the channels at {self._target.where}"
@@ -197,7 +198,7 @@ class _Asked:
             hint = f"write `{holder}::{spec}` at {self._target.where}"
             if name == self._target.framework:  # its version is the row's, so a constraint names its channel
                 hint = f"write constraints: ['{holder}::{name}'] at {self._target.where}"
-        only = _short(self._solver.channel(seen[0]))
+        only = channel_name(self._solver.channel(seen[0]))
         return _Reason(
             text=f"{name} {record.version} is in {holder}, but with strict channel priority {name} comes "
             f"from {only} alone, which stands before it and has none that fits",
@@ -262,7 +263,8 @@ class _Asked:
     def _seen(self, records: Sequence[RepoDataRecord], channel: str) -> list[RepoDataRecord]:
         """The records of one name that the solver may take."""
         if channel:
-            return [one for one in records if _short(self._solver.channel(one)) == _short(channel)]
+            named = channel_name(channel)
+            return [one for one in records if channel_name(self._solver.channel(one)) == named]
         if not self._question.strict or not records:
             return list(records)
         first = self._solver.channel(records[0])
@@ -301,10 +303,6 @@ def _bounds(record: RepoDataRecord, name: str) -> Iterable[str]:
 def _driver(cuda: str) -> str:
     driver = cuda_drivers().get(cuda if "." in cuda else f"{cuda}.0")
     return f" (NVIDIA driver {driver} or newer)" if driver else ""
-
-
-def _short(channel: str) -> str:
-    return channel.removeprefix("https://conda.anaconda.org/")
 
 
 def _variant(build: str) -> str:

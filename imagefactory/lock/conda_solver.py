@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from imagefactory.errors import LockError
-from imagefactory.lock.channels import Channels, channel_address
+from imagefactory.lock.channels import Channels
 from imagefactory.lock.conda_file import merge_depends
 from imagefactory.lock.index import redact
+from imagefactory.match_spec import channel_address
 from imagefactory.model import LockedConda, Target
 
 if TYPE_CHECKING:

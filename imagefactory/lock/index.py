@@ -396,6 +396,11 @@ class Web:
         return self.patience.retry(ask)
 
 
+def on_loopback(host: str) -> bool:
+    """Whether a host name is this machine itself, which a container reaches in its network alone."""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
 def local_path(url: str) -> Path | None:
     """The path of a `file:` URL, None for any other."""
     parts = urlsplit(url)

@@ -143,20 +143,6 @@ def read_lock(path: Path) -> Lock:
         raise LockError(f"{path}: cannot be read: {error.strerror}", hint="mend the file's rights") from error
 
 
-def write_lock(path: Path, lock: Lock) -> None:
-    """Write a lock beside `path` and rename it, so that a reader sees the old one or the new one."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-            beside = Path(folder) / path.name
-            beside.write_text(format_lock(lock), encoding="utf-8")
-            beside.replace(path)
-    except OSError as error:
-        raise LockError(
-            f"{path}: cannot be written: {error.strerror}", hint="look at the disk and the rights there"
-        ) from error
-
-
 def _between(line: str, prefix: str) -> str:
     return line.removeprefix(prefix) if line.startswith(prefix) else ""
 

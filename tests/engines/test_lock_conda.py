@@ -17,11 +17,12 @@ import pytest
 
 from imagefactory.errors import LockError, UnsolvableError
 from imagefactory.lock import LockRequest
-from imagefactory.lock.channels import ANACONDA, channel_address, find_channels
+from imagefactory.lock.channels import find_channels
 from imagefactory.lock.conda import CondaLocker
 from imagefactory.lock.conda_facts import cuda_version
 from imagefactory.lock.conda_solver import Solver, first_question, name_of, run
 from imagefactory.lock.files import format_lock_files, read_lock, write_lock
+from imagefactory.match_spec import CHANNEL_ROOT, channel_address
 from imagefactory.model import Lock, Target
 from imagefactory.progress import Quiet
 from tests.lock_checker import Record, check_lock, moved, read_records
@@ -136,7 +137,7 @@ def records() -> dict[str, Record]:
 
 @pytest.fixture(scope="module")
 def locker(real_channels: ChannelServer, tmp_path_factory: pytest.TempPathFactory) -> CondaLocker:
-    channels = find_channels(f"{ANACONDA}={real_channels.url}", {}, "")
+    channels = find_channels(f"{CHANNEL_ROOT}={real_channels.url}", {}, "")
     return CondaLocker(channels, tmp_path_factory.mktemp("cache"), no_pip)
 
 
@@ -199,7 +200,7 @@ def test_this_machines_driver_is_not_asked(
 ) -> None:
     for name, value in {"CUDA": "99", "GLIBC": "2.0", "ARCHSPEC": "zen4"}.items():
         monkeypatch.setenv(f"CONDA_OVERRIDE_{name}", value)
-    channels = find_channels(f"{ANACONDA}={real_channels.url}", {}, "")
+    channels = find_channels(f"{CHANNEL_ROOT}={real_channels.url}", {}, "")
     assert lock(CondaLocker(channels, tmp_path, no_pip), MAIN) == main
 
 
@@ -318,7 +319,7 @@ def test_a_faulty_channel_is_told_and_the_next_run_is_whole(
     main: Lock, tmp_path: Path, fault: Fault, message: str
 ) -> None:
     with channel_server(real_folder()) as server:
-        channels = replace(find_channels(f"{ANACONDA}={server.url}", {}, ""), retries=1)
+        channels = replace(find_channels(f"{CHANNEL_ROOT}={server.url}", {}, ""), retries=1)
         server.fail(r"/nvidia/(linux-64|noarch)/repodata\.json", fault)
         with pytest.raises(LockError, match=message) as caught:
             lock(CondaLocker(channels, tmp_path, no_pip), MAIN)
@@ -330,7 +331,7 @@ def test_a_faulty_channel_is_told_and_the_next_run_is_whole(
 
 def test_a_server_that_goes_down_in_the_middle(main: Lock, tmp_path: Path) -> None:
     with channel_server(real_folder()) as server:
-        channels = replace(find_channels(f"{ANACONDA}={server.url}", {}, ""), retries=1)
+        channels = replace(find_channels(f"{CHANNEL_ROOT}={server.url}", {}, ""), retries=1)
         server.ends_after = 20
         with pytest.raises(LockError, match="cannot be read: connection closed before message completed"):
             lock(CondaLocker(channels, tmp_path, no_pip), MAIN)
@@ -343,7 +344,7 @@ def test_faults_that_pass_are_borne(main: Lock, tmp_path: Path) -> None:
         server.fail("nvidia/linux-64/repodata.json", Fault(status=503, times=1))
         server.fail("pytorch/linux-64/repodata.json.zst", Fault(cut="connection", times=1))
         server.fail("conda-forge/noarch/repodata.json.zst", Fault(drop=True, times=1))
-        channels = find_channels(f"{ANACONDA}={server.url}", {}, "")
+        channels = find_channels(f"{CHANNEL_ROOT}={server.url}", {}, "")
         assert lock(CondaLocker(channels, tmp_path, no_pip), MAIN) == main
 
 
@@ -366,7 +367,7 @@ except LockError as error:
 
 def test_a_process_that_fails_ends_with_its_exit_code(real_channels: ChannelServer, tmp_path: Path) -> None:
     """rattler's threads may still want the interpreter when it ends; that must not kill the process."""
-    setting = f"{ANACONDA}={real_channels.url}/nothing"
+    setting = f"{CHANNEL_ROOT}={real_channels.url}/nothing"
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     for _ in range(10):
         command = [sys.executable, "-c", FAILING, setting, str(tmp_path)]

@@ -17,10 +17,11 @@ from imagefactory.lock.conda import CondaLocker
 from imagefactory.lock.conda_lock_tool import CondaLockLocker, find_tool
 from imagefactory.lock.files import explicit, read_lock, write_lock
 from imagefactory.lock.pypi import UvLocker
+from imagefactory.match_spec import CHANNEL_ROOT
 from imagefactory.model import Lock, LockedConda
 from imagefactory.progress import Quiet
 from tests.lock_checker import check_lock, moved, read_records
-from tests.services.channels import ANACONDA, ChannelServer
+from tests.services.channels import ChannelServer
 from tests.services.conda_double import VERSION, write_double
 from tests.unit.test_lock_files import BASE, TARGET
 from tests.unit.test_locking import Place, place  # noqa: F401
@@ -92,7 +93,7 @@ def test_what_is_kept_of_a_failure_names_no_places_of_this_machine(tmp_path: Pat
     )
     error = locker._explain(TARGET, said)
     assert isinstance(error, UnsolvableError)
-    told = f"{ANACONDA}/pytorch/linux-64 and {ANACONDA}/conda-forge, http://mirror.site/abd"
+    told = f"{CHANNEL_ROOT}/pytorch/linux-64 and {CHANNEL_ROOT}/conda-forge, http://mirror.site/abd"
     assert error.tree == f"Could not solve: {told}"
 
 
@@ -120,7 +121,7 @@ REAL = {
         TARGET,
         requirements=("python 3.11.*", *TARGET.requirements, "torchvision"),
         constraints=(),
-        channels=tuple(f"{ANACONDA}/{name}" for name in ("pytorch", "nvidia", "conda-forge")),
+        channels=tuple(f"{CHANNEL_ROOT}/{name}" for name in ("pytorch", "nvidia", "conda-forge")),
     ),
     "conda-forge": replace(
         TARGET,
@@ -130,7 +131,7 @@ REAL = {
         cuda="12.6",
         requirements=("cuda-version 12.6.*", "jax", "jaxlib 0.5.*"),
         constraints=("jaxlib * *cuda*",),
-        channels=(f"{ANACONDA}/conda-forge",),
+        channels=(f"{CHANNEL_ROOT}/conda-forge",),
         system=(("__archspec", "x86_64"), ("__cuda", "12.6"), ("__glibc", "2.36")),
         python="3.12",
     ),
@@ -145,12 +146,12 @@ def no_wheels() -> UvLocker:
 def test_real_records(name: str, real_channels: ChannelServer, tmp_path: Path) -> None:
     """conda-lock with another program gives the same packages, and reads what is written of them."""
     target, tool = REAL[name], find_tool(str(write_double(tmp_path, "micromamba")), os.environ)
-    channels = find_channels(f"{ANACONDA}={real_channels.url}", {}, "")
+    channels = find_channels(f"{CHANNEL_ROOT}={real_channels.url}", {}, "")
     request = LockRequest(target=target, base=BASE)
     ours = CondaLocker(channels, tmp_path / "cache", no_wheels).lock(request, Quiet())
     theirs = CondaLockLocker(tool, channels, tmp_path / "cache", no_wheels).lock(request, Quiet())
     assert moved(ours.conda, theirs.conda) == {}
-    assert all(package.url.startswith(ANACONDA) for package in theirs.conda)
+    assert all(package.url.startswith(CHANNEL_ROOT) for package in theirs.conda)
     assert check_lock(theirs, target, read_records(real_channels.folder, target.channels)) == []
 
     write_lock(tmp_path, ours)

@@ -15,10 +15,11 @@ from imagefactory.lock.channels import find_channels
 from imagefactory.lock.conda import CondaLocker
 from imagefactory.lock.index import find_index
 from imagefactory.lock.pypi import UvLocker
+from imagefactory.match_spec import CHANNEL_ROOT
 from imagefactory.model import Base, Lock, Target, Where
 from imagefactory.progress import Quiet
 from imagefactory.settings import Setting
-from tests.services.channels import ANACONDA, ChannelServer
+from tests.services.channels import ChannelServer
 
 WHERE = Where(file="recipes/mixed.yaml", line=1, column=1)
 BASE = Base(
@@ -41,7 +42,7 @@ MIXED = Target(
     constraints=(),
     environment=(),
     where=WHERE,
-    channels=tuple(f"{ANACONDA}/{name}" for name in ("pytorch", "nvidia", "conda-forge")),
+    channels=tuple(f"{CHANNEL_ROOT}/{name}" for name in ("pytorch", "nvidia", "conda-forge")),
     system=(("__archspec", "x86_64"), ("__cuda", "12.1"), ("__glibc", "2.36")),
     pip=("accelerate<1", "fsspec[http]"),
 )
@@ -50,7 +51,7 @@ MIXED = Target(
 @pytest.fixture(scope="module")
 def locker(real_channels: ChannelServer, tmp_path_factory: pytest.TempPathFactory) -> CondaLocker:
     index = find_index(Setting(value="", origin="default"), environ=os.environ, prefix=Path(sys.prefix))
-    channels = find_channels(f"{ANACONDA}={real_channels.url}", os.environ, "")
+    channels = find_channels(f"{CHANNEL_ROOT}={real_channels.url}", os.environ, "")
     cache = tmp_path_factory.mktemp("records")
     return CondaLocker(channels, cache, lambda: UvLocker(index, python=Path(sys.executable)))
 

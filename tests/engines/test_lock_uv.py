@@ -14,7 +14,7 @@ from imagefactory.errors import UnsolvableError
 from imagefactory.lock import LockRequest
 from imagefactory.lock.index import find_index, local_path
 from imagefactory.lock.pip_part import lock_pip
-from imagefactory.lock.pypi import UvLocker, format_lock, write_lock
+from imagefactory.lock.pypi import UvLocker, format_lock
 from imagefactory.model import Base, Lock, LockedConda, Target, Where
 from imagefactory.packages import PackageCache
 from imagefactory.progress import Quiet
@@ -107,7 +107,7 @@ def test_a_pip_part_leaves_out_what_conda_brings(uv: UvLocker, lock: Lock) -> No
 
 
 def test_pip_installs_a_lock_as_it_is(lock: Lock, tmp_path: Path) -> None:
-    write_lock(tmp_path / "lock.txt", lock)
+    (tmp_path / "lock.txt").write_text(format_lock(lock))
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "env")], check=True)
     python = tmp_path / "env/bin/python"
     command = [python, "-m", "pip", "install", "--require-hashes", "--no-deps", "--only-binary", ":all:"]

@@ -28,7 +28,6 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 VARIABLE = "FACTORY_TEST_CHANNELS"
-ANACONDA = "https://conda.anaconda.org"
 
 
 @dataclass(kw_only=True)
@@ -252,6 +251,6 @@ def real_folder() -> Path:
 
 @pytest.fixture(scope="session")
 def real_channels() -> Iterator[ChannelServer]:
-    """The real records; the setting `channels` that leads to them is `{ANACONDA}={server.url}`."""
+    """The real records; the setting `channels` that leads to them is `{CHANNEL_ROOT}={server.url}`."""
     with channel_server(real_folder()) as server:
         yield server

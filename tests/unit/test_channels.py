@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import LockError, ToolError, UsageError
-from imagefactory.lock.channels import Channels, channel_address, find_channels
+from imagefactory.lock.channels import Channels, find_channels
 from imagefactory.lock.conda_solver import Solver, first_question, name_of, run
 from imagefactory.lock.index import Patience, RefusedError, redact
+from imagefactory.match_spec import CHANNEL_ROOT, channel_address
 from imagefactory.settings import load_settings
 from tests.services.channels import (
-    ANACONDA,
     ChannelOptions,
     ChannelServer,
     Fault,
@@ -27,7 +27,7 @@ from tests.services.channels import (
 )
 from tests.unit.test_lock_conda import target
 
-FORGE = f"{ANACONDA}/conda-forge"
+FORGE = f"{CHANNEL_ROOT}/conda-forge"
 QUICK = Patience(attempts=2, first_wait=0.01, longest_wait=0.02)
 
 
@@ -114,19 +114,19 @@ def test_solvers_by_name_or_path(tmp_path: Path) -> None:
 
 
 def test_the_longest_beginning_fits_best() -> None:
-    setting = f"{ANACONDA}=https://all.example,conda-forge=https://forge.example/x/,lab=/data/a b"
+    setting = f"{CHANNEL_ROOT}=https://all.example,conda-forge=https://forge.example/x/,lab=/data/a b"
     channels = find_channels(setting, {}, "")
     assert channels.place(f"{FORGE}/noarch/x.conda") == "https://forge.example/x/noarch/x.conda"
     assert channels.place(FORGE) == "https://forge.example/x"
     assert (
         channels.place(f"{FORGE}-two/noarch/x.conda") == "https://all.example/conda-forge-two/noarch/x.conda"
     )
-    assert channels.place(f"{ANACONDA}/lab/noarch/x.conda") == "file:///data/a%20b/noarch/x.conda"
+    assert channels.place(f"{CHANNEL_ROOT}/lab/noarch/x.conda") == "file:///data/a%20b/noarch/x.conda"
     assert channels.place("https://other.example/x") == "https://other.example/x"
 
 
 def test_true_addresses_come_back() -> None:
-    nvidia = f"{ANACONDA}/nvidia"
+    nvidia = f"{CHANNEL_ROOT}/nvidia"
     channels = find_channels("nvidia=http://m/n,nvidia/label/a=http://m/n/label/a", {}, "")
     both = (nvidia, f"{nvidia}/label/a")
     for true in (*both, f"{nvidia}/linux-64/x.conda", f"{nvidia}/label/a/linux-64/x.conda"):
@@ -248,9 +248,9 @@ def test_a_container_is_told_what_it_needs_and_no_more(tmp_path: Path) -> None:
 
 def test_a_container_reaches_loopback_and_no_folder(tmp_path: Path) -> None:
     channels = find_channels(f"a=http://127.0.0.1:8080/a,lab={tmp_path}", {}, "")
-    assert channels.site([f"{ANACONDA}/a/noarch/x.conda"]).loopback
+    assert channels.site([f"{CHANNEL_ROOT}/a/noarch/x.conda"]).loopback
     with pytest.raises(UsageError, match=r"x\.conda comes from a folder here"):
-        channels.site([f"{ANACONDA}/lab/noarch/x.conda"])
+        channels.site([f"{CHANNEL_ROOT}/lab/noarch/x.conda"])
 
 
 # --- faults --------------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ def test_a_channel_that_is_a_folder(folder: Path, tmp_path: Path) -> None:
 def test_a_channel_with_a_fault_is_told_and_mended(
     server: ChannelServer, tmp_path: Path, fault: Fault, message: str, hint: str
 ) -> None:
-    channels = Channels(mirrors=((ANACONDA, server.url),), retries=1)
+    channels = Channels(mirrors=((CHANNEL_ROOT, server.url),), retries=1)
     server.fail(r"repodata\.json$", fault)
     with pytest.raises(LockError) as caught:
         solve(channels, tmp_path / "cache")
@@ -300,11 +300,11 @@ def test_a_channel_by_its_full_address_as_the_recipe_writes_it(server: ChannelSe
 def test_a_passing_fault_is_not_noticed(server: ChannelServer, tmp_path: Path) -> None:
     server.fail(r"noarch/repodata\.json$", Fault(status=503, times=1))
     server.fail(r"linux-64/repodata\.json$", Fault(cut="connection", times=1))
-    assert len(solve(Channels(mirrors=((ANACONDA, server.url),)), tmp_path / "cache")) == 2
+    assert len(solve(Channels(mirrors=((CHANNEL_ROOT, server.url),)), tmp_path / "cache")) == 2
 
 
 def test_records_that_did_not_change_are_not_sent_again(server: ChannelServer, tmp_path: Path) -> None:
-    channels = Channels(mirrors=((ANACONDA, server.url),))
+    channels = Channels(mirrors=((CHANNEL_ROOT, server.url),))
     solve(channels, tmp_path / "cache")
     first = server.sent
     assert first > 0
@@ -314,7 +314,7 @@ def test_records_that_did_not_change_are_not_sent_again(server: ChannelServer, t
 
 def test_nobody_listens(tmp_path: Path) -> None:
     with pytest.raises(LockError, match=r"cannot be read: Connection refused .*\(2 times in a row\)"):
-        solve(Channels(mirrors=((ANACONDA, "http://127.0.0.1:9"),), retries=1), tmp_path)
+        solve(Channels(mirrors=((CHANNEL_ROOT, "http://127.0.0.1:9"),), retries=1), tmp_path)
 
 
 def test_certificates_of_the_site(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,7 +322,7 @@ def test_certificates_of_the_site(folder: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("SSL_CERT_DIR", "/nowhere")
     before = os.environ.get("SSL_CERT_FILE")
     with channel_server(folder, ChannelOptions(certificate=server_pem)) as server:
-        mirrors = ((ANACONDA, server.url),)
+        mirrors = ((CHANNEL_ROOT, server.url),)
         with pytest.raises(LockError, match="cannot be trusted: invalid peer certificate") as caught:
             solve(Channels(mirrors=mirrors, retries=0), tmp_path / "cache")
         assert "certificates" in caught.value.hint

@@ -12,12 +12,13 @@ import pytest
 
 from imagefactory.errors import LockError, UnsolvableError
 from imagefactory.lock import LockRequest
-from imagefactory.lock.channels import ANACONDA, find_channels
+from imagefactory.lock.channels import find_channels
 from imagefactory.lock.conda import CondaLocker
 from imagefactory.lock.conda_explain import shortened
 from imagefactory.lock.conda_solver import virtual_packages
 from imagefactory.lock.files import content_hash
 from imagefactory.lock.pypi import UvLocker
+from imagefactory.match_spec import CHANNEL_ROOT
 from imagefactory.model import Base, Lock, Target, Where
 from imagefactory.progress import Quiet
 from tests.services.channels import record, write_channel
@@ -55,7 +56,7 @@ def target(*requirements: str, **more: Any) -> Target:
         "constraints": (),
         "environment": (),
         "where": WHERE,
-        "channels": (f"{ANACONDA}/conda-forge",),
+        "channels": (f"{CHANNEL_ROOT}/conda-forge",),
         "system": SYSTEM,
         **more,
     }
@@ -105,10 +106,10 @@ def test_a_lock_says_what_was_solved_and_with_what(site: Site) -> None:
     lock = site.lock(target())
     assert pins(lock) == {"cuda-cudart": "12.1.105", "python": "3.11.9", "tiny": "1.0"}
     tiny = lock.conda[-1]
-    assert tiny.url == f"{ANACONDA}/conda-forge/linux-64/tiny-1.0-cuda12.1_py311.conda"
+    assert tiny.url == f"{CHANNEL_ROOT}/conda-forge/linux-64/tiny-1.0-cuda12.1_py311.conda"
     assert (tiny.build, tiny.subdir, tiny.size) == ("cuda12.1_py311", "linux-64", 1000)
     assert tiny.depends == ("cuda-cudart 12.1.*", "python >=3.11,<3.12.0a0")
-    assert lock.channels == (f"{ANACONDA}/conda-forge",)
+    assert lock.channels == (f"{CHANNEL_ROOT}/conda-forge",)
     assert (lock.system, lock.platform, lock.wheels) == (SYSTEM, "manylinux_2_36_x86_64", ())
     assert lock.content_hash == content_hash(target(), BASE, None)
     assert lock.solver.startswith("py-rattler 0.")
@@ -170,9 +171,11 @@ def test_a_size_that_the_record_lacks_is_asked(site: Site) -> None:
 def test_a_channel_of_one_package(site: Site) -> None:
     site.write(*RUNTIME, record("extra", "2"))
     site.write(record("extra", "1"), channel="lab")
-    channels = (f"{ANACONDA}/conda-forge", f"{ANACONDA}/lab")
+    channels = (f"{CHANNEL_ROOT}/conda-forge", f"{CHANNEL_ROOT}/lab")
     lock = site.lock(target("tiny", "lab::extra", channels=channels))
-    assert {one.name: one.url for one in lock.conda}["extra"] == f"{ANACONDA}/lab/linux-64/extra-1-0.conda"
+    assert {one.name: one.url for one in lock.conda}[
+        "extra"
+    ] == f"{CHANNEL_ROOT}/lab/linux-64/extra-1-0.conda"
 
 
 def test_addresses_that_are_written_in_other_ways(tmp_path: Path) -> None:
@@ -181,13 +184,13 @@ def test_addresses_that_are_written_in_other_ways(tmp_path: Path) -> None:
     site = Site(tmp_path / "my channels")
     site.write(*RUNTIME)
     site.write(record("extra", "1"), channel="lab")
-    channels = ("https://Conda.Example:443/conda-forge", f"{ANACONDA}/lab")
+    channels = ("https://Conda.Example:443/conda-forge", f"{CHANNEL_ROOT}/lab")
     setting = f"https://Conda.Example:443={site.folder},lab={site.folder}/lab"
     locker = CondaLocker(find_channels(setting, {}, ""), tmp_path / "cache", no_pip)
     request = LockRequest(target=target("tiny", "extra", channels=channels), base=BASE)
     urls = {one.name: one.url for one in locker.lock(request, Quiet()).conda}
     assert urls["python"] == "https://Conda.Example:443/conda-forge/linux-64/python-3.11.9-0.conda"
-    assert urls["extra"] == f"{ANACONDA}/lab/linux-64/extra-1-0.conda"
+    assert urls["extra"] == f"{CHANNEL_ROOT}/lab/linux-64/extra-1-0.conda"
 
 
 def test_a_lock_must_hold_what_the_target_names(site: Site) -> None:
@@ -342,13 +345,13 @@ def test_a_copy_of_a_channel_that_names_the_first_one_is_told(site: Site) -> Non
     site.write(*RUNTIME)
     for path in site.folder.glob("conda-forge/*/repodata.json"):
         data = json.loads(path.read_text())
-        data["info"]["base_url"] = f"{ANACONDA}/conda-forge/{path.parent.name}/"
+        data["info"]["base_url"] = f"{CHANNEL_ROOT}/conda-forge/{path.parent.name}/"
         path.write_text(json.dumps(data))
-    assert site.lock(target()).conda[-1].url.startswith(f"{ANACONDA}/conda-forge/linux-64/")
+    assert site.lock(target()).conda[-1].url.startswith(f"{CHANNEL_ROOT}/conda-forge/linux-64/")
     copy = (site.folder / "conda-forge").as_uri()
     with pytest.raises(LockError) as caught:
         site.lock(target(channels=(copy,)))
-    assert f"{copy} says that its packages are at {ANACONDA}/conda-forge/linux-64" in caught.value.message
+    assert f"{copy} says that its packages are at {CHANNEL_ROOT}/conda-forge/linux-64" in caught.value.message
     assert "in the setting 'channels'" in caught.value.hint
 
 
@@ -481,7 +484,7 @@ def test_a_driver_that_only_a_constraint_asks_for(site: Site) -> None:
 def test_a_version_that_channel_priority_hides(site: Site) -> None:
     site.write(*RUNTIME, record("numpy", "2.0"), record("lib", "2"))
     site.write(record("numpy", "1.26"), record("lib", "1"), channel="lab")
-    channels = (f"{ANACONDA}/lab", f"{ANACONDA}/conda-forge")
+    channels = (f"{CHANNEL_ROOT}/lab", f"{CHANNEL_ROOT}/conda-forge")
     error = why(site, "tiny", "numpy >=2", channels=channels)
     assert (
         "numpy 2.0 is in conda-forge, but with strict channel priority numpy comes from lab alone"
@@ -536,7 +539,7 @@ def test_a_package_whose_own_needs_nobody_has(site: Site) -> None:
 def test_the_account_names_true_addresses(site: Site) -> None:
     site.write(*RUNTIME, record("lib", "2"), record("wants", "1", "lib >=2"))
     site.write(record("lib", "1"), channel="lab")
-    error = why(site, "tiny", "wants", channels=(f"{ANACONDA}/lab", f"{ANACONDA}/conda-forge"))
+    error = why(site, "tiny", "wants", channels=(f"{CHANNEL_ROOT}/lab", f"{CHANNEL_ROOT}/conda-forge"))
     assert str(site.folder) not in error.message + error.tree
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from imagefactory.errors import LockError, ToolError, UnsolvableError, UsageError
 from imagefactory.lock import LockRequest
+from imagefactory.lock.files import write_lock
 from imagefactory.lock.index import PackageIndex, find_index, redact
 from imagefactory.lock.pypi import (
     UvLocker,
@@ -26,7 +27,6 @@ from imagefactory.lock.pypi import (
     format_lock,
     parse_lock,
     read_lock,
-    write_lock,
 )
 from imagefactory.model import Base, Lock, LockedWheel, Target, Where
 from imagefactory.packages import PackageCache
@@ -228,8 +228,8 @@ def test_reading_and_writing(tmp_path: Path) -> None:
     with pytest.raises(LockError, match="does not exist") as caught:
         read_lock(path)
     assert caught.value.hint == "imagefactory lock pytorch-2.3-cu121"
-    write_lock(path, LOCK)
-    write_lock(path, LOCK)
+    write_lock(path.parent, LOCK)
+    write_lock(path.parent, LOCK)
     assert read_lock(path) == LOCK
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
     assert path.stat().st_mode & 0o777 == 0o644
@@ -683,7 +683,7 @@ def test_a_lock_is_a_requirements_file(index: Index, tmp_path: Path) -> None:
     uv = locker(index, tmp_path)
     lock = uv.lock(REQUEST, Quiet())
     path, into = tmp_path / "lock.txt", tmp_path / "got"
-    write_lock(path, lock)
+    path.write_text(format_lock(lock))
     command = [
         "pip",
         "install",
