@@ -11,6 +11,7 @@ machine. Its sources.list says how to add one.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -503,6 +504,9 @@ def _install(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            # When it cannot write its tar it sends SIGHUP to its whole process group, and in ours stands the
+            # script that called us: so it has its own.
+            start_new_session=True,
         ) as process,
     ):
         assert process.stdout is not None
@@ -522,7 +526,8 @@ def _install(
         except tarfile.TarError as error:
             result, broken = None, error
         except BaseException:
-            process.send_signal(signal.SIGKILL if as_root else signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL if as_root else signal.SIGTERM)
             raise
         process.wait()
         follower.join()

@@ -300,6 +300,28 @@ def test_a_killed_build_takes_all_along(
     assert not (scratch / "out/a.tar").exists()
 
 
+TORN_DOWN = "#!/bin/sh\n[ \"$1\" != --version ] || exec echo mmdebstrap 1.3.5\nkill -HUP 0\n"
+"""What mmdebstrap does when the reader of its tar is gone: a full disk, or a tar that is refused."""
+
+
+def test_mmdebstraps_hangup_reaches_nobody_elses_processes(
+    tmp_path: Path, fetched: dict[str, bases.FetchedBase]
+) -> None:
+    double = tmp_path / "bin/mmdebstrap"
+    double.parent.mkdir()
+    double.write_text(TORN_DOWN)
+    double.chmod(0o755)
+    environ = {**os.environ, "PATH": f"{double.parent}:{os.environ['PATH']}"}
+    heard: list[int] = []
+    before = signal.signal(signal.SIGHUP, lambda number, _: heard.append(number))
+    try:
+        with pytest.raises(BuildError, match="mmdebstrap ended with"):
+            bases.build_base(fetched["debian-12"], tmp_path / "base.tar", Quiet(), environ=environ)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert heard == []
+
+
 def running_in(folder: Path) -> list[str]:
     """Processes whose root or command line speaks of `folder`."""
     found = []
