@@ -300,7 +300,7 @@ def test_a_killed_build_takes_all_along(
     assert not (scratch / "out/a.tar").exists()
 
 
-TORN_DOWN = "#!/bin/sh\n[ \"$1\" != --version ] || exec echo mmdebstrap 1.3.5\nkill -HUP 0\n"
+TORN_DOWN = '#!/bin/sh\n[ "$1" != --version ] || exec echo mmdebstrap 1.3.5\nkill -HUP 0\n'
 """What mmdebstrap does when the reader of its tar is gone: a full disk, or a tar that is refused."""
 
 
