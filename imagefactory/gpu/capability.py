@@ -1,0 +1,84 @@
+"""Compute capabilities and the kinds of GPU code that run on them, and how both are written.
+
+A capability (`8.6`) is what a GPU has. A piece of code is for an architecture of the same numbers: machine
+code (`sm_86`), PTX that the driver compiles (`compute_80/8.1`, with the version of its instruction set),
+or LTO-IR that only a linker can use (`lto_80`). Suffixes narrow it: `sm_90a`, `sm_100f`. AMD's code names
+its processor and features (`gfx90a:sramecc+:xnack-`). Which code runs where, predict.py says.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+_CAPABILITY = re.compile(r"(?:(?:sm|compute)_)?(?:([0-9]{1,2})\.([0-9])|([0-9]{1,2})([0-9]))")
+_CODE = re.compile(r"(sm|compute|lto)_([0-9]{1,2})([0-9])([af]?)(?:/([0-9]{1,2}\.[0-9]{1,2}))?")
+_AMD = re.compile(
+    r"gfx[0-9a-f]{1,2}(?:[0-9a-f]{1,3}|-[0-9-]{1,8}generic)(?::[a-z]+[+-])*|gfx[0-9-]+generic(?::[a-z]+[+-])*"
+)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Capability:
+    """A CUDA compute capability: 8.6 is `Capability(8, 6)`."""
+
+    major: int
+    minor: int
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}"
+
+    @property
+    def sm(self) -> str:
+        """As machine code for it is called: `sm_86`."""
+        return f"sm_{self.major}{self.minor}"
+
+
+def parse_capability(text: str) -> Capability:
+    """`8.6`, `86`, `sm_86` or `compute_86`. Raises ValueError for anything else, `sm_90a` among it."""
+    found = _CAPABILITY.fullmatch(text.strip())
+    if not found:
+        raise ValueError(f"'{text[:40]}' is no compute capability (write 8.6)")
+    major, minor = (found[1], found[2]) if found[1] else (found[3], found[4])
+    return Capability(int(major), int(minor))
+
+
+class CodeKind(StrEnum):
+    SASS = "sm"
+    PTX = "compute"
+    LTO = "lto"
+    AMD = "gfx"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Code:
+    """One piece of GPU code in a module.
+
+    `architecture` is what it was compiled for and None for AMD's, which `processor` names with its
+    features. `suffix` is empty, `a` (that capability alone) or `f` (its family). `isa` is the version of
+    PTX (`8.1`), empty for all that is not PTX.
+    """
+
+    kind: CodeKind
+    architecture: Capability | None
+    suffix: str = ""
+    isa: str = ""
+    processor: str = ""
+
+    def __str__(self) -> str:
+        if self.architecture is None:
+            return self.processor
+        number = f"{self.architecture.major}{self.architecture.minor}"
+        return f"{self.kind}_{number}{self.suffix}{f'/{self.isa}' if self.isa else ''}"
+
+
+def parse_code(text: str) -> Code:
+    """What `str(code)` wrote. Raises ValueError."""
+    if _AMD.fullmatch(text):
+        return Code(CodeKind.AMD, None, processor=text)
+    found = _CODE.fullmatch(text)
+    if not found or (found[5] and found[1] != "compute"):
+        raise ValueError(f"'{text[:40]}' is no GPU code (write sm_86, compute_80/8.1 or gfx90a)")
+    architecture = Capability(int(found[2]), int(found[3]))
+    return Code(CodeKind(found[1]), architecture, suffix=found[4], isa=found[5] or "")

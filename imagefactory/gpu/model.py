@@ -1,0 +1,176 @@
+"""The frozen values of the GPU rooms: what a scan found -> what is predicted -> what is claimed of a cell.
+
+Three words that are never mixed: *documented* (a project's page says so), *predicted* (a scan of the GPU
+code says so), *verified* (the suite ran there). Nothing here touches a disk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from imagefactory.gpu.capability import Capability, Code
+
+# --- what a scan found ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Modules:
+    """`count` modules (fat binaries) of a library that hold code for the same targets.
+
+    `codes` is sorted and holds nothing twice; no code at all is possible.
+    """
+
+    codes: tuple[Code, ...]
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Library:
+    """A file that holds GPU code, or is damaged where such code stands.
+
+    `path` is relative to the image's root, the wheel or the folder. `compressions` are the words
+    `none`, `lz4`, `zstd`, `other`, sorted, of all its entries. `damage` is empty, or says what is wrong and
+    at which offset of the file; then `modules` are those before it.
+    """
+
+    path: str
+    size: int
+    modules: tuple[Modules, ...]
+    compressions: tuple[str, ...] = ()
+    damage: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """An installed package, read off the names of its records. `build` is conda's build string."""
+
+    name: str
+    version: str
+    build: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """All that a scan of one place found; libraries and packages sorted by path and name.
+
+    `facts` are what frameworks say of their own build, as (framework, key, value):
+    `("torch", "cuda", "12.1")`. `toolkit` are file names with versions of CUDA's libraries
+    (`libcudart.so.12.1.105`), for places without packages. `source` is what a person calls the place.
+    """
+
+    source: str
+    libraries: tuple[Library, ...]
+    packages: tuple[Package, ...] = ()
+    facts: tuple[tuple[str, str, str], ...] = ()
+    toolkit: tuple[str, ...] = ()
+
+
+# --- what is predicted ---------------------------------------------------------------------------
+
+
+class Reach(StrEnum):
+    """How far the modules of one library serve one capability."""
+
+    NATIVE = "native"
+    PTX = "ptx"
+    PARTIAL = "partial"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LibraryReach:
+    """Counts of a library's modules that speak for themselves on one capability (rule R9).
+
+    `isa` is the newest PTX that must be compiled there, empty where none must. `gates` says whether the
+    framework must load this library.
+    """
+
+    path: str
+    reach: Reach
+    native: int
+    ptx: int
+    without: int
+    isa: str
+    gates: bool
+
+
+class Answer(StrEnum):
+    """Whether something runs on a GPU. `partly`: it starts, and some of it has no code there."""
+
+    YES = "yes"
+    PTX = "through PTX"
+    PARTLY = "partly"
+    NO = "no"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What a scan says of one capability.
+
+    `reason` is one line for a person. `driver` is the oldest driver for Linux (`530.30.02`), empty where
+    nothing is known, and `driver_reason` why that one. `warnings` are known-bad combinations.
+    """
+
+    capability: Capability
+    answer: Answer
+    reason: str
+    driver: str
+    driver_reason: str
+    libraries: tuple[LibraryReach, ...]
+    warnings: tuple[str, ...] = ()
+
+
+# --- what is claimed of a cell -------------------------------------------------------------------
+
+
+class Basis(StrEnum):
+    """In rising order of weight."""
+
+    DOCUMENTED = "documented"
+    PREDICTED = "predicted"
+    VERIFIED = "verified"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """One cell: framework x CUDA x driver x capability.
+
+    `framework` is the distribution (`torch`), `version` its version (`2.3` or `2.3.1`), `cuda` as a target
+    has it (`12.1`, or `12`). `driver` is empty where it is not asked about. `packages` are (name, version)
+    of a lock, for what is known of CUDA's libraries; `wheels` the sha256 of its files, by which scanned
+    rows are found.
+    """
+
+    framework: str
+    version: str
+    cuda: str
+    capability: Capability
+    driver: str = ""
+    packages: tuple[tuple[str, str], ...] = ()
+    wheels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """One thing that is known of a cell. `rule` is the word under which it can be overridden."""
+
+    basis: Basis
+    answer: Answer
+    rule: str
+    reason: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """What is known of one question: the claims, the weightiest first; `warnings` are known-bad rules."""
+
+    question: Question
+    claims: tuple[Claim, ...]
+    warnings: tuple[Claim, ...] = ()
+
+    @property
+    def answer(self) -> Answer:
+        return self.claims[0].answer if self.claims else Answer.UNKNOWN
