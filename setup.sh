@@ -11,7 +11,7 @@ requirements=requirements/build.txt
 case "${1:-}" in
     "") ;;
     --tests)
-        packages="$packages uidmap gcc libc6-dev git skopeo podman catatonit"
+        packages="$packages uidmap gcc g++ libc6-dev git skopeo podman catatonit"
         # For the engines that tests/services/install unpacks: what they call, and how two of them are mended.
         packages="$packages iproute2 iptables openssl libsqlite3-0 patchelf squashfs-tools squashfuse fakeroot"
         requirements=requirements/dev.txt

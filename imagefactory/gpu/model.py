@@ -31,7 +31,8 @@ class Library:
 
     `path` is relative to the image's root, the wheel or the folder. `compressions` are the words
     `none`, `lz4`, `zstd`, `other`, sorted, of all its entries. `damage` is empty, or says what is wrong and
-    at which offset of the file; then `modules` are those before it.
+    at which offset of the file; then `modules` are those before it. `unread` counts entries of kinds that no
+    `CodeKind` stands for (`2 of CUDA Tile IR (kind 128), the first at 0x4618`).
     """
 
     path: str
@@ -39,6 +40,7 @@ class Library:
     modules: tuple[Modules, ...]
     compressions: tuple[str, ...] = ()
     damage: str = ""
+    unread: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,13 +156,17 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """One thing that is known of a cell. `rule` is the word under which it can be overridden."""
+    """One thing that is known of a cell. `rule` is the word under which it can be overridden.
+
+    `driver` is the oldest driver for Linux that it holds from, empty where nothing is known.
+    """
 
     basis: Basis
     answer: Answer
     rule: str
     reason: str
     source: str
+    driver: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,315 @@
+"""Which GPU code a file holds: CUDA's fat binaries, cubins and AMD's offload bundles, by their headers alone.
+
+A container is `u32 magic | u16 version 1 | u16 header size 16 | u64 size of its entries`. An entry has a
+header of 64 bytes or more: u16 kind at 0, u16 version at 2, u32 header size at 4, u64 padded size of what
+follows at 8, u32 compressed size at 16, u32 offset of options at 20, u16 minor and major at 24 (of PTX's
+instruction set), u32 architecture at 28, u64 flags at 40, u64 uncompressed size at 56. A concatenation (kind
+256, CUDA 13.4 `--concat`) has as options a table `u32 count | u32 size`, then for each of its pieces such a
+header of 64 bytes, and options where that says so. All this was measured on what nvcc 11.7 to 13.5
+wrote.
+
+Containers are found by their magic wherever they stand, since sections other than `.nv_fatbin` carry them
+too; what is inside of one is never searched, only jumped over.
+
+Nothing is decompressed, nothing is allocated by a size that a file claims, and every count has a limit, so a
+hostile file ends with `damage`, not with a hang.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Generator
+from pathlib import Path
+
+from imagefactory.errors import UsageError
+from imagefactory.gpu import elf
+from imagefactory.gpu.capability import Capability, Code, CodeKind
+from imagefactory.gpu.forward import BUNDLE, FATBIN, Forward, Piece, Request, Walk
+from imagefactory.gpu.model import Library, Modules
+from imagefactory.gpu.offload import Damaged, NotOne, read_bundle, read_compressed_bundle
+
+MAX_ENTRIES = 1 << 18  # headers read of one file, those in concatenations among them
+MAX_MODULES = 1 << 17
+MAX_SIGNATURES = 1 << 14  # different sets of targets
+MAX_CODES = 1 << 12  # different targets
+MAX_OPTIONS = 1 << 16  # bytes of a concatenation's header
+MAX_FALSE = 10_000  # marks with nothing behind them
+_MAX_UNREAD = 8
+
+_CUBIN_HEAD = 1 << 20  # bytes in which the notes of a cubin are looked for
+_WHOLE = 1 << 20  # bytes that are searched in one go where they come so
+_ENTRY = struct.Struct("<HHIQIIHHIQQQQ")
+_ENTRY_VERSION = 0x0101
+_KINDS = {1: CodeKind.PTX, 2: CodeKind.SASS, 8: CodeKind.LTO}
+_TILE, _CONCATENATION = 128, 256
+_LZ4, _ZSTD, _SUFFIX_A, _SUFFIX_F = 0x2000, 0x8000, 0x100000, 0x200000
+
+
+class Reader:
+    """Finds the GPU code in bytes that come forwards; keeps a window of them at most.
+
+    `path` is what the library is called in the answer, `size` how many bytes will come.
+    """
+
+    def __init__(self, path: str, size: int) -> None:
+        self._fed = 0
+        self._findings = _Findings(path, size)
+        self._forward = Forward(self._findings.walk())
+
+    def feed(self, chunk: bytes | memoryview) -> None:
+        """The next bytes. Raises ToolError where AMD's compressed code needs a package that is missing."""
+        end = self._fed + len(chunk)
+        while (want := self._forward.wants) and want.offset < end:
+            start = want.offset - self._fed
+            if not start and self._forward.searching and isinstance(chunk, bytes) and len(chunk) <= _WHOLE:
+                piece = chunk  # as it is, not copied piece by piece
+            else:
+                piece = bytes(chunk[start : start + want.length])
+            self._forward.give(want.offset, piece)
+        self._fed = end
+
+    def close(self) -> Library | None:
+        """What was found; None without GPU code."""
+        self._forward.end()
+        return self._findings.library()
+
+
+def scan_file(path: Path, name: str) -> Library | None:
+    """The GPU code in a file, None where there is none; `name` is what the library is called.
+
+    Only what may hold such code is read. Raises UsageError where the file cannot be read,
+    and ToolError as `Reader.feed` does.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    try:
+        size = os.fstat(descriptor).st_size
+        findings = _Findings(name, size)
+        forward = Forward(findings.walk())
+        passed = elf.skippable(lambda offset, count: os.pread(descriptor, count, offset), size)
+        while want := forward.wants:
+            offset, count = want
+            if forward.searching:
+                offset, count = _beside(passed, offset, count)
+            data = os.pread(descriptor, count, offset)
+            if not data:
+                break
+            forward.give(offset, data)
+        forward.end()
+        return findings.library()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    finally:
+        os.close(descriptor)
+
+
+def scan_bytes(buffer: bytes | memoryview | mmap.mmap, path: str) -> Library | None:
+    """The GPU code in a file that lies in memory; `path` is what it is called."""
+    with memoryview(buffer) as view:
+        reader = Reader(path, len(view))
+        reader.feed(view)
+        return reader.close()
+
+
+def _unreadable(path: Path, error: OSError) -> UsageError:
+    return UsageError(f"{path} cannot be read: {error.strerror}", hint="check that it exists and may be read")
+
+
+def _beside(passed: tuple[tuple[int, int], ...], offset: int, count: int) -> tuple[int, int]:
+    """The next bytes to search when those ranges are left out."""
+    for start, end in passed:
+        if start <= offset < end:
+            offset = end
+        elif offset < start:
+            return offset, min(count, start - offset)
+    return offset, count
+
+
+class _Findings:
+    """The parser of one file and what it has found so far."""
+
+    def __init__(self, path: str, size: int) -> None:
+        self._path = path
+        self._size = size
+        self._modules: dict[tuple[Code, ...], int] = {}
+        self._count = 0
+        self._entries = 0
+        self._false = 0
+        self._codes: dict[tuple[int, int, int, int, int], Code] = {}
+        self._compressions: set[str] = set()
+        self._unread: dict[str, int] = {}
+        self._unread_at = 0
+        self._damage = ""
+
+    def library(self) -> Library | None:
+        if not self._modules and not self._damage:
+            return None
+        modules = (Modules(codes=codes, count=count) for codes, count in self._modules.items())
+        return Library(
+            path=self._path,
+            size=self._size,
+            modules=tuple(sorted(modules, key=lambda module: tuple(map(str, module.codes)))),
+            compressions=tuple(sorted(self._compressions)),
+            damage=self._damage,
+            unread=self._told_unread(),
+        )
+
+    def walk(self) -> Walk:
+        try:
+            head = (yield Request(0, elf.HEADER_SIZE)).data
+            if elf.is_cubin(head):
+                self._cubin((yield Request(0, _CUBIN_HEAD)).data)
+                return
+            yield from self._search()
+        except Damaged as damage:
+            self._damage = f"at {damage.offset:#x}: {damage}"
+
+    def _cubin(self, head: bytes) -> None:
+        code = elf.parse_cubin_target(head)
+        if code is None:
+            raise Damaged(48, "a cubin whose flags name no architecture")
+        self._compressions.add("none")
+        self._add(0, {code})
+
+    def _search(self) -> Walk:
+        at = 0
+        while True:
+            at, mark = yield Request(at, 0)
+            if not mark:
+                return
+            try:
+                if mark == FATBIN:
+                    at = yield from self._container(at)
+                else:
+                    read = read_bundle if mark == BUNDLE else read_compressed_bundle
+                    bundle = yield from read(at, self._size)
+                    self._compressions.add(bundle.compression)
+                    for target in bundle.unread:
+                        self._leave(at, f"target {target}")
+                    self._add(at, set(bundle.codes))
+                    at = bundle.end
+            except NotOne:
+                self._false += 1
+                if self._false > MAX_FALSE:
+                    raise Damaged(at, f"more than {MAX_FALSE} beginnings of containers without one") from None
+                at += len(mark)
+
+    def _container(self, at: int) -> Generator[Request, Piece, int]:
+        """Reads the container at `at`, returns where it ends."""
+        head = (yield Request(at, 32)).data
+        if len(head) < 16:
+            raise Damaged(at, "a fat binary's header is cut off")
+        place = at + 16
+        end: int = place + int.from_bytes(head[8:16], "little")
+        if end > self._size:
+            # Tools that make or read fat binaries hold the same bytes in their machine code.
+            if len(head) < 24 or struct.unpack_from("<HI", head, 18)[0] != _ENTRY_VERSION:
+                raise NotOne
+            raise Damaged(at, f"a fat binary that ends at {end:#x}, past the end of the file")
+        codes: set[Code] = set()
+        compressions: set[str] = set()
+        while place < end:
+            place = yield from self._entry(place, end, (codes, compressions))
+        self._compressions |= compressions
+        self._add(at, codes)
+        return end
+
+    def _entry(self, at: int, end: int, into: tuple[set[Code], set[str]]) -> Generator[Request, Piece, int]:
+        """Reads the header of the entry at `at` of a container that ends at `end`; returns the next one's."""
+        raw = (yield Request(at, _ENTRY.size)).data if at + _ENTRY.size <= end else b""
+        if len(raw) < _ENTRY.size:
+            raise Damaged(at, "the header of a fat binary's entry is cut off")
+        kind, version, header, padded, compressed, options, *_ = _ENTRY.unpack(raw)
+        flags, uncompressed = struct.unpack_from("<Q", raw, 40)[0], struct.unpack_from("<Q", raw, 56)[0]
+        if version != _ENTRY_VERSION:
+            raise Damaged(at, f"an entry of version {version:#06x}, where {_ENTRY_VERSION:#06x} is known")
+        if header < _ENTRY.size or header + padded > end - at:
+            raise Damaged(at, f"an entry of {header} + {padded} bytes where {end - at} are left")
+        codes, compressions = into
+        if flags & _ZSTD:
+            compressions.add("zstd")
+        elif flags & _LZ4:
+            compressions.add("lz4")
+        else:
+            compressions.add("other" if compressed and uncompressed > compressed else "none")
+        if kind == _CONCATENATION:
+            if header > MAX_OPTIONS:
+                raise Damaged(at, f"a concatenation with a header of {header} bytes")
+            table = (yield Request(at, header)).data[options:]
+            self._concatenation(at, table, codes)
+        else:
+            self._code(at, raw, codes)
+        return int(at + header + padded)
+
+    def _concatenation(self, at: int, table: bytes, codes: set[Code]) -> None:
+        count, length = struct.unpack_from("<II", table) if len(table) >= 8 else (0, 0)
+        pieces, place = 0, 8
+        while place + _ENTRY.size <= min(length, len(table)):
+            piece = table[place : place + _ENTRY.size]
+            self._code(at, piece, codes)
+            pieces, place = pieces + 1, place + _ENTRY.size
+            (options,) = struct.unpack_from("<I", piece, 20)
+            if options:  # the offset of a text, its length, the text with a nul, padded
+                length_of_text = int.from_bytes(table[place + 4 : place + 8], "little")
+                place += 8 + (length_of_text // 8 + 1) * 8
+        if not pieces or (pieces, place) != (count, length):
+            raise Damaged(at, "a concatenation whose table does not fit")
+
+    def _code(self, at: int, raw: bytes, codes: set[Code]) -> None:
+        """Adds what the header of an entry is for."""
+        self._entries += 1
+        if self._entries > MAX_ENTRIES:
+            raise Damaged(at, f"more than {MAX_ENTRIES} entries")
+        kind = struct.unpack_from("<H", raw)[0]
+        minor, major, architecture = struct.unpack_from("<HHI", raw, 24)
+        suffix = struct.unpack_from("<Q", raw, 40)[0] & (_SUFFIX_A | _SUFFIX_F)
+        if kind != 1:
+            minor = major = 0  # of the format of its ELF file, or nothing
+        key = (kind, architecture, suffix, major, minor)
+        code = self._codes.get(key)
+        if code is None:
+            if kind not in _KINDS:
+                self._leave(at, f"CUDA Tile IR (kind {_TILE})" if kind == _TILE else f"kind {kind}")
+                return
+            if not 10 <= architecture <= 999 or major > 99 or minor > 99:
+                raise Damaged(at, f"an entry for architecture {architecture} with PTX {major}.{minor}")
+            if len(self._codes) == MAX_CODES:
+                raise Damaged(at, f"more than {MAX_CODES} different targets")
+            code = self._codes[key] = Code(
+                _KINDS[kind],
+                Capability(architecture // 10, architecture % 10),
+                suffix="a" if suffix & _SUFFIX_A else "f" if suffix else "",
+                isa=f"{major}.{minor}" if kind == 1 else "",
+            )
+        codes.add(code)
+
+    def _add(self, at: int, codes: set[Code]) -> None:
+        self._count += 1
+        if self._count > MAX_MODULES:
+            raise Damaged(at, f"more than {MAX_MODULES} fat binaries")
+        signature = tuple(sorted(codes, key=_order))
+        if signature not in self._modules and len(self._modules) == MAX_SIGNATURES:
+            raise Damaged(at, f"fat binaries for more than {MAX_SIGNATURES} different sets of targets")
+        self._modules[signature] = self._modules.get(signature, 0) + 1
+
+    def _leave(self, at: int, what: str) -> None:
+        """Counts what is there and not understood."""
+        if not self._unread:
+            self._unread_at = at
+        if what not in self._unread and len(self._unread) >= _MAX_UNREAD:
+            what = "other kinds"
+        self._unread[what] = self._unread.get(what, 0) + 1
+
+    def _told_unread(self) -> str:
+        if not self._unread:
+            return ""
+        counts = ", ".join(f"{count} of {what}" for what, count in sorted(self._unread.items()))
+        return f"{counts}, the first at {self._unread_at:#x}"
+
+
+def _order(code: Code) -> tuple[str, Capability, str, str, str]:
+    return (code.kind, code.architecture or Capability(0, 0), code.suffix, code.isa, code.processor)

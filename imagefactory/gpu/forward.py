@@ -1,0 +1,163 @@
+"""Reading a file once, forwards: a parser asks for bytes or for the next mark, and is given them.
+
+A parser is a generator of requests whose offsets never fall. The same parser runs over a file, where what it
+does not ask for is never read, and over a stream, where that is passed over. Nothing is held but what the
+request at hand needs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Generator
+from typing import NamedTuple
+
+# Bytes searched at a time. The first look is short, since containers mostly follow each other; the longest
+# still stays in the processor's cache.
+_FIRST_LOOK = 1 << 12
+_LONGEST_LOOK = 1 << 18
+
+FATBIN = b"\x50\xed\x55\xba\x01\x00\x10\x00"  # magic, version 1, header of 16 bytes
+BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
+COMPRESSED_BUNDLE = b"CCOB"
+_MARKS = (FATBIN, BUNDLE, COMPRESSED_BUNDLE)
+# Four letters are found by chance, so the version and the method after them are looked at as well.
+_COMPRESSED = re.compile(rb"CCOB[\x01-\x03]\x00[\x00\x01]\x00", re.DOTALL)
+_OVERLAP = len(BUNDLE) - 1
+
+
+class Request(NamedTuple):
+    """`length` bytes from `offset`, or with a length of 0 the next mark from there."""
+
+    offset: int
+    length: int
+
+
+class Piece(NamedTuple):
+    """What is at `offset`: the bytes asked for (fewer at the end of the file), or the mark (or none)."""
+
+    offset: int
+    data: bytes
+
+
+Walk = Generator[Request, Piece, None]
+
+
+class Forward:
+    """Runs a parser over bytes that come in rising order of their offsets."""
+
+    def __init__(self, walk: Walk) -> None:
+        self._walk = walk
+        self._base = 0  # the offset of the first byte kept
+        self._kept = b""
+        self._places: dict[bytes, int] = {}  # where in what is kept a mark comes next, its end for nowhere
+        self._look = _FIRST_LOOK
+        self._request: Request | None = next(walk, None)
+
+    @property
+    def wants(self) -> Request | None:
+        """The bytes that are of use next (never a length of 0); None when the parser is through."""
+        if self._request is None:
+            return None
+        offset, length = self._request
+        start = max(offset, self._base + len(self._kept))
+        return Request(start, offset + length - start if length else self._look)
+
+    @property
+    def searching(self) -> bool:
+        """Whether any number of bytes is welcome, and some may be left out."""
+        return self._request is not None and not self._request.length
+
+    def give(self, offset: int, data: bytes) -> None:
+        """Bytes at the offset that was wanted; behind it only while searching."""
+        if self._request is None:
+            return
+        rest = self._kept[max(self._request.offset - self._base, 0) :]
+        if not rest or offset != self._base + len(self._kept) or self._ends_nothing(rest, data):
+            self._base, self._kept = offset, data
+        else:
+            self._base, self._kept = offset - len(rest), rest + data
+        self._places.clear()
+        self._serve(last=False)
+
+    def end(self) -> None:
+        """No more bytes: requests are answered with what there is."""
+        self._serve(last=True)
+
+    def _ends_nothing(self, rest: bytes, data: bytes) -> bool:
+        """Whether no mark begins in the rest, so that it need not be copied together with the data."""
+        if not self.searching or len(data) < _OVERLAP:
+            return False
+        return _find_mark(rest + data[:_OVERLAP], 0, {})[0] >= len(rest)
+
+    def _serve(self, *, last: bool) -> None:
+        while self._request is not None:
+            piece = self._found(last=last) if self.searching else self._taken(last=last)
+            if piece is None:
+                return
+            try:
+                self._request = self._walk.send(piece)
+            except StopIteration:
+                self._request = None
+
+    def _taken(self, *, last: bool) -> Piece | None:
+        assert self._request is not None
+        offset, length = self._request
+        start = offset - self._base
+        data = self._kept[start : start + length]
+        return Piece(offset, data) if last or len(data) == length else None
+
+    def _found(self, *, last: bool) -> Piece | None:
+        assert self._request is not None
+        start = max(self._request.offset - self._base, 0)
+        place, mark = _find_mark(self._kept, start, self._places)
+        if mark or last:
+            self._look = _FIRST_LOOK
+            return Piece(self._base + place, mark)
+        self._look = min(2 * self._look, _LONGEST_LOOK)
+        # A mark may begin in the last bytes and end in those to come.
+        self._request = Request(self._base + max(start, len(self._kept) - _OVERLAP), 0)
+        return None
+
+
+def _find_mark(data: bytes, start: int, places: dict[bytes, int]) -> tuple[int, bytes]:
+    """The first mark at or after `start`: its place and which; the end of the data and none otherwise.
+
+    `places` is what earlier calls learned of the same data, so that many finds cost one search.
+    """
+    place, found, limit = len(data), b"", len(data)
+    for mark in _MARKS:
+        at = places.get(mark, -1)
+        if at < start:
+            at = _find(data, mark, start, limit)
+            if at >= 0 and mark == COMPRESSED_BUNDLE:
+                match = _COMPRESSED.search(data, at, limit)
+                at = match.start() if match else -1
+            if at < 0 and limit < len(data):
+                continue
+            places[mark] = at = at if at >= 0 else len(data)
+        if at < place:
+            place, found, limit = at, mark, min(limit, at + _OVERLAP)
+    return place, found
+
+
+def _find_by_bytes(data: bytes, mark: bytes, start: int, end: int) -> int:
+    return data.find(mark, start, end)
+
+
+def _find_by_memmem(data: bytes, mark: bytes, start: int, end: int) -> int:
+    if start >= end:
+        return -1
+    address = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
+    at = _memmem(address + start, end - start, mark, len(mark))
+    return at - address if at else -1
+
+
+# The C library's search is five times as fast as bytes.find, and lets other threads run meanwhile.
+try:
+    _memmem = ctypes.CDLL(None).memmem
+    _memmem.restype = ctypes.c_void_p
+    _memmem.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t]
+    _find = _find_by_memmem
+except (AttributeError, OSError, TypeError):  # a C library without it
+    _find = _find_by_bytes
