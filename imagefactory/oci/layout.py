@@ -7,6 +7,7 @@
     unpacked/<diff id>/                          layers ready to run (oci/unpack.py)
     pushed/<host>.json                           which repository there has which blob (oci/transfer.py)
     checks/                                      passed smoke tests (verify/smoke.py)
+    scans/<diff id>.json                         what a layer holds for GPUs (gpu/scan_records.py)
     bases/                                       locks of bases whose published packages are gone
     locks/, tmp/                                 who works here, and what is half done
 
@@ -516,6 +517,7 @@ class Layout:
             if f"sha256:{path.stem}" not in digests
         ]
         records += [p for p in _entries(self.path / "checks") if f"sha256:{p.name[:64]}" not in digests]
+        records += [p for p in _entries(self.path / "scans") if f"sha256:{p.stem}" not in diff_ids]
         for path in (*blobs, *records, *_entries(self.tmp)):
             remove(path)
         # Running images hold their unpacked layers; what a killed one left under run/ the next one sweeps.

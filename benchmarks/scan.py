@@ -1,0 +1,166 @@
+"""How long a scan for GPU code takes: against reading the same files, and against inflating the same wheel.
+
+Every measurement is made by a fresh process, which also tells its peak of memory. Sides take turns.
+
+    read, cold      the pages of the wheel's files are dropped from the page cache, then read whole
+    files, cold     they are dropped, then every shared library is scanned
+    scan, cold      they are dropped, then the folder is scanned, its small files and their names too
+    ..., warm       the pages are there
+    inflate         every member of the wheel is inflated and the bytes are dropped
+    wheel           they are scanned as they come
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from imagefactory.gpu.fatbin import scan_file
+from imagefactory.gpu.scan import member_bytes, members_of, scan_folder, scan_wheel, stopping_pool
+from imagefactory.progress import Quiet
+
+MODES = ("read", "files", "scan", "inflate", "wheel")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    seconds: float
+    megabytes: float
+
+
+# --- in a process of its own ---------------------------------------------------------------------
+
+
+def read_all(paths: list[Path]) -> None:
+    buffer = bytearray(1 << 20)
+    for path in paths:
+        with path.open("rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+
+
+def scan_files(paths: list[Path]) -> None:
+    for path in paths:
+        if re.search(r"\.so(\.|$)", path.name):
+            scan_file(path, path.name)
+
+
+def inflate_all(wheel: Path, workers: int) -> None:
+    def inflate(member: zipfile.ZipInfo) -> None:
+        for _ in member_bytes(wheel, member):
+            pass
+
+    members = sorted(members_of(wheel), key=lambda one: -one.compress_size)
+    with stopping_pool(workers) as pool:
+        list(pool.map(inflate, members))
+
+
+def do(mode: str, path: Path, workers: int) -> None:
+    """Does one thing and prints how long it took and the most memory that this process had."""
+    listed = files_of(path)
+    work: dict[str, Callable[[], object]] = {
+        "read": lambda: read_all(listed),
+        "files": lambda: scan_files(listed),
+        "scan": lambda: scan_folder(path, Quiet(), workers=workers),
+        "inflate": lambda: inflate_all(path, workers),
+        "wheel": lambda: scan_wheel(path, Quiet(), workers=workers),
+    }
+    start = time.perf_counter()
+    work[mode]()
+    seconds = time.perf_counter() - start
+    found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    print(json.dumps([seconds, int(found[1]) / 1000 if found else 0.0]))
+
+
+# --- the sides in turns --------------------------------------------------------------------------
+
+
+def files_of(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+def forget(folder: Path) -> None:
+    """Drops the files' pages, which must be on the disk for that."""
+    for path in files_of(folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+def measure(mode: str, path: Path, workers: int) -> Measured:
+    command = [sys.executable, __file__, "--do", mode, "--workers", str(workers), str(path)]
+    seconds, megabytes = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    return Measured(seconds=seconds, megabytes=megabytes)
+
+
+def middle(trials: list[Measured]) -> Measured:
+    return Measured(
+        seconds=statistics.median(one.seconds for one in trials),
+        megabytes=max(one.megabytes for one in trials),
+    )
+
+
+def compare(wheel: Path, folder: Path, trials: int, workers: int) -> list[tuple[str, float, Measured]]:
+    """Rows of (what, GB, measured), all over the same wheel."""
+    unpacked = folder / wheel.stem
+    shutil.rmtree(unpacked, ignore_errors=True)
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(unpacked)
+    size = sum(path.stat().st_size for path in files_of(unpacked)) / 1e9
+    seen: dict[str, list[Measured]] = {}
+    try:
+        for _ in range(trials):
+            for mode in ("read", "files", "scan"):
+                forget(unpacked)
+                seen.setdefault(f"{mode}, cold", []).append(measure(mode, unpacked, workers))
+            measure("read", unpacked, workers)
+            for mode in ("read", "files", "scan"):
+                seen.setdefault(f"{mode}, warm", []).append(measure(mode, unpacked, workers))
+            for mode in ("inflate", "wheel"):
+                seen.setdefault(mode, []).append(measure(mode, wheel, workers))
+    finally:
+        shutil.rmtree(unpacked)
+    return [(what, size, middle(found)) for what, found in seen.items()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("wheels", nargs="+", type=Path, metavar="WHEEL")
+    parser.add_argument(
+        "--folder", type=Path, default=Path(".benchmark"), help="scratch, on the disk in question"
+    )
+    parser.add_argument("--trials", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--do", choices=MODES, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.do:
+        do(options.do, options.wheels[0], options.workers)
+        return
+    for wheel in options.wheels:
+        rows = compare(wheel, options.folder, options.trials, options.workers)
+        print(f"{wheel.name}: {rows[0][1]:.2f} GB unpacked, workers {options.workers}")
+        taken = {what: found.seconds for what, _, found in rows}
+        for what, size, found in rows:
+            rate = found.seconds / size
+            print(f"  {what:12} {found.seconds:7.2f} s {rate:7.3f} s/GB {found.megabytes:6.0f} MB")
+        print(f"  wheel : inflate   {taken['wheel'] / taken['inflate']:.2f}")
+        print(f"  scan : read, cold {taken['scan, cold'] / taken['read, cold']:.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

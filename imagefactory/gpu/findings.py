@@ -1,0 +1,140 @@
+"""What names of files tell of a place, and the small files in which frameworks say what they are built for.
+
+Packages are known by their records, CUDA's libraries by the versions in their names. Files are read as
+data and never executed. The GPU code itself is scan.py's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from imagefactory.gpu.model import Contents, Library, Package
+
+TEXT_LIMIT = 256 << 10  # bytes; the largest file that is read as what a framework says of itself
+
+# Files of these names are not looked into, and what replaces them in a layer replaces no GPU code.
+_TEXTS = re.compile(
+    r".*\.(?:py|pyc|pyi|pyx|pxd|h|hpp|hh|cuh|inc|inl|c|cc|cpp|cu|txt|md|rst|html?|css|js|map|json|ya?ml|toml|xml"
+    r"|cmake|csv|png|svg|gif|jpe?g|gz|xz|bz2|mo|po|pem|crt|list|md5sums|pm|pl|ttf|pdf)",
+    re.IGNORECASE,
+)
+_TOOLKIT = re.compile(
+    r"lib(?:cudart|cublas|cublasLt|cudnn(?:_[a-z_]+)?|nccl|cufft|curand|cusolver|cusparse|cusparseLt|nvrtc"
+    r"|nvJitLink|nvinfer|amdhip64|rocblas|hipblaslt|MIOpen|rccl)(?:-[0-9a-f]{8})?\.so\.[0-9.]{1,20}"
+)
+_DIST_INFO = re.compile(
+    r"(?:.*/)?(?:(?:site|dist)-packages/)?([A-Za-z0-9][\w.]*)-([0-9][\w.!+]*)\.dist-info/METADATA"
+)
+_CONDA_META = re.compile(r"(?:.*/)?conda-meta/([a-z0-9_.-]+)-([^-/]+)-([^-/]+)\.json")
+# Where frameworks write what they were built for: end of the path, framework, the names that count.
+_FACTS = (
+    ("torch/version.py", "torch", ("__version__", "cuda", "hip")),
+    (
+        "tensorflow/python/platform/build_info.py",
+        "tensorflow",
+        ("cuda_version", "cudnn_version", "cuda_compute_capabilities", "is_cuda_build", "is_rocm_build"),
+    ),
+    (
+        "onnxruntime/capi/build_and_package_info.py",
+        "onnxruntime",
+        ("package_name", "__version__", "cuda_version", "cudnn_version", "rocm_version"),
+    ),
+)
+_VALUE = r"(?:None|True|False|'[^'\n]{0,400}'|\"[^\"\n]{0,400}\"|\[[^\]]{0,2000}\])"
+# `name = value`, `name: Optional[str] = value`, and `('name', value)` or `'name': value` within a table.
+_ASSIGNED = re.compile(
+    rf"^(?P<name>\w{{1,40}})[ \t]*(?::[^=\n]{{0,80}})?=[ \t]*(?P<value>{_VALUE})[ \t]*(?:#.*)?$"
+    rf"|\(?['\"](?P<key>\w{{1,40}})['\"][,:][ \t]*(?P<given>{_VALUE})",
+    re.MULTILINE,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What one file tells. Most tell nothing."""
+
+    path: str
+    library: Library | None = None
+    package: Package | None = None
+    facts: tuple[tuple[str, str, str], ...] = ()
+    toolkit: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.library or self.package or self.facts or self.toolkit)
+
+
+def readable_path(path: str) -> str:
+    """A path that can be printed and kept as UTF-8; bytes that are none become U+FFFD."""
+    return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def is_text(path: str) -> bool:
+    """Whether the name says that no GPU code is in the file."""
+    return bool(_TEXTS.fullmatch(path))
+
+
+def read_name(path: str) -> Found:
+    """What the path of a file tells: a package's record, a version of one of CUDA's libraries."""
+    name = path.rpartition("/")[2]
+    package = None
+    if name == "METADATA":
+        package = _parse_dist_info(path)
+    elif name.endswith(".json") and (found := _CONDA_META.fullmatch(path)):
+        package = Package(name=found[1], version=found[2], build=found[3])
+    return Found(path=path, package=package, toolkit=name if _TOOLKIT.fullmatch(name) else "")
+
+
+def _parse_dist_info(path: str) -> Package | None:
+    """Of an environment's own packages only: what setuptools and others carry inside is none."""
+    found = _DIST_INFO.fullmatch(path)
+    above = path.split("/")[:-2]
+    if not found or (above and above[-1] not in ("site-packages", "dist-packages")):
+        return None
+    return Package(name=re.sub(r"[-_.]+", "-", found[1]).lower(), version=found[2])
+
+
+def parse_facts(path: str, text: str) -> tuple[tuple[str, str, str], ...]:
+    """(framework, key, value) of what a framework says of its own build; None is an empty value.
+
+    `path` is of a file that `tells_facts`. Lists are joined with commas, `__version__` is `version`.
+    """
+    for end, framework, wanted in _FACTS:
+        if _ends(path, end):
+            found: dict[str, str] = {}
+            for one in _ASSIGNED.finditer(text):
+                key = one["name"] or one["key"]
+                if key in wanted:
+                    found[key.strip("_")] = _plain(one["value"] or one["given"])
+            return tuple((framework, key, value) for key, value in sorted(found.items()))
+    return ()
+
+
+def _plain(literal: str) -> str:
+    if literal == "None":
+        return ""
+    if literal[0] == "[":
+        return ",".join(re.findall(r"['\"]([^'\"]*)['\"]", literal))
+    return literal.strip("'\"")
+
+
+def tells_facts(path: str, size: int) -> bool:
+    return path.endswith(".py") and size <= TEXT_LIMIT and any(_ends(path, end) for end, _, _ in _FACTS)
+
+
+def _ends(path: str, end: str) -> bool:
+    return path == end or path.endswith("/" + end)
+
+
+def format_contents(source: str, found: Iterable[Found]) -> Contents:
+    """All that single files told, in one value."""
+    every = sorted(found, key=lambda one: one.path)
+    packages = {one.package for one in every if one.package}
+    return Contents(
+        source=source,
+        libraries=tuple(one.library for one in every if one.library),
+        packages=tuple(sorted(packages, key=lambda one: (one.name, one.version, one.build))),
+        facts=tuple(sorted({fact for one in every for fact in one.facts})),
+        toolkit=tuple(sorted({one.toolkit for one in every if one.toolkit})),
+    )

@@ -1,0 +1,80 @@
+"""What a conda package installs for GPUs: `.conda` (a zip with a tar in zstd) and the older `.tar.bz2`.
+
+Paths are as below the environment's prefix.
+"""
+
+from __future__ import annotations
+
+import bz2
+from collections.abc import Iterator
+from pathlib import Path
+
+from imagefactory.gpu.findings import Found, read_name
+from imagefactory.gpu.scan import CHUNK, PLAIN, damaged, member_bytes, members_of, readable
+from imagefactory.gpu.scan_layers import scan_layer
+from imagefactory.oci.inflate import PIECE, DamagedError, plain_layer
+from imagefactory.progress import Progress, Task
+
+_ZSTD = "application/vnd.oci.image.layer.v1.tar+zstd"
+
+
+def find_in_conda(path: Path, progress: Progress) -> tuple[Found, ...]:
+    """Raises UsageError for a package that is damaged, ToolError where zstandard is missing."""
+    with readable(path), progress.task(f"scan {path.name}", total=path.stat().st_size) as task:
+        try:
+            found = scan_layer(_bounded(_tar(path, task))).found
+        except DamagedError as error:
+            raise damaged(path, str(error)) from error
+    record = read_name(f"conda-meta/{path.name.removesuffix('.conda').removesuffix('.tar.bz2')}.json")
+    # `info/` is about the package and is not installed.
+    return (*((record,) if record else ()), *(one for one in found if not one.path.startswith("info/")))
+
+
+def _tar(path: Path, task: Task) -> Iterator[bytes]:
+    if path.suffix == ".bz2":
+        return _bunzip(_counted(_chunks(path), task))
+    members = [one for one in members_of(path) if one.filename.startswith("pkg-")]
+    if len(members) != 1 or not members[0].filename.endswith(".tar.zst"):
+        raise DamagedError("it has no pkg-*.tar.zst")
+    return plain_layer(_ZSTD, _counted(member_bytes(path, members[0]), task))
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while data := file.read(CHUNK):
+            yield data
+
+
+def _counted(chunks: Iterator[bytes], task: Task) -> Iterator[bytes]:
+    for chunk in chunks:
+        yield chunk
+        task.advance(len(chunk))
+
+
+def _bounded(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    left = PLAIN
+    for chunk in chunks:
+        left -= len(chunk)
+        if left < 0:
+            raise DamagedError(f"it unpacks to more than {PLAIN} bytes")
+        yield chunk
+
+
+def _bunzip(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Streams that follow one another, in pieces of at most 256 KiB."""
+    stream, begun = bz2.BZ2Decompressor(), False
+    for chunk in chunks:
+        data = chunk
+        while data or (begun and not stream.needs_input):
+            try:
+                piece = stream.decompress(data, PIECE)
+            except OSError as error:
+                raise DamagedError(str(error)) from error
+            begun, data = True, b""
+            if piece:
+                yield piece
+            if stream.eof:
+                data = stream.unused_data
+                stream, begun = bz2.BZ2Decompressor(), False
+    if begun:
+        raise DamagedError("it ends in the middle of the data")

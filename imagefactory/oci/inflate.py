@@ -1,0 +1,123 @@
+"""Packed bytes to plain ones, forward only and in bounded memory: what scans and their like read.
+
+isal is used where it is installed, and the standard library else; zstd needs zstandard. All of them let
+other threads work meanwhile.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import IO, Any, cast
+
+from imagefactory.errors import StoreError, ToolError
+
+PIECE = 1 << 18
+_WINDOW = 128 << 20  # bytes; the most that zstd itself uses without being told to (--long)
+RAW, GZIP = -zlib.MAX_WBITS, zlib.MAX_WBITS | 16
+
+
+class DamagedError(Exception):
+    """Packed bytes that are cut, or are not what they should be."""
+
+
+def inflate(chunks: Iterable[bytes], wbits: int = RAW) -> Iterator[bytes]:
+    """Deflated bytes in pieces of at most 256 KiB; with `GZIP`, members that follow one another too.
+
+    What stands after a raw stream's end is not looked at. Raises DamagedError.
+    """
+    maker, faults = _inflater()
+    stream, begun = maker(wbits), False
+    for chunk in chunks:
+        data = chunk
+        while True:
+            if not begun and wbits == GZIP:
+                data = data.lstrip(b"\0")  # padding, which gzip itself allows behind the last member
+            if not data:
+                break
+            begun = True
+            try:
+                piece = stream.decompress(data, PIECE)
+            except faults as error:
+                raise DamagedError(str(error)) from error
+            if piece:
+                yield piece
+            data = stream.unconsumed_tail
+            if stream.eof:
+                if wbits == RAW:
+                    return
+                data = stream.unused_data
+                stream, begun = maker(wbits), False
+    while begun or wbits == RAW:  # what was taken in and not yet given out
+        try:
+            piece = stream.decompress(b"", PIECE)
+        except faults as error:
+            raise DamagedError(str(error)) from error
+        if piece:
+            yield piece
+        if stream.eof:
+            return
+        if not piece:
+            raise DamagedError("it ends in the middle of the data")
+
+
+def _inflater() -> tuple[Any, tuple[type[Exception], ...]]:
+    try:
+        from isal import isal_zlib
+    except ImportError:
+        return zlib.decompressobj, (zlib.error,)
+    faults: Any = (isal_zlib.error, zlib.error)
+    return isal_zlib.decompressobj, faults
+
+
+def plain_layer(media_type: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """The tar of a layer, in pieces of at most 256 KiB or as they came.
+
+    A zstd stream that is cut ends early without a word: who needs to know compares with the diff_id.
+    Raises DamagedError, StoreError for a type that is no layer's, ToolError where zstandard is missing.
+    """
+    from imagefactory.oci.unpack import MEDIA_TYPES
+
+    codec = MEDIA_TYPES.get(media_type)
+    if codec == "tar":
+        return chunks
+    if codec == "gzip":
+        return inflate(chunks, GZIP)
+    if codec == "zstd":
+        return _zstd(chunks)
+    raise StoreError(
+        f"layers of type '{media_type}' cannot be read", hint=f"readable are {', '.join(sorted(MEDIA_TYPES))}"
+    )
+
+
+def _zstd(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise ToolError(
+            "this layer is packed with zstd, and the Python package zstandard is not installed",
+            hint="pip install 'imagefactory[build]'",
+        ) from error
+    decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
+    source = _Source(chunks)
+    with decompressor.stream_reader(cast("IO[bytes]", source), read_across_frames=True) as reader:
+        try:
+            while piece := reader.read(PIECE):
+                yield piece
+        except zstandard.ZstdError as error:
+            raise DamagedError(str(error)) from error
+
+
+class _Source:
+    """Chunks as a file that is read forwards."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks = chunks
+        self._left = memoryview(b"")
+
+    def read(self, size: int = -1) -> bytes:
+        if not self._left:
+            self._left = memoryview(next(self._chunks, b""))
+        wanted = len(self._left) if size < 0 else size
+        piece, self._left = self._left[:wanted], self._left[wanted:]
+        return bytes(piece)

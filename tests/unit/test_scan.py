@@ -1,0 +1,676 @@
+"""What a scan of a place tells: wheels, folders, layers, images, .sif files; hostile ones too."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import struct
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from imagefactory.errors import StoreError, ToolError, UsageError
+from imagefactory.gpu import scan, scan_layers, scan_records
+from imagefactory.gpu.findings import parse_facts, read_name
+from imagefactory.gpu.model import Contents, Package
+from imagefactory.gpu.scan import scan_folder, scan_path, scan_wheel
+from imagefactory.gpu.scan_layers import Shelf, layout_shelf, merge_layers, scan_image, scan_layer
+from imagefactory.gpu.scan_records import LayerScan, format_scan, parse_scan
+from imagefactory.gpu.sif_file import MAGIC, is_sif, read_partition, unpacked_sif
+from imagefactory.model import Layer
+from imagefactory.oci import inflate as inflate_module
+from imagefactory.oci.inflate import GZIP, DamagedError, inflate
+from imagefactory.oci.layout import Layout
+from imagefactory.progress import Quiet
+from tests.unit.gpu_code_made_here import library
+from tests.unit.test_layout import add_image
+from tests.unit.wheels_made_here import make_wheel
+
+TORCH = library(("sm_70", "sm_80", "compute_90/8.0"), ("sm_70", "sm_80", "compute_90/8.0"), ("sm_80",))
+VERSION = b"""from typing import Optional
+__all__ = ['__version__', 'debug', 'cuda', 'git_version', 'hip']
+__version__ = '2.3.1+cu121'
+debug = False
+cuda: Optional[str] = '12.1'
+git_version = '63d5e9221bedd1546b7d364b5ce4171547db12a9'
+hip: Optional[str] = None
+"""
+
+
+def modules(contents: Contents) -> dict[str, list[str]]:
+    """`{path: ["2 sm_70 sm_80", ...]}` of the libraries."""
+    return {
+        one.path: [" ".join((str(each.count), *map(str, each.codes))) for each in one.modules]
+        for one in contents.libraries
+    }
+
+
+TORCH_MODULES = ["2 compute_90/8.0 sm_70 sm_80", "1 sm_80"]
+
+
+# --- names and small files -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "package"),
+    [
+        ("torch-2.3.1+cu121.dist-info/METADATA", Package(name="torch", version="2.3.1+cu121")),
+        (
+            "a/site-packages/Jax_Cuda12.Plugin-0.4.dist-info/METADATA",
+            Package(name="jax-cuda12-plugin", version="0.4"),
+        ),
+        (
+            "usr/lib/python3/dist-packages/six-1.16.0.dist-info/METADATA",
+            Package(name="six", version="1.16.0"),
+        ),
+        (
+            "opt/env/conda-meta/pytorch-2.3.1-py3.11_cuda12.1_0.json",
+            Package(name="pytorch", version="2.3.1", build="py3.11_cuda12.1_0"),
+        ),
+        (
+            "conda-meta/ca-certificates-2024.2.2-h_0.json",
+            Package(name="ca-certificates", version="2024.2.2", build="h_0"),
+        ),
+        ("a/site-packages/setuptools/_vendor/wheel-0.43.dist-info/METADATA", None),
+        ("a/site-packages/six-1.16.0.dist-info/RECORD", None),
+        ("a/other/x-1-2.json", None),
+    ],
+)
+def test_packages_are_read_off_the_names_of_their_records(path: str, package: Package | None) -> None:
+    assert read_name(path).package == package
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("usr/lib/libcudart.so.12.1.105", True),
+        ("torch/lib/libcudart-e409450e.so.11.0", True),
+        ("lib/libcudnn_ops_infer.so.8", True),
+        ("lib/libMIOpen.so.1", True),
+        ("lib/libcudart.so", False),
+        ("lib/libcudartless.so.1", False),
+    ],
+)
+def test_versions_of_cuda_are_read_off_file_names(name: str, told: bool) -> None:
+    assert read_name(name).toolkit == (name.rpartition("/")[2] if told else "")
+
+
+def test_frameworks_say_what_they_were_built_for() -> None:
+    assert parse_facts("x/torch/version.py", VERSION.decode()) == (
+        ("torch", "cuda", "12.1"),
+        ("torch", "hip", ""),
+        ("torch", "version", "2.3.1+cu121"),
+    )
+    tensorflow = (
+        "build_info = collections.OrderedDict([('cpu_compiler', '/usr/bin/clang'), "
+        "('cuda_compute_capabilities', ['sm_60', 'sm_70', 'compute_90']), ('cuda_version', '12.3'), "
+        "('cudnn_version', '8'), ('is_cuda_build', True), ('is_rocm_build', False)])\n"
+    )
+    assert dict(fact[1:] for fact in parse_facts("tensorflow/python/platform/build_info.py", tensorflow)) == {
+        "cuda_compute_capabilities": "sm_60,sm_70,compute_90",
+        "cuda_version": "12.3",
+        "cudnn_version": "8",
+        "is_cuda_build": "True",
+        "is_rocm_build": "False",
+    }
+    onnx = "package_name = 'onnxruntime-gpu'\n__version__ = '1.18.0'\ncuda_version = '12.2'\n"
+    assert parse_facts("onnxruntime/capi/build_and_package_info.py", onnx) == (
+        ("onnxruntime", "cuda_version", "12.2"),
+        ("onnxruntime", "package_name", "onnxruntime-gpu"),
+        ("onnxruntime", "version", "1.18.0"),
+    )
+    assert parse_facts("torch/version.py", "cuda = __import__('os').system('true')") == ()
+
+
+def test_facts_of_a_hostile_file_take_no_time() -> None:
+    parse_facts("torch/version.py", "cuda = '" + "[" * 250_000)
+    parse_facts("torch/version.py", "('" * 80_000)
+    parse_facts("torch/version.py", ("a" * 40 + ":") * 6_000)
+
+
+# --- wheels ----------------------------------------------------------------------------------------
+
+
+def torch_wheel(folder: Path) -> Path:
+    files = {
+        "torch/lib/libtorch_cuda.so": TORCH,
+        "torch/lib/libtorch_cpu.so": b"\x7fELF" + bytes(5000),
+        "torch/version.py": VERSION,
+        "torch/lib/libcudart-e409450e.so.11.0": b"\x7fELF" + bytes(100),
+        "torch-2.3.1.data/purelib/torch/extra.so": library(("sm_90a",)),
+        "torch/notes.txt": TORCH,
+        "torch/data": TORCH[64:],  # begins like nothing that holds GPU code
+    }
+    return make_wheel(folder, "torch", files, version="2.3.1")
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_wheel_tells_its_libraries_packages_and_facts(tmp_path: Path, workers: int) -> None:
+    found = scan_wheel(torch_wheel(tmp_path), Quiet(), workers=workers)
+    assert found.source == "torch-2.3.1-py3-none-any.whl"
+    assert modules(found) == {
+        "torch/extra.so": ["1 sm_90a"],
+        "torch/lib/libtorch_cuda.so": TORCH_MODULES,
+    }
+    assert found.libraries[1].size == len(TORCH)
+    assert found.packages == (Package(name="torch", version="2.3.1"),)
+    assert ("torch", "cuda", "12.1") in found.facts
+    assert found.toolkit == ("libcudart-e409450e.so.11.0",)
+
+
+def test_a_wheel_tells_the_same_without_isal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import zlib
+
+    path = torch_wheel(tmp_path)
+    before = scan_wheel(path, Quiet())
+    monkeypatch.setattr(inflate_module, "_inflater", lambda: (zlib.decompressobj, (zlib.error,)))
+    assert scan_wheel(path, Quiet()) == before
+
+
+def test_no_zip_is_no_wheel(tmp_path: Path) -> None:
+    path = tmp_path / "x-1-py3-none-any.whl"
+    path.write_bytes(b"no")
+    with pytest.raises(UsageError, match="no proper wheel: it is no zip"):
+        scan_wheel(path, Quiet())
+    with pytest.raises(UsageError, match="No such file"):
+        scan_wheel(tmp_path / "y.whl", Quiet())
+
+
+def test_a_cut_or_changed_wheel_is_said(tmp_path: Path) -> None:
+    path = torch_wheel(tmp_path)
+    data = path.read_bytes()
+    at = data.index(b"torch/lib/libtorch_cuda.so") + 40
+    path.write_bytes(data[:at] + bytes(40) + data[at + 40 :])
+    with pytest.raises(UsageError, match=r"libtorch_cuda\.so: "):
+        scan_wheel(path, Quiet())
+    path.write_bytes(data[: len(data) // 2])
+    with pytest.raises(UsageError, match="no zip archive"):
+        scan_wheel(path, Quiet())
+
+
+def test_a_member_that_holds_more_than_it_says_is_refused(tmp_path: Path) -> None:
+    path = torch_wheel(tmp_path)
+    data = bytearray(path.read_bytes())
+    real, lie = struct.pack("<I", len(TORCH)), struct.pack("<I", 1000)
+    at = data.rindex(b"torch/lib/libtorch_cuda.so") - 46  # the row in the list of members
+    assert data[at + 24 : at + 28] == real
+    data[at + 24 : at + 28] = lie
+    path.write_bytes(data)
+    with pytest.raises(UsageError, match="does not hold the 1000 bytes"):
+        scan_wheel(path, Quiet())
+
+
+def test_members_that_share_bytes_are_refused(tmp_path: Path) -> None:
+    """A bomb of overlapping members unpacks to terabytes though each member is small."""
+    path = torch_wheel(tmp_path)
+    data = bytearray(path.read_bytes())
+    first = data.index(b"PK\x01\x02")
+    second = data.index(b"PK\x01\x02", first + 4)
+    data[second + 42 : second + 46] = data[first + 42 : first + 46]
+    path.write_bytes(data)
+    with pytest.raises(UsageError, match="overlaps"):
+        scan_wheel(path, Quiet())
+
+
+def test_a_bomb_and_an_endless_list_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = torch_wheel(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(scan, "PLAIN", 1000)
+        with pytest.raises(UsageError, match="would unpack to more than 1000 bytes"):
+            scan_wheel(path, Quiet())
+    monkeypatch.setattr(scan, "MEMBERS", 3)
+    with pytest.raises(UsageError, match=r"lists \d+ members"):
+        scan_wheel(path, Quiet())
+
+
+def test_other_packings_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x-1-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_BZIP2) as archive:
+        archive.writestr("x.so", TORCH)
+    with pytest.raises(UsageError, match="method 12"):
+        scan_wheel(path, Quiet())
+
+
+# --- conda packages --------------------------------------------------------------------------------
+
+
+def conda_package(folder: Path, name: str, data: bytes) -> Path:
+    """`data` is the tar of what it installs."""
+    import bz2
+
+    import zstandard
+
+    path = folder / name
+    if name.endswith(".tar.bz2"):
+        half = len(data) // 2
+        path.write_bytes(bz2.compress(data[:half]) + bz2.compress(data[half:]))
+        return path
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("metadata.json", "{}")
+        archive.writestr("pkg-torch.tar.zst", zstandard.ZstdCompressor().compress(data))
+        archive.writestr("info-torch.tar.zst", b"")
+    return path
+
+
+@pytest.mark.parametrize("ending", [".conda", ".tar.bz2"])
+def test_a_conda_package_tells_what_it_installs(tmp_path: Path, ending: str) -> None:
+    site = "lib/python3.11/site-packages"
+    data = tar(
+        (f"{site}/torch/lib/libtorch_cuda.so", TORCH),
+        (f"{site}/torch/version.py", VERSION),
+        ("info/test/x.so", TORCH),
+    )
+    found = scan_path(conda_package(tmp_path, f"pytorch-2.3.1-py3.11_cuda12.1_0{ending}", data), Quiet())
+    assert modules(found) == {f"{site}/torch/lib/libtorch_cuda.so": TORCH_MODULES}
+    assert found.packages == (Package(name="pytorch", version="2.3.1", build="py3.11_cuda12.1_0"),)
+    assert found.facts[0] == ("torch", "cuda", "12.1")
+
+
+@pytest.mark.parametrize("ending", [".conda", ".tar.bz2"])
+def test_a_damaged_conda_package_is_said(tmp_path: Path, ending: str) -> None:
+    path = conda_package(tmp_path, f"x-1-0{ending}", tar(("a.so", TORCH)))
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(UsageError, match="no proper conda package"):
+        scan_path(path, Quiet())
+    path.write_bytes(b"other bytes")
+    with pytest.raises(UsageError, match="no proper conda package"):
+        scan_path(path, Quiet())
+
+
+# --- folders and files -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Path:
+    """An environment as pip makes it."""
+    site = tmp_path / "env/lib/python3.11/site-packages"
+    for path, data in {
+        "torch/lib/libtorch_cuda.so": TORCH,
+        "torch/version.py": VERSION,
+        "torch-2.3.1.dist-info/METADATA": b"Name: torch",
+        "other/text.py": TORCH,
+    }.items():
+        (site / path).parent.mkdir(parents=True, exist_ok=True)
+        (site / path).write_bytes(data)
+    return tmp_path / "env"
+
+
+def test_a_folder_tells_what_is_below_it_once(environment: Path) -> None:
+    site = environment / "lib/python3.11/site-packages"
+    os.link(site / "torch/lib/libtorch_cuda.so", site / "torch/lib/the_same.so")
+    (environment / "lib64").symlink_to("lib")
+    (environment / "out").symlink_to("/usr")
+    (site / "torch/lib/libcudart.so.12").symlink_to("libcudart.so.12.1.105")
+    os.mkfifo(environment / "pipe.so")
+    found = scan_folder(environment, Quiet(), workers=2)
+    assert modules(found) == {"lib/python3.11/site-packages/torch/lib/libtorch_cuda.so": TORCH_MODULES}
+    assert found.packages == (Package(name="torch", version="2.3.1"),)
+    assert found.facts[0] == ("torch", "cuda", "12.1")
+    assert found.toolkit == ("libcudart.so.12",)
+
+
+def test_a_folder_may_be_the_framework_itself(environment: Path) -> None:
+    found = scan_path(environment / "lib/python3.11/site-packages/torch", Quiet())
+    assert found.facts[0] == ("torch", "cuda", "12.1")
+    assert list(modules(found)) == ["lib/libtorch_cuda.so"]
+
+
+def test_one_library_tells_its_own(environment: Path) -> None:
+    path = environment / "lib/python3.11/site-packages/torch/lib/libtorch_cuda.so"
+    assert modules(scan_path(path, Quiet())) == {"libtorch_cuda.so": TORCH_MODULES}
+    assert scan_path(path.parents[1] / "version.py", Quiet()).libraries == ()
+
+
+def test_names_that_are_no_text_are_shown_as_they_can(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"lib\xff.so")).write_bytes(TORCH)
+    found = scan_folder(tmp_path, Quiet())
+    assert list(modules(found)) == ["lib�.so"]
+
+
+def test_what_cannot_be_read_is_said(environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(UsageError, match="env: Permission denied"):
+        scan_folder(environment, Quiet())
+
+
+# --- layers ----------------------------------------------------------------------------------------
+
+Entry = tuple[str, bytes | None]  # None: a folder; b"->x": a symbolic link
+
+
+def tar(*entries: Entry, form: int = tarfile.PAX_FORMAT) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=form) as archive:
+        for path, data in entries:
+            info = tarfile.TarInfo(path)
+            if data is None:
+                info.type = tarfile.DIRTYPE
+            elif data.startswith(b"->"):
+                info.type, info.linkname = tarfile.SYMTYPE, data[2:].decode()
+            else:
+                info.size = len(data)
+            archive.addfile(info, io.BytesIO(data or b""))
+    return out.getvalue()
+
+
+def pieces(data: bytes, step: int) -> Iterator[bytes]:
+    return (data[at : at + step] for at in range(0, len(data), step))
+
+
+def paths(scans: list[LayerScan]) -> list[str]:
+    return [one.path for one in merge_layers(scans)]
+
+
+LONG = "opt/" + "very-long-folder/" * 12 + "libtorch_cuda.so"
+
+
+@pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+@pytest.mark.parametrize("step", [1, 7, 512, 700, 1 << 20])
+def test_a_layer_tells_the_same_however_its_bytes_come(step: int, form: int) -> None:
+    data = tar(
+        ("./opt", None),
+        (LONG, TORCH),
+        ("opt/torch/version.py", VERSION),
+        ("opt/env/conda-meta/numpy-1.26-py_0.json", b"{}"),
+        ("opt/libcudart.so.12", b"->libcudart.so.12.1"),
+        ("opt/a", b"x" * 700),
+        form=form,
+    )
+    found = scan_layer(pieces(data, step))
+    assert [one.path for one in found.found] == sorted(
+        ["opt/env/conda-meta/numpy-1.26-py_0.json", "opt/libcudart.so.12", "opt/torch/version.py", LONG]
+    )
+    assert found.plain == ("opt/a",)
+    (one,) = (each.library for each in found.found if each.library)
+    assert [each.count for each in one.modules] == [2, 1]
+
+
+def test_what_an_upper_layer_removes_or_covers_counts_no_more() -> None:
+    lib, other = ("opt/torch/lib/a.so", TORCH), ("opt/torch/lib/b.so", TORCH)
+    lower = scan_layer(iter([tar(lib, other, ("opt/torch/version.py", VERSION))]))
+    every = ["opt/torch/lib/a.so", "opt/torch/lib/b.so", "opt/torch/version.py"]
+
+    def over(*entries: Entry) -> list[str]:
+        return paths([lower, scan_layer(iter([tar(*entries)]))])
+
+    assert over() == every
+    assert over(("opt/torch/lib", None), ("opt/torch/lib/c.txt", b"x")) == every
+    assert over(("opt/torch/lib/.wh.a.so", b"")) == every[1:]
+    assert over(("opt/.wh.torch", b"")) == []
+    assert over(("opt/torch/lib/a.so", b"\x7fELF" + bytes(200))) == every[1:]  # a build for the CPU
+    assert over(("opt/torch/lib/a.so", b"->b.so")) == every[1:]
+    assert over(("opt/torch", b"->elsewhere")) == []
+    assert over(("opt/torch/lib/.wh..wh..opq", b"")) == [every[2]]
+    assert over((".wh..wh..opq", b"")) == []
+    # A whiteout speaks of the layers below, not of its own, wherever in the layer it stands.
+    assert over(("opt/torch/lib/d.so", TORCH), ("opt/torch/lib/.wh..wh..opq", b"")) == [
+        "opt/torch/lib/d.so",
+        every[2],
+    ]
+    assert over(("opt/.wh.torch", b""), lib) == every[:1]
+
+
+def test_a_path_twice_in_a_layer_is_its_last() -> None:
+    found = scan_layer(iter([tar(("a.so", TORCH), ("a.so", b"\x7fELF" + bytes(99)))]))
+    assert (found.found, found.plain) == ((), ("a.so",))
+
+
+def test_a_layer_is_read_from_its_record_as_it_was() -> None:
+    data = tar(
+        ("opt/a.so", TORCH), ("opt/torch/version.py", VERSION), (".wh.b", b""), ("c/.wh..wh..opq", b"")
+    )
+    found = scan_layer(iter([data]))
+    value = json.loads(json.dumps(format_scan(found)))
+    assert parse_scan(value) == found
+    assert parse_scan({**value, "scanner": 0}) is None
+    assert parse_scan({**value, "found": [{"path": "x", "modules": ["one sm_80"], "size": 1}]}) is None
+    assert parse_scan({}) is None
+
+
+def test_large_sizes_and_wrong_checksums() -> None:
+    large = tarfile.TarInfo("x")
+    large.size = 9 << 33  # more than octal digits can say
+    header = large.tobuf(tarfile.GNU_FORMAT)
+    assert scan_layers._parse_header(header) == ("x", tarfile.REGTYPE, 9 << 33)
+    with pytest.raises(DamagedError, match=r"broken header at byte 0: bad checksum"):
+        scan_layer(iter([header[:10] + b"y" + header[11:]]))
+
+
+GOOD = tar(("opt/a.so", TORCH))
+HOSTILE = {
+    "not a tar": b"x" * 2000,
+    "cut in a file": GOOD[:3000],
+    "cut in a header": tar(("a", b"1"), ("b", b"2"))[:1300],
+    "an absolute path": tar(("/etc/x", b"1")),
+    "a way out": tar(("a/../../x", b"1")),
+    "a header of many bytes": tar(("x" * 300, b""))[:124] + b"77777777777\0" + tar(("x" * 300, b""))[136:],
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_layer_is_refused_with_its_fault(name: str) -> None:
+    with pytest.raises(DamagedError, match=r"header|ends at byte|absolute|leaves"):
+        scan_layer(pieces(HOSTILE[name], 1 << 20))
+
+
+def test_sparse_files_and_endless_names_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tarfile.TarInfo("x")
+    info.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.name": "y"}
+    with pytest.raises(DamagedError, match="sparse"):
+        scan_layer(iter([info.tobuf(tarfile.PAX_FORMAT)]))
+    monkeypatch.setattr(scan_layers, "NAMES_LIMIT", 20)
+    with pytest.raises(DamagedError, match="names of its files"):
+        scan_layer(iter([tar(("0123456789", b""), ("abcdefghij", b""))]))
+
+
+# --- images ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    return Layout(tmp_path / "store")
+
+
+def counting(shelf: Shelf, read: list[str]) -> Shelf:
+    def told(layer: Layer) -> Iterator[bytes]:
+        read.append(layer.diff_id)
+        return shelf.read(layer)
+
+    return Shelf(layout=shelf.layout, read=told, workers=shelf.workers)
+
+
+def test_a_layer_that_images_share_is_read_once(layout: Layout) -> None:
+    base, torch = tar(("usr/lib/x.so", b"\x7fELF" + bytes(99))), tar(("opt/torch.so", TORCH))
+    cpu = tar(("opt/.wh.torch.so", b""))
+    add_image(layout, "a:1", [base, torch])
+    add_image(layout, "b:1", [base, torch, cpu])
+    read: list[str] = []
+    shelf = counting(layout_shelf(layout, 2), read)
+    one, two = layout.image("a:1"), layout.image("b:1")
+    assert one is not None
+    assert two is not None
+    found = scan_image("a:1", one.layers, shelf, Quiet())
+    assert modules(found) == {"opt/torch.so": TORCH_MODULES}
+    assert len(read) == 2
+    assert scan_image("a:1", one.layers, shelf, Quiet()) == found
+    assert len(read) == 2
+    assert scan_image("b:1", two.layers, shelf, Quiet()).libraries == ()
+    assert len(read) == 3
+
+
+def test_another_scanner_reads_anew(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_image(layout, "a:1", [GOOD])
+    image = layout.image("a:1")
+    assert image is not None
+    read: list[str] = []
+    shelf = counting(layout_shelf(layout, 1), read)
+    scan_image("a:1", image.layers, shelf, Quiet())
+    monkeypatch.setattr(scan_records, "SCANNER", scan_records.SCANNER + 1)
+    scan_image("a:1", image.layers, shelf, Quiet())
+    assert len(read) == 2
+
+
+def packed(kind: str, data: bytes) -> tuple[str, bytes]:
+    import zstandard
+
+    if kind == "gzip":
+        half = len(data) // 2
+        return "application/vnd.oci.image.layer.v1.tar+gzip", gzip.compress(data[:half]) + gzip.compress(
+            data[half:]
+        )
+    if kind == "zstd":
+        half = len(data) // 2
+        frames = (zstandard.ZstdCompressor().compress(part) for part in (data[:half], data[half:]))
+        return "application/vnd.oci.image.layer.v1.tar+zstd", b"".join(frames)
+    return "application/vnd.oci.image.layer.v1.tar", data
+
+
+def shelved(
+    layout: Layout, kind: str, data: bytes, *, diff_id: str = "", cut: int = 0
+) -> tuple[Layer, Shelf]:
+    """A layer and where it is read from; `cut` bytes are missing at its end."""
+    from imagefactory.oci.layout import digest_of
+
+    media_type, blob = packed(kind, data)
+    descriptor = layout.add(blob[: len(blob) - cut], media_type)
+    return Layer(descriptor=descriptor, diff_id=diff_id or digest_of(data), title="x"), layout_shelf(
+        layout, 1
+    )
+
+
+@pytest.mark.parametrize("kind", ["tar", "gzip", "zstd"])
+def test_layers_of_every_packing_tell_the_same(layout: Layout, kind: str) -> None:
+    layer, shelf = shelved(layout, kind, GOOD)
+    assert modules(scan_image("x", [layer], shelf, Quiet())) == {"opt/a.so": TORCH_MODULES}
+
+
+@pytest.mark.parametrize("kind", ["tar", "gzip", "zstd"])
+def test_a_cut_layer_is_said_and_not_kept(layout: Layout, kind: str) -> None:
+    layer, shelf = shelved(layout, kind, GOOD, cut=30)
+    with pytest.raises(StoreError, match=r"layer x (holds|is not a proper archive)"):
+        scan_image("x", [layer], shelf, Quiet())
+    assert not (layout.path / "scans").exists()
+
+
+def test_a_layer_that_is_not_what_its_image_says_is_not_kept(layout: Layout) -> None:
+    """Else a stranger's image could say what a layer of another one holds."""
+    layer, shelf = shelved(layout, "tar", GOOD, diff_id="sha256:" + "0" * 64)
+    with pytest.raises(StoreError, match=r"holds sha256:\w+, not sha256:0000"):
+        scan_image("x", [layer], shelf, Quiet())
+    assert not (layout.path / "scans").exists()
+    layer, shelf = shelved(layout, "tar", GOOD, diff_id="../../../etc")
+    with pytest.raises(StoreError, match="not a sha256 digest"):
+        scan_image("x", [layer], shelf, Quiet())
+
+
+def test_a_layer_without_end_is_refused(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan_layers, "PLAIN", 2000)
+    layer, shelf = shelved(layout, "gzip", GOOD)
+    with pytest.raises(StoreError, match="unpacks to more than 2000 bytes"):
+        scan_image("x", [layer], shelf, Quiet())
+
+
+def test_scans_live_as_long_as_an_image_needs_them(layout: Layout) -> None:
+    with layout.in_use(Quiet()):
+        add_image(layout, "a:1", [GOOD])
+        add_image(layout, "b:1", [tar(("b.so", TORCH))])
+        for name in ("a:1", "b:1"):
+            image = layout.image(name)
+            assert image is not None
+            scan_image(name, image.layers, layout_shelf(layout, 1), Quiet())
+    assert len(list((layout.path / "scans").iterdir())) == 2
+    layout.untag("b:1")
+    layout.collect(Quiet(), dry_run=True)
+    assert len(list((layout.path / "scans").iterdir())) == 2
+    assert layout.collect(Quiet()).records >= 1
+    image = layout.image("a:1")
+    assert image is not None
+    (kept,) = (layout.path / "scans").iterdir()
+    assert kept.stem == image.layers[0].diff_id.removeprefix("sha256:")
+
+
+# --- packed bytes ----------------------------------------------------------------------------------
+
+
+def _standard() -> tuple[object, tuple[type[Exception], ...]]:
+    import zlib
+
+    return zlib.decompressobj, (zlib.error,)
+
+
+@pytest.mark.parametrize("make", [inflate_module._inflater, _standard])
+def test_a_bomb_comes_in_small_pieces(make: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inflate_module, "_inflater", make)
+    bomb = gzip.compress(bytes(50 << 20))
+    assert {len(piece) for piece in inflate([bomb], GZIP)} == {inflate_module.PIECE}
+    assert sum(map(len, inflate([bomb, bytes(9), bomb[:5], bomb[5:], bytes(9)], GZIP))) == 100 << 20
+    assert sum(map(len, inflate([bomb[10:-8], b"behind"]))) == 50 << 20
+    for broken in ([bomb[:5]], [bomb[:-1]], [bomb, bomb[:9000]], [bomb, b"garbage behind"]):
+        with pytest.raises(DamagedError):
+            list(inflate(broken, GZIP))
+    for broken in ([], [bomb[10:-9]], [b"\xff" * 99]):
+        with pytest.raises(DamagedError):
+            list(inflate(broken))
+
+
+# --- .sif files ------------------------------------------------------------------------------------
+
+
+def sif(*, kind: int = 0x4004, system: int = 1, part: int = 2, offset: int = 8192, size: int = 100) -> bytes:
+    """The headers of a .sif with one descriptor at 4096, and 100 bytes at 8192."""
+    head = b"#!/usr/bin/env run-singularity\n\0" + MAGIC + b"01\x0002\0" + bytes(16)
+    head += struct.pack("<8q", 0, 0, 47, 48, 4096, 48 * 585, 8192, 100)
+    extra = struct.pack("<ii3s", system, part, b"02\0").ljust(384, b"\0")
+    row = struct.pack("<i?III7q", kind, True, 1, 0, 0, offset, size, size, 0, 0, 0, 0) + bytes(128) + extra
+    return head.ljust(4096, b"\0") + row.ljust(4096, b"\0") + b"hsqs".ljust(100, b"\0")
+
+
+def test_the_system_of_a_sif_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "x.sif"
+    path.write_bytes(sif())
+    assert is_sif(path)
+    found = read_partition(path)
+    assert (found.offset, found.size) == (8192, 100)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"x" * 200, "does not begin as one"),
+        (sif()[:100], "cut"),
+        (sif()[:4600], "no system partition"),
+        (sif(kind=0x4001), "no system partition"),
+        (sif(part=4), "no system partition"),
+        (sif(system=2), "no squashfs"),
+        (sif(size=1 << 40), "outside of the file"),
+        (sif(offset=-5), "outside of the file"),
+    ],
+)
+def test_a_damaged_sif_is_said(tmp_path: Path, data: bytes, why: str) -> None:
+    path = tmp_path / "x.sif"
+    path.write_bytes(data)
+    with pytest.raises(UsageError, match=why):
+        read_partition(path)
+
+
+def test_a_sif_needs_unsquashfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.sif"
+    path.write_bytes(sif())
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ToolError, match="unsquashfs") as caught, unpacked_sif(path, tmp_path / "s", Quiet()):
+        pass
+    assert "squashfs-tools" in caught.value.hint
+    (tmp_path / "unsquashfs").write_text("#!/bin/sh\necho FATAL ERROR: no room >&2\nexit 1\n")
+    (tmp_path / "unsquashfs").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(ToolError, match="no room"), unpacked_sif(path, tmp_path / "s", Quiet()):
+        pass
+    assert list((tmp_path / "s").iterdir()) == []
