@@ -29,6 +29,9 @@ test: ## everything, as CI runs it
 bench: ## the benchmark of the README's table
 	$(bin)/python benchmarks/main_job.py --folder .benchmark
 
+scanned: ## scan the frameworks' wheels of the locks that were not yet (fetches each, keeps none)
+	$(bin)/python -m imagefactory.gpu.knowledge.scan_wheels --write --locks
+
 requirements: ## solve the project's own dependencies anew
 	$(bin)/uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 \
 	    --extra all requirements/tools.in pyproject.toml --output-file requirements/build.txt
@@ -36,4 +39,4 @@ requirements: ## solve the project's own dependencies anew
 	    --extra dev requirements/tools.in pyproject.toml --output-file requirements/dev.txt
 	sed -n '/^py-rattler==/,/[^\\]$$/p' requirements/build.txt | grep -v '# via' >imagefactory/render/rattler.txt
 
-.PHONY: help setup check format unit test bench requirements
+.PHONY: help setup check format unit test bench scanned requirements

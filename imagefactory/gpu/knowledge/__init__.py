@@ -1,100 +1,82 @@
 """What is known about the world, as data with sources: tables that decisions look things up in.
 
-`pypi_cuda.toml` says which CUDA the wheels on PyPI come with, `conda_pypi.toml` what conda's packages are
-called on PyPI, `cuda_drivers.toml` which driver offers which CUDA. A row is *documented* or measured from
-a package's own metadata; it never says that an image works. What a table does not hold is not known,
-which is not the same as false.
+    wheels.py     pypi_cuda, conda_pypi                 which CUDA wheels come with; conda's names on PyPI
+    toolkits.py   cuda_drivers, cuda_targets, ptx_isa   drivers, targets of toolkits, versions of PTX
+    gpu_names.py  gpus                                  GPUs by name
+    documents.py  documented, releases                  what projects say of their builds
+    scans.py      scanned                               what their wheels were found to hold
+    compared.py                                         where the two differ
+
+The other tables here are read by the modules of the folder above that have their names.
+
+A row is *documented* or measured from a package's own bytes, and names its source; it never says that an
+image works. What a table does not hold is not known, which is not the same as false.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+from imagefactory.gpu.knowledge.documents import (
+    Documented,
+    Release,
+    all_documented,
+    documented,
+    releases,
+)
+from imagefactory.gpu.knowledge.gpu_names import Gpu, capabilities, find_gpu, gpus
+from imagefactory.gpu.knowledge.scans import ScannedWheel, scanned, scanned_wheels
+from imagefactory.gpu.knowledge.toolkits import (
+    cuda_drivers,
+    cuda_targets,
+    minor_floors,
+    native_driver,
+    ptx_cuda,
+    targets_of,
+)
+from imagefactory.gpu.knowledge.wheels import (
+    CudaWheel,
+    cuda_wheels,
+    families,
+    newest_cuda,
+    offered,
+    pypi_names,
+)
+
+if TYPE_CHECKING:
+    from imagefactory.gpu.knowledge.compared import Difference
+
+__all__ = [
+    "CudaWheel",
+    "Documented",
+    "Gpu",
+    "Release",
+    "ScannedWheel",
+    "all_documented",
+    "capabilities",
+    "cuda_drivers",
+    "cuda_targets",
+    "cuda_wheels",
+    "differences",
+    "documented",
+    "families",
+    "find_gpu",
+    "gpus",
+    "minor_floors",
+    "native_driver",
+    "newest_cuda",
+    "offered",
+    "ptx_cuda",
+    "pypi_names",
+    "releases",
+    "scanned",
+    "scanned_wheels",
+    "targets_of",
+]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CudaWheel:
-    """One way in which PyPI offers a framework version: `package[extras]` comes with CUDA `cuda`.
+def differences() -> tuple[Difference, ...]:
+    """Where documentation and scans differ: first what is documented and not there."""
+    from imagefactory.gpu.knowledge.compared import find_differences  # it needs rules that need these tables
 
-    `version` is a prefix by whole components (`2.3` covers 2.3.1). `python` is the lowest Python that
-    the wheels need, empty where every base has it.
-    """
-
-    package: str
-    version: str
-    cuda: str
-    extras: tuple[str, ...]
-    python: str
-    source: str
-
-
-@cache
-def cuda_wheels() -> tuple[CudaWheel, ...]:
-    """All rows of pypi_cuda.toml, in its order."""
-    return tuple(
-        CudaWheel(
-            package=row["package"],
-            version=row["version"],
-            cuda=cuda,
-            extras=tuple(row.get("extras", ())),
-            python=row.get("python", ""),
-            source=row["source"],
-        )
-        for row in _table()["wheel"]
-        for cuda in row["cuda"]
-    )
-
-
-def offered(package: str, version: str) -> tuple[CudaWheel, ...]:
-    """What PyPI offers of a framework version; empty when the table does not know that version.
-
-    The longest row that covers `version` speaks; without one, all rows inside `version` do.
-    """
-    wheels = [wheel for wheel in cuda_wheels() if wheel.package == package]
-    covering = [wheel for wheel in wheels if _covers(wheel.version, version)]
-    if covering:
-        longest = max(wheel.version.count(".") for wheel in covering)
-        return tuple(wheel for wheel in covering if wheel.version.count(".") == longest)
-    return tuple(wheel for wheel in wheels if _covers(version, wheel.version))
-
-
-def newest_cuda() -> int:
-    """The newest major version of CUDA that any row knows."""
-    return max(int(wheel.cuda.partition(".")[0]) for wheel in cuda_wheels())
-
-
-@cache
-def families() -> dict[str, str]:
-    """Family name -> the framework's distribution on PyPI (`pytorch` -> `torch`)."""
-    return dict(_table()["families"])
-
-
-@cache
-def pypi_names() -> dict[str, tuple[str, ...]]:
-    """What conda's packages are called on PyPI where the names differ (`pytorch` -> `("torch",)`)."""
-    import tomllib
-
-    text = Path(__file__).with_name("conda_pypi.toml").read_text(encoding="utf-8")
-    return {row["conda"]: tuple(row["pypi"]) for row in tomllib.loads(text)["name"]}
-
-
-@cache
-def cuda_drivers() -> dict[str, str]:
-    """The first driver for Linux that offers each CUDA version: `12.1` -> `530.30.02`."""
-    import tomllib
-
-    text = Path(__file__).with_name("cuda_drivers.toml").read_text(encoding="utf-8")
-    return {row["cuda"]: row["driver"] for row in tomllib.loads(text)["driver"]}
-
-
-@cache
-def _table() -> dict[str, Any]:
-    import tomllib  # only those who ask about CUDA pay for it
-
-    return tomllib.loads(Path(__file__).with_name("pypi_cuda.toml").read_text(encoding="utf-8"))
-
-
-def _covers(prefix: str, version: str) -> bool:
-    return version == prefix or version.startswith(prefix + ".")
+    return find_differences()

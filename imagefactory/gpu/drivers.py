@@ -1,0 +1,98 @@
+"""Which driver GPU code needs: rules R5 to R7. Versions are of drivers for Linux."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from imagefactory.gpu.knowledge.tables import numbers
+from imagefactory.gpu.knowledge.toolkits import minor_floors, native_driver, ptx_cuda
+from imagefactory.gpu.model import Library, LibraryReach
+
+_ZSTD_CUDA = "12.4"
+
+
+def parse_driver(text: str) -> tuple[int, ...]:
+    """`535.54.03` or a branch, `535`, as numbers. Raises ValueError."""
+    parts = text.strip().split(".")
+    if not 1 <= len(parts) <= 3 or not all(part.isascii() and part.isdigit() for part in parts):
+        raise ValueError(f"'{text[:40]}' is no version of a driver (write 535 or 535.54.03)")
+    return numbers(text.strip())
+
+
+def older(driver: str, needed: str) -> bool:
+    """Whether `driver` is older than `needed`. They are compared as far as both go: 535 is not older than
+    535.54.03, for it may be any release of that branch. Raises ValueError."""
+    return any(ours < theirs for ours, theirs in _until_differing(parse_driver(driver), parse_driver(needed)))
+
+
+def _until_differing(one: tuple[int, ...], other: tuple[int, ...]) -> Iterable[tuple[int, int]]:
+    for ours, theirs in zip(one, other, strict=False):
+        yield ours, theirs
+        if ours != theirs:
+            return
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Floor:
+    """The oldest driver that one condition allows; empty where it is not known. `reason` is half a line."""
+
+    driver: str
+    reason: str
+
+
+def cuda_floor(cuda: str) -> Floor:
+    """R6: machine code alone asks for the first driver of its CUDA's major: 11 -> 450, 12 -> 525, 13 -> 580.
+
+    Source: NVIDIA, CUDA Compatibility, minor-version compatibility. `cuda` may be empty: nothing known.
+    """
+    major = cuda.partition(".")[0]
+    driver = minor_floors().get(int(major), "") if major.isdigit() else ""
+    if not driver:
+        return Floor(
+            driver="", reason="which CUDA it was built with is not known" if not cuda else f"CUDA {cuda}"
+        )
+    return Floor(driver=driver, reason=f"the first that runs programs of CUDA {major}")
+
+
+def ptx_floor(isa: str) -> Floor:
+    """R5: PTX is compiled only by a driver whose CUDA is that of its instruction set or newer; others fail
+    with error 222.
+
+    Source: NVIDIA, CUDA Programming Guide, PTX compatibility, and the PTX ISA's release history.
+    """
+    cuda = ptx_cuda().get(isa, "")
+    if not cuda:
+        return Floor(driver="", reason=f"PTX of ISA {isa} must be compiled; which driver does is not known")
+    driver = native_driver(cuda)
+    if not driver:
+        return Floor(
+            driver="", reason=f"PTX of ISA {isa} must be compiled, by a driver that offers CUDA {cuda}"
+        )
+    return Floor(driver=driver, reason=f"the first that compiles PTX of ISA {isa} (CUDA {cuda})")
+
+
+def compression_floor(library: Library) -> Floor | None:
+    """R7: code compressed with zstd is read by drivers from CUDA 12.4 on; older ones refuse the image.
+
+    Source: NVIDIA, nvcc documentation, `--compress-mode`: not compatible with drivers released before
+    CUDA 12.4. Measured with nvcc 13.0: mode `speed`, the default of CUDA 12, writes lz4; `balance`, `size`
+    and the default of CUDA 13 write zstd.
+    """
+    if "zstd" not in library.compressions:
+        return None
+    return Floor(driver=native_driver(_ZSTD_CUDA), reason="the first that reads code compressed with zstd")
+
+
+def minimum_driver(cuda: str, libraries: Iterable[tuple[Library, LibraryReach]]) -> Floor:
+    """R6: the largest of all floors of the libraries that must load. Unknown where one of them is."""
+    floors = [cuda_floor(cuda)]
+    for library, one in libraries:
+        compressed = compression_floor(library)
+        floors += [compressed] if compressed else []
+        floors += [ptx_floor(one.isa)] if one.isa else []
+    known = [floor for floor in floors if floor.driver]
+    unknown = next((floor for floor in floors[1:] if not floor.driver), None)
+    if unknown or not known:
+        return unknown or floors[0]
+    return max(known, key=lambda floor: numbers(floor.driver))

@@ -1,0 +1,234 @@
+"""What frameworks are made of: which library must have code for a GPU, and how a build for the CPU is told.
+
+The rows are in `knowledge/frameworks.toml`, each with its source. Nothing here touches a disk but that file.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from functools import cache
+
+from imagefactory.gpu.capability import CodeKind
+from imagefactory.gpu.knowledge.tables import read_table
+from imagefactory.gpu.knowledge.toolkits import ptx_cuda
+from imagefactory.gpu.knowledge.wheels import offered
+from imagefactory.gpu.model import Contents, Package
+
+
+class Role(StrEnum):
+    """What the code of a library counts for."""
+
+    GATES = "must load"
+    ON_DEMAND = "on demand"
+    REPORT = "reported only"
+    OTHER = "not the framework's"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnDemand:
+    """Libraries that some functions alone use; `what` names those functions."""
+
+    library: str
+    what: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Framework:
+    """One row of frameworks.toml. Libraries are shell patterns, of the name or of the end of the path."""
+
+    name: str
+    packages: tuple[str, ...]
+    must_load: tuple[str, ...]
+    on_demand: tuple[OnDemand, ...]
+    runtime: str
+    pip: str
+    conda: str
+    source: str
+
+
+@cache
+def frameworks() -> tuple[Framework, ...]:
+    """All rows of frameworks.toml, in its order."""
+    tables = read_table("frameworks")
+    return tuple(
+        Framework(
+            name=row["name"],
+            packages=tuple(row["packages"]),
+            must_load=tuple(row["must_load"]),
+            on_demand=tuple(
+                OnDemand(library=one["library"], what=one["what"], source=one["source"])
+                for one in tables["on_demand"]
+                if one["framework"] == row["name"]
+            ),
+            runtime=row["runtime"],
+            pip=row["pip"],
+            conda=row["conda"],
+            source=row["source"],
+        )
+        for row in tables["framework"]
+    )
+
+
+def find_framework(contents: Contents) -> Framework | None:
+    """The framework that a place is for: the first with its libraries there, else with its package."""
+    for framework in frameworks():
+        if any(matches(one.path, framework.must_load) for one in contents.libraries):
+            return framework
+    return next((one for one in frameworks() if find_package(contents, one)), None)
+
+
+def find_package(contents: Contents, framework: Framework) -> Package | None:
+    """The package of a framework whose version is the framework's; made from its own facts without one.
+
+    Of conda's record and the Python package within it, the record is taken: it tells the build.
+    """
+    found = [one for name in framework.packages for one in contents.packages if one.name == name]
+    if found:
+        return next((one for one in found if one.build), found[0])
+    version = _facts(contents, framework).get("version", "")
+    return Package(name=framework.name, version=version) if version else None
+
+
+def role_of(path: str, framework: Framework | None) -> tuple[Role, str]:
+    """What a library counts for in an image of `framework`, and which functions use it where only some do.
+
+    Of another framework than the image's, all libraries are used on demand: by that framework.
+    """
+    if framework is not None:
+        if matches(path, framework.must_load):
+            return Role.GATES, ""
+        for one in framework.on_demand:
+            if matches(path, (one.library,)):
+                return Role.ON_DEMAND, one.what
+    for row in read_table("frameworks")["report"]:
+        if matches(path, tuple(row["library"])):
+            return Role.REPORT, ""
+    for other in frameworks():
+        if other is not framework and matches(
+            path, (*other.must_load, *(o.library for o in other.on_demand))
+        ):
+            return Role.ON_DEMAND, other.name
+    return Role.OTHER, ""
+
+
+def matches(path: str, patterns: tuple[str, ...]) -> bool:
+    """Whether a path fits one of the patterns: by its name, or by its end where a pattern holds a slash."""
+    name = path.rpartition("/")[2]
+    return any(
+        fnmatchcase("/" + path, "*/" + pattern) if "/" in pattern else fnmatchcase(name, pattern)
+        for pattern in patterns
+    )
+
+
+def cuda_of(contents: Contents) -> str:
+    """The CUDA version that a place was built for or brings (`12.1`, or `12`), empty where nothing says.
+
+    What the framework says of its own build comes first; then a package's build string, the runtime that
+    is installed, the plugin's name, the file names of CUDA's libraries. Last the newest PTX, whose version
+    is the compiler's: of it the major alone is taken, since a compiler may be told to write an older one.
+    """
+    framework = find_framework(contents)
+    if framework is not None:
+        facts = _facts(contents, framework)
+        told = facts.get("cuda") or facts.get("cuda_version") or ""
+        if not told:
+            told = next((cuda for _, cuda in conda_builds(contents, framework) if cuda != "cpu"), "")
+        if told:
+            return _minor(told)
+    runtimes = [one for one in contents.packages if _RUNTIME.fullmatch(one.name)]
+    if runtimes:
+        return _minor(max(runtimes, key=lambda one: len(one.name)).version)
+    majors = [found[1] for one in contents.packages if (found := _PLUGIN.fullmatch(one.name))]
+    files = [found[1] for one in contents.toolkit if (found := _CUDART.fullmatch(one))]
+    if files or majors:
+        return _minor(max(files, key=len)) if files else majors[0]
+    return _major_of_ptx(contents)
+
+
+def _major_of_ptx(contents: Contents) -> str:
+    known = ptx_cuda()
+    versions = [
+        known[code.isa]
+        for library in contents.libraries
+        if role_of(library.path, None)[0] is not Role.REPORT
+        for modules in library.modules
+        for code in modules.codes
+        if code.isa in known
+    ]
+    return str(max(int(version.partition(".")[0]) for version in versions)) if versions else ""
+
+
+def cpu_only(contents: Contents) -> str:
+    """Why a place computes on the CPU although it holds a framework, and what to install; empty where not."""
+    framework = find_framework(contents)
+    if framework is None or any(_holds_gpu_code(contents, framework)):
+        return ""
+    package = find_package(contents, framework)
+    if package is None:
+        return ""
+    facts = _facts(contents, framework)
+    if facts.get("hip") or facts.get("is_rocm_build") == "True":
+        return ""
+    told = [one for one, cuda in conda_builds(contents, framework) if cuda == "cpu"]
+    package = told[0] if told else package
+    version = package.version.partition("+")[0]
+    build = f" (build {package.build})" if package.build else ""
+    plugin = not package.build and framework.name == "jax"
+    what = "is here without a CUDA plugin" if plugin else "has no code for GPUs"
+    return (
+        f"{package.name} {package.version}{build} {what} and computes on the CPU alone: "
+        f"install {_instead(framework, version, conda=bool(package.build))} instead"
+    )
+
+
+def conda_builds(contents: Contents, framework: Framework) -> list[tuple[Package, str]]:
+    """Conda's packages of a framework whose build string tells what for: with a CUDA version, or `cpu`."""
+    some = [one for one in contents.packages if one.build and one.name in framework.packages]
+    if not some:
+        return []
+    from imagefactory.lock.conda_facts import built_for  # the room of locks loads much more
+
+    return [(one, told) for one in some if (told := built_for(one.build))]
+
+
+def _instead(framework: Framework, version: str, *, conda: bool) -> str:
+    """What brings the same version for GPUs, as requirements: one for each CUDA that PyPI offers."""
+    if conda:
+        return f'"{framework.conda.format(version=version)}"'
+    wheels = offered(framework.name, version)
+    if not wheels:
+        return f'"{framework.pip.format(version=version)}"'
+    named = [
+        f'"{one.package}{f"[{one.extras[0]}]" if one.extras else ""}=={version}" (CUDA {one.cuda})'
+        for one in wheels
+    ]
+    return " or ".join(named)
+
+
+_RUNTIME = re.compile(r"nvidia-cuda-runtime(?:-cu[0-9]+)?|cuda-cudart|cudatoolkit")
+_PLUGIN = re.compile(r"jax-cuda([0-9]+)-(?:plugin|pjrt)")
+_CUDART = re.compile(r"libcudart(?:-[0-9a-f]{8})?\.so\.([0-9.]+)")
+
+
+def _holds_gpu_code(contents: Contents, framework: Framework) -> list[str]:
+    """Libraries that must load and are there, or hold code for AMD's GPUs."""
+    return [
+        one.path
+        for one in contents.libraries
+        if matches(one.path, framework.must_load)
+        or any(code.kind is CodeKind.AMD for modules in one.modules for code in modules.codes)
+    ]
+
+
+def _facts(contents: Contents, framework: Framework) -> dict[str, str]:
+    """What a framework says of its own build. Its facts carry the name of its module."""
+    module = framework.name.partition("-")[0]
+    return {key: value for name, key, value in contents.facts if name == module}
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])

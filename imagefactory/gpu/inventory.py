@@ -1,0 +1,138 @@
+"""The GPUs a person has, from a `gpus.yaml`: a list of names or capabilities, with drivers and counts.
+
+    - name: V100            # as a person or nvidia-smi writes it
+      driver: 535.129.03    # what nvidia-smi shows; left out where it is not known
+      count: 4
+    - capability: 8.6       # any GPU of it; with a name, the name is yours
+    - RTX 5090              # a name alone
+
+Numbers need no quotes here: the text is read as it stands.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from imagefactory.errors import UsageError
+from imagefactory.gpu.capability import Capability, parse_capability
+from imagefactory.gpu.knowledge import find_gpu
+from imagefactory.model import Where
+from imagefactory.recipe_values import Reader
+from imagefactory.yaml_tree import Limits, Node, first_place, parse_tree, refused, show
+
+LIMITS = Limits(size=256 * 1024, nodes=20_000, depth=4)
+MAX_COUNT = 1_000_000
+_KEYS = ("name", "capability", "driver", "count")
+_DRIVER = r"[0-9]{3,4}(\.[0-9]{1,4}){0,3}"
+_NAME = r"[A-Za-z0-9][A-Za-z0-9 ._+()/-]*"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuKind:
+    """`count` GPUs of one kind. `driver` is empty where it is not known.
+
+    `name` is the known GPU's, or what the file says beside a capability, or `capability 8.6` where it says
+    nothing.
+    """
+
+    name: str
+    capability: Capability
+    driver: str
+    count: int
+    where: Where
+
+
+def read_gpus(path: Path) -> tuple[GpuKind, ...]:
+    """The kinds of GPU that a file lists, in its order.
+
+    Raises UsageError for a file that cannot be read, RecipeError with all faults, each with file, line and
+    column.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "is not UTF-8"
+        raise UsageError(
+            f"{path} cannot be read: {why}",
+            hint='write a list: - {name: "V100", driver: "535", count: 2}',
+        ) from error
+    return parse_gpus(text, str(path))
+
+
+def parse_gpus(text: str, file: str) -> tuple[GpuKind, ...]:
+    """The kinds of GPU in the text of a `gpus.yaml`; `file` is what errors call it. Raises RecipeError."""
+    if not re.search(r"^\s*[^#\s]", text, re.MULTILINE):
+        raise refused(first_place(file), "is empty", "write a list: - name: V100")
+    reader = Reader(file)
+    tree = parse_tree(text, file, LIMITS)
+    items = reader.items(tree, "gpus.yaml", "a list: - name: V100")
+    kinds = tuple(_kind(item, reader) for item in items if tree.kind == "list")
+    reader.finish()
+    return tuple(kind for kind in kinds if kind)
+
+
+def _kind(item: Node, reader: Reader) -> GpuKind | None:
+    """None for an entry with a fault, which the reader then holds."""
+    if item.kind == "text":
+        values = {"name": item}
+    else:
+        values = reader.mapping(item, _KEYS, {})
+        if item.kind != "map":
+            return None
+    name, capability = values.get("name"), values.get("capability")
+    if not name and not capability:
+        reader.fault(item.where, "says neither name nor capability", "write name: V100 or capability: 8.6")
+        return None
+    called = _text(name, "name", _NAME, reader) if name else ""
+    found = _capability(capability, reader) if capability else None
+    if name and called and not capability:
+        try:
+            gpu = find_gpu(called)
+        except UsageError as error:
+            reader.fault(name.where, error.message, error.hint)
+        else:
+            called, found = gpu.name, gpu.capability
+    driver = _text(values["driver"], "driver", _DRIVER, reader) if "driver" in values else ""
+    count = _count(values["count"], reader) if "count" in values else 1
+    if found is None or (name and not called):
+        return None
+    return GpuKind(
+        name=called or f"capability {found}", capability=found, driver=driver, count=count, where=item.where
+    )
+
+
+_WRITE = {
+    "name": "the GPU's name, as nvidia-smi shows it",
+    "driver": "its version, as nvidia-smi shows it: 535.129.03",
+}
+
+
+def _text(node: Node, key: str, pattern: str, reader: Reader) -> str:
+    if node.kind != "text":
+        reader.fault(node.where, f"'{key}' must be text, not {node.called}", f"write {_WRITE[key]}")
+    elif not re.fullmatch(pattern, node.text, re.ASCII) or len(node.text) > 100:
+        reader.fault(node.where, f"'{key}' cannot be {show(node.text)}", f"write {_WRITE[key]}")
+    else:
+        return node.text
+    return ""
+
+
+def _capability(node: Node, reader: Reader) -> Capability | None:
+    try:
+        return parse_capability(node.text)
+    except ValueError:
+        said = show(node.text) if node.kind == "text" else node.called
+        reader.fault(
+            node.where, f"'capability' cannot be {said}", "write 8.6, as nvidia-smi's compute_cap shows"
+        )
+    return None
+
+
+def _count(node: Node, reader: Reader) -> int:
+    if node.kind == "text" and re.fullmatch(r"[1-9][0-9]{0,6}", node.text) and int(node.text) <= MAX_COUNT:
+        return int(node.text)
+    said = show(node.text) if node.kind == "text" else node.called
+    reader.fault(node.where, f"'count' cannot be {said}", f"write a whole number from 1 to {MAX_COUNT}")
+    return 1

@@ -1,0 +1,278 @@
+"""What is known of one cell of framework x CUDA x driver x capability: every claim, the weightiest first.
+
+`judge` weighs nothing against anything: it collects what tables document, what a scan predicts and what a
+suite verified, each with its rule, reason and source. A cell's answer is that of its weightiest claim; of
+claims that weigh the same a no stands first, since each names a condition without which nothing runs. The
+rules of claims that say no or not whole, by which they can be overridden:
+
+    cuda-not-offered  that framework version is not built for that CUDA
+    unsolvable        locking found no environment
+    toolkit-dropped   that CUDA no longer compiles for so old a GPU
+    not-documented    the capability is not among those documented, nor reached from them
+    no-gpu-code       the framework is a build for the CPU alone
+    no-code           something that the framework must load has no code for it
+    partly            something that it loads on demand has no code for it
+    driver-floor      the driver is older than the code needs
+    known-bad:ID      a known fault of that combination (among a cell's warnings)
+
+Claims that say yes have the rules `documented`, `code` (machine code), `ptx` and `suite`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from imagefactory.gpu import knowledge
+from imagefactory.gpu.capability import Capability, Code
+from imagefactory.gpu.drivers import older
+from imagefactory.gpu.frameworks import Role, cpu_only, find_framework, role_of
+from imagefactory.gpu.knowledge.documents import Documented
+from imagefactory.gpu.knowledge.scans import ScannedWheel
+from imagefactory.gpu.knowledge.tables import covers, read_table
+from imagefactory.gpu.known_bad import known_bad, rules, versions_in, versions_of
+from imagefactory.gpu.model import (
+    Answer,
+    Basis,
+    Cell,
+    Claim,
+    Contents,
+    Package,
+    Question,
+    Reach,
+)
+from imagefactory.gpu.predict import predict, runs, with_driver
+from imagefactory.model import Lock, LockedConda, Target
+from imagefactory.recipe_values import natural
+
+_WEIGHT = {Basis.VERIFIED: 0, Basis.PREDICTED: 1, Basis.DOCUMENTED: 2}
+_RULES = {Answer.YES: "code", Answer.PTX: "ptx", Answer.PARTLY: "partly", Answer.NO: "no-code"}
+_EFFECTS = {"slow": Answer.YES, "some calls fail": Answer.PARTLY}
+_SEVERITY = {Answer.NO: 0, Answer.PARTLY: 1, Answer.PTX: 2, Answer.YES: 3, Answer.UNKNOWN: 4}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What is known of a cell beside the tables of gpu/knowledge.
+
+    `contents` is a scan of the built image, None to go by the scanned wheels of the question. `verified` are
+    the suite's claims by capability, those alone that hold for the question's image and driver. `unsolvable`
+    is why locking found no environment, empty where it did or was not tried.
+    """
+
+    contents: Contents | None = None
+    verified: Mapping[Capability, Claim] = field(default_factory=dict)
+    unsolvable: str = ""
+
+
+NOTHING = Evidence()
+
+
+def ask(target: Target, lock: Lock | None, capability: Capability, driver: str = "") -> Question:
+    """The question whether what `target` makes runs on a GPU; `lock` says what came, None for no lock.
+
+    A framework of conda's is called `channel::package`, as conda does: what is documented of the wheels on
+    PyPI is not said of another build.
+    """
+    packages = lock.packages if lock else ()
+    framework = target.framework
+    if target.source == "conda":
+        came = (one.url for one in packages if isinstance(one, LockedConda) and one.name == framework)
+        address = next((url.rpartition("/")[0].rpartition("/")[0] for url in came), target.channels[0])
+        framework = f"{address.rstrip('/').rpartition('/')[2]}::{framework}"
+    return Question(
+        framework=framework,
+        version=target.version,
+        cuda=target.cuda,
+        capability=capability,
+        driver=driver,
+        packages=tuple((one.name, one.version) for one in packages),
+        wheels=tuple(one.sha256 for one in packages),
+    )
+
+
+def judge(question: Question, evidence: Evidence = NOTHING) -> Cell:
+    """All claims on a question, the weightiest first, and the known-bad rules that fit it as warnings."""
+    contents = None if evidence.unsolvable else evidence.contents or scanned_contents(question)
+    claims = [*_documented(question, evidence)]
+    if contents is not None:
+        claims += _predicted(question, contents)
+    if verified := evidence.verified.get(question.capability):
+        claims.append(verified)
+    claims.sort(key=lambda claim: (_WEIGHT[claim.basis], _SEVERITY[claim.answer]))
+    return Cell(question=question, claims=tuple(claims), warnings=tuple(_warnings(question, contents)))
+
+
+# --- documented ------------------------------------------------------------------------------------
+
+
+def _documented(question: Question, evidence: Evidence) -> Iterator[Claim]:
+    if evidence.unsolvable:
+        yield _no("unsolvable", evidence.unsolvable, "the solver, when the target was last locked")
+    if not question.packages:  # a lock is proof enough of what is offered
+        yield from _offer(question)
+    yield from _toolkit(question)
+    row = knowledge.documented(question.framework, question.version, question.cuda)
+    if row is not None:
+        yield _with_floor(_listed(question, row), question, max(question.cuda, row.cuda, key=len))
+
+
+def _offer(question: Question) -> Iterator[Claim]:
+    """NO for a CUDA for which the framework version was not released, as far as its releases are known."""
+    name, version, cuda = question.framework, question.version, question.cuda
+    rows = [
+        row
+        for row in knowledge.releases(name)
+        if covers(row.version, version) or covers(version, row.version)
+    ]
+    major = cuda.partition(".")[0]
+    if any(row.any_minor and covers(major, row.cuda) and covers(major, cuda) for row in rows):
+        return  # nobody says that it does not run with these libraries
+    known = {row.cuda: row.source for row in rows}
+    known |= {row.cuda: row.source for row in knowledge.offered(name, version)}
+    if known and not any(covers(one, cuda) or covers(cuda, one) for one in known):
+        offers = " and ".join(sorted(known, key=natural))
+        reason = f"{name} {version} is built for CUDA {offers}, not for {cuda}"
+        yield _no("cuda-not-offered", reason, next(iter(known.values())))
+
+
+def _toolkit(question: Question) -> Iterator[Claim]:
+    """NO for a GPU older than all that the toolkit compiles for, be it to machine code or to PTX."""
+    targets = [code.architecture for code in knowledge.targets_of(question.cuda) if code.architecture]
+    if targets and question.capability < min(targets):
+        reason = f"CUDA {question.cuda} compiles for {min(targets)} and newer"
+        yield _no("toolkit-dropped", reason, _source("cuda_targets", "toolkit", question.cuda))
+
+
+def _listed(question: Question, row: Documented) -> Claim:
+    """What a documented list of targets means for a capability, by the rules for code of such targets."""
+    asked = question.capability
+    if row.minimum and asked < row.minimum:
+        return _no("not-documented", f"documented for {row.minimum} and newer", row.source)
+    if not row.codes:
+        return _yes(Answer.YES, f"documented for {row.minimum} and newer", row.source)
+    if code := _serving(row.codes, asked, Reach.NATIVE):
+        exact = code.architecture == asked
+        reason = f"{asked} is documented" if exact else f"{code} is documented and runs on {asked}"
+        return _yes(Answer.YES, reason, row.source)
+    if code := _serving(row.codes, asked, Reach.PTX):
+        return _yes(Answer.PTX, f"{code} is documented, for the driver to compile", row.source)
+    listed = " ".join(map(str, row.codes))
+    return _no("not-documented", f"documented for {listed}: none of it runs on {asked}", row.source)
+
+
+def _serving(codes: Sequence[Code], capability: Capability, how: Reach) -> Code | None:
+    """The newest of the codes that serves a capability so."""
+    return next((code for code in sorted(codes, reverse=True) if runs(code, capability) is how), None)
+
+
+def _with_floor(claim: Claim, question: Question, cuda: str) -> Claim:
+    """A claim that says yes, with the oldest driver it holds for; NO where the question's is older.
+
+    Machine code needs the floor of CUDA's major version, PTX a driver that offers the CUDA it came with. Of
+    a CUDA known by its major alone, drivers older than its first fail; which one is enough is not known.
+    """
+    if claim.answer is Answer.NO:
+        return claim
+    floor = knowledge.minor_floors().get(int(cuda.partition(".")[0]), "")
+    if claim.answer is Answer.PTX:
+        floor = knowledge.native_driver(cuda) or floor
+    if floor and question.driver and older(question.driver, floor):
+        reason = f"CUDA {cuda} needs driver {floor} or newer, not {question.driver}"
+        return replace(_no("driver-floor", reason, _source("cuda_drivers", "driver", cuda)), driver=floor)
+    return replace(claim, driver="" if claim.answer is Answer.PTX and "." not in cuda else floor)
+
+
+def _source(table: str, kind: str, cuda: str) -> str:
+    """The source of the first row of a table that is about a CUDA version, or about one of a major."""
+    for row in read_table(table)[kind]:
+        versions = [row["cuda"]] if isinstance(row["cuda"], str) else row["cuda"]
+        if any(covers(cuda, version) for version in versions):
+            return str(row["source"])
+    return ""
+
+
+def _no(rule: str, reason: str, source: str) -> Claim:
+    return Claim(basis=Basis.DOCUMENTED, answer=Answer.NO, rule=rule, reason=reason, source=source)
+
+
+def _yes(answer: Answer, reason: str, source: str) -> Claim:
+    return Claim(basis=Basis.DOCUMENTED, answer=answer, rule="documented", reason=reason, source=source)
+
+
+# --- predicted -------------------------------------------------------------------------------------
+
+
+def _predicted(question: Question, contents: Contents) -> Iterator[Claim]:
+    """What a scan says, with the question's driver; nothing where it does not know."""
+    bare = predict(contents, question.capability)
+    if bare.answer is Answer.UNKNOWN:
+        return
+    found = with_driver(bare, question.driver) if question.driver else bare
+    rule = _RULES[found.answer]
+    if found.answer is Answer.NO:
+        rule = (
+            "driver-floor" if bare.answer is not Answer.NO else "no-gpu-code" if cpu_only(contents) else rule
+        )
+    yield Claim(
+        basis=Basis.PREDICTED,
+        answer=found.answer,
+        rule=rule,
+        reason=found.reason,
+        source=f"scan of {contents.source}",
+        driver=found.driver,
+    )
+
+
+def scanned_contents(question: Question) -> Contents | None:
+    """What the scanned ones of a question's wheels hold together, None where its framework was not scanned.
+
+    Without wheels (no recipe makes it) the newest scanned ones of that version speak, if for its CUDA.
+    """
+    found = [one for sha256 in question.wheels if (one := knowledge.scanned(sha256))]
+    if not question.wheels:
+        found = _scanned_releases(question)
+    packages = tuple(Package(name=name, version=version) for name, version in sorted(question.packages))
+    contents = Contents(
+        source=", ".join(one.source for one in found),
+        libraries=tuple(sorted((lib for one in found for lib in one.libraries), key=lambda lib: lib.path)),
+        packages=packages or tuple(package for one in found for package in one.packages),
+        facts=tuple(fact for one in found for fact in one.facts),
+    )
+    framework = find_framework(contents)
+    roles = [role_of(library.path, framework)[0] for library in contents.libraries]
+    return contents if framework and Role.GATES in roles else None
+
+
+def _scanned_releases(question: Question) -> list[Contents]:
+    name, version, cuda = question.framework, question.version, question.cuda
+    if not any(covers(row.cuda, cuda) or covers(cuda, row.cuda) for row in knowledge.offered(name, version)):
+        return []  # the wheels on PyPI, which were scanned, are for another CUDA
+    plugin = f"{name}-cuda{cuda.partition('.')[0]}-"
+    newest: dict[str, ScannedWheel] = {}
+    for wheel in knowledge.scanned_wheels():
+        if covers(version, wheel.version) and (wheel.package == name or wheel.package.startswith(plugin)):
+            other = newest.get(wheel.package)
+            if other is None or natural(wheel.version) > natural(other.version):
+                newest[wheel.package] = wheel
+    return [wheel.contents for wheel in newest.values()]
+
+
+# --- known faults ----------------------------------------------------------------------------------
+
+
+def _warnings(question: Question, contents: Contents | None) -> Iterator[Claim]:
+    """By what was scanned, else by the lock, else by the framework's version where it is a whole one.
+
+    A fault that only costs time says yes, one that some calls meet says partly, and so does one that computes
+    wrongly on GPUs of every capability, which is then no matter of this one. All others say no.
+    """
+    name, version = question.framework.rpartition("::")[2], question.version
+    locked = question.packages or ((name, version),) * (version.count(".") > 1)
+    versions = versions_in(contents) if contents else versions_of(locked)
+    everywhere = {rule.id for rule in rules() if not rule.capabilities}
+    for fault in known_bad(versions, question.capability):
+        answer = _EFFECTS.get(fault.effect, Answer.NO)
+        if fault.effect == "wrong results" and fault.id in everywhere:
+            answer = Answer.PARTLY
+        yield replace(_no(f"known-bad:{fault.id}", str(fault), fault.source), answer=answer)

@@ -1,0 +1,25 @@
+"""How the data files beside this one are read: once, and only by those who ask."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+
+@cache
+def read_table(name: str) -> dict[str, Any]:
+    """The parsed file `<name>.toml` of this folder. Callers leave it as it is."""
+    import tomllib  # only those who ask about GPUs pay for it
+
+    return tomllib.loads(Path(__file__).with_name(f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def covers(prefix: str, version: str) -> bool:
+    """Whether `version` lies within `prefix` by whole components: `2.3` covers 2.3 and 2.3.1, not 2.30."""
+    return version == prefix or version.startswith(prefix + ".")
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """A version of digits and dots as a sort key. Raises ValueError for any other."""
+    return tuple(int(part) for part in version.split("."))

@@ -1,0 +1,60 @@
+"""CUDA toolkits and drivers: which driver offers which CUDA, what a toolkit compiles for, its PTX."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from imagefactory.gpu.capability import Code, parse_code
+from imagefactory.gpu.knowledge.tables import covers, numbers, read_table
+
+
+@cache
+def cuda_drivers() -> dict[str, str]:
+    """The first driver for Linux that offers each CUDA version: `12.1` -> `530.30.02`."""
+    return {row["cuda"]: row["driver"] for row in read_table("cuda_drivers")["driver"]}
+
+
+@cache
+def minor_floors() -> dict[int, str]:
+    """The first driver on which programs of any minor version of a CUDA major start: 12 -> `525`.
+
+    Source: NVIDIA, CUDA Compatibility, minor-version compatibility. It holds for code that needs nothing of
+    the driver's compiler.
+    """
+    return {int(row["cuda"].split(".")[0]): row["minor"] for row in read_table("cuda_drivers")["driver"]}
+
+
+def native_driver(cuda: str) -> str:
+    """The first driver that offers CUDA `cuda` or newer, empty where no row says.
+
+    A version without a driver of its own (12.7) has the next one's, within the same major.
+    """
+    asked = numbers(cuda)
+    rows = sorted((numbers(version), driver) for version, driver in cuda_drivers().items())
+    return next((driver for version, driver in rows if version >= asked and version[0] == asked[0]), "")
+
+
+@cache
+def ptx_cuda() -> dict[str, str]:
+    """The CUDA version with which each version of the PTX ISA came: `8.1` -> `12.1`.
+
+    A driver must offer that CUDA to compile such PTX.
+    """
+    return {row["isa"]: row["cuda"] for row in read_table("ptx_isa")["isa"]}
+
+
+@cache
+def cuda_targets() -> dict[str, tuple[Code, ...]]:
+    """What each toolkit's compiler makes machine code for: `12.1` -> (sm_50, ..., sm_90, sm_90a)."""
+    return {
+        cuda: tuple(parse_code(f"sm_{target}") for target in row["targets"].split())
+        for row in read_table("cuda_targets")["toolkit"]
+        for cuda in row["cuda"]
+    }
+
+
+def targets_of(cuda: str) -> tuple[Code, ...]:
+    """The targets of a toolkit, sorted; of all toolkits of a major for `12`; empty where no row says."""
+    return tuple(
+        sorted({code for known, codes in cuda_targets().items() if covers(cuda, known) for code in codes})
+    )

@@ -1,0 +1,71 @@
+"""Which CUDA the wheels on PyPI come with (`pypi_cuda.toml`), and what conda's packages are called there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from imagefactory.gpu.knowledge.tables import covers, read_table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaWheel:
+    """One way in which PyPI offers a framework version: `package[extras]` comes with CUDA `cuda`.
+
+    `version` is a prefix by whole components (`2.3` covers 2.3.1). `python` is the lowest Python that
+    the wheels need, empty where every base has it.
+    """
+
+    package: str
+    version: str
+    cuda: str
+    extras: tuple[str, ...]
+    python: str
+    source: str
+
+
+@cache
+def cuda_wheels() -> tuple[CudaWheel, ...]:
+    """All rows of pypi_cuda.toml, in its order."""
+    return tuple(
+        CudaWheel(
+            package=row["package"],
+            version=row["version"],
+            cuda=cuda,
+            extras=tuple(row.get("extras", ())),
+            python=row.get("python", ""),
+            source=row["source"],
+        )
+        for row in read_table("pypi_cuda")["wheel"]
+        for cuda in row["cuda"]
+    )
+
+
+def offered(package: str, version: str) -> tuple[CudaWheel, ...]:
+    """What PyPI offers of a framework version; empty when the table does not know that version.
+
+    The longest row that covers `version` speaks; without one, all rows inside `version` do.
+    """
+    wheels = [wheel for wheel in cuda_wheels() if wheel.package == package]
+    covering = [wheel for wheel in wheels if covers(wheel.version, version)]
+    if covering:
+        longest = max(wheel.version.count(".") for wheel in covering)
+        return tuple(wheel for wheel in covering if wheel.version.count(".") == longest)
+    return tuple(wheel for wheel in wheels if covers(version, wheel.version))
+
+
+def newest_cuda() -> int:
+    """The newest major version of CUDA that any row knows."""
+    return max(int(wheel.cuda.partition(".")[0]) for wheel in cuda_wheels())
+
+
+@cache
+def families() -> dict[str, str]:
+    """Family name -> the framework's distribution on PyPI (`pytorch` -> `torch`)."""
+    return dict(read_table("pypi_cuda")["families"])
+
+
+@cache
+def pypi_names() -> dict[str, tuple[str, ...]]:
+    """What conda's packages are called on PyPI where the names differ (`pytorch` -> `("torch",)`)."""
+    return {row["conda"]: tuple(row["pypi"]) for row in read_table("conda_pypi")["name"]}

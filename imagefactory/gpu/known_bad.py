@@ -1,0 +1,126 @@
+"""Combinations that are known to fail or to compute wrongly: versions of libraries against capabilities.
+
+The rules are in `knowledge/known_bad.toml`, each with its source. A rule that fits is a warning: it says
+neither that a program meets the fault nor that one where no rule fits has none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from imagefactory.gpu.capability import Capability
+from imagefactory.gpu.knowledge.tables import read_table
+from imagefactory.gpu.model import Contents
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Component:
+    """A library that rules speak of, and where its version is read. `files` may be empty."""
+
+    name: str
+    packages: tuple[str, ...]
+    files: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One row of known_bad.toml. `capabilities` are ranges, any of which must hold; empty is every GPU."""
+
+    id: str
+    needs: tuple[tuple[str, str], ...]
+    capabilities: tuple[str, ...]
+    effect: str
+    text: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownBad:
+    """A rule that fits: its sentence with the versions that were found."""
+
+    id: str
+    effect: str
+    text: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.effect})" if self.effect in ("wrong results", "slow") else self.text
+
+
+@cache
+def components() -> tuple[Component, ...]:
+    """All components of known_bad.toml, in its order."""
+    return tuple(
+        Component(name=row["name"], packages=tuple(row["packages"]), files=row.get("files", ""))
+        for row in read_table("known_bad")["component"]
+    )
+
+
+@cache
+def rules() -> tuple[Rule, ...]:
+    """All rules of known_bad.toml, in its order."""
+    return tuple(
+        Rule(
+            id=row["id"],
+            needs=tuple(sorted(row["needs"].items())),
+            capabilities=tuple(row.get("capabilities", ())),
+            effect=row["effect"],
+            text=row["text"],
+            source=row["source"],
+        )
+        for row in read_table("known_bad")["rule"]
+    )
+
+
+def versions_of(packages: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Component -> version, of packages (name, version) as locks and scans name them.
+
+    Of two packages for one component the first that known_bad.toml names counts.
+    """
+    known = dict(packages)
+    found = {}
+    for component in components():
+        name = next((one for one in component.packages if one in known), None)
+        if name is not None:
+            found[component.name] = known[name]
+    return found
+
+
+def versions_in(contents: Contents) -> dict[str, str]:
+    """Component -> version, of what a scan found: packages first, then names of files."""
+    found = versions_of((one.name, one.version) for one in contents.packages)
+    for component in components():
+        if component.files and component.name not in found:
+            names = [re.fullmatch(component.files, name) for name in contents.toolkit]
+            versions = [one[1] for one in names if one]
+            if versions:
+                found[component.name] = max(versions, key=len)
+    return found
+
+
+def known_bad(versions: Mapping[str, str], capability: Capability) -> tuple[KnownBad, ...]:
+    """The rules that fit, in the table's order. `versions` are of components; what is not there fits none."""
+    return tuple(
+        KnownBad(id=rule.id, effect=rule.effect, text=rule.text.format_map(versions), source=rule.source)
+        for rule in rules()
+        if _holds(rule, str(capability))
+        and all(name in versions and _within(versions[name], range_) for name, range_ in rule.needs)
+    )
+
+
+def _holds(rule: Rule, capability: str) -> bool:
+    return not rule.capabilities or any(_within(capability, one) for one in rule.capabilities)
+
+
+def _within(version: str, specifiers: str) -> bool:
+    """Whether a version lies in a range. One that PEP 440 does not know (conda's) lies in none."""
+    from packaging.specifiers import SpecifierSet  # only those who ask pay for it
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return SpecifierSet(specifiers).contains(Version(version), prereleases=True)
+    except InvalidVersion:
+        return False

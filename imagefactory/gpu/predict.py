@@ -1,0 +1,270 @@
+"""What a place runs on, by its GPU code alone: the rules of rules.py and drivers.py applied to a framework.
+
+A prediction is about code that is there. What is compiled later (Triton, XLA, NVRTC) or fetched later no scan
+sees, and whether the results are right only a run can say. "Verified" is not a word of this file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from imagefactory.gpu.amd import amd_targets
+from imagefactory.gpu.capability import Capability, CodeKind
+from imagefactory.gpu.drivers import minimum_driver, older, parse_driver
+from imagefactory.gpu.frameworks import (
+    Framework,
+    Role,
+    cpu_only,
+    cuda_of,
+    find_framework,
+    find_package,
+    role_of,
+)
+from imagefactory.gpu.knowledge.gpu_names import capabilities
+from imagefactory.gpu.knowledge.tables import numbers
+from imagefactory.gpu.known_bad import known_bad, versions_in
+from imagefactory.gpu.model import Answer, Contents, Library, LibraryReach, Prediction, Reach
+from imagefactory.gpu.rules import INTEGRATED, generic_modules, reach, runs, usual_codes
+
+_SYSTEM = ("usr/", "opt/", "lib/", "lib64/", "home/", "root/")
+_SITE = re.compile(r"(?:^|/)(?:site|dist)-packages/")
+
+__all__ = ["INTEGRATED", "predict", "predict_all", "reach", "runs", "with_driver"]
+
+
+# --- a place -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    library: Library
+    reach: LibraryReach
+    role: Role
+    what: str
+
+
+def predict(contents: Contents, capability: Capability) -> Prediction:
+    """What a scan says of one capability (R9): the least of the libraries that its framework must load.
+
+    A library most of whose modules have no code there is as good as none; where fewer lack it, and where
+    libraries that some functions alone use have none, it is PARTLY. Without a framework all libraries
+    count, save those that only report.
+    """
+    framework = find_framework(contents)
+    parts = _parts(contents, framework, capability)
+    answer, reason = _answer(contents, framework, parts, capability)
+    counted = [part for part in parts if part.reach.gates]
+    floor = minimum_driver(cuda_of(contents), [(part.library, part.reach) for part in counted])
+    no_driver = answer in (Answer.NO, Answer.UNKNOWN)
+    return Prediction(
+        capability=capability,
+        answer=answer,
+        reason=reason,
+        driver="" if no_driver else floor.driver,
+        driver_reason="" if no_driver else floor.reason,
+        libraries=tuple(part.reach for part in parts),
+        warnings=tuple(str(rule) for rule in known_bad(versions_in(contents), capability)),
+    )
+
+
+def predict_all(contents: Contents) -> tuple[Prediction, ...]:
+    """The prediction for every capability that is known, oldest first."""
+    return tuple(predict(contents, capability) for capability in capabilities())
+
+
+def with_driver(prediction: Prediction, driver: str) -> Prediction:
+    """The prediction for GPUs with that driver: NO where it is older than what the code needs.
+
+    Raises ValueError for what is no driver's version.
+    """
+    parse_driver(driver)
+    if prediction.answer in (Answer.NO, Answer.UNKNOWN):
+        return prediction
+    if not prediction.driver:
+        reason = (
+            f"{prediction.reason}; whether driver {driver} will do is not known: {prediction.driver_reason}"
+        )
+        return replace(prediction, reason=reason)
+    if not older(driver, prediction.driver):
+        return prediction
+    reason = f"driver {driver} is older than {prediction.driver}, {prediction.driver_reason}"
+    return replace(prediction, answer=Answer.NO, reason=reason)
+
+
+def _parts(contents: Contents, framework: Framework | None, capability: Capability) -> list[_Part]:
+    roles = [(library, *_role(library, framework)) for library in contents.libraries]
+    if framework is None:  # every library speaks for itself; those that report do so where they are all
+        nothing_else = all(role is Role.REPORT for _, role, _ in roles)
+        roles = [
+            (library, Role.GATES if role is not Role.REPORT or nothing_else else role, what)
+            for library, role, what in roles
+        ]
+    return [
+        _Part(
+            library=library,
+            reach=reach(library, capability, gates=role is Role.GATES),
+            role=role,
+            what=what,
+        )
+        for library, role, what in roles
+    ]
+
+
+def _role(library: Library, framework: Framework | None) -> tuple[Role, str]:
+    """As frameworks.py has it; what is no Python package's is the system's, and not asked for by its code."""
+    role, what = role_of(library.path, framework)
+    if _is_amd(library) or (role is Role.OTHER and framework and not _in_package(library.path)):
+        return Role.REPORT, ""
+    return role, what
+
+
+def _is_amd(library: Library) -> bool:
+    """Whether all code of a library is for AMD's GPUs."""
+    codes = [code for modules in library.modules for code in modules.codes]
+    return bool(codes) and all(code.kind is CodeKind.AMD for code in codes)
+
+
+def _answer(
+    contents: Contents, framework: Framework | None, parts: list[_Part], capability: Capability
+) -> tuple[Answer, str]:
+    """The answer and its reason, without the driver."""
+    if sentence := cpu_only(contents):
+        return Answer.NO, sentence
+    gates = [part for part in parts if part.role is Role.GATES]
+    if all(_is_amd(part.library) for part in gates):
+        return _nothing(contents, framework)
+    damaged = next((part for part in gates if part.library.damage), None)
+    if damaged:
+        return Answer.UNKNOWN, f"{_name(damaged.library.path)} is damaged: {damaged.library.damage}"
+    if framework is None:
+        return _without_framework(gates, capability)
+    subject = _subject(contents, framework)
+    stopped = [part for part in gates if part.reach.reach is Reach.NONE]
+    if stopped:
+        return Answer.NO, _no_code(stopped[0], capability)
+    missing = [part for part in gates if part.reach.reach is Reach.PARTIAL]
+    if missing:
+        worst = max(missing, key=lambda part: part.reach.without / _total(part.reach))
+        if worst.reach.without * 2 > _total(worst.reach):
+            return Answer.NO, _some_code(worst).replace("no code for it", f"no code for {capability}")
+        how = " through PTX" if any(part.reach.ptx for part in gates) else ""
+        return Answer.PARTLY, f"{subject} starts on {capability}{how}, but {_some_code(worst)}"
+    lacking = [
+        part
+        for part in parts
+        if part.role in (Role.ON_DEMAND, Role.OTHER)
+        and (part.library.damage or part.reach.reach in (Reach.NONE, Reach.PARTIAL))
+    ]
+    if lacking:
+        what = _join(dict.fromkeys(part.what or _package(part.library.path) for part in lacking))
+        return (
+            Answer.PARTLY,
+            f"{subject} runs on {capability}, all but {what}: {_lacking(lacking)}",
+        )
+    return _full(gates, capability)
+
+
+def _full(gates: list[_Part], capability: Capability) -> tuple[Answer, str]:
+    compiled = [part for part in gates if part.reach.reach is Reach.PTX]
+    if compiled:
+        one = max(compiled, key=lambda part: numbers(part.reach.isa))
+        codes = _serving(one.library, capability, Reach.PTX)
+        return Answer.PTX, (
+            f"{_name(one.library.path)} has no machine code for {capability} in {one.reach.ptx} of "
+            f"{_total(one.reach)} modules: the driver compiles their PTX ({codes}, ISA {one.reach.isa})"
+        )
+    one = max(gates, key=lambda part: part.reach.native)
+    codes = _serving(one.library, capability, Reach.NATIVE)
+    runs_there = "" if codes.startswith(capability.sm) else f", which runs on {capability}"
+    modules = f"all {one.reach.native} modules" if one.reach.native > 1 else "its one module"
+    return Answer.YES, f"{_name(one.library.path)} has {codes} code{runs_there}, in {modules}"
+
+
+def _without_framework(parts: list[_Part], capability: Capability) -> tuple[Answer, str]:
+    """Where no framework says which libraries must load, all count, and any that runs is something."""
+    lacking = [part for part in parts if part.reach.reach is Reach.NONE]
+    if len(lacking) == len(parts):
+        return Answer.NO, _no_code(parts[0], capability)
+    missing = [part for part in parts if part.reach.reach is Reach.PARTIAL]
+    if lacking or missing:
+        count = f"{len(lacking) + len(missing)} of {len(parts)} libraries lack code for {capability}: "
+        return Answer.PARTLY, (count if len(parts) > 1 else "") + _lacking([*lacking, *missing])
+    return _full(parts, capability)
+
+
+def _nothing(contents: Contents, framework: Framework | None) -> tuple[Answer, str]:
+    amd = amd_targets(contents)
+    if amd:
+        return Answer.NO, f"its GPU code is AMD's ({_join(amd[:4])}{', ...' if len(amd) > 4 else ''})"
+    if framework is None:
+        return Answer.UNKNOWN, "no GPU code was found"
+    return Answer.UNKNOWN, f"none of the libraries that {framework.name} must load were found"
+
+
+def _no_code(part: _Part, capability: Capability) -> str:
+    codes = sorted({code for modules in part.library.modules for code in modules.codes})
+    if codes and all(code.kind is CodeKind.LTO for code in codes):
+        return f"{_name(part.library.path)} holds LTO-IR alone, which only a linker can use"
+    usual = " ".join(map(str, usual_codes(part.library)))
+    ptx = "" if any(code.kind is CodeKind.PTX for code in codes) else " and no PTX"
+    return f"{_name(part.library.path)} has no code for {capability}, only {usual}{ptx}"
+
+
+def _some_code(part: _Part) -> str:
+    count, total = part.reach.without, _total(part.reach)
+    return f"{count} of {total} modules of {_name(part.library.path)} {_have(count)} no code for it"
+
+
+def _have(count: int) -> str:
+    return "has" if count == 1 else "have"
+
+
+def _total(one: LibraryReach) -> int:
+    return one.native + one.ptx + one.without
+
+
+def _lacking(parts: list[_Part]) -> str:
+    damaged = [f"{_name(part.library.path)} is damaged" for part in parts if part.library.damage]
+    whole = [part for part in parts if not part.library.damage]
+    none = [_name(part.library.path) for part in whole if part.reach.reach is Reach.NONE]
+    some = [_some_code(part) for part in whole if part.reach.reach is Reach.PARTIAL]
+    names = f"{_join(none[:3])}{', ...' if len(none) > 3 else ''}"
+    shown = [f"{names} {_have(len(none))} no code for it"] if none else []
+    return "; ".join([*shown, *some[:2], *damaged[:1]])
+
+
+def _serving(library: Library, capability: Capability, way: Reach) -> str:
+    """The code that serves a capability in most of the modules; of several in one the newest."""
+    best: dict[str, int] = {}
+    for modules in generic_modules(library):
+        fitting = [code for code in modules.codes if runs(code, capability) is way]
+        if fitting:
+            name = str(max(fitting)).partition("/")[0]
+            best[name] = best.get(name, 0) + modules.count
+    return max(best, key=lambda name: best[name], default="")
+
+
+def _subject(contents: Contents, framework: Framework) -> str:
+    package = find_package(contents, framework)
+    return f"{package.name} {package.version}" if package else framework.name
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _in_package(path: str) -> bool:
+    return bool(_SITE.search(path)) or not path.startswith(_SYSTEM)
+
+
+def _package(path: str) -> str:
+    """What a person would call a library that no table knows: the folder it is installed in."""
+    site = _SITE.search(path)
+    inner = path[site.end() :] if site else path
+    return inner.partition("/")[0].removesuffix(".libs")
+
+
+def _join(words: Iterable[str]) -> str:
+    return ", ".join(words)

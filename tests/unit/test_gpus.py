@@ -1,0 +1,138 @@
+"""GPUs by name: as people type them and as drivers report them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from imagefactory.errors import UsageError
+from imagefactory.gpu import knowledge
+from imagefactory.gpu.capability import Capability, parse_capability
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "capability"),
+    [
+        ("V100", "V100", "7.0"),
+        ("v100", "V100", "7.0"),
+        ("Tesla V100-SXM2-32GB", "V100", "7.0"),
+        ("Tesla V100-PCIE-16GB", "V100", "7.0"),
+        ("Tesla V100S-PCIE-32GB", "V100S", "7.0"),
+        ("Tesla V100-DGXS-32GB", "V100", "7.0"),
+        ("Tesla P100-PCIE-16GB", "P100", "6.0"),
+        ("Tesla T4", "T4", "7.5"),
+        ("Tesla M40 24GB", "M40", "5.2"),
+        ("NVIDIA A100-SXM4-40GB", "A100", "8.0"),
+        ("NVIDIA A100 80GB PCIe", "A100", "8.0"),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "A100", "8.0"),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb+me", "H100", "9.0"),
+        ("GRID A100-10C", "A100", "8.0"),
+        ("NVIDIA A40-48Q", "A40", "8.6"),
+        ("NVIDIA A10G", "A10G", "8.6"),
+        ("NVIDIA H100 NVL", "H100", "9.0"),
+        ("NVIDIA H100 PCIe", "H100", "9.0"),
+        ("NVIDIA H200", "H200", "9.0"),
+        ("NVIDIA GH200 480GB", "GH200", "9.0"),
+        ("NVIDIA B200", "B200", "10.0"),
+        ("NVIDIA B300 SXM6 AC", "B300", "10.3"),
+        ("NVIDIA L40S", "L40S", "8.9"),
+        ("NVIDIA GB10", "GB10", "12.1"),
+        ("NVIDIA GeForce RTX 5090", "RTX 5090", "12.0"),
+        ("rtx5090", "RTX 5090", "12.0"),
+        ("5090", "RTX 5090", "12.0"),
+        ("RTX 3090Ti", "RTX 3090 Ti", "8.6"),
+        ("1080ti", "GTX 1080 Ti", "6.1"),
+        ("GTX 1080 Ti", "GTX 1080 Ti", "6.1"),
+        ("1080", "GTX 1080", "6.1"),
+        ("NVIDIA GeForce GTX 1060 6GB", "GTX 1060", "6.1"),
+        ("GeForce RTX 2080 SUPER", "RTX 2080 SUPER", "7.5"),
+        ("NVIDIA GeForce GTX 1660 Ti with Max-Q Design", "GTX 1660 Ti", "7.5"),
+        ("NVIDIA GeForce RTX 3070 Laptop GPU", "RTX 3070", "8.6"),
+        ("NVIDIA GeForce RTX 4090 D", "RTX 4090", "8.9"),
+        ("Quadro RTX 6000", "Quadro RTX 6000", "7.5"),
+        ("RTX 8000", "Quadro RTX 8000", "7.5"),
+        ("NVIDIA RTX A6000", "RTX A6000", "8.6"),
+        ("A6000", "RTX A6000", "8.6"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada", "8.9"),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "RTX PRO 6000 Blackwell", "12.0"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX PRO 6000 Blackwell", "12.0"),
+        ("NVIDIA TITAN X (Pascal)", "TITAN X (Pascal)", "6.1"),
+        ("GeForce GTX TITAN X", "GTX TITAN X (Maxwell)", "5.2"),
+        ("NVIDIA TITAN Xp COLLECTORS EDITION", "TITAN Xp", "6.1"),
+        ("NVIDIA TITAN RTX", "TITAN RTX", "7.5"),
+        ("Orin (nvgpu)", "Jetson AGX Orin", "8.7"),
+    ],
+)
+def test_names_as_people_and_drivers_write_them(name: str, gpu: str, capability: str) -> None:
+    found = knowledge.find_gpu(name)
+    assert (found.name, str(found.capability)) == (gpu, capability)
+
+
+@pytest.mark.parametrize(
+    "name", ["RTX 6000", "rtx6000", "RTX 4000", "RTX 5000", "TITAN X", "titan", "Quadro"]
+)
+def test_a_name_of_several_capabilities_is_refused_with_its_choices(name: str) -> None:
+    with pytest.raises(UsageError, match="different capabilities: ") as caught:
+        knowledge.find_gpu(name)
+    assert "capability" in caught.value.hint
+    choices = caught.value.message.partition("capabilities: ")[2]
+    assert len({part.rpartition("(")[2] for part in choices.split(", ")}) > 1, choices
+
+
+def test_the_choices_of_an_ambiguous_name_can_be_written_as_they_stand() -> None:
+    with pytest.raises(UsageError) as caught:
+        knowledge.find_gpu("RTX 6000")
+    choices = caught.value.message.partition("capabilities: ")[2].split(", ")
+    assert choices == ["RTX 6000 Ada (8.9)", "Quadro RTX 6000 (7.5)", "RTX PRO 6000 Blackwell (12.0)"]
+    for choice in choices:
+        name, _, capability = choice.rpartition(" (")
+        assert knowledge.find_gpu(name).capability == parse_capability(capability.rstrip(")"))
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("V10", "V100"), ("RTX 509O", "RTX 5090"), ("H1O0", "H100"), ("GTX 1080 To", "GTX 1080 Ti")],
+)
+def test_an_unknown_name_gets_near_spellings(name: str, near: str) -> None:
+    with pytest.raises(UsageError, match="no GPU is known as") as caught:
+        knowledge.find_gpu(name)
+    assert f"did you mean {near}" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["", "NVIDIA", "GPU", "Tesla 32GB", "\x00", "no such thing"])
+def test_a_name_that_says_nothing_is_unknown(name: str) -> None:
+    with pytest.raises(UsageError, match="no GPU is known as") as caught:
+        knowledge.find_gpu(name)
+    assert "compute_cap" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["MI300X", "AMD Instinct MI250X", "Radeon RX 7900 XTX", "gfx90a"])
+def test_a_gpu_of_amd_has_no_capability(name: str) -> None:
+    with pytest.raises(UsageError, match="AMD") as caught:
+        knowledge.find_gpu(name)
+    assert "gfx" in caught.value.hint
+
+
+@given(st.text(max_size=300))
+def test_any_text_is_a_gpu_or_a_usage_error(name: str) -> None:
+    told = ""
+    try:
+        told = knowledge.find_gpu(name).name
+    except UsageError as error:
+        told = error.message
+    assert told.isprintable()
+    assert 0 < len(told) < 500
+
+
+@pytest.mark.parametrize("gpu", knowledge.gpus(), ids=lambda gpu: gpu.name)
+def test_every_known_name_finds_itself(gpu: knowledge.Gpu) -> None:
+    for name in (gpu.name, f"NVIDIA {gpu.name}", gpu.name.lower(), gpu.name.replace(" ", "-")):
+        assert knowledge.find_gpu(name) == gpu
+
+
+def test_capabilities_are_those_of_known_gpus() -> None:
+    known = knowledge.capabilities()
+    assert list(known) == sorted(set(known))
+    assert {Capability(7, 0), Capability(9, 0), Capability(12, 1)} <= set(known)
+    assert Capability(10, 1) not in known  # called 11.0 since CUDA 13.0

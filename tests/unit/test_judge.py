@@ -1,0 +1,279 @@
+"""The judge: every claim on a cell, with its rule, reason and source, the weightiest first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from imagefactory.gpu.capability import Capability, parse_capability, parse_code
+from imagefactory.gpu.judge import Evidence, ask, judge
+from imagefactory.gpu.model import (
+    Answer,
+    Basis,
+    Cell,
+    Claim,
+    Contents,
+    Library,
+    Modules,
+    Package,
+    Question,
+)
+from imagefactory.model import Lock, LockedConda, LockedWheel, Target, Where
+
+
+def asked(text: str, capability: str, driver: str = "") -> Question:
+    """`torch 2.3 12.1` on a capability."""
+    framework, version, cuda = text.split()
+    return Question(
+        framework=framework,
+        version=version,
+        cuda=cuda,
+        capability=parse_capability(capability),
+        driver=driver,
+    )
+
+
+def rules(cell: Cell, basis: Basis = Basis.DOCUMENTED) -> list[str]:
+    return [claim.rule for claim in cell.claims if claim.basis is basis]
+
+
+def only_documented(question: Question) -> Claim:
+    return next(claim for claim in judge(question).claims if claim.basis is Basis.DOCUMENTED)
+
+
+@pytest.mark.parametrize(
+    ("what", "capability", "answer", "rule", "said"),
+    [
+        ("torch 2.3 12.1", "7.0", Answer.YES, "documented", "7.0 is documented"),
+        ("torch 2.3 12.1", "8.9", Answer.YES, "documented", "sm_86 is documented and runs on 8.9"),
+        ("torch 2.3 12.1", "10.0", Answer.NO, "not-documented", "none of it runs on 10.0"),
+        ("torch 2.3.1 12.1", "12.0", Answer.NO, "not-documented", "none of it runs on 12.0"),
+        ("torch 2.15 13.2", "12.1", Answer.YES, "documented", "sm_120 is documented and runs on 12.1"),
+        ("torch 2.15 13.2", "7.0", Answer.NO, "toolkit-dropped", "compiles for 7.5 and newer"),
+        ("torch 2.3 12.6", "7.0", Answer.NO, "cuda-not-offered", "is built for CUDA"),
+        ("torch 2.3 12.1", "3.7", Answer.NO, "toolkit-dropped", "compiles for 5.0 and newer"),
+    ],
+)
+def test_what_is_documented(what: str, capability: str, answer: Answer, rule: str, said: str) -> None:
+    claim = only_documented(asked(what, capability))
+    assert (claim.answer, claim.rule) == (answer, rule)
+    assert said in claim.reason
+    assert claim.source
+
+
+def test_a_framework_that_takes_the_machines_cuda_may_have_another_minor_version_of_it() -> None:
+    """TensorFlow up to 2.13 brings no CUDA; libraries keep their names within a major from 11.1 on."""
+    for cuda in ("11.1", "11.6"):
+        assert "cuda-not-offered" not in rules(judge(asked(f"tensorflow 2.7 {cuda}", "8.0")))
+    for version, cuda in (("2.7", "12.1"), ("2.4", "11.3"), ("2.15", "12.6")):
+        assert "cuda-not-offered" in rules(judge(asked(f"tensorflow {version} {cuda}", "8.0"))), version
+
+
+def test_an_integrated_gpu_is_not_reached_from_its_neighbour() -> None:
+    """Code for 8.6 runs on 8.9, yet not on 8.7, which is soldered beside an ARM processor."""
+    assert only_documented(asked("torch 2.3 12.1", "8.7")).rule == "not-documented"
+
+
+@pytest.mark.parametrize(
+    ("driver", "answer"),
+    [
+        ("", Answer.YES),
+        ("525", Answer.YES),
+        ("525.60.13", Answer.YES),
+        ("535.54.03", Answer.YES),
+        ("520.61.05", Answer.NO),
+        ("470", Answer.NO),
+    ],
+)
+def test_the_driver_of_a_documented_cell(driver: str, answer: Answer) -> None:
+    """Machine code needs the floor of CUDA 12, not the driver that came with 12.1."""
+    claim = only_documented(asked("torch 2.3 12.1", "7.0", driver))
+    assert claim.answer is answer
+    assert claim.driver.startswith("525")
+    assert (claim.rule == "driver-floor") is (answer is Answer.NO)
+
+
+@pytest.mark.parametrize(
+    ("what", "driver"),
+    [("conda-forge::pytorch 2.7 12.6", "560.28.03"), ("conda-forge::tensorflow 2.16 12", "")],
+)
+def test_documented_ptx_needs_the_driver_of_its_cuda(what: str, driver: str) -> None:
+    """Of CUDA 12 any may be meant, so only drivers before all of it are known to be too old."""
+    claim = only_documented(asked(what, "12.0"))
+    assert (claim.answer, claim.driver) == (Answer.PTX, driver)
+    assert only_documented(asked(what, "12.0", "520")).rule == "driver-floor"
+    assert only_documented(asked(what, "12.0", "580")).answer is Answer.PTX
+
+
+def test_a_known_fault_needs_a_whole_version() -> None:
+    """1.23.0 has it and 1.23.2 has not: of `1.23` nothing is said."""
+    faulty = replace(asked("onnxruntime-gpu 1.23 12", "12.0"), packages=(("onnxruntime-gpu", "1.23.0"),))
+    (warning,) = judge(faulty).warnings
+    assert warning.rule == "known-bad:ort-1.23.0-hopper-ptx"
+    assert warning.answer is Answer.NO
+    assert warning.source
+    assert judge(asked("onnxruntime-gpu 1.23.0 12", "12.0")).warnings == (warning,)
+    assert judge(asked("onnxruntime-gpu 1.23 12", "12.0")).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("capability", "packages", "answer"),
+    [
+        ("8.0", {"torch": "2.9.1", "nvidia-cudnn-cu12": "9.10.2.21"}, Answer.YES),  # slow
+        ("7.0", {"nvidia-cudnn-cu12": "9.20.0"}, Answer.PARTLY),  # some calls fail
+        ("8.0", {"torch": "2.8.0", "nvidia-cudnn-cu12": "9.10.2.21"}, Answer.PARTLY),  # wrong on any GPU
+        ("10.0", {"nvidia-cublas-cu12": "12.8.4.1"}, Answer.NO),  # wrong on these
+        ("12.0", {"onnxruntime-gpu": "1.23.1"}, Answer.NO),  # does not run
+    ],
+)
+def test_how_bad_a_known_fault_is(capability: str, packages: dict[str, str], answer: Answer) -> None:
+    question = replace(asked("torch 2.9 12.8", capability), packages=tuple(packages.items()))
+    assert [claim.answer for claim in judge(question).warnings] == [answer]
+
+
+def test_what_no_table_knows_is_unknown() -> None:
+    cell = judge(asked("cupy 13.1 12.1", "8.0"))
+    assert (cell.claims, cell.answer) == ((), Answer.UNKNOWN)
+
+
+def test_a_lock_proves_what_is_offered() -> None:
+    question = replace(asked("torch 2.3 12.6", "8.0"), packages=(("torch", "2.3.1"),))
+    assert "cuda-not-offered" not in rules(judge(question))
+
+
+def test_what_cannot_be_solved_says_why() -> None:
+    cell = judge(asked("torch 2.3 12.1", "8.0"), Evidence(unsolvable="numpy 2 is not to be had"))
+    assert (cell.answer, cell.claims[0].rule) == (Answer.NO, "unsolvable")
+    assert "numpy 2" in cell.claims[0].reason
+    assert rules(cell) == ["unsolvable", "documented"]
+
+
+# --- scans ---------------------------------------------------------------------------------------
+
+
+def contents(*codes: str) -> Contents:
+    """An image with PyTorch whose one library has code for these targets."""
+    modules = Modules(codes=tuple(sorted(map(parse_code, codes))), count=300)
+    return Contents(
+        source="an image",
+        libraries=(Library(path="torch/lib/libtorch_cuda.so", size=10**9, modules=(modules,)),),
+        packages=(Package(name="torch", version="2.3.1"),),
+        facts=(("torch", "cuda", "12.1"), ("torch", "version", "2.3.1")),
+    )
+
+
+def test_a_scan_outweighs_the_documents() -> None:
+    question = asked("torch 2.3 12.1", "7.0")
+    cell = judge(question, Evidence(contents=contents("sm_80", "sm_90")))
+    assert [claim.basis for claim in cell.claims] == [Basis.PREDICTED, Basis.DOCUMENTED]
+    assert [claim.answer for claim in cell.claims] == [Answer.NO, Answer.YES]
+    assert cell.answer is Answer.NO
+    assert (cell.claims[0].rule, cell.claims[0].source) == ("no-code", "scan of an image")
+
+
+def test_a_scan_that_finds_the_code() -> None:
+    cell = judge(asked("torch 2.3 12.1", "8.9"), Evidence(contents=contents("sm_80", "sm_90")))
+    assert (cell.answer, cell.claims[0].basis, cell.claims[0].rule) == (Answer.YES, Basis.PREDICTED, "code")
+    assert cell.claims[0].driver
+
+
+def test_a_scan_that_finds_ptx() -> None:
+    cell = judge(
+        asked("torch 2.3 12.1", "10.0"), Evidence(contents=contents("sm_80", "sm_90", "compute_90/8.1"))
+    )
+    assert (cell.answer, cell.claims[0].rule) == (Answer.PTX, "ptx")
+    assert cell.claims[0].driver == "530.30.02"  # offers CUDA 12.1, which brought PTX 8.1
+
+
+@pytest.mark.parametrize(("driver", "rule"), [("535", "code"), ("450.80.02", "driver-floor")])
+def test_the_driver_of_a_predicted_cell(driver: str, rule: str) -> None:
+    cell = judge(asked("torch 2.3 12.1", "8.0", driver), Evidence(contents=contents("sm_80", "sm_90")))
+    assert cell.claims[0].basis is Basis.PREDICTED
+    assert cell.claims[0].rule == rule
+
+
+def test_no_code_is_not_told_as_a_driver_that_is_too_old() -> None:
+    cell = judge(asked("torch 2.3 12.1", "7.0", "450"), Evidence(contents=contents("sm_80", "sm_90")))
+    assert cell.claims[0].rule == "no-code"
+
+
+def test_a_build_for_the_cpu_is_told() -> None:
+    bare = replace(contents(), libraries=(), facts=(("torch", "version", "2.3.1+cpu"),))
+    cell = judge(asked("torch 2.3 12.1", "8.0"), Evidence(contents=bare))
+    assert (cell.answer, cell.claims[0].rule) == (Answer.NO, "no-gpu-code")
+    assert "install" in cell.claims[0].reason
+
+
+def test_verified_is_said_of_its_capability_alone() -> None:
+    claim = Claim(
+        basis=Basis.VERIFIED, answer=Answer.YES, rule="suite", reason="the suite passed", source="a record"
+    )
+    evidence = Evidence(verified={Capability(8, 0): claim})
+    assert judge(asked("torch 2.3 12.1", "8.0"), evidence).claims[0] is claim
+    others = judge(asked("torch 2.3 12.1", "8.6"), evidence).claims
+    assert Basis.VERIFIED not in [one.basis for one in others]
+
+
+# --- questions of targets --------------------------------------------------------------------------
+
+TARGET = Target(
+    name="pytorch-2.3-cu121",
+    family="pytorch",
+    description="",
+    source="pypi",
+    framework="torch",
+    version="2.3",
+    cuda="12.1",
+    python="3.11",
+    base="debian-12",
+    platform="linux/amd64",
+    capabilities=("8.0",),
+    checks=(),
+    requirements=(),
+    constraints=(),
+    environment=(),
+    where=Where(file="x.yaml", line=1, column=1),
+)
+EIGHT = Capability(8, 0)
+
+
+def test_a_question_holds_what_the_lock_holds() -> None:
+    wheel = LockedWheel(name="torch", version="2.3.1", filename="t.whl", sha256="ab" * 32, size=1)
+    lock = Lock(target="t", content_hash="", python="3.11", platform="", solver="", wheels=(wheel,))
+    question = ask(TARGET, lock, EIGHT, "535")
+    assert question == Question(
+        framework="torch",
+        version="2.3",
+        cuda="12.1",
+        capability=EIGHT,
+        driver="535",
+        packages=(("torch", "2.3.1"),),
+        wheels=("ab" * 32,),
+    )
+    assert ask(TARGET, None, EIGHT).packages == ()
+
+
+@pytest.mark.parametrize("channel", ["pytorch", "conda-forge"])
+def test_a_channel_has_builds_of_its_own(channel: str) -> None:
+    address = f"https://conda.example/{channel}"
+    conda = replace(
+        TARGET, source="conda", framework="pytorch", channels=(address, "https://conda.example/other")
+    )
+    package = LockedConda(
+        name="pytorch",
+        version="2.3.1",
+        build="cuda121",
+        subdir="linux-64",
+        url=f"{address}/linux-64/pytorch-2.3.1-cuda121.conda",
+        filename="pytorch-2.3.1-cuda121.conda",
+        sha256="cd" * 32,
+        md5="",
+        size=1,
+        depends=(),
+    )
+    lock = Lock(
+        target="t", content_hash="", python="3.11", platform="", solver="", wheels=(), conda=(package,)
+    )
+    assert ask(conda, lock, EIGHT).framework == f"{channel}::pytorch"
+    assert ask(conda, None, EIGHT).framework == f"{channel}::pytorch"

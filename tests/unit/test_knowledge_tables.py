@@ -1,0 +1,250 @@
+"""What the tables of gpu/knowledge say, and that they agree with each other, the locks and the scans."""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from imagefactory.errors import UsageError
+from imagefactory.gpu import knowledge
+from imagefactory.gpu.capability import Capability, Code, CodeKind, parse_code
+from imagefactory.gpu.knowledge import compared, scan_wheels
+from imagefactory.gpu.knowledge.scans import parse_scanned
+from imagefactory.gpu.knowledge.tables import covers, numbers
+from imagefactory.gpu.model import Answer, Contents, Library, Modules
+from imagefactory.progress import Quiet
+from imagefactory.recipe_values import natural
+
+ROOT = Path(knowledge.__file__).parents[3]
+FRAMEWORKS = ("torch", "tensorflow", "jax", "onnxruntime-gpu")
+
+
+def codes(text: str) -> tuple[Code, ...]:
+    return tuple(sorted(parse_code(word) for word in text.split()))
+
+
+# --- documentation -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("framework", "version", "cuda", "expected"),
+    [
+        ("torch", "1.13.1", "11.7", "sm_37 sm_50 sm_60 sm_70 sm_75 sm_80 sm_86"),
+        ("torch", "2.3", "12.1", "sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90"),
+        ("torch", "2.7.1", "12.8", "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120 compute_120"),
+        ("torch", "2.9.1", "12.8", "sm_70 sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"),
+        ("torch", "2.11", "12.8", "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"),
+        ("torch", "2.14.1", "13.0", "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120 compute_120"),
+        ("tensorflow", "2.21", "12", "sm_60 sm_70 sm_80 sm_89 compute_90"),
+        ("tensorflow", "2.18.1", "12.5", "sm_60 sm_70 sm_80 sm_89 compute_90"),
+        ("jax", "0.10.0", "13", "sm_75 sm_80 sm_90 sm_100 sm_120 compute_120"),
+        ("jax", "0.10.2", "13", "sm_75 sm_80 sm_90 sm_100 sm_110 sm_120 compute_120"),
+        ("jax", "0.12.0", "13.2", "sm_75 sm_80 sm_90 sm_100 sm_110 sm_120 compute_120"),
+        ("onnxruntime-gpu", "1.31.1", "13", "sm_75 sm_80 sm_86 sm_89 sm_90a sm_120a"),
+    ],
+)
+def test_documented_builds(framework: str, version: str, cuda: str, expected: str) -> None:
+    row = knowledge.documented(framework, version, cuda)
+    assert row is not None
+    assert row.codes == codes(expected)
+    assert row.ptx == ("compute" in expected)
+    assert covers(row.version, version)
+
+
+@pytest.mark.parametrize(
+    ("framework", "version", "cuda"),
+    [("torch", "2.3", "12.4"), ("torch", "2.30", "12.1"), ("torch", "3", "13.0"), ("numpy", "2.3", "12.1")],
+)
+def test_what_no_row_says_is_not_documented(framework: str, version: str, cuda: str) -> None:
+    assert knowledge.documented(framework, version, cuda) is None
+
+
+def test_documented_code_is_what_that_toolkit_can_compile() -> None:
+    for row in knowledge.all_documented():
+        targets = {(one.architecture, one.suffix) for one in knowledge.targets_of(row.cuda)}
+        assert targets, row
+        assert {(code.architecture, code.suffix) for code in row.codes} <= targets, row
+
+
+def test_no_two_rows_document_the_same_build() -> None:
+    keys = [(row.framework, row.version, row.cuda) for row in knowledge.all_documented()]
+    assert len(keys) == len(set(keys))
+
+
+def test_releases_come_newest_first() -> None:
+    first, *_ = rows = knowledge.releases("torch")
+    assert (first.version, first.cuda, first.experimental) == ("2.15", "13.2", False)
+    assert [row.version for row in rows] == sorted((row.version for row in rows), key=natural, reverse=True)
+    assert knowledge.releases("nothing") == ()
+
+
+def test_a_release_knows_its_pythons_and_its_cudnn() -> None:
+    row = next(one for one in knowledge.releases("torch") if (one.version, one.cuda) == ("2.3", "12.1"))
+    assert row.pythons == ("3.8", "3.9", "3.10", "3.11")
+    assert (row.cudnn, row.experimental) == ("8.9.2.26", True)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_what_pypi_offers_was_released(framework: str) -> None:
+    released = [(row.version, row.cuda) for row in knowledge.releases(framework)]
+    for wheel in knowledge.cuda_wheels():
+        if wheel.package == framework:
+            assert any(
+                covers(version, wheel.version) and (covers(cuda, wheel.cuda) or covers(wheel.cuda, cuda))
+                for version, cuda in released
+            ), wheel
+
+
+# --- toolkits and drivers ------------------------------------------------------------------------
+
+
+def test_newer_ptx_needs_newer_cuda() -> None:
+    table = knowledge.ptx_cuda()
+    known = sorted(table, key=numbers)
+    assert [numbers(table[isa]) for isa in known] == sorted(numbers(table[isa]) for isa in known)
+    assert (table["8.1"], table["8.6"], table["9.0"]) == ("12.1", "12.7", "13.0")
+
+
+@pytest.mark.parametrize(
+    ("cuda", "driver"),
+    [
+        ("12.1", "530.30.02"),
+        ("12.7", "570.26"),
+        ("12", "525.60.13"),
+        ("13.3", "610.43.02"),
+        ("13.9", ""),
+        ("9.0", ""),
+    ],
+)
+def test_the_first_driver_that_offers_a_cuda(cuda: str, driver: str) -> None:
+    assert knowledge.native_driver(cuda) == driver
+
+
+def test_floors_of_minor_version_compatibility() -> None:
+    assert knowledge.minor_floors() == {11: "450", 12: "525", 13: "580"}
+
+
+def test_targets_of_toolkits() -> None:
+    assert Code(CodeKind.SASS, Capability(7, 0)) in knowledge.targets_of("12.8")
+    assert Code(CodeKind.SASS, Capability(7, 0)) not in knowledge.targets_of("13.0")
+    assert Code(CodeKind.SASS, Capability(10, 0), suffix="f") in knowledge.targets_of("12")
+    assert knowledge.targets_of("14.0") == ()
+
+
+# --- scans ---------------------------------------------------------------------------------------
+
+
+def modules_of(version: str, library: str) -> tuple[Modules, ...]:
+    wheel = next(
+        one for one in knowledge.scanned_wheels() if (one.package, one.version) == ("torch", version)
+    )
+    return next(one.modules for one in wheel.contents.libraries if one.path.endswith(library))
+
+
+@pytest.mark.parametrize(
+    ("version", "count", "common"),
+    [
+        ("2.3.1", 332, "sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90"),
+        ("2.9.1", 397, "sm_70 sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"),
+        ("2.12.1", 448, "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"),
+    ],
+)
+def test_scans_found_what_is_known_of_torch(version: str, count: int, common: str) -> None:
+    modules = modules_of(version, "/libtorch_cuda.so")
+    assert sum(one.count for one in modules) == count
+    assert set.intersection(*(set(one.codes) for one in modules)) == set(codes(common))
+
+
+def test_a_scan_is_found_by_the_hash_of_its_wheel() -> None:
+    wheel = knowledge.scanned_wheels()[0]
+    assert knowledge.scanned(wheel.sha256) == wheel.contents
+    assert knowledge.scanned("0" * 64) is None
+
+
+def test_every_framework_wheel_of_the_locks_was_scanned() -> None:
+    missing = [wheel.filename for _, wheel in scan_wheels.unscanned(ROOT / "lockfiles")]
+    assert not missing, "`make scanned` scans them"
+
+
+def test_the_file_of_scans_is_as_it_would_be_written() -> None:
+    text = (Path(knowledge.__file__).parent / "scanned.toml").read_text(encoding="utf-8")
+    assert scan_wheels.format_wheels(knowledge.scanned_wheels()) == text
+    assert parse_scanned(text) == knowledge.scanned_wheels()
+
+
+def test_a_wheel_becomes_a_row(tmp_path: Path) -> None:
+    entry = struct.pack("<HHIQIIHHIQQQQ", 2, 0x0101, 64, 64, 0, 0, 0, 0, 86, 0, 0, 0, 0) + bytes(64)
+    container = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entry)) + entry
+    file = tmp_path / "torch-9.9-cp311-cp311-manylinux_2_28_x86_64.whl"
+    with zipfile.ZipFile(file, "w") as wheel:
+        wheel.writestr("torch/lib/libtorch_cuda.so", b"\x7fELF" + bytes(124) + container)
+        wheel.writestr("torch/lib/libcublasLt.so.12", b"\x7fELF" + bytes(124) + container)
+        wheel.writestr(
+            "torch/version.py",
+            "# What this build is of.\n__version__ = '9.9+cu139'\ncuda: Optional[str] = '13.9'\n",
+        )
+    row = scan_wheels.scan_one(file, "2026-11", Quiet())
+    assert (row.package, row.version, row.contents.source) == ("torch", "9.9", file.name)
+    (library,) = (
+        row.contents.libraries
+    )  # cuBLASLt chooses among its own code: it says nothing of the framework
+    assert (library.path, library.modules) == (
+        "torch/lib/libtorch_cuda.so",
+        (Modules(codes=codes("sm_86"), count=1),),
+    )
+    assert ("torch", "cuda", "13.9") in row.contents.facts
+    (again,) = parse_scanned(scan_wheels.format_wheel(row))
+    assert again.contents.libraries == row.contents.libraries
+    assert again.source.startswith("measured 2026-11: ")
+
+
+def test_a_name_that_toml_would_read_otherwise_is_refused() -> None:
+    contents = Contents(source="x", libraries=(Library(path='a"b.so', size=1, modules=()),))
+    wheel = knowledge.ScannedWheel(
+        package="torch", version="1", file="x.whl", sha256="0" * 64, contents=contents, source="measured"
+    )
+    with pytest.raises(UsageError, match="cannot stand in"):
+        scan_wheels.format_wheel(wheel)
+
+
+# --- where the two differ ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["2.11.0", "2.12.1", "2.13.0", "2.14.1"])
+def test_turing_lacks_linear_algebra_though_documented(version: str) -> None:
+    found = [
+        one
+        for one in knowledge.differences()
+        if (one.framework, one.version) == ("torch", version) and Capability(7, 5) in one.capabilities
+    ]
+    (hole,) = found
+    assert (hole.documented, hole.found) == (Answer.YES, Answer.PARTLY)
+    assert "libtorch_cuda_linalg.so" in hole.reason
+    assert hole.documented_source.startswith("documented: ")
+    assert hole.scanned_source.startswith("measured ")
+
+
+def test_what_is_documented_and_missing_comes_first() -> None:
+    more = [one.documented is Answer.NO for one in knowledge.differences()]
+    assert more == sorted(more)
+
+
+def test_documented_ptx_that_is_not_there() -> None:
+    missing = {
+        (one.framework, one.version): one.reason for one in knowledge.differences() if not one.capabilities
+    }
+    assert "compute_120 is not in libtorch_cuda.so" in missing["torch", "2.12.1"]
+    assert ("torch", "2.9.1") not in missing  # none is documented for CUDA 12.8
+
+
+def test_the_parts_of_a_plugin_are_one_build() -> None:
+    builds = [
+        {wheel.package for wheel in build}
+        for build in compared.builds(knowledge.scanned_wheels())
+        if build[0].package.startswith("jax-cuda")
+    ]
+    assert {"jax-cuda13-pjrt", "jax-cuda13-plugin"} in builds
+    assert not [build for build in builds if len({name.split("-")[1] for name in build}) > 1]

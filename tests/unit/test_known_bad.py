@@ -1,0 +1,92 @@
+"""Known faults: every rule fits where it must and nowhere else."""
+
+from __future__ import annotations
+
+import pytest
+from packaging.specifiers import SpecifierSet
+
+from imagefactory.gpu.capability import parse_capability
+from imagefactory.gpu.known_bad import components, known_bad, rules, versions_in, versions_of
+from imagefactory.gpu.model import Contents
+from tests.unit.contents_made_here import contents
+
+
+@pytest.mark.parametrize(
+    ("rule", "versions", "fits", "fits_not"),
+    [
+        ("cublas-tensor-memory", {"cublas": "12.8.4.1"}, "10.0 10.3 11.0", "9.0 12.0"),
+        ("cublas-tensor-memory", {"cublas": "13.1.0.3"}, "10.0", "8.0"),
+        ("cublas-tensor-memory", {"cublas": "12.6.4.1"}, "", "10.0"),
+        ("cublas-tensor-memory", {"cublas": "13.2.0.9"}, "", "10.0"),
+        ("cudnn-9.10.0-enums", {"cudnn": "9.10.0.56"}, "7.0 12.0", ""),
+        ("cudnn-9.10.0-enums", {"cudnn": "9.10.1.4"}, "", "8.0"),
+        ("cudnn-multi-gpu-plans", {"cudnn": "9.8.0.87", "cublas": "12.9.0.13"}, "8.0", ""),
+        ("cudnn-multi-gpu-plans", {"cudnn": "9.8.0.87", "cublas": "12.8.4.1"}, "", "8.0"),
+        ("cudnn-multi-gpu-plans", {"cudnn": "9.8.0.87"}, "", "8.0"),
+        ("cudnn-before-turing", {"cudnn": "9.28.0.42"}, "6.1 7.0 7.2", "7.5 8.0"),
+        ("cudnn-before-turing", {"cudnn": "9.10.2.21"}, "", "7.0"),
+        ("nccl-consumer-blackwell", {"nccl": "2.25.1"}, "12.0 12.1", "10.0 9.0"),
+        ("nccl-consumer-blackwell", {"nccl": "2.26.2"}, "", "12.0"),
+        ("ort-1.23.0-hopper-ptx", {"onnxruntime": "1.23.0"}, "10.0 12.0", "9.0"),
+        ("ort-1.23.0-hopper-ptx", {"onnxruntime": "1.23.2"}, "", "12.0"),
+        ("triton-before-volta", {"triton": "2.3.1"}, "6.1", "7.0"),
+        ("triton-before-consumer-blackwell", {"triton": "3.2.0"}, "12.0", "9.0"),
+        ("triton-ptxas-12.8", {"triton": "3.5.1"}, "10.3 12.1", "10.0 12.0"),
+        ("triton-ptxas-12.8", {"triton": "3.6.0"}, "", "12.1"),
+        ("conv3d-bfloat16", {"torch": "2.8.0", "cudnn": "9.10.2.21"}, "9.0", ""),
+        ("conv3d-bfloat16", {"torch": "2.7.1", "cudnn": "9.5.1.17"}, "", "9.0"),
+        ("conv3d-bfloat16-memory", {"torch": "2.9.1+cu128", "cudnn": "9.10.2.21"}, "8.0", ""),
+        ("conv3d-bfloat16-memory", {"torch": "2.9.1", "cudnn": "9.21.0.82"}, "", "8.0"),
+    ],
+)
+def test_rules(rule: str, versions: dict[str, str], fits: str, fits_not: str) -> None:
+    for capability in fits.split():
+        assert rule in [one.id for one in known_bad(versions, parse_capability(capability))]
+    for capability in fits_not.split():
+        assert rule not in [one.id for one in known_bad(versions, parse_capability(capability))]
+
+
+def test_every_rule_was_tried_here() -> None:
+    tried = {mark.args[1][i][0] for mark in test_rules.pytestmark for i in range(len(mark.args[1]))}  # type: ignore[attr-defined]
+    assert tried == {rule.id for rule in rules()}
+
+
+def test_the_table_is_sound() -> None:
+    names = {one.name for one in components()}
+    assert len({rule.id for rule in rules()}) == len(rules())
+    for rule in rules():
+        assert rule.effect in ("does not run", "some calls fail", "wrong results", "slow")
+        assert rule.needs
+        for name, versions in rule.needs:
+            assert name in names
+            assert SpecifierSet(versions)
+        for capabilities in rule.capabilities:
+            assert SpecifierSet(capabilities)
+        filled = rule.text.format_map({name: "9.9" for name, _ in rule.needs})
+        assert "{" not in filled
+
+
+def test_the_sentence_names_what_was_found() -> None:
+    (found,) = known_bad({"cublas": "12.8.4.1"}, parse_capability("10.0"))
+    assert found.id == "cublas-tensor-memory"
+    assert str(found).startswith("cuBLAS 12.8.4.1 frees tensor memory")
+    assert str(found).endswith("(wrong results)")
+    assert found.source.startswith("documented: jax-ml/jax")
+
+
+def test_versions_of_locks_and_scans() -> None:
+    lock = [("nvidia-cublas-cu12", "12.8.4.1"), ("numpy", "2.0"), ("triton", "3.5.1")]
+    assert versions_of(lock) == {"cublas": "12.8.4.1", "triton": "3.5.1"}
+    conda = contents(packages=["libcublas==12.9.1.4=h9ab20c4_0", "cudnn==9.10.1.4=h0fdc2d1_0"])
+    assert versions_in(conda) == {"cublas": "12.9.1.4", "cudnn": "9.10.1.4"}
+    files = Contents(
+        source="", libraries=(), toolkit=("libcublas.so.12", "libcublas.so.12.8.4.1", "libnccl.so.2.26.2")
+    )
+    assert versions_in(files) == {"cublas": "12.8.4.1", "nccl": "2.26.2"}
+    both = Contents(source="", libraries=(), packages=conda.packages, toolkit=("libcublas.so.11.1.1",))
+    assert versions_in(both)["cublas"] == "12.9.1.4"
+
+
+def test_odd_versions_fit_no_rule() -> None:
+    assert known_bad({"cublas": "12.8_custom", "triton": "?"}, parse_capability("10.0")) == ()
+    assert known_bad({}, parse_capability("10.0")) == ()

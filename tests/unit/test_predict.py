@@ -1,0 +1,455 @@
+"""The rules, one by one, and what they make of wheels as they were measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from imagefactory.gpu.amd import amd_reach, amd_runs, amd_targets
+from imagefactory.gpu.capability import Capability, Code, CodeKind, parse_capability, parse_code
+from imagefactory.gpu.contradictions import contradictions, documented_answer
+from imagefactory.gpu.drivers import cuda_floor, minimum_driver, older, parse_driver, ptx_floor
+from imagefactory.gpu.knowledge import Documented, capabilities
+from imagefactory.gpu.model import Answer, Contents, Modules, Prediction, Reach
+from imagefactory.gpu.predict import predict, predict_all, with_driver
+from imagefactory.gpu.rules import generic_modules, reach, runs, usual_codes
+from tests.unit.contents_made_here import (
+    contents,
+    library,
+    tensorflow_2_18,
+    torch_1_13,
+    torch_2_3,
+    torch_2_12,
+)
+
+EVERY = sorted({*capabilities(), Capability(8, 8), Capability(10, 7), Capability(10, 1)})
+
+
+def where(code: str, way: Reach) -> str:
+    return " ".join(str(one) for one in EVERY if runs(parse_code(code), one) is way)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("sm_50", "5.0 5.2"),  # R1, and R2: not 5.3
+        ("sm_52", "5.2"),
+        ("sm_53", "5.3"),  # R2: its own alone
+        ("sm_60", "6.0 6.1"),
+        ("sm_62", "6.2"),
+        ("sm_70", "7.0 7.5"),
+        ("sm_72", "7.2"),  # R2: not 7.5
+        ("sm_75", "7.5"),
+        ("sm_80", "8.0 8.6 8.8 8.9"),  # R2: not 8.7
+        ("sm_86", "8.6 8.8 8.9"),
+        ("sm_87", "8.7"),  # R2: not 8.9
+        ("sm_90", "9.0"),
+        ("sm_90a", "9.0"),
+        ("sm_100", "10.0 10.3 10.7"),
+        ("sm_100a", "10.0"),  # R3
+        ("sm_103a", "10.3"),
+        ("sm_100f", "10.0 10.3 10.7"),
+        ("sm_103f", "10.3 10.7"),
+        ("sm_101", "10.1 11.0"),  # R4: one GPU, two names
+        ("sm_110", "10.1 11.0"),
+        ("sm_110f", "10.1 11.0"),
+        ("sm_101a", "10.1 11.0"),
+        ("sm_120", "12.0 12.1"),
+        ("sm_120a", "12.0"),
+        ("sm_120f", "12.0 12.1"),
+        ("sm_121f", "12.1"),
+        ("lto_90", ""),  # R8
+        ("gfx90a", ""),
+    ],
+)
+def test_machine_code(code: str, expected: str) -> None:
+    assert where(code, Reach.NATIVE) == expected
+    assert where(code, Reach.PTX) == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("compute_89/8.0", "8.9 9.0 10.0 10.1 10.3 10.7 11.0 12.0 12.1"),  # R5
+        ("compute_87/8.0", "8.7 8.8 8.9 9.0 10.0 10.1 10.3 10.7 11.0 12.0 12.1"),  # of integrated ones too
+        ("compute_90a/8.0", "9.0"),  # R3: of PTX too
+        ("compute_100f/8.8", "10.0 10.3 10.7"),
+        ("compute_120f/8.8", "12.0 12.1"),
+        ("compute_101/8.7", "10.1 11.0 12.0 12.1"),  # R4
+    ],
+)
+def test_ptx(code: str, expected: str) -> None:
+    assert where(code, Reach.PTX) == expected
+    assert where(code, Reach.NATIVE) == ""
+
+
+CODES = st.builds(
+    Code,
+    kind=st.sampled_from([CodeKind.SASS, CodeKind.PTX, CodeKind.LTO]),
+    architecture=st.sampled_from(EVERY),
+    suffix=st.sampled_from(["", "a", "f"]),
+    isa=st.just("8.0"),
+)
+
+
+@given(CODES)
+def test_a_suffix_only_narrows(code: Code) -> None:
+    plain = replace(code, suffix="")
+    for capability in EVERY:
+        if runs(code, capability) is not Reach.NONE:
+            assert runs(plain, capability) is runs(code, capability)
+            assert code.architecture is not None
+            if code.suffix == "a":
+                assert {code.architecture, capability} <= {capability, Capability(10, 1), Capability(11, 0)}
+
+
+MODULES = st.builds(
+    Modules, codes=st.lists(CODES, min_size=1, max_size=6, unique=True).map(tuple), count=st.integers(1, 9)
+)
+
+
+@given(st.lists(MODULES, min_size=1, max_size=6))
+def test_counts_add_up(modules: list[Modules]) -> None:
+    one = replace(library("a.so"), modules=tuple(modules))
+    for capability in EVERY:
+        found = reach(one, capability)
+        assert found.native + found.ptx + found.without == sum(part.count for part in generic_modules(one))
+        assert bool(found.isa) == bool(found.ptx)
+        assert (found.reach is Reach.NONE) == (found.native + found.ptx == 0)
+        assert (found.reach is Reach.PARTIAL) == bool(found.without and found.native + found.ptx)
+
+
+# --- R9 ------------------------------------------------------------------------------------------
+
+
+def test_modules_for_single_gpus_say_nothing() -> None:
+    one = library("a.so", "10 sm_70 sm_80", "90 sm_80", "5 compute_86/7.2", "3 sm_90a sm_80")
+    assert [part.count for part in generic_modules(one)] == [10]
+    assert reach(one, Capability(7, 0)).reach is Reach.NATIVE
+    assert reach(one, Capability(9, 0)).reach is Reach.NONE
+
+
+def test_a_build_for_one_gpu_speaks_with_all_modules() -> None:
+    one = library("a.so", "440 sm_90", "3 sm_90 sm_90a sm_100a")
+    assert reach(one, Capability(9, 0)).native == 443
+    assert reach(one, Capability(10, 0)).reach is Reach.PARTIAL  # the three that have 100a
+
+
+def test_the_oldest_ptx_that_serves_counts_and_the_newest_of_all_modules() -> None:
+    one = library("a.so", "1 sm_70 sm_80 compute_70/7.0 compute_80/8.3", "1 sm_70 sm_80 compute_80/7.4")
+    found = reach(one, Capability(9, 0))
+    assert (found.reach, found.ptx, found.isa) == (Reach.PTX, 2, "7.4")
+
+
+def test_isa_versions_are_no_text() -> None:
+    one = library("a.so", "1 sm_70 sm_80 compute_80/9.0", "1 sm_70 sm_80 compute_80/10.2")
+    assert reach(one, Capability(9, 0)).isa == "10.2"
+
+
+def test_usual_codes_leave_out_what_few_modules_have() -> None:
+    codes = " ".join(map(str, usual_codes(torch_2_12().libraries[0])))
+    assert codes == "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"
+
+
+# --- drivers -------------------------------------------------------------------------------------
+
+
+def test_versions_of_drivers() -> None:
+    assert parse_driver("535.54.03") == (535, 54, 3)
+    for text in ("", "535.", "R535", "535.54.03.1", "٣", "535.-1"):
+        with pytest.raises(ValueError, match="write 535"):
+            parse_driver(text)
+
+
+@pytest.mark.parametrize(
+    ("driver", "needed", "expected"),
+    [
+        ("535", "525", False),
+        ("470.82.01", "525.60.13", True),
+        ("535", "535.54.03", False),  # a branch: any of its releases
+        ("535.43.02", "535.54.03", True),
+        ("550.40.07", "535.54.03", False),
+        ("525.60.13", "525", False),
+    ],
+)
+def test_older(driver: str, needed: str, expected: bool) -> None:
+    assert older(driver, needed) is expected
+
+
+def test_floors() -> None:
+    assert [cuda_floor(cuda).driver for cuda in ("11.7", "12", "13.2", "", "99.1")] == [
+        "450",
+        "525",
+        "580",
+        "",
+        "",
+    ]
+    assert ptx_floor("8.1").driver == "530.30.02"
+    assert ptx_floor("99.9").driver == ""
+    assert "not known" in ptx_floor("99.9").reason
+
+
+def test_the_largest_floor_holds() -> None:
+    """R6 and R7: machine code asks for its major's first driver, PTX and zstd for more."""
+    plain = library("a.so", "1 sm_70 sm_80 compute_80/8.3")
+    squeezed = replace(plain, compressions=("lz4", "zstd"))
+
+    def floor(one: object, capability: str) -> str:
+        assert one in (plain, squeezed)
+        lib = plain if one is plain else squeezed
+        return minimum_driver("12.8", [(lib, reach(lib, parse_capability(capability)))]).driver
+
+    assert floor(plain, "8.0") == "525"
+    assert floor(plain, "9.0") == "545.23.06"
+    assert floor(squeezed, "8.0") == floor(squeezed, "9.0") == "550.54.14"
+
+
+def test_a_floor_that_is_not_known_is_said() -> None:
+    one = library("a.so", "1 sm_70 sm_80 compute_80/77.0")
+    found = minimum_driver("12.8", [(one, reach(one, Capability(9, 0)))])
+    assert found.driver == ""
+    assert "77.0" in found.reason
+
+
+# --- places --------------------------------------------------------------------------------------
+
+
+def answers(place: Contents) -> dict[str, str]:
+    return {str(one.capability): str(one.answer) for one in predict_all(place)}
+
+
+def ask(place: Contents, capability: str) -> Prediction:
+    return predict(place, parse_capability(capability))
+
+
+def test_torch_2_3() -> None:
+    found = answers(torch_2_3())
+    assert {one for one, answer in found.items() if answer == "yes"} == {
+        "5.0", "5.2", "6.0", "6.1", "7.0", "7.5", "8.0", "8.6", "8.9", "9.0",
+    }  # fmt: skip
+    assert {answer for one, answer in found.items()} == {"yes", "no"}
+    one = ask(torch_2_3(), "6.1")
+    assert one.reason == "libtorch_cuda.so has sm_60 code, which runs on 6.1, in all 332 modules"
+    assert (one.driver, one.driver_reason) == ("525", "the first that runs programs of CUDA 12")
+    assert "only sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90 and no PTX" in ask(torch_2_3(), "12.0").reason
+
+
+def test_the_turing_hole() -> None:
+    """The project documents 7.5, and libtorch_cuda_linalg.so has no code for it."""
+    one = ask(torch_2_12(), "7.5")
+    assert one.answer is Answer.PARTLY
+    assert one.reason == (
+        "torch 2.12.1 runs on 7.5, all but linear algebra: libtorch_cuda_linalg.so has no code for it"
+    )
+    hole = next(part for part in one.libraries if part.path.endswith("linalg.so"))
+    assert (hole.reach, hole.native, hole.without, hole.gates) == (Reach.NONE, 0, 65, False)
+    assert ask(torch_2_12(), "8.0").answer is Answer.YES
+    assert ask(torch_2_12(), "7.0").answer is Answer.NO
+    lines = contradictions(torch_2_12())
+    assert lines[0].startswith("7.5: documented (pytorch/pytorch")
+    assert "libtorch_cuda_linalg.so has no code for it" in lines[0]
+    assert "PTX is documented" in lines[1]
+    assert len(lines) == 2
+
+
+def test_no_contradiction_where_all_agrees() -> None:
+    assert contradictions(torch_2_3()) == ()
+    assert contradictions(contents()) == ()
+
+
+@pytest.mark.parametrize(
+    ("package", "version", "page"),
+    [
+        ("pytorch==2.10.0=cuda129_mkl_py312_0", "12.9", "conda-forge/pytorch-cpu-feedstock"),
+        ("pytorch==2.3.1=py3.11_cuda12.1_cudnn8.9.2_0", "12.1", "pytorch/builder conda/"),
+        ("torch==2.3.1+cu121", "12.1", "pytorch/builder manywheel"),
+        ("pytorch==2.3.1=gpu_py312_0", "12.1", ""),  # of no channel that a table knows
+    ],
+)
+def test_documents_are_those_of_the_build(package: str, version: str, page: str) -> None:
+    place = contents(
+        library("lib/libtorch_cuda.so", "9 sm_80 sm_120"), packages=[package], facts=[f"torch.cuda={version}"]
+    )
+    found = [line for line in contradictions(place) if "9.0: documented" in line or "9.0," in line]
+    assert all(page in line for line in found)
+    assert bool(found) == bool(page)
+
+
+def test_what_a_project_says_of_a_capability() -> None:
+    row = Documented(
+        framework="torch",
+        version="2.3",
+        cuda="12.1",
+        codes=(parse_code("sm_70"), parse_code("compute_90")),
+        minimum=Capability(7, 0),
+        cudnn="",
+        source="documented: nowhere",
+    )
+    said = {str(one): documented_answer(row, one) for one in EVERY}
+    assert (said["6.1"], said["7.5"], said["8.0"], said["12.0"]) == (
+        Answer.NO,
+        Answer.YES,
+        Answer.NO,
+        Answer.PTX,
+    )
+    assert documented_answer(replace(row, codes=()), Capability(8, 0)) is Answer.UNKNOWN
+    assert documented_answer(replace(row, codes=()), Capability(6, 1)) is Answer.NO
+
+
+def test_a_runtime_of_another_cuda_is_told() -> None:
+    place = replace(torch_2_3(), packages=(*torch_2_3().packages, *contents(
+        packages=["nvidia-cuda-runtime==13.0.88"]).packages))  # fmt: skip
+    assert contradictions(place) == (
+        "the framework is built for CUDA 12.1, but what is installed is nvidia-cuda-runtime 13.0.88",
+    )
+
+
+def test_torch_1_13_counts_what_has_no_code() -> None:
+    assert ask(torch_1_13(), "7.5").answer is Answer.YES
+    assert ask(torch_1_13(), "9.0").answer is Answer.NO  # the modules of PTX alone say nothing
+    one = ask(torch_1_13(), "5.0")
+    assert one.answer is Answer.PARTLY
+    assert one.reason == (
+        "torch 1.13.1 starts on 5.0, but 2 of 82 modules of libtorch_cuda_cpp.so have no code for it"
+    )
+    most = ask(torch_1_13(), "3.5")
+    assert most.answer is Answer.NO
+    assert most.reason == "67 of 82 modules of libtorch_cuda_cpp.so have no code for 3.5"
+
+
+def test_tensorflow_through_ptx() -> None:
+    one = ask(tensorflow_2_18(), "9.0")
+    assert one.answer is Answer.PTX
+    assert one.reason == (
+        "libtensorflow_cc.so.2 has no machine code for 9.0 in 1149 of 1428 modules: "
+        "the driver compiles their PTX (compute_90, ISA 8.3)"
+    )
+    assert one.driver == "545.23.06"
+    assert ask(tensorflow_2_18(), "8.9").driver == "525"
+    newer = ask(tensorflow_2_18(), "12.0")
+    assert newer.answer is Answer.PARTLY
+    assert newer.reason.startswith("tensorflow 2.18.1 starts on 12.0 through PTX, but 1 of 1428 modules")
+
+
+def test_drivers_turn_a_yes_into_a_no() -> None:
+    one = ask(tensorflow_2_18(), "9.0")
+    assert with_driver(one, "550") == one
+    old = with_driver(one, "535.54.03")
+    assert old.answer is Answer.NO
+    assert old.reason == (
+        "driver 535.54.03 is older than 545.23.06, the first that compiles PTX of ISA 8.3 (CUDA 12.3)"
+    )
+    never = ask(torch_2_3(), "12.0")
+    assert with_driver(never, "450") == never
+    with pytest.raises(ValueError, match="no version of a driver"):
+        with_driver(never, "new")
+
+
+def test_a_driver_that_cannot_be_judged_is_said() -> None:
+    one = ask(contents(library("lib/a.so", "1 sm_70 sm_80")), "8.0")
+    assert (one.answer, one.driver) == (Answer.YES, "")
+    asked = with_driver(one, "535")
+    assert asked.answer is Answer.YES
+    assert (
+        "whether driver 535 will do is not known: which CUDA it was built with is not known" in asked.reason
+    )
+
+
+@pytest.mark.parametrize(
+    ("extra", "answer", "words"),
+    [
+        (library("torchvision/_C.so", "3 sm_80 sm_90"), Answer.PARTLY, "all but torchvision: _C.so has no"),
+        (library("opt/env/lib/python3.11/site-packages/flash_attn/x.so", "3 sm_80"), Answer.PARTLY,
+         "all but flash_attn: x.so has no code for it"),
+        (library("opt/env/lib/libmagma.so", "3 sm_80 sm_90"), Answer.PARTLY, "all but linear algebra"),
+        (library("usr/local/cuda/extras/libsomething.so", "3 sm_80 sm_90"), Answer.YES, ""),
+        (library("nvidia/cudnn/lib/libcudnn_ops.so.9", "3 sm_80 sm_90"), Answer.YES, ""),
+        (library("opt/lib/libcublasLt.so.12", "3 sm_80"), Answer.YES, ""),
+        (library("lib/libcudadevrt.a", "3 sm_80"), Answer.YES, ""),
+        (library("bitsandbytes/librocm.so", "3 gfx90a"), Answer.YES, ""),
+        (library("torchvision/_D.so", "3 sm_70 sm_80", damage="at 0x40: cut"), Answer.PARTLY, "is damaged"),
+        (library("onnxruntime/capi/libonnxruntime_providers_cuda.so", "3 sm_80 sm_90"), Answer.PARTLY,
+         "all but onnxruntime-gpu"),
+    ],
+)  # fmt: skip
+def test_what_other_libraries_count_for(extra: object, answer: Answer, words: str) -> None:
+    place = torch_2_3()
+    one = ask(replace(place, libraries=(*place.libraries, extra)), "7.5")  # type: ignore[arg-type]
+    assert one.answer is answer
+    assert words in one.reason
+
+
+def test_a_damaged_library_gives_no_answer() -> None:
+    place = contents(
+        library("torch/lib/libtorch_cuda.so", "1 sm_70 sm_80", damage="at 0x1a40: cut short"),
+        packages=["torch==2.3.1"],
+    )
+    one = ask(place, "8.0")
+    assert one.answer is Answer.UNKNOWN
+    assert one.reason == "libtorch_cuda.so is damaged: at 0x1a40: cut short"
+
+
+def test_without_a_framework_every_library_counts() -> None:
+    one, other = library("a.so", "2 sm_70 sm_80"), library("b.so", "1 sm_80 sm_90")
+    assert ask(contents(one, other), "8.0").answer is Answer.YES
+    some = ask(contents(one, other), "9.0")
+    assert some.answer is Answer.PARTLY
+    assert some.reason == "1 of 2 libraries lack code for 9.0: a.so has no code for it"
+    assert ask(contents(one, other), "6.0").answer is Answer.NO
+    assert ask(contents(one, library("libcublas.so.12", "1 sm_80")), "7.0").answer is Answer.YES
+    assert ask(contents(library("libcublas.so.12", "1 sm_70 sm_80")), "7.0").answer is Answer.YES
+    assert ask(contents(library("a.so", "5 lto_80")), "8.0").reason == (
+        "a.so holds LTO-IR alone, which only a linker can use"
+    )
+
+
+def test_nothing_and_amd() -> None:
+    assert ask(contents(), "8.0").answer is Answer.UNKNOWN
+    rocm = contents(
+        library("torch/lib/libtorch_hip.so", "9 gfx90a gfx942"), packages=["torch==2.9.1+rocm6.4"]
+    )
+    one = ask(rocm, "8.0")
+    assert one.answer is Answer.NO
+    assert one.reason == "its GPU code is AMD's (gfx90a, gfx942)"
+    assert amd_targets(rocm) == ("gfx90a", "gfx942")
+
+
+def test_known_faults_are_warnings() -> None:
+    place = contents(
+        library("torch/lib/libtorch_cuda.so", "397 sm_70 sm_75 sm_80 sm_90 sm_100 sm_120"),
+        packages=["torch==2.9.1", "nvidia-cublas-cu12==12.8.4.1"],
+        facts=["torch.cuda=12.8"],
+    )
+    assert ask(place, "10.0").answer is Answer.YES
+    assert any("cuBLAS 12.8.4.1" in text for text in ask(place, "10.0").warnings)
+    assert ask(place, "9.0").warnings == ()
+
+
+# --- AMD -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "target", "expected"),
+    [
+        ("gfx90a", "gfx90a", True),
+        ("gfx90a", "gfx908", False),
+        ("gfx90a:xnack+", "gfx90a", True),  # nothing is said of the GPU's setting
+        ("gfx90a:xnack+", "gfx90a:sramecc+:xnack-", False),
+        ("gfx90a:sramecc+:xnack-", "gfx90a:sramecc+:xnack-", True),
+        ("gfx90a", "gfx90a:xnack-", True),
+        ("gfx11-generic", "gfx1103", True),
+        ("gfx11-generic", "gfx1200", False),
+        ("gfx9-4-generic", "gfx942", True),
+        ("sm_90", "gfx90a", False),
+    ],
+)
+def test_amd(code: str, target: str, expected: bool) -> None:
+    assert amd_runs(parse_code(code), target) is expected
+
+
+def test_amd_modules_are_counted() -> None:
+    one = library("a.so", "3 gfx90a gfx942", "2 gfx1100", "7 sm_80")
+    assert amd_reach(one, "gfx942") == (3, 5)
