@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 
 from imagefactory import __version__
-from imagefactory.cli import catalogue, images, locks, machine, registries, stores
+from imagefactory.cli import catalogue, images, inspect, locks, machine, registries, stores
 from imagefactory.cli.output import Call, complain, explain, say_json, write
 from imagefactory.errors import EXIT_INTERRUPTED, EXIT_OK, FactoryError, ToolError
 from imagefactory.progress import STYLES
@@ -75,6 +75,7 @@ for command in (
     catalogue.new,
     locks.lock,
     locks.render,
+    inspect.inspect,
     images.build,
     images.run,
     images.export,

@@ -1,0 +1,127 @@
+"""The command that says what an image, a wheel or a library can run on, by its own GPU code: inspect."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from imagefactory.cli.output import Call, complete_targets, json_option, say, say_json
+from imagefactory.errors import EXIT_CHECK, UsageError
+
+if TYPE_CHECKING:
+    from imagefactory.gpu.capability import Capability
+    from imagefactory.gpu.model import Prediction
+    from imagefactory.inspection import Inspected
+    from imagefactory.report.inspection import Asked
+
+
+@click.command()
+@click.argument("name", metavar="WHAT", shell_complete=complete_targets)
+@click.option("--gpu", metavar="NAME", help='Answer for one GPU: V100, "GTX 1080 Ti", gfx90a.')
+@click.option("--capability", metavar="X.Y", help="Answer for one compute capability.")
+@click.option("--driver", default="", metavar="VERSION", help="The driver for Linux there: 535 or 535.54.03.")
+@click.option("--all", "every", is_flag=True, help="Show all libraries and all capabilities.")
+@json_option
+@click.pass_obj
+def inspect(
+    call: Call, name: str, gpu: str | None, capability: str | None, driver: str, every: bool, as_json: bool
+) -> None:
+    """Say what WHAT can run on, predicted from the GPU code that is in it. Needs no GPU.
+
+    \b
+      imagefactory inspect pytorch-2.3-cu121                     a target: its image, else its lock's packages
+      imagefactory inspect pytorch:2.3-cu121                     an image of the store, or its digest
+      imagefactory inspect registry.example.org/pytorch:2.3      an image of a registry
+      imagefactory inspect torch-2.9.1-cp311-cp311-linux.whl     a wheel, a .sif, a folder, one library
+      imagefactory inspect pytorch-2.3-cu121 --gpu "RTX 5090"    one answer in one line
+
+    With --gpu or --capability the exit code is 0 where all of it runs and 9 where not.
+    """
+    from imagefactory.factory import Factory
+    from imagefactory.gpu.contradictions import contradictions
+    from imagefactory.gpu.frameworks import cpu_only
+    from imagefactory.gpu.predict import predict, predict_all
+    from imagefactory.inspection import inspect_place
+    from imagefactory.report.inspection import (
+        RUNS,
+        Inspection,
+        format_answer,
+        format_inspection,
+        inspection_json,
+        prediction_json,
+    )
+
+    amd = gpu if gpu and gpu.startswith("gfx") else ""
+    if amd and (driver or capability):
+        raise UsageError("what AMD's GPUs run depends on no driver or capability here", hint="leave it out")
+    asked = None if amd else _asked(gpu, capability, driver)
+    place = Factory(settings=call.settings, environ=os.environ, bases=(), targets=())
+    found = inspect_place(place, lambda: call.factory, name, call.progress)
+    if amd:
+        return _say_amd(name, amd, found, as_json=as_json)
+    if asked is not None:
+        one = _with_driver(predict(found.contents, asked[0]), driver)
+        if as_json:
+            value = {"name": name, "gpu": asked[1].title, "driver_asked": driver, **prediction_json(one)}
+            say_json("inspect-answer", {**value, "from": found.how, "digest": found.digest})
+        else:
+            say(format_answer(name, asked[1], one))
+        raise click.exceptions.Exit(0 if one.answer in RUNS else EXIT_CHECK)
+    inspection = Inspection(
+        name=name,
+        how=found.how,
+        digest=found.digest,
+        contents=found.contents,
+        predictions=tuple(_with_driver(one, driver) for one in predict_all(found.contents)),
+        cpu_only=cpu_only(found.contents),
+        contradictions=contradictions(found.contents),
+    )
+    if as_json:
+        return say_json("inspect", inspection_json(inspection))
+    return say(format_inspection(inspection, every=every))
+
+
+def _say_amd(name: str, target: str, found: Inspected, *, as_json: bool) -> None:
+    from imagefactory.report.inspection import RUNS, answer_amd
+
+    answer, reason = answer_amd(found.contents, target)
+    if as_json:
+        value = {"name": name, "gpu": target, "basis": "predicted", "answer": answer.value, "reason": reason}
+        say_json("inspect-answer", {**value, "from": found.how, "digest": found.digest})
+    else:
+        say(f"{name} on {target}: {answer} (predicted): {reason}")
+    raise click.exceptions.Exit(0 if answer in RUNS else EXIT_CHECK)
+
+
+def _asked(gpu: str | None, capability: str | None, driver: str) -> tuple[Capability, Asked] | None:
+    """The capability of the question, None without one. Raises UsageError."""
+    from imagefactory.gpu.capability import parse_capability
+    from imagefactory.gpu.knowledge import find_gpu
+    from imagefactory.report.inspection import Asked
+
+    if gpu and capability:
+        raise UsageError("--gpu and --capability ask for the same", hint="leave one out")
+    if gpu:
+        known = find_gpu(gpu)
+        title = f"{known.name} ({known.capability})"
+        return known.capability, Asked(title=title, driver=driver)
+    if capability:
+        try:
+            parsed = parse_capability(capability)
+        except ValueError as error:
+            raise UsageError(str(error), hint="a GPU's name goes with --gpu") from error
+        return parsed, Asked(title=str(parsed), driver=driver)
+    return None
+
+
+def _with_driver(prediction: Prediction, driver: str) -> Prediction:
+    from imagefactory.gpu.predict import with_driver
+
+    if not driver:
+        return prediction
+    try:
+        return with_driver(prediction, driver)
+    except ValueError as error:
+        raise UsageError(str(error), hint="write --driver 535, or 535.54.03") from error

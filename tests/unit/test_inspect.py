@@ -1,0 +1,371 @@
+"""`inspect`: which bytes a name leads to, what is told of them, and the exit codes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagefactory import cli, errors, inspection
+from imagefactory.gpu.capability import Capability, Code, CodeKind
+from imagefactory.gpu.model import Answer, Contents, Library, Modules, Package
+from imagefactory.gpu.predict import predict_all
+from imagefactory.model import LockedWheel
+from imagefactory.oci.layout import Layout
+from imagefactory.oci.sif import SifOrigin, keep_sif
+from imagefactory.progress import Quiet
+from imagefactory.report.inspection import Inspection, answer_amd, format_inspection, library_versions
+from tests.unit.gpu_code_made_here import library
+from tests.unit.registry_made_here import RegistryMadeHere, Ways, registry_made_here
+from tests.unit.test_cli import Said
+from tests.unit.test_layout import add_image
+from tests.unit.test_scan import VERSION, sif, tar
+from tests.unit.wheels_made_here import make_wheel
+
+ROOT = Path(__file__).parents[2]
+SITE = "opt/env/lib/python3.11/site-packages"
+TORCH = library(*[("sm_50", "sm_60", "sm_70", "sm_80", "sm_90")] * 12)
+LINALG = library(*[("sm_70", "sm_80", "sm_90")] * 3)
+LAYERS = [
+    tar(("usr/bin/env", b"\x7fELF" + bytes(200))),
+    tar(
+        (f"{SITE}/torch/lib/libtorch_cuda.so", TORCH),
+        (f"{SITE}/torch/version.py", VERSION),
+        (f"{SITE}/torch-2.3.1.dist-info/METADATA", b"Name: torch\n"),
+    ),
+    tar(
+        (f"{SITE}/nvidia/cudnn/lib/libcudnn.so.8", library(("sm_80",), ("sm_90",))),
+        (f"{SITE}/nvidia_cudnn_cu12-8.9.2.26.dist-info/METADATA", b""),
+        (f"{SITE}/nvidia_nccl_cu12-2.20.5.dist-info/METADATA", b""),
+    ),
+]
+Call = Callable[..., Said]
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    layout = Layout(tmp_path / "store")
+    with layout.in_use(Quiet()):
+        add_image(layout, "pytorch:2.3-cu121", LAYERS)
+    return layout
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """The command line in this process and an empty folder, on a store and cache of the test's own."""
+    monkeypatch.setenv("IMAGEFACTORY_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("IMAGEFACTORY_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+    def run(*arguments: str, root: Path = ROOT) -> Said:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["-C", str(root), "inspect", *arguments])
+        said = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return Said(ended.value.code, said.out, said.err)
+
+    return run
+
+
+# --- what is told ----------------------------------------------------------------------------------
+
+
+def test_a_built_target_is_told_from_its_image(call: Call, layout: Layout) -> None:
+    said = call("pytorch-2.3-cu121")
+    assert said.code == 0
+    lines = said.out.splitlines()
+    assert lines[0] == "pytorch-2.3-cu121"
+    rows = (line.partition("  ") for line in lines[1 : lines.index("")])
+    fields = {first: rest.strip() for first, _, rest in (row[2].partition("  ") for row in rows) if first}
+    assert fields["from"].startswith("scan of the image in ")
+    assert fields["framework"] == "torch 2.3.1"
+    assert fields["CUDA"] == "12.1, cuDNN 8.9.2.26, NCCL 2.20.5"
+    assert fields["predicted"].startswith("yes on 5.0 5.2 6.0 6.1 7.0 7.5 8.0 8.6 8.9 9.0")
+    header, row, last = (line.split() for line in (lines[lines.index("") + 1 :])[:3])
+    assert header[1] == "5.0"
+    assert row[:3] == ["libtorch_cuda.so", "must", "load"]
+    cells = dict(zip(header[1:], row[3:], strict=True))
+    assert (cells["8.6"], cells["10.0"], cells["12.0"]) == ("N", "-", "-")
+    assert dict(zip(header[1:], last[1:], strict=True))["8.6"] == "yes"
+    assert "1 library of CUDA's" in said.out
+    assert "libcudnn.so.8" in call("pytorch-2.3-cu121", "--all").out
+
+
+def test_json_tells_the_same_and_all_of_it(call: Call, layout: Layout) -> None:
+    value: dict[str, Any] = call("pytorch:2.3-cu121", "--json").json()
+    assert value["format"] == "imagefactory.inspect/1"
+    assert (value["framework"], value["framework_version"], value["cuda"]) == ("torch", "2.3.1", "12.1")
+    assert value["versions"] == {"cuDNN": "8.9.2.26", "NCCL": "2.20.5"}
+    assert value["digest"] == layout.tags()["pytorch:2.3-cu121"].digest
+    first, second = value["libraries"]
+    assert (first["path"], first["role"]) == (f"{SITE}/torch/lib/libtorch_cuda.so", "must load")
+    assert first["modules"] == [{"count": 12, "codes": ["sm_50", "sm_60", "sm_70", "sm_80", "sm_90"]}]
+    assert second["role"] == "reported only"
+    answers = {one["capability"]: one for one in value["predictions"]}
+    assert (answers["8.6"]["answer"], answers["12.0"]["answer"]) == ("yes", "no")
+    assert {one["basis"] for one in value["predictions"]} == {"predicted"}
+    assert {one["name"] for one in value["packages"]} == {"torch", "nvidia-cudnn-cu12", "nvidia-nccl-cu12"}
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "told"),
+    [
+        (("--gpu", "V100"), 0, "on V100 (7.0): yes (predicted): "),
+        (("--gpu", "gtx 1080 ti"), 0, "GTX 1080 Ti (6.1): yes (predicted): "),
+        (("--gpu", "RTX 5090"), 9, "RTX 5090 (12.0): no (predicted): libtorch_cuda.so has no code for 12.0"),
+        (("--capability", "6.1", "--driver", "535"), 0, "on 6.1, driver 535: yes (predicted): "),
+        (
+            ("--capability", "sm_61", "--driver", "470.82.01"),
+            9,
+            "no (predicted): driver 470.82.01 is older than",
+        ),
+        (("--gpu", "gfx90a"), 9, "gfx90a: no (predicted): it has no code for AMD's GPUs"),
+    ],
+)
+def test_one_question_is_answered_in_one_line(
+    call: Call, layout: Layout, options: tuple[str, ...], code: int, told: str
+) -> None:
+    said = call("pytorch-2.3-cu121", *options)
+    assert said.code == code
+    assert said.out.count("\n") == 1
+    assert told in said.out
+    value = call("pytorch-2.3-cu121", "--json", *options).json()
+    assert value["format"] == "imagefactory.inspect-answer/1"
+    assert value["answer"] == ("yes" if code == 0 else "no")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--gpu", "V100", "--capability", "7.0"), "ask for the same"),
+        (("--capability", "sm_90a"), "no compute capability"),
+        (("--capability", "8.0", "--driver", "new"), "no version of a driver"),
+        (("--gpu", "GTX 5090"), "no GPU is known"),
+        (("--gpu", "gfx90a", "--driver", "535"), "AMD"),
+    ],
+)
+def test_questions_that_make_no_sense_are_exit_code_2(
+    call: Call, layout: Layout, options: tuple[str, ...], told: str
+) -> None:
+    said = call("pytorch-2.3-cu121", *options)
+    assert said.code == errors.EXIT_USAGE
+    assert told in said.err
+
+
+def test_a_build_for_the_cpu_is_said_with_what_to_install(call: Call, tmp_path: Path) -> None:
+    version = VERSION.replace(b"'12.1'", b"None").replace(b"+cu121", b"+cpu")
+    path = make_wheel(tmp_path, "torch", {"torch/version.py": version}, version="2.3.1+cpu")
+    said = call(str(path))
+    assert "CPU only" in said.out
+    assert "torch==2.3.1" in said.out
+    answer = call(str(path), "--gpu", "V100")
+    assert answer.code == errors.EXIT_CHECK
+    assert "computes on the CPU alone" in answer.out
+
+
+def test_partial_libraries_are_counted(call: Call, tmp_path: Path) -> None:
+    mixed = library(*[("sm_70", "sm_80")] * 9, *[("sm_80", "sm_90")] * 3)
+    path = make_wheel(tmp_path, "torch", {"torch/lib/libtorch_cuda.so": mixed}, version="2.3.1")
+    said = call(str(path))
+    header = next(line for line in said.out.splitlines() if line.startswith("LIBRARY")).split()
+    row = next(line for line in said.out.splitlines() if line.startswith("libtorch_cuda.so")).split()
+    cells = dict(zip(header[1:], row[3:], strict=True))
+    assert (cells["7.0"], cells["8.0"], cells["9.0"]) == ("9/12", "N", "3/12")
+    assert call(str(path), "--capability", "7.0").code == errors.EXIT_CHECK
+
+
+# --- which bytes -----------------------------------------------------------------------------------
+
+
+def test_layers_that_are_known_are_not_read_again(call: Call, layout: Layout) -> None:
+    first = call("pytorch:2.3-cu121").out
+    for descriptor in list((layout.path / "blobs" / "sha256").iterdir()):
+        if descriptor.read_bytes()[257:262] == b"ustar":
+            descriptor.write_bytes(bytes(descriptor.stat().st_size))
+    assert call("pytorch:2.3-cu121").out == first
+    assert call(layout.tags()["pytorch:2.3-cu121"].digest).out.splitlines()[1:] == first.splitlines()[1:]
+
+
+def test_a_path_comes_first_and_a_folder_needs_no_factory(call: Call, layout: Layout, tmp_path: Path) -> None:
+    folder = tmp_path / "here" / "pytorch-2.3-cu121"
+    folder.mkdir()
+    (folder / "one.so").write_bytes(LINALG)
+    said = call("pytorch-2.3-cu121", root=tmp_path)
+    assert "scan of the folder" in said.out
+    assert "N" in next(line for line in said.out.splitlines() if line.startswith("one.so"))
+    assert "scan of the file" in call(str(folder / "one.so"), root=tmp_path).out
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "told"),
+    [
+        ("./nothing.so", errors.EXIT_USAGE, "does not exist"),
+        ("torch-9-py3-none-any.whl", errors.EXIT_USAGE, "does not exist"),
+        ("pytorch:2.3", errors.EXIT_NOTHING_SELECTED, "did you mean pytorch:2.3-cu121"),
+        ("sha256:" + "0" * 64, errors.EXIT_NOTHING_SELECTED, "store list"),
+        ("pytorch-2.3-cu122", errors.EXIT_NOTHING_SELECTED, "pytorch-2.3-cu121"),
+        ("pytorch-*", errors.EXIT_USAGE, "this takes one"),
+        ("some/where", errors.EXIT_USAGE, "names no registry"),
+    ],
+)
+def test_names_that_lead_nowhere_are_told(
+    call: Call, layout: Layout, name: str, code: int, told: str
+) -> None:
+    said = call(name)
+    assert said.code == code
+    assert told in said.err
+
+
+def test_an_empty_file_has_no_gpu_code(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "here" / "x").write_bytes(b"")
+    said = call("x")
+    assert said.code == 0
+    assert "no GPU code was found" in said.out
+    assert call("x", "--gpu", "V100").code == errors.EXIT_CHECK
+
+
+def test_an_image_of_a_registry_is_read_through_and_remembered(
+    call: Call, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with registry_made_here(Ways()) as registry:
+        monkeypatch.setenv("IMAGEFACTORY_PLAIN_HTTP", registry.host)
+        _push(layout, registry.host, monkeypatch)
+        shutil.rmtree(layout.path)
+        name = f"{registry.host}/pytorch:2.3"
+        said = call(name)
+        assert said.code == 0, said.err
+        assert f"scan of the image in {registry.host}" in said.out
+        assert "torch 2.3.1" in said.out
+        read = _blobs_read(registry)
+        assert call(name).out == said.out
+        assert _blobs_read(registry) == read + 1  # its config alone
+        assert call(f"{registry.host}/pytorch:9").code == errors.EXIT_REGISTRY
+
+
+def _push(layout: Layout, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from imagefactory.oci.layout_store import LayoutStore
+    from imagefactory.oci.registry import Registry, RegistryOptions
+    from imagefactory.oci.transfer import Place, Sending, read_graph, send
+
+    place = Place(store=LayoutStore(layout), repository="pytorch")
+    graph = read_graph(place, "2.3-cu121")
+    store = Registry(host, RegistryOptions(plain_hosts=(host,)))
+    send(place, store, Sending(graph=graph, repository="pytorch", tags=("2.3",)), Quiet())
+
+
+def _blobs_read(registry: RegistryMadeHere) -> int:
+    return registry.count["GET blob"]
+
+
+def test_a_sif_is_told_by_the_image_it_was_made_from(call: Call, layout: Layout, tmp_path: Path) -> None:
+    image = layout.image("pytorch:2.3-cu121")
+    assert image is not None
+    subject = layout.manifest(image.manifest)
+    assert subject is not None
+    (layout.tmp / "made.sif").write_bytes(sif())
+    with layout.in_use(Quiet()):
+        origin = SifOrigin(target="pytorch-2.3-cu121", compression="fast", subject=subject[0])
+        keep_sif(layout, layout.tmp / "made.sif", origin)
+    copy = tmp_path / "here" / "any.sif"
+    copy.write_bytes(sif())
+    said = call("any.sif")
+    assert said.code == 0, said.err
+    assert "scan of pytorch:2.3-cu121, from which it was made" in said.out
+    assert "torch 2.3.1" in said.out
+
+
+# --- targets that are not built --------------------------------------------------------------------
+
+
+def test_a_target_that_is_not_built_is_told_by_the_tables(call: Call) -> None:
+    said = call("pytorch-2.3-cu121")
+    assert said.code == 0, said.err
+    assert "its lock, for it is not built" in said.out
+    assert "1 from the tables of scanned wheels" in said.out
+    assert "CUDA       12.1, cuBLAS 12.1.3.1, cuDNN 8.9.2.26, NCCL 2.20.5" in said.out
+    assert call("pytorch-2.3-cu121", "--gpu", "V100").code == 0
+
+
+def test_a_target_of_which_nothing_is_known_is_to_be_built(call: Call) -> None:
+    said = call("pytorch-conda-2.3-cu121")
+    assert said.code == errors.EXIT_BUILD
+    assert "imagefactory build pytorch-conda-2.3-cu121" in said.err
+
+
+def test_packages_of_the_cache_are_scanned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_wheel(tmp_path, "torch", {"torch/lib/libtorch_cuda.so": TORCH}, version="2.3.1")
+    first = inspection._scan_cached(path, 1)
+    assert [one.path for one in first.libraries] == ["torch/lib/libtorch_cuda.so"]
+    monkeypatch.setattr("imagefactory.gpu.scan.find_in", None)
+    assert inspection._scan_cached(path, 1) == first
+    (tmp_path / "scan.json").write_text("{}")
+    monkeypatch.undo()
+    assert inspection._scan_cached(path, 1) == first
+    assert json.loads((tmp_path / "scan.json").read_text())["found"]
+
+
+def test_little_known_decides_nothing() -> None:
+    """A cache with numpy alone must not make a target one for the CPU."""
+    torch = LockedWheel(name="torch", version="2.3.1", filename="t.whl", sha256="0" * 64, size=700_000_000)
+    nothing = Contents(source="x", libraries=(), packages=(Package(name="torch", version="2.3.1"),))
+    assert not inspection._answers(nothing, [torch])
+    assert inspection._answers(nothing, [])
+
+
+# --- drawing ---------------------------------------------------------------------------------------
+
+
+def amd(path: str, *processors: str) -> Library:
+    codes = tuple(Code(CodeKind.AMD, None, processor=one) for one in processors)
+    return Library(path=path, size=1, modules=(Modules(codes=codes, count=3),))
+
+
+def test_amd_has_a_table_of_its_own() -> None:
+    contents = Contents(
+        source="x", libraries=(amd("lib/a.so", "gfx90a:xnack-", "gfx942"), amd("lib/b.so", "gfx942"))
+    )
+    text = format_inspection(
+        Inspection(name="x", how="scan", digest="", contents=contents, predictions=predict_all(contents))
+    )
+    assert ["LIBRARY", "gfx90a", "gfx942"] in [line.split() for line in text.splitlines()]
+    assert answer_amd(contents, "gfx942")[0] is Answer.YES
+    assert answer_amd(contents, "gfx90a:xnack-")[0] is Answer.PARTLY
+    assert answer_amd(contents, "gfx1100")[0] is Answer.NO
+
+
+def test_versions_come_from_packages_then_from_names() -> None:
+    packages = (
+        Package(name="libcublas", version="12.4.5.8"),
+        Package(name="nvidia-cudnn-cu12", version="9.1.0.70"),
+    )
+    contents = Contents(
+        source="x",
+        libraries=(),
+        packages=packages,
+        toolkit=("libcudnn.so.9", "libnccl.so.2", "libnccl.so.2.21.5"),
+    )
+    assert library_versions(contents) == (("cuBLAS", "12.4.5.8"), ("cuDNN", "9.1.0.70"), ("NCCL", "2.21.5"))
+
+
+def test_files_of_one_name_are_told_apart() -> None:
+    one = Modules(codes=(Code(CodeKind.SASS, Capability(8, 0)),), count=1)
+    contents = Contents(
+        source="x",
+        libraries=(
+            Library(path="a/lib/x.so", size=1, modules=(one,)),
+            Library(path="b/lib/x.so", size=1, modules=(one,), damage="at 0x40: cut"),
+        ),
+    )
+    text = format_inspection(
+        Inspection(name="x", how="scan", digest="", contents=contents, predictions=predict_all(contents))
+    )
+    assert [line.split()[0] for line in text.splitlines() if line.startswith(("a/", "b/"))] == [
+        "a/lib/x.so",
+        "b/lib/x.so",
+    ]
+    assert "b/lib/x.so: at 0x40: cut" in text
