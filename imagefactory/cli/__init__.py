@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 
 from imagefactory import __version__
-from imagefactory.cli import catalogue, images, inspect, locks, machine, registries, stores
+from imagefactory.cli import catalogue, compat, images, inspect, locks, machine, registries, stores
 from imagefactory.cli.output import Call, complain, explain, say_json, write
 from imagefactory.errors import EXIT_INTERRUPTED, EXIT_OK, FactoryError, ToolError
 from imagefactory.progress import STYLES
@@ -76,6 +76,7 @@ for command in (
     locks.lock,
     locks.render,
     inspect.inspect,
+    compat.compat,
     images.build,
     images.run,
     images.export,

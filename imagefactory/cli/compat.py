@@ -1,0 +1,252 @@
+"""The command that says what runs on which GPU, by what is known and with nothing fetched: compat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from imagefactory.cli.output import Call, complete_targets, json_option, say, say_json
+from imagefactory.errors import EXIT_CHECK, NothingSelectedError, StoreError, UsageError
+
+if TYPE_CHECKING:
+    from imagefactory.compat import Candidate, Gpu, Row
+    from imagefactory.factory import Factory
+    from imagefactory.gpu.model import Contents
+    from imagefactory.model import Target
+    from imagefactory.oci.layout import Layout
+
+
+@click.command()
+@click.argument("names", metavar="[TARGET|FAMILY]...", nargs=-1, shell_complete=complete_targets)
+@click.option("--gpu", metavar="NAME", help='A GPU: V100, "RTX 5090", H100-SXM5-80GB.')
+@click.option("--capability", metavar="X.Y", help="A compute capability in its place.")
+@click.option("--driver", default="", metavar="VERSION", help="Its driver for Linux: 535 or 535.54.03.")
+@click.option(
+    "--cover",
+    "file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="GPUS.YAML",
+    help="The fewest images of each family that serve the GPUs in this file.",
+)
+@click.option(
+    "--family", "families", multiple=True, metavar="NAME", help="With --cover: of this family alone."
+)
+@click.option("--differences", is_flag=True, help="Where the scanned wheels are not what is documented.")
+@json_option
+@click.pass_obj
+def compat(call: Call, /, names: tuple[str, ...], as_json: bool, **asked: Any) -> None:
+    """Say what runs on which GPU: documented, predicted from GPU code, or verified.
+
+    \b
+      imagefactory compat --gpu V100                   which targets run there, and why not the others
+      imagefactory compat --gpu V100 --driver 535 'pytorch-*'
+      imagefactory compat pytorch                      its versions x CUDA x capability, recipes or not
+      imagefactory compat --cover gpus.yaml            the fewest images for these GPUs
+      imagefactory compat --differences                what is documented against what was found
+
+    Nothing is fetched or scanned: scans of framework wheels are kept in the tables (`inspect` scans). Exit
+    code 9 when nothing runs on the GPU asked about.
+    """
+    ways = [name for name in ("gpu", "capability", "file", "differences") if asked[name]]
+    if len(ways) > 1:
+        raise UsageError(
+            "these ask for different tables", hint="one of --gpu, --capability, --cover, --differences"
+        )
+    if asked["driver"] and ways not in (["gpu"], ["capability"]):
+        raise UsageError("--driver says nothing here", hint="it completes --gpu or --capability")
+    if asked["families"] and ways != ["file"]:
+        raise UsageError(
+            "--family says nothing here", hint="it completes --cover; name families as arguments else"
+        )
+    if asked["differences"]:
+        return _differences(names, as_json=as_json)
+    if asked["file"]:
+        return _cover(call, asked["file"], (*names, *asked["families"]), as_json=as_json)
+    if ways:
+        return _one_gpu(
+            call, _gpu(asked["gpu"], asked["capability"], asked["driver"]), names, as_json=as_json
+        )
+    return _table(call, names, as_json=as_json)
+
+
+def _table(call: Call, names: tuple[str, ...], *, as_json: bool) -> None:
+    """Families and frameworks: versions x CUDA x capability, recipes or not; else targets x capability."""
+    from imagefactory.compat import columns, rows
+    from imagefactory.report.gpu_tables import format_rows
+
+    gpus = columns()
+    table = rows(_candidates(call, names, every_version=True), gpus)
+    if as_json:
+        return _say_rows(table, gpus)
+    return say(format_rows(table, [gpu.capability for gpu in gpus]))
+
+
+def _one_gpu(call: Call, gpu: Gpu, names: tuple[str, ...], *, as_json: bool) -> None:
+    from imagefactory.compat import rows, serves
+    from imagefactory.report.gpu_tables import format_gpu
+
+    table = rows(_candidates(call, names), (gpu,))
+    if as_json:
+        _say_rows(table, (gpu,))
+    else:
+        say(format_gpu(gpu, table))
+    if not any(serves(row.cells[0]) for row in table):
+        raise click.exceptions.Exit(EXIT_CHECK)
+
+
+def _cover(call: Call, file: Path, names: tuple[str, ...], *, as_json: bool) -> None:
+    from imagefactory.compat import Gpu, by_group, cover
+    from imagefactory.gpu.inventory import read_gpus
+    from imagefactory.report.gpu_tables import cover_json, format_covers
+
+    gpus = [
+        Gpu(name=one.name, capability=one.capability, driver=one.driver, count=one.count)
+        for one in read_gpus(file)
+    ]
+    covers = [cover(group, some, gpus) for group, some in by_group(_candidates(call, names))]
+    if as_json:
+        say_json("cover", {"covers": [cover_json(one) for one in covers]})
+    else:
+        say(format_covers(covers))
+    if any(all(gpu in [one.gpu for one in cover.unserved] for cover in covers) for gpu in gpus):
+        raise click.exceptions.Exit(EXIT_CHECK)
+
+
+def _gpu(name: str | None, capability: str | None, driver: str) -> Gpu:
+    """The GPU asked about. Raises UsageError for what is none."""
+    from imagefactory.compat import Gpu
+    from imagefactory.gpu.capability import parse_capability
+    from imagefactory.gpu.drivers import parse_driver
+    from imagefactory.gpu.knowledge import find_gpu
+
+    try:
+        if driver:
+            parse_driver(driver)
+    except ValueError as error:
+        raise UsageError(str(error), hint="`nvidia-smi` shows it at the top") from error
+    if name is not None:
+        found = find_gpu(name)
+        return Gpu(name=found.name, capability=found.capability, driver=driver)
+    try:
+        asked = parse_capability(capability or "")
+    except ValueError as error:
+        raise UsageError(str(error), hint="--capability 8.6, or --gpu with a name") from error
+    return Gpu(name=str(asked), capability=asked, driver=driver)
+
+
+def _candidates(call: Call, names: tuple[str, ...], *, every_version: bool = False) -> list[Candidate]:
+    """What `names` ask for: targets, families, frameworks; all targets when empty.
+
+    Where no recipe makes anything of a framework, its known versions stand for it; with `every_version` they
+    stand beside the targets too. Raises NothingSelectedError for a name that means nothing.
+    """
+    from imagefactory.compat import releases, with_releases
+    from imagefactory.gpu.knowledge import families
+
+    factory = _factory(call)
+    targets = factory.targets if factory else ()
+    if not names:
+        return (
+            _read(factory, targets)
+            if targets
+            else [one for name in families().values() for one in releases(name)]
+        )
+    found: dict[str, Candidate] = {}
+    for name in names:
+        framework = families().get(name, name if name in families().values() else "")
+        family = [
+            one for one in targets if one.family == name or (one.source, one.framework) == ("pypi", framework)
+        ]
+        some = _read(factory, family or (() if framework else _select(targets, name)))
+        if framework and (every_version or not some):
+            some = list(with_releases(some, framework))
+        found |= {one.title: one for one in some}
+    return list(found.values())
+
+
+def _select(targets: Sequence[Target], name: str) -> Sequence[Target]:
+    from imagefactory.gpu.knowledge import families
+    from imagefactory.recipe_values import nearest
+    from imagefactory.recipes import select
+    from imagefactory.yaml_tree import show
+
+    try:
+        return select(targets, (name,))
+    except NothingSelectedError as error:
+        known = sorted({*families(), *families().values(), *(target.family for target in targets)})
+        near = nearest(name, [*known, *(target.name for target in targets)])
+        hint = f"did you mean '{near}'?" if near else f"it knows {', '.join(known)}, and targets of these"
+        raise NothingSelectedError(
+            f"there is no target, family or framework {show(name)}", hint=hint
+        ) from error
+
+
+def _factory(call: Call) -> Factory | None:
+    """None where there are no recipes: what is known of frameworks can be asked from anywhere."""
+    from imagefactory.factory import recipes_folder
+
+    try:
+        recipes_folder(call.settings)
+    except UsageError:
+        if call.directory is not None:
+            raise
+        return None
+    return call.factory
+
+
+def _read(factory: Factory | None, targets: Sequence[Target]) -> list[Candidate]:
+    """Targets with their locks. One that is stale or malformed is judged by its recipe alone."""
+    from imagefactory.compat import Known, candidate_of
+    from imagefactory.locking import lock_state, read_target_lock, read_why
+    from imagefactory.model import Outcome
+    from imagefactory.oci.layout import reference
+
+    if factory is None:
+        return []
+    tags = factory.layout.tags()
+    made = []
+    for target in targets:
+        state = lock_state(factory, target)
+        why = read_why(factory, target) if state == Outcome.UNSOLVABLE else None
+        lock = read_target_lock(factory, target) if state == "ok" else None
+        image = _recall(factory.layout, reference(target)) if lock and reference(target) in tags else None
+        known = Known(lock=lock, state=state, unsolvable=why.reason if why else "", image=image)
+        made.append(candidate_of(target, known))
+    return made
+
+
+def _recall(layout: Layout, name: str) -> Contents | None:
+    """What an earlier scan of an image of the store found, None where a layer of it was never scanned."""
+    from imagefactory.gpu.findings import format_contents
+    from imagefactory.gpu.scan_layers import merge_layers
+    from imagefactory.gpu.scan_records import recall_scan
+
+    try:
+        image = layout.image(name)
+    except StoreError:
+        return None  # damaged: `store` tells that, and here the locked wheels still speak
+    scans = [recall_scan(layout, layer.diff_id) for layer in image.layers] if image else []
+    known = [scan for scan in scans if scan]
+    if not known or len(known) < len(scans):
+        return None
+    return format_contents(f"the image {name} in the store", merge_layers(known))
+
+
+def _say_rows(rows: Sequence[Row], gpus: Sequence[Gpu]) -> None:
+    from imagefactory.report.gpu_tables import gpu_json, row_json
+
+    say_json("compat", {"gpus": [gpu_json(gpu) for gpu in gpus], "rows": [row_json(row) for row in rows]})
+
+
+def _differences(names: tuple[str, ...], *, as_json: bool) -> None:
+    from imagefactory.gpu.knowledge import differences, families
+    from imagefactory.report.gpu_tables import difference_json, format_differences
+
+    wanted = {families().get(name, name) for name in names}
+    found = [one for one in differences() if not names or one.framework in wanted]
+    if as_json:
+        return say_json("differences", {"differences": [difference_json(one) for one in found]})
+    return say(format_differences(found))

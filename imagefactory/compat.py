@@ -1,0 +1,287 @@
+"""Tables of cells: what runs on a GPU, a framework's versions on all of them, the fewest images. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from imagefactory.gpu import knowledge
+from imagefactory.gpu.capability import Capability
+from imagefactory.gpu.judge import NOTHING, Evidence, ask, judge
+from imagefactory.gpu.model import Answer, Cell, Claim, Contents, Question
+from imagefactory.gpu.predict import INTEGRATED
+from imagefactory.model import Lock, Target
+from imagefactory.recipe_values import natural
+
+ANY = Capability(0, 0)
+"""Stands in the question of a candidate until a GPU is asked about."""
+OLDEST = Capability(5, 0)
+"""The first column of a table: no framework here is built for older GPUs."""
+RUNS = (Answer.YES, Answer.PTX)
+"""The answers of what runs whole."""
+_NOT = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A framework version with a CUDA version: a target of the recipes, or one that no recipe makes.
+
+    `name` is the target's, empty for the latter. Of `group` one alone is wanted: the family of a target, else
+    the framework. `question` is what is asked of it, whatever its capability and driver. `lock` is the state
+    of the target's lock; where that is not `ok`, the versions of the recipe alone are known.
+    """
+
+    name: str
+    group: str
+    question: Question
+    evidence: Evidence = NOTHING
+    lock: str = ""
+
+    @property
+    def title(self) -> str:
+        asked = self.question
+        return self.name or f"{asked.framework} {asked.version}, CUDA {asked.cuda}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """A GPU asked about. `driver` is empty where any will do; `count` is how many of it there are."""
+
+    name: str
+    capability: Capability
+    driver: str = ""
+    count: int = 1
+
+    @property
+    def title(self) -> str:
+        told = "" if self.name == str(self.capability) else f"{self.name}, "
+        return f"{told}compute capability {self.capability}{f', driver {self.driver}' if self.driver else ''}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One candidate and its cells, in the order of the GPUs or capabilities asked about."""
+
+    candidate: Candidate
+    cells: tuple[Cell, ...]
+
+
+def rows(candidates: Iterable[Candidate], gpus: Sequence[Gpu]) -> tuple[Row, ...]:
+    """Every candidate judged on every GPU, in the order given."""
+    return tuple(Row(candidate=one, cells=tuple(cell(one, gpu) for gpu in gpus)) for one in candidates)
+
+
+def cell(candidate: Candidate, gpu: Gpu) -> Cell:
+    question = replace(candidate.question, capability=gpu.capability, driver=gpu.driver)
+    return judge(question, candidate.evidence)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What is at hand of a target: its lock if that is current, and the word for its state.
+
+    `unsolvable` is why it has no solution, empty for one that may have. `image` is what is known of its image
+    in the store, which counts as long as that holds what the lock does.
+    """
+
+    lock: Lock | None
+    state: str
+    unsolvable: str = ""
+    image: Contents | None = None
+
+
+def candidate_of(target: Target, known: Known) -> Candidate:
+    """A target as its lock has it, or as its recipe has it where there is none."""
+    question, image = ask(target, known.lock, ANY), known.image
+    contents = image if image and _holds(image, question) else None
+    evidence = Evidence(unsolvable=known.unsolvable, contents=contents)
+    return Candidate(
+        name=target.name, group=target.family, question=question, evidence=evidence, lock=known.state
+    )
+
+
+def _holds(image: Contents, question: Question) -> bool:
+    """Whether an image has the locked version of every package of the lock that it names."""
+    held = {one.name: one.version for one in image.packages}
+    both = [(name, version) for name, version in question.packages if name in held]
+    return bool(both) and all(held[name] == version for name, version in both)
+
+
+def releases(framework: str) -> tuple[Candidate, ...]:
+    """The versions of a distribution (`torch`) x CUDA that are known, recipe or not, the newest first."""
+    found = {(one.version, one.cuda): one for one in knowledge.releases(framework)}
+    return newest_first(
+        Candidate(
+            name="",
+            group=framework,
+            question=Question(framework=framework, version=version, cuda=cuda, capability=ANY),
+        )
+        for version, cuda in found
+    )
+
+
+def with_releases(candidates: Iterable[Candidate], framework: str) -> tuple[Candidate, ...]:
+    """Candidates and all versions x CUDA of their framework that none of them is, the newest first."""
+    own = tuple(candidates)
+    made = {(one.question.framework, one.question.version, one.question.cuda) for one in own}
+    more = (
+        one for one in releases(framework) if (framework, one.question.version, one.question.cuda) not in made
+    )
+    return newest_first((*own, *more))
+
+
+def columns() -> tuple[Gpu, ...]:
+    """The capabilities of GPUs that are cards of their own, with any driver. Tables leave out what is
+    soldered beside an ARM processor (rule R2 names them): no image of x86-64 runs there."""
+    return tuple(
+        Gpu(name=str(one), capability=one)
+        for one in knowledge.capabilities()
+        if one not in INTEGRATED and one >= OLDEST
+    )
+
+
+def newest_first(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
+    """By framework version, then CUDA, the newest first; what is equal stays in order."""
+    return tuple(
+        sorted(
+            candidates,
+            key=lambda one: (natural(one.question.version), natural(one.question.cuda)),
+            reverse=True,
+        )
+    )
+
+
+def faults(cell: Cell) -> tuple[Claim, ...]:
+    """The known faults of what runs, save those that only cost time."""
+    return tuple(claim for claim in cell.warnings if claim.answer is not Answer.YES and cell.answer in RUNS)
+
+
+def serves(cell: Cell) -> bool:
+    """Whether an image is of use there: it runs whole, and is not known to fail or to compute wrongly."""
+    return _rank(cell) < _NOT
+
+
+def by_group(candidates: Iterable[Candidate]) -> tuple[tuple[str, tuple[Candidate, ...]], ...]:
+    """Candidates by the group of which one alone is wanted, in the order of its first."""
+    groups: dict[str, list[Candidate]] = {}
+    for one in candidates:
+        groups.setdefault(one.group, []).append(one)
+    return tuple((group, tuple(some)) for group, some in groups.items())
+
+
+# --- the fewest images ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """An image of a cover and the GPUs that it is for, each with what is known of it there."""
+
+    candidate: Candidate
+    serves: tuple[tuple[Gpu, Cell], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unserved:
+    """A GPU that nothing serves: the candidate that comes nearest, and why it does not serve."""
+
+    gpu: Gpu
+    candidate: Candidate | None
+    claim: Claim | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cover:
+    """The fewest images of a group that serve the GPUs, and the GPUs that none of it serves."""
+
+    group: str
+    images: tuple[Chosen, ...]
+    unserved: tuple[Unserved, ...]
+
+
+def cover(group: str, candidates: Sequence[Candidate], gpus: Sequence[Gpu]) -> Cover:
+    """The exact minimum of images; of several minima the one with the newest frameworks.
+
+    A GPU is served by what runs whole there with no known fault; where there is none, by what has one that
+    some calls meet. What is known not to run or to compute wrongly there serves nobody.
+    """
+    table = rows(newest_first(candidates), gpus)
+    best = [min((_rank(row.cells[index]) for row in table), default=_NOT) for index in range(len(gpus))]
+    sets = [frozenset(i for i, one in enumerate(row.cells) if _rank(one) == best[i] < _NOT) for row in table]
+    chosen = fewest(sets)
+    given: dict[int, list[tuple[Gpu, Cell]]] = {index: [] for index in chosen}
+    for number, gpu in enumerate(gpus):
+        able = [index for index in chosen if number in sets[index]]
+        if able:  # machine code of its own before PTX, then the newer framework
+            first = min(able, key=lambda index: (table[index].cells[number].answer is not Answer.YES, index))
+            given[first].append((gpu, table[first].cells[number]))
+    served = frozenset[int]().union(*sets)
+    return Cover(
+        group=group,
+        images=tuple(
+            Chosen(candidate=table[index].candidate, serves=tuple(given[index])) for index in chosen
+        ),
+        unserved=tuple(_unserved(table, i, gpu) for i, gpu in enumerate(gpus) if i not in served),
+    )
+
+
+def fewest(sets: Sequence[frozenset[int]]) -> tuple[int, ...]:
+    """Indexes of the fewest sets whose union is that of all; of several such, the first by their indexes.
+
+    Exact: branches on the element that the fewest sets hold, one set more at each round. Left out is what
+    takes no better answer away: elements that come with another one, sets that an earlier one contains.
+    """
+    union = frozenset[int]().union(*sets)
+    holders = {frozenset(index for index, one in enumerate(sets) if element in one) for element in union}
+    needed = sorted(sorted(one) for one in holders if not any(other < one for other in holders))
+    sets = [frozenset(i for i, one in enumerate(needed) if index in one) for index in range(len(sets))]
+    useful = [
+        index for index, one in enumerate(sets) if one and not any(one <= other for other in sets[:index])
+    ]
+    wanted = frozenset(range(len(needed)))
+    for size in range(len(useful) + 1):
+        if found := _of_size(sets, useful, wanted, size):
+            return min(found)
+    return ()
+
+
+def _of_size(
+    sets: Sequence[frozenset[int]], useful: Sequence[int], wanted: frozenset[int], size: int
+) -> list[tuple[int, ...]]:
+    """All covers of `wanted` by at most `size` sets, each sorted."""
+    found: set[tuple[int, ...]] = set()
+    seen: set[tuple[int, ...]] = set()
+
+    def go(chosen: tuple[int, ...], missing: frozenset[int]) -> None:
+        if not missing:
+            found.add(chosen)
+            return
+        left = size - len(chosen)
+        if left * max(len(sets[index] & missing) for index in useful) < len(missing):
+            return
+        rarest = min(missing, key=lambda one: (sum(one in sets[index] for index in useful), one))
+        for index in useful:
+            more = tuple(sorted((*chosen, index)))
+            if rarest in sets[index] and more not in seen:
+                seen.add(more)
+                go(more, missing - sets[index])
+
+    go((), wanted)
+    return list(found)
+
+
+def _rank(cell: Cell) -> int:
+    """0 for what runs whole, 1 for what some calls fail in there, `_NOT` for what serves nothing."""
+    answers = {claim.answer for claim in faults(cell)}
+    if cell.answer not in RUNS or Answer.NO in answers:
+        return _NOT
+    return 1 if answers else 0
+
+
+def _unserved(table: Sequence[Row], number: int, gpu: Gpu) -> Unserved:
+    if not table:
+        return Unserved(gpu=gpu, candidate=None, claim=None)
+    order = (*RUNS, Answer.PARTLY, Answer.UNKNOWN, Answer.NO)
+    row = min(table, key=lambda row: order.index(row.cells[number].answer))
+    nearest = row.cells[number]
+    against = tuple(claim for claim in faults(nearest) if claim.answer is Answer.NO) or nearest.claims
+    return Unserved(gpu=gpu, candidate=row.candidate, claim=against[0] if against else None)

@@ -1,0 +1,448 @@
+"""Tables of cells: what they hold, how they read, and that a cover is the smallest there is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from imagefactory import cli, errors
+from imagefactory.compat import (
+    ANY,
+    RUNS,
+    Candidate,
+    Gpu,
+    by_group,
+    columns,
+    cover,
+    fewest,
+    newest_first,
+    releases,
+    rows,
+    with_releases,
+)
+from imagefactory.gpu.capability import parse_capability, parse_code
+from imagefactory.gpu.findings import Found
+from imagefactory.gpu.judge import Evidence
+from imagefactory.gpu.knowledge.compared import Difference
+from imagefactory.gpu.model import Answer, Basis, Contents, Library, Modules, Package, Question
+from imagefactory.gpu.scan_records import LayerScan, format_scan
+from imagefactory.oci.layout import Layout
+from imagefactory.report.gpu_tables import (
+    LEGEND,
+    LETTERS,
+    Sources,
+    format_covers,
+    format_differences,
+    format_gpu,
+    format_rows,
+    letters,
+)
+from tests.unit.test_layout import add_image
+
+ROOT = Path(__file__).parents[2]
+
+
+def gpu(capability: str, name: str = "", driver: str = "") -> Gpu:
+    return Gpu(name=name or capability, capability=parse_capability(capability), driver=driver)
+
+
+def contents_of(source: str, version: str, *codes: str, cuda: str = "12.1") -> Contents:
+    """PyTorch with one library, which has code for these targets."""
+    modules = Modules(codes=tuple(sorted(map(parse_code, codes))), count=9)
+    return Contents(
+        source=source,
+        libraries=(Library(path="torch/lib/libtorch_cuda.so", size=1, modules=(modules,)),),
+        packages=(Package(name="torch", version=version),),
+        facts=(("torch", "cuda", cuda),),
+    )
+
+
+def candidate(name: str, version: str, *codes: str, cuda: str = "12.1") -> Candidate:
+    """A target whose image was scanned."""
+    contents = contents_of(f"{name}'s image", version, *codes, cuda=cuda)
+    question = Question(framework="torch", version=version, cuda=cuda, capability=ANY)
+    return Candidate(name=name, group="pytorch", question=question, evidence=Evidence(contents=contents))
+
+
+# --- the fewest sets -------------------------------------------------------------------------------
+
+SETS = st.lists(st.frozensets(st.integers(0, 7), max_size=5), max_size=7)
+
+
+@given(SETS)
+def test_no_smaller_cover_exists(sets: list[frozenset[int]]) -> None:
+    wanted = frozenset[int]().union(*sets)
+    smallest = next(
+        size
+        for size in range(len(sets) + 1)
+        if any(frozenset[int]().union(*some) == wanted for some in combinations(sets, size))
+    )
+    best = next(
+        some
+        for some in combinations(range(len(sets)), smallest)
+        if frozenset[int]().union(*(sets[index] for index in some)) == wanted
+    )
+    assert fewest(sets) == best  # and of all of that size the first, so the newest
+
+
+def test_a_cover_where_the_greedy_choice_needs_one_more() -> None:
+    """The largest set first (six of eight) would need three."""
+    sets = [frozenset({1, 2, 3, 5, 6, 7}), frozenset({1, 2, 3, 4}), frozenset({5, 6, 7, 8})]
+    assert fewest(sets) == (1, 2)
+
+
+def test_many_gpus_and_images_are_covered_at_once() -> None:
+    sets = [frozenset((index * 7 + step) % 60 for step in range(15)) for index in range(40)]
+    found = fewest(sets)
+    assert frozenset[int]().union(*(sets[index] for index in found)) == frozenset(range(60))
+
+
+# --- covers ----------------------------------------------------------------------------------------
+
+
+def test_the_newest_framework_wins_among_equals() -> None:
+    some = [candidate("old", "2.3", "sm_70", "sm_80"), candidate("new", "2.9", "sm_70", "sm_80")]
+    found = cover("pytorch", some, [gpu("7.0"), gpu("8.6")])
+    assert [one.candidate.name for one in found.images] == ["new"]
+    assert [str(one.capability) for one, _ in found.images[0].serves] == ["7.0", "8.6"]
+
+
+def test_one_old_image_beats_two() -> None:
+    some = [
+        candidate("volta", "2.3", "sm_70", "sm_80"),
+        candidate("ampere", "2.9", "sm_80"),
+        candidate("hopper", "2.15", "sm_90"),
+    ]
+    found = cover("pytorch", some, [gpu("7.0"), gpu("8.0"), gpu("9.0")])
+    assert [one.candidate.name for one in found.images] == ["hopper", "volta"]
+    assert found.unserved == ()
+
+
+def test_a_gpu_that_nothing_serves_is_said_with_what_comes_nearest() -> None:
+    found = cover("pytorch", [candidate("one", "2.3", "sm_80")], [gpu("8.0"), gpu("6.1", "GTX 1080 Ti")])
+    assert [one.gpu.name for one in found.unserved] == ["GTX 1080 Ti"]
+    text = format_covers([found])
+    assert "1 image for 1 of 2 kinds of GPU" in text
+    assert "GTX 1080 Ti" in text
+    assert "has no code for 6.1" in text
+
+
+def faulty(name: str, version: str, *codes: str, packages: tuple[tuple[str, str], ...]) -> Candidate:
+    """The same with packages of which faults are known."""
+    made = candidate(name, version, *codes)
+    contents = made.evidence.contents
+    assert contents is not None
+    more = tuple(Package(name=package, version=number) for package, number in packages)
+    held = replace(contents, packages=(*contents.packages, *more))
+    return replace(made, evidence=Evidence(contents=held))
+
+
+def test_what_fails_in_some_calls_serves_where_nothing_else_does() -> None:
+    """cuDNN 9.11 and newer has no code for Volta: two images are better than convolutions that fail."""
+    new = faulty("new", "2.9", "sm_70", "sm_80", packages=(("nvidia-cudnn-cu12", "9.20.0"),))
+    old = candidate("old", "2.3", "sm_70")
+    both = cover("pytorch", [new, old], [gpu("8.0"), gpu("7.0")])
+    assert [(one.candidate.name, len(one.serves)) for one in both.images] == [("new", 1), ("old", 1)]
+    assert "!" not in format_covers([both])
+    alone = cover("pytorch", [new], [gpu("8.0"), gpu("7.0")])
+    assert [(one.candidate.name, len(one.serves)) for one in alone.images] == [("new", 2)]
+    assert "! cuDNN 9.20.0 has no code" in format_covers([alone])
+
+
+def test_what_computes_wrongly_serves_nobody() -> None:
+    """cuBLAS 12.8 to 13.1 on 10.0."""
+    wrong = faulty("wrong", "2.9", "sm_80", "sm_100", packages=(("nvidia-cublas-cu12", "12.8.4.1"),))
+    found = cover("pytorch", [wrong], [gpu("8.0"), gpu("10.0")])
+    (unserved,) = found.unserved
+    assert unserved.claim is not None
+    assert unserved.claim.rule == "known-bad:cublas-tensor-memory"
+    assert "cuBLAS 12.8.4.1" in format_covers([found])
+    assert format_gpu(gpu("10.0"), rows([wrong], [gpu("10.0")])).splitlines()[0].endswith("0 of 1 run on it")
+
+
+def test_what_is_slow_serves() -> None:
+    slow = faulty("slow", "2.9.1", "sm_80", packages=(("nvidia-cudnn-cu12", "9.10.2.21"),))
+    old = candidate("old", "2.3", "sm_80")
+    assert cover("pytorch", [old, slow], [gpu("8.0")]).images[0].candidate.name == "slow"
+    table = rows([slow], [gpu("8.0")])
+    assert letters(table[0].cells[0]) == "Yp!"
+    assert "yes !1" in format_gpu(gpu("8.0"), table)
+    assert "(slow)" in format_gpu(gpu("8.0"), table)
+
+
+def test_a_fault_of_what_does_not_run_is_not_told() -> None:
+    (row,) = rows([faulty("one", "2.9.1", "sm_80", packages=(("nvidia-cudnn-cu12", "9.20"),))], [gpu("7.0")])
+    assert row.cells[0].warnings
+    assert letters(row.cells[0]) == "-p"
+    assert "Known faults" not in format_gpu(gpu("7.0"), [row])
+
+
+def test_the_driver_of_a_gpu_counts() -> None:
+    some = [candidate("one", "2.3", "sm_80", "sm_90")]
+    assert cover("pytorch", some, [gpu("8.0", driver="535")]).unserved == ()
+    (old,) = cover("pytorch", some, [gpu("8.0", driver="470")]).unserved
+    assert old.claim is not None
+    assert old.claim.rule == "driver-floor"
+
+
+def test_nothing_covers_nothing() -> None:
+    assert cover("pytorch", [], [gpu("8.0")]).unserved[0].candidate is None
+    assert cover("pytorch", [candidate("one", "2.3", "sm_80")], []).images == ()
+
+
+# --- rows ------------------------------------------------------------------------------------------
+
+
+def test_the_newest_stands_first_by_number() -> None:
+    some = [candidate("a", "2.3"), candidate("b", "2.15"), candidate("c", "2.15", cuda="13.2")]
+    assert [one.name for one in newest_first(some)] == ["c", "b", "a"]
+
+
+def test_versions_without_a_recipe_stand_beside_those_with_one() -> None:
+    made = candidate("pytorch-2.3-cu121", "2.3")
+    found = with_releases([made], "torch")
+    same = [one for one in found if (one.question.version, one.question.cuda) == ("2.3", "12.1")]
+    assert same == [made]
+    assert {one.question.version for one in found} >= {"1.13", "2.3", "2.11", "2.14"}
+    assert len(found) == len(releases("torch"))
+
+
+def test_groups_keep_their_order() -> None:
+    some = [candidate("a", "2.3"), candidate("b", "2.9")]
+    assert by_group(some) == (("pytorch", tuple(some)),)
+
+
+def test_columns_are_cards() -> None:
+    shown = [one.title for one in columns()]
+    assert "compute capability 7.0" in shown
+    assert "compute capability 8.7" not in shown  # Jetson Orin
+    assert shown == sorted(shown, key=lambda text: tuple(map(int, text.split()[-1].split("."))))
+
+
+# --- how they read -----------------------------------------------------------------------------------
+
+
+def test_a_source_has_one_number() -> None:
+    sources = Sources()
+    assert sources.mark(["a", "b", "a"]) == "[1][2]"
+    assert sources.mark(["b", ""]) == "[2]"
+    assert sources.lines() == ["[1] a", "[2] b"]
+
+
+def test_every_answer_and_basis_has_a_letter_of_its_own() -> None:
+    assert set(LETTERS) == set(Answer)
+    assert len(set(LETTERS.values())) == len(Answer)
+    assert len({basis.value[0] for basis in Basis}) == len(Basis)
+    assert all(basis.value in " ".join(LEGEND) for basis in Basis)
+
+
+def test_a_table_of_one_gpu() -> None:
+    some = [candidate("fits", "2.3", "sm_70"), candidate("too-new", "2.4", "sm_80")]
+    asked = gpu("7.0", "V100")
+    table = rows(some, [asked])
+    text = format_gpu(asked, table)
+    lines = text.splitlines()
+    assert lines[0] == "V100, compute capability 7.0: 1 of 2 run on it"
+    fits = next(line for line in lines if line.startswith("fits"))
+    assert "yes" in fits
+    assert "predicted" in fits
+    assert "525" in fits
+    not_fit = next(line for line in lines if line.startswith("too-new"))
+    assert "has no code for 7.0" in not_fit
+    assert "documented: yes" in not_fit  # what a page says is not swallowed
+    assert "[1] scan of fits's image" in text
+
+
+def test_a_table_of_versions() -> None:
+    gpus = [gpu("7.0"), gpu("8.0"), gpu("10.0")]
+    table = rows([candidate("one", "2.3", "sm_80", "compute_80/8.1")], gpus)
+    assert [letters(cell) for cell in table[0].cells] == ["-p", "Yp", "Pp"]
+    text = format_rows(table, [one.capability for one in gpus])
+    assert "one     torch 2.3  12.1  -p   Yp   Pp" in text
+    assert all(line in text for line in LEGEND)
+
+
+def test_differences_name_both_sources() -> None:
+    difference = Difference(
+        framework="torch",
+        version="2.12.1",
+        cuda="13.0",
+        capabilities=(parse_capability("7.5"),),
+        documented=Answer.YES,
+        found=Answer.PARTLY,
+        reason="all but linear algebra",
+        wheels=("torch.whl",),
+        documented_source="a page",
+        scanned_source="measured",
+    )
+    text = format_differences([difference])
+    assert "torch 2.12.1" in text
+    assert "[1] a page" in text
+    assert "[2] scan of torch.whl (measured)" in text
+    assert format_differences([]) == "no difference is known"
+
+
+# --- the command -------------------------------------------------------------------------------------
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    monkeypatch.setenv("IMAGEFACTORY_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("IMAGEFACTORY_CACHE", str(tmp_path / "cache"))
+
+    def run(*arguments: str, root: Path | None = ROOT) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*(["-C", str(root)] if root else []), "compat", *arguments])
+        said = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, said.out, said.err
+
+    return run
+
+
+def test_what_runs_on_a_gpu(call: Call) -> None:
+    code, out, _ = call("--gpu", "RTX 5090", "pytorch-*")
+    assert code == errors.EXIT_OK
+    assert out.startswith("RTX 5090, compute capability 12.0: ")
+    assert "pytorch-2.9-cu128" in out
+    assert "Sources" in out
+
+
+def test_json_holds_every_claim_with_its_source(call: Call) -> None:
+    code, out, _ = call("--capability", "7.0", "--driver", "535", "--json")
+    assert code == errors.EXIT_OK
+    value = json.loads(out)
+    assert value["format"] == "imagefactory.compat/1"
+    assert value["gpus"] == [{"gpu": "7.0", "capability": "7.0", "driver": "535", "count": 1}]
+    found = {row["target"]: row["cells"][0] for row in value["rows"]}
+    assert found["pytorch-2.3-cu121"]["answer"] in [one.value for one in RUNS]
+    assert found["pytorch-2.15-cu132"]["answer"] == "no"
+    for cell in found.values():
+        assert (cell["capability"], cell["driver"]) == ("7.0", "535")
+        for claim in cell["claims"]:
+            assert claim["source"]
+            assert claim["basis"] in ("documented", "predicted")  # nothing was verified
+
+
+def test_the_turing_hole_is_found(call: Call) -> None:
+    """PyTorch documents Turing for 2.11 to 2.15; its linear algebra has no code there."""
+    code, out, _ = call("--differences", "pytorch", "--json")
+    assert code == errors.EXIT_OK
+    found = [
+        one
+        for one in json.loads(out)["differences"]
+        if one["capabilities"] == ["7.5"] and one["cuda"].startswith("13.")
+    ]
+    assert {one["version"] for one in found} >= {"2.12.1", "2.15.0"}
+    assert all("linear algebra" in one["reason"] for one in found)
+
+
+def test_nothing_runs_on_it(call: Call) -> None:
+    code, out, _ = call("--capability", "3.0", "pytorch-2.15-*")
+    assert code == errors.EXIT_CHECK
+    assert "0 of 2 run on it" in out
+
+
+def test_a_family_with_versions_that_no_recipe_makes(call: Call) -> None:
+    code, out, _ = call("pytorch")
+    assert code == errors.EXIT_OK
+    assert "(no recipe)" in out
+    assert "pytorch-2.3-cu121" in out
+    assert "torch 2.14" in out
+
+
+def test_an_image_that_was_scanned_speaks_for_its_target(call: Call, tmp_path: Path) -> None:
+    """What is kept of its layers outweighs the scanned wheels, as long as it holds what is locked."""
+    layout = Layout(tmp_path / "store")
+
+    def scanned(*codes: str, version: str) -> dict[str, Any]:
+        (library,) = contents_of("an image", version, *codes).libraries
+        found = (
+            Found(path=library.path, library=library),
+            Found(path="torch.dist-info/METADATA", package=Package(name="torch", version=version)),
+        )
+        layers = add_image(layout, "pytorch:2.3-cu121", [version.encode(), " ".join(codes).encode()])
+        image = layout.load("", layers)
+        for scan, layer in zip((LayerScan(found=found), LayerScan(found=())), image.layers, strict=True):
+            layout.record("scans", layer.diff_id.removeprefix("sha256:"), format_scan(scan))
+        _, out, _ = call("--capability", "7.0", "pytorch-2.3-cu121", "--json")
+        claim = json.loads(out)["rows"][0]["cells"][0]["claims"][0]
+        assert isinstance(claim, dict)
+        return claim
+
+    held = scanned("sm_80", version="2.3.1")
+    assert (held["answer"], held["basis"], held["rule"]) == ("no", "predicted", "no-code")
+    assert held["source"] == "scan of the image pytorch:2.3-cu121 in the store"
+    other = scanned("sm_80", version="2.2.0")  # of an older recipe
+    assert other["answer"] == "yes"
+    assert "torch-2.3.1" in other["source"]
+
+
+def test_a_target_without_a_current_lock_is_said(call: Call, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    for name in ("recipes", "lockfiles"):
+        shutil.copytree(ROOT / name, root / name)
+    (root / "lockfiles" / "pytorch-2.3-cu121.requirements.txt").unlink()
+    code, out, _ = call("--gpu", "V100", "pytorch-2.[35]-*", root=root)
+    assert code == errors.EXIT_OK
+    assert out.rstrip().endswith("since no lock is current: pytorch-2.3-cu121 (none)")
+    assert "2 of 2 run on it" in out
+
+
+def test_what_is_known_without_recipes(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = call("--gpu", "V100", root=None)
+    assert code == errors.EXIT_OK
+    assert "torch 2.3, CUDA 12.1" in out
+
+
+def test_the_fewest_images(call: Call, tmp_path: Path) -> None:
+    file = tmp_path / "gpus.yaml"
+    file.write_text("- name: V100\n  driver: 535\n  count: 4\n- RTX 5090\n- A100\n")
+    code, out, _ = call("--cover", str(file), "--family", "pytorch")
+    assert code == errors.EXIT_OK
+    assert "V100, compute capability 7.0, driver 535" in out
+    code, out, _ = call("--cover", str(file), "--family", "pytorch", "--json")
+    (found,) = json.loads(out)["covers"]
+    assert found["family"] == "pytorch"
+    served = [one["gpu"] for image in found["images"] for one in image["gpus"]]
+    assert sorted(served) == ["A100", "RTX 5090", "V100"]
+
+
+def test_a_gpu_that_no_image_serves(call: Call, tmp_path: Path) -> None:
+    file = tmp_path / "gpus.yaml"
+    file.write_text("- capability: 3.0\n")
+    code, out, _ = call("--cover", str(file), "--family", "pytorch")
+    assert code == errors.EXIT_CHECK
+    assert "none for" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("--gpu", "V100", "--capability", "7.0"), errors.EXIT_USAGE, "different tables"),
+        (("--driver", "535"), errors.EXIT_USAGE, "--driver says nothing here"),
+        (("--family", "pytorch"), errors.EXIT_USAGE, "--family says nothing here"),
+        (("--gpu", "V100", "--driver", "new"), errors.EXIT_USAGE, "write 535 or 535.54.03"),
+        (("--capability", "8"), errors.EXIT_USAGE, "no compute capability"),
+        (("--gpu", "RTX 5O90"), errors.EXIT_USAGE, "RTX 5090"),
+        (("pytorhc",), errors.EXIT_NOTHING_SELECTED, "did you mean 'pytorch'?"),
+        (("pytorch-2.3-cu12",), errors.EXIT_NOTHING_SELECTED, "pytorch-2.3-cu121"),
+        (("--cover", "/nowhere.yaml"), errors.EXIT_USAGE, "nowhere.yaml"),
+    ],
+)
+def test_what_cannot_be_asked(call: Call, arguments: tuple[str, ...], code: int, said: str) -> None:
+    ended, out, err = call(*arguments)
+    assert (ended, out) == (code, "")
+    assert said in err
