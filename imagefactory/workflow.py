@@ -37,7 +37,7 @@ from imagefactory.progress import Progress
 from imagefactory.verify.runners import OWN_RUNNER, RUNNERS
 
 if TYPE_CHECKING:
-    from imagefactory.engines.base_image import BaseImage
+    from imagefactory.engines.base_image import BaseImage, BaseWanted
     from imagefactory.engines.protocol import Engine
     from imagefactory.engines.site import BuildSecrets
     from imagefactory.verify.runners.protocol import Runner
@@ -146,6 +146,16 @@ def build_target(factory: Factory, target: Target, options: BuildOptions, progre
 def find_image(factory: Factory, target: Target) -> Image | None:
     """The image the target's tag points to in the store, or None."""
     return factory.layout.image(reference(target))
+
+
+def find_built(factory: Factory, target: Target) -> Image | Sif | None:
+    """What `build` would find made already by the engine of the settings. Makes, fetches and unpacks nothing.
+
+    Raises LockError and StaleError as `define_target` does, StoreError for a base that is damaged.
+    """
+    definition = define_target(factory, target)
+    base = _recalled_base(factory, definition.base)
+    return _engine(factory, factory.settings.engine.value).find(definition, base) if base else None
 
 
 def collect_cache(factory: Factory, progress: Progress, *, dry_run: bool) -> int:
@@ -317,16 +327,31 @@ def _fetched(factory: Factory, lock: Lock, progress: Progress) -> dict[LockedPac
 
 
 def _base(factory: Factory, base: Base, progress: Progress, *, locked: bool) -> BaseImage:
-    from imagefactory.engines.base_image import BaseWanted, ensure_base
-    from imagefactory.lock.base import read_base_lock
+    from imagefactory.engines.base_image import ensure_base
 
     if base.image:
         return _pulled_base(factory, base, progress)
+    return ensure_base(factory.layout, _wanted_base(factory, base, locked=locked), progress)
+
+
+def _recalled_base(factory: Factory, base: Base) -> BaseImage | None:
+    from imagefactory.engines.base_image import recall_base
+    from imagefactory.engines.pulled_base import recall_pulled_base
+
+    if base.image:
+        return recall_pulled_base(factory.layout, base)
+    return recall_base(factory.layout, _wanted_base(factory, base, locked=False))
+
+
+def _wanted_base(factory: Factory, base: Base, *, locked: bool) -> BaseWanted:
+    from imagefactory.engines.base_image import BaseWanted
+    from imagefactory.lock.base import read_base_lock
+
     path = factory.base_lock_path(base)
     lock = read_base_lock(path)
     if lock is None:
         raise LockError(f"base {base.name} has no lock ({path})", hint=f"imagefactory lock base:{base.name}")
-    wanted = BaseWanted(
+    return BaseWanted(
         base=base,
         lock=lock,
         codec=factory.settings.codec.value,
@@ -334,7 +359,6 @@ def _base(factory: Factory, base: Base, progress: Progress, *, locked: bool) -> 
         environ=factory.environ,
         locked=locked,
     )
-    return ensure_base(factory.layout, wanted, progress)
 
 
 def _pulled_base(factory: Factory, base: Base, progress: Progress) -> BaseImage:

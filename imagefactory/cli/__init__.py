@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 
 from imagefactory import __version__
-from imagefactory.cli import catalogue, compat, images, inspect, locks, machine, registries, stores
+from imagefactory.cli import catalogue, compat, images, inspect, locks, machine, plan, registries, stores
 from imagefactory.cli.output import Call, complain, explain, say_json, write
 from imagefactory.errors import EXIT_INTERRUPTED, EXIT_OK, FactoryError, ToolError
 from imagefactory.progress import STYLES
@@ -77,6 +77,7 @@ for command in (
     locks.render,
     inspect.inspect,
     compat.compat,
+    plan.plan,
     images.build,
     images.run,
     images.export,

@@ -90,6 +90,21 @@ def ensure_base(layout: Layout, wanted: BaseWanted, progress: Progress) -> BaseI
         return _finish(layout, wanted, (lock, layer), progress)
 
 
+def recall_base(layout: Layout, wanted: BaseWanted) -> BaseImage | None:
+    """The base as `ensure_base` left it in the store, None where that would make it. Unpacks nothing."""
+    for lock in (wanted.lock, *([] if wanted.locked else _remembered(layout, wanted))):
+        layer = layout.recall_layer(_layer_key(lock, wanted.codec))
+        if layer is None:
+            continue
+        image = layout.image(f"base:{wanted.base.name}")
+        if image is None or [one.diff_id for one in image.layers] != [layer.diff_id]:
+            return None
+        published = lock == wanted.lock
+        epoch = lock.source_date_epoch
+        return BaseImage(image=image, folders=(), identity=base_key(lock), epoch=epoch, published=published)
+    return None
+
+
 def _finish(
     layout: Layout, wanted: BaseWanted, found: tuple[BaseLock, Layer], progress: Progress
 ) -> BaseImage:

@@ -101,10 +101,20 @@ def ensure_pulled_base(layout: Layout, wanted: PullWanted, progress: Progress) -
         known = layout.tags().get(tag)
         if known is None or known.digest != index.digest:
             layout.tag(tag, index)
+    return replace(_as_base(layout, base, image), folders=folders)
+
+
+def recall_pulled_base(layout: Layout, base: Base) -> BaseImage | None:
+    """The base as `ensure_pulled_base` left it in the store, None where that would pull it."""
+    found = _recall(layout, _key(base), base)
+    return _as_base(layout, base, found[1]) if found else None
+
+
+def _as_base(layout: Layout, base: Base, image: Image) -> BaseImage:
     config = _config(layout, image)
     return BaseImage(
         image=image,
-        folders=folders,
+        folders=(),
         identity=f"{image.manifest} {base.python_path}",
         epoch=parse_created(config.get("created")),
         published=True,

@@ -58,6 +58,29 @@ def test_a_person_reads_where_it_is_and_what_is_not_proven(
     assert "kept from an earlier run" in done.stdout
 
 
+def test_what_it_runs_on_is_read_from_its_own_code(built: dict[str, object], factory: Factory) -> None:
+    said = json.loads(factory.run("inspect", "--json", MAIN).stdout)
+    image = built["image"]
+    assert isinstance(image, dict)
+    assert said["digest"] == image["digest"]
+    (library,) = [one for one in said["libraries"] if one["path"].endswith("/libtorch_cuda.so")]
+    targets = ["sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90"]
+    assert {"count": 332, "codes": targets} in library["modules"]
+    answers = {one["capability"]: one["answer"] for one in said["predictions"]}
+    assert {answers[one] for one in ("6.1", "7.0", "8.9", "9.0")} == {"yes"}
+    assert {answers[one] for one in ("3.7", "10.0", "12.0")} == {"no"}
+    said_no = factory.run("inspect", MAIN, "--gpu", "RTX 5090", code=9).stdout
+    assert "no (predicted): libtorch_cuda.so has no code for 12.0" in said_no
+
+
+def test_the_plan_leaves_it_out(built: dict[str, object], factory: Factory) -> None:
+    (planned,) = json.loads(factory.run("plan", "--json", MAIN).stdout)["targets"]
+    image = built["image"]
+    assert isinstance(image, dict)
+    assert (planned["state"], planned["image"]) == ("unchanged", image["digest"])
+    assert factory.run("plan", "--github", MAIN).stdout == 'matrix={"include":[]}\n'
+
+
 def test_what_passed_is_pushed_and_docker_runs_it(
     built: dict[str, object], factory: Factory, registry: str, dockerd: str
 ) -> None:

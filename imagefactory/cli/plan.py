@@ -1,0 +1,186 @@
+"""The command that says what is worth building and testing: plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from imagefactory.cli.output import Call, json_option, say, say_json, targets_argument, write
+from imagefactory.errors import UsageError
+
+if TYPE_CHECKING:
+    from imagefactory.gpu.model import Claim
+    from imagefactory.plan import Device, Plan, PlannedCell, Ruling
+    from imagefactory.version_space import JudgedRow
+
+
+@click.command()
+@targets_argument(required=False)
+@click.option(
+    "--gpus",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The GPUs to plan for (gpus.yaml).  [default: the capabilities that each recipe requires]",
+)
+@click.option("--allow", multiple=True, metavar="RULE", help="Let this rule prune nothing (repeatable).")
+@click.option(
+    "--tuples",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Judge the rows of a CSV instead: framework,version,cuda,capability[,driver].",
+)
+@click.option(
+    "--github",
+    is_flag=True,
+    help='Print matrix={"include":[...]}, a line for $GITHUB_OUTPUT; the summary goes to stderr.',
+)
+@json_option
+@click.pass_obj
+def plan(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
+    """Say what is worth building and testing: targets x GPUs, pruned by what is known.
+
+    Each pruned cell names a rule, a reason and its source, and comes back by --allow RULE. What is unchanged
+    is skipped. Without --gpus nothing is planned but builds: there is nothing to verify on.
+    """
+    from imagefactory.plan import check_rules
+    from imagefactory.planning import read_devices
+
+    asked = _Asked(**given)
+    asked.refuse_contradictions(names)
+    allow = check_rules(asked.allow)
+    devices = read_devices(asked.gpus) if asked.gpus else ()
+    if asked.tuples:
+        _rows(asked, asked.tuples, devices, allow)
+    else:
+        _targets(call, asked, (names, devices, allow))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """The options of `plan`."""
+
+    gpus: Path | None
+    allow: tuple[str, ...]
+    tuples: Path | None
+    github: bool
+    as_json: bool
+
+    def refuse_contradictions(self, names: tuple[str, ...]) -> None:
+        if self.github and self.as_json:
+            raise UsageError("--github and --json both write to stdout", hint="choose one of them")
+        if self.tuples and names:
+            raise UsageError("--tuples judges rows, not targets", hint=f"leave out {' '.join(names)}")
+        if self.tuples and self.github:
+            raise UsageError("rows are no jobs: nothing builds them", hint="leave out --github")
+
+
+def _targets(
+    call: Call, asked: _Asked, given: tuple[tuple[str, ...], tuple[Device, ...], frozenset[str]]
+) -> None:
+    from imagefactory.plan import PlanInput, make_plan
+    from imagefactory.planning import read_stages
+    from imagefactory.recipes import select
+    from imagefactory.report.plan_table import format_matrix, format_plan, summary
+
+    names, devices, allow = given
+    factory = call.factory
+    stages = read_stages(factory, select(factory.targets, names))
+    made = make_plan(PlanInput(stages=stages, devices=devices, allow=allow))
+    if asked.github:
+        say(format_matrix(made))
+        write(2, summary(made))
+    elif asked.as_json:
+        say_json("plan", _plan_json(made))
+    else:
+        say(format_plan(made))
+
+
+def _rows(asked: _Asked, path: Path, devices: tuple[Device, ...], allow: frozenset[str]) -> None:
+    from imagefactory.plan import unused_rules
+    from imagefactory.planning import read_rows
+    from imagefactory.report.plan_table import format_rows
+    from imagefactory.version_space import judge_rows
+
+    judged = judge_rows(read_rows(path), devices, allow)
+    unused = unused_rules(allow, (one.ruling for one in judged))
+    if asked.as_json:
+        say_json("rows", {"rows": [_row_json(one) for one in judged], "unused_rules": unused})
+    else:
+        say(format_rows(judged, unused))
+
+
+# --- JSON ----------------------------------------------------------------------------------------
+
+
+def _plan_json(made: Plan) -> dict[str, object]:
+    from imagefactory.report.plan_table import counts
+
+    targets = [
+        {
+            "target": planned.target.name,
+            "state": planned.state,
+            "reason": planned.reason,
+            "hint": planned.hint,
+            "image": planned.image,
+            "recipe": str(planned.target.where),
+            "cells": [_cell_json(cell) for cell in planned.cells],
+        }
+        for planned in made.targets
+    ]
+    return {"targets": targets, "counts": counts(made), "unused_rules": made.unused}
+
+
+def _cell_json(cell: PlannedCell) -> dict[str, object]:
+    from imagefactory.report.plan_table import device_json
+
+    return {
+        **device_json(cell.device),
+        "state": cell.state,
+        "required": cell.required,
+        **_ruling_json(cell.ruling),
+    }
+
+
+def _row_json(one: JudgedRow) -> dict[str, object]:
+    from imagefactory.report.plan_table import device_json
+
+    row = one.row
+    return {
+        "where": row.where,
+        "framework": row.framework,
+        "version": row.version,
+        "cuda": row.cuda,
+        **device_json(row.device),
+        "outcome": row.outcome,
+        "state": "pruned" if one.ruling.pruned else "accepted",
+        **_ruling_json(one.ruling),
+    }
+
+
+def _ruling_json(ruling: Ruling) -> dict[str, object]:
+    """`basis` and `rule` are null where nothing is known; `override` are the options that bring it back."""
+    claim = ruling.claim
+    return {
+        "basis": claim.basis if claim else None,
+        "answer": claim.answer if claim else "unknown",
+        "rule": claim.rule if claim else None,
+        "reason": ruling.reason,
+        "source": claim.source if claim else "",
+        "override": " ".join(f"--allow {one.rule}" for one in ruling.against),
+        "against": [_claim_json(one) for one in ruling.against],
+        "allowed": [_claim_json(one) for one in ruling.allowed],
+        "warnings": [_claim_json(one) for one in ruling.warnings],
+    }
+
+
+def _claim_json(claim: Claim) -> dict[str, object]:
+    return {
+        "basis": claim.basis,
+        "answer": claim.answer,
+        "rule": claim.rule,
+        "reason": claim.reason,
+        "source": claim.source,
+    }

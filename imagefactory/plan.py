@@ -1,0 +1,266 @@
+"""What is worth building and testing: targets x GPUs -> cells, each planned, pruned, blocked or unchanged.
+
+Pure. A cell is judged by what is known of framework x CUDA x driver x capability (gpu/judge.py). What is
+known to fail is pruned under the name of a rule, with its reason and source, and comes back by that name
+(`--allow`). What nothing is known of stays in: a test would tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from imagefactory.errors import UsageError
+from imagefactory.gpu import known_bad
+from imagefactory.gpu.capability import Capability, parse_capability
+from imagefactory.gpu.judge import Evidence, ask, judge
+from imagefactory.gpu.model import Answer, Basis, Cell, Claim, Question
+from imagefactory.model import Lock, Target
+from imagefactory.recipe_values import nearest
+
+Judge = Callable[[Question, Evidence], Cell]
+
+GPU_NOT_LISTED = "gpu-not-listed"
+"""The rule of a row whose capability none of the listed GPUs has."""
+KNOWN_BAD = "known-bad"
+"""Allows every `known-bad:ID` at once."""
+PRUNING = (
+    "no-code",
+    "partly",
+    "not-documented",
+    "toolkit-dropped",
+    "toolkit-too-old",
+    "driver-floor",
+    "cuda-not-offered",
+    "no-gpu-code",
+    "unsolvable",
+    KNOWN_BAD,
+    GPU_NOT_LISTED,
+)
+"""The rules that prune; judge.py says what they mean."""
+NOTHING_KNOWN = "nothing is known of it: a test would tell"
+
+
+class State(StrEnum):
+    """What is to be done about a cell or a target.
+
+    `build`: make the image, then verify it there. `verify`: the image is there, verify it. `unchanged`: the
+    image in the store is what the lock gives, and nothing is left to do. `blocked`: no lock to build from.
+    """
+
+    BUILD = "build"
+    VERIFY = "verify"
+    UNCHANGED = "unchanged"
+    BLOCKED = "blocked"
+    PRUNED = "pruned"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """A kind of GPU to plan for; `name` and `driver` are empty where only the capability is asked about."""
+
+    capability: Capability
+    name: str = ""
+    driver: str = ""
+
+    def __str__(self) -> str:
+        known = [str(self.capability)] if self.name else []
+        known += [f"driver {self.driver}"] if self.driver else []
+        return f"{self.name or self.capability} ({', '.join(known)})" if known else str(self.capability)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """How far a target is. `lock` is None where there is none that holds.
+
+    `block` says why nothing can be built from it, empty where something can, and `hint` what mends that.
+    `missing` says why an image must be made, empty where the one in the store is what the lock gives; `image`
+    is that one's digest.
+    """
+
+    target: Target
+    lock: Lock | None = None
+    block: str = ""
+    hint: str = ""
+    missing: str = "not in the store"
+    image: str = ""
+    evidence: Evidence = field(default_factory=Evidence)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanInput:
+    """`devices` are the GPUs to plan for; none stands for the capabilities that each recipe requires.
+
+    `allow` are rules that prune nothing.
+    """
+
+    stages: tuple[Stage, ...]
+    devices: tuple[Device, ...] = ()
+    allow: frozenset[str] = frozenset()
+    judge: Judge = judge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ruling:
+    """Whether a cell is worth a test. `claim` is what decided, None where nothing is known.
+
+    `against` are all claims that prune it: it comes back by `--allow` of each of their rules. `allowed` are
+    those that would have pruned it, `warnings` what is known against it and prunes nothing.
+    """
+
+    claim: Claim | None
+    against: tuple[Claim, ...] = ()
+    allowed: tuple[Claim, ...] = ()
+    warnings: tuple[Claim, ...] = ()
+
+    @property
+    def pruned(self) -> bool:
+        return bool(self.against)
+
+    @property
+    def reason(self) -> str:
+        return self.claim.reason if self.claim else NOTHING_KNOWN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedCell:
+    """One target on one kind of GPU; `required`: the recipe asks for that capability."""
+
+    device: Device
+    state: State
+    ruling: Ruling
+    required: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedTarget:
+    """One target: `state` is the most that is to be done for any of its cells, `reason` one line."""
+
+    target: Target
+    state: State
+    reason: str
+    hint: str
+    image: str
+    cells: tuple[PlannedCell, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """`unused` are rules that were allowed and would have pruned nothing here."""
+
+    targets: tuple[PlannedTarget, ...]
+    unused: tuple[str, ...] = ()
+
+    @property
+    def cells(self) -> tuple[PlannedCell, ...]:
+        return tuple(cell for target in self.targets for cell in target.cells)
+
+
+def make_plan(given: PlanInput) -> Plan:
+    """Every target with every cell of its own, each planned or said why not."""
+    targets = tuple(_plan_target(stage, given) for stage in given.stages)
+    return Plan(
+        targets=targets, unused=unused_rules(given.allow, (c.ruling for t in targets for c in t.cells))
+    )
+
+
+def _plan_target(stage: Stage, given: PlanInput) -> PlannedTarget:
+    required = tuple(parse_capability(text) for text in stage.target.capabilities)
+    devices = given.devices or tuple(Device(capability=capability) for capability in required)
+    cells = []
+    for device in devices:
+        question = ask(stage.target, stage.lock, device.capability, device.driver)
+        is_required = device.capability in required
+        ruling = weigh(given.judge(question, stage.evidence), given.allow, required=is_required)
+        state = _cell_state(stage, ruling, verifying=bool(given.devices))
+        cells.append(PlannedCell(device=device, state=state, ruling=ruling, required=is_required))
+    state = next(state for state in _BY_WEIGHT if any(cell.state is state for cell in cells) or not cells)
+    return PlannedTarget(
+        target=stage.target,
+        state=state,
+        reason=_target_reason(stage, state),
+        hint=stage.hint if state is State.BLOCKED else "",
+        image="" if stage.block or stage.missing else stage.image,
+        cells=tuple(cells),
+    )
+
+
+_BY_WEIGHT = (State.BUILD, State.BLOCKED, State.VERIFY, State.UNCHANGED, State.PRUNED)
+
+
+def _cell_state(stage: Stage, ruling: Ruling, *, verifying: bool) -> State:
+    """`verifying`: GPUs are listed, so there is something to verify on."""
+    if ruling.pruned:
+        return State.PRUNED
+    if stage.block:
+        return State.BLOCKED
+    if stage.missing:
+        return State.BUILD
+    verified = ruling.claim is not None and ruling.claim.basis is Basis.VERIFIED
+    return State.VERIFY if verifying and not verified else State.UNCHANGED
+
+
+def _target_reason(stage: Stage, state: State) -> str:
+    if state is State.PRUNED:
+        return "no GPU asked about is left"
+    if state is State.BLOCKED:
+        return stage.block
+    return stage.missing or "the image in the store is what the lock gives: nothing to build"
+
+
+# --- what prunes ---------------------------------------------------------------------------------
+
+
+def weigh(cell: Cell, allow: frozenset[str], *, required: bool = False) -> Ruling:
+    """Whether a cell is worth a test.
+
+    The weightiest basis that says anything decides: each of its claims that says `no` prunes. So does one
+    that says `partly`, unless the cell is `required`: then a test decides, and the claim is a warning. Known
+    faults prune where nothing runs or results are wrong, unless on every GPU alike; others are warnings. A
+    cell comes back when all that prunes it is allowed.
+    """
+    said = [claim for claim in cell.claims if claim.basis is cell.claims[0].basis]
+    part = tuple(claim for claim in said if claim.answer is Answer.PARTLY)
+    against = [claim for claim in said if claim.answer is Answer.NO]
+    against += [] if required else part
+    against += [claim for claim in cell.warnings if _is_grave(claim)]
+    allowed = tuple(claim for claim in against if _is_allowed(claim.rule, allow))
+    left = tuple(claim for claim in against if claim not in allowed)
+    first = next((claim for claim in cell.claims if claim.answer is not Answer.UNKNOWN), None)
+    return Ruling(
+        claim=left[0] if left else first,
+        against=left,
+        allowed=allowed,
+        warnings=tuple(claim for claim in (*part, *cell.warnings) if claim not in against),
+    )
+
+
+def _is_grave(fault: Claim) -> bool:
+    """Whether a known fault is a reason against a test on this GPU. One that has no row is taken for one."""
+    rule = next((rule for rule in known_bad.rules() if f"{KNOWN_BAD}:{rule.id}" == fault.rule), None)
+    if rule is None:
+        return fault.answer is Answer.NO
+    return rule.effect == "does not run" or (rule.effect == "wrong results" and bool(rule.capabilities))
+
+
+def _is_allowed(rule: str, allow: frozenset[str]) -> bool:
+    return rule in allow or (rule.startswith(f"{KNOWN_BAD}:") and KNOWN_BAD in allow)
+
+
+def unused_rules(allow: frozenset[str], rulings: Iterable[Ruling]) -> tuple[str, ...]:
+    """The rules of `allow` that would have pruned nothing."""
+    met = {claim.rule for ruling in rulings for claim in ruling.allowed}
+    return tuple(
+        sorted(rule for rule in allow if not any(_is_allowed(one, frozenset({rule})) for one in met))
+    )
+
+
+def check_rules(rules: Sequence[str]) -> frozenset[str]:
+    """The rules to allow. Raises UsageError for a word that is no rule."""
+    for rule in rules:
+        if rule not in PRUNING and not rule.startswith(f"{KNOWN_BAD}:"):
+            near = nearest(rule, PRUNING)
+            meant = f"did you mean '{near}'?" if near else f"the rules are {', '.join(PRUNING)}"
+            raise UsageError(f"--allow {rule[:60]}: there is no such rule", hint=meant)
+    return frozenset(rules)

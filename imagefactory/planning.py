@@ -1,0 +1,102 @@
+"""What a plan must know of the world: the targets' locks and images, a list of GPUs, a file of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from imagefactory.errors import LockError, RecipeError, StaleError, StoreError, UsageError
+from imagefactory.factory import Factory
+from imagefactory.gpu.judge import Evidence
+from imagefactory.gpu.model import Contents
+from imagefactory.locking import base_state, require_lock
+from imagefactory.model import Image, Target
+from imagefactory.oci.layout import Layout, reference
+from imagefactory.plan import Device, Stage
+from imagefactory.version_space import Row, parse_rows
+
+MAX_BYTES = 4 * 1024 * 1024
+
+
+def read_stages(factory: Factory, targets: Sequence[Target]) -> tuple[Stage, ...]:
+    """How far each target is: its lock and its base's, and whether the store holds what those give."""
+    tags = frozenset(factory.layout.tags())
+    bases = {base.name: base_state(factory, base) for base in factory.bases}
+    return tuple(
+        Stage(
+            target=target,
+            block=f"the lock of base {target.base}: {bases[target.base]}",
+            hint=f"imagefactory lock base:{target.base}",
+        )
+        if bases[target.base] in ("none", "malformed")
+        else _read_stage(factory, target, tags)
+        for target in targets
+    )
+
+
+def _read_stage(factory: Factory, target: Target, tags: frozenset[str]) -> Stage:
+    from imagefactory.workflow import find_built
+
+    try:
+        lock = require_lock(factory, target)
+    except (LockError, StaleError) as error:
+        return Stage(target=target, block=error.message, hint=error.hint)
+    if not tags & {reference(target), f"{reference(target)}.sif"}:
+        return Stage(target=target, lock=lock)
+    missing = f"the image in the store is not what {factory.settings.engine.value} makes of the lock"
+    try:
+        built = find_built(factory, target)
+    except (LockError, StoreError) as error:
+        return Stage(target=target, lock=lock, block=error.message, hint=error.hint)
+    except ModuleNotFoundError as error:  # a light install makes no images: this one was pulled
+        built, missing = None, f"the image in the store cannot be compared without {error.name}"
+    if built is None:
+        return Stage(target=target, lock=lock, missing=missing)
+    scanned = _recall_contents(factory.layout, built) if isinstance(built, Image) else None
+    evidence = Evidence(contents=scanned)
+    return Stage(target=target, lock=lock, missing="", image=built.digest, evidence=evidence)
+
+
+def _recall_contents(layout: Layout, image: Image) -> Contents | None:
+    """What earlier scans of the image's layers found, None where one of them was not scanned yet."""
+    from imagefactory.gpu.findings import format_contents
+    from imagefactory.gpu.scan_layers import merge_layers
+    from imagefactory.gpu.scan_records import recall_scan
+
+    scans = [recall_scan(layout, layer.diff_id) for layer in image.layers]
+    known = [scan for scan in scans if scan is not None]
+    return format_contents(image.name, merge_layers(known)) if len(known) == len(scans) else None
+
+
+def read_devices(path: Path) -> tuple[Device, ...]:
+    """The GPUs of a list, each kind once. Raises RecipeError naming file:line:column of every fault."""
+    from imagefactory.gpu.inventory import read_gpus
+
+    kinds = (
+        Device(
+            capability=kind.capability,
+            name="" if kind.name == f"capability {kind.capability}" else kind.name,
+            driver=kind.driver,
+        )
+        for kind in read_gpus(path)
+    )
+    return tuple(dict.fromkeys(kinds))
+
+
+def read_rows(path: Path) -> tuple[Row, ...]:
+    """The rows of a CSV. Raises RecipeError with file:line of its faults, UsageError for no file."""
+    from imagefactory.gpu.knowledge import families
+
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}", hint="name a CSV file") from error
+    if len(data) > MAX_BYTES:
+        raise UsageError(f"{path} is larger than {MAX_BYTES // 2**20} MB", hint="judge it in parts")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise RecipeError([f"{path.name}:{line}: is not UTF-8"], hint="save the file as UTF-8") from error
+    return parse_rows(text, path.name, families())

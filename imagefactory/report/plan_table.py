@@ -1,0 +1,224 @@
+"""A plan as a person reads it, and as a GitHub workflow takes it. Pure."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from imagefactory.errors import UsageError
+from imagefactory.gpu.model import Answer
+from imagefactory.plan import Device, Plan, PlannedCell, PlannedTarget, Ruling, State
+from imagefactory.report.console import format_table
+from imagefactory.report.gpu_tables import Sources
+from imagefactory.version_space import JudgedRow
+
+MAX_JOBS = 256
+"""GitHub: "A matrix will generate a maximum of 256 jobs per workflow run"."""
+WIDTH, WORD = 110, 10
+_MANNER = {Answer.PTX: " through PTX", Answer.PARTLY: " in part"}
+_DOING = {
+    State.BUILD: "to build",
+    State.VERIFY: "to verify",
+    State.UNCHANGED: "unchanged",
+    State.BLOCKED: "blocked",
+    State.PRUNED: "pruned",
+}
+
+
+def format_plan(plan: Plan) -> str:
+    """Target by target: what is to be done and where, then what is not, and why."""
+    sources = Sources()
+    blocks = [_format_target(target, sources) for target in plan.targets]
+    foot = [summary(plan), *_override((cell.ruling for cell in plan.cells), plan.unused)]
+    return "\n".join([*blocks, "", *foot, *_sources(sources)])
+
+
+def _format_target(planned: PlannedTarget, sources: Sources) -> str:
+    lines = [f"{planned.target.name}  {planned.state}: {planned.reason}"]
+    if planned.hint:
+        lines.append(f"  what to do: {planned.hint}")
+    for state in (State.BUILD, State.VERIFY, State.UNCHANGED, State.BLOCKED):
+        cells = [cell for cell in planned.cells if cell.state is state]
+        for how, alike in _grouped(cells, lambda ruling: _how(ruling, sources)):
+            lines += _line(str(state), f"{_marked(alike)}: {how}")
+        for claim in dict.fromkeys(claim for cell in cells for claim in cell.ruling.warnings):
+            where = _places(cell for cell in cells if claim in cell.ruling.warnings)
+            lines += _line("", f"warning for {where}: {claim.reason} {sources.mark([claim.source])}")
+    pruned = [cell for cell in planned.cells if cell.state is State.PRUNED]
+    for why, alike in _grouped(pruned, lambda ruling: _why(ruling, sources)):
+        lines += _line(str(State.PRUNED), f"{_places(alike)}: {why}")
+    return "\n".join(lines)
+
+
+def _grouped(
+    cells: Sequence[PlannedCell], text: Callable[[Ruling], str]
+) -> Iterable[tuple[str, list[PlannedCell]]]:
+    """Cells of which the same is said, in their order."""
+    groups: dict[str, list[PlannedCell]] = {}
+    for cell in cells:
+        groups.setdefault(text(cell.ruling), []).append(cell)
+    return groups.items()
+
+
+def _line(word: str, text: str) -> list[str]:
+    """`text` in lines of a terminal's width, beside a word."""
+    first = f"  {word:<{WORD}}"
+    wrapper = textwrap.TextWrapper(
+        width=WIDTH,
+        initial_indent=first,
+        subsequent_indent=" " * len(first),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return wrapper.wrap(text)
+
+
+def _places(cells: Iterable[PlannedCell]) -> str:
+    return ", ".join(str(cell.device) for cell in cells)
+
+
+def _marked(cells: Iterable[PlannedCell]) -> str:
+    """What is planned though no recipe asks for it is said."""
+    return ", ".join(
+        str(cell.device) if cell.required else f"{cell.device} beyond the recipe" for cell in cells
+    )
+
+
+def _how(ruling: Ruling, sources: Sources) -> str:
+    """The ground on which a cell stays in; an exception that was made says so itself."""
+    if ruling.allowed:
+        against = "; ".join(f"{claim.rule}: {claim.reason}" for claim in ruling.allowed)
+        return f"allowed, though {against} {sources.mark(claim.source for claim in ruling.allowed)}"
+    claim = ruling.claim
+    if claim is None:
+        return ruling.reason
+    return f"{claim.basis} to run{_MANNER.get(claim.answer, '')} {sources.mark([claim.source])}"
+
+
+def _why(ruling: Ruling, sources: Sources) -> str:
+    """Rule, basis and reason of what prunes first, and the other rules that prune."""
+    first, *others = ruling.against
+    more = ", ".join(dict.fromkeys(claim.rule for claim in others))
+    text = f"{first.rule}, {first.basis}: {first.reason} {sources.mark([first.source])}"
+    return f"{text}; also {more}" if more else text
+
+
+def _sources(sources: Sources) -> list[str]:
+    lines = sources.lines()
+    return ["", "Sources", *(f"  {line}" for line in lines)] if lines else []
+
+
+def _override(rulings: Iterable[Ruling], unused: Sequence[str]) -> list[str]:
+    rules = sorted({claim.rule for ruling in rulings for claim in ruling.against})
+    lines = [f"to plan what was pruned: {' '.join(f'--allow {rule}' for rule in rules)}"] if rules else []
+    return lines + [f"--allow {rule} changed nothing: it prunes nothing here" for rule in unused]
+
+
+def summary(plan: Plan) -> str:
+    """`24 targets: 20 to build, 4 unchanged; 120 cells: 110 to build, 10 pruned`."""
+    return "; ".join(
+        f"{sum(by_state.values())} {noun if sum(by_state.values()) != 1 else noun[:-1]}: "
+        + ", ".join(f"{number} {_DOING[State(state)]}" for state, number in by_state.items() if number)
+        for noun, by_state in counts(plan).items()
+    )
+
+
+def counts(plan: Plan) -> dict[str, dict[str, int]]:
+    """How many `targets` and `cells` are in each state."""
+    targets, cells = [one.state for one in plan.targets], [one.state for one in plan.cells]
+    return {
+        noun: {state.value: Counter(states)[state] for state in State}
+        for noun, states in (("targets", targets), ("cells", cells))
+    }
+
+
+# --- rows ----------------------------------------------------------------------------------------
+
+
+def format_rows(judged: Sequence[JudgedRow], unused: Sequence[str]) -> str:
+    """One line a row: accepted or pruned, and why."""
+    sources, rows = Sources(), []
+    for one in judged:
+        row, ruling = one.row, one.ruling
+        word = "pruned" if ruling.pruned else "accepted"
+        why = _why(ruling, sources) if ruling.pruned else _how(ruling, sources)
+        rows.append((row.given, row.version, row.cuda, str(row.device), row.outcome, word, why))
+    header = ("FRAMEWORK", "VERSION", "CUDA", "GPU", "OUTCOME", "", "WHY")
+    kept = [i for i, name in enumerate(header) if name != "OUTCOME" or any(row[i] for row in rows)]
+    table = format_table([header[i] for i in kept], [[row[i] for i in kept] for row in rows])
+    overrides = _override((one.ruling for one in judged), unused)
+    foot = [rows_summary(judged), *_outcomes(judged), *overrides, *_sources(sources)]
+    return "\n".join([table, "", *foot])
+
+
+def _outcomes(judged: Sequence[JudgedRow]) -> list[str]:
+    """How the rows that the file says something of fell, by what it says."""
+    found: dict[str, Counter[str]] = {}
+    for one in judged:
+        if one.row.outcome:
+            found.setdefault(one.row.outcome, Counter())["pruned" if one.ruling.pruned else "accepted"] += 1
+    return [
+        f"  {outcome}: {', '.join(f'{number} {word}' for word, number in sorted(words.items()))}"
+        for outcome, words in sorted(found.items())
+    ]
+
+
+def rows_summary(judged: Sequence[JudgedRow]) -> str:
+    """`40 rows: 31 accepted (30 documented, 1 of which nothing is known), 9 pruned (9 toolkit-dropped)`."""
+    kept = Counter(_ground(one.ruling) for one in judged if not one.ruling.pruned)
+    gone = Counter(one.ruling.against[0].rule for one in judged if one.ruling.pruned)
+    parts = [
+        f"{counts.total()} {word} ({', '.join(f'{n} {name}' for name, n in sorted(counts.items()))})"
+        for word, counts in (("accepted", kept), ("pruned", gone))
+        if counts
+    ]
+    return f"{len(judged)} row{'' if len(judged) == 1 else 's'}: {', '.join(parts)}"
+
+
+def _ground(ruling: Ruling) -> str:
+    if ruling.allowed:
+        return "allowed"
+    return str(ruling.claim.basis) if ruling.claim else "of which nothing is known"
+
+
+# --- for GitHub ----------------------------------------------------------------------------------
+
+
+def format_matrix(plan: Plan) -> str:
+    """`matrix={"include":[...]}`: one line for $GITHUB_OUTPUT, a job for each cell to build or to verify.
+
+    All values are text. Raises UsageError where there are more jobs than GitHub runs.
+    """
+    jobs = [
+        _job(planned, cell)
+        for planned in plan.targets
+        for cell in planned.cells
+        if cell.state in (State.BUILD, State.VERIFY)
+    ]
+    if len(jobs) > MAX_JOBS:
+        raise UsageError(
+            f"the matrix has {len(jobs)} jobs, and GitHub runs {MAX_JOBS} of one at most",
+            hint="plan in parts (imagefactory plan 'pytorch-*' --github), or for fewer GPUs",
+        )
+    return "matrix=" + json.dumps({"include": jobs}, separators=(",", ":"))
+
+
+def _job(planned: PlannedTarget, cell: PlannedCell) -> dict[str, str]:
+    target = planned.target
+    return {
+        "target": target.name,
+        "family": target.family,
+        "framework": target.framework,
+        "version": target.version,
+        "cuda": target.cuda,
+        "python": target.python,
+        "platform": target.platform,
+        **device_json(cell.device),
+        "state": cell.state.value,
+    }
+
+
+def device_json(device: Device) -> dict[str, str]:
+    return {"gpu": device.name, "capability": str(device.capability), "driver": device.driver}

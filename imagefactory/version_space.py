@@ -1,0 +1,174 @@
+"""A version space that no recipe makes: rows of framework x version x CUDA x capability, judged one by one.
+
+Pure. Every row is accepted or pruned, with a reason, by the same rules as a plan (plan.py).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from imagefactory.errors import RecipeError
+from imagefactory.gpu.capability import parse_capability
+from imagefactory.gpu.judge import Evidence, judge
+from imagefactory.gpu.model import Answer, Basis, Claim, Question
+from imagefactory.plan import GPU_NOT_LISTED, Device, Judge, Ruling, weigh
+from imagefactory.recipe_values import nearest
+
+MAX_ROWS = 20_000
+COLUMNS = ("framework", "version", "cuda", "capability")
+OPTIONAL = ("driver", "outcome")
+_ALIASES = {"framework_version": "version"}
+_NUMBERS = {
+    "version": (r"[0-9]{1,4}(\.[0-9]{1,6}){0,3}", "a version such as 2.3"),
+    "cuda": (r"[0-9]{1,2}(\.[0-9]{1,2})?", "a CUDA version such as 12.1, or 12"),
+    "driver": (r"([0-9]{1,4}(\.[0-9]{1,4}){0,3})?", "a driver's version such as 535.54.03, or nothing"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of a version space. `framework` is the distribution; `given` as the file calls it.
+
+    `where` is `file:line`; `outcome` whatever the file says became of it, empty where it says nothing.
+    """
+
+    where: str
+    given: str
+    framework: str
+    version: str
+    cuda: str
+    device: Device
+    outcome: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedRow:
+    row: Row
+    ruling: Ruling
+
+
+def parse_rows(text: str, file: str, families: Mapping[str, str]) -> tuple[Row, ...]:
+    """Rows of a CSV with the columns framework, version, cuda, capability and perhaps driver, outcome.
+
+    `families` says which distribution a family's name stands for (`pytorch` -> `torch`); either may be
+    written. Empty lines and those that begin with `#` are passed over. Raises RecipeError naming file:line
+    of every fault.
+    """
+    lines = _lines(text, file)
+    header_where, header = next(lines, (f"{file}:1", []))
+    columns = [_ALIASES.get(name.strip().lower(), name.strip().lower()) for name in header]
+    _check_header(header_where, columns)
+    faults: list[str] = []
+    rows: list[Row] = []
+    for where, values in lines:
+        if len(rows) + len(faults) >= MAX_ROWS:
+            raise RecipeError([f"{where}: more than {MAX_ROWS:,} rows"], hint="judge it in parts")
+        if len(values) != len(columns):
+            faults.append(f"{where}: {len(values)} values for {len(columns)} columns ({','.join(columns)})")
+            continue
+        found = dict(zip(columns, (value.strip() for value in values), strict=True))
+        wrong = tuple(_row_faults(where, found, families))
+        faults += wrong
+        if not wrong:
+            rows.append(_row(where, found, families))
+    if faults:
+        more = [f"{file}: and {len(faults) - 20} more faults"] if len(faults) > 20 else []
+        raise RecipeError([*faults[:20], *more])
+    return tuple(rows)
+
+
+def _lines(text: str, file: str) -> Iterator[tuple[str, list[str]]]:
+    """`file:line` and the values of each line that holds any."""
+    reader = csv.reader(io.StringIO(text.removeprefix("\ufeff")), strict=True)
+    try:
+        for values in reader:
+            if any(value.strip() for value in values) and not values[0].lstrip().startswith("#"):
+                yield f"{file}:{reader.line_num}", values
+    except csv.Error as error:
+        raise RecipeError([f"{file}:{reader.line_num}: no CSV: {error}"]) from error
+
+
+def _check_header(where: str, columns: Sequence[str]) -> None:
+    known = (*COLUMNS, *OPTIONAL)
+    missing = [name for name in COLUMNS if name not in columns]
+    unknown = [name for name in columns if name not in known]
+    hint = f"write the header {','.join(COLUMNS)}, and {' and '.join(OPTIONAL)} if you like"
+    if unknown:
+        near = nearest(unknown[0], known)
+        meant = f" (did you mean '{near}'?)" if near else ""
+        raise RecipeError([f"{where}: unknown column '{unknown[0][:40]}'{meant}"], hint=hint)
+    if missing or len(set(columns)) < len(columns):
+        what = f"there is no column {missing[0]}" if missing else "a column stands there twice"
+        raise RecipeError([f"{where}: {what}"], hint=hint)
+
+
+def _row_faults(where: str, found: Mapping[str, str], families: Mapping[str, str]) -> Iterator[str]:
+    if hidden := next((column for column, value in found.items() if not value.isprintable()), ""):
+        yield f"{where}: {hidden} holds a character that cannot be seen"
+        return
+    name = found["framework"].lower()
+    names = sorted({*families, *families.values()})
+    if name not in names:
+        near = nearest(name, names)
+        meant = f"did you mean '{near}'?" if near else f"the frameworks are {', '.join(names)}"
+        yield f"{where}: unknown framework '{name[:40]}' ({meant})"
+    for column, (pattern, example) in _NUMBERS.items():
+        if not re.fullmatch(pattern, found.get(column, ""), re.ASCII) and (column in found):
+            yield f"{where}: {column} '{found[column][:40]}' (write {example})"
+    try:
+        parse_capability(found["capability"])
+    except ValueError as error:
+        yield f"{where}: {error}"
+
+
+def _row(where: str, found: Mapping[str, str], families: Mapping[str, str]) -> Row:
+    name = found["framework"].lower()
+    return Row(
+        where=where,
+        given=name,
+        framework=families.get(name, name),
+        version=found["version"],
+        cuda=found["cuda"],
+        device=Device(capability=parse_capability(found["capability"]), driver=found.get("driver", "")),
+        outcome=found.get("outcome", ""),
+    )
+
+
+def judge_rows(
+    rows: Sequence[Row], devices: Sequence[Device], allow: frozenset[str], judge: Judge = judge
+) -> tuple[JudgedRow, ...]:
+    """Each row, accepted or pruned; with `devices` once for each GPU of its capability, and its driver.
+
+    A row that names a driver keeps it.
+    """
+    judged = []
+    for row in rows:
+        fitting = [device for device in devices if device.capability == row.device.capability]
+        for device in fitting or [row.device]:
+            asked = replace(row, device=replace(device, driver=row.device.driver or device.driver))
+            question = Question(
+                framework=row.framework,
+                version=row.version,
+                cuda=row.cuda,
+                capability=device.capability,
+                driver=asked.device.driver,
+            )
+            cell = judge(question, Evidence())
+            if devices and not fitting:
+                cell = replace(cell, warnings=(_not_listed(row), *cell.warnings))
+            judged.append(JudgedRow(row=asked, ruling=weigh(cell, allow)))
+    return tuple(judged)
+
+
+def _not_listed(row: Row) -> Claim:
+    return Claim(
+        basis=Basis.DOCUMENTED,
+        answer=Answer.NO,
+        rule=GPU_NOT_LISTED,
+        reason=f"none of the listed GPUs has capability {row.device.capability}",
+        source="the list of GPUs",
+    )

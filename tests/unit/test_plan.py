@@ -1,0 +1,610 @@
+"""Plans: what is built, verified, blocked, unchanged or pruned, and why; rows of a space; the matrix."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from imagefactory import errors
+from imagefactory.errors import RecipeError, UsageError
+from imagefactory.gpu.capability import Capability, parse_capability
+from imagefactory.gpu.judge import Evidence, judge
+from imagefactory.gpu.knowledge import capabilities, families
+from imagefactory.gpu.model import Answer, Basis, Cell, Claim, Question
+from imagefactory.model import Target, Where
+from imagefactory.plan import (
+    PRUNING,
+    Device,
+    Judge,
+    Plan,
+    PlanInput,
+    Stage,
+    State,
+    check_rules,
+    make_plan,
+    weigh,
+)
+from imagefactory.report.plan_table import MAX_JOBS, format_matrix, format_plan, format_rows
+from imagefactory.version_space import MAX_ROWS, JudgedRow, Row, judge_rows, parse_rows
+from tests.unit.test_cli import Call, call, root  # noqa: F401
+
+DATA = Path(__file__).parents[1] / "data"
+TARGET = Target(
+    name="torchy-2.3-cu121",
+    family="torchy",
+    description="A target of the tests",
+    source="pypi",
+    framework="torch",
+    version="2.3",
+    cuda="12.1",
+    python="3.11",
+    base="debian-12",
+    platform="linux/amd64",
+    capabilities=("7.0", "8.0"),
+    checks=("import",),
+    requirements=("torch==2.3.*",),
+    constraints=(),
+    environment=(),
+    where=Where(file="recipes/torchy.yaml", line=3, column=5),
+)
+BUILT = "sha256:" + "a" * 64
+V100 = Device(capability=Capability(7, 0), name="V100", driver="535")
+A100 = Device(capability=Capability(8, 0), name="A100")
+L40 = Device(capability=Capability(8, 9), name="L40")
+
+
+def claim(rule: str, answer: Answer = Answer.NO, basis: Basis = Basis.PREDICTED) -> Claim:
+    return Claim(basis=basis, answer=answer, rule=rule, reason=f"because of {rule}", source="a test")
+
+
+CODE = claim("code", Answer.YES)
+
+
+def judging(known: dict[str, Sequence[Claim]], warnings: dict[str, Sequence[Claim]] | None = None) -> Judge:
+    """A judge with claims and warnings by capability."""
+
+    def answer(question: Question, evidence: Evidence) -> Cell:
+        key = str(question.capability)
+        claims = (*evidence.verified.values(), *known.get(key, ()))
+        return Cell(question=question, claims=claims, warnings=tuple((warnings or {}).get(key, ())))
+
+    return answer
+
+
+def planned(stage: Stage, judge: Judge, *devices: Device, allow: str = "") -> Plan:
+    allowed = frozenset(allow.split())
+    return make_plan(PlanInput(stages=(stage,), devices=devices, allow=allowed, judge=judge))
+
+
+def states(plan: Plan) -> dict[str, State]:
+    return {str(cell.device.capability): cell.state for cell in plan.cells}
+
+
+# --- states --------------------------------------------------------------------------------------
+
+
+def test_without_gpus_the_recipes_capabilities_are_planned() -> None:
+    plan = planned(Stage(target=TARGET), judging({}))
+    assert states(plan) == {"7.0": State.BUILD, "8.0": State.BUILD}
+    assert all(cell.required for cell in plan.cells)
+    assert plan.targets[0].reason == "not in the store"
+
+
+def test_what_nothing_is_known_of_stays_in() -> None:
+    (cell,) = planned(Stage(target=TARGET), judging({}), A100).cells
+    assert (cell.state, cell.ruling.claim) == (State.BUILD, None)
+    assert "nothing is known" in cell.ruling.reason
+
+
+def test_an_image_that_is_what_the_lock_gives_is_not_built() -> None:
+    there = Stage(target=TARGET, missing="", image=BUILT)
+    judge = judging({"8.0": [CODE]})
+    assert states(planned(there, judge)) == {"7.0": State.UNCHANGED, "8.0": State.UNCHANGED}
+    (target,) = planned(there, judge, A100).targets
+    assert (target.state, target.cells[0].state, target.image) == (State.VERIFY, State.VERIFY, BUILT)
+    assert "what the lock gives" in target.reason
+
+
+def test_what_is_verified_in_the_very_image_is_unchanged_and_elsewhere_it_is_not() -> None:
+    passed = claim("suite", Answer.YES, Basis.VERIFIED)
+    evidence = Evidence(verified={Capability(8, 0): passed})
+    there = Stage(target=TARGET, missing="", image=BUILT, evidence=evidence)
+    assert states(planned(there, judging({}), A100))["8.0"] is State.UNCHANGED
+    assert states(planned(replace(there, missing="gone"), judging({}), A100))["8.0"] is State.BUILD
+
+
+def test_without_a_lock_a_cell_is_blocked_unless_it_is_pruned() -> None:
+    stuck = Stage(target=TARGET, block="it has no lock", hint="imagefactory lock it")
+    (target,) = planned(stuck, judging({"7.0": [claim("no-code")]})).targets
+    assert [cell.state for cell in target.cells] == [State.PRUNED, State.BLOCKED]
+    assert (target.state, target.reason, target.hint) == (
+        State.BLOCKED,
+        "it has no lock",
+        "imagefactory lock it",
+    )
+
+
+def test_a_target_whose_cells_are_all_pruned_is_not_built() -> None:
+    no = [claim("no-code")]
+    (target,) = planned(Stage(target=TARGET), judging({"7.0": no, "8.0": no})).targets
+    assert (target.state, target.image, target.hint) == (State.PRUNED, "", "")
+
+
+def test_a_gpu_beyond_the_recipe_is_planned_and_said_so() -> None:
+    plan = planned(Stage(target=TARGET), judging({}), L40)
+    assert not plan.cells[0].required
+    assert "L40 (8.9) beyond the recipe" in format_plan(plan)
+
+
+def test_the_question_carries_driver_and_capability() -> None:
+    asked: list[Question] = []
+
+    def listen(question: Question, _: Evidence) -> Cell:
+        asked.append(question)
+        return Cell(question=question, claims=())
+
+    planned(Stage(target=TARGET), listen, V100)
+    (question,) = asked
+    assert (question.framework, question.version, question.cuda) == ("torch", "2.3", "12.1")
+    assert (question.capability, question.driver) == (Capability(7, 0), "535")
+
+
+# --- pruning and allowing ------------------------------------------------------------------------
+
+NO, DOCUMENTED_NO = claim("no-code"), claim("not-documented", basis=Basis.DOCUMENTED)
+OLD, BAD = claim("driver-floor"), claim("known-bad:cublas-blackwell", basis=Basis.DOCUMENTED)
+
+
+@pytest.mark.parametrize(
+    ("claims", "warnings", "allow", "rule", "allowed"),
+    [
+        ([CODE], [], "", None, []),
+        ([NO], [], "", "no-code", []),
+        ([NO], [], "no-code", None, ["no-code"]),
+        ([NO], [], "partly", "no-code", []),
+        ([claim("partly", Answer.PARTLY)], [], "", "partly", []),
+        ([claim("through", Answer.PTX)], [], "", None, []),
+        # A scan outweighs a page; what weighs the same must all be allowed.
+        ([CODE, DOCUMENTED_NO], [], "", None, []),
+        ([NO, DOCUMENTED_NO], [], "no-code", None, ["no-code"]),
+        ([NO, OLD], [], "no-code", "driver-floor", ["no-code"]),
+        ([OLD, NO], [], "no-code driver-floor", None, ["driver-floor", "no-code"]),
+        # A known fault prunes what would run.
+        ([CODE], [BAD], "", "known-bad:cublas-blackwell", []),
+        ([CODE], [BAD], "known-bad:cublas-blackwell", None, ["known-bad:cublas-blackwell"]),
+        ([CODE], [BAD], "known-bad", None, ["known-bad:cublas-blackwell"]),
+        ([CODE], [BAD], "known-bad:another", "known-bad:cublas-blackwell", []),
+        ([], [BAD], "", "known-bad:cublas-blackwell", []),
+    ],
+)
+def test_what_prunes_and_what_is_allowed(
+    claims: list[Claim], warnings: list[Claim], allow: str, rule: str | None, allowed: list[str]
+) -> None:
+    question = Question(framework="torch", version="2.3", cuda="12.1", capability=Capability(8, 0))
+    cell = Cell(question=question, claims=tuple(claims), warnings=tuple(warnings))
+    ruling = weigh(cell, frozenset(allow.split()))
+    assert ruling.pruned is (rule is not None)
+    assert rule in (None, ruling.claim.rule if ruling.claim else "")
+    assert [claim.rule for claim in ruling.allowed] == allowed
+
+
+def test_an_override_is_shown_and_one_that_changes_nothing_too() -> None:
+    plan = planned(Stage(target=TARGET), judging({"7.0": [NO]}), allow="no-code driver-floor known-bad")
+    assert states(plan) == {"7.0": State.BUILD, "8.0": State.BUILD}
+    assert plan.unused == ("driver-floor", "known-bad")
+    text = format_plan(plan)
+    assert "  build     7.0: allowed, though no-code: because of no-code" in text
+    assert "--allow driver-floor changed nothing" in text
+    assert "--allow no-code changed nothing" not in text
+
+
+def test_what_runs_in_part_is_tested_where_the_recipe_asks_for_it() -> None:
+    part = claim("partly", Answer.PARTLY)
+    plan = planned(Stage(target=TARGET), judging({"8.0": [part], "8.9": [part]}), A100, L40)
+    assert states(plan) == {"8.0": State.BUILD, "8.9": State.PRUNED}
+    text = format_plan(plan)
+    assert "  build     A100 (8.0): predicted to run in part [1]\n" in text
+    assert "            warning for A100 (8.0): because of partly [1]\n" in text
+    assert "  pruned    L40 (8.9): partly, predicted: because of partly" in text
+
+
+@pytest.mark.parametrize(
+    ("rule", "prunes"),
+    [
+        ("cublas-tensor-memory", True),  # wrong results on some GPUs
+        ("ort-1.23.0-hopper-ptx", True),  # does not run there
+        ("cudnn-9.10.0-enums", True),  # does not run anywhere
+        ("conv3d-bfloat16", False),  # wrong results on every GPU
+        ("cudnn-before-turing", False),  # some calls fail
+        ("conv3d-bfloat16-memory", False),  # slow
+    ],
+)
+def test_what_a_known_fault_prunes(rule: str, prunes: bool) -> None:
+    fault = claim(f"known-bad:{rule}", basis=Basis.DOCUMENTED)
+    question = Question(framework="torch", version="2.3", cuda="12.1", capability=Capability(8, 0))
+    cell = Cell(question=question, claims=(CODE,), warnings=(fault,))
+    for required in (True, False):
+        ruling = weigh(cell, frozenset(), required=required)
+        assert ruling.pruned is prunes
+        assert ruling.warnings == (() if prunes else (fault,))
+
+
+def test_a_pruned_cell_says_rule_reason_source_and_how_to_override() -> None:
+    text = format_plan(planned(Stage(target=TARGET), judging({"7.0": [NO]})))
+    assert "  pruned    7.0: no-code, predicted: because of no-code [1]" in text
+    assert "to plan what was pruned: --allow no-code" in text
+    assert "\n1 target: 1 to build; 2 cells: 1 to build, 1 pruned\n" in text
+    assert text.endswith("\nSources\n  [1] a test")
+
+
+def test_rules_that_do_not_exist_are_refused_with_the_nearest() -> None:
+    assert check_rules(("no-code", "known-bad:x")) == {"no-code", "known-bad:x"}
+    with pytest.raises(UsageError) as refused:
+        check_rules(("nocode",))
+    assert "no-code" in refused.value.hint
+
+
+# --- the matrix ----------------------------------------------------------------------------------
+
+
+def test_the_matrix_is_one_line_of_text_values_with_what_is_to_be_done() -> None:
+    no_v100 = judging({"7.0": [NO]})
+    line = format_matrix(planned(Stage(target=TARGET), no_v100, V100, A100))
+    assert "\n" not in line
+    name, _, value = line.partition("=")
+    (job,) = json.loads(value)["include"]
+    assert name == "matrix"
+    assert job == {
+        "target": "torchy-2.3-cu121",
+        "family": "torchy",
+        "framework": "torch",
+        "version": "2.3",
+        "cuda": "12.1",
+        "python": "3.11",
+        "platform": "linux/amd64",
+        "gpu": "A100",
+        "capability": "8.0",
+        "driver": "",
+        "state": "build",
+    }
+    unchanged = planned(Stage(target=TARGET, missing="", image=BUILT), no_v100)
+    assert format_matrix(unchanged) == 'matrix={"include":[]}'
+
+
+def test_more_jobs_than_github_runs_are_refused() -> None:
+    stages = tuple(Stage(target=replace(TARGET, name=f"torchy-{i}")) for i in range(MAX_JOBS // 2 + 1))
+    most = make_plan(PlanInput(stages=stages[:-1], judge=judging({})))
+    assert len(json.loads(format_matrix(most).partition("=")[2])["include"]) == MAX_JOBS
+    with pytest.raises(UsageError, match=f"{MAX_JOBS + 2} jobs"):
+        format_matrix(make_plan(PlanInput(stages=stages, judge=judging({}))))
+
+
+# --- rows ----------------------------------------------------------------------------------------
+
+HEADER = "framework,framework_version,cuda,capability,outcome\n"
+
+
+def rows(text: str) -> tuple[Row, ...]:
+    return parse_rows(text, "space.csv", families())
+
+
+def test_rows_are_read_by_either_name_and_in_any_order_of_columns() -> None:
+    found = rows(
+        "# a comment\n\nCapability,driver, framework_version,framework,cuda\n"
+        '8.6,535,2.3,PyTorch,12.1\nsm_70,,"2.15",tensorflow,12\n'
+    )
+    assert [(row.where, row.framework, row.version, row.cuda, str(row.device)) for row in found] == [
+        ("space.csv:4", "torch", "2.3", "12.1", "8.6 (driver 535)"),
+        ("space.csv:5", "tensorflow", "2.15", "12", "7.0"),
+    ]
+    assert rows("\ufeff" + HEADER + "torch,2.3,12.1,8.0,valid\n")[0].outcome == "valid"
+    assert rows(HEADER) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "space.csv:1: there is no column framework"),
+        ("framework,version,cuda\n", "space.csv:1: there is no column capability"),
+        ("framework,version,cuda,capabillity\n", "unknown column 'capabillity' (did you mean 'capability'?)"),
+        ("framework,version,version,cuda,capability\n", "stands there twice"),
+        (HEADER + "torch,2.3,12.1\n", "space.csv:2: 3 values for 5 columns"),
+        (
+            HEADER + "pytorh,2.3,12.1,8.0,\n",
+            "space.csv:2: unknown framework 'pytorh' (did you mean 'pytorch'",
+        ),
+        (HEADER + "\npytorch,two,12.1,8.0,\n", "space.csv:3: version 'two' (write a version such as 2.3)"),
+        (HEADER + "pytorch,2.3,cu121,8.0,\n", "space.csv:2: cuda 'cu121'"),
+        (HEADER + "pytorch,2.3,,8.0,\n", "space.csv:2: cuda ''"),
+        (HEADER + "pytorch,2.3,12.1,big,\n", "space.csv:2: 'big' is no compute capability (write 8.6)"),
+        (HEADER + 'pytorch,2.3,12.1,"8.0,\n', "space.csv:2: no CSV"),
+        (HEADER + 'pytorch,2.3,12.1,"8.0"x,\n', "space.csv:2: no CSV"),
+        (HEADER + "pytorch,2.3,12.1,8.0,\x00\n", "space.csv:2"),
+        ("framework,version,cuda,capability,driver\ntorch,2.3,12.1,8.0,new\n", "space.csv:2: driver 'new'"),
+    ],
+)
+def test_a_fault_of_a_row_is_told_with_file_and_line(text: str, told: str) -> None:
+    with pytest.raises(RecipeError) as error:
+        rows(text)
+    assert told in error.value.message
+    assert error.value.message.startswith("space.csv:")
+
+
+@given(st.text(st.characters(codec="utf-8"), max_size=200), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_any_text_is_read_or_refused(text: str, headed: bool) -> None:
+    found: list[Row] = []
+    faults: list[str] = []
+    try:
+        found = list(rows(HEADER + text if headed else text))
+    except RecipeError as error:
+        faults = list(error.faults)
+    assert all(fault.startswith("space.csv:") for fault in faults)
+    assert all(row.version and row.cuda for row in found)
+
+
+def test_all_faults_are_told_up_to_a_number_and_rows_are_bounded() -> None:
+    with pytest.raises(RecipeError) as error:
+        rows(HEADER + "torch,2.3,12.1,8.0\n" * 30)
+    assert len(error.value.faults) == 21
+    assert error.value.faults[-1] == "space.csv: and 10 more faults"
+    with pytest.raises(RecipeError, match="more than"):
+        rows(HEADER + "torch,2.3,12.1,8.0,\n" * (MAX_ROWS + 1))
+
+
+def test_rows_meet_the_listed_gpus_of_their_capability_and_their_drivers() -> None:
+    (first, second) = rows(HEADER + "torch,2.3,12.1,7.0,\ntorch,2.3,12.1,9.0,\n")
+    judged = judge_rows((first, second), (V100, A100), frozenset(), judging({}))
+    assert [(str(one.row.device), one.ruling.pruned) for one in judged] == [
+        ("V100 (7.0, driver 535)", False),
+        ("9.0", True),
+    ]
+    assert judged[1].ruling.claim is not None
+    assert judged[1].ruling.claim.rule == "gpu-not-listed"
+    allowed = judge_rows((second,), (V100,), frozenset({"gpu-not-listed"}), judging({}))
+    assert not allowed[0].ruling.pruned
+    own = replace(first, device=replace(first.device, driver="470"))
+    assert judge_rows((own,), (V100,), frozenset(), judging({}))[0].row.device.driver == "470"
+
+
+def test_a_table_of_rows_says_why_and_what_became_of_them() -> None:
+    found = rows(HEADER + "pytorch,2.3,12.1,7.0,valid\npytorch,2.3,12.1,8.0,\n")
+    text = format_rows(judge_rows(found, (), frozenset(), judging({"8.0": [NO]})), ("partly",))
+    assert "OUTCOME" in text
+    assert "no-code, predicted: because of no-code [1]" in text
+    assert (
+        "2 rows: 1 accepted (1 of which nothing is known), 1 pruned (1 no-code)\n  valid: 1 accepted" in text
+    )
+    assert "--allow partly changed nothing" in text
+
+
+# --- documented tables of public projects ----------------------------------------------------------
+
+
+def read_table(name: str) -> list[dict[str, str]]:
+    lines = (DATA / name).read_text(encoding="utf-8").splitlines()
+    return list(csv.DictReader(line for line in lines if not line.startswith("#")))
+
+
+def judged_space(
+    framework: str, versions: Sequence[tuple[str, str]]
+) -> dict[tuple[str, str, str], JudgedRow]:
+    """Every (version, CUDA) on every known capability, judged by what the tree knows."""
+    lines = [f"{framework},{v},{cuda},{one}," for v, cuda in versions for one in capabilities()]
+    judged = judge_rows(rows(HEADER + "\n".join(lines)), (), frozenset())
+    assert len(judged) == len(lines) > 0
+    return {(one.row.version, one.row.cuda, str(one.row.device.capability)): one for one in judged}
+
+
+def assert_explained(judged: JudgedRow) -> None:
+    """A row is accepted on a ground or pruned by a rule, with a reason and a source; or nothing is known."""
+    claim = judged.ruling.claim
+    if claim is None:
+        assert not judged.ruling.pruned
+        return
+    assert claim.reason
+    assert claim.source
+    if judged.ruling.pruned:
+        assert claim.rule in PRUNING or claim.rule.startswith("known-bad:")
+
+
+INTEGRATED = {"5.3", "6.2", "7.2", "8.7", "11.0"}
+
+
+def runs_on(capability: Capability, targets: str) -> bool:
+    """The rule of the CUDA programming guide, spelled again: same major, same or lower minor; PTX upwards."""
+    for word in targets.split():
+        target = parse_capability(word.removesuffix("+PTX"))
+        integrated = {str(capability), str(target)} & INTEGRATED
+        if target == capability or (
+            target.major == capability.major and target <= capability and not integrated
+        ):
+            return True
+        if word.endswith("+PTX") and capability >= target:
+            return True
+    return False
+
+
+def test_pytorchs_tables_are_accepted_or_pruned_row_by_row() -> None:
+    table = read_table("pytorch_releases.csv")
+    judged = judged_space("pytorch", [(row["torch"], row["cuda"]) for row in table])
+    for row in table:
+        for capability in capabilities():
+            one = judged[row["torch"], row["cuda"], str(capability)]
+            assert_explained(one)
+            claim, where = one.ruling.claim, f"torch {row['torch']} CUDA {row['cuda']} on {capability}"
+            # The project has this build, so no rule may say that it has not.
+            assert claim is None or claim.rule != "cuda-not-offered", where
+            if not row["targets"]:
+                assert claim is None or claim.rule == "toolkit-dropped", where
+            elif claim is None:
+                pytest.fail(f"{where}: documented, and nothing is known")
+            elif claim.basis is Basis.DOCUMENTED and not claim.rule.startswith("known-bad:"):
+                assert one.ruling.pruned is not runs_on(capability, row["targets"]), where
+    # Documented and scanned differ where the project's own pages do not hold: Turing in 2.11 to 2.14.
+    hole = judged["2.12", "13.0", "7.5"].ruling
+    assert hole.claim is not None
+    assert (hole.pruned, hole.claim.rule, hole.claim.basis) == (True, "partly", Basis.PREDICTED)
+
+
+def test_cogs_tensorflow_table_is_accepted_or_pruned_row_by_row() -> None:
+    table = read_table("cog_tensorflow.csv")
+    judged = judged_space("tensorflow", [(row["tf"], row["cuda"]) for row in table])
+    for row in table:
+        for capability in capabilities():
+            one = judged[row["tf"], row["cuda"], str(capability)]
+            assert_explained(one)
+            claim = one.ruling.claim
+            assert claim is None or claim.rule != "cuda-not-offered", (row, capability)
+        # A data-centre GPU that every one of these was made for.
+        assert not judged[row["tf"], row["cuda"], "7.0"].ruling.pruned, row
+    wrong = [(row["tf"], "12.1" if row["cuda"].startswith("11.") else "11.2") for row in table]
+    for (version, cuda, _), one in judged_space("tensorflow", wrong).items():
+        assert_explained(one)
+        assert one.ruling.pruned, (version, cuda)
+        rules = {claim.rule for claim in judge(question_of(one), Evidence()).claims}
+        assert "cuda-not-offered" in rules, (version, cuda)
+
+
+def question_of(one: JudgedRow) -> Question:
+    row = one.row
+    return Question(
+        framework=row.framework, version=row.version, cuda=row.cuda, capability=row.device.capability
+    )
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+GPUS = """\
+- {name: V100, driver: "535", count: 4}
+- {name: RTX 5090, driver: "575"}
+- {capability: 8.6}
+"""
+
+
+@pytest.fixture
+def gpus(tmp_path: Path) -> str:
+    path = tmp_path / "gpus.yaml"
+    path.write_text(GPUS)
+    return str(path)
+
+
+def test_plan_shows_every_target_and_explains_every_cell(call: Call) -> None:  # noqa: F811
+    said = call("plan", "--json").json()
+    assert said["format"] == "imagefactory.plan/1"
+    targets: Any = said["targets"]
+    listed: Any = call("list", "--json").json()["targets"]
+    assert [row["target"] for row in targets] == [row["target"] for row in listed]
+    for row in targets:
+        assert row["reason"]
+        for cell in row["cells"]:
+            assert cell["reason"]
+            assert bool(cell["override"]) is (cell["state"] == "pruned")
+            assert cell["source"] or cell["answer"] == "unknown"
+
+
+def test_what_the_recipes_require_is_not_pruned(call: Call) -> None:  # noqa: F811
+    """The committed recipes ask for nothing that is known to fail."""
+    targets: Any = call("plan", "--json").json()["targets"]
+    pruned = [
+        (row["target"], cell["capability"], cell["rule"], cell["reason"])
+        for row in targets
+        for cell in row["cells"]
+        if cell["state"] == "pruned"
+    ]
+    assert pruned == []
+
+
+def test_plan_for_listed_gpus_prunes_and_allows(call: Call, gpus: str) -> None:  # noqa: F811
+    said = call("plan", "pytorch-2.3-cu121", "pytorch-2.9-cu128", "--gpus", gpus)
+    assert said.code == 0
+    old, new = said.out.split("pytorch-2.9-cu128")
+    assert "V100 (7.0, driver 535)" in old
+    assert "pruned    RTX 5090 (12.0, driver 575): no-code, predicted: " in old
+    (line,) = [line for line in new.splitlines() if line.startswith("to plan what was pruned: ")]
+    overrides = line.partition(": ")[2].split()
+    assert "no-code" in overrides
+    again = call("plan", "pytorch-2.3-cu121", "--gpus", gpus, *overrides)
+    assert "pruned" not in again.out
+    assert "RTX 5090 (12.0, driver 575) beyond the recipe: allowed, though no-code: " in again.out
+
+
+def test_an_old_driver_prunes(call: Call, tmp_path: Path) -> None:  # noqa: F811
+    path = tmp_path / "old.yaml"
+    path.write_text('- {name: A100, driver: "470.57"}\n')
+    said: Any = call("plan", "pytorch-2.9-cu128", "--gpus", str(path), "--json").json()
+    (cell,) = said["targets"][0]["cells"]
+    assert (cell["state"], cell["rule"], cell["driver"]) == ("pruned", "driver-floor", "470.57")
+
+
+def test_the_matrix_goes_to_stdout_and_the_summary_to_stderr(call: Call, gpus: str) -> None:  # noqa: F811
+    said = call("plan", "pytorch-2.3-cu121", "--gpus", gpus, "--github")
+    assert said.code == 0
+    assert said.out.count("\n") == 1
+    jobs = json.loads(said.out.removeprefix("matrix="))["include"]
+    assert {job["gpu"] for job in jobs} == {"V100", ""}
+    assert said.err.startswith("1 target: 1 to build; 3 cells: 2 to build, 1 pruned")
+
+
+def test_without_a_lock_a_target_is_blocked(call: Call, root: Path) -> None:  # noqa: F811
+    (root / "lockfiles" / "pytorch-2.3-cu121.requirements.txt").unlink()
+    said = call("plan", "pytorch-2.3-cu121", root=root)
+    assert said.code == 0
+    assert "pytorch-2.3-cu121  blocked: pytorch-2.3-cu121 has no lock" in said.out
+    assert "what to do: imagefactory lock pytorch-2.3-cu121" in said.out
+    assert json.loads(call("plan", "pytorch-2.3-cu121", "--github", root=root).out[7:])["include"] == []
+
+
+def test_wrong_files_are_told_with_file_and_line(call: Call, tmp_path: Path) -> None:  # noqa: F811
+    gpus_file, csv_file = tmp_path / "gpus.yaml", tmp_path / "space.csv"
+    gpus_file.write_text("- name: V100\n- nme: A100\n")
+    said = call("plan", "--gpus", str(gpus_file))
+    assert said.code == errors.EXIT_USAGE
+    assert "gpus.yaml:2:3" in said.err
+    csv_file.write_bytes(b"framework,version,cuda,capability\ntorch,2.3,12.1,\xff\n")
+    said = call("plan", "--tuples", str(csv_file))
+    assert said.code == errors.EXIT_USAGE
+    assert "space.csv:2: is not UTF-8" in said.err
+    assert call("plan", "--tuples", str(tmp_path / "none.csv")).code == errors.EXIT_USAGE
+    assert call("plan", "--gpus", str(tmp_path / "none.yaml")).code == errors.EXIT_USAGE
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--github", "--json"),
+        ("--allow", "everything"),
+        ("pytorch-2.3-cu121", "--tuples", "x.csv"),
+        ("--tuples", "x.csv", "--github"),
+    ],
+)
+def test_contradictions_are_exit_code_2(call: Call, arguments: tuple[str, ...]) -> None:  # noqa: F811
+    assert call("plan", *arguments).code == errors.EXIT_USAGE
+
+
+def test_nothing_selected_is_exit_code_3(call: Call) -> None:  # noqa: F811
+    assert call("plan", "no-such-target").code == errors.EXIT_NOTHING_SELECTED
+
+
+def test_rows_are_judged_from_the_command_line(call: Call, tmp_path: Path) -> None:  # noqa: F811
+    path = tmp_path / "space.csv"
+    path.write_text(HEADER + "pytorch,2.3,12.1,7.0,valid\npytorch,2.3,9.0,7.0,\npytorch,2.3,12.1,12.0,\n")
+    said = call("plan", "--tuples", str(path))
+    assert said.code == 0
+    found: Any = call("plan", "--tuples", str(path), "--json").json()
+    assert found["format"] == "imagefactory.rows/1"
+    assert [(row["state"], row["where"]) for row in found["rows"]] == [
+        ("accepted", "space.csv:2"),
+        ("pruned", "space.csv:3"),
+        ("pruned", "space.csv:4"),
+    ]
+    assert found["rows"][1]["rule"] == "cuda-not-offered"
+    assert found["rows"][1]["override"] == "--allow cuda-not-offered"
