@@ -528,6 +528,9 @@ def _install(
         except BaseException:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL if as_root else signal.SIGTERM)
+            process.stdout.close()  # whoever outlives the signal ends at its next write
+            process.wait()
+            follower.join()
             raise
         process.wait()
         follower.join()
