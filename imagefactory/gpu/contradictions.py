@@ -6,6 +6,7 @@ Neither side is taken for the truth: a page may mean another build, a scan sees 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from imagefactory.gpu.capability import Capability, CodeKind
 from imagefactory.gpu.frameworks import (
@@ -19,7 +20,7 @@ from imagefactory.gpu.frameworks import (
 )
 from imagefactory.gpu.knowledge.documents import Documented, documented
 from imagefactory.gpu.knowledge.gpu_names import capabilities
-from imagefactory.gpu.model import Answer, Contents, Prediction, Reach
+from imagefactory.gpu.model import Answer, Contents, Library, Prediction, Reach
 from imagefactory.gpu.predict import predict, runs
 
 _GOOD = (Answer.YES, Answer.PTX)
@@ -69,15 +70,11 @@ def _of_documents(contents: Contents, framework: Framework, row: Documented) -> 
             less.setdefault(found.reason.replace(f" {capability}", ""), []).append(found)
         elif said is Answer.NO and found.answer in _GOOD:
             more.append(found)
-    lines = [f"{_listed(some)}: documented ({_page(row)}), but {some[0].reason}" for some in less.values()]
+    lines = [f"{_listed(some)}: documented ({_page(row)}); found: {some[0].reason}" for some in less.values()]
     if more:
-        lines.append(f"{_listed(more)}: not documented ({_page(row)}), but {more[0].reason}")
-    there = {code for one in gates for modules in one.modules for code in modules.codes}
-    if row.ptx and not any(code.kind is CodeKind.PTX for code in there):
-        names = ", ".join(one.path.rpartition("/")[2] for one in gates)
-        lines.append(
-            f"newer GPUs: PTX is documented ({_page(row)}), but there is none in {names}, so no code for them"
-        )
+        lines.append(f"{_listed(more)}: not documented ({_page(row)}); found: {more[0].reason}")
+    if missing := missing_ptx(row, gates):
+        lines.append(f"newer GPUs: PTX is documented ({_page(row)}); found: {missing}")
     return lines
 
 
@@ -96,15 +93,26 @@ def _of_runtimes(contents: Contents, cuda: str) -> list[str]:
 
 
 def documented_answer(row: Documented, capability: Capability) -> Answer:
-    """What a project's own list of targets means for a capability, by the rules of predict.py."""
+    """What a project's own list of targets means for a capability, by the rules of rules.py."""
     if row.minimum and capability < row.minimum:
         return Answer.NO
-    if not row.codes:
-        return Answer.UNKNOWN
     ways = {runs(code, capability) for code in row.codes}
     if Reach.NATIVE in ways:
         return Answer.YES
     return Answer.PTX if Reach.PTX in ways else Answer.NO
+
+
+def missing_ptx(row: Documented, gates: Sequence[Library]) -> str:
+    """Which documented PTX no library that must load has, as a sentence; empty where all is there."""
+    codes = {code for one in gates for modules in one.modules for code in modules.codes}
+    there = {code.architecture for code in codes if code.kind is CodeKind.PTX}
+    wanted = [code for code in row.codes if code.kind is CodeKind.PTX and code.architecture not in there]
+    if not wanted or not gates:
+        return ""
+    names = ", ".join(sorted(one.path.rpartition("/")[2] for one in gates))
+    older = " ".join(sorted({str(code) for code in codes if code.kind is CodeKind.PTX}))
+    rest = f"its PTX is {older}" if older else "GPUs newer than its machine code have nothing to run"
+    return f"{wanted[-1]} is not in {names}: {rest}"
 
 
 def _listed(some: list[Prediction]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from imagefactory.gpu.knowledge.toolkits import minor_floors, native_driver, ptx
 from imagefactory.gpu.model import Library, LibraryReach
 
 _ZSTD_CUDA = "12.4"
+_MAJOR = re.compile(r"[0-9]{1,3}")
 
 
 def parse_driver(text: str) -> tuple[int, ...]:
@@ -47,11 +49,12 @@ def cuda_floor(cuda: str) -> Floor:
     Source: NVIDIA, CUDA Compatibility, minor-version compatibility. `cuda` may be empty: nothing known.
     """
     major = cuda.partition(".")[0]
-    driver = minor_floors().get(int(major), "") if major.isdigit() else ""
+    driver = minor_floors().get(int(major), "") if _MAJOR.fullmatch(major) else ""
     if not driver:
-        return Floor(
-            driver="", reason="which CUDA it was built with is not known" if not cuda else f"CUDA {cuda}"
+        unknown = (
+            f"no driver for CUDA {cuda} is known" if cuda else "which CUDA it was built with is not known"
         )
+        return Floor(driver="", reason=unknown)
     return Floor(driver=driver, reason=f"the first that runs programs of CUDA {major}")
 
 
@@ -85,7 +88,10 @@ def compression_floor(library: Library) -> Floor | None:
 
 
 def minimum_driver(cuda: str, libraries: Iterable[tuple[Library, LibraryReach]]) -> Floor:
-    """R6: the largest of all floors of the libraries that must load. Unknown where one of them is."""
+    """R6: the largest of all floors of the libraries that must load. Unknown where one of them is.
+
+    CUDA's own may be unknown beside others: they tell of what it was built with, or are needed with any.
+    """
     floors = [cuda_floor(cuda)]
     for library, one in libraries:
         compressed = compression_floor(library)

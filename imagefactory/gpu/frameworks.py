@@ -137,7 +137,7 @@ def cuda_of(contents: Contents) -> str:
         told = facts.get("cuda") or facts.get("cuda_version") or ""
         if not told:
             told = next((cuda for _, cuda in conda_builds(contents, framework) if cuda != "cpu"), "")
-        if told:
+        if _VERSION.match(told):
             return _minor(told)
     runtimes = [one for one in contents.packages if _RUNTIME.fullmatch(one.name)]
     if runtimes:
@@ -209,6 +209,7 @@ def _instead(framework: Framework, version: str, *, conda: bool) -> str:
     return " or ".join(named)
 
 
+_VERSION = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){0,3}\Z")
 _RUNTIME = re.compile(r"nvidia-cuda-runtime(?:-cu[0-9]+)?|cuda-cudart|cudatoolkit")
 _PLUGIN = re.compile(r"jax-cuda([0-9]+)-(?:plugin|pjrt)")
 _CUDART = re.compile(r"libcudart(?:-[0-9a-f]{8})?\.so\.([0-9.]+)")

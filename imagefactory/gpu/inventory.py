@@ -25,7 +25,7 @@ from imagefactory.yaml_tree import Limits, Node, first_place, parse_tree, refuse
 LIMITS = Limits(size=256 * 1024, nodes=20_000, depth=4)
 MAX_COUNT = 1_000_000
 _KEYS = ("name", "capability", "driver", "count")
-_DRIVER = r"[0-9]{3,4}(\.[0-9]{1,4}){0,3}"
+_DRIVER = r"[0-9]{3,4}(\.[0-9]{1,4}){0,2}"
 _NAME = r"[A-Za-z0-9][A-Za-z0-9 ._+()/-]*"
 
 
@@ -42,6 +42,15 @@ class GpuKind:
     driver: str
     count: int
     where: Where
+
+    @property
+    def own_name(self) -> str:
+        """The name, empty where only the capability is known."""
+        return "" if self.name == _unnamed(self.capability) else self.name
+
+
+def _unnamed(capability: Capability) -> str:
+    return f"capability {capability}"
 
 
 def read_gpus(path: Path) -> tuple[GpuKind, ...]:
@@ -63,7 +72,7 @@ def read_gpus(path: Path) -> tuple[GpuKind, ...]:
 
 def parse_gpus(text: str, file: str) -> tuple[GpuKind, ...]:
     """The kinds of GPU in the text of a `gpus.yaml`; `file` is what errors call it. Raises RecipeError."""
-    if not re.search(r"^\s*[^#\s]", text, re.MULTILINE):
+    if all(not line or line.startswith("#") for line in map(str.strip, text.splitlines())):
         raise refused(first_place(file), "is empty", "write a list: - name: V100")
     reader = Reader(file)
     tree = parse_tree(text, file, LIMITS)
@@ -91,7 +100,7 @@ def _kind(item: Node, reader: Reader) -> GpuKind | None:
         try:
             gpu = find_gpu(called)
         except UsageError as error:
-            reader.fault(name.where, error.message, error.hint)
+            reader.fault(name.where, error.message, _as_capability(called) or error.hint)
         else:
             called, found = gpu.name, gpu.capability
     driver = _text(values["driver"], "driver", _DRIVER, reader) if "driver" in values else ""
@@ -99,8 +108,16 @@ def _kind(item: Node, reader: Reader) -> GpuKind | None:
     if found is None or (name and not called):
         return None
     return GpuKind(
-        name=called or f"capability {found}", capability=found, driver=driver, count=count, where=item.where
+        name=called or _unnamed(found), capability=found, driver=driver, count=count, where=item.where
     )
+
+
+def _as_capability(text: str) -> str:
+    """What to write instead of a capability that stands as a name, empty for other text."""
+    try:
+        return f"write capability: {parse_capability(text)}"
+    except ValueError:
+        return ""
 
 
 _WRITE = {

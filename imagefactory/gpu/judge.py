@@ -47,7 +47,7 @@ from imagefactory.recipe_values import natural
 
 _WEIGHT = {Basis.VERIFIED: 0, Basis.PREDICTED: 1, Basis.DOCUMENTED: 2}
 _RULES = {Answer.YES: "code", Answer.PTX: "ptx", Answer.PARTLY: "partly", Answer.NO: "no-code"}
-_EFFECTS = {"slow": Answer.YES, "some calls fail": Answer.PARTLY}
+_EFFECTS = {"costly": Answer.YES, "some calls fail": Answer.PARTLY}
 _SEVERITY = {Answer.NO: 0, Answer.PARTLY: 1, Answer.PTX: 2, Answer.YES: 3, Answer.UNKNOWN: 4}
 
 
@@ -149,8 +149,6 @@ def _listed(question: Question, row: Documented) -> Claim:
     asked = question.capability
     if row.minimum and asked < row.minimum:
         return _no("not-documented", f"documented for {row.minimum} and newer", row.source)
-    if not row.codes:
-        return _yes(Answer.YES, f"documented for {row.minimum} and newer", row.source)
     if code := _serving(row.codes, asked, Reach.NATIVE):
         exact = code.architecture == asked
         reason = f"{asked} is documented" if exact else f"{code} is documented and runs on {asked}"
@@ -264,8 +262,8 @@ def _scanned_releases(question: Question) -> list[Contents]:
 def _warnings(question: Question, contents: Contents | None) -> Iterator[Claim]:
     """By what was scanned, else by the lock, else by the framework's version where it is a whole one.
 
-    A fault that only costs time says yes, one that some calls meet says partly, and so does one that computes
-    wrongly on GPUs of every capability, which is then no matter of this one. All others say no.
+    A fault that only costs time or memory says yes, one that some calls meet says partly, as does one that
+    computes wrongly on GPUs of every capability, which is then no matter of this one. All others say no.
     """
     name, version = question.framework.rpartition("::")[2], question.version
     locked = question.packages or ((name, version),) * (version.count(".") > 1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.knowledge.tables import read_table
@@ -47,7 +47,7 @@ class KnownBad:
     source: str
 
     def __str__(self) -> str:
-        return f"{self.text} ({self.effect})" if self.effect in ("wrong results", "slow") else self.text
+        return self.text
 
 
 @cache
@@ -73,6 +73,11 @@ def rules() -> tuple[Rule, ...]:
         )
         for row in read_table("known_bad")["rule"]
     )
+
+
+def find_rule(word: str) -> Rule | None:
+    """The rule that a claim calls `known-bad:ID`, None where there is none."""
+    return next((rule for rule in rules() if f"known-bad:{rule.id}" == word), None)
 
 
 def versions_of(packages: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -115,6 +120,7 @@ def _holds(rule: Rule, capability: str) -> bool:
     return not rule.capabilities or any(_within(capability, one) for one in rule.capabilities)
 
 
+@lru_cache(maxsize=1024)
 def _within(version: str, specifiers: str) -> bool:
     """Whether a version lies in a range. One that PEP 440 does not know (conda's) lies in none."""
     from packaging.specifiers import SpecifierSet  # only those who ask pay for it

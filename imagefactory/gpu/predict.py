@@ -148,7 +148,7 @@ def _answer(
     if missing:
         worst = max(missing, key=lambda part: part.reach.without / _total(part.reach))
         if worst.reach.without * 2 > _total(worst.reach):
-            return Answer.NO, _some_code(worst).replace("no code for it", f"no code for {capability}")
+            return Answer.NO, _some_code(worst, str(capability))
         how = " through PTX" if any(part.reach.ptx for part in gates) else ""
         return Answer.PARTLY, f"{subject} starts on {capability}{how}, but {_some_code(worst)}"
     lacking = [
@@ -207,14 +207,17 @@ def _no_code(part: _Part, capability: Capability) -> str:
     codes = sorted({code for modules in part.library.modules for code in modules.codes})
     if codes and all(code.kind is CodeKind.LTO for code in codes):
         return f"{_name(part.library.path)} holds LTO-IR alone, which only a linker can use"
+    if not codes:
+        found = f": {part.library.unread}" if part.library.unread else ""
+        return f"{_name(part.library.path)} holds no code that a scan can read{found}"
     usual = " ".join(map(str, usual_codes(part.library)))
     ptx = "" if any(code.kind is CodeKind.PTX for code in codes) else " and no PTX"
     return f"{_name(part.library.path)} has no code for {capability}, only {usual}{ptx}"
 
 
-def _some_code(part: _Part) -> str:
+def _some_code(part: _Part, there: str = "it") -> str:
     count, total = part.reach.without, _total(part.reach)
-    return f"{count} of {total} modules of {_name(part.library.path)} {_have(count)} no code for it"
+    return f"{count} of {total} modules of {_name(part.library.path)} {_have(count)} no code for {there}"
 
 
 def _have(count: int) -> str:
@@ -238,7 +241,10 @@ def _lacking(parts: list[_Part]) -> str:
 def _serving(library: Library, capability: Capability, way: Reach) -> str:
     """The code that serves a capability in most of the modules; of several in one the newest."""
     best: dict[str, int] = {}
-    for modules in generic_modules(library):
+    generic = generic_modules(library)
+    if all(runs(code, capability) is not way for one in generic for code in one.codes):
+        generic = library.modules  # the objects of a linked module
+    for modules in generic:
         fitting = [code for code in modules.codes if runs(code, capability) is way]
         if fitting:
             name = str(max(fitting)).partition("/")[0]

@@ -19,6 +19,7 @@ FAMILIES = {
     Capability(12, 1): frozenset({Capability(12, 1)}),
 }
 """What code with the suffix `f` runs on, by the architecture it is for."""
+_MOST = 10  # times as many: a build for one major, into which something for more was linked
 _RENAMED = {Capability(10, 1): Capability(11, 0)}
 
 
@@ -88,11 +89,26 @@ def generic_modules(library: Library) -> tuple[Modules, ...]:
     """R9: the modules that speak for a library: those made for two or more majors; all if there is none.
 
     Libraries also hold modules for single GPUs that others do without; those say nothing about the rest.
-    Targets with the suffix `a` are such extras, so they count for no major. Source: measured, the modules of
-    torch 1.13.1 to 2.14.1 and tensorflow 2.18.1.
+    Targets with the suffix `a` are such extras: they alone make no module generic, but beside plain targets
+    of one major they do where others are (a kernel for 8.0 and newer in a library for 7.5 and newer). Source:
+    measured, the modules of torch 1.13.1 to 2.14.1, tensorflow 2.18.1, onnxruntime-gpu 1.28.0 to 1.31.1.
+
+    Where nearly all modules are machine code for one and the same major, the library is a build for it and
+    all speak. LTO-IR, which is linked already or never will be, speaks where there is nothing else.
     """
-    generic = tuple(modules for modules in library.modules if len(_majors(modules)) > 1)
-    return generic or library.modules
+    some = tuple(one for one in library.modules if any(code.kind is not CodeKind.LTO for code in one.codes))
+    if not any(len(_majors(one, extras=False)) > 1 for one in some):
+        return some or library.modules
+    generic = tuple(one for one in some if len(_majors(one, extras=True)) > 1)
+    single = dict.fromkeys((major for one in some for major in _majors(one, extras=True)), 0)
+    for one in some:
+        majors = _majors(one, extras=True)
+        if len(majors) == 1 and any(code.kind is CodeKind.SASS for code in one.codes):
+            single[majors.pop()] += one.count
+    most = sum(single.values())
+    if most in single.values() and most > _MOST * sum(one.count for one in generic):
+        return some
+    return generic
 
 
 def reach(library: Library, capability: Capability, *, gates: bool = False) -> LibraryReach:
@@ -102,6 +118,7 @@ def reach(library: Library, capability: Capability, *, gates: bool = False) -> L
     """
     native = ptx = without = 0
     isas: set[str] = set()
+    objects = _objects(library)
     for modules in generic_modules(library):
         ways = [(runs(code, capability), code) for code in modules.codes]
         compiled = [code.isa for way, code in ways if way is Reach.PTX]
@@ -110,6 +127,9 @@ def reach(library: Library, capability: Capability, *, gates: bool = False) -> L
         elif compiled:
             ptx += modules.count
             isas.add(min(compiled, key=numbers))  # the oldest that serves asks least of the driver
+        elif linked := _linked_anew(modules, objects, capability):
+            ptx += modules.count
+            isas.add(linked)
         else:
             without += modules.count
     if not native + ptx:
@@ -140,9 +160,37 @@ def usual_codes(library: Library) -> tuple[Code, ...]:
     return tuple(sorted(code for code in counts if counts[code] >= half) or sorted(counts))
 
 
-def _majors(modules: Modules) -> set[int]:
-    return {
-        renamed(code.architecture).major
-        for code in modules.codes
-        if code.architecture and code.suffix != "a" and code.kind is not CodeKind.LTO
+def _objects(library: Library) -> dict[Capability, str]:
+    """The targets of modules of plain PTX alone, each with the newest version of its instruction set."""
+    found: dict[Capability, str] = {}
+    for modules in library.modules:
+        code = modules.codes[0] if len(modules.codes) == 1 else None
+        if code and code.architecture and code.kind is CodeKind.PTX and not code.suffix:
+            found[code.architecture] = max(found.get(code.architecture, "0"), code.isa, key=numbers)
+    return found
+
+
+def _linked_anew(modules: Modules, objects: dict[Capability, str], capability: Capability) -> str:
+    """The PTX that a driver must compile in place of a linked module; empty where that cannot be.
+
+    Separately compiled code stands in a library as one linked module of machine code and as its objects, of
+    which builds may keep the PTX alone, for the newest of the linked targets. For other GPUs the driver
+    compiles and links all of them. Source: NVIDIA, nvcc documentation, JIT linking; measured, NCCL in
+    tensorflow 2.15.1 to 2.20.0: one module that is registered as linked, 116 to 362 of PTX in
+    `__nv_relfatbin`.
+    """
+    targets = {
+        code.architecture for code in modules.codes if code.kind is CodeKind.SASS and code.architecture
     }
+    if modules.count > 1 or len(targets) < 2 or len(targets) < len(modules.codes):
+        return ""
+    newest = max(targets)
+    return objects.get(newest, "") if ptx_compiles(renamed(newest), renamed(capability)) else ""
+
+
+def _majors(modules: Modules, *, extras: bool) -> set[int]:
+    """The majors of plain targets; where there are any, with `extras` those of targets with `a` too."""
+    codes = [code for code in modules.codes if code.kind is not CodeKind.LTO]
+    plain = [code for code in codes if code.suffix != "a"]
+    counted = codes if extras and plain else plain
+    return {renamed(code.architecture).major for code in counted if code.architecture}

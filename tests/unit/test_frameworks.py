@@ -109,6 +109,8 @@ GPU = library("torch/lib/libtorch_cuda.so", "1 sm_80")
         (contents(library("a.so", "1 sm_80 compute_52/7.8"), library("b.so", "1 compute_80/7.0")), "11"),
         (contents(library("nvidia/cublas/lib/libcublas.so.12", "1 compute_90/8.0")), ""),
         (contents(GPU), ""),
+        (contents(GPU, facts=["torch.cuda=12.x"]), ""),
+        (contents(GPU, facts=["torch.cuda=\u0661\u0662.1"]), ""),
         (contents(packages=["numpy==2.0"]), ""),
     ],
 )

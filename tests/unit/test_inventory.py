@@ -45,6 +45,7 @@ def test_names_capabilities_drivers_and_counts(tmp_path: Path) -> None:
         ("- name: RTX 6000", "1:9: 'RTX 6000' may be GPUs of different capabilities", "RTX 6000 Ada (8.9)"),
         ("- name: V10", "1:9: no GPU is known as 'V10'", "did you mean V100"),
         ("- V10", "1:3: no GPU is known as 'V10'", "did you mean V100"),
+        ("- 8.6", "1:3: no GPU is known as '8.6'", "write capability: 8.6"),
         ("- driver: 535", "1:3: says neither name nor capability", "name: V100"),
         ("- name: V100\n  counts: 2", "2:3: unknown key 'counts'", "did you mean 'count'"),
         ("- name: V100\n  count: 0", "2:10: 'count' cannot be '0'", "whole number"),
@@ -54,6 +55,7 @@ def test_names_capabilities_drivers_and_counts(tmp_path: Path) -> None:
         ("- capability: sm_90a", "1:15: 'capability' cannot be 'sm_90a'", "write 8.6"),
         ("- capability: {}", "1:15: 'capability' cannot be keys and values", "write 8.6"),
         ("- name: V100\n  driver: new", "2:11: 'driver' cannot be 'new'", "535.129.03"),
+        ("- name: V100\n  driver: 535.54.03.01", "2:11: 'driver' cannot be '535.54.03.01'", "535.129.03"),
         ("- name: V100\n  driver: 12.1", "2:11: 'driver' cannot be '12.1'", "535.129.03"),
         ("- name: [V100]", "1:9: 'name' must be text, not a list", "nvidia-smi"),
         ("- name: $(id)", "1:9: 'name' cannot be '$(id)'", "nvidia-smi"),
@@ -101,6 +103,11 @@ def test_a_file_that_is_no_text_is_a_usage_error(tmp_path: Path) -> None:
 def test_large_files_are_refused() -> None:
     with pytest.raises(RecipeError, match="larger than 256 kB"):
         parse_gpus("- V100\n" * 50_000, "gpus.yaml")
+
+
+def test_many_empty_lines_are_an_empty_file() -> None:
+    with pytest.raises(RecipeError, match="is empty"):
+        parse_gpus("\n" * 250_000, "gpus.yaml")
 
 
 def test_a_capability_needs_no_known_gpu() -> None:

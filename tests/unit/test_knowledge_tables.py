@@ -51,6 +51,7 @@ def test_documented_builds(framework: str, version: str, cuda: str, expected: st
     assert row is not None
     assert row.codes == codes(expected)
     assert row.ptx == ("compute" in expected)
+    assert all(one.codes for one in knowledge.all_documented())
     assert covers(row.version, version)
 
 

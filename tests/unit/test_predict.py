@@ -126,15 +126,82 @@ def test_counts_add_up(modules: list[Modules]) -> None:
 
 
 def test_modules_for_single_gpus_say_nothing() -> None:
-    one = library("a.so", "10 sm_70 sm_80", "90 sm_80", "5 compute_86/7.2", "3 sm_90a sm_80")
+    one = library("a.so", "10 sm_70 sm_80", "90 sm_80", "5 compute_86/7.2", "3 sm_90a", "2 sm_90a sm_100a")
     assert [part.count for part in generic_modules(one)] == [10]
     assert reach(one, Capability(7, 0)).reach is Reach.NATIVE
     assert reach(one, Capability(9, 0)).reach is Reach.NONE
 
 
+@pytest.mark.parametrize("more", ["", " compute_120/9.0"])
+def test_modules_without_an_old_gpu_are_told_whatever_else_they_hold(more: str) -> None:
+    """As onnxruntime-gpu 1.28 has them, with PTX, and 1.29 and newer without."""
+    one = library(
+        "a.so", f"222 sm_75 sm_80 sm_90a sm_120a{more}", f"48 sm_80 sm_90a sm_120a{more}", "18 sm_90a"
+    )
+    found = reach(one, Capability(7, 5))
+    assert (found.reach, found.native, found.without) == (Reach.PARTIAL, 222, 48)
+    assert reach(one, Capability(9, 0)).reach is Reach.NATIVE
+
+
+def test_what_was_linked_is_linked_anew_from_its_ptx() -> None:
+    """Of separately compiled code the linked module has no PTX, its objects do: all of it is needed."""
+    one = library("a.so", "1 sm_80 sm_90", "100 compute_90/8.3", "16 compute_90/8.1")
+    newer = reach(one, Capability(12, 0))
+    assert (newer.reach, newer.ptx, newer.without, newer.isa) == (Reach.PTX, 1, 0, "8.3")
+    assert reach(one, Capability(9, 0)).reach is Reach.NATIVE
+    assert reach(one, Capability(7, 0)).reach is Reach.NONE
+    sentence = predict(contents(one), Capability(12, 0)).reason
+    assert sentence.endswith("(compute_90, ISA 8.3)")
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        ("2 sm_80 sm_90", "100 compute_90/8.3"),  # a library is linked once
+        ("1 sm_80 sm_90", "100 compute_80/8.3"),  # not the PTX of the newest target
+        ("1 sm_80 sm_90", "100 compute_90a/8.3"),
+        ("1 sm_80 sm_90 compute_90a/8.3", "100 compute_90/8.3"),
+    ],
+)
+def test_ptx_of_other_modules_helps_none_else(modules: tuple[str, ...]) -> None:
+    assert reach(library("a.so", *modules), Capability(12, 0)).reach is Reach.NONE
+
+
+def test_few_modules_for_more_gpus_do_not_speak_for_a_build_for_one() -> None:
+    """As a library of one's own build has them, into which another for more GPUs was linked."""
+    one = library("torch/lib/libtorch_cuda.so", "440 sm_90", "3 sm_80 sm_90")
+    assert reach(one, Capability(8, 0)).without == 440
+    assert reach(one, Capability(9, 0)).native == 443
+    assert predict(contents(one, packages=["torch==2.9.1"]), Capability(8, 0)).answer is Answer.NO
+    several = library("a.so", "94 sm_80", "73 sm_70", "82 sm_70 sm_80")
+    assert [part.count for part in generic_modules(several)] == [82]
+
+
+def test_lto_ir_that_was_linked_is_not_missed() -> None:
+    one = library("a.so", "5 lto_80 lto_90", "1 sm_80", "1 sm_80 sm_86")
+    assert (reach(one, Capability(8, 0)).native, reach(one, Capability(8, 0)).without) == (2, 0)
+    assert reach(library("a.so", "5 lto_80 lto_90"), Capability(8, 0)).without == 5
+
+
+def test_code_that_no_scan_can_read_is_said() -> None:
+    one = replace(library("torch/lib/libtorch_cuda.so", "5"), unread="5 of kind 128, the first at 0x10")
+    found = predict(contents(one, packages=["torch==2.9.1"]), Capability(9, 0))
+    assert (
+        found.reason
+        == "libtorch_cuda.so holds no code that a scan can read: 5 of kind 128, the first at 0x10"
+    )
+
+
+@pytest.mark.parametrize("cuda", ["14.0", "abc", "\u00b2", "\u0661\u0662.1", "9" * 5000])
+def test_a_cuda_that_nobody_knows_has_no_driver(cuda: str) -> None:
+    floor = cuda_floor(cuda)
+    assert (floor.driver, floor.reason) == ("", f"no driver for CUDA {cuda} is known")
+
+
 def test_a_build_for_one_gpu_speaks_with_all_modules() -> None:
     one = library("a.so", "440 sm_90", "3 sm_90 sm_90a sm_100a")
     assert reach(one, Capability(9, 0)).native == 443
+    assert reach(one, Capability(10, 0)).without == 440
     assert reach(one, Capability(10, 0)).reach is Reach.PARTIAL  # the three that have 100a
 
 
@@ -250,9 +317,24 @@ def test_the_turing_hole() -> None:
     assert ask(torch_2_12(), "7.0").answer is Answer.NO
     lines = contradictions(torch_2_12())
     assert lines[0].startswith("7.5: documented (pytorch/pytorch")
+    assert "; found: torch 2.12.1 runs on 7.5, all but linear algebra" in lines[0]
     assert "libtorch_cuda_linalg.so has no code for it" in lines[0]
-    assert "PTX is documented" in lines[1]
+    assert lines[1].startswith("newer GPUs: PTX is documented (pytorch/pytorch")
+    assert lines[1].endswith("; found: compute_120 is not in libtorch_cuda.so: "
+                             "GPUs newer than its machine code have nothing to run")  # fmt: skip
     assert len(lines) == 2
+
+
+def test_older_ptx_than_documented_is_told_as_it_is() -> None:
+    place = contents(
+        library("tensorflow/libtensorflow_cc.so.2", "9 sm_60 sm_70 sm_80 sm_89 compute_80/8.3"),
+        packages=["tensorflow==2.18.1"],
+        facts=["tensorflow.cuda_version=12.5.1"],
+    )
+    assert any(
+        line.endswith("compute_90 is not in libtensorflow_cc.so.2: its PTX is compute_80/8.3")
+        for line in contradictions(place)
+    )
 
 
 def test_no_contradiction_where_all_agrees() -> None:
@@ -295,8 +377,6 @@ def test_what_a_project_says_of_a_capability() -> None:
         Answer.NO,
         Answer.PTX,
     )
-    assert documented_answer(replace(row, codes=()), Capability(8, 0)) is Answer.UNKNOWN
-    assert documented_answer(replace(row, codes=()), Capability(6, 1)) is Answer.NO
 
 
 def test_a_runtime_of_another_cuda_is_told() -> None:
@@ -330,8 +410,8 @@ def test_tensorflow_through_ptx() -> None:
     assert one.driver == "545.23.06"
     assert ask(tensorflow_2_18(), "8.9").driver == "525"
     newer = ask(tensorflow_2_18(), "12.0")
-    assert newer.answer is Answer.PARTLY
-    assert newer.reason.startswith("tensorflow 2.18.1 starts on 12.0 through PTX, but 1 of 1428 modules")
+    assert newer.answer is Answer.PTX  # its one linked module is linked anew
+    assert "in 1428 of 1428 modules: the driver compiles their PTX" in newer.reason
 
 
 def test_drivers_turn_a_yes_into_a_no() -> None:

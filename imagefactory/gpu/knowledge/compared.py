@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from imagefactory.gpu.capability import Capability, CodeKind
-from imagefactory.gpu.frameworks import Framework, Role, cuda_of, find_framework, find_package, role_of
-from imagefactory.gpu.knowledge.documents import Documented, documented
+from imagefactory.gpu.capability import Capability
+from imagefactory.gpu.contradictions import documented_answer, missing_ptx
+from imagefactory.gpu.frameworks import Role, cuda_of, find_framework, find_package, role_of
+from imagefactory.gpu.knowledge.documents import documented
 from imagefactory.gpu.knowledge.gpu_names import capabilities
 from imagefactory.gpu.knowledge.scans import ScannedWheel, scanned_wheels
 from imagefactory.gpu.knowledge.tables import numbers
-from imagefactory.gpu.model import Answer, Contents, Reach
-from imagefactory.gpu.predict import predict, runs
+from imagefactory.gpu.model import Answer, Contents
+from imagefactory.gpu.predict import predict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,26 +100,14 @@ def _of_build(wheels: tuple[ScannedWheel, ...]) -> Iterator[Difference]:
 
     alike: dict[tuple[Answer, Answer], list[tuple[Capability, str]]] = {}
     for capability in capabilities():
-        said, prediction = _said(row, capability), predict(contents, capability)
+        said, prediction = documented_answer(row, capability), predict(contents, capability)
         if prediction.answer is not said:
             alike.setdefault((said, prediction.answer), []).append((capability, prediction.reason))
     for (said, answer), cases in alike.items():
         yield difference(said, answer, cases, cases[0][1])
-    missing = _missing_ptx(row, contents, framework)
-    if missing:
-        yield difference(Answer.PTX, Answer.NO, [], missing)
-
-
-def _missing_ptx(row: Documented, contents: Contents, framework: Framework) -> str:
-    """What documented PTX no library that must load has, as a sentence; empty where all is there."""
     gates = [one for one in contents.libraries if role_of(one.path, framework)[0] is Role.GATES]
-    codes = {code for one in gates for modules in one.modules for code in modules.codes}
-    there = {code.architecture for code in codes if code.kind is CodeKind.PTX}
-    wanted = [code for code in row.codes if code.kind is CodeKind.PTX and code.architecture not in there]
-    if not wanted or not gates:
-        return ""
-    names = ", ".join(sorted(one.path.rpartition("/")[2] for one in gates))
-    return f"{wanted[-1]} is not in {names}: GPUs newer than its machine code have nothing to run"
+    if missing := missing_ptx(row, gates):
+        yield difference(Answer.PTX, Answer.NO, [], missing)
 
 
 def together(wheels: tuple[ScannedWheel, ...]) -> Contents:
@@ -131,12 +120,3 @@ def together(wheels: tuple[ScannedWheel, ...]) -> Contents:
         packages=tuple(package for part in parts for package in part.packages),
         facts=tuple(fact for part in parts for fact in part.facts),
     )
-
-
-def _said(row: Documented, capability: Capability) -> Answer:
-    if row.minimum and capability < row.minimum:
-        return Answer.NO
-    found = {runs(code, capability) for code in row.codes}
-    if Reach.NATIVE in found:
-        return Answer.YES
-    return Answer.PTX if Reach.PTX in found else Answer.NO
