@@ -1,4 +1,4 @@
-"""How long a scan for GPU code takes: against reading the same files, and against inflating the same wheel.
+"""How long a scan for GPU code takes: against reading the same files, and against unpacking the same bytes.
 
 Every measurement is made by a fresh process, which also tells its peak of memory. Sides take turns.
 
@@ -8,11 +8,15 @@ Every measurement is made by a fresh process, which also tells its peak of memor
     ..., warm       the pages are there
     inflate         every member of the wheel is inflated and the bytes are dropped
     wheel           they are scanned as they come
+    unpack zstd     a layer's tar is unpacked and the bytes are dropped, the same with gzip
+    layer zstd      it is scanned as it comes
+    image zstd      it is scanned and hashed, as `inspect` does with a layer that it does not know
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import re
@@ -20,18 +24,26 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from imagefactory.gpu.fatbin import scan_file
-from imagefactory.gpu.scan import member_bytes, members_of, scan_folder, scan_wheel, stopping_pool
+from imagefactory.gpu.scan import CHUNK, member_bytes, members_of, scan_folder, scan_wheel, stopping_pool
+from imagefactory.gpu.scan_layers import Shelf, scan_image, scan_layer
+from imagefactory.model import Descriptor, Layer
+from imagefactory.oci.inflate import plain_layer
+from imagefactory.oci.layers import codec
+from imagefactory.oci.layout import Layout
 from imagefactory.progress import Quiet
 
 MODES = ("read", "files", "scan", "inflate", "wheel")
+LAYER_MODES = ("unpack", "layer", "image")
+CODECS = ("zstd", "gzip")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +79,38 @@ def inflate_all(wheel: Path, workers: int) -> None:
         list(pool.map(inflate, members))
 
 
+def packed_bytes(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while data := file.read(CHUNK):
+            yield data
+
+
+def media_type(path: Path) -> str:
+    with path.open("rb") as file:
+        head = file.read(4)
+    kind = "+zstd" if head == b"\x28\xb5\x2f\xfd" else "+gzip" if head[:2] == b"\x1f\x8b" else ""
+    return f"application/vnd.oci.image.layer.v1.tar{kind}"
+
+
+def plain_bytes(path: Path) -> Iterator[bytes]:
+    return plain_layer(media_type(path), packed_bytes(path))
+
+
+def unpack(path: Path) -> None:
+    for _ in plain_bytes(path):
+        pass
+
+
+def inspect_layer(path: Path) -> None:
+    """As an image of one layer; its file is called `<hex of its diff_id>.<codec>`."""
+    size = path.stat().st_size
+    descriptor = Descriptor(media_type=media_type(path), digest="sha256:" + "0" * 64, size=size)
+    layer = Layer(descriptor=descriptor, diff_id=f"sha256:{path.stem}", title="")
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        shelf = Shelf(layout=Layout(Path(folder)), read=lambda _: packed_bytes(path))
+        scan_image("one", [layer], shelf, Quiet())
+
+
 def do(mode: str, path: Path, workers: int) -> None:
     """Does one thing and prints how long it took and the most memory that this process had."""
     listed = files_of(path)
@@ -76,6 +120,9 @@ def do(mode: str, path: Path, workers: int) -> None:
         "scan": lambda: scan_folder(path, Quiet(), workers=workers),
         "inflate": lambda: inflate_all(path, workers),
         "wheel": lambda: scan_wheel(path, Quiet(), workers=workers),
+        "unpack": lambda: unpack(path),
+        "layer": lambda: scan_layer(plain_bytes(path)),
+        "image": lambda: inspect_layer(path),
     }
     start = time.perf_counter()
     work[mode]()
@@ -138,28 +185,72 @@ def compare(wheel: Path, folder: Path, trials: int, workers: int) -> list[tuple[
     return [(what, size, middle(found)) for what, found in seen.items()]
 
 
+def pack(blob: Path, name: str, folder: Path) -> tuple[Path, float]:
+    """The tar in `blob` packed anew, as `<hex of its sha256>.<codec>`, and its GB."""
+    half, digest, size = folder / f"half.{name}", hashlib.sha256(), 0
+    compressor = codec(name).compressor()
+    with half.open("wb") as file:
+        for data in plain_bytes(blob):
+            digest.update(data)
+            size += len(data)
+            file.write(compressor.compress(data))
+        file.write(compressor.flush())
+    return half.rename(folder / f"{digest.hexdigest()}.{name}"), size / 1e9
+
+
+def compare_layer(blob: Path, folder: Path, trials: int) -> list[tuple[str, float, Measured]]:
+    """Rows of (what, GB, measured), all over the same tar, packed both ways, for one worker."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        packed = {name: pack(blob, name, Path(scratch)) for name in CODECS}
+        seen: dict[tuple[str, float], list[Measured]] = {}
+        for _ in range(trials):
+            for name, (path, size) in packed.items():
+                for mode in LAYER_MODES:
+                    seen.setdefault((f"{mode} {name}", size), []).append(measure(mode, path, 1))
+    return [(what, size, middle(found)) for (what, size), found in seen.items()]
+
+
+def show(title: str, rows: list[tuple[str, float, Measured]]) -> dict[str, float]:
+    """Prints the rows; gives the seconds by what was done."""
+    print(title)
+    for what, size, found in rows:
+        rate = found.seconds / size
+        print(f"  {what:12} {found.seconds:7.2f} s {rate:7.3f} s/GB {found.megabytes:6.0f} MB")
+    return {what: found.seconds for what, _, found in rows}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("wheels", nargs="+", type=Path, metavar="WHEEL")
+    parser.add_argument("wheels", nargs="*", type=Path, metavar="WHEEL")
+    parser.add_argument(
+        "--layer", action="append", type=Path, default=[], help="the blob of a layer, from a store"
+    )
     parser.add_argument(
         "--folder", type=Path, default=Path(".benchmark"), help="scratch, on the disk in question"
     )
     parser.add_argument("--trials", type=int, default=3)
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--do", choices=MODES, help=argparse.SUPPRESS)
+    parser.add_argument("--do", choices=(*MODES, *LAYER_MODES), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.do:
         do(options.do, options.wheels[0], options.workers)
         return
+    if not options.wheels and not options.layer:
+        parser.error("give a wheel, or the blob of a layer (--layer)")
     for wheel in options.wheels:
         rows = compare(wheel, options.folder, options.trials, options.workers)
-        print(f"{wheel.name}: {rows[0][1]:.2f} GB unpacked, workers {options.workers}")
-        taken = {what: found.seconds for what, _, found in rows}
-        for what, size, found in rows:
-            rate = found.seconds / size
-            print(f"  {what:12} {found.seconds:7.2f} s {rate:7.3f} s/GB {found.megabytes:6.0f} MB")
+        title = f"{wheel.name}: {rows[0][1]:.2f} GB unpacked, workers {options.workers}"
+        taken = show(title, rows)
         print(f"  wheel : inflate   {taken['wheel'] / taken['inflate']:.2f}")
         print(f"  scan : read, cold {taken['scan, cold'] / taken['read, cold']:.2f}", flush=True)
+    for blob in options.layer:
+        rows = compare_layer(blob, options.folder, options.trials)
+        taken = show(f"layer {blob.name[:12]}: {rows[0][1]:.2f} GB unpacked", rows)
+        for name in CODECS:
+            for mode in LAYER_MODES[1:]:
+                ratio = taken[f"{mode} {name}"] / taken[f"unpack {name}"]
+                print(f"  {mode} : unpack, {name} {ratio:.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -47,6 +47,8 @@ def inspect_place(
     nothing of these, BuildError for a target of which nothing is at hand, and what reading raises.
     """
     path = Path(name)
+    if not name:
+        raise UsageError("nothing is named", hint="name a file or folder, an image or a target")
     if path.exists():
         return _inspect_path(factory, path, progress)
     if name.startswith((".", "/", "~")) or path.suffix in (".whl", ".sif", ".so", ".conda"):
@@ -225,7 +227,7 @@ def _registry_layers(place: Place, manifest: Manifest) -> tuple[Layer, ...]:
             Layer(descriptor=blob, diff_id=diff_id, title="")
             for blob, diff_id in zip(blobs, diff_ids, strict=True)
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise RegistryError(
             f"the config of {manifest.descriptor.digest} is malformed: {type(error).__name__}: {error}"
         ) from error
@@ -266,7 +268,8 @@ def _inspect_lock(factory: Factory, target: Target, progress: Progress) -> Inspe
     if not _answers(contents, missing):
         raise BuildError(
             f"{target.name} is not built, and neither the cache nor the tables know its GPU code",
-            hint=f"imagefactory build {target.name}",
+            hint=f"imagefactory build {target.name}; "
+            f"what is documented of it says `imagefactory compat {target.name}`",
         )
     known = [f"{len(cached)} from the cache"] if cached else []
     known += [f"{len(tabled)} from the tables of scanned wheels"] if tabled else []
@@ -287,10 +290,11 @@ def _known_packages(
     absent = set(cache.missing(lock.packages))
     here = [package for package in lock.packages if package not in absent]
     cached, tabled, missing = [], [], []
-    with progress.task("scan packages of the cache", total=sum(one.size for one in here)) as task:
-        for package in here:
-            cached.append(_scan_cached(cache.path(package), factory.settings.worker_count))
-            task.advance(package.size)
+    if here:
+        with progress.task("scan packages of the cache", total=sum(one.size for one in here)) as task:
+            for package in here:
+                cached.append(_scan_cached(cache.path(package), factory.settings.worker_count))
+                task.advance(package.size)
     for package in lock.packages:
         known = scanned(package.sha256) if package in absent else None
         if known is not None:

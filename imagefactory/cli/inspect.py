@@ -53,7 +53,7 @@ def inspect(
         prediction_json,
     )
 
-    amd = gpu if gpu and gpu.startswith("gfx") else ""
+    amd = _amd_target(gpu or "")
     if amd and (driver or capability):
         raise UsageError("what AMD's GPUs run depends on no driver or capability here", hint="leave it out")
     asked = None if amd else _asked(gpu, capability, driver)
@@ -81,6 +81,20 @@ def inspect(
     if as_json:
         return say_json("inspect", inspection_json(inspection))
     return say(format_inspection(inspection, every=every))
+
+
+def _amd_target(gpu: str) -> str:
+    """A target of AMD's, empty for the name of another GPU. Raises UsageError for what only begins as one."""
+    from imagefactory.gpu.capability import parse_code
+
+    if not gpu.lower().startswith("gfx"):
+        return ""
+    try:
+        return parse_code(gpu.lower()).processor
+    except ValueError as error:
+        raise UsageError(
+            f"'{gpu}' is no processor of AMD's", hint="write --gpu gfx90a, or gfx90a:xnack-"
+        ) from error
 
 
 def _say_amd(name: str, target: str, found: Inspected, *, as_json: bool) -> None:

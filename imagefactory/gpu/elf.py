@@ -1,4 +1,4 @@
-"""ELF files, as far as a search for GPU code needs them: what to pass over, and what a cubin is for.
+"""ELF files, as far as a search for GPU code needs them: what to pass over, what is cut, what code is for.
 
 In doubt nothing is passed over: a file whose tables are cut off, too long or at odds with themselves is
 searched whole.
@@ -13,24 +13,37 @@ from collections.abc import Callable
 from imagefactory.gpu.capability import Capability, Code, CodeKind
 
 HEADER_SIZE = 64
-MACHINE_CUDA = 190
+MACHINE_CUDA, MACHINE_AMD = 190, 224
 
 _MAX_SECTIONS = 4096
+_SEGMENTS_READ = 64
+_LOADED, _RELOCATABLE = 1, 1
 _WORTH_PASSING = 1 << 16
 _NOBITS = 8
 # Symbols, strings, relocations, hashes, the dynamic table, symbol versions: tables that linkers write.
 _TABLES = frozenset({2, 3, 4, 5, 6, 9, 11, 0x6FFFFFF6, 0x6FFFFFFD, 0x6FFFFFFE, 0x6FFFFFFF})
 _EXECUTABLE = 0x4
+_SEGMENT = (("<I", 0), ("<Q", 8), ("<Q", 32))  # type, offset, bytes in the file
+HEADERS = HEADER_SIZE + 56 * _SEGMENTS_READ  # bytes; where the segments usually are told
+
+# Processors of AMD's by the lowest byte of `e_flags`, from 0x20 on, 16 in a line; `-` stands for none.
+_AMD_NAMES = """
+600 601 700 701 702 703 704 - 801 802 803 810 900 902 904 906
+908 909 90c 1010 1011 1012 1030 1031 1032 1033 602 705 805 1035 1034 90a
+940 1100 1013 1150 1103 1036 1101 1102 1200 1250 1151 941 942 - 1201 950
+1310 9-generic 10-1-generic 10-3-generic 11-generic 1152 - 1154 1153 12-generic
+1251 12-5-generic 1172 1170 1171 9-4-generic
+"""
+_AMD_PROCESSORS = {0x20 + at: f"gfx{name}" for at, name in enumerate(_AMD_NAMES.split()) if name != "-"}
 
 Read = Callable[[int, int], bytes]
 
 
-def is_cubin(head: bytes) -> bool:
-    return (
-        len(head) >= HEADER_SIZE
-        and head[:6] == b"\x7fELF\x02\x01"
-        and struct.unpack_from("<H", head, 18)[0] == MACHINE_CUDA
-    )
+def machine(head: bytes) -> int:
+    """What an ELF file of 64 bits is for, by its first bytes; 0 for other files."""
+    if len(head) < HEADER_SIZE or head[:6] != b"\x7fELF\x02\x01":
+        return 0
+    return int(struct.unpack_from("<H", head, 18)[0])
 
 
 def parse_cubin_target(head: bytes) -> Code | None:
@@ -48,6 +61,54 @@ def parse_cubin_target(head: bytes) -> Code | None:
     suffix = told[1].decode() if told else ""
     architecture = Capability(number // 10, number % 10)
     return Code(CodeKind.SASS, architecture, suffix=suffix or ("a" if narrow else ""))
+
+
+def parse_amd_target(head: bytes) -> Code | None:
+    """What one of AMD's code objects was compiled for, by its first bytes; None where that is not known.
+
+    In `e_flags` the lowest byte is the processor; the next say of its features whether they must be off (2),
+    on (3), or may be either, and before version 4 of the code object (2 in `e_ident`) only which are on.
+    Source: LLVM, User Guide for AMDGPU Backend, ELF header.
+    """
+    flags, version = struct.unpack_from("<I", head, 48)[0], head[8]
+    processor = _AMD_PROCESSORS.get(flags & 0xFF, "")
+    if not processor or not version:
+        return None
+    if version == 1:
+        settings = (("sramecc", "+" if flags & 0x200 else ""), ("xnack", "+" if flags & 0x100 else ""))
+    else:
+        words = ("", "", "-", "+")
+        settings = (("sramecc", words[flags >> 10 & 3]), ("xnack", words[flags >> 8 & 3]))
+    features = "".join(f":{name}{setting}" for name, setting in settings if setting)
+    return Code(CodeKind.AMD, None, processor=processor + features)
+
+
+def lacks_tables(head: bytes, size: int) -> bool:
+    """Whether the table of sections, which stands last, would lie past the end of a file of `size` bytes."""
+    if len(head) < HEADER_SIZE or head[:6] != b"\x7fELF\x02\x01":
+        return False
+    table, (entry, count) = struct.unpack_from("<Q", head, 40)[0], struct.unpack_from("<HH", head, 58)
+    return bool(table + entry * count > size)
+
+
+def loaded_end(head: bytes) -> int:
+    """How long the file must be at the least to be loaded or linked, by its first bytes; 0 for unknown.
+
+    `head` is of a file that `lacks_tables`.
+    """
+    kind, sections = struct.unpack_from("<H", head, 16)[0], struct.unpack_from("<Q", head, 40)[0]
+    if kind == _RELOCATABLE:
+        return int(sections)
+    place, (entry, count) = struct.unpack_from("<Q", head, 32)[0], struct.unpack_from("<HH", head, 54)
+    end = 0
+    for number in range(min(count, _SEGMENTS_READ)):
+        at = place + number * entry
+        if entry != 56 or at + entry > len(head):
+            break
+        segment, offset, length = (struct.unpack_from(form, head, at + by)[0] for form, by in _SEGMENT)
+        if segment == _LOADED:
+            end = max(end, offset + length)
+    return end
 
 
 def skippable(read: Read, size: int) -> tuple[tuple[int, int], ...]:

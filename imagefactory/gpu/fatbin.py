@@ -1,4 +1,4 @@
-"""Which GPU code a file holds: CUDA's fat binaries, cubins and AMD's offload bundles, by their headers alone.
+"""Which GPU code a file holds: fat binaries and cubins of CUDA, bundles and objects of AMD, by headers alone.
 
 A container is `u32 magic | u16 version 1 | u16 header size 16 | u64 size of its entries`. An entry has a
 header of 64 bytes or more: u16 kind at 0, u16 version at 2, u32 header size at 4, u64 padded size of what
@@ -30,7 +30,7 @@ from imagefactory.gpu.forward import BUNDLE, FATBIN, Forward, Piece, Request, Wa
 from imagefactory.gpu.model import Library, Modules
 from imagefactory.gpu.offload import Damaged, NotOne, read_bundle, read_compressed_bundle
 
-MAX_ENTRIES = 1 << 18  # headers read of one file, those in concatenations among them
+MAX_ENTRIES = 1 << 18  # headers read of one file, those in concatenations and AMD's targets among them
 MAX_MODULES = 1 << 17
 MAX_SIGNATURES = 1 << 14  # different sets of targets
 MAX_CODES = 1 << 12  # different targets
@@ -140,6 +140,7 @@ class _Findings:
         self._entries = 0
         self._false = 0
         self._codes: dict[tuple[int, int, int, int, int], Code] = {}
+        self._amd: dict[str, Code] = {}
         self._compressions: set[str] = set()
         self._unread: dict[str, int] = {}
         self._unread_at = 0
@@ -161,10 +162,19 @@ class _Findings:
     def walk(self) -> Walk:
         try:
             head = (yield Request(0, elf.HEADER_SIZE)).data
-            if elf.is_cubin(head):
+            machine = elf.machine(head)
+            if machine == elf.MACHINE_CUDA:
                 self._cubin((yield Request(0, _CUBIN_HEAD)).data)
                 return
+            if machine == elf.MACHINE_AMD:
+                self._code_object(head)
+                return
+            end = 0
+            if elf.lacks_tables(head, self._size):
+                end = elf.loaded_end((yield Request(0, elf.HEADERS)).data)
             yield from self._search()
+            if end > self._size:
+                raise Damaged(self._size, f"the file is cut off here, it goes on to {end:#x} or farther")
         except Damaged as damage:
             self._damage = f"at {damage.offset:#x}: {damage}"
 
@@ -174,6 +184,13 @@ class _Findings:
             raise Damaged(48, "a cubin whose flags name no architecture")
         self._compressions.add("none")
         self._add(0, {code})
+
+    def _code_object(self, head: bytes) -> None:
+        code = elf.parse_amd_target(head)
+        if code is None:
+            self._leave(48, "code for an unknown GPU of AMD's")
+        self._compressions.add("none")
+        self._add(0, {code} if code else set())
 
     def _search(self) -> Walk:
         at = 0
@@ -190,7 +207,9 @@ class _Findings:
                     self._compressions.add(bundle.compression)
                     for target in bundle.unread:
                         self._leave(at, f"target {target}")
-                    self._add(at, set(bundle.codes))
+                    for _ in bundle.codes:
+                        self._count_entry(at)
+                    self._add(at, {self._amd.setdefault(code.processor, code) for code in bundle.codes})
                     at = bundle.end
             except NotOne:
                 self._false += 1
@@ -261,9 +280,7 @@ class _Findings:
 
     def _code(self, at: int, raw: bytes, codes: set[Code]) -> None:
         """Adds what the header of an entry is for."""
-        self._entries += 1
-        if self._entries > MAX_ENTRIES:
-            raise Damaged(at, f"more than {MAX_ENTRIES} entries")
+        self._count_entry(at)
         kind = struct.unpack_from("<H", raw)[0]
         minor, major, architecture = struct.unpack_from("<HHI", raw, 24)
         suffix = struct.unpack_from("<Q", raw, 40)[0] & (_SUFFIX_A | _SUFFIX_F)
@@ -286,6 +303,11 @@ class _Findings:
                 isa=f"{major}.{minor}" if kind == 1 else "",
             )
         codes.add(code)
+
+    def _count_entry(self, at: int) -> None:
+        self._entries += 1
+        if self._entries > MAX_ENTRIES:
+            raise Damaged(at, f"more than {MAX_ENTRIES} entries")
 
     def _add(self, at: int, codes: set[Code]) -> None:
         self._count += 1

@@ -66,8 +66,14 @@ class Found:
 
 
 def readable_path(path: str) -> str:
-    """A path that can be printed and kept as UTF-8; bytes that are none become U+FFFD."""
-    return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    """A path that can be shown in a line and kept as UTF-8.
+
+    Bytes that are none, line ends, and what a terminal would obey become U+FFFD.
+    """
+    if path.isprintable():
+        return path
+    text = path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return "".join(one if one.isprintable() else "\ufffd" for one in text)
 
 
 def is_text(path: str) -> bool:
@@ -115,8 +121,8 @@ def _plain(literal: str) -> str:
     if literal == "None":
         return ""
     if literal[0] == "[":
-        return ",".join(re.findall(r"['\"]([^'\"]*)['\"]", literal))
-    return literal.strip("'\"")
+        return readable_path(",".join(re.findall(r"['\"]([^'\"]*)['\"]", literal)))
+    return readable_path(literal.strip("'\""))
 
 
 def tells_facts(path: str, size: int) -> bool:

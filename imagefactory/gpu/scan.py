@@ -41,6 +41,14 @@ DIRECTORY = 32 << 20  # bytes; the largest list of members
 PLAIN = 64 << 30  # bytes; the most that an archive may unpack to
 _STARTS = (b"\x7fELF", b"!<arch>\n", b"!<thin>\n", b"\x50\xed\x55\xba", b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB")
 
+_PACKED = (
+    b"PK\x03\x04",
+    b"\x1f\x8b",
+    b"BZh",
+    b"\xfd7zXZ\0",
+    b"\x28\xb5\x2f\xfd",
+)  # zip, gzip, bzip2, xz, zstd
+
 
 def is_candidate(head: bytes) -> bool:
     """Whether a file that begins so may hold GPU code. `head` is its first `HEAD` bytes."""
@@ -109,10 +117,25 @@ def find_in(path: Path, progress: Progress, *, workers: int = 1) -> tuple[Found,
 
         return find_in_conda(path, progress)
     with readable(path):
-        found, candidate = _look_at(path.absolute().as_posix(), path.name, path.stat().st_size)
+        name = readable_path(path.name)
+        _refuse_archive(path)
+        found, candidate = _look_at(path.absolute().as_posix(), name, path.stat().st_size)
         if candidate:
-            found = replace(found, library=scan_file(path, path.name))
+            found = replace(found, library=scan_file(path, name))
     return (found,) if found else ()
+
+
+def _refuse_archive(path: Path) -> None:
+    """Raises UsageError for a packed file: that nothing was found in it would be no answer."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        head = file.read(262)
+    if head.startswith(_PACKED) or head[257:262] == b"ustar":
+        raise UsageError(
+            f"{path} is an archive or packed, and is not looked into",
+            hint="unpack it and name the folder; an image: imagefactory pull, or name it with its registry",
+        )
 
 
 def scan_folder(folder: Path, progress: Progress, *, workers: int = 1) -> Contents:
@@ -266,16 +289,22 @@ def _check_directory(path: Path, size: int) -> None:
     with path.open("rb") as file:
         file.seek(max(0, size - 65_557 - 20))
         tail = file.read()
-        at = tail.rfind(b"PK\x05\x06")
+        at = len(tail) - 22  # where it stands without a comment, and zipfile looks first
+        if tail[at : at + 4] != b"PK\x05\x06" or tail[-2:] != b"\0\0":
+            at = tail.rfind(b"PK\x05\x06")
         if at < 0:
             raise ValueError("it is no zip archive")
-        count = int.from_bytes(tail[at + 10 : at + 12], "little")
-        length = int.from_bytes(tail[at + 12 : at + 16], "little")
+        found = [struct.unpack_from("<HI", tail.ljust(at + 22), at + 10)]
         if at >= 20 and tail[at - 20 : at - 16] == b"PK\x06\x07":
-            file.seek(min(int.from_bytes(tail[at - 12 : at - 4], "little"), size))
-            record = file.read(56)
-            count = max(count % 0xFFFF, int.from_bytes(record[32:40], "little"))
-            length = max(length % 0xFFFFFFFF, int.from_bytes(record[40:48], "little"))
+            found = [(found[0][0] % 0xFFFF, found[0][1] % 0xFFFFFFFF)]
+            # The larger record stands where this says, or right before, where zipfile takes it.
+            told = int.from_bytes(tail[at - 12 : at - 4], "little")
+            for place in (min(told, size), max(0, size - len(tail) + at - 76)):
+                file.seek(place)
+                record = file.read(56)
+                if record[:4] == b"PK\x06\x06":
+                    found.append(struct.unpack_from("<QQ", record.ljust(56), 32))
+    count, length = map(max, zip(*found, strict=True))
     if count > MEMBERS or length > DIRECTORY:
         raise ValueError(f"it lists {count} members in {length} bytes")
 

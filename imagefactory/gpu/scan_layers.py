@@ -9,39 +9,59 @@ from __future__ import annotations
 
 import hashlib
 import queue
-import tarfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from imagefactory.errors import StoreError
 from imagefactory.gpu.findings import Found, format_contents, is_text, read_name, readable_path
 from imagefactory.gpu.model import Contents
 from imagefactory.gpu.scan import CHUNK, PLAIN, Look, stopping_pool
 from imagefactory.gpu.scan_records import LayerScan, keep_scan, recall_scan
+from imagefactory.gpu.tar_stream import Entry, Stream, entries
 from imagefactory.model import Layer
 from imagefactory.oci.inflate import DamagedError, plain_layer
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.unpack import OPAQUE, WHITEOUT, entry_parts
+from imagefactory.oci.unpack import OPAQUE, WHITEOUT
 from imagefactory.progress import Progress, Task
 
-BLOCK = 512
-HEADER_LIMIT = 1 << 20  # bytes; the largest extended header of one entry
 NAMES_LIMIT = 64 << 20  # characters; what the names of one layer may take together
 
 
 def merge_layers(scans: Iterable[LayerScan]) -> tuple[Found, ...]:
     """What is seen of layers, the lowest first."""
     seen: dict[str, Found] = {}
+    links: dict[str, list[str]] = {}  # other names of what is seen
     for scan in scans:
-        over = {*scan.plain, *scan.removed, *(one.path for one in scan.found)}
-        opaque = set(scan.opaque)
-        for path in list(seen):
-            above = _above(path)
-            if path in over or not over.isdisjoint(above) or not opaque.isdisjoint(above):
-                del seen[path]
+        others = (*(one.path for one in scan.found), *(name for name, _ in scan.links))
+        over, opaque = {*scan.plain, *scan.removed, *others}, set(scan.opaque)
+        links = {
+            path: kept
+            for path, names in links.items()
+            if (kept := [name for name in names if not _hidden(name, over, opaque)])
+        }
+        for path in [path for path in seen if _hidden(path, over, opaque)]:
+            one = seen.pop(path)
+            if names := links.pop(path, []):  # the file is still there
+                seen[names[0]] = _renamed(one, seen.get(names[0]), names[0])
+                links[names[0]] = names[1:]
         seen.update((one.path, one) for one in scan.found)
+        for name, path in scan.links:
+            links.setdefault(path, []).append(name)
     return tuple(seen[path] for path in sorted(seen))
+
+
+def _hidden(path: str, over: set[str], opaque: set[str]) -> bool:
+    """Whether a layer with `over` and `opaque` removes or replaces what is at `path`, or a folder above."""
+    above = _above(path)
+    return path in over or not over.isdisjoint(above) or not opaque.isdisjoint(above)
+
+
+def _renamed(found: Found, told: Found | None, name: str) -> Found:
+    """What was found, by another name of the file; `told` is what that name itself tells."""
+    library = replace(found.library, path=name) if found.library else None
+    own = told or read_name(name)
+    return Found(path=name, library=library, package=own.package, facts=found.facts, toolkit=own.toolkit)
 
 
 def _above(path: str) -> list[str]:
@@ -55,14 +75,15 @@ def _above(path: str) -> list[str]:
 
 def scan_layer(chunks: Iterator[bytes]) -> LayerScan:
     """What the tar in `chunks` tells; reads them to their end. Raises DamagedError."""
-    stream = _Stream(chunks)
+    stream = Stream(chunks)
     found: dict[str, Found] = {}
     plain: set[str] = set()
     removed: list[str] = []
     opaque: list[str] = []
+    links: dict[str, str] = {}
     room = NAMES_LIMIT
-    for entry in _entries(stream):
-        room -= len(entry.path) + 1
+    for entry in entries(stream):
+        room -= len(entry.path) + len(entry.same) + 1
         if room < 0:
             raise DamagedError(f"the names of its files take more than {NAMES_LIMIT} characters")
         folder, _, name = entry.path.rpartition("/")
@@ -73,6 +94,10 @@ def scan_layer(chunks: Iterator[bytes]) -> LayerScan:
         elif entry.path and not entry.folder:
             one = _look(stream, entry)
             found.pop(entry.path, None)  # a path may stand there twice; the last one holds
+            links.pop(entry.path, None)
+            first = links.get(entry.same, entry.same)
+            if (whole := found.get(first)) and (whole.library or whole.facts):
+                links[entry.path] = first
             if one:
                 found[entry.path] = one
             elif not is_text(entry.path):
@@ -84,10 +109,11 @@ def scan_layer(chunks: Iterator[bytes]) -> LayerScan:
         plain=tuple(sorted(plain - found.keys())),
         removed=tuple(sorted(removed)),
         opaque=tuple(sorted(opaque)),
+        links=tuple(sorted((name, path) for name, path in links.items() if path in found)),
     )
 
 
-def _look(stream: _Stream, entry: _Entry) -> Found:
+def _look(stream: Stream, entry: Entry) -> Found:
     if not entry.regular:
         return read_name(entry.path)
     look = Look(entry.path, entry.size)
@@ -96,138 +122,6 @@ def _look(stream: _Stream, entry: _Entry) -> Found:
         entry.left -= len(piece)
         look.feed(piece)
     return look.close()
-
-
-@dataclass(slots=True)
-class _Entry:
-    """`left` is how many of the `size` bytes were not taken from the stream."""
-
-    path: str
-    size: int
-    folder: bool
-    regular: bool
-    left: int
-
-
-def _entries(stream: _Stream) -> Iterator[_Entry]:
-    """The entries of a tar (POSIX pax, GNU and old ones). Whoever takes one takes its bytes too."""
-    extended: dict[str, str] = {}
-    while True:
-        header = stream.exactly(BLOCK)
-        if not header or not any(header):
-            return  # the end of the archive is a block of zeros; some tools leave it out
-        try:
-            name, kind, length = _parse_header(header)
-        except ValueError as error:
-            raise DamagedError(f"broken header at byte {stream.position - BLOCK}: {error}") from error
-        if kind in _EXTENDED:
-            extended |= _parse_extended(kind, stream.exactly(length, limit=HEADER_LIMIT))
-            stream.skip(-length % BLOCK)
-            continue
-        if kind == tarfile.GNUTYPE_SPARSE or any(key.startswith("GNU.sparse.") for key in extended):
-            raise DamagedError(f"'{name[:80]}' is stored as a sparse file")
-        regular = kind in tarfile.REGULAR_TYPES
-        try:
-            # Folders, links and devices have no bytes, whatever their header says.
-            size = int(extended.get("size", length)) if regular or kind not in tarfile.SUPPORTED_TYPES else 0
-            path = "/".join(entry_parts(extended.get("path", name)))
-        except ValueError as error:
-            raise DamagedError(str(error)) from error
-        if size < 0:
-            raise DamagedError(f"'{path[:80]}' has {size} bytes")
-        # Before POSIX a folder was a file whose name ends in a slash.
-        folder = kind == tarfile.DIRTYPE or (kind == tarfile.AREGTYPE and name.endswith("/"))
-        yield _Entry(readable_path(path), size, folder, regular and not folder, size)
-        stream.skip(-size % BLOCK)
-        extended = {}
-
-
-def _parse_header(block: bytes) -> tuple[str, bytes, int]:
-    """Name, type and size of a header (POSIX ustar and its elders). Raises ValueError.
-
-    tarfile reads the same, and six times as many fields: for small files that is most of a scan.
-    """
-    told = _number(block[148:156])
-    if told != 256 + sum(block[:148]) + sum(block[156:]):
-        signed = sum(byte - 256 * (byte > 127) for byte in block[:148] + block[156:])
-        if told != 256 + signed:  # as some old systems had it
-            raise ValueError("bad checksum")
-    name, kind, size = block[:100].partition(b"\0")[0], block[156:157], _number(block[124:136])
-    if size < 0:
-        raise ValueError(f"a file of {size} bytes")
-    if block[257:263] == b"ustar\0" and (prefix := block[345:500].partition(b"\0")[0]):
-        name = prefix + b"/" + name
-    return name.decode("utf-8", "surrogateescape"), kind, size
-
-
-def _number(field: bytes) -> int:
-    """Octal digits, or GNU's binary form for what is larger."""
-    if field[0] in (0x80, 0xFF):
-        return int.from_bytes(field, "big") - ((0x80 if field[0] == 0x80 else 0x100) << 8 * (len(field) - 1))
-    return int(field.partition(b"\0")[0].strip() or b"0", 8)
-
-
-_PAX = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
-_EXTENDED = (*_PAX, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
-
-
-def _parse_extended(kind: bytes, data: bytes) -> dict[str, str]:
-    """What an extended header says of the next entry (POSIX pax; GNU's long names)."""
-    if kind == tarfile.GNUTYPE_LONGNAME:
-        return {"path": data.rstrip(b"\0").decode("utf-8", "surrogateescape")}
-    found: dict[str, str] = {}
-    while kind in _PAX and data:
-        length = data[:9].partition(b" ")[0]
-        if not length.isdigit() or not len(length) + 1 < int(length) <= len(data):
-            raise DamagedError("broken extended header")
-        record = data[len(length) + 1 : int(length)].rstrip(b"\n")
-        key, _, value = record.partition(b"=")
-        found[key.decode("utf-8", "replace")] = value.decode("utf-8", "surrogateescape")
-        data = data[int(length) :]
-    return found
-
-
-class _Stream:
-    """Chunks, taken in the portions of a tar. Large ones are not copied."""
-
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks = chunks
-        self._chunk = memoryview(b"")
-        self.position = 0
-
-    def piece(self, most: int) -> memoryview:
-        """At least one byte and at most `most`. Raises DamagedError at the end."""
-        if not self._chunk and not self._next():
-            raise DamagedError(f"it ends at byte {self.position}, in the middle of a file")
-        piece, self._chunk = self._chunk[:most], self._chunk[most:]
-        self.position += len(piece)
-        return piece
-
-    def exactly(self, count: int, *, limit: int = BLOCK) -> bytes:
-        """`count` bytes, or none at the end of all."""
-        if count > limit:
-            raise DamagedError(f"a header of {count} bytes at byte {self.position}")
-        data = bytearray()
-        while len(data) < count and (self._chunk or self._next()):
-            data += self.piece(count - len(data))
-        if data and len(data) < count:
-            raise DamagedError(f"it ends at byte {self.position}, in the middle of a header")
-        return bytes(data)
-
-    def skip(self, count: int) -> None:
-        while count:
-            count -= len(self.piece(count))
-
-    def drain(self) -> None:
-        while self._next():
-            pass
-
-    def _next(self) -> bool:
-        for chunk in self._chunks:
-            if chunk:
-                self._chunk = memoryview(chunk)
-                return True
-        return False
 
 
 # --- images --------------------------------------------------------------------------------------
@@ -276,7 +170,7 @@ def layout_shelf(layout: Layout, workers: int) -> Shelf:
 
 def _scan_one(layer: Layer, shelf: Shelf, task: Task) -> LayerScan:
     plain = _Checked(plain_layer(layer.descriptor.media_type, _counted(shelf.read(layer), task)))
-    name = layer.title or layer.diff_id
+    name = readable_path(layer.title)[:80] or layer.diff_id
     try:
         scan = scan_layer(iter(plain))
     except DamagedError as error:

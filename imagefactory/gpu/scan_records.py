@@ -14,7 +14,7 @@ from imagefactory.gpu.findings import Found
 from imagefactory.gpu.model import Library, Modules, Package
 from imagefactory.oci.layout import Layout
 
-SCANNER = 1
+SCANNER = 2
 """The version of what a scan finds. Another number makes kept scans count for nothing."""
 RECORDS = "scans"
 
@@ -24,13 +24,15 @@ class LayerScan:
     """What one layer tells, paths without a slash at either end, sorted.
 
     `plain` are its other entries that are no folders, for they cover what lies below at their path; texts
-    are left out. `removed` are its whiteouts, `opaque` the folders of which nothing below is seen.
+    are left out. `removed` are its whiteouts, `opaque` the folders of which nothing below is seen. `links`
+    are other names of what was found, as (name, path): the file lives as long as one of them.
     """
 
     found: tuple[Found, ...]
     plain: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     opaque: tuple[str, ...] = ()
+    links: tuple[tuple[str, str], ...] = ()
 
 
 def keep_scan(layout: Layout, diff_id: str, scan: LayerScan) -> None:
@@ -51,6 +53,7 @@ def format_scan(scan: LayerScan) -> dict[str, object]:
         "plain": scan.plain,
         "removed": scan.removed,
         "opaque": scan.opaque,
+        "links": scan.links,
     }
 
 
@@ -64,6 +67,7 @@ def parse_scan(value: Mapping[str, Any]) -> LayerScan | None:
             plain=tuple(value["plain"]),
             removed=tuple(value["removed"]),
             opaque=tuple(value["opaque"]),
+            links=tuple((name, path) for name, path in value["links"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         return None

@@ -76,7 +76,7 @@ def read_partition(path: Path) -> Partition:
             offset, total = parse_sif(file.read(_HEADER.size))
             file.seek(offset)
             found = parse_descriptors(file.read(total * _DESCRIPTOR.size))
-        if found.offset < 0 or found.offset + found.size > path.stat().st_size:
+        if found.offset < 0 or found.size < 0 or found.offset + found.size > path.stat().st_size:
             raise ValueError("its system partition lies outside of the file")
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}", hint="name what this user may read") from error
@@ -102,7 +102,7 @@ def unpacked_sif(path: Path, scratch: Path, progress: Progress) -> Iterator[Path
     folder = Path(tempfile.mkdtemp(dir=scratch, prefix="sif-"))
     root = folder / "root"
     argv = [command, "-offset", str(partition.offset), "-dest", str(root)]
-    argv += ["-no-xattrs", "-no-progress", "-quiet", str(path)]
+    argv += ["-no-xattrs", "-no-progress", "-quiet", str(path.absolute())]
     try:
         with progress.stage(f"unpack {path.name} ({format_bytes(partition.size)}) into {scratch}"):
             done = subprocess.run(argv, capture_output=True, text=True, errors="replace")

@@ -71,16 +71,41 @@ def format_answer(name: str, asked: Asked, prediction: Prediction) -> str:
 
 def answer_amd(contents: Contents, target: str) -> tuple[Answer, str]:
     """Whether a place's code for AMD's GPUs runs on a target ID (`gfx90a`, `gfx90a:xnack-`), and why."""
-    counts = {one.path: amd_reach(one, target) for one in contents.libraries if _is_amd(one)}
-    if not counts:
+    amd = [one for one in contents.libraries if _is_amd(one)]
+    counts = {one.path: amd_reach(one, target) for one in amd if not _is_object(one)}
+    if not amd:
         return Answer.NO, "it has no code for AMD's GPUs"
+    if not counts:
+        fitting = sum(amd_reach(one, target)[0] > 0 for one in amd)
+        if fitting:
+            some = f"{fitting} of its {len(amd)} code objects" if len(amd) > 1 else "its one code object"
+            return Answer.YES, f"{some} {_is(fitting)} for {target}"
+        return Answer.NO, f"no code for {target}, only for {', '.join(amd_targets(contents))}"
     lacking = [path for path, (fitting, total) in counts.items() if fitting < total]
     if not lacking:
-        return Answer.YES, f"all {len(counts)} libraries with code for AMD's GPUs have it for {target}"
+        which = f"all {len(counts)} libraries" if len(counts) > 1 else "its one library"
+        return Answer.YES, f"{which} with code for AMD's GPUs {_has(len(counts))} it for {target}"
     some = ", ".join(path.rpartition("/")[2] for path in lacking[:3]) + (", ..." if lacking[3:] else "")
     if not any(fitting for fitting, _ in counts.values()):
         return Answer.NO, f"no code for {target}, only for {', '.join(amd_targets(contents))}"
     return Answer.PARTLY, f"{len(lacking)} of {len(counts)} libraries lack code for {target}: {some}"
+
+
+def _is_object(library: Library) -> bool:
+    """Whether it is one of the files of which a library loads those for the GPU that it finds: none lacks."""
+    return library.path.endswith((".co", ".hsaco"))
+
+
+def _counted(some: Sequence[object], what: str) -> str:
+    return f"{len(some)} {what}" if len(some) == 1 else f"{len(some)} {what}s"
+
+
+def _is(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
+def _has(count: int) -> str:
+    return "has" if count == 1 else "have"
 
 
 # --- all of it -----------------------------------------------------------------------------------
@@ -93,13 +118,13 @@ def format_inspection(found: Inspection, *, every: bool = False) -> str:
     are left out.
     """
     parts = [f"{found.name}\n{format_fields(_fields(found))}"]
-    nvidia = [one for one in _ordered(found.contents) if not _is_amd(one[0])]
+    nvidia = [one for one in _ordered(found.contents) if one[0].modules and not _is_amd(one[0])]
     if nvidia:
         parts.append(_format_cuda(found, nvidia, every=every))
     amd = [one for one in _ordered(found.contents) if _is_amd(one[0])]
     if amd:
         parts.append(_format_amd(amd))
-    if not found.contents.libraries:
+    if not nvidia and not amd:
         parts.append("no GPU code was found")
     return "\n\n".join(parts)
 
@@ -129,6 +154,7 @@ def _fields(found: Inspection) -> list[tuple[str, str]]:
     fields += [("warning", _warned(usable, warning)) for warning in warnings]
     fields += [("contradiction", line) for line in found.contradictions]
     fields += [("damaged", f"{one.path}: {one.damage}") for one in contents.libraries if one.damage]
+    fields += [("not read", f"{one.path}: {one.unread}") for one in contents.libraries if one.unread]
     if framework is not None and framework.runtime and not found.cpu_only:
         fields.append(("not seen", f"what {framework.runtime} compiles while it runs"))
     return fields
@@ -271,7 +297,17 @@ def _is_amd(library: Library) -> bool:
 
 
 def _format_amd(libraries: Sequence[tuple[Library, Role]]) -> str:
-    """Libraries x processors of AMD's; features are left out of the columns."""
+    """Libraries x processors of AMD's, features left out of the columns. Files for one GPU are counted."""
+    shown = [one for one in libraries if not _is_object(one[0])]
+    objects = [one for one, _ in libraries if _is_object(one)]
+    parts = [_amd_table(shown)] if shown else []
+    if objects:
+        names = sorted({_processor(code.processor) for one in objects for code in _codes(one)})
+        parts.append(f"{_counted(objects, 'code object')}, a file for one GPU each: {', '.join(names)}")
+    return "\n".join(parts)
+
+
+def _amd_table(libraries: Sequence[tuple[Library, Role]]) -> str:
     processors = sorted({_processor(code.processor) for one, _ in libraries for code in _codes(one)})
     rows = []
     for name, (library, _) in zip(_short_names(libraries), libraries, strict=True):
@@ -323,6 +359,7 @@ def inspection_json(found: Inspection) -> dict[str, object]:
                 "role": role.value,
                 "compressions": library.compressions,
                 "damage": library.damage,
+                "unread": library.unread,
                 "modules": [
                     {"count": modules.count, "codes": [str(code) for code in modules.codes]}
                     for modules in library.modules

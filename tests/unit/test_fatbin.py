@@ -304,6 +304,45 @@ def test_damaged_bundles(data: bytes, filed: Scan) -> None:
     assert found.damage.startswith("at 0x")
 
 
+def code_object(flags: int, version: int) -> bytes:
+    head = bytearray(b"\x7fELF\x02\x01\x01\x40" + bytes([version]) + bytes(55))
+    struct.pack_into("<HH", head, 16, 3, elf.MACHINE_AMD)
+    struct.pack_into("<I", head, 48, flags)
+    return bytes(head) + bytes(100)
+
+
+@pytest.mark.parametrize(
+    ("flags", "version", "target"),
+    [
+        (0x02F, 2, "gfx906"),
+        (0x53F, 4, "gfx90a"),
+        (0xE3F, 4, "gfx90a:sramecc+:xnack-"),
+        (0xB4C, 3, "gfx942:sramecc-:xnack+"),
+        (0x041, 4, "gfx1100"),
+        (0x1000154, 4, "gfx11-generic"),
+        (0x32F, 1, "gfx906:sramecc+:xnack+"),
+        (0x02F, 1, "gfx906"),
+    ],
+)
+def test_code_objects_of_amd(flags: int, version: int, target: str, filed: Scan) -> None:
+    """As LLVM 20 writes them."""
+    found = filed(code_object(flags, version))
+    assert modules(found) == {(target,): 1}
+    assert streamed(code_object(flags, version), 1) == found
+
+
+@pytest.mark.parametrize(("flags", "version"), [(0x27, 4), (0x00, 4), (0x02F, 0)])
+def test_a_code_object_for_an_unknown_gpu_is_told(flags: int, version: int, filed: Scan) -> None:
+    found = filed(code_object(flags, version))
+    assert modules(found) == {(): 1}
+    assert found.unread == "1 of code for an unknown GPU of AMD's, the first at 0x30"
+
+
+def test_what_amds_processors_are_called_can_be_kept() -> None:
+    for name in elf._AMD_PROCESSORS.values():
+        assert str(parse_code(name)) == name
+
+
 # --- damage --------------------------------------------------------------------------------------
 
 
@@ -533,6 +572,47 @@ def test_bent_elf_files_raise_nothing(filed: Scan, tail: bytes, at: int, value: 
     assert isinstance(
         elf.skippable(lambda offset, count: bytes(raw[offset : offset + count]), len(raw)), tuple
     )
+
+
+def program(size: int, *segments: tuple[int, int, int]) -> bytes:
+    """An ELF file of `size` bytes with segments of (type, offset, bytes) and its sections told at the end."""
+    table = b"".join(
+        struct.pack("<IIQQQQQQ", kind, 4, start, 0, 0, length, length, 1) for kind, start, length in segments
+    )
+    head = bytearray(b"\x7fELF\x02\x01\x01" + bytes(57))
+    struct.pack_into("<HHI", head, 16, 3, 62, 1)
+    struct.pack_into("<QQ", head, 32, 64, size - 128)
+    struct.pack_into("<HHHH", head, 54, 56, len(segments), 64, 2)
+    return (bytes(head) + table).ljust(size, b"\0")
+
+
+def test_a_file_that_is_cut_is_said(filed: Scan) -> None:
+    """Also where all of its GPU code was in what is missing."""
+    whole = program(8192, (1, 0, 1024), (1, 4096, 3072), (4, 8000, 10**9))
+    assert filed(whole) is None
+    assert filed(whole[:8000]) is None  # all that is loaded is there
+    found = filed(whole[:5000])
+    assert found.modules == ()
+    assert found.damage == "at 0x1388: the file is cut off here, it goes on to 0x1c00 or farther"
+    found = filed(whole[:2000] + module("sm_80"))
+    assert modules(found) == {("sm_80",): 1}
+    assert found.damage.startswith("at 0x8")
+    for data in (whole[:5000], whole[:2000] + module("sm_80"), whole[:100]):
+        assert streamed(data, 7) == filed(data)
+    linked = bytearray(elf_file((*DATA, b"x" * 4000)))
+    struct.pack_into("<H", linked, 16, 1)
+    assert filed(bytes(linked)) is None
+    assert "cut off" in filed(bytes(linked[:3000])).damage
+
+
+def test_targets_of_amd_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else bundles for ever other targets would be remembered without end."""
+    monkeypatch.setattr(fatbin, "MAX_ENTRIES", 20)
+    one = bundle(*(f"hipv4-amdgcn-amd-amdhsa--gfx{number:x}" for number in range(0x900, 0x908)))
+    assert scan_bytes(one * 2, "x").damage == ""
+    found = scan_bytes(one * 3, "x")
+    assert found.damage == f"at {2 * len(one):#x}: more than 20 entries"
+    assert [each.count for each in found.modules] == [2]
 
 
 def test_the_limits_of_offload_tables() -> None:

@@ -6,7 +6,8 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -14,8 +15,8 @@ from imagefactory import cli, errors, inspection
 from imagefactory.gpu.capability import Capability, Code, CodeKind
 from imagefactory.gpu.model import Answer, Contents, Library, Modules, Package
 from imagefactory.gpu.predict import predict_all
-from imagefactory.model import LockedWheel
-from imagefactory.oci.layout import Layout
+from imagefactory.model import Descriptor, LockedWheel
+from imagefactory.oci.layout import CONFIG_TYPE, Layout
 from imagefactory.oci.sif import SifOrigin, keep_sif
 from imagefactory.progress import Quiet
 from imagefactory.report.inspection import Inspection, answer_amd, format_inspection, library_versions
@@ -124,7 +125,7 @@ def test_json_tells_the_same_and_all_of_it(call: Call, layout: Layout) -> None:
             9,
             "no (predicted): driver 470.82.01 is older than",
         ),
-        (("--gpu", "gfx90a"), 9, "gfx90a: no (predicted): it has no code for AMD's GPUs"),
+        (("--gpu", "GFX90a"), 9, "gfx90a: no (predicted): it has no code for AMD's GPUs"),
     ],
 )
 def test_one_question_is_answered_in_one_line(
@@ -147,6 +148,7 @@ def test_one_question_is_answered_in_one_line(
         (("--capability", "8.0", "--driver", "new"), "no version of a driver"),
         (("--gpu", "GTX 5090"), "no GPU is known"),
         (("--gpu", "gfx90a", "--driver", "535"), "AMD"),
+        (("--gpu", "gfxfoo"), "no processor of AMD's"),
     ],
 )
 def test_questions_that_make_no_sense_are_exit_code_2(
@@ -179,6 +181,29 @@ def test_partial_libraries_are_counted(call: Call, tmp_path: Path) -> None:
     assert call(str(path), "--capability", "7.0").code == errors.EXIT_CHECK
 
 
+def test_a_cut_library_is_said_and_holds_nothing(call: Call, tmp_path: Path) -> None:
+    linked = bytearray(library(("sm_80",)))
+    linked[16:20] = b"\1\0\x3e\0"  # an object for a linker, whose sections are told at its end
+    linked[40:48] = len(linked).to_bytes(8, "little")
+    (tmp_path / "cut.o").write_bytes(linked[:2000])
+    said = call(str(tmp_path / "cut.o"))
+    assert "damaged    cut.o: at 0x7d0: the file is cut off here" in said.out
+    assert said.out.endswith("\n\nno GPU code was found\n")
+    answer = call(str(tmp_path / "cut.o"), "--gpu", "V100")
+    assert answer.code == errors.EXIT_CHECK
+    assert "unknown (predicted): cut.o is damaged: at 0x7d0" in answer.out
+
+
+def test_what_is_not_understood_is_told(call: Call, tmp_path: Path) -> None:
+    code = library(("sm_80", "sm_90"), ("sm_80", "sm_90"))
+    tile = code.rindex(b"\x01\x01\x40\0\0\0") - 2  # the kind of the last entry
+    path = tmp_path / "tile.so"
+    path.write_bytes(code[:tile] + b"\x80\0" + code[tile + 2 :])
+    told = f"1 of CUDA Tile IR (kind 128), the first at {tile:#x}"
+    assert f"  not read   tile.so: {told}\n" in call(str(path)).out
+    assert call(str(path), "--json").json()["libraries"][0]["unread"] == told
+
+
 # --- which bytes -----------------------------------------------------------------------------------
 
 
@@ -204,6 +229,7 @@ def test_a_path_comes_first_and_a_folder_needs_no_factory(call: Call, layout: La
 @pytest.mark.parametrize(
     ("name", "code", "told"),
     [
+        ("", errors.EXIT_USAGE, "nothing is named"),
         ("./nothing.so", errors.EXIT_USAGE, "does not exist"),
         ("torch-9-py3-none-any.whl", errors.EXIT_USAGE, "does not exist"),
         ("pytorch:2.3", errors.EXIT_NOTHING_SELECTED, "did you mean pytorch:2.3-cu121"),
@@ -245,6 +271,15 @@ def test_an_image_of_a_registry_is_read_through_and_remembered(
         assert call(name).out == said.out
         assert _blobs_read(registry) == read + 1  # its config alone
         assert call(f"{registry.host}/pytorch:9").code == errors.EXIT_REGISTRY
+
+
+def test_a_config_without_end_is_malformed(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Descriptor(media_type=CONFIG_TYPE, digest="sha256:" + "0" * 64, size=100_000)
+    monkeypatch.setattr("imagefactory.oci.transfer.parse_parts", lambda _: ((), (config,)))
+    place = SimpleNamespace(repository="x", store=SimpleNamespace(read=lambda *_: iter([b"[" * 100_000])))
+    manifest = SimpleNamespace(descriptor=config)
+    with pytest.raises(errors.RegistryError, match="is malformed: RecursionError"):
+        inspection._registry_layers(cast("Any", place), cast("Any", manifest))
 
 
 def _push(layout: Layout, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,6 +330,8 @@ def test_a_target_of_which_nothing_is_known_is_to_be_built(call: Call) -> None:
     said = call("pytorch-conda-2.3-cu121")
     assert said.code == errors.EXIT_BUILD
     assert "imagefactory build pytorch-conda-2.3-cu121" in said.err
+    assert "`imagefactory compat pytorch-conda-2.3-cu121`" in said.err
+    assert "scan packages" not in said.err
 
 
 def test_packages_of_the_cache_are_scanned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,6 +360,24 @@ def test_little_known_decides_nothing() -> None:
 def amd(path: str, *processors: str) -> Library:
     codes = tuple(Code(CodeKind.AMD, None, processor=one) for one in processors)
     return Library(path=path, size=1, modules=(Modules(codes=codes, count=3),))
+
+
+def test_files_for_one_gpu_of_amd_lack_nothing() -> None:
+    """rocBLAS has hundreds, each for one processor, and loads those that fit."""
+    objects = (amd("rocblas/library/x_gfx90a.co", "gfx90a"), amd("rocblas/library/x_gfx942.hsaco", "gfx942"))
+    contents = Contents(source="x", libraries=(amd("lib/a.so", "gfx90a", "gfx942"), *objects))
+    assert answer_amd(contents, "gfx90a") == (
+        Answer.YES,
+        "its one library with code for AMD's GPUs has it for gfx90a",
+    )
+    alone = Contents(source="x", libraries=objects)
+    assert answer_amd(alone, "gfx942") == (Answer.YES, "1 of its 2 code objects is for gfx942")
+    assert answer_amd(alone, "gfx1100") == (Answer.NO, "no code for gfx1100, only for gfx90a, gfx942")
+    text = format_inspection(
+        Inspection(name="x", how="scan", digest="", contents=contents, predictions=predict_all(contents))
+    )
+    assert text.endswith("2 code objects, a file for one GPU each: gfx90a, gfx942")
+    assert "x_gfx90a.co" not in text
 
 
 def test_amd_has_a_table_of_its_own() -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import struct
 import tarfile
+import tracemalloc
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import StoreError, ToolError, UsageError
-from imagefactory.gpu import scan, scan_layers, scan_records
+from imagefactory.gpu import scan, scan_layers, scan_records, tar_stream
 from imagefactory.gpu.findings import parse_facts, read_name
 from imagefactory.gpu.model import Contents, Package
 from imagefactory.gpu.scan import scan_folder, scan_path, scan_wheel
@@ -128,9 +129,9 @@ def test_frameworks_say_what_they_were_built_for() -> None:
 
 
 def test_facts_of_a_hostile_file_take_no_time() -> None:
-    parse_facts("torch/version.py", "cuda = '" + "[" * 250_000)
-    parse_facts("torch/version.py", "('" * 80_000)
-    parse_facts("torch/version.py", ("a" * 40 + ":") * 6_000)
+    assert parse_facts("torch/version.py", "cuda = '" + "[" * 250_000) == ()
+    assert parse_facts("torch/version.py", "('" * 80_000) == ()
+    assert parse_facts("torch/version.py", ("a" * 40 + ":") * 6_000) == ()
 
 
 # --- wheels ----------------------------------------------------------------------------------------
@@ -223,6 +224,28 @@ def test_a_bomb_and_an_endless_list_are_refused(tmp_path: Path, monkeypatch: pyt
         patch.setattr(scan, "PLAIN", 1000)
         with pytest.raises(UsageError, match="would unpack to more than 1000 bytes"):
             scan_wheel(path, Quiet())
+    monkeypatch.setattr(scan, "MEMBERS", 3)
+    with pytest.raises(UsageError, match=r"lists \d+ members"):
+        scan_wheel(path, Quiet())
+
+
+@pytest.mark.parametrize("hidden", ["by the row's own bytes", "by a second record"])
+def test_an_endless_list_is_not_hidden(hidden: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is counted must be what zipfile reads."""
+    path = torch_wheel(tmp_path)
+    data = path.read_bytes()
+    end = bytearray(data[-22:])
+    if hidden == "by the row's own bytes":
+        end[16:20] = b"PK\x05\x06"
+        data = data[:-22] + end
+    else:
+        count, length, start = struct.unpack_from("<HII", end, 10)
+        record = struct.pack("<4sQHHIIQQQQ", b"PK\6\6", 44, 45, 45, 0, 0, count, count, length, start)
+        few = struct.pack("<4sQHHIIQQQQ", b"PK\6\6", 44, 45, 45, 0, 0, 1, 1, 46, start)
+        locator = struct.pack("<4sIQI", b"PK\6\7", 0, len(data) - 22, 1)
+        end[8:16] = b"\xff" * 8
+        data = data[:-22] + few + record + locator + end
+    path.write_bytes(data)
     monkeypatch.setattr(scan, "MEMBERS", 3)
     with pytest.raises(UsageError, match=r"lists \d+ members"):
         scan_wheel(path, Quiet())
@@ -326,10 +349,28 @@ def test_one_library_tells_its_own(environment: Path) -> None:
     assert scan_path(path.parents[1] / "version.py", Quiet()).libraries == ()
 
 
-def test_names_that_are_no_text_are_shown_as_they_can(tmp_path: Path) -> None:
-    (tmp_path / os.fsdecode(b"lib\xff.so")).write_bytes(TORCH)
-    found = scan_folder(tmp_path, Quiet())
-    assert list(modules(found)) == ["lib�.so"]
+@pytest.mark.parametrize("name", [b"lib\xff.so", b"lib\x1b.so", b"lib\n.so", "lib\u202e.so".encode()])
+def test_names_that_cannot_be_shown_are_shown_as_they_can(tmp_path: Path, name: bytes) -> None:
+    """A line end or an escape in a name would be obeyed by a terminal, or by a log that is read."""
+    path = tmp_path / os.fsdecode(name)
+    path.write_bytes(TORCH)
+    assert list(modules(scan_folder(tmp_path, Quiet()))) == ["lib�.so"]
+    assert list(modules(scan_path(path, Quiet()))) == ["lib�.so"]
+    assert paths([scan_layer(iter([tar((os.fsdecode(name), TORCH))]))]) == ["lib�.so"]
+    assert parse_facts("torch/version.py", "cuda = '12\x1b[2J'") == (("torch", "cuda", "12�[2J"),)
+
+
+@pytest.mark.parametrize("ending", ["zip", "tar", "tar.gz", "tar.xz"])
+def test_an_archive_is_not_said_to_hold_nothing(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"image.{ending}"
+    if ending == "zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("a.so", TORCH)
+    else:
+        with tarfile.open(path, f"w:{ending[4:]}") as packed_tar:
+            packed_tar.addfile(tarfile.TarInfo("a.so"))
+    with pytest.raises(UsageError, match="is an archive or packed, and is not looked into"):
+        scan_path(path, Quiet())
 
 
 def test_what_cannot_be_read_is_said(environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,7 +384,7 @@ def test_what_cannot_be_read_is_said(environment: Path, monkeypatch: pytest.Monk
 
 # --- layers ----------------------------------------------------------------------------------------
 
-Entry = tuple[str, bytes | None]  # None: a folder; b"->x": a symbolic link
+Entry = tuple[str, bytes | None]  # None: a folder; b"->x": a symbolic link; b"=>x": a hard link
 
 
 def tar(*entries: Entry, form: int = tarfile.PAX_FORMAT) -> bytes:
@@ -355,6 +396,8 @@ def tar(*entries: Entry, form: int = tarfile.PAX_FORMAT) -> bytes:
                 info.type = tarfile.DIRTYPE
             elif data.startswith(b"->"):
                 info.type, info.linkname = tarfile.SYMTYPE, data[2:].decode()
+            elif data.startswith(b"=>"):
+                info.type, info.linkname = tarfile.LNKTYPE, data[2:].decode()
             else:
                 info.size = len(data)
             archive.addfile(info, io.BytesIO(data or b""))
@@ -423,6 +466,37 @@ def test_a_path_twice_in_a_layer_is_its_last() -> None:
     assert (found.found, found.plain) == ((), ("a.so",))
 
 
+def test_a_file_lives_as_long_as_one_of_its_names() -> None:
+    """uv links packages out of its cache, which a later layer may remove."""
+    cache, site = "root/.cache/uv/torch", "usr/lib/python3/site-packages/torch"
+    files = (f"{cache}/lib/libtorch_cuda.so", TORCH), (f"{cache}/version.py", VERSION)
+    lower = scan_layer(
+        iter(
+            [
+                tar(
+                    *files,
+                    (f"{site}/lib/libtorch_cuda.so", f"=>{cache}/lib/libtorch_cuda.so".encode()),
+                    (f"{site}/version.py", f"=>{cache}/version.py".encode()),
+                    ("opt/again.so", f"=>{site}/lib/libtorch_cuda.so".encode()),
+                )
+            ]
+        )
+    )
+    assert parse_scan(json.loads(json.dumps(format_scan(lower)))) == lower
+    assert paths([lower]) == [path for path, _ in files]
+    no_cache = scan_layer(iter([tar(("root/.wh..cache", b""))]))
+    found = merge_layers([lower, no_cache])
+    assert [one.path for one in found] == ["opt/again.so", f"{site}/version.py"]
+    assert found[0].library is not None
+    assert found[0].library.path == "opt/again.so"
+    assert found[1].facts[0] == ("torch", "cuda", "12.1")
+    no_again = scan_layer(iter([tar(("opt/again.so", b"a text that is long enough " * 3))]))
+    site_paths = [f"{site}/lib/libtorch_cuda.so", f"{site}/version.py"]
+    assert paths([lower, no_cache, no_again]) == site_paths
+    assert paths([lower, no_again, no_cache]) == site_paths
+    assert paths([lower, no_again, scan_layer(iter([tar((".wh.usr", b""), ("root", b"->usr"))]))]) == []
+
+
 def test_a_layer_is_read_from_its_record_as_it_was() -> None:
     data = tar(
         ("opt/a.so", TORCH), ("opt/torch/version.py", VERSION), (".wh.b", b""), ("c/.wh..wh..opq", b"")
@@ -439,7 +513,7 @@ def test_large_sizes_and_wrong_checksums() -> None:
     large = tarfile.TarInfo("x")
     large.size = 9 << 33  # more than octal digits can say
     header = large.tobuf(tarfile.GNU_FORMAT)
-    assert scan_layers._parse_header(header) == ("x", tarfile.REGTYPE, 9 << 33)
+    assert tar_stream._parse_header(header) == ("x", tarfile.REGTYPE, 9 << 33)
     with pytest.raises(DamagedError, match=r"broken header at byte 0: bad checksum"):
         scan_layer(iter([header[:10] + b"y" + header[11:]]))
 
@@ -469,6 +543,24 @@ def test_sparse_files_and_endless_names_are_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(scan_layers, "NAMES_LIMIT", 20)
     with pytest.raises(DamagedError, match="names of its files"):
         scan_layer(iter([tar(("0123456789", b""), ("abcdefghij", b""))]))
+
+
+def test_extended_headers_cost_what_they_take() -> None:
+    """Of many records only those that count are kept, however many headers stand before an entry."""
+    records = b"".join(b"%d k%07d=%s\n" % (1012, number, b"v" * 997) for number in range(1000))
+    header = tarfile.TarInfo("x")
+    header.type, header.size = tarfile.XHDTYPE, len(records)
+    block = header.tobuf(tarfile.USTAR_FORMAT) + records + bytes(-len(records) % 512)
+    tracemalloc.start()
+    try:
+        found = scan_layer(iter([*[block] * 12, GOOD]))
+        assert tracemalloc.get_traced_memory()[1] < 4 * len(block)
+    finally:
+        tracemalloc.stop()
+    assert [one.path for one in found.found] == ["opt/a.so"]
+    assert tar_stream._parse_extended(tarfile.XHDTYPE, b"3 \n" * 340_000 + b"12 path=abc\n") == {
+        "path": "abc"
+    }
 
 
 # --- images ----------------------------------------------------------------------------------------
@@ -652,6 +744,7 @@ def test_the_system_of_a_sif_is_found(tmp_path: Path) -> None:
         (sif(system=2), "no squashfs"),
         (sif(size=1 << 40), "outside of the file"),
         (sif(offset=-5), "outside of the file"),
+        (sif(size=-5), "outside of the file"),
     ],
 )
 def test_a_damaged_sif_is_said(tmp_path: Path, data: bytes, why: str) -> None:
