@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.judge import NOTHING, Evidence, ask, judge
-from imagefactory.gpu.model import Answer, Cell, Claim, Contents, Question
+from imagefactory.gpu.known_bad import find_rule
+from imagefactory.gpu.model import Answer, Basis, Cell, Claim, Contents, Question
 from imagefactory.gpu.predict import INTEGRATED
 from imagefactory.model import Lock, Target
 from imagefactory.recipe_values import natural
@@ -20,6 +21,8 @@ OLDEST = Capability(5, 0)
 RUNS = (Answer.YES, Answer.PTX)
 """The answers of what runs whole."""
 _NOT = 2
+Grade = tuple[int, int]
+"""How well a GPU is served, lower is better: 1 for through PTX, then 1 for what only a page says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +71,12 @@ class Row:
 
 def rows(candidates: Iterable[Candidate], gpus: Sequence[Gpu]) -> tuple[Row, ...]:
     """Every candidate judged on every GPU, in the order given."""
-    return tuple(Row(candidate=one, cells=tuple(cell(one, gpu) for gpu in gpus)) for one in candidates)
+    asked = {(gpu.capability, gpu.driver): gpu for gpu in gpus}
+    made = []
+    for one in candidates:
+        cells = {key: cell(one, gpu) for key, gpu in asked.items()}
+        made.append(Row(candidate=one, cells=tuple(cells[gpu.capability, gpu.driver] for gpu in gpus)))
+    return tuple(made)
 
 
 def cell(candidate: Candidate, gpu: Gpu) -> Cell:
@@ -199,22 +207,25 @@ class Cover:
 
 
 def cover(group: str, candidates: Sequence[Candidate], gpus: Sequence[Gpu]) -> Cover:
-    """The exact minimum of images; of several minima the one with the newest frameworks.
+    """The exact minimum of images; of several minima the one with the best grades, then the newest.
 
-    A GPU is served by what runs whole there with no known fault; where there is none, by what has one that
-    some calls meet. What is known not to run or to compute wrongly there serves nobody.
+    A GPU is served by what is known to run whole there. Where there is none, by what some calls fail in, or
+    by PTX that no scan has found: what a page lists is the framework's own code, and scans find libraries
+    without it. What is known not to run or to compute wrongly there serves nobody.
     """
     table = rows(newest_first(candidates), gpus)
     best = [min((_rank(row.cells[index]) for row in table), default=_NOT) for index in range(len(gpus))]
-    sets = [frozenset(i for i, one in enumerate(row.cells) if _rank(one) == best[i] < _NOT) for row in table]
-    chosen = fewest(sets)
+    graded = [
+        {i: _grade(one) for i, one in enumerate(row.cells) if _rank(one) == best[i] < _NOT} for row in table
+    ]
+    chosen = fewest(graded)
     given: dict[int, list[tuple[Gpu, Cell]]] = {index: [] for index in chosen}
     for number, gpu in enumerate(gpus):
-        able = [index for index in chosen if number in sets[index]]
-        if able:  # machine code of its own before PTX, then the newer framework
-            first = min(able, key=lambda index: (table[index].cells[number].answer is not Answer.YES, index))
+        able = [index for index in chosen if number in graded[index]]
+        if able:
+            first = min(able, key=lambda index: (graded[index][number], index))
             given[first].append((gpu, table[first].cells[number]))
-    served = frozenset[int]().union(*sets)
+    served = frozenset[int]().union(*graded)
     return Cover(
         group=group,
         images=tuple(
@@ -224,24 +235,36 @@ def cover(group: str, candidates: Sequence[Candidate], gpus: Sequence[Gpu]) -> C
     )
 
 
-def fewest(sets: Sequence[frozenset[int]]) -> tuple[int, ...]:
-    """Indexes of the fewest sets whose union is that of all; of several such, the first by their indexes.
+def fewest(graded: Sequence[Mapping[int, Grade]]) -> tuple[int, ...]:
+    """Indexes of the fewest of `graded` whose elements are those of all, each with a grade.
 
-    Exact: branches on the element that the fewest sets hold, one set more at each round. Left out is what
-    takes no better answer away: elements that come with another one, sets that an earlier one contains.
+    Of several such, the one with the least sum of its elements' best grades, then the first by indexes.
+    Exact: branches on the element that the fewest hold, one more at each round. Left out is what takes no
+    better answer away: elements that come with another one, and what an earlier one has as well graded.
     """
-    union = frozenset[int]().union(*sets)
-    holders = {frozenset(index for index, one in enumerate(sets) if element in one) for element in union}
-    needed = sorted(sorted(one) for one in holders if not any(other < one for other in holders))
-    sets = [frozenset(i for i, one in enumerate(needed) if index in one) for index in range(len(sets))]
     useful = [
-        index for index, one in enumerate(sets) if one and not any(one <= other for other in sets[:index])
+        index
+        for index, one in enumerate(graded)
+        if one and not any(_replaces(other, one) for other in graded[:index])
     ]
+    union = frozenset[int]().union(*graded)
+    holders = {frozenset(index for index in useful if element in graded[index]) for element in union}
+    needed = sorted(sorted(one) for one in holders if not any(other < one for other in holders))
+    sets = [frozenset(i for i, one in enumerate(needed) if index in one) for index in range(len(graded))]
     wanted = frozenset(range(len(needed)))
     for size in range(len(useful) + 1):
         if found := _of_size(sets, useful, wanted, size):
-            return min(found)
+            return min(found, key=lambda chosen: (_cost([graded[index] for index in chosen], union), chosen))
     return ()
+
+
+def _replaces(one: Mapping[int, Grade], other: Mapping[int, Grade]) -> bool:
+    return all(element in one and one[element] <= grade for element, grade in other.items())
+
+
+def _cost(chosen: Sequence[Mapping[int, Grade]], union: Iterable[int]) -> Grade:
+    grades = [min(one[element] for one in chosen if element in one) for element in union]
+    return sum(first for first, _ in grades), sum(second for _, second in grades)
 
 
 def _of_size(
@@ -270,11 +293,21 @@ def _of_size(
 
 
 def _rank(cell: Cell) -> int:
-    """0 for what runs whole, 1 for what some calls fail in there, `_NOT` for what serves nothing."""
-    answers = {claim.answer for claim in faults(cell)}
+    """0 for what runs whole; 1 where some calls fail or PTX is only documented; `_NOT` for the rest."""
+    answers = {claim.answer for claim in faults(cell) if not _is_triton(claim)}
     if cell.answer not in RUNS or Answer.NO in answers:
         return _NOT
-    return 1 if answers else 0
+    return 1 if answers or _grade(cell) == (1, 1) else 0
+
+
+def _grade(cell: Cell) -> Grade:
+    return int(cell.answer is Answer.PTX), int(cell.claims[0].basis is Basis.DOCUMENTED)
+
+
+def _is_triton(fault: Claim) -> bool:
+    """Whether it is of Triton alone: a framework runs without, as those do that came before it."""
+    rule = find_rule(fault.rule)
+    return rule is not None and {name for name, _ in rule.needs} == {"triton"}
 
 
 def _unserved(table: Sequence[Row], number: int, gpu: Gpu) -> Unserved:

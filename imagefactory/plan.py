@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from imagefactory.errors import UsageError
-from imagefactory.gpu import known_bad
 from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.judge import Evidence, ask, judge
+from imagefactory.gpu.known_bad import find_rule
 from imagefactory.gpu.model import Answer, Basis, Cell, Claim, Question
 from imagefactory.model import Lock, Target
 from imagefactory.recipe_values import nearest
@@ -147,9 +147,11 @@ class PlannedTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """`unused` are rules that were allowed and would have pruned nothing here."""
+    """`on_gpus` is whether GPUs were listed, to verify on. `unused` are rules that were allowed and would
+    have pruned nothing here."""
 
     targets: tuple[PlannedTarget, ...]
+    on_gpus: bool = False
     unused: tuple[str, ...] = ()
 
     @property
@@ -160,9 +162,8 @@ class Plan:
 def make_plan(given: PlanInput) -> Plan:
     """Every target with every cell of its own, each planned or said why not."""
     targets = tuple(_plan_target(stage, given) for stage in given.stages)
-    return Plan(
-        targets=targets, unused=unused_rules(given.allow, (c.ruling for t in targets for c in t.cells))
-    )
+    unused = unused_rules(given.allow, (cell.ruling for target in targets for cell in target.cells))
+    return Plan(targets=targets, on_gpus=bool(given.devices), unused=unused)
 
 
 def _plan_target(stage: Stage, given: PlanInput) -> PlannedTarget:
@@ -238,7 +239,7 @@ def weigh(cell: Cell, allow: frozenset[str], *, required: bool = False) -> Rulin
 
 def _is_grave(fault: Claim) -> bool:
     """Whether a known fault is a reason against a test on this GPU. One that has no row is taken for one."""
-    rule = next((rule for rule in known_bad.rules() if f"{KNOWN_BAD}:{rule.id}" == fault.rule), None)
+    rule = find_rule(fault.rule)
     if rule is None:
         return fault.answer is Answer.NO
     return rule.effect == "does not run" or (rule.effect == "wrong results" and bool(rule.capabilities))

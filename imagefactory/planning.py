@@ -52,20 +52,22 @@ def _read_stage(factory: Factory, target: Target, tags: frozenset[str]) -> Stage
         built, missing = None, f"the image in the store cannot be compared without {error.name}"
     if built is None:
         return Stage(target=target, lock=lock, missing=missing)
-    scanned = _recall_contents(factory.layout, built) if isinstance(built, Image) else None
+    scanned = recall_contents(factory.layout, built) if isinstance(built, Image) else None
     evidence = Evidence(contents=scanned)
     return Stage(target=target, lock=lock, missing="", image=built.digest, evidence=evidence)
 
 
-def _recall_contents(layout: Layout, image: Image) -> Contents | None:
-    """What earlier scans of the image's layers found, None where one of them was not scanned yet."""
+def recall_contents(layout: Layout, image: Image) -> Contents | None:
+    """What earlier scans of an image's layers found, None where one of them was not scanned yet."""
     from imagefactory.gpu.findings import format_contents
     from imagefactory.gpu.scan_layers import merge_layers
     from imagefactory.gpu.scan_records import recall_scan
 
     scans = [recall_scan(layout, layer.diff_id) for layer in image.layers]
     known = [scan for scan in scans if scan is not None]
-    return format_contents(image.name, merge_layers(known)) if len(known) == len(scans) else None
+    if not known or len(known) < len(scans):
+        return None
+    return format_contents(f"the image {image.name} in the store", merge_layers(known))
 
 
 def read_devices(path: Path) -> tuple[Device, ...]:
@@ -73,12 +75,7 @@ def read_devices(path: Path) -> tuple[Device, ...]:
     from imagefactory.gpu.inventory import read_gpus
 
     kinds = (
-        Device(
-            capability=kind.capability,
-            name="" if kind.name == f"capability {kind.capability}" else kind.name,
-            driver=kind.driver,
-        )
-        for kind in read_gpus(path)
+        Device(capability=kind.capability, name=kind.own_name, driver=kind.driver) for kind in read_gpus(path)
     )
     return tuple(dict.fromkeys(kinds))
 

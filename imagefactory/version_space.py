@@ -17,6 +17,7 @@ from imagefactory.gpu.judge import Evidence, judge
 from imagefactory.gpu.model import Answer, Basis, Claim, Question
 from imagefactory.plan import GPU_NOT_LISTED, Device, Judge, Ruling, weigh
 from imagefactory.recipe_values import nearest
+from imagefactory.yaml_tree import show
 
 MAX_ROWS = 20_000
 COLUMNS = ("framework", "version", "cuda", "capability")
@@ -100,7 +101,7 @@ def _check_header(where: str, columns: Sequence[str]) -> None:
     if unknown:
         near = nearest(unknown[0], known)
         meant = f" (did you mean '{near}'?)" if near else ""
-        raise RecipeError([f"{where}: unknown column '{unknown[0][:40]}'{meant}"], hint=hint)
+        raise RecipeError([f"{where}: unknown column {show(unknown[0])}{meant}"], hint=hint)
     if missing or len(set(columns)) < len(columns):
         what = f"there is no column {missing[0]}" if missing else "a column stands there twice"
         raise RecipeError([f"{where}: {what}"], hint=hint)

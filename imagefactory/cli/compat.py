@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from imagefactory.cli.output import Call, complete_targets, json_option, say, say_json
+from imagefactory.cli.output import Call, complete_targets, json_option, say, say_json, terminal_width
 from imagefactory.errors import EXIT_CHECK, NothingSelectedError, StoreError, UsageError
 
 if TYPE_CHECKING:
@@ -16,11 +16,22 @@ if TYPE_CHECKING:
     from imagefactory.factory import Factory
     from imagefactory.gpu.model import Contents
     from imagefactory.model import Target
-    from imagefactory.oci.layout import Layout
+
+
+def _complete_families(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    from imagefactory.gpu.knowledge import families
+
+    return [name for name in families() if name.startswith(incomplete)]
+
+
+def _complete_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Families are completed from anywhere, targets in a factory."""
+    found = _complete_families(ctx, parameter, incomplete), complete_targets(ctx, parameter, incomplete)
+    return [name for names in found for name in names]
 
 
 @click.command()
-@click.argument("names", metavar="[TARGET|FAMILY]...", nargs=-1, shell_complete=complete_targets)
+@click.argument("names", metavar="[TARGET|FAMILY]...", nargs=-1, shell_complete=_complete_names)
 @click.option("--gpu", metavar="NAME", help='A GPU: V100, "RTX 5090", H100-SXM5-80GB.')
 @click.option("--capability", metavar="X.Y", help="A compute capability in its place.")
 @click.option("--driver", default="", metavar="VERSION", help="Its driver for Linux: 535 or 535.54.03.")
@@ -29,10 +40,16 @@ if TYPE_CHECKING:
     "file",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="GPUS.YAML",
-    help="The fewest images of each family that serve the GPUs in this file.",
+    help="The fewest images of each family that serve these GPUs: a list of "
+    '{name: V100, driver: "535.129.03", count: 24}, or capability: "7.0".',
 )
 @click.option(
-    "--family", "families", multiple=True, metavar="NAME", help="With --cover: of this family alone."
+    "--family",
+    "families",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=_complete_families,
+    help="With --cover: of this family alone.",
 )
 @click.option("--differences", is_flag=True, help="Where the scanned wheels are not what is documented.")
 @json_option
@@ -48,9 +65,12 @@ def compat(call: Call, /, names: tuple[str, ...], as_json: bool, **asked: Any) -
       imagefactory compat --differences                what is documented against what was found
 
     Nothing is fetched or scanned: scans of framework wheels are kept in the tables (`inspect` scans). Exit
-    code 9 when nothing runs on the GPU asked about.
+    code 9 when nothing runs on the GPU asked about, or nothing serves one of --cover.
+
+    --cover prefers machine code to PTX, what a scan found to what is documented, and the newer. What some
+    calls fail in, and PTX that is only documented, serves where nothing better does.
     """
-    ways = [name for name in ("gpu", "capability", "file", "differences") if asked[name]]
+    ways = [name for name in ("gpu", "capability", "file", "differences") if asked[name] not in (None, False)]
     if len(ways) > 1:
         raise UsageError(
             "these ask for different tables", hint="one of --gpu, --capability, --cover, --differences"
@@ -92,7 +112,7 @@ def _one_gpu(call: Call, gpu: Gpu, names: tuple[str, ...], *, as_json: bool) -> 
     if as_json:
         _say_rows(table, (gpu,))
     else:
-        say(format_gpu(gpu, table))
+        say(format_gpu(gpu, table, terminal_width()))
     if not any(serves(row.cells[0]) for row in table):
         raise click.exceptions.Exit(EXIT_CHECK)
 
@@ -103,7 +123,12 @@ def _cover(call: Call, file: Path, names: tuple[str, ...], *, as_json: bool) -> 
     from imagefactory.report.gpu_tables import cover_json, format_covers
 
     gpus = [
-        Gpu(name=one.name, capability=one.capability, driver=one.driver, count=one.count)
+        Gpu(
+            name=one.own_name or str(one.capability),
+            capability=one.capability,
+            driver=one.driver,
+            count=one.count,
+        )
         for one in read_gpus(file)
     ]
     covers = [cover(group, some, gpus) for group, some in by_group(_candidates(call, names))]
@@ -168,20 +193,28 @@ def _candidates(call: Call, names: tuple[str, ...], *, every_version: bool = Fal
 
 
 def _select(targets: Sequence[Target], name: str) -> Sequence[Target]:
-    from imagefactory.gpu.knowledge import families
-    from imagefactory.recipe_values import nearest
     from imagefactory.recipes import select
-    from imagefactory.yaml_tree import show
 
     try:
         return select(targets, (name,))
     except NothingSelectedError as error:
-        known = sorted({*families(), *families().values(), *(target.family for target in targets)})
-        near = nearest(name, [*known, *(target.name for target in targets)])
-        hint = f"did you mean '{near}'?" if near else f"it knows {', '.join(known)}, and targets of these"
-        raise NothingSelectedError(
-            f"there is no target, family or framework {show(name)}", hint=hint
-        ) from error
+        known = {*(target.family for target in targets), *(target.name for target in targets)}
+        what = "target, family or framework"
+        raise _unknown(name, what, known, "" if targets else "for targets name a factory: -C DIR") from error
+
+
+def _unknown(name: str, what: str, known: set[str], more: str = "") -> NothingSelectedError:
+    """The error for a name that means nothing; `known` are those that count beside the frameworks."""
+    from imagefactory.gpu.knowledge import families
+    from imagefactory.recipe_values import nearest
+    from imagefactory.yaml_tree import show
+
+    frameworks = sorted({*families(), *families().values()})
+    near = nearest(name, [*frameworks, *sorted(known)])
+    hint = f"did you mean '{near}'?" if near else f"the frameworks are {', '.join(frameworks)}"
+    return NothingSelectedError(
+        f"there is no {what} {show(name)}", hint="; ".join(filter(None, (hint, more)))
+    )
 
 
 def _factory(call: Call) -> Factory | None:
@@ -212,27 +245,22 @@ def _read(factory: Factory | None, targets: Sequence[Target]) -> list[Candidate]
         state = lock_state(factory, target)
         why = read_why(factory, target) if state == Outcome.UNSOLVABLE else None
         lock = read_target_lock(factory, target) if state == "ok" else None
-        image = _recall(factory.layout, reference(target)) if lock and reference(target) in tags else None
+        image = _recall(factory, target) if lock and reference(target) in tags else None
         known = Known(lock=lock, state=state, unsolvable=why.reason if why else "", image=image)
         made.append(candidate_of(target, known))
     return made
 
 
-def _recall(layout: Layout, name: str) -> Contents | None:
-    """What an earlier scan of an image of the store found, None where a layer of it was never scanned."""
-    from imagefactory.gpu.findings import format_contents
-    from imagefactory.gpu.scan_layers import merge_layers
-    from imagefactory.gpu.scan_records import recall_scan
+def _recall(factory: Factory, target: Target) -> Contents | None:
+    """What an earlier scan of the target's image found, None where a layer of it was never scanned."""
+    from imagefactory.oci.layout import reference
+    from imagefactory.planning import recall_contents
 
     try:
-        image = layout.image(name)
+        image = factory.layout.image(reference(target))
     except StoreError:
         return None  # damaged: `store` tells that, and here the locked wheels still speak
-    scans = [recall_scan(layout, layer.diff_id) for layer in image.layers] if image else []
-    known = [scan for scan in scans if scan]
-    if not known or len(known) < len(scans):
-        return None
-    return format_contents(f"the image {name} in the store", merge_layers(known))
+    return recall_contents(factory.layout, image) if image else None
 
 
 def _say_rows(rows: Sequence[Row], gpus: Sequence[Gpu]) -> None:
@@ -246,7 +274,9 @@ def _differences(names: tuple[str, ...], *, as_json: bool) -> None:
     from imagefactory.report.gpu_tables import difference_json, format_differences
 
     wanted = {families().get(name, name) for name in names}
+    for name in sorted(wanted - {*families().values()}):
+        raise _unknown(name, "framework", set(), "targets have none of their own")
     found = [one for one in differences() if not names or one.framework in wanted]
     if as_json:
         return say_json("differences", {"differences": [difference_json(one) for one in found]})
-    return say(format_differences(found))
+    return say(format_differences(found, terminal_width()))

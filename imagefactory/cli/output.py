@@ -71,6 +71,11 @@ def write(stream: int, text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
 
 
+def terminal_width() -> int | None:
+    """The columns of the terminal that stdout is, None where it is none: lines stay whole for `grep`."""
+    return (os.get_terminal_size(1).columns or None) if os.isatty(1) else None
+
+
 def json_option(command: Callable[P, None]) -> Callable[P, None]:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")(command)
 

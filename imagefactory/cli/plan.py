@@ -8,13 +8,26 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from imagefactory.cli.output import Call, json_option, say, say_json, targets_argument, write
+from imagefactory.cli.output import (
+    Call,
+    json_option,
+    say,
+    say_json,
+    targets_argument,
+    terminal_width,
+    write,
+)
 from imagefactory.errors import UsageError
 
 if TYPE_CHECKING:
-    from imagefactory.gpu.model import Claim
     from imagefactory.plan import Device, Plan, PlannedCell, Ruling
     from imagefactory.version_space import JudgedRow
+
+
+def _complete_rules(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    from imagefactory.plan import PRUNING
+
+    return [rule for rule in PRUNING if rule.startswith(incomplete)]
 
 
 @click.command()
@@ -23,9 +36,17 @@ if TYPE_CHECKING:
     "--gpus",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="The GPUs to plan for (gpus.yaml).  [default: the capabilities that each recipe requires]",
+    help='The GPUs to plan for: a list of {name: V100, driver: "535.129.03"}, or capability: "7.0".  '
+    "[default: the capabilities that each recipe requires]",
 )
-@click.option("--allow", multiple=True, metavar="RULE", help="Let this rule prune nothing (repeatable).")
+@click.option(
+    "--allow",
+    multiple=True,
+    metavar="RULE",
+    shell_complete=_complete_rules,
+    help="Let this rule prune nothing (repeatable): the word that a pruned cell begins with, or known-bad "
+    "for all known faults. A cell that several rules prune needs them all.",
+)
 @click.option(
     "--tuples",
     type=click.Path(path_type=Path),
@@ -35,7 +56,8 @@ if TYPE_CHECKING:
 @click.option(
     "--github",
     is_flag=True,
-    help='Print matrix={"include":[...]}, a line for $GITHUB_OUTPUT; the summary goes to stderr.',
+    help='Print matrix={"include":[...]}, a line for $GITHUB_OUTPUT: a job for each target and GPU, or '
+    "without --gpus for each image to build. The summary goes to stderr.",
 )
 @json_option
 @click.pass_obj
@@ -44,6 +66,18 @@ def plan(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
 
     Each pruned cell names a rule, a reason and its source, and comes back by --allow RULE. What is unchanged
     is skipped. Without --gpus nothing is planned but builds: there is nothing to verify on.
+
+    \b
+      imagefactory plan --gpus gpus.yaml 'pytorch-*'
+      imagefactory plan --gpus gpus.yaml --github >> "$GITHUB_OUTPUT"
+      imagefactory plan --tuples space.csv             any versions, recipes or not
+
+    GitHub fails a job whose matrix is empty, so let that job begin with
+
+    \b
+      if: needs.NAME.outputs.matrix != '{"include":[]}'
+
+    Exit code 0 whatever is pruned or blocked.
     """
     from imagefactory.plan import check_rules
     from imagefactory.planning import read_devices
@@ -95,7 +129,7 @@ def _targets(
     elif asked.as_json:
         say_json("plan", _plan_json(made))
     else:
-        say(format_plan(made))
+        say(format_plan(made, terminal_width()))
 
 
 def _rows(asked: _Asked, path: Path, devices: tuple[Device, ...], allow: frozenset[str]) -> None:
@@ -109,7 +143,7 @@ def _rows(asked: _Asked, path: Path, devices: tuple[Device, ...], allow: frozens
     if asked.as_json:
         say_json("rows", {"rows": [_row_json(one) for one in judged], "unused_rules": unused})
     else:
-        say(format_rows(judged, unused))
+        say(format_rows(judged, unused, terminal_width()))
 
 
 # --- JSON ----------------------------------------------------------------------------------------
@@ -162,6 +196,8 @@ def _row_json(one: JudgedRow) -> dict[str, object]:
 
 def _ruling_json(ruling: Ruling) -> dict[str, object]:
     """`basis` and `rule` are null where nothing is known; `override` are the options that bring it back."""
+    from imagefactory.report.gpu_tables import claim_json
+
     claim = ruling.claim
     return {
         "basis": claim.basis if claim else None,
@@ -170,17 +206,7 @@ def _ruling_json(ruling: Ruling) -> dict[str, object]:
         "reason": ruling.reason,
         "source": claim.source if claim else "",
         "override": " ".join(f"--allow {one.rule}" for one in ruling.against),
-        "against": [_claim_json(one) for one in ruling.against],
-        "allowed": [_claim_json(one) for one in ruling.allowed],
-        "warnings": [_claim_json(one) for one in ruling.warnings],
-    }
-
-
-def _claim_json(claim: Claim) -> dict[str, object]:
-    return {
-        "basis": claim.basis,
-        "answer": claim.answer,
-        "rule": claim.rule,
-        "reason": claim.reason,
-        "source": claim.source,
+        "against": [claim_json(one) for one in ruling.against],
+        "allowed": [claim_json(one) for one in ruling.allowed],
+        "warnings": [claim_json(one) for one in ruling.warnings],
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,15 +17,38 @@ from imagefactory.workflow import Built
 if TYPE_CHECKING:
     from imagefactory.lock.files import Unsolvable
 
+MIN_FOLDED = 40
+"""A folded column is not narrower: it goes below its row instead."""
 
-def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as their widest cell, two blanks between, no blanks at line ends."""
-    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
-    lines = (
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in (header, *rows)
-    )
+
+def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
+    """Columns as wide as their widest cell, two blanks between, no blanks at line ends.
+
+    With a `width` the last column is folded to fit, beside the others or, where that is no room, below them.
+    """
+    table = [header, *rows]
+    widths = [max(len(row[i]) for row in table) for i in range(len(header))]
+    if width is None or sum(widths) + 2 * (len(widths) - 1) <= width:
+        return "\n".join(_columns(row, widths) for row in table)
+    *others, _ = widths
+    left = sum(others) + 2 * len(others)
+    beside = width - left >= MIN_FOLDED
+    lines = []
+    for row in table:
+        text = wrap(row[-1], (width - left) if beside else max(width - 4, MIN_FOLDED))
+        first, more = (text[:1] or [""], text[1:]) if beside else ([], text)
+        lines.append(_columns([*row[:-1], *first], [*others, 0][: len(others) + len(first)]))
+        lines += [" " * (left if beside else 4) + line for line in more]
     return "\n".join(lines)
+
+
+def _columns(row: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Lines of at most `width`, broken at blanks alone; a longer word stays whole."""
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 def format_fields(fields: Sequence[tuple[str, str]], *, indent: str = "  ") -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 from imagefactory.compat import RUNS, Candidate, Cover, Gpu, Row, Unserved, faults, serves
+from imagefactory.gpu import knowledge
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.knowledge.compared import Difference
 from imagefactory.gpu.model import Answer, Cell, Claim
@@ -22,6 +24,8 @@ LEGEND = (
     "d documented: a project's page says so   p predicted: a scan of the GPU code says so",
     "v verified: the suite ran there          ! there is a known fault",
 )
+
+ALIKE = "5.0-6.1: all cards from 5.0 to 6.1 alike; GPUs beside an ARM processor (8.7, 11.0) are left out"
 
 
 class Sources:
@@ -41,16 +45,28 @@ class Sources:
         return [f"{self._mark.format(number)} {source}" for source, number in self._numbers.items()]
 
 
-def format_gpu(gpu: Gpu, rows: Sequence[Row]) -> str:
-    """What runs on one GPU and why the rest does not. Each row has one cell."""
+def format_gpu(gpu: Gpu, rows: Sequence[Row], width: int | None = None) -> str:
+    """What runs on one GPU and why the rest does not, folded to `width`. Each row has one cell."""
     sources, warnings = Sources(), Sources("!{}")
     running = [row for row in rows if serves(row.cells[0])]
-    rest = [row for row in rows if not serves(row.cells[0])]
+    rest = [row for row in rows if not serves(row.cells[0]) and not _is_blank(row)]
     table = [_gpu_row(row, sources, warnings) for row in (*running, *rest)]
     head = f"{gpu.title}: {len(running)} of {len(rows)} run on it"
-    lines = [head, "", format_table(("TARGET", "RUNS", "BASIS", "DRIVER", "WHY"), table)]
-    more = [*_named(warnings, "Known faults"), *_named(sources, "Sources"), *_unlocked(rows)]
+    lines = [head, "", format_table(("TARGET", "RUNS", "BASIS", "DRIVER", "WHY"), table, width)]
+    if gpu.capability not in knowledge.capabilities():
+        lines[1:1] = [f"no GPU of capability {gpu.capability} is known; it is judged by the rules for all"]
+    more = [*_named(warnings, "Known faults"), *_named(sources, "Sources"), *_blank(rows), *_unlocked(rows)]
     return "\n".join([*lines, *more])
+
+
+def _is_blank(row: Row) -> bool:
+    """Whether it is of a version that no recipe makes and of which nothing is known."""
+    return not row.candidate.name and not any(cell.claims for cell in row.cells)
+
+
+def _blank(rows: Sequence[Row]) -> list[str]:
+    titles = [row.candidate.title for row in rows if _is_blank(row)]
+    return ["", f"nothing is known of {'; '.join(titles)}"] if titles else []
 
 
 def _gpu_row(row: Row, sources: Sources, warnings: Sources) -> tuple[str, ...]:
@@ -77,21 +93,32 @@ def _differ(one: Claim, other: Claim) -> bool:
 
 
 def format_rows(rows: Sequence[Row], capabilities: Sequence[Capability]) -> str:
-    """Candidates x capabilities, two letters a cell. Each row has a cell for each capability."""
-    sources = Sources()
-    header = ("TARGET", "VERSION", "CUDA", *map(str, capabilities), "SOURCES")
+    """Candidates x capabilities, two letters a cell. Each row has a cell for each capability.
+
+    Neighbours that are alike in every row are one column.
+    """
+    sources, told = Sources(), [row for row in rows if not _is_blank(row)]
+    texts = list(zip(*([letters(cell) for cell in row.cells] for row in told), strict=True))
+    groups = [list(some) for _, some in groupby(range(len(texts)), key=texts.__getitem__)]
+    header = ("TARGET", "VERSION", "CUDA", *(_span(capabilities, some) for some in groups), "SOURCES")
     table = [
         (
             row.candidate.name or "(no recipe)",
             f"{row.candidate.question.framework} {row.candidate.question.version}",
             row.candidate.question.cuda,
-            *map(letters, row.cells),
+            *(texts[some[0]][number] for some in groups),
             sources.mark(claim.source for cell in row.cells for claim in cell.claims[:1]),
         )
-        for row in rows
+        for number, row in enumerate(told)
     ]
-    more = [*LEGEND, *_named(sources, "Sources"), *_unlocked(rows)]
+    spans = [ALIKE] if any(len(some) > 1 for some in groups) else []
+    more = [*LEGEND, *spans, *_named(sources, "Sources"), *_blank(rows), *_unlocked(rows)]
     return "\n".join([format_table(header, table), "", *more])
+
+
+def _span(capabilities: Sequence[Capability], indexes: Sequence[int]) -> str:
+    first, last = capabilities[indexes[0]], capabilities[indexes[-1]]
+    return str(first) if first == last else f"{first}-{last}"
 
 
 def _unlocked(rows: Sequence[Row]) -> list[str]:
@@ -130,7 +157,8 @@ def _cover(cover: Cover, sources: Sources) -> str:
 
 def _served(gpu: Gpu, cell: Cell, sources: Sources) -> tuple[str, ...]:
     first = cell.claims[0]
-    told = [f"{first.basis} {sources.mark([first.source])}"]
+    floor = f", driver {first.driver} or newer" if first.driver and not gpu.driver else ""
+    told = [f"{first.basis} {sources.mark([first.source])}{floor}"]
     told += [f"! {claim.reason} {sources.mark([claim.source])}" for claim in faults(cell)]
     return f"    {gpu.count} x {gpu.title}", first.answer.value, "; ".join(told)
 
@@ -146,8 +174,8 @@ def _named(sources: Sources, title: str) -> list[str]:
     return ["", title, *lines] if lines else []
 
 
-def format_differences(differences: Sequence[Difference]) -> str:
-    """What projects document against what their wheels were found to hold, one line a difference."""
+def format_differences(differences: Sequence[Difference], width: int | None = None) -> str:
+    """What projects document against what their wheels were found to hold, folded to `width`."""
     sources = Sources()
     table = [
         (
@@ -163,7 +191,7 @@ def format_differences(differences: Sequence[Difference]) -> str:
     if not table:
         return "no difference is known"
     header = ("VERSION", "CUDA", "CAPABILITIES", "DOCUMENTED", "PREDICTED", "WHY")
-    return "\n".join([format_table(header, table), *_named(sources, "Sources")])
+    return "\n".join([format_table(header, table, width), *_named(sources, "Sources")])
 
 
 def _scan(one: Difference) -> str:
@@ -195,6 +223,7 @@ def candidate_json(candidate: Candidate) -> dict[str, object]:
     asked = candidate.question
     return {
         "target": candidate.name,
+        "family": candidate.group,
         "framework": asked.framework,
         "version": asked.version,
         "cuda": asked.cuda,

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from imagefactory.errors import UsageError
 from imagefactory.gpu.model import Answer
 from imagefactory.plan import Device, Plan, PlannedCell, PlannedTarget, Ruling, State
-from imagefactory.report.console import format_table
+from imagefactory.report.console import format_table, wrap
 from imagefactory.report.gpu_tables import Sources
 from imagefactory.version_space import JudgedRow
 
+DEVICE = ("gpu", "capability", "driver")
 MAX_JOBS = 256
 """GitHub: "A matrix will generate a maximum of 256 jobs per workflow run"."""
-WIDTH, WORD = 110, 10
+WIDTH, MIN_WIDTH, WORD = 110, 60, 10
 _MANNER = {Answer.PTX: " through PTX", Answer.PARTLY: " in part"}
 _DOING = {
     State.BUILD: "to build",
@@ -27,29 +27,39 @@ _DOING = {
 }
 
 
-def format_plan(plan: Plan) -> str:
-    """Target by target: what is to be done and where, then what is not, and why."""
-    sources = Sources()
-    blocks = [_format_target(target, sources) for target in plan.targets]
+def format_plan(plan: Plan, width: int | None = None) -> str:
+    """Target by target: what is to be done and where, then what is not, and why.
+
+    Lines are as long as a terminal of that `width` takes, and never longer than `WIDTH`.
+    """
+    sources, room = Sources(), max(min(width or WIDTH, WIDTH), MIN_WIDTH)
+    blocks = [line for target in plan.targets for line in _format_target(target, sources, room)]
     foot = [summary(plan), *_override((cell.ruling for cell in plan.cells), plan.unused)]
-    return "\n".join([*blocks, "", *foot, *_sources(sources)])
+    return "\n".join([*blocks, *([""] if blocks else []), *foot, *_sources(sources)])
 
 
-def _format_target(planned: PlannedTarget, sources: Sources) -> str:
+def _format_target(planned: PlannedTarget, sources: Sources, width: int) -> list[str]:
+    def add(word: str, text: str) -> None:
+        first = f"  {word:<{WORD}}"
+        folded = wrap(text, width - len(first))
+        lines.extend(
+            (first if number == 0 else " " * len(first)) + line for number, line in enumerate(folded)
+        )
+
     lines = [f"{planned.target.name}  {planned.state}: {planned.reason}"]
     if planned.hint:
         lines.append(f"  what to do: {planned.hint}")
     for state in (State.BUILD, State.VERIFY, State.UNCHANGED, State.BLOCKED):
         cells = [cell for cell in planned.cells if cell.state is state]
         for how, alike in _grouped(cells, lambda ruling: _how(ruling, sources)):
-            lines += _line(str(state), f"{_marked(alike)}: {how}")
+            add(str(state), f"{_marked(alike)}: {how}")
         for claim in dict.fromkeys(claim for cell in cells for claim in cell.ruling.warnings):
             where = _places(cell for cell in cells if claim in cell.ruling.warnings)
-            lines += _line("", f"warning for {where}: {claim.reason} {sources.mark([claim.source])}")
+            add("", f"warning for {where}: {claim.reason} {sources.mark([claim.source])}")
     pruned = [cell for cell in planned.cells if cell.state is State.PRUNED]
     for why, alike in _grouped(pruned, lambda ruling: _why(ruling, sources)):
-        lines += _line(str(State.PRUNED), f"{_places(alike)}: {why}")
-    return "\n".join(lines)
+        add(str(State.PRUNED), f"{_places(alike)}: {why}")
+    return lines
 
 
 def _grouped(
@@ -60,19 +70,6 @@ def _grouped(
     for cell in cells:
         groups.setdefault(text(cell.ruling), []).append(cell)
     return groups.items()
-
-
-def _line(word: str, text: str) -> list[str]:
-    """`text` in lines of a terminal's width, beside a word."""
-    first = f"  {word:<{WORD}}"
-    wrapper = textwrap.TextWrapper(
-        width=WIDTH,
-        initial_indent=first,
-        subsequent_indent=" " * len(first),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return wrapper.wrap(text)
 
 
 def _places(cells: Iterable[PlannedCell]) -> str:
@@ -118,11 +115,13 @@ def _override(rulings: Iterable[Ruling], unused: Sequence[str]) -> list[str]:
 
 def summary(plan: Plan) -> str:
     """`24 targets: 20 to build, 4 unchanged; 120 cells: 110 to build, 10 pruned`."""
-    return "; ".join(
-        f"{sum(by_state.values())} {noun if sum(by_state.values()) != 1 else noun[:-1]}: "
-        + ", ".join(f"{number} {_DOING[State(state)]}" for state, number in by_state.items() if number)
-        for noun, by_state in counts(plan).items()
-    )
+    return "; ".join(_counted(noun, by_state) for noun, by_state in counts(plan).items())
+
+
+def _counted(noun: str, by_state: dict[str, int]) -> str:
+    total = sum(by_state.values())
+    parts = ", ".join(f"{number} {_DOING[State(state)]}" for state, number in by_state.items() if number)
+    return f"{total} {noun if total != 1 else noun[:-1]}" + (f": {parts}" if parts else "")
 
 
 def counts(plan: Plan) -> dict[str, dict[str, int]]:
@@ -137,8 +136,8 @@ def counts(plan: Plan) -> dict[str, dict[str, int]]:
 # --- rows ----------------------------------------------------------------------------------------
 
 
-def format_rows(judged: Sequence[JudgedRow], unused: Sequence[str]) -> str:
-    """One line a row: accepted or pruned, and why."""
+def format_rows(judged: Sequence[JudgedRow], unused: Sequence[str], width: int | None = None) -> str:
+    """A row for each: accepted or pruned, and why, folded to `width`."""
     sources, rows = Sources(), []
     for one in judged:
         row, ruling = one.row, one.ruling
@@ -147,7 +146,7 @@ def format_rows(judged: Sequence[JudgedRow], unused: Sequence[str]) -> str:
         rows.append((row.given, row.version, row.cuda, str(row.device), row.outcome, word, why))
     header = ("FRAMEWORK", "VERSION", "CUDA", "GPU", "OUTCOME", "", "WHY")
     kept = [i for i, name in enumerate(header) if name != "OUTCOME" or any(row[i] for row in rows)]
-    table = format_table([header[i] for i in kept], [[row[i] for i in kept] for row in rows])
+    table = format_table([header[i] for i in kept], [[row[i] for i in kept] for row in rows], width)
     overrides = _override((one.ruling for one in judged), unused)
     foot = [rows_summary(judged), *_outcomes(judged), *overrides, *_sources(sources)]
     return "\n".join([table, "", *foot])
@@ -189,12 +188,13 @@ def _ground(ruling: Ruling) -> str:
 def format_matrix(plan: Plan) -> str:
     """`matrix={"include":[...]}`: one line for $GITHUB_OUTPUT, a job for each cell to build or to verify.
 
-    All values are text. Raises UsageError where there are more jobs than GitHub runs.
+    Where no GPUs were listed there is nothing but images to build, so a job for each, with no GPU named. All
+    values are text. Raises UsageError where there are more jobs than GitHub runs.
     """
     jobs = [
         _job(planned, cell)
         for planned in plan.targets
-        for cell in planned.cells
+        for cell in (planned.cells if plan.on_gpus else (planned,))
         if cell.state in (State.BUILD, State.VERIFY)
     ]
     if len(jobs) > MAX_JOBS:
@@ -205,8 +205,9 @@ def format_matrix(plan: Plan) -> str:
     return "matrix=" + json.dumps({"include": jobs}, separators=(",", ":"))
 
 
-def _job(planned: PlannedTarget, cell: PlannedCell) -> dict[str, str]:
+def _job(planned: PlannedTarget, cell: PlannedCell | PlannedTarget) -> dict[str, str]:
     target = planned.target
+    device = device_json(cell.device) if isinstance(cell, PlannedCell) else dict.fromkeys(DEVICE, "")
     return {
         "target": target.name,
         "family": target.family,
@@ -215,10 +216,10 @@ def _job(planned: PlannedTarget, cell: PlannedCell) -> dict[str, str]:
         "cuda": target.cuda,
         "python": target.python,
         "platform": target.platform,
-        **device_json(cell.device),
+        **device,
         "state": cell.state.value,
     }
 
 
 def device_json(device: Device) -> dict[str, str]:
-    return {"gpu": device.name, "capability": str(device.capability), "driver": device.driver}
+    return dict(zip(DEVICE, (device.name, str(device.capability), device.driver), strict=True))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
@@ -75,35 +77,35 @@ def candidate(name: str, version: str, *codes: str, cuda: str = "12.1") -> Candi
 
 # --- the fewest sets -------------------------------------------------------------------------------
 
-SETS = st.lists(st.frozensets(st.integers(0, 7), max_size=5), max_size=7)
+GRADES = st.tuples(st.integers(0, 1), st.integers(0, 1))
+GRADED = st.lists(st.dictionaries(st.integers(0, 7), GRADES, max_size=5), max_size=7)
 
 
-@given(SETS)
-def test_no_smaller_cover_exists(sets: list[frozenset[int]]) -> None:
-    wanted = frozenset[int]().union(*sets)
-    smallest = next(
-        size
-        for size in range(len(sets) + 1)
-        if any(frozenset[int]().union(*some) == wanted for some in combinations(sets, size))
-    )
-    best = next(
-        some
-        for some in combinations(range(len(sets)), smallest)
-        if frozenset[int]().union(*(sets[index] for index in some)) == wanted
-    )
-    assert fewest(sets) == best  # and of all of that size the first, so the newest
+@given(GRADED)
+def test_no_better_cover_exists(graded: list[dict[int, tuple[int, int]]]) -> None:
+    """Of all choices: the fewest, then the least grades, then the first, which is the newest."""
+
+    def grades(some: tuple[int, ...]) -> tuple[int, int]:
+        best = [min(graded[i][element] for i in some if element in graded[i]) for element in wanted]
+        return sum(one for one, _ in best), sum(one for _, one in best)
+
+    wanted = frozenset[int]().union(*graded)
+    choices = [some for size in range(len(graded) + 1) for some in combinations(range(len(graded)), size)]
+    covers = [some for some in choices if frozenset[int]().union(*(graded[i] for i in some)) == wanted]
+    assert fewest(graded) == min(covers, key=lambda some: (len(some), grades(some), some))
 
 
 def test_a_cover_where_the_greedy_choice_needs_one_more() -> None:
     """The largest set first (six of eight) would need three."""
-    sets = [frozenset({1, 2, 3, 5, 6, 7}), frozenset({1, 2, 3, 4}), frozenset({5, 6, 7, 8})]
-    assert fewest(sets) == (1, 2)
+    sets = [{1, 2, 3, 5, 6, 7}, {1, 2, 3, 4}, {5, 6, 7, 8}]
+    assert fewest([dict.fromkeys(one, (0, 0)) for one in sets]) == (1, 2)
 
 
 def test_many_gpus_and_images_are_covered_at_once() -> None:
     sets = [frozenset((index * 7 + step) % 60 for step in range(15)) for index in range(40)]
-    found = fewest(sets)
+    found = fewest([dict.fromkeys(one, (index % 2, 0)) for index, one in enumerate(sets)])
     assert frozenset[int]().union(*(sets[index] for index in found)) == frozenset(range(60))
+    assert len(found) == 5  # 60 in steps of 15, of sets that begin at multiples of 7
 
 
 # --- covers ----------------------------------------------------------------------------------------
@@ -125,6 +127,49 @@ def test_one_old_image_beats_two() -> None:
     found = cover("pytorch", some, [gpu("7.0"), gpu("8.0"), gpu("9.0")])
     assert [one.candidate.name for one in found.images] == ["hopper", "volta"]
     assert found.unserved == ()
+
+
+def test_machine_code_beats_ptx_and_then_the_newest_wins() -> None:
+    """All are one image for both GPUs."""
+    some = [
+        candidate("through-ptx", "2.9", "sm_80", "compute_80/8.1"),
+        candidate("newer", "2.5", "sm_80", "sm_90"),
+        candidate("older", "2.3", "sm_80", "sm_90"),
+    ]
+    (found,) = cover("pytorch", some, [gpu("8.0"), gpu("9.0")]).images
+    assert found.candidate.name == "newer"
+    (found,) = cover("pytorch", some[:1], [gpu("8.0"), gpu("9.0")]).images
+    assert found.candidate.name == "through-ptx"
+
+
+def documented(name: str, version: str, cuda: str) -> Candidate:
+    """Of conda's pytorch channel: what its build scripts list is known, and nothing was scanned."""
+    question = Question(framework="pytorch::pytorch", version=version, cuda=cuda, capability=ANY)
+    return Candidate(name=name, group="pytorch", question=question)
+
+
+def test_ptx_that_is_only_documented_serves_where_nothing_better_does() -> None:
+    """CUDA 11.7's list ends in PTX, which would run on every newer GPU: one image is not better than two."""
+    old, new = documented("old", "1.13", "11.7"), candidate("new", "2.9", "sm_120")
+    asked = [gpu("7.0"), gpu("12.0")]
+    assert [cell.answer for cell in rows([old], asked)[0].cells] == [Answer.YES, Answer.PTX]
+    both = cover("pytorch", [old, new], asked)
+    assert [(one.candidate.name, len(one.serves)) for one in both.images] == [("new", 1), ("old", 1)]
+    (alone,) = cover("pytorch", [old], asked).images
+    assert len(alone.serves) == 2
+
+
+def test_a_fault_of_triton_alone_makes_no_older_framework_better() -> None:
+    new = faulty("new", "2.7", "sm_60", packages=(("triton", "3.3.1"),))
+    found = cover("pytorch", [candidate("old", "1.13", "sm_60"), new], [gpu("6.1")])
+    assert [one.candidate.name for one in found.images] == ["new"]
+    assert "! Triton 3.3.1 needs capability 7.0" in format_covers([found])
+
+
+def test_a_cover_says_the_oldest_driver_unless_one_was_asked_about() -> None:
+    some = [candidate("one", "2.3", "sm_80")]
+    assert ", driver 525 or newer" in format_covers([cover("pytorch", some, [gpu("8.0")])])
+    assert "or newer" not in format_covers([cover("pytorch", some, [gpu("8.0", driver="535")])])
 
 
 def test_a_gpu_that_nothing_serves_is_said_with_what_comes_nearest() -> None:
@@ -176,7 +221,7 @@ def test_what_is_slow_serves() -> None:
     table = rows([slow], [gpu("8.0")])
     assert letters(table[0].cells[0]) == "Yp!"
     assert "yes !1" in format_gpu(gpu("8.0"), table)
-    assert "(slow)" in format_gpu(gpu("8.0"), table)
+    assert "conv3d in bfloat16 goes around cuDNN 9.10.2.21" in format_gpu(gpu("8.0"), table)
 
 
 def test_a_fault_of_what_does_not_run_is_not_told() -> None:
@@ -269,6 +314,34 @@ def test_a_table_of_versions() -> None:
     text = format_rows(table, [one.capability for one in gpus])
     assert "one     torch 2.3  12.1  -p   Yp   Pp" in text
     assert all(line in text for line in LEGEND)
+
+
+def test_neighbours_that_are_alike_are_one_column_and_blank_versions_one_line() -> None:
+    gpus = [gpu("7.0"), gpu("7.5"), gpu("8.0")]
+    blank = replace(releases("torch")[-1], question=replace(releases("torch")[-1].question, version="0.4"))
+    table = rows([candidate("one", "2.3", "sm_70"), blank], gpus)
+    text = format_rows(table, [one.capability for one in gpus])
+    assert text.splitlines()[0].split() == ["TARGET", "VERSION", "CUDA", "7.0-7.5", "8.0", "SOURCES"]
+    assert f"nothing is known of {blank.title}" in text
+    assert "(no recipe)" not in text
+    one = format_gpu(gpu("7.0"), rows([blank], [gpu("7.0")]))
+    assert one.splitlines()[0].endswith("0 of 1 run on it")
+    assert f"nothing is known of {blank.title}" in one
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_reasons_are_folded_to_the_terminal(width: int) -> None:
+    table = rows([candidate("too-new-by-far", "2.4", *(f"sm_{n}" for n in (80, 86, 90)))], [gpu("7.0")])
+    whole, text = format_gpu(gpu("7.0"), table), format_gpu(gpu("7.0"), table, width)
+    assert max(map(len, whole.splitlines())) > 150
+    body = text.partition("\nSources")[0]
+    assert max(map(len, body.splitlines())) <= width
+    assert sorted(body.split()) == sorted(whole.partition("\nSources")[0].split())
+
+
+def test_a_capability_that_no_gpu_has_is_said() -> None:
+    table = rows([candidate("one", "2.3", "sm_90")], [gpu("9.9")])
+    assert "no GPU of capability 9.9 is known" in format_gpu(gpu("9.9"), table)
 
 
 def test_differences_name_both_sources() -> None:
@@ -409,15 +482,16 @@ def test_what_is_known_without_recipes(call: Call, tmp_path: Path, monkeypatch: 
 
 def test_the_fewest_images(call: Call, tmp_path: Path) -> None:
     file = tmp_path / "gpus.yaml"
-    file.write_text("- name: V100\n  driver: 535\n  count: 4\n- RTX 5090\n- A100\n")
+    file.write_text("- name: V100\n  driver: 535\n  count: 4\n- RTX 5090\n- A100\n- capability: 7.5\n")
     code, out, _ = call("--cover", str(file), "--family", "pytorch")
     assert code == errors.EXIT_OK
-    assert "V100, compute capability 7.0, driver 535" in out
+    assert "4 x V100, compute capability 7.0, driver 535" in out
+    assert "    1 x compute capability 7.5 " in out
     code, out, _ = call("--cover", str(file), "--family", "pytorch", "--json")
     (found,) = json.loads(out)["covers"]
     assert found["family"] == "pytorch"
     served = [one["gpu"] for image in found["images"] for one in image["gpus"]]
-    assert sorted(served) == ["A100", "RTX 5090", "V100"]
+    assert sorted(served) == ["7.5", "A100", "RTX 5090", "V100"]
 
 
 def test_a_gpu_that_no_image_serves(call: Call, tmp_path: Path) -> None:
@@ -440,9 +514,26 @@ def test_a_gpu_that_no_image_serves(call: Call, tmp_path: Path) -> None:
         (("pytorhc",), errors.EXIT_NOTHING_SELECTED, "did you mean 'pytorch'?"),
         (("pytorch-2.3-cu12",), errors.EXIT_NOTHING_SELECTED, "pytorch-2.3-cu121"),
         (("--cover", "/nowhere.yaml"), errors.EXIT_USAGE, "nowhere.yaml"),
+        (("--gpu", ""), errors.EXIT_USAGE, "no GPU is known"),
+        (("--capability", ""), errors.EXIT_USAGE, "no compute capability"),
+        (("--differences", "pytorhc"), errors.EXIT_NOTHING_SELECTED, "did you mean 'pytorch'?"),
+        (("--differences", "pytorch-2.3-cu121"), errors.EXIT_NOTHING_SELECTED, "no framework"),
     ],
 )
 def test_what_cannot_be_asked(call: Call, arguments: tuple[str, ...], code: int, said: str) -> None:
     ended, out, err = call(*arguments)
     assert (ended, out) == (code, "")
     assert said in err
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [("compat pytorch", "plain,pytorch\n"), ("plan --allow no", "plain,no-code\n")],
+)
+def test_the_shell_completes_families_and_rules(tmp_path: Path, words: str, found: str) -> None:
+    typed = f"imagefactory {words}"
+    asked = {"_IMAGEFACTORY_COMPLETE": "bash_complete", "COMP_WORDS": typed}
+    environ = {**asked, "COMP_CWORD": str(typed.count(" "))}
+    command = [sys.executable, "-m", "imagefactory"]
+    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True)
+    assert found in done.stdout

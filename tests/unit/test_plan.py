@@ -281,10 +281,31 @@ def test_the_matrix_is_one_line_of_text_values_with_what_is_to_be_done() -> None
 
 def test_more_jobs_than_github_runs_are_refused() -> None:
     stages = tuple(Stage(target=replace(TARGET, name=f"torchy-{i}")) for i in range(MAX_JOBS // 2 + 1))
-    most = make_plan(PlanInput(stages=stages[:-1], judge=judging({})))
+    most = make_plan(PlanInput(stages=stages[:-1], devices=(V100, A100), judge=judging({})))
     assert len(json.loads(format_matrix(most).partition("=")[2])["include"]) == MAX_JOBS
     with pytest.raises(UsageError, match=f"{MAX_JOBS + 2} jobs"):
-        format_matrix(make_plan(PlanInput(stages=stages, judge=judging({}))))
+        format_matrix(make_plan(PlanInput(stages=stages, devices=(V100, A100), judge=judging({}))))
+
+
+def test_without_gpus_the_matrix_has_a_job_for_each_image_to_build() -> None:
+    stages = (Stage(target=TARGET), Stage(target=replace(TARGET, name="there"), missing="", image=BUILT))
+    made = make_plan(PlanInput(stages=stages, judge=judging({"7.0": [NO]})))
+    (job,) = json.loads(format_matrix(made).partition("=")[2])["include"]
+    assert (job["target"], job["state"]) == ("torchy-2.3-cu121", "build")
+    assert (job["gpu"], job["capability"], job["driver"]) == ("", "", "")
+
+
+def test_a_plan_of_nothing_says_so() -> None:
+    assert format_plan(make_plan(PlanInput(stages=()))) == "0 targets; 0 cells"
+
+
+@pytest.mark.parametrize("width", [None, 70, 300])
+def test_a_plan_fits_the_terminal(width: int | None) -> None:
+    long = replace(NO, reason="word " * 60 + "end")
+    plan = planned(Stage(target=TARGET), judging({"7.0": [long]}))
+    lines = format_plan(plan, width).splitlines()
+    assert max(map(len, lines)) <= min(width or 110, 110)
+    assert "            word " in "\n".join(lines)
 
 
 # --- rows ----------------------------------------------------------------------------------------
@@ -316,6 +337,7 @@ def test_rows_are_read_by_either_name_and_in_any_order_of_columns() -> None:
         ("framework,version,cuda\n", "space.csv:1: there is no column capability"),
         ("framework,version,cuda,capabillity\n", "unknown column 'capabillity' (did you mean 'capability'?)"),
         ("framework,version,version,cuda,capability\n", "stands there twice"),
+        ("framework,vers\x1b[31mion,cuda,capability\n", r"unknown column 'vers\x1b[31mion'"),
         (HEADER + "torch,2.3,12.1\n", "space.csv:2: 3 values for 5 columns"),
         (
             HEADER + "pytorh,2.3,12.1,8.0,\n",
