@@ -10,7 +10,6 @@ Every measurement is made by a fresh process, which also tells its peak of memor
     wheel           they are scanned as they come
     unpack zstd     a layer's tar is unpacked and the bytes are dropped, the same with gzip
     layer zstd      it is scanned as it comes
-    image zstd      it is scanned and hashed, as `inspect` does with a layer that it does not know
 """
 
 from __future__ import annotations
@@ -34,15 +33,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from imagefactory.gpu.fatbin import scan_file
 from imagefactory.gpu.scan import CHUNK, member_bytes, members_of, scan_folder, scan_wheel, stopping_pool
-from imagefactory.gpu.scan_layers import Shelf, scan_image, scan_layer
-from imagefactory.model import Descriptor, Layer
+from imagefactory.gpu.scan_layers import scan_layer
 from imagefactory.oci.inflate import plain_layer
 from imagefactory.oci.layers import codec
-from imagefactory.oci.layout import Layout
 from imagefactory.progress import Quiet
 
 MODES = ("read", "files", "scan", "inflate", "wheel")
-LAYER_MODES = ("unpack", "layer", "image")
+LAYER_MODES = ("unpack", "layer")
 CODECS = ("zstd", "gzip")
 
 
@@ -101,16 +98,6 @@ def unpack(path: Path) -> None:
         pass
 
 
-def inspect_layer(path: Path) -> None:
-    """As an image of one layer; its file is called `<hex of its diff_id>.<codec>`."""
-    size = path.stat().st_size
-    descriptor = Descriptor(media_type=media_type(path), digest="sha256:" + "0" * 64, size=size)
-    layer = Layer(descriptor=descriptor, diff_id=f"sha256:{path.stem}", title="")
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        shelf = Shelf(layout=Layout(Path(folder)), read=lambda _: packed_bytes(path))
-        scan_image("one", [layer], shelf, Quiet())
-
-
 def do(mode: str, path: Path, workers: int) -> None:
     """Does one thing and prints how long it took and the most memory that this process had."""
     listed = files_of(path)
@@ -122,7 +109,6 @@ def do(mode: str, path: Path, workers: int) -> None:
         "wheel": lambda: scan_wheel(path, Quiet(), workers=workers),
         "unpack": lambda: unpack(path),
         "layer": lambda: scan_layer(plain_bytes(path)),
-        "image": lambda: inspect_layer(path),
     }
     start = time.perf_counter()
     work[mode]()

@@ -63,7 +63,7 @@ def recall_contents(layout: Layout, image: Image) -> Contents | None:
     from imagefactory.gpu.scan_layers import merge_layers
     from imagefactory.gpu.scan_records import recall_scan
 
-    scans = [recall_scan(layout, layer.diff_id) for layer in image.layers]
+    scans = [recall_scan(layout, layer.descriptor.digest) for layer in image.layers]
     known = [scan for scan in scans if scan is not None]
     if not known or len(known) < len(scans):
         return None

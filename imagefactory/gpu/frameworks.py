@@ -173,6 +173,11 @@ def cpu_only(contents: Contents) -> str:
     facts = _facts(contents, framework)
     if facts.get("hip") or facts.get("is_rocm_build") == "True":
         return ""
+    if _VERSION.match(built := facts.get("cuda") or facts.get("cuda_version") or ""):
+        return (
+            f"{package.name} {package.version} was built for CUDA {_minor(built)}, but its libraries with "
+            "code for GPUs are not here: install it anew"
+        )
     told = [one for one, cuda in conda_builds(contents, framework) if cuda == "cpu"]
     package = told[0] if told else package
     version = package.version.partition("+")[0]

@@ -1,15 +1,13 @@
 """Layers and images: what they hold for GPUs, in one forward pass over each layer's tar.
 
-What a layer tells is kept in the store under its diff_id, so a layer that many images share is read once.
+What a layer tells is kept in the store under its digest, so a layer that many images share is read once.
 An image is its layers one over the other: what an upper one removes or replaces counts no more (OCI image
 specification, "Layer Filesystem Changeset": whiteouts).
 """
 
 from __future__ import annotations
 
-import hashlib
-import queue
-import threading
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -129,7 +127,11 @@ def _look(stream: Stream, entry: Entry) -> Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shelf:
-    """Where layers come from: `read` gives the packed bytes of one, `layout` keeps what was found."""
+    """Where layers come from; `layout` keeps what was found.
+
+    `read` gives the packed bytes of one and vouches for its digest: what is found is kept under it. A
+    diff_id would not do, since any manifest may claim any diff_id.
+    """
 
     layout: Layout
     read: Callable[[Layer], Iterator[bytes]]
@@ -139,11 +141,11 @@ class Shelf:
 def scan_image(source: str, layers: Sequence[Layer], shelf: Shelf, progress: Progress) -> Contents:
     """What an image of `layers`, the lowest first, holds; those not known yet are read in parallel.
 
-    The caller holds the layout's `in_use`. Raises StoreError for a layer that is damaged or is not what
-    its diff_id says, ToolError where zstandard is missing.
+    The caller holds the layout's `in_use`. Raises StoreError for a layer that is damaged, ToolError where
+    zstandard is missing.
     """
-    known = {layer.diff_id: recall_scan(shelf.layout, layer.diff_id) for layer in layers}
-    unknown = {layer.diff_id: layer for layer in layers if known[layer.diff_id] is None}
+    known = {digest: recall_scan(shelf.layout, digest) for digest in map(_digest, layers)}
+    unknown = {_digest(layer): layer for layer in layers if known[_digest(layer)] is None}
     if unknown:
         total = sum(layer.descriptor.size for layer in unknown.values())
         largest_first = sorted(unknown.values(), key=lambda layer: -layer.descriptor.size)
@@ -152,16 +154,18 @@ def scan_image(source: str, layers: Sequence[Layer], shelf: Shelf, progress: Pro
             stopping_pool(shelf.workers) as pool,
         ):
             scans = pool.map(lambda layer: _scan_one(layer, shelf, task), largest_first)
-            known.update(zip((layer.diff_id for layer in largest_first), scans, strict=True))
-    seen = merge_layers(scan for layer in layers if (scan := known[layer.diff_id]))
+            known.update(zip(map(_digest, largest_first), scans, strict=True))
+    seen = merge_layers(scan for layer in layers if (scan := known[_digest(layer)]))
     return format_contents(source, seen)
 
 
 def layout_shelf(layout: Layout, workers: int) -> Shelf:
-    """The layers of a store on this machine."""
+    """The layers of a store on this machine, which were hashed when they were put there."""
 
     def read(layer: Layer) -> Iterator[bytes]:
         with layout.blob_path(layer.descriptor.digest).open("rb") as file:
+            if (size := os.fstat(file.fileno()).st_size) != layer.descriptor.size:
+                raise DamagedError(f"its blob has {size} bytes, not {layer.descriptor.size}")
             while data := file.read(CHUNK):
                 yield data
 
@@ -169,22 +173,21 @@ def layout_shelf(layout: Layout, workers: int) -> Shelf:
 
 
 def _scan_one(layer: Layer, shelf: Shelf, task: Task) -> LayerScan:
-    plain = _Checked(plain_layer(layer.descriptor.media_type, _counted(shelf.read(layer), task)))
-    name = readable_path(layer.title)[:80] or layer.diff_id
+    name = readable_path(layer.title)[:80] or _digest(layer)
     try:
-        scan = scan_layer(iter(plain))
+        plain = plain_layer(layer.descriptor.media_type, _counted(shelf.read(layer), task))
+        scan = scan_layer(_bounded(plain))
     except DamagedError as error:
         raise StoreError(
             f"layer {name} is not a proper archive: {error}",
             hint="the blob is damaged: remove the image and build or pull it again",
         ) from error
-    if plain.digest != layer.diff_id:
-        raise StoreError(
-            f"layer {name} holds {plain.digest}, not {layer.diff_id}",
-            hint="the blob or its manifest is damaged: remove the image and build or pull it again",
-        )
-    keep_scan(shelf.layout, layer.diff_id, scan)
+    keep_scan(shelf.layout, _digest(layer), scan)
     return scan
+
+
+def _digest(layer: Layer) -> str:
+    return layer.descriptor.digest
 
 
 def _counted(chunks: Iterator[bytes], task: Task) -> Iterator[bytes]:
@@ -193,32 +196,11 @@ def _counted(chunks: Iterator[bytes], task: Task) -> Iterator[bytes]:
         task.advance(len(chunk))
 
 
-class _Checked:
-    """Plain bytes on their way: hashed by a thread of their own, and not without end."""
-
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks, self._hash = chunks, hashlib.sha256()
-
-    def __iter__(self) -> Iterator[bytes]:
-        size, waiting = 0, queue.Queue[bytes](maxsize=8)
-        thread = threading.Thread(target=self._hash_all, args=(waiting,), daemon=True)
-        thread.start()
-        try:
-            for chunk in self._chunks:
-                size += len(chunk)
-                if size > PLAIN:
-                    raise DamagedError(f"it unpacks to more than {PLAIN} bytes")
-                waiting.put(chunk)
-                yield chunk
-        finally:
-            waiting.put(b"")
-            thread.join()
-
-    def _hash_all(self, waiting: queue.Queue[bytes]) -> None:
-        while chunk := waiting.get():
-            self._hash.update(chunk)
-
-    @property
-    def digest(self) -> str:
-        """Of all that was taken; only once they came to their end."""
-        return f"sha256:{self._hash.hexdigest()}"
+def _bounded(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Plain bytes on their way, not without end."""
+    size = 0
+    for chunk in chunks:
+        size += len(chunk)
+        if size > PLAIN:
+            raise DamagedError(f"it unpacks to more than {PLAIN} bytes")
+        yield chunk

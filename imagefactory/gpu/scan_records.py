@@ -1,4 +1,4 @@
-"""What a scan found, kept: a record in the store for each layer, by its diff_id.
+"""What a scan found, kept: a record in the store for each layer, by its digest.
 
 A record is only a memory. One that cannot be read, or that another scanner made, counts as none.
 """
@@ -35,13 +35,13 @@ class LayerScan:
     links: tuple[tuple[str, str], ...] = ()
 
 
-def keep_scan(layout: Layout, diff_id: str, scan: LayerScan) -> None:
-    layout.record(RECORDS, layout.blob_path(diff_id).name, format_scan(scan))
+def keep_scan(layout: Layout, digest: str, scan: LayerScan) -> None:
+    layout.record(RECORDS, layout.blob_path(digest).name, format_scan(scan))
 
 
-def recall_scan(layout: Layout, diff_id: str) -> LayerScan | None:
+def recall_scan(layout: Layout, digest: str) -> LayerScan | None:
     """What was kept of a layer; None where nothing was, by another scanner, or not readably."""
-    value = layout.recall(RECORDS, layout.blob_path(diff_id).name)
+    value = layout.recall(RECORDS, layout.blob_path(digest).name)
     return None if value is None else parse_scan(value)
 
 

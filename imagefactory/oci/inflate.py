@@ -73,7 +73,7 @@ def _inflater() -> tuple[Any, tuple[type[Exception], ...]]:
 def plain_layer(media_type: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
     """The tar of a layer, in pieces of at most 256 KiB or as they came.
 
-    A zstd stream that is cut ends early without a word: who needs to know compares with the diff_id.
+    A zstd stream that is cut ends early without a word: who needs to know compares sizes or digests.
     Raises DamagedError, StoreError for a type that is no layer's, ToolError where zstandard is missing.
     """
     from imagefactory.oci.unpack import MEDIA_TYPES

@@ -517,7 +517,7 @@ class Layout:
             if f"sha256:{path.stem}" not in digests
         ]
         records += [p for p in _entries(self.path / "checks") if f"sha256:{p.name[:64]}" not in digests]
-        records += [p for p in _entries(self.path / "scans") if f"sha256:{p.stem}" not in diff_ids]
+        records += [p for p in _entries(self.path / "scans") if f"sha256:{p.stem}" not in digests]
         for path in (*blobs, *records, *_entries(self.tmp)):
             remove(path)
         # Running images hold their unpacked layers; what a killed one left under run/ the next one sweeps.

@@ -168,6 +168,12 @@ def test_cuda_by_file_names() -> None:
             'install "jaxlib 0.7.2 *cuda*" instead',
         ),
         (
+            ["torch==2.3.1"],  # what a broken install or a slimmed image left
+            ["torch.cuda=12.1"],
+            "torch 2.3.1 was built for CUDA 12.1, but its libraries with code for GPUs are not here: "
+            "install it anew",
+        ),
+        (
             ["torch==99.0+cpu"],  # no table knows it
             [],
             "torch 99.0+cpu has no code for GPUs and computes on the CPU alone: "

@@ -96,7 +96,7 @@ def test_what_was_scanned_of_the_image_is_the_evidence(factory: Factory, target:
     (layer,) = image.layers
     package = Package(name="torch", version="2.3.1")
     scan = LayerScan(found=(Found(path="torch-2.3.1.dist-info", package=package),))
-    layout.record(RECORDS, layout.blob_path(layer.diff_id).name, format_scan(scan))
+    layout.record(RECORDS, layout.blob_path(layer.descriptor.digest).name, format_scan(scan))
     contents = stage(factory, target).evidence.contents
     assert contents is not None
     assert contents.packages == (package,)
