@@ -18,12 +18,14 @@ MACHINE_CUDA, MACHINE_AMD = 190, 224
 _MAX_SECTIONS = 4096
 _SEGMENTS_READ = 64
 _LOADED, _RELOCATABLE = 1, 1
+_LINKED = (2, 3)  # programs and shared libraries
+_MAY_RUN, _MAY_WRITE = 1, 2
 _WORTH_PASSING = 1 << 16
 _NOBITS = 8
 # Symbols, strings, relocations, hashes, the dynamic table, symbol versions: tables that linkers write.
 _TABLES = frozenset({2, 3, 4, 5, 6, 9, 11, 0x6FFFFFF6, 0x6FFFFFFD, 0x6FFFFFFE, 0x6FFFFFFF})
 _EXECUTABLE = 0x4
-_SEGMENT = (("<I", 0), ("<Q", 8), ("<Q", 32))  # type, offset, bytes in the file
+_SEGMENT = struct.Struct("<IIQ16xQ16x")  # type, flags, offset in the file, bytes there
 HEADERS = HEADER_SIZE + 56 * _SEGMENTS_READ  # bytes; where the segments usually are told
 
 # Processors of AMD's by the lowest byte of `e_flags`, from 0x20 on, 16 in a line; `-` stands for none.
@@ -99,16 +101,44 @@ def loaded_end(head: bytes) -> int:
     kind, sections = struct.unpack_from("<H", head, 16)[0], struct.unpack_from("<Q", head, 40)[0]
     if kind == _RELOCATABLE:
         return int(sections)
+    return max((end for _, _, end in _loaded(head)), default=0)
+
+
+def _loaded(head: bytes) -> list[tuple[int, int, int]]:
+    """Flags, start and end in the file of the segments that are loaded, as far as `head` tells them."""
     place, (entry, count) = struct.unpack_from("<Q", head, 32)[0], struct.unpack_from("<HH", head, 54)
-    end = 0
+    loaded = []
     for number in range(min(count, _SEGMENTS_READ)):
         at = place + number * entry
-        if entry != 56 or at + entry > len(head):
+        if entry != _SEGMENT.size or at + entry > len(head):
             break
-        segment, offset, length = (struct.unpack_from(form, head, at + by)[0] for form, by in _SEGMENT)
-        if segment == _LOADED:
-            end = max(end, offset + length)
-    return end
+        kind, flags, offset, length = _SEGMENT.unpack_from(head, at)
+        if kind == _LOADED:
+            loaded.append((flags, offset, offset + length))
+    return loaded
+
+
+def unmapped(head: bytes, size: int) -> tuple[tuple[int, int], ...]:
+    """Ranges (start, end) of a linked file that no program sees as data when it is loaded.
+
+    By its first `HEADERS` bytes, so that a stream can be judged too. Those are what no segment maps (symbols,
+    debugging) and segments of machine code, unless the linker put data beside the code: then there is no
+    segment that may only be read. GPU code is registered from memory, so none is there.
+    """
+    if len(head) < HEADER_SIZE or head[:6] != b"\x7fELF\x02\x01":
+        return ()
+    kind, place = struct.unpack_from("<H", head, 16)[0], struct.unpack_from("<Q", head, 32)[0]
+    entry, count = struct.unpack_from("<HH", head, 54)
+    if kind not in _LINKED or entry != _SEGMENT.size or place + entry * count > min(len(head), HEADERS):
+        return ()
+    loaded = _loaded(head)
+    apart = any(not flags & (_MAY_RUN | _MAY_WRITE) for flags, _, _ in loaded)
+    data = [one for one in loaded if not apart or one[0] & (_MAY_RUN | _MAY_WRITE) != _MAY_RUN]
+    held = _joined([(start, end) for _, start, end in data])
+    if not held or held[-1][1] > size:
+        return ()
+    passed = zip([HEADERS, *(end for _, end in held)], [*(start for start, _ in held), size], strict=True)
+    return tuple((start, end) for start, end in passed if end - start >= _WORTH_PASSING)
 
 
 def skippable(read: Read, size: int) -> tuple[tuple[int, int], ...]:

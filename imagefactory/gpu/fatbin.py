@@ -55,19 +55,31 @@ class Reader:
 
     def __init__(self, path: str, size: int) -> None:
         self._fed = 0
+        self._size = size
+        self._head: bytearray | None = bytearray()  # until it tells what to pass over
+        self._passed: tuple[tuple[int, int], ...] = ()
         self._findings = _Findings(path, size)
         self._forward = Forward(self._findings.walk())
 
     def feed(self, chunk: bytes | memoryview) -> None:
         """The next bytes. Raises ToolError where AMD's compressed code needs a package that is missing."""
         end = self._fed + len(chunk)
-        while (want := self._forward.wants) and want.offset < end:
-            start = want.offset - self._fed
+        if self._head is not None:
+            self._head += chunk[: elf.HEADERS - len(self._head)]
+            if len(self._head) == elf.HEADERS:
+                self._passed, self._head = elf.unmapped(bytes(self._head), self._size), None
+        while want := self._forward.wants:
+            offset, count = want
+            if self._forward.searching:
+                offset, count = _beside(self._passed, offset, count)
+            if offset >= end:
+                break
+            start = offset - self._fed
             if not start and self._forward.searching and isinstance(chunk, bytes) and len(chunk) <= _WHOLE:
                 piece = chunk  # as it is, not copied piece by piece
             else:
-                piece = bytes(chunk[start : start + want.length])
-            self._forward.give(want.offset, piece)
+                piece = bytes(chunk[start : start + count])
+            self._forward.give(offset, piece)
         self._fed = end
 
     def close(self) -> Library | None:
@@ -90,7 +102,8 @@ def scan_file(path: Path, name: str) -> Library | None:
         size = os.fstat(descriptor).st_size
         findings = _Findings(name, size)
         forward = Forward(findings.walk())
-        passed = elf.skippable(lambda offset, count: os.pread(descriptor, count, offset), size)
+        passed = elf.unmapped(os.pread(descriptor, elf.HEADERS, 0), size)
+        passed = passed or elf.skippable(lambda offset, count: os.pread(descriptor, count, offset), size)
         while want := forward.wants:
             offset, count = want
             if forward.searching:

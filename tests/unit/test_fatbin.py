@@ -586,6 +586,60 @@ def program(size: int, *segments: tuple[int, int, int]) -> bytes:
     return (bytes(head) + table).ljust(size, b"\0")
 
 
+READ, RUN, WRITE = 4, 5, 6
+
+
+def loaded(*segments: tuple[int, bytes], tail: bytes = b"") -> bytes:
+    """A shared library of segments (flags, content), one after another; none of them maps `tail`."""
+    head = bytearray(program(elf.HEADERS, *((1, 0, 0) for _ in segments)))
+    struct.pack_into("<Q", head, 40, 0)  # no sections
+    struct.pack_into("<H", head, 60, 0)
+    at = elf.HEADERS
+    for number, (flags, content) in enumerate(segments):
+        struct.pack_into("<IIQ", head, 64 + 56 * number, 1, flags, at)
+        struct.pack_into("<Q", head, 64 + 56 * number + 32, len(content))
+        at += len(content)
+    return bytes(head) + b"".join(content for _, content in segments) + tail
+
+
+@pytest.mark.parametrize("chunk", [1000, 1 << 16, 1 << 22])
+def test_what_no_program_sees_as_data_is_passed_over(filed: Scan, chunk: int) -> None:
+    """By the segments, which stand in front: the same for a file and for a stream."""
+    idle = b"\x90" * 100_000
+    hidden = idle + module("sm_70") + idle
+    data = loaded((READ, module("sm_80")), (RUN, hidden), (WRITE, idle + module("sm_90")), tail=hidden)
+    assert modules(filed(data)) == {("sm_80",): 1, ("sm_90",): 1}
+    assert streamed(data, chunk) == filed(data)
+    # An older linker puts what is only read beside the code, into one segment.
+    data = loaded((RUN, hidden), (WRITE, idle + module("sm_90")), tail=hidden)
+    assert modules(filed(data)) == {("sm_70",): 1, ("sm_90",): 1}
+    assert streamed(data, chunk) == filed(data)
+
+
+@pytest.mark.parametrize(
+    ("form", "at", "value"),
+    [
+        ("<H", 16, 1),  # an object, which has no segments to go by
+        ("<H", 54, 32),  # of another size
+        ("<H", 56, 1000),  # more than are read
+        ("<Q", 32, 1 << 40),  # elsewhere
+        ("<Q", 64 + 56 + 32, 1 << 40),  # past the end
+        ("<I", 64 + 56, 2),  # nothing that holds data is loaded
+    ],
+)
+def test_segments_that_are_not_understood_hide_nothing(filed: Scan, form: str, at: int, value: int) -> None:
+    data = bytearray(
+        loaded((RUN, b"\x90" * 100_000), (WRITE, b"x" * 100), tail=bytes(100_000) + module("sm_80"))
+    )
+    struct.pack_into("<I", data, 64 + 4, READ if at == 64 + 56 else RUN)
+    if at == 64 + 56:
+        struct.pack_into("<I", data, 64, 2)
+    struct.pack_into(form, data, at, value)
+    found = filed(bytes(data))
+    assert modules(found) == {("sm_80",): 1}
+    assert streamed(bytes(data), 5000) == found
+
+
 def test_a_file_that_is_cut_is_said(filed: Scan) -> None:
     """Also where all of its GPU code was in what is missing."""
     whole = program(8192, (1, 0, 1024), (1, 4096, 3072), (4, 8000, 10**9))
