@@ -238,20 +238,17 @@ def _registry_layers(place: Place, manifest: Manifest) -> tuple[Layer, ...]:
 
 def _inspect_target(factory: Factory, name: str, progress: Progress) -> Inspected:
     """The target's image; else the .sif apptainer built; else what is known of its lock's packages."""
-    from imagefactory.recipes import select
+    from imagefactory.recipes import select_one
     from imagefactory.workflow import find_image, find_sif
 
-    chosen = select(factory.targets, (name,))
-    if len(chosen) > 1:
-        names = ", ".join(target.name for target in chosen)
-        raise UsageError(f"'{name}' fits {len(chosen)} targets, this takes one", hint=f"name one of {names}")
-    image = find_image(factory, chosen[0])
+    target = select_one(factory.targets, name)
+    image = find_image(factory, target)
     if image is not None:
         return _scan_stored(factory, image, progress)
-    sif = find_sif(factory, chosen[0])
+    sif = find_sif(factory, target)
     if sif is not None:
         return _inspect_kept_sif(factory, sif, progress)
-    return _inspect_lock(factory, chosen[0], progress)
+    return _inspect_lock(factory, target, progress)
 
 
 def _inspect_lock(factory: Factory, target: Target, progress: Progress) -> Inspected:

@@ -228,19 +228,16 @@ def target_reference(factory: Factory, text: str, registry: str = "") -> tuple[T
     """`TARGET[:TAG][@sha256:...]` as a reference to the registry; without either, the target's own tag."""
     from imagefactory.oci.candidates import plain_tag
     from imagefactory.oci.store import parse_reference
-    from imagefactory.recipes import select
+    from imagefactory.recipes import select_one
 
     rest, at, digest = text.partition("@")
     name, colon, tag = rest.partition(":")
-    chosen = select(factory.targets, (name,))
-    if len(chosen) > 1:
-        names = ", ".join(target.name for target in chosen)
-        raise UsageError(f"'{name}' fits {len(chosen)} targets, this takes one", hint=f"name one of {names}")
+    target = select_one(factory.targets, name)
     host, path = registry_place(factory, registry)
     if not colon and not at:
-        tag = plain_tag(chosen[0])
-    place = f"{host}/{repository_of(path, chosen[0].family)}"
-    return chosen[0], parse_reference(place + (f":{tag}" if colon or tag else "") + at + digest)
+        tag = plain_tag(target)
+    place = f"{host}/{repository_of(path, target.family)}"
+    return target, parse_reference(place + (f":{tag}" if colon or tag else "") + at + digest)
 
 
 def pull_image(factory: Factory, wanted: Reference, name: str, progress: Progress) -> Pulled:

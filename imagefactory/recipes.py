@@ -27,7 +27,7 @@ from imagefactory.recipe_values import (
     normal_requirement,
     requirement_fault,
 )
-from imagefactory.targets import expand, expand_all, select
+from imagefactory.targets import expand, expand_all, select, select_one
 from imagefactory.yaml_tree import MAX_BYTES, Node, parse_tree, refused, show, too_large
 
 # What follows from recipes is looked for here too.
@@ -44,6 +44,7 @@ __all__ = [
     "read_bases",
     "read_recipes",
     "select",
+    "select_one",
 ]
 
 BASES_FILE = "bases.yaml"

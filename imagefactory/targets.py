@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from imagefactory.errors import NothingSelectedError, RecipeError
+from imagefactory.errors import NothingSelectedError, RecipeError, UsageError
 from imagefactory.gpu import knowledge
 from imagefactory.match_spec import Spec, parse_spec
 from imagefactory.model import Base, MatrixRow, Recipe, Target, Where
@@ -54,6 +54,15 @@ def select(targets: Sequence[Target], names: Sequence[str]) -> tuple[Target, ...
             raise NothingSelectedError(f"there is no target {show(name)}", hint=_meant(name, targets))
         wanted |= found
     return tuple(target for target in targets if not names or target.name in wanted)
+
+
+def select_one(targets: Sequence[Target], name: str) -> Target:
+    """The one target of `name`. Raises UsageError for a pattern that fits several."""
+    chosen = select(targets, (name,))
+    if len(chosen) > 1:
+        names = ", ".join(target.name for target in chosen)
+        raise UsageError(f"'{name}' fits {len(chosen)} targets, this takes one", hint=f"name one of {names}")
+    return chosen[0]
 
 
 def _meant(name: str, targets: Sequence[Target]) -> str:

@@ -16,7 +16,6 @@ from imagefactory.cli.output import (
     package_json,
     say,
     say_json,
-    select_one,
     target_json,
     targets_argument,
 )
@@ -54,6 +53,7 @@ def show(call: Call, name: str, as_json: bool) -> None:
     """Show one target: what it asks for, what its lock holds, whether its image is in the store."""
     from imagefactory.locking import lock_state, read_target_lock, read_why
     from imagefactory.model import Outcome
+    from imagefactory.recipes import select_one
     from imagefactory.report.console import TargetState, format_target
     from imagefactory.workflow import find_image
 
@@ -138,7 +138,7 @@ def _draft(call: Call, family: str, asked: Mapping[str, Any]) -> tuple[Draft, Ca
     """
     from imagefactory.drafts import Asked, check_draft, check_name, draft, draft_on, scaffold
     from imagefactory.imports import read_wish
-    from imagefactory.recipes import all_bases, read_bases, read_recipes
+    from imagefactory.recipes import all_bases, read_bases, read_recipes, select_one
 
     folder, source, on = call.settings.root_path / "recipes", asked["source"], asked["on"]
     framework, _, version = asked["framework"].partition("=")

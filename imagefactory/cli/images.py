@@ -15,7 +15,6 @@ from imagefactory.cli.output import (
     made_json,
     say,
     say_json,
-    select_one,
     targets_argument,
 )
 from imagefactory.cli.registries import Pusher, registry_option
@@ -150,6 +149,7 @@ def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: A
     The exit code is the command's own.
     """
     from imagefactory.model import RunSpec
+    from imagefactory.recipes import select_one
     from imagefactory.workflow import run_target
 
     call: Call = ctx.obj
@@ -233,6 +233,7 @@ def export(
     if compression:
         raise UsageError("--compression is of --format sif", hint="leave it out")
     from imagefactory.oci.archive import export as export_image
+    from imagefactory.recipes import select_one
     from imagefactory.workflow import find_image
 
     factory, progress = call.factory, call.progress
@@ -257,6 +258,7 @@ def export(
 
 
 def _export_sif(call: Call, name: str, options: tuple[str, Path | None], *, as_json: bool) -> None:
+    from imagefactory.recipes import select_one
     from imagefactory.workflow import SifExport, export_sif
 
     factory = call.factory

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec
 
 import click
 
-from imagefactory.errors import BuildError, FactoryError, UnsolvableError, UsageError
+from imagefactory.errors import BuildError, FactoryError, UnsolvableError
 from imagefactory.progress import Progress, choose
 
 if TYPE_CHECKING:
@@ -97,17 +97,6 @@ def targets_argument(*, required: bool) -> Callable[[Callable[P, None]], Callabl
         required=required,
         shell_complete=complete_targets,
     )
-
-
-def select_one(targets: Sequence[Target], name: str) -> Target:
-    """The one target of `name`. Raises UsageError for a pattern that fits several."""
-    from imagefactory.recipes import select
-
-    chosen = select(targets, (name,))
-    if len(chosen) > 1:
-        names = ", ".join(target.name for target in chosen)
-        raise UsageError(f"'{name}' fits {len(chosen)} targets, this takes one", hint=f"name one of {names}")
-    return chosen[0]
 
 
 def target_json(target: Target) -> dict[str, object]:
