@@ -30,7 +30,6 @@ PRUNING = (
     "partly",
     "not-documented",
     "toolkit-dropped",
-    "toolkit-too-old",
     "driver-floor",
     "cuda-not-offered",
     "no-gpu-code",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +23,7 @@ from imagefactory.gpu.knowledge import capabilities, families
 from imagefactory.gpu.model import Answer, Basis, Cell, Claim, Question
 from imagefactory.model import Target, Where
 from imagefactory.plan import (
+    GPU_NOT_LISTED,
     PRUNING,
     Device,
     Judge,
@@ -630,3 +633,9 @@ def test_rows_are_judged_from_the_command_line(call: Call, tmp_path: Path) -> No
     ]
     assert found["rows"][1]["rule"] == "cuda-not-offered"
     assert found["rows"][1]["override"] == "--allow cuda-not-offered"
+
+
+def test_every_rule_that_prunes_is_one_that_a_judge_gives() -> None:
+    """Else `--allow` would take a word that can change nothing."""
+    told = re.findall(r"^    ([a-z-]+)(?::ID)?  ", sys.modules[judge.__module__].__doc__ or "", re.MULTILINE)
+    assert {*PRUNING} - {GPU_NOT_LISTED} == {*told}
