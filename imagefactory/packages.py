@@ -102,8 +102,7 @@ class PackageCache:
         return path.with_name(path.name + ".part")
 
     def _to_fetch(self, package: LockedPackage) -> int:
-        part = self._part(package)
-        return max(package.size - (part.stat().st_size if part.exists() else 0), 0)
+        return max(package.size - (_size_of(self._part(package)) or 0), 0)
 
     def _make_room(self, missing: tuple[LockedPackage, ...]) -> None:
         """Say before the first byte that the disk is too small, not after the last that fits."""
@@ -194,7 +193,7 @@ class _Transfer:
         with _disk_faults(self.path.parent, self.package.size):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self._alone():
-                if not self.path.exists() or self.path.stat().st_size != self.package.size:
+                if _size_of(self.path) != self.package.size:
                     self._fetch()
             self.count.reached(self.package.size)
 
@@ -329,10 +328,18 @@ class _Transfer:
             raise TransientError(str(error)) from error
 
     def _part_size(self) -> int:
-        return self.part.stat().st_size if self.part.exists() else 0
+        return _size_of(self.part) or 0
 
     def _title(self) -> str:
         return f"{self.package.name} {self.package.version}"
+
+
+def _size_of(path: Path) -> int | None:
+    """The bytes of a file that another process may rename or remove at any moment; None for no file."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
 
 
 @contextmanager

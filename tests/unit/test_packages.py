@@ -462,6 +462,26 @@ def test_two_processes_fetch_each_file_once(server: Faults, cache: PackageCache)
     assert left == {".lock", *(wheel.filename for wheel in wanted)}
 
 
+def test_a_part_that_another_process_finishes_between_two_looks(
+    server: Faults, cache: PackageCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another build's `.part` becomes the file at any moment, and is then no longer there to be measured."""
+    wanted = offer(server, 3000, 2000)
+    paths = cache.fetch(wanted, lambda missing: locate(server)(missing), Quiet())
+    found = Path.exists
+
+    def finished(path: Path, **more: bool) -> bool:
+        answer = found(path, **more)
+        if path.suffix == ".part" and answer:
+            path.replace(path.with_suffix(""))
+        return answer
+
+    for path in paths.values():
+        path.rename(path.with_name(path.name + ".part"))
+    monkeypatch.setattr(Path, "exists", finished)
+    assert whole(server, cache.fetch(wanted, locate(server), Quiet()))
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_many_faults_in_any_order(server: Faults, cache: PackageCache, seed: int) -> None:
     """Whatever order faults come in, what is kept is right; at most three in a row for one file."""
