@@ -27,9 +27,11 @@ MODULES = {
         ("installer", "isal", "jinja2", "requests", "rich", "tenacity", "uv", "zstandard"), "build"
     ),
     "conda_lock": "conda",
+    "cryptography": "sign",
     "docker": "docker",
     "rattler": "conda",
     "spython": "apptainer",
+    "tomlkit": "sign",
 }
 """What a light install lacks, and the extra that brings it."""
 EPILOG = (
