@@ -117,3 +117,7 @@ class CheckFailedError(FactoryError):
     """A check ran and did not hold."""
 
     exit_code = EXIT_CHECK
+
+
+class NoGpuError(CheckFailedError):
+    """A GPU was asked for and this machine shows none that can be used."""

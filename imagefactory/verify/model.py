@@ -1,0 +1,158 @@
+"""The frozen values of verification: what was asked, what the host saw, what the suite said, what was signed.
+
+    Subject + Ask -> (a run on a GPU) -> GpuReport -> Verdict
+
+A report is unsigned and proves nothing; a verdict is a report that somebody signed who saw the GPU. Times are
+aware and in UTC, digests `sha256:<64 hex>`, memory bytes, capabilities `8.0`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Protocol
+
+from imagefactory.model import CheckResult, Outcome
+
+QUICK, FULL = "quick", "full"
+LEVELS = (QUICK, FULL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is verified. `manifest` is the platform manifest, `config` its config, which fixes the content.
+
+    Of a .sif `manifest` is the artifact's own and `config` the sha256 of the file. `index` is what tags point
+    to, the same as `manifest` where there is none above. `target` is its name, empty where nobody knows it.
+    """
+
+    target: str
+    index: str
+    manifest: str
+    config: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """A GPU as the driver tells it. `uuid` is `GPU-...`, `memory` bytes."""
+
+    name: str
+    capability: str
+    uuid: str
+    memory: int
+
+
+class EvidenceKind(StrEnum):
+    """Who read the GPU's identity, and where: on this machine, by a kit, from a pool's ad, in a CI job."""
+
+    LOCAL = "local"
+    KIT = "kit"
+    HTCONDOR = "htcondor"
+    ACTIONS = "actions"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """What the host says of its GPUs, outside of the image.
+
+    `gpus` are those of NVML, `known` the UUIDs below /proc/driver/nvidia, `nodes` the device nodes
+    (`/dev/nvidia0`); `driver` is the kernel module's version. `notes` are further (name, text) pairs.
+    """
+
+    kind: EvidenceKind
+    driver: str
+    gpus: tuple[Gpu, ...]
+    known: tuple[str, ...]
+    nodes: tuple[str, ...]
+    notes: tuple[tuple[str, str], ...] = ()
+
+
+class Evidence(Protocol):
+    """How the identity of GPUs is read on the host."""
+
+    def read(self) -> Hardware:
+        """Raises NoGpuError where there is none to be seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuReport:
+    """What one run of the GPU suite said of one image on one GPU. Unsigned.
+
+    `suite` is the suite's digest, `level` quick or full. `device` is the GPU that the suite met inside, None
+    where it met none, and `cuda` the newest CUDA that its driver takes, as libcuda tells it (`12.4`).
+    `hardware` is what the host saw, None where it saw none. `outcome` is VERIFIED only where every check that applies passed on a
+    GPU; `reason` is one line. `waived` are checks that did not run and that the recipe waives.
+    `contradictions` say where the run and the prediction differ, either way. A `rehearsal` ran on the CPU
+    for the project's own tests: nothing can be signed of it.
+    """
+
+    subject: Subject
+    suite: str
+    level: str
+    nonce: str
+    started: datetime
+    ended: datetime
+    runner: str
+    hardware: Hardware | None
+    device: Gpu | None
+    cuda: str
+    checks: tuple[CheckResult, ...]
+    outcome: Outcome
+    reason: str
+    waived: tuple[str, ...] = ()
+    contradictions: tuple[str, ...] = ()
+    rehearsal: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """A signed statement about one run. `report` is what it says; its outcome may be any word.
+
+    `keyid` is that of the key that signed it, `digest` that of the artifact that carries it in a store, empty
+    before it is attached. It holds from `issued` until `expires`, for its GPU's capability and for drivers
+    from its own on.
+    """
+
+    report: GpuReport
+    issued: datetime
+    expires: datetime
+    keyid: str
+    digest: str = ""
+
+
+class Standing(StrEnum):
+    """Whether a verdict can be relied on, in the word that says why not."""
+
+    GOOD = "good"
+    UNSIGNED = "unsigned"
+    EDITED = "edited"
+    WRONG_KEY = "wrong-key"
+    KEY_RETIRED = "key-retired"
+    OTHER_SUBJECT = "other-subject"
+    OTHER_SUITE = "other-suite"
+    EXPIRED = "expired"
+    NOT_YET = "not-yet"
+    REPLAYED = "replayed"
+    EVIDENCE_REFUSED = "evidence-refused"
+    REVOKED = "revoked"
+    MALFORMED = "malformed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A verdict as found in a store, None where it cannot be read, and whether it can be relied on."""
+
+    digest: str
+    standing: Standing
+    why: str
+    verdict: Verdict | None
+
+    @property
+    def proves(self) -> bool:
+        """Whether it says `verified` and can be relied on."""
+        return (
+            self.standing is Standing.GOOD
+            and self.verdict is not None
+            and self.verdict.report.outcome is Outcome.VERIFIED
+        )

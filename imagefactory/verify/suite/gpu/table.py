@@ -1,0 +1,92 @@
+"""What the GPU suite checks, in which part of it, at which level, and what cannot apply: data for both sides.
+
+A part is one process, so a crash, a hang or an environment that must be set before CUDA starts stays in it.
+A state `not-applicable` that these tables do not give is refused by the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .. import table
+
+FORMAT = 1
+
+PASSED, FAILED, NOT_APPLICABLE, NOT_RUN = (
+    table.PASSED,
+    table.FAILED,
+    table.NOT_APPLICABLE,
+    table.NOT_RUN,
+)
+
+# The words a failed check may give, of those that tables show. All others are the host's.
+NO_GPU, WRONG_GPU, DRIVER_TOO_OLD = "no-gpu", "wrong-gpu", "driver-too-old"
+NO_KERNEL, WRONG_NUMBERS, LOAD_FAILED, TIMEOUT = "no-kernel", "wrong-numbers", "load-failed", "timeout"
+OUTCOMES = (NO_GPU, WRONG_GPU, DRIVER_TOO_OLD, NO_KERNEL, WRONG_NUMBERS, LOAD_FAILED, TIMEOUT)
+
+QUICK, FULL = "quick", "full"
+
+# Part -> its checks, both in the order in which they run.
+PARTS = {
+    # The driver's library alone, by ctypes: no framework.
+    "driver": ("driver", "device", "vector-add", "memory-returned", "driver-controls"),
+    # The framework with the driver's compiler for PTX switched off, then with all machine code passed over.
+    "native": ("native-code",),
+    "ptx": ("ptx-code",),
+    "numbers": (
+        "matmul",
+        "reduction",
+        "convolution",
+        "linear-algebra",
+        "transfers",
+        "collective",
+        "library-versions",
+        "training",
+        "numbers-controls",
+        "memory",
+    ),
+    "jit": ("jit",),
+    "portability": ("portability",),
+}
+PART_ENVIRONMENT = {
+    "native": {"CUDA_DISABLE_PTX_JIT": "1"},
+    "ptx": {"CUDA_FORCE_PTX_JIT": "1", "CUDA_CACHE_DISABLE": "1"},
+}
+LEVELS = {
+    QUICK: ("driver", "native", "ptx", "numbers", "jit"),
+    FULL: ("driver", "native", "ptx", "numbers", "jit", "portability"),
+}
+# Seconds after which a part is ended, by level.
+SECONDS = {QUICK: 120.0, FULL: 420.0}
+
+CHECKS = tuple(check for checks in PARTS.values() for check in checks)
+
+# Checks that need a framework the suite knows.
+OF_FRAMEWORKS = tuple(check for part, checks in PARTS.items() if part != "driver" for check in checks)
+
+# (file of frameworks/, check) -> why it has no meaning there.
+CHECKS_NOT_APPLICABLE = {
+    ("onnxruntime", "linear-algebra"): "ONNX has no operators that factorise or solve",
+    ("onnxruntime", "training"): "ONNX Runtime's inference package does not train",
+    ("onnxruntime", "collective"): "ONNX Runtime uses one GPU and no NCCL",
+    ("onnxruntime", "jit"): "ONNX Runtime compiles nothing at run time",
+}
+
+
+def checks_of(level: str) -> tuple[str, ...]:
+    """The checks of a level, in order."""
+    return tuple(check for part in LEVELS[level] for check in PARTS[part])
+
+
+def part_of(check: str) -> str:
+    return next(part for part, checks in PARTS.items() if check in checks)
+
+
+def not_applicable(framework: str, check: str, packages: Mapping[str, str]) -> str:  # noqa: ARG001
+    """Why `check` has no meaning for this framework and lock; empty when it has.
+
+    `packages` maps locked names, of wheels and of conda's packages, to versions.
+    """
+    if framework == table.OTHER:
+        return "no framework of the suite is in this image" if check in OF_FRAMEWORKS else ""
+    return CHECKS_NOT_APPLICABLE.get((framework, check), "")
