@@ -83,8 +83,8 @@ class GpuReport:
     where it met none, and `cuda` the newest CUDA that its driver takes, as libcuda tells it (`12.4`).
     `hardware` is what the host saw, None where it saw none. `outcome` is VERIFIED only where every check that
     applies passed on a GPU; `reason` is one line. `waived` are checks that did not run and that the recipe
-    waives. `contradictions` say where the run and the prediction differ, either way. A `rehearsal` ran on the CPU
-    for the project's own tests: nothing can be signed of it.
+    waives. `contradictions` say where the run and the prediction differ, either way. A `rehearsal` ran on the
+    CPU for the project's own tests: nothing can be signed of it.
     """
 
     subject: Subject
