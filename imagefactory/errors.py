@@ -121,3 +121,7 @@ class CheckFailedError(FactoryError):
 
 class NoGpuError(CheckFailedError):
     """A GPU was asked for and this machine shows none that can be used."""
+
+
+class StatementError(CheckFailedError):
+    """A report, statement or signature that is not what it must be, or that may not be signed."""

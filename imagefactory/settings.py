@@ -23,6 +23,8 @@ from imagefactory.verify.runners import RUNNERS
 FILE_NAME = "imagefactory.toml"
 ENVIRONMENT_PREFIX = "IMAGEFACTORY_"
 SOLVERS = ("rattler", "conda", "mamba", "micromamba")
+JUDGED_ELSEWHERE = ("policy", "trust")
+"""Tables of imagefactory.toml that verify/trust.py reads."""
 
 _CHANNEL = re.compile(r"(?:(?:https?|file)://)?[A-Za-z0-9_./:%+~-]+")
 _PLACE = re.compile(r"(?:https?|file)://[A-Za-z0-9_./:%+~-]+|/[^,=\x00-\x1f\x7f]*")
@@ -50,7 +52,8 @@ class Settings:
     commas: conda channels (a name or an address, or the beginning of addresses) and where they are asked
     instead (an address or a folder). `solver` solves conda's packages: `rattler`, or the user's own `conda`,
     `mamba` or `micromamba`, or the path of one. `codec` is `zstd` or `gzip`, `workers` a
-    count of processes (0: one per core).
+    count of processes (0: one per core). `signing_key` is the file of the private key that signs verdicts, or
+    the name of one of this user's; empty: the only one there.
     """
 
     root: Setting
@@ -68,6 +71,7 @@ class Settings:
     solver: Setting
     codec: Setting
     workers: Setting
+    signing_key: Setting
 
     @property
     def root_path(self) -> Path:
@@ -142,8 +146,8 @@ def load_settings(*, directory: Path | None, start: Path, environ: Mapping[str, 
             values[key] = Setting(value=written[key], origin=str(root / FILE_NAME))
         else:
             values[key] = Setting(value=defaults.get(key, ""), origin="default")
-    for key in ("store", "cache", "certificates"):
-        if values[key].value:
+    for key in ("store", "cache", "certificates", "signing_key"):
+        if values[key].value and (key != "signing_key" or "/" in values[key].value):  # the other is a name
             path = Path(values[key].value).expanduser()
             values[key] = Setting(
                 value=str(path if path.is_absolute() else root / path), origin=values[key].origin
@@ -174,6 +178,8 @@ def _read(path: Path) -> dict[str, str]:
     known = sorted(_toml_name(field.name) for field in fields(Settings) if field.name != "root")
     result = {}
     for key, value in data.items():
+        if key in JUDGED_ELSEWHERE:
+            continue
         if key not in known:
             raise UsageError(f"{path}: unknown setting '{key}'", hint=f"the settings are {', '.join(known)}")
         if key in _TABLES:

@@ -17,7 +17,18 @@ from pathlib import Path
 import click
 
 from imagefactory import __version__
-from imagefactory.cli import catalogue, compat, images, inspect, locks, machine, plan, registries, stores
+from imagefactory.cli import (
+    catalogue,
+    compat,
+    images,
+    inspect,
+    keys,
+    locks,
+    machine,
+    plan,
+    registries,
+    stores,
+)
 from imagefactory.cli.output import Call, complain, explain, say_json, write
 from imagefactory.errors import EXIT_INTERRUPTED, EXIT_OK, FactoryError, ToolError
 from imagefactory.progress import STYLES
@@ -88,6 +99,7 @@ for command in (
     registries.copy_,
     registries.registry,
     stores.store,
+    keys.keys,
     machine.doctor,
     machine.settings,
     machine.completion,

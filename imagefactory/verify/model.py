@@ -121,6 +121,33 @@ class Verdict:
     digest: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revocation:
+    """A signed statement that verdicts of a subject hold no longer, signed by the key `keyid`.
+
+    It speaks of verdicts of `subjects` (manifest and config digests) that were issued up to `before`: of those
+    whose artifacts are `verdicts`, all where that is empty, and of one `capability`, all where that is empty.
+    """
+
+    subjects: tuple[str, ...]
+    verdicts: tuple[str, ...]
+    capability: str
+    before: datetime
+    why: str
+    keyid: str
+
+    def covers(self, verdict: Verdict) -> bool:
+        """Whether it takes this verdict back. Who may say so is judged when it is read."""
+        report = verdict.report
+        capability = report.device.capability if report.device else ""
+        return (
+            bool({report.subject.manifest, report.subject.config} & set(self.subjects))
+            and verdict.issued <= self.before
+            and (not self.verdicts or verdict.digest in self.verdicts)
+            and self.capability in ("", capability)
+        )
+
+
 class Standing(StrEnum):
     """Whether a verdict can be relied on, in the word that says why not."""
 

@@ -8,8 +8,30 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import table as frameworks
-from ..context import Expected
+from ..context import Expected, Failure, Finding
 from . import table
+
+
+class Refusal(Failure):
+    """A Failure with what was found out before it: `numbers` for its row, `facts` for the report."""
+
+    def __init__(
+        self,
+        detail: str,
+        *,
+        outcome: str,
+        numbers: Mapping[str, float] | None = None,
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(detail, outcome=outcome)
+        self.numbers, self.facts = dict(numbers or {}), dict(facts or {})
+
+
+@dataclass(frozen=True)
+class Discovery(Finding):
+    """A Finding with `facts` for the report: `cuda` (`12.4`), `device` as GpuContext has it."""
+
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .. import table
+from .portability.locked import not_portable
 
 FORMAT = 1
 
@@ -22,7 +23,18 @@ PASSED, FAILED, NOT_APPLICABLE, NOT_RUN = (
 # The words a failed check may give, of those that tables show. All others are the host's.
 NO_GPU, WRONG_GPU, DRIVER_TOO_OLD = "no-gpu", "wrong-gpu", "driver-too-old"
 NO_KERNEL, WRONG_NUMBERS, LOAD_FAILED, TIMEOUT = "no-kernel", "wrong-numbers", "load-failed", "timeout"
-OUTCOMES = (NO_GPU, WRONG_GPU, DRIVER_TOO_OLD, NO_KERNEL, WRONG_NUMBERS, LOAD_FAILED, TIMEOUT)
+# The machine's fault: a GPU that others hold, two halves of a driver that differ.
+INFRASTRUCTURE = "infrastructure"
+OUTCOMES = (
+    NO_GPU,
+    WRONG_GPU,
+    DRIVER_TOO_OLD,
+    NO_KERNEL,
+    WRONG_NUMBERS,
+    LOAD_FAILED,
+    TIMEOUT,
+    INFRASTRUCTURE,
+)
 
 QUICK, FULL = "quick", "full"
 
@@ -48,10 +60,25 @@ PARTS = {
     "jit": ("jit",),
     "portability": ("portability",),
 }
+# What the driver reads when it starts (CUDA C++ Programming Guide, "CUDA Environment Variables"). The image's
+# own settings of JIT_VARIABLES are taken away from every part first. Loading is lazy in `ptx`, or a framework
+# would have all of its code compiled before its first operation.
+JIT_VARIABLES = (
+    "CUDA_DISABLE_PTX_JIT",
+    "CUDA_DISABLE_JIT",
+    "CUDA_FORCE_PTX_JIT",
+    "CUDA_FORCE_JIT",
+    "CUDA_CACHE_DISABLE",
+)
 PART_ENVIRONMENT = {
+    "driver": {"CUDA_CACHE_DISABLE": "1"},
     "native": {"CUDA_DISABLE_PTX_JIT": "1"},
-    "ptx": {"CUDA_FORCE_PTX_JIT": "1", "CUDA_CACHE_DISABLE": "1"},
+    "ptx": {"CUDA_FORCE_PTX_JIT": "1", "CUDA_CACHE_DISABLE": "1", "CUDA_MODULE_LOADING": "LAZY"},
+    # Framework and runtime compute float32 as such, whatever their own settings for it are.
+    "portability": {"NVIDIA_TF32_OVERRIDE": "0"},
 }
+# Parts of which each check needs the one before it.
+CHAINED = ("driver",)
 LEVELS = {
     QUICK: ("driver", "native", "ptx", "numbers", "jit"),
     FULL: ("driver", "native", "ptx", "numbers", "jit", "portability"),
@@ -66,6 +93,9 @@ OF_FRAMEWORKS = tuple(check for part, checks in PARTS.items() if part != "driver
 
 # (file of frameworks/, check) -> why it has no meaning there.
 CHECKS_NOT_APPLICABLE = {
+    # XLA compiles each program in the process and loads it as machine code; told to pass over machine code, a
+    # driver refuses it, whatever PTX the plugin's library holds.
+    ("jax", "ptx-code"): "XLA hands the driver machine code that it made itself, no PTX",
     ("onnxruntime", "linear-algebra"): "ONNX has no operators that factorise or solve",
     ("onnxruntime", "training"): "ONNX Runtime's inference package does not train",
     ("onnxruntime", "collective"): "ONNX Runtime uses one GPU and no NCCL",
@@ -82,11 +112,13 @@ def part_of(check: str) -> str:
     return next(part for part, checks in PARTS.items() if check in checks)
 
 
-def not_applicable(framework: str, check: str, packages: Mapping[str, str]) -> str:  # noqa: ARG001
+def not_applicable(framework: str, check: str, packages: Mapping[str, str]) -> str:
     """Why `check` has no meaning for this framework and lock; empty when it has.
 
     `packages` maps locked names, of wheels and of conda's packages, to versions.
     """
     if framework == table.OTHER:
         return "no framework of the suite is in this image" if check in OF_FRAMEWORKS else ""
+    if check == "portability":
+        return not_portable(framework, packages)
     return CHECKS_NOT_APPLICABLE.get((framework, check), "")

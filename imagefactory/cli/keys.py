@@ -1,0 +1,134 @@
+"""Commands about keys: who signs verdicts here, and whose signatures are believed."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, date, datetime, timedelta
+
+import click
+
+from imagefactory.cli.output import json_option, say, say_json
+from imagefactory.verify.model import EvidenceKind
+
+DAYS = 365
+_DAY = click.DateTime(formats=["%Y-%m-%d"])
+
+
+@click.group()
+def keys() -> None:
+    """Make and trust the keys that sign verdicts.
+
+    \b
+    imagefactory keys new lab          a private key for you alone, and lab.pub for everybody
+    imagefactory keys trust lab        this factory believes what it signs, for a year
+    imagefactory keys trust lab.pub    the same, where only the public key is
+    """
+
+
+@keys.command()
+@click.argument("name")
+def new(name: str) -> None:
+    """Make a key: NAME.pem, which only you can read, and NAME.pub, which you may give to anybody."""
+    from imagefactory.verify.keys import keys_folder, make_key
+
+    folder = keys_folder(os.environ)
+    key = make_key(folder, name)
+    say(f"{folder / f'{name}.pem'}  keep it to yourself")
+    say(f"{folder / f'{name}.pub'}  give it to whoever should believe it")
+    say(f"key {key.keyid}")
+    say(f"nobody believes it yet: imagefactory keys trust {name}")
+
+
+@keys.command()
+@json_option
+@click.pass_context
+def show(ctx: click.Context, as_json: bool) -> None:
+    """List the keys that this factory trusts and those that you have, by name."""
+    from imagefactory.verify.keys import keys_folder, own_keys
+    from imagefactory.verify.trust import list_keys, read_trust
+
+    own = own_keys(keys_folder(os.environ))
+    rows = list_keys(read_trust(ctx.obj.settings.root_path), own, datetime.now(UTC))
+    if as_json:
+        return say_json("keys", {"keys": rows})
+    if not rows:
+        say("no key is trusted, and you have none: imagefactory keys new NAME")
+        return None
+    table = [("NAME", "KEY", "TRUSTED", "FROM", "UNTIL", "EVIDENCE", "YOURS")]
+    table += [
+        (
+            str(row["name"]),
+            str(row["keyid"])[:16],
+            str(row["state"]),
+            str(row["from"] or "-")[:10],
+            str(row["until"] or "-")[:10],
+            ",".join(row["evidence"]) or "-",
+            "yes" if row["own"] else "no",
+        )
+        for row in rows
+    ]
+    widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
+    for line in table:
+        say("  ".join(f"{text:{width}}" for text, width in zip(line, widths, strict=True)).rstrip())
+    return None
+
+
+@keys.command()
+@click.argument("key", metavar="FILE|NAME")
+@click.option("--name", help="Its name here. Default: the file's.")
+@click.option("--from", "since", type=_DAY, metavar="DATE", help="Believed from then on. Default: today.")
+@click.option("--until", type=_DAY, metavar="DATE", help="Believed until then. Default: a year later.")
+@click.option(
+    "--evidence",
+    type=click.Choice([kind.value for kind in EvidenceKind]),
+    multiple=True,
+    help="How the GPU must have been seen. Default: in any way that the policy takes.",
+)
+@click.pass_context
+def trust(
+    ctx: click.Context,
+    key: str,
+    name: str | None,
+    since: datetime | None,
+    until: datetime | None,
+    evidence: tuple[str, ...],
+) -> None:
+    """Believe what a key signs: writes its public half into imagefactory.toml.
+
+    FILE is a .pub file that its owner gave you, NAME a key that you made.
+    """
+    from dataclasses import replace
+
+    from imagefactory.verify.keys import check_name, keys_folder, read_public
+    from imagefactory.verify.trust import Grant, add_key, read_text, write_text
+
+    found = read_public(key, keys_folder(os.environ))
+    found = replace(found, name=check_name(name or found.name))
+    begin = since.date() if since else datetime.now(UTC).date()
+    end = until.date() if until else begin + timedelta(days=DAYS)
+    kinds = tuple(EvidenceKind(kind) for kind in evidence)
+    root = ctx.obj.settings.root_path
+    text, where = read_text(root)
+    write_text(root, add_key(text, Grant(key=found, since=begin, until=end, evidence=kinds), where))
+    say(f"{where}: '{found.name}' is trusted from {begin} until {end} (key {found.keyid})")
+    say("compare that key with its owner's: imagefactory keys show --json")
+
+
+@keys.command()
+@click.argument("name")
+@click.option("--on", "day", type=_DAY, metavar="DATE", help="From when on. Default: now.")
+@click.pass_context
+def retire(ctx: click.Context, name: str, day: datetime | None) -> None:
+    """Believe a key no longer for what it signs from now on (or from DATE on).
+
+    What it signed before stays good until it expires. A key that was stolen can write any date: delete its
+    whole [[trust]] row instead.
+    """
+    from imagefactory.verify.trust import read_text, retire_key, write_text
+
+    root = ctx.obj.settings.root_path
+    text, where = read_text(root)
+    end: date = day.date() if day else datetime.now(UTC).replace(microsecond=0)
+    write_text(root, retire_key(text, name, end, where))
+    say(f"{where}: '{name}' is trusted until {end.isoformat()}")
+    say("what it signed before stays good until it expires; of a stolen key delete the whole [[trust]] row")

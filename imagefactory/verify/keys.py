@@ -1,0 +1,226 @@
+"""Keys of this user: made, found, read. Ed25519, a private one in PKCS8 PEM that only its owner can read.
+
+`$XDG_CONFIG_HOME/imagefactory/keys/NAME.pem` is the private key, `NAME.pub` beside it the public one, which
+may be given to anybody. Making a key and signing need `cryptography`; reading a public one does not.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from imagefactory.errors import StatementError, UsageError
+
+if TYPE_CHECKING:
+    from securesystemslib.signer import Signer
+
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+LARGEST_FILE = 1 << 16
+PUBLIC_BYTES = 32
+
+# RFC 8410: SubjectPublicKeyInfo of an Ed25519 key is these bytes and then the key's 32.
+_DER = bytes.fromhex("302a300506032b6570032100")
+_PEM = re.compile(rb"-----BEGIN PUBLIC KEY-----\s+([A-Za-z0-9+/=\s]+?)\s*-----END PUBLIC KEY-----\s*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublicKey:
+    """`name` is the file's; `raw` the 32 bytes."""
+
+    name: str
+    raw: bytes
+
+    @property
+    def keyid(self) -> str:
+        return keyid_of(self.raw)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SigningKey:
+    """A private key, ready to sign. `signer` is securesystemslib's; nothing of the key is ever shown."""
+
+    name: str
+    public: bytes
+    signer: Signer
+
+    @property
+    def keyid(self) -> str:
+        return keyid_of(self.public)
+
+
+def keyid_of(public: bytes) -> str:
+    """The key's id as securesystemslib computes it: the sha256 of its canonical JSON, 64 hex digits."""
+    text = f'{{"keytype":"ed25519","keyval":{{"public":"{public.hex()}"}},"scheme":"ed25519"}}'
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+def keys_folder(environ: Mapping[str, str]) -> Path:
+    home = Path(environ.get("HOME") or "/")
+    return Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "imagefactory" / "keys"
+
+
+def check_name(name: str) -> str:
+    if not NAME.fullmatch(name):
+        raise UsageError(
+            f"'{name}' cannot be a key's name", hint="small letters, digits, '.', '_' and '-', at most 64"
+        )
+    return name
+
+
+# --- making and finding --------------------------------------------------------------------------
+
+
+def make_key(folder: Path, name: str) -> PublicKey:
+    """Writes NAME.pem (0600) and NAME.pub. Raises UsageError where one of that name is there already."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+        PublicFormat,
+    )
+
+    check_name(name)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    private = Ed25519PrivateKey.generate()
+    pem = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    raw = private.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+    try:
+        handle = os.open(folder / f"{name}.pem", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    except FileExistsError:
+        raise UsageError(
+            f"there is a key '{name}' already: {folder / f'{name}.pem'}", hint="choose another name"
+        ) from None
+    with os.fdopen(handle, "wb") as file:
+        file.write(pem)
+        file.flush()
+        os.fsync(file.fileno())
+    (folder / f"{name}.pub").write_bytes(format_public(raw))
+    return PublicKey(name=name, raw=raw)
+
+
+def find_key(setting: str, environ: Mapping[str, str]) -> Path | None:
+    """The private key that signs here, None where there is none.
+
+    `setting` is that of `signing-key`: a path, or a name in the folder of keys. Without it, it is the one key
+    of that folder. Raises UsageError where there are several.
+    """
+    folder = keys_folder(environ)
+    if setting:
+        named = NAME.fullmatch(setting) and not setting.endswith(".pem")
+        path = folder / f"{setting}.pem" if named else Path(setting)
+        if not path.is_file():
+            raise UsageError(
+                f"signing-key: {path} is not a file",
+                hint="name a key's file, or make one: imagefactory keys new",
+            )
+        return path
+    found = sorted(folder.glob("*.pem"))
+    if len(found) > 1:
+        raise UsageError(
+            f"{folder} has {len(found)} keys",
+            hint=f'say which one signs: signing-key = "{found[0].stem}" in imagefactory.toml, '
+            "or IMAGEFACTORY_SIGNING_KEY",
+        )
+    return found[0] if found else None
+
+
+def read_signing_key(path: Path) -> SigningKey:
+    """Raises StatementError for a file that others may read, or that holds no Ed25519 key in PKCS8 PEM."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+    from securesystemslib.signer import CryptoSigner, SSlibKey
+
+    data = _read_private(path)
+    try:
+        private = load_pem_private_key(data, password=None)
+    except (ValueError, TypeError) as error:
+        raise StatementError(
+            f"{path} cannot be read as a private key without a password",
+            hint="make one: imagefactory keys new NAME",
+        ) from error
+    if not isinstance(private, Ed25519PrivateKey):
+        raise StatementError(f"{path} is not an Ed25519 key", hint="make one: imagefactory keys new NAME")
+    raw = private.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+    public = SSlibKey(keyid_of(raw), "ed25519", "ed25519", {"public": raw.hex()})
+    return SigningKey(name=path.stem, public=raw, signer=CryptoSigner(private, public))
+
+
+def _read_private(path: Path) -> bytes:
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise StatementError(
+            f"{path} cannot be opened: {error.strerror}", hint="name a key's file: IMAGEFACTORY_SIGNING_KEY"
+        ) from error
+    facts = os.fstat(handle)
+    if not stat.S_ISREG(facts.st_mode):
+        os.close(handle)
+        raise StatementError(f"{path} is not a plain file", hint="name a key's file")
+    with os.fdopen(handle, "rb") as file:
+        if facts.st_mode & 0o077:
+            raise StatementError(
+                f"{path} may be read or written by others (mode {stat.S_IMODE(facts.st_mode):o})",
+                hint=f"chmod 600 {path}; where others could read it, make a new key and retire this one",
+            )
+        return file.read(LARGEST_FILE)
+
+
+# --- public keys ---------------------------------------------------------------------------------
+
+
+def format_public(raw: bytes) -> bytes:
+    """PEM, as every tool reads it."""
+    text = base64.b64encode(_DER + raw).decode("ascii")
+    return f"-----BEGIN PUBLIC KEY-----\n{text}\n-----END PUBLIC KEY-----\n".encode("ascii")
+
+
+def parse_public(data: bytes, name: str) -> PublicKey:
+    """A public key in PEM, or as base64 of its 32 bytes. Raises UsageError for anything else."""
+    match = _PEM.fullmatch(data)
+    try:
+        raw = base64.b64decode(b"".join((match[1] if match else data).split()), validate=True)
+    except binascii.Error:
+        raw = b""
+    if match and raw[: len(_DER)] == _DER:
+        raw = raw[len(_DER) :]
+    elif match:
+        raw = b""
+    if len(raw) != PUBLIC_BYTES:
+        told = " but a private one" if b"PRIVATE KEY" in data else ""
+        raise UsageError(
+            f"{name}: not a public Ed25519 key{told}",
+            hint="name the .pub file that `imagefactory keys new` wrote",
+        )
+    return PublicKey(name=name, raw=raw)
+
+
+def read_public(text: str, folder: Path) -> PublicKey:
+    """The public key of a file, or of a name in the folder of keys. Raises UsageError."""
+    known = folder / f"{text}.pub"
+    path = known if NAME.fullmatch(text) and known.is_file() else Path(text)
+    try:
+        with path.open("rb") as file:
+            data = file.read(LARGEST_FILE)
+    except OSError as error:
+        raise UsageError(
+            f"'{text}' is neither a file nor a key of {folder}", hint="imagefactory keys show lists the keys"
+        ) from error
+    return parse_public(data, path.stem)
+
+
+def own_keys(folder: Path) -> tuple[PublicKey, ...]:
+    """The keys of this machine, by name; of one without its .pub nothing can be told, so it is left out."""
+    return tuple(
+        parse_public(path.read_bytes()[:LARGEST_FILE], path.stem)
+        for path in sorted(folder.glob("*.pub"))
+        if path.with_suffix(".pem").exists()
+    )

@@ -1,0 +1,354 @@
+"""Keys and trust: made for one person, read from one table, changed without a scratch on the rest."""
+
+from __future__ import annotations
+
+import json
+import stat
+import subprocess
+import sys
+import tomllib
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+)
+
+from imagefactory.cli import cli
+from imagefactory.errors import EXIT_USAGE, StatementError, UsageError
+from imagefactory.settings import load_settings
+from imagefactory.verify.keys import (
+    PublicKey,
+    find_key,
+    format_public,
+    keys_folder,
+    make_key,
+    own_keys,
+    parse_public,
+    read_public,
+    read_signing_key,
+)
+from imagefactory.verify.model import EvidenceKind
+from imagefactory.verify.trust import Grant, Policy, Trust, add_key, parse_trust, read_trust, retire_key
+from tests.unit.verdicts_made_here import LAB, STRANGER
+
+ROW = f"""\
+[[trust]]
+name = "lab"
+keyid = "{LAB.keyid}"
+public = "TU5PUA=="
+from = 2026-01-01
+until = 2027-01-01
+"""
+GRANT = Grant(key=PublicKey(name="lab", raw=LAB.public), since=date(2026, 1, 1), until=date(2027, 1, 1))
+TOML = add_key("", GRANT, "x")
+
+# --- private keys ------------------------------------------------------------------------------------
+
+
+def test_a_new_key_is_for_its_owner_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "keys"
+    made = make_key(folder, "lab")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / "lab.pem").stat().st_mode) == 0o600
+    assert read_signing_key(folder / "lab.pem").keyid == made.keyid
+    assert read_public("lab", folder) == made == own_keys(folder)[0]
+    with pytest.raises(UsageError, match="already"):
+        make_key(folder, "lab")
+    assert read_signing_key(folder / "lab.pem").public == made.raw
+
+
+@pytest.mark.parametrize("name", ["", "../lab", "a/b", "Lab", "lab\n", ".pem", "x" * 65])
+def test_names_stay_in_their_folder(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="cannot be a key's name"):
+        make_key(tmp_path, name)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o644, 0o777])
+def test_a_key_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> None:
+    make_key(tmp_path, "lab")
+    (tmp_path / "lab.pem").chmod(mode)
+    with pytest.raises(StatementError, match="may be read or written by others") as caught:
+        read_signing_key(tmp_path / "lab.pem")
+    assert "chmod 600" in caught.value.hint
+
+
+def test_only_ed25519_without_a_password_signs(tmp_path: Path) -> None:
+    path = tmp_path / "k.pem"
+    pem, pkcs8 = Encoding.PEM, PrivateFormat.PKCS8
+    for data, message in (
+        (b"", "cannot be read"),
+        (b"-----BEGIN PRIVATE KEY-----\nMA==\n-----END PRIVATE KEY-----\n", "cannot be read"),
+        (
+            Ed25519PrivateKey.generate().private_bytes(pem, pkcs8, BestAvailableEncryption(b"secret")),
+            "without a password",
+        ),
+        (
+            ec.generate_private_key(ec.SECP256R1()).private_bytes(pem, pkcs8, NoEncryption()),
+            "is not an Ed25519 key",
+        ),
+        (format_public(LAB.public), "cannot be read"),
+    ):
+        path.write_bytes(data)
+        path.chmod(0o600)
+        with pytest.raises(StatementError, match=message):
+            read_signing_key(path)
+    with pytest.raises(StatementError, match="not a plain file"):
+        read_signing_key(tmp_path)
+
+
+def test_which_key_signs(tmp_path: Path) -> None:
+    environ = {"XDG_CONFIG_HOME": str(tmp_path)}
+    folder = keys_folder(environ)
+    assert folder == tmp_path / "imagefactory" / "keys"
+    assert find_key("", environ) is None
+    make_key(folder, "lab")
+    assert find_key("", environ) == folder / "lab.pem"
+    make_key(folder, "other")
+    with pytest.raises(UsageError, match="has 2 keys") as caught:
+        find_key("", environ)
+    assert "signing-key" in caught.value.hint
+    assert find_key("other", environ) == folder / "other.pem"
+    assert find_key(str(folder / "other.pem"), environ) == folder / "other.pem"
+    with pytest.raises(UsageError, match="is not a file"):
+        find_key("third", environ)
+
+
+def test_the_setting_names_a_key_or_a_file(tmp_path: Path) -> None:
+    environ = {"HOME": "/home/someone"}
+    (tmp_path / "imagefactory.toml").write_text('signing-key = "keys/ci.pem"\n' + TOML)
+    from_file = load_settings(directory=tmp_path, start=tmp_path, environ=environ)
+    assert from_file.signing_key.value == str(tmp_path / "keys" / "ci.pem")
+    named = load_settings(
+        directory=tmp_path, start=tmp_path, environ={**environ, "IMAGEFACTORY_SIGNING_KEY": "lab"}
+    )
+    assert named.signing_key.value == "lab"
+
+
+# --- public keys -------------------------------------------------------------------------------------
+
+
+def test_public_keys_in_pem_and_in_base64() -> None:
+    import base64
+
+    assert parse_public(format_public(LAB.public), "x").raw == LAB.public
+    assert parse_public(base64.b64encode(LAB.public) + b"\n", "x").keyid == LAB.keyid
+
+
+def test_the_pem_is_what_other_tools_write() -> None:
+    from cryptography.hazmat.primitives.serialization import PublicFormat, load_pem_public_key
+
+    key = load_pem_public_key(format_public(LAB.public))
+    assert key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo) == format_public(LAB.public)
+
+
+def test_no_other_file_is_a_public_key(tmp_path: Path) -> None:
+    make_key(tmp_path, "lab")
+    ecdsa = ec.generate_private_key(ec.SECP256R1()).public_key()
+    from cryptography.hazmat.primitives.serialization import PublicFormat
+
+    for data in (
+        b"",
+        b"AAAA",
+        b"\xff\xfe",
+        format_public(LAB.public)[:-40],
+        format_public(LAB.public + b"x"),
+        ecdsa.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo),
+    ):
+        with pytest.raises(UsageError, match="not a public Ed25519 key"):
+            parse_public(data, "x")
+    with pytest.raises(UsageError, match="but a private one"):
+        parse_public((tmp_path / "lab.pem").read_bytes(), "x")
+
+
+# --- the table of trust ------------------------------------------------------------------------------
+
+
+def test_without_rows_nothing_is_trusted(tmp_path: Path) -> None:
+    assert read_trust(tmp_path) == Trust() == parse_trust("", "x")
+    assert Trust().key(LAB.keyid) is None
+    assert Policy() == Policy(
+        evidence=(EvidenceKind.LOCAL, EvidenceKind.KIT, EvidenceKind.ACTIONS), days=90, suites=()
+    )
+
+
+def test_this_project_s_own_file_trusts_no_test_key() -> None:
+    assert read_trust(Path(__file__).parents[2]).keys == ()
+
+
+def test_a_row_is_a_key_with_a_period() -> None:
+    trust = parse_trust(TOML + '[policy]\nevidence = ["kit"]\nexpires-days = 7\n', "x")
+    key = trust.key(LAB.keyid)
+    assert key is not None
+    assert (key.since, key.until) == (datetime(2026, 1, 1, tzinfo=UTC), datetime(2027, 1, 1, tzinfo=UTC))
+    assert key.evidence == trust.policy.evidence == (EvidenceKind.KIT,)
+    assert trust.policy.days == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("trust = 1", "'trust' is not a list of tables"),
+        ("trust = [1]", r"\[\[trust\]\] 1: not a table"),
+        ("[trust]\n", "'trust' is not a list of tables"),
+        ("[[trust]]\n", "'name' is missing"),
+        (TOML + 'owner = "me"\n', "unknown key 'owner'"),
+        (TOML.replace('name = "lab"', 'name = "the lab"'), "name: cannot be a key's name"),
+        (TOML.replace('name = "lab"', "name = 1"), "name"),
+        (ROW, "public: not a public Ed25519 key"),
+        (TOML.replace(LAB.keyid, STRANGER.keyid), "keyid: it is not that of the public key"),
+        (TOML.replace(LAB.keyid, LAB.keyid[:16]), "keyid"),
+        (TOML.replace("2026-01-01", '"2026-01-01"'), "from: not a date"),
+        (TOML.replace("2026-01-01", "2026-01-01T00:00:00"), "from: not a date"),
+        (TOML.replace("2027-01-01", "2025-01-01"), "until: that is before 'from'"),
+        (TOML + 'evidence = ["magic"]\n', "evidence: 'magic' is not known"),
+        (TOML + 'evidence = "local"\n', "evidence: not a list"),
+        (TOML + TOML, "the name 'lab' is trusted twice"),
+        (TOML + TOML.replace('"lab"', '"two"'), "the keyid"),
+        ("policy = 1", r"\[policy\]: not a table"),
+        ("[policy]\nexpires = 3\n", "unknown key 'expires'"),
+        ("[policy]\nexpires-days = 0\n", "expires-days: not a count"),
+        ("[policy]\nexpires-days = true\n", "expires-days: not a count"),
+        ("[policy]\nexpires-days = 5000\n", "expires-days: not a count"),
+        ('[policy]\nsuites = ["abc"]\n', "suites: not a list of digests"),
+        ("[policy]\nevidence = [1]\n", "evidence: not a list"),
+        ("[", "cannot be read as TOML"),
+    ],
+)
+def test_a_wrong_row_is_said_by_file_and_key(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        parse_trust(text, "/site/imagefactory.toml")
+    assert caught.value.message.startswith("/site/imagefactory.toml")
+    assert caught.value.hint
+
+
+WRITTEN = """\
+# The lab's factory
+store = "images"   # on the big disk
+
+[policy]
+expires-days = 30  # we are careful
+"""
+
+
+def test_edits_leave_everything_else_as_a_person_wrote_it() -> None:
+    one = add_key(WRITTEN, GRANT, "x")
+    assert one.startswith(WRITTEN)
+    second = Grant(
+        key=PublicKey(name="ci", raw=STRANGER.public),
+        since=date(2026, 1, 1),
+        until=date(2026, 2, 1),
+        evidence=(EvidenceKind.ACTIONS,),
+    )
+    two = add_key(one, second, "x")
+    assert two.startswith(one)
+    assert [key.name for key in parse_trust(two, "x").keys] == ["lab", "ci"]
+    assert parse_trust(two, "x").keys[1].evidence == (EvidenceKind.ACTIONS,)
+    moment = datetime(2026, 11, 22, 3, 0, tzinfo=UTC)
+    retired = retire_key(two, "lab", moment, "x")
+    assert retired == two.replace("until = 2027-01-01", "until = 2026-11-22T03:00:00Z")
+    assert parse_trust(retired, "x").keys[0].until == moment
+    assert retire_key(two, "lab", date(2026, 6, 1), "x") == two.replace("2027-01-01", "2026-06-01")
+
+
+def test_edits_that_make_no_sense_are_refused() -> None:
+    for grant in (
+        GRANT,
+        Grant(key=PublicKey(name="two", raw=LAB.public), since=GRANT.since, until=GRANT.until),
+    ):
+        with pytest.raises(UsageError, match="trusted already"):
+            add_key(TOML, grant, "x")
+    with pytest.raises(UsageError, match="no key 'other' is trusted"):
+        retire_key(TOML, "other", date(2026, 6, 1), "x")
+    with pytest.raises(UsageError, match="which is earlier"):
+        retire_key(TOML, "lab", date(2028, 1, 1), "x")
+    with pytest.raises(UsageError):
+        retire_key(TOML, "lab", date(2025, 1, 1), "x")
+    with pytest.raises(UsageError):
+        add_key("trust = []\n", GRANT, "x")
+
+
+# --- the commands ------------------------------------------------------------------------------------
+
+
+def _call(tmp_path: Path, *arguments: str, code: int = 0) -> str:
+    environ = {"XDG_CONFIG_HOME": str(tmp_path / "config"), "HOME": str(tmp_path)}
+    result = CliRunner().invoke(cli, ["-C", str(tmp_path), "keys", *arguments], env=environ)
+    if code:
+        assert getattr(result.exception, "exit_code", result.exit_code) == code, result.output
+        return str(result.exception)
+    assert result.exception is None, result.output
+    return result.output
+
+
+def test_new_trust_show_retire(tmp_path: Path) -> None:
+    path = tmp_path / "imagefactory.toml"
+    path.write_text(WRITTEN)
+    assert "imagefactory keys new" in _call(tmp_path, "show")
+    said = _call(tmp_path, "new", "lab")
+    keyid = read_public("lab", tmp_path / "config" / "imagefactory" / "keys").keyid
+    assert keyid in said
+    assert "not-trusted" in _call(tmp_path, "show")
+
+    _call(tmp_path, "trust", "lab", "--evidence", "local", "--from", "2026-01-01", "--until", "2100-01-01")
+    row = tomllib.loads(path.read_text())["trust"][0]
+    assert (row["name"], row["keyid"], row["evidence"]) == ("lab", keyid, ["local"])
+    shown = json.loads(_call(tmp_path, "show", "--json"))
+    assert shown["format"] == "imagefactory.keys/1"
+    assert [(one["state"], one["own"], one["evidence"]) for one in shown["keys"]] == [
+        ("trusted", True, ["local"])
+    ]
+
+    assert "trusted until" in _call(tmp_path, "retire", "lab")
+    assert json.loads(_call(tmp_path, "show", "--json"))["keys"][0]["state"] == "retired"
+    assert "earlier" in _call(tmp_path, "retire", "lab", code=EXIT_USAGE)
+    assert path.read_text().startswith(WRITTEN)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["config", "imagefactory.toml"]
+
+
+def test_another_s_public_key_is_trusted_by_its_file(tmp_path: Path) -> None:
+    (tmp_path / "imagefactory.toml").touch()
+    (tmp_path / "facility.pub").write_bytes(format_public(STRANGER.public))
+    said = _call(tmp_path, "trust", str(tmp_path / "facility.pub"))
+    assert STRANGER.keyid in said
+    (key,) = read_trust(tmp_path).keys
+    assert key.name == "facility"
+    assert (key.until - key.since).days == 365
+    assert "trusted already" in _call(tmp_path, "trust", str(tmp_path / "facility.pub"), code=EXIT_USAGE)
+
+
+def test_trust_needs_a_factory_and_a_key(tmp_path: Path) -> None:
+    assert "neither a file nor a key" in _call(tmp_path, "trust", "nobody", code=EXIT_USAGE)
+    _call(tmp_path, "new", "lab")
+    assert "has no imagefactory.toml" in _call(tmp_path, "trust", "lab", code=EXIT_USAGE)
+
+
+def test_a_light_install_shows_and_trusts_keys(tmp_path: Path) -> None:
+    (tmp_path / "imagefactory.toml").write_text(WRITTEN)
+    (tmp_path / "lab.pub").write_bytes(format_public(LAB.public))
+    program = f"""
+import sys
+for name in ("cryptography", "tomlkit", "requests", "tenacity", "rich", "jinja2", "uv", "zstandard"):
+    sys.modules[name] = None
+from imagefactory.cli import cli
+for arguments in (["trust", "lab.pub"], ["show"]):
+    cli.main(["-C", {str(tmp_path)!r}, "keys", *arguments], standalone_mode=False)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"HOME": str(tmp_path), "PATH": "/usr/bin"},
+    )
+    assert LAB.keyid in done.stdout
+    assert "trusted" in done.stdout.splitlines()[-1]

@@ -1,0 +1,211 @@
+"""Signing: what becomes a statement, what is refused, and that others can read it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from securesystemslib.dsse import Envelope as Dsse
+from securesystemslib.signer import SSlibKey
+
+from imagefactory.errors import StatementError
+from imagefactory.model import CheckState, Outcome
+from imagefactory.verify.envelope import PAYLOAD_TYPE, format_json, parse_envelope, parse_json
+from imagefactory.verify.statement import (
+    SIGNABLE,
+    TEST_RESULT,
+    VERDICT,
+    format_statement,
+    format_verdict,
+    parse_predicate,
+    parse_verdict,
+    sign,
+)
+from tests.unit.verdicts_made_here import HOST, LAB, MADE_UP, NOW, SUBJECT, payload_of, whole_report
+
+PART = "MIG-11111111-2222-3333-4444-555555555555"
+
+
+def test_a_signed_report_reads_back_as_it_was() -> None:
+    signed = sign(whole_report(), LAB, now=NOW, days=90)
+    envelope = parse_envelope(signed.envelope, "x")
+    assert parse_verdict(envelope.payload, "x", envelope.keyid) == signed.verdict
+    assert signed.verdict.report == whole_report()
+    assert signed.verdict.expires - signed.verdict.issued == timedelta(days=90)
+    assert signed.verdict.keyid == envelope.keyid == LAB.keyid
+
+
+def test_the_same_report_gives_the_same_bytes() -> None:
+    assert sign(whole_report(), LAB, now=NOW, days=90) == sign(whole_report(), LAB, now=NOW, days=90)
+
+
+def test_the_envelope_is_dsse_and_the_payload_in_toto() -> None:
+    signed = sign(whole_report(), LAB, now=NOW, days=90)
+    for data in (signed.envelope, signed.test_result):
+        envelope = Dsse.from_dict(json.loads(data))
+        key = SSlibKey(LAB.keyid, "ed25519", "ed25519", {"public": LAB.public.hex()})
+        assert list(envelope.verify([key], 1)) == [LAB.keyid]
+        assert envelope.payload_type == PAYLOAD_TYPE == "application/vnd.in-toto+json"
+        statement = json.loads(envelope.payload)
+        assert statement["_type"] == "https://in-toto.io/Statement/v1"
+        digests = [subject["digest"]["sha256"] for subject in statement["subject"]]
+        assert digests == [SUBJECT.manifest[7:], SUBJECT.config[7:]]
+        assert len({subject["name"] for subject in statement["subject"]}) == 2
+    assert payload_of(signed.envelope)["predicateType"] == VERDICT
+
+
+def test_the_keyid_is_that_of_securesystemslib() -> None:
+    assert SSlibKey.from_crypto(LAB.signer._private_key.public_key()).keyid == LAB.keyid  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "waived", "result"),
+    [
+        (Outcome.VERIFIED, False, "PASSED"),
+        (Outcome.VERIFIED, True, "WARNED"),
+        (Outcome.NO_KERNEL, False, "FAILED"),
+    ],
+)
+def test_the_test_result_says_it_in_in_toto_s_words(outcome: Outcome, waived: bool, result: str) -> None:
+    report = whole_report()
+    last = report.checks[-1]
+    if waived:
+        checks = (*report.checks[:-1], replace(last, state=CheckState.NOT_RUN))
+        report = replace(report, checks=checks, waived=(last.name,))
+    elif outcome is not Outcome.VERIFIED:
+        checks = (*report.checks[:-1], replace(last, state=CheckState.FAILED))
+        report = replace(report, checks=checks, outcome=outcome)
+    predicate = payload_of(sign(report, LAB, now=NOW, days=90).test_result)["predicate"]
+    assert predicate["result"] == result
+    assert predicate["passedTests"] == [check.name for check in report.checks if check.state == "passed"]
+    assert predicate["failedTests"] == ([last.name] if result == "FAILED" else [])
+    assert predicate["warnedTests"] == ([last.name] if result == "WARNED" else [])
+    assert predicate["configuration"][0]["digest"] == {"sha256": report.suite[7:]}
+
+
+def _with_check(**changes: Any) -> dict[str, Any]:
+    checks = whole_report().checks
+    return {"checks": (replace(checks[0], **changes), *checks[1:])}
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a rehearsal": ({"rehearsal": True}, "rehearsal on the CPU"),
+    "no GPU seen by the host": ({"hardware": None}, "the host saw no GPU"),
+    "no GPU met inside": ({"device": None}, "the suite met no GPU"),
+    "another GPU met inside": (
+        {"device": replace(MADE_UP, uuid="GPU-" + MADE_UP.uuid[4:].replace("a", "b"))},
+        "which NVML does not tell",
+    ),
+    "another capability": ({"device": replace(MADE_UP, capability="8.6")}, "NVML tells 8.0"),
+    "not below /proc": ({"hardware": replace(HOST, known=())}, "/proc/driver/nvidia does not tell"),
+    "another below /proc": ({"hardware": replace(HOST, known=("GPU-" + PART[4:],))}, "does not tell"),
+    "no node": ({"hardware": replace(HOST, nodes=())}, "no device node"),
+    "no driver": ({"hardware": replace(HOST, driver="")}, "no driver"),
+    "a part of no GPU": ({"device": replace(MADE_UP, uuid=PART)}, "NVML does not tell"),
+    "a part of another GPU": (
+        {
+            "device": replace(MADE_UP, uuid=PART),
+            "hardware": replace(HOST, notes=((PART, "GPU-" + PART[4:]),)),
+        },
+        "NVML does not tell",
+    ),
+    "a failed check": (_with_check(state=CheckState.FAILED), "'driver' is failed"),
+    "a check that did not run": (_with_check(state=CheckState.NOT_RUN), "'driver' is not-run"),
+    "a waiver of what ran": ({"waived": ("driver",)}, "waives a check that ran"),
+    "a waiver of nothing": ({"waived": ("nothing",)}, "waives a check"),
+    "a check left out": ({"checks": whole_report().checks[1:]}, "has the check 'driver', it does not"),
+    "no checks": ({"checks": ()}, "no check passed"),
+    "not yet over": ({"ended": NOW + timedelta(hours=1)}, "still to come"),
+    "over before it began": ({"ended": NOW - timedelta(hours=1)}, "before it started"),
+    "a reason of two lines": ({"reason": "a\nb"}, "reason"),
+    "no nonce": ({"nonce": ""}, "nonce"),
+    **{
+        f"the outcome {outcome}": ({"outcome": outcome}, f"outcome '{outcome}'")
+        for outcome in Outcome
+        if outcome not in SIGNABLE
+    },
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_no_gpu_run_is_behind_is_not_signed(name: str) -> None:
+    changes, message = REFUSED[name]
+    with pytest.raises(StatementError, match=message) as caught:
+        sign(whole_report(**changes), LAB, now=NOW, days=90)
+    assert caught.value.hint
+
+
+def test_all_na_is_no_pass() -> None:
+    checks = tuple(replace(check, state=CheckState.NOT_APPLICABLE) for check in whole_report().checks)
+    with pytest.raises(StatementError, match="no check passed"):
+        sign(whole_report(checks=checks), LAB, now=NOW, days=90)
+
+
+@pytest.mark.parametrize("uuid", [PART, "GPU-" + PART[4:]])
+def test_a_mig_instance_is_signed_by_its_gpu_s_evidence(uuid: str) -> None:
+    report = whole_report(
+        device=replace(MADE_UP, uuid=uuid), hardware=replace(HOST, notes=((PART, MADE_UP.uuid),))
+    )
+    assert sign(report, LAB, now=NOW, days=90).verdict.report == report
+
+
+@pytest.mark.parametrize("outcome", [outcome for outcome in SIGNABLE if outcome is not Outcome.VERIFIED])
+def test_what_a_gpu_says_against_an_image_is_signed_too(outcome: Outcome) -> None:
+    report = whole_report(outcome=outcome, **_with_check(state=CheckState.FAILED))
+    assert sign(report, LAB, now=NOW, days=90).verdict.report.outcome is outcome
+
+
+@pytest.mark.parametrize("days", [0, -1, 367])
+def test_a_life_of_no_days_or_of_years_is_refused(days: int) -> None:
+    with pytest.raises(StatementError, match="expires"):
+        sign(whole_report(), LAB, now=NOW, days=days)
+
+
+def test_nothing_of_the_private_key_is_in_what_is_signed() -> None:
+    seed = b"lab".ljust(32, b".")
+    signed = sign(whole_report(), LAB, now=NOW, days=90)
+    for spelling in (seed, seed.hex().encode(), base64.b64encode(seed), hashlib.sha256(seed).digest()):
+        assert spelling not in signed.envelope
+        assert spelling not in base64.b64decode(json.loads(signed.envelope)["payload"])
+
+
+def test_one_spelling() -> None:
+    verdict = sign(whole_report(), LAB, now=NOW, days=90).verdict
+    payload = format_verdict(verdict)
+    document = json.loads(payload)
+    assert format_json(document) == payload
+    for other in (
+        json.dumps(document, sort_keys=True).encode(),
+        json.dumps(document, separators=(",", ":"))[::-1].encode(),
+        payload + b"\n",
+        b"\xef\xbb\xbf" + payload,
+        payload.decode().encode("utf-16"),
+        payload.replace(b'"level":"quick"', b'"level":"quick","level":"quick"'),
+        payload.replace(b'"seconds":0.5', b'"seconds":5e-1', 1),
+        payload.replace(b'"rehearsal":false', b'"rehearsal":false,"rehearsal":true'),
+        payload.replace(b"quick", b"\\u0071uick"),
+    ):
+        assert other != payload
+        with pytest.raises(StatementError):
+            parse_verdict(other, "x", LAB.keyid)
+
+
+def test_sizes_are_capped_before_anything_is_read() -> None:
+    with pytest.raises(StatementError, match="more than 1048576 bytes"):
+        parse_json(b'"' + b"x" * (1 << 20) + b'"', "x")
+
+
+def test_a_predicate_is_of_the_kind_that_was_asked_for() -> None:
+    payload = format_statement(SUBJECT, VERDICT, {"a": 1})
+    assert parse_predicate(payload, "x", VERDICT) == {"a": 1}
+    with pytest.raises(StatementError, match="predicateType"):
+        parse_predicate(payload, "x", TEST_RESULT)
+    with pytest.raises(StatementError, match="_type"):
+        parse_predicate(payload.replace(b"Statement/v1", b"Statement/v2"), "x", VERDICT)
+    with pytest.raises(StatementError, match="predicate: that is no object"):
+        parse_predicate(payload.replace(b'{"a":1}', b"[1]"), "x", VERDICT)

@@ -1,0 +1,107 @@
+"""Reports, keys and signed verdicts for tests. The keys are throwaway: their private halves stand here."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from securesystemslib.signer import CryptoSigner, SSlibKey
+
+from imagefactory.model import CheckResult, CheckState, Outcome
+from imagefactory.verify.envelope import format_json, seal
+from imagefactory.verify.judgement import Court
+from imagefactory.verify.keys import SigningKey, keyid_of
+from imagefactory.verify.model import EvidenceKind, Gpu, GpuReport, Hardware, Subject
+from imagefactory.verify.suite.gpu import table
+from imagefactory.verify.trust import Policy, Trust, TrustedKey
+
+NOW = datetime(2026, 11, 22, 3, 0, 0, tzinfo=UTC)
+DAY = timedelta(days=1)
+
+
+def digest(letter: str) -> str:
+    return "sha256:" + letter * 64
+
+
+SUITE = digest("d")
+SUBJECT = Subject(target="pytorch-2.3-cu121", index=digest("a"), manifest=digest("b"), config=digest("c"))
+MADE_UP = Gpu(
+    name="A GPU of the tests",
+    capability="8.0",
+    uuid="GPU-01234567-89ab-cdef-0123-456789abcdef",
+    memory=1 << 34,
+)
+HOST = Hardware(
+    kind=EvidenceKind.LOCAL,
+    driver="550.54.15",
+    gpus=(MADE_UP,),
+    known=(MADE_UP.uuid,),
+    nodes=("/dev/nvidia0",),
+    notes=(("nvml-driver", "550.54.15"),),
+)
+
+
+def whole_report(**changes: Any) -> GpuReport:
+    """A report in which every check of the quick level passed. No GPU is behind it."""
+    report = GpuReport(
+        subject=SUBJECT,
+        suite=SUITE,
+        level="quick",
+        nonce="0123456789abcdef0123456789abcdef",
+        started=NOW - timedelta(minutes=2),
+        ended=NOW - timedelta(minutes=1),
+        runner="unshare",
+        hardware=HOST,
+        device=MADE_UP,
+        cuda="12.4",
+        checks=tuple(
+            CheckResult(
+                name=name, state=CheckState.PASSED, detail="it held", seconds=0.5, numbers=(("n", 1.5),)
+            )
+            for name in table.checks_of("quick")
+        ),
+        outcome=Outcome.VERIFIED,
+        reason="all that applies passed",
+    )
+    return replace(report, **changes)
+
+
+def make_signing_key(seed: str) -> SigningKey:
+    private = Ed25519PrivateKey.from_private_bytes(seed.encode("ascii").ljust(32, b"."))
+    raw = private.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+    public = SSlibKey(keyid_of(raw), "ed25519", "ed25519", {"public": raw.hex()})
+    return SigningKey(name=seed, public=raw, signer=CryptoSigner(private, public))
+
+
+LAB, STRANGER = make_signing_key("lab"), make_signing_key("stranger")
+LAB_TRUSTED = TrustedKey(
+    name="lab",
+    keyid=LAB.keyid,
+    public=LAB.public,
+    since=NOW - 30 * DAY,
+    until=NOW + 300 * DAY,
+    evidence=(EvidenceKind.LOCAL, EvidenceKind.KIT),
+)
+TRUST = Trust(keys=(LAB_TRUSTED,), policy=Policy())
+COURT = Court(trust=TRUST, suite=SUITE, now=NOW)
+
+
+def payload_of(envelope: bytes) -> Any:
+    return json.loads(base64.b64decode(json.loads(envelope)["payload"]))
+
+
+def with_payload(envelope: bytes, payload: bytes) -> bytes:
+    """The same envelope and signature around another payload."""
+    document = json.loads(envelope)
+    return format_json({**document, "payload": base64.b64encode(payload).decode("ascii")})
+
+
+def sealed(payload: bytes, key: SigningKey = LAB) -> bytes:
+    """Signed by `key`, without any look at what is signed."""
+
+    return seal(payload, key)
