@@ -16,7 +16,9 @@ import pytest
 
 from imagefactory.gpu.fatbin import Reader, scan_bytes, scan_file
 from imagefactory.gpu.model import Library
+from imagefactory.verify.suite.gpu import kernels
 from tests.services.nvcc import Nvcc, install_nvcc
+from tests.services.processes import ServiceError
 
 KERNELS = """
 __global__ void {name}(float *x) {{
@@ -164,6 +166,19 @@ def test_cubins(architecture: str, nvcc: Nvcc, tmp_path: Path) -> None:
     made = tmp_path / "made.cubin"
     nvcc.run("-cubin", f"-arch=sm_{architecture}", write_source(tmp_path), "-o", made, cwd=tmp_path)
     assert codes(made) == [{f"sm_{architecture}"}]
+
+
+def test_the_ptx_of_the_gpu_suite_compiles_for_every_gpu(nvcc: Nvcc, tmp_path: Path) -> None:
+    """What T0 gives to a driver, by the compiler that drivers have inside; what is broken does not."""
+    for name in ("ADD", "SUBTRACT", "BROKEN"):
+        (tmp_path / f"{name}.ptx").write_text(getattr(kernels, name))
+    for architecture in ARCHITECTURES:
+        for name in ("ADD", "SUBTRACT"):
+            arguments = (f"-arch=sm_{architecture}", f"{name}.ptx", "-o", f"{name}.cubin")
+            nvcc.run(*arguments, cwd=tmp_path, tool="ptxas")
+        assert (tmp_path / "ADD.cubin").read_bytes() != (tmp_path / "SUBTRACT.cubin").read_bytes()
+    with pytest.raises(ServiceError, match="imagine"):
+        nvcc.run("-arch=sm_80", "BROKEN.ptx", "-o", "BROKEN.cubin", cwd=tmp_path, tool="ptxas")
 
 
 def test_cubins_inside_agree_with_their_entries(nvcc: Nvcc, tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ from pathlib import Path
 import pytest
 
 import imagefactory
+from tests.services.libcuda import UUID, build_libcuda
+from tests.unit.gpu_suite_made_here import make_expectations
 
 PYTHON = "/usr/bin/python3"
 ORDINARY_UID = 61234  # no account has it
@@ -772,6 +774,49 @@ def test_gpu_asked_for_and_none_there(caller: Caller) -> None:
     told = caller.run("true", gpus=True)
     assert told["error"] == "ToolError"
     assert "no GPU" in str(told["message"])
+
+
+@pytest.mark.parametrize(
+    ("lie", "failed", "outcome"),
+    [
+        ("", "", ""),
+        ("kernel=wrong", "vector-add", "wrong-numbers"),
+        ("crash=cuInit", "driver", "load-failed"),
+    ],
+)
+def test_the_gpu_suite_asks_the_driver(
+    caller: Caller, ground: Path, lie: str, failed: str, outcome: str
+) -> None:
+    """T0 inside an image, on the stand-in for libcuda: the driver is all that it needs."""
+    folder = ground / f"t0-{caller.name}-{failed}"
+    for part in ("expect", "report"):
+        (folder / part).mkdir(parents=True)
+    build_libcuda(folder / "driver", lie)
+    asked = make_expectations(framework="numpy", packages={"numpy": "2.0.0"}, capability="8.0")
+    (folder / "expect/expectations.json").write_text(json.dumps(asked))
+    (folder / "report").chmod(0o777)
+    done = caller.run(
+        PYTHON, "-I", "-B", "/imagefactory/suite/verify.py",
+        "/expect/expectations.json", "/report/report.json",
+        mounts=[
+            [str(ground / "python/imagefactory/verify/suite"), "/imagefactory/suite", False],
+            [str(folder / "driver"), "/driver", False],
+            [str(folder / "expect"), "/expect", False],
+            [str(folder / "report"), "/report", True],
+        ],
+        environment=[["LD_LIBRARY_PATH", "/driver"]],
+        read_only=True,
+        timeout=60,
+    )  # fmt: skip
+    report = json.loads((folder / "report/report.json").read_text())
+    rows = {row["name"]: row for row in report["checks"]}
+    assert done["returncode"] == (1 if failed else 0), done
+    assert [name for name, row in rows.items() if row["state"] == "failed"] == ([failed] if failed else [])
+    if failed:
+        assert rows[failed]["outcome"] == outcome
+    else:
+        assert report["device"]["uuid"] == UUID
+        assert rows["driver-controls"]["state"] == "passed"
 
 
 def test_layers_in_use_are_not_collected(caller: Caller) -> None:

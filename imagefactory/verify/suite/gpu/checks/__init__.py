@@ -1,0 +1,31 @@
+"""The GPU checks: one file a tier, each `check_<name>(context) -> Finding`, or a Failure.
+
+Files are loaded when a part needs them, so that a fault in one cannot keep another from being looked at.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from ...context import Finding
+from .. import table
+from ..context import GpuContext
+
+# Part -> the file of its checks.
+FILES = {
+    "driver": "driver",
+    "native": "coverage",
+    "ptx": "coverage",
+    "numbers": "numbers",
+    "jit": "jit",
+    "portability": "portability",
+}
+
+
+def find_check(name: str) -> Callable[[GpuContext], Finding]:
+    """The function of a check of the table: `check_vector_add` of checks/driver.py for `vector-add`."""
+    module: Any = importlib.import_module(f".{FILES[table.part_of(name)]}", __name__)
+    found: Callable[[GpuContext], Finding] = getattr(module, f"check_{name.replace('-', '_')}")
+    return found

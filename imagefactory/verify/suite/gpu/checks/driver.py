@@ -1,0 +1,255 @@
+"""T0: the driver alone. Is there a GPU, is it the right one, does it compute, does it give memory back.
+
+Nothing of a framework or of CUDA's toolkit takes part: where these fail, the machine is at fault or the way
+in which the GPU was given to the image, not the image.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ...context import Failure, Finding
+from .. import driver, kernels, table
+from ..context import Discovery, GpuContext, Refusal
+from ..driver import Device, Driver, DriverError
+
+# More blocks than a GPU has multiprocessors; no multiple of one, so that the last has threads without work.
+COUNT = 30_011
+MEMORY = 256 << 20
+LEAK = 64 << 20
+SLACK = 16 << 20  # the driver hands out memory in pieces of up to 2 MiB and keeps a few
+ROUNDS = 5
+
+WORDS = {
+    driver.OUT_OF_MEMORY: table.INFRASTRUCTURE,
+    driver.STUB_LIBRARY: table.NO_GPU,
+    driver.DEVICE_UNAVAILABLE: table.INFRASTRUCTURE,
+    driver.NO_DEVICE: table.NO_GPU,
+    driver.INVALID_DEVICE: table.NO_GPU,
+    driver.INVALID_IMAGE: table.NO_KERNEL,
+    driver.NO_BINARY_FOR_GPU: table.NO_KERNEL,
+    driver.INVALID_PTX: table.NO_KERNEL,
+    driver.UNSUPPORTED_PTX_VERSION: table.DRIVER_TOO_OLD,
+    driver.SYSTEM_NOT_READY: table.INFRASTRUCTURE,
+    driver.SYSTEM_DRIVER_MISMATCH: table.INFRASTRUCTURE,
+    driver.COMPAT_NOT_SUPPORTED: table.DRIVER_TOO_OLD,
+}
+HINTS = {
+    driver.STUB_LIBRARY: "the toolkit's empty libcuda was loaded: take its folder out of LD_LIBRARY_PATH",
+    driver.JIT_COMPILER_NOT_FOUND: "the container was not given the driver's libnvidia-ptxjitcompiler.so.1",
+    driver.SYSTEM_NOT_READY: "the machine's fabric manager is not running",
+    driver.SYSTEM_DRIVER_MISMATCH: "libcuda and the kernel's module are of different drivers: load the "
+    "module anew, or take away a libcuda that the image brings",
+    driver.COMPAT_NOT_SUPPORTED: "the image brings a libcuda for newer CUDA, which this GPU does not take: "
+    "it needs a newer driver",
+}
+
+
+def check_driver(context: GpuContext) -> Finding:
+    """libcuda is there, starts, and takes the CUDA that the image was made for."""
+    with driver_words():
+        library = start()
+        version = library.version()
+    facts = {"cuda": version}
+    oldest = context.asked.driver
+    if oldest and _numbers(version) < _numbers(oldest):
+        raise Refusal(
+            f"the driver takes CUDA up to {version}, the image needs {oldest}",
+            outcome=table.DRIVER_TOO_OLD,
+            facts=facts,
+        )
+    needs = f", the image needs {oldest}" if oldest else ""
+    return Discovery(f"the driver takes CUDA up to {version}{needs}; {loaded_from()}", facts=facts)
+
+
+def check_device(context: GpuContext) -> Finding:
+    """There is a GPU, and it is of the capability that was asked for."""
+    wanted = context.asked.capability
+    with driver_words():
+        devices = start().devices()
+    if not devices:
+        raise Failure("the driver counts no GPU", outcome=table.NO_GPU)
+    device = choose(devices, wanted)
+    facts = {"device": describe(device), "visible": len(devices)}
+    numbers = {"devices": len(devices), "memory-bytes": device.memory}
+    slice_of = f", a slice of {device.parent}" if device.parent else ""
+    detail = f"{device.name}, {device.capability}, {device.uuid}{slice_of}"
+    if wanted and device.capability != wanted:
+        raise Refusal(
+            f"capability {wanted} was asked for, this is {detail}",
+            outcome=table.WRONG_GPU,
+            numbers=numbers,
+            facts=facts,
+        )
+    if device.prohibited:
+        raise Refusal(
+            f"{detail}, is in the compute mode that prohibits all programs (nvidia-smi -c 0 lifts it)",
+            outcome=table.INFRASTRUCTURE,
+            numbers=numbers,
+            facts=facts,
+        )
+    return Discovery(detail, numbers, facts=facts)
+
+
+def check_vector_add(context: GpuContext) -> Finding:
+    """The driver compiles PTX and the GPU adds two vectors, exactly."""
+    vectors = kernels.make_vectors(context.asked.expected.nonce, COUNT)
+    with driver_words(), opened(context) as library:
+        found = combine(library, vectors, kernels.ADD)
+    wrong = kernels.compare(found, vectors.total())
+    if wrong:
+        raise Failure(wrong, outcome=table.WRONG_NUMBERS)
+    return Finding(f"{COUNT} sums by PTX that the driver compiled, all exact", {"elements": COUNT})
+
+
+def check_memory_returned(context: GpuContext) -> Finding:
+    """Memory that is taken is gone from what is free, and is free again after."""
+    with driver_words(), opened(context) as library:
+        size = min(MEMORY, library.free_memory() // 4)
+        taken, missing = measure(library, size, leak=0)
+    numbers = {"asked-bytes": size, "taken-bytes": taken, "missing-bytes": missing}
+    if taken < size - SLACK:
+        raise Refusal(
+            f"of {size} bytes that were taken the driver counts {taken}",
+            outcome=table.WRONG_NUMBERS,
+            numbers=numbers,
+        )
+    if missing > SLACK:
+        raise Refusal(
+            f"{missing} of {size} bytes did not come back", outcome=table.LOAD_FAILED, numbers=numbers
+        )
+    return Finding(f"{size >> 20} MiB taken and given back", numbers)
+
+
+def check_driver_controls(context: GpuContext) -> Finding:
+    """Negative controls: what is wrong on purpose must be seen, or the checks before prove nothing."""
+    vectors = kernels.make_vectors(f"{context.asked.expected.nonce}-controls", COUNT)
+    total = vectors.total()
+    unseen = []
+    with driver_words(), opened(context) as library:
+        subtracted = combine(library, vectors, kernels.SUBTRACT)
+        if not kernels.compare(subtracted, total):
+            unseen.append("a kernel that subtracts gave the sum")
+        if kernels.compare(subtracted, vectors.difference()):
+            unseen.append("a kernel that subtracts did not give the difference")
+        if not kernels.compare(combine(library, vectors, None), total):
+            unseen.append("the sum was there though no kernel ran")
+        try:
+            combine(library, vectors, kernels.BROKEN)
+        except DriverError as error:
+            if error.call != "cuModuleLoadDataEx":
+                raise
+        else:
+            unseen.append("PTX that is none was compiled")
+        _, missing = measure(library, LEAK, leak=LEAK)
+        if missing < LEAK - SLACK:
+            unseen.append(f"{LEAK} bytes that were kept were not missed")
+    whole = total + kernels.POISON * kernels.GUARD
+    for at in (0, len(total) - 1, len(whole) - 1):
+        if not kernels.compare(whole[:at] + bytes((whole[at] ^ 1,)) + whole[at + 1 :], total):
+            unseen.append(f"a wrong bit in byte {at} passed")
+    if unseen:
+        raise Failure("; ".join(unseen), outcome=table.WRONG_NUMBERS)
+    return Finding("what was made wrong on purpose was seen", {"controls": 8})
+
+
+# --- what the checks do it with ------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def driver_words() -> Iterator[None]:
+    """Turns an answer of the driver into a Failure with the tables' word for it."""
+    try:
+        yield
+    except DriverError as error:
+        hint = f" ({HINTS[error.code]})" if error.code in HINTS else ""
+        raise Failure(f"{error}{hint}", outcome=WORDS.get(error.code, table.LOAD_FAILED)) from error
+
+
+def start() -> Driver:
+    """libcuda, initialised. Raises Failure where there is none, DriverError where it does not start."""
+    try:
+        library = Driver()
+    except OSError as error:
+        raise Failure(f"no driver was given to the container: {error}", outcome=table.NO_GPU) from error
+    library.call("cuInit", 0)
+    return library
+
+
+@contextlib.contextmanager
+def opened(context: GpuContext) -> Iterator[Driver]:
+    """The driver with the context of the device that was found, current."""
+    library = start()
+    found = [device for device in library.devices() if device.uuid == context.device["uuid"]]
+    if not found:
+        raise Failure(f"{context.device['uuid']} is gone", outcome=table.INFRASTRUCTURE)
+    with library.context(found[0]):
+        yield library
+
+
+def choose(devices: Sequence[Device], capability: str) -> Device:
+    """The first of the capability that is asked for, else the first."""
+    return next((device for device in devices if device.capability == capability), devices[0])
+
+
+def describe(device: Device) -> dict[str, Any]:
+    return {
+        "name": device.name,
+        "capability": device.capability,
+        "uuid": device.uuid,
+        "memory": device.memory,
+    }
+
+
+def combine(library: Driver, vectors: kernels.Vectors, ptx: str | None) -> bytes:
+    """What lies in the result and behind it after a kernel of `ptx`, or after none, has run."""
+    size, count = 4 * vectors.count, vectors.count
+    blocks = -(-count // driver.THREADS)
+    start_with = kernels.poison(count)
+    with contextlib.ExitStack() as held:
+        left, right, result = (
+            held.enter_context(library.memory(each)) for each in (size, size, len(start_with))
+        )
+        library.write(left, vectors.left.tobytes())
+        library.write(right, vectors.right.tobytes())
+        library.write(result, start_with)
+        if ptx is not None:
+            with library.module(ptx) as module:
+                arguments = (*map(ctypes.c_uint64, (left, right, result)), ctypes.c_uint32(count))
+                library.launch(module, kernels.ENTRY, blocks, arguments)
+        return library.read(result, len(start_with))
+
+
+def measure(library: Driver, size: int, *, leak: int) -> tuple[int, int]:
+    """Bytes that were gone while `size` were held, and bytes still missing after, `leak` of them kept.
+
+    Other programs may take and give memory meanwhile, so the best of several rounds counts: what never comes
+    back is missing in each. The leak is given back in the end.
+    """
+    rounds = []
+    for _ in range(ROUNDS):
+        with contextlib.ExitStack() as kept:
+            before = library.free_memory()
+            with library.memory(size):
+                taken = before - library.free_memory()
+            if leak:
+                kept.enter_context(library.memory(leak))
+            missing = before - library.free_memory()
+        rounds.append((taken, missing))
+        if taken >= size - SLACK and abs(missing - leak) <= SLACK:
+            break
+    return min(rounds, key=lambda one: abs(one[1] - leak) + max(0, size - one[0]))
+
+
+def loaded_from() -> str:
+    """Where the loader found libcuda: the driver's own, or one that the image brings (cuda-compat)."""
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        paths = {line.split(maxsplit=5)[5].strip() for line in maps if "libcuda.so" in line}
+    return f"libcuda is {', '.join(sorted(paths))}"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))

@@ -1,0 +1,109 @@
+"""The kernels of T0: PTX as text, for the driver to compile, and what they must give.
+
+PTX 6.0 for sm_50 is older than every driver and GPU that a recipe can ask for (CUDA 9), and still works: PTX
+for an older GPU compiles for every newer one (CUDA C++ Programming Guide, "PTX Compatibility"). CUDA 13 makes
+no machine code for GPUs before sm_75 any more; its ptxas takes this PTX for all that it has (tests/engines).
+"""
+
+from __future__ import annotations
+
+import array
+import operator
+import random
+from dataclasses import dataclass
+
+ENTRY = "combine"
+GUARD = 256  # elements behind the last one, which the kernel must leave alone
+POISON = b"\xa5\x5a\xc3\x3c"
+
+_COMBINE = """
+.version 6.0
+.target sm_50
+.address_size 64
+
+.visible .entry combine(
+    .param .u64 left,
+    .param .u64 right,
+    .param .u64 result,
+    .param .u32 count
+)
+{
+    .reg .pred %p<2>;
+    .reg .f32 %f<4>;
+    .reg .b32 %r<6>;
+    .reg .b64 %rd<11>;
+
+    ld.param.u64 %rd1, [left];
+    ld.param.u64 %rd2, [right];
+    ld.param.u64 %rd3, [result];
+    ld.param.u32 %r1, [count];
+    mov.u32 %r2, %ctaid.x;
+    mov.u32 %r3, %ntid.x;
+    mov.u32 %r4, %tid.x;
+    mad.lo.s32 %r5, %r2, %r3, %r4;
+    setp.ge.u32 %p1, %r5, %r1;
+    @%p1 bra done;
+    cvta.to.global.u64 %rd4, %rd1;
+    cvta.to.global.u64 %rd5, %rd2;
+    cvta.to.global.u64 %rd6, %rd3;
+    mul.wide.u32 %rd7, %r5, 4;
+    add.s64 %rd8, %rd4, %rd7;
+    add.s64 %rd9, %rd5, %rd7;
+    add.s64 %rd10, %rd6, %rd7;
+    ld.global.f32 %f1, [%rd8];
+    ld.global.f32 %f2, [%rd9];
+    OPERATION %f3, %f1, %f2;
+    st.global.f32 [%rd10], %f3;
+done:
+    ret;
+}
+"""
+
+ADD = _COMBINE.replace("OPERATION", "add.rn.f32")
+SUBTRACT = _COMBINE.replace("OPERATION", "sub.rn.f32")
+BROKEN = _COMBINE.replace("OPERATION", "imagine.f32")
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Two vectors of whole numbers below 2**22 in float32, so that sum and difference are exact."""
+
+    left: array.array[float]
+    right: array.array[float]
+
+    @property
+    def count(self) -> int:
+        return len(self.left)
+
+    def total(self) -> bytes:
+        return array.array("f", map(operator.add, self.left, self.right)).tobytes()
+
+    def difference(self) -> bytes:
+        return array.array("f", map(operator.sub, self.left, self.right)).tobytes()
+
+
+def make_vectors(nonce: str, count: int) -> Vectors:
+    """Other numbers in each run: the same nonce gives the same ones."""
+    source = random.Random(nonce)
+    draw = source.choices(range(1, 1 << 22), k=2 * count)
+    return Vectors(left=array.array("f", draw[:count]), right=array.array("f", draw[count:]))
+
+
+def poison(count: int) -> bytes:
+    """What the result holds before the kernel runs: `count` elements and the guard behind them."""
+    return POISON * (count + GUARD)
+
+
+def compare(found: bytes, expected: bytes) -> str:
+    """How the result differs from what it must be, guard and all; empty when it does not."""
+    wanted = expected + POISON * GUARD
+    if found == wanted:
+        return ""
+    wrong = [at for at in range(0, len(wanted), 4) if found[at : at + 4] != wanted[at : at + 4]]
+    inside = [at for at in wrong if at < len(expected)]
+    if not inside:
+        return f"{len(wrong)} elements behind the end were written"
+    at = inside[0]
+    one, other = array.array("f", found[at : at + 4])[0], array.array("f", expected[at : at + 4])[0]
+    count = len(expected) // 4
+    return f"{len(inside)} of {count} elements are wrong: [{at // 4}] is {one:.9g}, not {other:.9g}"
