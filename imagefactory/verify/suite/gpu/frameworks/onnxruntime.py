@@ -1,0 +1,234 @@
+"""ONNX Runtime. That its CUDA provider did the work is read from its own profile, node by node.
+
+What a test asks for is float32 outside; inside, nodes cast to the kind in question and back.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...context import Failure, Finding
+from .. import reference, table
+from ..context import GpuContext
+from ..driver import Driver
+from . import words
+from .onnx_graph import TYPES, Node, write_model
+from .probe import run_probe
+from .transfer import Transfer
+
+KINDS = ("float32", "tf32", "float16", "bfloat16")
+CPU_LACKS = ("float16", "bfloat16")
+"""Its CPU has no bfloat16 products, and makes float16 ones in float32."""
+PROVIDERS = {True: "CPUExecutionProvider", False: "CUDAExecutionProvider"}
+"""By whether it is a rehearsal."""
+
+HALVES = ("float16", "bfloat16")
+
+
+def prepare(context: GpuContext) -> None:
+    """onnxruntime needs nothing set."""
+
+
+def classify(error: BaseException) -> str:
+    return words.classify(error)
+
+
+def _onnxruntime() -> Any:
+    return importlib.import_module("onnxruntime")
+
+
+def _device(context: GpuContext) -> str:
+    return "cpu" if context.asked.rehearsal else "cuda"
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A model to run: nodes, float32 inputs and int64 vectors by name, the rank of what comes out."""
+
+    nodes: Sequence[Node]
+    inputs: Mapping[str, Any]
+    rank: int
+    kind: str = "float32"
+    constants: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+
+def _run(context: GpuContext, job: _Job) -> Any:
+    """The output, which must lie on the device and come of nodes that the provider ran, in the kind asked."""
+    runtime = _onnxruntime()
+    with tempfile.TemporaryDirectory(prefix="suite-") as folder:
+        session = _start(context, job, os.path.join(folder, "profile"))
+        binding = session.io_binding()
+        # On the CPU a value is the array's own memory, and before 1.20 does not keep the array.
+        arrays = {name: values.astype("float32", order="C") for name, values in job.inputs.items()}
+        for name, values in arrays.items():
+            there = runtime.OrtValue.ortvalue_from_numpy(values, _device(context), 0)
+            binding.bind_ortvalue_input(name, there)
+        binding.bind_output(job.nodes[-1].output, _device(context), 0)
+        session.run_with_iobinding(binding)
+        (result,) = binding.get_outputs()
+        with open(session.end_profiling(), encoding="utf-8") as file:
+            _judge_profile(json.load(file), job, PROVIDERS[context.asked.rehearsal])
+    return fetch(context, result, "float32")
+
+
+def _start(context: GpuContext, job: _Job, profile: str) -> Any:
+    runtime, provider = _onnxruntime(), PROVIDERS[context.asked.rehearsal]
+    options = runtime.SessionOptions()
+    options.enable_profiling, options.profile_file_prefix = True, profile
+    options.log_severity_level = 3
+    # A program of one or two nodes, each as written: nothing is computed when the session starts.
+    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    wanted: Any = provider
+    if not context.asked.rehearsal:
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+        wanted = (provider, {"device_id": "0", "use_tf32": "1" if job.kind == "tf32" else "0"})
+    ranks = {name: values.ndim for name, values in job.inputs.items()}
+    model = write_model(job.nodes, ranks, job.rank, job.constants)
+    session = runtime.InferenceSession(model, options, providers=[wanted])
+    session.disable_fallback()
+    if session.get_providers()[0] != provider:
+        # It says why on stderr alone and goes on with the CPU.
+        raise Failure(f"onnxruntime opened {session.get_providers()}, not {provider}")
+    return session
+
+
+def _judge_profile(events: Sequence[Mapping[str, Any]], job: _Job, provider: str) -> None:
+    """Every node of the model ran, all by `provider`, and what is no cast in the kind asked for."""
+    rows = [
+        event["args"]
+        for event in events
+        if event.get("cat") == "Node" and str(event.get("name", "")).endswith("_kernel_time")
+    ]
+    elsewhere = sorted(
+        {f"{row['op_name']} by {row['provider']}" for row in rows if row["provider"] != provider}
+    )
+    if elsewhere:
+        raise Failure(f"onnxruntime ran {', '.join(elsewhere)}, not by {provider}")
+    missing = {node.operator for node in job.nodes} - {row["op_name"] for row in rows}
+    if missing:
+        raise Failure(f"onnxruntime's profile does not show {', '.join(sorted(missing))}")
+    for row in rows:
+        took = {kind for shapes in row["input_type_shape"] for kind in shapes}
+        if row["op_name"] != "Cast" and job.kind in HALVES and took != {job.kind}:
+            text = f"onnxruntime ran {row['op_name']} on {', '.join(sorted(took))}, not on {job.kind}"
+            raise Failure(text, outcome=table.WRONG_NUMBERS)
+
+
+def on_cpu(values: Any, kind: str) -> Any:
+    return _onnxruntime().OrtValue.ortvalue_from_numpy(values.astype(kind), "cpu", 0)
+
+
+def fetch(context: GpuContext, array: Any, kind: str) -> Any:
+    if array.device_name().lower() != _device(context):
+        raise Failure(f"onnxruntime's result is on {array.device_name()}", outcome=table.LOAD_FAILED)
+    names = {"float32": "tensor(float)", "float64": "tensor(double)"}
+    if array.data_type() != names[kind]:
+        raise Failure(f"onnxruntime's result is a {array.data_type()}", outcome=table.WRONG_NUMBERS)
+    return array.numpy().astype("float64")
+
+
+def _cast(job: _Job, operator: Node) -> _Job:
+    """The job with `operator` between casts to its kind and back, where that is not float32."""
+    if job.kind in ("float32", "tf32"):
+        return _Job(**{**_fields(job), "nodes": (operator,)})
+    there = {name: f"{name}_{job.kind}" for name in job.inputs}
+    nodes = [Node("Cast", (name,), other, {"to": TYPES[job.kind]}) for name, other in there.items()]
+    inputs = tuple(there.get(name, name) for name in operator.inputs)
+    nodes.append(Node(operator.operator, inputs, "made", operator.attributes))
+    nodes.append(Node("Cast", ("made",), operator.output, {"to": TYPES["float32"]}))
+    return _Job(**{**_fields(job), "nodes": tuple(nodes)})
+
+
+def _fields(job: _Job) -> dict[str, Any]:
+    return {name: getattr(job, name) for name in ("inputs", "rank", "kind", "constants")}
+
+
+def _one(context: GpuContext, operator: Node, job: _Job) -> Any:
+    return _run(context, _cast(job, operator))
+
+
+def matmul(context: GpuContext, left: Any, right: Any, kind: str) -> Any:
+    job = _Job((), {"a": left, "b": right}, left.ndim, kind)
+    return _one(context, Node("MatMul", ("a", "b"), "y"), job)
+
+
+def elementwise(context: GpuContext, values: Any) -> Any:
+    return _one(context, Node("Tanh", ("a",), "y"), _Job((), {"a": values}, values.ndim))
+
+
+def reduce(context: GpuContext, values: Any, axis: int | None, kind: str) -> Any:
+    if axis is None:
+        job = _Job((), {"a": values}, 0, kind)
+        return _one(context, Node("ReduceSum", ("a",), "y", {"keepdims": 0}), job)
+    job = _Job((), {"a": values}, values.ndim - 1, kind, {"axes": (axis,)})
+    return _one(context, Node("ReduceSum", ("a", "axes"), "y", {"keepdims": 0}), job)
+
+
+def largest(context: GpuContext, values: Any) -> Any:
+    return _one(context, Node("ReduceMax", ("a",), "y", {"keepdims": 0}), _Job((), {"a": values}, 0))
+
+
+def convolution(context: GpuContext, case: reference.ConvolutionCase, kind: str) -> dict[str, Any]:
+    """The gradients by the operators of ONNX that compute the same.
+
+    That of the image is ConvTranspose with the same filters. That of the filters is a convolution of the
+    image with what comes from above, spread by the stride, with images and channels exchanged.
+    """
+    kept, step = [case.padding] * 4, [case.stride] * 2
+    attributes = {"pads": kept, "strides": step}
+    swap = (1, 0, 2, 3)
+    jobs = {
+        "forward": ("Conv", {"x": case.image, "w": case.filters}, attributes),
+        "image": ("ConvTranspose", {"x": case.outer, "w": case.filters}, attributes),
+        "filters": (
+            "Conv",
+            {"x": case.image.transpose(swap), "w": case.outer.transpose(swap)},
+            {"pads": kept, "dilations": step},
+        ),
+    }
+    found = {
+        name: _one(context, Node(operator, tuple(inputs), "y", options), _Job((), inputs, 4, kind))
+        for name, (operator, inputs, options) in jobs.items()
+    }
+    return {**found, "filters": found["filters"].transpose(swap)}
+
+
+def transfer(context: GpuContext, values: Any) -> Transfer:
+    value = _onnxruntime().OrtValue
+    began = time.perf_counter()
+    there = value.ortvalue_from_numpy(values, _device(context), 0)
+    between = time.perf_counter()
+    back = there.numpy()
+    ended = time.perf_counter()
+    if there.device_name().lower() != _device(context):
+        raise Failure(f"onnxruntime copied to {there.device_name()}")
+    return Transfer(back=back, up=between - began, down=ended - between, pinned=False)
+
+
+def loaded(context: GpuContext) -> dict[str, str]:  # noqa: ARG001
+    """onnxruntime tells none; what is loaded is seen in the process."""
+    return {}
+
+
+def in_use(context: GpuContext) -> int:  # noqa: ARG001
+    """All that is in use on the GPU, by whomever: onnxruntime tells no number of its own."""
+    driver = Driver()
+    driver.call("cuInit", 0)
+    device = driver.device(0)
+    with driver.context(device):
+        return device.memory - driver.free_memory()
+
+
+def release(context: GpuContext) -> None:
+    """A session's memory goes with it, and no session is kept."""
+
+
+def probe(context: GpuContext) -> Finding:
+    return run_probe(context)

@@ -1,0 +1,239 @@
+"""PyTorch."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import os
+import shutil
+import tempfile
+import time
+from typing import Any
+
+from ...context import Failure, Finding
+from .. import reference, table
+from ..context import GpuContext
+from . import nccl, words
+from .probe import run_probe
+from .transfer import Transfer
+
+KINDS = ("float32", "tf32", "float16", "bfloat16")
+CPU_LACKS = ("float16",)
+"""Before 2.1 its CPU multiplies no matrices of float16."""
+
+
+def prepare(context: GpuContext) -> None:  # noqa: ARG001
+    """What torch.compile makes goes to a folder that ends with the process: there may be no home."""
+    folder = tempfile.mkdtemp(prefix="suite-torch-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(folder, "inductor")
+    os.environ["TRITON_CACHE_DIR"] = os.path.join(folder, "triton")
+    # Workers would be forked from a process that has CUDA open, and outlive a part that is ended.
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+
+
+def classify(error: BaseException) -> str:
+    return words.classify(error)
+
+
+def _torch() -> Any:
+    return importlib.import_module("torch")
+
+
+def _device(context: GpuContext) -> str:
+    return "cpu" if context.asked.rehearsal else "cuda"
+
+
+def _type(kind: str) -> Any:
+    return getattr(_torch(), "float32" if kind == "tf32" else kind)
+
+
+def _tensor(context: GpuContext, values: Any, kind: str) -> Any:
+    """On the CPU first, so that the copy is the only thing that the GPU did."""
+    return _torch().from_numpy(values).to(_type(kind)).to(_device(context))
+
+
+def on_cpu(values: Any, kind: str) -> Any:
+    return _torch().from_numpy(values).to(_type(kind))
+
+
+def fetch(context: GpuContext, array: Any, kind: str) -> Any:
+    place, wanted = array.device.type, _device(context)
+    if place != wanted:
+        raise Failure(f"torch computed on {place}, not on {wanted}", outcome=table.LOAD_FAILED)
+    if array.dtype != _type(kind):
+        raise Failure(f"torch computed in {array.dtype}, not in {kind}", outcome=table.WRONG_NUMBERS)
+    return array.detach().cpu().double().numpy()
+
+
+def _multiply_in(kind: str) -> None:
+    """Whether float32 is cut to tf32, for matrices and for convolutions, whose defaults differ."""
+    torch = _torch()
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = kind == "tf32"
+
+
+def matmul(context: GpuContext, left: Any, right: Any, kind: str) -> Any:
+    _multiply_in(kind)
+    return fetch(context, _tensor(context, left, kind) @ _tensor(context, right, kind), kind)
+
+
+def elementwise(context: GpuContext, values: Any) -> Any:
+    return fetch(context, _tensor(context, values, "float32").tanh(), "float32")
+
+
+def reduce(context: GpuContext, values: Any, axis: int | None, kind: str) -> Any:
+    tensor = _tensor(context, values, kind)
+    return fetch(context, tensor.sum() if axis is None else tensor.sum(dim=axis), kind)
+
+
+def largest(context: GpuContext, values: Any) -> Any:
+    return fetch(context, _tensor(context, values, "float32").max(), "float32")
+
+
+def convolution(context: GpuContext, case: reference.ConvolutionCase, kind: str) -> dict[str, Any]:
+    _multiply_in(kind)
+    functional = importlib.import_module("torch.nn.functional")
+    image = _tensor(context, case.image, kind).requires_grad_()
+    filters = _tensor(context, case.filters, kind).requires_grad_()
+    made = functional.conv2d(image, filters, stride=case.stride, padding=case.padding)
+    made.backward(_tensor(context, case.outer, kind))
+    found = {"forward": made, "image": image.grad, "filters": filters.grad}
+    return {name: fetch(context, tensor, kind) for name, tensor in found.items()}
+
+
+def factorise(context: GpuContext, square: Any, side: Any, kind: str) -> reference.Factors:
+    _multiply_in(kind)
+    linalg = _torch().linalg
+    matrix = _tensor(context, square, kind)
+    packed, pivots = linalg.lu_factor(matrix)
+    left, values, right = linalg.svd(matrix, full_matrices=False)
+    solution = linalg.solve(matrix, _tensor(context, side, kind))
+    order = reference.order_of(pivots.cpu().numpy())
+    found = (fetch(context, tensor, kind) for tensor in (packed, solution, left, values, right))
+    packed, solution, left, values, right = found
+    return reference.Factors(packed, order, solution, left, values, right)
+
+
+def train(context: GpuContext, case: reference.TrainingCase) -> tuple[list[float], Any, Any]:
+    _multiply_in("float32")
+    torch = _torch()
+    inputs, wanted = (_tensor(context, values, "float32") for values in (case.inputs, case.wanted))
+    first, second = (
+        _tensor(context, values, "float32").requires_grad_() for values in (case.first, case.second)
+    )
+    optimizer = torch.optim.SGD([first, second], lr=reference.RATE)
+    losses = []
+    for step in range(reference.STEPS + 1):
+        loss = torch.nn.functional.mse_loss(torch.tanh(inputs @ first) @ second, wanted)
+        losses.append(float(fetch(context, loss, "float32")))
+        if step < reference.STEPS:
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return losses, fetch(context, first, "float32"), fetch(context, second, "float32")
+
+
+def transfer(context: GpuContext, values: Any) -> Transfer:
+    """Through torch's own pinned memory; a rehearsal has none."""
+    torch = _torch()
+    here = torch.from_numpy(values)
+    back = torch.empty_like(here)
+    if not context.asked.rehearsal:
+        here, back = here.pin_memory(), back.pin_memory()
+    _wait(context)
+    began = time.perf_counter()
+    there = here.to(_device(context), non_blocking=True, copy=True)
+    _wait(context)
+    between = time.perf_counter()
+    back.copy_(there, non_blocking=True)
+    _wait(context)
+    ended = time.perf_counter()
+    if there.device.type != _device(context):
+        raise Failure(f"torch copied to {there.device}")
+    return Transfer(back=back.numpy(), up=between - began, down=ended - between, pinned=here.is_pinned())
+
+
+def _wait(context: GpuContext) -> None:
+    if not context.asked.rehearsal:
+        _torch().cuda.synchronize()
+
+
+def all_reduce(context: GpuContext, values: Any) -> tuple[Any, str]:
+    """A group of one process, met through a file: no network is needed."""
+    torch, backend = _torch(), "gloo" if context.asked.rehearsal else "nccl"
+    distributed = importlib.import_module("torch.distributed")
+    os.environ.update(nccl.MEETING)
+    tensor = _tensor(context, values, "float32")
+    with tempfile.TemporaryDirectory(prefix="suite-") as folder:
+        distributed.init_process_group(backend, init_method=f"file://{folder}/meet", rank=0, world_size=1)
+        try:
+            distributed.all_reduce(tensor)
+            _wait(context)
+            result = fetch(context, tensor, "float32")
+        finally:
+            distributed.destroy_process_group()
+    version = ".".join(map(str, torch.cuda.nccl.version()))
+    return result, f"torch.distributed with {backend}, NCCL {version}"
+
+
+def loaded(context: GpuContext) -> dict[str, str]:  # noqa: ARG001
+    """Of the libraries that its own code was linked or loaded with, packed into it or not."""
+    torch = _torch()
+    number = torch.backends.cudnn.version()
+    versions = {"nccl": ".".join(map(str, torch.cuda.nccl.version()))}
+    return {**versions, "cudnn": words.version_of("cudnn", number)} if number else versions
+
+
+def in_use(context: GpuContext) -> int:  # noqa: ARG001
+    used: int = _torch().cuda.memory_allocated()
+    return used
+
+
+def release(context: GpuContext) -> None:
+    gc.collect()
+    if not context.asked.rehearsal:
+        _torch().cuda.empty_cache()
+
+
+def probe(context: GpuContext) -> Finding:
+    return run_probe(context)
+
+
+def compile(context: GpuContext, inputs: Any, weights: Any) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """torch.compile by way of a backend that counts what it is given; before 2.0 the tracing compiler."""
+    _multiply_in("float32")
+    torch = _torch()
+
+    def rows(left: Any, right: Any) -> Any:
+        return torch.logsumexp(torch.tanh(left @ right / 8), dim=1)
+
+    def run(function: Any) -> dict[str, Any]:
+        kernel = _tensor(context, weights, "float32").requires_grad_()
+        made = function(_tensor(context, inputs, "float32"), kernel)
+        made.sum().backward()
+        return {
+            "rows": fetch(context, made, "float32"),
+            "gradient": fetch(context, kernel.grad, "float32"),
+        }
+
+    eager = run(rows)
+    if not hasattr(torch, "compile"):
+        example = (_tensor(context, inputs, "float32"), _tensor(context, weights, "float32"))
+        traced = torch.jit.trace(rows, example)
+        for _ in range(3):  # it profiles first and fuses then
+            compiled = run(traced)
+        return eager, compiled, "torch.jit.trace (torch before 2.0 has no torch.compile)"
+    # The images bring gcc, which is what Triton needs; for the CPU inductor wants g++ as well.
+    backend = "aot_eager" if context.asked.rehearsal else "inductor"
+    graphs: list[Any] = []
+    make = importlib.import_module("torch._dynamo.backends.registry").lookup_backend(backend)
+
+    def count(graph: Any, examples: Any) -> Any:
+        graphs.append(graph)
+        return make(graph, examples)
+
+    compiled = run(torch.compile(rows, backend=count, fullgraph=True))
+    if not graphs:
+        raise Failure("torch.compile compiled nothing")
+    return eager, compiled, f"torch.compile with {backend}, {len(graphs)} graph"

@@ -1,0 +1,61 @@
+"""What frameworks say of the driver's errors, in the words of the tables."""
+
+from __future__ import annotations
+
+import re
+
+from .. import table
+
+# Outcome -> what CUDA's runtime and driver, XLA and ONNX Runtime write. 35, 100 and 209 are of `cudaError_t`;
+# a driver mismatch is a libcuda that does not fit the kernel's module.
+SAYINGS = (
+    (
+        table.DRIVER_TOO_OLD,
+        r"driver version is insufficient|driver.{0,60} too old|INSUFFICIENT_DRIVER|"
+        r"UNSUPPORTED_PTX_VERSION|unsupported toolchain|COMPAT_NOT_SUPPORTED_ON_DEVICE|"
+        r"forward compatibility was attempted on non supported HW|"
+        r"CUDA (?:failure|error):? 35\b",
+    ),
+    (
+        table.INFRASTRUCTURE,
+        r"SYSTEM_DRIVER_MISMATCH|unsupported display driver|SYSTEM_NOT_READY|system not yet initialized|"
+        r"DEVICE_UNAVAILABLE|devices are busy or unavailable",
+    ),
+    (
+        table.NO_KERNEL,
+        r"no kernel image|NO_BINARY_FOR_GPU|INVALID_DEVICE_FUNCTION|invalid device function|"
+        r"JIT_COMPILATION_DISABLED|PTX JIT compilation was disabled|ARCH_MISMATCH|"
+        r"CUDA (?:failure|error):? 209\b",
+    ),
+    (
+        table.NO_GPU,
+        r"no CUDA-capable device|CUDA_ERROR_NO_DEVICE|No CUDA GPUs are available|No CUDA devices? found|"
+        r"no NVIDIA driver on your system|Could not satisfy device specification \S*GPU|"
+        r"Unknown backend:? '?(?:cuda|gpu)|CUDA (?:failure|error):? 100\b",
+    ),
+)
+
+# How a library's number is read: from the first number on the second is the major's factor, below it 1000.
+# NVIDIA's cudnn_version.h and nccl.h.in.
+NUMBERS = {"cudnn": (90000, 10000), "nccl": (20900, 10000)}
+
+
+def classify(error: BaseException) -> str:
+    """The word for an exception, by what it and the exceptions behind it say."""
+    seen: list[BaseException] = []
+    current: BaseException | None = error
+    while current is not None and current not in seen:
+        seen.append(current)
+        current = current.__cause__ or current.__context__
+    text = "\n".join(f"{type(each).__name__}: {each}" for each in seen)
+    for outcome, saying in SAYINGS:
+        if re.search(saying, text, re.IGNORECASE):
+            return outcome
+    return table.LOAD_FAILED
+
+
+def version_of(library: str, number: int) -> str:
+    """`9.1.0` of 90100, `8.5.0` of 8500; `2.20.5` of 22005, `2.8.4` of 2804."""
+    limit, factor = NUMBERS[library]
+    major = factor if number >= limit else 1000
+    return f"{number // major}.{number % major // 100}.{number % 100}"
