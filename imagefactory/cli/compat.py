@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +14,11 @@ from imagefactory.cli.output import Call, complete_targets, json_option, say, sa
 from imagefactory.errors import EXIT_CHECK, NothingSelectedError, StoreError, UsageError
 
 if TYPE_CHECKING:
-    from imagefactory.compat import Candidate, Gpu, Row
+    from imagefactory.compat import Candidate, Gpu, Known, Row
     from imagefactory.factory import Factory
-    from imagefactory.gpu.model import Contents
     from imagefactory.model import Target
+    from imagefactory.oci.layout import Layout
+    from imagefactory.verify.judging import Judge
 
 
 def _complete_families(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
@@ -67,7 +70,7 @@ def compat(call: Call, /, names: tuple[str, ...], as_json: bool, **asked: Any) -
     Nothing is fetched or scanned: scans of framework wheels are kept in the tables (`inspect` scans). Exit
     code 9 when nothing runs on the GPU asked about, or nothing serves one of --cover.
 
-    --cover prefers machine code to PTX, what a scan found to what is documented, and the newer. What some
+    --cover prefers machine code to PTX, what was verified, then what a scan found, and the newer. What some
     calls fail in, and PTX that is only documented, serves where nothing better does.
     """
     ways = [name for name in ("gpu", "capability", "file", "differences") if asked[name] not in (None, False)]
@@ -182,8 +185,10 @@ def _candidates(call: Call, names: tuple[str, ...], *, every_version: bool = Fal
     found: dict[str, Candidate] = {}
     for name in names:
         framework = families().get(name, name if name in families().values() else "")
-        family = [
-            one for one in targets if one.family == name or (one.source, one.framework) == ("pypi", framework)
+        family = [  # what is built on others is asked for by its own name
+            one
+            for one in targets
+            if one.family == name or (one.source, one.framework, one.on) == ("pypi", framework, "")
         ]
         some = _read(factory, family or (() if framework else _select(targets, name)))
         if framework and (every_version or not some):
@@ -236,31 +241,35 @@ def _read(factory: Factory | None, targets: Sequence[Target]) -> list[Candidate]
     from imagefactory.locking import lock_state, read_target_lock, read_why
     from imagefactory.model import Outcome
     from imagefactory.oci.layout import reference
+    from imagefactory.verify.judging import Judge
 
     if factory is None:
         return []
-    tags = factory.layout.tags()
+    tags, judge = factory.layout.tags(), Judge(factory, datetime.now(UTC))
     made = []
     for target in targets:
         state = lock_state(factory, target)
         why = read_why(factory, target) if state == Outcome.UNSOLVABLE else None
         lock = read_target_lock(factory, target) if state == "ok" else None
-        image = _recall(factory, target) if lock and reference(target) in tags else None
-        known = Known(lock=lock, state=state, unsolvable=why.reason if why else "", image=image)
+        known = Known(lock=lock, state=state, unsolvable=why.reason if why else "")
+        if lock and reference(target) in tags:
+            known = _recall(factory.layout, target, known, judge)
         made.append(candidate_of(target, known))
     return made
 
 
-def _recall(factory: Factory, target: Target) -> Contents | None:
-    """What an earlier scan of the target's image found, None where a layer of it was never scanned."""
+def _recall(layout: Layout, target: Target, known: Known, judge: Judge) -> Known:
+    """With what an earlier scan of the target's image found, unless a layer of it was never scanned."""
     from imagefactory.oci.layout import reference
     from imagefactory.planning import recall_contents
 
     try:
-        image = factory.layout.image(reference(target))
+        image = layout.image(reference(target))
+        contents = recall_contents(layout, image) if image else None
+        verdicts = judge.stored(image) if image and contents else ()
     except StoreError:
-        return None  # damaged: `store` tells that, and here the locked wheels still speak
-    return recall_contents(factory.layout, image) if image else None
+        return known  # damaged: `store` tells that, and here the locked wheels still speak
+    return replace(known, image=contents, verdicts=verdicts)
 
 
 def _say_rows(rows: Sequence[Row], gpus: Sequence[Gpu]) -> None:

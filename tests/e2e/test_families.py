@@ -1,31 +1,88 @@
-"""The newest target of every family builds from PyPI's real wheels and passes its smoke test."""
+"""The newest target of every family builds from PyPI's real wheels and passes its smoke test.
+
+In each the GPU suite's numbers are rehearsed on the CPU. On that of `pytorch-onnx` models are exported, run
+and compared as well.
+"""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from imagefactory.verify.suite.gpu.portability.models import MODELS
+from tests.e2e import rehearsal
 from tests.e2e.conftest import Factory
+from tests.e2e.numbers import assert_numbers
 
-NEWEST = (
-    "onnxruntime-1.31-cu13",
-    "jax-0.12.0-cu13-py313",
-    "tensorflow-2.21-cu12",
-    "pytorch-2.15-cu132",
-)
+# What is built on PyTorch stands for PyTorch, whose layers it holds.
+EXPORTING = "pytorch-onnx-2.15-cu132"
+# Target -> the file of the suite that knows its framework.
+NEWEST = {
+    "onnxruntime-1.31-cu13": "onnxruntime",
+    "jax-0.12.0-cu13-py313": "jax",
+    "tensorflow-2.21-cu12": "tensorflow",
+    EXPORTING: "torch",
+}
+
+# As the check does, but what is exported is a copy with one wrong weight.
+WRONG_EXPORT = """\
+import importlib, runpy, sys
+
+runpy.run_path("/suite/smoke.py")["load_suite"]("/suite")
+package = "imagefactory_suite.gpu"
+exporter = importlib.import_module(package + ".portability.torch")
+models = importlib.import_module(package + ".portability.models")
+models.MODELS = tuple(model for model in models.MODELS if model.name == "variational")
+export = exporter.export
+exporter.export = lambda network, sample, path: export(exporter.damaged(network), sample, path)
+sys.exit(importlib.import_module(package + ".part").main("portability", *sys.argv[1:]))
+"""
 
 
-@pytest.mark.parametrize("target", NEWEST)
-def test_the_newest_target_passes_its_smoke_test(factory: Factory, target: str) -> None:
+@pytest.fixture
+def built(request: pytest.FixtureRequest, factory: Factory) -> Iterator[str]:
+    """A target that is built and passed; some 12 GB each, freed before the next."""
+    target: str = request.param
+    version = target.partition("-cu")[0].rpartition("-")[2]
+    family = target.partition(f"-{version}")[0]
+    tag = target.removeprefix(f"{family}-")
     try:
-        built = factory.build(target)
-        assert built["smoke"]["passed"] is True
-        assert built["gpu"] == "not-tested"
-        image = built["image"]["name"]
-    finally:  # some 12 GB each: freed before the next
-        family, _, tag = target.partition("-")
+        result = factory.build(target)
+        assert result["smoke"]["passed"] is True
+        assert result["gpu"] == "not-tested"
+        assert result["image"]["name"] == f"{family}:{tag}"
+        yield target
+    finally:
         factory.run("store", "rm", f"{family}:{tag}", code=None)
         factory.run("store", "gc")
         shutil.rmtree(factory.cache / "wheels", ignore_errors=True)
-    assert image == f"{family}:{tag}"
+
+
+@pytest.mark.parametrize("built", NEWEST, indirect=True)
+def test_the_newest_target_passes_its_smoke_test(built: str, factory: Factory, tmp_path: Path) -> None:
+    rehearsal.prepare(factory, built, tmp_path)
+    assert_numbers(factory, built, NEWEST[built], tmp_path)
+    if built != EXPORTING:
+        return
+    row = rehearsal.rehearse(factory, built, "portability", tmp_path)["portability"]
+    assert row["state"] == "passed", row
+    assert "on cpu, off by" in row["detail"]
+    kinds = ("error", "p50-ms", "p95-ms")
+    rows = {f"{model.name}-cpu-{by}" for model in MODELS for by in ("torch", "onnxruntime")}
+    assert {f"{name}-{kind}" for name in rows for kind in kinds} <= row["numbers"].keys()
+    assert not [name for name in row["numbers"] if "-gpu-" in name]
+
+    (tmp_path / "out" / "wrong.py").write_text(WRONG_EXPORT)
+    files = ("/out/expectations.json", "/out/wrong.json")
+    rehearsal.run_inside(factory, built, tmp_path, "python", "-I", "-B", "/out/wrong.py", *files)
+    row = rehearsal.rows_of(tmp_path / "out" / "wrong.json")["portability"]
+    assert (row["state"], row["outcome"]) == ("failed", "wrong-numbers"), row
+    assert row["detail"].startswith("variational: onnxruntime on the cpu is off by 0.0")
+
+    rehearsal.in_earnest(tmp_path)  # where there is no GPU
+    row = rehearsal.rehearse(factory, built, "portability", tmp_path)["portability"]
+    assert (row["state"], row["outcome"]) == ("failed", "no-gpu"), row
+    assert not [name for name in row["numbers"] if name.endswith("-ms")]

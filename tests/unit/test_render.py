@@ -98,11 +98,12 @@ def committed() -> dict[str, Definition]:
     bases = read_bases(ROOT / "recipes")
     targets = expand_all(read_recipes(ROOT / "recipes"), bases)
     by_name = {base.name: base for base in bases}
-    made = {}
-    for target in targets:
+    made: dict[str, Definition] = {}
+    for target in sorted(targets, key=lambda target: target.on != ""):
         lock = read_lock(ROOT / "lockfiles", target)
         assert lock, target.name
-        made[target.name] = define(target, by_name[target.base], lock)
+        under = (made[target.on].lock,) if target.on else ()
+        made[target.name] = define(target, by_name[target.base], lock, under)
     return made
 
 

@@ -1,4 +1,4 @@
-"""PyTorch, with torchvision and torchaudio where they are locked."""
+"""PyTorch, with torchvision, torchaudio and what exports to and runs ONNX where they are locked."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ MODULES = (
     ("pytorch-gpu", "torch"),
     ("torchvision", "torchvision"),
     ("torchaudio", "torchaudio"),
+    ("onnx", "onnx"),
+    ("onnxscript", "onnxscript"),
+    ("onnxruntime-gpu", "onnxruntime"),
 )
 
 

@@ -1,0 +1,237 @@
+"""PyTorch: the models as its modules, and its exporter to ONNX as a version uses it by itself.
+
+That is TorchScript up to 2.8 and torch.export from 2.9 on.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from . import models
+
+NAME = "torch"
+
+
+def _torch() -> Any:
+    return importlib.import_module("torch")
+
+
+def version() -> str:
+    return str(_torch().__version__)
+
+
+def prepare(threads: int) -> None:
+    """`threads` of the CPU, and float32 as such: no TF32, which convolutions take without it."""
+    torch = _torch()
+    torch.set_num_threads(threads)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+
+
+# --- models --------------------------------------------------------------------------------------
+
+
+def build(model: models.Model) -> Any:
+    """The model on the CPU in float32, with its weights, as for inference; overridden where it draws."""
+    torch = _torch()
+    network = {"layers": _layers, "bert": _bert, "variational": _variational}[model.kind](model)
+    parameters = dict(network.named_parameters())
+    shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+    with torch.no_grad():
+        for name, values in models.make_weights(model, shapes):
+            parameters[name].copy_(torch.from_numpy(values))
+    return (_overridden(network, model.override) if model.override else network).eval()
+
+
+def _overridden(network: Any, method: str) -> Any:
+    class Overridden(_torch().nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network
+
+        def forward(self, *inputs: Any) -> Any:
+            return getattr(self.network, method)(*inputs)
+
+    return Overridden()
+
+
+def _layers(model: models.Model) -> Any:
+    nn = _torch().nn
+    made, channels = [], model.sample[0].shape[1]
+    for kind, *sizes in model.layers:
+        if kind == "conv":
+            made.append(nn.Conv2d(channels, *sizes))
+            channels = sizes[0]
+        elif kind == "fire":
+            made.append(_fire(channels, *sizes))
+            channels = 2 * sizes[1]
+        elif kind == "linear":
+            made.append(nn.Linear(channels, *sizes))
+            channels = sizes[0]
+        elif kind == "flatten":
+            made.append(nn.Flatten())
+            channels = sizes[0]
+        elif kind == "pool":
+            made.append(nn.MaxPool2d(sizes[0], sizes[1], ceil_mode=sizes[2]))
+        elif kind == "mean":
+            made += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+        else:
+            made.append({"relu": nn.ReLU, "dropout": nn.Dropout}[kind](*sizes))
+    return nn.Sequential(*made)
+
+
+def _fire(channels: int, squeezed: int, expanded: int) -> Any:
+    torch = _torch()
+    nn = torch.nn
+
+    class Fire(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.squeeze = nn.Conv2d(channels, squeezed, 1)
+            self.one = nn.Conv2d(squeezed, expanded, 1)
+            self.three = nn.Conv2d(squeezed, expanded, 3, padding=1)
+
+        def forward(self, x: Any) -> Any:
+            x = self.squeeze(x).relu()
+            return torch.cat((self.one(x).relu(), self.three(x).relu()), 1)
+
+    return Fire()
+
+
+def _bert(model: models.Model) -> Any:
+    """The encoder alone, with attention written out, so that every exporter meets the same operators."""
+    torch, sizes = _torch(), model.sizes
+    nn, width, heads = torch.nn, sizes["width"], sizes["heads"]
+    head = width // heads
+
+    class Block(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+            self.inner, self.outer = nn.Linear(width, sizes["inner"]), nn.Linear(sizes["inner"], width)
+            self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.dropout = nn.Dropout(0.1)
+
+        def forward(self, x: Any, shut: Any) -> Any:
+            query, key, value = (
+                part(x).view(1, -1, heads, head).transpose(1, 2)
+                for part in (self.query, self.key, self.value)
+            )
+            scores = query @ key.transpose(2, 3) / head**0.5 + shut
+            found = (self.dropout(scores.softmax(-1)) @ value).transpose(1, 2).reshape(1, -1, width)
+            x = self.first(x + self.dropout(self.out(found)))
+            inner = nn.functional.gelu(self.inner(x))
+            return self.second(x + self.dropout(self.outer(inner)))
+
+    class Bert(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(sizes["words"], width)
+            self.places = nn.Embedding(sizes["places"], width)
+            self.norm, self.dropout = nn.LayerNorm(width), nn.Dropout(0.1)
+            self.blocks = nn.ModuleList(Block() for _ in range(sizes["depth"]))
+            length = model.sample[0].shape[1]
+            self.register_buffer("order", torch.arange(length).unsqueeze(0), persistent=False)
+
+        def forward(self, words: Any, mask: Any) -> Any:
+            x = self.dropout(self.norm(self.words(words) + self.places(self.order)))
+            shut = (1 - mask.to(x.dtype)).view(1, 1, 1, -1) * -10000.0
+            for block in self.blocks:
+                x = block(x, shut)
+            return x
+
+    return Bert()
+
+
+def _variational(model: models.Model) -> Any:
+    torch, sizes = _torch(), model.sizes
+    nn = torch.nn
+
+    class Variational(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.encode = nn.Linear(sizes["inputs"], sizes["inner"])
+            self.mean = nn.Linear(sizes["inner"], sizes["code"])
+            self.spread = nn.Linear(sizes["inner"], sizes["code"])
+            self.decode = nn.Linear(sizes["code"], sizes["inner"])
+            self.output = nn.Linear(sizes["inner"], sizes["inputs"])
+
+        def forward(self, image: Any) -> Any:
+            inner = self.encode(image).relu()
+            mean = self.mean(inner)
+            return self.draw(mean + torch.randn_like(mean) * (0.5 * self.spread(inner)).exp())
+
+        def reconstruct(self, image: Any) -> Any:
+            """With the code's mean in place of one that is drawn."""
+            return self.draw(self.mean(self.encode(image).relu()))
+
+        def draw(self, code: Any) -> Any:
+            return self.output(self.decode(code).relu()).sigmoid()
+
+    return Variational()
+
+
+def as_double(network: Any) -> Any:
+    """A copy in float64."""
+    return copy.deepcopy(network).double()
+
+
+def damaged(network: Any) -> Any:
+    """A copy whose last weight matrix is 1 % too large."""
+    torch, copied = _torch(), copy.deepcopy(network)
+    weights = [parameter for parameter in copied.parameters() if parameter.dim() > 1]
+    with torch.no_grad():
+        weights[-1].mul_(1.01)
+    return copied
+
+
+# --- runs ----------------------------------------------------------------------------------------
+
+
+def compute(network: Any, sample: Mapping[str, Any], device: str) -> Any:
+    """The output as nested lists, computed on `device` (`cpu`, `gpu`); None where it came from elsewhere."""
+    torch = _torch()
+    network, inputs = _place(network, sample, device)
+    with torch.inference_mode():
+        output = network(*inputs)
+    if output.device.type != _device(device):
+        return None
+    return output.double().cpu().tolist()
+
+
+def caller(network: Any, sample: Mapping[str, Any], device: str) -> Callable[[], None]:
+    """One pass with the inputs already on the device; the pass is over when the call returns."""
+    torch = _torch()
+    network, inputs = _place(network, sample, device)
+    wait = torch.cuda.synchronize if device == "gpu" else lambda: None
+
+    def call() -> None:
+        with torch.inference_mode():
+            network(*inputs)
+        wait()
+
+    return call
+
+
+def _place(network: Any, sample: Mapping[str, Any], device: str) -> tuple[Any, list[Any]]:
+    torch = _torch()
+    inputs = [torch.from_numpy(array) for array in sample.values()]
+    kind = next(network.parameters()).dtype
+    inputs = [one.to(kind) if one.is_floating_point() else one for one in inputs]
+    if device == "gpu":
+        network = copy.deepcopy(network)
+    return network.to(_device(device)), [one.to(_device(device)) for one in inputs]
+
+
+def _device(device: str) -> str:
+    return {"cpu": "cpu", "gpu": "cuda"}[device]
+
+
+def export(network: Any, sample: Mapping[str, Any], path: str) -> None:
+    """Writes the network as ONNX, with fixed sizes, at the exporter's own operator set."""
+    torch = _torch()
+    inputs = tuple(torch.from_numpy(array) for array in sample.values())
+    torch.onnx.export(network, inputs, path, input_names=list(sample), output_names=["output"], verbose=False)

@@ -1,0 +1,55 @@
+"""Parts of the GPU suite on the CPU, inside a real image: what `rehearsal` in the expectations is for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from imagefactory.factory import read_factory
+from imagefactory.recipes import select_one
+from imagefactory.settings import load_settings
+from imagefactory.verify.gpu import GpuAsk, ask_gpu
+from imagefactory.verify.smoke import read_suite, write_suite
+from imagefactory.workflow import define_target
+from tests.e2e.conftest import Factory
+
+NONCE = "5eed"
+
+
+def prepare(factory: Factory, target: str, folder: Path) -> None:
+    """The suite and its expectations for a rehearsal of `target`, below `folder`."""
+    settings = load_settings(directory=factory.root, start=factory.root, environ=factory.environ)
+    made = read_factory(settings, factory.environ)
+    definition = define_target(made, select_one(made.targets, target))
+    asked = ask_gpu(definition, GpuAsk(nonce=NONCE, predicted={}, rehearsal=True))
+    write_suite(folder / "suite", read_suite())
+    (folder / "out").mkdir()
+    (folder / "out" / "expectations.json").write_text(json.dumps(asked))
+
+
+def in_earnest(folder: Path) -> None:
+    """What is below `folder` is from here on no rehearsal: it asks for a GPU."""
+    path = folder / "out" / "expectations.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "rehearsal": False}))
+
+
+def rehearse(factory: Factory, target: str, part: str, folder: Path) -> dict[str, dict[str, Any]]:
+    """The rows of one part by check, as it wrote them inside the image of `target`."""
+    inside = ("python", "-I", "-B", "/suite/verify.py", "--part", part)
+    run_inside(factory, target, folder, *inside, "/out/expectations.json", f"/out/{part}.json")
+    return rows_of(folder / "out" / f"{part}.json")
+
+
+def rows_of(path: Path) -> dict[str, dict[str, Any]]:
+    """The rows of a part's report, that came to its end."""
+    report = json.loads(path.read_text())
+    assert report["running"] == "", report
+    return {row["name"]: row for row in report["checks"]}
+
+
+def run_inside(factory: Factory, target: str, folder: Path, *argv: str) -> str:
+    """What a command says inside the image, that sees the suite of `folder` and may write to its `out`."""
+    mounts = (f"--mount={folder}/suite:/suite", f"--mount={folder}/out:/out:rw")
+    done = factory.run("run", *mounts, target, "--", *argv, code=None)
+    return done.stdout + done.stderr

@@ -1,0 +1,392 @@
+"""The portability check's own decisions, with a framework and a runtime that are made up here.
+
+Real ones are tried in tests/e2e/test_families.py.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from imagefactory.gpu.knowledge.wheels import cuda_wheels
+from imagefactory.lock.files import read_lock
+from imagefactory.model import Target
+from imagefactory.recipes import expand_all, read_bases, read_recipes
+from imagefactory.verify.suite import table as frameworks
+from imagefactory.verify.suite.context import Failure
+from imagefactory.verify.suite.gpu import table
+from imagefactory.verify.suite.gpu.checks import portability
+from imagefactory.verify.suite.gpu.context import Refusal
+from imagefactory.verify.suite.gpu.portability import locked, measure, models, runtime
+
+ROOT = Path(__file__).parents[2]
+CUDA = "CUDAExecutionProvider"
+
+
+# --- where it applies ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("framework", "packages", "reason"),
+    [
+        ("torch", {"onnx": "1", "onnxruntime-gpu": "1.23.2", "nvidia-cuda-runtime-cu12": "12.4.127"}, ""),
+        ("torch", {"onnx": "1", "onnxruntime-gpu": "1.31.1", "nvidia-cuda-runtime": "13.2.86"}, ""),
+        ("torch", {"onnx": "1", "onnxruntime-gpu": "1.23.2", "cuda-cudart": "12.6.77"}, ""),
+        ("torch", {"onnx": "1", "onnxruntime-gpu": "1.23.2"}, ""),
+        ("torch", {}, "the lock holds no onnx and no onnxruntime-gpu"),
+        ("torch", {"onnx": "1", "onnxruntime": "1.23.2"}, "the lock holds no onnxruntime-gpu"),
+        (
+            "torch",
+            {"onnx": "1", "onnxruntime-gpu": "1.31.1", "nvidia-cuda-runtime-cu12": "12.4.127"},
+            "onnxruntime-gpu 1.31.1 is built for CUDA 13, the lock holds CUDA 12",
+        ),
+        ("jax", {"onnx": "1", "onnxruntime-gpu": "1.31.1"}, "the suite exports torch to ONNX, not jax"),
+        ("onnxruntime", {}, "the suite exports torch to ONNX, not onnxruntime"),
+        ("other", {}, "no framework of the suite is in this image"),
+    ],
+)
+def test_where_it_applies(framework: str, packages: Mapping[str, str], reason: str) -> None:
+    assert table.not_applicable(framework, "portability", packages) == reason
+
+
+def test_the_cuda_of_a_runtime_is_what_the_factory_knows() -> None:
+    known = [wheel for wheel in cuda_wheels() if wheel.package == "onnxruntime-gpu"]
+    assert len({wheel.cuda.partition(".")[0] for wheel in known}) == len(locked.BUILT_FOR)
+    for wheel in known:
+        assert locked.cuda_of_runtime(f"{wheel.version}.0") == wheel.cuda.partition(".")[0], wheel.version
+
+
+def committed() -> Iterator[tuple[Target, dict[str, str]]]:
+    for target in expand_all(read_recipes(ROOT / "recipes"), read_bases(ROOT / "recipes")):
+        lock = read_lock(ROOT / "lockfiles", target)
+        assert lock, target.name
+        yield target, {package.name: package.version for package in lock.packages}
+
+
+def test_it_applies_to_the_family_that_is_for_it() -> None:
+    applies = {
+        target.family
+        for target, packages in committed()
+        if not table.not_applicable(frameworks.FRAMEWORKS[target.framework], "portability", packages)
+    }
+    assert applies == {"pytorch-onnx"}
+
+
+def test_the_family_changes_nothing_below() -> None:
+    """ONNX Runtime lives with the CUDA libraries that PyTorch brings; cuRAND alone may be missing there."""
+    packages = {target.name: found for target, found in committed()}
+    on = [target for target, _ in committed() if target.family == "pytorch-onnx"]
+    assert len(on) >= 4
+    for target in on:
+        below, own = packages[target.on], packages[target.name]
+        assert below.items() <= own.items()
+        added = {name for name in own.keys() - below.keys() if name.startswith(("nvidia-", "cuda-"))}
+        assert added <= {"nvidia-curand"}
+
+
+def test_every_exporter_has_its_names() -> None:
+    for name in locked.EXPORTERS:
+        module = importlib.import_module(f"imagefactory.verify.suite.gpu.portability.{name}")
+        assert name == module.NAME
+        for function in (
+            "version",
+            "prepare",
+            "build",
+            "as_double",
+            "damaged",
+            "compute",
+            "caller",
+            "export",
+        ):
+            assert callable(getattr(module, function)), f"{name}: {function}"
+
+
+# --- what is compared ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("found", "outcome", "said"),
+    [
+        ([[1.0, 2.0], [3.0, 4.001]], table.WRONG_NUMBERS, "onnxruntime on the gpu is off by 0.00025"),
+        ([[1.0, 2.0], [3.0, float("nan")]], table.WRONG_NUMBERS, "off by inf"),
+        ([[1.0, 2.0]], table.WRONG_NUMBERS, "off by inf"),
+        (None, table.LOAD_FAILED, "onnxruntime did not compute on the gpu"),
+    ],
+)
+def test_what_differs_fails(found: Any, outcome: str, said: str) -> None:
+    with pytest.raises(Failure) as caught:
+        list(portability.agree("gpu-onnxruntime", found, [[1.0, 2.0], [3.0, 4.0]]))
+    assert caught.value.outcome == outcome
+    assert said in caught.value.detail
+
+
+def test_what_agrees_says_how_far_it_is_off() -> None:
+    ((name, error),) = portability.agree("cpu-torch", [1.0, 4.0001], [1.0, 4.0])
+    assert (name, error) == ("cpu-torch-error", pytest.approx(2.5e-5))
+
+
+def test_the_smallest_wrong_weight_that_the_controls_make_is_beyond_the_tolerance() -> None:
+    with pytest.raises(Failure, match="is not told apart"):
+        portability.check_told_apart([1.0, 4.0001], [1.0, 4.0])
+    portability.check_told_apart([1.0, 4.04], [1.0, 4.0])
+
+
+# --- a framework and a runtime of the test -------------------------------------------------------
+
+MODEL = models.Model("double", "layers", (models.Sample("x", (2,)),), seed=1)
+
+
+@dataclass
+class Exporter:
+    """A framework whose only model doubles; `draw` is added to each result, `lost` where nothing computes."""
+
+    draw: Callable[[], float] = lambda: 0.0
+    wrong: float = 1.01
+    lost: str = ""
+    exported: list[float] = field(default_factory=list)
+    export_factor: float | None = None
+    NAME = "torch"
+
+    def version(self) -> str:
+        return "2.0"
+
+    def prepare(self, threads: int) -> None:
+        assert threads > 0
+
+    def build(self, model: models.Model) -> float:
+        if model.name == "broken":
+            raise RuntimeError("cannot be built")
+        return 2.0
+
+    def as_double(self, network: float) -> float:
+        return network
+
+    def damaged(self, network: float) -> float:
+        return network * self.wrong
+
+    def compute(self, network: float, sample: Mapping[str, list[float]], device: str) -> list[float] | None:
+        return None if device == self.lost else [network * x + self.draw() for x in sample["x"]]
+
+    def caller(self, network: float, sample: Mapping[str, list[float]], device: str) -> Callable[[], None]:
+        return lambda: None
+
+    def export(self, network: float, sample: Mapping[str, Any], path: str) -> None:
+        Path(path).write_text(str(self.export_factor or network))
+
+
+@dataclass
+class Runtime:
+    """Runs what `Exporter` exports. `lost` is a device on which it computes elsewhere."""
+
+    lost: str = ""
+    elsewhere: str = ""
+    NAME = "onnxruntime"
+
+    def version(self) -> str:
+        return "1.0"
+
+    def look(self, path: str) -> tuple[int, int]:
+        return 18, 1
+
+    def open_session(self, path: str, sample: Mapping[str, list[float]], device: str, threads: int) -> Any:
+        return SimpleNamespace(factor=float(Path(path).read_text()), sample=sample, device=device)
+
+    def compute(self, session: Any) -> list[float] | None:
+        return None if session.device == self.lost else [session.factor * x for x in session.sample["x"]]
+
+    def caller(self, session: Any) -> Callable[[], None]:
+        return lambda: None
+
+    def prove(self, session: Any) -> int:
+        provider = self.elsewhere or runtime.PROVIDERS[session.device]
+        return runtime.count_kernels([kernel(provider)], runtime.PROVIDERS[session.device])
+
+
+def kernel(provider: str) -> dict[str, Any]:
+    return {"cat": "Node", "name": "a_kernel_time", "args": {"provider": provider, "op_name": "MatMul"}}
+
+
+BENCH = portability.Bench(
+    exporter=Exporter(), runtime=Runtime(), devices=("cpu", "gpu"), threads=2, classify=lambda _: "no-kernel"
+)
+
+
+@pytest.fixture(autouse=True)
+def _plain_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists in place of arrays, and few passes."""
+    monkeypatch.setattr(models, "make_sample", lambda _: {"x": [1.0, 2.0]})
+    monkeypatch.setattr(measure, "SECONDS", 0.0)
+
+
+def test_a_model_gives_errors_and_latencies_of_both_on_both() -> None:
+    numbers = dict(portability.try_model(MODEL, BENCH))
+    engines = [f"{device}-{name}" for device in ("cpu", "gpu") for name in ("torch", "onnxruntime")]
+    kinds = ("error", "p50-ms", "p95-ms")
+    expected = {f"{engine}-{kind}" for engine in engines for kind in kinds}
+    expected |= {"opset", "nodes", *(f"{one}-onnxruntime-kernels" for one in BENCH.devices)}
+    assert numbers.keys() == expected
+
+
+@pytest.mark.parametrize(
+    ("bench", "outcome", "said"),
+    [
+        (
+            replace(BENCH, exporter=Exporter(export_factor=2.02)),
+            table.WRONG_NUMBERS,
+            "onnxruntime on the cpu is off by 0.01",
+        ),
+        (
+            replace(BENCH, exporter=Exporter(lost="gpu")),
+            table.LOAD_FAILED,
+            "torch did not compute on the gpu",
+        ),
+        (
+            replace(BENCH, runtime=Runtime(lost="gpu")),
+            table.LOAD_FAILED,
+            "onnxruntime did not compute on the gpu",
+        ),
+        (
+            replace(BENCH, devices=("gpu",), runtime=Runtime(elsewhere="CPUExecutionProvider")),
+            table.LOAD_FAILED,
+            f"not all ran on {CUDA}: MatMul on CPUExecutionProvider",
+        ),
+        (
+            replace(BENCH, exporter=Exporter(draw=iter(range(100)).__next__)),
+            table.LOAD_FAILED,
+            "draws random numbers",
+        ),
+        (replace(BENCH, exporter=Exporter(wrong=1.0)), table.LOAD_FAILED, "a wrong weight is not told apart"),
+    ],
+    ids=["wrong-export", "framework-elsewhere", "runtime-elsewhere", "kernel-elsewhere", "drawn", "blind"],
+)
+def test_what_must_fail_fails(bench: portability.Bench, outcome: str, said: str) -> None:
+    with pytest.raises(Failure) as caught:
+        list(portability.try_model(MODEL, bench))
+    assert caught.value.outcome == outcome
+    assert said in caught.value.detail
+
+
+def test_one_model_that_breaks_hides_no_other() -> None:
+    bench = replace(BENCH, exporter=Exporter(export_factor=3.0))
+    with pytest.raises(Refusal) as caught:
+        portability.try_models((replace(MODEL, name="broken"), MODEL), bench)
+    first, second = caught.value.detail.split("; ")
+    assert first == "broken: RuntimeError: cannot be built"
+    assert second.startswith("double: onnxruntime on the cpu is off by 0.5")
+    assert caught.value.outcome == "no-kernel"
+    assert caught.value.numbers["double-cpu-onnxruntime-error"] == pytest.approx(0.5)
+    assert "double-cpu-torch-p50-ms" in caught.value.numbers
+
+
+def test_what_fails_alike_is_told_once() -> None:
+    bench = replace(BENCH, exporter=Exporter(lost="gpu"), devices=("gpu",))
+    with pytest.raises(Refusal) as caught:
+        portability.try_models((MODEL, replace(MODEL, name="other")), bench)
+    assert caught.value.detail == "double, other: torch did not compute on the gpu"
+
+
+def test_all_that_agrees_is_one_line() -> None:
+    finding = portability.try_models((MODEL, replace(MODEL, name="other")), BENCH)
+    assert finding.detail == (
+        "double, other give the same in torch 2.0 and ONNX Runtime 1.0 on cpu and gpu, off by 0 at most"
+    )
+    assert finding.numbers["threads"] == 2
+    assert {"double-gpu-onnxruntime-p50-ms", "other-cpu-torch-p95-ms"} < finding.numbers.keys()
+
+
+# --- ONNX Runtime --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        ([kernel(CUDA), kernel("CPUExecutionProvider")], "MatMul on CPUExecutionProvider"),
+        ([], "names nothing that ran"),
+        ([{"cat": "Session", "name": "model_run"}], "names nothing that ran"),
+        (
+            [{"cat": "Node", "name": "a_fence_before", "args": {"op_name": "MatMul"}}],
+            "names nothing that ran",
+        ),
+    ],
+)
+def test_a_profile_that_proves_nothing(events: list[dict[str, Any]], said: str) -> None:
+    with pytest.raises(Failure, match=said):
+        runtime.count_kernels(events, CUDA)
+
+
+def test_a_profile_that_proves_it() -> None:
+    assert runtime.count_kernels([{"cat": "Session", "name": "run"}, kernel(CUDA), kernel(CUDA)], CUDA) == 2
+
+
+@dataclass
+class FakeOnnxRuntime:
+    """What `open_session` asks of the module; `got` are the providers that a session ends up with."""
+
+    available: tuple[str, ...]
+    got: tuple[str, ...]
+    __version__ = "1.31.1"
+
+    def get_available_providers(self) -> list[str]:
+        return list(self.available)
+
+    def SessionOptions(self) -> Any:
+        self.config: dict[str, str] = {}
+        return SimpleNamespace(add_session_config_entry=self.config.__setitem__)
+
+    def InferenceSession(self, path: str, options: Any, **asked: Any) -> Any:
+        self.asked = asked
+        return SimpleNamespace(get_providers=lambda: list(self.got))
+
+
+def opened(monkeypatch: pytest.MonkeyPatch, fake: FakeOnnxRuntime) -> str:
+    monkeypatch.setattr(runtime, "_onnxruntime", lambda: fake)
+    with pytest.raises(Failure) as caught:
+        runtime.open_session("model.onnx", {}, "gpu", 2)
+    return caught.value.detail
+
+
+def test_a_build_without_the_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = opened(monkeypatch, FakeOnnxRuntime(("CPUExecutionProvider",), ()))
+    assert said.startswith(f"onnxruntime 1.31.1 has no {CUDA}")
+
+
+def test_a_session_that_ends_up_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeOnnxRuntime((CUDA,), ("CPUExecutionProvider",))
+    assert opened(monkeypatch, fake) == f"asked ONNX Runtime for {CUDA}, got CPUExecutionProvider"
+    assert fake.config == {"session.disable_cpu_ep_fallback": "1"}
+    assert fake.asked["enable_fallback"] == 0
+    assert [provider for provider, _ in fake.asked["providers"]] == [CUDA]
+
+
+# --- latencies -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "percent", "expected"),
+    [([3.0], 50, 3.0), ([1.0, 2.0, 3.0, 4.0], 50, 2.0), (list(range(100, 0, -1)), 95, 95), ([1, 2], 95, 2)],
+)
+def test_percentiles_by_nearest_rank(values: list[float], percent: int, expected: float) -> None:
+    assert measure.percentile(values, percent) == expected
+
+
+def test_a_slow_call_is_still_called_often_enough() -> None:
+    calls: list[None] = []
+    p50, p95 = measure.latencies(lambda: calls.append(None))
+    assert len(calls) == measure.WARM + measure.LEAST
+    assert 0 <= p50 <= p95
+
+
+# --- the models ----------------------------------------------------------------------------------
+
+
+def test_each_model_has_its_own_name_seed_and_sample() -> None:
+    assert len({model.name for model in models.MODELS}) == len({model.seed for model in models.MODELS}) == 4
+    assert {"alexnet", "squeezenet", "bert"} < {model.name for model in models.MODELS}
+    assert all(model.sample for model in models.MODELS)
+    assert [model.name for model in models.MODELS if model.override] == ["variational"]
