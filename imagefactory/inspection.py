@@ -21,10 +21,13 @@ from imagefactory.oci.layout import DIGEST, MANIFEST_LIMIT, Layout
 from imagefactory.progress import Progress, Quiet
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from imagefactory.factory import Factory
     from imagefactory.model import Descriptor, Lock
     from imagefactory.oci.store import Reference
     from imagefactory.oci.transfer import Manifest, Place
+    from imagefactory.verify.model import Judged
 
 LARGE = 1 << 20  # bytes; the GPU code of a framework is in no package smaller than that
 
@@ -69,6 +72,30 @@ def inspect_place(
         hint = f"did you mean {near}?" if near else "imagefactory store list"
         raise NothingSelectedError(f"no image '{name}' in {factory.layout.path}", hint=hint)
     return _inspect_target(recipes(), name, progress)
+
+
+def find_verdicts(factory: Factory, name: str, digest: str, now: datetime) -> tuple[Judged, ...]:
+    """The judged verdicts on what `inspect_place` found under `name`, from the store or registry it is in.
+
+    A file's are none: those of the image that it was made from are not about the file.
+    """
+    from imagefactory.oci.layout_store import LayoutStore
+    from imagefactory.oci.transfer import Place
+    from imagefactory.verify.judging import Judge
+
+    judge = Judge(factory, now)
+    if not digest or Path(name).exists():
+        return ()
+    if "/" not in name:
+        return judge.there(Place(store=LayoutStore(factory.layout), repository=""), digest)
+    return judge.there(_registry(factory, name)[1], digest)
+
+
+def inspect_made(factory: Factory, made: Image | Sif, progress: Progress) -> Inspected:
+    """What an image or a .sif of the store holds."""
+    if isinstance(made, Sif):
+        return _inspect_kept_sif(factory, made, progress)
+    return _scan_stored(factory, made, progress)
 
 
 def _near(name: str, known: Iterable[str]) -> str:
@@ -174,12 +201,9 @@ def _inspect_registry(factory: Factory, wanted: Reference, progress: Progress) -
     """An image of a registry: of its layers those not known are read through, none is kept."""
     from imagefactory.gpu.scan_layers import Shelf, scan_image
     from imagefactory.oci.layout import PLATFORM
-    from imagefactory.oci.mirrors import resolve
-    from imagefactory.oci.transfer import Place, choose_platform, read_manifest
-    from imagefactory.publish import open_registry
+    from imagefactory.oci.transfer import choose_platform, read_manifest
 
-    asked = resolve(wanted, factory.settings.mirror_map)
-    place = Place(store=open_registry(factory, asked.registry), repository=asked.repository)
+    asked, place = _registry(factory, str(wanted))
     root = read_manifest(place, asked.wanted)
     root = read_manifest(place, choose_platform(root, PLATFORM).digest)
     layers = _registry_layers(place, _image_manifest(place, root))
@@ -191,6 +215,17 @@ def _inspect_registry(factory: Factory, wanted: Reference, progress: Progress) -
         )
         contents = scan_image(str(wanted), layers, shelf, progress)
     return Inspected(contents=contents, how=f"scan of the image in {place}", digest=root.descriptor.digest)
+
+
+def _registry(factory: Factory, name: str) -> tuple[Reference, Place]:
+    """What a full reference asks for, and where: a mirror, if the site has one."""
+    from imagefactory.oci.mirrors import resolve
+    from imagefactory.oci.store import parse_reference
+    from imagefactory.oci.transfer import Place
+    from imagefactory.publish import open_registry
+
+    asked = resolve(parse_reference(name), factory.settings.mirror_map)
+    return asked, Place(store=open_registry(factory, asked.registry), repository=asked.repository)
 
 
 def _image_manifest(place: Place, root: Manifest) -> Manifest:

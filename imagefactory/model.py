@@ -58,6 +58,7 @@ class MatrixRow:
     system: tuple[tuple[str, str], ...] = ()
     pip: tuple[str, ...] = ()
     on: str = ""
+    waive: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +96,8 @@ class Target:
 
     `on` names the target that this one adds packages to, empty for none: it has that target's framework,
     source, channels, system and requirements, and keeps every package of its lock.
+
+    `waive` are checks of the GPU suite that need not run for the image to be verified; none may fail.
     """
 
     name: str
@@ -118,6 +121,7 @@ class Target:
     system: tuple[tuple[str, str], ...] = ()
     pip: tuple[str, ...] = ()
     on: str = ""
+    waive: tuple[str, ...] = ()
 
 
 # --- bases ---------------------------------------------------------------------------------------

@@ -14,10 +14,18 @@ from imagefactory.errors import RecipeError
 from imagefactory.match_spec import channel_name, normal_spec, parse_spec
 from imagefactory.model import Where
 from imagefactory.verify.suite import table
+from imagefactory.verify.suite.gpu import table as gpu_table
 from imagefactory.yaml_tree import Node, show
 
 # The checks of the CPU-level smoke test (verify/suite), in the order in which they run.
 SMOKE_CHECKS = ("packages", "libraries", "import", "cuda-version", "compute", "compiler", "unprivileged")
+# The checks of the GPU suite that a recipe may do without: not those that tell a GPU from none, nor controls.
+WAIVABLE = tuple(
+    check
+    for part in ("numbers", "jit", "portability")
+    for check in gpu_table.PARTS[part]
+    if not check.endswith("-controls")
+)
 SOURCES = ("pypi", "conda")
 PLATFORMS = ("linux/amd64",)
 PRIORITIES = ("strict", "disabled")
@@ -106,6 +114,9 @@ RULES: Mapping[str, Rule] = {
     "capability": Rule(r"[0-9]{1,2}\.[0-9]", 4, 'a compute capability in quotes, such as "8.0"'),
     "check": Rule(
         "|".join(map(re.escape, SMOKE_CHECKS)), 40, f"one of the known checks: {', '.join(SMOKE_CHECKS)}"
+    ),
+    "waived": Rule(
+        "|".join(map(re.escape, WAIVABLE)), 40, f"a check of the GPU suite: {', '.join(WAIVABLE)}"
     ),
     "package": Rule(
         _PACKAGE, 200, 'a package with bounds, such as "numpy<2"; no addresses, markers or options'
@@ -344,7 +355,8 @@ class Reader:
                 f"write it in quotes: {quoted}",
             )
         elif not allowed.allows(node.text):
-            near = nearest(node.text, allowed.pattern.replace("\\", "").split("|")) if rule == "check" else ""
+            named = rule in ("check", "waived")
+            near = nearest(node.text, allowed.pattern.replace("\\", "").split("|")) if named else ""
             write = f"did you mean '{near}'?" if near else what_to_write(node.text, rule)
             size = len(node.text)
             long = (

@@ -18,6 +18,7 @@ from imagefactory.recipe_values import (
     REQUIREMENT_RULES,
     SMOKE_CHECKS,
     SOURCES,
+    WAIVABLE,
     Reader,
     Source,
     canonical,
@@ -70,11 +71,11 @@ _ROW_REQUIRED = {"version": 'version: "2.3"', "cuda": 'cuda: ["12.1"]'}
 _SYSTEM = ("cuda", "glibc", "archspec")
 _BESIDE_IMAGE = ("glibc", "interpreter")
 _OF_CONDA = ("channels", "channel-priority", "system", "pip")
-_OVERRIDABLE = ("capabilities", "checks", "packages", "constraints", "environment", *_OF_CONDA)
+_OVERRIDABLE = ("capabilities", "checks", "waive", "packages", "constraints", "environment", *_OF_CONDA)
 _FAMILY_KEYS = (*_FAMILY_REQUIRED, "on", *_BESIDE_IMAGE, *_OVERRIDABLE)
 _ROW_KEYS = (*_ROW_REQUIRED, "on", "extras", "python", "base", *_BESIDE_IMAGE, "platforms", *_OVERRIDABLE)
 # What is built on a target says these alone; all else is that target's.
-_BESIDE_ON = ("family", "description", "matrix", "on", "pip", *_OVERRIDABLE[:5])
+_BESIDE_ON = ("family", "description", "matrix", "on", "pip", *_OVERRIDABLE[:6])
 _BASE_REQUIRED = {
     "name": "name: debian-12",
     "suite": "suite: bookworm",
@@ -361,6 +362,7 @@ class _Common:
 
     capabilities: tuple[str, ...]
     checks: tuple[str, ...]
+    waive: tuple[str, ...]
     packages: tuple[str, ...]
     constraints: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
@@ -409,10 +411,12 @@ def _common(reader: Reader, fields: Mapping[str, Node], kind: str) -> _Common:
     package, constraint = REQUIREMENT_RULES.get(kind, ("added package", "added package"))
     capabilities = reader.texts(fields.get("capabilities"), "capabilities", "capability", empty=False)
     checks = reader.texts(fields.get("checks"), "checks", "check", empty=False)
+    waived = reader.texts(fields.get("waive"), "waive", "waived")
     channels = reader.texts(fields.get("channels"), "channels", "channel", empty=False)
     return _Common(
         capabilities=tuple(sorted(capabilities, key=natural)),
         checks=tuple(check for check in SMOKE_CHECKS if check in checks),
+        waive=tuple(check for check in WAIVABLE if check in waived),
         packages=requirements("packages", package),
         constraints=requirements("constraints", constraint),
         environment=_environment(reader, fields.get("environment")),
@@ -468,6 +472,7 @@ def _row(reader: Reader, fields: Mapping[str, Node], family: _Family, node: Node
         priority=own.priority or common.priority or "strict",
         system=tuple((dict(common.system) | dict(own.system)).items()),
         pip=tuple(dict.fromkeys((*common.pip, *own.pip))),
+        waive=(own if "waive" in row else common).waive,
     )
 
 
@@ -504,6 +509,7 @@ def _row_on(reader: Reader, fields: Mapping[str, Node], family: _Family, node: N
         places=tuple(places.items()),
         pip=tuple(dict.fromkeys((*common.pip, *own.pip))),
         on=reader.text(row.get("on"), "on", "on"),
+        waive=(own if "waive" in row else common).waive,
     )
 
 

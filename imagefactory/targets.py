@@ -126,6 +126,7 @@ def _target(recipe: Recipe, row: MatrixRow, cuda: str, platform: str) -> Target:
         channels=row.channels,
         priority=row.priority,
         pip=row.pip,
+        waive=row.waive,
     )
 
 
@@ -207,6 +208,7 @@ def _target_on(recipe: Recipe, row: MatrixRow, under: Target) -> Target:
         pip=with_own(under.pip, row.pip, "pypi"),
         where=row.where,
         on=under.name,
+        waive=row.waive or under.waive,
     )
 
 

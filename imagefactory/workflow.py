@@ -270,19 +270,30 @@ def run_target(factory: Factory, target: Target, spec: RunSpec, runner: str, pro
     if made is None:
         raise BuildError(f"{target.name} is not built yet", hint=f"imagefactory build {target.name}")
     name = wanted or (OWN_RUNNER[settings.engine.value] if isinstance(made, Image) else "apptainer")
-    chosen = _runner(factory, name, target.name, progress)
-    chosen.require()
     with factory.layout.in_use(progress):
-        if name == "unshare" and isinstance(made, Image):
-            unpack_image(factory, made, progress)
-        elif name == "apptainer" and isinstance(made, Image):
-            made = ensure_sif(factory, made, target.name, progress, compression="fast")
-        elif name == "docker" and isinstance(made, Image):
-            from imagefactory.engines.docker_daemon import DockerDaemon, run_name
-
-            # Here, where no collection can take what the daemon is still loading.
-            DockerDaemon(factory.environ).ensure(factory.layout, made, run_name(made), progress)
+        chosen, made = ready_runner(factory, made, name, target.name, progress)
     return chosen.run(made, spec)
+
+
+def ready_runner(
+    factory: Factory, made: Image | Sif, name: str, target: str, progress: Progress
+) -> tuple[Runner, Image | Sif]:
+    """The runner called `name`, and `made` as it starts it, brought to where it starts things from.
+
+    The caller holds the layout's `in_use`. Raises ToolError where that runner cannot run here.
+    """
+    runner = _runner(factory, name, target, progress)
+    runner.require()
+    if name == "unshare" and isinstance(made, Image):
+        unpack_image(factory, made, progress)
+    elif name == "apptainer" and isinstance(made, Image):
+        made = ensure_sif(factory, made, target, progress, compression="fast")
+    elif name == "docker" and isinstance(made, Image):
+        from imagefactory.engines.docker_daemon import DockerDaemon, run_name
+
+        # Here, where no collection can take what the daemon is still loading.
+        DockerDaemon(factory.environ).ensure(factory.layout, made, run_name(made), progress)
+    return runner, made
 
 
 def unpack_image(factory: Factory, image: Image, progress: Progress) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
@@ -30,6 +31,8 @@ def inspect(
 ) -> None:
     """Say what WHAT can run on, predicted from the GPU code that is in it. Needs no GPU.
 
+    Where verdicts on that very image are at hand and can be relied on, what was verified comes first.
+
     \b
       imagefactory inspect pytorch-2.3-cu121                     a target: its image, else its lock's packages
       imagefactory inspect pytorch:2.3-cu121                     an image of the store, or its digest
@@ -43,7 +46,8 @@ def inspect(
     from imagefactory.gpu.contradictions import contradictions
     from imagefactory.gpu.frameworks import cpu_only
     from imagefactory.gpu.predict import predict, predict_all
-    from imagefactory.inspection import inspect_place
+    from imagefactory.inspection import find_verdicts, inspect_place
+    from imagefactory.report.gpu_tables import claim_json
     from imagefactory.report.inspection import (
         RUNS,
         Inspection,
@@ -52,6 +56,7 @@ def inspect(
         inspection_json,
         prediction_json,
     )
+    from imagefactory.verify.claims import verified_claims
 
     amd = _amd_target(gpu or "")
     if amd and (driver or capability):
@@ -61,14 +66,17 @@ def inspect(
     found = inspect_place(place, lambda: call.factory, name, call.progress)
     if amd:
         return _say_amd(name, amd, found, as_json=as_json)
+    verified = verified_claims(find_verdicts(place, name, found.digest, datetime.now(UTC)), driver)
     if asked is not None:
         one = _with_driver(predict(found.contents, asked[0]), driver)
+        proof = verified.get(asked[0])
         if as_json:
             value = {"name": name, "gpu": asked[1].title, "driver_asked": driver, **prediction_json(one)}
+            value["verified"] = claim_json(proof) if proof else None
             say_json("inspect-answer", {**value, "from": found.how, "digest": found.digest})
         else:
-            say(format_answer(name, asked[1], one))
-        raise click.exceptions.Exit(0 if one.answer in RUNS else EXIT_CHECK)
+            say(format_answer(name, asked[1], one, proof))
+        raise click.exceptions.Exit(0 if (proof or one).answer in RUNS else EXIT_CHECK)
     inspection = Inspection(
         name=name,
         how=found.how,
@@ -77,6 +85,7 @@ def inspect(
         predictions=tuple(_with_driver(one, driver) for one in predict_all(found.contents)),
         cpu_only=cpu_only(found.contents),
         contradictions=contradictions(found.contents),
+        verified=verified,
     )
     if as_json:
         return say_json("inspect", inspection_json(inspection))

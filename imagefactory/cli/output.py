@@ -113,6 +113,7 @@ def target_json(target: Target) -> dict[str, object]:
         "platform": target.platform,
         "capabilities": target.capabilities,
         "checks": target.checks,
+        "waive": target.waive,
         "requirements": target.requirements,
         "constraints": target.constraints,
         "environment": dict(target.environment),

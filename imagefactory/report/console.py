@@ -108,7 +108,7 @@ def format_built(built: Built, store: str) -> str:
     if report is not None and not report.passed:
         fields.append(("", format_report(report)))
     fields += [
-        ("on a GPU", f"{gpu}: no GPU suite has run in this image; it must support {_capabilities(target)}"),
+        ("on a GPU", f"{gpu}; it must support {_capabilities(target)}: imagefactory verify {target.name}"),
         (
             "try it",
             f"imagefactory run {target.name} -- python"

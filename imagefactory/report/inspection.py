@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 
 from imagefactory.gpu.amd import amd_reach, amd_targets
-from imagefactory.gpu.capability import Code
+from imagefactory.gpu.capability import Capability, Code
 from imagefactory.gpu.frameworks import Role, cuda_of, find_framework, find_package, role_of
-from imagefactory.gpu.model import Answer, Contents, Library, LibraryReach, Prediction, Reach
+from imagefactory.gpu.model import Answer, Claim, Contents, Library, LibraryReach, Prediction, Reach
 from imagefactory.gpu.predict import INTEGRATED
 from imagefactory.report.console import format_fields, format_table
+from imagefactory.report.gpu_tables import claim_json
 
 RUNS = (Answer.YES, Answer.PTX)
 WORDS = {
@@ -36,7 +37,7 @@ class Inspection:
     """All that is told of one place. `how` says in a line where its contents come from.
 
     `predictions` are of all known capabilities, oldest first. `contradictions` is where what is
-    documented of the framework and what was found differ.
+    documented of the framework and what was found differ. `verified` is what verdicts say of this very image.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Inspection:
     predictions: tuple[Prediction, ...]
     cpu_only: str = ""
     contradictions: tuple[str, ...] = ()
+    verified: Mapping[Capability, Claim] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +61,12 @@ class Asked:
 # --- one question --------------------------------------------------------------------------------
 
 
-def format_answer(name: str, asked: Asked, prediction: Prediction) -> str:
-    """One line: the answer, that it is a prediction, and why."""
+def format_answer(name: str, asked: Asked, prediction: Prediction, verified: Claim | None = None) -> str:
+    """One line: the answer, that it is a prediction, and why. What was verified there comes first."""
     on = f"{asked.title}, driver {asked.driver}" if asked.driver else asked.title
+    if verified:
+        told = f"{name} on {on}: {_told(verified)} ({verified.source})"
+        return f"{told}; predicted: {prediction.answer}, {prediction.reason}"
     line = f"{name} on {on}: {prediction.answer} (predicted): {prediction.reason}"
     if prediction.answer in (*RUNS, Answer.PARTLY) and prediction.driver and not asked.driver:
         line += f"; driver {prediction.driver} or newer"
@@ -108,6 +113,11 @@ def _has(count: int) -> str:
     return "has" if count == 1 else "have"
 
 
+def _told(claim: Claim) -> str:
+    word = "verified" if claim.answer is Answer.YES else f"verified, {claim.rule}"
+    return f"{claim.answer} ({word}): {claim.reason}"
+
+
 # --- all of it -----------------------------------------------------------------------------------
 
 
@@ -143,6 +153,8 @@ def _fields(found: Inspection) -> list[tuple[str, str]]:
     cuda = cuda_of(contents)
     if cuda or versions:
         fields.append(("CUDA", ", ".join([cuda or "version not known", *versions])))
+    told = [f"{one}: {_told(claim)}" for one, claim in sorted(found.verified.items())]
+    fields += [("verified" if i == 0 else "", line) for i, line in enumerate(told)]
     if found.cpu_only:
         fields.append(("CPU only", found.cpu_only))
     elif contents.libraries:
@@ -369,6 +381,7 @@ def inspection_json(found: Inspection) -> dict[str, object]:
         ],
         "amd_targets": amd_targets(contents),
         "predictions": [prediction_json(one) for one in found.predictions],
+        "verified": [{"capability": str(one), **claim_json(claim)} for one, claim in found.verified.items()],
         "packages": [
             {"name": one.name, "version": one.version, **({"build": one.build} if one.build else {})}
             for one in contents.packages

@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import os
-import stat
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +31,14 @@ from imagefactory.model import (
     Sif,
 )
 from imagefactory.progress import Progress, format_seconds
+from imagefactory.verify.report_file import (
+    ReportFault,
+    SuiteCheck,
+    how_it_ended,
+    parse_fields,
+    parse_row,
+    read_report,
+)
 from imagefactory.verify.runners.protocol import Runner
 from imagefactory.verify.suite import table
 
@@ -43,9 +50,6 @@ SUITE_MOUNT, EXPECT_MOUNT, REPORT_MOUNT = (
 )
 EXPECTATIONS_NAME, REPORT_NAME = "expectations.json", "report.json"
 TIMEOUT_SECONDS = 900.0
-LARGEST_REPORT = 1 << 20
-LONGEST_DETAIL = 2000
-LARGEST_NUMBER = 1e300
 RECORD_FORMAT = REPORT_FORMAT = 1
 
 
@@ -70,10 +74,6 @@ class Verdicts:
 
     checks: tuple[CheckResult, ...]
     failure: Outcome | None
-
-
-class ReportFault(Exception):
-    """A report that cannot be believed; the message says why."""
 
 
 # --- what is asked -------------------------------------------------------------------------------
@@ -299,30 +299,7 @@ def write_suite(folder: Path, files: Mapping[str, bytes]) -> None:
         path.chmod(0o755)
 
 
-def how_it_ended(completed: Completed) -> str:
-    """One line: exit code or signal, and the last line on stderr."""
-    code = completed.returncode
-    ended = f"it ended by signal {code - 128}" if 128 < code < 192 else f"its exit code was {code}"
-    lines = [line for line in (completed.stderr or completed.stdout).splitlines() if line.strip()]
-    return clean(f"{ended}, its last words were: {lines[-1]}" if lines else f"{ended} and it said nothing")
-
-
-def clean(text: str) -> str:
-    """One printable line: no control characters of a stranger reach a terminal."""
-    line = "".join(letter if letter.isprintable() else " " for letter in text[: 4 * LONGEST_DETAIL])
-    line = " ".join(line.split())
-    return line if len(line) <= LONGEST_DETAIL else line[:LONGEST_DETAIL] + " ..."
-
-
 # --- reading what the image wrote ----------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SuiteCheck:
-    """A row of the suite's report: the result and the word it gave for a failure."""
-
-    result: CheckResult
-    outcome: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,36 +310,9 @@ class SuiteReport:
     rows: tuple[SuiteCheck, ...]
 
 
-def read_report(path: Path) -> bytes:
-    """The report's bytes. Raises ReportFault unless it is a plain file of at most LARGEST_REPORT bytes.
-
-    The image owns that folder: a link would lead to the host's files, a pipe would never end.
-    """
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise ReportFault("it wrote no report") from None
-    except OSError as error:
-        raise ReportFault(f"its report cannot be opened: {error.strerror}") from error
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise ReportFault("its report is not a plain file")
-    with os.fdopen(handle, "rb") as file:
-        data = file.read(LARGEST_REPORT + 1)
-    if len(data) > LARGEST_REPORT:
-        raise ReportFault(f"its report has more than {LARGEST_REPORT} bytes")
-    return data
-
-
 def parse_report(data: bytes, nonce: str) -> SuiteReport:
     """Raises ReportFault for anything but a report of this suite's format with this nonce."""
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise ReportFault("its report is not JSON") from error
-    keys = {"format", "nonce", "target", "python", "running", "checks"}
-    if not isinstance(document, dict) or set(document) != keys:
-        raise ReportFault("its report has not the fields of the suite's")
+    document = parse_fields(data, ("format", "nonce", "target", "python", "running", "checks"))
     if document["format"] != table.FORMAT:
         raise ReportFault("its report has another format")
     if document["nonce"] != nonce:
@@ -370,36 +320,8 @@ def parse_report(data: bytes, nonce: str) -> SuiteReport:
     running, rows = document["running"], document["checks"]
     if not isinstance(rows, list) or not isinstance(running, str) or running not in ("", *table.CHECKS):
         raise ReportFault("its report names no checks")
-    return SuiteReport(running=running, rows=tuple(_parse_row(row) for row in rows))
-
-
-def _parse_row(row: object) -> SuiteCheck:
-    keys = {"name", "state", "detail", "outcome", "seconds", "numbers"}
-    if not isinstance(row, dict) or set(row) != keys:
-        raise ReportFault("a check in its report has not the fields of the suite's")
-    name, state, outcome, numbers = row["name"], row["state"], row["outcome"], row["numbers"]
-    if name not in table.CHECKS:
-        raise ReportFault("its report has a check that this suite does not have")
-    if state not in tuple(CheckState) or outcome not in ("", table.LOAD_FAILED, table.WRONG_NUMBERS):
-        raise ReportFault(f"its report has a state of '{name}' that is none")
-    if not isinstance(row["detail"], str) or not _is_number(row["seconds"]):
-        raise ReportFault(f"its report has a value of '{name}' that is none")
-    if not isinstance(numbers, dict) or not all(_is_number(value) for value in numbers.values()):
-        raise ReportFault(f"its report has a number of '{name}' that is none")
-    result = CheckResult(
-        name=name,
-        state=CheckState(state),
-        detail=clean(row["detail"]),
-        seconds=float(row["seconds"]),
-        numbers=tuple((clean(key), float(value)) for key, value in sorted(numbers.items())),
-    )
-    return SuiteCheck(result=result, outcome=outcome)
-
-
-def _is_number(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return abs(value) <= LARGEST_NUMBER  # false for NaN as well
+    words = (table.LOAD_FAILED, table.WRONG_NUMBERS)
+    return SuiteReport(running=running, rows=tuple(parse_row(row, table.CHECKS, words) for row in rows))
 
 
 def judge(

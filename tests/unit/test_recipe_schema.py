@@ -79,6 +79,7 @@ ENUMS = {
     "source": recipe_values.SOURCES,
     "platform": recipe_values.PLATFORMS,
     "check": recipe_values.SMOKE_CHECKS,
+    "waived": recipe_values.WAIVABLE,
     "channel-priority": recipe_values.PRIORITIES,
     "archspec": recipe_values.ARCHSPECS,
 }

@@ -15,6 +15,7 @@ from imagefactory.errors import NothingSelectedError, RecipeError, UsageError
 from imagefactory.gpu import knowledge
 from imagefactory.model import Base, Target, Where
 from imagefactory.recipe_values import MAX_FAULTS
+from imagefactory.verify.suite.gpu import table as gpu_table
 from imagefactory.yaml_tree import MAX_BYTES, MAX_DEPTH, MAX_NODES
 
 ROOT = Path(__file__).parents[2]
@@ -113,6 +114,28 @@ def test_defaults_and_several_cudas() -> None:
     assert first.requirements[0] == "torch[b-x,a]==99.0.*"
 
 
+def test_checks_of_the_gpu_suite_can_be_waived() -> None:
+    text = edited("packages: [numpy]\n", "packages: [numpy]\nwaive: [portability, jit]\n")
+    first, second = recipes.expand(recipes.parse_recipe(text, FILE), bases())
+    assert first.waive == second.waive == ("jit", "portability")
+    text = text.replace('cuda: ["12.8"]\n', 'cuda: ["12.8"]\n    waive: []\n')
+    first, second = recipes.expand(recipes.parse_recipe(text, FILE), bases())
+    assert (first.waive, second.waive) == (("jit", "portability"), ())
+    for row, waived in (("", ("jit", "portability")), ("    waive: [training]\n", ("training",))):
+        built_on = f"family: more\ndescription: More\nmatrix:\n  - on: {first.name}\n{row}"
+        found = recipes.expand_all(
+            [recipes.parse_recipe(text, FILE), recipes.parse_recipe(built_on, "b.yaml")], bases()
+        )
+        assert next(one for one in found if one.family == "more").waive == waived
+
+
+def test_nothing_can_be_waived_that_tells_a_gpu_from_none() -> None:
+    """Nor what tells the suite's own mistakes: a pass without these would be worth nothing."""
+    for part in ("driver", "native", "ptx"):
+        assert not set(gpu_table.PARTS[part]) & set(recipe_values.WAIVABLE)
+    assert not any("controls" in check for check in recipe_values.WAIVABLE)
+
+
 def test_windows_lines_and_comments_beyond_ascii_are_fine() -> None:
     text = "# größer ≤ 日本 \U0001f600\r\n" + RECIPE.replace("\n", "\r\n")
     assert recipes.parse_recipe(text, FILE).family == "pytorch"
@@ -165,6 +188,8 @@ FAULTS = [
     ('["9.0"', '["sm_90"', "8:16: 'capabilities' cannot be 'sm_90' (write a compute capability in quotes, such as \"8.0\")"),
     ('["9.0"', '["8.0"', "8:23: '8.0' stands in 'capabilities' twice, first at recipes/torch.yaml:8:16 (remove one)"),
     ("[import,", "[imports,", "9:10: 'checks' cannot be 'imports' (did you mean 'import'?)"),
+    ("packages: [numpy]", "waive: [jid]", "10:9: 'waive' cannot be 'jid' (did you mean 'jit'?)"),
+    ("packages: [numpy]", "waive: [vector-add]", "10:9: 'waive' cannot be 'vector-add' (write a check of the GPU suite: matmul, "),
     ("[import,", "[gpu-burn,", "9:10: 'checks' cannot be 'gpu-burn' (write one of the known checks: packages, libraries, "),
     ('"2.3"', '">=2.3"', "15:14: 'version' cannot be '>=2.3' (write the version in quotes, such as \"2.3\", and no bounds)"),
     ('["12.1"]', '["cu121"]', "16:12: 'cuda' cannot be 'cu121' (write the CUDA version in quotes, such as \"12.1\" or \"12\")"),

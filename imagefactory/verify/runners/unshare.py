@@ -32,7 +32,7 @@ import selectors
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -201,11 +201,21 @@ def _refuse_nul(spec: RunSpec) -> None:
 
 
 class UnshareRunner:
-    """Runs commands in images of `layout`; their layers are unpacked once under `<store>/unpacked`."""
+    """Runs commands in images of `layout`; their layers are unpacked once under `<store>/unpacked`.
 
-    def __init__(self, layout: Layout, *, progress: Progress | None = None) -> None:
+    `find` says what a run with GPUs gets to see of them.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        progress: Progress | None = None,
+        find: Callable[[], GpuDevices] = find_gpus,
+    ) -> None:
         self.layout = layout
         self.progress = progress or Quiet()
+        self.find = find
         self.unpacked = Unpacked(layout.path / "unpacked")
         self.scratch = layout.path / "run"
 
@@ -228,7 +238,7 @@ class UnshareRunner:
         lower = self.unpacked.unpack(image.layers, self.layout.blob_path, self.progress)
         place = Place(lower=lower, scratch=self.scratch, environment=image.environment)
         tty = not spec.capture and os.isatty(0) and os.isatty(1)
-        decided = plan(place, spec, read_caller(), gpus=find_gpus() if spec.gpus else None, tty=tty)
+        decided = plan(place, spec, read_caller(), gpus=self.find() if spec.gpus else None, tty=tty)
         stdin = subprocess.DEVNULL if spec.capture else None
         output = subprocess.PIPE if spec.capture else None
         with signals_left_to_the_command(interactive=not spec.capture):
@@ -257,7 +267,7 @@ class UnshareRunner:
         """
         _refuse_empty(spec)
         place = Place(lower=tuple(lower), scratch=self.scratch)
-        decided = plan(place, spec, read_caller(), gpus=find_gpus() if spec.gpus else None, tty=False)
+        decided = plan(place, spec, read_caller(), gpus=self.find() if spec.gpus else None, tty=False)
         sandbox = Sandbox(decided, stdin=stdin, stdout=stdout, stderr=stderr)
         sandbox.status.close()
         return sandbox.process

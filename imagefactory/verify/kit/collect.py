@@ -1,0 +1,225 @@
+"""What a kit brought back: read with care, judged by the rules of a run on this machine, ready to be signed.
+
+The folder was elsewhere. What was asked is believed because its digest stands in the ledger, under the nonce;
+what came back is believed as far as a key's owner signs for whoever ran the kit, and the verdict says `kit`,
+or `actions` where a CI job of GitHub ran it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from imagefactory.errors import CheckFailedError, NoGpuError, StatementError, UsageError
+from imagefactory.model import Completed, Outcome
+from imagefactory.verify.evidence import parse_evidence
+from imagefactory.verify.gpu_judge import Brought, GpuRun, judge_gpu
+from imagefactory.verify.kit.program import EVIDENCE, EXPECTATIONS, FORMAT, KIT, RESULT, RUN
+from imagefactory.verify.kit.start import REPORT, RUNNERS
+from imagefactory.verify.model import EvidenceKind, GpuReport, Hardware, Subject
+from imagefactory.verify.nonces import NONCE, Ledger, NonceError, Run
+from imagefactory.verify.report import fault, fields, line, parse_time, shown, word
+from imagefactory.verify.smoke import digest_of, suite_digest
+
+LARGEST = 1 << 20
+MOST_FILES = 500
+LONGEST_RUN = 86400.0
+STOPPED = (Outcome.NO_GPU, Outcome.WRONG_GPU, Outcome.PULL_FAILED, Outcome.INFRASTRUCTURE)
+"""Words of a kit that started nothing inside: nothing to sign, and its nonce is not spent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folder:
+    """The bytes of a kit that came back. `evidence` and `report` are None where there are none."""
+
+    kit: bytes
+    expectations: bytes
+    suite: str
+    run: bytes
+    evidence: bytes | None
+    report: bytes | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """A kit's run, judged. `run` is what its nonce is spent on; `reference` where the image can be pulled."""
+
+    report: GpuReport
+    run: Run
+    reference: str
+
+
+def collect_kit(folder: Path, ledger: Ledger, now: datetime) -> Collected:
+    """Judges what the kit in `folder` brought back. Signs and spends nothing.
+
+    Raises UsageError for a folder that is no kit, or has no result; NonceError for a nonce that cannot be
+    spent on it (unknown, replayed, expired, another suite, a kit that was changed); NoGpuError and
+    CheckFailedError where nothing was started inside, with the word for why; StatementError for a result that
+    no kit writes.
+    """
+    found, where = read_folder(folder), str(folder)
+    nonce = read_nonce(folder)
+    known = ledger.look(nonce)
+    texts = {KIT: found.kit, EXPECTATIONS: found.expectations}
+    run = replace(known.run, suite=suite_digest(), kit=digest_of(texts))
+    ledger.check(nonce, run, now)
+    if found.suite != run.suite:
+        raise NonceError(
+            "other-suite", f"the suite in {folder} was changed after the kit was made", hint="make a new kit"
+        )
+    # From here on kit.json and expectations.json are as this ledger's owner wrote them.
+    kit = json.loads(found.kit)
+    report = judge_folder(found, kit, where)
+    return Collected(report=report, run=run, reference=kit["reference"])
+
+
+def read_nonce(folder: Path) -> str:
+    """The nonce that kit.json names; nothing of it is believed yet."""
+    data = _read(folder / KIT)
+    if data is None:
+        raise UsageError(f"{folder} is no kit", hint="name the folder that `verify --kit DIR` wrote")
+    try:
+        return str(json.loads(data)["nonce"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UsageError(f"{folder} is no kit: {KIT} cannot be read", hint="name a kit's folder") from error
+
+
+def judge_folder(found: Folder, kit: Mapping[str, Any], where: str) -> GpuReport:
+    """The report of what came back for `kit`, which is believed. Pure. Raises as `collect_kit`."""
+    at = f"{where}/{RESULT}/{RUN}"
+    facts = parse_run(found.run, at)
+    if facts["nonce"] != kit["nonce"]:
+        raise fault(f"{at}: nonce", "it is of another kit")
+    if facts["suite"] != kit["suite"]:
+        raise fault(f"{at}: suite", "it ran another suite")
+    if facts["outcome"]:
+        raise _stopped(Outcome(facts["outcome"]), facts["reason"])
+    if found.evidence is None:
+        raise fault(f"{where}/{RESULT}/{EVIDENCE}", "it is missing: nobody saw a GPU")
+    kind = EvidenceKind.ACTIONS if facts["actions"] else EvidenceKind.KIT
+    evidence = parse_evidence(_json(found.evidence, f"{where}/{EVIDENCE}"), kind, f"{where}/{EVIDENCE}")
+    asked = json.loads(found.expectations)
+    judged = GpuRun(
+        subject=Subject(**kit["subject"]),
+        suite=kit["suite"],
+        asked=asked,
+        waive=tuple(kit["waive"]),
+        runner=facts["runner"],
+        hardware=_with_job(evidence, facts["actions"]),
+        started=parse_time(facts["started"], f"{at}: started"),
+        ended=parse_time(facts["ended"], f"{at}: ended"),
+    )
+    completed = Completed(
+        returncode=facts["returncode"],
+        stdout="\n".join(facts["said"]),
+        stderr="",
+        seconds=facts["seconds"],
+        timed_out=facts["timed_out"],
+    )
+    missing = "" if found.report is not None else "it wrote no report that can be read"
+    return judge_gpu(judged, Brought(report=found.report or b"", fault=missing, completed=completed))
+
+
+def _stopped(outcome: Outcome, reason: str) -> CheckFailedError:
+    kind = NoGpuError if outcome is Outcome.NO_GPU else CheckFailedError
+    return kind(
+        f"{outcome}: {reason}", hint="nothing was verified; this kit can still be run on another machine"
+    )
+
+
+def _with_job(hardware: Hardware, actions: Mapping[str, str] | None) -> Hardware:
+    """The job of GitHub that ran the kit, as it says itself."""
+    notes = tuple(sorted((actions or {}).items()))
+    return replace(hardware, notes=(*hardware.notes, *notes))
+
+
+# --- reading it ----------------------------------------------------------------------------------
+
+
+def parse_run(data: bytes, where: str) -> Mapping[str, Any]:
+    """run.json, every value checked. Raises StatementError."""
+    row = fields(
+        _json(data, where),
+        where,
+        "format nonce suite runner actions outcome reason started ended returncode timed_out seconds said",
+    )
+    seconds, code = row["seconds"], row["returncode"]
+    whole = (
+        row["format"] == FORMAT
+        and not isinstance(row["format"], bool)
+        and isinstance(row["timed_out"], bool)
+        and isinstance(seconds, int | float)
+        and not isinstance(seconds, bool)
+        and 0 <= seconds < LONGEST_RUN
+        and isinstance(code, int)
+        and not isinstance(code, bool)
+        and 0 <= code < 256
+        and isinstance(row["said"], list)
+        and len(row["said"]) < 10
+        and row["outcome"] in ("", *STOPPED)
+        and (row["runner"] in RUNNERS or (row["runner"] == "" and row["outcome"] != ""))
+    )
+    if not whole:
+        raise fault(where, "it has a value that no kit writes")
+    word(row["nonce"], f"{where}: nonce", NONCE)
+    for text in (row["reason"], *row["said"]):
+        line(text, where)
+    if row["actions"] is not None:
+        names = "GITHUB_REPOSITORY GITHUB_RUN_ID GITHUB_RUN_ATTEMPT GITHUB_JOB RUNNER_NAME"
+        for text in fields(row["actions"], f"{where}: actions", names).values():
+            line(text, f"{where}: actions")
+    return row
+
+
+def read_folder(folder: Path) -> Folder:
+    """Raises UsageError for what is no kit or has no result; links and files of any size are refused."""
+    kit, expectations = _read(folder / KIT), _read(folder / EXPECTATIONS)
+    if kit is None or expectations is None:
+        raise UsageError(f"{folder} is no kit", hint="name the folder that `verify --kit DIR` wrote")
+    run = _read(folder / RESULT / RUN)
+    if run is None:
+        raise UsageError(
+            f"{folder} has no result yet", hint=f"run it where the GPU is: python3 {folder}/run.py"
+        )
+    suite = folder / "suite"
+    files = {}
+    for path in sorted(suite.rglob("*.py"))[: MOST_FILES + 1]:
+        files[path.relative_to(suite).as_posix()] = _read(path) or b""
+    return Folder(
+        kit=kit,
+        expectations=expectations,
+        suite=digest_of(files) if len(files) <= MOST_FILES else "",
+        run=run,
+        evidence=_read(folder / RESULT / EVIDENCE),
+        report=_read(folder / RESULT / REPORT),
+    )
+
+
+def _read(path: Path) -> bytes | None:
+    """A plain file's bytes, None where there is none. Raises UsageError for a link, a pipe, a large file."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise UsageError(f"{shown(str(path))}: {error.strerror}", hint="a kit holds plain files") from error
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise UsageError(f"{shown(str(path))} is not a plain file", hint="a kit holds plain files")
+        data = file.read(LARGEST + 1)
+    if len(data) > LARGEST:
+        raise UsageError(f"{shown(str(path))} has more than {LARGEST} bytes", hint="that is none of a kit's")
+    return data
+
+
+def _json(data: bytes, where: str) -> object:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise StatementError(f"{shown(where)} is not JSON", hint="run the kit again") from error

@@ -1,0 +1,226 @@
+"""What a host says of its NVIDIA GPUs, by three ways that must agree: NVML, the driver's /proc, device nodes.
+
+Standard library of Python 3.9 and nothing else: this file travels in every kit, and imagefactory reads its
+own machine with it. Nothing is cached and nothing is taken from the environment but, by the dynamic linker,
+where libnvidia-ml.so.1 is.
+
+Sources: NVML's API reference (functions, buffer sizes, return codes); the driver's README, "Using the /proc
+file system interface"; proc_devices(5).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any, NamedTuple
+
+FORMAT = 1
+HINT = "run this where `nvidia-smi` lists a GPU"
+
+# The last form is that of MIG before driver 470.
+UUID = re.compile(
+    r"(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|MIG-GPU-[0-9a-f-]{36}/[0-9]+/[0-9]+"
+)
+MAJOR = re.compile(r"^\s*([0-9]+)\s+nvidia(?:-frontend)?$", re.MULTILINE)
+VERSION = re.compile(r"^NVRM version:.*?\s([0-9]+\.[0-9]+(?:\.[0-9]+)?)\s", re.MULTILINE)
+LARGEST_FILE = 1 << 16
+
+BUFFER = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE, the largest of the texts that are asked for
+MIG_ENABLED = 1
+
+
+class NoGpu(Exception):
+    """No GPU of NVIDIA that can be used is to be seen here; the message is one line that says why."""
+
+
+class Places(NamedTuple):
+    """Where a machine tells of its GPUs: two folders and the name of NVML's library."""
+
+    dev: str = "/dev"
+    proc: str = "/proc"
+    nvml: str = "libnvidia-ml.so.1"
+
+
+MACHINE = Places()
+
+
+def read_hardware(places: Places = MACHINE) -> dict[str, Any]:
+    """The host's GPUs as plain JSON values.
+
+    `driver`: the kernel module's version. `gpus`: what NVML tells, each `name`, `capability` (`8.0`), `uuid`
+    (`GPU-...`) and `memory` in bytes. `known`: the UUIDs below /proc/driver/nvidia/gpus. `nodes`: the paths
+    of character devices that are the driver's. `notes`: further facts, name -> text: of each MIG instance
+    `MIG-...` -> the UUID of the GPU that it is a part of, and `nvml-driver`.
+
+    Raises NoGpu where one of the three ways shows none, or where NVML belongs to another driver.
+    """
+    try:
+        driver = parse_version(_read(Path(places.proc, "driver/nvidia/version")))
+    except OSError:
+        raise NoGpu("no GPU: the NVIDIA driver is not loaded (there is no /proc/driver/nvidia)") from None
+    if not driver:
+        raise NoGpu("no usable GPU: /proc/driver/nvidia/version tells no version")
+    nodes = find_nodes(places)
+    if not nodes:
+        raise NoGpu("no GPU: there is no device /dev/nvidia0, /dev/nvidia1, ... of the driver")
+    # NVML first: a GPU that nobody has used since the driver was loaded tells its UUID only afterwards.
+    gpus, notes = ask_nvml(places.nvml)
+    known = find_known(places)
+    if not known:
+        raise NoGpu("no usable GPU: none below /proc/driver/nvidia/gpus tells its UUID")
+    if notes["nvml-driver"] != driver:
+        raise NoGpu(
+            f"no usable GPU: the kernel module is {driver} and NVML of {notes['nvml-driver']}; "
+            "reload the module or restart the machine"
+        )
+    return {"format": FORMAT, "driver": driver, "gpus": gpus, "known": known, "nodes": nodes, "notes": notes}
+
+
+# --- /proc and /dev ------------------------------------------------------------------------------
+
+
+def parse_version(text: str) -> str:
+    """The version in /proc/driver/nvidia/version, of the closed and of the open module; empty if none."""
+    match = VERSION.search(text)
+    return match[1] if match else ""
+
+
+def parse_information(text: str) -> dict[str, str]:
+    """/proc/driver/nvidia/gpus/*/information: `GPU UUID`, `Device Minor`, `Model`, ... -> its text."""
+    pairs = (line.partition(":") for line in text.splitlines() if ":" in line)
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def parse_major(text: str) -> int:
+    """The major number of the driver's GPUs in /proc/devices (`195 nvidia-frontend`); -1 if there is none."""
+    characters = text.partition("Block devices:")[0]
+    match = MAJOR.search(characters)
+    return int(match[1]) if match else -1
+
+
+def find_known(places: Places) -> list[str]:
+    """The UUIDs that the kernel module tells, sorted. One that is still unknown there reads `GPU-????...`."""
+    found = set()
+    for path in Path(places.proc, "driver/nvidia/gpus").glob("*/information"):
+        try:
+            facts = parse_information(_read(path))
+        except OSError:
+            continue
+        if UUID.fullmatch(facts.get("GPU UUID", "")):
+            found.add(facts["GPU UUID"])
+    return sorted(found)
+
+
+def find_nodes(places: Places) -> list[str]:
+    """The nodes of GPUs (`/dev/nvidia0`): character devices with the driver's major and their own number."""
+    try:
+        major = parse_major(_read(Path(places.proc, "devices")))
+    except OSError:
+        return []
+    found = []
+    for path in Path(places.dev).glob("nvidia*"):
+        match = re.fullmatch(r"nvidia([0-9]+)", path.name)
+        if not match:
+            continue
+        try:
+            facts = path.stat()
+        except OSError:
+            continue
+        numbers = (os.major(facts.st_rdev), os.minor(facts.st_rdev))
+        if stat.S_ISCHR(facts.st_mode) and numbers == (major, int(match[1])):
+            found.append((int(match[1]), f"/dev/{path.name}"))
+    return [path for _, path in sorted(found)]
+
+
+def _read(path: Path) -> str:
+    with path.open("rb") as file:
+        return file.read(LARGEST_FILE).decode("utf-8", "replace")
+
+
+# --- NVML ----------------------------------------------------------------------------------------
+
+
+class _Memory(ctypes.Structure):
+    """nvmlMemory_t, bytes."""
+
+    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+
+
+def ask_nvml(library: str) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """NVML's GPUs, and notes. Raises NoGpu where the library is missing, refuses or counts none."""
+    try:
+        nvml = ctypes.CDLL(library)
+    except OSError as error:
+        raise NoGpu(f"no usable GPU: NVML cannot be loaded ({error})") from None
+    _call(nvml, "nvmlInit_v2")
+    try:
+        return _ask(nvml)
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _ask(nvml: Any) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    notes = {"nvml-driver": _text(nvml, "nvmlSystemGetDriverVersion")}
+    count = ctypes.c_uint()
+    _call(nvml, "nvmlDeviceGetCount_v2", ctypes.byref(count))
+    if not count.value:
+        raise NoGpu("no GPU: NVML counts none")
+    gpus = []
+    for index in range(count.value):
+        device = ctypes.c_void_p()
+        _call(nvml, "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(device))
+        gpu = _describe(nvml, device)
+        gpus.append(gpu)
+        notes.update(dict.fromkeys(_mig(nvml, device), gpu["uuid"]))
+    return gpus, notes
+
+
+def _describe(nvml: Any, device: ctypes.c_void_p) -> dict[str, Any]:
+    memory, major, minor = _Memory(), ctypes.c_int(), ctypes.c_int()
+    _call(nvml, "nvmlDeviceGetMemoryInfo", device, ctypes.byref(memory))
+    _call(nvml, "nvmlDeviceGetCudaComputeCapability", device, ctypes.byref(major), ctypes.byref(minor))
+    uuid = _text(nvml, "nvmlDeviceGetUUID", device)
+    if not UUID.fullmatch(uuid):
+        raise NoGpu(f"no usable GPU: NVML gives a UUID that is none: {uuid!r}")
+    return {
+        "name": _text(nvml, "nvmlDeviceGetName", device),
+        "capability": f"{major.value}.{minor.value}",
+        "uuid": uuid,
+        "memory": int(memory.total),
+    }
+
+
+def _mig(nvml: Any, device: ctypes.c_void_p) -> list[str]:
+    """The UUIDs of a GPU's MIG instances; none where its driver or the GPU itself does not know of MIG."""
+    now, pending, count = ctypes.c_uint(), ctypes.c_uint(), ctypes.c_uint()
+    try:
+        code = nvml.nvmlDeviceGetMigMode(device, ctypes.byref(now), ctypes.byref(pending))
+        if code or now.value != MIG_ENABLED:
+            return []
+        _call(nvml, "nvmlDeviceGetMaxMigDeviceCount", device, ctypes.byref(count))
+    except AttributeError:  # NVML of a driver older than 450
+        return []
+    found = []
+    for index in range(count.value):
+        part = ctypes.c_void_p()
+        if not nvml.nvmlDeviceGetMigDeviceHandleByIndex(device, ctypes.c_uint(index), ctypes.byref(part)):
+            found.append(_text(nvml, "nvmlDeviceGetUUID", part))
+    return [uuid for uuid in found if UUID.fullmatch(uuid)]
+
+
+def _text(nvml: Any, function: str, *arguments: Any) -> str:
+    text = ctypes.create_string_buffer(BUFFER)
+    _call(nvml, function, *arguments, text, ctypes.c_uint(BUFFER))
+    return text.value.decode("utf-8", "replace")
+
+
+def _call(nvml: Any, function: str, *arguments: Any) -> None:
+    """Calls NVML; anything but NVML_SUCCESS (0) is NoGpu with NVML's own words."""
+    code = getattr(nvml, function)(*arguments)
+    if code:
+        nvml.nvmlErrorString.restype = ctypes.c_char_p
+        said = (nvml.nvmlErrorString(code) or b"").decode("utf-8", "replace")
+        raise NoGpu(f"no usable GPU: {function} of NVML answers {code} ({said})")

@@ -1,0 +1,275 @@
+"""The program of a kit: reads the host's GPUs, gets the image, runs the suite in it, leaves `result/`.
+
+Standard library alone; run.py starts it. The result is three files: run.json (how it went), evidence.json
+(the host's GPUs) and report.json (what the suite wrote in the image), the last two only after a run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from . import hardware
+from .processes import EXIT_USAGE, Stop, clean, say
+from .start import REPORT, RUNNERS, Kit, choose_runner
+
+FORMAT = 1
+EXIT_CHECK, EXIT_INTERRUPTED = 9, 130
+EXPECTATIONS = "expectations.json"
+KIT, RUN, EVIDENCE, RESULT = "kit.json", "run.json", "evidence.json", "result"
+LARGEST_REPORT = 1 << 20
+MOST_SAID = 3
+VISIBLE = re.compile(r"[A-Za-z0-9,/-]{1,2000}")
+DESCRIPTION = "Run the GPU suite of this kit inside its image, on a GPU of this machine."
+EPILOG = (
+    "Exit code 0: the suite ran and says that all holds; 9: it does not, or there is no such GPU; 2, 6, 8: "
+    "arguments or a kit that cannot be used, a tool that is missing, an image that cannot be had."
+)
+
+
+# --- the kit -------------------------------------------------------------------------------------
+
+
+def read_kit(folder: Path) -> Kit:
+    """Raises Stop for a folder that is no kit of this format, or whose suite was changed."""
+    try:
+        row = json.loads((folder / KIT).read_bytes())
+        if row["format"] != FORMAT:
+            raise ValueError(f"format {row['format']}, this program reads {FORMAT}")
+        kit = Kit(folder, *(row[name] for name in Kit._fields[1:]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Stop(f"{folder} is no kit: {error}", EXIT_USAGE) from error
+    found = suite_digest(folder / "suite")
+    if found != kit.suite:
+        raise Stop(f"the suite of this kit was changed: it is {found}, and was {kit.suite}", EXIT_USAGE)
+    return kit
+
+
+def suite_digest(folder: Path) -> str:
+    """sha256 over sorted names and contents of the suite's files, each with its length before it."""
+    total = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py"), key=lambda path: path.relative_to(folder).as_posix()):
+        for part in (path.relative_to(folder).as_posix().encode(), path.read_bytes()):
+            total.update(len(part).to_bytes(8, "little") + part)
+    return f"sha256:{total.hexdigest()}"
+
+
+# --- which GPU -----------------------------------------------------------------------------
+
+
+def choose_gpu(hardware: Mapping[str, Any], capability: str) -> Mapping[str, Any]:
+    """The first GPU of this capability, the first at all where none is asked for. Raises Stop."""
+    for gpu in hardware["gpus"]:
+        if capability in ("", gpu["capability"]):
+            found: Mapping[str, Any] = gpu
+            return found
+    there = ", ".join(f"{gpu['name']} ({gpu['capability']})" for gpu in hardware["gpus"])
+    raise Stop(
+        f"this kit is for a GPU of capability {capability}, this machine has {there}", EXIT_CHECK, "wrong-gpu"
+    )
+
+
+def visible_gpus(hardware: Mapping[str, Any], gpu: Mapping[str, Any], environ: Mapping[str, str]) -> str:
+    """CUDA_VISIBLE_DEVICES inside: a batch system's word on which GPUs are its job's, else one of several."""
+    given = environ.get("CUDA_VISIBLE_DEVICES", "")
+    if given and VISIBLE.fullmatch(given):
+        return given
+    return str(gpu["uuid"]) if len(hardware["gpus"]) > 1 else ""
+
+
+# --- the run -------------------------------------------------------------------------------------
+
+
+class Job(NamedTuple):
+    """What one run of a kit is given: the caller's words and environment, where this machine tells of GPUs.
+
+    `work` is a folder of its own; what belongs into the kit's `result` is collected in `work/result`.
+    """
+
+    kit: Kit
+    runner: str
+    image: str
+    environ: Mapping[str, str]
+    places: hardware.Places
+    work: Path
+
+
+def main(
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    folder: Path,
+    places: hardware.Places = hardware.MACHINE,
+) -> int:
+    """Runs the kit in `folder`; answers the exit code. An earlier result is replaced."""
+    parser = argparse.ArgumentParser(prog="run.py", description=DESCRIPTION, epilog=EPILOG)
+    parser.add_argument("--runner", choices=RUNNERS, default="", help="default: the first that works here")
+    parser.add_argument("--image", default="", help="HOST/NAME@sha256:..., an image of docker, or a .sif")
+    options = parser.parse_args(list(argv))
+    facts: dict[str, Any] = {"started": now(), "runner": options.runner}
+    try:
+        kit = read_kit(folder)
+        if facts["started"] >= kit.expires:
+            raise Stop(f"this kit was good until {kit.expires}: make a new one", EXIT_USAGE)
+        with _work(folder) as work:
+            job = Job(kit, options.runner, options.image, environ, places, work)
+            code = _run(job, facts)
+            _write(work / RESULT / RUN, format_run(kit, environ, facts))
+            _replace(work / RESULT, folder / RESULT)
+    except Stop as stop:
+        say(f"error: {stop}")
+        return stop.code
+    except KeyboardInterrupt:
+        say("interrupted: run it again")
+        return EXIT_INTERRUPTED
+    if facts.get("outcome"):
+        say(f"{facts['outcome']}: {facts['reason']}; nothing was verified")
+    else:
+        say(f"bring {folder} back to where it was made: imagefactory collect {folder}")
+    return code
+
+
+def format_run(kit: Kit, environ: Mapping[str, str], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """run.json. `outcome` is empty where the suite was started, whatever came of it; else why not."""
+    return {
+        "format": FORMAT,
+        "nonce": kit.nonce,
+        "suite": kit.suite,
+        "actions": actions(environ),
+        "outcome": "",
+        "reason": "",
+        "ended": now(),
+        "returncode": 0,
+        "timed_out": False,
+        "seconds": 0.0,
+        "said": [],
+        **facts,
+    }
+
+
+def _run(job: Job, facts: dict[str, Any]) -> int:
+    """Without a GPU nothing is pulled and nothing started. Raises Stop for what is no result of a run."""
+    try:
+        return _try(job, facts)
+    except Stop as stop:
+        if not stop.outcome:
+            raise
+        facts.update(outcome=stop.outcome, reason=str(stop))
+        return stop.code
+
+
+def _try(job: Job, facts: dict[str, Any]) -> int:
+    kit, work = job.kit, job.work
+    try:
+        seen = hardware.read_hardware(job.places)
+    except hardware.NoGpu as error:
+        raise Stop(str(error), EXIT_CHECK, "no-gpu") from error
+    gpu = choose_gpu(seen, kit.capability)
+    runner = choose_runner(job.runner, kit, job.environ)
+    facts["runner"] = runner.name
+    image = runner.fetch(job.image, work)
+    _lay_out(kit, work)
+    facts["started"] = now()
+    ended = runner.run(image, work, visible_gpus(seen, gpu, job.environ))
+    facts.update(
+        ended=now(),
+        returncode=ended.returncode,
+        timed_out=ended.timed_out,
+        seconds=ended.seconds,
+        said=list(ended.said)[-MOST_SAID:],
+    )
+    _write(work / RESULT / EVIDENCE, seen)
+    data = read_report(work / "report" / REPORT)
+    if data is not None:
+        (work / RESULT / REPORT).write_bytes(data)
+    return EXIT_CHECK if ended.returncode or ended.timed_out or data is None else 0
+
+
+def _lay_out(kit: Kit, work: Path) -> None:
+    """What the image sees: suite and expectations for everybody to read, a folder for everybody to write."""
+    shutil.copytree(kit.folder / "suite", work / "suite", ignore=shutil.ignore_patterns("__pycache__"))
+    (work / "expect").mkdir()
+    shutil.copyfile(kit.folder / EXPECTATIONS, work / "expect" / EXPECTATIONS)
+    for folder in (work / "suite", work / "expect"):
+        for path in (folder, *folder.rglob("*")):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+    (work / "report").mkdir()
+    (work / "report").chmod(0o777)
+
+
+def read_report(path: Path) -> bytes | None:
+    """The suite's report, None where there is no plain file of a size that a report has."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return None
+        data = file.read(LARGEST_REPORT + 1)
+    return data if len(data) <= LARGEST_REPORT else None
+
+
+def actions(environ: Mapping[str, str]) -> dict[str, str] | None:
+    """Which job of GitHub this is, None where it is none."""
+    if environ.get("GITHUB_ACTIONS") != "true":
+        return None
+    names = ("GITHUB_REPOSITORY", "GITHUB_RUN_ID", "GITHUB_RUN_ATTEMPT", "GITHUB_JOB", "RUNNER_NAME")
+    return {name: clean(environ.get(name, "").encode())[:200] for name in names}
+
+
+def now() -> str:
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")  # noqa: UP017 - Python 3.9
+
+
+@contextlib.contextmanager
+def _work(folder: Path) -> Iterator[Path]:
+    """A folder in the kit's, where docker and apptainer can look too; it goes away, also when told to end."""
+
+    def told(number: int, _: object) -> None:
+        sys.exit(128 + number)
+
+    with (folder / KIT).open("rb") as alone:
+        try:
+            fcntl.flock(alone, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Stop(f"{folder} is running already: a kit is good for one run", EXIT_USAGE) from None
+        except OSError:
+            pass  # a file system without locks
+        else:
+            for left in folder.glob(".work-*"):  # of a run that was killed
+                shutil.rmtree(left, ignore_errors=True)
+        before = {number: signal.signal(number, told) for number in (signal.SIGTERM, signal.SIGHUP)}
+        work = Path(tempfile.mkdtemp(prefix=".work-", dir=folder))
+        work.chmod(0o755)
+        try:
+            (work / RESULT).mkdir()
+            yield work
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _write(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _replace(result: Path, place: Path) -> None:
+    """An earlier result makes room."""
+    if place.exists():
+        place.rename(result.parent / "earlier")
+    result.rename(place)

@@ -1,0 +1,25 @@
+"""Runs the GPU suite of this kit inside its image: python3 run.py [--runner docker|apptainer] [--image IMAGE]
+
+Needs Python 3.9, docker or apptainer, and a GPU; no imagefactory and, where the image is here already, no
+network. Bring the folder back to where it was made: `imagefactory collect DIR` judges the result and signs.
+
+The folder `kit` becomes a package without touching where Python searches modules.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+PACKAGE = "imagefactory_kit"
+HERE = Path(__file__).resolve().parent
+
+if __name__ == "__main__":
+    spec = importlib.machinery.ModuleSpec(PACKAGE, None, is_package=True)
+    spec.submodule_search_locations = [str(HERE / "kit")]
+    sys.modules[PACKAGE] = importlib.util.module_from_spec(spec)
+    sys.exit(importlib.import_module(f"{PACKAGE}.program").main(sys.argv[1:], os.environ, HERE))

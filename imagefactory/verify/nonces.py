@@ -1,0 +1,270 @@
+"""Nonces: who signs issues them, and spends each once, so that an old run is never signed as a new one.
+
+    <ledger>/<nonce>.json           issued: for which image, suite and kit, until when
+    <ledger>/spent/<nonce>.json     spent: that, when, and on which result
+    <ledger>/spent/<nonce>-*.signed what was signed, until it has arrived where it belongs
+
+A nonce is spent by creating its file in `spent/`, which succeeds for one process alone. Spent ones are kept
+long after they have expired. A ledger is the store's folder `nonces`, or one that is named: CI jobs pass it
+from the job that makes kits to the one that signs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from imagefactory.errors import CheckFailedError, StoreError
+from imagefactory.verify.model import LEVELS, Subject
+
+FORMAT = 1
+NONCE = re.compile(r"[0-9a-f]{32}")
+NONCE_BYTES = 16
+LIFETIME = timedelta(days=14)
+KEPT = timedelta(days=180)
+"""How long the ledger remembers a nonce after it expired; then it is unknown, which is refused as well."""
+SPENT = "spent"
+
+
+class NonceError(CheckFailedError):
+    """A nonce that cannot be spent.
+
+    `word` is unknown, replayed, expired, other-subject, other-suite or edited.
+    """
+
+    def __init__(self, word: str, message: str, *, hint: str = "") -> None:
+        super().__init__(f"{word}: {message}", hint=hint)
+        self.word = word
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What a nonce is for: an image, a suite by its digest, a level; `kit` is the digest of what is asked.
+
+    `kit` is empty where the machine that issues also runs, and nothing travels.
+    """
+
+    subject: Subject
+    suite: str
+    level: str
+    kit: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Issued:
+    """A nonce and its times. `spent` is None until it is; `result` is the digest of what it was spent on."""
+
+    nonce: str
+    run: Run
+    issued: datetime
+    expires: datetime
+    spent: datetime | None = None
+    result: str = ""
+
+
+def format_nonce(random: bytes) -> str:
+    """The nonce of NONCE_BYTES random bytes: 32 hex digits."""
+    assert len(random) == NONCE_BYTES
+    return random.hex()
+
+
+class Ledger:
+    """The nonces in `folder`. Every method may raise StoreError for a folder that cannot be written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def issue(self, nonce: str, run: Run, now: datetime) -> Issued:
+        """Remembers a fresh nonce. Raises StoreError where it is known already."""
+        issued = Issued(nonce=nonce, run=run, issued=now, expires=now + LIFETIME)
+        with _told(self.folder):
+            (self.folder / SPENT).mkdir(parents=True, exist_ok=True)
+            self._forget(now)
+            if self._spent(nonce).exists() or not _create(self._path(nonce), _format(issued)):
+                raise StoreError(f"the nonce {nonce} was issued before", hint="run it again")
+        return issued
+
+    def look(self, nonce: str) -> Issued:
+        """What is known of a nonce. Raises NonceError (unknown) for one that was not issued here."""
+        if not NONCE.fullmatch(nonce):
+            raise NonceError("unknown", f"{nonce[:80]!r} is no nonce")
+        # Spent last once more: another process may have moved it between two looks.
+        for path in (self._spent(nonce), self._path(nonce), self._spent(nonce)):
+            with contextlib.suppress(FileNotFoundError):
+                return _parse(path, nonce)
+        raise NonceError(
+            "unknown",
+            f"the nonce {nonce} was not issued by {self.folder}",
+            hint="collect it where its kit was made, or name that ledger: --ledger DIR",
+        )
+
+    def check(self, nonce: str, run: Run, now: datetime) -> Issued:
+        """What is known of a nonce that may be spent on `run`; raises NonceError saying why not.
+
+        Nothing is changed.
+        """
+        known = self.look(nonce)
+        if known.spent is not None:
+            raise _replayed(nonce, known.spent)
+        if now >= known.expires:
+            raise NonceError(
+                "expired",
+                f"the nonce was good until {known.expires:%Y-%m-%d %H:%M} UTC",
+                hint="make a new kit",
+            )
+        images = [(one.index, one.manifest, one.config) for one in (run.subject, known.run.subject)]
+        if images[0] != images[1]:
+            raise NonceError(
+                "other-subject",
+                f"the nonce is for {known.run.subject.manifest}",
+                hint="make a kit for this image",
+            )
+        if (run.suite, run.level) != (known.run.suite, known.run.level):
+            raise NonceError(
+                "other-suite",
+                f"the nonce is for the suite {known.run.suite}, level {known.run.level}; this is "
+                f"{run.suite}, level {run.level}",
+                hint="make a new kit with this imagefactory",
+            )
+        if run.kit != known.run.kit:
+            raise NonceError(
+                "edited",
+                "what the kit asks of the image was changed after it was made",
+                hint="make a new kit",
+            )
+        return known
+
+    def spend(self, nonce: str, run: Run, *, result: str, now: datetime, signed: bytes = b"") -> Issued:
+        """Spends a nonce on `run`, once for all processes; raises NonceError as `check` does.
+
+        `result` is the digest of what came of the run. The nonce is spent when this returns, whatever
+        becomes of the caller; `signed` is kept for the next call, until `settle`.
+        """
+        spent = replace(self.check(nonce, run, now), spent=now, result=result)
+        with _told(self.folder):
+            (self.folder / SPENT).mkdir(parents=True, exist_ok=True)
+            if signed:
+                _create(self._signed(nonce, result), signed)
+            if not _create(self._spent(nonce), _format(spent)):
+                raise _replayed(nonce, self.look(nonce).spent)
+            self._path(nonce).unlink(missing_ok=True)
+        return spent
+
+    def unsettled(self, nonce: str) -> bytes:
+        """What was signed when the nonce was spent and has not arrived; empty where all has."""
+        with contextlib.suppress(FileNotFoundError):
+            return self._signed(nonce, self.look(nonce).result).read_bytes()
+        return b""
+
+    def settle(self, nonce: str) -> None:
+        """What was signed has arrived."""
+        with _told(self.folder):
+            for path in (self.folder / SPENT).glob(f"{nonce}-*.signed"):
+                path.unlink(missing_ok=True)
+
+    def _path(self, nonce: str) -> Path:
+        return self.folder / f"{nonce}.json"
+
+    def _spent(self, nonce: str) -> Path:
+        return self.folder / SPENT / f"{nonce}.json"
+
+    def _signed(self, nonce: str, result: str) -> Path:
+        """By its digest: of two processes at once, only what the winner signed is ever taken up."""
+        return self.folder / SPENT / f"{nonce}-{result.removeprefix('sha256:')}.signed"
+
+    def _forget(self, now: datetime) -> None:
+        """Removes what expired long ago. By the file's own time: reading all of them would take longer."""
+        before = (now - LIFETIME - KEPT).timestamp()
+        for folder in (self.folder, self.folder / SPENT):
+            for path in folder.glob("*.json"):
+                with contextlib.suppress(FileNotFoundError):
+                    if NONCE.fullmatch(path.stem) and path.stat().st_mtime < before:
+                        path.unlink()
+
+
+def _replayed(nonce: str, spent: datetime | None) -> NonceError:
+    when = f" on {spent:%Y-%m-%d %H:%M} UTC" if spent else ""
+    return NonceError(
+        "replayed", f"the nonce {nonce} was spent{when}", hint="one kit gives one verdict: make a new one"
+    )
+
+
+@contextlib.contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"the ledger {folder} cannot be written: {error.strerror}", hint="name another: --ledger DIR"
+        ) from error
+
+
+def _create(path: Path, data: bytes) -> bool:
+    """Writes the whole file or nothing; False where there is one. A link cannot replace what is there."""
+    handle, beside = tempfile.mkstemp(prefix=".nonce-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(beside, path)
+        except FileExistsError:
+            return False
+    finally:
+        Path(beside).unlink(missing_ok=True)
+    return True
+
+
+def _format(issued: Issued) -> bytes:
+    value = {
+        "format": FORMAT,
+        "nonce": issued.nonce,
+        "subject": asdict(issued.run.subject),
+        "suite": issued.run.suite,
+        "level": issued.run.level,
+        "kit": issued.run.kit,
+        "issued": issued.issued.astimezone(UTC).isoformat(),
+        "expires": issued.expires.astimezone(UTC).isoformat(),
+        "spent": issued.spent.astimezone(UTC).isoformat() if issued.spent else None,
+        "result": issued.result,
+    }
+    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
+
+
+def _parse(path: Path, nonce: str) -> Issued:
+    """The ledger is this person's own; a file that was damaged is refused, never guessed."""
+    try:
+        data = json.loads(path.read_bytes())
+        if data["format"] != FORMAT or data["nonce"] != nonce or data["level"] not in LEVELS:
+            raise ValueError("not an entry of this nonce")
+        if (path.parent.name == SPENT) != (data["spent"] is not None):
+            raise ValueError("spent and not spent")
+        return Issued(
+            nonce=nonce,
+            run=Run(
+                subject=Subject(**data["subject"]), suite=data["suite"], level=data["level"], kit=data["kit"]
+            ),
+            issued=_time(data["issued"]),
+            expires=_time(data["expires"]),
+            spent=_time(data["spent"]) if data["spent"] else None,
+            result=data["result"],
+        )
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StoreError(f"{path} is damaged: {error}", hint="remove it, and make a new kit") from error
+
+
+def _time(text: str) -> datetime:
+    time = datetime.fromisoformat(text)
+    if time.tzinfo is None:
+        raise ValueError("a time without its zone")
+    return time.astimezone(UTC)

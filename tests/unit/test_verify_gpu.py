@@ -1,0 +1,372 @@
+"""A run of the GPU suite from the host: what is asked for, what is written, and what a run on this CPU's
+stand-in for the driver becomes. The suite is the real one, in a process; the GPU is none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagefactory.errors import NoGpuError, StatementError, ToolError
+from imagefactory.gpu.capability import Capability, Code, CodeKind
+from imagefactory.gpu.model import Contents, Library, Modules
+from imagefactory.model import Completed, Image, Outcome, RunSpec
+from imagefactory.report.verify_table import format_gpu_run, format_latencies
+from imagefactory.verify.evidence import LocalEvidence, parse_evidence
+from imagefactory.verify.gpu import (
+    GpuAsk,
+    GpuTrial,
+    ask_gpu,
+    choose_gpu,
+    timeout_of,
+    verify_gpu,
+    visible_gpus,
+)
+from imagefactory.verify.model import EvidenceKind, Gpu, GpuReport, Hardware, Subject
+from imagefactory.verify.predicted import predict_coverage
+from imagefactory.verify.report import format_gpu_report, parse_gpu_report
+from imagefactory.verify.smoke import suite_digest
+from imagefactory.verify.suite.gpu import table
+from imagefactory.verify.suite.gpu.context import Predicted, parse_asked
+from tests.services import libcuda
+from tests.services.gpu_host import Told, make_host
+from tests.unit.test_gpu_judge import HOST, make_run, whole
+from tests.unit.test_smoke import PREFIX, ProcessRunner, ScriptedRunner, make_definition, make_trial
+from tests.unit.verdicts_made_here import digest
+
+NONCE = "0123456789abcdef0123456789abcdef"
+START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+OTHER_GPU = Gpu(
+    name="Another", capability="9.0", uuid="GPU-99999999-89ab-cdef-0123-456789abcdef", memory=1 << 35
+)
+
+
+def clock() -> Callable[[], datetime]:
+    times = iter(START + timedelta(seconds=n) for n in range(100))
+    return lambda: next(times)
+
+
+def gpu_trial(*, hardware: Hardware | None = HOST, **ask: Any) -> GpuTrial:
+    return GpuTrial(
+        made=make_trial().image,
+        subject=Subject(
+            target="pytorch-1.13-cu117", index=digest("a"), manifest=digest("b"), config=digest("c")
+        ),
+        definition=make_definition(),
+        ask=GpuAsk(**{"nonce": NONCE, "predicted": {}, "level": "quick", **ask}),
+        runner="unshare",
+        hardware=hardware,
+    )
+
+
+def well_behaved(change: Callable[[dict[str, Any]], Any] = lambda report: None) -> ScriptedRunner:
+    """An image whose report says that all is well, as far as it was asked."""
+
+    def write(path: Path, asked: dict[str, Any]) -> None:
+        report = whole(make_run(**asked))
+        change(report)
+        path.write_text(json.dumps(report))
+
+    return ScriptedRunner(write=write)
+
+
+# --- what is asked -------------------------------------------------------------------------------
+
+
+def test_what_is_asked_is_what_the_suite_reads() -> None:
+    predicted = {"8.0": Predicted(native=True, ptx=False, runs=True, reason="sm_80 code")}
+    ask = GpuAsk(nonce=NONCE, level="quick", capability="8.0", predicted=predicted)
+    asked = parse_asked(json.dumps(ask_gpu(make_definition(), ask)))
+    assert (asked.level, asked.capability, asked.driver, asked.rehearsal) == ("quick", "8.0", "11.0", False)
+    assert asked.predicted == predicted
+    assert asked.expected.nonce == NONCE
+    assert asked.expected.locked == {"torch": "1.13.1"}
+    assert asked.expected.framework == "torch"
+
+
+def test_what_the_runner_is_asked_for() -> None:
+    seen: list[tuple[RunSpec, dict[str, int]]] = []
+
+    class Runner(ScriptedRunner):
+        def run(self, image: Image, spec: RunSpec) -> Completed:
+            modes = {mount.target: mount.source.stat().st_mode & 0o777 for mount in spec.mounts}
+            seen.append((spec, modes))
+            return super().run(image, spec)
+
+    before = os.umask(0o077)
+    try:
+        report = verify_gpu(gpu_trial(), Runner(write=well_behaved().write), clock())
+    finally:
+        os.umask(before)
+    ((spec, modes),) = seen
+    assert report.outcome is Outcome.VERIFIED
+    assert spec.argv == (
+        "/opt/env/bin/python",
+        "-I",
+        "-B",
+        "/imagefactory/suite/verify.py",
+        "/imagefactory/expect/expectations.json",
+        "/imagefactory/report/report.json",
+    )
+    assert (spec.gpus, spec.network, spec.environment, spec.uid) == (True, False, (), 0)
+    assert spec.timeout == timeout_of("quick") == 5 * 120 + 60
+    assert modes == {
+        "/imagefactory/suite": 0o755,
+        "/imagefactory/expect": 0o755,
+        "/imagefactory/report": 0o777,
+    }
+    assert {mount.target for mount in spec.mounts if mount.writable} == {"/imagefactory/report"}
+    assert (report.suite, report.nonce, report.runner) == (suite_digest(), NONCE, "unshare")
+    assert (report.started, report.ended) == (START, START + timedelta(seconds=1))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "capability", "visible", "environment"),
+    [
+        (HOST.gpus, "", "", ()),
+        ((*HOST.gpus, OTHER_GPU), "", "", (("CUDA_VISIBLE_DEVICES", HOST.gpus[0].uuid),)),
+        ((*HOST.gpus, OTHER_GPU), "9.0", "", (("CUDA_VISIBLE_DEVICES", OTHER_GPU.uuid),)),
+        ((*HOST.gpus, OTHER_GPU), "", "1", (("CUDA_VISIBLE_DEVICES", "1"),)),
+        (HOST.gpus, "", "GPU-0123", (("CUDA_VISIBLE_DEVICES", "GPU-0123"),)),
+    ],
+)
+def test_which_gpu_the_image_gets_to_see(
+    gpus: tuple[Gpu, ...], capability: str, visible: str, environment: tuple[tuple[str, str], ...]
+) -> None:
+    host = replace(HOST, gpus=gpus)
+    gpu = choose_gpu(host, capability)
+    assert gpu is not None
+    assert visible_gpus(host, gpu, visible) == environment
+
+
+# --- images and hosts of which nothing can be verified -------------------------------------------
+
+
+def never(path: Path, asked: dict[str, Any]) -> None:
+    raise AssertionError("something was started")
+
+
+def test_without_a_gpu_nothing_is_started() -> None:
+    report = verify_gpu(gpu_trial(hardware=None), ScriptedRunner(write=never), clock())
+    assert (report.outcome, report.device) == (Outcome.NO_GPU, None)
+
+
+def test_without_a_gpu_of_that_capability_nothing_is_started() -> None:
+    report = verify_gpu(gpu_trial(capability="9.0"), ScriptedRunner(write=never), clock())
+    assert report.outcome is Outcome.WRONG_GPU
+    assert report.reason == "asked for a GPU of capability 9.0, this machine has A GPU of the tests (8.0)"
+
+
+def test_an_image_that_only_prints_passed() -> None:
+    report = verify_gpu(gpu_trial(), ScriptedRunner(write=lambda path, asked: None), clock())
+    assert report.outcome is Outcome.LOAD_FAILED
+    assert report.reason == "it wrote no report; its exit code was 0, its last words were: PASSED"
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_a_report_that_is_no_plain_file(tmp_path: Path, kind: str) -> None:
+    def write(path: Path, asked: dict[str, Any]) -> None:
+        secret = tmp_path / "secret"
+        secret.write_text(json.dumps(whole(make_run(**asked))))
+        {"link": lambda: path.symlink_to(secret), "pipe": lambda: os.mkfifo(path), "folder": path.mkdir}[
+            kind
+        ]()
+
+    report = verify_gpu(gpu_trial(), ScriptedRunner(write=write), clock())
+    assert report.outcome is Outcome.LOAD_FAILED
+    assert "its report" in report.reason
+
+
+def test_a_runner_that_cannot_start_it_is_not_the_images_fault() -> None:
+    class Refused(ScriptedRunner):
+        def run(self, image: Image, spec: RunSpec) -> Completed:
+            raise ToolError("no usable GPU: /dev/nvidia-uvm is missing", hint="nvidia-modprobe -c 0 -u")
+
+    report = verify_gpu(gpu_trial(), Refused(write=never), clock())
+    assert report.outcome is Outcome.INFRASTRUCTURE
+    assert "/dev/nvidia-uvm is missing (nvidia-modprobe" in report.reason
+
+
+# --- the host's evidence -------------------------------------------------------------------------
+
+
+def test_evidence_of_a_made_up_machine(tmp_path: Path) -> None:
+    part = "MIG-22222222-2222-3333-4444-555555555555"
+    hardware = LocalEvidence(places=make_host(tmp_path, Told(mig=part))).read()
+    assert hardware.kind is EvidenceKind.LOCAL
+    assert (hardware.driver, hardware.nodes) == ("550.90.07", ("/dev/nvidia3",))
+    (gpu,) = hardware.gpus
+    assert hardware.known == (gpu.uuid,)
+    assert dict(hardware.notes) == {part: gpu.uuid, "nvml-driver": "550.90.07"}
+
+
+def test_evidence_of_a_machine_without_a_gpu(tmp_path: Path) -> None:
+    places = make_host(tmp_path)
+    with pytest.raises(NoGpuError, match="no GPU") as error:
+        LocalEvidence(places=places._replace(proc=str(tmp_path / "nowhere"))).read()
+    assert "nvidia-smi" in error.value.hint
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": 2},
+        {"format": True},
+        {"notes": []},
+        {"gpus": [{}]},
+        {"driver": "new"},
+        {"more": 1},
+        {"known": "GPU"},
+    ],
+)
+def test_evidence_that_no_driver_gave(change: dict[str, Any]) -> None:
+    good = {
+        "format": 1,
+        "driver": "550.90.07",
+        "gpus": [{"name": "A", "capability": "8.0", "uuid": HOST.known[0], "memory": 1 << 30}],
+        "known": list(HOST.known),
+        "nodes": ["/dev/nvidia0"],
+        "notes": {"nvml-driver": "550.90.07"},
+    }
+    assert parse_evidence(good, EvidenceKind.KIT, "x").kind is EvidenceKind.KIT
+    with pytest.raises(StatementError, match=r"^x"):
+        parse_evidence({**good, **change}, EvidenceKind.KIT, "x")
+
+
+# --- the real suite on the stand-in --------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return libcuda.build_libcuda(tmp_path_factory.mktemp("libcuda")).parent
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Hardware:
+    told = Told(uuid=libcuda.UUID, name=libcuda.NAME, memory=libcuda.MEMORY)
+    return LocalEvidence(places=make_host(tmp_path_factory.mktemp("host") / "machine", told)).read()
+
+
+@dataclass
+class OnStandIn:
+    """This machine's Python as the image, with the stand-in for the driver instead of one."""
+
+    library: Path
+    lies: str = ""
+
+    def require(self) -> str:
+        return "1"
+
+    def run(self, image: Image, spec: RunSpec) -> Completed:
+        places = {PREFIX: Path(sys.prefix), **{mount.target: mount.source for mount in spec.mounts}}
+        argv = [ProcessRunner._place(argument, places) for argument in spec.argv]
+        told = {"LD_LIBRARY_PATH": str(self.library), libcuda.VARIABLE: self.lies, **dict(spec.environment)}
+        done = subprocess.run(argv, capture_output=True, text=True, env={"PATH": os.environ["PATH"], **told})
+        code = done.returncode if done.returncode >= 0 else 128 - done.returncode
+        return Completed(returncode=code, stdout=done.stdout, stderr=done.stderr, seconds=0.1)
+
+
+def run_driver(host: Hardware, runner: Any, **ask: Any) -> GpuReport:
+    """The suite's driver part alone: the image has no framework that the suite knows."""
+    definition = make_definition(framework="nvidia-cuda-runtime-cu12", checks=("packages",))
+    trial = replace(gpu_trial(hardware=host, **ask), definition=definition)
+    report = verify_gpu(trial, runner, clock())
+    assert parse_gpu_report(json.loads(json.dumps(format_gpu_report(report))), "x") == report
+    return report
+
+
+def test_a_run_on_the_stand_in_is_a_report(stand_in: Path, host: Hardware) -> None:
+    report = run_driver(host, OnStandIn(stand_in))
+    assert report.outcome is Outcome.VERIFIED, report.reason
+    assert report.device == host.gpus[0]
+    assert report.cuda == "12.4"
+    applies = [check.name for check in report.checks if check.state.value == "passed"]
+    assert applies == list(table.PARTS["driver"])
+
+
+@pytest.mark.parametrize(
+    ("lies", "outcome"),
+    [
+        ("capability=", Outcome.NO_GPU),
+        ("version=10020", Outcome.DRIVER_TOO_OLD),
+        ("kernel=wrong", Outcome.WRONG_NUMBERS),
+        ("kernel=never", Outcome.WRONG_NUMBERS),
+        ("crash=cuModuleLoadDataEx", Outcome.LOAD_FAILED),
+        ("capability=9.0", Outcome.INFRASTRUCTURE),
+    ],
+)
+def test_a_stand_in_that_lies(stand_in: Path, host: Hardware, lies: str, outcome: Outcome) -> None:
+    report = run_driver(host, OnStandIn(stand_in, lies))
+    assert report.outcome is outcome, report
+
+
+def test_a_stand_in_that_is_none_of_the_hosts_gpus(stand_in: Path) -> None:
+    report = run_driver(HOST, OnStandIn(stand_in))
+    assert report.outcome is Outcome.INFRASTRUCTURE
+    assert "is none of this host's" in report.reason
+
+
+def test_an_image_without_a_driver_inside(tmp_path: Path, host: Hardware) -> None:
+    report = run_driver(host, OnStandIn(tmp_path))
+    assert report.outcome is not Outcome.VERIFIED
+    assert report.device is None
+
+
+# --- predictions and the table -------------------------------------------------------------------
+
+
+def make_contents(*codes: Code) -> Contents:
+    modules = (Modules(codes=tuple(sorted(codes)), count=10),)
+    return Contents(
+        source="x", libraries=(Library(path="torch/lib/libtorch_cuda.so", size=1, modules=modules),)
+    )
+
+
+def sass(major: int, minor: int) -> Code:
+    return Code(CodeKind.SASS, Capability(major, minor))
+
+
+def ptx(major: int, minor: int) -> Code:
+    return Code(CodeKind.PTX, Capability(major, minor), isa="8.0")
+
+
+def test_what_a_scan_lets_one_expect() -> None:
+    found = predict_coverage(make_contents(sass(7, 0), sass(8, 0), ptx(8, 0)), [Capability(13, 5)])
+    told = {key: (row.native, row.ptx, row.runs) for key, row in found.items()}
+    assert told["7.0"] == (True, False, True)
+    assert told["8.0"] == (True, True, True)
+    assert told["8.6"] == (True, True, True)
+    assert told["9.0"] == told["13.5"] == (False, True, True)
+    assert told["6.0"] == (False, False, False)
+    assert "no code for 6.0" in found["6.0"].reason
+
+
+def test_the_table_shows_checks_numbers_and_latencies(stand_in: Path, host: Hardware) -> None:
+    report = run_driver(host, OnStandIn(stand_in))
+    text = format_gpu_run(report)
+    assert f"quick suite on {libcuda.NAME} (8.0, 16 GiB), driver 550.90.07, CUDA 12.4, by unshare" in text
+    assert "\nvector-add  " in text
+    assert "holds for  capability 8.0, driver 550.90.07 and newer" in text
+    numbers = (
+        ("alexnet-cpu-torch-p50-ms", 30.0),
+        ("alexnet-gpu-onnxruntime-p50-ms", 1.25),
+        ("alexnet-gpu-onnxruntime-p95-ms", 1.5),
+        ("alexnet-gpu-torch-error", 1e-7),
+    )
+    check = replace(report.checks[-1], numbers=numbers)
+    assert format_latencies([check]).splitlines() == [
+        "model    by           on   p50 ms  p95 ms",
+        "alexnet  torch        cpu  30.000",
+        "alexnet  onnxruntime  gpu  1.250   1.500",
+    ]
+    assert format_latencies(report.checks) == ""
+    assert "alexnet-gpu-torch-error 1e-07" in format_gpu_run(replace(report, checks=(check,)))
