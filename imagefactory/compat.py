@@ -13,6 +13,8 @@ from imagefactory.gpu.model import Answer, Basis, Cell, Claim, Contents, Questio
 from imagefactory.gpu.predict import INTEGRATED
 from imagefactory.model import Lock, Target
 from imagefactory.recipe_values import natural
+from imagefactory.verify.claims import verified_claims
+from imagefactory.verify.model import Judged
 
 ANY = Capability(0, 0)
 """Stands in the question of a candidate until a GPU is asked about."""
@@ -22,7 +24,8 @@ RUNS = (Answer.YES, Answer.PTX)
 """The answers of what runs whole."""
 _NOT = 2
 Grade = tuple[int, int]
-"""How well a GPU is served, lower is better: 1 for through PTX, then 1 for what only a page says."""
+"""How well a GPU is served, lower is better: 1 for through PTX, then how little is known (`_DOUBT`)."""
+_DOUBT = {Basis.VERIFIED: 0, Basis.PREDICTED: 1, Basis.DOCUMENTED: 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +34,8 @@ class Candidate:
 
     `name` is the target's, empty for the latter. Of `group` one alone is wanted: the family of a target, else
     the framework. `question` is what is asked of it, whatever its capability and driver. `lock` is the state
-    of the target's lock; where that is not `ok`, the versions of the recipe alone are known.
+    of the target's lock; where that is not `ok`, the versions of the recipe alone are known. `verdicts` are
+    those of its image.
     """
 
     name: str
@@ -39,6 +43,7 @@ class Candidate:
     question: Question
     evidence: Evidence = NOTHING
     lock: str = ""
+    verdicts: tuple[Judged, ...] = ()
 
     @property
     def title(self) -> str:
@@ -81,7 +86,8 @@ def rows(candidates: Iterable[Candidate], gpus: Sequence[Gpu]) -> tuple[Row, ...
 
 def cell(candidate: Candidate, gpu: Gpu) -> Cell:
     question = replace(candidate.question, capability=gpu.capability, driver=gpu.driver)
-    return judge(question, candidate.evidence)
+    claims = {**candidate.evidence.verified, **verified_claims(candidate.verdicts, gpu.driver)}
+    return judge(question, replace(candidate.evidence, verified=claims))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,13 +95,14 @@ class Known:
     """What is at hand of a target: its lock if that is current, and the word for its state.
 
     `unsolvable` is why it has no solution, empty for one that may have. `image` is what is known of its image
-    in the store, which counts as long as that holds what the lock does.
+    in the store, which counts as long as that holds what the lock does, and with it its `verdicts`.
     """
 
     lock: Lock | None
     state: str
     unsolvable: str = ""
     image: Contents | None = None
+    verdicts: tuple[Judged, ...] = ()
 
 
 def candidate_of(target: Target, known: Known) -> Candidate:
@@ -104,7 +111,12 @@ def candidate_of(target: Target, known: Known) -> Candidate:
     contents = image if image and _holds(image, question) else None
     evidence = Evidence(unsolvable=known.unsolvable, contents=contents)
     return Candidate(
-        name=target.name, group=target.family, question=question, evidence=evidence, lock=known.state
+        name=target.name,
+        group=target.family,
+        question=question,
+        evidence=evidence,
+        lock=known.state,
+        verdicts=known.verdicts if contents else (),
     )
 
 
@@ -297,11 +309,11 @@ def _rank(cell: Cell) -> int:
     answers = {claim.answer for claim in faults(cell) if not _is_triton(claim)}
     if cell.answer not in RUNS or Answer.NO in answers:
         return _NOT
-    return 1 if answers or _grade(cell) == (1, 1) else 0
+    return 1 if answers or _grade(cell) == (1, _DOUBT[Basis.DOCUMENTED]) else 0
 
 
 def _grade(cell: Cell) -> Grade:
-    return int(cell.answer is Answer.PTX), int(cell.claims[0].basis is Basis.DOCUMENTED)
+    return int(cell.answer is Answer.PTX), _DOUBT[cell.claims[0].basis]
 
 
 def _is_triton(fault: Claim) -> bool:

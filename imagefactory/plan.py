@@ -8,7 +8,7 @@ known to fail is pruned under the name of a rule, with its reason and source, an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from imagefactory.errors import UsageError
@@ -18,6 +18,8 @@ from imagefactory.gpu.known_bad import find_rule
 from imagefactory.gpu.model import Answer, Basis, Cell, Claim, Question
 from imagefactory.model import Lock, Target
 from imagefactory.recipe_values import nearest
+from imagefactory.verify.claims import REFUSALS, verified_claims
+from imagefactory.verify.model import Judged
 
 Judge = Callable[[Question, Evidence], Cell]
 
@@ -34,6 +36,7 @@ PRUNING = (
     "cuda-not-offered",
     "no-gpu-code",
     "unsolvable",
+    *REFUSALS,
     KNOWN_BAD,
     GPU_NOT_LISTED,
 )
@@ -75,7 +78,8 @@ class Stage:
 
     `block` says why nothing can be built from it, empty where something can, and `hint` what mends that.
     `missing` says why an image must be made, empty where the one in the store is what the lock gives; `image`
-    is that one's digest.
+    is that one's digest, `verdicts` what is said of it. Where a registry was asked in place of the store
+    `reference` is the whole name of that image there.
     """
 
     target: Target
@@ -84,7 +88,9 @@ class Stage:
     hint: str = ""
     missing: str = "not in the store"
     image: str = ""
+    reference: str = ""
     evidence: Evidence = field(default_factory=Evidence)
+    verdicts: tuple[Judged, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,13 +140,17 @@ class PlannedCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedTarget:
-    """One target: `state` is the most that is to be done for any of its cells, `reason` one line."""
+    """One target: `state` is the most that is to be done for any of its cells, `reason` one line.
+
+    `image` is the digest of what is there, `reference` its name where a registry holds it.
+    """
 
     target: Target
     state: State
     reason: str
     hint: str
     image: str
+    reference: str
     cells: tuple[PlannedCell, ...]
 
 
@@ -172,7 +182,9 @@ def _plan_target(stage: Stage, given: PlanInput) -> PlannedTarget:
     for device in devices:
         question = ask(stage.target, stage.lock, device.capability, device.driver)
         is_required = device.capability in required
-        ruling = weigh(given.judge(question, stage.evidence), given.allow, required=is_required)
+        known = {**stage.evidence.verified, **verified_claims(stage.verdicts, device.driver)}
+        evidence = replace(stage.evidence, verified=known)
+        ruling = weigh(given.judge(question, evidence), given.allow, required=is_required)
         state = _cell_state(stage, ruling, verifying=bool(given.devices))
         cells.append(PlannedCell(device=device, state=state, ruling=ruling, required=is_required))
     state = next(state for state in _BY_WEIGHT if any(cell.state is state for cell in cells) or not cells)
@@ -182,6 +194,7 @@ def _plan_target(stage: Stage, given: PlanInput) -> PlannedTarget:
         reason=_target_reason(stage, state),
         hint=stage.hint if state is State.BLOCKED else "",
         image="" if stage.block or stage.missing else stage.image,
+        reference="" if stage.block or stage.missing else stage.reference,
         cells=tuple(cells),
     )
 
@@ -197,7 +210,8 @@ def _cell_state(stage: Stage, ruling: Ruling, *, verifying: bool) -> State:
         return State.BLOCKED
     if stage.missing:
         return State.BUILD
-    verified = ruling.claim is not None and ruling.claim.basis is Basis.VERIFIED
+    claim = ruling.claim
+    verified = claim is not None and (claim.basis, claim.answer) == (Basis.VERIFIED, Answer.YES)
     return State.VERIFY if verifying and not verified else State.UNCHANGED
 
 
@@ -206,7 +220,8 @@ def _target_reason(stage: Stage, state: State) -> str:
         return "no GPU asked about is left"
     if state is State.BLOCKED:
         return stage.block
-    return stage.missing or "the image in the store is what the lock gives: nothing to build"
+    where = "candidate in the registry" if stage.reference else "image in the store"
+    return stage.missing or f"the {where} is what the lock gives: nothing to build"
 
 
 # --- what prunes ---------------------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 
 from imagefactory.errors import LockError, RecipeError, StaleError, StoreError, UsageError
@@ -18,9 +20,20 @@ from imagefactory.version_space import Row, parse_rows
 MAX_BYTES = 4 * 1024 * 1024
 
 
-def read_stages(factory: Factory, targets: Sequence[Target]) -> tuple[Stage, ...]:
-    """How far each target is: its lock and its base's, and whether the store holds what those give."""
-    tags = frozenset(factory.layout.tags())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asking:
+    """Where a plan looks for images and when it is: verdicts expire. `registry` is empty for the store."""
+
+    now: datetime
+    registry: str = ""
+
+
+def read_stages(factory: Factory, targets: Sequence[Target], asking: Asking) -> tuple[Stage, ...]:
+    """How far each target is: its lock and its base's, and whether store or registry has what they give.
+
+    Raises UsageError for no registry, RegistryError for one that cannot be asked.
+    """
+    look = _look_in_registry(factory, asking) if asking.registry else _look_in_store(factory, asking)
     bases = {base.name: base_state(factory, base) for base in factory.bases}
     return tuple(
         Stage(
@@ -29,32 +42,81 @@ def read_stages(factory: Factory, targets: Sequence[Target]) -> tuple[Stage, ...
             hint=f"imagefactory lock base:{target.base}",
         )
         if bases[target.base] in ("none", "malformed")
-        else _read_stage(factory, target, tags)
+        else _read_stage(factory, target, look)
         for target in targets
     )
 
 
-def _read_stage(factory: Factory, target: Target, tags: frozenset[str]) -> Stage:
-    from imagefactory.workflow import find_built
+Look = Callable[[Stage], Stage]
+"""Completes the stage of a target whose lock holds."""
 
+
+def _read_stage(factory: Factory, target: Target, look: Look) -> Stage:
     try:
-        lock = require_lock(factory, target)
+        stage = Stage(target=target, lock=require_lock(factory, target))
     except (LockError, StaleError) as error:
         return Stage(target=target, block=error.message, hint=error.hint)
-    if not tags & {reference(target), f"{reference(target)}.sif"}:
-        return Stage(target=target, lock=lock)
-    missing = f"the image in the store is not what {factory.settings.engine.value} makes of the lock"
     try:
-        built = find_built(factory, target)
+        return look(stage)
     except (LockError, StoreError) as error:
-        return Stage(target=target, lock=lock, block=error.message, hint=error.hint)
-    except ModuleNotFoundError as error:  # a light install makes no images: this one was pulled
-        built, missing = None, f"the image in the store cannot be compared without {error.name}"
-    if built is None:
-        return Stage(target=target, lock=lock, missing=missing)
-    scanned = recall_contents(factory.layout, built) if isinstance(built, Image) else None
-    evidence = Evidence(contents=scanned)
-    return Stage(target=target, lock=lock, missing="", image=built.digest, evidence=evidence)
+        return replace(stage, block=error.message, hint=error.hint)
+
+
+def _look_in_store(factory: Factory, asking: Asking) -> Look:
+    from imagefactory.verify.judging import Judge
+    from imagefactory.workflow import find_built
+
+    tags, judge = frozenset(factory.layout.tags()), Judge(factory, asking.now)
+
+    def look(stage: Stage) -> Stage:
+        name, engine = reference(stage.target), factory.settings.engine.value
+        if not tags & {name, f"{name}.sif"}:
+            return stage
+        try:
+            built = find_built(factory, stage.target)
+        except ModuleNotFoundError as error:  # a light install makes no images: this one was pulled
+            return replace(stage, missing=f"the image in the store cannot be compared without {error.name}")
+        if built is None:
+            return replace(stage, missing=f"the image in the store is not what {engine} makes of the lock")
+        scanned = recall_contents(factory.layout, built) if isinstance(built, Image) else None
+        return replace(
+            stage,
+            missing="",
+            image=built.digest,
+            evidence=Evidence(contents=scanned),
+            verdicts=judge.stored(built),
+        )
+
+    return look
+
+
+def _look_in_registry(factory: Factory, asking: Asking) -> Look:
+    from imagefactory.oci.candidates import find_made, plain_tag
+    from imagefactory.oci.store import Reference
+    from imagefactory.oci.transfer import Place
+    from imagefactory.publish import made_from, open_registry, registry_place, repository_of
+    from imagefactory.verify.judging import Judge
+
+    host, path = registry_place(factory, asking.registry)
+    registry, judge = open_registry(factory, host), Judge(factory, asking.now)
+    registry.check()
+
+    def look(stage: Stage) -> Stage:
+        target = stage.target
+        place = Place(store=registry, repository=repository_of(path, target.family))
+        found = find_made(place, plain_tag(target), made_from(factory, target))
+        if found is None:
+            return replace(stage, missing=f"{place} has no candidate of what the lock gives")
+        where = Reference(registry=host, repository=place.repository, digest=found.digest)
+        return replace(
+            stage,
+            missing="",
+            image=found.digest,
+            reference=str(where),
+            verdicts=judge.there(place, found.digest),
+        )
+
+    return look
 
 
 def recall_contents(layout: Layout, image: Image) -> Contents | None:

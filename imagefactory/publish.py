@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from imagefactory.errors import BuildError, RegistryError, UsageError
+from imagefactory.errors import BuildError, LockError, RegistryError, StaleError, StoreError, UsageError
 from imagefactory.factory import Factory, package_index
 from imagefactory.model import Image, Sif, Target
 from imagefactory.progress import Progress
@@ -25,6 +25,7 @@ from imagefactory.workflow import ensure_sif, find_image, find_sif
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from imagefactory.model import Descriptor
     from imagefactory.oci.candidates import Fate, Tagged
     from imagefactory.oci.registry import Registry
     from imagefactory.oci.store import Reference
@@ -206,6 +207,7 @@ def _push(
         check_tag(tag, {plain_tag(other) for other in factory.targets})
     layout, family = factory.layout, root.target.family
     repository, source = repository_of(path, family), Place(store=LayoutStore(layout), repository=family)
+    made = made_from(factory, root.target, root.digest)
     with progress.stage(f"{root.target.name}: push to {host}/{repository}:{root.candidate}"):
         graph = read_graph(source, root.digest)
         families = [repository_of(path, name) for name in sorted({t.family for t in factory.targets})]
@@ -214,14 +216,54 @@ def _push(
             repository=repository,
             candidate=root.candidate,
             tags=options.tags,
-            attach=(pushed_record(graph.root.descriptor, options.now),),
+            attach=(pushed_record(graph.root.descriptor, options.now, made),),
             origins=origins_from(layout.recall("pushed", host) or {}, families),
         )
-        sent = send(source, open_registry(factory, host, sending.brake), sending, progress)
+        registry = open_registry(factory, host, sending.brake)
+        sent = send(source, registry, sending, progress)
+        place = Place(store=registry, repository=repository)
+        _tell_made_from(place, graph.root.descriptor, options.now, made)
         # Read again: another push may have learned something meanwhile.
         layout.record("pushed", host, remember(layout.recall("pushed", host) or {}, repository, graph.blobs))
     where = Reference(registry=host, repository=repository, tag=root.candidate, digest=sent.digest)
     return where, sent
+
+
+def made_from(factory: Factory, target: Target, digest: str = "") -> str:
+    """The digest of all that decides a target's image: its definition, its base's lock, engine and codec.
+
+    With `digest` it is that image's, and empty where the store does not know it for what those give. Raises
+    LockError and StaleError without it, as `define_target` does.
+    """
+    from imagefactory.engines.layer_plan import hash_key
+    from imagefactory.workflow import find_built, render_target
+
+    settings, lock = factory.settings, factory.base_lock_path(factory.base_of(target))
+    try:
+        if digest:
+            built = find_built(factory, target)
+            if built is None or built.digest != digest:
+                return ""
+        files = render_target(factory, target)
+    except (LockError, StaleError, StoreError):
+        if not digest:
+            raise
+        return ""
+    texts = [text for name in sorted(files) for text in (name, files[name])]
+    base = [lock.read_text(encoding="utf-8")] if lock.exists() else []  # a pulled base is in the definition
+    return f"sha256:{hash_key('made-from', settings.engine.value, settings.codec.value, *texts, *base)}"
+
+
+def _tell_made_from(place: Place, candidate: Descriptor, now: datetime, made: str) -> None:
+    """Lets a candidate that was there already say what it is made of, without making it any younger."""
+    from imagefactory.oci.candidates import MADE_FROM, pushed_record, read_pushed, read_records
+    from imagefactory.oci.transfer import put_artifact
+
+    if not made:
+        return
+    records = read_records(place, candidate.digest)
+    if all(row.get(MADE_FROM) != made for row in records):
+        put_artifact(place, pushed_record(candidate, read_pushed(records) or now, made))
 
 
 def target_reference(factory: Factory, text: str, registry: str = "") -> tuple[Target, Reference]:
@@ -501,9 +543,13 @@ class Pruned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneOptions:
-    """Candidates pushed before `before` go, unless something needs them (candidates.plan_prune)."""
+    """Candidates pushed before `before` go, unless something needs them (candidates.plan_prune).
+
+    `now` is when it is judged whether verdicts of theirs are valid.
+    """
 
     before: datetime
+    now: datetime
     registry: str = ""
     dry_run: bool = False
 
@@ -515,12 +561,14 @@ def prune_registry(factory: Factory, family: str, options: PruneOptions, progres
     """
     from imagefactory.oci.candidates import plain_tag, plan_prune, read_tagged
     from imagefactory.oci.transfer import Place
+    from imagefactory.verdicts import count_valid
 
     host, path = registry_place(factory, options.registry)
     store, repository = open_registry(factory, host), repository_of(path, family)
     with progress.stage(f"prune {host}/{repository}"):
         plain = {plain_tag(target) for target in factory.targets}
-        tagged = read_tagged(Place(store=store, repository=repository), plain, records=True)
+        place = Place(store=store, repository=repository)
+        tagged = read_tagged(place, plain, count_valid(factory, place, options.now), records=True)
         fates = plan_prune(tagged, options.before)
         if not options.dry_run:
             fates = tuple(_prune_one(store, repository, fate) for fate in fates)

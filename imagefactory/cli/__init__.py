@@ -19,6 +19,7 @@ import click
 from imagefactory import __version__
 from imagefactory.cli import (
     catalogue,
+    collect,
     compat,
     images,
     inspect,
@@ -26,8 +27,11 @@ from imagefactory.cli import (
     locks,
     machine,
     plan,
+    promotion,
     registries,
     stores,
+    verdicts,
+    verify,
 )
 from imagefactory.cli.output import Call, complain, explain, say_json, write
 from imagefactory.errors import EXIT_INTERRUPTED, EXIT_OK, FactoryError, ToolError
@@ -94,6 +98,12 @@ for command in (
     images.build,
     images.run,
     images.export,
+    verify.verify,
+    collect.collect,
+    verdicts.verdicts,
+    promotion.promote,
+    promotion.revoke,
+    promotion.reconcile,
     registries.push,
     registries.pull,
     registries.copy_,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,13 @@ def _complete_rules(_: click.Context, __: click.Parameter, incomplete: str) -> l
     help='Print matrix={"include":[...]}, a line for $GITHUB_OUTPUT: a job for each target and GPU, or '
     "without --gpus for each image to build. The summary goes to stderr.",
 )
+@click.option(
+    "--registry",
+    default="",
+    metavar="HOST[/PATH]",
+    help="Look for candidates and their verdicts there, not in the store: a machine of CI has none. With "
+    '--github a second line, targets={"include":[...]}: a job for each target, with the kits to make.',
+)
 @json_option
 @click.pass_obj
 def plan(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
@@ -70,6 +78,7 @@ def plan(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
     \b
       imagefactory plan --gpus gpus.yaml 'pytorch-*'
       imagefactory plan --gpus gpus.yaml --github >> "$GITHUB_OUTPUT"
+      imagefactory plan --gpus gpus.yaml --registry registry.example.org/gpu
       imagefactory plan --tuples space.csv             any versions, recipes or not
 
     GitHub fails a job whose matrix is empty, so let that job begin with
@@ -100,6 +109,7 @@ class _Asked:
     allow: tuple[str, ...]
     tuples: Path | None
     github: bool
+    registry: str
     as_json: bool
 
     def refuse_contradictions(self, names: tuple[str, ...]) -> None:
@@ -109,22 +119,26 @@ class _Asked:
             raise UsageError("--tuples judges rows, not targets", hint=f"leave out {' '.join(names)}")
         if self.tuples and self.github:
             raise UsageError("rows are no jobs: nothing builds them", hint="leave out --github")
+        if self.tuples and self.registry:
+            raise UsageError("rows have no candidates: nothing builds them", hint="leave out --registry")
 
 
 def _targets(
     call: Call, asked: _Asked, given: tuple[tuple[str, ...], tuple[Device, ...], frozenset[str]]
 ) -> None:
     from imagefactory.plan import PlanInput, make_plan
-    from imagefactory.planning import read_stages
+    from imagefactory.planning import Asking, read_stages
     from imagefactory.recipes import select
-    from imagefactory.report.plan_table import format_matrix, format_plan, summary
+    from imagefactory.report.plan_table import format_kits, format_matrix, format_plan, summary
 
     names, devices, allow = given
     factory = call.factory
-    stages = read_stages(factory, select(factory.targets, names))
+    asking = Asking(now=datetime.now(UTC), registry=asked.registry)
+    stages = read_stages(factory, select(factory.targets, names), asking)
     made = make_plan(PlanInput(stages=stages, devices=devices, allow=allow))
     if asked.github:
-        say(format_matrix(made))
+        say(format_matrix(made, kits=bool(asked.registry)))
+        say(format_kits(made), unless=not asked.registry)
         write(2, summary(made))
     elif asked.as_json:
         say_json("plan", _plan_json(made))
@@ -159,6 +173,7 @@ def _plan_json(made: Plan) -> dict[str, object]:
             "reason": planned.reason,
             "hint": planned.hint,
             "image": planned.image,
+            "reference": planned.reference,
             "recipe": str(planned.target.where),
             "cells": [_cell_json(cell) for cell in planned.cells],
         }

@@ -345,18 +345,19 @@ def _tagged_json(one: Tagged) -> dict[str, object]:
 def registry_prune(call: Call, older: str, place: str, dry_run: bool, as_json: bool) -> None:
     """Remove candidates that were first pushed longer ago than AGE and that nothing needs.
 
-    Kept is what another tag points to, what has a verdict, and what was pushed at an unknown time (by
-    another program). Pushing a removed one again puts it back. The bytes are freed by the registry's
-    own collection. A tag set to a candidate in the very moment of its removal may be lost with it where a
-    registry can delete by digest alone.
+    Kept is what another tag points to, what is verified (by a verdict that can be relied on), and what was
+    pushed at an unknown time (by another program). Pushing a removed one again puts it back. The bytes are
+    freed by the registry's own collection. A tag set to a candidate in the very moment of its removal may be
+    lost with it where a registry can delete by digest alone.
     """
     from imagefactory.publish import PruneOptions, prune_registry, registry_place
     from imagefactory.report.console import format_pruned
 
     factory, progress = call.factory, call.progress
     registry_place(factory, place)
-    before = datetime.now(UTC) - parse_age(older)
-    options = PruneOptions(registry=place, before=before, dry_run=dry_run)
+    now = datetime.now(UTC)
+    before = now - parse_age(older)
+    options = PruneOptions(registry=place, before=before, now=now, dry_run=dry_run)
     results: list[dict[str, object]] = []
     with collecting() as failures:
         for family in sorted({target.family for target in factory.targets}):

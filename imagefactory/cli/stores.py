@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
@@ -153,14 +155,21 @@ def _kept_by_images(layout: Layout) -> dict[str, list[tuple[str, str]]]:
 @json_option
 @click.pass_obj
 def store_gc(call: Call, cache: bool, dry_run: bool, as_json: bool) -> None:
-    """Remove blobs, unpacked layers and leftovers that no tag needs. Waits for running builds."""
+    """Remove blobs, unpacked layers and leftovers that no tag needs. Waits for running builds.
+
+    What is verified (by a verdict that can be relied on) stays, with a tag or without.
+    """
+    from imagefactory.factory import Factory
     from imagefactory.oci.layout import Layout
+    from imagefactory.verdicts import worth_keeping
     from imagefactory.workflow import collect_cache
 
     # The recipes are read first: without them nobody knows what in the cache is needed.
     factory = call.factory if cache else None
     layout, progress = Layout(call.settings.store_path), call.progress
-    done = layout.collect(progress, dry_run=dry_run)
+    judging = Factory(settings=call.settings, environ=os.environ, bases=(), targets=())
+    now = datetime.now(UTC)
+    done = layout.collect(progress, lambda: worth_keeping(judging, now), dry_run=dry_run)
     freed = collect_cache(factory, progress, dry_run=dry_run) if factory else 0
     if as_json:
         return say_json("collected", {**dataclasses.asdict(done), "cache_bytes": freed, "dry_run": dry_run})

@@ -13,6 +13,10 @@ rules of claims that say no or not whole, by which they can be overridden:
     no-code           something that the framework must load has no code for it
     partly            something that it loads on demand has no code for it
     driver-floor      the driver is older than the code needs
+    wrong-numbers     the suite ran there, and computed wrongly
+    no-kernel         the suite ran there, and met no code for that GPU
+    driver-too-old    the suite ran there, and the driver was too old
+    load-failed       the suite ran there, and something did not load
     known-bad:ID      a known fault of that combination (among a cell's warnings)
 
 Claims that say yes have the rules `documented`, `code` (machine code), `ptx` and `suite`.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -34,7 +34,12 @@ from imagefactory.oci.transfer import (
 
 PUSHED_TYPE = "application/vnd.imagefactory.pushed.v1+json"
 VERDICT_TYPE = "application/vnd.imagefactory.verdict.v1+json"
+REVOCATION_TYPE = "application/vnd.imagefactory.revocation.v1+json"
+TEST_RESULT_TYPE = "application/vnd.imagefactory.test-result.v1+json"
+STATEMENT_TYPES = (VERDICT_TYPE, REVOCATION_TYPE, TEST_RESULT_TYPE)
 CREATED = "org.opencontainers.image.created"
+MADE_FROM = "imagefactory.made-from"
+"""Annotation of a record: the digest of all that decided the image (publish.made_from)."""
 
 CANDIDATE = re.compile(r"(?P<plain>.+)-(?P<hex>[0-9a-f]{12})(?P<suffix>\.sif)?")
 CAPABILITY = re.compile(r"(?P<plain>.+)-sm[0-9]{2,3}[a-z]?")
@@ -82,10 +87,41 @@ def check_tag(tag: str, plain: Collection[str]) -> None:
 # --- when it was pushed --------------------------------------------------------------------------
 
 
-def pushed_record(candidate: Descriptor, now: datetime) -> Artifact:
-    """The record of a push at `now`, to be attached to the candidate."""
+def pushed_record(candidate: Descriptor, now: datetime, made_from: str = "") -> Artifact:
+    """The record of a push at `now`, to be attached to the candidate; `made_from` is left out where empty."""
     text = now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return make_artifact(PUSHED_TYPE, candidate, {CREATED: text})
+    return make_artifact(
+        PUSHED_TYPE, candidate, {CREATED: text, **({MADE_FROM: made_from} if made_from else {})}
+    )
+
+
+def read_records(place: Place, digest: str) -> tuple[Mapping[str, str], ...]:
+    """The annotations of a candidate's records of pushes."""
+    found = place.store.referrers(place.repository, digest, PUSHED_TYPE)
+    return tuple(_annotations(place, record) for record in found)
+
+
+def find_made(place: Place, plain: str, made_from: str) -> Descriptor | None:
+    """The candidate of a target (by its plain tag) that was made of what `made_from` says, None for none.
+
+    Of several the one that was pushed last. Records are not signed: they spare a build, they prove nothing.
+    """
+    tags = [tag for tag in place.store.tags(place.repository) if _is_candidate(tag, plain)]
+
+    def look(tag: str) -> tuple[datetime, str, Descriptor] | None:
+        there = place.store.manifest(place.repository, tag)
+        records = read_records(place, there[0].digest) if there else ()
+        pushed = read_pushed([row for row in records if row.get(MADE_FROM) == made_from])
+        return (pushed, tag, there[0]) if there and pushed else None
+
+    with ThreadPoolExecutor(WORKERS, thread_name_prefix="made") as pool:
+        found = [one for one in pool.map(look, tags) if one is not None]
+    return max(found, key=lambda one: one[:2])[2] if found else None
+
+
+def _is_candidate(tag: str, plain: str) -> bool:
+    match = CANDIDATE.fullmatch(tag)
+    return match is not None and match["plain"] == plain
 
 
 def read_pushed(annotations: Sequence[Mapping[str, str]]) -> datetime | None:
@@ -122,20 +158,31 @@ class Tagged:
     verdicts: int = 0
 
 
-def read_tagged(place: Place, plain: Collection[str], *, records: bool = False) -> tuple[Tagged, ...]:
+def read_tagged(
+    place: Place,
+    plain: Collection[str],
+    count: Callable[[str], int] | None = None,
+    *,
+    records: bool = False,
+) -> tuple[Tagged, ...]:
     """The tags of a repository with what they point to, without those that only keep referrers.
 
-    With `records`, also when candidates were pushed and whether verdicts speak of them or of one of their
-    platforms. A tag that goes away meanwhile is left out; one whose platforms were deleted is not, for
-    it must be seen and may have to go.
+    With `records`, also when candidates were pushed and how many verdicts speak of them or of one of their
+    platforms: `count` says how many that count are about a manifest, without it all are. A tag that goes away
+    meanwhile is left out; one whose platforms were deleted is not, for it must be seen and may have to go.
     """
     tags = [tag for tag in place.store.tags(place.repository) if not FALLBACK.fullmatch(tag)]
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="tags") as pool:
-        found = pool.map(lambda tag: _read_one(place, tag, kind_of(tag, plain), records=records), tags)
+        counting = (count or _any_verdict(place)) if records else None
+        found = pool.map(lambda tag: _read_one(place, tag, kind_of(tag, plain), counting), tags)
         return tuple(one for one in found if one is not None)
 
 
-def _read_one(place: Place, tag: str, kind: str, *, records: bool) -> Tagged | None:
+def _any_verdict(place: Place) -> Callable[[str], int]:
+    return lambda digest: len(place.store.referrers(place.repository, digest, VERDICT_TYPE))
+
+
+def _read_one(place: Place, tag: str, kind: str, count: Callable[[str], int] | None) -> Tagged | None:
     there = place.store.manifest(place.repository, tag)
     if there is None:
         return None
@@ -143,10 +190,9 @@ def _read_one(place: Place, tag: str, kind: str, *, records: bool) -> Tagged | N
     digest, below = root.descriptor.digest, _read_below(place, root)
     blobs = {blob.digest: blob for row in below.values() for blob in row}
     pushed, verdicts = None, 0
-    if records and kind == "candidate":
-        found = place.store.referrers(place.repository, digest, PUSHED_TYPE)
-        pushed = read_pushed([_annotations(place, record) for record in found])
-        verdicts = sum(len(place.store.referrers(place.repository, one, VERDICT_TYPE)) for one in below)
+    if count and kind == "candidate":
+        pushed = read_pushed(read_records(place, digest))
+        verdicts = sum(count(one) for one in below)
     # An image is named after its index or, by docker, after its config; a .sif after its file.
     configs = [one.digest for row in below.values() for one in row[:1] if one.media_type in CONFIG_TYPES]
     files = [one.digest for row in below.values() for one in row[1:]]
@@ -210,8 +256,7 @@ class Fate:
 def plan_prune(tagged: Sequence[Tagged], before: datetime) -> tuple[Fate, ...]:
     """Which candidates of one repository go: those pushed before `before` that nothing else needs.
 
-    Kept is what another tag points to (also by one of its platforms), what has a verdict (any: whether
-    it is still valid is for the one who reads verdicts to say, and this will ask once it can be asked), what
+    Kept is what another tag points to (also by one of its platforms), what has a verdict that counts, what
     was pushed at an unknown time, and what does not carry the name of its content.
     """
     candidates = [one for one in tagged if one.kind == "candidate"]
@@ -261,7 +306,7 @@ class Deleting(Store, Protocol):
 
 
 def remove_candidate(store: Deleting, repository: str, fate: Fate) -> str:
-    """Deletes a candidate, its platforms that nothing else has, and the records of its push.
+    """Deletes a candidate, its platforms that nothing else has, and what is said of them.
 
     By digest: docker-registry 2.8 can remove no tag alone. So the tags are looked at once more just
     before; gives the one that points to the candidate now, and then nothing is removed, else "".
@@ -272,10 +317,14 @@ def remove_candidate(store: Deleting, repository: str, fate: Fate) -> str:
             found = store.manifest(repository, tag)
             if found and found[0].digest == digest:
                 return tag
-    records = store.referrers(repository, digest, PUSHED_TYPE)
     gone = [digest, *fate.parts]
+    said = [
+        found.digest
+        for one in gone
+        for kind in (PUSHED_TYPE, *STATEMENT_TYPES)
+        for found in store.referrers(repository, one, kind)
+    ]
     lists = [store.manifest(repository, one.replace(":", "-")) for one in gone]
-    gone += [found[0].digest for found in (*((record, b"") for record in records), *lists) if found]
-    for one in gone:
+    for one in (*gone, *said, *(found[0].digest for found in lists if found)):
         store.delete_manifest(repository, one)
     return ""

@@ -7,6 +7,7 @@
     unpacked/<diff id>/                          layers ready to run (oci/unpack.py)
     pushed/<host>.json                           which repository there has which blob (oci/transfer.py)
     checks/                                      passed smoke tests (verify/smoke.py)
+    journal/<host>/<repository>.jsonl            what was attached to a registry (verify/attached.py)
     scans/<diff id>.json                         what a layer holds for GPUs (gpu/scan_records.py)
     bases/                                       locks of bases whose published packages are gone
     locks/, tmp/                                 who works here, and what is half done
@@ -24,7 +25,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -264,6 +265,10 @@ class Layout:
         found = map(self._referrer, _entries(self._referrers(subject)))
         return tuple(one for one in found if one is not None)
 
+    def subjects(self) -> tuple[str, ...]:
+        """The digests that some manifest here names as its subject, sorted."""
+        return tuple(f"sha256:{entry.name}" for entry in _entries(self.path / "referrers"))
+
     def _referrer(self, path: Path) -> tuple[Descriptor, str] | None:
         try:
             row = json.loads(path.read_bytes())
@@ -472,10 +477,13 @@ class Layout:
 
     # --- collection ------------------------------------------------------------------------------
 
-    def collect(self, progress: Progress, *, dry_run: bool = False) -> Collected:
+    def collect(
+        self, progress: Progress, keep: Callable[[], Iterable[str]] = tuple, *, dry_run: bool = False
+    ) -> Collected:
         """Removes what no tag needs. Waits for running builds, and they wait for it.
 
-        Raises StoreError for a folder that is no store: nothing there is ours to remove.
+        `keep` gives digests of manifests that stay without a tag, as far as they are here and whole. Raises
+        StoreError for a folder that is no store: nothing there is ours to remove.
         """
         if not self.path.exists():
             return Collected(blobs=0, unpacked=0, records=0, bytes=0)
@@ -486,10 +494,12 @@ class Layout:
                     hint="is the setting `store` right? `imagefactory doctor` says where it comes from",
                 )
         with self.alone(progress):
-            return self._collect(dry_run=dry_run)
+            return self._collect(keep(), dry_run=dry_run)
 
-    def _collect(self, *, dry_run: bool) -> Collected:
+    def _collect(self, keep: Iterable[str], *, dry_run: bool) -> Collected:
         digests, diff_ids = self._needed()
+        for digest in keep:
+            self._reach_whole(digest, digests, diff_ids)
         freed = 0
 
         def remove(path: Path) -> None:
@@ -555,6 +565,18 @@ class Layout:
             digests |= own
             diff_ids |= own_diff_ids
             records += more
+
+    def _reach_whole(self, digest: str, digests: set[str], diff_ids: set[str]) -> None:
+        """As `_reach`, for what nobody named here: where it is not here or not whole, nothing is needed."""
+        own, own_diff_ids = set(digests), set(diff_ids)
+        try:
+            found = self.manifest(digest)
+            if found:
+                self._reach(found[0], own, own_diff_ids)
+        except StoreError:
+            return
+        digests |= own
+        diff_ids |= own_diff_ids
 
     def _reach_below(self, root: Descriptor, digests: set[str], diff_ids: set[str]) -> list[Path]:
         """Adds what `root` itself needs; gives the records of who refers to its manifests.

@@ -418,6 +418,13 @@ def _put(place: Place, manifest: Manifest, tag: str = "") -> None:
         )
 
 
+def put_artifact(place: Place, artifact: Artifact) -> None:
+    """Puts an artifact beside its subject. Raises RegistryError when the store does not confirm it."""
+    for blob, data in artifact.blobs:
+        _put_bytes(place, blob, data)
+    _put(place, artifact.manifest)
+
+
 def _put_bytes(place: Place, descriptor: Descriptor, data: bytes) -> int:
     if place.store.has(place.repository, descriptor):
         return 0

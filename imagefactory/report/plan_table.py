@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
@@ -185,14 +186,48 @@ def _ground(ruling: Ruling) -> str:
 # --- for GitHub ----------------------------------------------------------------------------------
 
 
-def format_matrix(plan: Plan) -> str:
+def format_kits(plan: Plan) -> str:
+    """`targets={"include":[...]}`: a job for each target that has something to build or to verify.
+
+    `kits` are words `8.0/sm80-a100`, one for each GPU to verify on: its capability, and a name for its kit,
+    which the matrix has too. `digest` is the candidate to verify, empty where one is to be built first.
+    """
+    jobs = []
+    for planned in plan.targets:
+        cells = [cell for cell in planned.cells if cell.state in (State.BUILD, State.VERIFY)]
+        if cells:
+            kits = [f"{cell.device.capability}/{kit_name(cell.device)}" for cell in cells if plan.on_gpus]
+            jobs.append(
+                {
+                    "target": planned.target.name,
+                    "state": planned.state.value,
+                    "digest": planned.image,
+                    "kits": " ".join(dict.fromkeys(kits)),
+                }
+            )
+    return "targets=" + json.dumps({"include": jobs}, separators=(",", ":"))
+
+
+def kit_name(device: Device) -> str:
+    """`sm80-a100-535.54.03`: of letters, digits, dots and dashes."""
+    words = (label(device), device.name, device.driver)
+    return "-".join(re.sub(r"[^a-z0-9.]+", "-", word.lower()).strip("-.") for word in words if word)
+
+
+def label(device: Device) -> str:
+    """`sm80`: what a runner with such a GPU is labelled."""
+    return f"sm{device.capability.major}{device.capability.minor}"
+
+
+def format_matrix(plan: Plan, *, kits: bool = False) -> str:
     """`matrix={"include":[...]}`: one line for $GITHUB_OUTPUT, a job for each cell to build or to verify.
 
     Where no GPUs were listed there is nothing but images to build, so a job for each, with no GPU named. All
-    values are text. Raises UsageError where there are more jobs than GitHub runs.
+    values are text. With `kits` also the name of each one's kit and the label of the runners that have its
+    GPU. Raises UsageError where there are more jobs than GitHub runs.
     """
     jobs = [
-        _job(planned, cell)
+        _job(planned, cell) | (_kit(cell) if kits and isinstance(cell, PlannedCell) else {})
         for planned in plan.targets
         for cell in (planned.cells if plan.on_gpus else (planned,))
         if cell.state in (State.BUILD, State.VERIFY)
@@ -219,6 +254,10 @@ def _job(planned: PlannedTarget, cell: PlannedCell | PlannedTarget) -> dict[str,
         **device,
         "state": cell.state.value,
     }
+
+
+def _kit(cell: PlannedCell) -> dict[str, str]:
+    return {"kit": kit_name(cell.device), "runner": label(cell.device)}
 
 
 def device_json(device: Device) -> dict[str, str]:

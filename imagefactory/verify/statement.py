@@ -161,15 +161,22 @@ def format_verdict(verdict: Verdict) -> bytes:
 def format_test_result(verdict: Verdict) -> bytes:
     """The same as a test-result statement v0.1, which other tools read; less is said, and it expires never.
 
-    Source: in-toto attestation framework, predicates/test-result. WARNED is a pass with checks waived.
+    Source: in-toto attestation framework, predicates/test-result. WARNED is a pass with checks waived. Where it
+    ran is an annotation of the suite, so that two runs never make one statement.
     """
     report = verdict.report
+    device, driver = report.device, report.hardware.driver if report.hardware else ""
+    where = {"capability": device.capability, "gpu": device.name} if device else {}
     named = {state: [check.name for check in report.checks if check.state is state] for state in CheckState}
     passed = "WARNED" if report.waived else "PASSED"
     predicate = {
         "result": passed if report.outcome is Outcome.VERIFIED else "FAILED",
         "configuration": [
-            {"name": f"gpu-suite-{report.level}", "digest": {"sha256": report.suite.removeprefix("sha256:")}}
+            {
+                "name": f"gpu-suite-{report.level}",
+                "digest": {"sha256": report.suite.removeprefix("sha256:")},
+                "annotations": {**where, "driver": driver, "nonce": report.nonce},
+            }
         ],
         "passedTests": named[CheckState.PASSED],
         "warnedTests": list(report.waived),

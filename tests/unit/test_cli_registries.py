@@ -17,7 +17,7 @@ from imagefactory import cli, errors
 from imagefactory.cli.registries import parse_age
 from imagefactory.errors import UsageError
 from imagefactory.model import Descriptor, Sif
-from imagefactory.oci.candidates import PUSHED_TYPE, VERDICT_TYPE
+from imagefactory.oci.candidates import PUSHED_TYPE
 from imagefactory.oci.layout import (
     CONFIG_TYPE,
     INDEX_TYPE,
@@ -29,7 +29,7 @@ from imagefactory.oci.layout import (
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.registry import Registry
 from imagefactory.oci.sif import SifOrigin, keep_sif
-from imagefactory.oci.transfer import Graph, Place, make_artifact, read_graph
+from imagefactory.oci.transfer import Graph, Place, read_graph
 from imagefactory.progress import Quiet
 from tests.unit.registry_made_here import PASSWORD, USER, RegistryMadeHere, Ways, registry_made_here
 from tests.unit.test_cli import Said
@@ -503,7 +503,7 @@ def test_prune_removes_old_candidates_and_their_records(call: Call, graph: Graph
         assert "no candidates" in call("registry", "prune", "--older", "0h", "--registry", registry.host).out
 
 
-@pytest.mark.parametrize("kept_by", ["tag", "verdict", "no record"])
+@pytest.mark.parametrize("kept_by", ["tag", "no record"])
 def test_prune_keeps_what_is_needed_and_says_why(
     call: Call, registry: RegistryMadeHere, graph: Graph, kept_by: str
 ) -> None:
@@ -511,9 +511,6 @@ def test_prune_keeps_what_is_needed_and_says_why(
     there, digest = registry.find("one"), graph.root.descriptor.digest
     if kept_by == "tag":
         there.tags["12.1-cu121"] = digest
-    elif kept_by == "verdict":
-        verdict = make_artifact(VERDICT_TYPE, graph.manifests[0].descriptor, {})
-        Registry(registry.host).put_manifest("one", verdict.manifest.data, MANIFEST_TYPE)
     else:
         records = [d for d, (_, data) in there.manifests.items() if PUSHED_TYPE.encode() in data]
         for record in records:
@@ -521,9 +518,7 @@ def test_prune_keeps_what_is_needed_and_says_why(
     before = dict(there.tags)
     removed, why = prune(call, registry)[candidate_of(graph)]
     assert not removed
-    assert {"tag": "12.1-cu121 points to it", "verdict": "verdict", "no record": "nobody knows"}[
-        kept_by
-    ] in why
+    assert {"tag": "12.1-cu121 points to it", "no record": "nobody knows"}[kept_by] in why
     assert there.tags == before
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -13,17 +17,32 @@ from imagefactory.engines import base_image
 from imagefactory.engines.assemble import AssembleEngine
 from imagefactory.engines.base_image import recall_base
 from imagefactory.factory import Factory, read_factory
+from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.findings import Found
 from imagefactory.gpu.model import Package
 from imagefactory.gpu.scan_records import RECORDS, LayerScan, format_scan
 from imagefactory.lock.base import read_base_lock
 from imagefactory.model import Layer, Target
+from imagefactory.oci.candidates import CREATED, VERDICT_TYPE, read_pushed, read_records
 from imagefactory.oci.layout import Layout, reference
-from imagefactory.plan import Stage
-from imagefactory.planning import read_stages
+from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.registry import Registry
+from imagefactory.oci.transfer import Place, read_manifest
+from imagefactory.plan import Device, PlanInput, Stage, State, make_plan
+from imagefactory.planning import Asking, read_stages
+from imagefactory.progress import Quiet
+from imagefactory.publish import PushOptions, push_target
 from imagefactory.settings import load_settings
-from tests.unit.test_cli import root  # noqa: F401
+from imagefactory.verify.attached import Statement, attach
+from imagefactory.verify.judging import read_subject
+from imagefactory.verify.keys import PublicKey
+from imagefactory.verify.smoke import suite_digest
+from imagefactory.verify.statement import sign
+from imagefactory.verify.trust import Grant, add_key
+from tests.unit.registry_made_here import RegistryMadeHere, registry_made_here
+from tests.unit.test_cli import Call, call, root  # noqa: F401
 from tests.unit.test_layout import add_image
+from tests.unit.verdicts_made_here import LAB, NOW, whole_report
 
 NAME = "pytorch-2.3-cu121"
 
@@ -43,8 +62,8 @@ def target(factory: Factory) -> Target:
     return next(one for one in factory.targets if one.name == NAME)
 
 
-def stage(factory: Factory, target: Target) -> Stage:
-    (found,) = read_stages(factory, [target])
+def stage(factory: Factory, target: Target, registry: str = "") -> Stage:
+    (found,) = read_stages(factory, [target], Asking(now=NOW, registry=registry))
     return found
 
 
@@ -170,3 +189,187 @@ def test_layouts_of_others_are_not_touched(factory: Factory, target: Target) -> 
     before = sorted(factory.layout.path.rglob("*"))
     stage(factory, target)
     assert sorted(Layout(factory.layout.path).path.rglob("*")) == before
+
+
+# --- candidates and verdicts of a registry --------------------------------------------------------
+
+
+@pytest.fixture
+def there() -> Iterator[RegistryMadeHere]:
+    with registry_made_here() as registry:
+        yield registry
+
+
+@pytest.fixture
+def pushed(factory: Factory, target: Target, there: RegistryMadeHere) -> str:
+    """The digest of the candidate that a push of what the lock gives left there."""
+    put_base(factory, target)
+    put_image(factory, target)
+    return push(factory, target, there)
+
+
+def push(factory: Factory, target: Target, there: RegistryMadeHere, now: datetime = NOW) -> str:
+    options = PushOptions(now=now, registry=there.host)
+    return push_target(factory, target, options, Quiet()).reference.digest
+
+
+def elsewhere(factory: Factory, folder: Path) -> Factory:
+    """The same recipes on a machine whose store is empty."""
+    store = replace(factory.settings.store, value=str(folder / "empty"))
+    return replace(factory, settings=replace(factory.settings, store=store))
+
+
+def verdict_on(factory: Factory, place: Place, index: str, now: datetime = NOW) -> None:
+    """A verdict of a made-up GPU beside an image, by a key that this factory is told to trust."""
+    subject = replace(read_subject(place, index), target=NAME)
+    report = whole_report(subject=subject, suite=suite_digest(), ended=now, started=now)
+    signed = sign(report, LAB, now=now, days=90)
+    manifest = read_manifest(place, subject.manifest).descriptor
+    attach(place, Statement(kind=VERDICT_TYPE, subject=manifest, envelope=signed.envelope))
+    public = PublicKey(name="lab", raw=LAB.public)
+    grant = Grant(key=public, since=now.date(), until=now.date() + timedelta(days=365))
+    path = factory.settings.root_path / "imagefactory.toml"
+    path.write_text(add_key("", grant, "imagefactory.toml"))
+
+
+def test_an_empty_store_finds_the_candidate_of_its_lock_in_the_registry(
+    factory: Factory, target: Target, there: RegistryMadeHere, pushed: str, tmp_path: Path
+) -> None:
+    bare = elsewhere(factory, tmp_path)
+    assert stage(bare, target).missing == "not in the store"
+    found = stage(bare, target, there.host)
+    assert (found.missing, found.image, found.verdicts) == ("", pushed, ())
+    assert found.reference == f"{there.host}/pytorch@{pushed}"
+    assert not bare.layout.path.exists()
+
+
+def test_a_registry_without_that_candidate_has_it_built(
+    factory: Factory, target: Target, there: RegistryMadeHere, pushed: str
+) -> None:
+    path = factory.base_lock_path(factory.base_of(target))
+    lock = read_base_lock(path)
+    assert pushed
+    assert lock is not None
+    first = replace(lock.packages[0], sha256="0" * 64)
+    path.write_text(base_image.format_base_lock(replace(lock, packages=(first, *lock.packages[1:]))))
+    missing = stage(factory, target, there.host).missing
+    assert missing == f"{there.host}/pytorch has no candidate of what the lock gives"
+
+
+def test_an_image_that_is_not_of_the_lock_says_of_none(
+    factory: Factory, target: Target, there: RegistryMadeHere
+) -> None:
+    put_base(factory, target)
+    add_image(factory.layout, reference(target), [b"another"])
+    index = push(factory, target, there)
+    place = Place(store=Registry(there.host), repository="pytorch")
+    assert [sorted(row) for row in read_records(place, index)] == [[CREATED]]
+    assert stage(factory, target, there.host).missing
+
+
+def test_a_candidate_that_was_there_before_says_what_it_is_of_and_grows_no_younger(
+    factory: Factory, target: Target, there: RegistryMadeHere
+) -> None:
+    put_base(factory, target)
+    name = reference(target)
+    descriptor = add_image(factory.layout, name, [b"layer"])  # nobody knows yet what it was made of
+    index = push(factory, target, there)
+    assert stage(factory, target, there.host).missing
+    assert put_image(factory, target) == descriptor.digest == index
+    for _ in range(2):
+        assert push(factory, target, there, NOW + timedelta(days=30)) == index
+    place = Place(store=Registry(there.host), repository="pytorch")
+    records = read_records(place, index)
+    assert len(records) == 2
+    assert read_pushed(records) == NOW
+    assert stage(factory, target, there.host).image == index
+
+
+def test_a_verdict_there_leaves_nothing_to_do_until_it_expires(
+    factory: Factory, target: Target, there: RegistryMadeHere, pushed: str, tmp_path: Path
+) -> None:
+    bare = elsewhere(factory, tmp_path)
+    verdict_on(factory, Place(store=Registry(there.host), repository="pytorch"), pushed)
+
+    def state(now: datetime, driver: str = "") -> State:
+        found = read_stages(bare, [target], Asking(now=now, registry=there.host))
+        a100 = Device(capability=Capability(8, 0), driver=driver)
+        return make_plan(PlanInput(stages=found, devices=(a100,))).targets[0].state
+
+    assert state(NOW) is State.UNCHANGED
+    assert state(NOW, "550.54.15") is State.UNCHANGED
+    assert state(NOW, "535") is State.VERIFY
+    assert state(NOW + timedelta(days=91)) is State.VERIFY
+
+
+def test_a_verdict_that_nobody_trusts_changes_nothing(
+    factory: Factory, target: Target, there: RegistryMadeHere, pushed: str
+) -> None:
+    verdict_on(factory, Place(store=Registry(there.host), repository="pytorch"), pushed)
+    assert stage(factory, target, there.host).verdicts[0].proves
+    (factory.settings.root_path / "imagefactory.toml").write_text("")
+    assert stage(factory, target, there.host).verdicts == ()
+
+
+def test_plan_inspect_and_compat_show_what_was_verified_in_the_image_of_the_store(
+    call: Call,  # noqa: F811
+    root: Path,  # noqa: F811
+    factory: Factory,
+    target: Target,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    put_base(factory, target)
+    layout, index = factory.layout, put_image(factory, target)
+    image = layout.image(reference(target))
+    assert image is not None
+    (layer,) = image.layers
+    package = Package(name="torch", version="2.3.1")
+    scan = LayerScan(found=(Found(path="torch-2.3.1.dist-info", package=package),))
+    layout.record(RECORDS, layout.blob_path(layer.descriptor.digest).name, format_scan(scan))
+    verdict_on(factory, Place(store=LayoutStore(layout), repository=""), index, datetime.now(UTC))
+    monkeypatch.setenv("IMAGEFACTORY_STORE", str(layout.path))
+    proof = "passed the quick suite on A GPU of the tests, driver 550.54.15"
+    said = call("inspect", NAME, root=root)
+    assert re.search(rf"^  verified +8.0: yes \(verified\): {proof}", said.out, re.MULTILINE)
+    answer = call("inspect", NAME, "--capability", "8.0", root=root)
+    assert (answer.code, f"{NAME} on 8.0: yes (verified): {proof}" in answer.out) == (0, True)
+    older = call("inspect", NAME, "--capability", "8.0", "--driver", "535", "--json", root=root)
+    assert older.json()["verified"] is None
+    (row,) = call("compat", NAME, "--capability", "8.0", "--json", root=root).json()["rows"]
+    assert row["cells"][0]["claims"][0]["basis"] == "verified"
+    table = call("compat", NAME, "--capability", "8.0", root=root).out
+    assert re.search(rf"yes .*verified  +550.54.15  {proof}", table)
+    gpus = root / "gpus.yaml"
+    gpus.write_text('- capability: "8.0"\n')
+    plan = call("plan", NAME, "--gpus", str(gpus), root=root)
+    assert f"{NAME}  unchanged" in plan.out
+    assert "verified to run" in plan.out
+
+
+def test_the_jobs_of_a_registrys_plan_name_kits_runners_and_candidates(
+    call: Call,  # noqa: F811
+    root: Path,  # noqa: F811
+    factory: Factory,
+    target: Target,
+    there: RegistryMadeHere,
+    pushed: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("IMAGEFACTORY_STORE", str(tmp_path / "empty"))
+    gpus = tmp_path / "gpus.yaml"
+    gpus.write_text('- {name: A100, driver: "535.54.03"}\n- capability: "7.0"\n')
+    said = call("plan", NAME, "--gpus", str(gpus), "--registry", there.host, "--github", root=root)
+    matrix, targets = (json.loads(line.partition("=")[2])["include"] for line in said.out.splitlines())
+    assert [(job["kit"], job["runner"], job["state"]) for job in matrix] == [
+        ("sm80-a100-535.54.03", "sm80", "verify"),
+        ("sm70", "sm70", "verify"),
+    ]
+    kits = "8.0/sm80-a100-535.54.03 7.0/sm70"
+    assert targets == [{"target": NAME, "state": "verify", "digest": pushed, "kits": kits}]
+    value = call("plan", NAME, "--gpus", str(gpus), "--registry", there.host, "--json", root=root).json()
+    assert value["targets"][0]["reference"] == f"{there.host}/pytorch@{pushed}"
+    there.shelves.repositories.clear()
+    said = call("plan", NAME, "--gpus", str(gpus), "--registry", there.host, "--github", root=root)
+    (job,) = json.loads(said.out.splitlines()[1].partition("=")[2])["include"]
+    assert job == {"target": NAME, "state": "build", "digest": "", "kits": kits}

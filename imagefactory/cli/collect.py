@@ -1,0 +1,102 @@
+"""The command that takes back kits: collect."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from imagefactory.cli.output import Call, collecting, json_option, say, say_json, terminal_width
+from imagefactory.errors import CheckFailedError
+
+if TYPE_CHECKING:
+    from imagefactory.kits import CollectedKit
+
+
+@click.command()
+@click.argument(
+    "folders", metavar="DIR...", nargs=-1, required=True, type=click.Path(path_type=Path, file_okay=False)
+)
+@click.option(
+    "--registry",
+    "place",
+    default="",
+    metavar="HOST[/PATH]",
+    help="Attach the verdicts there too.  [default: where the kit's image lies]",
+)
+@click.option("--promote", is_flag=True, help="Let the tags follow the verdict.")
+@click.option(
+    "--ledger",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="The folder that remembers the kits' nonces.  [default: in the store]",
+)
+@json_option
+@click.pass_obj
+def collect(
+    call: Call, /, folders: tuple[Path, ...], place: str, promote: bool, ledger: Path | None, as_json: bool
+) -> None:
+    """Judge and sign what kits brought back from machines with a GPU.
+
+    \b
+    imagefactory verify pytorch-2.3-cu121 --kit DIR      here: writes the kit
+    python3 DIR/run.py                                   there: runs it
+    imagefactory collect DIR --promote                   here again
+
+    Each kit gives one verdict: its nonce is spent. The verdict goes to the store, where it holds the image,
+    and to the registry that the kit names (or --registry), and says that a kit saw the GPU.
+    Exit code 0 where all are verified, 9 where one is not.
+    """
+    from imagefactory.kits import CollectOptions
+    from imagefactory.kits import collect as collect_one
+
+    factory, progress = call.factory, call.progress
+    options = CollectOptions(ledger=ledger, registry=place, promote=promote)
+    results: list[dict[str, object]] = []
+    with collecting() as failures:
+        for folder in folders:
+            with failures.of(str(folder)):
+                done = collect_one(factory, folder, options, datetime.now(UTC), progress)
+                results.append(_as_json(folder, done))
+                say(_as_text(done), unless=as_json)
+                if not done.verified:
+                    raise CheckFailedError(
+                        f"{folder}: {done.report.outcome}: {done.report.reason}",
+                        hint="the checks above say more",
+                    )
+                for tag, fault in done.promotion.faults if done.promotion else ():
+                    raise CheckFailedError(f"{folder}: {tag} does not move: {fault.message}", hint=fault.hint)
+        if as_json:
+            say_json("collect", {"results": results, "errors": failures.as_json()})
+
+
+def _as_text(done: CollectedKit) -> str:
+    from imagefactory.report.console import format_fields
+    from imagefactory.report.verify_table import format_gpu_run
+
+    verdict = done.signed.verdict
+    signed = "signed before, attached now" if done.again else "signed"
+    fields = [("verdict", f"{signed}, key {verdict.keyid[:12]}, expires {verdict.expires:%Y-%m-%d}")]
+    fields += [("attached", place) for place in done.attached]
+    for fate in done.promotion.fates if done.promotion else ():
+        fields.append((fate.tag, f"{'moved' if fate.moved else 'stays'}: {fate.why}"))
+    return f"{format_gpu_run(done.report, terminal_width())}\n{format_fields(fields, indent='')}"
+
+
+def _as_json(folder: Path, done: CollectedKit) -> dict[str, object]:
+    from imagefactory.verify.report import format_gpu_report, format_time
+
+    fates = done.promotion.fates if done.promotion else ()
+    return {
+        "kit": str(folder),
+        "target": done.report.subject.target,
+        "outcome": done.report.outcome.value,
+        "reason": done.report.reason,
+        "report": format_gpu_report(done.report),
+        "keyid": done.signed.verdict.keyid,
+        "expires": format_time(done.signed.verdict.expires),
+        "again": done.again,
+        "attached": list(done.attached),
+        "tags": [{"tag": f.tag, "before": f.before, "after": f.after, "why": f.why} for f in fates],
+    }

@@ -1,0 +1,152 @@
+"""The command that shows verdicts, and what the commands about them share."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from imagefactory.cli.output import Call, complete_targets, json_option, say, say_json
+from imagefactory.cli.registries import registry_option
+from imagefactory.errors import CheckFailedError, NothingSelectedError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from imagefactory.oci.transfer import Place
+    from imagefactory.verdicts import Found
+    from imagefactory.verify.model import Judged
+
+NAME = "TARGET|REFERENCE"
+
+
+def parse_option(_: click.Context, __: click.Parameter, text: str) -> str:
+    from imagefactory.gpu.capability import parse_capability
+
+    if not text:
+        return ""
+    try:
+        return str(parse_capability(text))
+    except ValueError as error:
+        raise UsageError(str(error), hint="write it as the vendor does: --capability 8.0") from error
+
+
+def refuse_registry(name: str, registry: str) -> None:
+    if registry:
+        raise UsageError(f"'{name}' names its registry already", hint="leave --registry out")
+
+
+@click.command()
+@click.argument("name", metavar=NAME, shell_complete=complete_targets)
+@registry_option
+@click.option(
+    "--capability",
+    default="",
+    metavar="X.Y",
+    callback=parse_option,
+    help="Exit with 9 unless a verdict that can be relied on says verified for it.",
+)
+@click.option("--numbers", is_flag=True, help="Every check of every verdict, with its numbers.")
+@json_option
+@click.pass_obj
+def verdicts(call: Call, /, name: str, place: str, as_json: bool, **options: Any) -> None:
+    """Show who verified an image, when, on which GPU and driver, and whether that can be relied on.
+
+    \b
+    imagefactory verdicts pytorch-2.3-cu121                   all its images, here and in the registry
+    imagefactory verdicts pytorch-2.3-cu121:2.3-cu121-sm80
+    imagefactory verdicts registry.example.org/gpu/pytorch@sha256:...
+
+    Standing is good, or the word that says why a verdict cannot be relied on. Whose signatures count, the
+    [[trust]] rows of imagefactory.toml say. A tag alone proves nothing.
+    """
+    from imagefactory.promoting import capability_proven
+    from imagefactory.report.verdict_table import format_verdicts
+    from imagefactory.verify.trust import read_trust
+
+    found = _find(call, name, place, datetime.now(UTC))
+    keys = {key.keyid: key.name for key in read_trust(call.settings.root_path).keys}
+    if as_json:
+        say_json("verdicts", {"images": [_found_json(one, keys) for one in found]})
+    else:
+        say(format_verdicts(found, keys, numbers=options["numbers"]))
+    wanted = options["capability"]
+    if wanted and not any(capability_proven(one.judged, wanted) for one in found):
+        raise CheckFailedError(
+            f"{name} is not verified for {wanted}", hint=f"imagefactory verify {name} --capability {wanted}"
+        )
+
+
+def _find(call: Call, name: str, registry: str, now: datetime) -> tuple[Found, ...]:
+    from imagefactory.factory import Factory
+    from imagefactory.oci.candidates import plain_tag
+    from imagefactory.oci.layout import reference
+    from imagefactory.oci.store import parse_reference
+    from imagefactory.promoting import Promoting, list_verdicts
+    from imagefactory.publish import target_reference
+    from imagefactory.recipes import select_one
+    from imagefactory.verdicts import find_image, local_place, place_of, registry_of
+
+    if "/" in name:
+        refuse_registry(name, registry)
+        where = parse_reference(name)
+        factory = Factory(settings=call.settings, environ=os.environ, bases=(), targets=())
+        return (find_image(factory, place_of(factory, where), where.wanted, now),)
+    factory = call.factory
+    if ":" in name or "@" in name:
+        _, where = target_reference(factory, name, registry)
+        return (find_image(factory, place_of(factory, where), where.wanted, now),)
+    target = select_one(factory.targets, name)
+    places: list[Place] = []
+    if not registry:
+        places.append(local_place(factory, target.family))
+    if registry or factory.settings.registry.value:
+        places.append(registry_of(factory, target.family, registry))
+    found = [
+        one
+        for place in places
+        for one in list_verdicts(factory, Promoting(target=target, place=place, now=now), call.progress)
+    ]
+    if not registry and f"{reference(target)}.sif" in factory.layout.tags():
+        found.append(find_image(factory, places[0], f"{plain_tag(target)}.sif", now))
+    if not found:
+        raise NothingSelectedError(
+            f"there is no image of {target.name} in {', '.join(map(str, places))}",
+            hint=f"imagefactory build {target.name}, or name a registry: --registry HOST[/PATH]",
+        )
+    return tuple(found)
+
+
+def _found_json(found: Found, keys: Mapping[str, str]) -> dict[str, object]:
+    return {
+        "place": found.place,
+        "digest": found.subject.index,
+        "manifest": found.subject.manifest,
+        "config": found.subject.config,
+        "tags": list(found.tags),
+        "verdicts": [_judged_json(one, keys) for one in found.judged],
+        "not_heeded": list(found.ignored),
+    }
+
+
+def _judged_json(judged: Judged, keys: Mapping[str, str]) -> dict[str, object]:
+    from imagefactory.verify.report import format_gpu_report, format_time
+
+    row: dict[str, object] = {
+        "digest": judged.digest,
+        "standing": judged.standing.value,
+        "why": judged.why,
+        "proves": judged.proves,
+    }
+    verdict = judged.verdict
+    if verdict:
+        row |= {
+            "keyid": verdict.keyid,
+            "key": keys.get(verdict.keyid, ""),
+            "issued": format_time(verdict.issued),
+            "expires": format_time(verdict.expires),
+            "report": format_gpu_report(verdict.report),
+        }
+    return row

@@ -1,0 +1,199 @@
+"""The command that runs the GPU suite in an image: verify."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from imagefactory.cli.images import runner_option
+from imagefactory.cli.output import (
+    Call,
+    collecting,
+    complete_targets,
+    json_option,
+    say,
+    say_json,
+    terminal_width,
+)
+from imagefactory.errors import CheckFailedError, NoGpuError, UsageError
+from imagefactory.verify.model import FULL, LEVELS
+
+if TYPE_CHECKING:
+    from imagefactory.verification import Bench, KitPlace, KitWritten, Verified
+
+
+@click.command()
+@click.argument("names", metavar="TARGET|IMAGE...", nargs=-1, required=True, shell_complete=complete_targets)
+@click.option(
+    "--suite",
+    "level",
+    type=click.Choice(LEVELS),
+    default=FULL,
+    show_default=True,
+    help="How much is checked.",
+)
+@runner_option
+@click.option("--capability", default="", metavar="X.Y", help="Fail where the GPU has another one.")
+@click.option("--registry", default="", metavar="HOST[/PATH]", help="Attach the verdict there too.")
+@click.option("--promote", is_flag=True, help="Let the tags follow the verdict.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the report there, as JSON."
+)
+@click.option(
+    "--kit",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Run nothing: write a kit into this folder, for a machine with a GPU and without imagefactory.",
+)
+@click.option(
+    "--ledger",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Of --kit: the folder that remembers its nonce.  [default: in the store]",
+)
+@json_option
+@click.pass_context
+def verify(ctx: click.Context, /, names: tuple[str, ...], **given: Any) -> None:
+    """Run the GPU suite inside an image, by digest, on a GPU of this machine.
+
+    \b
+      imagefactory verify pytorch-2.3-cu121                      what the store has of a target
+      imagefactory verify pytorch-2.3-cu121@sha256:...           an image by its digest
+      imagefactory verify registry.example.org/pytorch@sha256:.. an image of a registry, pulled by digest
+      imagefactory verify pytorch-2.3-cu121 --kit DIR            a kit for a machine without imagefactory
+
+    What ran is shown check by check and written as a report; where this machine holds a key (imagefactory
+    keys new) it is signed into a verdict and attached to the image. Exit code 0 where it is verified, 9 where
+    it is not, also where there is no GPU.
+    """
+    from imagefactory.verification import KitPlace, VerifyOptions, verify_target, write_kit
+
+    call: Call = ctx.obj
+    factory, progress, as_json = call.factory, call.progress, given["as_json"]
+    _check_options(names, given)
+    options = VerifyOptions(
+        level=given["level"],
+        runner=given["runner"] or "",
+        capability=_capability(given["capability"]),
+        registry=given["registry"],
+        promote=given["promote"],
+        output=given["output"],
+    )
+    if given["kit"]:
+        order = KitPlace(folder=given["kit"], ledger=given["ledger"])
+        return _say_kit(write_kit(factory, names[0], options, order, progress), order, as_json=as_json)
+    results: list[dict[str, object]] = []
+    with collecting() as failures:
+        for name in names:
+            with failures.of(name):
+                try:
+                    done = verify_target(factory, name, options, bench(), progress)
+                except NoGpuError as error:
+                    results.append({"name": name, "outcome": "no-gpu", "reason": error.message})
+                    raise NoGpuError(f"{name}: no-gpu: {error.message}", hint=error.hint) from error
+                results.append(_as_json(name, done))
+                say(_as_text(done), unless=as_json)
+                if not done.verified:
+                    raise _failure(name, done)
+                for tag, fault in done.promotion.faults if done.promotion else ():
+                    raise CheckFailedError(f"{name}: {tag} does not move: {fault.message}", hint=fault.hint)
+        if as_json:
+            say_json("verify", {"results": results, "errors": failures.as_json()})
+    return None
+
+
+def bench() -> Bench:
+    """This machine. Tests put another one here."""
+    from imagefactory.verification import Bench
+
+    return Bench()
+
+
+def _check_options(names: tuple[str, ...], given: dict[str, Any]) -> None:
+    """Raises UsageError for options that do not go together."""
+    if given["ledger"] and not given["kit"]:
+        raise UsageError("--ledger goes with --kit", hint="leave it out")
+    if len(names) > 1 and (given["output"] or given["kit"]):
+        raise UsageError("--output and --kit take one image", hint="name one, or leave them out")
+    if given["kit"] and (given["promote"] or given["output"] or given["runner"]):
+        raise UsageError(
+            "a kit is run elsewhere: --promote, --output and --runner have no meaning here",
+            hint="python3 DIR/run.py --runner ... there, then imagefactory collect DIR --promote here",
+        )
+
+
+def _capability(text: str) -> str:
+    from imagefactory.gpu.capability import parse_capability
+
+    try:
+        return str(parse_capability(text)) if text else ""
+    except ValueError as error:
+        raise UsageError(f"--capability: {error}", hint="write 8.0") from error
+
+
+def _as_text(done: Verified) -> str:
+    from imagefactory.report.console import format_fields
+    from imagefactory.report.verdict_table import format_promotion
+    from imagefactory.report.verify_table import format_gpu_run
+
+    fields = [("report", f"{done.path} (unsigned: it proves nothing)"), ("verdict", done.signed.why)]
+    if done.signed.signed:
+        verdict = done.signed.signed.verdict
+        fields[-1] = ("verdict", f"{done.signed.why}, expires {verdict.expires:%Y-%m-%d}")
+    fields += [("attached", place) for place in done.attached]
+    blocks = [f"{format_gpu_run(done.report, terminal_width())}\n{format_fields(fields, indent='')}"]
+    if done.promotion:
+        blocks.append(format_promotion(done.promotion))
+    return "\n\n".join(blocks)
+
+
+def _as_json(name: str, done: Verified) -> dict[str, object]:
+    from imagefactory.cli.promotion import promotion_json
+    from imagefactory.verify.report import format_gpu_report, format_time
+
+    signed = done.signed.signed
+    return {
+        "name": name,
+        "target": done.chosen.subject.target,
+        "outcome": done.report.outcome.value,
+        "reason": done.report.reason,
+        "report": format_gpu_report(done.report),
+        "path": str(done.path),
+        "signed": signed is not None,
+        "why": done.signed.why,
+        "keyid": signed.verdict.keyid if signed else "",
+        "expires": format_time(signed.verdict.expires) if signed else "",
+        "attached": list(done.attached),
+        "promotion": promotion_json(done.promotion) if done.promotion else None,
+    }
+
+
+def _failure(name: str, done: Verified) -> CheckFailedError:
+    report = done.report
+    return CheckFailedError(
+        f"{name}: {report.outcome}: {report.reason}",
+        hint=f"the checks above say more; all of it is in {done.path}",
+    )
+
+
+def _say_kit(written: KitWritten, order: KitPlace, *, as_json: bool) -> None:
+    if as_json:
+        return say_json(
+            "kit",
+            {
+                "target": written.subject.target,
+                "kit": str(order.folder),
+                "nonce": written.nonce,
+                "manifest": written.subject.manifest,
+                "reference": written.reference,
+                "ledger": str(written.ledger),
+                "expires": written.expires.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            },
+        )
+    source = f"pulls {written.reference}" if written.reference else "add --image: no registry has it"
+    say(
+        f"wrote {order.folder}, good until {written.expires:%Y-%m-%d}, for {written.subject.manifest}\n"
+        f"on a machine with a GPU:  python3 {order.folder}/run.py   ({source})\n"
+        f"then, back here:          imagefactory collect {order.folder}"
+    )
+    return None

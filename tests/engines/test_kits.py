@@ -1,0 +1,275 @@
+"""Kits on the real docker and apptainer, with a small image of a real registry. There is no GPU: where one is
+wanted, the driver inside is a stand-in and the machine around it made up, both handed in by the test, and a
+throwaway key signs what nobody's settings trust.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from imagefactory.errors import CheckFailedError, NoGpuError
+from imagefactory.factory import Factory
+from imagefactory.kits import CollectedKit, CollectOptions, collect
+from imagefactory.model import Outcome
+from imagefactory.progress import Quiet
+from imagefactory.publish import PushOptions, push_target
+from imagefactory.settings import Setting
+from imagefactory.verdicts import find_in, read_court, registry_of
+from imagefactory.verification import KitPlace, VerifyOptions, write_kit
+from imagefactory.verify.keys import keys_folder, make_key
+from imagefactory.verify.kit.hardware import Places
+from imagefactory.verify.model import EvidenceKind, Standing
+from imagefactory.verify.suite.gpu import table
+from imagefactory.verify.trust import Grant, add_key
+from imagefactory.workflow import SifExport, export_sif
+from tests.engines.test_apptainer import ORDINARY_UID, reaching
+from tests.engines.test_gpu_verify import NAME, factory  # noqa: F401
+from tests.services import libcuda
+from tests.services.gpu_host import Told, make_host
+from tests.services.processes import ENGINES
+
+INSIDE = "/usr/lib/x86_64-linux-gnu/libcuda.so.1"
+
+# The real program, and inside what NVIDIA's own runtime or --nv would bring: the driver's library.
+WRAPPER = """\
+#!/usr/bin/python3 -I
+import os, sys
+argv = sys.argv[1:]
+mount = ["--mount", "type=bind,source={library},destination={inside},readonly"]
+if argv[:1] == ["run"]:
+    at = argv.index("--gpus")
+    argv[at : at + 2] = mount
+elif "exec" in argv:
+    at = argv.index("exec") + 1
+    argv[at:at] = [mount[0], mount[1].replace("readonly", "ro")]
+os.execv("{program}", ["{program}", *argv])
+"""
+
+# run.py on a machine that is made up: it takes no such thing on its command line.
+ON_A_MADE_UP_MACHINE = """\
+import importlib.machinery, importlib.util, json, os, sys
+from pathlib import Path
+folder, places = Path(sys.argv[1]), json.loads(sys.argv[2])
+spec = importlib.machinery.ModuleSpec("imagefactory_kit", None, is_package=True)
+spec.submodule_search_locations = [str(folder / "kit")]
+sys.modules["imagefactory_kit"] = importlib.util.module_from_spec(spec)
+from imagefactory_kit import hardware, program
+sys.exit(program.main(sys.argv[3:], os.environ, folder, hardware.Places(*places)))
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    """A pushed image, the machine that is to verify it, and programs with a stand-in for its driver."""
+
+    factory: Factory
+    registry: str
+    host: Places
+    folder: Path
+
+    def kit(self, name: str) -> Path:
+        options = VerifyOptions(level="quick", registry=self.registry)
+        write_kit(self.factory, NAME, options, KitPlace(folder=self.folder / name), Quiet())
+        return self.folder / name
+
+    def collects(self, kit: Path, *, promote: bool = False) -> CollectedKit:
+        now = datetime.now(UTC) + timedelta(seconds=1)
+        return collect(self.factory, kit, CollectOptions(promote=promote), now, Quiet())
+
+    def programs(self, lies: str = "", into: Path | None = None) -> Path:
+        """A folder for PATH: docker and apptainer that bring the stand-in, told to lie, into the image."""
+        found = into or self.folder / f"bin {lies}"
+        if not found.exists():
+            library = libcuda.build_libcuda(found, lies)
+            for name in ("docker", "apptainer"):
+                program = shutil.which(name)
+                assert program
+                text = WRAPPER.format(library=library, inside=INSIDE, program=program)
+                (found / name).write_text(text)
+                (found / name).chmod(0o755)
+        return found
+
+    def judged(self, done: CollectedKit) -> tuple[Standing, bool]:
+        place = registry_of(self.factory, "tiny", self.registry)
+        court = read_court(self.factory, datetime.now(UTC) + timedelta(minutes=1))
+        found = find_in(self.factory, place, done.report.subject, court).judged
+        newest = max(found, key=lambda one: one.verdict.issued if one.verdict else datetime.min)
+        return newest.standing, newest.proves
+
+
+@pytest.fixture(scope="module")
+def ground(
+    factory: Factory,  # noqa: F811
+    registry: str,
+    dockerd: str,
+    apptainer: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Ground]:
+    environ = {**factory.environ, "DOCKER_CONFIG": os.environ["DOCKER_CONFIG"]}
+    plain = Setting(value=registry, origin="the test")
+    mine = replace(factory, environ=environ, settings=replace(factory.settings, plain_http=plain))
+    push_target(mine, mine.targets[0], PushOptions(now=datetime.now(UTC), registry=registry), Quiet())
+    make_key(keys_folder(environ), "throwaway")
+    folder = tmp_path_factory.mktemp("kits")
+    told = Told(uuid=libcuda.UUID, name=libcuda.NAME, memory=libcuda.MEMORY)
+    host = make_host(folder / "host", told)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DOCKER_HOST", dockerd)
+        yield Ground(factory=mine, registry=registry, host=host, folder=folder)
+
+
+def plainly(kit: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    """As its user would, on this machine, which has no GPU."""
+    command = [sys.executable, "-I", "-S", str(kit / "run.py"), *argv]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+def made_up(ground: Ground, kit: Path, *argv: str, programs: Path | None) -> subprocess.CompletedProcess[str]:
+    """On the made-up machine, with the programs of `programs`, or the real ones."""
+    path = f"{programs}:{os.environ['PATH']}" if programs else os.environ["PATH"]
+    command = [sys.executable, "-I", "-S", "-c", ON_A_MADE_UP_MACHINE, str(kit)]
+    command += [json.dumps(ground.host), *argv]
+    environ = {**os.environ, "PATH": path}
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environ)
+
+
+@pytest.mark.parametrize("runner", ["docker", "apptainer"])
+def test_without_a_gpu_a_kit_says_so_and_nothing_can_be_made_of_it(ground: Ground, runner: str) -> None:
+    kit = ground.kit(f"no-gpu-{runner}")
+    done = plainly(kit, "--runner", runner)
+    assert done.returncode == 9, done.stderr
+    assert "no-gpu" in done.stderr
+    assert [path.name for path in (kit / "result").iterdir()] == ["run.json"]
+    with pytest.raises(NoGpuError, match="no-gpu"):
+        ground.collects(kit, promote=True)
+
+
+@pytest.mark.parametrize("runner", ["docker", "apptainer"])
+def test_a_kit_runs_the_suite_in_the_image_and_comes_back_as_a_verdict(ground: Ground, runner: str) -> None:
+    kit = ground.kit(f"good-{runner}")
+    done = made_up(ground, kit, "--runner", runner, programs=ground.programs())
+    assert done.returncode == 0, done.stderr
+    collected = ground.collects(kit)
+    report = collected.report
+    assert (report.outcome, report.runner) == (Outcome.VERIFIED, runner), report.reason
+    assert report.device is not None
+    assert report.device.uuid == libcuda.UUID
+    assert report.hardware is not None
+    assert report.hardware.kind is EvidenceKind.KIT
+    passed = [check.name for check in report.checks if check.state.value == "passed"]
+    assert passed == list(table.PARTS["driver"])
+    assert f"{ground.registry}/tiny" in collected.attached
+    assert ground.judged(collected) == (Standing.WRONG_KEY, False)
+
+
+def test_without_a_network_a_sif_of_the_store_stands_for_the_image(ground: Ground) -> None:
+    sif, path = export_sif(
+        ground.factory, ground.factory.targets[0], SifExport(output=ground.folder / "tiny.sif"), Quiet()
+    )
+    kit = ground.kit("offline")
+    done = made_up(ground, kit, "--runner", "apptainer", "--image", str(path), programs=ground.programs())
+    assert done.returncode == 0, done.stderr
+    assert "pulling" not in done.stderr
+    report = ground.collects(kit).report
+    assert (report.outcome, report.subject.manifest) == (Outcome.VERIFIED, sif.made_from)
+
+
+def test_an_ordinary_user_runs_a_kit_by_apptainer(ground: Ground) -> None:
+    """As on most clusters: no root, no docker, and a home of one's own."""
+    assert os.geteuid() == 0, "this test needs root, to become an ordinary user"
+    kit = ground.kit("ordinary")
+    with tempfile.TemporaryDirectory() as name:
+        for folder in (kit.name, "host"):
+            shutil.copytree(ground.folder / folder, Path(name, "there", folder), symlinks=True)
+        programs = ground.programs(into=Path(name, "bin"))
+        subprocess.run(["chown", "--recursive", "--no-dereference", str(ORDINARY_UID), name], check=True)
+        identity = [f"--reuid={ORDINARY_UID}", f"--regid={ORDINARY_UID}", "--clear-groups"]
+        there = Path(name, "there")
+        host = [str(there / Path(place).relative_to(ground.folder)) for place in ground.host]
+        python = ["/usr/bin/python3", "-I", "-S", "-c", ON_A_MADE_UP_MACHINE, str(there / "ordinary")]
+        before = [*reaching(ENGINES), "setpriv", *identity, "--inh-caps=-all", "--bounding-set=-all"]
+        done = subprocess.run(
+            [*before, *python, json.dumps(host), "--runner", "apptainer"],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            cwd="/",
+            env={"PATH": f"{programs}:{os.environ['PATH']}", "HOME": name},
+        )
+        assert done.returncode == 0, done.stderr
+        shutil.copytree(there / "ordinary/result", kit / "result")
+    assert ground.collects(kit).report.outcome is Outcome.VERIFIED
+
+
+def test_a_lie_of_the_driver_comes_back_too(ground: Ground) -> None:
+    kit = ground.kit("lie")
+    done = made_up(ground, kit, "--runner", "docker", programs=ground.programs("kernel=wrong"))
+    assert done.returncode == 9, done.stderr
+    assert ground.collects(kit).report.outcome is Outcome.WRONG_NUMBERS
+
+
+def test_a_docker_without_nvidias_runtime_has_not_run_it(ground: Ground) -> None:
+    kit = ground.kit("no-runtime")
+    done = made_up(ground, kit, "--runner", "docker", programs=None)
+    assert done.returncode == 6, done.stderr
+    assert "could not select device driver" in done.stderr
+    with pytest.raises(CheckFailedError, match="infrastructure"):
+        ground.collects(kit)
+
+
+@pytest.mark.parametrize("runner", ["docker", "apptainer"])
+def test_an_image_that_hangs_is_ended_with_all_that_it_started(ground: Ground, runner: str) -> None:
+    kit = ground.kit(f"hang-{runner}")
+    row = json.loads((kit / "kit.json").read_bytes())
+    (kit / "kit.json").write_text(json.dumps({**row, "timeout": 5.0}))
+    done = made_up(ground, kit, "--runner", runner, programs=ground.programs("hang=cuInit"))
+    assert done.returncode == 9, done.stderr
+    assert json.loads((kit / "result/run.json").read_bytes())["timed_out"]
+    inside = [path for path in Path("/proc").glob("[0-9]*/cmdline") if row["nonce"] in _read(path)]
+    assert inside == []
+    mine = [
+        path
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if "/imagefactory/suite/verify.py" in _read(path)
+    ]
+    assert mine == []
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def test_trusted_and_promoted_the_tag_of_the_capability_follows(ground: Ground) -> None:
+    kit = ground.kit("promoted")
+    made_up(ground, kit, "--runner", "docker", programs=ground.programs())
+    folder = keys_folder(ground.factory.environ)
+    from imagefactory.verify.keys import read_public
+
+    today = datetime.now(UTC).date()
+    grant = Grant(
+        key=read_public("throwaway", folder), since=today - timedelta(days=1), until=today + timedelta(days=2)
+    )
+    settings = ground.factory.settings.root_path / "imagefactory.toml"
+    before = settings.read_text()
+    settings.write_text(add_key(before, grant, settings.name))
+    try:
+        done = ground.collects(kit, promote=True)
+        assert ground.judged(done) == (Standing.GOOD, True)
+        assert done.promotion is not None
+        assert "12.1-cu121-sm80" in [fate.tag for fate in done.promotion.fates if fate.moved]
+    finally:
+        settings.write_text(before)

@@ -1,0 +1,179 @@
+"""Promoters at once on a registry without the referrers API: what its lists lose, and that it comes back.
+
+Six machines, each with a store and a journal of its own, attach a verdict to the same image at one moment.
+The list that docker-registry 2.8 has in the place of the API is read, changed and written by each of them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from imagefactory.errors import RegistryError
+from imagefactory.factory import Factory, read_factory
+from imagefactory.oci.candidates import candidate_tag
+from imagefactory.oci.layout import INDEX_TYPE, MANIFEST_TYPE
+from imagefactory.oci.registry import Patience, Registry, RegistryOptions
+from imagefactory.oci.transfer import Place
+from imagefactory.progress import Quiet
+from imagefactory.promoting import Promoting, promote
+from imagefactory.settings import load_settings
+from imagefactory.verdicts import writing
+from imagefactory.verify.attached import Journal, Statement, attach
+from imagefactory.verify.judging import read_subject
+from imagefactory.verify.keys import PublicKey
+from imagefactory.verify.model import Subject
+from imagefactory.verify.reconcile import reconcile
+from imagefactory.verify.smoke import suite_digest
+from imagefactory.verify.statement import sign
+from imagefactory.verify.trust import Grant, add_key
+from tests.store_contract import image_index, image_manifest
+from tests.unit.verdicts_made_here import HOST, LAB, MADE_UP, whole_report
+
+ROUNDS, PROMOTERS = 50, 6
+PROMOTING_ROUNDS = 2
+CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "9.0", "12.0")
+ROOT = Path(__file__).parents[2]
+QUIET = Quiet()
+# docker-registry rewrites its files in place: who reads at that moment gets a 500, also several in a row.
+QUICK = Patience(attempts=8, first_wait=0.01, longest_wait=0.3)
+VERDICT_TYPE = "application/vnd.imagefactory.verdict.v1+json"
+RECIPE = f"""\
+family: one
+description: For tests of promotion
+source: pypi
+framework: nvidia-cuda-runtime-cu12
+platform: linux/amd64
+base: debian-12
+python: "3.11"
+capabilities: [{", ".join(f'"{one}"' for one in CAPABILITIES)}]
+checks: [packages]
+matrix:
+  - version: "12.1"
+    cuda: ["12.1"]
+"""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One of the promoters: its store, and the capability of its GPU, which is made up."""
+
+    factory: Factory
+    capability: str
+    registry: Registry
+
+    @property
+    def journal(self) -> Journal:
+        return Journal(self.factory.layout.path)
+
+    def statement(self, subject: Subject, place: Place, now: datetime) -> Statement:
+        gpu = replace(MADE_UP, capability=self.capability)
+        report = whole_report(
+            subject=subject,
+            suite=suite_digest(),
+            nonce=(subject.manifest[7:30] + self.capability.replace(".", "")).ljust(32, "0"),
+            started=now - timedelta(minutes=2),
+            ended=now - timedelta(minutes=1),
+            device=gpu,
+            hardware=replace(HOST, gpus=(gpu,)),
+        )
+        there = place.store.manifest(place.repository, subject.manifest)
+        assert there is not None
+        signed = sign(report, LAB, now=now, days=90)
+        return Statement(
+            kind=VERDICT_TYPE, subject=there[0], envelope=signed.envelope, until=signed.verdict.expires
+        )
+
+
+@pytest.fixture
+def machines(registry: str, tmp_path: Path) -> list[Machine]:
+    root = tmp_path / "root"
+    (root / "recipes").mkdir(parents=True)
+    shutil.copy(ROOT / "recipes" / "bases.yaml", root / "recipes")
+    (root / "recipes" / "one.yaml").write_text(RECIPE)
+    today = datetime.now(UTC).date()
+    grant = Grant(
+        key=PublicKey(name="lab", raw=LAB.public),
+        since=today - timedelta(days=1),
+        until=today + timedelta(days=9),
+    )
+    (root / "imagefactory.toml").write_text(add_key("", grant, "imagefactory.toml"))
+    found = []
+    for capability in CAPABILITIES:
+        environ = {"IMAGEFACTORY_STORE": str(tmp_path / capability), "HOME": str(tmp_path)}
+        settings = load_settings(directory=root, start=root, environ=environ)
+        client = Registry(registry, RegistryOptions(patience=QUICK))
+        found.append(Machine(read_factory(settings, environ), capability, client))
+    return found
+
+
+def put_image(place: Place, machine: Machine, content: str) -> str:
+    """An image under its candidate's tag; gives the index's digest."""
+    data = image_manifest(place.store, place.repository, content.encode())
+    manifest = place.store.put_manifest(place.repository, data, MANIFEST_TYPE)
+    index = place.store.put_manifest(place.repository, image_index(manifest), INDEX_TYPE)
+    tag = candidate_tag(machine.factory.targets[0], index.digest)
+    place.store.put_manifest(place.repository, image_index(manifest), INDEX_TYPE, tag)
+    return index.digest
+
+
+def test_nothing_stays_lost(machines: list[Machine]) -> None:
+    lost = told = 0
+    for number in range(ROUNDS):
+        repository = f"promoters/{number}/one"
+        place = Place(store=machines[0].registry, repository=repository)
+        image, now = put_image(place, machines[0], f"round {number}"), datetime.now(UTC)
+        subject = replace(read_subject(place, image), target="one-12.1-cu121")
+        statements = {one.capability: one.statement(subject, place, now) for one in machines}
+        start = threading.Barrier(PROMOTERS)
+
+        def go(machine: Machine) -> bool:
+            mine = Place(store=machine.registry, repository=repository)  # noqa: B023
+            with writing(machine.factory, mine, QUIET) as journal:
+                start.wait()  # noqa: B023
+                try:
+                    attach(mine, statements[machine.capability], journal)  # noqa: B023
+                except RegistryError as error:
+                    assert "keep overwriting" in error.message  # noqa: PT017
+                    return False
+            if number < PROMOTING_ROUNDS:  # noqa: B023
+                _promote(machine, mine)
+            return True
+
+        with ThreadPoolExecutor(PROMOTERS) as pool:
+            told += list(pool.map(go, machines)).count(False)
+        wanted = {one.artifact.manifest.descriptor.digest for one in statements.values()}
+        listed = {one.digest for one in place.store.referrers(repository, subject.manifest)}
+        assert listed <= wanted
+        lost += len(wanted - listed)
+        for machine in machines:
+            mine = Place(store=machine.registry, repository=repository)
+            done = reconcile(mine, machine.journal, (), now)
+            assert len(done.mended) + done.listed == 1
+            assert done.damaged == 0
+        assert {one.digest for one in place.store.referrers(repository, subject.manifest)} == wanted
+        if number < PROMOTING_ROUNDS:
+            promote(machines[0].factory, _promoting(machines[0], place), QUIET)
+            names = ("12.1-cu121", *(f"12.1-cu121-sm{one.replace('.', '')}" for one in CAPABILITIES))
+            there = {name: place.store.manifest(repository, name) for name in names}
+            assert {name: found and found[0].digest for name, found in there.items()} == dict.fromkeys(
+                names, image
+            )
+    print(f"{ROUNDS * PROMOTERS} attached at once, {lost} lost by the lists until reconcile, {told} told so")
+
+
+def _promoting(machine: Machine, place: Place) -> Promoting:
+    return Promoting(target=machine.factory.targets[0], place=place, now=datetime.now(UTC))
+
+
+def _promote(machine: Machine, place: Place) -> None:
+    try:
+        promote(machine.factory, _promoting(machine, place), QUIET)
+    except RegistryError as error:
+        assert "others keep moving" in error.message  # noqa: PT017

@@ -1,0 +1,182 @@
+"""What verdicts say of cells: which speak, of which capability and driver, and how tables show it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from imagefactory.compat import Candidate, Gpu, cell, cover, serves
+from imagefactory.gpu.capability import Capability
+from imagefactory.gpu.model import Answer, Basis, Question
+from imagefactory.model import Outcome
+from imagefactory.plan import PRUNING, Device, PlanInput, Stage, State, make_plan
+from imagefactory.report.gpu_tables import letters
+from imagefactory.verify import model
+from imagefactory.verify.claims import REFUSALS, verified_claims
+from imagefactory.verify.model import EvidenceKind, GpuReport, Hardware, Judged, Standing, Subject, Verdict
+from tests.unit.test_plan import BUILT, TARGET
+
+NOW = datetime(2026, 11, 22, tzinfo=UTC)
+DEVICE = model.Gpu(name="NVIDIA A100-SXM4-40GB", capability="8.0", uuid="GPU-1", memory=40 << 30)
+AMPERE, ADA = Capability(8, 0), Capability(8, 9)
+QUESTION = Question(framework="torch", version="2.3", cuda="12.1", capability=AMPERE)
+
+
+def judged(
+    outcome: Outcome = Outcome.VERIFIED,
+    driver: str = "535.54.03",
+    capability: str = "8.0",
+    days: int = 0,
+    standing: Standing = Standing.GOOD,
+) -> Judged:
+    """A verdict of `days` ago as a judge found it."""
+    device, when = replace(DEVICE, capability=capability), NOW - timedelta(days=days)
+    hardware = Hardware(
+        kind=EvidenceKind.LOCAL, driver=driver, gpus=(device,), known=(device.uuid,), nodes=("/dev/nvidia0",)
+    )
+    report = GpuReport(
+        subject=Subject(target="t", index=BUILT, manifest=BUILT, config=BUILT),
+        suite=BUILT,
+        level="full",
+        nonce="0" * 32,
+        started=when,
+        ended=when,
+        runner="docker",
+        hardware=hardware,
+        device=device,
+        cuda="12.4",
+        checks=(),
+        outcome=outcome,
+        reason="all checks passed" if outcome is Outcome.VERIFIED else f"the reason of {outcome}",
+    )
+    digest = f"sha256:{days:064x}"
+    verdict = Verdict(
+        report=report, issued=when, expires=when + timedelta(days=90), keyid="k" * 64, digest=digest
+    )
+    return Judged(digest=digest, standing=standing, why="", verdict=verdict)
+
+
+# --- what speaks ---------------------------------------------------------------------------------
+
+
+def test_a_good_verdict_is_a_claim_with_its_gpu_its_driver_and_its_source() -> None:
+    ((capability, claim),) = verified_claims([judged()]).items()
+    assert capability == AMPERE
+    assert (claim.basis, claim.answer, claim.rule) == (Basis.VERIFIED, Answer.YES, "suite")
+    assert claim.driver == "535.54.03"
+    assert claim.reason == "passed the full suite on NVIDIA A100-SXM4-40GB, driver 535.54.03, 2026-11-22"
+    assert claim.source == f"verdict sha256:{0:064x} of key {'k' * 12}"
+
+
+@pytest.mark.parametrize("standing", [one for one in Standing if one is not Standing.GOOD])
+def test_what_cannot_be_relied_on_says_nothing(standing: Standing) -> None:
+    assert verified_claims([judged(standing=standing)]) == {}
+    assert verified_claims([Judged(digest=BUILT, standing=standing, why="", verdict=None)]) == {}
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_every_outcome_says_yes_or_no_or_nothing(outcome: Outcome) -> None:
+    found = verified_claims([judged(outcome)], "535.54.03")
+    if outcome is Outcome.VERIFIED:
+        assert found[AMPERE].answer is Answer.YES
+    elif outcome in REFUSALS:
+        assert (found[AMPERE].answer, found[AMPERE].rule) == (Answer.NO, outcome.value)
+        assert f"the reason of {outcome}" in found[AMPERE].reason
+        assert outcome.value in PRUNING
+    else:
+        assert found == {}
+
+
+def test_a_rehearsal_and_a_run_that_no_host_saw_say_nothing() -> None:
+    whole = judged()
+    assert whole.verdict is not None
+    for change in ({"rehearsal": True}, {"hardware": None}, {"device": None}):
+        report = replace(whole.verdict.report, **change)  # type: ignore[arg-type]
+        assert verified_claims([replace(whole, verdict=replace(whole.verdict, report=report))]) == {}
+
+
+# --- of which GPU and driver ---------------------------------------------------------------------
+
+
+def test_a_verdict_speaks_of_its_own_capability_alone() -> None:
+    assert set(verified_claims([judged(), judged(capability="8.9", days=1)])) == {AMPERE, ADA}
+
+
+@pytest.mark.parametrize(
+    ("asked", "holds"),
+    [("", True), ("535.54.03", True), ("535", True), ("550", True), ("535.43", False), ("525.60.13", False)],
+)
+def test_a_pass_holds_for_its_driver_and_newer_ones(asked: str, holds: bool) -> None:
+    assert bool(verified_claims([judged()], asked)) is holds
+
+
+@pytest.mark.parametrize(
+    ("asked", "holds"), [("", False), ("535.54.03", True), ("470", True), ("535", True), ("550", False)]
+)
+def test_a_driver_that_was_too_old_says_so_of_older_ones(asked: str, holds: bool) -> None:
+    assert bool(verified_claims([judged(Outcome.DRIVER_TOO_OLD)], asked)) is holds
+
+
+def test_the_nearest_driver_speaks_before_the_newest_verdict() -> None:
+    mixed = [judged(driver="535.54.03"), judged(Outcome.WRONG_NUMBERS, driver="550.54.15", days=3)]
+    assert verified_claims(mixed, "560")[AMPERE].answer is Answer.NO
+    assert verified_claims(mixed, "545")[AMPERE].answer is Answer.YES
+    assert verified_claims(mixed)[AMPERE].answer is Answer.YES
+    later = [judged(days=3), judged(Outcome.NO_KERNEL)]
+    assert verified_claims(later)[AMPERE].rule == verified_claims(later, "550")[AMPERE].rule == "no-kernel"
+
+
+def test_a_driver_that_is_no_version_is_not_compared() -> None:
+    assert verified_claims([judged(driver="unknown")], "550") == {}
+
+
+# --- in plans and tables -------------------------------------------------------------------------
+
+
+def states(*verdicts: Judged, driver: str = "", allow: str = "", missing: str = "") -> State:
+    stage = Stage(target=TARGET, missing=missing, image=BUILT, verdicts=verdicts)
+    given = PlanInput(
+        stages=(stage,),
+        devices=(Device(capability=AMPERE, driver=driver),),
+        allow=frozenset(allow.split()),
+    )
+    return make_plan(given).cells[0].state
+
+
+def test_what_is_proven_is_unchanged_until_its_image_is_another() -> None:
+    assert states(judged()) is State.UNCHANGED
+    assert states(judged(), driver="525") is State.VERIFY
+    assert states(judged(capability="8.6")) is State.VERIFY
+    assert states(judged(standing=Standing.EXPIRED)) is State.VERIFY
+    assert states(judged(), missing="its lock is new") is State.BUILD
+
+
+@pytest.mark.parametrize("outcome", REFUSALS)
+def test_what_failed_there_is_pruned_and_tried_again_when_that_is_allowed(outcome: Outcome) -> None:
+    assert states(judged(outcome), driver="535") is State.PRUNED
+    assert states(judged(outcome), driver="535", allow=outcome.value) is State.VERIFY
+
+
+def test_tables_show_what_was_verified_before_all_else() -> None:
+    candidate = Candidate(name="t", group="torch", question=QUESTION, verdicts=(judged(),))
+    proven = cell(candidate, Gpu(name="A100", capability=AMPERE))
+    assert letters(proven).startswith("Yv")
+    assert serves(proven)
+    assert not letters(cell(candidate, Gpu(name="L40", capability=ADA))).startswith("Yv")
+    failed = replace(candidate, verdicts=(judged(Outcome.WRONG_NUMBERS),))
+    refused = cell(failed, Gpu(name="A100", capability=AMPERE))
+    assert letters(refused) == "-v"
+    assert not serves(refused)
+
+
+def test_a_cover_takes_what_is_verified_before_what_is_newer() -> None:
+    old, new = (
+        Candidate(name=name, group="torch", question=replace(QUESTION, version=version))
+        for name, version in (("old", "2.1"), ("new", "2.3"))
+    )
+    gpus = (Gpu(name="A100", capability=AMPERE),)
+    assert [one.candidate.name for one in cover("torch", (old, new), gpus).images] == ["new"]
+    proven = replace(old, verdicts=(judged(),))
+    assert [one.candidate.name for one in cover("torch", (proven, new), gpus).images] == ["old"]

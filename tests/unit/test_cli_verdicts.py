@@ -1,0 +1,453 @@
+"""verdicts, promote, revoke, reconcile, what gc and prune keep: the command line, a registry in this process.
+
+The GPU is made up and so is what the host saw of it; the keys are thrown away with the test.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagefactory import promoting
+from imagefactory.factory import Factory, read_factory
+from imagefactory.model import Outcome
+from imagefactory.oci.candidates import VERDICT_TYPE, candidate_tag
+from imagefactory.oci.layout import INDEX_TYPE, MANIFEST_TYPE, Layout
+from imagefactory.oci.registry import Registry
+from imagefactory.oci.store import Reference
+from imagefactory.oci.transfer import Graph, Place
+from imagefactory.progress import Quiet
+from imagefactory.publish import PushOptions, push_target
+from imagefactory.settings import load_settings
+from imagefactory.verdicts import attach_signed
+from imagefactory.verify.judging import read_subject
+from imagefactory.verify.keys import find_key, read_signing_key
+from imagefactory.verify.promotion import Candidate, Rule, TagFate, decide_tags
+from imagefactory.verify.smoke import suite_digest
+from imagefactory.verify.statement import Signed, sign
+from tests.unit.registry_made_here import RegistryMadeHere, Ways, registry_made_here
+from tests.unit.test_cli_registries import (  # noqa: F401
+    Call,
+    call,
+    json_of,
+    registry,
+    stored_image,
+)
+from tests.unit.verdicts_made_here import HOST, MADE_UP, whole_report
+
+QUIET = Quiet()
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A factory with a trusted key, and what a GPU machine would have done for its images."""
+
+    call: Call
+    folder: Path
+    registry: RegistryMadeHere
+
+    @property
+    def factory(self) -> Factory:
+        environ = {
+            "IMAGEFACTORY_STORE": str(self.folder / "store"),
+            "XDG_CONFIG_HOME": str(self.folder / "config"),
+            "DOCKER_CONFIG": str(self.folder / "docker"),
+        }
+        settings = load_settings(directory=self.folder / "root", start=self.folder, environ=environ)
+        return read_factory(settings, environ)
+
+    def build(self, content: bytes) -> Graph:
+        """An image of the target one-12.1-cu121 in the store; its digest follows from `content`."""
+        return stored_image(self.folder / "store", "one", [content * 500])
+
+    def push(self, content: bytes, day: int) -> str:
+        """Built and pushed as a candidate, on a day of November; gives its digest."""
+        graph = self.build(content)
+        options = PushOptions(registry=self.registry.host, now=datetime(2026, 11, day, tzinfo=UTC))
+        push_target(self.factory, self.factory.targets[0], options, QUIET)
+        return graph.root.descriptor.digest
+
+    def sign(self, place: Place, wanted: str, capability: str = "8.0", **changes: Any) -> Signed:
+        key = find_key("", self.factory.environ)
+        assert key is not None
+        now = changes.pop("now", datetime.now(UTC))
+        gpu = replace(MADE_UP, capability=capability)
+        report = whole_report(
+            subject=replace(read_subject(place, wanted), target="one-12.1-cu121"),
+            suite=suite_digest(),
+            nonce=f"{abs(hash((wanted, capability, now))):032x}",
+            started=now - timedelta(minutes=2),
+            ended=now - timedelta(minutes=1),
+            device=gpu,
+            hardware=replace(HOST, gpus=(gpu,)),
+        )
+        return sign(replace(report, **changes), read_signing_key(key), now=now, days=90)
+
+    def verify(self, digest: str, capability: str = "8.0", **changes: Any) -> str:
+        """Signs and attaches in the registry (and here, where the image is); gives the verdict's digest."""
+        place = Place(store=Registry(self.registry.host), repository="one")
+        signed = self.sign(place, digest, capability, **changes)
+        where = Reference(registry=self.registry.host, repository="one", digest=digest)
+        before = {one.digest for one in place.store.referrers("one", self.manifest(digest), VERDICT_TYPE)}
+        attach_signed(self.factory, signed, where, QUIET)
+        (made,) = {
+            one.digest for one in place.store.referrers("one", self.manifest(digest), VERDICT_TYPE)
+        } - before
+        return made
+
+    def manifest(self, digest: str) -> str:
+        return read_subject(Place(store=Registry(self.registry.host), repository="one"), digest).manifest
+
+    def promote(self, *arguments: str, code: int = 0) -> dict[str, Any]:
+        said = self.call(
+            "promote", "one-12.1-cu121", "--registry", self.registry.host, "--json", *arguments, code=code
+        )
+        (result,) = json_of(said, "promote")["results"]
+        return {row["tag"]: row for row in result["tags"]}
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """The tags of the registry that are nobody's candidates and keep no referrers."""
+        tags = self.registry.find("one").tags
+        return {tag: digest for tag, digest in tags.items() if tag in ("12.1-cu121", "12.1-cu121-sm80")}
+
+
+@pytest.fixture(params=[False], ids=["fallback"])
+def bench(
+    request: pytest.FixtureRequest,
+    call: Call,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Any:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    call("keys", "new", "lab")
+    call("keys", "trust", "lab")
+    with registry_made_here(Ways(referrers=request.param)) as made:
+        yield Bench(call, tmp_path, made)
+
+
+@pytest.mark.parametrize("bench", [True, False], ids=["referrers", "fallback"], indirect=True)
+def test_a_verified_candidate_gets_the_tags(bench: Bench) -> None:
+    first = bench.push(b"a", 1)
+    assert "12.1-cu121 lacks" not in str(bench.promote(code=9))
+    assert bench.tags == {}
+    bench.verify(first)
+    fates = bench.promote()
+    assert fates["12.1-cu121-sm80"]["moved"]
+    assert fates["12.1-cu121"]["moved"]
+    assert bench.tags == {"12.1-cu121": first, "12.1-cu121-sm80": first}
+    assert not bench.promote()["12.1-cu121"]["moved"]
+    second = bench.push(b"b", 2)
+    assert not bench.promote()["12.1-cu121"]["moved"]
+    bench.verify(second)
+    assert set(bench.promote("--dry-run")) == {"12.1-cu121", "12.1-cu121-sm80"}
+    assert bench.tags["12.1-cu121"] == first
+    bench.promote()
+    assert bench.tags == {"12.1-cu121": second, "12.1-cu121-sm80": second}
+    reference = f"{bench.registry.host}/one@{first}"
+    assert "no tag of one-12.1-cu121 points to" in bench.call("promote", reference, code=9).err
+
+
+def test_revoked_and_verified_again(bench: Bench) -> None:
+    first, second = bench.push(b"a", 1), bench.push(b"b", 2)
+    bench.verify(first)
+    old = bench.verify(second, now=datetime.now(UTC) - timedelta(minutes=5))
+    bench.promote()
+    host = bench.registry.host
+    said = bench.call("revoke", "one-12.1-cu121", "--registry", host, "--why", "wrong sums", "--json")
+    value = json_of(said, "revoke")
+    assert value["revoked"] == [old]
+    assert bench.tags == {"12.1-cu121": first, "12.1-cu121-sm80": first}
+    (image,) = json_of(bench.call("verdicts", f"{host}/one@{second}", "--json"), "verdicts")["images"]
+    assert [(one["standing"], one["why"]) for one in image["verdicts"]] == [("revoked", "wrong sums")]
+    bench.verify(second, now=datetime.now(UTC) + timedelta(seconds=2))
+    bench.promote()
+    assert bench.tags == {"12.1-cu121": second, "12.1-cu121-sm80": second}
+
+
+def test_the_last_one_revoked_loses_its_tags(bench: Bench) -> None:
+    first = bench.push(b"a", 1)
+    bench.verify(first, now=datetime.now(UTC) - timedelta(minutes=5))
+    bench.promote()
+    host = bench.registry.host
+    wrong = ("revoke", f"{host}/one@{first}", "--why", "no", "--capability")
+    assert "no verdict" in bench.call(*wrong, "9.0", code=9).err
+    said = bench.call(*wrong, "8.0")
+    assert "removed" in said.out
+    assert "no other candidate is verified for 8.0" in said.out
+    assert bench.tags == {}
+    bench.promote(code=9)
+
+
+def test_a_tag_that_the_registry_cannot_remove_is_said(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = bench.push(b"a", 1)
+    bench.verify(first, now=datetime.now(UTC) - timedelta(minutes=5))
+    bench.promote()
+    bench.registry.ways = replace(bench.registry.ways, untag=False)
+    said = bench.call("revoke", f"{bench.registry.host}/one@{first}", "--why", "no", "--json", code=8)
+    value = json_of(said, "revoke")
+    assert value["revoked"]
+    assert {error["target"] for error in value["errors"]} == {"12.1-cu121", "12.1-cu121-sm80"}
+    assert all(one["fault"] for one in value["promotions"][0]["tags"])
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_only_a_trusted_key_takes_back(bench: Bench, known: bool) -> None:
+    first = bench.push(b"a", 1)
+    bench.verify(first, now=datetime.now(UTC) - timedelta(minutes=5))
+    bench.promote()
+    if known:
+        bench.call("keys", "retire", "lab", "--on", (datetime.now(UTC) - timedelta(0)).strftime("%Y-%m-%d"))
+    else:
+        (bench.folder / "root" / "imagefactory.toml").write_text("")
+    said = bench.call("revoke", f"{bench.registry.host}/one@{first}", "--why", "no", code=9)
+    assert "nobody here would heed" in said.err
+    assert bench.tags == {"12.1-cu121": first, "12.1-cu121-sm80": first}
+
+
+def test_verdicts_are_shown_with_who_when_and_on_what(bench: Bench) -> None:
+    first = bench.push(b"a", 1)
+    bench.verify(first)
+    bench.verify(first, "9.0", outcome=Outcome.WRONG_NUMBERS)
+    host = bench.registry.host
+    said = bench.call("verdicts", f"{host}/one@{first}", "--numbers").out
+    words = ("good", "verified", "wrong-numbers", "A GPU of the tests", "550.54.15", "lab", "local", "n 1.5")
+    assert [word for word in words if word not in said] == []
+    said = bench.call("verdicts", "one-12.1-cu121", "--registry", host).out
+    assert candidate_tag(bench.factory.targets[0], first) in said
+    bench.call("verdicts", f"{host}/one@{first}", "--capability", "8.0")
+    for capability in ("9.0", "8.6"):
+        bench.call("verdicts", f"{host}/one@{first}", "--capability", capability, code=9)
+
+
+def test_without_a_trusted_key_nothing_counts(bench: Bench) -> None:
+    first = bench.push(b"a", 1)
+    bench.verify(first)
+    (bench.folder / "root" / "imagefactory.toml").write_text("")
+    bench.promote(code=9)
+    assert bench.tags == {}
+    said = bench.call("verdicts", f"{bench.registry.host}/one@{first}").out
+    assert "wrong-key" in said
+    assert "verified" in said
+
+
+def test_what_is_no_verdict_is_shown_as_malformed(bench: Bench) -> None:
+    first = bench.push(b"a", 1)
+    from imagefactory.oci.transfer import make_artifact
+    from imagefactory.verify.attached import Statement
+
+    client = Registry(bench.registry.host)
+    there = client.manifest("one", bench.manifest(first))
+    assert there is not None
+    for artifact in (
+        make_artifact(VERDICT_TYPE, there[0], {}),
+        Statement(kind=VERDICT_TYPE, subject=there[0], envelope=b"PASSED").artifact,
+    ):
+        for blob, data in artifact.blobs:
+            client.write("one", blob, lambda offset, data=data: iter((data[offset:],)))  # type: ignore[misc]
+        client.put_manifest("one", artifact.manifest.data, MANIFEST_TYPE)
+    said = bench.call("verdicts", f"{bench.registry.host}/one@{first}", "--json")
+    (image,) = json_of(said, "verdicts")["images"]
+    assert [one["standing"] for one in image["verdicts"]] == ["malformed", "malformed"]
+    bench.promote(code=9)
+
+
+def test_gc_keeps_what_is_verified_and_nothing_else(bench: Bench) -> None:
+    layout = Layout(bench.folder / "store")
+    first = bench.push(b"a", 1)
+    bench.verify(first)
+    second = bench.push(b"b", 2)
+    third = bench.push(b"c", 3)
+    assert all(layout.manifest(one) for one in (first, second, third))
+    bench.call("store", "gc")
+    assert layout.manifest(first)
+    assert layout.manifest(third)
+    assert layout.manifest(second) is None
+    layout.load("one", layout.manifest(first)[0])  # type: ignore[index]  # every blob of it
+    bench.call("promote", "one-12.1-cu121")
+    assert layout.tags()["one:12.1-cu121-sm80"].digest == first
+    assert layout.tags()["one:12.1-cu121"].digest == third  # a build sets it, not promotion
+    layout.untag("one:12.1-cu121-sm80")
+    (bench.folder / "root" / "imagefactory.toml").write_text("[[trust]]\n")
+    assert "nothing" not in bench.call("store", "gc", code=2).out
+    assert layout.manifest(first)
+    (bench.folder / "root" / "imagefactory.toml").write_text("")
+    bench.call("store", "gc")
+    assert layout.manifest(first) is None
+
+
+@pytest.mark.parametrize("bench", [True, False], ids=["referrers", "fallback"], indirect=True)
+def test_prune_keeps_what_is_verified(bench: Bench) -> None:
+    first = bench.push(b"a", 1)
+    second = bench.push(b"b", 2)
+    bench.verify(first)
+    said = bench.call("registry", "prune", "--older", "0h", "--registry", bench.registry.host)
+    assert f"kept one:{candidate_tag(bench.factory.targets[0], first)} (it has a verdict)" in said.out
+    assert f"removed one:{candidate_tag(bench.factory.targets[0], second)}" in said.out
+    (bench.folder / "root" / "imagefactory.toml").write_text("")
+    bench.call("registry", "prune", "--older", "0h", "--registry", bench.registry.host)
+    there = bench.registry.find("one")
+    assert there.tags == {}
+    assert {kind for kind, _ in there.manifests.values()} <= {INDEX_TYPE}  # what lists were before
+
+
+@pytest.mark.parametrize("bench", [True, False], ids=["referrers", "fallback"], indirect=True)
+def test_reconcile_mends_a_list_that_lost_rows(bench: Bench) -> None:
+    first = bench.push(b"a", 1)
+    made = [bench.verify(first), bench.verify(first, "9.0")]
+    host, there = bench.registry.host, bench.registry.find("one")
+    manifest = bench.manifest(first)
+    if not bench.registry.ways.referrers:
+        tag = manifest.replace(":", "-")
+        kind, data = there.manifests[there.tags[tag]]
+        assert kind == INDEX_TYPE
+        value = json.loads(data)
+        value["manifests"] = [row for row in value["manifests"] if row["digest"] != made[0]]
+        lost = json.dumps(value).encode()
+        Registry(host).put_manifest("one", lost, INDEX_TYPE, tag)
+    else:
+        del there.manifests[made[0]]
+    client = Registry(host)
+    assert made[0] not in {one.digest for one in client.referrers("one", manifest)}
+    said = json_of(bench.call("reconcile", "--registry", host, "--json"), "reconcile")
+    (row,) = [row for row in said["repositories"] if row["place"].endswith("/one")]
+    assert row["mended"] == [made[0]]
+    assert row["listed"] == 2
+    assert {*made} <= {one.digest for one in client.referrers("one", manifest)}
+    shutil.rmtree(bench.folder / "store" / "journal")  # the store itself knows them too
+    assert "3 listed" in bench.call("reconcile", "--registry", host).out
+
+
+def test_one_verdict_of_several_is_taken_back_by_its_first_digits(bench: Bench) -> None:
+    first = bench.push(b"a", 1)
+    past = datetime.now(UTC) - timedelta(minutes=5)
+    one, other = bench.verify(first, now=past), bench.verify(first, "9.0", now=past)
+    name = f"{bench.registry.host}/one@{first}"
+    assert "0 verdicts" in bench.call("revoke", name, "--why", "no", "--verdict", "xyz", code=2).err
+    assert "0 verdicts" in bench.call("revoke", name, "--why", "no", "--verdict", "sha256:", code=2).err
+    said = bench.call("revoke", name, "--why", "no", "--verdict", other[7:19], "--json")
+    assert json_of(said, "revoke")["revoked"] == [other]
+    (image,) = json_of(bench.call("verdicts", name, "--json"), "verdicts")["images"]
+    assert {row["digest"]: row["standing"] for row in image["verdicts"]} == {one: "good", other: "revoked"}
+
+
+def test_the_store_and_the_registry_are_told_apart(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = bench.call("verdicts", "one-12.1-cu121", code=3)
+    assert "there is no image of one-12.1-cu121" in said.err
+    first = bench.push(b"a", 1)
+    assert "not-tested" in bench.call("verdicts", "one-12.1-cu121").out
+    bench.verify(first)
+    monkeypatch.setenv("IMAGEFACTORY_REGISTRY", bench.registry.host)
+    found = json_of(bench.call("verdicts", "one-12.1-cu121", "--json"), "verdicts")["images"]
+    assert [one["place"] for one in found] == [
+        f"{bench.folder / 'store'}/one",
+        f"{bench.registry.host}/one",
+    ]
+    assert [[row["proves"] for row in one["verdicts"]] for one in found] == [[True], [True]]
+    named = bench.call("verdicts", f"one-12.1-cu121@{first}", "--json")
+    assert len(json_of(named, "verdicts")["images"]) == 1
+    wrong = ("verdicts", f"{bench.registry.host}/one@{first}", "--registry", bench.registry.host)
+    assert "names its registry already" in bench.call(*wrong, code=2).err
+
+
+def test_what_is_asked_of_no_registry_is_said(bench: Bench) -> None:
+    assert "no registry is set" in bench.call("reconcile", code=2).err
+    bench.build(b"a")
+    wrong = bench.call("verdicts", "one-12.1-cu121", "--capability", "x", code=2)
+    assert "no compute capability" in wrong.err
+
+
+def test_a_light_install_reads_the_verdicts_of_the_store(bench: Bench) -> None:
+    """With click, yaml, packaging and securesystemslib alone, in a process of its own."""
+    bench.verify(bench.push(b"a", 1))
+    block = """
+import sys
+LACKING = "requests tenacity urllib3 cryptography nacl tomlkit zstandard rich jinja2 isal uv".split()
+class Lacking:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in LACKING:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Lacking())
+from imagefactory.cli import main
+main(sys.argv[1:])
+"""
+    command = [sys.executable, "-c", block, "-C", str(bench.folder / "root"), "verdicts", "one-12.1-cu121"]
+    environ = {**os.environ, "IMAGEFACTORY_STORE": str(bench.folder / "store")}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"^good +verified +8\.0 ", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_another_promoter_at_the_same_tags(bench: Bench, monkeypatch: pytest.MonkeyPatch, ends: bool) -> None:
+    """It moves a tag after this one has read: then all is read and decided anew, and that has an end."""
+    first, second = bench.push(b"a", 1), bench.push(b"b", 2)
+    bench.verify(first)
+    decided: list[dict[str, str]] = []
+
+    def decide(rule: Rule, candidates: Sequence[Candidate], tags: Mapping[str, str]) -> tuple[TagFate, ...]:
+        fates = decide_tags(rule, candidates, tags)
+        decided.append(dict(tags))
+        there = bench.registry.find("one").tags
+        if ends and len(decided) == 1:
+            there["12.1-cu121"] = second
+        elif not ends and there.pop("12.1-cu121", None) is None:
+            there["12.1-cu121"] = bench.manifest(second)
+        return fates
+
+    monkeypatch.setattr(promoting, "decide_tags", decide)
+    if ends:
+        assert not bench.promote()["12.1-cu121"]["moved"]  # the other's is newer, and not taken back
+        assert [one.get("12.1-cu121") for one in decided] == [None, second]
+        assert bench.tags == {"12.1-cu121": second, "12.1-cu121-sm80": first}
+    else:
+        said = bench.call("promote", "one-12.1-cu121", "--registry", bench.registry.host, code=8)
+        assert "others keep moving the tags" in said.err
+
+
+def test_the_same_content_packed_anew_keeps_its_verdicts_and_loses_them(bench: Bench) -> None:
+    first = bench.push(b"a", 1)
+    past = datetime.now(UTC) - timedelta(minutes=5)
+    client = Registry(bench.registry.host)
+    place = Place(store=client, repository="one")
+    there = client.manifest("one", bench.manifest(first))
+    assert there is not None
+    packed = client.put_manifest("one", there[1] + b"\n", MANIFEST_TYPE, "packed")
+    signed = bench.sign(place, first, now=past)
+    for digest in (first, packed.digest):
+        where = Reference(registry=bench.registry.host, repository="one", digest=digest)
+        attach_signed(bench.factory, signed, where, QUIET)
+    name = f"{bench.registry.host}/one:packed"
+    bench.call("verdicts", name, "--capability", "8.0")
+    bench.call("revoke", f"{bench.registry.host}/one@{first}", "--why", "no")
+    assert "revoked" in bench.call("verdicts", name, "--capability", "8.0", code=9).out
+
+
+def test_what_was_verified_as_another_target_moves_no_tag(bench: Bench) -> None:
+    first = bench.push(b"a", 1)
+    place = Place(store=Registry(bench.registry.host), repository="one")
+    where = Reference(registry=bench.registry.host, repository="one", digest=first)
+    subject = replace(read_subject(place, first), target="one-12.4-cu124")
+    attach_signed(bench.factory, bench.sign(place, first, subject=subject), where, QUIET)
+    assert "not-tested" in str(bench.promote(code=9))
+    assert bench.tags == {}
+
+
+def test_a_foreign_registry_takes_nothing_for_another_image(bench: Bench) -> None:
+    first, second = bench.push(b"a", 1), bench.push(b"b", 2)
+    place = Place(store=Registry(bench.registry.host), repository="one")
+    signed = bench.sign(place, first)
+    where = Reference(registry=bench.registry.host, repository="one", digest=second)
+    with pytest.raises(Exception, match="the verdict speaks of"):
+        attach_signed(bench.factory, signed, where, QUIET)

@@ -1,0 +1,286 @@
+"""From a target to a kit, from what it brought back to a verdict: signed once, attached, then tags follow.
+
+The GPU is made up, docker is a program of the tests, and the key is thrown away with the test.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagefactory import cli, kits
+from imagefactory.errors import CheckFailedError, NoGpuError, RegistryError, UsageError
+from imagefactory.factory import Factory
+from imagefactory.kits import CollectedKit, CollectOptions, collect
+from imagefactory.model import Image, Outcome, Target
+from imagefactory.oci.layout import reference
+from imagefactory.progress import Quiet
+from imagefactory.publish import PushOptions, push_target
+from imagefactory.verdicts import find_in, read_court, registry_of
+from imagefactory.verification import KitPlace, VerifyOptions, ledger, write_kit
+from imagefactory.verify.keys import PublicKey, keys_folder, make_key
+from imagefactory.verify.model import EvidenceKind, Judged, Standing
+from imagefactory.verify.nonces import Ledger, NonceError
+from imagefactory.verify.trust import Grant, add_key
+from tests.services.gpu_host import make_host
+from tests.unit.kit_made_here import Bench, answer, docker, suite_report
+from tests.unit.registry_made_here import RegistryMadeHere, registry_made_here
+from tests.unit.test_verification import NAME, factory, put_image, target  # noqa: F401
+
+TAG = "2.3-cu121-sm80"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """A factory with a pushed image, a trusted key and a registry; the kit of that image, and its machine."""
+
+    factory: Factory
+    target: Target
+    image: Image
+    registry: RegistryMadeHere
+    bench: Bench
+    key: PublicKey
+
+    def runs(self, **changes: Any) -> None:
+        """Runs the kit: what the suite says in the image is whole but for `changes`."""
+        run = {"report": suite_report(target=NAME, **changes)}
+        docker(self.bench, run, Id=self.image.config)
+        self.bench.run()
+
+    def collects(self, **options: Any) -> CollectedKit:
+        now = datetime.now(UTC)
+        return collect(self.factory, self.bench.kit, CollectOptions(**options), now, Quiet())
+
+    def judged(self, elsewhere: Factory | None = None) -> tuple[Judged, ...]:
+        """The verdicts that the registry has, as this factory judges them."""
+        site = elsewhere or self.factory
+        place, court = registry_of(site, "pytorch", self.registry.host), read_court(site, datetime.now(UTC))
+        subject = self.bench.issued.run.subject
+        return find_in(site, place, subject, court).judged
+
+
+@pytest.fixture
+def site(factory: Factory, target: Target, tmp_path: Path) -> Iterator[Site]:  # noqa: F811
+    put_image(factory, target)
+    image = factory.layout.image(reference(target))
+    assert image is not None
+    key = make_key(keys_folder(factory.environ), "lab")
+    today = datetime.now(UTC).date()
+    grant = Grant(key=key, since=today - timedelta(days=1), until=today + timedelta(days=9))
+    settings = factory.settings.root_path / "imagefactory.toml"
+    settings.write_text(add_key("", grant, settings.name))
+    with registry_made_here() as made:
+        push_target(factory, target, PushOptions(now=datetime.now(UTC), registry=made.host), Quiet())
+        options = VerifyOptions(level="quick", registry=made.host)
+        written = write_kit(factory, NAME, options, KitPlace(folder=tmp_path / "kit"), Quiet())
+        (tmp_path / "bin").mkdir()
+        bench = Bench(
+            ledger=ledger(factory),
+            issued=ledger(factory).look(written.nonce),
+            kit=tmp_path / "kit",
+            places=make_host(tmp_path / "host"),
+            programs=tmp_path / "bin",
+        )
+        yield Site(factory=factory, target=target, image=image, registry=made, bench=bench, key=key)
+
+
+def other_factory(site: Site, tmp_path: Path) -> Factory:
+    """The same recipes and trust with an empty store, as a job of CI has them."""
+    store = replace(site.factory.settings.store, value=str(tmp_path / "fresh"))
+    return replace(site.factory, settings=replace(site.factory.settings, store=store))
+
+
+# --- collected -------------------------------------------------------------------------------------
+
+
+def test_a_kit_becomes_a_verdict_that_can_be_relied_on(site: Site) -> None:
+    site.runs()
+    done = site.collects(promote=True)
+    assert (done.verified, done.again) == (True, False)
+    assert done.attached == (str(site.factory.layout.path), f"{site.registry.host}/pytorch")
+    (judged,) = site.judged()
+    assert (judged.standing, judged.proves) == (Standing.GOOD, True)
+    assert judged.verdict is not None
+    assert judged.verdict.keyid == site.key.keyid
+    hardware = judged.verdict.report.hardware
+    assert hardware is not None
+    assert hardware.kind is EvidenceKind.KIT
+    assert done.promotion is not None
+    assert [fate.tag for fate in done.promotion.fates if fate.moved] == [TAG]
+    place = registry_of(site.factory, "pytorch", site.registry.host)
+    pointed = place.store.manifest(place.repository, TAG)
+    assert pointed is not None
+    assert pointed[0].digest == site.image.digest
+
+
+def test_a_kit_is_collected_once(site: Site) -> None:
+    site.runs()
+    site.collects()
+    with pytest.raises(NonceError, match="replayed"):
+        site.collects()
+    site.runs()  # nor does another run of the same kit help
+    with pytest.raises(NonceError, match="replayed"):
+        site.collects()
+    assert len(site.judged()) == 1
+
+
+def test_a_run_that_says_no_is_signed_too_and_proves_nothing(site: Site) -> None:
+    rows = suite_report()["checks"]
+    rows[2] = {**rows[2], "state": "failed", "outcome": "wrong-numbers", "detail": "1 is wrong"}
+    site.runs(checks=rows)
+    done = site.collects(promote=True)
+    assert (done.verified, done.report.outcome) == (False, Outcome.WRONG_NUMBERS)
+    (judged,) = site.judged()
+    assert (judged.standing, judged.proves) == (Standing.GOOD, False)
+    assert done.promotion is not None
+    assert not any(fate.moved for fate in done.promotion.fates)
+
+
+@pytest.mark.parametrize("changes", [{"checks": []}, {"device": None, "checks": []}])
+def test_a_run_that_says_nothing_of_the_image_is_not_signed(site: Site, changes: dict[str, Any]) -> None:
+    site.runs(**changes)
+    with pytest.raises(CheckFailedError, match=r"^(not-tested|load-failed|this report cannot be signed)"):
+        site.collects()
+    assert site.judged() == ()
+    site.runs()
+    assert site.collects().verified
+
+
+def test_without_a_gpu_there_nothing_is_signed_here(site: Site) -> None:
+    assert site.bench.run(places=site.bench.places._replace(proc="/nowhere")) == 9
+    with pytest.raises(NoGpuError, match="no-gpu"):
+        site.collects(promote=True)
+    assert site.judged() == ()
+
+
+def test_without_a_key_nothing_is_spent(site: Site) -> None:
+    site.runs()
+    for path in keys_folder(site.factory.environ).iterdir():
+        path.rename(path.with_suffix(".away"))
+    with pytest.raises(UsageError, match="no key signs here"):
+        site.collects()
+    assert site.bench.ledger.look(site.bench.issued.nonce).spent is None
+
+
+def test_a_policy_may_refuse_kits(site: Site) -> None:
+    settings = site.factory.settings.root_path / "imagefactory.toml"
+    settings.write_text(settings.read_text() + '\n[policy]\nevidence = ["local"]\n')
+    site.runs()
+    done = site.collects(promote=True)
+    (judged,) = site.judged()
+    assert judged.standing is Standing.EVIDENCE_REFUSED
+    assert done.promotion is not None
+    assert not any(fate.moved for fate in done.promotion.fates)
+
+
+# --- elsewhere, and interrupted ----------------------------------------------------------------------
+
+
+def test_a_job_without_a_store_signs_by_a_ledger_that_travelled(site: Site, tmp_path: Path) -> None:
+    site.runs()
+    fresh = other_factory(site, tmp_path)
+    now = datetime.now(UTC)
+    with pytest.raises(NonceError, match="unknown"):
+        collect(fresh, site.bench.kit, CollectOptions(), now, Quiet())
+    options = CollectOptions(ledger=site.bench.ledger.folder, registry=site.registry.host, promote=True)
+    done = collect(fresh, site.bench.kit, options, now, Quiet())
+    assert done.attached == (f"{site.registry.host}/pytorch",)
+    assert [judged.proves for judged in site.judged(fresh)] == [True]
+
+
+def test_what_was_signed_arrives_when_the_registry_is_back(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The nonce is spent and the registry is down: the next call attaches the very same verdict."""
+    from imagefactory import verdicts
+
+    site.runs()
+    attach = verdicts.attach_signed
+
+    def refuse(*_: Any) -> tuple[str, ...]:
+        raise RegistryError("it is down")
+
+    monkeypatch.setattr(verdicts, "attach_signed", refuse)
+    with pytest.raises(RegistryError):
+        site.collects()
+    first = kits.unsettled(site.bench.ledger, site.bench.kit)
+    assert first is not None
+    monkeypatch.setattr(verdicts, "attach_signed", attach)
+    done = site.collects()
+    assert done.again
+    assert (done.signed, [judged.proves for judged in site.judged()]) == (first[0], [True])
+    with pytest.raises(NonceError, match="replayed"):
+        site.collects()
+
+
+def test_an_image_in_no_registry_is_attached_to_in_the_store(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = VerifyOptions(level="quick")
+    written = write_kit(site.factory, NAME, options, KitPlace(folder=tmp_path / "local"), Quiet())
+    assert written.reference == ""
+    bench = replace(site.bench, kit=tmp_path / "local", issued=site.bench.ledger.look(written.nonce))
+    docker(bench, {"report": suite_report(target=NAME)}, Id=site.image.config)
+    answer(bench, "docker", {"docker image inspect .*-- gone": {"code": 1}})
+    assert bench.run() == 2
+    assert "lies in no registry: name it with --image" in capsys.readouterr().err
+    assert bench.run("--image", "loaded:latest") == 0
+    done = replace(site, bench=bench).collects(promote=True)
+    assert done.attached == (str(site.factory.layout.path),)
+    assert site.factory.layout.tags()[f"pytorch:{TAG}"].digest == site.image.digest
+
+
+# --- the command ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def command(site: Site, monkeypatch: pytest.MonkeyPatch) -> Any:
+    for name, value in site.factory.environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+
+    def call(*arguments: str) -> int:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["-C", site.factory.settings.root.value, "--progress", "quiet", *arguments])
+        return int(str(ended.value.code))
+
+    return call
+
+
+def test_the_command_collects_several_kits(
+    site: Site, command: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site.runs()
+    capsys.readouterr()
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert command("collect", str(empty), str(site.bench.kit), "--promote", "--json") == 2
+    told = json.loads(capsys.readouterr().out)
+    assert (told["format"], [row["outcome"] for row in told["results"]]) == (
+        "imagefactory.collect/1",
+        ["verified"],
+    )
+    assert [row["tag"] for row in told["results"][0]["tags"] if row["before"] != row["after"]] == [TAG]
+    assert "is no kit" in told["errors"][0]["message"]
+    assert command("collect", str(site.bench.kit)) == 9
+    assert "replayed" in capsys.readouterr().err
+
+
+def test_the_command_shows_checks_and_says_who_saw_the_gpu(
+    site: Site, command: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site.runs()
+    capsys.readouterr()
+    assert (
+        command("collect", str(site.bench.kit), "--ledger", str(Ledger(site.bench.ledger.folder).folder)) == 0
+    )
+    told = capsys.readouterr().out
+    assert "vector-add" in told
+    assert site.key.keyid[:12] in told
+    assert f"{site.registry.host}/pytorch" in told

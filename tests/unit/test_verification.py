@@ -1,0 +1,451 @@
+"""`verify` from a name to a verdict: which image is meant, what is signed, attached and shown. The image only
+says that all is well, and the machine's evidence is made up; what signs here is a throwaway key.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import tarfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagefactory import cli, subjects, verification
+from imagefactory.cli import verify as verify_command
+from imagefactory.errors import (
+    BuildError,
+    FactoryError,
+    NoGpuError,
+    NothingSelectedError,
+    StaleError,
+    UsageError,
+)
+from imagefactory.factory import Factory, read_factory
+from imagefactory.model import Image, Outcome, Sif, Target
+from imagefactory.oci.layout import (
+    CONFIG_TYPE,
+    canonical_json,
+    digest_of,
+    format_descriptor,
+    reference,
+)
+from imagefactory.oci.sif import SifOrigin, keep_sif
+from imagefactory.progress import Quiet
+from imagefactory.publish import PushOptions, push_target
+from imagefactory.settings import Setting, Settings, load_settings
+from imagefactory.verdicts import find_in, local_place, read_court, registry_of
+from imagefactory.verify.keys import keys_folder, make_key
+from imagefactory.verify.model import Hardware, Standing
+from imagefactory.verify.nonces import NonceError
+from imagefactory.verify.trust import Grant, add_key
+from imagefactory.workflow import define_target
+from tests.unit.registry_made_here import registry_made_here
+from tests.unit.test_gpu_judge import HOST
+from tests.unit.test_layout import write_index
+from tests.unit.test_smoke import ScriptedRunner
+from tests.unit.test_verify_gpu import never, well_behaved
+
+ROOT = Path(__file__).parents[2]
+NAME = "pytorch-2.3-cu121"
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+LAYER = "application/vnd.oci.image.layer.v1.tar"
+
+
+@dataclass
+class MadeUp:
+    """Evidence of a machine that is none."""
+
+    hardware: Hardware | None = HOST
+
+    def read(self) -> Hardware:
+        if self.hardware is None:
+            raise NoGpuError("no GPU: there is none", hint="run this where there is one")
+        return self.hardware
+
+
+def make_bench(runner: ScriptedRunner | None = None, **changes: Any) -> verification.Bench:
+    clock: Callable[[], datetime] = iter(NOW + timedelta(seconds=n) for n in range(1000)).__next__
+    return verification.Bench(
+        **{"evidence": MadeUp(), "clock": clock, "runner": runner or well_behaved(), **changes}
+    )
+
+
+@pytest.fixture
+def factory(tmp_path: Path) -> Factory:
+    """A factory of the family pytorch, of which one target is locked."""
+    root = tmp_path / "root"
+    for folder in ("recipes", "lockfiles/bases"):
+        (root / folder).mkdir(parents=True)
+    files = ("recipes/bases.yaml", "recipes/pytorch.yaml", f"lockfiles/{NAME}.requirements.txt")
+    for name in (*files, "lockfiles/bases/debian-12.lock"):
+        shutil.copy(ROOT / name, root / name)
+    environ = {
+        "HOME": str(tmp_path / "home"),
+        "PATH": os.environ["PATH"],
+        "IMAGEFACTORY_STORE": str(tmp_path / "store"),
+        "IMAGEFACTORY_CACHE": str(tmp_path / "cache"),
+    }
+    (root / "imagefactory.toml").write_text("")
+    return read_factory(load_settings(directory=root, start=root, environ=environ), environ)
+
+
+@pytest.fixture
+def target(factory: Factory) -> Target:
+    return next(one for one in factory.targets if one.name == NAME)
+
+
+def put_image(factory: Factory, target: Target, **labels: str) -> str:
+    """An image that says it was made of the target's lock; the digest of its index."""
+    layout, told = factory.layout, {**dict(define_target(factory, target).labels), **labels}
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("hello"))
+    layer = layout.add(packed.getvalue(), LAYER)
+    config = {"config": {"Env": [], "Labels": told}, "rootfs": {"diff_ids": [layer.digest]}}
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST,
+        "config": format_descriptor(layout.add(canonical_json(config), CONFIG_TYPE)),
+        "layers": [format_descriptor(layer)],
+    }
+    index = write_index(layout, manifest, "linux/amd64")
+    layout.tag(reference(target), index)
+    return index.digest
+
+
+def run(factory: Factory, name: str = NAME, bench: Any = None, **options: Any) -> verification.Verified:
+    chosen = verification.VerifyOptions(**{"level": "quick", "runner": "unshare", **options})
+    return verification.verify_target(factory, name, chosen, bench or make_bench(), Quiet())
+
+
+# --- which image ---------------------------------------------------------------------------------
+
+
+def test_every_name_of_an_image_means_it(factory: Factory, target: Target) -> None:
+    digest = put_image(factory, target)
+    image = factory.layout.image(reference(target))
+    assert image is not None
+    for name in (NAME, reference(target), digest, f"{NAME}@{digest}", f"{reference(target)}@{digest}"):
+        chosen = subjects.choose_image(factory, name, "", Quiet())
+        assert isinstance(chosen.made, Image)
+        assert (chosen.subject.index, chosen.subject.manifest) == (digest, image.manifest)
+        assert (chosen.subject.config, chosen.subject.target) == (image.config, NAME)
+        assert chosen.definition.target == target
+        assert chosen.where is None
+    alone = subjects.choose_image(factory, image.manifest, "", Quiet())
+    assert (alone.subject.index, alone.subject.manifest) == (image.manifest, image.manifest)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "words"),
+    [
+        ("pytorch-2.3-cu12", NothingSelectedError, "no target 'pytorch-2.3-cu12'"),
+        ("pytorch-2.3-cu12@sha256:" + "0" * 64, NothingSelectedError, "no target"),
+        (NAME, BuildError, "is not built yet"),
+        ("pytorch:2.9", NothingSelectedError, "no image 'pytorch:2.9'"),
+        ("sha256:" + "0" * 64, NothingSelectedError, "no image sha256:000"),
+        (f"{NAME}@sha256:" + "0" * 64, NothingSelectedError, "no image sha256:000"),
+        ("somewhere/pytorch:2.3", UsageError, "names no registry"),
+        (f"{NAME}@sha256:12", UsageError, "is not a sha256 digest"),
+    ],
+)
+def test_names_that_mean_no_image(factory: Factory, name: str, kind: type[FactoryError], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        subjects.choose_image(factory, name, "", Quiet())
+
+
+def test_an_image_of_another_lock_is_refused(factory: Factory, target: Target) -> None:
+    put_image(factory, target, **{"imagefactory.lock": "sha256:" + "0" * 64})
+    with pytest.raises(StaleError, match="made of another lock") as error:
+        subjects.choose_image(factory, NAME, "", Quiet())
+    assert f"imagefactory build {NAME}" in error.value.hint
+
+
+def test_a_strangers_image_is_refused(factory: Factory, target: Target) -> None:
+    put_image(factory, target, **{"imagefactory.target": "mxnet-1.0-cu92"})
+    with pytest.raises(
+        UsageError, match=r"of the target 'mxnet-1\.0-cu92', which this factory does not have"
+    ):
+        subjects.choose_image(factory, NAME, "", Quiet())
+
+
+def test_a_sif_is_what_its_file_is(factory: Factory, target: Target, tmp_path: Path) -> None:
+    layout = factory.layout
+    with layout.in_use(Quiet()):
+        (layout.tmp / "x.sif").parent.mkdir(parents=True, exist_ok=True)
+        (layout.tmp / "x.sif").write_bytes(b"sif")
+        origin = SifOrigin(target=NAME, compression="fast")
+        sif = keep_sif(layout, layout.tmp / "x.sif", origin, tag=f"{reference(target)}.sif")
+    chosen = subjects.choose_image(factory, NAME, "", Quiet())
+    assert isinstance(chosen.made, Sif)
+    assert (chosen.subject.manifest, chosen.subject.config) == (sif.digest, digest_of(b"sif"))
+    assert verification.runner_name(factory, chosen.made, "") == "apptainer"
+    with pytest.raises(UsageError, match=r"unshare starts no \.sif files"):
+        verification.runner_name(factory, chosen.made, "unshare")
+
+
+# --- from the run to the verdict -----------------------------------------------------------------
+
+
+def test_without_a_gpu_nothing_is_looked_for(factory: Factory) -> None:
+    bench = make_bench(ScriptedRunner(write=never), evidence=MadeUp(None))
+    for name in (NAME, "127.0.0.1:1/pytorch:2.3"):  # neither built nor a registry that answers
+        with pytest.raises(NoGpuError, match="no GPU"):
+            run(factory, name, bench)
+    assert not factory.layout.path.exists()
+
+
+def test_without_a_key_it_stays_a_report(factory: Factory, target: Target) -> None:
+    put_image(factory, target)
+    done = run(factory)
+    assert done.report.outcome is Outcome.VERIFIED
+    assert done.signed.signed is None
+    assert done.signed.why.startswith("unsigned: no key")
+    assert done.attached == ()
+    assert json.loads(done.path.read_text())["outcome"] == "verified"
+    assert done.path == factory.layout.path / "reports" / f"{done.report.nonce}.json"
+
+
+def test_a_verdict_of_a_throwaway_key_counts_nowhere(factory: Factory, target: Target) -> None:
+    put_image(factory, target)
+    key = make_key(keys_folder(factory.environ), "throwaway")
+    done = run(factory)
+    assert done.signed.signed is not None
+    assert done.signed.signed.verdict.keyid == key.keyid
+    assert done.attached == (str(factory.layout.path),)
+    court = read_court(factory, NOW + timedelta(hours=1))
+    found = find_in(factory, local_place(factory, "any"), done.chosen.subject, court)
+    (judged,) = found.judged
+    assert (judged.standing, judged.proves) == (Standing.WRONG_KEY, False)
+
+
+def test_a_nonce_is_spent_once(factory: Factory, target: Target) -> None:
+    put_image(factory, target)
+    make_key(keys_folder(factory.environ), "throwaway")
+    done = run(factory)
+    with pytest.raises(NonceError, match="replayed"):
+        verification.sign_report(factory, done.report, verification.signing_key(factory), NOW)
+
+
+def test_a_report_that_this_machine_did_not_make_is_not_signed(factory: Factory, target: Target) -> None:
+    put_image(factory, target)
+    make_key(keys_folder(factory.environ), "throwaway")
+    done = run(factory)
+    key = verification.signing_key(factory)
+    with pytest.raises(NonceError, match="unknown"):
+        verification.sign_report(factory, replace(done.report, nonce="f" * 32), key, NOW + timedelta(hours=1))
+
+
+def test_what_no_gpu_said_is_not_signed(factory: Factory, target: Target) -> None:
+    put_image(factory, target)
+    make_key(keys_folder(factory.environ), "throwaway")
+    stranger = well_behaved(
+        lambda report: report["device"].update(uuid="GPU-" + HOST.known[0][4:].replace("0", "9"))
+    )
+    done = run(factory, bench=make_bench(stranger))
+    assert done.report.outcome is Outcome.INFRASTRUCTURE
+    assert done.signed.signed is None
+    assert "says nothing of the image" in done.signed.why
+    other = run(factory, capability="9.0", bench=make_bench(ScriptedRunner(write=never)))
+    assert (other.report.outcome, other.signed.signed) == (Outcome.WRONG_GPU, None)
+
+
+def test_evidence_that_is_not_whole_is_not_signed(factory: Factory, target: Target) -> None:
+    put_image(factory, target)
+    make_key(keys_folder(factory.environ), "throwaway")
+    done = run(factory, bench=make_bench(evidence=MadeUp(replace(HOST, known=()))))
+    assert done.report.outcome is Outcome.VERIFIED
+    assert done.signed.signed is None
+    assert "which /proc/driver/nvidia does not tell" in done.signed.why
+
+
+def test_the_answer_of_a_failed_run_is_signed_too(factory: Factory, target: Target) -> None:
+    put_image(factory, target)
+    make_key(keys_folder(factory.environ), "throwaway")
+
+    def change(report: dict[str, Any]) -> None:
+        next(row for row in report["checks"] if row["name"] == "matmul").update(
+            state="failed", outcome="wrong-numbers"
+        )
+
+    done = run(factory, bench=make_bench(well_behaved(change)))
+    assert done.report.outcome is Outcome.WRONG_NUMBERS
+    assert done.signed.signed is not None
+
+
+def test_promotion_needs_a_key_before_it_needs_ten_minutes(factory: Factory, target: Target) -> None:
+    put_image(factory, target)
+    with pytest.raises(UsageError, match="no key signs here"):
+        run(factory, promote=True, bench=make_bench(ScriptedRunner(write=never)))
+
+
+def test_the_caller_says_which_gpus_are_its_own(factory: Factory, target: Target) -> None:
+    put_image(factory, target)
+    environ = {**factory.environ, "CUDA_VISIBLE_DEVICES": "3"}
+    seen = []
+
+    class Runner(ScriptedRunner):
+        def run(self, image: Any, spec: Any) -> Any:
+            seen.append(spec.environment)
+            return super().run(image, spec)
+
+    run(replace(factory, environ=environ), bench=make_bench(Runner(write=well_behaved().write)))
+    assert seen == [(("CUDA_VISIBLE_DEVICES", "3"),)]
+
+
+# --- registries ----------------------------------------------------------------------------------
+
+
+def test_an_image_of_a_registry(factory: Factory, target: Target, tmp_path: Path) -> None:
+    """Pulled by digest under a name of its own, verified, and its verdict is there for the next one."""
+    digest = put_image(factory, target)
+    make_key(keys_folder(factory.environ), "throwaway")
+    with registry_made_here() as made:
+        push_target(factory, target, PushOptions(now=NOW, registry=made.host), Quiet())
+        other = replace(factory, settings=_with_store(factory, tmp_path / "other"))
+        for name in (f"{made.host}/pytorch@{digest}", f"{made.host}/pytorch:2.3-cu121-{digest[7:19]}"):
+            done = run(other, name)
+            assert done.chosen.subject.index == digest
+            assert str(done.chosen.where) == f"{made.host}/pytorch@{digest}"
+            assert done.attached == (f"{tmp_path}/other", f"{made.host}/pytorch")
+        assert reference(target) not in other.layout.tags()
+        place = registry_of(other, "pytorch", made.host)
+        court = read_court(other, NOW + timedelta(hours=1))
+        assert len(find_in(other, place, done.chosen.subject, court).judged) == 2
+
+
+def test_the_registry_must_have_what_is_verified_for_it(factory: Factory, target: Target) -> None:
+    put_image(factory, target)
+    with registry_made_here() as made, pytest.raises(UsageError, match="has no sha256:"):
+        run(factory, registry=made.host, bench=make_bench(ScriptedRunner(write=never)))
+
+
+def test_a_promoted_verdict_needs_a_trusted_key(factory: Factory, target: Target) -> None:
+    """Nobody trusts the throwaway key, so no tag follows it; trusted, the tag of the capability does."""
+    put_image(factory, target)
+    key = make_key(keys_folder(factory.environ), "throwaway")
+    done = run(factory, promote=True)
+    assert done.promotion is not None
+    assert not any(fate.moved for fate in done.promotion.fates)
+    grant = Grant(key=key, since=NOW.date(), until=(NOW + timedelta(days=9)).date())
+    settings = factory.settings.root_path / "imagefactory.toml"
+    settings.write_text(add_key("", grant, settings.name))
+    again = run(factory, promote=True)
+    assert again.promotion is not None
+    assert [fate.tag for fate in again.promotion.fates if fate.moved] == ["2.3-cu121-sm80"]
+    assert factory.layout.tags()["pytorch:2.3-cu121-sm80"].digest == done.chosen.subject.index
+
+
+def _with_store(factory: Factory, path: Path) -> Settings:
+    return replace(factory.settings, store=Setting(value=str(path), origin="default"))
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+Call = Callable[..., Any]
+
+
+@pytest.fixture
+def call(factory: Factory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
+    """The command line on the factory; the machine's GPU is what `bench` says."""
+    for name, value in factory.environ.items():
+        monkeypatch.setenv(name, value)
+    for name in ("XDG_CONFIG_HOME", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+
+    def command(*arguments: str, code: int, bench: verification.Bench | None = None) -> tuple[str, str]:
+        if bench is not None:
+            monkeypatch.setattr(verify_command, "bench", lambda: bench)
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["-C", factory.settings.root.value, *arguments])
+        said = capsys.readouterr()
+        assert ended.value.code == code, said
+        return said.out, said.err
+
+    return command
+
+
+def test_the_command_shows_what_ran(call: Call, factory: Factory, target: Target, tmp_path: Path) -> None:
+    digest = put_image(factory, target)
+    report = tmp_path / "report.json"
+    out, err = call("verify", NAME, "--suite", "quick", "-o", str(report), code=0, bench=make_bench())
+    assert "error" not in err
+    assert "quick suite on A GPU of the tests (8.0, 16 GiB), driver 550.54.15, CUDA 12.4, by unshare" in out
+    assert "matmul" in out
+    assert "unsigned: no key" in out
+    assert f"{report} (unsigned: it proves nothing)" in out
+    assert json.loads(report.read_text())["subject"]["index"] == digest
+
+
+def test_the_command_as_json(call: Call, factory: Factory, target: Target) -> None:
+    put_image(factory, target)
+    call("keys", "new", "throwaway", code=0)
+    out, _ = call("verify", NAME, "--suite", "quick", "--json", code=0, bench=make_bench())
+    document = json.loads(out)
+    (result,) = document["results"]
+    assert document["format"] == "imagefactory.verify/1"
+    assert (result["outcome"], result["signed"]) == ("verified", True)
+    assert result["report"]["device"]["capability"] == "8.0"
+    assert result["expires"].startswith("2026-04-02")
+
+
+def test_the_command_without_a_gpu(call: Call, factory: Factory) -> None:
+    out, err = call("verify", NAME, "--json", code=9, bench=make_bench(evidence=MadeUp(None)))
+    document = json.loads(out)
+    assert [row["outcome"] for row in document["results"]] == ["no-gpu"]
+    assert document["errors"][0]["exit_code"] == 9
+    assert f"{NAME}: no-gpu: no GPU" in err
+
+
+def test_this_machines_own_answer(call: Call, factory: Factory) -> None:
+    """Where there is no GPU the command says so; where there is one, that nothing is built."""
+    here = Path("/proc/driver/nvidia/version").exists()
+    _, err = call("verify", NAME, code=7 if here else 9)
+    assert ("is not built yet" if here else "no-gpu") in err
+
+
+def test_a_failure_has_its_word_and_its_exit_code(call: Call, factory: Factory, target: Target) -> None:
+    put_image(factory, target)
+    out, err = call("verify", NAME, "--capability", "sm_90", code=9, bench=make_bench())
+    assert "outcome   wrong-gpu: asked for a GPU of capability 9.0" in out
+    assert f"error: {NAME}: wrong-gpu" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--capability", "A100"), "no compute capability"),
+        (("--ledger", "x"), "--ledger goes with --kit"),
+        (("--kit", "x", "--promote"), "a kit is run elsewhere"),
+        ((NAME, "-o", "x"), "take one image"),
+    ],
+)
+def test_options_that_do_not_go_together(call: Call, arguments: tuple[str, ...], words: str) -> None:
+    _, err = call("verify", NAME, *arguments, code=2, bench=make_bench())
+    assert words in err
+
+
+def test_a_kit_is_written_without_a_gpu(call: Call, factory: Factory, target: Target, tmp_path: Path) -> None:
+    digest = put_image(factory, target)
+    out, _ = call(
+        "verify", NAME, "--kit", str(tmp_path / "kit"), "--ledger", str(tmp_path / "ledger"), code=0
+    )
+    assert f"python3 {tmp_path / 'kit'}/run.py" in out
+    assert "add --image: no registry has it" in out
+    kit = json.loads((tmp_path / "kit/kit.json").read_text())
+    assert (kit["subject"]["index"], kit["level"]) == (digest, "full")
+    assert (tmp_path / "ledger" / f"{kit['nonce']}.json").is_file()
+    asked = json.loads((tmp_path / "kit/expectations.json").read_text())
+    assert asked["nonce"] == kit["nonce"]
+    assert "8.0" in asked["predicted"]
+    _, err = call("verify", NAME, "--kit", str(tmp_path / "kit"), code=2)
+    assert "is there already" in err
