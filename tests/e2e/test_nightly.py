@@ -1,0 +1,294 @@
+"""The nightly workflow's own commands, in order, against a real registry: every job in a folder of its own.
+
+What GitHub does between them is done here: expressions, matrices, artifacts, skipped steps. This machine has
+no GPU, so the night must end with the word no-gpu and no tag moved.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from imagefactory.oci.candidates import CANDIDATE, VERDICT_TYPE
+from imagefactory.oci.registry import Registry
+from imagefactory.oci.transfer import Place, read_manifest
+from imagefactory.verify.attached import Statement, attach
+from imagefactory.verify.judging import read_subject
+from imagefactory.verify.keys import read_signing_key
+from imagefactory.verify.smoke import suite_digest
+from imagefactory.verify.statement import sign
+from tests.e2e.conftest import ROOT, Factory
+from tests.unit.verdicts_made_here import HOST, whole_report
+
+TARGET, FAMILY = "tiny-12.1-cu121", "tiny"
+WORKFLOWS = ROOT / ".github" / "workflows"
+CAME_WITH_THE_TESTS = ("git, which checkout needs", "set up")
+"""Steps that make a machine ready; whoever runs the tests did that."""
+EXPRESSION = re.compile(r"\$\{\{ *(.*?) *\}\}")
+Values = dict[str, Any]
+
+
+@dataclass(kw_only=True)
+class Night:
+    """One run of the workflow: what `vars`, `secrets` and `github` hold, and what its jobs left."""
+
+    workflow: Values
+    contexts: Values
+    folder: Path
+    root: Path
+    stores: Mapping[str, str]
+    artifacts: Path
+    said: dict[str, str] = field(default_factory=dict)
+    count: itertools.count[int] = field(default_factory=itertools.count)
+
+    def run(self, name: str) -> dict[str, int]:
+        """Every job of the matrix of `name`; exit codes of its jobs by what the matrix calls them."""
+        job = self.workflow["jobs"][name]
+        if not self.holds(job["if"], {}):
+            return {}
+        matrix = job.get("strategy", {}).get("matrix")
+        rows = json.loads(self.value(matrix, {}))["include"] if matrix else [{}]
+        codes = {}
+        for row in rows:
+            title = self.value(job["name"], {"matrix": row})
+            codes[title] = self._job(name, job, row)
+        result = "success" if not any(codes.values()) else "failure"
+        self.contexts["needs"].setdefault(name, {})["result"] = result
+        return codes
+
+    def _job(self, name: str, job: Values, row: Values) -> int:
+        place = self.folder / f"{name}-{next(self.count)}"
+        workspace, home, runner = place / "workspace", place / "home", place / "runner"
+        for path in (workspace, home, runner):
+            path.mkdir(parents=True)
+        contexts: Values = {"matrix": row, "steps": {}}
+        code = 0
+        for step in job["steps"]:
+            if step.get("name") in CAME_WITH_THE_TESTS or not self._due(step, contexts, code):
+                continue
+            if "uses" in step:
+                self._use(step, workspace, contexts)
+                continue
+            output = runner / "output"
+            output.write_text("")
+            environ = {
+                "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+                "HOME": str(home),
+                "RUNNER_TEMP": str(runner),
+                "GITHUB_OUTPUT": str(output),
+                "GITHUB_ACTIONS": "true",
+                **{name: os.environ[name] for name in os.environ if name.lower().endswith("_proxy")},
+            }
+            for table in (self.workflow.get("env", {}), job.get("env", {}), step.get("env", {})):
+                environ |= {key: self.value(str(text), contexts) for key, text in table.items()}
+            environ |= {**self.stores, "IMAGEFACTORY_STORE": self.stores.get(name, str(place / "store"))}
+            environ = {key: text for key, text in environ.items() if key.isupper()}
+            command = ["bash", "-e", "-c", step["run"]]
+            done = subprocess.run(
+                command, cwd=workspace, env=environ, capture_output=True, text=True, timeout=900
+            )
+            self.said[name] = f"{self.said.get(name, '')}{done.stdout}{done.stderr}"
+            code = code or done.returncode
+            if "id" in step:
+                rows = (line.partition("=") for line in output.read_text().splitlines())
+                contexts["steps"][step["id"]] = {"outputs": {key: text for key, _, text in rows}}
+        outputs = {key: self.value(text, contexts) for key, text in job.get("outputs", {}).items()}
+        self.contexts["needs"][name] = {"outputs": outputs}
+        return code
+
+    def _due(self, step: Values, contexts: Values, code: int) -> bool:
+        condition = str(step.get("if", ""))
+        return (code == 0 or "cancelled()" in condition) and self.holds(condition, contexts)
+
+    def _use(self, step: Values, workspace: Path, contexts: Values) -> None:
+        action = step["uses"].partition("@")[0]
+        given = {key: self.value(str(text), contexts) for key, text in step.get("with", {}).items()}
+        if action == "actions/checkout":
+            shutil.copytree(self.root, workspace, dirs_exist_ok=True)
+        elif action == "actions/upload-artifact":
+            path = workspace / given["path"]
+            files = [one for one in path.rglob("*") if one.is_file()]
+            assert files, f"{given['path']}: nothing to upload"
+            into = self.artifacts / given["name"]
+            assert not into.exists(), f"the artifact {given['name']} is there already"
+            for one in files:  # no hidden files, no empty folders, no rights
+                target = into / one.relative_to(path)
+                if not any(part.startswith(".") for part in one.relative_to(path).parts):
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    target.write_bytes(one.read_bytes())
+        elif action == "actions/download-artifact":
+            wanted = given.get("pattern", given.get("name", ""))
+            found = sorted(self.artifacts.glob(wanted))
+            assert found or "pattern" in given, f"there is no artifact {wanted}"
+            for one in found:
+                into = workspace / given["path"]
+                apart = "pattern" in given and given.get("merge-multiple") != "True"
+                shutil.copytree(one, into / one.name if apart else into, dirs_exist_ok=True)
+        else:
+            raise AssertionError(f"this test knows no {action}")
+
+    # --- expressions ---
+
+    def value(self, text: str, more: Values) -> str:
+        return EXPRESSION.sub(lambda match: str(self._look_up(match[1], more)), text)
+
+    def _look_up(self, expression: str, more: Values) -> Any:
+        inner = re.fullmatch(r"fromJSON\((.*)\)", expression)
+        found: Any = {**self.contexts, **more}
+        for part in (inner[1] if inner else expression).split("."):
+            assert part in found, f"{expression} is not known to this test"
+            found = found[part]
+        return found
+
+    def holds(self, condition: str, more: Values) -> bool:
+        text = EXPRESSION.sub(lambda match: match[1], condition)
+        return all(self._term(term.strip(), more) for term in text.split("&&") if term.strip())
+
+    def _term(self, term: str, more: Values) -> bool:
+        if term == "!cancelled()":
+            return True
+        match = re.fullmatch(r"([\w.]+) (==|!=) '(.*)'", term)
+        assert match, f"{term} is not known to this test"
+        return (str(self._look_up(match[1], more)) == match[3]) is (match[2] == "==")
+
+
+@pytest.fixture(scope="module")
+def root(tiny_root: Path, factory: Factory, scratch: Path) -> Path:
+    """The tiny target's factory as a checkout has it, with a key that it trusts and the program at hand."""
+    root = scratch / "nightly-root"
+    shutil.copytree(tiny_root, root)
+    program = root / ".venv" / "bin" / "imagefactory"
+    program.parent.mkdir(parents=True)
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m imagefactory -C "$PWD" "$@"\n')
+    program.chmod(0o755)
+    (root / ".github").mkdir()
+    shutil.copy(ROOT / ".github" / "login.sh", root / ".github")
+    keys = Factory(
+        store=factory.store, cache=factory.cache, root=root, extra={"XDG_CONFIG_HOME": str(scratch / "keys")}
+    )
+    keys.run("keys", "new", "nightly")
+    keys.run("keys", "trust", "nightly")
+    return root
+
+
+@pytest.fixture(scope="module")
+def place(registry: str) -> str:
+    return f"{registry}/nightly"
+
+
+def night(number: int, root: Path, place: str, scratch: Path, factory: Factory) -> Night:
+    workflow = yaml.safe_load((WORKFLOWS / "nightly.yml").read_text())
+    (key,) = (scratch / "keys").rglob("nightly.pem")
+    return Night(
+        workflow=workflow,
+        contexts={
+            "vars": {"REGISTRY": place, "GPUS": '- {name: A100, driver: "535.54.03"}'},
+            "secrets": {"SIGNING_KEY": key.read_text()},
+            "github": {"actor": "somebody", "token": "no-token"},
+            "needs": {},
+        },
+        folder=scratch / f"night-{number}",
+        root=root,
+        # Jobs start with empty stores. The one that builds finds the base that other tests made.
+        stores={"IMAGEFACTORY_CACHE": str(factory.cache), "candidates": str(scratch / "tiny-store")},
+        artifacts=scratch / f"artifacts-{number}",
+    )
+
+
+def test_a_night_without_a_gpu_builds_a_candidate_and_moves_no_tag(
+    root: Path, place: str, scratch: Path, factory: Factory
+) -> None:
+    first = night(1, root, place, scratch, factory)
+    assert first.run("plan") == {"plan": 0}, first.said
+    (job,) = json.loads(first.contexts["needs"]["plan"]["outputs"]["targets"])["include"]
+    assert job == {"target": TARGET, "state": "build", "digest": "", "kits": "8.0/sm80-a100-535.54.03"}
+
+    assert first.run("candidates") == {f"candidate {TARGET}": 0}, first.said
+    ends_with_no_gpu(first)
+
+    registry, _, path = place.partition("/")
+    tags = Registry(registry).tags(f"{path}/{FAMILY}")
+    assert [bool(CANDIDATE.fullmatch(tag)) for tag in tags if not tag.startswith("sha256-")] == [True]
+
+
+def test_the_next_night_builds_nothing_and_verifies_the_candidate_that_is_there(
+    root: Path, place: str, scratch: Path, factory: Factory
+) -> None:
+    registry, _, path = place.partition("/")
+    (tag,) = (tag for tag in Registry(registry).tags(f"{path}/{FAMILY}") if CANDIDATE.fullmatch(tag))
+    there = Registry(registry).manifest(f"{path}/{FAMILY}", tag)
+    assert there is not None
+    second = night(2, root, place, scratch, factory)
+    second.stores = {"IMAGEFACTORY_CACHE": str(scratch / "night-2-cache")}
+    assert second.run("plan") == {"plan": 0}, second.said
+    (job,) = json.loads(second.contexts["needs"]["plan"]["outputs"]["targets"])["include"]
+    assert (job["state"], job["digest"]) == ("verify", there[0].digest)
+    assert second.run("candidates") == {f"candidate {TARGET}": 0}, second.said
+    assert "assemble" not in second.said["candidates"]
+    ends_with_no_gpu(second)
+
+
+def test_what_is_proven_costs_nothing(root: Path, place: str, scratch: Path, factory: Factory) -> None:
+    """A verdict of a made-up GPU, signed by the key that this test's factory trusts, and no other does."""
+    registry, _, path = place.partition("/")
+    there = Place(store=Registry(registry), repository=f"{path}/{FAMILY}")
+    (tag,) = (tag for tag in there.store.tags(there.repository) if CANDIDATE.fullmatch(tag))
+    subject = replace(read_subject(there, tag), target=TARGET)
+    now = datetime.now(UTC)
+    (path_of_key,) = (scratch / "keys").rglob("nightly.pem")
+    hardware = replace(HOST, driver="535.54.03")
+    report = whole_report(subject=subject, suite=suite_digest(), started=now, ended=now, hardware=hardware)
+    signed = sign(report, read_signing_key(path_of_key), now=now, days=1)
+    manifest = read_manifest(there, subject.manifest).descriptor
+    attach(there, Statement(kind=VERDICT_TYPE, subject=manifest, envelope=signed.envelope))
+
+    third = night(3, root, place, scratch, factory)
+    assert third.run("plan") == {"plan": 0}, third.said
+    assert third.contexts["needs"]["plan"]["outputs"] == {
+        "targets": '{"include":[]}',
+        "matrix": '{"include":[]}',
+    }
+    assert "1 unchanged" in third.said["plan"]
+    assert [third.run(name) for name in ("candidates", "verify", "promote")] == [{}, {}, {}]
+
+
+def ends_with_no_gpu(one: Night) -> None:
+    assert one.run("verify") == {f"verify {TARGET} on sm80-a100-535.54.03": 9}, one.said
+    assert "no-gpu" in one.said["verify"]
+    assert one.run("promote") == {"promote": 9}, one.said
+    assert "no-gpu" in one.said["promote"]
+    assert not re.search(r"\bverified\b.*sm80", one.said["promote"])
+
+
+def test_where_nothing_is_set_up_nothing_runs(
+    root: Path, place: str, scratch: Path, factory: Factory
+) -> None:
+    fork = night(4, root, place, scratch, factory)
+    fork.contexts["vars"] = {"REGISTRY": "", "GPUS": ""}
+    assert fork.run("plan") == {}
+
+
+def test_the_steps_that_are_left_out_are_those_of_ci() -> None:
+    """What is not run here has to be what makes CI's own machine ready."""
+    ci = yaml.safe_load((WORKFLOWS / "ci.yml").read_text())
+    nightly = yaml.safe_load((WORKFLOWS / "nightly.yml").read_text())
+    known = {step.get("name"): step.get("run") for step in ci["jobs"]["test"]["steps"]}
+    for job in nightly["jobs"].values():
+        for step in job["steps"]:
+            if step.get("name") == CAME_WITH_THE_TESTS[0]:
+                assert step["run"] == known[CAME_WITH_THE_TESTS[0]]
+            if step.get("name") == CAME_WITH_THE_TESTS[1]:
+                assert step["run"] == "bash setup.sh"

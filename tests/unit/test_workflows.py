@@ -1,0 +1,87 @@
+"""The workflows of CI: zizmor finds nothing, and the nightly one has no right that it does not need."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+FOLDER = Path(__file__).parents[2] / ".github" / "workflows"
+WORKFLOWS = sorted(FOLDER.glob("*.yml"))
+NIGHTLY = FOLDER / "nightly.yml"
+PINNED = re.compile(r"[\w.-]+/[\w./-]+@[0-9a-f]{40}")
+EXPRESSION = re.compile(r"\$\{\{")
+
+
+def read(path: Path) -> Any:
+    """A workflow; YAML 1.1 takes its key `on` for true."""
+    value = yaml.safe_load(path.read_text())
+    value["on"] = value.pop(True)
+    return value
+
+
+def zizmor(*paths: Path) -> subprocess.CompletedProcess[str]:
+    program = Path(sys.executable).with_name("zizmor")
+    command = [program, "--offline", "--no-config", "--no-ignores", "--color=never", *paths]
+    clean = {name: text for name, text in os.environ.items() if not name.startswith(("GH_", "ZIZMOR_"))}
+    return subprocess.run(command, capture_output=True, text=True, env=clean, timeout=60)
+
+
+def test_zizmor_finds_nothing() -> None:
+    done = zizmor(*WORKFLOWS)
+    assert (done.returncode, "No findings to report" in done.stdout) == (0, True), done.stdout + done.stderr
+
+
+def test_zizmor_finds_what_is_wrong(tmp_path: Path) -> None:
+    """Else finding nothing would say nothing."""
+    spoilt = tmp_path / ".github" / "workflows" / "spoilt.yml"
+    spoilt.parent.mkdir(parents=True)
+    text = NIGHTLY.read_text().replace('"kits/$KIT/run.py"', '"${{ github.head_ref }}"')
+    spoilt.write_text(re.sub(r"(actions/checkout)@\w+", r"\1@main", text))
+    done = zizmor(spoilt)
+    assert done.returncode != 0
+    assert "template-injection" in done.stdout
+    assert "unpinned-uses" in done.stdout
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_rights_start_at_none_and_actions_are_pinned(path: Path) -> None:
+    workflow = read(path)
+    assert workflow["permissions"] == {}
+    for job in workflow["jobs"].values():
+        assert "permissions" in job
+        for step in job["steps"]:
+            assert PINNED.fullmatch(step["uses"]) if "uses" in step else True
+            assert not EXPRESSION.search(step.get("run", "")), "a shell gets values by its environment"
+
+
+def test_nothing_of_the_nightly_runs_on_a_pull_request_or_a_fork() -> None:
+    workflow = read(NIGHTLY)
+    assert set(workflow["on"]) == {"schedule", "workflow_dispatch"}
+    jobs = workflow["jobs"]
+    assert jobs["plan"]["if"] == "vars.REGISTRY != '' && vars.GPUS != ''"  # a fork has no variables
+    for name in ("candidates", "verify", "promote"):
+        assert "plan" in jobs[name]["needs"]
+        assert "needs.plan.outputs.targets != '{\"include\":[]}'" in jobs[name]["if"]
+        assert "cancelled()" not in jobs[name]["if"] or "needs.plan.result == 'success'" in jobs[name]["if"]
+
+
+def test_the_jobs_on_gpus_hold_no_right_and_one_promoter_holds_the_key() -> None:
+    jobs = read(NIGHTLY)["jobs"]
+    verify, promote = jobs["verify"], jobs["promote"]
+    assert verify["permissions"] == {}
+    assert verify["runs-on"] == ["self-hosted", "gpu", "${{ matrix.runner }}"]
+    assert not any("checkout" in step.get("uses", "") for step in verify["steps"])
+    with_secrets = [name for name, job in jobs.items() if "secrets." in str(job)]
+    assert with_secrets == ["promote"]
+    assert "github.token" not in str(verify)
+    assert promote["concurrency"] == {"group": "promoter", "cancel-in-progress": False}
+    assert promote["environment"] == "promotion"
+    writing = {name for name, job in jobs.items() if job["permissions"].get("packages") == "write"}
+    assert writing == {"candidates", "promote"}
