@@ -125,8 +125,9 @@ class Verdict:
 class Revocation:
     """A signed statement that verdicts of a subject hold no longer, signed by the key `keyid`.
 
-    It speaks of verdicts of `subjects` (manifest and config digests) that were issued up to `before`: of those
-    whose artifacts are `verdicts`, all where that is empty, and of one `capability`, all where that is empty.
+    It speaks of verdicts of `subjects` (manifest and config digests) that were issued up to `before`: of
+    those whose artifacts are `verdicts`, all where that is empty, and of one `capability`, all where that is
+    empty.
     """
 
     subjects: tuple[str, ...]

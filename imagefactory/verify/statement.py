@@ -161,8 +161,8 @@ def format_verdict(verdict: Verdict) -> bytes:
 def format_test_result(verdict: Verdict) -> bytes:
     """The same as a test-result statement v0.1, which other tools read; less is said, and it expires never.
 
-    Source: in-toto attestation framework, predicates/test-result. WARNED is a pass with checks waived. Where it
-    ran is an annotation of the suite, so that two runs never make one statement.
+    Source: in-toto attestation framework, predicates/test-result. WARNED is a pass with checks waived. Where
+    it ran is an annotation of the suite, so that two runs never make one statement.
     """
     report = verdict.report
     device, driver = report.device, report.hardware.driver if report.hardware else ""

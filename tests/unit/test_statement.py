@@ -88,6 +88,16 @@ def test_the_test_result_says_it_in_in_toto_s_words(outcome: Outcome, waived: bo
     assert predicate["configuration"][0]["digest"] == {"sha256": report.suite[7:]}
 
 
+def test_two_runs_never_make_one_test_result() -> None:
+    """Their artifacts are named by their bytes: of two GPUs that agree there must be two."""
+    report = whole_report()
+    other = replace(report, nonce=report.nonce[::-1])
+    one, two = (sign(each, LAB, now=NOW, days=90).test_result for each in (report, other))
+    assert one != two
+    annotations = payload_of(one)["predicate"]["configuration"][0]["annotations"]
+    assert annotations["capability"] == MADE_UP.capability
+
+
 def _with_check(**changes: Any) -> dict[str, Any]:
     checks = whole_report().checks
     return {"checks": (replace(checks[0], **changes), *checks[1:])}
