@@ -86,6 +86,8 @@ BELOW = [
         "recipes/wheels.yaml",
     ),
 ]
+# The recipes built on pytorch stand on the same targets by their name here.
+TEXTS = [text.replace("on: pytorch-", "on: wheels-") for text in TEXTS]
 TEXTS += [CONDA.replace("family: stack", "family: other"), ON]
 
 NASTY = [
