@@ -25,7 +25,7 @@
 #endif
 
 typedef int CUresult;
-enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101, INVALID_PTX = 218,
+enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, INVALID_PTX = 218,
        NOT_FOUND = 500 };
 
 static const uint64_t TOTAL = (uint64_t)16 << 30;
@@ -193,10 +193,32 @@ CUresult cuDevicePrimaryCtxRelease_v2(int device)
     return SUCCESS;
 }
 
-CUresult cuCtxSetCurrent(void *context)
+/* The thread's contexts; what lies below the first is a framework's own. */
+static void *contexts[8];
+static int depth;
+
+CUresult cuCtxPushCurrent_v2(void *context)
 {
     BEGIN;
-    (void)context;
+    if (context == NULL || depth == 8)
+        return INVALID_CONTEXT;
+    contexts[depth++] = context;
+    return SUCCESS;
+}
+
+CUresult cuCtxPopCurrent_v2(void **context)
+{
+    BEGIN;
+    if (depth == 0)
+        return INVALID_CONTEXT;
+    *context = contexts[--depth];
+    return SUCCESS;
+}
+
+CUresult cuCtxGetCurrent(void **context)
+{
+    BEGIN;
+    *context = depth > 0 ? contexts[depth - 1] : NULL;
     return SUCCESS;
 }
 

@@ -43,6 +43,9 @@ def act(word):
     if word == "abort":
         print("F1122 no kernel image is available for execution on the device", file=sys.stderr, flush=True)
         os.abort()
+    if word == "too-new":
+        print("the provided PTX was compiled with an unsupported toolchain.", file=sys.stderr, flush=True)
+        os.abort()
     if word == "segfault":
         os.kill(os.getpid(), signal.SIGSEGV)
     if word == "leave":
@@ -110,7 +113,7 @@ def copy_suite(folder: Path, *, seconds: float = 60.0, changes: Mapping[str, tup
     (suite / "gpu/frameworks/torch.py").write_text(FAKE_FRAMEWORK)
     for name in ("numbers", "jit", "portability"):
         (suite / f"gpu/checks/{name}.py").write_text(FAKE_NUMBERS)
-    times = ("SECONDS = {QUICK: 120.0, FULL: 420.0}", f"SECONDS = {{QUICK: {seconds}, FULL: {seconds}}}")
+    times = ("SECONDS = {QUICK: 240.0, FULL: 420.0}", f"SECONDS = {{QUICK: {seconds}, FULL: {seconds}}}")
     for name, (old, new) in {"gpu/table.py": times, **changes}.items():
         text = (suite / name).read_text()
         assert text.count(old) == 1, f"{name} has not one '{old}'"

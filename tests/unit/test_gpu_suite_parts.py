@@ -312,6 +312,48 @@ def test_where_one_kind_of_code_runs() -> None:
     assert coverage.neither([{**ran[0], "name": "native-code"}], judged) == judged
 
 
+@pytest.mark.parametrize("predicted", [YES, NO, None])
+def test_ptx_that_is_newer_than_the_driver_where_machine_code_runs(predicted: Predicted | None) -> None:
+    """Within a major version of CUDA an older driver need not compile it."""
+    too_new = failed_row("ptx-code", "unsupported toolchain", outcome="driver-too-old")
+    (native,) = coverage.judge("native", [{**RAN, "name": "native-code"}], YES)
+    judged = coverage.judge("ptx", [too_new], predicted)
+    (row,) = coverage.spare([native], judged)
+    assert (row["state"], row["outcome"], row["numbers"]["works"]) == ("passed", "", 0.0)
+    assert "unsupported toolchain" in row["detail"]
+    assert coverage.neither([native], [row]) == [row]
+
+
+def test_ptx_that_is_newer_than_the_driver_where_nothing_else_runs() -> None:
+    too_new = failed_row("ptx-code", "", outcome="driver-too-old")
+    native = coverage.judge("native", [failed_row("native-code", "", outcome="no-kernel")], NO)
+    judged = coverage.judge("ptx", [too_new], YES)
+    assert coverage.spare(native, judged) == judged
+    assert coverage.neither(native, judged)[0]["state"] == "failed"
+    for outcome in ("no-kernel", "wrong-numbers"):
+        other = coverage.judge("ptx", [failed_row("ptx-code", "", outcome=outcome)], YES)
+        assert coverage.spare([{**RAN, "name": "native-code", "numbers": {"works": 1.0}}], other) == other
+    machine_code = coverage.judge("native", [failed_row("native-code", "", outcome="driver-too-old")], YES)
+    assert coverage.spare([], machine_code) == machine_code
+
+
+@pytest.mark.parametrize("outcome", ["load-failed", "timeout"])
+def test_a_library_that_fails_without_the_code_it_always_runs(outcome: str) -> None:
+    """Told as different from the prediction, and no reason against an image whose machine code runs."""
+    judged = coverage.judge("ptx", [failed_row("ptx-code", "cuBLAS says 1", outcome=outcome)], YES)
+    (row,) = coverage.spare([{**RAN, "name": "native-code", "numbers": {"works": 1.0}}], judged)
+    assert (row["state"], row["outcome"]) == ("passed", "")
+    assert (row["numbers"]["works"], row["numbers"]["contradiction"]) == (0.0, 1.0)
+    assert "cuBLAS says 1" in row["detail"]
+    assert coverage.spare([], judged) == judged
+
+
+def test_a_driver_that_cannot_compile_the_images_ptx(run: Run) -> None:
+    ran = run(make_expectations(), FAKE_PTX="too-new")
+    assert ran.code == 0, ran.errors
+    assert ran.rows["ptx-code"]["detail"].startswith("machine code runs, and the PTX is newer than this")
+
+
 def test_a_crash_of_what_was_not_claimed_is_no_failure(run: Run) -> None:
     ran = run(make_expectations(predicted=NATIVE_ONLY), FAKE_PTX="abort")
     assert ran.code == 0

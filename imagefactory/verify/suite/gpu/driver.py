@@ -16,8 +16,9 @@ LIBRARY = "libcuda.so.1"
 
 # CUresult
 OUT_OF_MEMORY, STUB_LIBRARY, DEVICE_UNAVAILABLE, NO_DEVICE, INVALID_DEVICE = 2, 34, 46, 100, 101
+ECC_UNCORRECTABLE, OPERATING_SYSTEM, UNKNOWN = 214, 304, 999
 INVALID_IMAGE, NO_BINARY_FOR_GPU = 200, 209
-INVALID_PTX, UNSUPPORTED_PTX_VERSION, JIT_COMPILER_NOT_FOUND, JIT_COMPILATION_DISABLED = 218, 222, 221, 223
+INVALID_PTX, UNSUPPORTED_PTX_VERSION, JIT_COMPILER_NOT_FOUND = 218, 222, 221
 SYSTEM_NOT_READY, SYSTEM_DRIVER_MISMATCH, COMPAT_NOT_SUPPORTED = 802, 803, 804
 
 # CUdevice_attribute
@@ -40,7 +41,8 @@ SHAPES: dict[str, tuple[Any, ...]] = {
     "cuDeviceTotalMem_v2": (ctypes.POINTER(ctypes.c_size_t), ctypes.c_int),
     "cuDevicePrimaryCtxRetain": (ctypes.POINTER(ctypes.c_void_p), ctypes.c_int),
     "cuDevicePrimaryCtxRelease_v2": (ctypes.c_int,),
-    "cuCtxSetCurrent": (ctypes.c_void_p,),
+    "cuCtxPushCurrent_v2": (ctypes.c_void_p,),
+    "cuCtxPopCurrent_v2": (ctypes.POINTER(ctypes.c_void_p),),
     "cuCtxSynchronize": (),
     "cuMemGetInfo_v2": (ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)),
     "cuMemAlloc_v2": (ctypes.POINTER(ctypes.c_uint64), ctypes.c_size_t),
@@ -171,14 +173,19 @@ class Driver:
 
     @contextlib.contextmanager
     def context(self, device: Device) -> Iterator[None]:
-        """The device's primary context, the one that frameworks use, current while it lasts."""
+        """The device's primary context, the one that frameworks use, current while it lasts.
+
+        Afterwards the one that was current before is so again: a framework's own, in its process.
+        """
         context = ctypes.c_void_p()
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device.handle)
         try:
-            self.call("cuCtxSetCurrent", context)
-            yield
+            self.call("cuCtxPushCurrent_v2", context)
+            try:
+                yield
+            finally:
+                self.call("cuCtxPopCurrent_v2", ctypes.byref(context))
         finally:
-            self.call("cuCtxSetCurrent", None)
             self.call("cuDevicePrimaryCtxRelease_v2", device.handle)
 
     @contextlib.contextmanager

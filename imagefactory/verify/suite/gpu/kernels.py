@@ -16,7 +16,7 @@ ENTRY = "combine"
 GUARD = 256  # elements behind the last one, which the kernel must leave alone
 POISON = b"\xa5\x5a\xc3\x3c"
 
-_COMBINE = """
+_COMBINE = """\
 .version 6.0
 .target sm_50
 .address_size 64

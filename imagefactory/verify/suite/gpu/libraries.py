@@ -23,9 +23,13 @@ PACKAGES = {
 
 def find_loaded() -> dict[str, dict[str, str]]:
     """Library -> the file of each copy in this process -> its version."""
+    return versions_of(mapped_files())
+
+
+def mapped_files() -> list[str]:
+    """Every file that this process has in its memory."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
-        paths = {parts[5] for line in file if len(parts := line.split(None, 5)) == 6}
-    return versions_of(sorted(path.rstrip("\n") for path in paths))
+        return sorted({parts[5].rstrip("\n") for line in file if len(parts := line.split(None, 5)) == 6})
 
 
 def versions_of(paths: Iterable[str]) -> dict[str, dict[str, str]]:

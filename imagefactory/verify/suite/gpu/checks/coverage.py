@@ -20,6 +20,13 @@ CLAIMS = {"native": ("machine code", "native"), "ptx": ("PTX", "ptx")}
 # says what it likes: some abort, some hang while they compile.
 ABSENT = (table.NO_KERNEL, table.LOAD_FAILED, table.TIMEOUT)
 
+# What may be said of claimed PTX where machine code runs, and in which words.
+_SPARED = {
+    table.DRIVER_TOO_OLD: "and the PTX is newer than this driver's compiler",
+    table.LOAD_FAILED: "and with nothing but PTX the libraries do not load",
+    table.TIMEOUT: "and with nothing but PTX it takes too long",
+}
+
 
 def check_native_code(context: GpuContext) -> Finding:
     """A few operations with the driver's compiler for PTX switched off (CUDA_DISABLE_PTX_JIT)."""
@@ -63,6 +70,26 @@ def judge(part: str, rows: Sequence[dict[str, Any]], predicted: Predicted | None
 def _contradict(row: dict[str, Any], how: str) -> None:
     row["numbers"]["contradiction"] = 1.0
     row["detail"] += f"; this contradicts the prediction: {how}"
+
+
+def spare(before: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Makes `ptx-code` pass where `native-code` ran and the PTX did not get as far as to be refused.
+
+    This GPU has no use for the PTX then. Within a major version of CUDA an older driver runs newer machine
+    code and need not compile newer PTX (NVIDIA, "CUDA Compatibility", minor version compatibility). A library
+    that was told to pass over the code that it always runs may fail or hang in its own ways: that differs
+    from what was predicted, and is told as such. PTX that the driver finds and cannot use stays a failure.
+    """
+    (row,) = rows
+    word = row["outcome"]
+    native = any(one["name"] == "native-code" and one["numbers"].get("works") == 1.0 for one in before)
+    if row["name"] != "ptx-code" or word not in _SPARED or not native:
+        return list(rows)
+    numbers = {**row["numbers"], f"absent-{word}": 1.0}
+    if word != table.DRIVER_TOO_OLD:
+        numbers["contradiction"] = 1.0
+    detail = f"machine code runs, {_SPARED[word]} ({row['detail']})"
+    return [{**row, "state": table.PASSED, "outcome": "", "detail": detail, "numbers": numbers}]
 
 
 def neither(before: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from ...context import Failure, Finding
 from .. import driver, kernels, table
 from ..context import Discovery, GpuContext, Refusal
 from ..driver import Device, Driver, DriverError
+from ..libraries import mapped_files
 
 # More blocks than a GPU has multiprocessors; no multiple of one, so that the last has threads without work.
 COUNT = 30_011
@@ -33,6 +34,10 @@ WORDS = {
     driver.NO_BINARY_FOR_GPU: table.NO_KERNEL,
     driver.INVALID_PTX: table.NO_KERNEL,
     driver.UNSUPPORTED_PTX_VERSION: table.DRIVER_TOO_OLD,
+    driver.JIT_COMPILER_NOT_FOUND: table.INFRASTRUCTURE,
+    driver.ECC_UNCORRECTABLE: table.INFRASTRUCTURE,
+    driver.OPERATING_SYSTEM: table.INFRASTRUCTURE,
+    driver.UNKNOWN: table.INFRASTRUCTURE,
     driver.SYSTEM_NOT_READY: table.INFRASTRUCTURE,
     driver.SYSTEM_DRIVER_MISMATCH: table.INFRASTRUCTURE,
     driver.COMPAT_NOT_SUPPORTED: table.DRIVER_TOO_OLD,
@@ -40,6 +45,8 @@ WORDS = {
 HINTS = {
     driver.STUB_LIBRARY: "the toolkit's empty libcuda was loaded: take its folder out of LD_LIBRARY_PATH",
     driver.JIT_COMPILER_NOT_FOUND: "the container was not given the driver's libnvidia-ptxjitcompiler.so.1",
+    driver.OPERATING_SYSTEM: "the container was not given all of /dev/nvidia*, or may not open them",
+    driver.UNKNOWN: "the kernel's modules (nvidia, nvidia-uvm) and /dev/nvidia-uvm are worth a look",
     driver.SYSTEM_NOT_READY: "the machine's fabric manager is not running",
     driver.SYSTEM_DRIVER_MISMATCH: "libcuda and the kernel's module are of different drivers: load the "
     "module anew, or take away a libcuda that the image brings",
@@ -246,9 +253,7 @@ def measure(library: Driver, size: int, *, leak: int) -> tuple[int, int]:
 
 def loaded_from() -> str:
     """Where the loader found libcuda: the driver's own, or one that the image brings (cuda-compat)."""
-    with open("/proc/self/maps", encoding="utf-8") as maps:
-        paths = {line.split(maxsplit=5)[5].strip() for line in maps if "libcuda.so" in line}
-    return f"libcuda is {', '.join(sorted(paths))}"
+    return f"libcuda is {', '.join(path for path in mapped_files() if 'libcuda.so' in path)}"
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -108,10 +108,13 @@ def convolution(context: GpuContext, case: reference.ConvolutionCase, kind: str)
             image, filters, (case.stride, case.stride), (kept, kept), precision=_precision(kind)
         )
 
-    inputs = _array(context, case.image, kind), _array(context, case.filters, kind)
-    made, back = jax.vjp(convolve, *inputs)
-    image, filters = back(_array(context, case.outer, kind))
-    found = {"forward": made, "image": image, "filters": filters}
+    def both(image: Any, filters: Any, outer: Any) -> Any:
+        made, back = jax.vjp(convolve, image, filters)
+        return made, *back(outer)
+
+    # One program: XLA would compile one for each operation.
+    arrays = (_array(context, values, kind) for values in (case.image, case.filters, case.outer))
+    found = dict(zip(("forward", "image", "filters"), jax.jit(both)(*arrays), strict=True))
     return {name: fetch(context, array, kind) for name, array in found.items()}
 
 
@@ -135,7 +138,7 @@ def train(context: GpuContext, case: reference.TrainingCase) -> tuple[list[float
         hidden = jax.numpy.tanh(jax.numpy.matmul(inputs, pair[0], precision="highest"))
         return ((jax.numpy.matmul(hidden, pair[1], precision="highest") - wanted) ** 2).mean()
 
-    step, losses = jax.value_and_grad(loss), []
+    step, losses = jax.jit(jax.value_and_grad(loss)), []  # one program, as above
     for place in range(reference.STEPS + 1):
         value, gradients = step(weights)
         losses.append(float(fetch(context, value, "float32")))

@@ -14,6 +14,7 @@ from typing import Any
 from ...context import Failure, Finding
 from .. import reference, table
 from ..context import GpuContext
+from ..libraries import mapped_files
 from . import nccl, words
 from .probe import run_probe
 from .transfer import Transfer
@@ -196,6 +197,22 @@ def release(context: GpuContext) -> None:
         _torch().cuda.empty_cache()
 
 
+def _show_libcuda() -> None:
+    """Triton 2 links what it compiles with libcuda.so, and 2.1 seeks that in the loader's cache alone.
+
+    A container whose driver lies in a folder of its own (LD_LIBRARY_PATH) has neither that entry nor, often,
+    that name. Triton 3 seeks libcuda.so.1 and follows the variable.
+    """
+    try:
+        build: Any = importlib.import_module("triton.common.build")
+    except ModuleNotFoundError:
+        return
+    driver = next(path for path in mapped_files() if os.path.basename(path).startswith("libcuda.so"))
+    folder = tempfile.mkdtemp(dir=os.path.dirname(os.environ["TRITON_CACHE_DIR"]))
+    os.symlink(driver, os.path.join(folder, "libcuda.so"))
+    build.libcuda_dirs = lambda: [folder]
+
+
 def probe(context: GpuContext) -> Finding:
     return run_probe(context)
 
@@ -224,6 +241,8 @@ def compile(context: GpuContext, inputs: Any, weights: Any) -> tuple[dict[str, A
         for _ in range(3):  # it profiles first and fuses then
             compiled = run(traced)
         return eager, compiled, "torch.jit.trace (torch before 2.0 has no torch.compile)"
+    if not context.asked.rehearsal:
+        _show_libcuda()
     # The images bring gcc, which is what Triton needs; for the CPU inductor wants g++ as well.
     backend = "aot_eager" if context.asked.rehearsal else "inductor"
     graphs: list[Any] = []
