@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from imagefactory.errors import CheckFailedError, UsageError
 from imagefactory.factory import Factory
-from imagefactory.model import Outcome
+from imagefactory.model import Outcome, Target
 from imagefactory.oci.store import Reference, parse_reference
 from imagefactory.progress import Progress
 from imagefactory.verify.kit.collect import Collected, collect_kit, read_nonce
@@ -72,7 +72,7 @@ def collect(
     kept = Ledger(options.ledger) if options.ledger else ledger(factory)
     made = known = unsettled(kept, folder)
     if made is None:
-        collected = collect_kit(folder, kept, now)
+        collected = collect_kit(folder, kept, now, factory.environ)
         with factory.layout.in_use(progress):
             keep_report(factory, collected.report, None)
         made = sign_kit(factory, collected, kept, now)
@@ -80,17 +80,12 @@ def collect(
     report = signed.verdict.report
     where = _where(factory, report, reference, options.registry)
     attached = attach_signed(factory, signed, where, progress)
-    kept.settle(report.nonce)
     moved = None
     if options.promote:
-        target = next((one for one in factory.targets if one.name == report.subject.target), None)
-        if target is None:
-            raise UsageError(
-                f"this factory has no target '{report.subject.target}', so no tag can follow",
-                hint="collect it in the factory that made the kit (-C DIR)",
-            )
+        target = _target(factory, report, "so no tag can follow")
         place = place_of(factory, where) if where else local_place(factory, target.family)
         moved = promote(factory, Promoting(target=target, place=place, now=now), progress)
+    kept.settle(report.nonce)  # last: where tags could not be moved, the same call can be made again
     return CollectedKit(
         report=report, signed=signed, attached=attached, again=known is not None, promotion=moved
     )
@@ -164,13 +159,19 @@ def _where(factory: Factory, report: GpuReport, reference: str, registry: str) -
 
     if not registry:
         return parse_reference(reference) if reference else None
-    target = next((one for one in factory.targets if one.name == report.subject.target), None)
-    if target is None:
-        raise UsageError(
-            f"this factory has no target '{report.subject.target}', so nobody knows its repository",
-            hint="collect it in the factory that made the kit (-C DIR), or leave --registry out",
-        )
+    target = _target(factory, report, "so nobody knows its repository")
     host, path = registry_place(factory, registry)
     return Reference(
         registry=host, repository=repository_of(path, target.family), digest=report.subject.index
     )
+
+
+def _target(factory: Factory, report: GpuReport, why: str) -> Target:
+    name = report.subject.target
+    target = next((one for one in factory.targets if one.name == name), None)
+    if target is None:
+        raise UsageError(
+            f"this factory has no target '{name}', {why}",
+            hint="collect it in the factory that made the kit (-C DIR), or without --registry and --promote",
+        )
+    return target

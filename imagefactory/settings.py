@@ -171,7 +171,7 @@ def _read(path: Path) -> dict[str, str]:
         return {}
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(
             f"{path}: cannot be read as TOML: {error}", hint='each line reads: key = "value"'
         ) from error

@@ -15,6 +15,7 @@ from imagefactory.model import Definition, Descriptor, Image, Sif, Target
 from imagefactory.oci.store import DIGEST, Reference, check_digest
 from imagefactory.progress import Progress
 from imagefactory.verify.model import Subject
+from imagefactory.verify.report import shown
 from imagefactory.workflow import define_target, find_image, find_sif
 
 TARGET_LABEL, LOCK_LABEL = "imagefactory.target", "imagefactory.lock"
@@ -38,7 +39,7 @@ def choose_image(factory: Factory, name: str, registry: str, progress: Progress)
     that is none of this factory's targets, StaleError for one that was made of another lock.
     """
     made, where = _find(factory, name, registry, progress)
-    definition = _definition_of(factory, made, name)
+    definition = definition_of(factory, made, name)
     subject = subject_of(made, definition.target.name)
     if registry and where is None:
         where = _in_registry(factory, definition.target, subject, registry)
@@ -144,21 +145,29 @@ def _in_registry(factory: Factory, target: Target, subject: Subject, registry: s
     return Reference(registry=host, repository=repository, digest=subject.index)
 
 
-def _definition_of(factory: Factory, made: Image | Sif, name: str) -> Definition:
+def definition_of(factory: Factory, made: Image | Sif, name: str) -> Definition:
     """What the image must be, by the target and lock that it says it was made of."""
     from imagefactory.lock.files import lock_digest
 
     told = _labels(factory, made)
     target = next((one for one in factory.targets if one.name == told.get(TARGET_LABEL)), None)
     if target is None:
-        whose = told.get(TARGET_LABEL)
+        whose = shown(told.get(TARGET_LABEL, ""))
         what = f"of the target '{whose}', which this factory does not have" if whose else "of no target"
         raise UsageError(
             f"{name} is an image {what}: nothing says what must hold in it",
             hint="verify it in the factory that made it (-C DIR)",
         )
+    wanted, at, _ = name.partition("@")
+    if at and wanted != target.name and wanted in {one.name for one in factory.targets}:
+        raise UsageError(
+            f"{name} is an image of {target.name}",
+            hint=f"name it by its digest alone, or as {target.name}@...",
+        )
     definition = define_target(factory, target)
-    if told.get(LOCK_LABEL, lock_digest(definition.lock)) != lock_digest(definition.lock):
+    # Of a .sif the manifest tells the target alone; the packages inside are checked all the same.
+    here = lock_digest(definition.lock)
+    if told.get(LOCK_LABEL, here if isinstance(made, Sif) else "") != here:
         raise StaleError(
             f"{name} was made of another lock of {target.name} than the one here",
             hint=f"imagefactory build {target.name}, or go to the revision whose lock it was made of",
@@ -173,7 +182,15 @@ def _labels(factory: Factory, made: Image | Sif) -> dict[str, str]:
     layout = factory.layout
     if isinstance(made, Image):
         config = json.loads(layout.read(Descriptor(media_type="", digest=made.config, size=0)))
-        return dict((config.get("config") or {}).get("Labels") or {})
+        return _texts(config, "config", "Labels")
     found = layout.manifest(made.digest)
-    annotations = json.loads(found[1]).get("annotations") or {} if found else {}
+    annotations = _texts(json.loads(found[1]), "annotations") if found else {}
     return {TARGET_LABEL: annotations[TARGET]} if TARGET in annotations else {}
+
+
+def _texts(value: object, *names: str) -> dict[str, str]:
+    """The texts of an object of objects, whatever a stranger wrote in its place."""
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else None
+    rows = value.items() if isinstance(value, dict) else ()
+    return {key: text for key, text in rows if isinstance(text, str)}

@@ -102,6 +102,8 @@ def verify_target(
         raise UsageError(
             "--promote needs a verdict, and no key signs here", hint="imagefactory keys new NAME"
         )
+    if options.output:
+        check_output(options.output)
     chosen = choose_image(factory, name, options.registry, progress)
     target, where = chosen.definition.target, chosen.where
     report = verify_image(factory, chosen, options, bench, progress)
@@ -182,6 +184,18 @@ def runner_name(factory: Factory, made: Image | Sif, asked: str) -> str:
 def ledger(factory: Factory) -> Ledger:
     """The nonces of this store."""
     return Ledger(factory.layout.path / "nonces")
+
+
+def check_output(path: Path) -> None:
+    """Raises UsageError where no report can be written: before minutes of work, not after."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"--output: {path} cannot be written: {error.strerror}", hint="name another file"
+        ) from error
 
 
 def keep_report(factory: Factory, report: GpuReport, output: Path | None) -> Path:

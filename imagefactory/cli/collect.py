@@ -65,29 +65,31 @@ def collect(
                         f"{folder}: {done.report.outcome}: {done.report.reason}",
                         hint="the checks above say more",
                     )
-                for tag, fault in done.promotion.faults if done.promotion else ():
-                    raise CheckFailedError(f"{folder}: {tag} does not move: {fault.message}", hint=fault.hint)
+                for _, fault in done.promotion.faults if done.promotion else ():
+                    failures.add(fault)
         if as_json:
             say_json("collect", {"results": results, "errors": failures.as_json()})
 
 
 def _as_text(done: CollectedKit) -> str:
     from imagefactory.report.console import format_fields
+    from imagefactory.report.verdict_table import format_promotion
     from imagefactory.report.verify_table import format_gpu_run
 
     verdict = done.signed.verdict
     signed = "signed before, attached now" if done.again else "signed"
     fields = [("verdict", f"{signed}, key {verdict.keyid[:12]}, expires {verdict.expires:%Y-%m-%d}")]
     fields += [("attached", place) for place in done.attached]
-    for fate in done.promotion.fates if done.promotion else ():
-        fields.append((fate.tag, f"{'moved' if fate.moved else 'stays'}: {fate.why}"))
-    return f"{format_gpu_run(done.report, terminal_width())}\n{format_fields(fields, indent='')}"
+    blocks = [f"{format_gpu_run(done.report, terminal_width())}\n{format_fields(fields, indent='')}"]
+    if done.promotion:
+        blocks.append(format_promotion(done.promotion))
+    return "\n\n".join(blocks)
 
 
 def _as_json(folder: Path, done: CollectedKit) -> dict[str, object]:
+    from imagefactory.cli.promotion import promotion_json
     from imagefactory.verify.report import format_gpu_report, format_time
 
-    fates = done.promotion.fates if done.promotion else ()
     return {
         "kit": str(folder),
         "target": done.report.subject.target,
@@ -98,5 +100,5 @@ def _as_json(folder: Path, done: CollectedKit) -> dict[str, object]:
         "expires": format_time(done.signed.verdict.expires),
         "again": done.again,
         "attached": list(done.attached),
-        "tags": [{"tag": f.tag, "before": f.before, "after": f.after, "why": f.why} for f in fates],
+        "promotion": promotion_json(done.promotion) if done.promotion else None,
     }

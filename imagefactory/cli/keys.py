@@ -105,7 +105,7 @@ def trust(
     found = read_public(key, keys_folder(os.environ))
     found = replace(found, name=check_name(name or found.name))
     begin = since.date() if since else datetime.now(UTC).date()
-    end = until.date() if until else begin + timedelta(days=DAYS)
+    end = until.date() if until else begin + min(timedelta(days=DAYS), date.max - begin)
     kinds = tuple(EvidenceKind(kind) for kind in evidence)
     root = ctx.obj.settings.root_path
     text, where = read_text(root)

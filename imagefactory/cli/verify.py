@@ -90,13 +90,18 @@ def verify(ctx: click.Context, /, names: tuple[str, ...], **given: Any) -> None:
                     done = verify_target(factory, name, options, bench(), progress)
                 except NoGpuError as error:
                     results.append({"name": name, "outcome": "no-gpu", "reason": error.message})
-                    raise NoGpuError(f"{name}: no-gpu: {error.message}", hint=error.hint) from error
+                    hint = f"{error.hint}; or carry a kit there: imagefactory verify {name} --kit DIR"
+                    raise NoGpuError(f"{name}: no-gpu: {error.message}", hint=hint) from error
                 results.append(_as_json(name, done))
                 say(_as_text(done), unless=as_json)
                 if not done.verified:
                     raise _failure(name, done)
-                for tag, fault in done.promotion.faults if done.promotion else ():
-                    raise CheckFailedError(f"{name}: {tag} does not move: {fault.message}", hint=fault.hint)
+                if options.promote and done.promotion is None:
+                    raise CheckFailedError(
+                        f"{name}: no tag follows: {done.signed.why}", hint="only a signed verdict moves tags"
+                    )
+                for _, fault in done.promotion.faults if done.promotion else ():
+                    failures.add(fault)
         if as_json:
             say_json("verify", {"results": results, "errors": failures.as_json()})
     return None

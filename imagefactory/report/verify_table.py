@@ -48,7 +48,7 @@ def format_checks(checks: Iterable[CheckResult], width: int) -> str:
 
 def format_number(name: str, value: float) -> str:
     """`error 1.5e-07`, `elements 30011`, `taken 268.4 MB` of `taken-bytes`."""
-    if name.endswith("-bytes") and value >= 0:
+    if name.endswith("-bytes") and 0 <= value < 1e18:
         return f"{name.removesuffix('-bytes')} {format_bytes(int(value))}"
     whole = value.is_integer() and abs(value) < 1e9
     return f"{name} {int(value) if whole else format(value, '.4g')}"

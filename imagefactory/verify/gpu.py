@@ -82,12 +82,6 @@ class GpuTrial:
     hardware: Hardware | None
 
 
-def subject_of(made: Image | Sif, target: str) -> Subject:
-    if isinstance(made, Image):
-        return Subject(target=target, index=made.digest, manifest=made.manifest, config=made.config)
-    return Subject(target=target, index=made.digest, manifest=made.digest, config=made.config)
-
-
 def ask_gpu(definition: Definition, ask: GpuAsk) -> dict[str, Any]:
     """The expectations that the suite reads. Pure. Raises UsageError as the smoke test's do."""
     from imagefactory.render.define import driver_floor

@@ -145,16 +145,16 @@ def judge_gpu(run: GpuRun, brought: Brought) -> GpuReport:
             return _whole(run, _all(run, CheckState.FAILED, reason), Outcome.TIMEOUT, reason)
         reason = f"{fault}; {how_it_ended(completed)}"
         return _whole(run, _all(run, CheckState.FAILED, reason), Outcome.LOAD_FAILED, reason)
+    found = replace(found, device=_as_the_host_says(found.device, run.hardware))
     rows = {row.result.name: row for row in found.rows}
     judged = [_judge_one(name, rows.get(name), found, run) for name in table.checks_of(run.asked["level"])]
     judged = [_one_that_ended(pair, completed, found) for pair in judged]
     checks = tuple(check for check, _ in judged)
     outcome, reason = _outcome(run, found, judged, completed)
-    device = _as_the_host_says(found.device, run.hardware)
     report = _whole(run, checks, outcome, reason)
     return replace(
         report,
-        device=device,
+        device=found.device,
         cuda=found.cuda,
         waived=tuple(one.name for one in checks if _waived(one, run)),
         contradictions=_contradictions(run, found, judged),
@@ -259,12 +259,16 @@ def _host_gpu(device: Gpu, hardware: Hardware) -> Gpu | None:
 
 
 def _as_the_host_says(device: Gpu | None, hardware: Hardware | None) -> Gpu | None:
-    """libcuda tells bytes alone; whether they name a GPU or an instance of one (MIG), the host knows."""
+    """A GPU that the host knows has the host's name for it, whatever the image calls it.
+
+    libcuda tells bytes alone; whether they name a GPU or an instance of one (MIG), the host knows too.
+    """
     if device is None or hardware is None:
         return device
-    names = {_bytes(gpu.uuid): gpu.uuid for gpu in hardware.gpus}
-    names |= {_bytes(name): name for name, _ in hardware.notes if name.startswith("MIG-")}
-    return replace(device, uuid=names.get(_bytes(device.uuid), device.uuid))
+    told = {_bytes(gpu.uuid): (gpu.uuid, gpu.name) for gpu in hardware.gpus}
+    told |= {_bytes(one): (one, device.name) for one, _ in hardware.notes if one.startswith("MIG-")}
+    uuid, name = told.get(_bytes(device.uuid), (device.uuid, device.name))
+    return replace(device, uuid=uuid, name=name)
 
 
 def _bytes(uuid: str) -> str:

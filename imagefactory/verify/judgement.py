@@ -116,7 +116,7 @@ def judge_verdicts(found: Mapping[str, bytes], subject: Subject, court: Court) -
 
 def expires(verdict: Verdict, trust: Trust) -> datetime:
     """When it stops to count here: by its own word or by this factory's policy, whichever is earlier."""
-    return min(verdict.expires, verdict.issued + timedelta(days=trust.policy.days))
+    return verdict.issued + min(verdict.expires - verdict.issued, timedelta(days=trust.policy.days))
 
 
 def concerns(verdict: Verdict, subject: Subject) -> bool:
@@ -126,17 +126,6 @@ def concerns(verdict: Verdict, subject: Subject) -> bool:
     """
     own = verdict.report.subject
     return own.manifest == subject.manifest or own.config == subject.config != EMPTY_CONFIG
-
-
-def holds_for(verdict: Verdict, capability: str, driver: str) -> bool:
-    """Whether its words hold on such a GPU: exactly that capability, with its driver or a newer one.
-
-    `driver` is a version such as `550.54.15`. 8.6 is never inferred from 8.0.
-    """
-    report = verdict.report
-    if report.device is None or report.hardware is None or report.device.capability != capability:
-        return False
-    return _numbers(driver) >= _numbers(report.hardware.driver)
 
 
 def _judge(verdict: Verdict, key: TrustedKey, subject: Subject, court: Court) -> tuple[Standing, str] | None:
@@ -161,7 +150,7 @@ def _judge(verdict: Verdict, key: TrustedKey, subject: Subject, court: Court) ->
     revoked = next((one for one in court.revocations if one.covers(verdict)), None)
     if revoked:
         return Standing.REVOKED, revoked.why
-    if court.now + SKEW < verdict.issued:
+    if verdict.issued - court.now > SKEW:
         return Standing.NOT_YET, f"it is issued at {format_time(verdict.issued)}, which is still to come"
     end = expires(verdict, court.trust)
     if court.now >= end:
@@ -172,7 +161,3 @@ def _judge(verdict: Verdict, key: TrustedKey, subject: Subject, court: Court) ->
 def _order(judged: Judged) -> tuple[bool, str, str]:
     issued = "" if judged.verdict is None else judged.verdict.issued.strftime("%Y%m%d%H%M%S")
     return judged.verdict is None, issued, judged.digest
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("."))

@@ -30,7 +30,7 @@ NONCE_BYTES = 16
 LIFETIME = timedelta(days=14)
 KEPT = timedelta(days=180)
 """How long the ledger remembers a nonce after it expired; then it is unknown, which is refused as well."""
-SPENT = "spent"
+SPENT, BESIDE = "spent", ".nonce-"
 
 
 class NonceError(CheckFailedError):
@@ -180,12 +180,13 @@ class Ledger:
         return self.folder / SPENT / f"{nonce}-{result.removeprefix('sha256:')}.signed"
 
     def _forget(self, now: datetime) -> None:
-        """Removes what expired long ago. By the file's own time: reading all of them would take longer."""
+        """Removes what expired long ago, and what a kill left. By the files' times: reading takes longer."""
         before = (now - LIFETIME - KEPT).timestamp()
         for folder in (self.folder, self.folder / SPENT):
-            for path in folder.glob("*.json"):
+            for path in folder.iterdir():
+                ours = NONCE.fullmatch(path.name[:32]) or path.name.startswith(BESIDE)
                 with contextlib.suppress(FileNotFoundError):
-                    if NONCE.fullmatch(path.stem) and path.stat().st_mtime < before:
+                    if ours and path.is_file() and path.stat().st_mtime < before:
                         path.unlink()
 
 
@@ -208,7 +209,7 @@ def _told(folder: Path) -> Iterator[None]:
 
 def _create(path: Path, data: bytes) -> bool:
     """Writes the whole file or nothing; False where there is one. A link cannot replace what is there."""
-    handle, beside = tempfile.mkstemp(prefix=".nonce-", dir=path.parent)
+    handle, beside = tempfile.mkstemp(prefix=BESIDE, dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)

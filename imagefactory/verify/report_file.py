@@ -74,7 +74,7 @@ def parse_row(row: object, names: Collection[str], outcomes: Collection[str]) ->
         raise ReportFault("its report has a check that this suite does not have")
     if state not in tuple(CheckState) or outcome not in ("", *outcomes):
         raise ReportFault(f"its report has a state of '{name}' that is none")
-    if not isinstance(row["detail"], str) or not is_number(row["seconds"]):
+    if not isinstance(row["detail"], str) or not is_number(row["seconds"]) or row["seconds"] < 0:
         raise ReportFault(f"its report has a value of '{name}' that is none")
     if not isinstance(numbers, dict) or not all(is_number(value) for value in numbers.values()):
         raise ReportFault(f"its report has a number of '{name}' that is none")
@@ -83,7 +83,7 @@ def parse_row(row: object, names: Collection[str], outcomes: Collection[str]) ->
         state=CheckState(state),
         detail=clean(row["detail"]),
         seconds=float(row["seconds"]),
-        numbers=tuple((clean(key), float(value)) for key, value in sorted(numbers.items())),
+        numbers=tuple(sorted({clean(key): float(value) for key, value in numbers.items()}.items())),
     )
     return SuiteCheck(result=result, outcome=outcome)
 

@@ -8,6 +8,7 @@ no work by mistake; it is no proof against an image that lies on purpose.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -15,6 +16,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from imagefactory.errors import FactoryError, UsageError
@@ -79,13 +81,16 @@ class Verdicts:
 # --- what is asked -------------------------------------------------------------------------------
 
 
-def read_suite() -> dict[str, bytes]:
-    """The suite's files by relative name, without compiled ones."""
-    return {
-        path.relative_to(SUITE_FOLDER).as_posix(): path.read_bytes()
-        for path in sorted(SUITE_FOLDER.rglob("*.py"))
-        if path.is_file()
-    }
+@functools.cache
+def read_suite() -> Mapping[str, bytes]:
+    """The suite's files by relative name, without compiled ones; read once in a process."""
+    return MappingProxyType(
+        {
+            path.relative_to(SUITE_FOLDER).as_posix(): path.read_bytes()
+            for path in sorted(SUITE_FOLDER.rglob("*.py"))
+            if path.is_file()
+        }
+    )
 
 
 def digest_of(files: Mapping[str, bytes]) -> str:

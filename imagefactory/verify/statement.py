@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from imagefactory.errors import StatementError
 from imagefactory.model import CheckState, Outcome
-from imagefactory.verify.envelope import format_json, parse_json, seal
+from imagefactory.verify.envelope import format_json, parse_envelope, parse_json, seal
 from imagefactory.verify.model import GpuReport, Hardware, Subject, Verdict
 from imagefactory.verify.report import (
     fault,
@@ -72,7 +72,7 @@ def sign(report: GpuReport, key: SigningKey, *, now: datetime, days: int) -> Sig
     why = contradiction(report) or missing_evidence(report) or _missing_check(report)
     if why:
         raise StatementError(f"this report cannot be signed: {why}", hint="see what the run itself said")
-    if report.ended > now + SKEW:
+    if report.ended - now > SKEW:
         raise StatementError(
             f"this report cannot be signed: it ended at {format_time(report.ended)}, which is still to come",
             hint="set the clocks of both machines",
@@ -81,11 +81,10 @@ def sign(report: GpuReport, key: SigningKey, *, now: datetime, days: int) -> Sig
     verdict = Verdict(report=report, issued=issued, expires=issued + timedelta(days=days), keyid=key.keyid)
     payload = format_verdict(verdict)
     parse_verdict(payload, "the statement to sign", key.keyid)  # nothing is signed that nobody would read
-    return Signed(
-        verdict=verdict,
-        envelope=seal(payload, key),
-        test_result=seal(format_test_result(verdict), key),
-    )
+    envelope, test_result = seal(payload, key), seal(format_test_result(verdict), key)
+    for data in (envelope, test_result):
+        parse_envelope(data, "the statement to sign")  # base64 is a third longer
+    return Signed(verdict=verdict, envelope=envelope, test_result=test_result)
 
 
 def contradiction(report: GpuReport) -> str:
@@ -226,7 +225,7 @@ def parse_verdict(payload: bytes, where: str, keyid: str) -> Verdict:
     )
     if not timedelta(0) < verdict.expires - verdict.issued <= LONGEST_LIFE:
         raise fault(f"{where}: expires", f"that is not within {LONGEST_LIFE.days} days after it was issued")
-    if report.ended > verdict.issued + SKEW:
+    if report.ended - verdict.issued > SKEW:
         raise fault(f"{where}: ended", "that is after it was signed")
     why = contradiction(report)
     if why:

@@ -20,6 +20,7 @@ key also writes the dates. Of a key that was stolen, the whole row has to go.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -84,7 +85,7 @@ def parse_trust(text: str, where: str) -> Trust:
     """Raises UsageError that names the file and the key for anything that is not as the module says."""
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(f"{where}: cannot be read as TOML: {error}", hint="mend that line") from error
     policy = _parse_policy(document.get("policy", {}), f"{where}: [policy]")
     rows = document.get("trust", [])
@@ -153,8 +154,9 @@ def _parse_evidence(value: object, where: str) -> tuple[EvidenceKind, ...]:
 def _parse_moment(value: object, where: str) -> datetime:
     """A date is its first moment in UTC."""
     if isinstance(value, datetime) and value.tzinfo is not None:
-        return value.astimezone(UTC)
-    if isinstance(value, date) and not isinstance(value, datetime):
+        with contextlib.suppress(OverflowError):  # at either end of the calendar
+            return value.astimezone(UTC)
+    elif isinstance(value, date) and not isinstance(value, datetime):
         return datetime(value.year, value.month, value.day, tzinfo=UTC)
     raise UsageError(f"{where}: not a date", hint="write 2026-01-31 or 2026-01-31T12:00:00Z, without quotes")
 

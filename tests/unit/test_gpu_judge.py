@@ -148,6 +148,7 @@ def test_all_well_is_verified() -> None:
         (lambda report: row(report, "matmul").update(name="sing"), "a check that this suite does not have"),
         (lambda report: row(report, "matmul").update(name=[]), "a check that this suite does not have"),
         (lambda report: row(report, "matmul").update(outcome="verified"), "a state of 'matmul' that is none"),
+        (lambda report: row(report, "matmul").update(seconds=-1), "a value of 'matmul' that is none"),
         (lambda report: row(report, "matmul").update(state="good"), "a state of 'matmul' that is none"),
         (lambda report: row(report, "matmul").update(numbers={"x": True}), "a number of 'matmul'"),
         (lambda report: row(report, "matmul").update(numbers={"x": 10**400}), "a number of 'matmul'"),
@@ -185,6 +186,11 @@ def test_a_pass_without_a_number_is_none(name: str) -> None:
     report = judge(lambda document: row(document, name).update(numbers={}))
     assert report.outcome is Outcome.LOAD_FAILED
     assert report.reason == f"{name}: says it passed and has measured nothing"
+
+
+def test_names_of_numbers_that_look_alike_are_one() -> None:
+    report = judge(lambda document: row(document, "matmul").update(numbers={"b": 1, "a\t": 2, "a\x1b": 3}))
+    assert next(one for one in report.checks if one.name == "matmul").numbers == (("a", 3.0), ("b", 1.0))
 
 
 def test_a_check_that_only_says_it_does_not_apply() -> None:
@@ -295,6 +301,13 @@ def test_a_gpu_that_is_none_of_the_hosts() -> None:
     report = judge(lambda document: document["device"].update(uuid=stranger))
     assert report.outcome is Outcome.INFRASTRUCTURE
     assert report.reason == f"the suite met the GPU {stranger}, which is none of this host's"
+
+
+def test_a_gpu_has_the_hosts_name_for_it() -> None:
+    report = judge(lambda document: document["device"].update(name="A larger GPU"))
+    assert report.device is not None
+    assert report.device.name == HOST.gpus[0].name
+    assert "A larger GPU" not in report.reason
 
 
 def test_a_capability_that_the_host_does_not_see() -> None:

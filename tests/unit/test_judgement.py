@@ -19,7 +19,6 @@ from imagefactory.verify.judgement import (
     EMPTY_CONFIG,
     Court,
     expires,
-    holds_for,
     judge_verdict,
     judge_verdicts,
 )
@@ -63,6 +62,29 @@ def test_a_good_one_proves() -> None:
     assert (judged.standing, judged.digest, judged.proves) == (Standing.GOOD, MINE, True)
     assert judged.verdict == replace(SIGNED.verdict, digest=MINE)
     assert "lab" in judged.why
+
+
+@pytest.mark.parametrize(
+    ("issued", "until"),
+    [
+        ("9999-12-31T23:59:50Z", "9999-12-31T23:59:59Z"),
+        ("0001-01-01T00:00:00Z", "0001-01-01T00:00:01Z"),
+    ],
+)
+def test_times_at_the_ends_of_the_calendar(issued: str, until: str) -> None:
+    """Whoever may write to a registry may write this; nobody has to have signed it."""
+    statement = payload_of(SIGNED.envelope)
+    statement["predicate"].update(issued=issued, expires=until)
+    if issued < "2026":
+        statement["predicate"].update(started=issued, ended=issued)
+    payload = format_json(statement)
+    unsigned = format_json({**json.loads(with_payload(SIGNED.envelope, payload)), "signatures": []})
+    told = [judge(data) for data in (sealed(payload), with_payload(SIGNED.envelope, payload), unsigned)]
+    signed = Standing.KEY_RETIRED if issued > "2026" else Standing.WRONG_KEY
+    assert [one.standing for one in told] == [signed, Standing.EDITED, Standing.UNSIGNED]
+    for one in told:
+        assert one.verdict is not None
+        assert expires(one.verdict, TRUST) == one.verdict.expires
 
 
 def test_what_says_no_is_good_and_proves_nothing() -> None:
@@ -217,15 +239,11 @@ def test_what_cannot_be_trusted_uses_up_no_nonce() -> None:
     assert [one.standing for one in judged] == [Standing.WRONG_KEY, Standing.GOOD]
 
 
-def test_a_verdict_holds_for_its_capability_and_for_newer_drivers() -> None:
+def test_it_ends_by_its_own_word_or_by_the_policy_whichever_is_earlier() -> None:
     verdict = SIGNED.verdict
-    assert holds_for(verdict, "8.0", "550.54.15")
-    assert holds_for(verdict, "8.0", "550.120")
-    assert holds_for(verdict, "8.0", "580.65.06")
-    assert not holds_for(verdict, "8.0", "550.54.14")
-    assert not holds_for(verdict, "8.0", "99.1")
-    assert not holds_for(verdict, "8.6", "580.65.06")
     assert expires(verdict, TRUST) == NOW + 90 * DAY
+    assert expires(verdict, replace(TRUST, policy=Policy(days=30))) == NOW + 30 * DAY
+    assert expires(verdict, replace(TRUST, policy=Policy(days=300))) == NOW + 90 * DAY
 
 
 def test_without_a_compiled_library_it_is_judged_the_same(tmp_path: Path) -> None:

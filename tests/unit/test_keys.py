@@ -207,6 +207,9 @@ def test_a_row_is_a_key_with_a_period() -> None:
         (TOML.replace(LAB.keyid, LAB.keyid[:16]), "keyid"),
         (TOML.replace("2026-01-01", '"2026-01-01"'), "from: not a date"),
         (TOML.replace("2026-01-01", "2026-01-01T00:00:00"), "from: not a date"),
+        (TOML.replace("2027-01-01", "9999-12-31T23:59:59-14:00"), "until: not a date"),
+        (TOML.replace("2026-01-01", "0001-01-01T00:00:00+14:00"), "from: not a date"),
+        ("a = " + "[" * 5000, "cannot be read as TOML"),
         (TOML.replace("2027-01-01", "2025-01-01"), "until: that is before 'from'"),
         (TOML + 'evidence = ["magic"]\n', "evidence: 'magic' is not known"),
         (TOML + 'evidence = "local"\n', "evidence: not a list"),
@@ -322,6 +325,17 @@ def test_another_s_public_key_is_trusted_by_its_file(tmp_path: Path) -> None:
     assert key.name == "facility"
     assert (key.until - key.since).days == 365
     assert "trusted already" in _call(tmp_path, "trust", str(tmp_path / "facility.pub"), code=EXIT_USAGE)
+
+
+def test_a_file_as_deep_as_a_well_is_no_bug(tmp_path: Path) -> None:
+    (tmp_path / "imagefactory.toml").write_text("a = " + "[" * 5000)
+    assert "cannot be read as TOML" in _call(tmp_path, "show", code=EXIT_USAGE)
+
+
+def test_a_year_ends_with_the_calendar(tmp_path: Path) -> None:
+    (tmp_path / "imagefactory.toml").touch()
+    _call(tmp_path, "new", "lab")
+    assert "until 9999-12-31" in _call(tmp_path, "trust", "lab", "--from", "9999-06-01")
 
 
 def test_trust_needs_a_factory_and_a_key(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from tests.unit.kit_made_here import (
     asked,
     docker,
     make_bench,
+    open_files,
     suite_report,
 )
 
@@ -62,7 +63,7 @@ def bench(template: Bench, tmp_path: Path) -> Bench:
 
 
 def collect(bench: Bench) -> Collected:
-    return collect_kit(bench.kit, bench.ledger, now())
+    return collect_kit(bench.kit, bench.ledger, now(), {})
 
 
 def edit(bench: Bench, name: str, change: Callable[[dict[str, Any]], object]) -> None:
@@ -105,11 +106,34 @@ def test_nothing_is_spent_by_looking(bench: Bench) -> None:
 def test_a_job_of_github_is_told_in_the_evidence(tmp_path: Path) -> None:
     bench = make_bench(tmp_path)
     docker(bench, {"report": suite_report()})
-    bench.run(GITHUB_ACTIONS="true", GITHUB_REPOSITORY="lab/images", GITHUB_RUN_ID="7")
-    hardware = collect(bench).report.hardware
+    job = {"GITHUB_ACTIONS": "true", "GITHUB_REPOSITORY": "lab/images", "GITHUB_RUN_ID": "7"}
+    bench.run(**job)
+    hardware = collect_kit(bench.kit, bench.ledger, now(), job).report.hardware
     assert hardware is not None
     assert hardware.kind is EvidenceKind.ACTIONS
     assert ("GITHUB_RUN_ID", "7") in hardware.notes
+
+
+@pytest.mark.parametrize(
+    "here",
+    [
+        {},
+        {"GITHUB_ACTIONS": "true"},
+        {"GITHUB_ACTIONS": "true", "GITHUB_REPOSITORY": "lab/images", "GITHUB_RUN_ID": "8"},
+        {"GITHUB_REPOSITORY": "lab/images", "GITHUB_RUN_ID": "7"},
+        {"GITHUB_ACTIONS": "true", "GITHUB_REPOSITORY": "", "GITHUB_RUN_ID": ""},
+    ],
+)
+def test_who_carries_a_kit_cannot_make_a_job_of_it(bench: Bench, here: dict[str, str]) -> None:
+    """A kit tells of the job itself, so anybody can: only the same run of GitHub knows better."""
+    names = ("GITHUB_REPOSITORY", "GITHUB_RUN_ID", "GITHUB_RUN_ATTEMPT", "GITHUB_JOB", "RUNNER_NAME")
+    told = dict.fromkeys(names, "")
+    if here.get("GITHUB_RUN_ID") != "":
+        told |= {"GITHUB_REPOSITORY": "lab/images", "GITHUB_RUN_ID": "7"}
+    edit(bench, "result/run.json", lambda run: run.update(actions=told))
+    hardware = collect_kit(bench.kit, bench.ledger, now(), here).report.hardware
+    assert hardware is not None
+    assert hardware.kind is EvidenceKind.KIT
 
 
 def test_a_check_that_failed_there_has_its_word_here(tmp_path: Path) -> None:
@@ -203,7 +227,7 @@ def test_another_gpu_a_pull_that_fails_and_a_runner_that_does_not_start(tmp_path
 
 def test_a_folder_without_a_result_or_without_a_kit(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is no kit"):
-        collect_kit(tmp_path, Ledger(tmp_path / "nonces"), now())
+        collect_kit(tmp_path, Ledger(tmp_path / "nonces"), now(), {})
     bench = make_bench(tmp_path)
     with pytest.raises(UsageError, match="no result yet"):
         collect(bench)
@@ -238,7 +262,7 @@ def test_the_nonce_of_another_kit_does_not_help(bench: Bench, tmp_path: Path) ->
     with pytest.raises(NonceError, match="unknown"):
         collect(bench)
     with pytest.raises(StatementError, match="of another kit"):
-        collect_kit(bench.kit, other.ledger, now())
+        collect_kit(bench.kit, other.ledger, now(), {})
 
 
 def test_a_suite_that_was_changed_is_another_suite(bench: Bench) -> None:
@@ -256,7 +280,7 @@ def test_a_suite_that_is_newer_here_is_another_suite(bench: Bench, monkeypatch: 
 
 def test_a_kit_expires(bench: Bench) -> None:
     with pytest.raises(NonceError, match="expired"):
-        collect_kit(bench.kit, bench.ledger, now() + LIFETIME + timedelta(seconds=1))
+        collect_kit(bench.kit, bench.ledger, now() + LIFETIME + timedelta(seconds=1), {})
 
 
 @pytest.mark.parametrize(
@@ -302,7 +326,7 @@ def test_a_result_without_evidence_is_refused(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("name", ["kit.json", "result/run.json", "result/report.json", "suite/table.py"])
-@pytest.mark.parametrize("kind", ["link", "pipe", "large"])
+@pytest.mark.parametrize("kind", ["link", "pipe", "large", "folder"])
 def test_only_plain_files_are_read(bench: Bench, tmp_path: Path, name: str, kind: str) -> None:
     path = bench.kit / name
     data = path.read_bytes()
@@ -312,9 +336,29 @@ def test_only_plain_files_are_read(bench: Bench, tmp_path: Path, name: str, kind
         path.symlink_to(tmp_path / "elsewhere")
     elif kind == "pipe":
         os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
     else:
         path.write_bytes(data + b" " * (1 << 20))
+    opened = open_files()
     with pytest.raises(UsageError):
+        collect(bench)
+    assert open_files() <= opened
+
+
+@pytest.mark.parametrize("name", [b"gpu/\xff.py", "gpu/\u202e.py".encode()])
+def test_a_suite_with_a_strange_name_is_another_suite(bench: Bench, name: bytes) -> None:
+    (bench.kit / "suite" / os.fsdecode(name)).touch()
+    with pytest.raises(NonceError, match="other-suite"):
+        collect(bench)
+    assert bench.run() == 2
+
+
+def test_a_suite_that_is_a_link_is_not_walked(bench: Bench, tmp_path: Path) -> None:
+    """The very suite lies behind it, so its digest would be right."""
+    (bench.kit / "suite").rename(tmp_path / "elsewhere")
+    (bench.kit / "suite").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(NonceError, match="other-suite"):
         collect(bench)
 
 

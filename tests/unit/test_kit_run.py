@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import fcntl
 import hashlib
 import json
@@ -18,9 +19,9 @@ from typing import Any
 import pytest
 
 from imagefactory.errors import UsageError
-from imagefactory.verify.kit import make
+from imagefactory.verify.kit import make, program
 from imagefactory.verify.kit.make import make_kit
-from imagefactory.verify.kit.program import visible_gpus
+from imagefactory.verify.kit.program import LARGEST_REPORT, read_report, visible_gpus
 from tests.services.gpu_host import UUID, Told
 from tests.unit.kit_made_here import (
     CONFIG,
@@ -36,6 +37,7 @@ from tests.unit.kit_made_here import (
     docker,
     inspected,
     make_bench,
+    open_files,
     suite_report,
 )
 
@@ -226,20 +228,20 @@ def test_a_kit_runs_once_at_a_time_and_clears_what_a_kill_left(
     assert not list(bench.kit.glob(".work-*"))
 
 
-@pytest.mark.parametrize("kind", ["link", "pipe", "large"])
-def test_what_the_image_leaves_for_a_report_is_taken_only_as_a_plain_file(
-    bench: Bench, tmp_path: Path, kind: str
-) -> None:
-    from imagefactory.verify.kit.program import LARGEST_REPORT, read_report
-
+@pytest.mark.parametrize("kind", ["link", "pipe", "large", "folder"])
+def test_what_the_image_leaves_for_a_report_is_taken_only_as_a_plain_file(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "report.json"
     if kind == "link":
         path.symlink_to("/etc/passwd")
     elif kind == "pipe":
         os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
     else:
         path.write_bytes(b" " * (LARGEST_REPORT + 1))
+    opened = open_files()
     assert read_report(path) is None
+    assert open_files() <= opened
 
 
 # --- apptainer -----------------------------------------------------------------------------------
@@ -381,6 +383,19 @@ def test_a_kit_that_was_changed_or_is_old_is_refused(
     assert bench.run() == 2
     assert not bench.calls()
     assert not (bench.kit / "result").exists()
+
+
+def test_a_kit_that_cannot_be_written_to_says_so(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(**_: Any) -> str:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(bench.kit))
+
+    docker(bench, GOOD)
+    monkeypatch.setattr(program.tempfile, "mkdtemp", refuse)
+    assert bench.run() == 6
+    assert f"error: {bench.kit}: Read-only file system" in capsys.readouterr().err
+    assert not bench.calls()
 
 
 def test_a_job_of_github_says_which(bench: Bench) -> None:

@@ -219,6 +219,38 @@ def test_what_was_signed_arrives_when_the_registry_is_back(
         site.collects()
 
 
+def test_tags_that_could_not_move_are_moved_by_the_same_call_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from imagefactory import promoting
+
+    site.runs()
+    move = promoting.promote
+
+    def refuse(*_: Any) -> None:
+        raise RegistryError("it is down")
+
+    monkeypatch.setattr(promoting, "promote", refuse)
+    with pytest.raises(RegistryError):
+        site.collects(promote=True)
+    monkeypatch.setattr(promoting, "promote", move)
+    done = site.collects(promote=True)
+    assert done.again
+    assert done.promotion is not None
+    assert [fate.tag for fate in done.promotion.fates if fate.moved] == [TAG]
+    assert len(site.judged()) == 1
+
+
+@pytest.mark.parametrize("options", [{"promote": True}, {"registry": "127.0.0.1:1"}])
+def test_a_factory_without_the_target_says_where_to_collect(site: Site, options: dict[str, Any]) -> None:
+    site.runs()
+    key = site.factory
+    with pytest.raises(UsageError, match=f"no target '{NAME}'") as raised:
+        replace(site, factory=replace(key, targets=())).collects(**options)
+    assert "-C DIR" in raised.value.hint
+    assert site.collects(promote=True).verified  # nothing is lost by it
+
+
 def test_an_image_in_no_registry_is_attached_to_in_the_store(
     site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -266,7 +298,7 @@ def test_the_command_collects_several_kits(
         "imagefactory.collect/1",
         ["verified"],
     )
-    assert [row["tag"] for row in told["results"][0]["tags"] if row["before"] != row["after"]] == [TAG]
+    assert [row["tag"] for row in told["results"][0]["promotion"]["tags"] if row["moved"]] == [TAG]
     assert "is no kit" in told["errors"][0]["message"]
     assert command("collect", str(site.bench.kit)) == 9
     assert "replayed" in capsys.readouterr().err

@@ -126,10 +126,14 @@ def test_a_damaged_entry_is_refused(ledger: Ledger, change: dict[str, object]) -
 
 
 def test_old_entries_are_forgotten_and_stay_refused(ledger: Ledger) -> None:
-    ledger.spend(NONCE, RUN, result=RESULT, now=NOW)
+    ledger.spend(NONCE, RUN, result=RESULT, now=NOW, signed=b"never arrived")
+    for name in (".nonce-killed", "mine.txt"):
+        (ledger.folder / name).write_text("")
     much_later = datetime.now(UTC) + LIFETIME + KEPT + timedelta(days=1)
     ledger.issue("1" * 32, RUN, much_later)
     assert refused(ledger, now=much_later) == "unknown"
+    left = {path.name for path in ledger.folder.rglob("*") if path.is_file()}
+    assert left == {f"{'1' * 32}.json", "mine.txt"}
 
 
 def test_a_ledger_that_cannot_be_written(tmp_path: Path) -> None:

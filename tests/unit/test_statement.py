@@ -15,7 +15,7 @@ from securesystemslib.signer import SSlibKey
 
 from imagefactory.errors import StatementError
 from imagefactory.model import CheckState, Outcome
-from imagefactory.verify.envelope import PAYLOAD_TYPE, format_json, parse_envelope, parse_json
+from imagefactory.verify.envelope import LARGEST, PAYLOAD_TYPE, format_json, parse_envelope, parse_json
 from imagefactory.verify.statement import (
     SIGNABLE,
     TEST_RESULT,
@@ -42,6 +42,15 @@ def test_a_signed_report_reads_back_as_it_was() -> None:
 
 def test_the_same_report_gives_the_same_bytes() -> None:
     assert sign(whole_report(), LAB, now=NOW, days=90) == sign(whole_report(), LAB, now=NOW, days=90)
+
+
+def test_nothing_is_signed_that_nobody_would_read() -> None:
+    """A payload may be as large as an envelope, and base64 makes it a third larger."""
+    checks = whole_report().checks
+    numbers = tuple((f"{number:03}" + "x" * 3600, 1.0) for number in range(256))
+    large = whole_report(checks=(replace(checks[0], numbers=numbers), *checks[1:]))
+    with pytest.raises(StatementError, match=f"more than {LARGEST} bytes"):
+        sign(large, LAB, now=NOW, days=90)
 
 
 def test_the_envelope_is_dsse_and_the_payload_in_toto() -> None:

@@ -102,9 +102,10 @@ def target(factory: Factory) -> Target:
     return next(one for one in factory.targets if one.name == NAME)
 
 
-def put_image(factory: Factory, target: Target, **labels: str) -> str:
+def put_image(factory: Factory, target: Target, **labels: str | None) -> str:
     """An image that says it was made of the target's lock; the digest of its index."""
     layout, told = factory.layout, {**dict(define_target(factory, target).labels), **labels}
+    told = {name: text for name, text in told.items() if text is not None}
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         archive.addfile(tarfile.TarInfo("hello"))
@@ -175,6 +176,41 @@ def test_a_strangers_image_is_refused(factory: Factory, target: Target) -> None:
         UsageError, match=r"of the target 'mxnet-1\.0-cu92', which this factory does not have"
     ):
         subjects.choose_image(factory, NAME, "", Quiet())
+
+
+def test_an_image_that_names_no_lock_is_refused(factory: Factory, target: Target) -> None:
+    put_image(factory, target, **{"imagefactory.lock": None})
+    with pytest.raises(StaleError, match="made of another lock"):
+        subjects.choose_image(factory, NAME, "", Quiet())
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        [],
+        {"config": ["x"]},
+        {"config": {"Labels": "abc"}},
+        {"config": {"Labels": ["abc"]}},
+        {"config": {"Labels": {"imagefactory.target": [NAME]}}},
+        {"config": {"Labels": {"imagefactory.target": "\x1b[2J\u202e"}}},
+    ],
+)
+def test_a_config_that_a_stranger_wrote(factory: Factory, target: Target, config: Any) -> None:
+    put_image(factory, target)
+    image = factory.layout.image(reference(target))
+    assert image is not None
+    written = factory.layout.add(canonical_json(config), CONFIG_TYPE)
+    made = replace(image, config=written.digest)
+    with pytest.raises(UsageError, match=r"is an image of .*nothing says what must hold in it") as raised:
+        subjects.definition_of(factory, made, "it")
+    assert raised.value.message.isprintable()
+
+
+def test_a_digest_of_another_target_is_not_this_one(factory: Factory, target: Target) -> None:
+    digest = put_image(factory, target)
+    other = next(one.name for one in factory.targets if one.name != NAME)
+    with pytest.raises(UsageError, match=f"is an image of {NAME}"):
+        subjects.choose_image(factory, f"{other}@{digest}", "", Quiet())
 
 
 def test_a_sif_is_what_its_file_is(factory: Factory, target: Target, tmp_path: Path) -> None:
@@ -413,11 +449,31 @@ def test_this_machines_own_answer(call: Call, factory: Factory) -> None:
     assert ("is not built yet" if here else "no-gpu") in err
 
 
+def test_where_the_report_goes_is_looked_at_before_the_run(
+    call: Call, factory: Factory, target: Target, tmp_path: Path
+) -> None:
+    put_image(factory, target)
+    (tmp_path / "file").write_text("")
+    never_run = make_bench(ScriptedRunner(write=never))
+    _, err = call("verify", NAME, "-o", str(tmp_path / "file/report.json"), code=2, bench=never_run)
+    assert "--output" in err
+
+
 def test_a_failure_has_its_word_and_its_exit_code(call: Call, factory: Factory, target: Target) -> None:
     put_image(factory, target)
     out, err = call("verify", NAME, "--capability", "sm_90", code=9, bench=make_bench())
     assert "outcome   wrong-gpu: asked for a GPU of capability 9.0" in out
     assert f"error: {NAME}: wrong-gpu" in err
+
+
+def test_a_promotion_that_cannot_be_is_a_failure(call: Call, factory: Factory, target: Target) -> None:
+    """The suite passed, but the host does not know the GPU in all of its ways: nothing is signed or moved."""
+    put_image(factory, target)
+    call("keys", "new", "throwaway", code=0)
+    half = make_bench(evidence=MadeUp(replace(HOST, known=())))
+    out, err = call("verify", NAME, "--suite", "quick", "--promote", code=9, bench=half)
+    assert " verified: " in out
+    assert "no tag follows: unsigned: " in err
 
 
 @pytest.mark.parametrize(
@@ -449,3 +505,7 @@ def test_a_kit_is_written_without_a_gpu(call: Call, factory: Factory, target: Ta
     assert "8.0" in asked["predicted"]
     _, err = call("verify", NAME, "--kit", str(tmp_path / "kit"), code=2)
     assert "is there already" in err
+    (tmp_path / "link").symlink_to("nowhere")
+    _, err = call("verify", NAME, "--kit", str(tmp_path / "link"), code=2)
+    assert f"{tmp_path / 'link'} cannot become a kit" in err
+    assert not list(tmp_path.glob(".link-*"))

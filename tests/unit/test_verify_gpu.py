@@ -20,7 +20,7 @@ from imagefactory.errors import NoGpuError, StatementError, ToolError
 from imagefactory.gpu.capability import Capability, Code, CodeKind
 from imagefactory.gpu.model import Contents, Library, Modules
 from imagefactory.model import Completed, Image, Outcome, RunSpec
-from imagefactory.report.verify_table import format_gpu_run, format_latencies
+from imagefactory.report.verify_table import format_gpu_run, format_latencies, format_number
 from imagefactory.verify.evidence import LocalEvidence, parse_evidence
 from imagefactory.verify.gpu import (
     GpuAsk,
@@ -118,7 +118,7 @@ def test_what_the_runner_is_asked_for() -> None:
         "/imagefactory/report/report.json",
     )
     assert (spec.gpus, spec.network, spec.environment, spec.uid) == (True, False, (), 0)
-    assert spec.timeout == timeout_of("quick") == 5 * 120 + 60
+    assert spec.timeout == timeout_of("quick") == 5 * 240 + 60
     assert modes == {
         "/imagefactory/suite": 0o755,
         "/imagefactory/expect": 0o755,
@@ -348,6 +348,20 @@ def test_what_a_scan_lets_one_expect() -> None:
     assert told["9.0"] == told["13.5"] == (False, True, True)
     assert told["6.0"] == (False, False, False)
     assert "no code for 6.0" in found["6.0"].reason
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("elements", 30011.0, "elements 30011"),
+        ("error", 1.5e-7, "error 1.5e-07"),
+        ("taken-bytes", 2.684e8, "taken 268.4 MB"),
+        ("taken-bytes", -1.0, "taken-bytes -1"),
+        ("taken-bytes", 1e300, "taken-bytes 1e+300"),
+    ],
+)
+def test_numbers_are_short_whatever_they_are(name: str, value: float, told: str) -> None:
+    assert format_number(name, value) == told
 
 
 def test_the_table_shows_checks_numbers_and_latencies(stand_in: Path, host: Hardware) -> None:

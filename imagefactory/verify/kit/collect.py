@@ -2,7 +2,7 @@
 
 The folder was elsewhere. What was asked is believed because its digest stands in the ledger, under the nonce;
 what came back is believed as far as a key's owner signs for whoever ran the kit, and the verdict says `kit`,
-or `actions` where a CI job of GitHub ran it.
+or `actions` where a job of the very run of GitHub ran it that collects it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,10 @@ class Collected:
     reference: str
 
 
-def collect_kit(folder: Path, ledger: Ledger, now: datetime) -> Collected:
+def collect_kit(folder: Path, ledger: Ledger, now: datetime, environ: Mapping[str, str]) -> Collected:
     """Judges what the kit in `folder` brought back. Signs and spends nothing.
+
+    `environ` tells which job of GitHub collects, where one does.
 
     Raises UsageError for a folder that is no kit, or has no result; NonceError for a nonce that cannot be
     spent on it (unknown, replayed, expired, another suite, a kit that was changed); NoGpuError and
@@ -75,7 +78,7 @@ def collect_kit(folder: Path, ledger: Ledger, now: datetime) -> Collected:
         )
     # From here on kit.json and expectations.json are as this ledger's owner wrote them.
     kit = json.loads(found.kit)
-    report = judge_folder(found, kit, where)
+    report = judge_folder(found, kit, where, environ)
     return Collected(report=report, run=run, reference=kit["reference"])
 
 
@@ -90,7 +93,7 @@ def read_nonce(folder: Path) -> str:
         raise UsageError(f"{folder} is no kit: {KIT} cannot be read", hint="name a kit's folder") from error
 
 
-def judge_folder(found: Folder, kit: Mapping[str, Any], where: str) -> GpuReport:
+def judge_folder(found: Folder, kit: Mapping[str, Any], where: str, environ: Mapping[str, str]) -> GpuReport:
     """The report of what came back for `kit`, which is believed. Pure. Raises as `collect_kit`."""
     at = f"{where}/{RESULT}/{RUN}"
     facts = parse_run(found.run, at)
@@ -102,7 +105,7 @@ def judge_folder(found: Folder, kit: Mapping[str, Any], where: str) -> GpuReport
         raise _stopped(Outcome(facts["outcome"]), facts["reason"])
     if found.evidence is None:
         raise fault(f"{where}/{RESULT}/{EVIDENCE}", "it is missing: nobody saw a GPU")
-    kind = EvidenceKind.ACTIONS if facts["actions"] else EvidenceKind.KIT
+    kind = EvidenceKind.ACTIONS if _same_run(facts["actions"] or {}, environ) else EvidenceKind.KIT
     evidence = parse_evidence(_json(found.evidence, f"{where}/{EVIDENCE}"), kind, f"{where}/{EVIDENCE}")
     asked = json.loads(found.expectations)
     judged = GpuRun(
@@ -131,6 +134,13 @@ def _stopped(outcome: Outcome, reason: str) -> CheckFailedError:
     return kind(
         f"{outcome}: {reason}", hint="nothing was verified; this kit can still be run on another machine"
     )
+
+
+def _same_run(told: Mapping[str, str], environ: Mapping[str, str]) -> bool:
+    """Whether the kit ran in the run of GitHub that collects it: elsewhere anybody can write such names."""
+    names = ("GITHUB_REPOSITORY", "GITHUB_RUN_ID")
+    here = environ.get("GITHUB_ACTIONS") == "true"
+    return here and all(environ.get(name) and told.get(name) == environ[name] for name in names)
 
 
 def _with_job(hardware: Hardware, actions: Mapping[str, str] | None) -> Hardware:
@@ -187,18 +197,23 @@ def read_folder(folder: Path) -> Folder:
         raise UsageError(
             f"{folder} has no result yet", hint=f"run it where the GPU is: python3 {folder}/run.py"
         )
-    suite = folder / "suite"
-    files = {}
-    for path in sorted(suite.rglob("*.py"))[: MOST_FILES + 1]:
-        files[path.relative_to(suite).as_posix()] = _read(path) or b""
     return Folder(
         kit=kit,
         expectations=expectations,
-        suite=digest_of(files) if len(files) <= MOST_FILES else "",
+        suite=_suite(folder / "suite"),
         run=run,
         evidence=_read(folder / RESULT / EVIDENCE),
         report=_read(folder / RESULT / REPORT),
     )
+
+
+def _suite(folder: Path) -> str:
+    """The digest of the suite that lies there, empty for what is none: a link may lead to a whole disk."""
+    paths = [] if folder.is_symlink() else list(islice(folder.rglob("*.py"), MOST_FILES + 1))
+    names = [path.relative_to(folder).as_posix() for path in paths]
+    if not 0 < len(names) <= MOST_FILES or not all(name.isascii() for name in names):
+        return ""
+    return digest_of({name: _read(path) or b"" for name, path in zip(names, paths, strict=True)})
 
 
 def _read(path: Path) -> bytes | None:
@@ -209,9 +224,10 @@ def _read(path: Path) -> bytes | None:
         return None
     except OSError as error:
         raise UsageError(f"{shown(str(path))}: {error.strerror}", hint="a kit holds plain files") from error
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)  # fdopen refuses a folder in words of its own, and leaves it open
+        raise UsageError(f"{shown(str(path))} is not a plain file", hint="a kit holds plain files")
     with os.fdopen(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise UsageError(f"{shown(str(path))} is not a plain file", hint="a kit holds plain files")
         data = file.read(LARGEST + 1)
     if len(data) > LARGEST:
         raise UsageError(f"{shown(str(path))} has more than {LARGEST} bytes", hint="that is none of a kit's")

@@ -71,6 +71,10 @@ def make_kit(folder: Path, order: KitOrder, ledger: Ledger, now: datetime) -> Is
         write_suite(beside, {PROGRAM: (HERE / PROGRAM).read_bytes(), **texts})
         issued = ledger.issue(order.asked["nonce"], run, now)
         beside.rename(folder)
+    except OSError as error:
+        raise UsageError(
+            f"{folder} cannot become a kit: {error.strerror}", hint="name a new folder: --kit DIR"
+        ) from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return issued

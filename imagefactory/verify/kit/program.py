@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import hardware
-from .processes import EXIT_USAGE, Stop, clean, say
+from .processes import EXIT_TOOL, EXIT_USAGE, Stop, clean, say
 from .start import REPORT, RUNNERS, Kit, choose_runner
 
 FORMAT = 1
@@ -51,9 +51,9 @@ def read_kit(folder: Path) -> Kit:
         if row["format"] != FORMAT:
             raise ValueError(f"format {row['format']}, this program reads {FORMAT}")
         kit = Kit(folder, *(row[name] for name in Kit._fields[1:]))
+        found = suite_digest(folder / "suite")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Stop(f"{folder} is no kit: {error}", EXIT_USAGE) from error
-    found = suite_digest(folder / "suite")
     if found != kit.suite:
         raise Stop(f"the suite of this kit was changed: it is {found}, and was {kit.suite}", EXIT_USAGE)
     return kit
@@ -132,6 +132,9 @@ def main(
     except Stop as stop:
         say(f"error: {stop}")
         return stop.code
+    except OSError as error:
+        say(f"error: {error.filename or folder}: {error.strerror or error}")
+        return EXIT_TOOL
     except KeyboardInterrupt:
         say("interrupted: run it again")
         return EXIT_INTERRUPTED
@@ -216,9 +219,10 @@ def read_report(path: Path) -> bytes | None:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)  # fdopen refuses a folder, and leaves it open
+        return None
     with os.fdopen(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            return None
         data = file.read(LARGEST_REPORT + 1)
     return data if len(data) <= LARGEST_REPORT else None
 
