@@ -113,6 +113,10 @@ class RegistryError(FactoryError):
     exit_code = EXIT_REGISTRY
 
 
+class NoImageError(RegistryError):
+    """What a store has under a name is no image for this platform, or malformed."""
+
+
 class CheckFailedError(FactoryError):
     """A check ran and did not hold."""
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from imagefactory.errors import (
     CheckFailedError,
     FactoryError,
+    NoImageError,
     NothingSelectedError,
     RegistryError,
     UsageError,
@@ -184,10 +185,12 @@ def _belongs(tag: str, plain: str) -> bool:
 
 
 def _read_candidate(factory: Factory, wanted: Promoting, court: Court, root: _Root) -> _Read | str:
-    """The candidate of a root, or what to say of one whose parts are gone."""
+    """The candidate of a root, or what to say of one whose parts are gone or that is no image."""
     place = wanted.place
     try:
         subject = read_subject(place, root.digest)
+    except NoImageError as error:
+        return f"{root.name} in {place} is left out: {error.message}"
     except RegistryError:
         children, _ = parse_parts(read_manifest(place, root.digest))
         if all(place.store.manifest(place.repository, child.digest) for child in children):
@@ -216,7 +219,11 @@ def _untagged(factory: Factory, target: Target, court: Court) -> dict[str, str]:
     for digest in layout.subjects():
         if layout.manifest(digest) is None:
             continue
-        for one in find_verdicts(place, read_subject(place, digest), court).judged:
+        try:
+            found_here = find_verdicts(place, read_subject(place, digest), court)
+        except NoImageError:
+            continue
+        for one in found_here.judged:
             subject = one.verdict.report.subject if one.verdict else None
             if one.proves and subject and (subject.target, subject.manifest) == (target.name, digest):
                 root = digest if layout.manifest(subject.index) is None else subject.index

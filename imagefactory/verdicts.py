@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from imagefactory.errors import UsageError
+from imagefactory.errors import RegistryError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.oci.candidates import REVOCATION_TYPE, TEST_RESULT_TYPE, VERDICT_TYPE
 from imagefactory.oci.layout_store import LayoutStore
@@ -145,9 +145,10 @@ def worth_keeping(factory: Factory, now: datetime) -> tuple[str, ...]:
     place = local_place(factory, ANY)
     for digest in layout.subjects():
         kept += [one.digest for one, kind in layout.referrers(digest) if kind == REVOCATION_TYPE]
-        # Of an image that is not here its verdicts still tell, should it be built or pulled again.
-        here = layout.manifest(digest) is not None
-        subject = read_subject(place, digest) if here else _only_manifest(digest)
+        try:
+            subject = read_subject(place, digest)
+        except RegistryError:  # of an image that is not here verdicts still tell, should it come again
+            subject = _only_manifest(digest)
         for one in find_in(factory, place, subject, court).judged:
             if one.standing is Standing.GOOD:
                 kept.append(one.digest)

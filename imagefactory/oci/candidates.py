@@ -308,6 +308,9 @@ class Deleting(Store, Protocol):
 def remove_candidate(store: Deleting, repository: str, fate: Fate) -> str:
     """Deletes a candidate, its platforms that nothing else has, and what is said of them.
 
+    Revocations stay: the same lock gives the same digest, and some machine still has the verdict that was
+    taken back.
+
     By digest: docker-registry 2.8 can remove no tag alone. So the tags are looked at once more just
     before; gives the one that points to the candidate now, and then nothing is removed, else "".
     """
@@ -321,10 +324,14 @@ def remove_candidate(store: Deleting, repository: str, fate: Fate) -> str:
     said = [
         found.digest
         for one in gone
-        for kind in (PUSHED_TYPE, *STATEMENT_TYPES)
+        for kind in (PUSHED_TYPE, VERDICT_TYPE, TEST_RESULT_TYPE)
         for found in store.referrers(repository, one, kind)
     ]
-    lists = [store.manifest(repository, one.replace(":", "-")) for one in gone]
+    lists = [
+        store.manifest(repository, one.replace(":", "-"))
+        for one in gone
+        if not store.referrers(repository, one, REVOCATION_TYPE)
+    ]
     for one in (*gone, *said, *(found[0].digest for found in lists if found)):
         store.delete_manifest(repository, one)
     return ""

@@ -17,7 +17,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
@@ -360,16 +360,19 @@ class Registry:
             if self._listed(repository, subject) is not None:
                 return
         tag = subject.replace(":", "-")
-        patience = self.options.patience
+        patience, there = self.options.patience, set[str]()
         with self._attaching:
             for attempt in range(patience.attempts + 1):
-                rows = self._fallback(repository, subject)
-                if any(row.get("digest") == descriptor.digest for row in rows):
+                rows = self._rows(repository, subject)
+                if any(row["digest"] == descriptor.digest for row in rows):
                     return
                 if attempt:
                     self.options.sleep(patience.wait(attempt, None, self.options.random))
-                    rows = self._fallback(repository, subject)
-                index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [*rows, entry]}
+                    rows = self._rows(repository, subject)
+                # What was seen once is not asked for again: others write this list meanwhile.
+                there |= self._present(repository, [row for row in rows if row["digest"] not in there])
+                kept = [row for row in rows if row["digest"] in there - {descriptor.digest}]
+                index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [*kept, entry]}
                 self.put_manifest(repository, canonical_json(index), INDEX_TYPE, tag)
         raise RegistryError(
             f"{self.host}/{repository}: other writers keep overwriting the list {tag}",
@@ -421,9 +424,13 @@ class Registry:
         check_digest(digest)
         with self._told(repository, f"listing what refers to {digest[:19]}"):
             rows = self._listed(repository, digest)
-        if rows is None:
-            rows = self._fallback(repository, digest)
+        # The registry's own list leaves out what was deleted; of the tag only what is asked for is looked at.
+        own = rows is not None
+        rows = self._rows(repository, digest) if rows is None else rows
         found = [row for row in rows if artifact_type in ("", row.get("artifactType"))]
+        if not own:
+            there = self._present(repository, found)
+            found = [row for row in found if row["digest"] in there]
         try:
             return tuple(parse_descriptor(row) for row in found)
         except _MALFORMED as error:
@@ -443,16 +450,18 @@ class Registry:
             return None  # a page for people in the place of an API
         return rows
 
-    def _fallback(self, repository: str, digest: str) -> list[Mapping[str, Any]]:
+    def _rows(self, repository: str, digest: str) -> list[Mapping[str, Any]]:
+        """The tag `sha256-<hex>` as it stands: nobody takes a row out when its manifest is deleted."""
         found = self.manifest(repository, digest.replace(":", "-"))
         try:
             rows = list(json.loads(found[1])["manifests"] or ()) if found else []
-            digests = [check_digest(str(row["digest"])) for row in rows]
+            return [{**row, "digest": check_digest(str(row["digest"]))} for row in rows]
         except _MALFORMED as error:
             raise self._no_sense(repository, "a list of referrers") from error
-        # Nobody takes the row out when its manifest is deleted.
-        there = [self.manifest(repository, digest) is not None for digest in digests]
-        return [row for row, is_there in zip(rows, there, strict=True) if is_there]
+
+    def _present(self, repository: str, rows: Sequence[Mapping[str, Any]]) -> set[str]:
+        digests = [str(row["digest"]) for row in rows]
+        return {digest for digest in digests if self.manifest(repository, digest) is not None}
 
     def _pages(self, repository: str, url: str) -> Iterator[Mapping[str, Any]]:
         """The JSON of `url` and of the pages that its Link headers name; none for a 404 of tags."""
@@ -552,6 +561,8 @@ class Registry:
         with self._faults():
             response = self._request(ask)
             try:
+                if response.raw.length_remaining == 0:
+                    response.raw.read()  # closed unread, it would take its connection along
                 yield response
             finally:
                 response.close()

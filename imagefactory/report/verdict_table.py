@@ -107,7 +107,8 @@ def format_promotion(promotion: Promotion, *, dry_run: bool = False) -> str:
             what = "cannot be removed" if not fate.after else "cannot be moved"
         else:
             what = ("would be " if dry_run else "") + ("moved" if fate.after else "removed")
-        rows.append((fate.tag, what, short(fate.after) or "-", fate.why))
+        there = fate.before if fate.tag in failed else fate.after
+        rows.append((fate.tag, what, short(there) or "-", fate.why))
     return f"{promotion.target} in {promotion.place}\n" + format_table(("TAG", "", "IMAGE", "WHY"), rows)
 
 

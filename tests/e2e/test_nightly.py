@@ -43,7 +43,10 @@ Values = dict[str, Any]
 
 @dataclass(kw_only=True)
 class Night:
-    """One run of the workflow: what `vars`, `secrets` and `github` hold, and what its jobs left."""
+    """One run of the workflow: what `vars`, `secrets` and `github` hold, and what its jobs left.
+
+    `gpu_machine` is the workspace of the runners of our own: nobody empties it, from night to night.
+    """
 
     workflow: Values
     contexts: Values
@@ -51,6 +54,7 @@ class Night:
     root: Path
     stores: Mapping[str, str]
     artifacts: Path
+    gpu_machine: Path
     said: dict[str, str] = field(default_factory=dict)
     count: itertools.count[int] = field(default_factory=itertools.count)
 
@@ -72,9 +76,11 @@ class Night:
     def _job(self, name: str, job: Values, row: Values) -> int:
         place = self.folder / f"{name}-{next(self.count)}"
         workspace, home, runner = place / "workspace", place / "home", place / "runner"
+        if "self-hosted" in job["runs-on"]:
+            workspace = self.gpu_machine
         for path in (workspace, home, runner):
-            path.mkdir(parents=True)
-        contexts: Values = {"matrix": row, "steps": {}}
+            path.mkdir(parents=True, exist_ok=True)
+        contexts: Values = {"matrix": row, "steps": {}, "runner": {"temp": str(runner)}}
         code = 0
         for step in job["steps"]:
             if step.get("name") in CAME_WITH_THE_TESTS or not self._due(step, contexts, code):
@@ -170,6 +176,7 @@ def root(tiny_root: Path, factory: Factory, scratch: Path) -> Path:
     """The tiny target's factory as a checkout has it, with a key that it trusts and the program at hand."""
     root = scratch / "nightly-root"
     shutil.copytree(tiny_root, root)
+    (root / "tiny-folder").mkdir()  # what a shell would make of the variable TARGETS
     program = root / ".venv" / "bin" / "imagefactory"
     program.parent.mkdir(parents=True)
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m imagefactory -C "$PWD" "$@"\n')
@@ -195,7 +202,11 @@ def night(number: int, root: Path, place: str, scratch: Path, factory: Factory) 
     return Night(
         workflow=workflow,
         contexts={
-            "vars": {"REGISTRY": place, "GPUS": '- {name: A100, driver: "535.54.03"}'},
+            "vars": {
+                "REGISTRY": place,
+                "GPUS": '- {name: A100, driver: "535.54.03"}',
+                "TARGETS": "tiny-* tiny-12.1-cu1*" if number % 2 else "",
+            },
             "secrets": {"SIGNING_KEY": key.read_text()},
             "github": {"actor": "somebody", "token": "no-token"},
             "needs": {},
@@ -205,6 +216,7 @@ def night(number: int, root: Path, place: str, scratch: Path, factory: Factory) 
         # Jobs start with empty stores. The one that builds finds the base that other tests made.
         stores={"IMAGEFACTORY_CACHE": str(factory.cache), "candidates": str(scratch / "tiny-store")},
         artifacts=scratch / f"artifacts-{number}",
+        gpu_machine=scratch / "gpu-machine",
     )
 
 
@@ -238,6 +250,9 @@ def test_the_next_night_builds_nothing_and_verifies_the_candidate_that_is_there(
     assert (job["state"], job["digest"]) == ("verify", there[0].digest)
     assert second.run("candidates") == {f"candidate {TARGET}": 0}, second.said
     assert "assemble" not in second.said["candidates"]
+    left = second.gpu_machine / "kits" / "sm80-a100-535.54.03" / "suite" / "of_another_night.py"
+    left.parent.mkdir(parents=True, exist_ok=True)
+    left.write_text("")
     ends_with_no_gpu(second)
 
 
@@ -277,7 +292,7 @@ def test_where_nothing_is_set_up_nothing_runs(
     root: Path, place: str, scratch: Path, factory: Factory
 ) -> None:
     fork = night(4, root, place, scratch, factory)
-    fork.contexts["vars"] = {"REGISTRY": "", "GPUS": ""}
+    fork.contexts["vars"] = {"REGISTRY": "", "GPUS": "", "TARGETS": ""}
     assert fork.run("plan") == {}
 
 

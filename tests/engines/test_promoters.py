@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -33,6 +34,8 @@ from imagefactory.verify.reconcile import reconcile
 from imagefactory.verify.smoke import suite_digest
 from imagefactory.verify.statement import sign
 from imagefactory.verify.trust import Grant, add_key
+from tests.services.registry import RegistryOptions as ServedOptions
+from tests.services.registry import registry_server
 from tests.store_contract import image_index, image_manifest
 from tests.unit.verdicts_made_here import HOST, LAB, MADE_UP, whole_report
 
@@ -41,6 +44,8 @@ PROMOTING_ROUNDS = 2
 CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "9.0", "12.0")
 ROOT = Path(__file__).parents[2]
 QUIET = Quiet()
+STUCK = 300
+"""Seconds after which a promoter that waits for one that failed gives up."""
 # docker-registry rewrites its files in place: who reads at that moment gets a 500, also several in a row.
 QUICK = Patience(attempts=8, first_wait=0.01, longest_wait=0.3)
 VERDICT_TYPE = "application/vnd.imagefactory.verdict.v1+json"
@@ -92,7 +97,14 @@ class Machine:
 
 
 @pytest.fixture
-def machines(registry: str, tmp_path: Path) -> list[Machine]:
+def memory_registry(tmp_path: Path) -> Iterator[str]:
+    """docker-registry with its storage in memory: its requests wait for each other, not for a disk."""
+    with registry_server(tmp_path / "registry", ServedOptions(size=256 * 2**20)) as server:
+        yield server.host
+
+
+@pytest.fixture
+def machines(memory_registry: str, tmp_path: Path) -> list[Machine]:
     root = tmp_path / "root"
     (root / "recipes").mkdir(parents=True)
     shutil.copy(ROOT / "recipes" / "bases.yaml", root / "recipes")
@@ -108,7 +120,7 @@ def machines(registry: str, tmp_path: Path) -> list[Machine]:
     for capability in CAPABILITIES:
         environ = {"IMAGEFACTORY_STORE": str(tmp_path / capability), "HOME": str(tmp_path)}
         settings = load_settings(directory=root, start=root, environ=environ)
-        client = Registry(registry, RegistryOptions(patience=QUICK))
+        client = Registry(memory_registry, RegistryOptions(patience=QUICK))
         found.append(Machine(read_factory(settings, environ), capability, client))
     return found
 
@@ -136,7 +148,7 @@ def test_nothing_stays_lost(machines: list[Machine]) -> None:
         def go(machine: Machine) -> bool:
             mine = Place(store=machine.registry, repository=repository)  # noqa: B023
             with writing(machine.factory, mine, QUIET) as journal:
-                start.wait()  # noqa: B023
+                start.wait(STUCK)  # noqa: B023
                 try:
                     attach(mine, statements[machine.capability], journal)  # noqa: B023
                 except RegistryError as error:

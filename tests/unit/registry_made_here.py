@@ -105,7 +105,10 @@ Fault = Callable[[Asked], str | None]
 
 
 class RegistryMadeHere:
-    """`host` is host:port. `log` has every request, `count` them by `str(Asked)`; bytes are of bodies."""
+    """`host` is host:port. `log` has every request, `count` them by `str(Asked)`; bytes are of bodies.
+
+    `connections` counts those that were made to it.
+    """
 
     def __init__(self, ways: Ways, shelves: Shelves | None = None, fault: Fault | None = None) -> None:
         self.scheme = "http"
@@ -113,7 +116,7 @@ class RegistryMadeHere:
         self.lock = threading.RLock()
         self.log: list[Asked] = []
         self.count: Counter[str] = Counter()
-        self.bytes_in = self.bytes_out = 0
+        self.bytes_in = self.bytes_out = self.connections = 0
         self.tokens: dict[str, list[Any]] = {}  # token -> [scopes, valid until, uses left]
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.registry = self
@@ -193,6 +196,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
+
+    def setup(self) -> None:
+        super().setup()
+        with self.server.registry.lock:
+            self.server.registry.connections += 1
 
     # --- one request -----------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from imagefactory import promoting
 from imagefactory.factory import Factory, read_factory
 from imagefactory.model import Outcome
 from imagefactory.oci.candidates import VERDICT_TYPE, candidate_tag
-from imagefactory.oci.layout import INDEX_TYPE, MANIFEST_TYPE, Layout
+from imagefactory.oci.layout import INDEX_TYPE, MANIFEST_TYPE, Layout, canonical_json, format_descriptor
 from imagefactory.oci.registry import Registry
 from imagefactory.oci.store import Reference
 from imagefactory.oci.transfer import Graph, Place
@@ -176,6 +176,33 @@ def test_revoked_and_verified_again(bench: Bench) -> None:
     assert bench.tags == {"12.1-cu121": second, "12.1-cu121-sm80": second}
 
 
+def test_what_is_no_image_stops_nobody(bench: Bench) -> None:
+    """Whoever may push can tag anything as a candidate."""
+    first = bench.push(b"a", 1)
+    bench.verify(first)
+    client, host = Registry(bench.registry.host), bench.registry.host
+    there = client.manifest("one", bench.manifest(first))
+    assert there
+    plain = format_descriptor(there[0])
+
+    def put(*entries: dict[str, Any]) -> dict[str, Any]:
+        data = canonical_json({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": entries})
+        digest = client.put_manifest("one", data, INDEX_TYPE).digest
+        client.put_manifest("one", data, INDEX_TYPE, f"12.1-cu121-{digest[7:19]}")
+        return {"mediaType": INDEX_TYPE, "digest": digest, "size": len(data)}
+
+    odd = [put(put(plain, {**plain, "annotations": {"a": "b"}})), put(put(put(plain)))]
+    odd += [
+        put({**plain, "annotations": 5}),
+        put({**plain, "platform": {"os": "linux", "architecture": "x"}}),
+    ]
+    said = bench.call("promote", "one-12.1-cu121", "--registry", host)
+    assert bench.tags["12.1-cu121"] == first
+    for one in odd:
+        assert f"{one['digest'][7:19]} in {host}/one is left out" in said.err
+        assert "error: " in bench.call("verdicts", f"{host}/one@{one['digest']}", code=8).err
+
+
 def test_the_last_one_revoked_loses_its_tags(bench: Bench) -> None:
     first = bench.push(b"a", 1)
     bench.verify(first, now=datetime.now(UTC) - timedelta(minutes=5))
@@ -200,6 +227,9 @@ def test_a_tag_that_the_registry_cannot_remove_is_said(bench: Bench, monkeypatch
     assert value["revoked"]
     assert {error["target"] for error in value["errors"]} == {"12.1-cu121", "12.1-cu121-sm80"}
     assert all(one["fault"] for one in value["promotions"][0]["tags"])
+    again = bench.call("promote", "one-12.1-cu121", "--registry", bench.registry.host, code=8)
+    still = rf"12\.1-cu121 +cannot be removed +{first[7:19]} "  # where it points to
+    assert re.search(still, again.out)
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -300,6 +330,24 @@ def test_prune_keeps_what_is_verified(bench: Bench) -> None:
     there = bench.registry.find("one")
     assert there.tags == {}
     assert {kind for kind, _ in there.manifests.values()} <= {INDEX_TYPE}  # what lists were before
+
+
+@pytest.mark.parametrize("bench", [True, False], ids=["referrers", "fallback"], indirect=True)
+def test_what_was_revoked_stays_so_when_its_candidate_was_pruned_and_pushed_again(bench: Bench) -> None:
+    """The same lock gives the same digest, and the machine that verified it still has the verdict."""
+    first, host = bench.push(b"a", 1), bench.registry.host
+    bench.verify(first, now=datetime.now(UTC) - timedelta(minutes=5))
+    elsewhere = {"store": "another-store"}
+    bench.call("revoke", f"{host}/one@{first}", "--why", "wrong sums", **elsewhere)
+    assert "removed" in bench.call("registry", "prune", "--older", "0h", "--registry", host, **elsewhere).out
+    assert first not in bench.registry.find("one").manifests
+    bench.call("reconcile", "--registry", host, **elsewhere)
+    assert bench.push(b"a", 2) == first
+    bench.call("reconcile", "--registry", host)
+    said = bench.call("verdicts", f"{host}/one@{first}", "--json")
+    ((row,),) = (image["verdicts"] for image in json_of(said, "verdicts")["images"])
+    assert row["standing"] == "revoked"
+    bench.promote(code=9)
 
 
 @pytest.mark.parametrize("bench", [True, False], ids=["referrers", "fallback"], indirect=True)

@@ -407,6 +407,33 @@ def test_an_entry_that_another_writer_lost_is_entered_again(server: RegistryMade
     assert [found.digest for found in registry.referrers("a/b", row.digest)] == [digest_of(note)]
 
 
+@pytest.mark.parametrize("server", [Ways(referrers=False)], indirect=True)
+def test_a_list_in_a_tag_is_asked_for_what_is_wanted_alone(server: RegistryMadeHere) -> None:
+    registry = client(server)
+    row = registry.put_manifest("a/b", image_manifest(registry, "a/b", b"one"), MANIFEST_TYPE, "1.0")
+    for number in range(5):
+        note = artifact(registry, "a/b", row, "application/vnd.note", f"{number}")
+        registry.put_manifest("a/b", note, MANIFEST_TYPE)
+    other = artifact(registry, "a/b", row, "application/vnd.other")
+    registry.put_manifest("a/b", other, MANIFEST_TYPE)
+    before = server.count["GET manifest"]
+    (found,) = registry.referrers("a/b", row.digest, "application/vnd.other")
+    assert found.digest == digest_of(other)
+    assert server.count["GET manifest"] - before == 2  # the list, and the one that is of that kind
+    registry.delete_manifest("a/b", found.digest)
+    assert registry.referrers("a/b", row.digest, "application/vnd.other") == ()
+    assert len(registry.referrers("a/b", row.digest)) == 5
+
+
+@pytest.mark.parametrize("server", [Ways(), Ways(referrers=False)], indirect=True, ids=["api", "tag"])
+def test_one_connection_serves_request_after_request(server: RegistryMadeHere) -> None:
+    registry = client(server)
+    push(registry)
+    registry.manifest("a/b", "1.0")
+    assert len(server.log) > 15
+    assert server.connections == 1
+
+
 def test_an_unanswered_put_of_a_referrer_asks_whether_there_is_an_api(server: RegistryMadeHere) -> None:
     registry = client(server)
     row = registry.put_manifest("a/b", image_manifest(registry, "a/b", b"one"), MANIFEST_TYPE)

@@ -42,7 +42,7 @@ def test_zizmor_finds_what_is_wrong(tmp_path: Path) -> None:
     """Else finding nothing would say nothing."""
     spoilt = tmp_path / ".github" / "workflows" / "spoilt.yml"
     spoilt.parent.mkdir(parents=True)
-    text = NIGHTLY.read_text().replace('"kits/$KIT/run.py"', '"${{ github.head_ref }}"')
+    text = NIGHTLY.read_text().replace('"$RUNNER_TEMP/kits/$KIT/run.py"', '"${{ github.head_ref }}"')
     spoilt.write_text(re.sub(r"(actions/checkout)@\w+", r"\1@main", text))
     done = zizmor(spoilt)
     assert done.returncode != 0
@@ -70,6 +70,17 @@ def test_nothing_of_the_nightly_runs_on_a_pull_request_or_a_fork() -> None:
         assert "plan" in jobs[name]["needs"]
         assert "needs.plan.outputs.targets != '{\"include\":[]}'" in jobs[name]["if"]
         assert "cancelled()" not in jobs[name]["if"] or "needs.plan.result == 'success'" in jobs[name]["if"]
+
+
+def test_a_gpu_machine_keeps_nothing_for_the_next_job_and_a_job_can_be_run_again() -> None:
+    """Its runner empties its scratch before each job, never its workspace; names of artifacts are taken."""
+    jobs = read(NIGHTLY)["jobs"]
+    moved = [step["with"] for step in jobs["verify"]["steps"] if "uses" in step]
+    assert [row["path"].partition("/")[0] for row in moved] == ["${{ runner.temp }}"] * 2
+    for job in jobs.values():
+        for step in job["steps"]:
+            if step.get("uses", "").startswith("actions/upload-artifact@"):
+                assert step["with"]["overwrite"] is True
 
 
 def test_the_jobs_on_gpus_hold_no_right_and_one_promoter_holds_the_key() -> None:
