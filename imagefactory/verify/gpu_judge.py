@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from imagefactory.model import CheckResult, CheckState, Completed, Outcome
-from imagefactory.verify.model import Gpu, GpuReport, Hardware, Subject
+from imagefactory.verify.model import Gpu, GpuReport, Hardware, Subject, digits_of
 from imagefactory.verify.report_file import (
     ReportFault,
     SuiteCheck,
@@ -242,20 +242,12 @@ def _stranger(device: Gpu | None, run: GpuRun) -> str:
         return "a rehearsal on the CPU names a GPU"
     if run.hardware is None:
         return "the suite names a GPU, and the host did not see one"
-    known = _host_gpu(device, run.hardware)
+    known = run.hardware.gpu_of(device.uuid)
     if known is None:
         return f"the suite met the GPU {device.uuid}, which is none of this host's"
     if known.capability != device.capability:
         return f"the suite says {device.uuid} has capability {device.capability}, the host {known.capability}"
     return ""
-
-
-def _host_gpu(device: Gpu, hardware: Hardware) -> Gpu | None:
-    """The host's GPU that the suite met, whole or as an instance of it (MIG)."""
-    part_of = {_bytes(name): text for name, text in hardware.notes if name.startswith("MIG-")}
-    uuid = _bytes(device.uuid)
-    whole = _bytes(part_of.get(uuid, device.uuid))
-    return next((gpu for gpu in hardware.gpus if _bytes(gpu.uuid) == whole), None)
 
 
 def _as_the_host_says(device: Gpu | None, hardware: Hardware | None) -> Gpu | None:
@@ -265,14 +257,10 @@ def _as_the_host_says(device: Gpu | None, hardware: Hardware | None) -> Gpu | No
     """
     if device is None or hardware is None:
         return device
-    told = {_bytes(gpu.uuid): (gpu.uuid, gpu.name) for gpu in hardware.gpus}
-    told |= {_bytes(one): (one, device.name) for one, _ in hardware.notes if one.startswith("MIG-")}
-    uuid, name = told.get(_bytes(device.uuid), (device.uuid, device.name))
+    told = {digits_of(gpu.uuid): (gpu.uuid, gpu.name) for gpu in hardware.gpus}
+    told |= {digits_of(one): (one, device.name) for one, _ in hardware.notes if one.startswith("MIG-")}
+    uuid, name = told.get(digits_of(device.uuid), (device.uuid, device.name))
     return replace(device, uuid=uuid, name=name)
-
-
-def _bytes(uuid: str) -> str:
-    return uuid.partition("-")[2]
 
 
 def _contradictions(

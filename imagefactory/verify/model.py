@@ -67,6 +67,20 @@ class Hardware:
     nodes: tuple[str, ...]
     notes: tuple[tuple[str, str], ...] = ()
 
+    def gpu_of(self, uuid: str) -> Gpu | None:
+        """The GPU that libcuda calls `uuid`; of an instance of one (MIG) that the notes name, the whole GPU.
+
+        libcuda tells bytes without a prefix, so an instance may be called `GPU-...` inside: digits decide.
+        """
+        part_of = {digits_of(name): text for name, text in self.notes if name.startswith("MIG-")}
+        whole = digits_of(part_of.get(digits_of(uuid), uuid))
+        return next((gpu for gpu in self.gpus if digits_of(gpu.uuid) == whole), None)
+
+
+def digits_of(uuid: str) -> str:
+    """The digits of `GPU-...` or `MIG-...`."""
+    return uuid.partition("-")[2]
+
 
 class Evidence(Protocol):
     """How the identity of GPUs is read on the host."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from imagefactory.errors import StatementError
 from imagefactory.model import CheckState, Outcome
 from imagefactory.verify.envelope import format_json, parse_envelope, parse_json, seal
-from imagefactory.verify.model import GpuReport, Hardware, Subject, Verdict
+from imagefactory.verify.model import GpuReport, Subject, Verdict
 from imagefactory.verify.report import (
     fault,
     fields,
@@ -117,24 +117,14 @@ def missing_evidence(report: GpuReport) -> str:
         return "the suite met no GPU"
     if not hardware.driver or not hardware.nodes:
         return "the host told no driver or no device node"
-    uuid = host_uuid(device.uuid, hardware)
-    gpu = next((gpu for gpu in hardware.gpus if gpu.uuid == uuid), None)
+    gpu = hardware.gpu_of(device.uuid)
     if gpu is None:
         return f"the suite met {device.uuid}, which NVML does not tell"
-    if uuid not in hardware.known:
+    if gpu.uuid not in hardware.known:
         return f"the suite met {device.uuid}, which /proc/driver/nvidia does not tell"
     if gpu.capability != device.capability:
         return f"the suite met capability {device.capability}, and NVML tells {gpu.capability}"
     return ""
-
-
-def host_uuid(uuid: str, hardware: Hardware) -> str:
-    """The UUID of the whole GPU: of a MIG instance that the host notes, its GPU's.
-
-    libcuda gives 16 bytes without a prefix, so inside an instance may be called `GPU-...` too.
-    """
-    instances = {name.rpartition("MIG-")[2]: text for name, text in hardware.notes if name.startswith("MIG-")}
-    return instances.get(uuid.removeprefix("GPU-").removeprefix("MIG-"), uuid)
 
 
 def _missing_check(report: GpuReport) -> str:
