@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from imagefactory.errors import StatementError
 from imagefactory.model import CheckResult, CheckState, Outcome
 from imagefactory.verify.model import LEVELS, EvidenceKind, Gpu, GpuReport, Hardware, Subject
+from imagefactory.verify.report_file import format_row
 
 T = TypeVar("T")
 
@@ -63,16 +64,7 @@ def format_gpu_report(report: GpuReport) -> dict[str, Any]:
         "hardware": None if report.hardware is None else format_hardware(report.hardware),
         "device": None if report.device is None else format_gpu(report.device),
         "cuda": report.cuda,
-        "checks": [
-            {
-                "name": check.name,
-                "state": check.state.value,
-                "detail": check.detail,
-                "seconds": check.seconds,
-                "numbers": dict(check.numbers),
-            }
-            for check in report.checks
-        ],
+        "checks": [format_row(check) for check in report.checks],
         "outcome": report.outcome.value,
         "reason": report.reason,
         "waived": list(report.waived),

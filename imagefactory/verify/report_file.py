@@ -88,6 +88,17 @@ def parse_row(row: object, names: Collection[str], outcomes: Collection[str]) ->
     return SuiteCheck(result=result, outcome=outcome)
 
 
+def format_row(check: CheckResult) -> dict[str, Any]:
+    """A check as reports, records and statements write it."""
+    return {
+        "name": check.name,
+        "state": check.state.value,
+        "detail": check.detail,
+        "seconds": check.seconds,
+        "numbers": dict(check.numbers),
+    }
+
+
 def is_number(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False

@@ -36,6 +36,7 @@ from imagefactory.progress import Progress, format_seconds
 from imagefactory.verify.report_file import (
     ReportFault,
     SuiteCheck,
+    format_row,
     how_it_ended,
     parse_fields,
     parse_row,
@@ -478,16 +479,7 @@ def format_report(report: Report) -> dict[str, Any]:
         "failure": report.failure.value if report.failure else None,
         "gpu": report.gpu.value,
         "from_record": report.from_record,
-        "checks": [
-            {
-                "name": check.name,
-                "state": check.state.value,
-                "detail": check.detail,
-                "seconds": check.seconds,
-                "numbers": dict(check.numbers),
-            }
-            for check in report.checks
-        ],
+        "checks": [format_row(check) for check in report.checks],
     }
 
 
