@@ -7,12 +7,14 @@ Every command imports what it needs when it runs, so that `--help` and `list` an
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -36,6 +38,8 @@ from imagefactory.cli import (
 from imagefactory.cli.output import Call, complain, explain, say_json, write
 from imagefactory.errors import EXIT_INTERRUPTED, EXIT_OK, FactoryError, ToolError
 from imagefactory.progress import STYLES
+
+INTERRUPTED = "interrupted: run the same command again to go on"
 
 MODULES = {
     **dict.fromkeys(
@@ -136,11 +140,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         else:
             code = _interrupted()
     except KeyboardInterrupt:
-        code = _interrupted()
         if threading.active_count() > 1:  # one may sit in a request for minutes, and the end joins it
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+            _leave_threads_behind()
+        code = _interrupted()
     except OSError as error:
         code = _end(explain(error), arguments)
     except ModuleNotFoundError as error:
@@ -160,8 +162,20 @@ def _clean_up_when_told_to_end() -> None:
 
 
 def _interrupted() -> int:
-    write(2, "interrupted: run the same command again to go on")
+    write(2, INTERRUPTED)
     return EXIT_INTERRUPTED
+
+
+def _leave_threads_behind() -> NoReturn:
+    """Ends at once, with the last word: what threads still tell of their work goes nowhere."""
+    with contextlib.suppress(OSError):  # nobody reads any more
+        sys.stdout.flush()
+        sys.stderr.flush()
+        last = os.dup(2)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        sys.stderr.flush()  # waits for the line that a thread is writing
+        os.write(last, f"{INTERRUPTED}\n".encode())
+    os._exit(EXIT_INTERRUPTED)
 
 
 def _end(error: FactoryError, arguments: Sequence[str]) -> int:
