@@ -42,12 +42,12 @@ from imagefactory.progress import STYLES
 INTERRUPTED = "interrupted: run the same command again to go on"
 
 MODULES = {
-    **dict.fromkeys(
-        ("installer", "isal", "jinja2", "requests", "rich", "tenacity", "uv", "zstandard"), "build"
-    ),
+    **dict.fromkeys(("installer", "isal", "jinja2", "rich", "uv", "zstandard"), "build"),
+    "classad2": "condor",
     "conda_lock": "conda",
     "cryptography": "sign",
     "docker": "docker",
+    "htcondor2": "condor",
     "rattler": "conda",
     "spython": "apptainer",
     "tomlkit": "sign",
