@@ -1,0 +1,1 @@
+"""The signed catalogue: what a registry offers, for people who have no factory."""

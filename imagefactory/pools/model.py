@@ -1,0 +1,212 @@
+"""The frozen values of pools: which GPUs there are, what is to run on them, what became of it.
+
+    Inventory + plan -> Sweep (nodes) -> (a DAG on the pool) -> NodeResult -> GpuReport -> Verdict
+
+Capabilities are written `8.0`, memory and disk are bytes, times are aware and in UTC, digests
+`sha256:<64 hex>`. A CUDA version of a driver is the newest that it takes (`12.4`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from imagefactory.model import Outcome
+from imagefactory.verify.model import Subject
+
+# --- what there is -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolGpu:
+    """One GPU as the pool tells it. `id` is the pool's short name (`GPU-a0223334`), `uuid` `GPU-...` in full.
+
+    `driver` (`550.54.15`) and `cuda` are empty where the pool does not tell them. `mig` says that it is a
+    slice of a GPU. `free`: no job has it.
+    """
+
+    id: str
+    uuid: str
+    name: str
+    capability: str
+    memory: int
+    driver: str
+    cuda: str
+    mig: bool
+    free: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """A machine of a pool. `attributes` are the plain values of its ad that jobs may ask for.
+
+    `start` is its START expression, which says whom it takes; empty where it is not known.
+    """
+
+    name: str
+    attributes: Mapping[str, str | int | float | bool]
+    start: str
+    gpus: tuple[PoolGpu, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """The machines with GPUs of a pool at one time. `pool` is its name, empty where nobody told it."""
+
+    pool: str
+    taken: datetime
+    machines: tuple[Machine, ...]
+
+    @property
+    def gpus(self) -> tuple[PoolGpu, ...]:
+        return tuple(gpu for machine in self.machines for gpu in machine.gpus)
+
+
+# --- what is to run ------------------------------------------------------------------------------
+
+
+class ImageKind(StrEnum):
+    """How a job gets its image, in the words of `container_image`."""
+
+    DOCKER = "docker"
+    ORAS = "oras"
+    SIF = "sif"
+    OSDF = "osdf"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolImage:
+    """An image where jobs find it: `address` as `container_image` takes it, pinned by digest.
+
+    `size` is what is transferred, `unpacked` what lies on the disk of a machine while the job runs. For a
+    .sif `sha256` is the file's, else empty.
+    """
+
+    kind: ImageKind
+    address: str
+    subject: Subject
+    size: int
+    unpacked: int
+    sha256: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How long a job may wait, be held and run; how often what the pool broke is tried again."""
+
+    idle: timedelta = timedelta(hours=24)
+    held: timedelta = timedelta(minutes=10)
+    run: timedelta = timedelta(hours=24)
+    retries: int = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One job: one image on one capability. `name` has letters, digits, `-` and `_` only.
+
+    `cuda` is the lowest that the GPU's driver must take, empty for any. `timeout` is the suite's, in seconds.
+    """
+
+    name: str
+    target: str
+    capability: str
+    image: PoolImage
+    nonce: str
+    cuda: str
+    memory: int
+    disk: int
+    timeout: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A cell that is not queued, and why: `rule` is a word of plan.PRUNING, or `verified`, `no-match`, ..."""
+
+    target: str
+    capability: str
+    rule: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """What one `verify --on` asks of a pool. `site` is a row of sites.py, `level` the suite's."""
+
+    id: str
+    made: datetime
+    level: str
+    site: str
+    nodes: tuple[Node, ...]
+    left_out: tuple[LeftOut, ...] = ()
+    limits: Limits = field(default_factory=Limits)
+
+
+# --- what became of it ---------------------------------------------------------------------------
+
+
+class Ending(StrEnum):
+    """How one attempt of a job ended, by its log."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    EXITED = "exited"
+    KILLED = "killed"
+    HELD = "held"
+    REMOVED = "removed"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One job of a node. `job` is `12.0`; `code` its exit code, signal or hold code; `text` what was said.
+
+    `gpu` is the startd's word on the GPU of its last start, None where it never started or had none.
+    `machine` and `slot` are where that was.
+    """
+
+    job: str
+    ending: Ending
+    code: int
+    text: str
+    machine: str
+    slot: str
+    gpu: PoolGpu | None
+    submitted: datetime
+    started: datetime | None
+    ended: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeResult:
+    """What is known of a node. `outcome` is None while it waits or runs; attempts are the oldest first."""
+
+    node: str
+    outcome: Outcome | None
+    reason: str
+    attempts: tuple[Attempt, ...] = ()
+
+
+class Pool(Protocol):
+    """Where verification runs. Every method raises ToolError where the pool's commands are missing or fail.
+
+    One backend, one file: htcondor/; slurm would be the next.
+    """
+
+    def require(self) -> str:
+        """The version of what is there."""
+
+    def inventory(self, now: datetime) -> Inventory:
+        """The GPUs there are."""
+
+    def submit(self, folder: Path) -> str:
+        """Submits the sweep that lies in `folder`, or goes on with it; the job that drives it."""
+
+    def running(self, folder: Path) -> bool:
+        """Whether something still drives that sweep."""
+
+    def cancel(self, folder: Path) -> None:
+        """Removes its jobs."""
