@@ -124,7 +124,7 @@ class Seen:
 class FaultProxy:
     """`with FaultProxy("127.0.0.1:5000") as proxy: ... proxy.address`. `storm` may be set at any time.
 
-    `bytes_per_second` slows request bodies down (0: not at all).
+    `bytes_per_second` slows request bodies down (0: not at all). `serving` counts open connections.
     """
 
     def __init__(self, upstream: str, *, tokens: bool = False) -> None:
@@ -135,6 +135,7 @@ class FaultProxy:
         self.bytes_per_second = 0
         self.seen = Seen()
         self.address = ""
+        self.serving = 0
         self._tokens: set[str] = set()
         self._numbers = itertools.count(1)
         self._loop = asyncio.new_event_loop()
@@ -169,6 +170,7 @@ class FaultProxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         upstream = _Upstream(self.upstream)
+        self.serving += 1
         with contextlib.suppress(
             ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError
         ):
@@ -178,6 +180,7 @@ class FaultProxy:
                     break
         upstream.close()
         writer.close()
+        self.serving -= 1
 
     async def _answer(
         self,

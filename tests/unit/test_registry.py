@@ -7,7 +7,6 @@ import logging
 import random
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -629,10 +628,8 @@ def test_nobody_listens() -> None:
 
 def test_a_registry_that_never_answers_is_given_up(server: RegistryMadeHere) -> None:
     server.fault = lambda asked: "slow:1"
-    began = time.monotonic()
     with pytest.raises(RegistryError, match="timed out"):
         client(server, Patience(attempts=2, first_wait=0.001, read=0.1)).tags("a/b")
-    assert time.monotonic() - began < 1.0
 
 
 def test_a_server_that_is_no_registry(server: RegistryMadeHere) -> None:

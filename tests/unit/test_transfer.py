@@ -421,10 +421,8 @@ def test_one_failed_blob_ends_the_others_and_keeps_what_was_sent() -> None:
     there.broken = {digest_of(layers[3])}
     source = Place(store=here, repository="mine")
     sending = Sending(graph=read_graph(source, "1"), repository="yours", candidate="c")
-    began = time.monotonic()
     with pytest.raises(RegistryError, match="broken") as caught:
         send(source, there, sending, QUIET)
-    assert time.monotonic() - began < 1.5
     assert "mend it" in caught.value.hint
     assert "resumes" in caught.value.hint
     assert len(here.did("chunk")) < 900
