@@ -545,7 +545,7 @@ def test_mounts(ground: Ground, tmp_path: Path) -> None:
 @pytest.mark.parametrize("read_only", [True, False])
 def test_a_time_limit_ends_everything(ground: Ground, read_only: bool) -> None:
     token = f"4712.{read_only:d}"
-    spec = RunSpec(argv=("sh", "-c", f"echo begun; sleep {token} & wait"), timeout=2.0, read_only=read_only)
+    spec = RunSpec(argv=("sh", "-c", f"echo begun; sleep {token} & wait"), timeout=6.0, read_only=read_only)
     done = ground.runner.run(ground.image, spec)
     assert (done.timed_out, done.returncode, done.stdout) == (True, 137, "begun\n")
     assert not running(f"sleep {token}")
