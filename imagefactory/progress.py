@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -18,6 +19,15 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 LINE_EVERY_SECONDS = 5.0
+_SPEAKING = threading.RLock()
+
+
+def fall_silent() -> None:
+    """From here on other threads write no line of progress: the last word is the caller's.
+
+    One that is writing is waited for, unless nobody reads what it writes.
+    """
+    _SPEAKING.acquire(timeout=1.0)
 
 
 class Task(Protocol):
@@ -118,8 +128,11 @@ class Lines:
         self.stream, self.clock = stream, clock
 
     def write(self, text: str) -> None:
-        with contextlib.suppress(BrokenPipeError):  # nobody watches any more; the work goes on
-            self.stream.write(text + "\n")
+        self.put(text)
+
+    def put(self, line: str) -> None:
+        with _SPEAKING, contextlib.suppress(BrokenPipeError):  # nobody watches any more; the work goes on
+            self.stream.write(line + "\n")
             self.stream.flush()
 
     def tell(self, task: _LineTask, now: float) -> None:
@@ -167,9 +180,7 @@ class JsonLines(Lines):
         self._emit(event="task", title=task.title, done=task.done, total=task.total, unit=task.unit)
 
     def _emit(self, **fields: Any) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            self.stream.write(json.dumps(fields, sort_keys=True) + "\n")
-            self.stream.flush()
+        self.put(json.dumps(fields, sort_keys=True))
 
     @contextmanager
     def stage(self, title: str) -> Iterator[None]:

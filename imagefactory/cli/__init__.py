@@ -14,7 +14,6 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 import click
 
@@ -37,9 +36,7 @@ from imagefactory.cli import (
 )
 from imagefactory.cli.output import Call, complain, explain, say_json, write
 from imagefactory.errors import EXIT_INTERRUPTED, EXIT_OK, FactoryError, ToolError
-from imagefactory.progress import STYLES
-
-INTERRUPTED = "interrupted: run the same command again to go on"
+from imagefactory.progress import STYLES, fall_silent
 
 MODULES = {
     **dict.fromkeys(("installer", "isal", "jinja2", "rich", "uv", "zstandard"), "build"),
@@ -140,9 +137,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         else:
             code = _interrupted()
     except KeyboardInterrupt:
-        if threading.active_count() > 1:  # one may sit in a request for minutes, and the end joins it
-            _leave_threads_behind()
+        fall_silent()
         code = _interrupted()
+        if threading.active_count() > 1:  # one may sit in a request for minutes, and the end joins it
+            with contextlib.suppress(OSError):  # nobody reads any more
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
     except OSError as error:
         code = _end(explain(error), arguments)
     except ModuleNotFoundError as error:
@@ -162,20 +163,8 @@ def _clean_up_when_told_to_end() -> None:
 
 
 def _interrupted() -> int:
-    write(2, INTERRUPTED)
+    write(2, "interrupted: run the same command again to go on")
     return EXIT_INTERRUPTED
-
-
-def _leave_threads_behind() -> NoReturn:
-    """Ends at once, with the last word: what threads still tell of their work goes nowhere."""
-    with contextlib.suppress(OSError):  # nobody reads any more
-        sys.stdout.flush()
-        sys.stderr.flush()
-        last = os.dup(2)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        sys.stderr.flush()  # waits for the line that a thread is writing
-        os.write(last, f"{INTERRUPTED}\n".encode())
-    os._exit(EXIT_INTERRUPTED)
 
 
 def _end(error: FactoryError, arguments: Sequence[str]) -> int:

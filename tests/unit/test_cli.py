@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from imagefactory import cli, errors
-from imagefactory.cli import INTERRUPTED
 from imagefactory.errors import FactoryError
 from imagefactory.oci.layout import Layout
 from imagefactory.recipes import SMOKE_CHECKS
@@ -314,13 +313,12 @@ def test_a_reader_that_leaves_does_not_change_the_exit_code() -> None:
 def test_interrupted_is_the_last_word_whatever_threads_still_tell() -> None:
     program = """
 import os, sys, threading, time
-from imagefactory import cli
+from imagefactory import cli, progress
 end = os._exit
 os._exit = lambda code: time.sleep(0.1) or end(code)  # threads get their turn
 def talk():
     while True:
-        sys.stderr.write("  one: 6 blobs\\n")
-        sys.stderr.flush()
+        progress.Lines(sys.stderr).note("  one: 6 blobs")
 def stop(**_):
     for _ in range(4):
         threading.Thread(target=talk).start()  # as in a request that takes minutes: none is waited for
@@ -332,7 +330,7 @@ cli.main(["push"])
     for _ in range(5):
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
         assert done.returncode == errors.EXIT_INTERRUPTED
-        assert done.stderr.splitlines()[-1] == INTERRUPTED
+        assert done.stderr.splitlines()[-1] == "interrupted: run the same command again to go on"
 
 
 def test_an_archive_never_takes_the_place_of_a_device(call: Call, tmp_path: Path) -> None:
