@@ -55,10 +55,15 @@ class Factory:
         return Layout(self.settings.store_path)
 
 
+def is_factory(settings: Settings) -> bool:
+    """Whether the root has recipes."""
+    return (settings.root_path / "recipes" / BASES_FILE).exists()
+
+
 def recipes_folder(settings: Settings) -> Path:
     """The folder of recipes. Raises UsageError where the root is no factory."""
     folder = settings.root_path / "recipes"
-    if not (folder / BASES_FILE).exists():
+    if not is_factory(settings):
         raise UsageError(
             f"{settings.root_path} is no factory: it has no recipes/{BASES_FILE}",
             hint="go to one, or name it: imagefactory -C DIR ...",

@@ -112,7 +112,7 @@ def sign_kit(factory: Factory, collected: Collected, ledger: Ledger, now: dateti
             f"{report.outcome}: {report.reason}",
             hint="nothing was signed; this kit can be run again, there or elsewhere",
         )
-    days = read_trust(factory.settings.root_path).policy.days
+    days = read_trust(factory.settings.files).policy.days
     signed = sign(report, _key(factory), now=now, days=days)
     data = format_signed(signed, collected.reference)
     ledger.spend(report.nonce, collected.run, result=digest_of({"signed": data}), now=now, signed=data)

@@ -1,6 +1,7 @@
-"""Settings of this machine and site: `imagefactory.toml`, the environment, the built-in default.
+"""Settings of this machine and site: the environment, the files `imagefactory.toml`, the built-in default.
 
-Each value remembers where it came from, so that `settings`, `doctor` and errors can say it. Hosts of
+Each value remembers where it came from, so that `settings`, `doctor` and errors can say it. Which files
+there are, and which of them decides, settings_files.py says. Hosts of
 package registries are not among the defaults: they come from the machine's own tools (uv, pip, apt)
 unless a site names them here.
 """
@@ -9,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -17,17 +17,21 @@ from pathlib import Path
 from imagefactory.engines import ENGINES
 from imagefactory.errors import UsageError
 from imagefactory.match_spec import channel_address
-from imagefactory.oci.mirrors import Mirrors, split_place
+from imagefactory.oci.mirrors import Mirrors, split_place, split_tagged
+from imagefactory.settings_files import FILE_NAME, files_of, parse_values, read_document, without_secrets
 from imagefactory.verify.runners import RUNNERS
 
-FILE_NAME = "imagefactory.toml"
 ENVIRONMENT_PREFIX = "IMAGEFACTORY_"
 SOLVERS = ("rattler", "conda", "mamba", "micromamba")
-JUDGED_ELSEWHERE = ("policy", "trust")
-"""Tables of imagefactory.toml that verify/trust.py reads."""
+SITES = ("generic", "chtc", "ospool")
+"""Whose rules submit files follow, the default first."""
+FOLDERS = ("store", "cache", "certificates", "signing_key", "catalogue", "sif_folder")
+"""Settings that are paths, or are where they look like one: relative ones begin where they are written."""
 
 _CHANNEL = re.compile(r"(?:(?:https?|file)://)?[A-Za-z0-9_./:%+~-]+")
 _PLACE = re.compile(r"(?:https?|file)://[A-Za-z0-9_./:%+~-]+|/[^,=\x00-\x1f\x7f]*")
+# A path of it reaches submit files.
+_SIF_FOLDER = re.compile(r"(?:osdf://)?(?:/[A-Za-z0-9_.+-]+)+/?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +57,12 @@ class Settings:
     instead (an address or a folder). `solver` solves conda's packages: `rattler`, or the user's own `conda`,
     `mamba` or `micromamba`, or the path of one. `codec` is `zstd` or `gzip`, `workers` a
     count of processes (0: one per core). `signing_key` is the file of the private key that signs verdicts, or
-    the name of one of this user's; empty: the only one there.
+    the name of one of this user's; empty: the only one there. `catalogue` is where the signed catalogue lies:
+    `HOST[/PATH][:TAG]` (the registry's place, in it the repository `catalogue`), or a file (`/...`, `./...`,
+    `../...`, `~/...`); empty: in `registry`. `site` says whose rules submit files follow (SITES).
+    `sif_folder` is where jobs find .sif files: a folder that the pool's machines share, or `osdf:///...`.
+
+    `files` are those that settings and trust may be written in, the nearest first.
     """
 
     root: Setting
@@ -72,6 +81,10 @@ class Settings:
     codec: Setting
     workers: Setting
     signing_key: Setting
+    catalogue: Setting
+    site: Setting
+    sif_folder: Setting
+    files: tuple[Path, ...] = ()
 
     @property
     def root_path(self) -> Path:
@@ -104,7 +117,7 @@ class Settings:
 
     def rows(self) -> tuple[tuple[str, Setting], ...]:
         """(name as imagefactory.toml writes it, setting), in the order they are told."""
-        return tuple((_toml_name(field.name), getattr(self, field.name)) for field in fields(self))
+        return tuple((_toml_name(name), getattr(self, name)) for name in _names())
 
 
 def find_root(start: Path) -> Path | None:
@@ -118,12 +131,18 @@ def find_root(start: Path) -> Path | None:
 def load_settings(*, directory: Path | None, start: Path, environ: Mapping[str, str]) -> Settings:
     """Settings for a call made in `start`; `directory` is what `-C` named, if anything.
 
-    The environment beats the file, the file beats the default. Raises UsageError for a file that
-    cannot be read, an unknown key or a value that cannot be used, naming the file or the variable.
+    The environment beats the files, the nearest file beats the others, a file beats the default. Raises
+    UsageError for a file that cannot be read, an unknown key or a value that cannot be used, naming the file
+    or the variable.
     """
     root = (directory or find_root(start) or start).absolute()
     home = Path(environ.get("HOME") or "/")
-    written = _read(root / FILE_NAME)
+    files = files_of(root, environ)
+    known = {_toml_name(name): name for name in _names() if name != "root"}
+    written = {
+        path: {known[key]: text for key, text in parse_values(read_document(path), path, known).items()}
+        for path in files
+    }
     defaults = {
         "root": str(root),
         "store": str(Path(environ.get("XDG_DATA_HOME") or home / ".local/share") / "imagefactory/store"),
@@ -132,85 +151,55 @@ def load_settings(*, directory: Path | None, start: Path, environ: Mapping[str, 
         "solver": SOLVERS[0],
         "codec": "zstd",
         "workers": "0",
+        "site": SITES[0],
     }
     _refuse_unknown(environ)
     values: dict[str, Setting] = {}
-    for field in fields(Settings):
-        key, variable = field.name, ENVIRONMENT_PREFIX + field.name.upper()
+    for key in _names():
+        variable, folder = ENVIRONMENT_PREFIX + key.upper(), root
+        nearest = next((path for path in files if key in written[path]), None)
         if key == "root":
             found = str(root / FILE_NAME) if (root / FILE_NAME).is_file() else "default"
             values[key] = Setting(value=str(root), origin="-C" if directory else found)
         elif environ.get(variable):
             values[key] = Setting(value=environ[variable], origin=f"${variable}")
-        elif key in written:
-            values[key] = Setting(value=written[key], origin=str(root / FILE_NAME))
+        elif nearest:
+            values[key] = Setting(value=written[nearest][key], origin=str(nearest))
+            folder = nearest.parent
         else:
             values[key] = Setting(value=defaults.get(key, ""), origin="default")
-    for key in ("store", "cache", "certificates", "signing_key"):
-        if values[key].value and (key != "signing_key" or "/" in values[key].value):  # the other is a name
+        if key == "channels":
+            values[key] = _with_absolute_folders(values[key], folder, home)
+        elif key in FOLDERS and _is_path(key, values[key].value):
             path = Path(values[key].value).expanduser()
             values[key] = Setting(
-                value=str(path if path.is_absolute() else root / path), origin=values[key].origin
+                value=str(path if path.is_absolute() else folder / path), origin=values[key].origin
             )
-    values["channels"] = _with_absolute_folders(values["channels"], root, home)
     _check(values)
-    return Settings(**values)
+    return Settings(**values, files=files)
+
+
+def _names() -> tuple[str, ...]:
+    """The settings' names as attributes, in the order they are told."""
+    return tuple(field.name for field in fields(Settings) if field.name != "files")
+
+
+def _is_path(key: str, text: str) -> bool:
+    """Whether it stands for a path; else it is a name, an address or nothing."""
+    if key == "catalogue":
+        return text.startswith(("/", "./", "../", "~/"))
+    if key == "signing_key":
+        return "/" in text
+    return bool(text) and not text.startswith("osdf://")
 
 
 def _refuse_unknown(environ: Mapping[str, str]) -> None:
-    known = [ENVIRONMENT_PREFIX + field.name.upper() for field in fields(Settings) if field.name != "root"]
+    known = [ENVIRONMENT_PREFIX + name.upper() for name in _names() if name != "root"]
     for name in sorted(environ):
         if name.startswith(ENVIRONMENT_PREFIX) and name not in known:
             raise UsageError(
                 f"the variable {name} is no setting", hint=f"the settings are {', '.join(known)}"
             )
-
-
-def _read(path: Path) -> dict[str, str]:
-    if not path.exists():
-        return {}
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UsageError(
-            f"{path}: cannot be read as TOML: {error}", hint='each line reads: key = "value"'
-        ) from error
-    known = sorted(_toml_name(field.name) for field in fields(Settings) if field.name != "root")
-    result = {}
-    for key, value in data.items():
-        if key in JUDGED_ELSEWHERE:
-            continue
-        if key not in known:
-            raise UsageError(f"{path}: unknown setting '{key}'", hint=f"the settings are {', '.join(known)}")
-        if key in _TABLES:
-            result[key] = _table(path, key, value)
-            continue
-        if not isinstance(value, str | int) or isinstance(value, bool):
-            raise UsageError(f"{path}: '{key}' must be a string", hint=f'write {key} = "..."')
-        result[key.replace("-", "_")] = str(value)
-    return result
-
-
-_TABLES = {
-    "mirrors": '"docker.io" = "registry.example.org/hub"',
-    "channels": '"conda-forge" = "https://mirror.example.org/conda-forge"',
-}
-
-
-def _table(path: Path, key: str, value: object) -> str:
-    """The table in the form of the environment's variable, the one form that is checked and used."""
-    if not isinstance(value, dict) or not all(isinstance(place, str) for place in value.values()):
-        raise UsageError(
-            f"{path}: '{key}' must be a table of strings",
-            hint=f"write [{key}] and below it lines such as {_TABLES[key]}",
-        )
-    for text in (text for pair in value.items() for text in pair if "," in text or "=" in text):
-        what = "the address of a registry" if key == "mirrors" else "a channel or its place"
-        raise UsageError(
-            f"{path}: '{_shown(text)}' in '{key}' is not {what}",
-            hint=f"write one line each: {_TABLES[key]}",
-        )
-    return ",".join(f"{prefix}={place}" for prefix, place in value.items())
 
 
 def _check(values: Mapping[str, Setting]) -> None:
@@ -221,7 +210,7 @@ def _check(values: Mapping[str, Setting]) -> None:
         raise UsageError(
             f"workers '{workers.value}' ({workers.origin}) is not a count", hint="write 0 or more"
         )
-    for name, known in (("engine", ENGINES), ("runner", ("", *RUNNERS))):
+    for name, known in (("engine", ENGINES), ("runner", ("", *RUNNERS)), ("site", SITES)):
         setting = values[name]
         if setting.value not in known:
             raise UsageError(
@@ -236,6 +225,14 @@ def _check(values: Mapping[str, Setting]) -> None:
                 f"plain-http: '{host}' ({values['plain_http'].origin}) is not a host alone",
                 hint='write hosts with commas: plain-http = "registry.site:5000,other.site"',
             )
+    if values["catalogue"].value and not values["catalogue"].value.startswith("/"):
+        _check_place("catalogue", values["catalogue"], values["catalogue"].value, tagged=True)
+    folder = values["sif_folder"]
+    if folder.value and not _SIF_FOLDER.fullmatch(folder.value):
+        raise UsageError(
+            f"sif-folder: '{without_secrets(folder.value)}' ({folder.origin}) is no place for .sif files",
+            hint="write an absolute path or osdf:///PATH, of letters, digits and . _ + - /",
+        )
     _check_mirrors(values["mirrors"])
     _check_channels(values["channels"])
     _check_solver(values["solver"])
@@ -284,7 +281,8 @@ def _check_channels(setting: Setting) -> None:
             )
         if not equals or not _CHANNEL.fullmatch(channel) or not _PLACE.fullmatch(place):
             raise UsageError(
-                f"channels: '{_shown(item)}' ({setting.origin}) is not CHANNEL=ADDRESS or CHANNEL=FOLDER",
+                f"channels: '{without_secrets(item)}' ({setting.origin}) is not CHANNEL=ADDRESS or "
+                "CHANNEL=FOLDER",
                 hint="write conda-forge=https://mirror.example.org/conda-forge, several with commas",
             )
         if channel_address(channel) in seen:
@@ -308,9 +306,9 @@ def _check_solver(setting: Setting) -> None:
     )
 
 
-def _check_place(name: str, setting: Setting, text: str) -> tuple[str, str]:
+def _check_place(name: str, setting: Setting, text: str, *, tagged: bool = False) -> tuple[str, str]:
     try:
-        return split_place(text)
+        return split_place(split_tagged(text)[0] if tagged else text)
     except UsageError as error:
         raise UsageError(f"{name} ({setting.origin}): {error.message}", hint=error.hint) from error
 
@@ -331,13 +329,6 @@ def _check_certificates(setting: Setting) -> None:
         raise UsageError(
             f"certificates: {path} ({setting.origin}) cannot be used: {error.strerror or error}", hint=hint
         ) from error
-
-
-def _shown(text: str) -> str:
-    """A value without what may be a password, a token or a query."""
-    from imagefactory.lock.index import redact
-
-    return redact(text.rpartition("@")[2])
 
 
 def _items(text: str) -> tuple[str, ...]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from imagefactory.errors import RegistryError, UsageError
+from imagefactory.errors import FactoryError, RegistryError, UsageError
 from imagefactory.factory import Factory
+from imagefactory.model import Descriptor
 from imagefactory.oci.candidates import REVOCATION_TYPE, TEST_RESULT_TYPE, VERDICT_TYPE
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.store import Reference
@@ -24,6 +25,7 @@ from imagefactory.verify.attached import (
     Journal,
     Statement,
     attach,
+    put_statement,
     read_revocations,
     read_verdicts,
 )
@@ -76,7 +78,8 @@ def read_court(factory: Factory, now: datetime) -> Court:
 class Found:
     """The verdicts about one image, judged. `ignored` says which revocations do not count, and why.
 
-    `tags` are those of the target that point to it, as far as they were looked for.
+    `tags` are those of the target that point to it, as far as they were looked for. `envelopes` and
+    `revocations` are what was read, by the digests of the artifacts.
     """
 
     place: str
@@ -84,6 +87,8 @@ class Found:
     judged: tuple[Judged, ...]
     ignored: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
+    envelopes: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    revocations: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
 
 def find_verdicts(place: Place, subject: Subject, court: Court, also: Sequence[Place] = ()) -> Found:
@@ -98,13 +103,21 @@ def find_verdicts(place: Place, subject: Subject, court: Court, also: Sequence[P
     good = [one.verdict for one in first if one.verdict and one.standing is Standing.GOOD]
     manifests = sorted({subject.manifest, *(verdict.report.subject.manifest for verdict in good)})
     against = [one for each in (place, *also) for own in manifests for one in read_revocations(each, own)]
-    revoked = judge_revocations(_envelopes(against), subject, court)
+    revocations = _envelopes(against)
+    revoked = judge_revocations(revocations, subject, court)
     faults = {one.digest: one.fault for one in verdicts if one.fault}
     judged = judge_verdicts(
         envelopes, subject, replace(court, revocations=court.revocations + revoked.heeded)
     )
     told = tuple(replace(one, why=faults.get(one.digest, one.why)) for one in judged)
-    return Found(place=str(place), subject=subject, judged=told, ignored=revoked.ignored)
+    return Found(
+        place=str(place),
+        subject=subject,
+        judged=told,
+        ignored=revoked.ignored,
+        envelopes=envelopes,
+        revocations=revocations,
+    )
 
 
 def _envelopes(attached: Sequence[Attached]) -> Mapping[str, bytes]:
@@ -172,7 +185,15 @@ def attach_signed(
     Gives the places that have it now. Raises UsageError where neither has the image, RegistryError and
     StoreError; what a registry did not take stands in the journal, and `reconcile` brings it there.
     """
-    own = signed.verdict.report.subject
+    places = places_of(factory, signed.verdict.report.subject, where)
+    return attach_at(factory, signed, places, progress)
+
+
+def places_of(factory: Factory, own: Subject, where: Reference | None) -> tuple[tuple[Place, Subject], ...]:
+    """Where verdicts on an image go, each with what is called so there: the store here, and `where`.
+
+    Raises UsageError where neither has the image, RegistryError.
+    """
     places = []
     if factory.layout.manifest(own.manifest) is not None:
         places.append((local_place(factory, ANY), own))
@@ -189,15 +210,53 @@ def attach_signed(
         raise UsageError(
             f"{own.manifest} is not in the store here", hint="name where it lies: HOST/NAME@sha256:..."
         )
-    kinds = ((VERDICT_TYPE, signed.envelope), (TEST_RESULT_TYPE, signed.test_result))
+    return tuple(places)
+
+
+def attach_at(
+    factory: Factory, signed: Signed, places: Sequence[tuple[Place, Subject]], progress: Progress
+) -> tuple[str, ...]:
+    """Attaches a verdict at what `places_of` gave; gives the places' names. Raises as `attach_signed`."""
     for place, subject in places:
-        for kind, envelope in kinds:
-            one = Attaching(subject=subject, kind=kind, envelope=envelope, until=signed.verdict.expires)
-            attach_to(factory, place, one, progress)
-    return tuple(_called(place) for place, _ in places)
+        for fault in attach_all(factory, place, attachings(signed, subject), progress):
+            if fault:
+                raise fault
+    return tuple(called(place) for place, _ in places)
 
 
-def _called(place: Place) -> str:
+def attachings(signed: Signed, subject: Subject) -> tuple[Attaching, ...]:
+    """A verdict's two statements."""
+    kinds = ((VERDICT_TYPE, signed.envelope), (TEST_RESULT_TYPE, signed.test_result))
+    until = signed.verdict.expires
+    return tuple(Attaching(subject=subject, kind=kind, envelope=data, until=until) for kind, data in kinds)
+
+
+def attach_all(
+    factory: Factory, place: Place, wanted: Sequence[Attaching], progress: Progress
+) -> tuple[FactoryError | None, ...]:
+    """Attaches many statements at one place, under one lock; gives what went wrong with each, or None."""
+    subjects: dict[str, Descriptor] = {}
+    faults: list[FactoryError | None] = []
+    with writing(factory, place, progress) as journal:
+        for one in wanted:
+            manifest = one.subject.manifest
+            try:
+                if manifest not in subjects:
+                    subjects[manifest] = read_manifest(place, manifest).descriptor
+                statement = Statement(
+                    kind=one.kind, subject=subjects[manifest], envelope=one.envelope, until=one.until
+                )
+                if journal:
+                    journal.append(place, statement)
+                put_statement(place, statement)
+            except FactoryError as error:
+                faults.append(error)
+            else:
+                faults.append(None)
+    return tuple(faults)
+
+
+def called(place: Place) -> str:
     """The store on disk is one for all repositories."""
     return place.store.name if isinstance(place.store, LayoutStore) else str(place)
 

@@ -254,7 +254,7 @@ def sign_report(factory: Factory, report: GpuReport, key: SigningKey | None, now
         return SignedReport(signed=None, why="unsigned: no key (imagefactory keys new NAME)")
     run = Run(subject=report.subject, suite=report.suite, level=report.level)
     result = hashlib.sha256(format_json(format_gpu_report(report))).hexdigest()
-    days = read_trust(factory.settings.root_path).policy.days
+    days = read_trust(factory.settings.files).policy.days
     try:
         signed = sign(report, key, now=now, days=days)
     except StatementError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 
 import click
 
@@ -11,6 +12,11 @@ from imagefactory.cli.output import json_option, say, say_json
 from imagefactory.verify.model import EvidenceKind
 
 DAYS = 365
+_user_option = click.option(
+    "--user",
+    is_flag=True,
+    help="In your own file (~/.config/imagefactory/imagefactory.toml), not the factory's.",
+)
 _DAY = click.DateTime(formats=["%Y-%m-%d"])
 
 
@@ -19,9 +25,10 @@ def keys() -> None:
     """Make and trust the keys that sign verdicts.
 
     \b
-    imagefactory keys new lab          a private key for you alone, and lab.pub for everybody
-    imagefactory keys trust lab        this factory believes what it signs, for a year
-    imagefactory keys trust lab.pub    the same, where only the public key is
+    imagefactory keys new lab                a private key for you alone, and lab.pub for everybody
+    imagefactory keys trust lab              this factory believes what it signs, for a year
+    imagefactory keys trust lab.pub          the same, where only the public key is
+    imagefactory keys trust --user lab.pub   you believe it, in any folder
     """
 
 
@@ -48,7 +55,7 @@ def show(ctx: click.Context, as_json: bool) -> None:
     from imagefactory.verify.trust import list_keys, read_trust
 
     own = own_keys(keys_folder(os.environ))
-    rows = list_keys(read_trust(ctx.obj.settings.root_path), own, datetime.now(UTC))
+    rows = list_keys(read_trust(ctx.obj.settings.files), own, datetime.now(UTC))
     if as_json:
         return say_json("keys", {"keys": rows})
     if not rows:
@@ -84,18 +91,22 @@ def show(ctx: click.Context, as_json: bool) -> None:
     multiple=True,
     help="How the GPU must have been seen. Default: in any way that the policy takes.",
 )
+@_user_option
 @click.pass_context
 def trust(
     ctx: click.Context,
+    /,
     key: str,
     name: str | None,
     since: datetime | None,
     until: datetime | None,
     evidence: tuple[str, ...],
+    **options: bool,
 ) -> None:
     """Believe what a key signs: writes its public half into imagefactory.toml.
 
-    FILE is a .pub file that its owner gave you, NAME a key that you made.
+    FILE is a .pub file that its owner gave you, NAME a key that you made. The file is the factory's; with
+    --user it is yours, for what is read without a factory, such as a signed catalogue.
     """
     from dataclasses import replace
 
@@ -107,9 +118,12 @@ def trust(
     begin = since.date() if since else datetime.now(UTC).date()
     end = until.date() if until else begin + min(timedelta(days=DAYS), date.max - begin)
     kinds = tuple(EvidenceKind(kind) for kind in evidence)
-    root = ctx.obj.settings.root_path
-    text, where = read_text(root)
-    write_text(root, add_key(text, Grant(key=found, since=begin, until=end, evidence=kinds), where))
+    path = _file(ctx, user=options["user"])
+    if options["user"]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    text, where = read_text(path), str(path)
+    write_text(path, add_key(text, Grant(key=found, since=begin, until=end, evidence=kinds), where))
     say(f"{where}: '{found.name}' is trusted from {begin} until {end} (key {found.keyid})")
     say("compare that key with its owner's: imagefactory keys show --json")
 
@@ -117,8 +131,9 @@ def trust(
 @keys.command()
 @click.argument("name")
 @click.option("--on", "day", type=_DAY, metavar="DATE", help="From when on. Default: now.")
+@_user_option
 @click.pass_context
-def retire(ctx: click.Context, name: str, day: datetime | None) -> None:
+def retire(ctx: click.Context, /, name: str, day: datetime | None, **options: bool) -> None:
     """Believe a key no longer for what it signs from now on (or from DATE on).
 
     What it signed before stays good until it expires. A key that was stolen can write any date: delete its
@@ -126,9 +141,17 @@ def retire(ctx: click.Context, name: str, day: datetime | None) -> None:
     """
     from imagefactory.verify.trust import read_text, retire_key, write_text
 
-    root = ctx.obj.settings.root_path
-    text, where = read_text(root)
+    path = _file(ctx, user=options["user"])
+    text, where = read_text(path), str(path)
     end: date = day.date() if day else datetime.now(UTC).replace(microsecond=0)
-    write_text(root, retire_key(text, name, end, where))
+    write_text(path, retire_key(text, name, end, where))
     say(f"{where}: '{name}' is trusted until {end.isoformat()}")
     say("what it signed before stays good until it expires; of a stolen key delete the whole [[trust]] row")
+
+
+def _file(ctx: click.Context, *, user: bool) -> Path:
+    """Which imagefactory.toml is changed."""
+    from imagefactory.settings_files import FILE_NAME, user_file
+
+    path: Path = ctx.obj.settings.root_path / FILE_NAME
+    return user_file(os.environ) if user else path

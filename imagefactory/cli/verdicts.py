@@ -67,7 +67,7 @@ def verdicts(call: Call, /, name: str, place: str, as_json: bool, **options: Any
     from imagefactory.verify.trust import read_trust
 
     found = _find(call, name, place, datetime.now(UTC))
-    keys = {key.keyid: key.name for key in read_trust(call.settings.root_path).keys}
+    keys = {key.keyid: key.name for key in read_trust(call.settings.files).keys}
     if as_json:
         say_json("verdicts", {"images": [_found_json(one, keys) for one in found]})
     else:

@@ -9,6 +9,7 @@
     checks/                                      passed smoke tests (verify/smoke.py)
     journal/<host>/<repository>.jsonl            what was attached to a registry (verify/attached.py)
     scans/<diff id>.json                         what a layer holds for GPUs (gpu/scan_records.py)
+    sizes/<digest>.json                          what a packed layer has unpacked (catalogue/measures.py)
     bases/                                       locks of bases whose published packages are gone
     locks/, tmp/                                 who works here, and what is half done
 
@@ -527,7 +528,8 @@ class Layout:
             if f"sha256:{path.stem}" not in digests
         ]
         records += [p for p in _entries(self.path / "checks") if f"sha256:{p.name[:64]}" not in digests]
-        records += [p for p in _entries(self.path / "scans") if f"sha256:{p.stem}" not in digests]
+        for kind in ("scans", "sizes"):
+            records += [p for p in _entries(self.path / kind) if f"sha256:{p.stem}" not in digests]
         for path in (*blobs, *records, *_entries(self.tmp)):
             remove(path)
         # Running images hold their unpacked layers; what a killed one left under run/ the next one sweeps.

@@ -6,13 +6,16 @@ the right bytes or none.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from imagefactory.errors import UsageError
-from imagefactory.oci.store import HOST, REPOSITORY, Reference
+from imagefactory.oci.store import HOST, REPOSITORY, TAG, Reference
 
 Mirrors = tuple[tuple[str, str], ...]
 """(`host[/prefix]` of references, `host[:port][/path]` to ask instead), as the site wrote them."""
+
+_WITH_PORT = re.compile(r"(.+:[0-9]{1,5}):(.*)", re.DOTALL)
 
 
 def split_place(text: str) -> tuple[str, str]:
@@ -34,6 +37,22 @@ def split_place(text: str) -> tuple[str, str]:
             hint="write host[:port][/path], such as registry.example.org/images (no https://, no tag)",
         )
     return host, path
+
+
+def split_tagged(text: str) -> tuple[str, str]:
+    """`host[:port][/path][:tag]` as (place, tag), the tag "" where there is none.
+
+    What follows a host alone is its port, and a tag only what follows that. Raises UsageError for what cannot
+    be a tag; the place is not looked at.
+    """
+    head, slash, last = text.rpartition("/")
+    name, colon, tag = last.partition(":")
+    if not slash:  # HOST, HOST:PORT or HOST:PORT:TAG
+        port = _WITH_PORT.fullmatch(last)
+        name, colon, tag = (port[1], ":", port[2]) if port else (last, "", "")
+    if colon and not TAG.fullmatch(tag):
+        raise UsageError("what follows the last ':' is no tag", hint="write HOST/PATH:TAG")
+    return f"{head}{slash}{name}", tag
 
 
 def _full_name(reference: Reference) -> str:

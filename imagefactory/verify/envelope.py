@@ -25,6 +25,17 @@ _ORDER = (1 << 252) + 27742317777372353535851937790883648493
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """What is signed: its type, which the signature covers, and how many bytes an envelope has at most."""
+
+    payload_type: str
+    largest: int
+
+
+IN_TOTO = Form(payload_type=PAYLOAD_TYPE, largest=LARGEST)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
     """A DSSE envelope, not checked against any key yet. `signature` is 64 bytes, none where nobody signed."""
 
@@ -34,11 +45,11 @@ class Envelope:
     signature: bytes
 
 
-def seal(payload: bytes, key: SigningKey) -> bytes:
-    """An in-toto statement's bytes as a signed envelope."""
+def seal(payload: bytes, key: SigningKey, form: Form = IN_TOTO) -> bytes:
+    """An in-toto statement's bytes, or those of another form, as a signed envelope."""
     from securesystemslib.dsse import Envelope as Dsse
 
-    envelope = Dsse(payload, PAYLOAD_TYPE, {})
+    envelope = Dsse(payload, form.payload_type, {})
     envelope.sign(key.signer)
     return format_json(envelope.to_dict())
 
@@ -48,10 +59,10 @@ def format_json(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
-def parse_json(data: bytes, where: str) -> object:
+def parse_json(data: bytes, where: str, largest: int = LARGEST) -> object:
     """Raises StatementError for what `format_json` would have written in another way, or not at all."""
-    if len(data) > LARGEST:
-        raise fault(where, f"it has more than {LARGEST} bytes")
+    if len(data) > largest:
+        raise fault(where, f"it has more than {largest} bytes")
     try:
         value = json.loads(data)
         same = format_json(value) == data
@@ -62,18 +73,18 @@ def parse_json(data: bytes, where: str) -> object:
     return value
 
 
-def parse_envelope(data: bytes, where: str) -> Envelope:
-    """Raises StatementError for anything but one envelope with one signature."""
-    row = fields(parse_json(data, where), where, "payload payloadType signatures")
+def parse_envelope(data: bytes, where: str, form: Form = IN_TOTO) -> Envelope:
+    """Raises StatementError for anything but one envelope of that form with one signature."""
+    row = fields(parse_json(data, where, form.largest), where, "payload payloadType signatures")
     signatures = row["signatures"]
-    if row["payloadType"] != PAYLOAD_TYPE:
-        raise fault(f"{where}: payloadType", f"that is not {PAYLOAD_TYPE}")
+    if row["payloadType"] != form.payload_type:
+        raise fault(f"{where}: payloadType", f"that is not {form.payload_type}")
     if not isinstance(signatures, list):
         raise fault(f"{where}: signatures", "that is no list")
     if not signatures:
         return Envelope(
             payload=_decode(row["payload"], f"{where}: payload"),
-            payload_type=PAYLOAD_TYPE,
+            payload_type=form.payload_type,
             keyid="",
             signature=b"",
         )
@@ -86,7 +97,7 @@ def parse_envelope(data: bytes, where: str) -> Envelope:
     if len(raw) != 64 or int.from_bytes(raw[32:], "little") >= _ORDER:
         raise fault(f"{where}: signatures[0].sig", "that is no Ed25519 signature")
     payload = _decode(row["payload"], f"{where}: payload")
-    return Envelope(payload=payload, payload_type=PAYLOAD_TYPE, keyid=keyid, signature=raw)
+    return Envelope(payload=payload, payload_type=form.payload_type, keyid=keyid, signature=raw)
 
 
 def is_signed_by(envelope: Envelope, keyid: str, public: bytes) -> bool:

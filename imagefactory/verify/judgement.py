@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from imagefactory.errors import StatementError
-from imagefactory.verify.envelope import Envelope, is_signed_by, parse_envelope
+from imagefactory.verify.envelope import IN_TOTO, Envelope, Form, is_signed_by, parse_envelope
 from imagefactory.verify.model import Judged, Revocation, Standing, Subject, Verdict
 from imagefactory.verify.report import format_time
 from imagefactory.verify.statement import SKEW, missing_evidence, parse_verdict
@@ -47,10 +47,10 @@ class Opened:
     why: str
 
 
-def open_signed(data: bytes, trust: Trust) -> Opened:
-    """Reads any envelope of ours and checks its signature; nothing of the payload is looked at."""
+def open_signed(data: bytes, trust: Trust, form: Form = IN_TOTO) -> Opened:
+    """Reads an envelope of ours and checks its signature; nothing of the payload is looked at."""
     try:
-        envelope = parse_envelope(data, "envelope")
+        envelope = parse_envelope(data, "envelope", form)
     except StatementError as error:
         return Opened(envelope=None, key=None, standing=Standing.MALFORMED, why=error.message)
     if not envelope.signature:

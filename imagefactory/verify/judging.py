@@ -40,7 +40,7 @@ class Judge:
     @cached_property
     def court(self) -> Court:
         """Raises UsageError for rows of trust that cannot be read."""
-        trust = read_trust(self.factory.settings.root_path)
+        trust = read_trust(self.factory.settings.files)
         return Court(trust=trust, suite=suite_digest(), now=self.now)
 
     def stored(self, made: Image | Sif) -> tuple[Judged, ...]:

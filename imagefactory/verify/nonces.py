@@ -16,7 +16,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -69,6 +69,16 @@ class Issued:
     result: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spending:
+    """A nonce to spend on a run: `result` and `signed` as `Ledger.spend` has them."""
+
+    nonce: str
+    run: Run
+    result: str
+    signed: bytes = b""
+
+
 def format_nonce(random: bytes) -> str:
     """The nonce of NONCE_BYTES random bytes: 32 hex digits."""
     assert len(random) == NONCE_BYTES
@@ -83,13 +93,25 @@ class Ledger:
 
     def issue(self, nonce: str, run: Run, now: datetime) -> Issued:
         """Remembers a fresh nonce. Raises StoreError where it is known already."""
-        issued = Issued(nonce=nonce, run=run, issued=now, expires=now + LIFETIME)
+        (issued,) = self.issue_all({nonce: run}, now)
+        return issued
+
+    def issue_all(self, runs: Mapping[str, Run], now: datetime) -> tuple[Issued, ...]:
+        """As `issue`, for many: what expired long ago is looked for once, and the disk is waited for once."""
+        given = [Issued(nonce=one, run=run, issued=now, expires=now + LIFETIME) for one, run in runs.items()]
         with _told(self.folder):
             (self.folder / SPENT).mkdir(parents=True, exist_ok=True)
             self._forget(now)
-            if self._spent(nonce).exists() or not _create(self._path(nonce), _format(issued)):
-                raise StoreError(f"the nonce {nonce} was issued before", hint="run it again")
-        return issued
+            for issued in given:
+                nonce, data = issued.nonce, _format(issued)
+                put = (
+                    _create if len(given) == 1 else _put_new
+                )  # of many, nobody knows the nonces before all are
+                if self._spent(nonce).exists() or not put(self._path(nonce), data):
+                    raise StoreError(f"the nonce {nonce} was issued before", hint="run it again")
+            if len(given) > 1:
+                os.sync()
+        return tuple(given)
 
     def look(self, nonce: str) -> Issued:
         """What is known of a nonce. Raises NonceError (unknown) for one that was not issued here."""
@@ -147,14 +169,33 @@ class Ledger:
         `result` is the digest of what came of the run. The nonce is spent when this returns, whatever
         becomes of the caller; `signed` is kept for the next call, until `settle`.
         """
-        spent = replace(self.check(nonce, run, now), spent=now, result=result)
+        return self._spend(Spending(nonce=nonce, run=run, result=result, signed=signed), now, flush=True)
+
+    def spend_all(self, spending: Iterable[Spending], now: datetime) -> Mapping[str, NonceError]:
+        """As `spend`, for many: the disk is waited for once. Gives what was refused, by nonce.
+
+        Nothing is spent for certain before this returns, so nothing is attached before.
+        """
+        refused: dict[str, NonceError] = {}
+        for one in spending:
+            try:
+                self._spend(one, now, flush=False)
+            except NonceError as error:
+                refused[one.nonce] = error
+        os.sync()
+        return refused
+
+    def _spend(self, one: Spending, now: datetime, *, flush: bool) -> Issued:
+        spent = replace(self.check(one.nonce, one.run, now), spent=now, result=one.result)
         with _told(self.folder):
             (self.folder / SPENT).mkdir(parents=True, exist_ok=True)
-            if signed:
-                _create(self._signed(nonce, result), signed)
-            if not _create(self._spent(nonce), _format(spent)):
-                raise _replayed(nonce, self.look(nonce).spent)
-            self._path(nonce).unlink(missing_ok=True)
+            if one.signed and flush:
+                _create(self._signed(one.nonce, one.result), one.signed)
+            elif one.signed:  # nobody looks at it before the nonce is spent
+                self._signed(one.nonce, one.result).write_bytes(one.signed)
+            if not _create(self._spent(one.nonce), _format(spent), flush=flush):
+                raise _replayed(one.nonce, self.look(one.nonce).spent)
+            self._path(one.nonce).unlink(missing_ok=True)
         return spent
 
     def unsettled(self, nonce: str) -> bytes:
@@ -165,9 +206,14 @@ class Ledger:
 
     def settle(self, nonce: str) -> None:
         """What was signed has arrived."""
+        self.settle_all({nonce})
+
+    def settle_all(self, nonces: Set[str]) -> None:
+        """As `settle`, for many: the folder is read once."""
         with _told(self.folder):
-            for path in (self.folder / SPENT).glob(f"{nonce}-*.signed"):
-                path.unlink(missing_ok=True)
+            for path in (self.folder / SPENT).glob("*.signed"):
+                if path.name.partition("-")[0] in nonces:
+                    path.unlink(missing_ok=True)
 
     def _path(self, nonce: str) -> Path:
         return self.folder / f"{nonce}.json"
@@ -207,20 +253,34 @@ def _told(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _create(path: Path, data: bytes) -> bool:
-    """Writes the whole file or nothing; False where there is one. A link cannot replace what is there."""
+def _create(path: Path, data: bytes, *, flush: bool = True) -> bool:
+    """Writes the whole file or nothing; False where there is one. A link cannot replace what is there.
+
+    `flush` waits for the disk; without it the caller does.
+    """
     handle, beside = tempfile.mkstemp(prefix=BESIDE, dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if flush:
+                os.fsync(file.fileno())
         try:
             os.link(beside, path)
         except FileExistsError:
             return False
     finally:
         Path(beside).unlink(missing_ok=True)
+    return True
+
+
+def _put_new(path: Path, data: bytes) -> bool:
+    """Writes a file; False where there is one. A kill may leave a part of it."""
+    try:
+        with path.open("xb") as file:
+            file.write(data)
+    except FileExistsError:
+        return False
     return True
 
 

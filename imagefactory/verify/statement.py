@@ -10,6 +10,7 @@ The names of predicate types look like addresses and are none: nothing is ever f
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from imagefactory.errors import StatementError
 from imagefactory.model import CheckState, Outcome
 from imagefactory.verify.envelope import format_json, parse_envelope, parse_json, seal
-from imagefactory.verify.model import GpuReport, Subject, Verdict
+from imagefactory.verify.model import EvidenceKind, GpuReport, Subject, Verdict, digits_of
 from imagefactory.verify.report import (
     fault,
     fields,
@@ -49,6 +50,8 @@ SIGNABLE = (
     Outcome.TIMEOUT,
 )
 """What a run on a GPU says of an image; the other words are about the machine or about no run at all."""
+
+_SIMULATED = re.compile(r"[0-9a-f]{2}223334-4445-5667-899a-abbccddeeff0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,23 +111,34 @@ def missing_evidence(report: GpuReport) -> str:
     """Why the host's evidence does not show the GPU that the suite met; empty where it does.
 
     The GPU, or the one that its MIG instance is a part of, must be told by NVML with the same capability and
-    by /proc, the machine must have a device node, and the driver must be known.
+    by /proc, the machine must have a device node, and the driver must be known. Of a pool's job the startd
+    tells the GPU, and it sees no node; what is simulated there is no GPU.
     """
     hardware, device = report.hardware, report.device
     if hardware is None:
         return "the host saw no GPU"
     if device is None:
         return "the suite met no GPU"
-    if not hardware.driver or not hardware.nodes:
-        return "the host told no driver or no device node"
+    pool = hardware.kind is EvidenceKind.HTCONDOR
+    if not hardware.driver or not (hardware.nodes or pool):
+        return "nobody told the driver" if pool else "the host told no driver or no device node"
+    teller = "the startd" if pool else "NVML"
     gpu = hardware.gpu_of(device.uuid)
     if gpu is None:
-        return f"the suite met {device.uuid}, which NVML does not tell"
+        return f"the suite met {device.uuid}, which {teller} does not tell"
     if gpu.uuid not in hardware.known:
         return f"the suite met {device.uuid}, which /proc/driver/nvidia does not tell"
     if gpu.capability != device.capability:
-        return f"the suite met capability {device.capability}, and NVML tells {gpu.capability}"
-    return ""
+        return f"the suite met capability {device.capability}, and {teller} tells {gpu.capability}"
+    return "the startd simulates that GPU" if pool and is_simulated(gpu.uuid) else ""
+
+
+def is_simulated(uuid: str) -> bool:
+    """Whether that is the UUID of a GPU that condor_gpu_discovery makes up (`-simulate`).
+
+    Source: condor_gpu_discovery, the simulated devices: one pattern, whose first byte counts them.
+    """
+    return bool(_SIMULATED.fullmatch(digits_of(uuid)))
 
 
 def _missing_check(report: GpuReport) -> str:

@@ -1,4 +1,4 @@
-"""Whom a factory believes: the [[trust]] rows and the [policy] of imagefactory.toml.
+"""Whom a factory believes: the [[trust]] rows and the [policy] of the files imagefactory.toml.
 
     [[trust]]
     name = "lab"
@@ -9,9 +9,12 @@
     evidence = ["local"]       # left out: all that the policy takes
 
     [policy]
-    evidence = ["local", "kit", "actions"]
+    evidence = ["local", "kit", "htcondor", "actions"]
     expires-days = 90
     suites = ["sha256:..."]    # digests of older suites that still count; the present one always does
+
+The rows of all files count: the factory's, the user's and the site's (settings_files.py). Where two of them
+have the same key or name, the nearest file's row does; of policies the nearest counts alone.
 
 A retired key's verdicts of before `until` stay good until they expire: the row says so, and whoever holds the
 key also writes the dates. Of a key that was stolen, the whole row has to go.
@@ -30,12 +33,12 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.errors import UsageError
-from imagefactory.settings import FILE_NAME
+from imagefactory.settings_files import read_document
 from imagefactory.verify.keys import NAME, PublicKey, check_name, parse_public
 from imagefactory.verify.model import EvidenceKind
 from imagefactory.verify.report import DIGEST, format_time, shown
 
-DEFAULT_EVIDENCE = (EvidenceKind.LOCAL, EvidenceKind.KIT, EvidenceKind.ACTIONS)
+DEFAULT_EVIDENCE = (EvidenceKind.LOCAL, EvidenceKind.KIT, EvidenceKind.HTCONDOR, EvidenceKind.ACTIONS)
 DEFAULT_DAYS = 90
 MOST_DAYS = 366
 
@@ -75,19 +78,31 @@ class Trust:
 # --- reading -------------------------------------------------------------------------------------
 
 
-def read_trust(root: Path) -> Trust:
-    """What imagefactory.toml of this root says; no key is trusted where there is no such file."""
-    path = root / FILE_NAME
-    return parse_trust(_read(path), str(path)) if path.exists() else Trust()
+def read_trust(files: Sequence[Path]) -> Trust:
+    """What these files say (`Settings.files`), the nearest first; nobody is trusted where none is there."""
+    documents = [(read_document(path), str(path)) for path in files]
+    nearest = next((one for one in documents if "policy" in one[0]), ({}, ""))
+    policy = _parse_policy(nearest[0].get("policy", {}), f"{nearest[1]}: [policy]")
+    keys: list[TrustedKey] = []
+    for document, where in documents:
+        own = _parse_keys(document, where, policy)
+        known = {word for key in keys for word in (key.name, key.keyid)}
+        keys += [key for key in own if not {key.name, key.keyid} & known]
+    return Trust(keys=tuple(keys), policy=policy)
 
 
 def parse_trust(text: str, where: str) -> Trust:
-    """Raises UsageError that names the file and the key for anything that is not as the module says."""
+    """What one file says. Raises UsageError that names the file and the key for anything but that."""
     try:
         document = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(f"{where}: cannot be read as TOML: {error}", hint="mend that line") from error
     policy = _parse_policy(document.get("policy", {}), f"{where}: [policy]")
+    return Trust(keys=_parse_keys(document, where, policy), policy=policy)
+
+
+def _parse_keys(document: Mapping[str, Any], where: str, policy: Policy) -> tuple[TrustedKey, ...]:
+    """The rows of one file, each key and name once. A row without evidence of its own takes the policy's."""
     rows = document.get("trust", [])
     if not isinstance(rows, list):
         raise UsageError(f"{where}: 'trust' is not a list of tables", hint="write [[trust]] above each key")
@@ -97,7 +112,7 @@ def parse_trust(text: str, where: str) -> Trust:
         twice = next((value for value in values if values.count(value) > 1), None)
         if twice:
             raise UsageError(f"{where}: the {what} '{twice}' is trusted twice", hint="leave one row of it")
-    return Trust(keys=keys, policy=policy)
+    return keys
 
 
 def _parse_policy(row: object, where: str) -> Policy:
@@ -247,23 +262,23 @@ def _checked(text: str, before: str, where: str) -> str:
     return text
 
 
-def read_text(root: Path) -> tuple[str, str]:
-    """The text of imagefactory.toml, and its path. Raises UsageError where this root has none."""
-    path = root / FILE_NAME
+def read_text(path: Path) -> str:
+    """The text of an imagefactory.toml. Raises UsageError where there is none."""
     if not path.is_file():
         raise UsageError(
-            f"{root} has no {FILE_NAME}", hint="go to a factory, or name it: imagefactory -C DIR keys ..."
+            f"{path.parent} has no {path.name}",
+            hint="go to a factory, name it (imagefactory -C DIR keys ...), or write your own file: --user",
         )
-    return _read(path), str(path)
+    return _read(path)
 
 
-def write_text(root: Path, text: str) -> None:
-    """Writes imagefactory.toml beside and renames it."""
-    path = (root / FILE_NAME).resolve()
+def write_text(path: Path, text: str) -> None:
+    """Writes an imagefactory.toml beside and renames it."""
+    path = path.resolve()
     beside = path.with_name(f".{path.name}.new")
     try:
         beside.write_text(text, encoding="utf-8")
-        beside.chmod(path.stat().st_mode & 0o777)
+        beside.chmod(path.stat().st_mode & 0o777 if path.exists() else 0o644)
         beside.replace(path)
     except OSError as error:
         beside.unlink(missing_ok=True)

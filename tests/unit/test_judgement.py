@@ -268,7 +268,8 @@ from pathlib import Path
 from imagefactory.verify.judgement import Court, judge_verdict
 from imagefactory.verify.model import Subject
 from imagefactory.verify.trust import read_trust
-court = Court(trust=read_trust(Path(".")), suite={SUITE!r}, now=datetime.fromisoformat({NOW.isoformat()!r}))
+trust = read_trust((Path("imagefactory.toml"),))
+court = Court(trust=trust, suite={SUITE!r}, now=datetime.fromisoformat({NOW.isoformat()!r}))
 subject = Subject(target="", index="", manifest={SUBJECT.manifest!r}, config={SUBJECT.config!r})
 for name in ("good", "edited", "respelt"):
     print(judge_verdict(Path(name).read_bytes(), "", subject, court).standing)

@@ -172,15 +172,17 @@ def test_no_other_file_is_a_public_key(tmp_path: Path) -> None:
 
 
 def test_without_rows_nothing_is_trusted(tmp_path: Path) -> None:
-    assert read_trust(tmp_path) == Trust() == parse_trust("", "x")
+    assert read_trust((tmp_path / "imagefactory.toml",)) == Trust() == parse_trust("", "x")
     assert Trust().key(LAB.keyid) is None
     assert Policy() == Policy(
-        evidence=(EvidenceKind.LOCAL, EvidenceKind.KIT, EvidenceKind.ACTIONS), days=90, suites=()
+        evidence=(EvidenceKind.LOCAL, EvidenceKind.KIT, EvidenceKind.HTCONDOR, EvidenceKind.ACTIONS),
+        days=90,
+        suites=(),
     )
 
 
 def test_this_project_s_own_file_trusts_no_test_key() -> None:
-    assert read_trust(Path(__file__).parents[2]).keys == ()
+    assert read_trust((Path(__file__).parents[2] / "imagefactory.toml",)).keys == ()
 
 
 def test_a_row_is_a_key_with_a_period() -> None:
@@ -321,7 +323,7 @@ def test_another_s_public_key_is_trusted_by_its_file(tmp_path: Path) -> None:
     (tmp_path / "facility.pub").write_bytes(format_public(STRANGER.public))
     said = _call(tmp_path, "trust", str(tmp_path / "facility.pub"))
     assert STRANGER.keyid in said
-    (key,) = read_trust(tmp_path).keys
+    (key,) = read_trust((tmp_path / "imagefactory.toml",)).keys
     assert key.name == "facility"
     assert (key.until - key.since).days == 365
     assert "trusted already" in _call(tmp_path, "trust", str(tmp_path / "facility.pub"), code=EXIT_USAGE)
@@ -366,3 +368,20 @@ for arguments in (["trust", "lab.pub"], ["show"]):
     )
     assert LAB.keyid in done.stdout
     assert "trusted" in done.stdout.splitlines()[-1]
+
+
+def test_a_person_without_a_factory_trusts_keys_in_a_file_of_his_own(tmp_path: Path) -> None:
+    (tmp_path / "site.pub").write_bytes(format_public(STRANGER.public))
+    assert "has no imagefactory.toml" in _call(tmp_path, "trust", str(tmp_path / "site.pub"), code=EXIT_USAGE)
+    said = _call(tmp_path, "trust", "--user", str(tmp_path / "site.pub"))
+    (mine,) = tmp_path.glob("**/imagefactory/imagefactory.toml")
+    assert str(mine) in said
+    assert [key.name for key in read_trust((mine,)).keys] == ["site"]
+    assert mine.stat().st_mode & 0o777 == 0o644
+    mine.write_text(f"workers = 2\n{mine.read_text()}")
+    mine.chmod(0o600)
+    assert "trusted until" in _call(tmp_path, "retire", "--user", "site")
+    assert mine.read_text().startswith("workers = 2\n")
+    assert mine.stat().st_mode & 0o777 == 0o600
+    assert json.loads(_call(tmp_path, "show", "--json"))["keys"][0]["state"] == "retired"
+    assert not (tmp_path / "imagefactory.toml").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import ssl
 from pathlib import Path
@@ -13,7 +14,11 @@ from imagefactory.cli import cli
 from imagefactory.errors import EXIT_TOOL, UsageError
 from imagefactory.lock.base import apt_config
 from imagefactory.lock.index import find_index, trusting
-from imagefactory.settings import load_settings
+from imagefactory.settings import Settings, load_settings
+from imagefactory.verify.keys import SigningKey
+from imagefactory.verify.model import EvidenceKind
+from imagefactory.verify.trust import read_trust
+from tests.unit.verdicts_made_here import LAB, STRANGER
 
 ENVIRON = {"HOME": "/home/someone"}
 
@@ -68,6 +73,14 @@ def test_the_environment_beats_the_file(tmp_path: Path) -> None:
         ("engine = 'podman'", "engine 'podman'"),
         ("runner = 'chroot'", "runner 'chroot'"),
         ("registry = 'https://registry.example'", "is not the address of a registry"),
+        ("catalogue = 'https://registry.example'", "catalogue"),
+        ("catalogue = 'registry.example/gpu:a b'", "no tag"),
+        ("catalogue = 'ann:secret@registry.example/gpu'", "a user, password"),
+        ("site = 'csc'", "site 'csc'"),
+        ("sif-folder = '/data/a b'", "sif-folder: '/data/a b'"),
+        ("sif-folder = 'osdf:///x\\n+a=1'", "sif-folder"),
+        ("sif-folder = 'https://x/y'", "sif-folder"),
+        ("sif_folder = '/x'", "unknown setting 'sif_folder'"),
         ("registry = 'images'", "is not the address of a registry"),
         ("registry = 'registry.example/images:latest'", "is not the address of a registry"),
         ("certificates = 'none.pem'", "none.pem"),
@@ -200,3 +213,152 @@ def test_build_takes_the_configured_engine(tmp_path: Path) -> None:
     ran = CliRunner().invoke(cli, ["-C", str(root), "build", "pytorch-2.3-cu121"], env=environ)
     assert ran.exit_code == EXIT_TOOL, ran.output
     assert f"no docker daemon answers at unix://{tmp_path}/docker.sock" in ran.output
+
+
+# --- the files of the user and of the site --------------------------------------------------------
+
+
+def layered(folder: Path, **texts: str) -> dict[str, str]:
+    """Writes `root`, `user`, `site` and `site2`, as far as they are given; the environment of such a call."""
+    places = {name: folder / name / "imagefactory" for name in ("user", "site", "site2")}
+    places["root"] = folder / "root"
+    for name, path in places.items():
+        path.mkdir(parents=True, exist_ok=True)
+        if name in texts:
+            (path / "imagefactory.toml").write_text(texts[name])
+    return {
+        "HOME": "/home/someone",
+        "XDG_CONFIG_HOME": str(folder / "user"),
+        "XDG_CONFIG_DIRS": f"{folder / 'site'}:relative:{folder / 'site2'}",
+    }
+
+
+def load_layered(folder: Path, **texts: str) -> Settings:
+    environ = layered(folder, **texts)
+    return load_settings(directory=folder / "root", start=folder, environ=environ)
+
+
+def test_the_nearest_file_decides_and_is_told(tmp_path: Path) -> None:
+    loaded = load_layered(
+        tmp_path,
+        root='registry = "root.example"\n',
+        user='registry = "user.example"\nsite = "chtc"\n',
+        site='registry = "site.example"\nsite = "ospool"\ncatalogue = "site.example/gpu"\n',
+        site2='catalogue = "other.example"\nworkers = 3\n',
+    )
+    assert [(one.value, Path(one.origin).parts[-3]) for one in (loaded.site, loaded.catalogue)] == [
+        ("chtc", "user"),
+        ("site.example/gpu", "site"),
+    ]
+    assert (loaded.registry.value, Path(loaded.registry.origin).parent.name) == ("root.example", "root")
+    assert loaded.worker_count == 3
+    assert [path.parts[-3] for path in loaded.files[1:]] == ["user", "site", "site2"]
+    environ = {**layered(tmp_path), "IMAGEFACTORY_SITE": "generic"}
+    assert load_settings(directory=None, start=tmp_path, environ=environ).site.origin == "$IMAGEFACTORY_SITE"
+
+
+def test_a_table_comes_from_one_file_whole(tmp_path: Path) -> None:
+    loaded = load_layered(
+        tmp_path,
+        user='[mirrors]\n"docker.io" = "user.example/hub"\n',
+        site='[mirrors]\n"docker.io" = "site.example/hub"\n"quay.io" = "site.example/quay"\n',
+    )
+    assert loaded.mirror_map == (("docker.io", "user.example/hub"),)
+
+
+def test_relative_paths_begin_where_they_are_written(tmp_path: Path) -> None:
+    loaded = load_layered(
+        tmp_path,
+        root='store = "images"\n',
+        user='signing-key = "./a.pem"\ncache = "~/c"\n',
+        site='catalogue = "./catalogue.json"\nsif-folder = "sif"\n',
+    )
+    assert loaded.store_path == tmp_path / "root" / "images"
+    assert loaded.signing_key.value == str(tmp_path / "user/imagefactory/a.pem")
+    assert loaded.catalogue.value == str(tmp_path / "site/imagefactory/catalogue.json")
+    assert loaded.sif_folder.value == str(tmp_path / "site/imagefactory/sif")
+
+
+@pytest.mark.parametrize("text", ["osdf:///chtc/staging/ann", "/staging/groups/lab_1/sif+x"])
+def test_places_of_sif_files_are_taken_as_they_are(tmp_path: Path, text: str) -> None:
+    assert load_layered(tmp_path, user=f'sif-folder = "{text}"').sif_folder.value == text
+
+
+def test_without_files_the_defaults_say_so(tmp_path: Path) -> None:
+    loaded = load_layered(tmp_path)
+    assert (loaded.site.value, loaded.site.origin) == ("generic", "default")
+    assert (loaded.catalogue.value, loaded.sif_folder.value) == ("", "")
+    bare = load_settings(directory=tmp_path, start=tmp_path, environ=ENVIRON)
+    assert [str(path) for path in bare.files[1:]] == [
+        "/home/someone/.config/imagefactory/imagefactory.toml",
+        "/etc/xdg/imagefactory/imagefactory.toml",
+    ]
+
+
+def test_a_root_that_is_the_users_own_folder_is_read_once(tmp_path: Path) -> None:
+    environ = layered(tmp_path, user="workers = 2\n")
+    own = tmp_path / "user" / "imagefactory"
+    loaded = load_settings(directory=own, start=own, environ=environ)
+    assert len(loaded.files) == len(set(loaded.files)) == 3
+
+
+@pytest.mark.parametrize("name", ["root", "user", "site", "site2"])
+@pytest.mark.parametrize("text", ["stroe = 'x'", "site = ", "site = 'x'", "x" * 2_000_000])
+def test_a_wrong_file_is_named_whichever_it_is(tmp_path: Path, name: str, text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        load_layered(tmp_path, **{name: text})
+    assert str(tmp_path / name) in caught.value.message
+    assert caught.value.hint
+
+
+def test_a_folder_in_a_files_place_is_refused(tmp_path: Path) -> None:
+    layered(tmp_path)
+    (tmp_path / "user" / "imagefactory" / "imagefactory.toml").mkdir()
+    with pytest.raises(UsageError, match="cannot be read"):
+        load_layered(tmp_path)
+
+
+# --- whom to believe ------------------------------------------------------------------------------
+
+
+def row(key: SigningKey, name: str, until: str = "2099-01-01") -> str:
+    public = base64.b64encode(key.public).decode("ascii")
+    return (
+        f'[[trust]]\nname = "{name}"\nkeyid = "{key.keyid}"\npublic = "{public}"\n'
+        f"from = 2026-01-01\nuntil = {until}\n"
+    )
+
+
+def test_keys_of_all_files_count_the_nearest_row_of_each(tmp_path: Path) -> None:
+    loaded = load_layered(
+        tmp_path,
+        user=row(LAB, "lab", "2026-06-01"),
+        site=row(LAB, "our-lab") + row(STRANGER, "stranger"),
+        site2=row(STRANGER, "lab"),
+    )
+    trust = read_trust(loaded.files)
+    assert [(key.name, key.keyid, key.until.year) for key in trust.keys] == [
+        ("lab", LAB.keyid, 2026),  # retired by its user, whatever the site says
+        ("stranger", STRANGER.keyid, 2099),
+    ]
+
+
+def test_the_nearest_policy_counts_whole(tmp_path: Path) -> None:
+    loaded = load_layered(
+        tmp_path,
+        user='[policy]\nevidence = ["local"]\n',
+        site="[policy]\nexpires-days = 7\n" + row(LAB, "lab"),
+    )
+    trust = read_trust(loaded.files)
+    assert (trust.policy.evidence, trust.policy.days) == ((EvidenceKind.LOCAL,), 90)
+    assert trust.keys[0].evidence == (EvidenceKind.LOCAL,)
+    only = read_trust(loaded.files[2:])
+    assert only.policy.days == 7
+
+
+@pytest.mark.parametrize("text", [row(LAB, "lab") * 2, "[policy]\nexpires-days = 0\n", "trust = 1\n"])
+def test_rows_that_cannot_be_read_are_told_with_their_file(tmp_path: Path, text: str) -> None:
+    loaded = load_layered(tmp_path, site=text)
+    with pytest.raises(UsageError) as caught:
+        read_trust(loaded.files)
+    assert str(tmp_path / "site") in caught.value.message

@@ -1,0 +1,108 @@
+"""The files that settings and trust are written in: the factory's, the user's, the site's.
+
+    <root>/imagefactory.toml
+    $XDG_CONFIG_HOME/imagefactory/imagefactory.toml     the user's (~/.config)
+    $XDG_CONFIG_DIRS/imagefactory/imagefactory.toml     the site's, each folder of that list (/etc/xdg)
+
+The nearest that has a key decides, a whole table at a time. So a person without a factory has settings too,
+and a site's staff sets the registry, the catalogue and whom to believe for everybody.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from imagefactory.errors import UsageError
+
+FILE_NAME = "imagefactory.toml"
+JUDGED_ELSEWHERE = ("policy", "trust")
+"""Tables of imagefactory.toml that verify/trust.py reads."""
+TABLES = {
+    "mirrors": '"docker.io" = "registry.example.org/hub"',
+    "channels": '"conda-forge" = "https://mirror.example.org/conda-forge"',
+}
+MAX_BYTES = 1 << 20
+
+
+def files_of(root: Path, environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """Where settings may be written, the nearest first, each once, whether it is there or not.
+
+    Source: XDG Base Directory Specification; a folder there that is not absolute is left out.
+    """
+    folders = [
+        Path(one) for one in (environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":") if one.startswith("/")
+    ]
+    sites = (folder / "imagefactory" / FILE_NAME for folder in folders)
+    return tuple(dict.fromkeys((root / FILE_NAME, user_file(environ), *sites)))
+
+
+def user_file(environ: Mapping[str, str]) -> Path:
+    """The user's own, whether it is there or not."""
+    home, own = Path(environ.get("HOME") or "/"), environ.get("XDG_CONFIG_HOME", "")
+    return (Path(own) if own.startswith("/") else home / ".config") / "imagefactory" / FILE_NAME
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """A file's tables and keys, none where it is not there. Raises UsageError for what is no TOML."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise UsageError(
+            f"{path}: cannot be read: {error.strerror}", hint="look at its rights, and at whose HOME is set"
+        ) from error
+    if len(data) > MAX_BYTES:
+        raise UsageError(f"{path}: is larger than {MAX_BYTES} bytes", hint="is that your file of settings?")
+    try:
+        return tomllib.loads(data.decode("utf-8"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UsageError(
+            f"{path}: cannot be read as TOML: {error}", hint='each line reads: key = "value"'
+        ) from error
+
+
+def parse_values(document: Mapping[str, Any], path: Path, known: Collection[str]) -> dict[str, str]:
+    """The settings of a file under their names there. Raises UsageError for another key or type."""
+    result = {}
+    for key, value in document.items():
+        if key in JUDGED_ELSEWHERE:
+            continue
+        if key not in known:
+            raise UsageError(
+                f"{path}: unknown setting '{key}'", hint=f"the settings are {', '.join(sorted(known))}"
+            )
+        if key in TABLES:
+            result[key] = _table(path, key, value)
+            continue
+        if not isinstance(value, str | int) or isinstance(value, bool):
+            raise UsageError(f"{path}: '{key}' must be a string", hint=f'write {key} = "..."')
+        result[key] = str(value)
+    return result
+
+
+def _table(path: Path, key: str, value: object) -> str:
+    """The table in the form of the environment's variable, the one form that is checked and used."""
+    if not isinstance(value, dict) or not all(isinstance(place, str) for place in value.values()):
+        raise UsageError(
+            f"{path}: '{key}' must be a table of strings",
+            hint=f"write [{key}] and below it lines such as {TABLES[key]}",
+        )
+    for text in (text for pair in value.items() for text in pair if "," in text or "=" in text):
+        what = "the address of a registry" if key == "mirrors" else "a channel or its place"
+        raise UsageError(
+            f"{path}: '{without_secrets(text)}' in '{key}' is not {what}",
+            hint=f"write one line each: {TABLES[key]}",
+        )
+    return ",".join(f"{prefix}={place}" for prefix, place in value.items())
+
+
+def without_secrets(text: str) -> str:
+    """A value without what may be a password, a token or a query."""
+    from imagefactory.lock.index import redact
+
+    return redact(text.rpartition("@")[2])
