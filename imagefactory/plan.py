@@ -14,6 +14,7 @@ from enum import StrEnum
 from imagefactory.errors import UsageError
 from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.judge import Evidence, ask, judge
+from imagefactory.gpu.knowledge.toolkits import native_driver
 from imagefactory.gpu.known_bad import find_rule
 from imagefactory.gpu.model import Answer, Basis, Cell, Claim, Question
 from imagefactory.model import Lock, Target
@@ -25,6 +26,9 @@ Judge = Callable[[Question, Evidence], Cell]
 
 GPU_NOT_LISTED = "gpu-not-listed"
 """The rule of a row whose capability none of the listed GPUs has."""
+NO_MATCH = "no-match"
+"""The rule of a row for which a pool has no GPU, be it for its capability or its driver."""
+UNSOLVABLE = "unsolvable"
 KNOWN_BAD = "known-bad"
 """Allows every `known-bad:ID` at once."""
 PRUNING = (
@@ -35,10 +39,11 @@ PRUNING = (
     "driver-floor",
     "cuda-not-offered",
     "no-gpu-code",
-    "unsolvable",
+    UNSOLVABLE,
     *REFUSALS,
     KNOWN_BAD,
     GPU_NOT_LISTED,
+    NO_MATCH,
 )
 """The rules that prune; judge.py says what they mean."""
 NOTHING_KNOWN = "nothing is known of it: a test would tell"
@@ -60,15 +65,25 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """A kind of GPU to plan for; `name` and `driver` are empty where only the capability is asked about."""
+    """A kind of GPU to plan for; `name` and `driver` are empty where only the capability is asked about.
+
+    `cuda` is the newest that its driver takes, where that is all that is told of the driver.
+    """
 
     capability: Capability
     name: str = ""
     driver: str = ""
+    cuda: str = ""
+
+    @property
+    def oldest_driver(self) -> str:
+        """Its driver, else the oldest that takes such a CUDA; empty where neither is known."""
+        return self.driver or (native_driver(self.cuda) if self.cuda else "")
 
     def __str__(self) -> str:
         known = [str(self.capability)] if self.name else []
         known += [f"driver {self.driver}"] if self.driver else []
+        known += [f"a driver for CUDA {self.cuda}"] if self.cuda and not self.driver else []
         return f"{self.name or self.capability} ({', '.join(known)})" if known else str(self.capability)
 
 
@@ -180,9 +195,9 @@ def _plan_target(stage: Stage, given: PlanInput) -> PlannedTarget:
     devices = given.devices or tuple(Device(capability=capability) for capability in required)
     cells = []
     for device in devices:
-        question = ask(stage.target, stage.lock, device.capability, device.driver)
+        question = ask(stage.target, stage.lock, device.capability, device.oldest_driver)
         is_required = device.capability in required
-        known = {**stage.evidence.verified, **verified_claims(stage.verdicts, device.driver)}
+        known = {**stage.evidence.verified, **verified_claims(stage.verdicts, device.oldest_driver)}
         evidence = replace(stage.evidence, verified=known)
         ruling = weigh(given.judge(question, evidence), given.allow, required=is_required)
         state = _cell_state(stage, ruling, verifying=bool(given.devices))

@@ -7,14 +7,24 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from imagefactory.errors import LockError, RecipeError, StaleError, StoreError, UsageError
+from imagefactory.errors import (
+    LockError,
+    NothingSelectedError,
+    RecipeError,
+    StaleError,
+    StoreError,
+    UsageError,
+)
 from imagefactory.factory import Factory
+from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.judge import Evidence
 from imagefactory.gpu.model import Contents
 from imagefactory.locking import base_state, require_lock
 from imagefactory.model import Image, Target
 from imagefactory.oci.layout import Layout, reference
 from imagefactory.plan import Device, Stage
+from imagefactory.pools.model import Inventory
+from imagefactory.recipe_values import natural
 from imagefactory.version_space import Row, parse_rows
 
 MAX_BYTES = 4 * 1024 * 1024
@@ -140,6 +150,28 @@ def read_devices(path: Path) -> tuple[Device, ...]:
         Device(capability=kind.capability, name=kind.own_name, driver=kind.driver) for kind in read_gpus(path)
     )
     return tuple(dict.fromkeys(kinds))
+
+
+def inventory_devices(inventory: Inventory) -> tuple[Device, ...]:
+    """The kinds of GPU that a pool has, by capability and driver, each once; slices (MIG) are none of them.
+
+    A kind has a name where all its GPUs have one. Raises NothingSelectedError where there is none.
+    """
+    names: dict[Device, set[str]] = {}
+    for gpu in inventory.gpus:
+        if not gpu.mig:
+            cuda = "" if gpu.driver else gpu.cuda
+            kind = Device(capability=parse_capability(gpu.capability), driver=gpu.driver, cuda=cuda)
+            names.setdefault(kind, set()).add(gpu.name)
+    if not names:
+        raise NothingSelectedError(
+            "the inventory has no GPU to plan for",
+            hint="imagefactory pool --inventory FILE shows what it has",
+        )
+    kinds = sorted(names, key=lambda kind: (kind.capability, natural(kind.oldest_driver)))
+    return tuple(
+        replace(kind, name=next(iter(names[kind])) if len(names[kind]) == 1 else "") for kind in kinds
+    )
 
 
 def read_rows(path: Path) -> tuple[Row, ...]:

@@ -13,15 +13,20 @@ from dataclasses import dataclass, replace
 
 from imagefactory.errors import RecipeError
 from imagefactory.gpu.capability import parse_capability
+from imagefactory.gpu.drivers import older
 from imagefactory.gpu.judge import Evidence, judge
+from imagefactory.gpu.knowledge.toolkits import native_driver
 from imagefactory.gpu.model import Answer, Basis, Claim, Question
-from imagefactory.plan import GPU_NOT_LISTED, Device, Judge, Ruling, weigh
-from imagefactory.recipe_values import nearest
+from imagefactory.plan import GPU_NOT_LISTED, NO_MATCH, UNSOLVABLE, Device, Judge, Ruling, weigh
+from imagefactory.recipe_values import natural, nearest
+from imagefactory.render.define import driver_floor
 from imagefactory.yaml_tree import show
 
 MAX_ROWS = 20_000
 COLUMNS = ("framework", "version", "cuda", "capability")
 OPTIONAL = ("driver", "outcome")
+UNSOLVED = ("environment resolution failure", "unsolvable")
+"""Outcomes, in small letters, that say that no environment could be solved: CHTC's word, and ours."""
 _ALIASES = {"framework_version": "version"}
 _NUMBERS = {
     "version": (r"[0-9]{1,4}(\.[0-9]{1,6}){0,3}", "a version such as 2.3"),
@@ -139,37 +144,85 @@ def _row(where: str, found: Mapping[str, str], families: Mapping[str, str]) -> R
     )
 
 
-def judge_rows(
-    rows: Sequence[Row], devices: Sequence[Device], allow: frozenset[str], judge: Judge = judge
-) -> tuple[JudgedRow, ...]:
-    """Each row, accepted or pruned; with `devices` once for each GPU of its capability, and its driver.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsInput:
+    """Rows, and the GPUs to judge them by: none for each row's own capability.
+
+    `pool` says whose they are where they are a pool's, empty for a list of a person's: in a pool one GPU of a
+    capability is enough. `strict` demands a driver that takes the row's very CUDA, as CHTC's
+    gpu-compatibility-testing asked of a machine; else any of the same major will do, as NVIDIA documents.
+    `recorded` believes the rows' own outcomes where they say that no environment could be solved.
+    """
+
+    rows: tuple[Row, ...]
+    devices: tuple[Device, ...] = ()
+    allow: frozenset[str] = frozenset()
+    judge: Judge = judge
+    pool: str = ""
+    strict: bool = False
+    recorded: bool = False
+
+
+def judge_rows(given: RowsInput) -> tuple[JudgedRow, ...]:
+    """Each row, accepted or pruned; with a person's GPUs once for each of its capability, and its driver.
 
     A row that names a driver keeps it.
     """
     judged = []
-    for row in rows:
-        fitting = [device for device in devices if device.capability == row.device.capability]
+    for row in given.rows:
+        fitting = [device for device in given.devices if device.capability == row.device.capability]
+        if given.pool:
+            fitting = sorted(fitting, key=lambda device: natural(device.oldest_driver))[-1:]
         for device in fitting or [row.device]:
-            asked = replace(row, device=replace(device, driver=row.device.driver or device.driver))
+            own = row.device.driver
+            asked = replace(row, device=replace(device, driver=own, cuda="") if own else device)
             question = Question(
                 framework=row.framework,
                 version=row.version,
                 cuda=row.cuda,
                 capability=device.capability,
-                driver=asked.device.driver,
+                driver=asked.device.oldest_driver,
             )
-            cell = judge(question, Evidence())
-            if devices and not fitting:
-                cell = replace(cell, warnings=(_not_listed(row), *cell.warnings))
-            judged.append(JudgedRow(row=asked, ruling=weigh(cell, allow)))
+            cell = given.judge(question, Evidence())
+            against = (*_recorded(row, given), *_unmatched(row, fitting, given))
+            cell = replace(cell, warnings=(*against, *cell.warnings))
+            judged.append(JudgedRow(row=asked, ruling=weigh(cell, given.allow)))
     return tuple(judged)
 
 
-def _not_listed(row: Row) -> Claim:
-    return Claim(
-        basis=Basis.DOCUMENTED,
-        answer=Answer.NO,
-        rule=GPU_NOT_LISTED,
-        reason=f"none of the listed GPUs has capability {row.device.capability}",
-        source="the list of GPUs",
-    )
+def _recorded(row: Row, given: RowsInput) -> Iterator[Claim]:
+    if given.recorded and row.outcome.lower() in UNSOLVED:
+        reason = f"recorded as '{row.outcome}', not solved here"
+        yield _against(UNSOLVABLE, reason, f"the rows of {row.where.rpartition(':')[0]}")
+
+
+def _unmatched(row: Row, fitting: Sequence[Device], given: RowsInput) -> Iterator[Claim]:
+    """Why no listed GPU is one for the row."""
+    capability = row.device.capability
+    if given.devices and not fitting:
+        if given.pool:
+            yield _against(NO_MATCH, f"no GPU there has capability {capability}", given.pool)
+        else:
+            reason = f"none of the listed GPUs has capability {capability}"
+            yield _against(GPU_NOT_LISTED, reason, "the list of GPUs")
+    elif given.pool and fitting and not row.device.driver:
+        device, needed = fitting[0], row.cuda if given.strict else driver_floor(row.cuda)
+        if not _takes(device, needed):
+            most = f"take CUDA {device.cuda} at most" if device.cuda else f"are {device.driver} at most"
+            yield _against(
+                NO_MATCH,
+                f"the drivers of GPUs with {capability} {most}, and CUDA {needed} is needed",
+                given.pool,
+            )
+
+
+def _takes(device: Device, cuda: str) -> bool:
+    """Whether its driver takes programs of that CUDA version; one of which nothing is told may."""
+    if device.cuda:
+        return natural(device.cuda) >= natural(cuda)
+    first = native_driver(cuda)
+    return not device.driver or not first or not older(device.driver, first)
+
+
+def _against(rule: str, reason: str, source: str) -> Claim:
+    return Claim(basis=Basis.DOCUMENTED, answer=Answer.NO, rule=rule, reason=reason, source=source)

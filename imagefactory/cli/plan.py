@@ -18,6 +18,7 @@ from imagefactory.cli.output import (
     terminal_width,
     write,
 )
+from imagefactory.cli.pool import find_inventory, inventory_option
 from imagefactory.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def _complete_rules(_: click.Context, __: click.Parameter, incomplete: str) -> l
     help='The GPUs to plan for: a list of {name: V100, driver: "535.129.03"}, or capability: "7.0".  '
     "[default: the capabilities that each recipe requires]",
 )
+@inventory_option
 @click.option(
     "--allow",
     multiple=True,
@@ -52,7 +54,19 @@ def _complete_rules(_: click.Context, __: click.Parameter, incomplete: str) -> l
     "--tuples",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Judge the rows of a CSV instead: framework,version,cuda,capability[,driver].",
+    help="Judge the rows of a CSV instead: framework,version,cuda,capability[,driver][,outcome].",
+)
+@click.option(
+    "--recorded",
+    is_flag=True,
+    help="With --tuples: believe the outcomes that the rows record where they say that no environment could "
+    "be solved ('Environment Resolution Failure', unsolvable). Nothing is solved here.",
+)
+@click.option(
+    "--strict-drivers",
+    is_flag=True,
+    help="With --tuples and --inventory: a GPU matches where its driver takes the row's very CUDA, as CHTC's "
+    "gpu-compatibility-testing asked.  [default: any driver of the same CUDA major from 11 on]",
 )
 @click.option(
     "--github",
@@ -73,12 +87,13 @@ def plan(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
     """Say what is worth building and testing: targets x GPUs, pruned by what is known.
 
     Each pruned cell names a rule, a reason and its source, and comes back by --allow RULE. What is unchanged
-    is skipped. Without --gpus nothing is planned but builds: there is nothing to verify on.
+    is skipped. Without --gpus or --inventory nothing is planned but builds: there is nothing to verify on.
 
     \b
       imagefactory plan --gpus gpus.yaml 'pytorch-*'
       imagefactory plan --gpus gpus.yaml --github >> "$GITHUB_OUTPUT"
       imagefactory plan --gpus gpus.yaml --registry registry.example.org/gpu
+      imagefactory plan --inventory inventory.json     for the GPUs that a pool has
       imagefactory plan --tuples space.csv             any versions, recipes or not
 
     GitHub fails a job whose matrix is empty, so let that job begin with
@@ -89,14 +104,17 @@ def plan(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
     Exit code 0 whatever is pruned or blocked.
     """
     from imagefactory.plan import check_rules
-    from imagefactory.planning import read_devices
+    from imagefactory.planning import inventory_devices, read_devices
 
     asked = _Asked(**given)
     asked.refuse_contradictions(names)
     allow = check_rules(asked.allow)
-    devices = read_devices(asked.gpus) if asked.gpus else ()
+    devices, pool = read_devices(asked.gpus) if asked.gpus else (), ""
+    if asked.inventory:
+        found = find_inventory(asked.inventory, datetime.now(UTC))
+        devices, pool = inventory_devices(found), str(asked.inventory)
     if asked.tuples:
-        _rows(asked, asked.tuples, devices, allow)
+        _rows(asked, asked.tuples, (devices, pool), allow)
     else:
         _targets(call, asked, (names, devices, allow))
 
@@ -106,8 +124,11 @@ class _Asked:
     """The options of `plan`."""
 
     gpus: Path | None
+    inventory: Path | None
     allow: tuple[str, ...]
     tuples: Path | None
+    recorded: bool
+    strict_drivers: bool
     github: bool
     registry: str
     as_json: bool
@@ -115,6 +136,17 @@ class _Asked:
     def refuse_contradictions(self, names: tuple[str, ...]) -> None:
         if self.github and self.as_json:
             raise UsageError("--github and --json both write to stdout", hint="choose one of them")
+        if self.gpus and self.inventory:
+            raise UsageError(
+                "--gpus and --inventory both say which GPUs there are", hint="choose one of them"
+            )
+        if self.recorded and not self.tuples:
+            raise UsageError("--recorded is about the outcomes of rows", hint="name them: --tuples FILE")
+        if self.strict_drivers and not (self.tuples and self.inventory):
+            raise UsageError(
+                "--strict-drivers is about rows on the GPUs of a pool",
+                hint="add --tuples FILE --inventory FILE",
+            )
         if self.tuples and names:
             raise UsageError("--tuples judges rows, not targets", hint=f"leave out {' '.join(names)}")
         if self.tuples and self.github:
@@ -146,13 +178,22 @@ def _targets(
         say(format_plan(made, terminal_width()))
 
 
-def _rows(asked: _Asked, path: Path, devices: tuple[Device, ...], allow: frozenset[str]) -> None:
+def _rows(asked: _Asked, path: Path, listed: tuple[tuple[Device, ...], str], allow: frozenset[str]) -> None:
     from imagefactory.plan import unused_rules
     from imagefactory.planning import read_rows
     from imagefactory.report.plan_table import format_rows
-    from imagefactory.version_space import judge_rows
+    from imagefactory.version_space import RowsInput, judge_rows
 
-    judged = judge_rows(read_rows(path), devices, allow)
+    devices, pool = listed
+    given = RowsInput(
+        rows=read_rows(path),
+        devices=devices,
+        allow=allow,
+        pool=pool,
+        strict=asked.strict_drivers,
+        recorded=asked.recorded,
+    )
+    judged = judge_rows(given)
     unused = unused_rules(allow, (one.ruling for one in judged))
     if asked.as_json:
         say_json("rows", {"rows": [_row_json(one) for one in judged], "unused_rules": unused})

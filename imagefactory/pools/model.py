@@ -25,8 +25,8 @@ from imagefactory.verify.model import Subject
 class PoolGpu:
     """One GPU as the pool tells it. `id` is the pool's short name (`GPU-a0223334`), `uuid` `GPU-...` in full.
 
-    `driver` (`550.54.15`) and `cuda` are empty where the pool does not tell them. `mig` says that it is a
-    slice of a GPU. `free`: no job has it.
+    `driver` (`550.54.15`) and `cuda` are empty where the pool does not tell them, `memory` is 0. `mig` says
+    that it is a slice of a GPU. `free`: no job has it.
     """
 
     id: str
@@ -55,11 +55,15 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """The machines with GPUs of a pool at one time. `pool` is its name, empty where nobody told it."""
+    """The machines with GPUs of a pool at one time. `pool` is its name, empty where nobody told it.
+
+    `notes` say what was left out, a line each.
+    """
 
     pool: str
     taken: datetime
     machines: tuple[Machine, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def gpus(self) -> tuple[PoolGpu, ...]:
@@ -109,6 +113,7 @@ class Node:
     """One job: one image on one capability. `name` has letters, digits, `-` and `_` only.
 
     `cuda` is the lowest that the GPU's driver must take, empty for any. `timeout` is the suite's, in seconds.
+    `python` is the absolute path of the image's Python that runs it. `mig`: a slice of a GPU will do.
     """
 
     name: str
@@ -120,6 +125,8 @@ class Node:
     memory: int
     disk: int
     timeout: float
+    python: str
+    mig: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

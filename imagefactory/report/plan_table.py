@@ -9,7 +9,17 @@ from collections.abc import Callable, Iterable, Sequence
 
 from imagefactory.errors import UsageError
 from imagefactory.gpu.model import Answer
-from imagefactory.plan import Device, Plan, PlannedCell, PlannedTarget, Ruling, State
+from imagefactory.plan import (
+    GPU_NOT_LISTED,
+    NO_MATCH,
+    UNSOLVABLE,
+    Device,
+    Plan,
+    PlannedCell,
+    PlannedTarget,
+    Ruling,
+    State,
+)
 from imagefactory.report.console import format_table, wrap
 from imagefactory.report.gpu_tables import Sources
 from imagefactory.version_space import JudgedRow
@@ -18,6 +28,8 @@ DEVICE = ("gpu", "capability", "driver")
 MAX_JOBS = 256
 """GitHub: "A matrix will generate a maximum of 256 jobs per workflow run"."""
 WIDTH, MIN_WIDTH, WORD = 110, 60, 10
+_NO_CLAIM = (GPU_NOT_LISTED, NO_MATCH, UNSOLVABLE)
+"""Rules that rest on what this call was given or met, so no page documents and no scan predicts them."""
 _MANNER = {Answer.PTX: " through PTX", Answer.PARTLY: " in part"}
 _DOING = {
     State.BUILD: "to build",
@@ -99,7 +111,8 @@ def _why(ruling: Ruling, sources: Sources) -> str:
     """Rule, basis and reason of what prunes first, and the other rules that prune."""
     first, *others = ruling.against
     more = ", ".join(dict.fromkeys(claim.rule for claim in others))
-    text = f"{first.rule}, {first.basis}: {first.reason} {sources.mark([first.source])}"
+    ground = first.rule if first.rule in _NO_CLAIM else f"{first.rule}, {first.basis}"
+    text = f"{ground}: {first.reason} {sources.mark([first.source])}"
     return f"{text}; also {more}" if more else text
 
 
@@ -209,8 +222,9 @@ def format_kits(plan: Plan) -> str:
 
 
 def kit_name(device: Device) -> str:
-    """`sm80-a100-535.54.03`: of letters, digits, dots and dashes."""
-    words = (label(device), device.name, device.driver)
+    """`sm80-a100-535.54.03`, or `sm80-a100-cuda12.4`: of letters, digits, dots and dashes."""
+    told = device.driver or (f"cuda{device.cuda}" if device.cuda else "")
+    words = (label(device), device.name, told)
     return "-".join(re.sub(r"[^a-z0-9.]+", "-", word.lower()).strip("-.") for word in words if word)
 
 

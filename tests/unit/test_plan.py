@@ -24,6 +24,7 @@ from imagefactory.gpu.model import Answer, Basis, Cell, Claim, Question
 from imagefactory.model import Target, Where
 from imagefactory.plan import (
     GPU_NOT_LISTED,
+    NO_MATCH,
     PRUNING,
     Device,
     Judge,
@@ -36,7 +37,7 @@ from imagefactory.plan import (
     weigh,
 )
 from imagefactory.report.plan_table import MAX_JOBS, format_matrix, format_plan, format_rows
-from imagefactory.version_space import MAX_ROWS, JudgedRow, Row, judge_rows, parse_rows
+from imagefactory.version_space import MAX_ROWS, JudgedRow, Row, RowsInput, judge_rows, parse_rows
 from tests.unit.test_cli import Call, call, root  # noqa: F401
 
 DATA = Path(__file__).parents[1] / "data"
@@ -387,22 +388,71 @@ def test_all_faults_are_told_up_to_a_number_and_rows_are_bounded() -> None:
 
 def test_rows_meet_the_listed_gpus_of_their_capability_and_their_drivers() -> None:
     (first, second) = rows(HEADER + "torch,2.3,12.1,7.0,\ntorch,2.3,12.1,9.0,\n")
-    judged = judge_rows((first, second), (V100, A100), frozenset(), judging({}))
+    judged = judge_rows(RowsInput(rows=(first, second), devices=(V100, A100), judge=judging({})))
     assert [(str(one.row.device), one.ruling.pruned) for one in judged] == [
         ("V100 (7.0, driver 535)", False),
         ("9.0", True),
     ]
     assert judged[1].ruling.claim is not None
     assert judged[1].ruling.claim.rule == "gpu-not-listed"
-    allowed = judge_rows((second,), (V100,), frozenset({"gpu-not-listed"}), judging({}))
+    allowed = judge_rows(
+        RowsInput(rows=(second,), devices=(V100,), allow=frozenset({"gpu-not-listed"}), judge=judging({}))
+    )
     assert not allowed[0].ruling.pruned
     own = replace(first, device=replace(first.device, driver="470"))
-    assert judge_rows((own,), (V100,), frozenset(), judging({}))[0].row.device.driver == "470"
+    assert (
+        judge_rows(RowsInput(rows=(own,), devices=(V100,), judge=judging({})))[0].row.device.driver == "470"
+    )
+
+
+def in_a_pool(text: str, *devices: Device, **how: bool) -> list[tuple[bool, str]]:
+    """Whether each row is pruned in a pool of such GPUs, and why."""
+    given = RowsInput(
+        rows=rows(HEADER + text), devices=devices, judge=judging({}), pool="the inventory", **how
+    )
+    return [(one.ruling.pruned, one.ruling.reason) for one in judge_rows(given)]
+
+
+def test_rows_meet_a_pool_once_by_the_newest_driver_of_their_capability() -> None:
+    old, new = (Device(capability=Capability(8, 0), cuda=cuda) for cuda in ("11.4", "12.2"))
+    assert [pruned for pruned, _ in in_a_pool("torch,2.3,12.1,8.0,\n", new, old)] == [False]
+    assert in_a_pool("torch,2.3,12.1,9.0,\n", new, old) == [(True, "no GPU there has capability 9.0")]
+    assert in_a_pool("torch,2.3,12.1,8.0,\n", old) == [
+        (True, "the drivers of GPUs with 8.0 take CUDA 11.4 at most, and CUDA 12.0 is needed")
+    ]
+
+
+def test_a_driver_of_the_same_major_is_enough_unless_one_asks_for_the_very_cuda() -> None:
+    device = Device(capability=Capability(8, 0), cuda="12.2")
+    assert [pruned for pruned, _ in in_a_pool("torch,2.6,12.4,8.0,\n", device)] == [False]
+    assert in_a_pool("torch,2.6,12.4,8.0,\n", device, strict=True) == [
+        (True, "the drivers of GPUs with 8.0 take CUDA 12.2 at most, and CUDA 12.4 is needed")
+    ]
+    told = Device(capability=Capability(8, 0), driver="535.129.03")
+    assert [pruned for pruned, _ in in_a_pool("torch,2.6,12.2,8.0,\n", told, strict=True)] == [False]
+    assert in_a_pool("torch,2.6,12.4,8.0,\n", told, strict=True) == [
+        (True, "the drivers of GPUs with 8.0 are 535.129.03 at most, and CUDA 12.4 is needed")
+    ]
+    untold = Device(capability=Capability(8, 0))
+    assert [pruned for pruned, _ in in_a_pool("torch,2.6,12.4,8.0,\n", untold, strict=True)] == [False]
+
+
+def test_recorded_outcomes_stand_for_a_solver_where_they_are_asked_to() -> None:
+    text = "torch,2.3,12.1,8.0,Environment Resolution Failure\ntorch,2.3,12.1,8.0,Failure to Match\n"
+    assert [pruned for pruned, _ in in_a_pool(text)] == [False, False]
+    assert in_a_pool(text, recorded=True)[0] == (
+        True,
+        "recorded as 'Environment Resolution Failure', not solved here",
+    )
+    given = RowsInput(rows=rows(HEADER + text), judge=judging({}), recorded=True)
+    assert "unsolvable: recorded as" in format_rows(judge_rows(given), ())  # no page documents that
+    allowed = replace(given, allow=frozenset({"unsolvable"}))
+    assert not any(one.ruling.pruned for one in judge_rows(allowed))
 
 
 def test_a_table_of_rows_says_why_and_what_became_of_them() -> None:
     found = rows(HEADER + "pytorch,2.3,12.1,7.0,valid\npytorch,2.3,12.1,8.0,\n")
-    text = format_rows(judge_rows(found, (), frozenset(), judging({"8.0": [NO]})), ("partly",))
+    text = format_rows(judge_rows(RowsInput(rows=found, judge=judging({"8.0": [NO]}))), ("partly",))
     assert "OUTCOME" in text
     assert "no-code, predicted: because of no-code [1]" in text
     assert (
@@ -424,7 +474,7 @@ def judged_space(
 ) -> dict[tuple[str, str, str], JudgedRow]:
     """Every (version, CUDA) on every known capability, judged by what the tree knows."""
     lines = [f"{framework},{v},{cuda},{one}," for v, cuda in versions for one in capabilities()]
-    judged = judge_rows(rows(HEADER + "\n".join(lines)), (), frozenset())
+    judged = judge_rows(RowsInput(rows=rows(HEADER + "\n".join(lines))))
     assert len(judged) == len(lines) > 0
     return {(one.row.version, one.row.cuda, str(one.row.device.capability)): one for one in judged}
 
@@ -638,4 +688,4 @@ def test_rows_are_judged_from_the_command_line(call: Call, tmp_path: Path) -> No
 def test_every_rule_that_prunes_is_one_that_a_judge_gives() -> None:
     """Else `--allow` would take a word that can change nothing."""
     told = re.findall(r"^    ([a-z-]+)(?::ID)?  ", sys.modules[judge.__module__].__doc__ or "", re.MULTILINE)
-    assert {*PRUNING} - {GPU_NOT_LISTED} == {*told}
+    assert {*PRUNING} - {GPU_NOT_LISTED, NO_MATCH} == {*told}

@@ -1,0 +1,83 @@
+"""The command that shows a pool: pool; and `--inventory`, by which others work from a saved one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, ParamSpec
+
+import click
+
+from imagefactory.cli.output import json_option, say, say_json
+from imagefactory.errors import NothingSelectedError
+
+if TYPE_CHECKING:
+    from imagefactory.pools.model import Inventory
+
+P = ParamSpec("P")
+
+
+def inventory_option(command: Callable[P, None]) -> Callable[P, None]:
+    """`--inventory FILE`, the argument `inventory`: a path, or None for the pool itself."""
+    return click.option(
+        "--inventory",
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="FILE",
+        help="The pool's GPUs as `imagefactory pool --save FILE` wrote them, in place of asking the pool.",
+    )(command)
+
+
+def find_inventory(path: Path | None, now: datetime) -> Inventory:
+    """What a file says of a pool, or the pool itself. Raises UsageError for the file, ToolError for the pool,
+    NothingSelectedError where there is no GPU."""
+    from imagefactory.pools.htcondor.commands import HTCondor
+    from imagefactory.pools.inventory_file import read_inventory
+
+    found = read_inventory(path) if path else HTCondor(environ=os.environ).inventory(now)
+    if not found.machines:
+        where = str(path) if path else f"the pool {found.pool}".rstrip()
+        said = f" ({'; '.join(found.notes[:3])})" if found.notes else ""
+        raise NothingSelectedError(
+            f"{where} has no machine with a GPU that can be asked for{said}",
+            hint="condor_status -const 'TotalGPUs > 0' lists the slots that tell of GPUs",
+        )
+    return found
+
+
+@click.command()
+@inventory_option
+@click.option("--machines", is_flag=True, help="A row for each machine in place of each kind of GPU.")
+@click.option(
+    "--save",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the inventory to a file, for `--inventory` here and elsewhere.",
+)
+@json_option
+def pool(inventory: Path | None, machines: bool, save: Path | None, as_json: bool) -> None:
+    """Show the pool's GPUs: capability, model, memory, driver, and how many are free.
+
+    HTCondor's condor_status is asked, so this is for an access point. CUDA is the newest that the driver
+    takes; a column is '-' where the pool does not tell it. What no job can ask for is left out, and said.
+
+    \b
+      imagefactory pool
+      imagefactory pool --save inventory.json
+      imagefactory plan --inventory inventory.json
+
+    Exit code 3 where there is no GPU, 6 where the pool cannot be asked.
+    """
+    from imagefactory.pools.inventory_file import inventory_json, write_inventory
+    from imagefactory.report.pool_table import format_machines, format_pool, kind_json, kinds_of
+
+    found = find_inventory(inventory, datetime.now(UTC))
+    if save:
+        write_inventory(save, found)
+    if as_json:
+        kinds = [kind_json(kind) for kind in kinds_of(found)]
+        say_json("pool", {**inventory_json(found), "kinds": kinds})
+    else:
+        say(format_machines(found) if machines else format_pool(found))
+        say(f"saved as {save}", unless=not save)

@@ -1,0 +1,170 @@
+"""HTCondor by the site's own commands: condor_status, condor_submit_dag, condor_q, condor_rm, condor_submit.
+
+Never through its Python bindings: the commands fit the site's pool and its configuration, a package from an
+index may not. A sweep's DAGMan is found by the folder in which it was submitted (its `Iwd`), so nothing must
+be remembered from one call to the next.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from imagefactory.errors import ToolError, UsageError
+from imagefactory.pools.htcondor.ads import parse_ads, parse_status
+from imagefactory.pools.model import Inventory
+from imagefactory.verify.report_file import clean
+
+DAG = "sweep.dag"
+"""The DAG in a sweep's folder."""
+GPU_SLOTS = "TotalGPUs > 0 && DynamicSlot =!= true"
+SCHEDULER_UNIVERSE = 7
+FOLDER = r"/[A-Za-z0-9_./@%+=:,~-]{1,1000}"
+"""What may stand in an expression, a submit file and a DAG without being quoted."""
+TIMEOUT = 120.0
+"""Seconds for one command. A schedd that is busy answers within its own timeouts, which are shorter."""
+TAIL = 6
+AWAY = (
+    "work on an access point of the pool, or by a saved inventory: --inventory FILE (written there by "
+    "imagefactory pool --save FILE)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HTCondor:
+    """The pool of this machine's configuration. `environ` is what its commands see (CONDOR_CONFIG, PATH)."""
+
+    environ: Mapping[str, str]
+    timeout: float = TIMEOUT
+
+    def require(self) -> str:
+        """HTCondor's version: `23.9.6`. Raises ToolError where its commands are missing or fail."""
+        said = self._run(["condor_version"])
+        found = re.search(r"CondorVersion: ([0-9]{1,4}(?:\.[0-9]{1,4}){1,3})\b", said)
+        if not found:
+            raise ToolError(
+                f"condor_version said '{clean(said)[:60]}'", hint="is another condor_version first on PATH?"
+            )
+        return found[1]
+
+    def inventory(self, now: datetime) -> Inventory:
+        """The GPUs that the pool's collector knows. Raises ToolError where it cannot be asked."""
+        return parse_ads(parse_status(self._run(["condor_status", "-const", GPU_SLOTS, "-json"])), now)
+
+    def submit(self, folder: Path) -> str:
+        """Submits the DAG of a sweep's folder; DAGMan's job, `12.0`.
+
+        A rescue DAG that an earlier DAGMan left there is gone on with, and one that ended without a word is
+        recovered from its jobs' logs. Raises UsageError where one is at work already, ToolError.
+        """
+        folder = _checked(folder)
+        if at_work := self.jobs(folder):
+            raise UsageError(
+                f"{folder}: job {at_work[0]} drives this sweep already",
+                hint="imagefactory status shows how far it is, imagefactory cancel ends it",
+            )
+        name = ["-batch-name", f"imagefactory+{folder.name}"]  # what condor_q shows it as
+        argv = ["condor_submit_dag", *name, *_going_on(folder), DAG]
+        said = self._run(argv, folder)
+        found = re.search(r"submitted to cluster ([0-9]{1,10})", said)
+        if not found:
+            raise ToolError(
+                f"condor_submit_dag names no job: {clean(said)[-200:]}",
+                hint=f"look into {folder}/{DAG}.dagman.out",
+            )
+        return f"{found[1]}.0"
+
+    def jobs(self, folder: Path) -> tuple[str, ...]:
+        """The DAGMan jobs in the queue that were submitted in this folder."""
+        wanted = f'JobUniverse == {SCHEDULER_UNIVERSE} && Iwd == "{_checked(folder)}"'
+        said = self._run(["condor_q", "-const", wanted, "-json", "-attributes", "ClusterId,ProcId,JobStatus"])
+        return tuple(
+            f"{ad['ClusterId']}.{ad['ProcId']}"
+            for ad in parse_status(said)
+            if isinstance(ad.get("ClusterId"), int) and isinstance(ad.get("ProcId"), int)
+        )
+
+    def running(self, folder: Path) -> bool:
+        """Whether a DAGMan of that folder is in the queue, be it held or idle."""
+        return bool(self.jobs(folder))
+
+    def cancel(self, folder: Path) -> None:
+        """Removes the DAGMan of that folder, if any: it removes its jobs and leaves a rescue DAG."""
+        if found := self.jobs(folder):
+            self._run(["condor_rm", *found])
+
+    def dry_run(self, file: Path) -> str:
+        """The ads that `condor_submit -dry-run` makes of a submit file. Raises ToolError."""
+        return self._run(["condor_submit", "-dry-run", "-", file.name], file.resolve().parent)
+
+    def _run(self, argv: Sequence[str], folder: Path | None = None) -> str:
+        """What it printed. Raises ToolError where it is missing, takes too long or fails."""
+        try:
+            done = subprocess.run(
+                argv,
+                cwd=folder,
+                env={**self.environ, "LC_ALL": "C"},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=self.timeout,
+                check=False,
+            )
+        except FileNotFoundError as error:
+            if folder is not None and not folder.is_dir():
+                raise UsageError(
+                    f"{folder}: there is no such folder", hint="name a sweep's folder"
+                ) from error
+            raise ToolError(f"{argv[0]} is not installed here", hint=AWAY) from error
+        except subprocess.TimeoutExpired as error:
+            raise ToolError(
+                f"{argv[0]} did not answer in {self.timeout:.0f} s",
+                hint="the pool's daemons may be busy or out of reach: try condor_status by hand",
+            ) from error
+        except OSError as error:
+            raise ToolError(f"{argv[0]} cannot be started: {error.strerror}", hint=AWAY) from error
+        said = done.stdout.decode("utf-8", "replace")
+        if done.returncode:
+            words = done.stderr.decode("utf-8", "replace") or said
+            raise ToolError(
+                f"{argv[0]} failed (exit code {done.returncode}): {_tail(words)}", hint=_hint(argv[0], words)
+            )
+        return said
+
+
+def _checked(folder: Path) -> Path:
+    """The folder as DAGMan's job names it. Raises UsageError for a name that an expression cannot hold."""
+    found = folder.resolve()
+    if not re.fullmatch(FOLDER, str(found), re.ASCII):
+        raise UsageError(
+            f"{clean(str(found))}: HTCondor takes no folder of that name",
+            hint="use letters, digits, '-', '_' and '.' in --folder",
+        )
+    return found
+
+
+def _going_on(folder: Path) -> list[str]:
+    """The options that make condor_submit_dag go on with what lies there.
+
+    A rescue DAG is taken without any. Where there is none, DAGMan ended without a word: the next one catches
+    up from the log of its jobs before it submits more. (Tried with 23.9: killed, and removed with -forcex.)
+    """
+    if any(folder.glob(f"{DAG}.rescue[0-9][0-9][0-9]")) or not (folder / f"{DAG}.condor.sub").exists():
+        return []
+    return ["-update_submit", *(["-DoRecovery"] if (folder / f"{DAG}.nodes.log").exists() else [])]
+
+
+def _tail(words: str) -> str:
+    lines = [clean(line) for line in words.splitlines() if line.strip()]
+    return " / ".join(lines[-TAIL:])[:600] or "it said nothing"
+
+
+def _hint(program: str, words: str) -> str:
+    if "Cannot allocate a cluster id" in words:
+        return "the access point takes no jobs of this user: root may have none, others may lack the right"
+    if re.search(r"[Ff]ailed to connect|[Cc]an't (find|connect)|communication|unreachable", words):
+        return f"the pool cannot be reached from here; {AWAY}"
+    return f"run {program} by hand and look at what it says"

@@ -1,0 +1,301 @@
+"""HTCondor's commands as the adapter calls them, played by small programs; and `imagefactory pool`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from imagefactory.errors import ToolError, UsageError
+from imagefactory.pools.htcondor.commands import HTCondor
+from tests.unit.ads_made_here import A100, H100, MIG_SLICE, V100, gpu, slot, status
+from tests.unit.test_cli import Call, call  # noqa: F401
+
+NOW = datetime(2026, 11, 22, 6, tzinfo=UTC)
+VERSION = "$CondorVersion: 23.9.6 2026-07-12 PackageID: 23.9.6+dfsg-2.1+b10 $\n"
+SUBMITTED = "Submitting job(s).\n1 job(s) submitted to cluster 35.\n"
+AT_WORK = '[\n{\n  "ClusterId": 35,\n  "JobStatus": 2,\n  "ProcId": 0\n}\n]\n'
+
+Program = Callable[..., None]
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    """A folder that is all of PATH: what is not made there is not installed."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def program(programs: Path, tmp_path: Path) -> Program:
+    """Makes a command that notes where it is called with what, prints and ends."""
+
+    def make(name: str, prints: str = "", *, fails: str = "", code: int = 0) -> None:
+        (tmp_path / f"{name}.out").write_text(prints)
+        (tmp_path / f"{name}.err").write_text(fails)
+        file = programs / name
+        file.write_text(
+            f'#!/bin/sh\nprintf \'%s\\n\' "$PWD" {name} "$@" END >>{tmp_path}/calls\n'
+            f'while IFS= read -r line; do printf "%s\\n" "$line"; done <{tmp_path}/{name}.out\n'
+            f'while IFS= read -r line; do printf "%s\\n" "$line"; done <{tmp_path}/{name}.err >&2\n'
+            f"exit {code}\n"
+        )
+        file.chmod(0o755)
+
+    return make
+
+
+@pytest.fixture
+def pool(programs: Path) -> HTCondor:
+    return HTCondor(environ={"PATH": str(programs)})
+
+
+def calls(tmp_path: Path) -> list[list[str]]:
+    """Folder and words of each call."""
+    text = (tmp_path / "calls").read_text() if (tmp_path / "calls").exists() else ""
+    return [part.strip("\n").split("\n") for part in text.split("END\n") if part]
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    folder = tmp_path / "sweep-1"
+    folder.mkdir()
+    (folder / "sweep.dag").touch()
+    return folder
+
+
+def test_the_version_is_told(pool: HTCondor, program: Program) -> None:
+    program("condor_version", VERSION + "$CondorPlatform: X86_64-Debian_13 $\n")
+    assert pool.require() == "23.9.6"
+    program("condor_version", "hello\n")
+    with pytest.raises(ToolError, match="condor_version said 'hello'"):
+        pool.require()
+
+
+def test_the_inventory_is_what_the_collector_knows(pool: HTCondor, program: Program, tmp_path: Path) -> None:
+    program("condor_status", status(slot("gpu01", [gpu("GPU-11111111", A100)])))
+    assert [machine.name for machine in pool.inventory(NOW).machines] == ["gpu01"]
+    program("condor_status", status())
+    assert pool.inventory(NOW).machines == ()
+    assert calls(tmp_path)[0][1:] == [
+        "condor_status",
+        "-const",
+        "TotalGPUs > 0 && DynamicSlot =!= true",
+        "-json",
+    ]
+
+
+def test_what_is_missing_or_fails_is_said_with_what_to_do(pool: HTCondor, program: Program) -> None:
+    with pytest.raises(ToolError, match="condor_status is not installed here") as missing:
+        pool.inventory(NOW)
+    assert "--inventory FILE" in missing.value.hint
+    program("condor_status", fails="Error: communication error\n\x1b[2JFailed to connect\n", code=1)
+    with pytest.raises(ToolError, match="exit code 1") as failed:
+        pool.inventory(NOW)
+    assert failed.value.message.endswith("Error: communication error / [2JFailed to connect")
+    assert "cannot be reached" in failed.value.hint
+
+
+def test_a_command_that_never_ends_is_ended(programs: Path) -> None:
+    (programs / "condor_version").write_text("#!/bin/sh\nwhile :; do :; done\n")
+    (programs / "condor_version").chmod(0o755)
+    with pytest.raises(ToolError, match="did not answer"):
+        HTCondor(environ={"PATH": str(programs)}, timeout=0.2).require()
+
+
+def test_a_sweep_is_submitted_in_its_own_folder(
+    pool: HTCondor, program: Program, sweep: Path, tmp_path: Path
+) -> None:
+    program("condor_q", "[\n]\n")
+    program("condor_submit_dag", SUBMITTED)
+    assert pool.submit(sweep) == "35.0"
+    asked, submitted = calls(tmp_path)
+    assert asked[1:4] == ["condor_q", "-const", f'JobUniverse == 7 && Iwd == "{sweep}"']
+    assert submitted == [
+        str(sweep), "condor_submit_dag", "-batch-name", "imagefactory+sweep-1", "sweep.dag"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("there", "options"),
+    [
+        ((), []),
+        (("sweep.dag.condor.sub",), ["-update_submit"]),
+        (("sweep.dag.condor.sub", "sweep.dag.nodes.log"), ["-update_submit", "-DoRecovery"]),
+        (("sweep.dag.condor.sub", "sweep.dag.nodes.log", "sweep.dag.rescue001"), []),
+    ],
+)
+def test_a_sweep_that_was_begun_is_gone_on_with(
+    there: tuple[str, ...], options: list[str], pool: HTCondor, program: Program, sweep: Path, tmp_path: Path
+) -> None:
+    program("condor_q", "")
+    program("condor_submit_dag", SUBMITTED)
+    for name in there:
+        (sweep / name).touch()
+    pool.submit(sweep)
+    assert calls(tmp_path)[-1][4:] == [*options, "sweep.dag"]
+
+
+def test_a_sweep_that_runs_is_not_submitted_again(
+    pool: HTCondor, program: Program, sweep: Path, tmp_path: Path
+) -> None:
+    program("condor_q", AT_WORK)
+    program("condor_submit_dag", SUBMITTED)
+    with pytest.raises(UsageError, match=r"job 35\.0 drives this sweep already"):
+        pool.submit(sweep)
+    assert pool.running(sweep)
+    assert {words[1] for words in calls(tmp_path)} == {"condor_q"}
+
+
+def test_a_submission_that_names_no_job_is_no_success(pool: HTCondor, program: Program, sweep: Path) -> None:
+    program("condor_q", "")
+    program("condor_submit_dag", "all is well\n")
+    with pytest.raises(ToolError, match="names no job"):
+        pool.submit(sweep)
+    program("condor_submit_dag", fails="ERROR: Cannot allocate a cluster id\n", code=1)
+    with pytest.raises(ToolError) as root:
+        pool.submit(sweep)
+    assert "root may have none" in root.value.hint
+
+
+def test_a_sweep_is_cancelled_by_its_dagman(
+    pool: HTCondor, program: Program, sweep: Path, tmp_path: Path
+) -> None:
+    program("condor_q", AT_WORK)
+    program("condor_rm")
+    pool.cancel(sweep)
+    assert calls(tmp_path)[-1][1:] == ["condor_rm", "35.0"]
+    program("condor_q", "")
+    pool.cancel(sweep)
+    assert not pool.running(sweep)
+    assert calls(tmp_path)[-1][1] == "condor_q"
+
+
+def test_a_folder_that_an_expression_cannot_hold_is_refused(pool: HTCondor, tmp_path: Path) -> None:
+    odd = tmp_path / 'a" || true || "'
+    odd.mkdir()
+    for do in (pool.submit, pool.running, pool.cancel):
+        with pytest.raises(UsageError, match="no folder of that name"):
+            do(odd)
+
+
+def test_a_folder_that_is_not_there_is_said(pool: HTCondor, program: Program, tmp_path: Path) -> None:
+    program("condor_submit")
+    with pytest.raises(UsageError, match="no such folder"):
+        pool.dry_run(tmp_path / "none" / "x.sub")
+
+
+# --- imagefactory pool ---------------------------------------------------------------------------
+
+FOUR = (
+    slot("gpu01", [gpu("GPU-11111111", V100), gpu("GPU-22222222", V100)], used=("GPU-11111111",)),
+    slot("gpu02", [gpu("GPU-33333333", H100, NvidiaDriver="550.54.15")]),
+    slot("gpu03", [gpu("MIG-44444444", MIG_SLICE, DriverVersion=None, MaxSupportedVersion=None)]),
+    slot("gpu04", [gpu("GPU-55555555", V100, DriverVersion=11.4)], OfflineGPUs="GPU-66666666"),
+)
+TABLE = """\
+CAPABILITY  GPU                                MEMORY  DRIVER     CUDA  MACHINES  FREE  GPUS
+9.0         NVIDIA H100 80GB HBM3              79 GiB  550.54.15  12.4         1     1     1
+8.0         NVIDIA A100-SXM4-40GB MIG 3g.20gb  20 GiB  -          -            1     1     1
+7.0         Tesla V100-PCIE-16GB               16 GiB  -          11.4         1     1     1
+7.0         Tesla V100-PCIE-16GB               16 GiB  -          12.4         1     1     2
+
+4 machines with 5 GPUs (1 of them MIG slices), 4 free; of cm.example.org, """
+
+
+@pytest.fixture
+def four(program: Program, programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program("condor_status", status(*FOUR))
+    monkeypatch.setenv("PATH", str(programs))
+
+
+@pytest.mark.usefixtures("four")
+def test_the_pool_is_shown_kind_by_kind(call: Call) -> None:  # noqa: F811
+    said = call("pool")
+    assert (said.code, said.err) == (0, "")
+    assert said.out.startswith(TABLE)
+
+
+@pytest.mark.usefixtures("four")
+def test_a_saved_pool_is_shown_the_same_without_the_pool(call: Call, tmp_path: Path) -> None:  # noqa: F811
+    file = tmp_path / "inventory.json"
+    asked = call("pool", "--save", str(file))
+    (tmp_path / "bin" / "condor_status").unlink()
+    saved = call("pool", "--inventory", str(file))
+    assert asked.out == saved.out + f"saved as {file}\n"
+    found = call("pool", "--inventory", str(file), "--json").json()
+    assert found["format"] == "imagefactory.pool/1"
+    assert [(kind["capability"], kind["free"], kind["gpus"]) for kind in found["kinds"]] == [
+        ("9.0", 1, 1),
+        ("8.0", 1, 1),
+        ("7.0", 1, 1),
+        ("7.0", 1, 2),
+    ]
+    by_machine = call("pool", "--inventory", str(file), "--machines").out.splitlines()
+    assert by_machine[1].split() == ["gpu01", "1", "2", "2", "x", "Tesla", "V100-PCIE-16GB", "(7.0)"]
+    assert call("pool").code == 6
+
+
+def test_a_pool_without_gpus_is_told(
+    call: Call,  # noqa: F811
+    program: Program,
+    programs: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", str(programs))
+    program("condor_status", status(slot("gpu01", [gpu("GPU-11111111", A100)], OfflineGPUs="GPU-11111111")))
+    said = call("pool", "--json")
+    assert said.code == 3
+    assert "GPU-11111111 is offline" in said.err
+    assert json.loads(said.out)["errors"][0]["exit_code"] == 3
+
+
+# --- plans by an inventory -----------------------------------------------------------------------
+
+
+def test_a_plan_is_for_the_kinds_of_gpus_of_an_inventory(call: Call, tmp_path: Path) -> None:  # noqa: F811
+    gpus = [
+        {"capability": "7.0", "name": "V100", "cuda": "11.4"},
+        {"capability": "7.0", "name": "V100", "cuda": "11.4"},
+        {"capability": "8.0", "name": "A100", "driver": "550.54.15", "cuda": "12.4"},
+        {"capability": "8.0", "name": "A30", "driver": "550.54.15", "cuda": "12.4"},
+        {"capability": "9.0", "name": "H100 MIG 1g.10gb", "mig": True},
+    ]
+    file = tmp_path / "pool.json"
+    file.write_text(
+        json.dumps({"format": "imagefactory.inventory/1", "machines": [{"name": "gpu01", "gpus": gpus}]})
+    )
+    planned = call("plan", "--inventory", str(file), "--json", "pytorch-2.3-cu121").json()
+    cells = planned["targets"][0]["cells"]
+    assert [(cell["gpu"], cell["capability"], cell["driver"], cell["rule"]) for cell in cells] == [
+        ("V100", "7.0", "", "driver-floor"),  # CUDA 12 needs driver 525, and 11.4 came with 470
+        ("", "8.0", "550.54.15", "code"),
+    ]
+    gpus[2]["cuda"] = "12.2"
+    del gpus[2]["driver"], gpus[3]["driver"]
+    file.write_text(
+        json.dumps({"format": "imagefactory.inventory/1", "machines": [{"name": "gpu01", "gpus": gpus}]})
+    )
+    said = call("plan", "--inventory", str(file), "--github", "--registry", "", "pytorch-2.3-cu121").out
+    jobs = json.loads(said.removeprefix("matrix="))["include"]
+    assert [(job["capability"], job["driver"]) for job in jobs] == [("8.0", "")] * 2
+    sliced = {"name": "gpu01", "gpus": gpus[-1:]}
+    file.write_text(json.dumps({"format": "imagefactory.inventory/1", "machines": [sliced]}))
+    assert call("plan", "--inventory", str(file), "pytorch-2.3-cu121").code == 3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--gpus", "a.yaml", "--inventory", "b.json"),
+        ("--recorded",),
+        ("--strict-drivers",),
+        ("--strict-drivers", "--tuples", "a.csv"),
+    ],
+)
+def test_options_that_contradict_are_refused(options: tuple[str, ...], call: Call) -> None:  # noqa: F811
+    assert call("plan", *options).code == 2
