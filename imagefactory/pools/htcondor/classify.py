@@ -1,0 +1,230 @@
+"""From a node's log and files to its word: what the pool broke, what it never ran, and what is to be judged.
+
+`classify` is pure; `read_node` reads the folder of a node with care, since jobs write there. Sources:
+HTCondor's manual, "Hold Reason Codes" and "Job Event Log Codes"; trials on a pool of 23.9.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from imagefactory.errors import StatementError
+from imagefactory.model import Outcome
+from imagefactory.pools.htcondor.dag import JOB_LOG, node_folder
+from imagefactory.pools.htcondor.events import LIMITS_OVER, parse_attempts
+from imagefactory.pools.htcondor.node.post import (
+    LARGEST_FILE,
+    LARGEST_LOG,
+    TRY_AGAIN,
+    is_result,
+    parse_object,
+    read,
+)
+from imagefactory.pools.model import Attempt, Ending, Limits, Node, NodeResult
+from imagefactory.progress import format_seconds
+from imagefactory.verify.kit.program import EXPECTATIONS, KIT, RESULT, RUN
+from imagefactory.verify.kit.start import REPORT
+from imagefactory.verify.report_file import clean
+
+POSTED, ERR = "post.json", "err"
+LONGEST_WORDS = 300
+TRANSFER, RESOURCES, BAD_IMAGE, NO_CONTAINER, DURATION, EXECUTION = (12, 13), 34, 35, 45, 46, 47
+_JOB = re.compile(r"[0-9]{1,10}\.[0-9]{1,10}")
+_PULL = re.compile(r"(?:docker|oras|osdf|library)://|could not open image")
+"""Words of apptainer on an image that it cannot have; where no container starts at all it has others."""
+_SIF = re.compile(r"\.sif\b")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Posted:
+    """What the POST script said of the job `job`. `left`: DAGMan will try again; `again`: it should be."""
+
+    job: str
+    again: bool
+    left: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFiles:
+    """What lies in a node's folder of its last attempt. `err` is the end of its stderr, one line.
+
+    `run` and `report` are None where they are missing; `broken` says that they cannot be read.
+    """
+
+    run: bytes | None = None
+    report: bytes | None = None
+    broken: bool = False
+    err: str = ""
+    posted: Posted | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFound:
+    """A node's state. Where `run` is there, the suite ran and ended: the outcome is None and to be judged."""
+
+    result: NodeResult
+    run: bytes | None = None
+    report: bytes | None = None
+
+
+# --- deciding ------------------------------------------------------------------------------------
+
+
+def classify(attempts: Sequence[Attempt], files: NodeFiles, limits: Limits) -> tuple[Outcome | None, str]:
+    """The word for a node and a line on why. None while it waits, runs or is to be tried again, and for a run
+    that is to be judged.
+    """
+    posted = files.posted
+    if not attempts:
+        if posted and posted.again and not posted.left:
+            return Outcome.INFRASTRUCTURE, clean(posted.why)
+        return None, "not submitted yet"
+    last = attempts[-1]
+    mine = posted if posted and posted.job == last.job else None
+    if mine and last.ended is None:  # DAGMan saw its end, and the log did not
+        last = replace(last, ending=Ending.LOST)
+    outcome, reason = _word(last, files, limits)
+    if outcome in (Outcome.INFRASTRUCTURE, Outcome.PULL_FAILED) and (mine is None or mine.left):
+        return None, f"to be tried again: {reason}"
+    return outcome, reason
+
+
+def _word(last: Attempt, files: NodeFiles, limits: Limits) -> tuple[Outcome | None, str]:
+    """The word for one job, whatever comes after it."""
+    match last.ending:
+        case Ending.WAITING:
+            return None, f"waiting: {last.text}" if last.text else "waiting"
+        case Ending.RUNNING:
+            return None, f"running on {last.machine}" if last.machine else "running"
+        case Ending.HELD:
+            return _held(last, limits)
+        case Ending.REMOVED:
+            return _removed(last, limits)
+        case Ending.KILLED:
+            return Outcome.INFRASTRUCTURE, f"killed by signal {last.code}{_said(files)}"
+        case Ending.LOST:
+            return Outcome.INFRASTRUCTURE, "its log does not tell how it ended"
+    if last.code:
+        return Outcome.INFRASTRUCTURE, f"the suite was not started: exit code {last.code}{_said(files)}"
+    if files.broken or files.run is None:
+        return Outcome.INFRASTRUCTURE, f"it brought back no result that can be read{_said(files)}"
+    return None, "the suite has run"
+
+
+def _held(last: Attempt, limits: Limits) -> tuple[Outcome | None, str]:
+    told = f"held ({last.code}): {last.text}"[:LONGEST_WORDS]
+    if last.ended is None:
+        return None, told
+    if last.code in (DURATION, EXECUTION):
+        return Outcome.TIMEOUT, f"stopped after {_time(limits.run)}, its limit on the pool"
+    about = (*TRANSFER, NO_CONTAINER)
+    if last.code == BAD_IMAGE or (last.code in about and _PULL.search(last.text)):
+        return Outcome.PULL_FAILED, told
+    if last.code in TRANSFER and _SIF.search(last.text):
+        return Outcome.PULL_FAILED, told
+    if last.code in TRY_AGAIN:
+        return Outcome.INFRASTRUCTURE, told
+    if last.code == RESOURCES:
+        return Outcome.HELD, f"held (34), it asked for too little memory or disk: {last.text}"[:LONGEST_WORDS]
+    return Outcome.HELD, told
+
+
+def _removed(last: Attempt, limits: Limits) -> tuple[Outcome | None, str]:
+    if last.ended is None or not last.text.startswith(LIMITS_OVER):
+        return Outcome.NOT_TESTED, f"removed: {last.text}"[:LONGEST_WORDS]
+    if last.started is None and last.text == LIMITS_OVER:
+        return Outcome.NO_MATCH, f"no such GPU took it in {_time(limits.idle)}"
+    why = last.text.removeprefix(LIMITS_OVER).removeprefix(": ") or "it was started again and again"
+    word = Outcome.PULL_FAILED if _PULL.search(why) else Outcome.INFRASTRUCTURE
+    return word, f"it did not come to an end: {why}"[:LONGEST_WORDS]
+
+
+def _said(files: NodeFiles) -> str:
+    return f": {files.err}"[:LONGEST_WORDS] if files.err else ""
+
+
+def _time(time: timedelta) -> str:
+    return format_seconds(time.total_seconds())
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+def read_node(folder: Path, name: str, limits: Limits) -> NodeFound:
+    """The state of a node of the sweep in `folder`. Raises UsageError for a name that is none."""
+    place = node_folder(folder, name)
+    attempts = read_attempts(place / JOB_LOG)
+    files = read_files(place)
+    outcome, reason = classify(attempts, files, limits)
+    result = NodeResult(node=name, outcome=outcome, reason=clean(reason), attempts=attempts)
+    last = attempts[-1] if attempts else None
+    if outcome is None and last and last.ending is Ending.EXITED and not last.code and not files.broken:
+        return NodeFound(result=result, run=files.run, report=files.report)
+    return NodeFound(result=result)
+
+
+def read_result(folder: Path, node: Node, limits: Limits) -> NodeResult:
+    """As `read_node`, with the word of a run that was brought back; what it signs is collect's to say."""
+    from imagefactory.pools.htcondor.evidence import JobAnswer, judge_job, parse_job_run
+
+    found = read_node(folder, node.name, limits)
+    if found.run is None:
+        return found.result
+    place = node_folder(folder, node.name)
+    try:
+        kit, asked = (json.loads(read(place / name, LARGEST_FILE) or b"") for name in (KIT, EXPECTATIONS))
+        run = parse_job_run(found.run, f"{node.name}/{RESULT}/{RUN}")
+        answer = JobAnswer(run=run, report=found.report, attempt=found.result.attempts[-1])
+        report = judge_job(kit, asked, answer)
+    except (StatementError, ValueError, KeyError, TypeError) as error:
+        said = error.message if isinstance(error, StatementError) else "its files were changed"
+        return replace(found.result, outcome=Outcome.INFRASTRUCTURE, reason=clean(said))
+    return replace(found.result, outcome=report.outcome, reason=report.reason)
+
+
+def read_attempts(path: Path) -> tuple[Attempt, ...]:
+    """The jobs in a log; none where there is no log yet."""
+    data = read(path, LARGEST_LOG)
+    if data is None:
+        return ()
+    latest = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+    return parse_attempts(data, latest, lambda naive: naive.astimezone(UTC))
+
+
+def read_files(place: Path) -> NodeFiles:
+    """The files of the last attempt: in the node's folder, or moved away where it is to be tried again."""
+    posted = parse_posted(read(place / POSTED, LARGEST_FILE))
+    if posted is None:
+        numbered = sorted(place.glob("attempt-*"), key=lambda path: (len(path.name), path.name))
+        if numbered and not (place / RESULT).exists():
+            posted = parse_posted(read(numbered[-1] / POSTED, LARGEST_FILE))
+            return replace(_read_attempt(numbered[-1], b""), posted=posted)
+    return replace(_read_attempt(place, read(place / KIT, LARGEST_FILE)), posted=posted)
+
+
+def _read_attempt(place: Path, kit: bytes | None) -> NodeFiles:
+    run, report = (read(place / RESULT / name, LARGEST_FILE) for name in (RUN, REPORT))
+    nonce = str((parse_object(kit) or {}).get("nonce", ""))
+    there = (place / RESULT / REPORT).is_symlink() or (place / RESULT / REPORT).exists()
+    broken = not is_result(run, nonce) or (there and parse_object(report) is None)
+    lines = (read(place / ERR, LARGEST_FILE) or b"").decode("utf-8", "replace").strip().splitlines()
+    return NodeFiles(run=run, report=report, broken=broken, err=clean(lines[-1]) if lines else "")
+
+
+def parse_posted(data: bytes | None) -> Posted | None:
+    """post.json, None for anything but what the POST script writes."""
+    row = parse_object(data)
+    if row is None:
+        return None
+    job, again, left, why = (row.get(name) for name in ("job", "again", "left", "why"))
+    if not (isinstance(job, str) and isinstance(again, bool) and isinstance(left, bool)):
+        return None
+    if not isinstance(why, str):
+        return None
+    return Posted(job=job if _JOB.fullmatch(job) else "", again=again, left=left, why=why)

@@ -1,0 +1,225 @@
+"""A sweep as HTCondor takes it: one DAG with one description for all jobs, and the files that go with them.
+
+DIR/sweep.dag                     SUBMIT-DESCRIPTION, and per node JOB, VARS, RETRY and SCRIPT POST
+DIR/suite.tar, inside.py          what every job gets; the suite and what runs it, by the image's own Python
+DIR/post.py                       DAGMan's POST script
+DIR/nodes/<node>/                 kit.json and expectations.json, HTCondor's job.log, out and err, and result/
+
+DAGMan must be started in DIR. Sources: HTCondor's manual, "DAGMan" and condor_submit(1).
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import tarfile
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+
+from imagefactory.errors import UsageError
+from imagefactory.pools.htcondor.node.post import MOST_STARTS
+from imagefactory.pools.model import ImageKind, Limits, Node, Sweep
+from imagefactory.verify.kit.make import CARRIED
+from imagefactory.verify.kit.make import HERE as KIT_FOLDER
+from imagefactory.verify.kit.program import EXPECTATIONS, KIT, RESULT
+from imagefactory.verify.smoke import read_suite
+
+DAG, SUITE, INSIDE, POST = "sweep.dag", "suite.tar", "inside.py", "post.py"
+NODES, JOB_LOG = "nodes", "job.log"
+EMPTY = f"empty/{RESULT}"
+PROGRAMS = Path(__file__).parent / "node"
+DESCRIPTION = "verify"
+
+EXECUTE_ATTRIBUTES = (
+    "Machine",
+    "AssignedGPUs",
+    "GPUs_Capability",
+    "GPUs_DeviceName",
+    "GPUs_DeviceUuid",
+    "GPUs_DriverVersion",
+    "GPUs_GlobalMemoryMb",
+    "GPUs_NvidiaDriver",
+)
+"""Attributes of the slot that the startd tells and the job's log keeps: whose GPU it was."""
+
+NO_CUDA = "amd|instinct|radeon|gfx"
+"""Names of GPUs that tell a Capability and take no CUDA: condor_gpu_discovery gives HIP's version for it."""
+LARGEST_OUTPUT_MB = 16
+CPUS = 1
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,199}")
+_CAPABILITY = re.compile(r"[1-9][0-9]?\.[0-9]")
+_CUDA = re.compile(r"[0-9]{1,3}\.[0-9]{1,2}")
+_PATH = r"(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_.+-]+)+"
+_PYTHON = re.compile(_PATH)
+_REFERENCE = r"[a-z0-9][a-z0-9.-]*(?::[0-9]{1,5})?(?:/[a-z0-9][a-z0-9._-]*)+@sha256:[0-9a-f]{64}"
+_IMAGE = {
+    ImageKind.DOCKER: re.compile(rf"docker://{_REFERENCE}"),
+    ImageKind.ORAS: re.compile(rf"oras://{_REFERENCE}"),
+    ImageKind.SIF: re.compile(rf"{_PATH}\.sif"),
+    ImageKind.OSDF: re.compile(rf"osdf://{_PATH}\.sif"),
+}
+_LINE = re.compile(r"[A-Za-z+][A-Za-z0-9_.+]* = [^\x00-\x1f\x7f\\{}]{1,500}")
+
+
+def format_dag(sweep: Sweep, lines: Sequence[str] = ()) -> str:
+    """The text of sweep.dag; `lines` are the site's own submit commands (`+WantGPULab = true`).
+
+    Raises UsageError for a value that could mean something else in a DAG or a submit file.
+    """
+    wrong = next((line for line in lines if not _LINE.fullmatch(line)), None)
+    if wrong is not None:
+        raise UsageError(f"{wrong!r} is no line of a submit file", hint="write NAME = VALUE")
+    names = [node.name for node in sweep.nodes]
+    if len(set(names)) != len(names):
+        raise UsageError("two nodes of one sweep have the same name", hint="name each of them differently")
+    common = "\n".join(f"  {line}" for line in (*_description(sweep.limits), *lines))
+    nodes = "\n".join(_format_node(node, sweep.limits) for node in sweep.nodes)
+    return f"SUBMIT-DESCRIPTION {DESCRIPTION} {{\n{common}\n}}\n\n{nodes}\n"
+
+
+def _description(limits: Limits) -> tuple[str, ...]:
+    """What all jobs share. `$(...)` are the VARS of a node."""
+    inputs = (KIT, EXPECTATIONS, *(f"../../{name}" for name in (SUITE, INSIDE, EMPTY)))
+    return (
+        "universe = container",
+        "container_image = $(image)",
+        "executable = $(python)",
+        "transfer_executable = false",
+        f"arguments = -I -B {INSIDE}",
+        f"initialdir = {NODES}/$(node)",
+        "should_transfer_files = YES",
+        "when_to_transfer_output = ON_EXIT",
+        f"transfer_input_files = {', '.join(inputs)}",
+        # A list, not "all that is new": what an image writes must not lie where the log and the question do.
+        f"transfer_output_files = {RESULT}",
+        f"max_transfer_output_mb = {LARGEST_OUTPUT_MB}",
+        "output = out",
+        "error = err",
+        f"log = {JOB_LOG}",
+        f"ulog_execute_attrs = {', '.join(EXECUTE_ATTRIBUTES)}",
+        f"request_cpus = {CPUS}",
+        "request_memory = $(memory)MB",
+        "request_disk = $(disk)MB",
+        "request_gpus = 1",
+        f'require_gpus = $(gpu) && regexp("{NO_CUDA}", DeviceName, "i") =!= true',
+        f"allowed_execute_duration = {_seconds(limits.run)}",
+        f"periodic_remove = {_removal(limits)}",
+        "notification = never",
+    )
+
+
+def _removal(limits: Limits) -> str:
+    """Ends what would hang a DAG: too long idle, held, or started again and again without an end.
+
+    46 and 47 hold a job whose time is over, and nobody can mend that.
+    """
+    return (
+        f"(JobStatus == 1 && time() - EnteredCurrentStatus > {_seconds(limits.idle)})"
+        f" || (JobStatus == 1 && NumJobStarts >= {MOST_STARTS})"
+        f" || (JobStatus == 5 && time() - EnteredCurrentStatus > {_seconds(limits.held)})"
+        " || (JobStatus == 5 && (HoldReasonCode == 46 || HoldReasonCode == 47))"
+    )
+
+
+def _seconds(time: timedelta) -> int:
+    return max(1, round(time.total_seconds()))
+
+
+def format_gpu(node: Node) -> str:
+    """`require_gpus` of a node. A slice (MIG) is another class: left out unless the node says otherwise."""
+    whole = "" if node.mig else ' && regexp(" mig ", DeviceName, "i") =!= true'
+    floor = f" && DriverVersion >= {_checked(node.cuda, _CUDA, 'version of CUDA')}" if node.cuda else ""
+    return f"Capability == {_checked(node.capability, _CAPABILITY, 'compute capability')}{floor}{whole}"
+
+
+def _format_node(node: Node, limits: Limits) -> str:
+    name = _checked(node.name, _NAME, "name of a node")
+    image = _checked(node.image.address, _IMAGE[node.image.kind], f"address of a {node.image.kind} image")
+    values = {
+        "node": name,
+        "image": image,
+        "python": _checked(node.python, _PYTHON, "path of a Python"),
+        "gpu": format_gpu(node),
+        "memory": str(_megabytes(node.memory)),
+        "disk": str(_megabytes(node.disk)),
+    }
+    told = " ".join(f'{key}="{_quoted(value)}"' for key, value in values.items())
+    return (
+        f"JOB {name} {DESCRIPTION}\n"
+        f"VARS {name} {told}\n"
+        f"RETRY {name} {limits.retries}\n"
+        f"SCRIPT POST {name} {POST} {name} $RETURN $JOBID $RETRY $MAX_RETRIES\n"
+    )
+
+
+def _checked(value: str, allowed: re.Pattern[str], what: str) -> str:
+    if not allowed.fullmatch(value):
+        raise UsageError(
+            f"{value!r} is no {what} that a DAG may hold", hint=f"it must match {allowed.pattern}"
+        )
+    return value
+
+
+def _quoted(value: str) -> str:
+    """As VARS takes it. No value has a backslash."""
+    return value.replace('"', '\\"')
+
+
+def _megabytes(size: int) -> int:
+    """HTCondor's MB are MiB; rounded up."""
+    return max(1, -(-size // (1 << 20)))
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def make_suite_tar() -> bytes:
+    """The suite and what of a kit runs it, uncompressed; the same bytes every time."""
+    files = {f"suite/{name}": data for name, data in read_suite().items()}
+    files |= {f"kit/{name}": (KIT_FOLDER / name).read_bytes() for name in CARRIED}
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for name in sorted(files):
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(files[name]), 0o644
+            archive.addfile(member, io.BytesIO(files[name]))
+    return packed.getvalue()
+
+
+def write_sweep(
+    folder: Path, sweep: Sweep, texts: Mapping[str, Mapping[str, bytes]], lines: Sequence[str] = ()
+) -> None:
+    """Writes all of a sweep but sweep.json; sweep.dag is last, so with it the folder is whole.
+
+    `texts` are per node kit.json and expectations.json. May be called again for a folder that is not whole.
+    Raises UsageError where the folder cannot be written.
+    """
+    dag = format_dag(sweep, lines)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / SUITE).write_bytes(make_suite_tar())
+        (folder / EMPTY).mkdir(parents=True, exist_ok=True)
+        for program in (INSIDE, POST):
+            (folder / program).write_bytes((PROGRAMS / program).read_bytes())
+        (folder / POST).chmod(0o755)
+        for node in sweep.nodes:
+            place = node_folder(folder, node.name)
+            place.mkdir(parents=True, exist_ok=True)
+            for name in (KIT, EXPECTATIONS):
+                (place / name).write_bytes(texts[node.name][name])
+        beside = folder / f".{DAG}-{os.getpid()}"
+        beside.write_text(dag, encoding="ascii")
+        beside.replace(folder / DAG)
+    except OSError as error:
+        raise UsageError(
+            f"{error.filename or folder} cannot be written: {error.strerror}",
+            hint="name another folder: --folder DIR",
+        ) from error
+
+
+def node_folder(folder: Path, name: str) -> Path:
+    """Raises UsageError for a name that could leave the folder."""
+    return folder / NODES / _checked(name, _NAME, "name of a node")

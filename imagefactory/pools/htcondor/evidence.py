@@ -1,0 +1,219 @@
+"""What a job of a sweep says and whose GPU it met: the startd's word, and the suite must agree. Pure.
+
+In container universe a job runs inside the image, so nothing in it is believed of the GPU by itself. The
+startd's ad, written into the job's log when it started (`ulog_execute_attrs`), says which GPU that was; what
+libcuda said inside must fit. Where one of them is about another GPU the run is `infrastructure`: no word on
+the image. A GPU that condor_gpu_discovery simulates is no GPU at all.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from imagefactory.errors import StatementError
+from imagefactory.model import Completed, Outcome
+from imagefactory.pools.model import Attempt, PoolGpu
+from imagefactory.verify.evidence import parse_evidence
+from imagefactory.verify.gpu_judge import Brought, GpuRun, SuiteReport, judge_gpu, parse_suite_report
+from imagefactory.verify.model import EvidenceKind, Gpu, GpuReport, Hardware, Subject, digits_of
+from imagefactory.verify.nonces import NONCE
+from imagefactory.verify.report import DIGEST, UUID, fault, fields, line, parse_time, word
+from imagefactory.verify.report_file import ReportFault, clean
+from imagefactory.verify.statement import missing_evidence
+
+RUNNER = "htcondor"
+FORMAT = 1
+LONGEST_RUN = 14 * 86400.0
+MOST_SAID = 10
+_CUDA = re.compile(r"[0-9]{1,3}\.[0-9]{1,2}")
+_SHORT = re.compile(r"(?:GPU|MIG)-([0-9a-f]{8})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRun:
+    """run.json of a job: how the suite's process went. `hardware` is what NVML and /proc said inside.
+
+    It is None with the reason in `no_gpu` where nothing of a driver was to be seen there.
+    """
+
+    nonce: str
+    suite: str
+    started: datetime
+    ended: datetime
+    completed: Completed
+    hardware: Hardware | None
+    no_gpu: str
+
+
+def parse_job_run(data: bytes, where: str) -> JobRun:
+    """Raises StatementError for anything but what inside.py writes."""
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise StatementError(f"{where} is not JSON", hint="the job's file is garbage") from error
+    names = "format nonce suite started ended returncode timed_out seconds said hardware no_gpu"
+    row = fields(document, where, names)
+    code, seconds, said = row["returncode"], row["seconds"], row["said"]
+    whole = (
+        row["format"] == FORMAT
+        and not isinstance(row["format"], bool)
+        and isinstance(row["timed_out"], bool)
+        and isinstance(seconds, int | float)
+        and not isinstance(seconds, bool)
+        and 0 <= seconds < LONGEST_RUN
+        and isinstance(code, int)
+        and not isinstance(code, bool)
+        and 0 <= code < 256
+        and isinstance(said, list)
+        and len(said) <= MOST_SAID
+        and all(isinstance(text, str) for text in said)
+        and isinstance(row["no_gpu"], str)
+    )
+    if not whole:
+        raise fault(where, "it has a value that no job of a sweep writes")
+    seen = row["hardware"]
+    if seen is not None:
+        seen = parse_evidence(seen, EvidenceKind.HTCONDOR, f"{where}: hardware")
+    return JobRun(
+        nonce=word(row["nonce"], f"{where}: nonce", NONCE),
+        suite=word(row["suite"], f"{where}: suite", DIGEST),
+        started=parse_time(row["started"], f"{where}: started"),
+        ended=parse_time(row["ended"], f"{where}: ended"),
+        completed=Completed(
+            returncode=code,
+            stdout="\n".join(line(text, f"{where}: said") for text in said),
+            stderr="",
+            seconds=float(seconds),
+            timed_out=row["timed_out"],
+        ),
+        hardware=seen,
+        no_gpu=line(row["no_gpu"], f"{where}: no_gpu"),
+    )
+
+
+def pool_hardware(attempt: Attempt, run: JobRun, met: Gpu | None) -> Hardware | None:
+    """The startd's word on the GPU of a job's last start as evidence; None where it had none.
+
+    A startd that tells a short name alone (`GPU-a0223334`) is taken at it: where the suite met a GPU of that
+    name its whole UUID stands here. The driver's version is the startd's; one that tells none (HTCondor
+    before 24) leaves it to what NVML and the kernel module said in the job, and the notes say so.
+    """
+    gpu = attempt.gpu
+    if gpu is None:
+        return None
+    uuid = gpu.uuid or (met.uuid if met and _is_short_for(gpu.id, met.uuid) else "")
+    inside = run.hardware.driver if run.hardware else ""
+    told = Gpu(name=gpu.name, capability=gpu.capability, uuid=uuid, memory=gpu.memory)
+    known = (told,) if UUID.fullmatch(uuid) else ()
+    notes = {
+        "machine": attempt.machine,
+        "slot": attempt.slot,
+        "job": attempt.job,
+        "startd-gpu": gpu.id,
+        "startd-cuda": gpu.cuda,
+        "driver-told-by": "startd" if gpu.driver else "job" if inside else "",
+    }
+    return Hardware(
+        kind=EvidenceKind.HTCONDOR,
+        driver=gpu.driver or inside,
+        gpus=known,
+        known=tuple(one.uuid for one in known),
+        nodes=(),
+        notes=tuple((name, clean(text)) for name, text in sorted(notes.items()) if text),
+    )
+
+
+def disagreement(gpu: PoolGpu, run: JobRun, met: SuiteReport) -> str:
+    """Where the startd and the job speak of two GPUs or drivers, with both values; empty where they agree."""
+    device, told = met.device, "the startd"
+    if device is None:
+        return ""
+    same = digits_of(gpu.uuid) == digits_of(device.uuid) if gpu.uuid else _is_short_for(gpu.id, device.uuid)
+    if not same:
+        return f"the suite met {device.uuid}, {told} gave the job {gpu.uuid or gpu.id}"
+    if gpu.capability != device.capability:
+        return f"the suite says {device.uuid} has capability {device.capability}, {told} {gpu.capability}"
+    if gpu.name and _plain(gpu.name) != _plain(device.name):
+        return f"the suite calls {device.uuid} '{device.name}', {told} '{gpu.name}'"
+    if gpu.cuda and met.cuda and _version(gpu.cuda) != _version(met.cuda):
+        return f"the suite's driver takes CUDA {met.cuda}, {told}'s {gpu.cuda}"
+    seen = run.hardware
+    if seen is None:
+        return ""
+    if gpu.driver and gpu.driver != seen.driver:
+        return f"the job's driver is {seen.driver}, {told}'s {gpu.driver}"
+    return "" if seen.gpu_of(device.uuid) else f"the suite met {device.uuid}, which NVML does not tell there"
+
+
+def _is_short_for(short: str, uuid: str) -> bool:
+    """Whether `GPU-a0223334`, as condor_gpu_discovery shortens names, stands for `uuid`."""
+    found = _SHORT.fullmatch(short)
+    return found is not None and digits_of(uuid).startswith(f"{found[1]}-")
+
+
+def _plain(name: str) -> str:
+    """NVML's and CUDA's names differ in the maker's name before some GPUs' own."""
+    return " ".join(name.lower().removeprefix("nvidia ").split())
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".")) if _CUDA.fullmatch(text) else ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobAnswer:
+    """What a job brought back: its files, and its last attempt. `report` is None where it wrote none."""
+
+    run: JobRun
+    report: bytes | None
+    attempt: Attempt
+
+
+def judge_job(kit: Mapping[str, Any], asked: Mapping[str, Any], answer: JobAnswer) -> GpuReport:
+    """The report of a job: the suite's rules (verify/gpu_judge.py), and the startd's GPU beside the suite's.
+
+    `kit` and `asked` are kit.json and expectations.json, believed. A run is never `verified` where a word on
+    the GPU is missing: the startd's, or that of the driver's kernel module, which shows in every container.
+    Raises StatementError for a run of another kit or suite.
+    """
+    run, attempt = answer.run, answer.attempt
+    if run.nonce != kit["nonce"] or run.suite != kit["suite"]:
+        raise StatementError(
+            "run.json is of another node or suite", hint="its files were changed: submit the sweep again"
+        )
+    met = _met(answer, asked)
+    judged = GpuRun(
+        subject=Subject(**kit["subject"]),
+        suite=kit["suite"],
+        asked=asked,
+        waive=tuple(kit["waive"]),
+        runner=RUNNER,
+        hardware=pool_hardware(attempt, run, met.device if met else None),
+        started=run.started,
+        ended=run.ended,
+    )
+    missing = "" if answer.report is not None else "it wrote no report that can be read"
+    brought = Brought(report=answer.report or b"", fault=missing, completed=run.completed)
+    report = judge_gpu(judged, brought)
+    why = disagreement(attempt.gpu, run, met) if attempt.gpu and met else ""
+    if why:
+        return replace(report, outcome=Outcome.INFRASTRUCTURE, reason=clean(why))
+    gap = ""
+    if report.outcome is Outcome.VERIFIED:
+        gap = missing_evidence(report) or (run.no_gpu if run.hardware is None else "")
+    if gap:
+        reason = f"the suite passed, and nothing shows that it ran on a GPU: {gap}"
+        return replace(report, outcome=Outcome.NOT_TESTED, reason=clean(reason))
+    return report
+
+
+def _met(answer: JobAnswer, asked: Mapping[str, Any]) -> SuiteReport | None:
+    try:
+        return parse_suite_report(answer.report or b"", asked)
+    except ReportFault:
+        return None

@@ -1,0 +1,1 @@
+"""What travels with a sweep: programs of the standard library alone, for the job and for DAGMan."""

@@ -1,0 +1,142 @@
+"""Runs the GPU suite inside a job's image, by the image's own Python: python -I -B inside.py
+
+Standard library of Python 3.9. Beside it lie kit.json, expectations.json and suite.tar with the suite and
+what a kit's run.py loads; `result/` gets run.json and, where the suite wrote one, report.json. Nothing else
+of the folder goes back.
+
+Exit code 0 once the suite was started and has ended, whatever it said; 3 where it could not be started.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import importlib.util
+import json
+import os
+import re
+import signal
+import sys
+import tarfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+PACKAGE = "imagefactory_kit"
+SUITE = "suite.tar"
+FORMAT = 1
+EXIT_NOT_STARTED = 3
+LARGEST_SUITE = 64 << 20
+NAME = re.compile(r"(?:suite|kit)(?:/[A-Za-z0-9_]+)*/[A-Za-z0-9_]+\.py")
+
+
+class NotStarted(Exception):
+    """The suite could not be started; the message says why."""
+
+
+def main(folder: Path, environ: Mapping[str, str]) -> int:
+    """Unpacks, runs and leaves the result; `folder` is the job's own."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        unpack(folder / SUITE, folder)
+        run(folder, environ, load(folder / "kit"))
+    except NotStarted as error:
+        print(f"not started: {error}", file=sys.stderr)
+    except (OSError, tarfile.TarError, EOFError) as error:
+        print(f"not started: {folder}: {error}", file=sys.stderr)
+    else:
+        return 0
+    return EXIT_NOT_STARTED
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Plain files of names that a suite has, and nothing else."""
+    total = 0
+    with tarfile.open(archive, "r:") as tar:
+        for member in tar:
+            total += member.size
+            if not NAME.fullmatch(member.name) or not member.isreg() or total > LARGEST_SUITE:
+                raise NotStarted(f"{SUITE} has what no suite has: {member.name!r}")
+            source = tar.extractfile(member)
+            place = folder / PurePosixPath(member.name)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(source.read() if source else b"")
+
+
+def load(folder: Path) -> Any:
+    """The kit's `program`, as run.py of a kit loads it: where Python searches modules stays as it is."""
+    spec = importlib.machinery.ModuleSpec(PACKAGE, None, is_package=True)
+    spec.submodule_search_locations = [str(folder)]
+    sys.modules[PACKAGE] = importlib.util.module_from_spec(spec)
+    return importlib.import_module(f"{PACKAGE}.program")
+
+
+def run(folder: Path, environ: Mapping[str, str], program: Any) -> None:
+    """Starts the suite and writes `result/`. Raises NotStarted and OSError."""
+    try:
+        kit = program.read_kit(folder)
+    except program.Stop as error:
+        raise NotStarted(str(error)) from error
+    seen, why = read_hardware(program.hardware)
+    report, result = folder / "report", folder / program.RESULT
+    for place in (report, result):
+        place.mkdir(exist_ok=True)
+    written = report / program.REPORT
+    started = program.now()
+    ended = follow(suite_argv(kit.argv, folder), environ, kit.timeout)
+    facts = {
+        "format": FORMAT,
+        "nonce": kit.nonce,
+        "suite": kit.suite,
+        "started": started,
+        "ended": program.now(),
+        "returncode": ended.returncode,
+        "timed_out": ended.timed_out,
+        "seconds": ended.seconds,
+        "said": list(ended.said)[-program.MOST_SAID :],
+        "hardware": seen,
+        "no_gpu": why,
+    }
+    data = program.read_report(written)
+    if data is not None:
+        (result / program.REPORT).write_bytes(data)
+    text = json.dumps(facts, indent=1, sort_keys=True) + "\n"
+    (result / program.RUN).write_text(text, encoding="utf-8")  # last: with it the result is whole
+
+
+def follow(argv: Sequence[str], environ: Mapping[str, str], timeout: float) -> Any:
+    """The suite in a process group of its own, with its end."""
+    processes = importlib.import_module(f"{PACKAGE}.processes")
+    try:
+        return processes.follow(argv, environ, timeout)
+    except OSError as error:
+        raise NotStarted(f"{argv[0]} cannot be started: {error.strerror}") from error
+
+
+def suite_argv(argv: Sequence[str], folder: Path) -> list[str]:
+    """The kit's command with the job's folder in place of what a runner would mount."""
+    start = importlib.import_module(f"{PACKAGE}.start")
+    places = {
+        start.SUITE_MOUNT: folder / "suite",
+        start.EXPECT_MOUNT: folder,
+        start.REPORT_MOUNT: folder / "report",
+    }
+    found = []
+    for word in argv:
+        mount, _, name = word.rpartition("/")
+        found.append(str(places[mount] / name) if mount in places else word)
+    return found
+
+
+def read_hardware(hardware: Any) -> tuple[Any, str]:
+    """The host's GPUs as they show inside, or None and why; a broken NVML does not keep the suite away."""
+    try:
+        return hardware.read_hardware(), ""
+    except hardware.NoGpu as error:
+        return None, str(error)
+    except (OSError, AttributeError, ValueError) as error:
+        return None, f"no usable GPU: {error}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(__file__).resolve().parent, os.environ))

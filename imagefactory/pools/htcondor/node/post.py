@@ -1,0 +1,277 @@
+#!/usr/bin/env python3
+"""DAGMan's POST script of a node: post.py NODE $RETURN $JOBID $RETRY $MAX_RETRIES, in the sweep's folder.
+
+Standard library of Python 3.6 on, as access points have it. Exit code 0: the node has its outcome, whatever
+word that will be; 1: the pool or a transfer broke it, and DAGMan tries it again while RETRY lasts. What a job
+brought is kept: an attempt that is tried again moves to nodes/<node>/attempt-<n>/, with post.json that says
+why; of the last one post.json lies in nodes/<node>/.
+
+imagefactory reads job logs with this file too, so both know one language. The log's events are text, lines
+of `...` between them; what is no event is passed over. Source: HTCondor's manual, "Job Event Log Codes" and
+"Hold Reason Codes".
+"""
+
+import json
+import os
+import re
+import stat
+import sys
+import time
+from pathlib import Path
+
+FORMAT = 1
+MOST_STARTS = 5
+LARGEST_LOG = 16 << 20
+LARGEST_FILE = 1 << 20
+LONGEST_LINE = 4000
+LOG_SECONDS = 60.0
+LOOK_SECONDS = 0.2
+MOVED = ("out", "err", "result", "post.json")
+
+SUBMITTED, EXECUTING, EVICTED, TERMINATED = 0, 1, 4, 5
+SHADOW_EXCEPTION, ABORTED, HELD, RELEASED = 7, 9, 12, 13
+REMOTE_ERROR, RECONNECT_FAILED = 21, 24
+
+# Holds by which the pool, not the image or the job, is broken. 35 is an image that cannot be had, 12 and 13
+# are transfers, 45 is a machine where containers do not start.
+TRY_AGAIN = (6, 7, 8, 9, 10, 11, 12, 13, 14, 17, 18, 19, 22, 23, 24, 35, 41, 43, 45, 48)
+
+SUBMIT_FAILED = -1001
+OWN_LIMITS = "PeriodicRemove expression"
+
+_HEAD = re.compile(
+    r"([0-9]{3}) \(([0-9]{1,10})\.([0-9]{1,10})\.[0-9]{1,10}\) "
+    r"([0-9]{4}-[0-9]{2}-[0-9]{2}[ T][0-9:]{8}(?:\.[0-9]{1,6})?(?:Z|[+-][0-9]{2}:?[0-9]{2})?"
+    r"|[0-9]{2}/[0-9]{2}(?:/[0-9]{2,4})? [0-9:]{8}(?:\.[0-9]{1,6})?) (.*)"
+)
+_EXIT = re.compile(r"\s*\(1\) Normal termination \(return value ([0-9]{1,3})\)")
+_SIGNAL = re.compile(r"\s*\(0\) Abnormal termination \(signal ([0-9]{1,3})\)")
+_CODE = re.compile(r"\s*Code ([0-9]{1,6}) Subcode -?[0-9]{1,11}")
+_USAGE = re.compile(r"\s*(?:\([0-9]\) |Usr |[0-9]+  -  |Code [0-9])")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,199}")
+
+
+class Event:
+    """One event: its number, `12.0` of the job, the time as it stands there, its first line, the others."""
+
+    __slots__ = ("job", "lines", "number", "text", "time")
+
+    def __init__(self, number, job, time, text, lines):
+        # type: (int, str, str, str, list[str]) -> None
+        self.number, self.job, self.time, self.text, self.lines = number, job, time, text, lines
+
+
+def split_events(data):
+    # type: (bytes) -> list[Event]
+    """The events of a log in their order. One that is not ended by `...` is still being written: left out."""
+    found, block = [], []  # type: list[Event], list[str]
+    for line in data.decode("utf-8", "replace").split("\n"):
+        if line.rstrip("\r") != "...":
+            block.append(line)
+            continue
+        for at, first in enumerate(block):
+            match = _HEAD.match(first)
+            if match:
+                job = f"{int(match.group(2))}.{int(match.group(3))}"
+                rest = [clean(one) for one in block[at + 1 :]]
+                found.append(Event(int(match.group(1)), job, match.group(4), clean(match.group(5)), rest))
+                break
+        block = []
+    return found
+
+
+def clean(text):
+    # type: (str) -> str
+    """A printable line: what an image or a machine says steers no terminal."""
+    return "".join(one if one.isprintable() else " " for one in text[:LONGEST_LINE]).rstrip()
+
+
+class Last:
+    """How a job stands, by its events. `ending` is a word of Ending; `started` counts its starts."""
+
+    def __init__(self):
+        # type: () -> None
+        self.ending, self.code, self.text = "", 0, ""
+        self.started, self.over, self.trouble = 0, False, ""
+
+
+def follow(events):
+    # type: (list[Event]) -> Last
+    """The state of one job after its events."""
+    last = Last()
+    for event in events:
+        if event.number == SUBMITTED:
+            last.ending = "waiting"
+        elif event.number == EXECUTING:
+            last.started += 1
+            last.ending, last.code, last.text = "running", 0, ""
+        elif event.number in (EVICTED, SHADOW_EXCEPTION, RECONNECT_FAILED, REMOTE_ERROR):
+            last.trouble = trouble_of(event) or last.trouble
+            if event.number != REMOTE_ERROR and last.ending != "held":
+                last.ending, last.text = "waiting", last.trouble
+        elif event.number == HELD:
+            last.ending, last.code, last.text = ("held", *reason_of(event))
+        elif event.number == RELEASED:
+            last.ending, last.code, last.text = "waiting", 0, ""
+        elif event.number == TERMINATED:
+            last.ending, last.code = ended_of(event)
+            last.text, last.over = "", True
+        elif event.number == ABORTED:
+            if last.ending != "held":
+                last.ending, last.code, last.text = "removed", 0, reason_of(event)[1]
+            last.over = True
+    return last
+
+
+def reason_of(event):
+    # type: (Event) -> tuple[int, str]
+    """The code and the words of a hold or a removal."""
+    code, words = 0, []
+    for line in event.lines:
+        match = _CODE.match(line)
+        if match:
+            code = int(match.group(1))
+        elif line.strip():
+            words.append(line.strip())
+    return code, " ".join(words)[:2000]
+
+
+def ended_of(event):
+    # type: (Event) -> tuple[str, int]
+    for line in event.lines:
+        code, signal = _EXIT.match(line), _SIGNAL.match(line)
+        if code:
+            return "exited", int(code.group(1))
+        if signal:
+            return "killed", int(signal.group(1))
+    return "lost", 0
+
+
+def trouble_of(event):
+    # type: (Event) -> str
+    """What an eviction or an error says of why, less the usage that stands around it."""
+    words = []
+    for line in event.lines:
+        if line.strip().startswith("Partitionable Resources"):
+            break
+        if line.strip() and not _USAGE.match(line):
+            words.append(line.strip())
+    return " ".join(words)[:2000]
+
+
+def is_result(data, nonce):
+    # type: (bytes | None, str) -> bool
+    """Whether run.json is that of this node, as far as a glance tells."""
+    row = parse_object(data)
+    return row is not None and bool(nonce) and row.get("nonce") == nonce
+
+
+def parse_object(data):
+    # type: (bytes | None) -> dict[str, object] | None
+    """The JSON object, None where there is none."""
+    try:
+        row = json.loads((data or b"").decode("utf-8"))
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def decide(last, returned, whole):
+    # type: (Last, int, bool) -> tuple[bool, str]
+    """Whether to try again, and why. `whole`: its result files are there and can be read."""
+    if returned == SUBMIT_FAILED and not last.ending:
+        return True, "condor_submit did not take it"
+    if last.ending == "held":
+        return last.code in TRY_AGAIN, f"held ({last.code}): {last.text}"
+    if last.ending == "removed":
+        own = OWN_LIMITS in last.text
+        if own and last.started:
+            return True, f"started {last.started} times without an end: {last.trouble}"
+        return False, "no machine took it in time" if own else f"removed: {last.text}"
+    if last.ending == "exited" and last.code == 0:
+        return not whole, "" if whole else "it brought back no result that can be read"
+    if last.ending in ("exited", "killed"):
+        return True, f"{last.ending} ({last.code})"
+    return True, f"nobody knows how it ended (DAGMan says {returned})"
+
+
+# --- acting --------------------------------------------------------------------------------------
+
+
+def read_log(path, job):
+    # type: (Path, str) -> Last
+    """How the job stands once its log says that it is over: DAGMan reads another log, written beside."""
+    until = time.monotonic() + LOG_SECONDS
+    while True:
+        events = [one for one in split_events(read(path, LARGEST_LOG) or b"") if one.job == job]
+        last = follow(events)
+        if last.over or not events or time.monotonic() > until:
+            return last
+        time.sleep(LOOK_SECONDS)
+
+
+def read(path, largest):
+    # type: (Path, int) -> bytes | None
+    """A plain file of at most `largest` bytes; None for all else. Jobs write here, so links lead nowhere."""
+    try:
+        handle = os.open(str(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)  # fdopen refuses a folder, and leaves it open
+        return None
+    with os.fdopen(handle, "rb") as file:
+        data = file.read(largest + 1)
+    return data if len(data) <= largest else None
+
+
+def is_whole(folder):
+    # type: (Path) -> bool
+    """run.json is this node's; report.json is missing (the suite wrote none) or a JSON object."""
+    kit = parse_object(read(folder / "kit.json", LARGEST_FILE)) or {}
+    report = folder / "result" / "report.json"
+    said = not os.path.lexists(str(report)) or parse_object(read(report, LARGEST_FILE)) is not None
+    return said and is_result(read(folder / "result" / "run.json", LARGEST_FILE), str(kit.get("nonce", "")))
+
+
+def keep(folder, job):
+    # type: (Path, str) -> None
+    """Moves what an attempt left into a folder of its own, so that none is read for another's.
+
+    DAGMan may run this script twice for one job, where it was killed in between.
+    """
+    number = 1
+    while (folder / f"attempt-{number}").exists():
+        number += 1
+    before = parse_object(read(folder / f"attempt-{number - 1}" / "post.json", LARGEST_FILE)) or {}
+    if before.get("job") == job:
+        return
+    place = folder / f"attempt-{number}"
+    place.mkdir()
+    for name in MOVED:
+        if os.path.lexists(str(folder / name)):
+            (folder / name).rename(place / name)
+
+
+def main(arguments):
+    # type: (list[str]) -> int
+    if len(arguments) != 5 or not _NAME.fullmatch(arguments[0]):
+        print("usage: post.py NODE RETURN JOBID RETRY MAX_RETRIES", file=sys.stderr)
+        return 2
+    node, returned, job = arguments[0], int(arguments[1]), arguments[2]
+    folder = Path("nodes", node)
+    folder.mkdir(parents=True, exist_ok=True)
+    last = read_log(folder / "job.log", job)
+    again, why = decide(last, returned, is_whole(folder))
+    left = again and arguments[3] != arguments[4]
+    row = {"format": FORMAT, "job": job, "return": returned, "again": again, "left": left, "why": why}
+    beside = folder / ".post.json"
+    beside.write_text(json.dumps(row, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    beside.replace(folder / "post.json")
+    if again:
+        keep(folder, job)
+    return 1 if again else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

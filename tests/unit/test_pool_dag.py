@@ -1,0 +1,175 @@
+"""The DAG of a sweep: its text, what may stand in it, and the files beside it."""
+
+from __future__ import annotations
+
+import io
+import json
+import stat
+import tarfile
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagefactory.errors import UsageError
+from imagefactory.pools.htcondor.dag import format_dag, make_suite_tar, node_folder, write_sweep
+from imagefactory.pools.model import ImageKind
+from imagefactory.verify.smoke import digest_of, suite_digest
+from tests.unit.pool_made_here import DOCKER, node, sweep
+
+WHOLE = """\
+SUBMIT-DESCRIPTION verify {
+  universe = container
+  container_image = $(image)
+  executable = $(python)
+  transfer_executable = false
+  arguments = -I -B inside.py
+  initialdir = nodes/$(node)
+  should_transfer_files = YES
+  when_to_transfer_output = ON_EXIT
+  transfer_input_files = kit.json, expectations.json, ../../suite.tar, ../../inside.py, ../../empty/result
+  transfer_output_files = result
+  max_transfer_output_mb = 16
+  output = out
+  error = err
+  log = job.log
+  ulog_execute_attrs = Machine, AssignedGPUs, GPUs_Capability, GPUs_DeviceName, GPUs_DeviceUuid, \
+GPUs_DriverVersion, GPUs_GlobalMemoryMb, GPUs_NvidiaDriver
+  request_cpus = 1
+  request_memory = $(memory)MB
+  request_disk = $(disk)MB
+  request_gpus = 1
+  require_gpus = $(gpu) && regexp("amd|instinct|radeon|gfx", DeviceName, "i") =!= true
+  allowed_execute_duration = 3600
+  periodic_remove = (JobStatus == 1 && time() - EnteredCurrentStatus > 60) \
+|| (JobStatus == 1 && NumJobStarts >= 5) || (JobStatus == 5 && time() - EnteredCurrentStatus > 600) \
+|| (JobStatus == 5 && (HoldReasonCode == 46 || HoldReasonCode == 47))
+  notification = never
+  +WantGPULab = true
+}
+
+JOB tiny-8_0 verify
+VARS tiny-8_0 node="tiny-8_0" image="%s" python="/opt/env/bin/python" \
+gpu="Capability == 8.0 && DriverVersion >= 12.1 && regexp(\\" mig \\", DeviceName, \\"i\\") =!= true" \
+memory="1024" disk="1025"
+RETRY tiny-8_0 2
+SCRIPT POST tiny-8_0 post.py tiny-8_0 $RETURN $JOBID $RETRY $MAX_RETRIES
+
+""".replace("%s", DOCKER)
+
+
+def test_the_whole_text() -> None:
+    limits = {"idle": timedelta(minutes=1), "run": timedelta(hours=1)}
+    made = sweep(node(cuda="12.1"), **limits)
+    assert format_dag(made, ("+WantGPULab = true",)) == WHOLE
+
+
+def test_a_slice_is_for_those_who_ask_for_one() -> None:
+    assert " mig " not in format_dag(sweep(node(mig=True)))
+    assert " mig " in format_dag(sweep(node()))
+
+
+def test_two_nodes_of_a_name_are_refused() -> None:
+    with pytest.raises(UsageError, match="same name"):
+        format_dag(sweep(node(), node()))
+
+
+DIGEST = f"sha256:{'a' * 64}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "address"),
+    [
+        (ImageKind.DOCKER, f"docker://registry.example.org/gpu/pytorch@{DIGEST}"),
+        (ImageKind.ORAS, f"oras://127.0.0.1:5000/gpu/sif@{DIGEST}"),
+        (ImageKind.SIF, "/staging/me/pytorch-2.3-cu121-0123456789ab.sif"),
+        (ImageKind.OSDF, "osdf:///chtc/staging/me/pytorch-2.3-cu121-0123456789ab.sif"),
+        (ImageKind.SIF, "/home/a/.local/share/imagefactory/store/sweeps/1/images/x.sif"),
+    ],
+)
+def test_the_addresses_of_images(kind: ImageKind, address: str) -> None:
+    image = replace(node().image, kind=kind, address=address)
+    assert f'image="{address}"' in format_dag(sweep(node(image=image)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "address"),
+    [
+        (ImageKind.DOCKER, "docker://registry.example.org/gpu/pytorch:latest"),
+        (ImageKind.DOCKER, f"docker://registry.example.org/gpu/$(x)@{DIGEST}"),
+        (ImageKind.DOCKER, f"docker://registry.example.org/gpu/a@{DIGEST}\n"),
+        (ImageKind.DOCKER, f"oras://registry.example.org/gpu/a@{DIGEST}"),
+        (ImageKind.SIF, "relative.sif"),
+        (ImageKind.SIF, "/staging/./x.sif"),
+        (ImageKind.SIF, "/staging/../etc/x.sif"),
+        (ImageKind.SIF, "/staging/a b.sif"),
+        (ImageKind.SIF, "/staging/sandbox"),
+        (ImageKind.OSDF, 'osdf:///a/x.sif" \nSCRIPT PRE all /bin/sh "'),
+    ],
+)
+def test_addresses_that_could_be_more_are_refused(kind: ImageKind, address: str) -> None:
+    image = replace(node().image, kind=kind, address=address)
+    with pytest.raises(UsageError, match="address"):
+        format_dag(sweep(node(image=image)))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"name": "a.b"},
+        {"name": "a b"},
+        {"name": "a\nSCRIPT PRE a /bin/sh"},
+        {"name": ""},
+        {"capability": "8"},
+        {"capability": "8.0 || true"},
+        {"cuda": "12"},
+        {"cuda": '12.1" x="'},
+        {"python": "python3"},
+        {"python": "/usr/bin/env python"},
+        {"python": "/opt/$(image)/python"},
+        {"python": "/opt/../bin/sh"},
+    ],
+)
+def test_values_that_could_be_more_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        format_dag(sweep(node(**given)))
+
+
+@pytest.mark.parametrize("line", ["queue", "x = a\n}\nJOB", "+A = {1}", "x =", "a b = c", 'x = "\\"'])
+def test_a_sites_line_is_one_line(line: str) -> None:
+    with pytest.raises(UsageError, match="no line"):
+        format_dag(sweep(node()), (line,))
+
+
+def test_the_archive_is_the_suite_and_the_same_every_time() -> None:
+    data = make_suite_tar()
+    assert data == make_suite_tar()
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        members = archive.getmembers()
+        files = {one.name: archive.extractfile(one).read() for one in members}  # type: ignore[union-attr]
+    suite = {name.removeprefix("suite/"): text for name, text in files.items() if name.startswith("suite/")}
+    assert digest_of(suite) == suite_digest()
+    assert {(one.uid, one.mtime, one.mode) for one in members} == {(0, 0, 0o644)}
+
+
+def test_the_folder_of_a_sweep(tmp_path: Path) -> None:
+    texts = {"tiny-8_0": {"kit.json": b"{}", "expectations.json": json.dumps(1).encode()}}
+    write_sweep(tmp_path / "s", sweep(node()), texts)
+    write_sweep(tmp_path / "s", sweep(node()), texts)  # a folder that is not whole is written again
+    names = sorted(path.name for path in (tmp_path / "s").iterdir())
+    assert names == ["empty", "inside.py", "nodes", "post.py", "suite.tar", "sweep.dag"]
+    assert (tmp_path / "s/post.py").stat().st_mode & stat.S_IXUSR
+    assert (tmp_path / "s/empty/result").is_dir()
+
+
+def test_a_folder_that_cannot_be_written_is_said_so(tmp_path: Path) -> None:
+    (tmp_path / "s").write_text("")
+    with pytest.raises(UsageError, match="cannot be written"):
+        write_sweep(tmp_path / "s", sweep(node()), {})
+
+
+def test_a_node_cannot_leave_its_sweep(tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        node_folder(tmp_path, "../other")

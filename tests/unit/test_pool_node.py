@@ -1,0 +1,337 @@
+"""The programs that travel with a sweep, run as the image's Python and DAGMan run them."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagefactory.model import Outcome
+from imagefactory.pools.htcondor import dag
+from imagefactory.pools.htcondor.classify import read_node, read_result
+from imagefactory.pools.htcondor.node import inside, post
+from imagefactory.pools.model import Ending, Limits
+from imagefactory.verify.kit.make import format_kit
+from imagefactory.verify.smoke import suite_digest
+from tests.unit.kit_made_here import ASKED, NONCE, ORDER
+from tests.unit.pool_made_here import MADE, aborted, executing, held, node, submitted, sweep, terminated
+
+SUITE_ARGV = (
+    sys.executable,
+    "-I",
+    "-B",
+    "/imagefactory/suite/verify.py",
+    "/imagefactory/expect/expectations.json",
+    "/imagefactory/report/report.json",
+)
+NODE = "tiny-8_0"
+WHOLE = submitted() + executing() + terminated()
+
+
+def texts(*argv: str, timeout: float = 60.0) -> dict[str, bytes]:
+    asked = {**ASKED, "capability": "8.0"}
+    order = replace(ORDER, asked=asked, argv=argv or SUITE_ARGV, timeout=timeout)
+    kit = format_kit(order, suite_digest(), MADE + timedelta(days=1))
+    return {"kit.json": json.dumps(kit).encode(), "expectations.json": json.dumps(asked).encode()}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    dag.write_sweep(tmp_path / "sweep", sweep(node()), {NODE: texts()})
+    return tmp_path / "sweep"
+
+
+# --- in the image --------------------------------------------------------------------------------
+
+
+def in_the_job(folder: Path, files: dict[str, bytes]) -> Path:
+    """The folder of a job as HTCondor fills it: by name, without what lies above."""
+    job = folder / "job"
+    job.mkdir()
+    for name in ("suite.tar", "inside.py"):
+        (job / name).write_bytes((folder / name).read_bytes())
+    for name, data in files.items():
+        (job / name).write_bytes(data)
+    (job / "result").mkdir()
+    return job
+
+
+def run_inside(job: Path) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-I", "-S", "-B", "inside.py"]
+    return subprocess.run(argv, cwd=job, capture_output=True, text=True, timeout=120)
+
+
+def facts(job: Path) -> dict[str, Any]:
+    row: dict[str, Any] = json.loads((job / "result/run.json").read_bytes())
+    return row
+
+
+def test_the_real_suite_runs_and_leaves_its_report(folder: Path) -> None:
+    job = in_the_job(folder, texts())
+    done = run_inside(job)
+    assert done.returncode == 0, done.stderr
+    row = facts(job)
+    assert (row["nonce"], row["suite"], row["timed_out"]) == (NONCE, suite_digest(), False)
+    report = json.loads((job / "result/report.json").read_bytes())
+    assert report["nonce"] == NONCE
+    assert set(row) == {"format", "nonce", "suite", "started", "ended", "returncode", "timed_out"} | {
+        "seconds", "said", "hardware", "no_gpu"
+    }  # fmt: skip
+    assert (row["hardware"] is None) is bool(row["no_gpu"])
+    assert sorted(path.name for path in (job / "result").iterdir()) == ["report.json", "run.json"]
+
+
+def test_a_suite_that_hangs_is_ended_with_what_it_started(folder: Path) -> None:
+    hang = "import os, time; os.fork(); time.sleep(600)"
+    job = in_the_job(folder, texts(sys.executable, "-c", hang, timeout=1.0))
+    assert run_inside(job).returncode == 0
+    assert facts(job)["timed_out"] is True
+    assert not (job / "result/report.json").exists()
+
+
+def test_a_report_that_is_a_link_is_none(folder: Path) -> None:
+    link = f"import os; os.symlink({str(folder / 'sweep.dag')!r}, 'report/report.json')"
+    job = in_the_job(folder, texts(sys.executable, "-c", link))
+    assert run_inside(job).returncode == 0
+    assert [path.name for path in (job / "result").iterdir()] == ["run.json"]
+
+
+def cut_archive(job: Path) -> None:
+    (job / "suite.tar").write_bytes((job / "suite.tar").read_bytes()[:5000])
+
+
+def other_suite(job: Path) -> None:
+    data = (job / "suite.tar").read_bytes()
+    (job / "suite.tar").write_bytes(data.replace(b"Starts the GPU suite", b"Starts another suite"))
+
+
+def no_kit(job: Path) -> None:
+    (job / "kit.json").write_bytes(b"{}")
+
+
+def no_python(job: Path) -> None:
+    row = json.loads((job / "kit.json").read_bytes())
+    (job / "kit.json").write_text(json.dumps({**row, "argv": ["/no/python", "-I"]}))
+
+
+def a_file_where_the_result_goes(job: Path) -> None:
+    (job / "result").rmdir()
+    (job / "result").write_bytes(b"")
+
+
+@pytest.mark.parametrize("spoil", [cut_archive, other_suite, no_kit, no_python, a_file_where_the_result_goes])
+def test_what_cannot_be_started_is_said_so(folder: Path, spoil: Callable[[Path], None]) -> None:
+    job = in_the_job(folder, texts())
+    spoil(job)
+    done = run_inside(job)
+    assert done.returncode == 3, done.stderr
+    assert done.stderr.startswith("not started: ")
+    assert not (job / "result/run.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("../out.py", tarfile.REGTYPE),
+        ("/suite/a.py", tarfile.REGTYPE),
+        ("suite/../../a.py", tarfile.REGTYPE),
+        ("suite/a.py", tarfile.SYMTYPE),
+        ("suite/a.so", tarfile.REGTYPE),
+        ("other/a.py", tarfile.REGTYPE),
+    ],
+)
+def test_an_archive_cannot_leave_its_folder(tmp_path: Path, name: str, kind: bytes) -> None:
+    packed = BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        member = tarfile.TarInfo(name)
+        member.type, member.linkname = kind, "/etc/passwd"
+        archive.addfile(member)
+    (tmp_path / "suite.tar").write_bytes(packed.getvalue())
+    with pytest.raises(inside.NotStarted):
+        inside.unpack(tmp_path / "suite.tar", tmp_path / "job")
+
+
+def test_the_programs_speak_old_pythons() -> None:
+    for program, version in ((inside, (3, 9)), (post, (3, 6))):
+        assert program.__file__
+        ast.parse(Path(program.__file__).read_text(), feature_version=version)
+
+
+# --- after the job -------------------------------------------------------------------------------
+
+
+def after(folder: Path, log: str, returned: int, retry: tuple[int, int] = (0, 2)) -> int:
+    """DAGMan's call of the POST script, after the job has left `log`."""
+    place = folder / "nodes" / NODE
+    with (place / "job.log").open("a") as file:
+        file.write(log)
+    job = f"{int(log[5:8])}.0"
+    return post_script(folder, NODE, str(returned), job, *map(str, retry))
+
+
+def post_script(folder: Path, *arguments: str) -> int:
+    with contextlib.chdir(folder):
+        return post.main(list(arguments))
+
+
+def brings(folder: Path, run: bytes | None = None, report: bytes | None = b"{}") -> None:
+    place = folder / "nodes" / NODE
+    (place / "result").mkdir(exist_ok=True)
+    row = {"nonce": NONCE}
+    (place / "result/run.json").write_bytes(json.dumps(row).encode() if run is None else run)
+    if report is not None:
+        (place / "result/report.json").write_bytes(report)
+    (place / "err").write_text("FATAL: something\n")
+    (place / "out").write_text("")
+
+
+def test_a_run_that_came_back_is_done(folder: Path) -> None:
+    brings(folder)
+    assert after(folder, WHOLE, 0) == 0
+    found = read_node(folder, NODE, Limits())
+    assert found.result.outcome is None
+    assert (found.run, found.report) == (json.dumps({"nonce": NONCE}).encode(), b"{}")
+    assert not list((folder / "nodes" / NODE).glob("attempt-*"))
+
+
+def test_without_a_report_it_is_the_suites_fault_not_the_pools(folder: Path) -> None:
+    brings(folder, report=None)
+    assert after(folder, WHOLE, 0) == 0
+    found = read_node(folder, NODE, Limits())
+    assert found.run is not None
+    assert found.report is None
+
+
+@pytest.mark.parametrize(
+    ("run", "report"),
+    [
+        (b"", b"{}"),
+        (b"\xff\x00garbage", b"{}"),
+        (b"[" * 100_000, b"{}"),
+        (b'{"nonce": "of another run"}', b"{}"),
+        (None, b""),
+        (None, b"\x00" * 5000),
+        (None, b"[]"),
+    ],
+)
+def test_garbage_is_tried_again_and_kept(folder: Path, run: bytes | None, report: bytes) -> None:
+    brings(folder, run, report)
+    assert after(folder, WHOLE, 0) == 1
+    place = folder / "nodes" / NODE
+    assert sorted(path.name for path in (place / "attempt-1").iterdir()) == [
+        "err",
+        "out",
+        "post.json",
+        "result",
+    ]
+    assert (place / "attempt-1/result/report.json").read_bytes() == report
+    found = read_node(folder, NODE, Limits()).result
+    assert found.outcome is None
+    assert found.reason.startswith("to be tried again: it brought back no result that can be read")
+    brings(folder, run, report)
+    again = WHOLE.replace("(012.", "(013.")
+    assert after(folder, again, 0, (2, 2)) == 1
+    found = read_node(folder, NODE, Limits()).result
+    assert (found.outcome, len(found.attempts)) == (Outcome.INFRASTRUCTURE, 2)
+
+
+@pytest.mark.parametrize("name", ["run.json", "report.json"])
+def test_what_is_no_plain_file_is_not_read(folder: Path, name: str) -> None:
+    for spoil in (
+        Path.mkdir,
+        lambda path: path.symlink_to("/etc/hostname"),
+        lambda path: os.mkfifo(path),
+        lambda path: path.write_bytes(b"{" + b" " * post.LARGEST_FILE),
+    ):
+        brings(folder)
+        place = folder / "nodes" / NODE / "result" / name
+        place.unlink()
+        spoil(place)
+        shutil.rmtree(folder / "nodes" / NODE / "attempt-1", ignore_errors=True)
+        assert after(folder, WHOLE, 0) == 1
+        assert read_node(folder, NODE, Limits()).run is None
+
+
+def test_what_broke_and_then_held_has_the_last_word(folder: Path) -> None:
+    assert after(folder, submitted() + executing() + terminated(255), 255) == 1
+    brings(folder)
+    assert after(folder, WHOLE.replace("(012.", "(013."), 0, (1, 2)) == 0
+    found = read_node(folder, NODE, Limits())
+    assert [one.code for one in found.result.attempts] == [255, 0]
+    assert found.run is not None
+
+
+def test_a_script_that_runs_twice_for_a_job_keeps_once(folder: Path) -> None:
+    """DAGMan was killed before it knew that the script had ended."""
+    brings(folder, b"garbage")
+    assert after(folder, WHOLE, 0) == 1
+    assert post_script(folder, NODE, "0", "12.0", "0", "2") == 1
+    place = folder / "nodes" / NODE
+    assert [path.name for path in place.glob("attempt-*")] == ["attempt-1"]
+
+
+@pytest.mark.parametrize(
+    ("log", "code"),
+    [
+        (submitted() + aborted(), 0),
+        (submitted() + aborted("via condor_rm (by user me)"), 0),
+        (submitted() + held(13, "reading from file /s/x.sif") + aborted(), 1),
+        (submitted() + held(34, "memory") + aborted(), 0),
+        (submitted() + held(47, "time") + aborted(), 0),
+    ],
+)
+def test_a_removed_job_is_tried_again_only_where_the_pool_broke_it(folder: Path, log: str, code: int) -> None:
+    assert after(folder, log, -1002) == code
+
+
+def test_what_condor_submit_refuses_is_tried_again(folder: Path) -> None:
+    arguments = [NODE, "-1001", "0.0", "2", "2"]  # as DAGMan starts it
+    assert subprocess.run([folder / "post.py", *arguments], cwd=folder, timeout=60).returncode == 1
+    found = read_node(folder, NODE, Limits()).result
+    assert (found.outcome, found.reason) == (Outcome.INFRASTRUCTURE, "condor_submit did not take it")
+
+
+@pytest.mark.parametrize("arguments", [[], ["../x", "0", "1.0", "0", "2"], [NODE, "0"]])
+def test_other_arguments_touch_nothing(folder: Path, arguments: list[str]) -> None:
+    before = sorted(folder.rglob("*"))
+    assert post_script(folder, *arguments) == 2
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_a_job_whose_end_the_log_does_not_tell_is_lost(folder: Path, monkeypatch: Any) -> None:
+    """The script waits for the log; here it does not get what it waits for."""
+    monkeypatch.setattr(post, "LOG_SECONDS", 0.0)
+    assert after(folder, submitted() + executing(), 0, (2, 2)) == 1
+    found = read_node(folder, NODE, Limits()).result
+    assert found.attempts[-1].ending is Ending.RUNNING
+    assert found.outcome is Outcome.INFRASTRUCTURE
+
+
+def test_a_result_that_answers_nothing_is_no_word_on_the_image(folder: Path) -> None:
+    brings(folder)
+    after(folder, WHOLE, 0)
+    found = read_result(folder, node(), Limits())
+    assert found.outcome is Outcome.INFRASTRUCTURE
+
+
+def test_a_run_without_a_gpu_is_told_as_the_suite_tells_it(folder: Path) -> None:
+    job = in_the_job(folder, texts())
+    run_inside(job)
+    (job / "result").rename(folder / "nodes" / NODE / "result")
+    assert after(folder, WHOLE, 0) == 0
+    found = read_result(folder, node(), Limits())
+    assert found.outcome is not Outcome.VERIFIED
+    assert found.outcome is not None
