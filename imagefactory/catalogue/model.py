@@ -1,7 +1,8 @@
 """The frozen values of a catalogue: images by digest, what is predicted of them, and their verdicts.
 
 A catalogue says which image a target is and carries the verdicts' own envelopes, so a reader judges each by
-his own trust and clock. Digests are `sha256:<64 hex>`, sizes bytes, capabilities `8.0`.
+his own trust and clock. Digests are `sha256:<64 hex>`, sizes bytes, capabilities `8.0`. Envelopes come with
+the digest of the artifact that carries them.
 """
 
 from __future__ import annotations
@@ -12,26 +13,35 @@ from datetime import datetime
 from imagefactory.gpu.model import Claim
 from imagefactory.verify.model import Judged, Subject
 
+Envelopes = tuple[tuple[str, bytes], ...]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CataloguedSif:
-    """A .sif of an image: `sha256` and `size` of the file, `reference` HOST/NAME@sha256:... or empty."""
+    """A .sif of an image: `sha256` and `size` of the file, `reference` HOST/NAME@sha256:... or empty.
+
+    Empty: it is in the store of whoever made the catalogue alone. What was verified in it is its own.
+    """
 
     sha256: str
     size: int
     reference: str
     subject: Subject
-    envelopes: tuple[bytes, ...] = ()
+    envelopes: Envelopes = ()
+    revocations: Envelopes = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CataloguedImage:
-    """The image of a target. `reference` is HOST/NAME@sha256:... of its index.
+    """The image of a target. `reference` is HOST/NAME@sha256:... of its index, empty where none has it.
 
-    `cuda` is that of the target (`12.1`, `13`), `runtime` the CUDA that its libraries need of a driver.
-    `minor_compat`: a driver of the same CUDA major is enough (`minor-compat`), else `strict`. `driver` is the
-    lowest documented one. `required` are the capabilities that its recipe requires. `predicted` are claims
-    that no verdict backs, by capability. `envelopes` are verdicts and `revocations` what takes some back.
+    `framework` is the distribution (`torch`), `version` that of the lock (`2.3.1`). `size` is what is
+    transferred, `unpacked` what that becomes on a disk, 0 where whoever made the catalogue could not tell.
+    `cuda` is that of the target (`12.1`, `13`), `runtime` the CUDA whose libraries came. `driver` is the
+    lowest on which its machine code runs, and `minor_compat` says that it is the first of its CUDA's major
+    (CUDA's minor-version compatibility). `required` are the capabilities that its recipe requires.
+    `predicted` are the weightiest claims without a verdict, by capability, those that say no too. `envelopes`
+    are verdicts and `revocations` what takes some back.
     """
 
     target: str
@@ -51,23 +61,41 @@ class CataloguedImage:
     required: tuple[str, ...]
     predicted: tuple[tuple[str, Claim], ...] = ()
     sifs: tuple[CataloguedSif, ...] = ()
-    envelopes: tuple[bytes, ...] = ()
-    revocations: tuple[bytes, ...] = ()
+    envelopes: Envelopes = ()
+    revocations: Envelopes = ()
+
+    @property
+    def only_sif(self) -> bool:
+        """Whether it is a .sif and no image that docker could run: apptainer built it of a definition."""
+        return any(sif.subject.manifest == self.subject.manifest for sif in self.sifs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalogue:
-    """What one registry offers at one time. `keyid` signed it; empty for one that was made here just now."""
+    """What one registry offers at one time. `keyid` signed it; empty for one that was made here just now.
+
+    `suites` are the digests of suites whose verdicts counted where it was made.
+    """
 
     made: datetime
     expires: datetime
     images: tuple[CataloguedImage, ...]
+    suites: tuple[str, ...] = ()
     keyid: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OfferedSif:
+    """A .sif with its own verdicts judged: what was run is the file, not the image that it was made from."""
+
+    sif: CataloguedSif
+    judged: tuple[Judged, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """An image with its verdicts judged by whom the reader trusts, now."""
+    """An image with its verdicts judged by whom the reader trusts, now; its .sif files with theirs."""
 
     image: CataloguedImage
     judged: tuple[Judged, ...]
+    sifs: tuple[OfferedSif, ...] = ()

@@ -1,0 +1,62 @@
+"""From a catalogue to what one may rely on: an image by its target's name, its verdicts judged. Pure.
+
+Whose verdicts count, and until when, is the reader's trust and clock, as if he had read them where the image
+lies. A suite counts that he has, that his policy names, or that whoever signed the catalogue let count: his
+program may be of another version than theirs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+
+from imagefactory.catalogue.model import Catalogue, CataloguedImage, Envelopes, Offer, OfferedSif
+from imagefactory.errors import NothingSelectedError
+from imagefactory.recipe_values import nearest
+from imagefactory.verify.judgement import Court, judge_verdicts
+from imagefactory.verify.model import Judged, Subject
+from imagefactory.verify.report import shown
+from imagefactory.verify.revocation import judge_revocations
+from imagefactory.verify.smoke import suite_digest
+from imagefactory.verify.trust import Trust
+
+
+def find_offer(catalogue: Catalogue, name: str, trust: Trust, now: datetime) -> Offer:
+    """The offer of a target. Raises NothingSelectedError, with the nearest name, where there is none."""
+    return judge_offer(catalogue, find_image(catalogue, name), trust, now)
+
+
+def find_image(catalogue: Catalogue, name: str) -> CataloguedImage:
+    """Raises NothingSelectedError, with the nearest name, where the catalogue has no such target."""
+    found = next((image for image in catalogue.images if image.target == name), None)
+    if found is not None:
+        return found
+    names = [image.target for image in catalogue.images]
+    if not names:
+        raise NothingSelectedError("the catalogue is empty", hint="push images, verify them, make it again")
+    near = nearest(name, names)
+    few = ", ".join(names) if len(names) <= 12 else f"{', '.join(names[:12])} and {len(names) - 12} more"
+    raise NothingSelectedError(
+        f"the catalogue has no '{shown(name)}'", hint=f"did you mean '{near}'?" if near else f"it has {few}"
+    )
+
+
+def judge_offer(catalogue: Catalogue, image: CataloguedImage, trust: Trust, now: datetime) -> Offer:
+    """An image of this catalogue and its .sif files, each with its own verdicts judged."""
+    policy = replace(trust.policy, suites=tuple(dict.fromkeys((*trust.policy.suites, *catalogue.suites))))
+    court = Court(trust=replace(trust, policy=policy), suite=suite_digest(), now=now)
+    return Offer(
+        image=image,
+        judged=_judge(image.subject, image.envelopes, image.revocations, court),
+        sifs=tuple(
+            OfferedSif(sif=sif, judged=_judge(sif.subject, sif.envelopes, sif.revocations, court))
+            for sif in image.sifs
+        ),
+    )
+
+
+def _judge(
+    subject: Subject, envelopes: Envelopes, revocations: Envelopes, court: Court
+) -> tuple[Judged, ...]:
+    revoked = judge_revocations(dict(revocations), subject, court).heeded
+    return judge_verdicts(dict(envelopes), subject, replace(court, revocations=revoked))

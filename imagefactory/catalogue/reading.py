@@ -1,0 +1,198 @@
+"""Where a catalogue is read: a file, the registry, or the factory itself, made there at once.
+
+    <registry>/catalogue:current                    the newest, a tag that moves
+    <registry>/catalogue:<YYYYMMDD>-<12 hex>        each one, under a tag of its own
+    <cache>/catalogues/<64 hex>                     what was fetched, by the digest of its layer
+
+In the registry it is an OCI artifact of one layer, the envelope packed by gzip. What is cached is looked at
+as strictly as what comes: its digest, its signature, its time. One request asks which one is current.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from imagefactory.catalogue.document import LARGEST, open_catalogue
+from imagefactory.catalogue.model import Catalogue
+from imagefactory.errors import RegistryError, StatementError, UsageError
+from imagefactory.factory import Factory, is_factory, read_factory
+from imagefactory.model import Descriptor
+from imagefactory.oci.inflate import GZIP, DamagedError, inflate
+from imagefactory.oci.layout import artifact_type, parse_descriptor
+from imagefactory.oci.mirrors import resolve, split_place, split_tagged
+from imagefactory.oci.store import Reference
+from imagefactory.oci.transfer import Place
+from imagefactory.settings import Settings
+from imagefactory.verify.trust import read_trust
+
+REPOSITORY, CURRENT = "catalogue", "current"
+ARTIFACT_TYPE = "application/vnd.imagefactory.catalogue.v1+json"
+LAYER_TYPE = "application/vnd.dsse.envelope.v1+json+gzip"
+LARGEST_PACKED = 64 << 20
+KEPT = 4  # in the cache
+_MAGIC = b"\x1f\x8b"
+_PIECE = 1 << 20
+
+
+def read_catalogue(
+    settings: Settings, environ: Mapping[str, str], now: datetime, names: Sequence[str] = ()
+) -> Catalogue:
+    """The catalogue of the setting `catalogue`, else the factory's own, else that of the setting `registry`.
+
+    In a factory only its own file and the environment name another: what a user or a site set is for those
+    who have none. A factory's own is made now, of the targets `names` alone (none: of all), and nobody signed
+    it. Any other must be signed by a key that is trusted here, and hold. Raises UsageError where none is
+    named, StatementError for one that is refused, RegistryError for one that cannot be had.
+    """
+    place = settings.catalogue.value
+    if is_factory(settings) and not (place and _near(settings)):
+        from imagefactory.catalogue.making import Making, catalogue_of
+        from imagefactory.progress import Quiet
+        from imagefactory.recipes import select
+
+        factory = read_factory(settings, environ)
+        making = Making(targets=select(factory.targets, tuple(names)), now=now, named=bool(names))
+        return catalogue_of(factory, making, Quiet()).catalogue
+    if place.startswith("/"):
+        where, data = place, _read_file(Path(place))
+    else:
+        reference = catalogue_place(place or settings.registry.value)
+        where, data = str(reference), _read_registry(settings, environ, reference)
+    return open_catalogue(unpack(data, where), read_trust(settings.files), now, where)
+
+
+def _near(settings: Settings) -> bool:
+    """Whether the factory itself, or this call, names a catalogue."""
+    return settings.catalogue.origin.startswith("$") or settings.catalogue.origin == str(settings.files[0])
+
+
+def catalogue_place(text: str) -> Reference:
+    """`HOST[/PATH][:TAG]`, the place of a registry, as the catalogue's reference there.
+
+    A path that ends in `catalogue` already is taken as it is. Raises UsageError for an empty text.
+    """
+    if not text:
+        raise UsageError(
+            "no catalogue is known here, and this is no factory",
+            hint='write catalogue = "HOST/PATH" in ~/.config/imagefactory/imagefactory.toml, or go to a '
+            "factory: -C DIR",
+        )
+    place, tag = split_tagged(text)
+    host, path = split_place(place)
+    if path.rpartition("/")[2] != REPOSITORY:
+        path = f"{path}/{REPOSITORY}" if path else REPOSITORY
+    return Reference(registry=host, repository=path, tag=tag or CURRENT)
+
+
+def pack(envelope: bytes) -> bytes:
+    """By gzip, the same bytes every time."""
+    import gzip
+
+    return gzip.compress(envelope, 9, mtime=0)
+
+
+def unpack(data: bytes, where: str) -> bytes:
+    """An envelope that may be packed. Raises StatementError for damage, and for more than LARGEST bytes."""
+    if not data.startswith(_MAGIC):
+        return data
+    chunks = (data[start : start + _PIECE] for start in range(0, len(data), _PIECE))
+    pieces, size = [], 0
+    try:
+        for piece in inflate(chunks, GZIP):
+            size += len(piece)
+            if size > LARGEST:
+                raise StatementError(f"{where}: unpacks to more than {LARGEST} bytes", hint="see who made it")
+            pieces.append(piece)
+    except (DamagedError, zlib.error) as error:
+        raise StatementError(f"{where}: is damaged: {error}", hint="get it anew") from error
+    return b"".join(pieces)
+
+
+def _read_file(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(LARGEST + 1)
+    except OSError as error:
+        raise UsageError(
+            f"catalogue: {path}: {error.strerror}",
+            hint="name the file that `imagefactory catalogue --output FILE` wrote",
+        ) from error
+    if len(data) > LARGEST:
+        raise StatementError(f"{path}: has more than {LARGEST} bytes", hint="is that a catalogue?")
+    return data
+
+
+# --- from a registry -----------------------------------------------------------------------------
+
+
+def _read_registry(settings: Settings, environ: Mapping[str, str], reference: Reference) -> bytes:
+    from imagefactory.publish import open_registry
+
+    factory = Factory(settings=settings, environ=environ, bases=(), targets=())
+    asked = resolve(reference, settings.mirror_map)
+    place = Place(store=open_registry(factory, asked.registry), repository=asked.repository)
+    found = place.store.manifest(place.repository, asked.wanted)
+    if found is None:
+        raise RegistryError(
+            f"there is no catalogue {reference}",
+            hint="whoever runs the factory makes one: imagefactory catalogue; is the setting right? "
+            "(imagefactory settings)",
+        )
+    layer = parse_layer(found[1], str(asked))
+    return _cached(settings.cache_path / "catalogues", layer, lambda: _fetch(place, layer))
+
+
+def parse_layer(manifest: bytes, where: str) -> Descriptor:
+    """The layer of a catalogue's manifest. Raises RegistryError for that of anything else."""
+    try:
+        value = json.loads(manifest)
+        if artifact_type(value) != ARTIFACT_TYPE:
+            raise ValueError(f"it is a {artifact_type(value)[:80]!r}")
+        (layer,) = map(parse_descriptor, value["layers"])
+        if layer.media_type != LAYER_TYPE or not 0 < layer.size <= LARGEST_PACKED:
+            raise ValueError(f"a layer of {layer.size} bytes")
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise RegistryError(f"{where} is no catalogue: {error}", hint="see who put it there") from error
+    return layer
+
+
+def _fetch(place: Place, layer: Descriptor) -> bytes:
+    return b"".join(place.store.read(place.repository, layer))
+
+
+def _cached(folder: Path, layer: Descriptor, fetch: Callable[[], bytes]) -> bytes:
+    """The layer's bytes, from the cache where they are whole there. A cache that fails is none."""
+    path = folder / layer.digest.removeprefix("sha256:")
+    with contextlib.suppress(OSError):
+        if path.stat().st_size == layer.size:
+            data = path.read_bytes()
+            if f"sha256:{hashlib.sha256(data).hexdigest()}" == layer.digest:
+                os.utime(path)  # the last asked for is the last to go
+                return data
+    data = fetch()
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        beside = folder / f".{path.name}.{os.getpid()}"
+        try:
+            beside.write_bytes(data)
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+        _forget_old(folder)
+    return data
+
+
+def _forget_old(folder: Path) -> None:
+    for path in sorted(_files(folder), key=lambda path: -path.stat().st_mtime_ns)[KEPT:]:
+        path.unlink(missing_ok=True)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.iterdir() if path.is_file())

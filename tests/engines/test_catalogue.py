@@ -1,0 +1,68 @@
+"""A signed catalogue in docker-registry, read by somebody who has nothing but two settings."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from imagefactory.catalogue.document import CATALOGUE_TYPE, sign_catalogue
+from imagefactory.catalogue.model import Catalogue
+from imagefactory.catalogue.publishing import publish_catalogue
+from imagefactory.catalogue.reading import CURRENT, read_catalogue
+from imagefactory.errors import RegistryError, StatementError
+from imagefactory.oci.registry import Registry
+from imagefactory.oci.transfer import Place
+from imagefactory.settings import load_settings
+from tests.unit.catalogue_made_here import make_catalogue, make_image
+from tests.unit.verdicts_made_here import LAB, NOW, STRANGER
+
+
+def read(folder: Path, place: str) -> Catalogue:
+    """As a person whose site wrote two settings for everybody."""
+    site = folder / "site" / "imagefactory"
+    site.mkdir(parents=True, exist_ok=True)
+    public = base64.b64encode(LAB.public).decode("ascii")
+    (site / "imagefactory.toml").write_text(
+        f'catalogue = "{place}"\n[[trust]]\nname = "lab"\nkeyid = "{LAB.keyid}"\npublic = "{public}"\n'
+        "from = 2026-01-01\nuntil = 2028-01-01\n"
+    )
+    home = folder / "home"
+    home.mkdir(exist_ok=True)
+    environ = {"HOME": str(home), "XDG_CONFIG_DIRS": str(site.parent)}
+    return read_catalogue(load_settings(directory=None, start=home, environ=environ), environ, NOW)
+
+
+def test_current_is_the_newest_and_each_keeps_a_tag_of_its_own(registry: str, tmp_path: Path) -> None:
+    place = Place(store=Registry(registry), repository="cat/gpu/catalogue")
+    with pytest.raises(RegistryError, match="there is no catalogue"):
+        read(tmp_path, f"{registry}/cat/gpu")
+    old = make_catalogue(make_image(size=1))
+    new = replace(make_catalogue(), made=NOW, expires=NOW + timedelta(days=9))
+    for one in (old, new):
+        own, current = publish_catalogue(place, sign_catalogue(one, LAB), one.made)
+        assert (current.tag, current.digest) == (CURRENT, own.digest)
+        assert read(tmp_path, f"{registry}/cat/gpu") == one
+    assert publish_catalogue(place, sign_catalogue(new, LAB), new.made)[0] == own
+    first, second, last = place.store.tags(place.repository)
+    assert (first[:9], second[:9], last) == ("20261122-", "20261122-", CURRENT)
+    assert [read(tmp_path, f"{registry}/cat/gpu:{tag}").made for tag in {first, second} - {own.tag}] == [
+        old.made
+    ]
+
+
+def test_what_another_put_there_is_refused(registry: str, tmp_path: Path) -> None:
+    place = Place(store=Registry(registry), repository="cat/other/catalogue")
+    publish_catalogue(place, sign_catalogue(make_catalogue(), STRANGER), NOW)
+    with pytest.raises(StatementError, match="wrong-key"):
+        read(tmp_path, f"{registry}/cat/other")
+    signed = json.loads(sign_catalogue(make_catalogue(), LAB))
+    assert signed["payloadType"] == CATALOGUE_TYPE
+    forged = json.dumps({**signed, "payload": "e30="}, sort_keys=True, separators=(",", ":")).encode()
+    publish_catalogue(place, forged, NOW)
+    with pytest.raises(StatementError, match="edited"):
+        read(tmp_path, f"{registry}/cat/other")

@@ -1,0 +1,67 @@
+"""A catalogue for tests, with verdicts of throwaway keys. No GPU is behind them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from imagefactory.catalogue.document import LIFE
+from imagefactory.catalogue.model import Catalogue, CataloguedImage, CataloguedSif
+from imagefactory.gpu.model import Answer, Basis, Claim
+from imagefactory.verify.model import GpuReport, Subject
+from imagefactory.verify.statement import sign
+from tests.unit.verdicts_made_here import LAB, NOW, SUBJECT, SUITE, digest, whole_report
+
+PREDICTED = Claim(
+    basis=Basis.PREDICTED, answer=Answer.YES, rule="code", reason="sm_80", source="scan of x", driver="525.60"
+)
+REFUSED = Claim(
+    basis=Basis.DOCUMENTED, answer=Answer.NO, rule="not-documented", reason="none", source="a page", driver=""
+)
+SIF_SUBJECT = Subject(target=SUBJECT.target, index=digest("6"), manifest=digest("6"), config=digest("7"))
+
+
+def signed(report: GpuReport, name: str) -> tuple[str, bytes]:
+    """An envelope under the digest of an artifact that is made up."""
+    return digest(name), sign(report, LAB, now=NOW, days=30).envelope
+
+
+def make_image(**changes: Any) -> CataloguedImage:
+    image = CataloguedImage(
+        target=SUBJECT.target,
+        family="pytorch",
+        framework="torch",
+        version="2.3.1",
+        cuda="12.1",
+        python="3.11",
+        platform="linux/amd64",
+        reference=f"registry.example.org/gpu/pytorch@{SUBJECT.index}",
+        subject=SUBJECT,
+        size=3 << 30,
+        unpacked=7 << 30,
+        runtime="12.1",
+        minor_compat=True,
+        driver="525",
+        required=("7.0", "8.0"),
+        predicted=(("7.0", PREDICTED), ("3.5", REFUSED)),
+        sifs=(
+            CataloguedSif(
+                sha256=SIF_SUBJECT.config,
+                size=4 << 30,
+                reference="",
+                subject=SIF_SUBJECT,
+                envelopes=(signed(whole_report(subject=SIF_SUBJECT, nonce="b" * 32), "2"),),
+            ),
+        ),
+        envelopes=(signed(whole_report(), "1"),),
+    )
+    return replace(image, **changes)
+
+
+def make_catalogue(*images: CataloguedImage, **changes: Any) -> Catalogue:
+    made = NOW - timedelta(hours=1)
+    catalogue = Catalogue(
+        made=made, expires=made + LIFE, images=images or (make_image(),), suites=(SUITE,), keyid=LAB.keyid
+    )
+    return replace(catalogue, **changes)

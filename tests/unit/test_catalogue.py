@@ -1,0 +1,350 @@
+"""A catalogue is read as it was signed, or refused with the word that says why."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagefactory.catalogue import reading
+from imagefactory.catalogue.document import (
+    FORM,
+    LIFE,
+    format_catalogue,
+    open_catalogue,
+    parse_catalogue,
+    sign_catalogue,
+)
+from imagefactory.catalogue.model import Catalogue
+from imagefactory.catalogue.offers import find_offer
+from imagefactory.catalogue.reading import catalogue_place, pack, read_catalogue, unpack
+from imagefactory.errors import FactoryError, NothingSelectedError, StatementError, UsageError
+from imagefactory.gpu.capability import Capability
+from imagefactory.model import Outcome
+from imagefactory.settings import load_settings
+from imagefactory.verify.claims import verified_claims
+from imagefactory.verify.envelope import format_json, parse_envelope, seal
+from imagefactory.verify.model import Standing
+from imagefactory.verify.revocation import Withdrawal, sign_revocation
+from imagefactory.verify.trust import Trust
+from tests.unit.catalogue_made_here import SIF_SUBJECT, make_catalogue, make_image, signed
+from tests.unit.verdicts_made_here import (
+    DAY,
+    LAB,
+    LAB_TRUSTED,
+    NOW,
+    STRANGER,
+    SUBJECT,
+    TRUST,
+    digest,
+    payload_of,
+    whole_report,
+    with_payload,
+)
+
+TARGET = SUBJECT.target
+
+
+@pytest.fixture(scope="module")
+def envelope() -> bytes:
+    return sign_catalogue(make_catalogue(), LAB)
+
+
+# --- signed and read -----------------------------------------------------------------------------
+
+
+def test_what_is_read_is_what_was_signed(envelope: bytes) -> None:
+    assert open_catalogue(envelope, TRUST, NOW) == make_catalogue()
+    assert sign_catalogue(make_catalogue(), LAB) == envelope
+
+
+@pytest.mark.parametrize(
+    ("trust", "now", "word"),
+    [
+        (Trust(), NOW, "wrong-key"),
+        (replace(TRUST, keys=(replace(LAB_TRUSTED, until=NOW - DAY),)), NOW, "key-retired"),
+        (replace(TRUST, keys=(replace(LAB_TRUSTED, since=NOW),)), NOW, "wrong-key"),
+        (TRUST, NOW + LIFE, "expired"),
+        (TRUST, NOW - DAY, "not-yet"),
+    ],
+)
+def test_what_does_not_hold_is_refused(envelope: bytes, trust: Trust, now: Any, word: str) -> None:
+    with pytest.raises(StatementError, match=f"^/a/file is refused: {word}") as caught:
+        open_catalogue(envelope, trust, now, "/a/file")
+    assert caught.value.hint
+
+
+def test_a_forged_one_is_refused(envelope: bytes) -> None:
+    other = format_catalogue(make_catalogue(make_image(size=1)))
+    for forged, word in (
+        (with_payload(envelope, other), "edited"),
+        (format_json({**json.loads(envelope), "signatures": []}), "unsigned"),
+        (seal(other, STRANGER, FORM), "wrong-key"),
+        (seal(other, LAB), "malformed"),  # as an in-toto statement
+        (seal(b"{}", LAB, FORM), "malformed"),
+        (signed(whole_report(), "1")[1], "malformed"),
+        (envelope[:-1], "malformed"),
+        (b"", "malformed"),
+    ):
+        with pytest.raises(StatementError, match=f"is refused: {word}"):
+            open_catalogue(forged, TRUST, NOW)
+
+
+def test_a_catalogue_is_no_verdict(envelope: bytes) -> None:
+    with pytest.raises(StatementError, match="payloadType"):
+        parse_envelope(envelope, "x")
+
+
+def _changed(change: Any) -> bytes:
+    value = json.loads(format_catalogue(make_catalogue()))
+    change(value)
+    return format_json(value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda v: v.update(format=2),
+        lambda v: v.update(format=True),
+        lambda v: v.update(more=1),
+        lambda v: v.update(expires="2027-11-22T02:00:00Z"),
+        lambda v: v.update(expires=v["made"]),
+        lambda v: v.update(images={}),
+        lambda v: v["images"].append(v["images"][0]),
+        lambda v: v["suites"].append("md5:x"),
+        lambda v: v["images"][0].update(target="../x"),
+        lambda v: v["images"][0].update(target="x\nrequirements = true"),
+        lambda v: v["images"][0].update(reference=f"registry.example.org/gpu/pytorch@{digest('e')}"),
+        lambda v: v["images"][0].update(reference="registry.example.org/gpu/pytorch:latest"),
+        lambda v: v["images"][0].update(reference=f"registry.example.org/x\n+a=1@{SUBJECT.index}"),
+        lambda v: v["images"][0].update(reference=None),
+        lambda v: v["images"][0].update(size=-1),
+        lambda v: v["images"][0].update(size=1.5),
+        lambda v: v["images"][0].update(unpacked=True),
+        lambda v: v["images"][0].update(minor_compat=1),
+        lambda v: v["images"][0].update(runtime="12.1\n"),
+        lambda v: v["images"][0].update(version="2.3 && rm"),
+        lambda v: v["images"][0]["required"].append("99"),
+        lambda v: v["images"][0]["predicted"][0].update(basis="verified"),
+        lambda v: v["images"][0]["predicted"][0].update(answer="perhaps"),
+        lambda v: v["images"][0]["predicted"][0].update(reason="a\x1b[2J"),
+        lambda v: v["images"][0]["sifs"][0].update(sha256=digest("e")),
+        lambda v: v["images"][0]["subject"].update(target="x"),
+        lambda v: v["images"][0].update(envelopes=[]),
+        lambda v: v["images"][0].update(envelopes={"x": {}}),
+    ],
+)
+def test_what_the_formatter_does_not_write_is_refused(change: Any) -> None:
+    with pytest.raises(StatementError):
+        parse_catalogue(_changed(change), "x", LAB.keyid)
+
+
+def test_bytes_changed_anywhere_end_in_a_refusal(envelope: bytes) -> None:
+    chance = random.Random(7)
+    for _ in range(300):
+        data = bytearray(pack(envelope) if chance.random() < 0.5 else envelope)
+        for _ in range(chance.randint(1, 4)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        if chance.random() < 0.3:
+            del data[chance.randrange(len(data)) :]
+        try:
+            read = open_catalogue(unpack(bytes(data), "x"), TRUST, NOW)
+        except StatementError:
+            continue
+        assert read == make_catalogue()  # a change that gzip's header does not mind
+
+
+def test_nothing_is_signed_that_nobody_would_read() -> None:
+    with pytest.raises(StatementError):
+        sign_catalogue(make_catalogue(make_image(version="a b")), LAB)
+    with pytest.raises(StatementError):
+        sign_catalogue(make_catalogue(make_image(), make_image()), LAB)
+
+
+# --- offers --------------------------------------------------------------------------------------
+
+
+def test_an_offer_has_its_verdicts_judged_by_the_reader() -> None:
+    offer = find_offer(make_catalogue(), TARGET, TRUST, NOW)
+    (judged,) = offer.judged
+    assert judged.proves
+    assert judged.digest == digest("1")
+    assert set(verified_claims(offer.judged)) == {Capability(8, 0)}
+    assert [one.judged[0].standing for one in offer.sifs] == [Standing.GOOD]
+
+
+def test_a_catalogue_makes_no_verdict_good() -> None:
+    """Its signature stands for what it lists; each verdict stands on its own."""
+    cases = (
+        (replace(TRUST, keys=()), NOW, Standing.WRONG_KEY),
+        (TRUST, NOW + 40 * DAY, Standing.EXPIRED),
+        (replace(TRUST, policy=replace(TRUST.policy, evidence=())), NOW, Standing.EVIDENCE_REFUSED),
+    )
+    for trust, now, standing in cases:
+        (judged,) = find_offer(make_catalogue(), TARGET, trust, now).judged
+        assert judged.standing is standing
+    other = make_image(subject=replace(SUBJECT, manifest=digest("e"), config=digest("f")))
+    (judged,) = find_offer(make_catalogue(other), TARGET, TRUST, NOW).judged
+    assert judged.standing is Standing.OTHER_SUBJECT
+
+
+def test_the_suites_of_the_catalogue_count() -> None:
+    (judged,) = find_offer(make_catalogue(suites=()), TARGET, TRUST, NOW).judged
+    assert judged.standing is Standing.OTHER_SUITE
+
+
+def test_a_verdict_on_an_image_says_nothing_of_its_sif() -> None:
+    image = make_image()
+    (sif,) = image.sifs
+    swapped = replace(image, envelopes=sif.envelopes, sifs=(replace(sif, envelopes=image.envelopes),))
+    offer = find_offer(make_catalogue(swapped), TARGET, TRUST, NOW)
+    assert [one.standing for one in (*offer.judged, *offer.sifs[0].judged)] == [Standing.OTHER_SUBJECT] * 2
+
+
+def test_what_was_taken_back_is_not_offered() -> None:
+    withdrawal = Withdrawal(subject=SUBJECT, why="it was a bad night")
+    back = sign_revocation(withdrawal, LAB, NOW + timedelta(minutes=1))
+    image = make_image(revocations=((digest("3"), back),))
+    offer = find_offer(make_catalogue(image), TARGET, TRUST, NOW + timedelta(minutes=2))
+    assert [one.standing for one in offer.judged] == [Standing.REVOKED]
+    assert [one.standing for one in offer.sifs[0].judged] == [Standing.GOOD]
+    forged = make_image(revocations=((digest("3"), sign_revocation(withdrawal, STRANGER, NOW)),))
+    assert [one.proves for one in find_offer(make_catalogue(forged), TARGET, TRUST, NOW).judged] == [True]
+
+
+def test_a_nonce_counts_once() -> None:
+    report = whole_report(outcome=Outcome.WRONG_NUMBERS, reason="a number is off")
+    image = make_image(envelopes=(signed(whole_report(), "1"), signed(report, "2")))
+    standings = [one.standing for one in find_offer(make_catalogue(image), TARGET, TRUST, NOW).judged]
+    assert sorted(standings) == [Standing.GOOD, Standing.REPLAYED]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("pytorch-2.3-cu12", f"did you mean '{TARGET}'"), ("jax", f"it has {TARGET}"), ("a\nb", "it has")],
+)
+def test_the_nearest_name_is_told(name: str, hint: str) -> None:
+    with pytest.raises(NothingSelectedError, match="the catalogue has no") as caught:
+        find_offer(make_catalogue(), name, TRUST, NOW)
+    assert hint in caught.value.hint
+    assert "\n" not in caught.value.message
+
+
+def test_an_empty_catalogue_says_so() -> None:
+    with pytest.raises(NothingSelectedError, match="is empty"):
+        find_offer(make_catalogue(images=()), TARGET, TRUST, NOW)
+
+
+def test_an_image_that_is_a_sif_says_so() -> None:
+    image = make_image()
+    assert not image.only_sif
+    assert replace(image, subject=SIF_SUBJECT).only_sif
+
+
+# --- from a file ---------------------------------------------------------------------------------
+
+
+def _read(folder: Path, place: str = "./catalogue.json", more: str = "") -> Catalogue:
+    (folder / "imagefactory.toml").write_text(
+        f'catalogue = "{place}"\n[[trust]]\nname = "lab"\nkeyid = "{LAB.keyid}"\n'
+        f'public = "{payload_key()}"\nfrom = 2026-10-01\nuntil = 2027-10-01\n{more}'
+    )
+    environ = {"HOME": str(folder / "home"), "XDG_CONFIG_DIRS": str(folder / "site")}
+    settings = load_settings(directory=folder, start=folder, environ=environ)
+    return read_catalogue(settings, environ, NOW)
+
+
+def payload_key() -> str:
+    return base64.b64encode(LAB.public).decode("ascii")
+
+
+def test_a_file_is_read_packed_or_not(tmp_path: Path, envelope: bytes) -> None:
+    for data in (envelope, pack(envelope)):
+        (tmp_path / "catalogue.json").write_bytes(data)
+        assert _read(tmp_path) == make_catalogue()
+    assert pack(envelope) == pack(envelope)
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "word"),
+    [
+        (None, UsageError, "No such file"),
+        (b"\x1f\x8b nothing", StatementError, "is damaged"),
+        (pack(b"0" * 200_000), StatementError, "unpacks to more than"),
+        (pack(b"{}")[:-9], StatementError, "is damaged"),
+        (b"", StatementError, "malformed"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_name(
+    tmp_path: Path, data: bytes | None, kind: type[FactoryError], word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "LARGEST", 100_000)
+    path = tmp_path / "catalogue.json"
+    if data is not None:
+        path.write_bytes(data)
+    with pytest.raises(kind, match=word) as caught:
+        _read(tmp_path)
+    assert str(path) in caught.value.message
+    assert caught.value.hint
+
+
+def test_without_any_the_hint_says_where_to_name_one(tmp_path: Path) -> None:
+    environ = {"HOME": str(tmp_path), "XDG_CONFIG_DIRS": str(tmp_path)}
+    settings = load_settings(directory=tmp_path, start=tmp_path, environ=environ)
+    with pytest.raises(UsageError, match="no catalogue is known here") as caught:
+        read_catalogue(settings, environ, NOW)
+    assert "catalogue = " in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "reference"),
+    [
+        ("registry.example.org", "registry.example.org/catalogue:current"),
+        ("registry.example.org:5000", "registry.example.org:5000/catalogue:current"),
+        ("registry.example.org/gpu", "registry.example.org/gpu/catalogue:current"),
+        ("localhost:5000/gpu:20261122-0123", "localhost:5000/gpu/catalogue:20261122-0123"),
+        ("registry.example.org/gpu/catalogue:old", "registry.example.org/gpu/catalogue:old"),
+    ],
+)
+def test_a_place_names_the_catalogue_in_it(text: str, reference: str) -> None:
+    assert str(catalogue_place(text)) == reference
+
+
+def test_payload_is_json_that_others_can_read(envelope: bytes) -> None:
+    payload = payload_of(envelope)
+    assert payload["images"][0]["target"] == TARGET
+    assert payload["images"][0]["envelopes"][digest("1")]["payloadType"] == "application/vnd.in-toto+json"
+
+
+def test_a_light_install_reads_it(tmp_path: Path, envelope: bytes) -> None:
+    """Without a compiled library, and from a file without anything that asks a network."""
+    (tmp_path / "catalogue.json").write_bytes(pack(envelope))
+    _read(tmp_path)  # writes the settings
+    program = f"""
+import sys
+for name in ("cryptography", "tomlkit", "requests", "tenacity", "rich", "jinja2", "uv", "zstandard", "isal"):
+    sys.modules[name] = None
+from datetime import datetime
+from pathlib import Path
+from imagefactory.catalogue.offers import find_offer
+from imagefactory.catalogue.reading import read_catalogue
+from imagefactory.settings import load_settings
+from imagefactory.verify.trust import read_trust
+environ = {{"HOME": "/nowhere", "XDG_CONFIG_DIRS": "/nowhere"}}
+settings = load_settings(directory=None, start=Path.cwd(), environ=environ)
+now = datetime.fromisoformat({NOW.isoformat()!r})
+offer = find_offer(read_catalogue(settings, environ, now), {TARGET!r}, read_trust(settings.files), now)
+print(*[one.standing for one in offer.judged])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == ["good"]

@@ -1,0 +1,523 @@
+# ruff: noqa: F811
+"""A factory makes a catalogue of what its registry has, and others read it there with no factory at all."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import zstandard
+from click.testing import CliRunner, Result
+
+from imagefactory.catalogue.document import sign_catalogue
+from imagefactory.catalogue.making import Making, catalogue_of
+from imagefactory.catalogue.measures import Facts, facts_of, unpacked_size
+from imagefactory.catalogue.model import Catalogue, CataloguedImage
+from imagefactory.catalogue.offers import find_offer
+from imagefactory.catalogue.publishing import make_catalogue_artifact
+from imagefactory.catalogue.reading import CURRENT, pack, read_catalogue
+from imagefactory.cli import cli
+from imagefactory.engines.base_image import write_index
+from imagefactory.errors import (
+    CheckFailedError,
+    NothingSelectedError,
+    RegistryError,
+    StatementError,
+    UsageError,
+)
+from imagefactory.factory import Factory
+from imagefactory.gpu.model import Answer, Basis
+from imagefactory.lock.base import format_base_lock, read_base_lock
+from imagefactory.model import Target
+from imagefactory.oci.candidates import REVOCATION_TYPE
+from imagefactory.oci.layout import (
+    CONFIG_TYPE,
+    MANIFEST_TYPE,
+    Layout,
+    canonical_json,
+    format_descriptor,
+)
+from imagefactory.oci.registry import Registry
+from imagefactory.oci.sif import SifOrigin, keep_sif, sif_reference
+from imagefactory.oci.transfer import Place, read_manifest
+from imagefactory.progress import Quiet
+from imagefactory.publish import PushOptions, push_target
+from imagefactory.settings import Setting, load_settings
+from imagefactory.verify.attached import Statement, attach
+from imagefactory.verify.judging import read_subject
+from imagefactory.verify.keys import make_key, read_signing_key
+from imagefactory.verify.revocation import Withdrawal, sign_revocation
+from imagefactory.verify.trust import read_trust
+from tests.unit.catalogue_made_here import PREDICTED
+from tests.unit.registry_made_here import RegistryMadeHere
+from tests.unit.test_cli import Call, call, root  # noqa: F401
+from tests.unit.test_layout import add_image
+from tests.unit.test_planning import (  # noqa: F401
+    NAME,
+    elsewhere,
+    factory,
+    push,
+    pushed,
+    put_base,
+    put_image,
+    target,
+    there,
+    verdict_on,
+)
+from tests.unit.verdicts_made_here import LAB, NOW
+
+Files = Mapping[str, str]
+
+
+def made_of(factory: Factory, target: Target, registry: str = "", now: datetime = NOW) -> Catalogue:
+    making = Making(targets=(target,), now=now, registry=registry)
+    return catalogue_of(factory, making, Quiet()).catalogue
+
+
+def the_image(catalogue: Catalogue) -> CataloguedImage:
+    (image,) = catalogue.images
+    return image
+
+
+def family(there: RegistryMadeHere) -> Place:
+    return Place(store=Registry(there.host), repository="pytorch")
+
+
+# --- made ----------------------------------------------------------------------------------------
+
+
+def test_a_candidate_with_its_verdict_is_offered(
+    factory: Factory,
+    target: Target,
+    there: RegistryMadeHere,
+    pushed: str,
+    tmp_path: Path,
+) -> None:
+    verdict_on(factory, family(there), pushed)
+    catalogue = made_of(factory, target, there.host)
+    image = the_image(catalogue)
+    assert image.reference == f"{there.host}/pytorch@{pushed}"
+    assert image.subject == replace(read_subject(family(there), pushed), target=NAME)
+    assert (image.version.startswith("2.3"), image.cuda, image.runtime) == (True, "12.1", "12.1")
+    assert (image.size, image.unpacked) == (len(b"layer"), len(b"layer"))  # that layer is not packed
+    claims = dict(image.predicted)
+    assert claims["8.0"].answer is Answer.YES
+    assert claims["3.5"].answer is Answer.NO
+    assert {claim.basis for claim in claims.values()} <= {Basis.PREDICTED, Basis.DOCUMENTED}
+    offer = find_offer(catalogue, NAME, read_trust(factory.settings.files), NOW)
+    assert [one.proves for one in offer.judged] == [True]
+    bare = the_image(made_of(elsewhere(factory, tmp_path), target, there.host))  # its store is empty
+    assert bare == replace(image, unpacked=0)
+
+
+def test_the_driver_is_the_lowest_that_runs_machine_code(target: Target) -> None:
+    assert facts_of(target, None, ()) == Facts(version="2.3", runtime="12.1", driver="525", minor_compat=True)
+    claims = [
+        (one, replace(PREDICTED, answer=answer, driver=driver))
+        for one, answer, driver in (
+            ("7.0", Answer.YES, "550.54.14"),  # packed with zstd: older ones cannot read it
+            ("8.0", Answer.YES, "555"),
+            ("9.0", Answer.PTX, "520"),
+            ("3.5", Answer.NO, "400"),
+        )
+    ]
+    found = facts_of(target, None, claims)
+    assert (found.driver, found.minor_compat) == ("550.54.14", False)
+    unknown = facts_of(replace(target, cuda="99.1"), None, ())
+    assert (unknown.driver, unknown.minor_compat) == ("", False)
+
+
+def test_the_unpacked_size_is_read_once_and_goes_with_its_layer(tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "store")
+    content = b"a tar" * 1000
+    layer = "application/vnd.oci.image.layer.v1.tar"
+    blobs = [
+        (content, layer),
+        (gzip.compress(content, mtime=0), f"{layer}+gzip"),
+        (zstandard.compress(content), f"{layer}+zstd"),
+    ]
+    descriptors = [layout.add(data, kind) for data, kind in blobs]
+    config = {"config": {}, "rootfs": {"diff_ids": [one.digest for one in descriptors]}}
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST_TYPE,
+        "config": format_descriptor(layout.add(canonical_json(config), CONFIG_TYPE)),
+        "layers": [format_descriptor(one) for one in descriptors],
+    }
+    layout.tag("a:1", write_index(layout, manifest, "linux/amd64"))
+    image = layout.image("a:1")
+    assert image is not None
+    assert unpacked_size(layout, image) == 3 * len(content)
+    records = sorted((layout.path / "sizes").iterdir())
+    assert len(records) == 3
+    records[0].write_text("no JSON")
+    assert unpacked_size(layout, image) == 3 * len(content)
+    layout.collect(Quiet(), dry_run=False)
+    assert len(list((layout.path / "sizes").iterdir())) == 3
+    layout.untag("a:1")
+    layout.collect(Quiet(), dry_run=False)
+    assert list((layout.path / "sizes").iterdir()) == []
+
+
+def test_a_layer_that_cannot_be_read_has_no_known_size(tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "store")
+    add_image(layout, "a:1", [b"layer"])
+    image = layout.image("a:1")
+    assert image is not None
+    (one,) = image.layers
+    kind = replace(one.descriptor, media_type="application/vnd.oci.image.layer.v1.tar+gzip")
+    assert unpacked_size(layout, replace(image, layers=(replace(one, descriptor=kind),))) == 0
+    layout.blob_path(one.descriptor.digest).unlink()
+    assert unpacked_size(layout, image) == 0
+
+
+def test_what_is_not_there_is_left_out_and_said(
+    factory: Factory,
+    target: Target,
+    there: RegistryMadeHere,
+) -> None:
+    making = Making(targets=(target,), now=NOW, registry=there.host)
+    made = catalogue_of(factory, making, Quiet())
+    assert made.catalogue.images == ()
+    assert made.left_out == ((NAME, f"{there.host}/pytorch has no image of what the lock gives"),)
+    with pytest.raises(NothingSelectedError, match=NAME):
+        catalogue_of(factory, replace(making, named=True), Quiet())
+
+
+def test_a_new_lock_takes_nothing_away_that_is_verified(
+    factory: Factory,
+    target: Target,
+    there: RegistryMadeHere,
+    pushed: str,
+) -> None:
+    """The tag that people use points to an older image with a verdict; the new candidate has none yet."""
+    place = family(there)
+    verdict_on(factory, place, pushed)
+    old = read_manifest(place, pushed)
+    place.store.put_manifest("pytorch", old.data, old.descriptor.media_type, "2.3-cu121")
+    path = factory.base_lock_path(factory.base_of(target))
+    lock = read_base_lock(path)
+    assert lock is not None
+    first = replace(lock.packages[0], sha256="0" * 64)
+    path.write_text(format_base_lock(replace(lock, packages=(first, *lock.packages[1:]))))
+    put_base(factory, target)
+    newer = _put_newer(factory, target)
+    assert push(factory, target, there) == newer != pushed
+    image = the_image(made_of(factory, target, there.host))
+    assert image.subject.index == pushed
+    assert image.predicted == ()  # of what lock it was made nobody knows
+    verdict_on(factory, place, newer)
+    assert the_image(made_of(factory, target, there.host)).subject.index == newer
+
+
+def _put_newer(factory: Factory, target: Target) -> str:
+    from imagefactory import workflow
+    from imagefactory.engines.assemble import AssembleEngine
+    from imagefactory.engines.base_image import recall_base
+    from imagefactory.oci.layout import reference
+
+    layout, definition = factory.layout, workflow.define_target(factory, target)
+    base = recall_base(layout, workflow._wanted_base(factory, definition.base, locked=False))
+    assert base is not None
+    index = add_image(layout, reference(target), [b"newer"])
+    engine = AssembleEngine(layout, layout.path, codec=factory.settings.codec.value, workers=1)
+    layout.record("images", engine._image_key(definition, base), {"digest": index.digest, "size": index.size})
+    return index.digest
+
+
+def test_what_was_taken_back_is_not_in_it(
+    factory: Factory,
+    target: Target,
+    there: RegistryMadeHere,
+    pushed: str,
+) -> None:
+    place = family(there)
+    verdict_on(factory, place, pushed)
+    subject = replace(read_subject(place, pushed), target=NAME)
+    back = sign_revocation(Withdrawal(subject=subject, why="a bad night"), LAB, NOW)
+    manifest = read_manifest(place, subject.manifest).descriptor
+    attach(place, Statement(kind=REVOCATION_TYPE, subject=manifest, envelope=back))
+    image = the_image(made_of(factory, target, there.host))
+    assert image.envelopes == ()
+    assert [data for _, data in image.revocations] == [back]
+
+
+def test_verdicts_of_the_store_count_and_expired_ones_do_not(
+    factory: Factory,
+    target: Target,
+    there: RegistryMadeHere,
+    pushed: str,
+) -> None:
+    from imagefactory.oci.layout_store import LayoutStore
+
+    verdict_on(factory, Place(store=LayoutStore(factory.layout), repository=""), pushed)
+    assert len(the_image(made_of(factory, target, there.host)).envelopes) == 1
+    later = NOW + timedelta(days=91)
+    assert the_image(made_of(factory, target, there.host, later)).envelopes == ()
+
+
+def test_a_factory_without_a_registry_offers_its_store(
+    factory: Factory,
+    target: Target,
+    pushed: str,
+) -> None:
+    image = the_image(made_of(factory, target))
+    assert (image.reference, image.subject.index) == ("", pushed)
+    own = read_catalogue(factory.settings, factory.environ, NOW, [NAME])
+    assert the_image(own).subject.index == pushed
+    assert own.keyid == ""
+    site = Setting(value="registry.invalid/gpu", origin="/etc/xdg/imagefactory/imagefactory.toml")
+    outer = replace(factory.settings, catalogue=site)
+    assert read_catalogue(outer, factory.environ, NOW, [NAME]) == own
+    mine = replace(factory.settings, catalogue=Setting(value="/no/file", origin="$IMAGEFACTORY_CATALOGUE"))
+    with pytest.raises(UsageError, match="/no/file"):
+        read_catalogue(mine, factory.environ, NOW, [NAME])
+    with pytest.raises(NothingSelectedError, match="pytorch"):
+        read_catalogue(factory.settings, factory.environ, NOW, ["pytorch-2.3-cu12"])
+
+
+# --- published and read --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def signer(factory: Factory, tmp_path: Path) -> Path:
+    """The folder of settings of who runs the factory, with the one key there."""
+    folder = tmp_path / "owner"
+    make_key(folder / "imagefactory" / "keys", "site")
+    return folder
+
+
+def trust_row(signer: Path) -> str:
+    key = read_signing_key(signer / "imagefactory" / "keys" / "site.pem")
+    return (
+        f'[[trust]]\nname = "site"\nkeyid = "{key.keyid}"\n'
+        f'public = "{base64.b64encode(key.public).decode("ascii")}"\nfrom = 2026-01-01\nuntil = 2099-01-01\n'
+    )
+
+
+def run(factory: Factory, signer: Path, there: RegistryMadeHere, *more: str) -> Result:
+    environ = {
+        "XDG_CONFIG_HOME": str(signer),
+        "XDG_CONFIG_DIRS": str(signer / "none"),
+        "IMAGEFACTORY_STORE": factory.settings.store.value,
+        "IMAGEFACTORY_CACHE": factory.settings.cache.value,
+        "IMAGEFACTORY_REGISTRY": there.host,
+    }
+    root = str(factory.settings.root_path)
+    return CliRunner().invoke(cli, ["-C", root, "--progress", "quiet", "catalogue", NAME, *more], env=environ)
+
+
+def as_researcher(folder: Path, text: str) -> tuple[Path, Mapping[str, str]]:
+    """Somebody with an empty folder: all that is set stands in one file of his, or of his site's."""
+    config = folder / "researcher" / "imagefactory"
+    config.mkdir(parents=True, exist_ok=True)
+    (config / "imagefactory.toml").write_text(text)
+    empty = folder / "empty-folder"
+    empty.mkdir(exist_ok=True)
+    environ = {
+        "HOME": str(empty),
+        "XDG_CONFIG_HOME": str(folder / "nothing"),
+        "XDG_CONFIG_DIRS": str(config.parent),
+        "XDG_CACHE_HOME": str(folder / "researcher" / "cache"),
+    }
+    return empty, environ
+
+
+def read_as(folder: Path, text: str, now: datetime | None = None) -> Catalogue:
+    empty, environ = as_researcher(folder, text)
+    settings = load_settings(directory=None, start=empty, environ=environ)
+    return read_catalogue(settings, environ, now or datetime.now(UTC))
+
+
+def test_what_a_factory_publishes_somebody_without_one_reads(
+    factory: Factory,
+    there: RegistryMadeHere,
+    pushed: str,
+    signer: Path,
+    tmp_path: Path,
+) -> None:
+    now = datetime.now(UTC)
+    verdict_on(factory, family(there), pushed, now)
+    toml = factory.settings.root_path / "imagefactory.toml"
+    lab = toml.read_text()
+    toml.write_text(lab + "\n" + trust_row(signer))
+    ran = run(factory, signer, there, "--json")
+    assert ran.exit_code == 0, ran.output
+    told = json.loads(ran.stdout)
+    assert told["images"][0]["verified"] == ["8.0"]
+    own, current = told["written"]
+    assert current.startswith(f"{there.host}/catalogue:{CURRENT}@sha256:")
+    assert f":{now:%Y%m%d}-" in own
+    assert "note:" not in ran.stderr
+    toml.write_text(f'catalogue = "{there.host}"\n{toml.read_text()}')
+    assert "note:" not in run(factory, signer, there).output
+    toml.write_text(toml.read_text().replace(there.host, f"{there.host}/other", 1))
+    assert f"take another: catalogue = {there.host}/other" in run(factory, signer, there).output
+    text = f'registry = "{there.host}"\n{trust_row(signer)}\n{lab}'
+    read = read_as(tmp_path, text)
+    assert the_image(read).reference == f"{there.host}/pytorch@{pushed}"
+    empty, environ = as_researcher(tmp_path, text)
+    settings = load_settings(directory=None, start=empty, environ=environ)
+    (judged,) = find_offer(read, NAME, read_trust(settings.files), datetime.now(UTC)).judged
+    assert judged.proves
+    asked = there.count["GET blob"]
+    assert read_as(tmp_path, f'catalogue = "{there.host}:current"\n{text}') == read
+    assert there.count["GET blob"] == asked  # it was cached
+    (cached,) = (tmp_path / "researcher" / "cache" / "imagefactory" / "catalogues").iterdir()
+    cached.write_bytes(cached.read_bytes()[:-1] + b"?")
+    assert read_as(tmp_path, text) == read
+    assert there.count["GET blob"] == asked + 1  # what is cached is looked at
+    with pytest.raises(StatementError, match="expired"):
+        read_as(tmp_path, text, now + timedelta(days=31))
+    with pytest.raises(StatementError, match="wrong-key"):
+        read_as(tmp_path, f'registry = "{there.host}"\n{lab}')
+
+
+def test_a_file_is_written_and_nothing_pushed(
+    factory: Factory,
+    there: RegistryMadeHere,
+    pushed: str,
+    signer: Path,
+    tmp_path: Path,
+) -> None:
+    (factory.settings.root_path / "imagefactory.toml").write_text(trust_row(signer))
+    for name in ("catalogue.json", "catalogue.json.gz"):
+        ran = run(factory, signer, there, "--output", str(tmp_path / name))
+        assert ran.exit_code == 0, ran.output
+        assert "verified on nothing" in ran.stdout
+        read = read_as(tmp_path, f'catalogue = "{tmp_path / name}"\n{trust_row(signer)}')
+        assert the_image(read).subject.index == pushed
+    assert "catalogue" not in there.shelves.repositories
+    ran = run(factory, signer, there, "--output", str(tmp_path / "no" / "folder"))
+    assert ran.exit_code != 0
+
+
+def test_without_a_key_that_counts_nothing_is_written(
+    factory: Factory,
+    there: RegistryMadeHere,
+    pushed: str,
+    signer: Path,
+    tmp_path: Path,
+) -> None:
+    assert pushed
+    (factory.settings.root_path / "imagefactory.toml").write_text("")
+    ran = run(factory, signer, there)
+    assert isinstance(ran.exception, CheckFailedError)
+    assert "it is not trusted" in ran.exception.message
+    ran = run(factory, tmp_path / "nobody", there)
+    assert isinstance(ran.exception, CheckFailedError)
+    assert "there is no key" in ran.exception.message
+    ran = run(factory, tmp_path / "nobody", there, "--dry-run")
+    assert ran.exit_code == 0, ran.output
+    assert "catalogue" not in there.shelves.repositories
+
+
+def test_sif_files_come_with_their_own_verdicts(
+    factory: Factory,
+    target: Target,
+    there: RegistryMadeHere,
+    pushed: str,
+) -> None:
+    layout = factory.layout
+    verdict_on(factory, family(there), pushed)
+    image = the_image(made_of(factory, target, there.host))
+    manifest = layout.manifest(image.subject.manifest)
+    assert manifest is not None
+    path = layout.path / "x.sif"
+    path.write_bytes(b"a file")
+    origin = SifOrigin(target=NAME, compression="fast", subject=manifest[0])
+    kept = keep_sif(layout, path, origin)
+    (sif,) = the_image(made_of(factory, target, there.host)).sifs
+    assert (sif.sha256, sif.size, sif.reference, sif.envelopes) == (kept.file.digest, 6, "", ())
+    options = PushOptions(now=NOW, registry=there.host, made=kept)
+    push_target(factory, target, options, Quiet())
+    verdict_on(factory, family(there), kept.digest)
+    catalogue = made_of(factory, target, there.host)
+    image = the_image(catalogue)
+    (sif,) = image.sifs
+    assert sif.reference == f"{there.host}/pytorch@{kept.digest}"
+    assert (sif.subject.config, sif.subject.manifest) == (kept.file.digest, kept.digest)
+    assert not image.only_sif
+    offer = find_offer(catalogue, NAME, read_trust(factory.settings.files), NOW)
+    assert [[one.proves for one in each] for each in (offer.judged, offer.sifs[0].judged)] == [[True], [True]]
+    assert sign_catalogue(catalogue, LAB)
+
+
+def test_a_target_that_apptainer_built_is_its_sif(
+    factory: Factory, target: Target, there: RegistryMadeHere
+) -> None:
+    layout = factory.layout
+    path = layout.path / "x.sif"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"a file")
+    kept = keep_sif(layout, path, SifOrigin(target=NAME, compression="fast"), tag=sif_reference(target))
+    pushed = push_target(factory, target, PushOptions(now=NOW, registry=there.host), Quiet())
+    assert pushed.reference.digest == kept.digest
+    shelf = there.repository("pytorch")
+    shelf.tags["2.3-cu121"] = kept.digest  # as if it were promoted
+    image = the_image(made_of(factory, target, there.host))
+    assert image.only_sif
+    assert (image.size, image.unpacked, image.subject.config) == (6, 0, kept.file.digest)
+    assert sign_catalogue(made_of(factory, target, there.host), LAB)
+
+
+def test_a_registry_that_has_none_says_who_makes_one(
+    there: RegistryMadeHere,
+    signer: Path,
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(RegistryError, match="there is no catalogue") as caught:
+        read_as(tmp_path, f'registry = "{there.host}/gpu"\n{trust_row(signer)}')
+    assert f"{there.host}/gpu/catalogue:current" in caught.value.message
+
+
+def test_another_artifact_there_is_no_catalogue(
+    factory: Factory,
+    there: RegistryMadeHere,
+    pushed: str,
+    signer: Path,
+    tmp_path: Path,
+) -> None:
+    with there.lock:
+        shelf = there.repository("pytorch")
+        there.shelves.repositories["catalogue"] = shelf
+        shelf.tags["current"] = pushed
+    with pytest.raises(RegistryError, match="is no catalogue"):
+        read_as(tmp_path, f'registry = "{there.host}"\n{trust_row(signer)}')
+
+
+def test_the_same_catalogue_is_the_same_artifact() -> None:
+    first, second = (make_catalogue_artifact(b"{}", NOW) for _ in range(2))
+    assert first == second
+    assert first.blobs[1][1] == pack(b"{}")
+
+
+def test_nothing_to_catalogue_selects_nothing(
+    factory: Factory,
+    there: RegistryMadeHere,
+    signer: Path,
+) -> None:
+    ran = run(factory, signer, there, "--dry-run")
+    assert isinstance(ran.exception, NothingSelectedError)
+
+
+def test_keys_trusted_by_a_site_judge_verdicts_too(
+    factory: Factory,
+    target: Target,
+    there: RegistryMadeHere,
+    pushed: str,
+    tmp_path: Path,
+) -> None:
+    verdict_on(factory, family(there), pushed)
+    mine = factory.settings.root_path / "imagefactory.toml"
+    site = tmp_path / "site.toml"
+    mine.rename(site)
+    assert the_image(made_of(factory, target, there.host)).envelopes == ()
+    both = replace(factory, settings=replace(factory.settings, files=(mine, site)))
+    assert len(the_image(made_of(both, target, there.host)).envelopes) == 1
