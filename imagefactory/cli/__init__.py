@@ -33,6 +33,7 @@ from imagefactory.cli import (
     registries,
     signed_catalogue,
     stores,
+    submit,
     verdicts,
     verify,
 )
@@ -84,6 +85,7 @@ def cli(ctx: click.Context, directory: Path | None, style: str) -> None:
       imagefactory list                        what can be built
       imagefactory build pytorch-2.3-cu121     build it, try it, say where it is
       imagefactory run pytorch-2.3-cu121 -- python
+      imagefactory submit pytorch-2.3-cu121    a submit file for the GPUs where it is proven
       imagefactory doctor                      what this machine has and lacks
     """
     ctx.obj = Call(directory, style)
@@ -105,6 +107,7 @@ for command in (
     verify.verify,
     collect.collect,
     verdicts.verdicts,
+    submit.submit,
     promotion.promote,
     promotion.revoke,
     promotion.reconcile,

@@ -1,0 +1,300 @@
+"""The command that writes submit files and looks into those of others: submit."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from imagefactory.cli.output import (
+    Call,
+    complete_targets,
+    json_option,
+    say,
+    say_json,
+    terminal_width,
+    write,
+)
+from imagefactory.cli.pool import find_inventory, inventory_option
+from imagefactory.errors import EXIT_CHECK, UsageError
+
+if TYPE_CHECKING:
+    from imagefactory.catalogue.model import Catalogue, CataloguedImage, Offer
+    from imagefactory.pools.htcondor.submit_file import Run
+    from imagefactory.pools.model import Inventory
+    from imagefactory.submitting import Made, Wanted
+
+SITES = ("chtc", "ospool", "generic")
+KINDS = ("docker", "oras", "sif", "osdf")
+PREDICTED = "predicted"
+ALONE = ("executable", "input", "result", "arguments", "dag", "accept", "output", "time", "force")
+
+
+@click.command()
+@click.argument("name", metavar="[TARGET]", default="", shell_complete=complete_targets)
+@click.option(
+    "--site", type=click.Choice(SITES), help="Whose rules the file follows. Default: the setting `site`."
+)
+@click.option(
+    "--executable", default="", metavar="FILE", help="Your program. Default: one that names the GPU it got."
+)
+@click.option("--arguments", default="", metavar="TEXT", help="Its arguments, quoted as in a shell.")
+@click.option(
+    "--input", multiple=True, metavar="FILE|URL", help="A file that the job needs. May be repeated."
+)
+@click.option(
+    "--result",
+    multiple=True,
+    metavar="FILE",
+    help="A file that comes back. Default: all new ones.",
+)
+@click.option("--gpus", type=click.IntRange(1, 16), default=1, show_default=True, help="GPUs of one job.")
+@click.option("--gpu-memory", default="", metavar="SIZE", help="What each GPU must have: 24GB.")
+@click.option("--cpus", type=click.IntRange(1, 1024), default=1, show_default=True, help="Cores of one job.")
+@click.option("--memory", default="", metavar="SIZE", help="Default: by the size of the image.")
+@click.option("--disk", default="", metavar="SIZE", help="Image and all. Default: the image's, and 1 GB.")
+@click.option("--time", default="", metavar="TIME", help="The longest that a job runs: 90m, 12h, 3d.")
+@click.option(
+    "--image",
+    "kind",
+    type=click.Choice(KINDS),
+    help="How jobs get the image. Default: what the site advises and is verified.",
+)
+@click.option(
+    "--dag",
+    default="",
+    metavar="N|FILE",
+    help="A sweep: N runs, or one for each line of a CSV file of values.",
+)
+@click.option(
+    "--accept", type=click.Choice((PREDICTED,)), help="Take GPUs too on which it is only predicted to run."
+)
+@click.option("-o", "--output", default="", metavar="NAME.sub", help="Default: TARGET.sub, in this folder.")
+@click.option("--force", is_flag=True, help="Write over files that are here already.")
+@click.option(
+    "--check",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE.sub",
+    help="Say what is wrong with a submit file for this pool, and write nothing.",
+)
+@inventory_option
+@click.option("--list", "listed", is_flag=True, help="List what there is, and on which GPUs it is verified.")
+@json_option
+@click.pass_obj
+def submit(call: Call, /, name: str, check: Path | None, listed: bool, as_json: bool, **options: Any) -> None:
+    """Write a submit file for HTCondor that matches only GPUs on which the image is verified.
+
+    \b
+    imagefactory submit --list
+    imagefactory submit pytorch-2.3-cu121 --executable train.sh --input data.csv
+    imagefactory submit pytorch-2.3-cu121 --executable train.py --dag 100 --arguments '--seed $(run)'
+    imagefactory submit pytorch-2.3-cu121 --executable train.py --dag values.csv
+    imagefactory submit --check old.sub
+
+    No factory is needed: images and verdicts come from the signed catalogue that the setting `catalogue`
+    names. Which verdicts count, the [[trust]] rows of your settings say. Without a verdict nothing is written
+    (exit 9). Nothing is submitted: that is condor_submit's work.
+
+    A sweep is FILE.dag beside FILE.sub, for condor_submit_dag. Each run has a folder of its own, run-1,
+    run-2 and so on; $(run) is its number, and the columns of a CSV file are filled in by their names, such as
+    $(lr). Without --arguments a program is given each column as an option (--lr 0.1), or the run's number.
+    """
+    if check is not None:
+        _refuse(name, options, "--check looks at a file that is there")
+        _check(call, check, options, as_json=as_json)
+        return
+    if listed:
+        _refuse(name, options, "--list shows all that there is")
+        _list(call, options, as_json=as_json)
+        return
+    if not name:
+        raise UsageError("no target is named", hint="see what there is: imagefactory submit --list")
+    from imagefactory.submitting import check_files, make_submit, write_made
+    from imagefactory.verify.trust import read_trust
+
+    now = datetime.now(UTC)
+    wanted = _wanted(call, name, options)
+    made = make_submit(_catalogue(call, now, name), wanted, read_trust(call.settings.files), now)
+    check_files(made, call.progress)
+    written = write_made(made, force=options["force"])
+    if as_json:
+        from imagefactory.submitting import summary
+
+        say_json("submit", {**summary(made), "site": wanted.site.name, "files": list(written)})
+    else:
+        say(_format(made, written))
+
+
+def _catalogue(call: Call, now: datetime, *names: str) -> Catalogue:
+    from imagefactory.catalogue.reading import read_catalogue
+
+    return read_catalogue(call.settings, os.environ, now, names)
+
+
+def _wanted(call: Call, name: str, options: dict[str, Any]) -> Wanted:
+    """The options as values. Raises UsageError for those that are none."""
+    from imagefactory.pools.model import ImageKind
+    from imagefactory.pools.sites import find_site
+    from imagefactory.submitting import Wanted, read_rows
+
+    columns, rows = read_rows(options["dag"]) if options["dag"] else ((), ())
+    settings = call.settings
+    return Wanted(
+        target=name,
+        site=find_site(options["site"] or settings.site.value),
+        kind=ImageKind(options["kind"]) if options["kind"] else None,
+        folder=settings.sif_folder.value,
+        run=replace(
+            _run(name, options), columns=columns, arguments=_arguments(options["arguments"], columns)
+        ),
+        rows=rows,
+        predicted=options["accept"] == PREDICTED,
+    )
+
+
+def _run(name: str, options: dict[str, Any]) -> Run:
+    from imagefactory.pools.htcondor.submit_file import Run
+    from imagefactory.pools.sizes import parse_size, parse_time
+
+    memory, disk, gpu_memory = (
+        parse_size(options[key]) if options[key] else 0 for key in ("memory", "disk", "gpu_memory")
+    )
+    if options["arguments"] and not options["executable"]:
+        raise UsageError("--arguments are for a program of yours", hint="name it: --executable train.sh")
+    return Run(
+        name=_file_name(options["output"]) or name,
+        executable=options["executable"],
+        inputs=options["input"],
+        outputs=options["result"],
+        gpus=options["gpus"],
+        cpus=options["cpus"],
+        time=parse_time(options["time"]) if options["time"] else None,
+        memory=memory,
+        disk=disk,
+        gpu_memory=gpu_memory,
+    )
+
+
+def _file_name(output: str) -> str:
+    """The name without `.sub`: files are written into this folder alone, from which they are submitted."""
+    if not output:
+        return ""
+    if not output.endswith(".sub") or "/" in output:
+        raise UsageError(
+            f"-o {output[:80]}: submit files are written into this folder", hint="write a name: -o train.sub"
+        )
+    return output.removesuffix(".sub")
+
+
+def _arguments(text: str, columns: tuple[str, ...]) -> tuple[str, ...]:
+    if not text and len(columns) == 1:
+        return (f"$({columns[0]})",)
+    if not text:
+        return tuple(word for name in columns[1:] for word in (f"--{name}", f"$({name})"))
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise UsageError(
+            f"--arguments: {error}", hint="quote them as in a shell: --arguments '--lr 0.1'"
+        ) from error
+
+
+def _format(made: Made, written: tuple[str, ...]) -> str:
+    image = made.taken.form.image
+    lines = [f"wrote {' and '.join(written)}", f"  image  {image.address}"]
+    for one in made.taken.classes:
+        least = f" with drivers that take CUDA {one.cuda}" if one.cuda else ""
+        lines.append(f"  GPUs   {one.capability}{least}: {one.claim.basis}, {one.claim.reason}")
+    lines += [f"  not    {capability}: {why}" for capability, why in made.taken.form.grounds.refused]
+    if not all(one.proven for one in made.taken.classes):
+        lines.append("  WARNING: some of it is predicted, not verified")
+    if made.dag and Path.cwd().is_relative_to("/tmp"):  # noqa: S108  # DAGMan's own rule
+        lines.append("  note   DAGMan refuses logs below /tmp: go on in a folder of your home")
+    begin = "condor_submit_dag" if made.dag else "condor_submit"
+    return "\n".join([*lines, f"  next   {begin} {written[-1]}"])
+
+
+# --- looking ---------------------------------------------------------------------------------------
+
+
+def _refuse(name: str, options: dict[str, Any], why: str) -> None:
+    given = ["TARGET"] if name else [f"--{key}" for key in ALONE if options[key]]
+    if given:
+        raise UsageError(f"{why}, and takes no {given[0]}", hint="write one or the other")
+
+
+def _list(call: Call, options: dict[str, Any], *, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from imagefactory.report.console import format_table
+    from imagefactory.submitting import list_offers
+    from imagefactory.verify.trust import read_trust
+
+    now = datetime.now(UTC)
+    catalogue = _catalogue(call, now)
+    offered = list_offers(catalogue, _wanted(call, "", options), read_trust(call.settings.files), now)
+    if as_json:
+        say_json(
+            "offers",
+            {"made": f"{catalogue.made:%Y-%m-%dT%H:%M:%SZ}", "offers": [asdict(one) for one in offered]},
+        )
+        return
+    rows = [
+        (one.target, " ".join(one.verified) or "-", " ".join(one.predicted) or "-", one.kind)
+        for one in offered
+    ]
+    say(format_table(("TARGET", "VERIFIED ON", "PREDICTED ON", "IMAGE"), rows))
+
+
+def _check(call: Call, path: Path, options: dict[str, Any], *, as_json: bool) -> None:
+    """Exit 9 where something is wrong. What is not to be had (a pool, a catalogue) is said, and not known."""
+    from imagefactory.catalogue.model import Catalogue
+    from imagefactory.catalogue.offers import judge_offer
+    from imagefactory.pools.htcondor.check import Surroundings, check_submit_file
+    from imagefactory.pools.htcondor.submit_reader import read_submit_file
+    from imagefactory.pools.sites import find_site
+    from imagefactory.report.check_table import check_json, format_check
+    from imagefactory.verify.trust import read_trust
+
+    now, settings = datetime.now(UTC), call.settings
+    trust, file = read_trust(settings.files), read_submit_file(path)
+    catalogue = _catalogue_to_compare(call, now)
+    inventory = _inventory_to_compare(options["inventory"], now)
+
+    def offer(image: CataloguedImage) -> Offer:
+        return judge_offer(catalogue or Catalogue(made=now, expires=now, images=()), image, trust, now)
+
+    site = find_site(options["site"] or settings.site.value)
+    around = Surroundings(site=site, inventory=inventory, catalogue=catalogue, offer=offer)
+    checked = check_submit_file(file, around)
+    if as_json:
+        say_json("check", {**check_json(checked), "site": site.name})
+    else:
+        say(format_check(checked, terminal_width()))
+    if checked.wrong:
+        raise click.exceptions.Exit(EXIT_CHECK)
+
+
+def _catalogue_to_compare(call: Call, now: datetime) -> Catalogue | None:
+    """None where none is named and this is no factory. Raises where the one that is named cannot be had."""
+    from imagefactory.factory import is_factory
+
+    settings = call.settings
+    if settings.catalogue.value or settings.registry.value or is_factory(settings):
+        return _catalogue(call, now)
+    write(2, "note: no catalogue is set, so what is verified is not known (setting `catalogue`)")
+    return None
+
+
+def _inventory_to_compare(path: Path | None, now: datetime) -> Inventory | None:
+    """None where there is no HTCondor. Raises where the pool, or the file that is named, does not answer."""
+    if path is not None or shutil.which("condor_status"):
+        return find_inventory(path, now)
+    write(2, "note: there is no condor_status here, so what the pool has is not known (--inventory FILE)")
+    return None

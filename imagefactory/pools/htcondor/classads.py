@@ -1,0 +1,135 @@
+"""ClassAd expressions: what they name, and what they come to for a job and a machine. Adapts classad2.
+
+Expressions come from strangers, so they are short, whole and balanced before the library sees them. What
+HTCondor adds to the language (`stringListMember`, `countMatches`) is known once `htcondor2` is imported.
+Both modules come with the extra `condor`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from imagefactory.errors import UsageError
+
+if TYPE_CHECKING:
+    import classad2
+
+Plain = str | int | float | bool
+
+MAX_EXPRESSION = 4096
+MAX_NESTED = 100
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
+_TOKEN = re.compile(
+    r'"(?:[^"\\]|\\.)*"'
+    r"|'(?:[^'\\]|\\.)*'"
+    r"|(?:[A-Za-z_][A-Za-z0-9_]*)(?:\s*\.\s*[A-Za-z_][A-Za-z0-9_]*)*(\s*\()?"
+    r"|[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?[A-Za-z]?"
+    r"|\.[0-9]+"
+    r"|/[/*]"
+    r"|[][(){};\"']"
+    r"|.",
+    re.DOTALL,
+)
+_WORDS = {"true", "false", "undefined", "error", "is", "isnt", "and", "or", "not", "parent"}
+_SCOPES = {"my", "target"}
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """A whole expression. Made by `parse_expression` alone."""
+
+    text: str
+    names: tuple[str, ...]
+    """The attributes that it names, as written and without `MY.` and `TARGET.`, each once."""
+    tree: Any
+
+    def names_any(self, *attributes: str) -> bool:
+        """Whether it names one of these; ClassAds do not tell capitals apart."""
+        own = {name.lower() for name in self.names}
+        return any(attribute.lower() in own for attribute in attributes)
+
+    def value(self, my: classad2.ClassAd, target: classad2.ClassAd) -> Plain | None:
+        """What it comes to; None for undefined, an error, and anything that is no plain value."""
+        import classad2
+
+        try:
+            found = self.tree.eval(my, target)
+        except classad2.ClassAdException:
+            return None
+        if isinstance(found, classad2.Value) or not isinstance(found, bool | int | float | str):
+            return None
+        return found
+
+    def holds(self, my: classad2.ClassAd, target: classad2.ClassAd) -> bool | None:
+        """Whether it is true, as matching takes it: numbers count; None for undefined and errors."""
+        found = self.value(my, target)
+        return None if found is None or isinstance(found, str) else bool(found)
+
+
+def parse_expression(text: str) -> Expression:
+    """Raises UsageError for what is no ClassAd expression, or longer than any that people write."""
+    import classad2
+    import htcondor2  # noqa: F401 - brings HTCondor's own functions into the language
+
+    shown = f"'{text[:60]}{'...' if len(text) > 60 else ''}'"
+    if len(text) > MAX_EXPRESSION or not text.isprintable():
+        raise UsageError(
+            f"{shown} is no expression that is read here", hint="write a shorter one, in one line"
+        )
+    names = _scan(text)
+    if names is None:
+        raise UsageError(f"{shown} is no ClassAd expression", hint="check its brackets and quotes")
+    try:
+        tree = classad2.ExprTree(text)
+    except (classad2.ClassAdException, ValueError) as error:
+        raise UsageError(
+            f"{shown} is no ClassAd expression", hint="compare with ==, join with && and ||"
+        ) from error
+    return Expression(text, names, tree)
+
+
+def make_ad(values: Mapping[str, Plain]) -> classad2.ClassAd:
+    """An ad of plain values; names that are no attributes are left out."""
+    import classad2
+
+    return classad2.ClassAd({name: value for name, value in values.items() if _NAME.fullmatch(name)})
+
+
+def literal(text: str) -> Plain | None:
+    """The plain value of an expression that names nothing: `"short"`, `true`, `3 * 2`; None for any other."""
+    try:
+        expression = parse_expression(text)
+    except UsageError:
+        return None
+    empty = make_ad({})
+    return None if expression.names else expression.value(empty, empty)
+
+
+def _scan(text: str) -> tuple[str, ...] | None:
+    """The attributes that it names; None where brackets or quotes do not close, or where it has comments."""
+    names: dict[str, None] = {}
+    open_: list[str] = []
+    for token in _TOKEN.finditer(text):
+        first = token[0][0]
+        if first in "([{":
+            open_.append({"(": ")", "[": "]", "{": "}"}[first])
+        elif first in ")]}":
+            if not open_ or open_.pop() != first:
+                return None
+        elif (first == ";" and not open_) or token[0] in ('"', "'", "//", "/*"):
+            return None
+        elif token[1]:  # a function's name, and its bracket
+            open_.append(")")
+        elif first.isalpha() or first == "_":
+            parts = [part.strip() for part in token[0].split(".")]
+            name = parts[1] if parts[0].lower() in _SCOPES and len(parts) > 1 else parts[0]
+            if name.lower() not in _WORDS:
+                names[name] = None
+        elif first == "'":
+            names[token[0][1:-1]] = None
+        if len(open_) > MAX_NESTED:
+            return None
+    return None if open_ else tuple(names)

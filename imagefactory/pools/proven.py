@@ -1,0 +1,162 @@
+"""On which GPUs an image may run: verdicts, and predictions where somebody accepts them, as classes of GPUs.
+
+Pure. A class is a compute capability and the lowest driver, told as the newest CUDA that it takes, since that
+is what pools tell of every GPU (`DriverVersion`); the driver's own version many do not tell. So two drivers
+that take the same CUDA are one here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from imagefactory.gpu import knowledge
+from imagefactory.gpu.capability import Capability, parse_capability
+from imagefactory.gpu.drivers import older, parse_driver
+from imagefactory.gpu.knowledge.tables import numbers
+from imagefactory.gpu.model import Answer, Basis, Claim
+from imagefactory.verify.claims import verified_claims
+from imagefactory.verify.model import Judged, Standing
+
+_RUNS = (Answer.YES, Answer.PTX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuClass:
+    """GPUs of one capability whose driver takes `cuda` (`12.4`) or newer, any where it is empty.
+
+    `claim` is why: its basis is VERIFIED or PREDICTED.
+    """
+
+    capability: Capability
+    cuda: str
+    claim: Claim
+
+    @property
+    def proven(self) -> bool:
+        return self.claim.basis is Basis.VERIFIED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grounds:
+    """What is known of an image: classes that may be used, and capabilities that may not, each with why."""
+
+    classes: tuple[GpuClass, ...]
+    refused: tuple[tuple[Capability, str], ...]
+
+    @property
+    def proven(self) -> bool:
+        return any(one.proven for one in self.classes)
+
+
+def proven_grounds(judged: Sequence[Judged]) -> Grounds:
+    """What verdicts that can be relied on say of one image.
+
+    A class begins at the lowest driver from which on every verdict says verified: a pass holds for its
+    driver and newer ones until a newer one fails (verify/claims.py).
+    """
+    cudas = _cudas(judged)
+    classes, refused = [], []
+    for capability in sorted({capability for capability, _ in cudas}):
+        drivers = sorted((driver for of, driver in cudas if of == capability), key=parse_driver, reverse=True)
+        passed: list[tuple[str, Claim]] = []
+        against: Claim | None = None
+        for driver in drivers:
+            claim, cuda = verified_claims(judged, driver)[capability], cudas[capability, driver]
+            if claim.answer is not Answer.YES:
+                against = claim
+                passed = [one for one in passed if cuda and one[0] and numbers(one[0]) > numbers(cuda)]
+                break
+            passed.append((cuda, claim))
+        known = [one for one in passed if one[0]]
+        if known:
+            cuda, claim = known[-1]
+            classes.append(GpuClass(capability=capability, cuda=cuda, claim=claim))
+        else:
+            why = f"{against.rule}: {against.reason}" if against else "the CUDA of its driver is not known"
+            refused.append((capability, why))
+    return Grounds(classes=tuple(classes), refused=tuple(refused))
+
+
+def with_predictions(
+    grounds: Grounds, predicted: Iterable[tuple[str, Claim]], least_cuda: str = ""
+) -> Grounds:
+    """The same with what a scan predicts of capabilities of which no verdict speaks.
+
+    Only a scan counts, never a project's page alone, and only where nothing else that is known of that
+    capability says no. `least_cuda` is what the image needs of any driver (`12.1`, or `12`).
+    """
+    spoken = {one.capability for one in grounds.classes} | {capability for capability, _ in grounds.refused}
+    classes, refused = list(grounds.classes), list(grounds.refused)
+    for capability, claims in sorted(_by_capability(predicted).items()):
+        if capability in spoken:
+            continue
+        against = next((one for one in claims if one.answer not in _RUNS), None)
+        scan = next((one for one in claims if one.basis is Basis.PREDICTED), None)
+        if against or scan is None:
+            claim = against or claims[0]
+            refused.append((capability, f"{claim.basis} {claim.answer}: {claim.reason}"))
+            continue
+        needed = _shaped(".".join([*least_cuda.split("."), "0"][:2])) if least_cuda else ""
+        floors = [cuda for cuda in (cuda_of_driver(scan.driver), needed) if cuda]
+        cuda = max(floors, key=numbers, default="")
+        classes.append(GpuClass(capability=capability, cuda=cuda, claim=scan))
+    return Grounds(classes=tuple(sorted(classes, key=lambda one: one.capability)), refused=tuple(refused))
+
+
+def cuda_of_driver(driver: str) -> str:
+    """The lowest CUDA that no driver older than `driver` takes: `530.30.02` -> `12.1`, `545.10` -> `12.3`.
+
+    Empty where the table of drivers does not reach so far, or for what is no driver's version.
+    """
+    try:
+        fitting = [cuda for cuda, first in knowledge.cuda_drivers().items() if not older(first, driver)]
+    except ValueError:
+        return ""
+    return min(fitting, key=numbers, default="")
+
+
+def known_capabilities() -> tuple[Capability, ...]:
+    """All that are known, of GPUs and of what toolkits compile for: a range must not hold one unnoticed."""
+    targets = {
+        code.architecture
+        for codes in knowledge.cuda_targets().values()
+        for code in codes
+        if code.architecture is not None
+    }
+    return tuple(sorted(targets | set(knowledge.capabilities())))
+
+
+def _cudas(judged: Iterable[Judged]) -> Mapping[tuple[Capability, str], str]:
+    """The CUDA that each driver takes with which a good verdict ran on each capability."""
+    found: dict[tuple[Capability, str], str] = {}
+    for one in judged:
+        verdict = one.verdict
+        if one.standing is not Standing.GOOD or verdict is None:
+            continue
+        report = verdict.report
+        if report.hardware is None or report.device is None:
+            continue
+        try:
+            key = parse_capability(report.device.capability), report.hardware.driver
+            parse_driver(report.hardware.driver)
+        except ValueError:
+            continue
+        if key[0] in verified_claims([one], key[1]):
+            cuda = _shaped(report.cuda)
+            found[key] = max(cuda, found.get(key, cuda), key=lambda one: numbers(one or "0"))
+    return found
+
+
+def _shaped(cuda: str) -> str:
+    """`12.4` as it is; what pools could not be asked for is not known."""
+    major, dot, minor = cuda.partition(".")
+    whole = dot and all(part.isascii() and part.isdigit() for part in (major, minor))
+    return cuda if whole and len(major) <= 2 and len(minor) == 1 else ""
+
+
+def _by_capability(predicted: Iterable[tuple[str, Claim]]) -> Mapping[Capability, list[Claim]]:
+    found: dict[Capability, list[Claim]] = {}
+    for text, claim in predicted:
+        found.setdefault(parse_capability(text), []).append(claim)
+    return found

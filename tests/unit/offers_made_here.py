@@ -1,0 +1,97 @@
+"""Offers for tests of submit files: an image with verdicts by capability, and a .sif of it with its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from imagefactory.catalogue.model import Catalogue, CataloguedImage, CataloguedSif, Offer, OfferedSif
+from imagefactory.gpu.capability import Capability
+from imagefactory.gpu.model import Answer, Basis, Claim
+from imagefactory.model import Outcome
+from imagefactory.pools.proven import GpuClass
+from imagefactory.verify.model import Judged, Standing, Subject
+from tests.unit.test_claims import judged as judged_verdict
+
+NOW = datetime(2026, 11, 22, 6, tzinfo=UTC)
+GB = 2**30
+
+
+def digest(letter: str) -> str:
+    return "sha256:" + letter * 64
+
+
+REFERENCE = f"registry.example.org/gpu/pytorch@{digest('a')}"
+IMAGE = CataloguedImage(
+    target="pytorch-2.3-cu121",
+    family="pytorch",
+    framework="torch",
+    version="2.3.1",
+    cuda="12.1",
+    python="3.11",
+    platform="linux/amd64",
+    reference=REFERENCE,
+    subject=Subject(target="pytorch-2.3-cu121", index=digest("a"), manifest=digest("b"), config=digest("c")),
+    size=3 * GB,
+    unpacked=7 * GB,
+    runtime="12.1",
+    minor_compat=True,
+    driver="525",
+    required=("8.0",),
+)
+SIF = CataloguedSif(
+    sha256=digest("d"),
+    size=4 * GB,
+    reference=f"registry.example.org/gpu/pytorch@{digest('e')}",
+    subject=Subject(target="pytorch-2.3-cu121", index=digest("e"), manifest=digest("e"), config=digest("d")),
+)
+
+
+def verdict(capability: str, driver: str = "550.54.15", cuda: str = "12.4", **more: Any) -> Judged:
+    """A verdict as a judge found it; `more` are arguments of test_claims.judged."""
+    one = judged_verdict(capability=capability, driver=driver, **more)
+    assert one.verdict is not None
+    return replace(one, verdict=replace(one.verdict, report=replace(one.verdict.report, cuda=cuda)))
+
+
+def failed(capability: str, outcome: Outcome, driver: str = "550.54.15", cuda: str = "12.4") -> Judged:
+    return verdict(capability, driver, cuda, outcome=outcome)
+
+
+def expired(capability: str) -> Judged:
+    return replace(verdict(capability), standing=Standing.EXPIRED, why="it held until 2026-01-01T00:00:00Z")
+
+
+def prediction(
+    answer: Answer = Answer.YES, driver: str = "525.60.13", basis: Basis = Basis.PREDICTED
+) -> Claim:
+    return Claim(
+        basis=basis,
+        answer=answer,
+        rule="code",
+        reason="sm_86 is in all of it",
+        source="scan of a wheel",
+        driver=driver,
+    )
+
+
+def offer(*judged: Judged, of_sif: Sequence[Judged] | None = None, **changes: Any) -> Offer:
+    """An offer of IMAGE with these verdicts; with a .sif where `of_sif` is given."""
+    sifs = () if of_sif is None else (OfferedSif(sif=SIF, judged=tuple(of_sif)),)
+    image = replace(IMAGE, **changes, sifs=tuple(one.sif for one in sifs))
+    return Offer(image=image, judged=judged, sifs=sifs)
+
+
+def catalogue_of(image: CataloguedImage) -> Catalogue:
+    return Catalogue(made=NOW, expires=NOW + timedelta(days=30), images=(image,))
+
+
+def gpu_class(capability: str, cuda: str = "12.4", basis: Basis = Basis.VERIFIED) -> GpuClass:
+    major, _, minor = capability.partition(".")
+    return GpuClass(
+        capability=Capability(int(major), int(minor)),
+        cuda=cuda,
+        claim=replace(prediction(basis=basis), reason=f"ran on {capability}"),
+    )

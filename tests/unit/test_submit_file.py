@@ -1,0 +1,546 @@
+"""Submit files as text: what each line says, and that nothing else can be said by it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from random import Random
+
+import pytest
+
+from imagefactory.cli.submit import KINDS
+from imagefactory.cli.submit import SITES as CLI_SITES
+from imagefactory.errors import NothingSelectedError, UsageError
+from imagefactory.gpu.model import Basis
+from imagefactory.model import Outcome
+from imagefactory.pools.htcondor.gpu_request import format_gpu_request
+from imagefactory.pools.htcondor.submit_file import (
+    ROWS_MOST,
+    RUN,
+    Run,
+    Taken,
+    check_columns,
+    format_arguments,
+    format_runs,
+    format_submit,
+)
+from imagefactory.pools.model import ImageKind
+from imagefactory.pools.offered import choose_form, forms_of
+from imagefactory.pools.sites import SITES, find_site
+from imagefactory.pools.sizes import GB, disk_of, format_size, image_disk, memory_of, parse_size, parse_time
+from imagefactory.settings import SITES as SETTING_SITES
+from tests.unit.offers_made_here import IMAGE, NOW, SIF, digest, failed, gpu_class, offer, verdict
+
+GENERIC = find_site("generic")
+RUNS = Run(name="train", executable="train.sh")
+WHOLE = f"""\
+# pytorch-2.3-cu121, manifest {digest("b")}
+# Made by imagefactory on 2026-11-22. The GPUs below are those, and no others, on which
+# this very image passed the suite:
+#   8.0, drivers that take CUDA 12.4 or newer: verified, passed the full suite on NVIDIA A100-SXM4-40GB, \
+driver 550.54.15, 2026-11-22 (verdict sha256:{"0" * 64} of key kkkkkkkkkkkk)
+
+universe = container
+container_image = docker://registry.example.org/gpu/pytorch@{digest("a")}
+
+executable = train.sh
+arguments = "--lr 0.1 --name 'a run'"
+transfer_input_files = data.csv, osdf:///site/weights.pt
+transfer_output_files = model.pt
+should_transfer_files = YES
+when_to_transfer_output = ON_EXIT
+
+request_gpus = 1
+gpus_minimum_capability = 8.0
+gpus_maximum_capability = 8.0
+gpus_minimum_runtime = 12.4
+requirements = (Arch == "X86_64")
+
+request_cpus = 1
+request_memory = 8GB
+request_disk = 14GB
+
++WantGPULab = true
++GPUJobLength = "short"
+# a job of a few hours, or with checkpoints, gets more GPUs with:
+# +is_resumable = true
+
+log = train_$(Cluster)_$(Process).log
+output = train_$(Cluster)_$(Process).out
+error = train_$(Cluster)_$(Process).err
+ulog_execute_attrs = GPUs_DeviceName, GPUs_Capability, GPUs_DriverVersion
+
+queue
+"""
+
+
+def taken(*capabilities: str, basis: Basis = Basis.VERIFIED) -> Taken:
+    (form,) = forms_of(offer(verdict("8.0")), "")
+    classes = tuple(gpu_class(one, basis=basis) for one in capabilities or ("8.0",))
+    return Taken(target=IMAGE.target, platform=IMAGE.platform, form=form, classes=classes, judged=NOW)
+
+
+def commands(text: str) -> dict[str, str]:
+    """The commands of a submit file as HTCondor reads lines: none may stand twice."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        if line and not line.startswith("#") and line != "queue":
+            name, equals, value = line.partition(" = ")
+            assert equals, line
+            assert name not in found, line
+            found[name] = value
+    return found
+
+
+def test_a_whole_file() -> None:
+    (form,) = forms_of(offer(verdict("8.0")), "")
+    one = replace(taken(), form=form, classes=form.grounds.classes)
+    run = replace(
+        RUNS,
+        arguments=("--lr", "0.1", "--name", "a run"),
+        inputs=("data.csv", "osdf:///site/weights.pt"),
+        outputs=("model.pt",),
+        time=timedelta(hours=12),
+    )
+    assert format_submit(one, run, find_site("chtc")) == WHOLE
+
+
+# --- GPUs ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("classes", "lines"),
+    [
+        (
+            [("8.0", "12.4")],
+            ["gpus_minimum_capability = 8.0", "gpus_maximum_capability = 8.0", "gpus_minimum_runtime = 12.4"],
+        ),
+        ([("8.0", ""), ("8.6", "")], ["gpus_minimum_capability = 8.0", "gpus_maximum_capability = 8.6"]),
+        (
+            [("7.0", "12.4"), ("8.0", "12.4")],
+            ["require_gpus = member(Capability, {7.0, 8.0}) && DriverVersion >= 12.4"],
+        ),
+        ([("8.9", ""), ("7.5", ""), ("8.0", "")], ["require_gpus = member(Capability, {7.5, 8.0, 8.9})"]),
+        (
+            [("8.0", "12.4"), ("8.6", "12.1")],
+            [
+                "require_gpus = (Capability == 8.6 && DriverVersion >= 12.1)"
+                " || (Capability == 8.0 && DriverVersion >= 12.4)"
+            ],
+        ),
+        (
+            [("7.0", ""), ("8.0", "12.4"), ("9.0", "12.4")],
+            [
+                "require_gpus = (Capability == 7.0)"
+                " || (member(Capability, {8.0, 9.0}) && DriverVersion >= 12.4)"
+            ],
+        ),
+    ],
+)
+def test_gpus_are_matched_exactly(classes: Sequence[tuple[str, str]], lines: list[str]) -> None:
+    assert list(format_gpu_request([gpu_class(*one) for one in classes])) == lines
+
+
+def test_a_range_never_holds_a_capability_that_is_not_proven() -> None:
+    """8.6 and 8.9 are neighbours on a list of cards; 8.7 and 8.8 lie between them."""
+    (line,) = format_gpu_request([gpu_class("8.6"), gpu_class("8.9")])
+    assert "member(Capability, {8.6, 8.9})" in line
+
+
+def test_memory_of_a_gpu_joins_either_form() -> None:
+    assert format_gpu_request([gpu_class("8.0")], 16 * GB)[-1] == "gpus_minimum_memory = 16GB"
+    (line,) = format_gpu_request([gpu_class("7.0", ""), gpu_class("8.0")], 16 * GB)
+    assert line == (
+        "require_gpus = ((Capability == 7.0) || (Capability == 8.0 && DriverVersion >= 12.4))"
+        " && GlobalMemoryMb >= 16384"
+    )
+
+
+@pytest.mark.parametrize("capabilities", [("8.0",), ("7.0", "8.0"), ("8.0", "8.6"), ("7.5", "8.9", "9.0")])
+def test_never_both_forms(capabilities: tuple[str, ...]) -> None:
+    text = format_submit(taken(*capabilities), replace(RUNS, gpu_memory=GB), GENERIC)
+    assert ("require_gpus" in commands(text)) != any(name.startswith("gpus_") for name in commands(text))
+
+
+def test_what_is_predicted_alone_is_said_so() -> None:
+    proven, both = taken("8.0"), taken("8.0")
+    both = replace(both, classes=(*both.classes, gpu_class("8.6", "12.1", basis=Basis.PREDICTED)))
+    assert "WARNING" not in format_submit(proven, RUNS, GENERIC)
+    text = format_submit(both, RUNS, GENERIC)
+    assert "# WARNING: no verdict says that it runs on 8.6; its code alone predicts so." in text
+    assert "# this very image passed the suite:" not in text
+    assert "#   8.6, drivers that take CUDA 12.1 or newer: predicted," in text
+
+
+def test_capabilities_that_failed_are_named() -> None:
+    (form,) = forms_of(offer(verdict("8.0"), failed("7.0", Outcome.NO_KERNEL)), "")
+    text = format_submit(replace(taken(), form=form), RUNS, GENERIC)
+    assert (
+        "\n#   not 7.0: no-kernel: on NVIDIA A100-SXM4-40GB, driver 550.54.15, 2026-11-22: the reason of"
+        in text
+    )
+
+
+def test_a_reason_cannot_leave_its_comment() -> None:
+    """Reasons and names of GPUs come from strangers' reports; a backslash at a line's end goes on with it."""
+    nasty = gpu_class("8.0")
+    nasty = replace(nasty, claim=replace(nasty.claim, reason="fine\nexecutable = /bin/rm", source="x\\"))
+    text = format_submit(replace(taken(), classes=(nasty,)), RUNS, GENERIC)
+    assert commands(text)["executable"] == "train.sh"
+    assert not any(line.endswith("\\") for line in text.splitlines())
+    assert text.isascii()
+
+
+# --- images ----------------------------------------------------------------------------------------
+
+
+def test_each_form_has_its_address_and_its_own_verdicts() -> None:
+    forms = forms_of(offer(verdict("8.0"), of_sif=[verdict("7.0")]), "/staging/gpu/")
+    said = {
+        form.image.kind: (form.image.address, [str(one.capability) for one in form.grounds.classes])
+        for form in forms
+    }
+    name = f"pytorch-2.3-cu121-{'d' * 12}.sif"
+    assert said == {
+        ImageKind.DOCKER: (f"docker://registry.example.org/gpu/pytorch@{digest('a')}", ["8.0"]),
+        ImageKind.SIF: (f"/staging/gpu/{name}", ["7.0"]),
+        ImageKind.ORAS: (f"oras://registry.example.org/gpu/pytorch@{digest('e')}", ["7.0"]),
+    }
+
+
+def test_a_folder_of_the_osdf_makes_osdf_addresses() -> None:
+    forms = forms_of(offer(of_sif=[]), "osdf:///chtc/staging/gpu")
+    (form,) = (one for one in forms if one.image.kind is ImageKind.OSDF)
+    assert form.image.address == f"osdf:///chtc/staging/gpu/pytorch-2.3-cu121-{'d' * 12}.sif"
+    text = format_submit(replace(taken(), form=form), RUNS, find_site("chtc"))
+    assert commands(text)["requirements"] == '(Arch == "X86_64") && (HasCHTCStaging == true)'
+
+
+def test_a_file_that_machines_share_is_not_sent_with_each_job() -> None:
+    """`should_transfer_container`, which the manual names, condor_submit 23.9 does not know."""
+    forms = forms_of(offer(of_sif=[]), "/shared/gpu")
+    (form,) = (one for one in forms if one.image.kind is ImageKind.SIF)
+    said = commands(format_submit(replace(taken(), form=form), replace(RUNS, disk=GB), GENERIC))
+    assert said["transfer_container"] == "false"
+    assert said["request_disk"] == "1GB"
+    (_, form, _) = forms_of(offer(of_sif=[]), "")
+    said = commands(format_submit(replace(taken(), form=form), RUNS, GENERIC))
+    assert "transfer_container" not in said
+    assert said["request_disk"] == "5GB"
+
+
+def test_without_a_folder_the_file_is_beside_the_submit_file() -> None:
+    (_, form, _) = forms_of(offer(of_sif=[]), "")
+    assert form.image.address == f"pytorch-2.3-cu121-{'d' * 12}.sif"
+    assert form.fetch == f"apptainer pull pytorch-2.3-cu121-{'d' * 12}.sif oras://{SIF.reference}"
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        "here",
+        "osdf://x/y",
+        "/a b",
+        "/a/../b",
+        "/a;b",
+        "osdf:///a/$(x)",
+        "http://x/y",
+        "/a\nqueue",
+        "osdf:///..",
+    ],
+)
+def test_folders_that_are_no_places(folder: str) -> None:
+    with pytest.raises(UsageError, match="sif-folder"):
+        forms_of(offer(of_sif=[]), folder)
+
+
+def test_an_image_that_apptainer_built_is_no_image_for_docker() -> None:
+    made = offer(of_sif=[verdict("8.0")], subject=SIF.subject, reference=SIF.reference)
+    assert [form.image.kind for form in forms_of(made, "")] == [ImageKind.SIF, ImageKind.ORAS]
+
+
+def test_a_tag_is_never_an_address() -> None:
+    assert forms_of(offer(verdict("8.0"), reference="registry.example.org/gpu/pytorch:2.3-cu121"), "") == ()
+
+
+def test_the_form_that_is_proven_is_chosen_and_else_what_the_site_advises() -> None:
+    chtc = find_site("chtc")
+    only_sif = forms_of(offer(of_sif=[verdict("8.0")]), "")
+    assert choose_form(only_sif, chtc, None).image.kind is ImageKind.ORAS
+    neither = forms_of(offer(of_sif=[]), "")
+    assert choose_form(neither, chtc, None).image.kind is ImageKind.DOCKER
+    assert choose_form(only_sif, chtc, ImageKind.DOCKER).image.kind is ImageKind.DOCKER
+
+
+def test_a_kind_that_a_site_does_not_take() -> None:
+    forms = forms_of(offer(of_sif=[]), "")
+    with pytest.raises(UsageError, match="the OSPool takes no images of the kind 'oras'"):
+        choose_form(forms, find_site("ospool"), ImageKind.ORAS)
+    with pytest.raises(NothingSelectedError, match="there is docker"):
+        choose_form(forms_of(offer(), ""), GENERIC, ImageKind.SIF)
+    with pytest.raises(NothingSelectedError, match="where no job can get it"):
+        choose_form(forms_of(offer(reference=""), ""), GENERIC, None)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "docker://x/y:tag",
+        f"docker://x/y@{digest('a')}\nqueue 1000",
+        f"docker://x/$(y)@{digest('a')}",
+        "/a/b.simg",
+        "/a/b c.sif",
+        "|sh x.sif",
+    ],
+)
+def test_an_address_that_is_not_pinned_or_says_more(address: str) -> None:
+    one = taken()
+    form = replace(one.form, image=replace(one.form.image, address=address))
+    with pytest.raises(UsageError, match="is not the address of an image"):
+        format_submit(replace(one, form=form), RUNS, GENERIC)
+
+
+def test_an_image_for_other_machines() -> None:
+    text = format_submit(replace(taken(), platform="linux/arm64"), RUNS, GENERIC)
+    assert commands(text)["requirements"] == '(Arch == "aarch64")'
+    with pytest.raises(UsageError, match="linux/s390x"):
+        format_submit(replace(taken(), platform="linux/s390x"), RUNS, GENERIC)
+
+
+# --- what runs -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--lr", "0.1"], '"--lr 0.1"'),
+        (["a b", "it's", 'a "q"', ""], "\"'a b' 'it''s' 'a \"\"q\"\"' ''\""),
+        (["--seed", "$(Process)"], "\"--seed '$(Process)'\""),
+        (["a=$(lr)b"], "\"'a=$(lr)b'\""),
+    ],
+)
+def test_arguments_as_condor_submit_reads_them(words: list[str], said: str) -> None:
+    assert format_arguments(words, (RUN, "lr")) == said
+
+
+@pytest.mark.parametrize(
+    "word", ["$(lr)", "$HOME", "$$(Memory)", "$ENV(HOME)", "$(Process", "$INT(Process)", "\n", "é"]
+)
+def test_arguments_in_which_something_else_would_be_filled_in(word: str) -> None:
+    with pytest.raises(UsageError):
+        format_arguments([word])
+
+
+@pytest.mark.parametrize("path", ["a b", "a,b", "a;b", "$(x)", "a\nqueue", "~/x", "a*", "", "-x y"])
+@pytest.mark.parametrize("field", ["executable", "inputs", "outputs"])
+def test_paths_that_say_more(path: str, field: str) -> None:
+    value: object = path if field == "executable" else (path,)
+    with pytest.raises(UsageError):
+        format_submit(taken(), replace(RUNS, **{field: value}), GENERIC)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["a/b", "a b", "../x", "$(x)", "", ".x"])
+def test_names_that_leave_the_folder(name: str) -> None:
+    with pytest.raises(UsageError):
+        format_submit(taken(), replace(RUNS, name=name), GENERIC)
+
+
+# --- sizes and sites -------------------------------------------------------------------------------
+
+
+def test_disk_holds_the_image_in_its_form() -> None:
+    assert image_disk(ImageKind.SIF, 4 * GB, 7 * GB) == 4 * GB
+    assert image_disk(ImageKind.OSDF, 4 * GB, 7 * GB) == 4 * GB
+    assert image_disk(ImageKind.ORAS, 4 * GB, 7 * GB) == 8 * GB
+    assert image_disk(ImageKind.DOCKER, 3 * GB, 7 * GB) == 13 * GB
+    assert image_disk(ImageKind.DOCKER, 3 * GB, 0) == 15 * GB  # nobody counted what it unpacks to
+    assert disk_of(ImageKind.SIF, 4 * GB + 1, 7 * GB) == 6 * GB
+
+
+def test_memory_grows_with_the_image() -> None:
+    assert memory_of(7 * GB) == 8 * GB
+    assert memory_of(0, 2 * GB) == 7 * GB
+
+
+def test_what_a_person_asks_for_counts_and_cannot_be_less_than_the_image() -> None:
+    text = format_submit(taken(), replace(RUNS, disk=100 * GB, memory=GB // 2, cpus=4, gpus=2), GENERIC)
+    said = commands(text)
+    assert said["request_disk"] == "100GB"
+    assert said["request_memory"] == "512MB"
+    assert (said["request_cpus"], said["request_gpus"]) == ("4", "2")
+    with pytest.raises(UsageError, match="12GB of disk is less than the image alone takes") as caught:
+        format_submit(taken(), replace(RUNS, disk=12 * GB), GENERIC)
+    assert "--disk 13GB" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("8GB", 8 * GB), ("1.5 G", 3 * GB // 2), ("512", GB // 2), ("1tb", 1024 * GB)]
+)
+def test_sizes_are_htcondors(text: str, size: int) -> None:
+    assert parse_size(text) == size
+    assert parse_size(format_size(size)) == size
+
+
+@pytest.mark.parametrize("text", ["", "0GB", "8 gigs", "-1GB", "1e9", "8GB\nqueue", "99999999TB", "B"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(UsageError, match="is no size"):
+        parse_size(text)
+
+
+def test_times() -> None:
+    assert parse_time("90m") == timedelta(minutes=90)
+    assert parse_time("3d") == timedelta(days=3)
+    for text in ("", "0h", "12", "1y", "999999w", "-1h"):
+        with pytest.raises(UsageError, match="is no time"):
+            parse_time(text)
+
+
+@pytest.mark.parametrize(
+    ("site", "hours", "line"),
+    [
+        ("chtc", None, '+GPUJobLength = "medium"'),
+        ("chtc", 12, '+GPUJobLength = "short"'),
+        ("chtc", 13, '+GPUJobLength = "medium"'),
+        ("chtc", 7 * 24, '+GPUJobLength = "long"'),
+        ("ospool", None, '+JobDurationCategory = "Medium"'),
+        ("ospool", 20, '+JobDurationCategory = "Long"'),
+        ("generic", 2, "allowed_execute_duration = 7200"),
+    ],
+)
+def test_how_sites_are_told_how_long_a_job_runs(site: str, hours: int | None, line: str) -> None:
+    time = None if hours is None else timedelta(hours=hours)
+    assert line in format_submit(taken(), replace(RUNS, time=time), find_site(site)).splitlines()
+
+
+@pytest.mark.parametrize(("site", "hours"), [("chtc", 169), ("ospool", 21)])
+def test_jobs_too_long_for_a_site(site: str, hours: int) -> None:
+    with pytest.raises(UsageError, match="takes no jobs that run longer than"):
+        find_site(site).lines(timedelta(hours=hours))
+
+
+def test_sites_are_one_list() -> None:
+    names = sorted(site.name for site in SITES)
+    assert sorted(SETTING_SITES) == sorted(CLI_SITES) == names
+    assert sorted(KINDS) == sorted(ImageKind)
+    assert all(site.kinds and site.source for site in SITES)
+    with pytest.raises(UsageError, match="'nowhere' is not known"):
+        find_site("nowhere")
+
+
+# --- sweeps ----------------------------------------------------------------------------------------
+
+
+def test_a_sweep_of_values() -> None:
+    text = format_runs("train.sub", ("lr", "name"), [("0.1", "a b"), ("0.01", "c")])
+    assert text == (
+        "JOB run-1 train.sub\n"
+        'VARS run-1 run="1" lr="0.1" name="a b"\n'
+        "JOB run-2 train.sub\n"
+        'VARS run-2 run="2" lr="0.01" name="c"\n'
+    )
+
+
+def test_each_run_of_a_sweep_has_a_folder() -> None:
+    run = replace(
+        RUNS,
+        columns=(RUN, "lr"),
+        arguments=("--lr", "$(lr)"),
+        inputs=("data.csv", "./more/x", "/abs/y", "osdf:///z"),
+    )
+    said = commands(format_submit(taken(), run, GENERIC))
+    assert said["initialdir"] == "run-$(run)"
+    assert said["executable"] == "train.sh"
+    assert said["transfer_input_files"] == "../data.csv, ../more/x, /abs/y, osdf:///z"
+    assert said["log"] == "job.log"
+    (_, form, _) = forms_of(offer(of_sif=[]), "")
+    assert commands(format_submit(replace(taken(), form=form), run, GENERIC))["container_image"].startswith(
+        "../pytorch"
+    )
+
+
+@pytest.mark.parametrize("value", ['a"b', "$(x)", "a\\b", "a\nJOB x y", "a'b", "é", "a\tb", "x" * 1001])
+def test_values_that_say_more(value: str) -> None:
+    with pytest.raises(UsageError, match="run 1: "):
+        format_runs("train.sub", ("lr",), [(value,)])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "a b",
+        "1a",
+        "run",
+        "Queue",
+        "queue_x",
+        "executable",
+        "My",
+        "request_gpus",
+        "gpus_x",
+        "é",
+        "a.b",
+        "NODE",
+    ],
+)
+def test_columns_that_mean_something_already(name: str) -> None:
+    with pytest.raises(UsageError, match="cannot be the name of a column"):
+        check_columns((name,))
+
+
+def test_columns_and_rows_fit() -> None:
+    with pytest.raises(UsageError, match="the same name"):
+        check_columns(("lr", "LR"))
+    with pytest.raises(UsageError, match="run 2 has 2 values, not 1"):
+        format_runs("train.sub", ("lr",), [("1",), ("1", "2")])
+    for rows in ([], [()] * (ROWS_MOST + 1)):
+        with pytest.raises(UsageError, match="a sweep has 1 to 10,000 runs"):
+            format_runs("train.sub", (), rows)
+
+
+def test_every_line_of_every_file_is_one_command() -> None:
+    line = re.compile(r"(?:[+]?[A-Za-z_]+ = \S.*|#.*|queue|)")
+    for site in SITES:
+        for capabilities in (("8.0",), ("7.0", "8.0", "9.0")):
+            text = format_submit(taken(*capabilities), RUNS, site)
+            assert all(line.fullmatch(one) for one in text.splitlines())
+            assert text.endswith("\nqueue\n")
+
+
+NASTY = [*"aB1 \n\r\\$(){}\"',;=#+-*/.~|&<>%@\t\0é", "queue", "$(Process)", "executable = x"]
+
+
+def test_no_value_becomes_another_command() -> None:
+    """Whatever stands in a field, a file has the commands that it has, or there is none."""
+    random = Random(7)
+    run = replace(RUNS, arguments=("x",), inputs=("x",), outputs=("x",), columns=(RUN, "lr"))
+    usual = commands(format_submit(taken(), run, GENERIC)).keys()
+    made = 0
+    for _ in range(4000):
+        value = "".join(random.choices(NASTY, k=random.randint(1, 6)))
+        field = random.choice(("name", "executable", "arguments", "inputs", "outputs"))
+        asked = replace(run, **{field: value if field in ("name", "executable") else (value,)})  # type: ignore[arg-type]
+        try:
+            text = format_submit(taken(), asked, GENERIC)
+        except UsageError:
+            continue
+        made += 1
+        assert commands(text).keys() == usual, value
+        assert text.splitlines().count("queue") == 1
+    assert made > 200
+
+
+def test_no_value_of_a_sweep_becomes_another_node() -> None:
+    random = Random(8)
+    made = 0
+    for _ in range(4000):
+        value = "".join(random.choices(NASTY, k=random.randint(1, 6)))
+        try:
+            text = format_runs("train.sub", ("lr",), [(value,)])
+        except UsageError:
+            continue
+        made += 1
+        assert text == f'JOB run-1 train.sub\nVARS run-1 run="1" lr="{value}"\n'
+        assert not set('"\\$\n') & set(value)
+    assert made > 200

@@ -1,0 +1,228 @@
+"""Submit files are read as condor_submit reads them, with lines; nothing is run and what grows is bounded."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import htcondor2
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from imagefactory.errors import UsageError
+from imagefactory.pools.htcondor.submit_language import Jobs
+from imagefactory.pools.htcondor.submit_reader import (
+    MAX_BYTES,
+    MAX_LINES,
+    MAX_QUEUES,
+    MAX_SETTINGS,
+    parse_submit_file,
+    read_submit_file,
+)
+
+
+def jobs_of(text: str) -> Jobs:
+    (only,) = parse_submit_file(text, "a.sub").jobs
+    return only
+
+
+def values(text: str) -> dict[str, str]:
+    jobs = jobs_of(text)
+    return {key: value for key in jobs.settings if (value := jobs.value(key))}
+
+
+def theirs(text: str) -> dict[str, str]:
+    """What HTCondor's own parser makes of it, names in small letters and empty values left out."""
+    submit, found = htcondor2.Submit(text), {}
+    for key in submit:
+        with contextlib.suppress(KeyError):  # set to nothing
+            found[key.lower()] = submit.expand(key).strip()
+    return {key: value for key, value in found.items() if value}
+
+
+SAME = (
+    "x = 1\nX = 2\nqueue",
+    "  x   =    1   2   \nqueue",
+    "x = one \\\n   two # no comment\n # a comment\ny=3\nqueue",
+    "# a comment \\\nx = 1\nqueue",
+    "x = one \\ \n two = 3\nqueue",
+    "x = one \\\\\n two\ny=3\nqueue",
+    "x = a\\\n  b\ny =  \\\n 3\nqueue",
+    "x = 1\r\ny = 2\r\nqueue\r\n",
+    "a.b = 1\n_x = 2\nMY.z = 3\n+q=4\nx/y = 5\n1a = 6\nqueue",
+    "x @=end\n a $(y)\n\n# c\n @end\ny=1\nqueue",
+    "x @= end  \n a\n@end\ny=1\nqueue",
+    "if true\nif false\nx=1\nelse\nx=2\nendif\nelse\nx=3\nendif\nqueue",
+    "if 0\nx=1\nelif 2\nx=2\nendif\nqueue",
+    "a=1\nif defined a\nx=1\nendif\nif ! defined b\ny=1\nendif\nif defined $(a)\nz=1\nendif\nqueue",
+    "if yes\nx=1\nendif\nif TRUE\ny=1\nendif\nif no\nz=1\nendif\nqueue",
+    "If true\nx=1\nENDIF\nQUEUE 3",
+    "if 0.5\nx=1\nendif\nif 0.0\ny=1\nendif\nif -1\nz=1\nendif\nqueue",
+    "if $(q:true)\nx=1\nendif\nif $(r)\ny=1\nendif\nqueue",
+    "if version >= 23.0\nx=1\nendif\nif version < 99.1.1\ny=1\nendif\nqueue",
+    "+a=1\nif defined MY.a\nx=1\nendif\nqueue",
+    "if true\nx=1\nelse foo\ny=1\nendif bar\nqueue",
+    "x = $(a:$(b:c))\ny = $(a:(1))\nz = $( a )$(a :3)$(a\nqueue",
+    "x = $(later) $(unset)\nlater = 7\nqueue",
+    "self = 1\nself = $(self)$(SELF) t\nself=$(self) $(self)\nnew = $(new:zz) t\nqueue",
+    "x = a$b $ $$ $$(y) $(DOLLAR)(a)\ny = 2\nqueue",
+    "x = $$([a]) $$(a:b) $$(c$(d))\nd=4\nqueue",
+    "x == b\ny = a == b\nqueue",
+    "include = 3\nerror = x\nwarning = y\nuse = z\nqueues = 2\nqueue",
+    "warning : mind this\nx = 1\nqueue",
+)
+
+
+@pytest.mark.parametrize("text", SAME)
+def test_a_file_is_read_as_htcondor_reads_it(text: str) -> None:
+    assert values(text) == theirs(text)
+
+
+LINES = st.sampled_from(
+    [
+        "a = 1",
+        "A = $(a) x",
+        "b = $(a)$(c:d) $(a:3)",
+        "c = \\",
+        "   two",
+        "# no",
+        "if true",
+        "if defined b",
+        "elif 0",
+        "else",
+        "endif",
+        "+f = $(c)",
+        "MY.f = 2",
+        "",
+        "b =",
+    ]
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(LINES, max_size=12))
+def test_what_htcondor_takes_is_read_the_same(lines: list[str]) -> None:
+    text = "\n".join([*lines, "queue"])
+    try:
+        expected = theirs(text)
+    except ValueError:
+        return  # the test below has what both refuse
+    try:
+        assert values(text) == expected
+    except UsageError as error:
+        # HTCondor forgives what ends in the middle, and takes a comment for a value; a person is told
+        told = ("no 'endif'", "is no 'command = value'", "a comment within")
+        assert any(one in error.message for one in told)  # noqa: PT017
+    except ValueError:
+        assert text.rstrip().endswith("\\\nqueue")  # the last line belongs to the one above
+
+
+REFUSED = (
+    ("garbage\nqueue", 1, "no 'command = value'"),
+    ("x = 1\nx-y = 3\nqueue", 2, "no 'command = value'"),
+    ("if foo\nx=1\nendif\nqueue", 1, "no condition"),
+    ("if 1 == 1\nx=1\nendif\nqueue", 1, "no condition"),
+    ("if true # c\nx=1\nendif\nqueue", 1, "no condition"),
+    ("if true\nx=1\nelse\nelse\nendif\nqueue", 4, "after 'else'"),
+    ("endif\nqueue", 1, "without 'if'"),
+    ("error : not here\nqueue", 1, "not here"),
+    ("x @=end\n1\nqueue", 1, "has no end"),
+)
+
+
+@pytest.mark.parametrize(("text", "line", "what"), REFUSED)
+def test_both_refuse_and_this_one_says_where(text: str, line: int, what: str) -> None:
+    with pytest.raises(UsageError, match=what) as caught:
+        parse_submit_file(text, "a.sub")
+    assert caught.value.message.startswith(f"a.sub:{line}: ")
+    with pytest.raises((ValueError, KeyError)):
+        htcondor2.Submit(text)
+
+
+def test_nothing_is_included_or_run(tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    for line in (f"include command : touch {mark}", f"include : touch {mark} |", "include : /etc/hosts"):
+        with pytest.raises(UsageError, match=r"a\.sub:1: includes are neither read nor run"):
+            parse_submit_file(f"{line}\nqueue", "a.sub")
+    with pytest.raises(UsageError, match="not run here"):
+        parse_submit_file(f"queue x from touch {mark} |", "a.sub")
+    assert not mark.exists()
+    assert parse_submit_file("if false\ninclude : /etc/hosts\nendif\nqueue", "a.sub").jobs
+
+
+def test_macros_that_grow_or_turn_in_circles_are_refused() -> None:
+    circle = jobs_of("a = $(b)\nb = $(a)\nqueue")
+    with pytest.raises(UsageError, match="without end"):
+        circle.value("a")
+    doubling = ["a0 = xxxxxxxxxx", *(f"a{n + 1} = $(a{n})$(a{n})" for n in range(29)), "queue"]
+    with pytest.raises(UsageError, match="grow to more than"):
+        jobs_of("\n".join(doubling)).value("a29")
+    empty = ["a0 =", *(f"a{n + 1} = $(a{n})$(a{n})" for n in range(29)), "queue"]
+    assert jobs_of("\n".join(empty)).value("a29") == ""
+    with pytest.raises(UsageError, match="a value of more than"):
+        parse_submit_file("\n".join(["a = xxxxxxxxxx", *["a = $(a)$(a)"] * 20, "queue"]), "a.sub")
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("x = 1\n" * (MAX_LINES + 1), "lines"),
+        ("queue\n" * (MAX_QUEUES + 1), "queue lines"),
+        ("\n".join(f"a{n} = 1" for n in range(MAX_SETTINGS + 1)), "different commands"),
+        ("\n".join(["if true"] * 40), "nested 'if'"),
+    ],
+)
+def test_sizes_are_bounded(text: str, what: str) -> None:
+    with pytest.raises(UsageError, match=what):
+        parse_submit_file(text, "a.sub")
+
+
+def test_a_file_that_is_no_text_or_too_large_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "a.sub"
+    file.write_bytes(b"x = \xff\xfe\nqueue\n")
+    with pytest.raises(UsageError, match="no text in UTF-8"):
+        read_submit_file(file)
+    file.write_bytes(b"#" * (MAX_BYTES + 1))
+    with pytest.raises(UsageError, match="KiB"):
+        read_submit_file(file)
+    file.write_text("x = 1\nqueue\n")
+    assert read_submit_file(file).jobs[0].value("x") == "1"
+
+
+@pytest.mark.parametrize(
+    ("queue", "count", "variables"),
+    [
+        ("queue", 1, ()),
+        ("queue 5", 5, ()),
+        ("n = 3\nqueue $(n)", 3, ()),
+        ("queue 2 x in (a b, c)", 6, ("x",)),
+        ("queue x, y from (\na, 1\nb, 2\n)", 2, ("x", "y")),
+        ("queue in (a b)", 2, ("item",)),
+        ("queue x from list.txt", None, ("x",)),
+        ("queue x matching files *.dat", None, ("x",)),
+        ("queue x in (\na\nb\n)\n", 2, ("x",)),
+    ],
+)
+def test_queue_lines(queue: str, count: int | None, variables: tuple[str, ...]) -> None:
+    jobs = jobs_of(queue)
+    assert (jobs.count, jobs.variables) == (count, variables)
+
+
+def test_each_queue_has_what_stands_above_it_and_knows_the_lines() -> None:
+    file = parse_submit_file(
+        "x = 1\n\nrequirements = a\nRequirements = b\nqueue\nx = 2\nrequirements = c\nqueue 2\n", "a.sub"
+    )
+    first, second = file.jobs
+    assert (first.line, first.value("x"), second.line, second.value("x")) == (5, "1", 8, "2")
+    setting = first.settings["requirements"]
+    assert (setting.line, setting.before and setting.before.line) == (4, 3)
+    assert second.settings["requirements"].before is None  # the jobs of line 5 had the other
+
+
+def test_what_only_the_submission_tells_is_said() -> None:
+    jobs = jobs_of(
+        "a = $(img)\nb = $ENV(HOME)/x.sif\nc = $(zz)\nd = $(q:1)\ne = $(Process)\nqueue img in (x y)"
+    )
+    assert [jobs.unknown(key) for key in "abcde"] == ["$(img)", "$ENV(...)", "", "", ""]
+    assert [jobs.undefined(key) for key in "abcde"] == [(), (), ("zz",), (), ()]

@@ -1,0 +1,516 @@
+"""From a catalogue to files in a folder: what is chosen, what is refused, what is written."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from imagefactory import cli
+from imagefactory.catalogue.document import LIFE, sign_catalogue
+from imagefactory.catalogue.model import Catalogue
+from imagefactory.errors import CheckFailedError, NothingSelectedError, UsageError
+from imagefactory.model import Outcome
+from imagefactory.pools.htcondor.submit_file import Run
+from imagefactory.pools.inventory_file import write_inventory
+from imagefactory.pools.model import ImageKind, Inventory, Machine, PoolGpu
+from imagefactory.pools.sites import find_site
+from imagefactory.progress import Quiet
+from imagefactory.submitting import (
+    LARGEST_ROWS,
+    Made,
+    Wanted,
+    check_files,
+    make_submit,
+    parse_rows,
+    read_rows,
+    summary,
+    write_made,
+)
+from imagefactory.verify.model import Hardware
+from imagefactory.verify.statement import sign
+from imagefactory.verify.trust import Policy, Trust
+from tests.unit.catalogue_made_here import SIF_SUBJECT, make_catalogue, make_image, signed
+from tests.unit.test_cli import Said
+from tests.unit.verdicts_made_here import HOST, LAB, MADE_UP, NOW, SUITE, TRUST, digest, whole_report
+
+NAME = "pytorch-2.3-cu121"
+WANTED = Wanted(
+    target=NAME,
+    site=find_site("generic"),
+    kind=None,
+    folder="",
+    run=Run(name="train", executable="train.sh"),
+)
+
+
+def make(catalogue: Catalogue | None = None, trust: Trust = TRUST, **changes: object) -> Made:
+    wanted = replace(WANTED, **changes)  # type: ignore[arg-type]
+    return make_submit(catalogue or make_catalogue(), wanted, trust, NOW)
+
+
+def lines(made: Made) -> list[str]:
+    return made.text.splitlines()
+
+
+def test_the_image_that_is_proven_by_its_digest() -> None:
+    made = make()
+    assert f"container_image = docker://registry.example.org/gpu/pytorch@{digest('a')}" in lines(made)
+    assert "gpus_minimum_capability = 8.0" in lines(made)
+    assert "gpus_maximum_capability = 8.0" in lines(made)
+    assert "gpus_minimum_runtime = 12.4" in lines(made)
+    assert "WARNING" not in made.text
+    assert summary(made)["gpus"] == [
+        {
+            "capability": "8.0",
+            "cuda": "12.4",
+            "basis": "verified",
+            "reason": "passed the quick suite on A GPU of the tests, driver 550.54.15, 2026-11-22",
+            "source": f"verdict {digest('1')} of key {LAB.keyid[:12]}",
+        }
+    ]
+
+
+def test_predictions_are_taken_only_where_somebody_accepts_them() -> None:
+    made = make(predicted=True)
+    assert (
+        "require_gpus = (Capability == 7.0 && DriverVersion >= 12.0)"
+        " || (Capability == 8.0 && DriverVersion >= 12.4)"
+    ) in lines(made)
+    assert "# WARNING: no verdict says that it runs on 7.0; its code alone predicts so." in lines(made)
+
+
+def without_verdicts(**changes: object) -> Catalogue:
+    image = make_image(envelopes=(), **changes)
+    return make_catalogue(replace(image, sifs=()))
+
+
+def test_without_a_verdict_nothing_is_made_and_the_prediction_is_named() -> None:
+    with pytest.raises(CheckFailedError) as caught:
+        make(without_verdicts())
+    assert caught.value.exit_code == 9
+    assert caught.value.message == (
+        "pytorch-2.3-cu121 (docker) is not verified on any GPU, as far as you trust who says so; "
+        "predicted: it runs on 7.0; predicted or documented: not on 3.5"
+    )
+    assert "imagefactory submit pytorch-2.3-cu121 --accept predicted" in caught.value.hint
+    made = make(without_verdicts(), predicted=True)
+    assert "gpus_maximum_capability = 7.0" in lines(made)
+
+
+def test_nothing_is_accepted_where_nothing_is_predicted() -> None:
+    with pytest.raises(CheckFailedError) as caught:
+        make(without_verdicts(predicted=()), predicted=True)
+    assert "nothing is predicted either" in caught.value.message
+    assert "--accept" not in caught.value.hint
+
+
+def test_verdicts_of_strangers_count_for_nothing() -> None:
+    with pytest.raises(CheckFailedError) as caught:
+        make(trust=Trust(keys=(), policy=Policy()))
+    assert "no key is trusted here" in caught.value.message
+    assert "a verdict is wrong-key" in caught.value.message
+    assert "imagefactory keys trust" in caught.value.hint
+
+
+def test_an_expired_verdict_is_said_to_be_one() -> None:
+    with pytest.raises(CheckFailedError) as caught:
+        make_submit(make_catalogue(), WANTED, TRUST, NOW + timedelta(days=40))
+    assert "a verdict is expired: it held until" in caught.value.message
+
+
+def test_a_verdict_that_says_no_is_named() -> None:
+    report = whole_report(outcome=Outcome.WRONG_NUMBERS, reason="conv2d is 0.3 off")
+    image = make_image(envelopes=(signed(report, "1"),))
+    with pytest.raises(CheckFailedError, match=r"not 8\.0: wrong-numbers: .* conv2d is 0\.3 off"):
+        make(make_catalogue(replace(image, sifs=())))
+
+
+def test_a_verdict_on_the_sif_is_none_on_the_image() -> None:
+    image = make_image(envelopes=())
+    name = f"{NAME}-{'7' * 12}.sif"
+    made = make(make_catalogue(image))
+    assert f"container_image = {name}" in lines(made)
+    with pytest.raises(CheckFailedError, match=r"\(docker\) is not verified"):
+        make(make_catalogue(image), kind=ImageKind.DOCKER)
+    assert SIF_SUBJECT.manifest in made.text
+
+
+def test_a_name_that_is_not_there() -> None:
+    with pytest.raises(NothingSelectedError) as caught:
+        make(target="pytorch-2.3-cu122")
+    assert NAME in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("framework", "said"), [("torch", "torch.cuda.get_device_name()"), ("other", "sys.version")]
+)
+def test_without_a_program_of_ones_own_the_framework_is_tried(framework: str, said: str) -> None:
+    made = make(make_catalogue(make_image(framework=framework)), run=Run(name="train", executable=""))
+    assert "executable = /opt/env/bin/python" in lines(made)
+    assert "transfer_executable = false" in lines(made)
+    assert any(line.startswith("arguments = ") and said in line for line in lines(made))
+
+
+# --- sweeps ----------------------------------------------------------------------------------------
+
+
+def test_rows_of_a_file_of_values(tmp_path: Path) -> None:
+    path = tmp_path / "values.csv"
+    path.write_text("lr, name\n0.1, a b\n\n0.01,c\n")
+    assert read_rows(str(path)) == (("run", "lr", "name"), (("0.1", "a b"), ("0.01", "c")))
+    assert read_rows("3") == (("run",), ((), (), ()))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "v.csv: no values"),
+        ("lr\n", "v.csv: no values"),
+        ("lr,seed\n1,2\n3\n", "v.csv:3: 1 values for 2 columns"),
+        ('lr\n"1\n', "v.csv:2: "),
+    ],
+)
+def test_files_of_values_that_are_none(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_rows(text, "v.csv")
+    assert message in caught.value.message
+
+
+def test_what_cannot_be_a_sweep(tmp_path: Path) -> None:
+    (tmp_path / "big").write_bytes(b"lr\n" + b"1\n" * LARGEST_ROWS)
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    for text in ("0", "10001", str(tmp_path / "none"), str(tmp_path / "big"), str(tmp_path / "binary")):
+        with pytest.raises(UsageError):
+            read_rows(text)
+
+
+# --- files -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    (folder / "train.sh").write_text("#!/bin/sh\n")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_files_are_written_once(here: Path) -> None:
+    made = make()
+    assert write_made(made, force=False) == ("train.sub",)
+    assert (here / "train.sub").read_text() == made.text
+    with pytest.raises(UsageError, match=r"train\.sub is here already"):
+        write_made(made, force=False)
+    assert write_made(make(predicted=True), force=True) == ("train.sub",)
+    assert "WARNING" in (here / "train.sub").read_text()
+    assert sorted(path.name for path in here.iterdir()) == ["train.sh", "train.sub"]
+
+
+def test_a_sweep_is_a_dag_and_a_folder_for_each_run(here: Path) -> None:
+    run = replace(WANTED.run, columns=("run", "lr"), arguments=("--lr", "$(lr)"))
+    made = make(run=run, rows=(("0.1",), ("0.2",)))
+    assert write_made(made, force=False) == ("train.sub", "train.dag")
+    assert sorted(path.name for path in here.iterdir()) == [
+        "run-1",
+        "run-2",
+        "train.dag",
+        "train.sh",
+        "train.sub",
+    ]
+    assert (here / "train.dag").read_text().count("JOB run-") == 2
+    for path in ("train.sub", "train.dag"):
+        (here / path).unlink()
+    (here / "run-2" / "model.pt").write_text("precious")
+    with pytest.raises(UsageError, match="run-2 is here already"):
+        write_made(made, force=False)
+
+
+def test_a_link_is_not_written_through(here: Path) -> None:
+    (here / "train.sub").symlink_to(here / "elsewhere")
+    with pytest.raises(UsageError):
+        write_made(make(), force=False)
+    write_made(make(), force=True)
+    assert not (here / "elsewhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("program", "hint"),
+    [
+        (b"#!/bin/sh\r\necho\r\n", "sed -i"),
+        (b"print(1)\n", "begin it with #!"),
+        (b"", "begin it with #!"),
+        (None, "name a program"),
+    ],
+)
+def test_programs_that_no_machine_starts(here: Path, program: bytes | None, hint: str) -> None:
+    if program is None:
+        (here / "train.sh").unlink()
+    else:
+        (here / "train.sh").write_bytes(program)
+    with pytest.raises(UsageError) as caught:
+        check_files(make(), Quiet())
+    assert hint in caught.value.hint
+
+
+def test_inputs_must_be_here(here: Path) -> None:
+    made = make(run=replace(WANTED.run, inputs=("data.csv", "osdf:///site/x")))
+    with pytest.raises(UsageError, match=r"data\.csv: there is no such file"):
+        check_files(made, Quiet())
+    (here / "data.csv").touch()
+    check_files(made, Quiet())
+
+
+def sif_image(data: bytes) -> Catalogue:
+    """A catalogue whose .sif is a file of these bytes."""
+    sha256 = f"sha256:{hashlib.sha256(data).hexdigest()}"
+    subject = replace(SIF_SUBJECT, config=sha256)
+    image = make_image(envelopes=())
+    report = whole_report(subject=subject, nonce="b" * 32)
+    sif = replace(image.sifs[0], sha256=sha256, subject=subject, envelopes=(signed(report, "2"),))
+    return make_catalogue(replace(image, sifs=(sif,)))
+
+
+def test_a_sif_is_the_one_that_was_verified(here: Path) -> None:
+    catalogue = sif_image(b"the file")
+    made = make(catalogue)
+    name = made.taken.form.image.address
+    with pytest.raises(UsageError, match="is not there") as caught:
+        check_files(made, Quiet())
+    assert caught.value.hint == f"imagefactory export {NAME} --format sif"
+    (here / name).write_bytes(b"another")
+    with pytest.raises(UsageError, match="is another file than the one offered"):
+        check_files(made, Quiet())
+    (here / name).write_bytes(b"the file")
+    check_files(made, Quiet())
+    check_files(
+        make(catalogue, folder="/nowhere/on/this/machine"), Quiet()
+    )  # machines of the pool may see it
+
+
+# --- the command -----------------------------------------------------------------------------------
+
+Call = Callable[..., Said]
+
+
+@pytest.fixture
+def call(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Call:
+    """The command as a researcher has it: no factory, a signed catalogue, one key that he trusts."""
+    now = datetime.now(UTC).replace(microsecond=0)
+    hour = timedelta(hours=1)
+
+    def envelope(capability: str, driver: str, cuda: str, nonce: str) -> tuple[str, bytes]:
+        device = replace(MADE_UP, capability=capability)
+        hardware: Hardware = replace(HOST, driver=driver, gpus=(device,))
+        report = whole_report(
+            hardware=hardware,
+            device=device,
+            cuda=cuda,
+            nonce=nonce * 32,
+            started=now - 2 * hour,
+            ended=now - hour,
+        )
+        return digest(nonce), sign(report, LAB, now=now - hour, days=30).envelope
+
+    image = make_image(
+        envelopes=(envelope("8.0", "550.54.15", "12.4", "1"), envelope("7.0", "535.54.03", "12.2", "2")),
+        sifs=(),
+    )
+    catalogue = make_catalogue(
+        image, replace(image, target="pytorch-2.4-cu124", envelopes=(), predicted=image.predicted[:1]),
+        made=now - hour, expires=now - hour + LIFE, suites=(SUITE,),
+    )  # fmt: skip
+    path = tmp_path / "catalogue"
+    path.write_bytes(sign_catalogue(catalogue, LAB))
+    config = tmp_path / "config" / "imagefactory"
+    config.mkdir(parents=True)
+    (config / "imagefactory.toml").write_text(
+        f'catalogue = "{path}"\nsite = "chtc"\n\n[[trust]]\nname = "lab"\nkeyid = "{LAB.keyid}"\n'
+        f'public = "{base64.b64encode(LAB.public).decode()}"\n'
+        f"from = {now - timedelta(days=9):%Y-%m-%d}\nuntil = {now + timedelta(days=99):%Y-%m-%d}\n"
+    )
+    for name, value in (("XDG_CONFIG_HOME", tmp_path / "config"), ("IMAGEFACTORY_CACHE", tmp_path / "cache")):
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("XDG_CONFIG_DIRS", str(tmp_path / "nothing"))
+    monkeypatch.setenv("IMAGEFACTORY_STORE", str(tmp_path / "store"))
+
+    def run(*arguments: str, code: int = 0) -> Said:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["--progress", "quiet", "submit", *arguments])
+        said = capsys.readouterr()
+        assert ended.value.code == code, said
+        return Said(code, said.out, said.err)
+
+    return run
+
+
+def test_a_researcher_in_an_empty_folder(call: Call, here: Path) -> None:
+    said = call(NAME, "--executable", "train.sh", "--arguments", "--lr 0.1 'a b'")
+    assert said.out.splitlines()[0] == f"wrote {NAME}.sub"
+    assert said.out.splitlines()[-1] == f"  next   condor_submit {NAME}.sub"
+    text = (here / f"{NAME}.sub").read_text()
+    assert (
+        "require_gpus = (Capability == 7.0 && DriverVersion >= 12.2)"
+        " || (Capability == 8.0 && DriverVersion >= 12.4)\n" in text
+    )
+    assert "+WantGPULab = true\n" in text
+    assert "arguments = \"--lr 0.1 'a b'\"\n" in text
+    assert sorted(path.name for path in here.iterdir()) == [f"{NAME}.sub", "train.sh"]
+    assert "is here already" in call(NAME, "--executable", "train.sh", code=2).err
+    call(NAME, "--force", "-o", "other.sub", "--site", "ospool")
+    assert '+JobDurationCategory = "Medium"' in (here / "other.sub").read_text()
+
+
+def test_a_sweep_from_the_command_line(call: Call, here: Path) -> None:
+    (here / "values.csv").write_text("lr,seed\n0.1,1\n0.2,2\n")
+    said = call(NAME, "--executable", "train.sh", "--dag", "values.csv", "-o", "train.sub", "--json").json()
+    assert said["files"] == ["train.sub", "train.dag"]
+    assert said["format"] == "imagefactory.submit/1"
+    assert 'VARS run-2 run="2" lr="0.2" seed="2"' in (here / "train.dag").read_text()
+    assert "arguments = \"--lr '$(lr)' --seed '$(seed)'\"" in (here / "train.sub").read_text()
+    call(NAME, "--executable", "train.sh", "--dag", "2", "-o", "many.sub")
+    assert "arguments = \"'$(run)'\"" in (here / "many.sub").read_text()
+
+
+def test_no_verdict_is_exit_9_and_writes_nothing(call: Call, here: Path) -> None:
+    said = call("pytorch-2.4-cu124", code=9)
+    assert "predicted: it runs on 7.0" in said.err
+    assert "--accept predicted" in said.err
+    assert [path.name for path in here.iterdir()] == ["train.sh"]
+    call("pytorch-2.4-cu124", "--accept", "predicted")
+    assert "# WARNING" in (here / "pytorch-2.4-cu124.sub").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "no target is named"),
+        ((NAME, "-o", "../x.sub"), "are written into this folder"),
+        ((NAME, "-o", "x"), "are written into this folder"),
+        ((NAME, "--arguments", "'"), "--arguments"),
+        ((NAME, "--arguments", "x"), "are for a program of yours"),
+        ((NAME, "--executable", "train.sh", "--arguments", "$HOME"), "would fill something in"),
+        ((NAME, "--executable", "no.sh"), "--executable no.sh"),
+        ((NAME, "--executable", "train.sh", "--input", "a b"), "is not the path of a file"),
+        ((NAME, "--memory", "lots"), "is no size"),
+        ((NAME, "--disk", "1GB"), "is less than the image alone takes"),
+        ((NAME, "--time", "8d"), "takes no jobs that run longer"),
+        ((NAME, "--image", "osdf"), "there is no image of the kind"),
+        ((NAME, "--dag", "no.csv"), "--dag no.csv"),
+    ],
+)
+def test_what_cannot_be_done_is_said_and_nothing_written(
+    call: Call, here: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    code = 3 if "osdf" in arguments else 2
+    assert said in call(*arguments, code=code).err
+    assert [path.name for path in here.iterdir()] == ["train.sh"]
+
+
+def test_a_catalogue_that_somebody_changed(call: Call, tmp_path: Path) -> None:
+    path = tmp_path / "catalogue"
+    path.write_bytes(path.read_bytes().replace(b"sig", b"gis", 1))
+    call(NAME, code=9)
+
+
+def test_what_there_is(call: Call) -> None:
+    lines = [line.split() for line in call("--list").out.splitlines()]
+    assert lines == [
+        ["TARGET", "VERIFIED", "ON", "PREDICTED", "ON", "IMAGE"],
+        [NAME, "7.0", "8.0", "-", "docker"],
+        ["pytorch-2.4-cu124", "-", "7.0", "docker"],
+    ]
+    offers = call("--list", "--json").json()["offers"]
+    assert isinstance(offers, list)
+    assert offers[0] == {
+        "target": NAME,
+        "kind": "docker",
+        "kinds": ["docker"],
+        "verified": ["7.0", "8.0"],
+        "predicted": [],
+    }
+    assert "takes no TARGET" in call(NAME, "--list", code=2).err
+
+
+# --- looking at a file -----------------------------------------------------------------------------
+
+
+def pool_of(*gpus: tuple[str, str]) -> Inventory:
+    """Machines with one GPU each, of a (capability, CUDA of the driver); all of them can run containers."""
+    attributes: dict[str, str | int | float | bool] = {
+        "Arch": "X86_64", "OpSys": "LINUX", "Cpus": 64, "Memory": 256_000, "Disk": 2_000_000_000,
+        "TotalSlotCpus": 64, "TotalSlotMemory": 256_000, "TotalSlotDisk": 2_000_000_000, "HasContainer": True,
+        "HasDockerURL": True, "HasSIF": True, "HasSandboxImage": True, "HasFileTransfer": True,
+        "HasFileTransferPluginMethods": "https,osdf,file", "HasCHTCStaging": True,
+    }  # fmt: skip
+    machines = [
+        Machine(
+            name=f"gpu{number}.example.org",
+            attributes=attributes,
+            start="",
+            gpus=(
+                PoolGpu(
+                    id=f"GPU-0000000{number}",
+                    uuid=f"GPU-0000000{number}-0000-0000-0000-000000000000",
+                    name="a GPU of the tests",
+                    capability=capability,
+                    memory=40 << 30,
+                    driver="",
+                    cuda=cuda,
+                    mig=False,
+                    free=True,
+                ),
+            ),
+        )
+        for number, (capability, cuda) in enumerate(gpus)
+    ]
+    return Inventory(pool="tests", taken=NOW, machines=tuple(machines))
+
+
+@pytest.fixture
+def inventory(tmp_path: Path) -> str:
+    path = tmp_path / "inventory.json"
+    write_inventory(path, pool_of(("7.0", "12.2"), ("8.0", "12.4"), ("8.0", "12.1"), ("9.0", "12.4")))
+    return str(path)
+
+
+def test_what_is_written_stands_its_own_check(call: Call, inventory: str) -> None:
+    for site in ("chtc", "ospool", "generic"):
+        call(NAME, "--executable", "train.sh", "--site", site, "--force")
+        found = call("--check", f"{NAME}.sub", "--inventory", inventory, "--site", site, "--json").json()
+        assert found["format"] == "imagefactory.check/1"
+        assert found["findings"] == []
+        assert found["wrong"] is False
+        (queue,) = found["queues"]  # type: ignore[misc]
+        assert (queue["target"], queue["gpus"], queue["of"]) == (NAME, 2, 4)  # type: ignore[has-type]
+
+
+def test_a_file_that_is_wrong_is_exit_9(call: Call, here: Path, inventory: str) -> None:
+    call(NAME, "--executable", "train.sh")
+    text = (here / f"{NAME}.sub").read_text()
+    wide = "\n".join(line for line in text.splitlines() if not line.startswith("require_gpus"))
+    (here / "wide.sub").write_text(wide + "\n")
+    said = call("--check", "wide.sub", "--inventory", inventory, code=9)
+    assert "wide.sub:" in said.out
+    assert "4 of 4 GPUs" in said.out
+    assert said.err == ""
+    call("--check", "wide.sub", NAME, code=2)
+    call("--check", "wide.sub", "--executable", "train.sh", code=2)
+
+
+def test_without_a_pool_the_rest_is_checked(
+    call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    call(NAME, "--executable", "train.sh")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    said = call("--check", f"{NAME}.sub")
+    assert "there is no condor_status here" in said.err
+    assert "nothing is wrong" in said.out
