@@ -34,6 +34,7 @@ from imagefactory.cli import (
     signed_catalogue,
     stores,
     submit,
+    sweeps,
     verdicts,
     verify,
 )
@@ -107,6 +108,8 @@ for command in (
     verify.verify,
     collect.collect,
     verdicts.verdicts,
+    sweeps.status,
+    sweeps.cancel,
     submit.submit,
     promotion.promote,
     promotion.revoke,

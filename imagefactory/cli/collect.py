@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from imagefactory.cli.output import Call, collecting, json_option, say, say_json, terminal_width
+from imagefactory.cli.sweeps import as_sweep, collect_jobs
 from imagefactory.errors import CheckFailedError
 
 if TYPE_CHECKING:
@@ -17,7 +18,11 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument(
-    "folders", metavar="DIR...", nargs=-1, required=True, type=click.Path(path_type=Path, file_okay=False)
+    "folders",
+    metavar="DIR|SWEEP...",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
 )
 @click.option(
     "--registry",
@@ -37,15 +42,17 @@ if TYPE_CHECKING:
 def collect(
     call: Call, /, folders: tuple[Path, ...], place: str, promote: bool, ledger: Path | None, as_json: bool
 ) -> None:
-    """Judge and sign what kits brought back from machines with a GPU.
+    """Judge and sign what kits, or the sweeps of `verify --on`, brought back from machines with a GPU.
 
     \b
     imagefactory verify pytorch-2.3-cu121 --kit DIR      here: writes the kit
     python3 DIR/run.py                                   there: runs it
     imagefactory collect DIR --promote                   here again
+    imagefactory collect 20261122-061500-1f3a            a sweep, by its id or folder: what is done of it
 
     Each kit gives one verdict: its nonce is spent. The verdict goes to the store, where it holds the image,
-    and to the registry that the kit names (or --registry), and says that a kit saw the GPU.
+    and to the registry that the kit names (or --registry), and says that a kit saw the GPU. Each job of a
+    sweep is one too; the pool's word on its GPU must agree with the suite's.
     Exit code 0 where all are verified, 9 where one is not.
     """
     from imagefactory.kits import CollectOptions
@@ -57,6 +64,9 @@ def collect(
     with collecting() as failures:
         for folder in folders:
             with failures.of(str(folder)):
+                if (sweep := as_sweep(call, folder)) is not None:
+                    results += collect_jobs(call, sweep, options, failures, as_json=as_json)
+                    continue
                 done = collect_one(factory, folder, options, datetime.now(UTC), progress)
                 results.append(_as_json(folder, done))
                 say(_as_text(done), unless=as_json)

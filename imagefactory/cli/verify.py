@@ -17,6 +17,8 @@ from imagefactory.cli.output import (
     say_json,
     terminal_width,
 )
+from imagefactory.cli.sweep_options import refuse_alone, sweep_options
+from imagefactory.cli.sweeps import verify_on_pool
 from imagefactory.errors import CheckFailedError, NoGpuError, UsageError
 from imagefactory.verify.model import FULL, LEVELS
 
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("names", metavar="TARGET|IMAGE...", nargs=-1, required=True, shell_complete=complete_targets)
+@click.argument("names", metavar="[TARGET|IMAGE]...", nargs=-1, shell_complete=complete_targets)
 @click.option(
     "--suite",
     "level",
@@ -35,7 +37,12 @@ if TYPE_CHECKING:
     help="How much is checked.",
 )
 @runner_option
-@click.option("--capability", default="", metavar="X.Y", help="Fail where the GPU has another one.")
+@click.option(
+    "--capability",
+    multiple=True,
+    metavar="X.Y",
+    help="Fail where the GPU has another one. On a pool: these alone (repeatable).",
+)
 @click.option("--registry", default="", metavar="HOST[/PATH]", help="Attach the verdict there too.")
 @click.option("--promote", is_flag=True, help="Let the tags follow the verdict.")
 @click.option(
@@ -51,30 +58,39 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, file_okay=False),
     help="Of --kit: the folder that remembers its nonce.  [default: in the store]",
 )
+@sweep_options
 @json_option
 @click.pass_context
 def verify(ctx: click.Context, /, names: tuple[str, ...], **given: Any) -> None:
-    """Run the GPU suite inside an image, by digest, on a GPU of this machine.
+    """Run the GPU suite inside an image, by digest, on a GPU of this machine or on a pool.
 
     \b
       imagefactory verify pytorch-2.3-cu121                      what the store has of a target
       imagefactory verify pytorch-2.3-cu121@sha256:...           an image by its digest
       imagefactory verify registry.example.org/pytorch@sha256:.. an image of a registry, pulled by digest
       imagefactory verify pytorch-2.3-cu121 --kit DIR            a kit for a machine without imagefactory
+      imagefactory verify 'pytorch-*' --on htcondor              a job for each image and capability of a pool
 
     What ran is shown check by check and written as a report; where this machine holds a key (imagefactory
     keys new) it is signed into a verdict and attached to the image. Exit code 0 where it is verified, 9 where
     it is not, also where there is no GPU.
+
+    On a pool (--on) nothing is queued that cannot match or is known: what is left out is said, with the rule
+    that --allow takes. The sweep goes on by itself: `status`, `collect` and `cancel` take its id. With --wait
+    the exit code is that of `collect`.
     """
     from imagefactory.verification import KitPlace, VerifyOptions, verify_target, write_kit
 
     call: Call = ctx.obj
+    if given["pool"]:
+        return verify_on_pool(call, names, given)
+    refuse_alone(given)
     factory, progress, as_json = call.factory, call.progress, given["as_json"]
     _check_options(names, given)
     options = VerifyOptions(
         level=given["level"],
         runner=given["runner"] or "",
-        capability=_capability(given["capability"]),
+        capability=_capability("".join(given["capability"])),
         registry=given["registry"],
         promote=given["promote"],
         output=given["output"],
@@ -116,6 +132,10 @@ def bench() -> Bench:
 
 def _check_options(names: tuple[str, ...], given: dict[str, Any]) -> None:
     """Raises UsageError for options that do not go together."""
+    if not names:
+        raise UsageError("no image is named", hint="imagefactory verify TARGET")
+    if len(given["capability"]) > 1:
+        raise UsageError("a machine is asked for one --capability", hint="several go with --on htcondor")
     if given["ledger"] and not given["kit"]:
         raise UsageError("--ledger goes with --kit", hint="leave it out")
     if len(names) > 1 and (given["output"] or given["kit"]):

@@ -1,0 +1,161 @@
+"""What a sweep costs around its jobs: planning 240 tuples, writing 2,000 nodes, collecting 2,000 results.
+
+There is no pool and no GPU: the inventory is made up, the jobs' logs and results are text that this program
+lays out, and the key that signs them is thrown away with the folder. Nothing that is printed says anything
+about a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import resource
+import shutil
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from imagefactory.factory import Factory, read_factory
+from imagefactory.gpu.capability import Capability
+from imagefactory.kits import CollectOptions
+from imagefactory.model import Outcome
+from imagefactory.oci.layout import CONFIG_TYPE, canonical_json, format_descriptor
+from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.plan import Stage
+from imagefactory.pools.collecting import collect_sweep
+from imagefactory.pools.htcondor.dag import write_sweep
+from imagefactory.pools.model import ImageKind, PoolImage, Sweep
+from imagefactory.pools.nodes import make_node, make_node_kit
+from imagefactory.pools.planning import QueuedCell
+from imagefactory.pools.sweep_file import read_sweep, write_sweep_file
+from imagefactory.progress import Quiet
+from imagefactory.settings import load_settings
+from imagefactory.sweeps import SweepBench, SweepOptions, prepare_sweep, site_lines
+from imagefactory.verification import ledger
+from imagefactory.verify.gpu import GpuAsk
+from imagefactory.verify.keys import keys_folder, make_key
+from imagefactory.verify.model import FULL, Subject
+from imagefactory.verify.nonces import NONCE_BYTES, format_nonce
+from imagefactory.workflow import define_target
+from tests.unit.sweep_made_here import inventory, play, pool_gpu
+
+ROOT = Path(__file__).parents[1]
+PLAN_GOAL, WRITE_GOAL, COLLECT_GOAL, MEMORY_GOAL = 2.0, 5.0, 10.0, 300
+CAPABILITIES = ("6.1", "7.0", "7.5", "8.0", "8.6", "8.9", "9.0", "10.0")
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+LAYER = "application/vnd.oci.image.layer.v1.tar"
+NAME = "pytorch-2.3-cu121"
+
+
+def make_factory(folder: Path) -> Factory:
+    """This repository's recipes and locks, with a store and a key of their own."""
+    root = folder / "root"
+    for name in ("recipes", "lockfiles"):
+        shutil.copytree(ROOT / name, root / name)
+    (root / "imagefactory.toml").write_text("")
+    environ = {
+        "HOME": str(folder / "home"),
+        "PATH": os.environ["PATH"],
+        "IMAGEFACTORY_STORE": str(folder / "store"),
+        "IMAGEFACTORY_CACHE": str(folder / "cache"),
+    }
+    factory = read_factory(load_settings(directory=root, start=root, environ=environ), environ)
+    make_key(keys_folder(environ), "benchmark")
+    return factory
+
+
+def put_image(factory: Factory) -> PoolImage:
+    """An image without content, so that verdicts have something to be attached to."""
+    layout, packed = factory.layout, io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("hello"))
+    layer = layout.add(packed.getvalue(), LAYER)
+    config = layout.add(canonical_json({"rootfs": {"diff_ids": [layer.digest]}}), CONFIG_TYPE)
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST,
+        "config": format_descriptor(config),
+        "layers": [format_descriptor(layer)],
+    }
+    made = LayoutStore(layout).put_manifest("pytorch", canonical_json(manifest), MANIFEST, "2.3-cu121")
+    subject = Subject(target=NAME, index=made.digest, manifest=made.digest, config=config.digest)
+    return PoolImage(
+        kind=ImageKind.SIF, address="/made/up.sif", subject=subject, size=1 << 30, unpacked=3 << 30
+    )
+
+
+@contextmanager
+def timed(what: str, goal: float) -> Iterator[None]:
+    began, busy = time.perf_counter(), time.process_time()
+    yield
+    seconds, own = time.perf_counter() - began, time.process_time() - busy
+    met = "met" if seconds <= goal else "MISSED"
+    print(f"{what:<48} {seconds:6.2f} s (CPU {own:5.2f} s)   goal {goal:.0f} s   {met}")
+
+
+def plan(factory: Factory, bench: SweepBench) -> None:
+    gpus = inventory(*(pool_gpu(one) for one in CAPABILITIES))
+    with timed("plan", PLAN_GOAL):
+        prepared = prepare_sweep(factory, factory.targets, gpus, SweepOptions(image="sif"), bench)
+    plan = prepared.plan
+    print(f"  {len(plan.cells) + len(plan.left_out)} tuples, of which {len(plan.cells)} are queued")
+
+
+def make(factory: Factory, folder: Path, count: int, bench: SweepBench) -> None:
+    target = next(one for one in factory.targets if one.name == NAME)
+    definition, image, now = define_target(factory, target), put_image(factory), bench.clock()
+    cell = QueuedCell(
+        stage=Stage(target=target), capability=Capability(8, 0), cuda="12.0", gpus=1, reason="a benchmark"
+    )
+    with timed(f"write {count} nodes", WRITE_GOAL):
+        kits = []
+        for number in range(count):
+            nonce = format_nonce(bench.random(NONCE_BYTES))
+            node = replace(make_node(cell, image, definition, (nonce, FULL)), name=f"node{number}")
+            ask = GpuAsk(nonce=nonce, level=FULL, capability="8.0", predicted={})
+            kits.append(make_node_kit(node, definition, ask, now))
+        sweep = Sweep(
+            id="20260102-030405-0000",
+            made=now,
+            level=FULL,
+            site="generic",
+            nodes=tuple(kit.node for kit in kits),
+        )
+        ledger(factory).issue_all({kit.node.nonce: kit.run for kit in kits}, now)
+        write_sweep_file(folder, sweep)
+        write_sweep(folder, sweep, {kit.node.name: kit.texts for kit in kits}, site_lines(sweep, folder))
+
+
+def collect(factory: Factory, folder: Path, count: int) -> None:
+    for node in read_sweep(folder).nodes:
+        play(folder, node.name)
+    with timed(f"collect {count} results, sign and attach them", COLLECT_GOAL):
+        done = collect_sweep(factory, folder, CollectOptions(), datetime.now(UTC), Quiet())
+    assert all(one.result.outcome is Outcome.VERIFIED and one.attached for one in done.nodes), done.nodes[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=2000)
+    parser.add_argument("--folder", type=Path, help="Default: a temporary one. It is emptied at the end.")
+    given = parser.parse_args()
+    bench = SweepBench(clock=lambda: datetime.now(UTC), random=os.urandom)
+    with tempfile.TemporaryDirectory(dir=given.folder, prefix="imagefactory-pool-") as name:
+        factory, folder = make_factory(Path(name)), Path(name, "sweep")
+        plan(factory, bench)
+        make(factory, folder, given.nodes, bench)
+        collect(factory, folder, given.nodes)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+    print(f"peak of memory {peak} MB   goal {MEMORY_GOAL} MB   {'met' if peak < MEMORY_GOAL else 'MISSED'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""The options of `verify --on`, and what they mean where they stand without it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, ParamSpec
+
+import click
+
+from imagefactory.cli.pool import inventory_option
+from imagefactory.errors import UsageError
+
+P = ParamSpec("P")
+POOLS = ("htcondor",)
+IMAGES = ("docker", "oras", "sif")
+_TIME = re.compile(r"([0-9]{1,6})([smhdw])")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+OWN = {
+    "newest": None,
+    "mig": False,
+    "wanted": None,
+    "allow": (),
+    "inventory": None,
+    "image": None,
+    "site": "",
+    "idle": None,
+    "held": None,
+    "run": None,
+    "retries": None,
+    "wait": False,
+    "folder": None,
+    "dry_run": False,
+}
+"""The options that go with --on, as they are where nobody writes them."""
+
+
+class Duration(click.ParamType[timedelta]):
+    """`30m`, `24h`, `2d`."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        found = _TIME.fullmatch(str(value))
+        if found is None or not int(found[1]):
+            self.fail(f"'{str(value)[:40]}' is no time: write 30m, 24h or 2d", param, ctx)
+        return timedelta(seconds=int(found[1]) * _UNITS[found[2]])
+
+
+def sweep_options(command: Callable[P, None]) -> Callable[P, None]:
+    """The options of `verify --on`, below its own."""
+    options = (
+        click.option(
+            "--on",
+            "pool",
+            type=click.Choice(POOLS),
+            help="Verify on a pool: one job for each image and capability.",
+        ),
+        click.option("--newest", type=click.IntRange(1), metavar="N", help="The N newest versions alone."),
+        click.option(
+            "--tuple",
+            "wanted",
+            nargs=4,
+            metavar="FRAMEWORK VERSION CUDA X.Y",
+            help="Test just one: pytorch 2.3 12.1 8.0.",
+        ),
+        click.option(
+            "--allow",
+            multiple=True,
+            metavar="RULE",
+            help="Let this rule leave nothing out, as plan has it; `verified` tests again. May be repeated.",
+        ),
+        click.option("--mig", is_flag=True, help="Count slices of GPUs (MIG) as GPUs."),
+        inventory_option,
+        click.option(
+            "--image",
+            type=click.Choice(IMAGES),
+            help="How jobs get the image. Default: sif where sif_folder is set or the store has one, else "
+            "docker where a registry is set.",
+        ),
+        click.option("--site", default="", metavar="SITE", help="Default: the setting `site`."),
+        click.option("--idle-limit", "idle", type=Duration(), metavar="TIME", help="Default: 24h."),
+        click.option("--held-limit", "held", type=Duration(), metavar="TIME", help="Default: 10m."),
+        click.option("--run-limit", "run", type=Duration(), metavar="TIME", help="Default: 24h."),
+        click.option(
+            "--retries",
+            type=click.IntRange(0, 20),
+            metavar="N",
+            help="How often what the pool broke is tried again. Default: 2.",
+        ),
+        click.option("--wait", is_flag=True, help="Stay until all is done, then collect."),
+        click.option(
+            "--folder",
+            type=click.Path(path_type=Path, file_okay=False),
+            metavar="DIR",
+            help="Where the sweep is written; of one that is there already, go on with it.",
+        ),
+        click.option("--dry-run", is_flag=True, help="Say what would be queued, and do nothing."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def refuse_alone(given: dict[str, Any]) -> None:
+    """Raises UsageError where an option of --on stands without it."""
+    for name, unset in OWN.items():
+        if given[name] != unset:
+            spelt = {"idle": "idle-limit", "held": "held-limit", "run": "run-limit", "wanted": "tuple"}.get(
+                name, name
+            )
+            raise UsageError(
+                f"--{spelt.replace('_', '-')} goes with --on", hint="imagefactory verify TARGET --on htcondor"
+            )

@@ -1,0 +1,329 @@
+"""Verification on a pool: what `verify --on htcondor` and `collect SWEEP` do, and status and cancel."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from imagefactory.cli.output import (
+    Call,
+    collecting,
+    complain,
+    json_option,
+    say,
+    say_json,
+    terminal_width,
+    write,
+)
+from imagefactory.cli.pool import find_inventory
+from imagefactory.errors import CheckFailedError, ToolError, UsageError
+
+if TYPE_CHECKING:
+    from imagefactory.cli.output import Failures
+    from imagefactory.factory import Factory
+    from imagefactory.kits import CollectOptions
+    from imagefactory.model import Target
+    from imagefactory.pools.collecting import CollectedSweep
+    from imagefactory.pools.model import Limits, Pool
+    from imagefactory.pools.sweep_file import CollectedNode
+    from imagefactory.sweeps import Made, Prepared, SweepBench, SweepOptions, SweepStatus
+
+POLL = 15.0
+"""Seconds between two looks of --wait: the logs are read, and one condor_q is asked."""
+
+
+def verify_on_pool(call: Call, names: tuple[str, ...], given: dict[str, Any]) -> None:
+    """All of `verify --on`: decide, make, submit, perhaps wait and collect."""
+    from imagefactory.sweeps import make_sweep, prepare_sweep
+
+    for name in ("runner", "kit", "ledger", "output"):
+        if given[name]:
+            raise UsageError(f"--{name} has no meaning on a pool", hint="leave it out")
+    factory, progress, folder = call.factory, call.progress, given["folder"]
+    as_json = given["as_json"]
+    if folder is not None and (folder / "sweep.dag").is_file():
+        if names or given["wanted"]:
+            raise UsageError(
+                f"{folder} is a sweep already",
+                hint="leave out the targets to go on with it, or another --folder",
+            )
+        return _submitted(call, folder.absolute(), given)
+    pool, bench = find_pool(), sweep_bench()
+    options = _options(factory, given)
+    targets, options = _targets(factory, names, given, options)
+    inventory = find_inventory(given["inventory"], bench.clock())
+    if not given["dry_run"]:
+        pool.require()
+    prepared = prepare_sweep(factory, targets, inventory, options, bench)
+    _say_plan(prepared, as_json=as_json and given["dry_run"], quiet=as_json)
+    if given["dry_run"]:
+        return None
+    made = make_sweep(factory, prepared, bench, progress)
+    return _submitted(call, made.folder, given, made)
+
+
+def find_pool() -> Pool:
+    """This machine's pool. Tests put another one here."""
+    from imagefactory.pools.htcondor.commands import HTCondor
+
+    return HTCondor(environ=os.environ)
+
+
+def sweep_bench() -> SweepBench:
+    """The time and random bytes. Tests put others here."""
+    from imagefactory.sweeps import SweepBench
+
+    return SweepBench(clock=lambda: datetime.now(UTC), random=os.urandom)
+
+
+def _options(factory: Factory, given: dict[str, Any]) -> SweepOptions:
+    from imagefactory.gpu.capability import parse_capability
+    from imagefactory.pools.planning import SweepAsk, check_allowed
+    from imagefactory.sweeps import SweepOptions
+
+    try:
+        capabilities = tuple(sorted({parse_capability(text) for text in given["capability"]}))
+    except ValueError as error:
+        raise UsageError(f"--capability: {error}", hint="write 8.0") from error
+    return SweepOptions(
+        asked=SweepAsk(
+            capabilities=capabilities,
+            newest=given["newest"] or 0,
+            mig=given["mig"],
+            allow=check_allowed(given["allow"]),
+        ),
+        level=given["level"],
+        image=given["image"] or "",
+        registry=given["registry"],
+        site=given["site"] or factory.settings.site.value,
+        limits=_limits(given),
+        folder=given["folder"].absolute() if given["folder"] else None,
+    )
+
+
+def _limits(given: dict[str, Any]) -> Limits:
+    from imagefactory.pools.model import Limits
+
+    named = {name: given[name] for name in ("idle", "held", "run", "retries") if given[name] is not None}
+    return Limits(**named)
+
+
+def _targets(
+    factory: Factory, names: tuple[str, ...], given: dict[str, Any], options: SweepOptions
+) -> tuple[Sequence[Target], SweepOptions]:
+    """The targets that are asked for; of a tuple the one, on its capability alone."""
+    from dataclasses import replace
+
+    from imagefactory.pools.planning import choose_tuple, parse_tuple
+    from imagefactory.targets import select
+
+    if not given["wanted"]:
+        if not names:
+            raise UsageError("no target is named", hint="name some ('pytorch-*'), or --tuple F V CUDA X.Y")
+        return select(factory.targets, names), options
+    if names or given["capability"]:
+        raise UsageError("--tuple says all of it", hint="leave out the targets and --capability")
+    wanted = parse_tuple(given["wanted"])
+    asked = replace(options.asked, capabilities=(wanted.capability,))
+    return (choose_tuple(factory.targets, wanted),), replace(options, asked=asked)
+
+
+def _say_plan(prepared: Prepared, *, as_json: bool, quiet: bool) -> None:
+    from imagefactory.report.sweep_table import format_sweep_plan, plan_json
+
+    if as_json:
+        say_json("sweep-plan", {"image": prepared.place.kind, **plan_json(prepared.plan)})
+    else:
+        say(format_sweep_plan(prepared.plan, prepared.options.limits, terminal_width()), unless=quiet)
+
+
+def _submitted(call: Call, folder: Path, given: dict[str, Any], made: Made | None = None) -> None:
+    """Says what runs now, or waits for it and collects."""
+    from imagefactory.kits import CollectOptions
+    from imagefactory.pools.sweep_file import read_sweep
+    from imagefactory.sweeps import submit_sweep
+
+    sweep, as_json = read_sweep(folder), given["as_json"]
+    with collecting() as failures:
+        for name, fault in made.faults if made else ():
+            failures.of(name).add(fault)
+        job = submit_sweep(folder, find_pool())
+        if given["wait"]:
+            _wait(call, folder)
+            options = CollectOptions(registry=given["registry"], promote=given["promote"])
+            rows = collect_jobs(call, folder, options, failures, as_json=as_json)
+            if as_json:
+                say_json("collect", {"results": rows, "errors": failures.as_json()})
+            return
+        if as_json:
+            row = {"sweep": sweep.id, "folder": str(folder), "job": job, "nodes": len(sweep.nodes)}
+            say_json("submitted", {**row, "errors": failures.as_json()})
+        else:
+            ours = sweep.id if _in_store(call, folder, sweep.id) else folder
+            say(
+                f"submitted {sweep.id} as job {job}, in {folder}\n"
+                f"how far it is:   imagefactory status {ours}\n"
+                f"its verdicts:    imagefactory collect {ours}\n"
+                f"end it:          imagefactory cancel {ours}"
+            )
+
+
+def _in_store(call: Call, folder: Path, name: str) -> bool:
+    from imagefactory.sweeps import sweeps_folder
+
+    return folder == sweeps_folder(call.settings) / name
+
+
+def _wait(call: Call, folder: Path) -> None:
+    """Until every node has an outcome. Raises CheckFailedError where nothing drives the sweep any more."""
+    from imagefactory.sweeps import read_status
+
+    pool, progress = find_pool(), call.progress
+    first = read_status(folder, None)
+    with progress.task(f"sweep {first.sweep.id}", total=len(first.results), unit="nodes") as task:
+        known = 0
+        while True:
+            driven = pool.running(folder)  # before the logs: what ends in between is seen there
+            now = read_status(folder, None)
+            task.advance(now.ended - known)
+            known = now.ended
+            if now.done:
+                return
+            if not driven:
+                raise CheckFailedError(
+                    f"nothing on the pool works on {folder} any more, and {len(now.results) - known} nodes "
+                    "are not done",
+                    hint=f"go on with it: imagefactory verify --on htcondor --folder {folder}",
+                )
+            time.sleep(POLL)
+
+
+def as_sweep(call: Call, given: Path) -> Path | None:
+    """The folder of a sweep that a person names by its id or path; None for anything else."""
+    from imagefactory.pools.sweep_file import SWEEP
+    from imagefactory.sweeps import ID, find_sweep
+
+    if ID.fullmatch(str(given)) or (given / SWEEP).is_file():
+        return find_sweep(call.settings, str(given))
+    return None
+
+
+def collect_jobs(
+    call: Call, folder: Path, options: CollectOptions, failures: Failures, *, as_json: bool
+) -> list[dict[str, object]]:
+    """Collects a sweep, shows it, and gives its rows; what is not verified goes to `failures` too."""
+    from imagefactory.pools.collecting import collect_sweep
+    from imagefactory.report.sweep_table import format_collected, headline
+    from imagefactory.report.verdict_table import format_promotion
+
+    done = collect_sweep(call.factory, folder, options, datetime.now(UTC), call.progress)
+    results = [one.result for one in done.nodes]
+    blocks = [headline(done.sweep, results, None), format_collected(done.nodes, terminal_width())]
+    blocks += [format_promotion(one) for one in done.promotions]
+    say("\n\n".join(blocks), unless=as_json)
+    for name, fault in done.faults:
+        failures.of(name).add(fault)
+    for one in done.promotions:
+        for _, fault in one.faults:
+            failures.of(done.sweep.id).add(fault)
+    failures.of(str(folder))
+    rows = [_node_json(done, one) for one in done.nodes]
+    if not done.verified:
+        failures.add(not_verified(done))
+    return rows
+
+
+def _node_json(done: CollectedSweep, one: CollectedNode) -> dict[str, object]:
+    outcome = one.result.outcome
+    return {
+        "sweep": done.sweep.id,
+        "kit": str(done.folder / "nodes" / one.result.node),
+        "target": one.target,
+        "capability": one.capability,
+        "outcome": outcome.value if outcome else None,
+        "reason": one.result.reason,
+        "why": one.why,
+        "keyid": one.keyid,
+        "gpu": one.gpu,
+        "driver": one.driver,
+        "attached": list(one.attached),
+        "tries": len(one.result.attempts),
+    }
+
+
+def not_verified(done: CollectedSweep) -> CheckFailedError:
+    if done.waiting:
+        return CheckFailedError(
+            f"{done.waiting} of {len(done.nodes)} nodes are not done",
+            hint=f"imagefactory status {done.folder}; collect again when they are",
+        )
+    bad = sum(one.result.outcome != "verified" for one in done.nodes)
+    return CheckFailedError(
+        f"{bad} of {len(done.nodes)} nodes are not verified",
+        hint=f"the table says why; all logs are in {done.folder}/nodes",
+    )
+
+
+@click.command()
+@click.argument("sweep", metavar="[SWEEP]", default="")
+@json_option
+@click.pass_obj
+def status(call: Call, sweep: str, as_json: bool) -> None:
+    """Show how far the sweeps of `verify --on` are, or one of them by its id or folder.
+
+    Exit code 0 whatever became of it: `collect` judges.
+    """
+    from imagefactory.pools.sweep_file import format_value
+    from imagefactory.report.sweep_table import format_status, headline
+    from imagefactory.sweeps import find_sweep, find_sweeps, read_status
+
+    folders = (find_sweep(call.settings, sweep),) if sweep else find_sweeps(call.settings)
+    pool, now = find_pool(), datetime.now(UTC)
+    try:
+        found = [read_status(folder, pool) for folder in folders]
+    except ToolError as error:  # the logs tell most of it without the pool's commands
+        complain(error)
+        found = [read_status(folder, None) for folder in folders]
+    if as_json:
+        rows = [_status_json(one, format_value(one.results)) for one in found]
+        say_json("status", {"sweeps": rows})
+    elif not found:
+        say("no sweep was made here: imagefactory verify TARGET --on htcondor")
+    elif sweep:
+        (one,) = found
+        say(format_status(one.sweep, one.results, one.driven, now))
+        say(f"in {one.folder}\ncollect what is done: imagefactory collect {sweep}")
+    else:
+        say("\n".join(headline(one.sweep, one.results, one.driven) for one in found))
+
+
+def _status_json(one: SweepStatus, results: object) -> dict[str, object]:
+    return {
+        "sweep": one.sweep.id,
+        "folder": str(one.folder),
+        "driven": one.driven,
+        "done": one.done,
+        "jobs": list(one.jobs),
+        "nodes": results,
+    }
+
+
+@click.command()
+@click.argument("sweep", metavar="SWEEP")
+@click.pass_obj
+def cancel(call: Call, sweep: str) -> None:
+    """Remove the jobs of a sweep from the queue, and what drives them.
+
+    Its files stay: `collect` still takes what had come back, and `verify --on htcondor --folder DIR` goes on.
+    """
+    from imagefactory.sweeps import find_sweep
+
+    folder = find_sweep(call.settings, sweep)
+    find_pool().cancel(folder)
+    write(1, f"canceled; what had come back is in {folder}")

@@ -1,0 +1,348 @@
+"""Which images are to be verified on which capabilities of a pool: stages + inventory -> cells. Pure.
+
+A cell is one image on one capability, and one job: whichever GPU of that capability runs it speaks for all.
+What plan.py prunes is left out under its rule, then what no GPU there can match and what a good verdict has
+proven already. A cell comes back by `allow` of its rule, but for `no-match`: such a job would wait in vain.
+
+    newest     an older version than the newest ones that were asked for
+    blocked    there is no lock to build from
+    no-match   no GPU of the pool has that capability and a driver for the image
+    verified   a verdict that holds says so for a GPU of that capability in this pool
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from imagefactory.errors import NothingSelectedError, UsageError
+from imagefactory.gpu.capability import Capability, parse_capability
+from imagefactory.gpu.drivers import older
+from imagefactory.gpu.judge import judge
+from imagefactory.gpu.knowledge import families
+from imagefactory.gpu.knowledge.toolkits import native_driver
+from imagefactory.model import Target
+from imagefactory.plan import (
+    Device,
+    Judge,
+    PlanInput,
+    PlannedCell,
+    Stage,
+    State,
+    check_rules,
+    make_plan,
+)
+from imagefactory.pools.model import Inventory, LeftOut, Machine, PoolGpu, PoolImage
+from imagefactory.pools.sizes import KB, MB, disk_of, format_size, memory_of
+from imagefactory.recipe_values import natural, nearest
+from imagefactory.render.define import driver_floor
+from imagefactory.verify.model import Judged, Verdict
+
+NEWEST, BLOCKED, NO_MATCH, VERIFIED = "newest", "blocked", "no-match", "verified"
+ROOM = "imagefactory pool shows the machines; jobs ask for memory and disk by the size of their image"
+SHORT_NAMES = {"pt": "pytorch", "tf": "tensorflow"}
+"""What the tuples of CHTC's gpu-compatibility-testing call frameworks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepAsk:
+    """What a person wants verified. `capabilities` are those of the pool where none is named.
+
+    `newest` keeps that many versions of each family, 0 all. `mig`: slices of GPUs too. `allow` are rules
+    that leave nothing out.
+    """
+
+    capabilities: tuple[Capability, ...] = ()
+    newest: int = 0
+    mig: bool = False
+    allow: frozenset[str] = frozenset()
+    judge: Judge = judge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuedCell:
+    """An image to verify on a capability, where `gpus` GPUs fit.
+
+    `cuda` is the CUDA that the GPU's driver must take at least, empty where no GPU there tells what it takes.
+    """
+
+    stage: Stage
+    capability: Capability
+    cuda: str
+    gpus: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepPlan:
+    """What is queued, by target and capability, and what is left out and why."""
+
+    cells: tuple[QueuedCell, ...]
+    left_out: tuple[LeftOut, ...]
+
+
+def plan_sweep(stages: Sequence[Stage], inventory: Inventory, asked: SweepAsk) -> SweepPlan:
+    """Every stage on every capability that is asked for: queued, or left out under a rule."""
+    there = _by_capability(gpu for gpu in inventory.gpus if asked.mig or not gpu.mig)
+    wanted = asked.capabilities or tuple(sorted(there))
+    kept, left_out = _newest(stages, asked)
+    cells: list[QueuedCell] = []
+    devices = {(capability, driver_of(gpu)) for capability in wanted for gpu in there.get(capability, ())}
+    listed = tuple(Device(capability=one, driver=driver) for one, driver in sorted(devices))
+    plan = make_plan(PlanInput(stages=kept, devices=listed, allow=asked.allow, judge=asked.judge))
+    for stage, planned in zip(kept, plan.targets, strict=True):
+        found = _by_device(planned.cells) if listed else {}
+        for capability in wanted:
+            one = _weigh(stage, capability, there.get(capability, ()), found, asked.allow)
+            if isinstance(one, LeftOut):
+                left_out.append(one)
+            else:
+                cells.append(one)
+        if not asked.capabilities:
+            left_out += _required_elsewhere(stage, there)
+    return SweepPlan(cells=tuple(cells), left_out=tuple(left_out))
+
+
+def _by_capability(gpus: Iterable[PoolGpu]) -> dict[Capability, list[PoolGpu]]:
+    found: dict[Capability, list[PoolGpu]] = {}
+    for gpu in gpus:
+        found.setdefault(parse_capability(gpu.capability), []).append(gpu)
+    return found
+
+
+def _by_device(cells: Iterable[PlannedCell]) -> dict[tuple[Capability, str], PlannedCell]:
+    return {(cell.device.capability, cell.device.driver): cell for cell in cells}
+
+
+def _newest(stages: Sequence[Stage], asked: SweepAsk) -> tuple[tuple[Stage, ...], list[LeftOut]]:
+    if not asked.newest or NEWEST in asked.allow:
+        return tuple(stages), []
+    versions: dict[str, set[str]] = {}
+    for stage in stages:
+        versions.setdefault(stage.target.family, set()).add(stage.target.version)
+    kept = {
+        (family, version)
+        for family, known in versions.items()
+        for version in sorted(known, key=natural, reverse=True)[: asked.newest]
+    }
+    left = [
+        LeftOut(
+            target=one.target.name,
+            capability="",
+            rule=NEWEST,
+            reason=f"{one.target.family} has {asked.newest} newer versions",
+        )
+        for one in stages
+        if (one.target.family, one.target.version) not in kept
+    ]
+    return tuple(one for one in stages if (one.target.family, one.target.version) in kept), left
+
+
+def _required_elsewhere(stage: Stage, there: dict[Capability, list[PoolGpu]]) -> list[LeftOut]:
+    """What the recipe requires and this pool has no GPU for: nobody should take it for tested."""
+    required = (parse_capability(text) for text in stage.target.capabilities)
+    return [_no_gpu(stage, capability, "its recipe requires it, and ") for capability in required
+            if capability not in there]  # fmt: skip
+
+
+def _no_gpu(stage: Stage, capability: Capability, why: str = "") -> LeftOut:
+    return LeftOut(
+        target=stage.target.name,
+        capability=str(capability),
+        rule=NO_MATCH,
+        reason=f"{why}no GPU of this pool has that capability",
+    )
+
+
+def _weigh(
+    stage: Stage,
+    capability: Capability,
+    gpus: Sequence[PoolGpu],
+    planned: dict[tuple[Capability, str], PlannedCell],
+    allow: frozenset[str],
+) -> QueuedCell | LeftOut:
+    if not gpus:
+        return _no_gpu(stage, capability)
+
+    def left(rule: str, reason: str) -> LeftOut:
+        return LeftOut(target=stage.target.name, capability=str(capability), rule=rule, reason=reason)
+
+    cells = {gpu: planned[capability, driver_of(gpu)] for gpu in gpus}
+    open_ones = [gpu for gpu, cell in cells.items() if cell.state is not State.PRUNED]
+    if not open_ones:
+        ruling = next(iter(cells.values())).ruling
+        return left(ruling.claim.rule if ruling.claim else "", ruling.reason)
+    floor = driver_floor(stage.target.cuda)
+    fitting = [gpu for gpu in open_ones if not gpu.cuda or natural(gpu.cuda) >= natural(floor)]
+    if not fitting:
+        most = max((gpu.cuda for gpu in open_ones), key=natural)
+        return left(NO_MATCH, f"the drivers there take CUDA {most} at most, the image needs {floor}")
+    proven = next((one for gpu in fitting if (one := proof(stage.verdicts, gpu))), None)
+    if proven and VERIFIED not in allow:
+        older_ones = sum(proof(stage.verdicts, gpu) is None for gpu in fitting)
+        but = f"; {older_ones} of {len(fitting)} GPUs there have an older driver" if older_ones else ""
+        return left(VERIFIED, f"{_told(proven)}{but}")
+    if stage.block:
+        return left(BLOCKED, f"{stage.block} ({stage.hint})" if stage.hint else stage.block)
+    ruling = cells[fitting[0]].ruling
+    return QueuedCell(
+        stage=stage,
+        capability=capability,
+        cuda=_least_cuda(fitting, floor, narrowed=len(fitting) < len(gpus)),
+        gpus=len(fitting),
+        reason=ruling.reason,
+    )
+
+
+def _least_cuda(fitting: Sequence[PoolGpu], floor: str, *, narrowed: bool) -> str:
+    """What the job asks of the driver: enough to keep it off GPUs that were found too old for the image.
+
+    A GPU whose ad tells no DriverVersion matches no such condition, so none is written where all are silent.
+    """
+    told = sorted((gpu.cuda for gpu in fitting if gpu.cuda), key=natural)
+    return (told[0] if narrowed else floor) if told else ""
+
+
+def check_room(
+    cells: Sequence[QueuedCell], image: PoolImage, inventory: Inventory
+) -> tuple[tuple[QueuedCell, ...], tuple[LeftOut, ...]]:
+    """The cells whose job finds a machine of its capability with memory and disk enough, and the others.
+
+    It is asked when the image is there, since its size decides. A machine that tells neither has enough.
+    """
+    memory = memory_of(image.unpacked)
+    disk = disk_of(image.kind, image.size, image.unpacked)
+    fitting, none = [], []
+    for cell in cells:
+        there = [
+            one
+            for one in inventory.machines
+            if any(gpu.capability == str(cell.capability) for gpu in one.gpus)
+        ]
+        if any(_has(one, "Memory", memory // MB) and _has(one, "Disk", disk // KB) for one in there):
+            fitting.append(cell)
+        else:
+            reason = f"no machine there has {format_size(memory)} of memory and {format_size(disk)} of disk"
+            target, capability = cell.stage.target.name, str(cell.capability)
+            none.append(LeftOut(target=target, capability=capability, rule=NO_MATCH, reason=reason))
+    return tuple(fitting), tuple(none)
+
+
+def _has(machine: Machine, name: str, wanted: int) -> bool:
+    """Of memory in MB and disk in KB, as ads tell them."""
+    told = machine.attributes.get(name)
+    return not isinstance(told, int | float) or told >= wanted
+
+
+def _told(verdict: Verdict) -> str:
+    report = verdict.report
+    driver = report.hardware.driver if report.hardware else ""
+    gpu = report.device.name if report.device else "a GPU"
+    return f"on {gpu}, driver {driver}, until {verdict.expires:%Y-%m-%d}"
+
+
+def proof(judged: Iterable[Judged], gpu: PoolGpu) -> Verdict | None:
+    """A verdict that can be relied on and says that the image runs on `gpu`: its capability and its driver.
+
+    A pool that tells no driver but what CUDA it takes is compared by that; one that tells neither holds no
+    verdict against its age.
+    """
+    return next(
+        (one.verdict for one in judged if one.proves and one.verdict and _holds(one.verdict, gpu)), None
+    )
+
+
+def _holds(verdict: Verdict, gpu: PoolGpu) -> bool:
+    report = verdict.report
+    if report.device is None or report.hardware is None or report.device.capability != gpu.capability:
+        return False
+    if gpu.driver:
+        try:
+            return not older(gpu.driver, report.hardware.driver)
+        except ValueError:
+            return False
+    return not (gpu.cuda and report.cuda) or natural(gpu.cuda) >= natural(report.cuda)
+
+
+def driver_of(gpu: PoolGpu) -> str:
+    """The driver that a plan goes by: the pool's word, else the branch of the first that takes its CUDA.
+
+    `DriverVersion` in a GPU's ad is the newest CUDA that its driver takes; each such version came with one
+    branch of the driver (NVIDIA, CUDA Toolkit release notes, table of drivers). Empty where neither is told.
+    """
+    if gpu.driver or not gpu.cuda:
+        return gpu.driver
+    return native_driver(gpu.cuda).partition(".")[0]
+
+
+def check_allowed(rules: Sequence[str]) -> frozenset[str]:
+    """The rules to allow: those of plans, `newest` and `verified`. Raises UsageError for another word."""
+    own = (NEWEST, VERIFIED)
+    if NO_MATCH in rules:
+        raise UsageError(
+            "--allow no-match: such a job would wait in vain", hint="leave it out: its GPU is not there"
+        )
+    return check_rules([rule for rule in rules if rule not in own]) | (frozenset(rules) & frozenset(own))
+
+
+# --- one tuple -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuple:
+    """Framework, its version, CUDA and compute capability: what CHTC's old tool tested, one at a time."""
+
+    framework: str
+    version: str
+    cuda: str
+    capability: Capability
+
+
+def parse_tuple(words: Sequence[str]) -> Tuple:
+    """`pytorch 2.3 12.1 8.0`. Raises UsageError naming the word that cannot be."""
+    framework, version, cuda, capability = words
+    for word, text, example in ((version, "version", "2.3"), (cuda, "CUDA", "12.1, or 12")):
+        if not re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,6}){0,3}", word, re.ASCII):
+            raise UsageError(f"--tuple: '{word[:40]}' is no {text}", hint=f"write {example}")
+    try:
+        wanted = parse_capability(capability)
+    except ValueError as error:
+        raise UsageError(f"--tuple: {error}", hint="write --tuple pytorch 2.3 12.1 8.0") from error
+    name = framework.lower()
+    return Tuple(framework=SHORT_NAMES.get(name, name), version=version, cuda=cuda, capability=wanted)
+
+
+def choose_tuple(targets: Sequence[Target], wanted: Tuple) -> Target:
+    """The target of a tuple. Raises NothingSelectedError where no recipe has it, UsageError for several."""
+    known = {target.family for target in targets} | {target.framework for target in targets}
+    if wanted.framework not in known:
+        near = nearest(wanted.framework, known)
+        raise NothingSelectedError(
+            f"no recipe has the framework '{wanted.framework[:40]}'",
+            hint=f"did you mean '{near}'?" if near else f"there are {', '.join(sorted(known))}",
+        )
+    distribution = families().get(wanted.framework, wanted.framework)
+    ranks = [target for target in targets if target.family == wanted.framework] or [
+        target for target in targets if wanted.framework in (target.framework, distribution)
+    ]
+    found = [one for one in ranks if _is_of(one.version, wanted.version) and _is_of(wanted.cuda, one.cuda)]
+    shortest = min((len(one.name) for one in found), default=0)
+    plain = [one for one in found if len(one.name) == shortest]  # a suffix names what is not the default
+    if not plain:
+        offered = ", ".join(f"{one.version} cu{one.cuda}" for one in ranks)
+        raise NothingSelectedError(
+            f"no recipe has {wanted.framework} {wanted.version} with CUDA {wanted.cuda}",
+            hint=f"there are {offered}",
+        )
+    if len(plain) > 1:
+        raise UsageError(
+            f"{wanted.framework} {wanted.version} with CUDA {wanted.cuda} fits {len(plain)} targets",
+            hint=f"name one: {', '.join(one.name for one in plain)}",
+        )
+    return plain[0]
+
+
+def _is_of(version: str, prefix: str) -> bool:
+    """By whole parts: 2.3.1 is of 2.3, and 12.1 of 12."""
+    return version == prefix or version.startswith(f"{prefix}.")

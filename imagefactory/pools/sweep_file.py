@@ -1,0 +1,192 @@
+"""sweep.json and collected.json: a sweep as it was asked for, and what became of it. JSON there and back.
+
+sweep.json is written first and never changed: with it a sweep can be gone on with after any kill.
+collected.json is written anew by each `collect`; what is signed stands in the store, so it can be lost.
+
+The parser takes exactly what the formatter gives, field by field as model.py declares them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from imagefactory.errors import StatementError, UsageError
+from imagefactory.oci.layout import explain_full_disk
+from imagefactory.pools.model import NodeResult, Sweep
+from imagefactory.verify.report import format_time, line, parse_time, shown
+from imagefactory.verify.report_file import clean
+
+FORMAT = 1
+SWEEP, COLLECTED = "sweep.json", "collected.json"
+LARGEST = 64 << 20
+MOST_NODES = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectedNode:
+    """What is known of a node, and its verdict. `why` says in a line who signed it, or why nobody did.
+
+    `nonce` is that of its run; `keyid` and `attached` are empty where nothing was signed. `driver` and `gpu`
+    are what the suite's run was on, empty where it met no GPU.
+    """
+
+    result: NodeResult
+    target: str
+    capability: str
+    nonce: str
+    why: str = ""
+    keyid: str = ""
+    gpu: str = ""
+    driver: str = ""
+    attached: tuple[str, ...] = ()
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def read_sweep(folder: Path) -> Sweep:
+    """Raises UsageError for a folder that is no sweep's, or whose sweep.json is not whole."""
+    found = _read(folder / SWEEP)
+    if found is None:
+        raise UsageError(f"{folder} is no sweep", hint="imagefactory status lists those of this store")
+    sweep = _parse(found, folder / SWEEP, "sweep", Sweep)
+    assert isinstance(sweep, Sweep)
+    if len(sweep.nodes) > MOST_NODES:
+        raise UsageError(f"{folder / SWEEP} has more than {MOST_NODES} nodes", hint="split it")
+    return sweep
+
+
+def write_sweep_file(folder: Path, sweep: Sweep) -> None:
+    """Raises UsageError where the folder cannot be written."""
+    _write(folder / SWEEP, {"format": FORMAT, "sweep": format_value(sweep)})
+
+
+def read_collected(folder: Path) -> tuple[CollectedNode, ...]:
+    """What the last `collect` found, by node; empty where nobody collected yet. Raises UsageError."""
+    found = _read(folder / COLLECTED)
+    if found is None:
+        return ()
+    value = _parse(found, folder / COLLECTED, "nodes", tuple[CollectedNode, ...])
+    assert isinstance(value, tuple)
+    return value
+
+
+def write_collected(folder: Path, nodes: Sequence[CollectedNode]) -> None:
+    """Raises UsageError where the folder cannot be written."""
+    _write(folder / COLLECTED, {"format": FORMAT, "nodes": format_value(tuple(nodes))})
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        with path.open("rb") as file:
+            data = file.read(LARGEST + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}", hint="look at its rights") from error
+    if len(data) > LARGEST:
+        raise UsageError(f"{path} has more than {LARGEST >> 20} MB", hint="that is none of a sweep's files")
+    return data
+
+
+def _parse(data: bytes, path: Path, name: str, kind: Any) -> object:
+    try:
+        document = json.loads(data)
+        if not isinstance(document, dict) or document.get("format") != FORMAT:
+            raise StatementError(f"{path}: it has another format than {FORMAT}")
+        if set(document) != {"format", name}:
+            raise StatementError(f"{path}: it has not the fields 'format' and '{name}'")
+        return parse_value(document[name], kind, name)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not JSON", hint="it was cut or changed: make a new sweep") from error
+    except StatementError as error:
+        raise UsageError(
+            f"{path}: {error.message}", hint="it was changed, or another version of imagefactory wrote it"
+        ) from error
+
+
+def _write(path: Path, value: Mapping[str, object]) -> None:
+    """Beside and renamed."""
+    data = json.dumps(value, indent=1, sort_keys=True) + "\n"
+    try:
+        with explain_full_disk(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, beside = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+            try:
+                with os.fdopen(handle, "w", encoding="utf-8") as file:
+                    file.write(data)
+                Path(beside).chmod(0o644)
+                Path(beside).replace(path)
+            except BaseException:
+                Path(beside).unlink(missing_ok=True)
+                raise
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be written: {error.strerror}", hint="name another folder: --folder DIR"
+        ) from error
+
+
+# --- values --------------------------------------------------------------------------------------
+
+
+def format_value(value: object) -> object:
+    """A frozen value as JSON: times as in reports, durations in seconds, tuples as lists."""
+    if isinstance(value, StrEnum):
+        return value.value
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: format_value(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, datetime):
+        return format_time(value)
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, tuple):
+        return [format_value(one) for one in value]
+    return clean(value) if isinstance(value, str) else value
+
+
+def parse_value(value: object, kind: Any, where: str) -> object:
+    """The value of `kind` that `format_value` made this of. Raises StatementError for anything else."""
+    if get_origin(kind) in (Union, types.UnionType):
+        (own,) = (one for one in get_args(kind) if one is not types.NoneType)
+        return None if value is None else parse_value(value, own, where)
+    if get_origin(kind) is tuple:
+        if not isinstance(value, list):
+            raise _fault(where, "a list")
+        return tuple(parse_value(one, get_args(kind)[0], f"{where}[{n}]") for n, one in enumerate(value))
+    if is_dataclass(kind) and isinstance(kind, type):
+        return _parse_fields(value, kind, where)
+    if kind is datetime:
+        return parse_time(value, where)
+    if kind is str:
+        return line(value, where)
+    if kind in (float, timedelta):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1e10:
+            raise _fault(where, "a number of seconds")
+        return timedelta(seconds=value) if kind is timedelta else float(value)
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        if not isinstance(value, str) or value not in tuple(kind):
+            raise _fault(where, f"one of {', '.join(kind)}")
+        return kind(value)
+    if type(value) is not kind or (isinstance(value, int) and abs(value) >= 1 << 53):
+        raise _fault(where, f"a value of kind '{kind.__name__}'")
+    return value
+
+
+def _parse_fields(value: object, kind: type[Any], where: str) -> object:
+    known = get_type_hints(kind)
+    if not isinstance(value, dict) or set(value) != set(known):
+        raise _fault(where, f"an object with the fields {', '.join(known)}")
+    return kind(**{name: parse_value(value[name], own, f"{where}.{name}") for name, own in known.items()})
+
+
+def _fault(where: str, wanted: str) -> StatementError:
+    return StatementError(f"{shown(where)} is not {wanted}")

@@ -1,0 +1,217 @@
+"""Which cells of a pool are queued, and why the others are not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from imagefactory.errors import NothingSelectedError, UsageError
+from imagefactory.gpu.capability import Capability
+from imagefactory.gpu.judge import Evidence
+from imagefactory.gpu.model import Answer, Cell, Question
+from imagefactory.model import Outcome
+from imagefactory.plan import Judge, Stage
+from imagefactory.pools.model import Inventory
+from imagefactory.pools.planning import (
+    SweepAsk,
+    SweepPlan,
+    check_allowed,
+    choose_tuple,
+    driver_of,
+    parse_tuple,
+    plan_sweep,
+)
+from imagefactory.verify.model import Judged, Standing, Verdict
+from tests.unit.sweep_made_here import inventory, pool_gpu
+from tests.unit.test_plan import TARGET, claim
+from tests.unit.verdicts_made_here import DAY, HOST, MADE_UP, NOW, whole_report
+
+STAGE = Stage(target=TARGET, missing="", image="sha256:" + "a" * 64)
+
+
+def known(answers: dict[str, Answer], rule: str = "no-code") -> Judge:
+    def judge(question: Question, _: Evidence) -> Cell:
+        answer = answers.get(str(question.capability))
+        return Cell(question=question, claims=(claim(rule, answer),) if answer else ())
+
+    return judge
+
+
+def plan(*stages: Stage, gpus: Inventory | None = None, **asked: Any) -> SweepPlan:
+    return plan_sweep(stages or (STAGE,), gpus or inventory(), SweepAsk(**{"judge": known({}), **asked}))
+
+
+def queued(made: SweepPlan) -> list[tuple[str, str, str]]:
+    return [(cell.stage.target.name, str(cell.capability), cell.cuda) for cell in made.cells]
+
+
+def left(made: SweepPlan) -> list[tuple[str, str]]:
+    return [(one.capability, one.rule) for one in made.left_out]
+
+
+def verdict(capability: str = "8.0", driver: str = "550.54.15", **changes: Any) -> Judged:
+    report = whole_report(
+        device=replace(MADE_UP, capability=capability), hardware=replace(HOST, driver=driver), **changes
+    )
+    made = Verdict(report=report, issued=NOW, expires=NOW + 9 * DAY, keyid="k")
+    return Judged(digest="sha256:" + "e" * 64, standing=Standing.GOOD, why="", verdict=made)
+
+
+# --- what is queued --------------------------------------------------------------------------------
+
+
+def test_a_capability_is_one_job_however_many_gpus_have_it() -> None:
+    made = plan(
+        gpus=inventory(pool_gpu("7.0"), pool_gpu("8.0"), pool_gpu("8.0", driver="535.54.03", cuda="12.2"))
+    )
+    assert queued(made) == [(TARGET.name, "7.0", "12.0"), (TARGET.name, "8.0", "12.0")]
+    assert [cell.gpus for cell in made.cells] == [1, 2]
+
+
+def test_what_is_known_to_fail_is_left_out_under_its_rule_and_comes_back_by_it() -> None:
+    judge = known({"7.0": Answer.NO, "8.0": Answer.YES})
+    made = plan(judge=judge)
+    assert queued(made) == [(TARGET.name, "8.0", "12.0")]
+    assert left(made) == [("7.0", "no-code")]
+    assert len(plan(judge=judge, allow=frozenset({"no-code"})).cells) == 2
+
+
+def test_a_capability_that_the_pool_lacks_matches_nothing() -> None:
+    made = plan(capabilities=(Capability(9, 0), Capability(8, 0)))
+    assert queued(made) == [(TARGET.name, "8.0", "12.0")]
+    assert left(made) == [("9.0", "no-match")]
+    wide = Stage(target=replace(TARGET, capabilities=("7.0", "9.0")))
+    assert left(plan(wide)) == [("9.0", "no-match")]
+
+
+def test_a_driver_too_old_for_the_image_matches_nothing() -> None:
+    old = pool_gpu("7.0", driver="", cuda="11.4")
+    made = plan(gpus=inventory(old))
+    assert left(made) == [("7.0", "no-match"), ("8.0", "no-match")]
+    assert "CUDA 11.4 at most, the image needs 12.0" in made.left_out[0].reason
+    both = plan(gpus=inventory(old, pool_gpu("7.0", cuda="12.2")))
+    assert [(cell.cuda, cell.gpus) for cell in both.cells] == [("12.2", 1)]
+
+
+def test_of_gpus_that_tell_no_driver_none_is_asked() -> None:
+    made = plan(gpus=inventory(pool_gpu("8.0", driver="", cuda="")))
+    assert queued(made) == [(TARGET.name, "8.0", "")]
+
+
+def test_slices_of_gpus_are_another_class() -> None:
+    gpus = inventory(pool_gpu("8.0", mig=True))
+    assert left(plan(gpus=gpus)) == [("7.0", "no-match"), ("8.0", "no-match")]
+    assert queued(plan(gpus=gpus, mig=True)) == [(TARGET.name, "8.0", "12.0")]
+
+
+def test_the_newest_versions_of_each_family() -> None:
+    stages = [
+        Stage(target=replace(TARGET, name=f"{family}-{version}", family=family, version=version))
+        for family, version in (("torchy", "2.9"), ("torchy", "2.10"), ("torchy", "1.13"), ("flow", "2.1"))
+    ]
+    made = plan(*stages, newest=2, capabilities=(Capability(8, 0),))
+    assert [name for name, _, _ in queued(made)] == ["torchy-2.9", "torchy-2.10", "flow-2.1"]
+    assert [(one.target, one.rule) for one in made.left_out] == [("torchy-1.13", "newest")]
+
+
+def test_what_cannot_be_built_is_blocked() -> None:
+    made = plan(Stage(target=TARGET, block="it has no lock", hint="imagefactory lock torchy-2.3-cu121"))
+    assert left(made) == [("7.0", "blocked"), ("8.0", "blocked")]
+
+
+# --- what is proven --------------------------------------------------------------------------------
+
+
+def test_a_verdict_for_a_gpu_there_is_enough() -> None:
+    stage = replace(STAGE, verdicts=(verdict(),))
+    gpus = inventory(pool_gpu("8.0"), pool_gpu("8.0", driver="535.54.03", cuda="12.2"))
+    made = plan(stage, gpus=gpus, capabilities=(Capability(8, 0),))
+    assert left(made) == [("8.0", "verified")]
+    assert "1 of 2 GPUs there have an older driver" in made.left_out[0].reason
+    assert len(plan(stage, gpus=gpus, allow=frozenset({"verified"})).cells) == 1
+
+
+@pytest.mark.parametrize(
+    "judged",
+    [
+        verdict(driver="560.28.03"),  # newer than any driver of the pool
+        verdict("8.6"),  # 8.6 says nothing of 8.0
+        verdict(outcome=Outcome.TIMEOUT),
+        replace(verdict(), standing=Standing.EXPIRED),
+    ],
+)
+def test_a_verdict_that_does_not_hold_there_proves_nothing(judged: Judged) -> None:
+    made = plan(replace(STAGE, verdicts=(judged,)), capabilities=(Capability(8, 0),))
+    assert queued(made) == [(TARGET.name, "8.0", "12.0")]
+
+
+def test_what_a_suite_said_against_an_image_prunes() -> None:
+    from imagefactory.gpu.judge import judge
+
+    refused = verdict(outcome=Outcome.WRONG_NUMBERS)
+    made = plan(replace(STAGE, verdicts=(refused,)), judge=judge, capabilities=(Capability(8, 0),))
+    assert left(made) == [("8.0", "wrong-numbers")]
+
+
+def test_a_pool_that_tells_what_cuda_its_drivers_take_is_compared_by_that() -> None:
+    stage = replace(STAGE, verdicts=(verdict(),))  # of a driver that takes CUDA 12.4
+    for cuda, rules in (("12.6", ["verified"]), ("12.4", ["verified"]), ("12.2", [])):
+        gpus = inventory(pool_gpu("8.0", driver="", cuda=cuda))
+        made = plan(stage, gpus=gpus, capabilities=(Capability(8, 0),))
+        assert [one.rule for one in made.left_out] == rules
+
+
+def test_the_driver_of_a_gpu_that_tells_only_its_cuda_is_a_branch() -> None:
+    assert driver_of(pool_gpu(driver="535.104.05", cuda="12.2")) == "535.104.05"
+    assert driver_of(pool_gpu(driver="", cuda="12.4")) == "550"
+    assert driver_of(pool_gpu(driver="", cuda="")) == ""
+
+
+# --- one tuple -------------------------------------------------------------------------------------
+
+
+TARGETS = (
+    TARGET,
+    replace(TARGET, name="torchy-2.3-cu121-py313", python="3.13"),
+    replace(TARGET, name="torchy-2.5-cu12", version="2.5", cuda="12"),
+    replace(TARGET, name="pytorch-2.3-cu118", family="pytorch", cuda="11.8"),
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (("torchy", "2.3", "12.1", "8.0"), "torchy-2.3-cu121"),
+        (("torchy", "2.5", "12.4", "80"), "torchy-2.5-cu12"),
+        (("torch", "2.3", "11.8", "8.0"), "pytorch-2.3-cu118"),
+        (("pt", "2.3", "11.8", "sm_80"), "pytorch-2.3-cu118"),
+    ],
+)
+def test_a_tuple_names_one_target(words: tuple[str, ...], name: str) -> None:
+    wanted = parse_tuple(words)
+    assert choose_tuple(TARGETS, wanted).name == name
+    assert wanted.capability == Capability(8, 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("torchy", "2.x", "12.1", "8.0"), "'2.x' is no version"),
+        (("torchy", "2.3", "cu121", "8.0"), "'cu121' is no CUDA"),
+        (("torchy", "2.3", "12.1", "A100"), "no compute capability"),
+        (("torchi", "2.3", "12.1", "8.0"), "no recipe has the framework"),
+        (("torchy", "2.3", "12.4", "8.0"), "no recipe has torchy 2.3 with CUDA 12.4"),
+    ],
+)
+def test_a_tuple_that_cannot_be(words: tuple[str, ...], said: str) -> None:
+    with pytest.raises((UsageError, NothingSelectedError), match=said):
+        choose_tuple(TARGETS, parse_tuple(words))
+
+
+def test_rules_that_can_be_allowed() -> None:
+    assert check_allowed(["verified", "no-code"]) == {"verified", "no-code"}
+    for word in ("no-match", "verifed"):
+        with pytest.raises(UsageError):
+            check_allowed([word])

@@ -1,0 +1,505 @@
+"""Sweeps from targets to verdicts: made once, left and picked up, each node signed once. The pool is made up,
+and so are its GPUs; the keys are thrown away with the test.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagefactory import cli, verdicts, workflow
+from imagefactory.cli import sweeps as sweeps_command
+from imagefactory.errors import BuildError, NothingSelectedError, RegistryError, UsageError
+from imagefactory.factory import Factory
+from imagefactory.kits import CollectOptions
+from imagefactory.model import Image, Outcome, Target
+from imagefactory.oci.layout import reference
+from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.sif import SifOrigin, keep_sif
+from imagefactory.oci.transfer import Place
+from imagefactory.pools.collecting import Attacher, CollectedSweep, collect_sweep
+from imagefactory.pools.inventory_file import write_inventory
+from imagefactory.pools.model import ImageKind, Limits
+from imagefactory.pools.planning import SweepAsk
+from imagefactory.pools.sweep_file import read_collected, read_sweep
+from imagefactory.progress import Quiet
+from imagefactory.sweeps import (
+    Made,
+    SweepBench,
+    SweepOptions,
+    find_sweeps,
+    make_sweep,
+    prepare_sweep,
+    read_status,
+    read_submitted,
+    submit_sweep,
+)
+from imagefactory.verdicts import find_in, read_court, registry_of
+from imagefactory.verification import ledger
+from imagefactory.verify.attached import Statement, put_statement
+from imagefactory.verify.keys import keys_folder, make_key
+from imagefactory.verify.model import EvidenceKind, Standing
+from imagefactory.verify.trust import Grant, add_key
+from tests.unit.registry_made_here import RegistryMadeHere, registry_made_here
+from tests.unit.sweep_made_here import (
+    NOTHING_SEEN,
+    STARTED,
+    SUBMITTED,
+    PoolMadeHere,
+    log,
+    play,
+    suite_report,
+)
+from tests.unit.test_verification import NAME, factory, put_image, target  # noqa: F401
+
+V100, A100 = (f"{NAME.replace('.', '_')}-sm{number}" for number in (70, 80))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    factory: Factory
+    target: Target
+    registry: RegistryMadeHere
+    pool: PoolMadeHere
+
+    def makes(self, **changes: Any) -> Made:
+        options = SweepOptions(**{"level": "quick", "registry": self.registry.host, **changes})
+        bench = SweepBench(clock=lambda: datetime.now(UTC), random=os.urandom)
+        prepared = prepare_sweep(self.factory, (self.target,), self.pool.gpus, options, bench)
+        made = make_sweep(self.factory, prepared, bench, Quiet())
+        submit_sweep(made.folder, self.pool)
+        return made
+
+    def collects(self, folder: Path, **options: Any) -> CollectedSweep:
+        now = datetime.now(UTC)
+        return collect_sweep(self.factory, folder, CollectOptions(**options), now, Quiet())
+
+
+@pytest.fixture
+def site(factory: Factory, target: Target, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:  # noqa: F811
+    """A factory with an image and a trusted key, a registry, and a pool of two GPUs. Nothing can be built."""
+
+    def find_built(factory: Factory, target: Target) -> Image | None:
+        return factory.layout.image(reference(target))
+
+    def build_target(*_: object) -> None:
+        raise BuildError("nothing is built in this test")
+
+    monkeypatch.setattr(workflow, "find_built", find_built)
+    monkeypatch.setattr(workflow, "build_target", build_target)
+    put_image(factory, target)
+    key = make_key(keys_folder(factory.environ), "lab")
+    today = datetime.now(UTC).date()
+    grant = Grant(key=key, since=today - timedelta(days=1), until=today + timedelta(days=9))
+    settings = factory.settings.root_path / "imagefactory.toml"
+    settings.write_text(add_key("", grant, settings.name))
+    with registry_made_here() as made:
+        yield Site(factory=factory, target=target, registry=made, pool=PoolMadeHere())
+
+
+def words(done: CollectedSweep) -> dict[str, str]:
+    return {one.result.node: str(one.result.outcome) for one in done.nodes}
+
+
+# --- made ------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_is_a_folder_that_asks_each_image_once_a_capability(site: Site) -> None:
+    made = site.makes()
+    sweep = read_sweep(made.folder)
+    assert sweep == made.sweep
+    assert [node.name for node in sweep.nodes] == [V100, A100]
+    (image,) = {node.image for node in sweep.nodes}
+    assert image.kind is ImageKind.DOCKER
+    assert image.address == f"docker://{site.registry.host}/pytorch@{image.subject.index}"
+    assert made.folder == site.factory.layout.path / "sweeps" / sweep.id
+    assert len({node.nonce for node in sweep.nodes}) == 2
+    for node in sweep.nodes:
+        assert ledger(site.factory).look(node.nonce).run.subject == image.subject
+    dag = (made.folder / "sweep.dag").read_text()
+    assert re.findall(r"^JOB (\S+)", dag, re.MULTILINE) == [V100, A100]
+    assert f'image="{image.address}"' in dag
+    assert read_submitted(made.folder) == ("1.0",)
+
+
+def test_what_is_in_the_registry_is_not_sent_again(site: Site) -> None:
+    site.makes()
+    sent = site.registry.bytes_in
+    assert site.makes().sweep.nodes
+    assert site.registry.bytes_in == sent
+
+
+def test_a_sweep_comes_back_as_verdicts_that_can_be_relied_on(site: Site) -> None:
+    folder = site.makes().folder
+    site.pool.play(folder)
+    done = site.collects(folder)
+    assert words(done) == {V100: "verified", A100: "verified"}
+    assert done.faults == ()
+    assert done.nodes[0].attached == (str(site.factory.layout.path), f"{site.registry.host}/pytorch")
+    place = registry_of(site.factory, "pytorch", site.registry.host)
+    subject = done.sweep.nodes[0].image.subject
+    judged = find_in(site.factory, place, subject, read_court(site.factory, datetime.now(UTC))).judged
+    assert [(one.standing, one.proves) for one in judged] == [(Standing.GOOD, True)] * 2
+    hardware = [one.verdict.report.hardware for one in judged if one.verdict]
+    assert {one.kind for one in hardware if one} == {EvidenceKind.HTCONDOR}
+    assert {one.driver for one in hardware if one} == {"550.90.07"}
+    assert {dict(one.notes)["driver-told-by"] for one in hardware if one} == {"startd"}
+    assert {dict(one.notes)["machine"] for one in hardware if one} == {"gpu.pool.test"}
+
+
+def test_collecting_again_changes_nothing(site: Site) -> None:
+    folder = site.makes().folder
+    site.pool.play(folder)
+    first = site.collects(folder)
+    assert site.collects(folder).nodes == first.nodes == read_collected(folder)
+
+
+def test_a_kill_between_signing_and_attaching_signs_nothing_twice(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = site.makes().folder
+    site.pool.play(folder)
+    with monkeypatch.context() as patched:
+        patched.setattr(Attacher, "attach_all", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            site.collects(folder)
+    spent = {node.nonce: ledger(site.factory).look(node.nonce).result for node in read_sweep(folder).nodes}
+    assert all(spent.values())
+    done = site.collects(folder)
+    assert [len(one.attached) for one in done.nodes] == [2, 2]
+    assert {one.why.partition(" on ")[0] for one in done.nodes} == {"signed"}
+    for nonce, result in spent.items():
+        assert ledger(site.factory).look(nonce).result == result
+        assert ledger(site.factory).unsettled(nonce) == b""
+
+
+def test_what_a_registry_did_not_take_is_attached_by_the_next_call(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = site.makes().folder
+    site.pool.play(folder)
+
+    def put(place: Place, statement: Statement) -> str:
+        if not isinstance(place.store, LayoutStore):
+            raise RegistryError("the registry is down")
+        return put_statement(place, statement)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(verdicts, "put_statement", put)
+        done = site.collects(folder)
+    assert [one.keyid for one in done.nodes] == ["", ""]
+    assert len(done.faults) == 2
+    assert [len(one.attached) for one in site.collects(folder).nodes] == [2, 2]
+
+
+def test_without_a_key_a_result_waits_for_one(site: Site) -> None:
+    folder = site.makes().folder
+    site.pool.play(folder)
+    keyless = replace(site.factory, environ={**site.factory.environ, "HOME": "/nowhere"})
+    done = collect_sweep(keyless, folder, CollectOptions(), datetime.now(UTC), Quiet())
+    assert words(done) == {V100: "verified", A100: "verified"}
+    assert {one.why for one in done.nodes} == {"unsigned: no key (imagefactory keys new NAME)"}
+    assert all(one.keyid for one in site.collects(folder).nodes)
+
+
+# --- outcomes --------------------------------------------------------------------------------------
+
+
+def failed(name: str, outcome: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "state": "failed",
+        "detail": "no",
+        "outcome": outcome,
+        "seconds": 0.1,
+        "numbers": {},
+    }
+
+
+@pytest.mark.parametrize("word", ["wrong-numbers", "no-kernel", "driver-too-old", "load-failed"])
+def test_what_the_suite_says_against_an_image_is_signed_too(site: Site, word: str) -> None:
+    folder = site.makes().folder
+    asked = json.loads((folder / "nodes" / A100 / "expectations.json").read_bytes())
+    rows = suite_report(asked)["checks"]
+    play(folder, A100, report={"checks": [failed(rows[0]["name"], word), *rows[1:]]}, run={"returncode": 1})
+    one = site.collects(folder).nodes[1]
+    assert one.result.outcome == word
+    assert one.keyid
+
+
+def test_a_job_that_met_no_gpu_cannot_become_a_verdict(site: Site) -> None:
+    folder = site.makes().folder
+    asked = json.loads((folder / "nodes" / A100 / "expectations.json").read_bytes())
+    rows = suite_report(asked)["checks"]
+    report = {"device": None, "cuda": "", "checks": [failed(rows[0]["name"], "no-gpu"), *rows[1:]]}
+    play(folder, A100, report=report, run={"returncode": 1, **NOTHING_SEEN})
+    one = site.collects(folder).nodes[1]
+    assert (one.result.outcome, one.keyid, one.attached) == (Outcome.NO_GPU, "", ())
+    assert ledger(site.factory).look(one.nonce).spent is None
+
+
+@pytest.mark.parametrize(
+    "files", [{}, {"run.json": b""}, {"run.json": b"{}"}, {"run.json": b"\xff\x00" * 999}]
+)
+def test_garbage_is_the_pools_fault_and_stops_nobody(site: Site, files: dict[str, bytes]) -> None:
+    folder = site.makes().folder
+    site.pool.play(folder)
+    result = folder / "nodes" / V100 / "result"
+    for path in result.iterdir():
+        path.unlink()
+    for name, data in files.items():
+        (result / name).write_bytes(data)
+    done = site.collects(folder)
+    assert words(done)[A100] == "verified"
+    assert words(done)[V100] in ("infrastructure", "None")  # DAGMan may try it again
+    assert done.nodes[0].keyid == ""
+
+
+def test_an_edited_question_is_refused(site: Site) -> None:
+    folder = site.makes().folder
+    site.pool.play(folder)
+    path = folder / "nodes" / A100 / "expectations.json"
+    path.write_text(path.read_text().replace('"capability": "8.0"', '"capability": ""'))
+    one = site.collects(folder).nodes[1]
+    assert (one.result.outcome, one.keyid) == (Outcome.NOT_TESTED, "")
+    assert "edited" in one.result.reason
+
+
+def test_a_result_of_another_node_is_refused(site: Site) -> None:
+    folder = site.makes().folder
+    site.pool.play(folder)
+    stolen = (folder / "nodes" / V100 / "result" / "run.json").read_bytes()
+    (folder / "nodes" / A100 / "result" / "run.json").write_bytes(stolen)
+    one = site.collects(folder).nodes[1]
+    assert one.keyid == ""
+    assert one.result.outcome is not Outcome.VERIFIED
+
+
+def test_what_is_still_at_work_is_left_for_the_next_call(site: Site) -> None:
+    folder = site.makes().folder
+    play(folder, V100)
+    log(folder, A100, SUBMITTED, STARTED)
+    done = site.collects(folder)
+    assert words(done) == {V100: "verified", A100: "None"}
+    assert done.waiting == 1
+    status = read_status(folder, site.pool)
+    assert (status.ended, status.done, status.driven) == (1, False, False)
+    play(folder, A100)
+    assert words(site.collects(folder)) == {V100: "verified", A100: "verified"}
+
+
+# --- left and picked up ----------------------------------------------------------------------------
+
+
+def test_a_second_sweep_leaves_out_what_the_first_has_proven(site: Site) -> None:
+    first = site.makes().folder
+    play(first, V100)
+    log(first, A100, SUBMITTED, STARTED)
+    site.collects(first)
+    second = site.makes().sweep
+    assert [node.name for node in second.nodes] == [A100]
+    assert [(one.capability, one.rule) for one in second.left_out if one.rule == "verified"] == [
+        ("7.0", "verified")
+    ]
+    assert len(find_sweeps(site.factory.settings)) == 2
+    again = site.makes(asked=SweepAsk(allow=frozenset({"verified"}))).sweep
+    assert [node.name for node in again.nodes] == [V100, A100]
+
+
+def test_nothing_left_is_an_answer_of_its_own(site: Site) -> None:
+    folder = site.makes().folder
+    site.pool.play(folder)
+    site.collects(folder)
+    with pytest.raises(NothingSelectedError, match="nothing is left"):
+        site.makes()
+
+
+def test_a_sweep_that_is_done_is_not_submitted_again(site: Site) -> None:
+    folder = site.makes().folder
+    submit_sweep(folder, site.pool)  # nothing has come back: it is gone on with
+    assert read_submitted(folder) == ("1.0", "2.0")
+    site.pool.play(folder)
+    with pytest.raises(UsageError, match="has its outcome"):
+        submit_sweep(folder, site.pool)
+
+
+def test_limits_that_outlive_the_nonces_are_refused(site: Site) -> None:
+    with pytest.raises(UsageError, match="signed within 14"):
+        site.makes(limits=Limits(idle=timedelta(days=5)))
+
+
+def test_a_folder_in_use_is_left_alone(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").write_text("")
+    with pytest.raises(UsageError, match="is there already"):
+        site.makes(folder=tmp_path / "mine")
+
+
+def test_a_machine_without_room_for_the_job_gets_none(site: Site) -> None:
+    small = tuple(replace(one, attributes={"Memory": 1024}) for one in site.pool.gpus.machines[:1])
+    site.pool.gpus = replace(site.pool.gpus, machines=(*small, *site.pool.gpus.machines[1:]))
+    sweep = site.makes().sweep
+    assert [node.name for node in sweep.nodes] == [A100]
+    (left,) = (one for one in sweep.left_out if one.capability == "7.0")
+    assert (left.rule, "of memory" in left.reason) == ("no-match", True)
+
+
+def test_one_image_that_cannot_be_had_leaves_its_siblings_alone(site: Site) -> None:
+    other = next(one for one in site.factory.targets if one.name == "pytorch-2.5-cu124")
+    lock = site.factory.lock_folder / f"{NAME}.requirements.txt"
+    (site.factory.lock_folder / f"{other.name}.requirements.txt").write_text(lock.read_text())
+    options = SweepOptions(level="quick", registry=site.registry.host)
+    bench = SweepBench(clock=lambda: datetime.now(UTC), random=os.urandom)
+    prepared = prepare_sweep(site.factory, (site.target,), site.pool.gpus, options, bench)
+    lost = replace(prepared.plan.cells[0].stage, target=other)
+    cells = (replace(prepared.plan.cells[0], stage=lost), *prepared.plan.cells)
+    made = make_sweep(
+        site.factory, replace(prepared, plan=replace(prepared.plan, cells=cells)), bench, Quiet()
+    )
+    assert [node.name for node in made.sweep.nodes] == [V100, A100]
+    assert [(name, type(error)) for name, error in made.faults] == [(other.name, BuildError)]
+    assert [one.rule for one in made.sweep.left_out if one.target == other.name] == ["failed"]
+
+
+def test_a_sif_is_verified_as_itself(site: Site) -> None:
+    image = site.factory.layout.image(reference(site.target))
+    assert image is not None
+    found = site.factory.layout.manifest(image.manifest)
+    assert found is not None
+    path = site.factory.layout.tmp / "made.sif"
+    path.write_bytes(b"a file that is no .sif")
+    sif = keep_sif(site.factory.layout, path, SifOrigin(target=NAME, compression="fast", subject=found[0]))
+    made = site.makes()
+    (one,) = {node.image for node in made.sweep.nodes}
+    assert (one.kind, one.subject.config, one.sha256) == (ImageKind.SIF, sif.file.digest, sif.file.digest)
+    assert Path(one.address) == made.folder / "images" / sif.name
+    assert Path(one.address).read_bytes() == b"a file that is no .sif"
+    assert "transfer_container" not in (made.folder / "sweep.dag").read_text()
+    site.pool.play(made.folder)
+    done = site.collects(made.folder)
+    assert {node.attached for node in done.nodes} == {(str(site.factory.layout.path),)}
+    with pytest.raises(NothingSelectedError):
+        site.makes()
+
+
+# --- the commands ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pool(site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> PoolMadeHere:
+    """The commands see this site's pool, store and root, and an inventory in `pool.json`."""
+    for name, value in site.factory.environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(site.factory.settings.root_path)
+    monkeypatch.setattr(sweeps_command, "find_pool", lambda: site.pool)
+    monkeypatch.setattr(sweeps_command, "POLL", 0.0)
+    write_inventory(tmp_path / "pool.json", site.pool.gpus)
+    return site.pool
+
+
+def run(*argv: str) -> int:
+    try:
+        cli.main(argv)
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    raise AssertionError("main() ends by sys.exit")
+
+
+def test_a_dry_run_says_what_would_be_queued_and_does_nothing(
+    site: Site, pool: PoolMadeHere, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("verify", NAME, "--on", "htcondor", "--inventory", str(tmp_path / "pool.json"), "--dry-run")
+    assert run(*asked) == 0
+    said = capsys.readouterr().out
+    assert re.search(rf"^{NAME} +7.0 +1 +CUDA 12.0 or newer", said, re.MULTILINE)
+    assert re.search(rf"^{NAME} +7.5, 8.6, 8.9, 9.0 +no-match", said, re.MULTILINE)
+    assert "2 jobs of 1 images" in said
+    assert run(*asked, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["capability"] for row in found["queued"]] == ["7.0", "8.0"]
+    assert pool.submitted == []
+    assert find_sweeps(site.factory.settings) == ()
+
+
+def test_verify_status_collect_and_cancel_take_a_sweep_by_its_id(
+    site: Site, pool: PoolMadeHere, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = ("--inventory", str(tmp_path / "pool.json"), "--registry", site.registry.host)
+    assert run("verify", "--tuple", "pt", "2.3", "12.1", "8.0", "--on", "htcondor", *place) == 0
+    (folder,) = find_sweeps(site.factory.settings)
+    assert f"imagefactory collect {folder.name}" in capsys.readouterr().out
+    assert pool.submitted == [folder]
+    assert run("status") == 0
+    assert "1 not submitted" in capsys.readouterr().out
+    assert run("collect", folder.name) == 9
+    assert "1 of 1 nodes are not done" in capsys.readouterr().err
+    pool.play(folder)
+    assert run("status", folder.name, "--json") == 0
+    (told,) = json.loads(capsys.readouterr().out)["sweeps"]
+    assert (told["done"], told["nodes"][0]["outcome"]) == (True, "verified")
+    assert run("collect", folder.name, "--json") == 0
+    (row,) = json.loads(capsys.readouterr().out)["results"]
+    assert (row["outcome"], len(row["attached"])) == ("verified", 2)
+    assert run("cancel", folder.name) == 0
+    assert pool.canceled == [folder]
+    assert run("cancel", "20260101-000000-ffff") == 3
+
+
+def test_wait_stays_until_all_is_done_and_collects(
+    site: Site, pool: PoolMadeHere, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pool.at_work, looked = True, []
+
+    def running(folder: Path) -> bool:
+        looked.append(folder)
+        if len(looked) == 3:
+            pool.play(folder)
+        return True
+
+    monkeypatch.setattr(pool, "running", running)
+    monkeypatch.setattr(sweeps_command, "find_inventory", lambda *_: pool.gpus)
+    assert run("verify", NAME, "--on", "htcondor", "--registry", site.registry.host, "--wait") == 0
+    assert len(looked) == 3
+    assert re.search(
+        rf"^{NAME} +8.0 +verified +NVIDIA Test GPU, 550.90.07", capsys.readouterr().out, re.MULTILINE
+    )
+
+
+def test_wait_says_when_nothing_drives_the_sweep_any_more(
+    site: Site, pool: PoolMadeHere, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sweeps_command, "find_inventory", lambda *_: pool.gpus)
+    assert run("verify", NAME, "--on", "htcondor", "--registry", site.registry.host, "--wait") == 9
+    (folder,) = find_sweeps(site.factory.settings)
+    assert f"verify --on htcondor --folder {folder}" in capsys.readouterr().err
+    assert run("verify", "--on", "htcondor", "--folder", str(folder)) == 0
+    assert pool.submitted == [folder, folder]
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ((NAME, "--newest", "1"), "--newest goes with --on"),
+        ((NAME, "--held-limit", "1h"), "--held-limit goes with --on"),
+        ((NAME, "--capability", "7.0", "--capability", "8.0"), "one --capability"),
+        (("--on", "htcondor"), "no target is named"),
+        ((NAME, "--on", "htcondor", "--kit", "k"), "--kit has no meaning"),
+        ((NAME, "--on", "htcondor", "--idle-limit", "soon"), "no time"),
+        ((NAME, "--on", "htcondor", "--allow", "no-match"), "wait in vain"),
+        ((NAME, "--on", "htcondor", "--tuple", "pt", "2.3", "12.1", "8.0"), "--tuple says all"),
+    ],
+)
+def test_options_that_do_not_go_together(
+    pool: PoolMadeHere, argv: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("verify", *argv) == 2
+    assert said in capsys.readouterr().err
+    assert pool.submitted == []
