@@ -35,6 +35,7 @@ from imagefactory.cli import (
     stores,
     submit,
     sweeps,
+    tables,
     verdicts,
     verify,
 )
@@ -111,6 +112,7 @@ for command in (
     sweeps.status,
     sweeps.cancel,
     submit.submit,
+    tables.tables,
     promotion.promote,
     promotion.revoke,
     promotion.reconcile,

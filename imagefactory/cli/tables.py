@@ -1,0 +1,127 @@
+"""The command that writes which combinations are proven, as files: tables."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from imagefactory.cli.output import Call, json_option, say, say_json, targets_argument
+from imagefactory.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from imagefactory.gpu.capability import Capability
+    from imagefactory.report.combo_tables import Tables
+    from imagefactory.tables import TablesAsked
+
+
+@click.command()
+@targets_argument(required=False)
+@click.option(
+    "--registry",
+    default="",
+    metavar="HOST[/PATH]",
+    help="Of the images there alone.  [default: the store, and the setting `registry`]",
+)
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(),
+    metavar="DIR",
+    help="Where the files go.  [default: the current folder]",
+)
+@click.option(
+    "--sweep",
+    "sweeps",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    multiple=True,
+    metavar="DIR",
+    help="A collected sweep that does not lie beside the store (repeatable).",
+)
+@click.option(
+    "--capability",
+    "capabilities",
+    multiple=True,
+    metavar="X.Y",
+    help="Of this capability too, beside those that recipes require, verdicts speak of or sweeps tried.",
+)
+@click.option(
+    "--inventory",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Of the capabilities of this pool too, as `imagefactory pool --save FILE` wrote them.",
+)
+@click.option("--force", is_flag=True, help="Replace files that imagefactory did not write.")
+@json_option
+@click.pass_obj
+def tables(call: Call, /, names: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Write which framework runs on which GPU: what is proven, what failed and why.
+
+    \b
+      valid_combos.csv     Framework, Compute Capability, Cuda Library, Framework Version
+      invalid_combos.csv   the same, and Failure Cause
+      version_ranges.csv   ranges of versions by framework and capability
+      combos.md            all of it as a page, with reasons and drivers
+      combos.json          all of it for programs, also what was not tested
+
+    valid: a verdict that can be relied on says so, for that capability and no other. failed: the suite ran
+    there and said no. undecided: it was tried, and what came of it says nothing of the image. ruled-out:
+    nobody ran it, and what is known speaks against it. A failure cause is the word of a verdict or of a
+    collected sweep, or a rule of `plan`, with (predicted) or (documented) behind it. What was not tested
+    stands in neither of the first two files.
+
+    Outside of a factory the verdicts are those of the signed catalogue. Files of an earlier call are
+    replaced; with --json nothing is written.
+    """
+    from imagefactory.report.combo_tables import format_summary, tables_json
+    from imagefactory.sweeps import find_sweeps
+    from imagefactory.tables import TablesAsked, format_files, write_tables
+
+    asked = TablesAsked(
+        now=datetime.now(UTC),
+        registry=options["registry"],
+        capabilities=_capabilities(options["capabilities"], options["inventory"]),
+        sweeps=tuple(dict.fromkeys((*find_sweeps(call.settings), *options["sweeps"]))),
+    )
+    made = _read(call, names, asked)
+    if as_json:
+        return say_json("tables", tables_json(made))
+    say(format_summary(made))
+    for path in write_tables(options["output"], format_files(made), force=options["force"]):
+        say(f"  {path}")
+    return None
+
+
+def _read(call: Call, names: tuple[str, ...], asked: TablesAsked) -> Tables:
+    from imagefactory.factory import is_factory
+    from imagefactory.recipes import select
+    from imagefactory.tables import read_catalogued, read_tables
+
+    settings = call.settings
+    if is_factory(settings):
+        factory = call.factory
+        return read_tables(factory, select(factory.targets, names), asked, call.progress)
+    if asked.registry:
+        raise UsageError(
+            "outside of a factory the tables are those of the signed catalogue",
+            hint="leave --registry out: the settings `catalogue` and `registry` say where it lies",
+        )
+    return read_catalogued(settings, os.environ, names, asked)
+
+
+def _capabilities(texts: Sequence[str], inventory: Path | None) -> tuple[Capability, ...]:
+    from imagefactory.gpu.capability import parse_capability
+    from imagefactory.pools.inventory_file import read_inventory
+
+    try:
+        asked = [parse_capability(text) for text in texts]
+    except ValueError as error:
+        raise UsageError(str(error), hint="write it as the vendor does: --capability 8.0") from error
+    there = read_inventory(inventory).gpus if inventory else ()
+    return (*asked, *(parse_capability(gpu.capability) for gpu in there))

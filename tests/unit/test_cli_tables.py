@@ -1,0 +1,212 @@
+"""tables: the command line, with verdicts in a store and a registry in this process, and collected sweeps.
+
+The GPU is made up and so is what the host saw of it; the keys are thrown away with the test.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagefactory.catalogue.document import sign_catalogue
+from imagefactory.catalogue.model import CataloguedImage
+from imagefactory.combos import State
+from imagefactory.errors import NothingSelectedError
+from imagefactory.model import Outcome
+from imagefactory.pools.inventory_file import write_inventory
+from imagefactory.pools.model import (
+    ImageKind,
+    Inventory,
+    LeftOut,
+    Machine,
+    Node,
+    NodeResult,
+    PoolGpu,
+    PoolImage,
+    Sweep,
+)
+from imagefactory.pools.sweep_file import CollectedNode, write_collected, write_sweep_file
+from imagefactory.report.combo_tables import HEADER, Tables
+from imagefactory.settings import load_settings
+from imagefactory.tables import TablesAsked, read_catalogued
+from imagefactory.verdicts import attach_signed, local_place
+from imagefactory.verify.judging import read_subject
+from imagefactory.verify.model import Subject
+from imagefactory.verify.trust import TrustedKey
+from tests.unit.catalogue_made_here import make_catalogue, make_image, signed
+from tests.unit.test_cli_registries import call, json_of  # noqa: F401
+from tests.unit.test_cli_verdicts import QUIET, Bench, bench  # noqa: F401
+from tests.unit.verdicts_made_here import LAB, LAB_TRUSTED, NOW, whole_report
+
+FILES = {"valid_combos.csv", "invalid_combos.csv", "version_ranges.csv", "combos.md", "combos.json"}
+TARGET = "one-12.1-cu121"
+
+
+def tables(bench: Bench, *arguments: str, code: int = 0) -> dict[str, dict[str, Any]]:  # noqa: F811
+    """The rows of the target, by capability."""
+    said = bench.call("tables", TARGET, "--json", *arguments, code=code)
+    return {row["capability"]: row for row in json_of(said, "tables")["combos"]}
+
+
+def collected(folder: Path, subject: Subject, outcome: Outcome) -> None:
+    """What a `collect` would have left: one node of the target on 9.0, and one cell that was left out."""
+    image = PoolImage(kind=ImageKind.SIF, address="/images/one.sif", subject=subject, size=1, unpacked=1)
+    node = Node(
+        name="one-sm90",
+        target=TARGET,
+        capability="9.0",
+        image=image,
+        nonce="0" * 32,
+        cuda="",
+        memory=1,
+        disk=1,
+        timeout=60,
+        python="/usr/bin/python3",
+    )
+    left_out = LeftOut(target=TARGET, capability="12.0", rule="no-match", reason="no GPU of the pool has it")
+    made = datetime(2026, 11, 22, tzinfo=UTC)
+    sweep = Sweep(
+        id=folder.name, made=made, level="full", site="generic", nodes=(node,), left_out=(left_out,)
+    )
+    result = NodeResult(node=node.name, outcome=outcome, reason="held: 34, asked for too little memory")
+    folder.mkdir(parents=True)
+    write_sweep_file(folder, sweep)
+    write_collected(folder, [CollectedNode(result=result, target=TARGET, capability="9.0", nonce=node.nonce)])
+
+
+def sign_here(bench: Bench, content: bytes) -> Subject:  # noqa: F811
+    """An image in the store that is verified for 8.0."""
+    digest = bench.build(content).root.descriptor.digest
+    place = local_place(bench.factory, "one")
+    signed = bench.sign(place, digest)
+    attach_signed(bench.factory, signed, None, QUIET)
+    return read_subject(place, digest)
+
+
+def test_what_is_proven_in_the_store_is_valid(bench: Bench, tmp_path: Path) -> None:  # noqa: F811
+    sign_here(bench, b"a")
+    out = tmp_path / "out"
+    said = bench.call("tables", "--output", str(out))
+    assert {path.name for path in out.iterdir()} == FILES
+    assert (out / "valid_combos.csv").read_text() == f"{HEADER}\nnvidia-cuda-runtime-cu12,8.0,12.1,12.1\n"
+    assert str(out / "valid_combos.csv") in said.out
+    assert json.loads((out / "combos.json").read_text())["format"] == "imagefactory.tables/1"
+    row = tables(bench)["8.0"]
+    assert (row["state"], row["basis"], row["driver"]) == ("valid", "verified", "550.54.15")
+    again = {path.name: path.read_text() for path in out.iterdir() if path.suffix == ".csv"}
+    bench.call("tables", "--output", str(out))
+    assert again == {path.name: path.read_text() for path in out.iterdir() if path.suffix == ".csv"}
+
+
+def test_a_tag_alone_proves_nothing(bench: Bench) -> None:  # noqa: F811
+    bench.push(b"a", 1)
+    assert {row["state"] for row in tables(bench).values()} <= {"not-tested", "ruled-out"}
+
+
+def test_verdicts_of_the_registry_count_where_it_is_asked(bench: Bench) -> None:  # noqa: F811
+    bench.verify(bench.push(b"a", 1))
+    assert tables(bench, "--registry", bench.registry.host)["8.0"]["state"] == "valid"
+
+
+def test_what_sweeps_told_stands_beside_it(bench: Bench) -> None:  # noqa: F811
+    subject = sign_here(bench, b"a")
+    collected(bench.folder / "store" / "sweeps" / "20261122-000000-aaaa", subject, Outcome.HELD)
+    rows = tables(bench)
+    assert rows["8.0"]["state"] == "valid"
+    assert (rows["9.0"]["state"], rows["9.0"]["cause"], rows["9.0"]["basis"]) == (
+        "undecided",
+        "held",
+        "reported",
+    )
+    assert "too little memory" in rows["9.0"]["reason"]
+    assert (rows["12.0"]["state"], rows["12.0"]["cause"]) == ("undecided", "no-match")
+
+
+def test_a_sweep_of_another_image_says_nothing(bench: Bench, tmp_path: Path) -> None:  # noqa: F811
+    sign_here(bench, b"a")
+    other = Subject(target=TARGET, **dict.fromkeys(("index", "manifest", "config"), "sha256:" + "f" * 64))
+    folder = tmp_path / "elsewhere"
+    collected(folder, other, Outcome.NO_KERNEL)
+    assert tables(bench, "--sweep", str(folder))["9.0"]["state"] == "not-tested"
+    assert "is no sweep" in bench.call("tables", "--sweep", str(tmp_path), code=2).err
+
+
+def test_files_of_others_are_left_alone(bench: Bench, tmp_path: Path) -> None:  # noqa: F811
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "valid_combos.csv").write_text("mine")
+    said = bench.call("tables", "--output", str(out), code=2)
+    assert "did not write" in said.err
+    assert [path.name for path in out.iterdir()] == ["valid_combos.csv"]
+    bench.call("tables", "--output", str(out), "--force")
+    assert (out / "valid_combos.csv").read_text().startswith(HEADER)
+
+
+def test_without_trust_nothing_is_valid(bench: Bench) -> None:  # noqa: F811
+    sign_here(bench, b"a")
+    (bench.folder / "root" / "imagefactory.toml").write_text("")
+    assert tables(bench, "--capability", "8.0")["8.0"]["state"] == "not-tested"
+    said = bench.call("tables", "--output", str(bench.folder / "out"))
+    assert "No key is trusted here" in said.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(("--capability", "x"), "no compute capability"), (("nothing-*",), "nothing-*")],
+)
+def test_bad_arguments_are_told(bench: Bench, arguments: tuple[str, ...], said: str) -> None:  # noqa: F811
+    assert said in bench.call("tables", *arguments, code=3 if "nothing" in said else 2).err
+
+
+def test_columns_can_be_asked_for(bench: Bench, tmp_path: Path) -> None:  # noqa: F811
+    assert "12.1" in tables(bench, "--capability", "12.1")
+    gpu = PoolGpu(
+        id="GPU-1", uuid="", name="G", capability="10.3", memory=0, driver="", cuda="", mig=False, free=True
+    )
+    machine = Machine(name="m", attributes={}, start="", gpus=(gpu,))
+    inventory = Inventory(pool="p", taken=datetime(2026, 11, 22, tzinfo=UTC), machines=(machine,))
+    write_inventory(tmp_path / "pool.json", inventory)
+    assert "10.3" in tables(bench, "--inventory", str(tmp_path / "pool.json"))
+
+
+# --- outside of a factory ------------------------------------------------------------------------
+
+
+def catalogued(tmp_path: Path, *names: str, image: CataloguedImage) -> Tables:
+    """The tables of a signed catalogue in a file, by a person who trusts its key and has no factory."""
+    config = tmp_path / "config" / "imagefactory"
+    config.mkdir(parents=True)
+    path = tmp_path / "catalogue.json"
+    path.write_bytes(sign_catalogue(make_catalogue(image), LAB))
+    row = format_key_row(LAB_TRUSTED)
+    (config / "imagefactory.toml").write_text(f'catalogue = "{path}"\n{row}')
+    environ = {"XDG_CONFIG_HOME": str(tmp_path / "config"), "HOME": str(tmp_path), "XDG_CONFIG_DIRS": "/none"}
+    settings = load_settings(directory=None, start=tmp_path, environ=environ)
+    return read_catalogued(settings, environ, names, TablesAsked(now=NOW))
+
+
+def format_key_row(key: TrustedKey) -> str:
+    public = base64.b64encode(key.public).decode()
+    since, until = key.since.date().isoformat(), key.until.date().isoformat()
+    return (
+        f'[[trust]]\nname = "{key.name}"\nkeyid = "{key.keyid}"\npublic = "{public}"\n'
+        f"from = {since}\nuntil = {until}\n"
+    )
+
+
+def test_a_catalogue_is_enough(tmp_path: Path) -> None:
+    image = make_image(envelopes=(signed(whole_report(), "8"),), required=("8.0", "9.0"))
+    made = catalogued(tmp_path, "pytorch-2.*", image=image)
+    rows = {str(one.capability): one for one in made.combos}
+    assert (rows["8.0"].state, rows["8.0"].version, rows["8.0"].framework) == (State.VALID, "2.3", "pytorch")
+    assert rows["9.0"].state is not State.VALID
+
+
+def test_a_catalogue_lacks_a_name(tmp_path: Path) -> None:
+    with pytest.raises(NothingSelectedError, match="pytorch-9"):
+        catalogued(tmp_path, "pytorch-9", image=make_image())
