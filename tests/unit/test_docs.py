@@ -1,0 +1,94 @@
+"""The pages for people: every command and option that they name is there, and every link leads somewhere."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from imagefactory.cli import cli
+
+ROOT = Path(__file__).parents[2]
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+)
+_CALL = re.compile(r"(?:^|[`$ (;&])imagefactory ([^`\n]*)")
+
+
+def calls(text: str) -> Iterator[list[str]]:
+    """The words of every call, to the end of its line, code span or comment."""
+    for found in _CALL.finditer(text):
+        part = re.split(r"\s+#\s|&&|\s>>?\s|;|\|", found[1])[0]
+        try:
+            yield shlex.split(part)
+        except ValueError:  # an apostrophe of a sentence
+            yield part.split()
+
+
+def command_of(words: list[str]) -> tuple[click.Command, list[str]] | None:
+    """The command that the words begin with, and what follows; None for prose (`imagefactory builds ...`)."""
+    found: click.Command = cli
+    while isinstance(found, click.Group) and words and words[0] in found.commands:
+        found, words = found.commands[words[0]], words[1:]
+    return None if found is cli else (found, words)
+
+
+def named_options(command: click.Command) -> set[str]:
+    names = {"--help", "-h"}
+    for parameter in command.params:
+        names |= (
+            {*parameter.opts, *parameter.secondary_opts} if isinstance(parameter, click.Option) else set()
+        )
+    return names
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_option_that_a_page_writes_is_there(page: str) -> None:
+    faults = []
+    for words in calls((ROOT / page).read_text(encoding="utf-8")):
+        found = command_of(words)
+        if found is None:
+            continue
+        command, rest = found
+        own = rest[: rest.index("--")] if "--" in rest else rest
+        written = [word.split("=")[0].rstrip(".,:)") for word in own if re.match(r"--?[a-z]", word)]
+        after = {"--arguments": 1}  # what belongs to somebody else's program
+        skip = {
+            own[i + n]
+            for i, word in enumerate(own)
+            for n in range(1, after.get(word, 0) + 1)
+            if i + n < len(own)
+        }
+        known = named_options(command)
+        faults += [f"{command.name} {word}" for word in written if word not in known and word not in skip]
+    assert faults == []
+
+
+@pytest.mark.parametrize("page", ["docs/facilitators.md", "docs/researchers.md"])
+def test_console_blocks_name_commands_that_are_there(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    lines = [
+        line for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL) for line in block.splitlines()
+    ]
+    ours = [line for line in lines if line.startswith("imagefactory ")]
+    assert len(ours) > 8
+    assert [line for line in ours if command_of(next(calls(line))) is None] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    places = [where.partition("#")[0] for where in re.findall(r"\]\(([^)\s]+)\)", text)]
+    own = [where for where in places if where and "://" not in where]
+    assert [where for where in own if not (ROOT / page).parent.joinpath(where).exists()] == []
+
+
+def test_every_command_is_told_of_somewhere() -> None:
+    told = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
+    assert [name for name in cli.commands if not re.search(rf"[`\s]{name}\b", told)] == []
