@@ -149,13 +149,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         else:
             code = _interrupted()
     except KeyboardInterrupt:
-        fall_silent()
         code = _interrupted()
-        if threading.active_count() > 1:  # one may sit in a request for minutes, and the end joins it
-            with contextlib.suppress(OSError):  # nobody reads any more
-                sys.stdout.flush()
-                sys.stderr.flush()
-            os._exit(code)
     except OSError as error:
         code = _end(explain(error), arguments)
     except ModuleNotFoundError as error:
@@ -175,7 +169,14 @@ def _clean_up_when_told_to_end() -> None:
 
 
 def _interrupted() -> int:
+    """The last word. Where threads are still at work it does not return: the end would join them."""
+    fall_silent()
     write(2, "interrupted: run the same command again to go on")
+    if threading.active_count() > 1:  # one may sit in a request for minutes
+        with contextlib.suppress(OSError):  # nobody reads any more
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(EXIT_INTERRUPTED)
     return EXIT_INTERRUPTED
 
 
