@@ -37,7 +37,10 @@ if [ -n "$missing" ]; then
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
 fi
 
-[ "${1:-}" != --tests ] || tests/services/install
+if [ "${1:-}" = --tests ]; then
+    tests/services/install
+    tests/services/install_condor
+fi
 
 # The machine's own Python, not one that happens to be first on PATH.
 python=/usr/bin/python3

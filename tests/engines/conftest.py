@@ -15,6 +15,7 @@ from tests.services.fixtures import (  # noqa: F401
     nothing_big_stays,
     podman,
     podman_session,
+    pool,
     registry,
     services_environment,
     services_folder,

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.services.apptainer import apptainer_command, apptainer_environ
+from tests.services.condor import CondorPool, condor_pool
 from tests.services.docker import DockerDaemon, docker_daemon, need_buildx, write_config
 from tests.services.podman import PodmanService, podman_service
 from tests.services.processes import search_path
@@ -102,3 +103,10 @@ def podman(podman_session: PodmanService) -> str:
 def apptainer(services_environment: None) -> str:
     """The path of the apptainer command."""
     return apptainer_command()
+
+
+@pytest.fixture(scope="session")
+def pool(services_folder: Path, services_environment: None) -> Iterator[CondorPool]:
+    """HTCondor with simulated GPUs, and the light install on its access point."""
+    with condor_pool(services_folder / "condor") as made:
+        yield made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import tempfile
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("libcuda.c")
@@ -24,3 +25,9 @@ def build_libcuda(folder: Path, lies: str = "") -> Path:
     command = ["gcc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-Wl,-soname,libcuda.so.1"]
     subprocess.run([*command, f'-DLIES="{lies}"', str(SOURCE), "-o", str(made)], check=True)
     return made
+
+
+def compile_libcuda(lies: str = "") -> bytes:
+    """The library's bytes."""
+    with tempfile.TemporaryDirectory(prefix="libcuda-") as folder:
+        return build_libcuda(Path(folder), lies).read_bytes()

@@ -1,0 +1,317 @@
+"""A real HTCondor pool from its access point, as an ordinary user: what it has, sweeps by the real command,
+and every way in which a job can end. No job meets a GPU, so none is verified. Where one is wanted, the image
+brings the tests' libcuda and the pool is told to have that device; nobody's settings trust who signs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagefactory.pools.inventory_file import read_inventory
+from imagefactory.pools.sweep_file import read_sweep
+from imagefactory.verdicts import find_in, local_place, read_court
+from imagefactory.verify.model import Standing
+from tests.engines.pool_ground import PoolGround, make_ground
+from tests.services import libcuda
+from tests.services.condor import OTHER, CondorPool
+
+LONG = 600.0
+"""Seconds after which a test gives up on what it waits for."""
+BAD = 9
+
+
+def wait_for(what: str, happened: Callable[[], bool]) -> None:
+    until = time.monotonic() + LONG
+    while not happened():
+        assert time.monotonic() < until, f"{what}: not within {LONG:.0f} s"
+        time.sleep(0.5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepRun:
+    """A sweep that was submitted, and what the command line says of it."""
+
+    ground: PoolGround
+    id: str
+    folder: Path
+
+    @property
+    def pool(self) -> CondorPool:
+        return self.ground.pool
+
+    @property
+    def dag(self) -> str:
+        """The job of DAGMan."""
+        return str(self.status()["jobs"][-1])
+
+    def status(self) -> dict[str, Any]:
+        document = json.loads(self.ground.run("status", "--json", self.id, err=False))
+        (found,) = document["sweeps"]
+        assert isinstance(found, dict)
+        return found
+
+    def ends(self) -> dict[str, dict[str, Any]]:
+        """By target and capability, once all nodes have an outcome and DAGMan is gone."""
+        wait_for(f"sweep {self.id}", lambda: self.status()["done"] and not self.status()["driven"])
+        return self.nodes()
+
+    def nodes(self) -> dict[str, dict[str, Any]]:
+        return {node["node"]: node for node in self.status()["nodes"]}
+
+    def job(self, node: str) -> str:
+        """The job of a node that runs now."""
+
+        def runs() -> bool:
+            last = self.nodes()[node]["attempts"][-1:]
+            return bool(last) and last[0]["ending"] == "running"
+
+        wait_for(f"{node} to run", runs)
+        return str(self.nodes()[node]["attempts"][-1]["job"])
+
+    def collect(self, *, code: int) -> dict[str, dict[str, Any]]:
+        document = json.loads(self.ground.run("collect", "--json", self.id, code=code, err=False))
+        return {row["kit"].rpartition("/")[2]: row for row in document["results"]}
+
+
+def submit(ground: PoolGround, tricks: tuple[str, ...], *options: str) -> SweepRun:
+    names = [ground.name(trick) for trick in tricks]
+    told = ground.run("verify", *names, "--on", "htcondor", "--suite", "quick", "--image", "sif",
+                      *options, "--json", err=False)  # fmt: skip
+    row = json.loads(told)
+    assert row["errors"] == []
+    return SweepRun(ground=ground, id=row["sweep"], folder=ground.pool.here(row["folder"]))
+
+
+def node(ground: PoolGround, trick: str, capability: str = "9.0") -> str:
+    return f"{ground.name(trick)}-sm{capability.replace('.', '')}".replace(".", "_")
+
+
+@pytest.fixture(scope="module")
+def ground(pool: CondorPool) -> PoolGround:
+    made = make_ground(pool)
+    made.run("keys", "new", "throwaway")
+    return made
+
+
+WORDS = {
+    "plain": "no-gpu",
+    "good": "not-tested",  # all of the suite passed, and the machine has no driver
+    "wrong-numbers": "wrong-numbers",
+    "no-kernel": "no-kernel",
+    "driver-too-old": "driver-too-old",
+    "load-failed": "load-failed",
+    "another-gpu": "infrastructure",
+    "garbage": "infrastructure",
+    "empty": "infrastructure",
+}
+
+
+@pytest.fixture(scope="module")
+def words(ground: PoolGround) -> SweepRun:
+    """All that ends by itself, on the machine whose device the images' libcuda plays."""
+    return submit(ground, tuple(WORDS), "--capability", "9.0", "--retries", "1")
+
+
+@pytest.fixture(scope="module")
+def simulated(ground: PoolGround, words: SweepRun) -> SweepRun:
+    """Beside `words`: an image without any libcuda, on the GPUs that HTCondor simulates."""
+    return submit(ground, ("plain", "good"), "--capability", "8.0")
+
+
+def test_an_ordinary_user_sees_the_pool_as_it_is(pool: CondorPool) -> None:
+    folder = pool.home / "looks"
+    folder.mkdir()
+    pool.own(folder)
+    table = pool.imagefactory("pool", "--save", "inventory.json", folder=folder).stdout
+    assert re.search(r"^8\.0 .*A100-SXM4-40GB.* 1 +1 +1$", table, re.MULTILINE), table
+    inventory = read_inventory(folder / "inventory.json")
+    found = {machine.name: machine.gpus for machine in inventory.machines}
+    assert {name: {(gpu.capability, gpu.cuda) for gpu in gpus} for name, gpus in found.items()} == {
+        "v100.pool.test": {("7.0", "12.2")},
+        "full.pool.test": {("7.5", "12.4")},
+        "a100.pool.test": {("8.0", "12.4")},
+        "standin.pool.test": {("9.0", "12.4")},
+    }
+    (device,) = found["standin.pool.test"]
+    assert (device.name, device.driver, device.mig) == (libcuda.NAME, "550.54.15", False)
+    again = pool.imagefactory("pool", "--inventory", "inventory.json", folder=folder).stdout
+    assert again.splitlines()[:6] == table.splitlines()[:6]
+
+
+def test_every_word_comes_back_from_a_job(words: SweepRun) -> None:
+    found = words.ends()
+    outcomes = {trick: found[node(words.ground, trick)]["outcome"] for trick in WORDS}
+    assert outcomes == WORDS, json.dumps(found, indent=1)
+
+
+def test_what_the_pool_broke_is_tried_again_and_kept(words: SweepRun) -> None:
+    found = words.ends()
+    for trick in ("garbage", "empty"):
+        name = node(words.ground, trick)
+        assert len(found[name]["attempts"]) == 2
+        for kept in ("attempt-1", "attempt-2"):
+            assert (words.folder / "nodes" / name / kept / "result/run.json").exists()
+            assert (words.folder / "nodes" / name / kept / "out").exists()
+    answered = [trick for trick in WORDS if trick not in ("garbage", "empty")]
+    assert {len(found[node(words.ground, trick)]["attempts"]) for trick in answered} == {1}
+
+
+def test_collected_once_and_believed_by_nobody(words: SweepRun) -> None:
+    words.ends()
+    rows = words.collect(code=BAD)
+    signed = {name for name, row in rows.items() if row["keyid"]}
+    spoken = ("wrong-numbers", "no-kernel", "load-failed")  # where a device was met
+    assert signed == {node(words.ground, trick) for trick in spoken}
+    again = words.collect(code=BAD)
+    assert {name: row["keyid"] for name, row in again.items()} == {
+        name: row["keyid"] for name, row in rows.items()
+    }
+    assert {row["outcome"] for row in rows.values()}.isdisjoint({"verified"})
+    factory = words.ground.factory
+    court = read_court(factory, datetime.now(UTC) + timedelta(minutes=1))
+    for one in read_sweep(words.folder).nodes:
+        judged = find_in(factory, local_place(factory, "tiny"), one.image.subject, court).judged
+        standing = [(found.standing, found.proves) for found in judged]
+        assert standing == ([(Standing.WRONG_KEY, False)] if one.name in signed else [])
+
+
+def test_a_simulated_gpu_proves_nothing(simulated: SweepRun) -> None:
+    """Two sweeps at once, and neither takes the other's results."""
+    ground, found = simulated.ground, simulated.ends()
+    plain, good = node(ground, "plain", "8.0"), node(ground, "good", "8.0")
+    assert {name: row["outcome"] for name, row in found.items()} == {
+        plain: "no-gpu",
+        good: "infrastructure",  # its libcuda speaks of another GPU than the startd
+    }
+    rows = simulated.collect(code=BAD)
+    assert [row["keyid"] for row in rows.values()] == ["", ""]
+    assert found[plain]["attempts"][-1]["machine"] == "a100.pool.test"
+
+
+def test_one_that_hangs_is_ended_by_the_run_limit(ground: PoolGround) -> None:
+    sweep = submit(ground, ("hang",), "--capability", "9.0", "--run-limit", "5s")
+    (found,) = sweep.ends().values()
+    assert found["outcome"] == "timeout", found
+    assert len(found["attempts"]) == 1
+
+
+BLOCKS = """\
+universe = vanilla
+executable = /bin/sleep
+transfer_executable = false
+arguments = 3600
+request_cpus = 1
+request_memory = 64MB
+request_disk = 1MB
+request_gpus = 1
+require_gpus = Capability == 7.0
+queue
+"""
+
+
+@pytest.fixture
+def busy(pool: CondorPool) -> Iterator[str]:
+    """Somebody else's job that keeps the only GPU with capability 7.0."""
+    path = pool.homes / OTHER / "blocks.sub"
+    path.write_text(BLOCKS)
+    job = pool.run(["condor_submit", "-terse", path.name], user=OTHER).stdout.split()[0]
+    status = ["condor_q", job, "-af", "JobStatus"]
+    wait_for("the other's job to run", lambda: pool.run(status, user=OTHER).stdout.strip() == "2")
+    yield job
+    pool.run(["condor_rm", job], user=OTHER)
+
+
+def test_waiting_in_vain_ends_as_no_match(ground: PoolGround, busy: str) -> None:
+    sweep = submit(ground, ("plain",), "--capability", "7.0", "--idle-limit", "3s")
+    (found,) = sweep.ends().values()
+    assert found["outcome"] == "no-match", found
+    assert len(found["attempts"]) == 1
+
+
+def test_a_full_disk_on_the_slot_is_no_word_on_the_image(ground: PoolGround) -> None:
+    sweep = submit(ground, ("plain",), "--capability", "7.5", "--retries", "1", "--held-limit", "1s")
+    (found,) = sweep.ends().values()
+    assert found["outcome"] in ("infrastructure", "held"), found
+    assert len(found["attempts"]) == 2
+    assert "No space left" in found["reason"] or "space" in found["reason"], found
+
+
+def test_held_by_a_person(ground: PoolGround) -> None:
+    sweep = submit(ground, ("hang",), "--capability", "9.0", "--held-limit", "1s")
+    job = sweep.job(node(ground, "hang"))
+    ground.pool.run(["condor_hold", "-reason", "a look at it", job])
+    (found,) = sweep.ends().values()
+    assert found["outcome"] == "held", found
+    assert "a look at it" in found["reason"]
+
+
+def test_dagman_is_killed_and_the_sweep_goes_on(ground: PoolGround) -> None:
+    """The schedd starts it again; a job that a person removes has not been tested."""
+    sweep = submit(ground, ("hang",), "--capability", "9.0")
+    job = sweep.job(node(ground, "hang"))
+    before = dagmans(ground.pool)
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    wait_for("another dagman", lambda: bool(set(dagmans(ground.pool)) - set(before)))
+    assert sweep.job(node(ground, "hang")) == job
+    ground.pool.run(["condor_rm", job])
+    (found,) = sweep.ends().values()
+    assert found["outcome"] == "not-tested", found
+    assert "removed" in found["reason"]
+
+
+def dagmans(pool: CondorPool) -> list[int]:
+    """Process ids of the pool's dagmans, on this machine."""
+    mine = Path(f"/proc/{pool.pid}/ns/mnt").readlink()
+
+    def is_one(path: Path) -> bool:
+        try:
+            return (path / "comm").read_text().strip() == "condor_dagman" and (
+                path / "ns/mnt"
+            ).readlink() == mine
+        except OSError:  # it has just ended
+            return False
+
+    return [int(path.name) for path in Path("/proc").glob("[0-9]*") if is_one(path)]
+
+
+def test_what_failed_is_taken_up_again_and_nothing_else(ground: PoolGround) -> None:
+    """A rescue DAG: what has its outcome is not run a second time."""
+    sweep = submit(ground, ("plain", "garbage"), "--capability", "8.0", "--retries", "0")
+    plain, garbage = node(ground, "plain", "8.0"), node(ground, "garbage", "8.0")
+    found = sweep.ends()
+    assert {name: row["outcome"] for name, row in found.items()} == {
+        plain: "no-gpu",
+        garbage: "infrastructure",
+    }
+    assert (sweep.folder / "sweep.dag.rescue001").exists()
+    first = sweep.dag
+    ground.run("verify", "--on", "htcondor", "--folder", ground.pool.there(sweep.folder))
+    assert sweep.dag != first
+    found = sweep.ends()
+    assert {name: len(row["attempts"]) for name, row in found.items()} == {plain: 1, garbage: 2}
+    assert {name: row["outcome"] for name, row in found.items()} == {
+        plain: "no-gpu",
+        garbage: "infrastructure",
+    }
+
+
+def test_cancelled_jobs_leave_the_queue(ground: PoolGround) -> None:
+    sweep = submit(ground, ("hang",), "--capability", "9.0")
+    sweep.job(node(ground, "hang"))
+    ground.run("cancel", sweep.id)
+    wait_for("the end of dagman", lambda: not sweep.status()["driven"])
+    assert not ground.pool.run(["condor_q", "-af", "ClusterId"]).stdout.split()
+    (found,) = sweep.nodes().values()
+    assert found["outcome"] == "not-tested", found

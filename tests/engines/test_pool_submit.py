@@ -1,0 +1,199 @@
+"""Submit files written by the light install in an empty folder, read and matched by a real HTCondor pool. The
+verdicts behind them are made up and signed by a throwaway key, which the test's own user is told to believe.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from imagefactory.catalogue.document import LIFE, sign_catalogue
+from imagefactory.catalogue.model import Catalogue, CataloguedImage, CataloguedSif
+from imagefactory.oci.layout import digest_of
+from imagefactory.oci.sif import sif_name
+from imagefactory.verify.model import Gpu, Subject
+from imagefactory.verify.smoke import suite_digest
+from imagefactory.verify.statement import sign
+from tests.services.condor import CondorPool
+from tests.unit.catalogue_made_here import make_image
+from tests.unit.verdicts_made_here import HOST, LAB, digest, whole_report
+
+NOW = datetime.now(UTC).replace(microsecond=0)
+PROGRAM = """\
+#!/bin/sh
+echo "in the image of $(cat /which) with $1 on $CUDA_VISIBLE_DEVICES"
+"""
+# Capability -> the CUDA that the driver took where it was verified.
+PROVEN: Mapping[str, Mapping[str, str]] = {
+    "tiny-1.1-cu121": {"8.0": "12.2"},
+    "tiny-1.2-cu121": {"7.0": "12.0", "9.0": "12.4"},
+    "tiny-1.3-cu121": {"7.0": "12.2", "7.5": "12.4"},
+    "tiny-1.4-cu121": {"7.0": "12.4"},
+    "tiny-1.5-cu121": {},
+}
+MATCHED = {
+    "tiny-1.1-cu121": {"a100.pool.test"},
+    "tiny-1.2-cu121": {"v100.pool.test", "standin.pool.test"},
+    "tiny-1.3-cu121": {"v100.pool.test", "full.pool.test"},
+    "tiny-1.4-cu121": set(),
+}
+
+
+def make_root(root: Path) -> None:
+    """A small image's files: this machine's shell and what it loads."""
+    for name in ("bin", "tmp", "var/tmp", "proc", "sys", "dev", "etc"):
+        (root / name).mkdir(parents=True)
+    for program in ("/bin/sh", "/bin/cat"):
+        told = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
+        for path in (program, *re.findall(r"(/\S+) \(0x", told)):
+            (root / path.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(Path(path).resolve(), root / path.lstrip("/"))
+
+
+def make_sif(root: Path, target: str, sif: Path) -> Path:
+    """An image that says which it is."""
+    (root / "which").write_text(f"{target}\n")
+    subprocess.run(["apptainer", "--silent", "build", str(sif), str(root)], check=True, capture_output=True)
+    return sif
+
+
+def catalogued(target: str, sif: Path, proven: Mapping[str, str]) -> CataloguedImage:
+    """An image whose .sif is verified on these capabilities, says a key of the tests."""
+    sha256 = digest_of(sif.read_bytes())
+    subject = Subject(target=target, index=digest("6"), manifest=digest("6"), config=sha256)
+
+    def envelope(number: int, capability: str, cuda: str) -> tuple[str, bytes]:
+        gpu = Gpu(
+            name=f"made up {capability}",
+            capability=capability,
+            uuid=f"GPU-0000000{number}-89ab-cdef-0123-456789abcdef",
+            memory=1 << 34,
+        )
+        report = whole_report(
+            subject=subject,
+            suite=suite_digest(),
+            nonce=f"{number:032x}",
+            device=gpu,
+            cuda=cuda,
+            hardware=replace(HOST, gpus=(gpu,), known=(gpu.uuid,)),
+            started=NOW - timedelta(minutes=9),
+            ended=NOW - timedelta(minutes=8),
+        )
+        return digest(f"{number}"), sign(report, LAB, now=NOW - timedelta(minutes=7), days=30).envelope
+
+    envelopes = tuple(envelope(1 + n, *row) for n, row in enumerate(sorted(proven.items())))
+    offered = CataloguedSif(
+        sha256=sha256, size=sif.stat().st_size, reference="", subject=subject, envelopes=envelopes
+    )
+    image = Subject(target=target, index=digest("a"), manifest=digest("b"), config=digest("c"))
+    return make_image(
+        target=target, family="tiny", subject=image, reference="", sifs=(offered,), envelopes=()
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desk:
+    """A researcher's: a folder for each thing tried, with a program in it."""
+
+    pool: CondorPool
+
+    def folder(self, name: str) -> Path:
+        found = self.pool.home / "desk" / name
+        found.mkdir(parents=True)
+        (found / "train.sh").write_text(PROGRAM)
+        (found / "train.sh").chmod(0o755)
+        self.pool.own(self.pool.home / "desk")
+        return found
+
+    def submit(self, folder: Path, *arguments: str, code: int = 0) -> str:
+        done = self.pool.imagefactory("submit", *arguments, folder=folder, code=code)
+        return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def desk(pool: CondorPool, apptainer: str, tmp_path_factory: pytest.TempPathFactory) -> Desk:
+    folder = tmp_path_factory.mktemp("sif")
+    make_root(folder / "root")
+    images, settings = pool.home / "images", pool.home / ".config/imagefactory"
+    images.mkdir()
+    settings.mkdir(parents=True, exist_ok=True)
+    sifs = {target: make_sif(folder / "root", target, folder / f"{target}.sif") for target in PROVEN}
+    rows = tuple(catalogued(target, sifs[target], proven) for target, proven in PROVEN.items())
+    for row in rows:
+        shutil.copy(sifs[row.target], images / sif_name(row.target, row.sifs[0].sha256))
+    made = NOW - timedelta(minutes=5)
+    catalogue = Catalogue(
+        made=made, expires=made + LIFE, images=rows, suites=(suite_digest(),), keyid=LAB.keyid
+    )
+    (pool.home / "catalogue").write_bytes(sign_catalogue(catalogue, LAB))
+    today = NOW.date()
+    (settings / "imagefactory.toml").write_text(
+        f'catalogue = "/home/researcher/catalogue"\nsif-folder = "/home/researcher/images"\n\n[[trust]]\n'
+        f'name = "lab"\nkeyid = "{LAB.keyid}"\npublic = "{base64.b64encode(LAB.public).decode()}"\n'
+        f"from = {today - timedelta(days=1)}\nuntil = {today + timedelta(days=30)}\n"
+    )
+    pool.own(images, settings, pool.home / ".config", pool.home / "catalogue")
+    return Desk(pool=pool)
+
+
+@pytest.mark.parametrize("target", MATCHED)
+def test_it_matches_the_gpus_that_are_proven_and_no_others(desk: Desk, target: str) -> None:
+    folder = desk.folder(target)
+    desk.submit(folder, target, "--executable", "train.sh")
+    told = desk.pool.run(["condor_submit", "-dry-run", "-", f"{target}.sub"], folder=folder).stdout
+    job = dict(re.findall(r"^(\w+)=(.*)$", told, re.MULTILINE))
+    wanted = re.sub(r"\bGPUs(Min|Max)\w+", lambda name: job[name[0]], job["RequireGPUs"])
+    asked = ["condor_status", "-af", "Machine", f"countMatches({wanted}, AvailableGPUs)"]
+    counts = dict(line.split() for line in desk.pool.run(asked).stdout.splitlines())
+    assert {machine for machine, count in counts.items() if count != "0"} == MATCHED[target], wanted
+
+
+def test_a_job_runs_where_the_image_is_proven(desk: Desk) -> None:
+    folder = desk.folder("runs")
+    desk.submit(folder, "tiny-1.1-cu121", "--executable", "train.sh", "--arguments", "'two words'")
+    pool = desk.pool
+    job = pool.run(["condor_submit", "-terse", "tiny-1.1-cu121.sub"], folder=folder).stdout.split()[0]
+    log = next(folder.glob("*.log"))
+    pool.run(["condor_wait", "-wait", "600", log.name], folder=folder)
+    ran = pool.run(["condor_history", job, "-limit", "1", "-af", "LastRemoteHost"]).stdout
+    assert ran.strip().endswith("a100.pool.test"), log.read_text()
+    said = "".join(path.read_text() for path in folder.glob("*.out"))
+    assert said == "in the image of tiny-1.1-cu121 with two words on GPU-a8223334\n", log.read_text()
+
+
+def test_a_sweep_of_runs(desk: Desk) -> None:
+    folder = desk.folder("sweep")
+    desk.submit(folder, "tiny-1.2-cu121", "--executable", "train.sh", "--dag", "3")
+    pool = desk.pool
+    pool.run(["condor_submit_dag", "tiny-1.2-cu121.dag"], folder=folder)
+    pool.run(["condor_wait", "-wait", "600", "tiny-1.2-cu121.dag.dagman.log"], folder=folder)
+    said = sorted(path.read_text() for path in folder.rglob("*.out") if "run-" in str(path))
+    assert len(said) == 3, [str(path) for path in folder.rglob("*")]
+    assert all(re.search(r"with [1-3] on GPU-(a7223334|f0f1f2f3)$", text.strip()) for text in said), said
+
+
+def test_without_a_verdict_nothing_is_written(desk: Desk) -> None:
+    folder = desk.folder("none")
+    told = desk.submit(folder, "tiny-1.5-cu121", "--executable", "train.sh", code=9)
+    assert "predicted" in told
+    assert [path.name for path in folder.iterdir()] == ["train.sh"]
+
+
+def test_what_is_written_stands_its_own_check(desk: Desk) -> None:
+    folder = desk.folder("check")
+    desk.submit(folder, "tiny-1.3-cu121", "--executable", "train.sh")
+    told = desk.submit(folder, "--check", "tiny-1.3-cu121.sub")
+    assert "each can get 2 of 4 GPUs of this pool" in told
+    text = (folder / "tiny-1.3-cu121.sub").read_text()
+    (folder / "old.sub").write_text(re.sub(r"(?m)^(gpus_|require_gpus).*\n", "", text))
+    desk.pool.own(folder)
+    wrong = desk.submit(folder, "--check", "old.sub", code=9)
+    assert re.search(r"^old\.sub:[0-9]+: wrong: .*not verified on", wrong, re.MULTILINE), wrong
