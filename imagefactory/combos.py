@@ -22,6 +22,7 @@ from itertools import chain, groupby
 
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.capability import Capability, parse_capability
+from imagefactory.gpu.frameworks import frameworks
 from imagefactory.gpu.model import Answer
 from imagefactory.model import Outcome
 from imagefactory.plan import NOTHING_KNOWN, Ruling
@@ -235,10 +236,11 @@ def _standing(entry: Entry, capability: Capability) -> str:
 
 
 def family_word(framework: str) -> str:
-    """What a family calls a distribution of PyPI or conda: `torch` is `pytorch`."""
+    """What a family calls packages of PyPI and conda: `torch` is `pytorch`, `jaxlib` `jax`."""
     names = {distribution: family for family, distribution in knowledge.families().items()}
     there = knowledge.pypi_names().get(framework, (framework,))
-    return next((names[name] for name in (framework, *there) if name in names), framework)
+    bring = (row.name for row in frameworks() if framework in row.packages)
+    return next((names[name] for name in (framework, *there, *bring) if name in names), framework)
 
 
 # --- one line a combination ----------------------------------------------------------------------

@@ -6,8 +6,6 @@ What stands in them, combos.py decides, and report/combo_tables.py how it is wri
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -43,6 +41,7 @@ from imagefactory.report.combo_tables import (
     format_valid,
     tables_json,
 )
+from imagefactory.text_files import replace_text
 from imagefactory.verdicts import Found, find_in, local_place, read_court, registry_of
 from imagefactory.verify.judgement import EMPTY_CONFIG
 from imagefactory.verify.judging import read_subject
@@ -58,15 +57,18 @@ FORMAT = "imagefactory.tables/1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablesAsked:
-    """Where verdicts are looked for (`registry` empty: the store), and when. `sweeps` are folders.
+    """Where verdicts are looked for (`registry` empty: the store), and when.
 
     `capabilities` are columns beside those that recipes require, that verdicts speak of or that sweeps tried.
+    `sweeps` are folders that somebody named, `stored` those that lie beside the store: one of these that
+    cannot be read stops nothing.
     """
 
     now: datetime
     registry: str = ""
     capabilities: tuple[Capability, ...] = ()
     sweeps: tuple[Path, ...] = ()
+    stored: tuple[Path, ...] = ()
 
 
 # --- reading -------------------------------------------------------------------------------------
@@ -80,7 +82,7 @@ def read_tables(
     asking = Asking(now=asked.now, registry=asked.registry)
     stages = [_solved(factory, stage) for stage in read_stages(factory, targets, asking)]
     entries = [_read_entry(factory, stage, asked, progress) for stage in stages]
-    told = tuple(one for folder in asked.sweeps for one in read_told(folder))
+    told, notes = _read_sweeps(asked)
     capabilities = columns(entries, told, asked.capabilities)
     combos = make_combos(_with_rulings(entries, stages, capabilities), told, capabilities)
     return Tables(
@@ -89,6 +91,7 @@ def read_tables(
         combos=combos,
         ranges=make_ranges(combos),
         trusted=bool(court.trust.keys),
+        notes=notes,
     )
 
 
@@ -172,6 +175,18 @@ def _with_rulings(
     ]
 
 
+def _read_sweeps(asked: TablesAsked) -> tuple[tuple[Told, ...], tuple[str, ...]]:
+    """What all sweeps told, and which of the store's were passed over. Raises UsageError for a named one."""
+    told = [one for folder in asked.sweeps for one in read_told(folder)]
+    notes = []
+    for folder in asked.stored:
+        try:
+            told += read_told(folder)
+        except UsageError as error:
+            notes.append(f"a sweep of the store is passed over: {error.message}")
+    return tuple(told), tuple(notes)
+
+
 def read_told(folder: Path) -> tuple[Told, ...]:
     """What the last `collect` of a sweep found. Raises UsageError for a folder that is no sweep's."""
     from imagefactory.pools.planning import NO_MATCH
@@ -230,7 +245,7 @@ def read_catalogued(
     trust = read_trust(settings.files)
     images = select_images(catalogue, names)
     entries = [_offered(judge_offer(catalogue, image, trust, asked.now)) for image in images]
-    told = tuple(one for folder in asked.sweeps for one in read_told(folder))
+    told, notes = _read_sweeps(asked)
     capabilities = columns(entries, told, asked.capabilities)
     combos = make_combos(entries, told, capabilities)
     return Tables(
@@ -238,6 +253,7 @@ def read_catalogued(
         place=settings.catalogue.value or settings.registry.value,
         combos=combos,
         ranges=make_ranges(combos),
+        notes=notes,
     )
 
 
@@ -307,15 +323,7 @@ def write_tables(folder: Path, files: Mapping[str, str], *, force: bool = False)
             hint="name another folder by --output, or --force",
         )
     for path, text in zip(paths, files.values(), strict=True):
-        handle, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=folder)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            Path(beside).chmod(0o644)
-            Path(beside).replace(path)
-        except BaseException:
-            Path(beside).unlink(missing_ok=True)
-            raise
+        replace_text(path, text)
     return tuple(paths)
 
 

@@ -22,6 +22,7 @@ from imagefactory.factory import Factory
 from imagefactory.model import Image, Outcome, Sif
 from imagefactory.progress import Progress
 from imagefactory.subjects import Chosen, check_name, choose_image
+from imagefactory.text_files import replace_text
 from imagefactory.verify.evidence import LocalEvidence
 from imagefactory.verify.model import FULL, Evidence, GpuReport, Hardware, Subject
 from imagefactory.verify.nonces import NONCE_BYTES, Ledger, Run, format_nonce
@@ -207,15 +208,7 @@ def keep_report(factory: Factory, report: GpuReport, output: Path | None) -> Pat
     data = json.dumps(format_gpu_report(report), indent=1) + "\n"
     with explain_full_disk(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, beside = tempfile.mkstemp(prefix=f".{path.name[:32]}-", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(data)
-            Path(beside).chmod(0o644)
-            Path(beside).replace(path)
-        except BaseException:
-            Path(beside).unlink(missing_ok=True)
-            raise
+        replace_text(path, data)
     return path
 
 

@@ -87,7 +87,8 @@ def tables(call: Call, /, names: tuple[str, ...], as_json: bool, **options: Any)
         now=datetime.now(UTC),
         registry=options["registry"],
         capabilities=_capabilities(options["capabilities"], options["inventory"]),
-        sweeps=tuple(dict.fromkeys((*find_sweeps(call.settings), *options["sweeps"]))),
+        sweeps=options["sweeps"],
+        stored=find_sweeps(call.settings),
     )
     made = _read(call, names, asked)
     if as_json:

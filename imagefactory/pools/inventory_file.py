@@ -14,11 +14,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,6 +26,7 @@ from imagefactory.gpu.drivers import parse_driver
 from imagefactory.pools.htcondor.ads import ATTRIBUTE, CUDA, DEVICE, ID, NAME
 from imagefactory.pools.model import Inventory, Machine, PoolGpu
 from imagefactory.recipe_values import nearest
+from imagefactory.text_files import replace_text
 from imagefactory.verify.report_file import clean
 
 FORMAT = "imagefactory.inventory/1"
@@ -88,16 +86,7 @@ def write_inventory(path: Path, inventory: Inventory) -> None:
     try:
         if path.exists() and not _is_inventory(path):
             raise UsageError(f"{path} is there and is no inventory", hint="name another file")
-        handle, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(format_inventory(inventory))
-            Path(beside).chmod(0o644)
-            Path(beside).replace(path)
-        except BaseException:
-            with suppress(OSError):
-                Path(beside).unlink()
-            raise
+        replace_text(path, format_inventory(inventory))
     except OSError as error:
         raise UsageError(
             f"{path} cannot be written: {error.strerror}", hint="name a file in a folder of yours"
@@ -252,7 +241,8 @@ def _attributes(place: _Place, value: object) -> dict[str, str | int | float | b
         if not re.fullmatch(ATTRIBUTE, key, re.ASCII):
             place.refuse(key, "write the name of an attribute: letters, digits, _ and dots")
         text = isinstance(one, str) and len(one) <= MAX_TEXT and one.isprintable()
-        if not text and not (isinstance(one, int | float) and math.isfinite(one)):
+        number = math.isfinite(one) if isinstance(one, float) else isinstance(one, int) and abs(one) < 1 << 63
+        if not text and not number:
             place.at(key).refuse(one, "write a text in one line, a number, true or false")
     return value
 

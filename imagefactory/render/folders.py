@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import os
 import re
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
@@ -16,6 +14,7 @@ from imagefactory.model import Definition
 from imagefactory.render.apptainer import render_apptainer
 from imagefactory.render.dockerfile import render_dockerfile
 from imagefactory.render.steps import INSTALLER, LINKER, explicit_lists
+from imagefactory.text_files import replace_text
 
 _INSTALLER = Path(engines.__file__).parent / "conda_install.py"
 _LINKER = Path(__file__).parent / LINKER
@@ -63,7 +62,7 @@ def write_definitions(folder: Path, files: Mapping[str, str]) -> None:
             if not path.parent.resolve().is_relative_to(folder.resolve()):
                 raise UsageError(f"{path} leads out of {folder}", hint="remove the link")
             if not path.is_file() or path.read_bytes() != text.encode():
-                _replace(path, text)
+                replace_text(path, text)
             # What a kill left beside it earlier.
             for left in path.parent.glob(f".{path.name}.????????"):
                 left.unlink()
@@ -112,18 +111,6 @@ def _place(folder: Path, name: str) -> Path:
     if pure.is_absolute() or not pure.parts or ".." in pure.parts or not name.isprintable():
         raise UsageError(f"{name!r} is not a path inside {folder}")
     return folder / pure
-
-
-def _replace(path: Path, text: str) -> None:
-    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as stream:
-            stream.write(text)
-        Path(beside).chmod(0o644)
-        Path(beside).replace(path)
-    except BaseException:
-        Path(beside).unlink(missing_ok=True)
-        raise
 
 
 def _unusable(path: Path, error: OSError) -> FactoryError:

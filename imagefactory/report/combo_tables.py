@@ -32,13 +32,17 @@ MARKDOWN_FILE, JSON_FILE = "combos.md", "combos.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
-    """What the files say. `trusted`: whether any key is trusted here; else nothing can be valid."""
+    """What the files say. `trusted`: whether any key is trusted here; else nothing can be valid.
+
+    `notes` say what was passed over, a line each.
+    """
 
     made: datetime
     place: str
     combos: tuple[Combo, ...]
     ranges: tuple[Range, ...]
     trusted: bool = True
+    notes: tuple[str, ...] = ()
 
 
 # --- CSV -----------------------------------------------------------------------------------------
@@ -92,6 +96,7 @@ def tables_json(tables: Tables) -> dict[str, object]:
         "counts": counts(tables.combos),
         "combos": [_combo_json(one) for one in tables.combos],
         "ranges": [_range_json(one) for one in tables.ranges],
+        "notes": list(tables.notes),
     }
 
 
@@ -139,6 +144,7 @@ def format_summary(tables: Tables) -> str:
     foot = ", ".join(f"{number[state]} {state}" for state in State if number[state]) or "nothing"
     lines = [f"{sum(number.values())} combinations in {tables.place}: {foot}"]
     lines += [] if tables.trusted else [_NOBODY]
+    lines += tables.notes
     if not tables.ranges:
         return "\n".join(lines)
     header, rows = _range_table(tables.ranges)
@@ -178,6 +184,7 @@ def format_markdown(tables: Tables) -> str:
         " suite ran there and said no. *Ruled-out*: nobody ran it, and what is known speaks against it."
         " *Undecided*: it was tried, and what came of it says nothing of the image.",
         *([] if tables.trusted else [_NOBODY]),
+        *(_cell(note) for note in tables.notes),
         "## Version ranges",
         _markdown(*_range_table(tables.ranges)),
         "## Valid",

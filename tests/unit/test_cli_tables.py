@@ -136,6 +136,28 @@ def test_a_sweep_of_another_image_says_nothing(bench: Bench, tmp_path: Path) -> 
     assert "is no sweep" in bench.call("tables", "--sweep", str(tmp_path), code=2).err
 
 
+@pytest.mark.parametrize(("file", "text"), [("sweep.json", "{"), ("collected.json", '{"format": 9}')])
+def test_a_malformed_sweep_of_the_store_is_told_and_stops_nothing(
+    bench: Bench,  # noqa: F811
+    file: str,
+    text: str,
+) -> None:
+    subject = sign_here(bench, b"a")
+    sweeps = bench.folder / "store" / "sweeps"
+    for name in ("20261122-000000-aaaa", "20261122-000000-bbbb"):
+        collected(sweeps / name, subject, Outcome.HELD)
+    broken = sweeps / "20261122-000000-aaaa"
+    (broken / file).write_text(text)
+    said = bench.call("tables", "--output", str(bench.folder / "out"))
+    assert "a sweep of the store is passed over" in said.out
+    assert str(broken / file) in said.out
+    assert "passed over" in (bench.folder / "out" / "combos.md").read_text()
+    told = json_of(bench.call("tables", "--json"), "tables")
+    assert [str(broken / file) in note for note in told["notes"]] == [True]
+    assert tables(bench)["9.0"]["cause"] == "held"  # as the other one says
+    assert str(broken) in bench.call("tables", "--sweep", str(broken), code=2).err
+
+
 def test_files_of_others_are_left_alone(bench: Bench, tmp_path: Path) -> None:  # noqa: F811
     out = tmp_path / "out"
     out.mkdir()

@@ -204,6 +204,21 @@ def test_several_targets_of_one_combination_are_one_line() -> None:
     assert [found.state for found in unite(held)] == [State.NOT_TESTED]
 
 
+@pytest.mark.parametrize(
+    ("package", "family"),
+    [
+        *((name, "pytorch") for name in ("torch", "pytorch", "pytorch-gpu", "pytorch-cpu", "libtorch")),
+        *((name, "tensorflow") for name in ("tensorflow", "tensorflow-gpu", "tensorflow-base")),
+        *((name, "jax") for name in ("jax", "jaxlib")),
+        *((name, "onnxruntime") for name in ("onnxruntime-gpu", "onnxruntime", "onnxruntime-cpp")),
+        ("cupy", "cupy"),
+    ],
+)
+def test_a_framework_has_one_name_whatever_its_package_is_called(package: str, family: str) -> None:
+    combos = make_combos([entry(framework=package)], (), [AMPERE])
+    assert [found.framework for found in combos] == [family]
+
+
 def test_lines_are_sorted_by_number() -> None:
     entries = [entry(version, judged=((judged(),),)) for version in ("2.10", "2.9", "1.13")]
     assert [row[3] for row in rows(format_valid(make_combos(entries, (), [AMPERE])))[1:]] == [

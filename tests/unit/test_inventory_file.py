@@ -98,6 +98,7 @@ def changed(path: str, value: object) -> str:
         ("machines.0.name", "", "machines[0].name cannot be", "the machine's name"),
         ("machines.0.start", "a\nb", "machines[0].start cannot be", "one line"),
         ("machines.0.attributes", {"a b": 1}, "machines[0].attributes cannot be", "name of an attribute"),
+        ("machines.0.attributes", {"a": 10**400}, "machines[0].attributes.a cannot be 1000", "a number"),
         ("machines.0.attributes", {"a": [1]}, "machines[0].attributes.a cannot be [1]", "a number"),
         ("machines.0.attributes", {"a": "\x1b[2J"}, "machines[0].attributes.a cannot be", "one line"),
         ("machines.0.gpus", [7], "machines[0].gpus[0] cannot be 7", "capability"),
