@@ -166,28 +166,33 @@ class RowsInput:
 def judge_rows(given: RowsInput) -> tuple[JudgedRow, ...]:
     """Each row, accepted or pruned; with a person's GPUs once for each of its capability, and its driver.
 
-    A row that names a driver keeps it.
+    In a pool once, by the newest driver on which it is not pruned. A row that names a driver keeps it.
     """
-    judged = []
+    judged: list[JudgedRow] = []
     for row in given.rows:
         fitting = [device for device in given.devices if device.capability == row.device.capability]
         if given.pool:
-            fitting = sorted(fitting, key=lambda device: natural(device.oldest_driver))[-1:]
-        for device in fitting or [row.device]:
-            own = row.device.driver
-            asked = replace(row, device=replace(device, driver=own, cuda="") if own else device)
-            question = Question(
-                framework=row.framework,
-                version=row.version,
-                cuda=row.cuda,
-                capability=device.capability,
-                driver=asked.device.oldest_driver,
-            )
-            cell = given.judge(question, Evidence())
-            against = (*_recorded(row, given), *_unmatched(row, fitting, given))
-            cell = replace(cell, warnings=(*against, *cell.warnings))
-            judged.append(JudgedRow(row=asked, ruling=weigh(cell, given.allow)))
+            fitting.sort(key=lambda device: natural(device.cuda or device.driver), reverse=True)
+        every = [_judge_row(row, device, given) for device in fitting or (None,)]
+        judged += [min(every, key=lambda one: one.ruling.pruned)] if given.pool else every
     return tuple(judged)
+
+
+def _judge_row(row: Row, listed: Device | None, given: RowsInput) -> JudgedRow:
+    """A row on one kind of GPU, None where none that is listed has its capability."""
+    own, device = row.device.driver, listed or row.device
+    asked = replace(row, device=replace(device, driver=own, cuda="") if own else device)
+    question = Question(
+        framework=row.framework,
+        version=row.version,
+        cuda=row.cuda,
+        capability=device.capability,
+        driver=asked.device.oldest_driver,
+    )
+    cell = given.judge(question, Evidence())
+    against = (*_recorded(row, given), *_unmatched(row, listed, given))
+    cell = replace(cell, warnings=(*against, *cell.warnings))
+    return JudgedRow(row=asked, ruling=weigh(cell, given.allow))
 
 
 def _recorded(row: Row, given: RowsInput) -> Iterator[Claim]:
@@ -196,19 +201,19 @@ def _recorded(row: Row, given: RowsInput) -> Iterator[Claim]:
         yield _against(UNSOLVABLE, reason, f"the rows of {row.where.rpartition(':')[0]}")
 
 
-def _unmatched(row: Row, fitting: Sequence[Device], given: RowsInput) -> Iterator[Claim]:
-    """Why no listed GPU is one for the row."""
+def _unmatched(row: Row, listed: Device | None, given: RowsInput) -> Iterator[Claim]:
+    """Why a listed GPU is none for the row, or all of them where none has its capability."""
     capability = row.device.capability
-    if given.devices and not fitting:
+    if given.devices and listed is None:
         if given.pool:
             yield _against(NO_MATCH, f"no GPU there has capability {capability}", given.pool)
         else:
             reason = f"none of the listed GPUs has capability {capability}"
             yield _against(GPU_NOT_LISTED, reason, "the list of GPUs")
-    elif given.pool and fitting and not row.device.driver:
-        device, needed = fitting[0], row.cuda if given.strict else driver_floor(row.cuda)
-        if not _takes(device, needed):
-            most = f"take CUDA {device.cuda} at most" if device.cuda else f"are {device.driver} at most"
+    elif given.pool and listed is not None and not row.device.driver:
+        needed = row.cuda if given.strict else driver_floor(row.cuda)
+        if not _takes(listed, needed):
+            most = f"take CUDA {listed.cuda} at most" if listed.cuda else f"are {listed.driver} at most"
             yield _against(
                 NO_MATCH,
                 f"the drivers of GPUs with {capability} {most}, and CUDA {needed} is needed",

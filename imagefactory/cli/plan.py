@@ -228,6 +228,7 @@ def _cell_json(cell: PlannedCell) -> dict[str, object]:
 
     return {
         **device_json(cell.device),
+        "driver_cuda": cell.device.cuda,
         "state": cell.state,
         "required": cell.required,
         **_ruling_json(cell.ruling),
@@ -244,6 +245,7 @@ def _row_json(one: JudgedRow) -> dict[str, object]:
         "version": row.version,
         "cuda": row.cuda,
         **device_json(row.device),
+        "driver_cuda": row.device.cuda,
         "outcome": row.outcome,
         "state": "pruned" if one.ruling.pruned else "accepted",
         **_ruling_json(one.ruling),

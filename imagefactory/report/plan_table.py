@@ -238,14 +238,16 @@ def format_matrix(plan: Plan, *, kits: bool = False) -> str:
 
     Where no GPUs were listed there is nothing but images to build, so a job for each, with no GPU named. All
     values are text. With `kits` also the name of each one's kit and the label of the runners that have its
-    GPU. Raises UsageError where there are more jobs than GitHub runs.
+    GPU. Jobs that are told the same are one: GPUs that differ in the CUDA which their drivers take, where no
+    kit names it. Raises UsageError where there are more jobs than GitHub runs.
     """
-    jobs = [
+    every = (
         _job(planned, cell) | (_kit(cell) if kits and isinstance(cell, PlannedCell) else {})
         for planned in plan.targets
         for cell in (planned.cells if plan.on_gpus else (planned,))
         if cell.state in (State.BUILD, State.VERIFY)
-    ]
+    )
+    jobs = list({tuple(job.items()): job for job in every}.values())
     if len(jobs) > MAX_JOBS:
         raise UsageError(
             f"the matrix has {len(jobs)} jobs, and GitHub runs {MAX_JOBS} of one at most",

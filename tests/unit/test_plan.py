@@ -291,6 +291,17 @@ def test_more_jobs_than_github_runs_are_refused() -> None:
         format_matrix(make_plan(PlanInput(stages=stages, devices=(V100, A100), judge=judging({}))))
 
 
+def test_gpus_that_jobs_cannot_tell_apart_are_one_job() -> None:
+    """Of a pool that tells what CUDA drivers take, and no drivers."""
+    devices = tuple(Device(capability=Capability(8, 0), name="A100", cuda=cuda) for cuda in ("12.2", "12.4"))
+    made = planned(Stage(target=TARGET), judging({}), *devices)
+    assert len(made.cells) == 2
+    (job,) = json.loads(format_matrix(made).partition("=")[2])["include"]
+    assert (job["gpu"], job["driver"]) == ("A100", "")
+    both = json.loads(format_matrix(made, kits=True).partition("=")[2])["include"]
+    assert [one["kit"] for one in both] == ["sm80-a100-cuda12.2", "sm80-a100-cuda12.4"]
+
+
 def test_without_gpus_the_matrix_has_a_job_for_each_image_to_build() -> None:
     stages = (Stage(target=TARGET), Stage(target=replace(TARGET, name="there"), missing="", image=BUILT))
     made = make_plan(PlanInput(stages=stages, judge=judging({"7.0": [NO]})))
@@ -420,6 +431,15 @@ def test_rows_meet_a_pool_once_by_the_newest_driver_of_their_capability() -> Non
     assert in_a_pool("torch,2.3,12.1,8.0,\n", old) == [
         (True, "the drivers of GPUs with 8.0 take CUDA 11.4 at most, and CUDA 12.0 is needed")
     ]
+
+
+def test_one_driver_in_a_pool_is_enough_be_it_newer_than_any_that_is_known() -> None:
+    text = "torch,2.9,13.0,8.0,\n"
+    known, newer, untold = (Device(capability=Capability(8, 0), cuda=cuda) for cuda in ("12.4", "13.99", ""))
+    assert newer.oldest_driver == ""  # no table has it
+    for pool in ((known, newer), (newer, known), (known, untold)):
+        assert [pruned for pruned, _ in in_a_pool(text, *pool)] == [False], pool
+    assert [pruned for pruned, _ in in_a_pool(text, known)] == [True]
 
 
 def test_a_driver_of_the_same_major_is_enough_unless_one_asks_for_the_very_cuda() -> None:
