@@ -30,8 +30,8 @@ FOLDERS = ("store", "cache", "certificates", "signing_key", "catalogue", "sif_fo
 
 _CHANNEL = re.compile(r"(?:(?:https?|file)://)?[A-Za-z0-9_./:%+~-]+")
 _PLACE = re.compile(r"(?:https?|file)://[A-Za-z0-9_./:%+~-]+|/[^,=\x00-\x1f\x7f]*")
-# A path of it reaches submit files.
-_SIF_FOLDER = re.compile(r"(?:osdf://)?(?:/[A-Za-z0-9_.+-]+)+/?")
+SIF_FOLDER = re.compile(r"(?:osdf://)?(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_.+-]+)+/?")
+"""Where .sif files may lie; a path of it reaches submit files. No part of it is `.` or `..`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,10 +228,10 @@ def _check(values: Mapping[str, Setting]) -> None:
     if values["catalogue"].value and not values["catalogue"].value.startswith("/"):
         _check_place("catalogue", values["catalogue"], values["catalogue"].value, tagged=True)
     folder = values["sif_folder"]
-    if folder.value and not _SIF_FOLDER.fullmatch(folder.value):
+    if folder.value and not SIF_FOLDER.fullmatch(folder.value):
         raise UsageError(
             f"sif-folder: '{without_secrets(folder.value)}' ({folder.origin}) is no place for .sif files",
-            hint="write an absolute path or osdf:///PATH, of letters, digits and . _ + - /",
+            hint="write an absolute path or osdf:///PATH, of letters, digits and . _ + - / and without '..'",
         )
     _check_mirrors(values["mirrors"])
     _check_channels(values["channels"])

@@ -24,18 +24,18 @@ TABLES = {
     "mirrors": '"docker.io" = "registry.example.org/hub"',
     "channels": '"conda-forge" = "https://mirror.example.org/conda-forge"',
 }
+SITE_FOLDERS = "/etc/xdg"
+"""Where XDG_CONFIG_DIRS is empty. Source: XDG Base Directory Specification."""
 MAX_BYTES = 1 << 20
 
 
 def files_of(root: Path, environ: Mapping[str, str]) -> tuple[Path, ...]:
     """Where settings may be written, the nearest first, each once, whether it is there or not.
 
-    Source: XDG Base Directory Specification; a folder there that is not absolute is left out.
+    A folder of XDG_CONFIG_DIRS that is not absolute is left out, as that specification says.
     """
-    folders = [
-        Path(one) for one in (environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":") if one.startswith("/")
-    ]
-    sites = (folder / "imagefactory" / FILE_NAME for folder in folders)
+    folders = (environ.get("XDG_CONFIG_DIRS") or SITE_FOLDERS).split(":")
+    sites = (Path(one) / "imagefactory" / FILE_NAME for one in folders if one.startswith("/"))
     return tuple(dict.fromkeys((root / FILE_NAME, user_file(environ), *sites)))
 
 

@@ -29,8 +29,8 @@ from imagefactory.pools.htcondor.submit_file import (
     format_submit,
 )
 from imagefactory.pools.model import ImageKind
-from imagefactory.pools.offered import Form, choose_form, forms_of
-from imagefactory.pools.proven import Grounds, with_predictions
+from imagefactory.pools.offered import Form, choose_form, expected_grounds, forms_of
+from imagefactory.pools.proven import Grounds
 from imagefactory.pools.sites import Site
 from imagefactory.progress import Progress
 from imagefactory.render.define import PREFIX
@@ -83,7 +83,7 @@ def make_submit(catalogue: Catalogue, wanted: Wanted, trust: Trust, now: datetim
     offer = find_offer(catalogue, wanted.target, trust, now)
     form = choose_form(forms_of(offer, wanted.folder), wanted.site, wanted.kind)
     image = offer.image
-    hoped = with_predictions(form.grounds, image.predicted, "" if image.minor_compat else image.runtime)
+    hoped = expected_grounds(form.grounds, image)
     grounds = hoped if wanted.predicted else form.grounds
     if not grounds.classes:
         raise _not_proven(offer, form, hoped, trust)
@@ -124,7 +124,7 @@ def list_offers(catalogue: Catalogue, wanted: Wanted, trust: Trust, now: datetim
             form = choose_form(forms, wanted.site, wanted.kind)
         except NothingSelectedError:
             continue
-        hoped = with_predictions(form.grounds, image.predicted, "" if image.minor_compat else image.runtime)
+        hoped = expected_grounds(form.grounds, image)
         rows.append(
             Offered(
                 target=image.target,
@@ -156,7 +156,7 @@ def read_rows(text: str) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     try:
         with path.open("rb") as file:
             data = file.read(LARGEST_ROWS + 1)
-        said = data.decode("utf-8")
+        said = data.decode("utf-8-sig")  # spreadsheets write a mark in front
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise UsageError(
@@ -207,12 +207,17 @@ def check_files(made: Made, progress: Progress) -> None:
             raise UsageError(f"--input {path}: there is no such file", hint="write its path from this folder")
     image = made.taken.form.image
     if image.kind is ImageKind.SIF:
-        _check_sif(Path(image.address.removeprefix("file://")), made, progress)
+        _check_sif(Path(image.address), made, progress)
 
 
 def write_made(made: Made, *, force: bool) -> tuple[str, ...]:
     """Writes the files into the current folder; their names. Raises UsageError where they are here."""
     name = made.run.name
+    if made.dag and (rescues := sorted(Path().glob(f"{name}.dag.rescue*"))):
+        raise UsageError(
+            f"{rescues[0]} is here: DAGMan would go on with that sweep, and leave out what it has done",
+            hint=f"rm {rescues[0]}, or write another name: -o NAME.sub",
+        )
     texts = {f"{name}.sub": made.text} | ({f"{name}.dag": made.dag} if made.dag else {})
     folders = [folder_of(number) for number in range(1, made.dag.count("\nVARS ") + 1)]
     if not force:
@@ -221,7 +226,8 @@ def write_made(made: Made, *, force: bool) -> tuple[str, ...]:
         if there:
             raise UsageError(
                 f"{there[0]} is here already",
-                hint="write --force to write over it, or another name: -o NAME.sub",
+                hint="write --force to write over it, "
+                + ("or go to another folder" if there[0] in folders else "or another name: -o NAME.sub"),
             )
     for folder in folders:
         Path(folder).mkdir(exist_ok=True)
@@ -305,8 +311,8 @@ def _not_proven(offer: Offer, form: Form, hoped: Grounds, trust: Trust) -> Check
     said.append(f"predicted: it runs on {', '.join(guessed)}" if guessed else "nothing is predicted either")
     said += [f"predicted or documented: not on {', '.join(against)}"] if against else []
     hint = f"verify it: imagefactory verify {name} --on htcondor"
-    if not trust.keys:
-        hint = "trust the key of who verifies: imagefactory keys trust, or [[trust]] in imagefactory.toml"
+    if not trust.keys or any(one.standing is Standing.WRONG_KEY for one in poor):
+        hint = "trust the key of who verifies: imagefactory keys trust [--user] FILE.pub, or write [[trust]]"
     if guessed:
         hint += f"; or take the risk: imagefactory submit {name} --accept predicted"
     return CheckFailedError("; ".join(said), hint=hint)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 SITES = ("chtc", "ospool", "generic")
 KINDS = ("docker", "oras", "sif", "osdf")
 PREDICTED = "predicted"
-ALONE = ("executable", "input", "result", "arguments", "dag", "accept", "output", "time", "force")
+ALONE = ("executable", "input", "result", "arguments", "dag", "accept", "output", "time", "force", "mig")
 
 
 @click.command()
@@ -75,6 +75,7 @@ ALONE = ("executable", "input", "result", "arguments", "dag", "accept", "output"
 @click.option(
     "--accept", type=click.Choice((PREDICTED,)), help="Take GPUs too on which it is only predicted to run."
 )
+@click.option("--mig", is_flag=True, help="Take slices of GPUs (MIG) too, of which no verdict speaks.")
 @click.option("-o", "--output", default="", metavar="NAME.sub", help="Default: TARGET.sub, in this folder.")
 @click.option("--force", is_flag=True, help="Write over files that are here already.")
 @click.option(
@@ -178,6 +179,7 @@ def _run(name: str, options: dict[str, Any]) -> Run:
         memory=memory,
         disk=disk,
         gpu_memory=gpu_memory,
+        mig=options["mig"],
     )
 
 
@@ -214,6 +216,8 @@ def _format(made: Made, written: tuple[str, ...]) -> str:
     lines += [f"  not    {capability}: {why}" for capability, why in made.taken.form.grounds.refused]
     if not all(one.proven for one in made.taken.classes):
         lines.append("  WARNING: some of it is predicted, not verified")
+    if made.run.mig:
+        lines.append("  WARNING: slices of GPUs (MIG) match too, of which no verdict speaks")
     if made.dag and Path.cwd().is_relative_to("/tmp"):  # noqa: S108  # DAGMan's own rule
         lines.append("  note   DAGMan refuses logs below /tmp: go on in a folder of your home")
     begin = "condor_submit_dag" if made.dag else "condor_submit"

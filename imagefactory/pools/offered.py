@@ -7,20 +7,17 @@ way round, so each form is judged by its own.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from imagefactory.catalogue.model import Offer
+from imagefactory.catalogue.model import CataloguedImage, Offer
 from imagefactory.errors import NothingSelectedError, UsageError
 from imagefactory.oci.sif import sif_name
 from imagefactory.oci.store import parse_reference
 from imagefactory.pools.model import ImageKind, PoolImage
-from imagefactory.pools.proven import Grounds, proven_grounds
+from imagefactory.pools.proven import Grounds, proven_grounds, with_predictions
 from imagefactory.pools.sites import Site
-
-OSDF_PLACE = re.compile(r"osdf:///[A-Za-z0-9][A-Za-z0-9._+-]*(?:/[A-Za-z0-9][A-Za-z0-9._+-]*)*/?")
-FILE_PLACE = re.compile(r"(?:file://)?(?:/[A-Za-z0-9._+-]+)+/?")
+from imagefactory.settings import SIF_FOLDER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +36,11 @@ def forms_of(offer: Offer, folder: str) -> tuple[Form, ...]:
     Raises UsageError for a folder that is no such place.
     """
     return tuple(_forms(offer, _checked_folder(folder)))
+
+
+def expected_grounds(grounds: Grounds, image: CataloguedImage) -> Grounds:
+    """What is proven of a form of an image, and what is predicted of the image where no verdict speaks."""
+    return with_predictions(grounds, image.predicted, "" if image.minor_compat else image.runtime)
 
 
 def choose_form(forms: Sequence[Form], site: Site, kind: ImageKind | None) -> Form:
@@ -108,11 +110,10 @@ def _pinned(reference: str) -> bool:
 
 
 def _checked_folder(folder: str) -> str:
-    if folder and not (OSDF_PLACE.fullmatch(folder) or FILE_PLACE.fullmatch(folder)):
+    if folder and not SIF_FOLDER.fullmatch(folder):
         raise UsageError(
             f"sif-folder: '{folder[:80]}' is neither an absolute path nor osdf:///...",
-            hint="write /staging/gpu/images or osdf:///chtc/staging/gpu/images: letters, digits and . _ + -",
+            hint="write /staging/gpu/images or osdf:///chtc/staging/gpu/images: letters, digits and . _ + - "
+            "without '..'",
         )
-    if ".." in folder.split("/"):
-        raise UsageError(f"sif-folder: '{folder[:80]}' leaves its folder", hint="write it without '..'")
     return folder.rstrip("/")

@@ -83,8 +83,9 @@ def with_predictions(
 ) -> Grounds:
     """The same with what a scan predicts of capabilities of which no verdict speaks.
 
-    Only a scan counts, never a project's page alone, and only where nothing else that is known of that
-    capability says no. `least_cuda` is what the image needs of any driver (`12.1`, or `12`).
+    Only a scan counts, never a project's page alone, only where nothing else that is known of that capability
+    says no, and only where it is known which drivers are new enough. `least_cuda` is what the image needs of
+    any driver (`12.1`, or `12`).
     """
     spoken = {one.capability for one in grounds.classes} | {capability for capability, _ in grounds.refused}
     classes, refused = list(grounds.classes), list(grounds.refused)
@@ -97,9 +98,12 @@ def with_predictions(
             claim = against or claims[0]
             refused.append((capability, f"{claim.basis} {claim.answer}: {claim.reason}"))
             continue
-        needed = _shaped(".".join([*least_cuda.split("."), "0"][:2])) if least_cuda else ""
-        floors = [cuda for cuda in (cuda_of_driver(scan.driver), needed) if cuda]
-        cuda = max(floors, key=numbers, default="")
+        floors = [cuda_of_driver(scan.driver)] if scan.driver else []
+        floors += [_shaped(".".join([*least_cuda.split("."), "0"][:2]))] if least_cuda else []
+        if not all(floors) or not floors:
+            refused.append((capability, f"which drivers are new enough is not known: {scan.reason}"))
+            continue
+        cuda = max(floors, key=numbers)
         classes.append(GpuClass(capability=capability, cuda=cuda, claim=scan))
     return Grounds(classes=tuple(sorted(classes, key=lambda one: one.capability)), refused=tuple(refused))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from imagefactory.pools.htcondor.check import Checked, CheckedJobs, Reached
+from imagefactory.pools.htcondor.check import Checked, CheckedJobs, Reached, told_causes
 from imagefactory.pools.htcondor.submit_rules import Severity
 from imagefactory.report.console import format_table, wrap
 
@@ -43,7 +43,7 @@ def _reach(jobs: CheckedJobs, width: int) -> Iterator[str]:
     many = "some jobs" if jobs.count is None else f"{jobs.count} job{'s' if jobs.count != 1 else ''}"
     which = f" of {jobs.target}" if jobs.target else ""
     if not jobs.known:
-        yield f"queue in line {jobs.line}: {many}{which}; how many GPUs they reach is not known: no inventory"
+        yield f"queue in line {jobs.line}: {many}{which}; no inventory tells how many GPUs that reaches"
         return
     share = f"{jobs.gpus} of {jobs.total} GPU{'s' if jobs.total != 1 else ''}"
     yield f"queue in line {jobs.line}: {many}{which}, each can get {share} of this pool"
@@ -51,8 +51,8 @@ def _reach(jobs: CheckedJobs, width: int) -> Iterator[str]:
         header = ("CAPABILITY", "GPUS", "FREE", "IMAGE", "WHY")
         yield from format_table(header, [_row(one) for one in jobs.reached], width).splitlines()
     if jobs.causes:
-        kept = "; ".join(f"{count}: {cause}" for cause, count in jobs.causes)
-        yield from wrap(f"not {jobs.total - jobs.gpus}, because {kept}", width)
+        rest = f" the other {jobs.total - jobs.gpus}" if jobs.gpus else ""
+        yield from wrap(f"why not{rest}: {told_causes(jobs.causes)}", width)
 
 
 def _row(one: Reached) -> tuple[str, ...]:

@@ -105,12 +105,13 @@ class Desk:
         assert "WARNING" not in done.stdout + done.stderr, done
         return dict(line.split("=", 1) for line in done.stdout.splitlines() if re.match(r"[A-Za-z]+=", line))
 
-    def matched(self) -> set[str]:
-        """The machines with a GPU that the job takes, in HTCondor's own opinion."""
+    def matched(self, *asked_of: str) -> set[str]:
+        """The machines with a GPU that the job takes, in HTCondor's own opinion; of the pool, or of ads."""
         ad = self.ad()
         wanted = re.sub(r"\bGPUs(?:Min|Max)[A-Za-z]+", lambda found: ad[found[0]], ad["RequireGPUs"])
-        asked = ["condor_status", "-af", "Machine", "-constraint"]
-        told = self.pool.run([*asked, f"countMatches({wanted}, AvailableGPUs) >= 1"]).stdout
+        asked = ["condor_status", *asked_of, "-af", "Machine", "-constraint"]
+        asked.append(f"countMatches({wanted}, AvailableGPUs) >= 1")
+        told = self.pool.run(asked, folder=self.folder).stdout
         return {machine.partition(".")[0] for machine in told.split()}
 
 
@@ -153,6 +154,24 @@ def test_memory_of_gpus_narrows_either_form(desk: Desk, name: str) -> None:
     assert desk.matched() == OFFERED[name][1]
     desk.submit(name, "--gpu-memory", "500GB")
     assert desk.matched() == set()
+
+
+@pytest.mark.parametrize("name", ["one-1.0-cu121", "floors-1.0-cu121"])
+def test_slices_of_gpus_match_where_somebody_asks_for_them_alone(desk: Desk, name: str) -> None:
+    ads = [
+        f'MyType = "Machine"\nName = "slot1@{machine}"\nMachine = "{machine}"\nAvailableGPUs = {{ GPUs_1 }}\n'
+        f"GPUs_1 = [ Capability = 8.0; {model} DriverVersion = 12.4; MaxSupportedVersion = 12040 ]\n"
+        for machine, model in (
+            ("whole", 'DeviceName = "NVIDIA A100-SXM4-40GB";'),
+            ("slice", 'DeviceName = "NVIDIA A100-SXM4-40GB MIG 1g.5gb";'),
+            ("nameless", ""),
+        )
+    ]
+    (desk.folder / "ads").write_text("\n".join(ads))
+    desk.submit(name)
+    assert desk.matched("-ads", "ads") == {"whole", "nameless"}
+    desk.submit(name, "--mig")
+    assert desk.matched("-ads", "ads") == {"whole", "slice", "nameless"}
 
 
 @pytest.mark.parametrize(

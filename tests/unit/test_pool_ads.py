@@ -152,6 +152,14 @@ def test_which_cuda_the_driver_takes(more: dict[str, Any], cuda: str) -> None:
     assert [one.cuda for one in read(slot("gpu01", [gpu("GPU-11111111", A100, **more)])).gpus] == [cuda]
 
 
+@pytest.mark.parametrize("place", ["Capability", "GlobalMemoryMb", "DriverVersion", "MaxSupportedVersion"])
+def test_a_number_that_no_machine_counts_to_is_none(place: str) -> None:
+    far = 10**400
+    assert len(read(slot("gpu01", [gpu("GPU-11111111", A100, **{place: far})], Memory=far)).gpus) == (
+        place != "Capability"
+    )
+
+
 @pytest.mark.parametrize(
     ("capability", "read_as"), [(12.0, "12.0"), (10.3, "10.3"), (9, "9.0"), (8.600000381, "8.6")]
 )

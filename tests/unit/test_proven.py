@@ -119,7 +119,16 @@ def test_the_floor_of_a_prediction_is_the_highest_that_is_known() -> None:
     assert said(with_predictions(nothing, [("8.6", prediction(driver="550.54.14"))], "12.1")) == {
         "8.6": "12.4"
     }
-    assert said(with_predictions(nothing, [("8.6", prediction(driver=""))])) == {"8.6": ""}
+    assert said(with_predictions(nothing, [("8.6", prediction(driver=""))], "12.1")) == {"8.6": "12.1"}
+
+
+@pytest.mark.parametrize(("driver", "least"), [("", ""), ("9999", ""), ("9999", "12.1"), ("525", "12.10")])
+def test_a_prediction_whose_driver_cannot_be_asked_for_is_not_taken(driver: str, least: str) -> None:
+    """Without a floor it would match every driver; a newer factory than this program knows newer ones."""
+    found = with_predictions(Grounds(classes=(), refused=()), [("8.6", prediction(driver=driver))], least)
+    assert found.classes == ()
+    ((_, why),) = found.refused
+    assert why.startswith("which drivers are new enough is not known")
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import ssl
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from imagefactory import settings_files
 from imagefactory.cli import cli
 from imagefactory.errors import EXIT_TOOL, UsageError
 from imagefactory.lock.base import apt_config
@@ -18,6 +20,7 @@ from imagefactory.settings import Settings, load_settings
 from imagefactory.verify.keys import SigningKey
 from imagefactory.verify.model import EvidenceKind
 from imagefactory.verify.trust import read_trust
+from tests.unit.conftest import SITE_FOLDERS
 from tests.unit.verdicts_made_here import LAB, STRANGER
 
 ENVIRON = {"HOME": "/home/someone"}
@@ -80,6 +83,9 @@ def test_the_environment_beats_the_file(tmp_path: Path) -> None:
         ("sif-folder = '/data/a b'", "sif-folder: '/data/a b'"),
         ("sif-folder = 'osdf:///x\\n+a=1'", "sif-folder"),
         ("sif-folder = 'https://x/y'", "sif-folder"),
+        ("sif-folder = '/data/../x'", "sif-folder: '/data/../x'"),
+        ("sif-folder = 'osdf:///data/..'", "sif-folder"),
+        ("sif-folder = '../images'", "sif-folder"),
         ("sif_folder = '/x'", "unknown setting 'sif_folder'"),
         ("registry = 'images'", "is not the address of a registry"),
         ("registry = 'registry.example/images:latest'", "is not the address of a registry"),
@@ -279,7 +285,9 @@ def test_relative_paths_begin_where_they_are_written(tmp_path: Path) -> None:
     assert loaded.sif_folder.value == str(tmp_path / "site/imagefactory/sif")
 
 
-@pytest.mark.parametrize("text", ["osdf:///chtc/staging/ann", "/staging/groups/lab_1/sif+x"])
+@pytest.mark.parametrize(
+    "text", ["osdf:///chtc/staging/ann", "/staging/groups/lab_1/sif+x", "/home/ann/.images"]
+)
 def test_places_of_sif_files_are_taken_as_they_are(tmp_path: Path, text: str) -> None:
     assert load_layered(tmp_path, user=f'sif-folder = "{text}"').sif_folder.value == text
 
@@ -291,8 +299,17 @@ def test_without_files_the_defaults_say_so(tmp_path: Path) -> None:
     bare = load_settings(directory=tmp_path, start=tmp_path, environ=ENVIRON)
     assert [str(path) for path in bare.files[1:]] == [
         "/home/someone/.config/imagefactory/imagefactory.toml",
-        "/etc/xdg/imagefactory/imagefactory.toml",
+        f"{settings_files.SITE_FOLDERS}/imagefactory/imagefactory.toml",
     ]
+    assert SITE_FOLDERS == "/etc/xdg"
+
+
+def test_settings_of_this_machine_reach_no_test() -> None:
+    """What lies in a developer's own folders would decide, and hide what is missing in a test."""
+    asked = load_settings(directory=None, start=Path("/"), environ=os.environ)
+    assert len(asked.files) == 3
+    assert all("no-settings" in str(path) for path in asked.files[1:])
+    assert all(setting.origin == "default" for _, setting in asked.rows())
 
 
 def test_a_root_that_is_the_users_own_folder_is_read_once(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from imagefactory.pools.offered import choose_form, forms_of
 from imagefactory.pools.sites import SITES, Site, find_site
 from imagefactory.pools.sizes import GB
 from imagefactory.report.check_table import check_json, format_check
-from tests.unit.ads_made_here import A100, H100, V100, gpu, slot
+from tests.unit.ads_made_here import A100, H100, MIG_SLICE, V100, gpu, slot
 from tests.unit.offers_made_here import (
     IMAGE,
     REFERENCE,
@@ -229,6 +229,9 @@ def test_the_site_asks_for_its_own_attributes() -> None:
         ("require_gpus = Capability = 8.0", "unreadable", 3),
         ("require_gpus = Capability >= 8.0 &&", "unreadable", 3),
         ("request_gpus = some", "unreadable", 3),
+        ("request_memory = some", "unreadable", 3),
+        ("request_memory = 8 gigs", "unreadable", 3),
+        ("request_memory = 4 * 1024 * 1024", "no-match", 4),
         ("requirements = NoSuchThing > 3", "unheard", 3),
         ("require_gpus = Capability > 10", "no-match", 4),
         ("request_gpus = 8", "no-match", 4),
@@ -262,6 +265,9 @@ def test_what_is_wrong_is_told_with_its_line(lines: str, rule: str, line: int) -
         "+MinCap = 7.5\nrequire_gpus = Capability >= MinCap",
         "gpu_list = 3\narguments = $(gpu_list)",
         'requirements = stringListMember("cm", "a,cm") && versionGE("1.2", "1.1")',
+        'requirements = Machine =!= MachineAttrMachine1 && TARGET.Machine != "mixed"',
+        "request_memory = ifThenElse(MemoryUsage =!= undefined, MAX({MemoryUsage * 3/2, 2048}), 2048)",
+        "request_disk = 2 * 1024 * 1024\nrequest_cpus = MAX({1, 2})",
         f"container_image = {DOCKER}",
         "container_image = osdf:///a/torch-0123456789ab.sif",
     ],
@@ -369,6 +375,55 @@ def test_start_and_what_an_image_needs_decide_too() -> None:
     assert gpus(check(in_sif, inventory=pool())) == {"8.0": 1}
 
 
+@pytest.mark.parametrize("name", ["Owner", "acctgroup", "ProjectName", "WantContainer"])
+def test_a_start_that_asks_who_submits_is_unsure_and_no_refusal(name: str) -> None:
+    ad = slot("a", [gpu("GPU-1", A100)], **{**SITE, "Start": f'/Expr(TARGET.{name} =?= "lab")/'})
+    checked = check(f"{RUNS}queue", inventory=parse_ads([ad], NOW))
+    assert found(checked) == set()
+    assert [(one.gpus, one.unsure) for one in checked.jobs[0].reached] == [(1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "causes"),
+    [
+        (
+            "require_gpus = member(Capability, {7.0, 8.0}) && DriverVersion >= 12.4",
+            {"its kind of GPU is not asked for": 3, "its driver for CUDA 12.2 is too old": 2},
+        ),
+        (
+            "gpus_minimum_runtime = 12.5\ngpus_maximum_capability = 8.9",
+            {
+                "its kind of GPU is not asked for": 3,
+                "its driver for CUDA 12.2 is too old": 2,
+                "its driver for CUDA 12.4 is too old": 4,
+            },
+        ),
+        (
+            'require_gpus = versionGE(NvidiaDriver, "570")',
+            {"it tells no NvidiaDriver, which is asked for": 9},
+        ),
+        ("require_gpus = DriverVersion < 11.0", {"its kind of GPU is not asked for": 9}),
+    ],
+)
+def test_an_old_driver_is_told_from_another_kind_of_gpu(lines: str, causes: dict[str, int]) -> None:
+    assert dict(check(f"{RUNS}{lines}\nqueue").jobs[0].causes) == causes
+
+
+def test_the_version_of_a_driver_is_named_where_it_is_told() -> None:
+    told = parse_ads([slot("a", [gpu("GPU-1", A100, NvidiaDriver="550.54.15")])], NOW)
+    checked = check(f"{RUNS}gpus_minimum_runtime = 12.8\nqueue", inventory=told)
+    assert checked.jobs[0].causes == (("its driver 550.54.15 is too old", 1),)
+
+
+@pytest.mark.parametrize("name", ["remoteowner", "LastHeardFrom", "TotalLoadAvg", "MyAddress"])
+def test_what_inventories_leave_out_is_unsure_in_requirements(name: str) -> None:
+    checked = check(f"{RUNS}requirements = {name} > 1\nqueue")
+    assert found(checked) == set()
+    assert sum(one.unsure for one in checked.jobs[0].reached) == 9
+    missing = check(f"{RUNS}requirements = TotalTapeDrives > 1\nqueue")
+    assert found(missing) == {("unheard", 3), ("no-match", 4)}
+
+
 def test_an_inventory_that_tells_no_attributes_leaves_requirements_open() -> None:
     bare = replace(POOL, machines=tuple(replace(one, attributes={}, start="") for one in POOL.machines))
     checked = check(
@@ -411,6 +466,24 @@ def test_a_file_that_matches_proven_gpus_alone_is_right() -> None:
     assert found(check(older, offered=offer(verdict("7.0")))) == {("unverified", 3)}  # the drivers are older
 
 
+def test_a_slice_of_a_proven_gpu_is_not_proven() -> None:
+    pool = parse_ads([slot("a", [gpu("GPU-1", A100)]), slot("b", [gpu("MIG-1", MIG_SLICE)])], NOW)
+    text = f"{RUNS}container_image = {DOCKER}\nrequire_gpus = Capability == 8.0{{}}\nqueue"
+    pool = replace(pool, machines=tuple(replace(one, attributes={}) for one in pool.machines))
+    both = check(text.format(""), offered=offer(verdict("8.0")), inventory=pool)
+    assert found(both) == {("unverified", 3)}
+    assert {(one.gpus, one.word) for one in both.jobs[0].reached} == {(1, "verified"), (1, "not-tested")}
+    whole = ' && regexp(" mig ", DeviceName, "i") =!= true'
+    assert not check(text.format(whole), offered=offer(verdict("8.0")), inventory=pool).wrong
+
+
+def test_proven_gpus_whose_driver_alone_is_not_asked_for_are_told_too() -> None:
+    text = (
+        f"{RUNS}container_image = {DOCKER}\nrequire_gpus = Capability == 8.0 && DriverVersion > 12.4\nqueue"
+    )
+    assert ("narrow", 5) in found(check(text, offered=offer(verdict("8.0"))), "advice")
+
+
 def test_proven_gpus_that_are_left_out_are_told() -> None:
     one = "gpus_maximum_capability = 8.0\ngpus_minimum_capability = 8.0"
     text = f"{RUNS}container_image = {DOCKER}\n{one}\nqueue"
@@ -425,7 +498,8 @@ def test_a_sif_has_verdicts_of_its_own() -> None:
         return found(check(text, offered=offer(verdict("8.0"), of_sif=judged)))
 
     name = f"osdf:///images/pytorch-2.3-cu121-{SIF.sha256[7:19]}.sif"
-    for address in (name, f"/staging/x-{SIF.sha256[7:]}.sif", f"oras://{SIF.reference}"):
+    two = f"/staging/000000000000-{SIF.sha256[7:19]}.sif"
+    for address in (name, two, f"/staging/x-{SIF.sha256[7:]}.sif", f"oras://{SIF.reference}"):
         assert of_sif(address) == {("unverified", 3)}
         assert of_sif(address, verdict("8.0")) == set()
 
@@ -482,6 +556,11 @@ def test_text_and_json() -> None:
     said = format_check(checked, 80)
     assert "a.sub:3: wrong: '1' is a tag" in said
     assert "queue in line 5: 3 jobs, each can get 7 of 9 GPUs of this pool" in said
+    assert "why not the other 2: its kind of GPU is not asked for\n" in said
+    assert "why not the other 3: its kind of GPU is not asked for (2); it has fewer than 2" in said
+    nowhere = format_check(check(f"{RUNS}require_gpus = Capability > 10\nqueue"))
+    assert "the jobs wait for ever: its kind of GPU is not asked for [no-match]" in nowhere
+    assert "why not: its kind of GPU is not asked for\n" in nowhere
     assert said.endswith("a.sub: 1 thing is wrong")
     assert max(len(line) for line in said.splitlines()) <= 80
     told = json.loads(json.dumps(check_json(checked)))

@@ -15,7 +15,7 @@ from imagefactory.cli.submit import SITES as CLI_SITES
 from imagefactory.errors import NothingSelectedError, UsageError
 from imagefactory.gpu.model import Basis
 from imagefactory.model import Outcome
-from imagefactory.pools.htcondor.gpu_request import format_gpu_request
+from imagefactory.pools.htcondor.gpu_request import WHOLE_GPUS, format_gpu_request
 from imagefactory.pools.htcondor.submit_file import (
     ROWS_MOST,
     RUN,
@@ -56,6 +56,7 @@ request_gpus = 1
 gpus_minimum_capability = 8.0
 gpus_maximum_capability = 8.0
 gpus_minimum_runtime = 12.4
+require_gpus = regexp(" mig ", DeviceName, "i") =!= true
 requirements = (Arch == "X86_64")
 
 request_cpus = 1
@@ -140,28 +141,57 @@ def test_a_whole_file() -> None:
     ],
 )
 def test_gpus_are_matched_exactly(classes: Sequence[tuple[str, str]], lines: list[str]) -> None:
-    assert list(format_gpu_request([gpu_class(*one) for one in classes])) == lines
+    assert list(format_gpu_request([gpu_class(*one) for one in classes], slices=True)) == lines
+
+
+def test_slices_of_gpus_are_left_out_unless_asked_for() -> None:
+    """A verdict on a whole GPU is none on a slice of one (MIG)."""
+    one, hole, floors = [gpu_class("8.0")], [gpu_class("7.0"), gpu_class("8.0")], [gpu_class("7.0", "")]
+    assert format_gpu_request(one)[-1] == f"require_gpus = {WHOLE_GPUS}"
+    (line,) = format_gpu_request(hole)
+    assert line == f"require_gpus = member(Capability, {{7.0, 8.0}}) && DriverVersion >= 12.4 && {WHOLE_GPUS}"
+    (line,) = format_gpu_request([*floors, *one])
+    assert line == (
+        "require_gpus = ((Capability == 7.0) || (Capability == 8.0 && DriverVersion >= 12.4))"
+        f" && {WHOLE_GPUS}"
+    )
+    text = format_submit(taken("8.0"), replace(RUNS, mig=True), GENERIC)
+    assert WHOLE_GPUS not in text
+    assert "# WARNING: slices of these GPUs (MIG) match too, of which no verdict speaks." in text
+    assert "WARNING" not in format_submit(taken("8.0"), RUNS, GENERIC)
 
 
 def test_a_range_never_holds_a_capability_that_is_not_proven() -> None:
     """8.6 and 8.9 are neighbours on a list of cards; 8.7 and 8.8 lie between them."""
     (line,) = format_gpu_request([gpu_class("8.6"), gpu_class("8.9")])
+    assert line.startswith("require_gpus = member(Capability, {8.6, 8.9}) &&")
     assert "member(Capability, {8.6, 8.9})" in line
 
 
+def test_capabilities_that_this_program_does_not_know_are_no_range() -> None:
+    """Catalogues are written by newer programs too: what lies between 20.0 and 20.5 nobody knows here."""
+    (line,) = format_gpu_request([gpu_class("20.0"), gpu_class("20.5")], slices=True)
+    assert line == "require_gpus = member(Capability, {20.0, 20.5}) && DriverVersion >= 12.4"
+    assert "gpus_maximum_capability = 20.0" in format_gpu_request([gpu_class("20.0")])
+
+
 def test_memory_of_a_gpu_joins_either_form() -> None:
-    assert format_gpu_request([gpu_class("8.0")], 16 * GB)[-1] == "gpus_minimum_memory = 16GB"
-    (line,) = format_gpu_request([gpu_class("7.0", ""), gpu_class("8.0")], 16 * GB)
-    assert line == (
+    assert "gpus_minimum_memory = 16GB" in format_gpu_request([gpu_class("8.0")], 16 * GB)
+    classes = [gpu_class("7.0", ""), gpu_class("8.0")]
+    wanted = (
         "require_gpus = ((Capability == 7.0) || (Capability == 8.0 && DriverVersion >= 12.4))"
         " && GlobalMemoryMb >= 16384"
     )
+    assert format_gpu_request(classes, 16 * GB, slices=True) == (wanted,)
+    assert format_gpu_request(classes, 16 * GB) == (f"{wanted} && {WHOLE_GPUS}",)
 
 
 @pytest.mark.parametrize("capabilities", [("8.0",), ("7.0", "8.0"), ("8.0", "8.6"), ("7.5", "8.9", "9.0")])
-def test_never_both_forms(capabilities: tuple[str, ...]) -> None:
-    text = format_submit(taken(*capabilities), replace(RUNS, gpu_memory=GB), GENERIC)
-    assert ("require_gpus" in commands(text)) != any(name.startswith("gpus_") for name in commands(text))
+def test_neither_form_cancels_what_the_other_says(capabilities: tuple[str, ...]) -> None:
+    said = commands(format_submit(taken(*capabilities), replace(RUNS, gpu_memory=GB), GENERIC))
+    compared = ("Capability", "DriverVersion", "GlobalMemoryMb")
+    named = [name for name in compared if name in said["require_gpus"]]
+    assert named == ([] if any(name.startswith("gpus_") for name in said) else list(compared))
 
 
 def test_what_is_predicted_alone_is_said_so() -> None:
@@ -249,6 +279,9 @@ def test_without_a_folder_the_file_is_beside_the_submit_file() -> None:
         "http://x/y",
         "/a\nqueue",
         "osdf:///..",
+        "/a/..",
+        "/./a",
+        "osdf:///a/../b",
     ],
 )
 def test_folders_that_are_no_places(folder: str) -> None:
@@ -293,6 +326,9 @@ def test_a_kind_that_a_site_does_not_take() -> None:
         "/a/b.simg",
         "/a/b c.sif",
         "|sh x.sif",
+        "/a/../b.sif",
+        "osdf:///../b.sif",
+        "../b.sif",
     ],
 )
 def test_an_address_that_is_not_pinned_or_says_more(address: str) -> None:
@@ -318,11 +354,12 @@ def test_an_image_for_other_machines() -> None:
         (["--lr", "0.1"], '"--lr 0.1"'),
         (["a b", "it's", 'a "q"', ""], "\"'a b' 'it''s' 'a \"\"q\"\"' ''\""),
         (["--seed", "$(Process)"], "\"--seed '$(Process)'\""),
-        (["a=$(lr)b"], "\"'a=$(lr)b'\""),
+        (["a=$(lr)b"], "\"'a=$(value_lr)b'\""),
+        (["$(RANK)$(run)"], "\"'$(value_rank)$(run)'\""),
     ],
 )
 def test_arguments_as_condor_submit_reads_them(words: list[str], said: str) -> None:
-    assert format_arguments(words, (RUN, "lr")) == said
+    assert format_arguments(words, (RUN, "lr", "rank")) == said
 
 
 @pytest.mark.parametrize(
@@ -436,9 +473,9 @@ def test_a_sweep_of_values() -> None:
     text = format_runs("train.sub", ("lr", "name"), [("0.1", "a b"), ("0.01", "c")])
     assert text == (
         "JOB run-1 train.sub\n"
-        'VARS run-1 run="1" lr="0.1" name="a b"\n'
+        'VARS run-1 run="1" value_lr="0.1" value_name="a b"\n'
         "JOB run-2 train.sub\n"
-        'VARS run-2 run="2" lr="0.01" name="c"\n'
+        'VARS run-2 run="2" value_lr="0.01" value_name="c"\n'
     )
 
 
@@ -473,20 +510,23 @@ def test_values_that_say_more(value: str) -> None:
         "a b",
         "1a",
         "run",
-        "Queue",
-        "queue_x",
-        "executable",
-        "My",
-        "request_gpus",
-        "gpus_x",
+        "ClusterId",
+        "process",
         "é",
         "a.b",
-        "NODE",
     ],
 )
 def test_columns_that_mean_something_already(name: str) -> None:
     with pytest.raises(UsageError, match="cannot be the name of a column"):
         check_columns((name,))
+
+
+@pytest.mark.parametrize("name", ["rank", "input", "priority", "hold", "max_retries", "queue", "MY"])
+def test_a_column_is_no_command_of_the_job(name: str) -> None:
+    """DAGMan hands macros to condor_submit: `rank` would be the job's rank, `input` its stdin."""
+    lines = format_runs("train.sub", (name,), [("5",)]).splitlines()
+    assert lines == ["JOB run-1 train.sub", f'VARS run-1 run="1" value_{name}="5"']
+    assert format_arguments([f"$({name})"], (RUN, name)) == f"\"'$(value_{name})'\""
 
 
 def test_columns_and_rows_fit() -> None:
@@ -541,6 +581,6 @@ def test_no_value_of_a_sweep_becomes_another_node() -> None:
         except UsageError:
             continue
         made += 1
-        assert text == f'JOB run-1 train.sub\nVARS run-1 run="1" lr="{value}"\n'
+        assert text == f'JOB run-1 train.sub\nVARS run-1 run="1" value_lr="{value}"\n'
         assert not set('"\\$\n') & set(value)
     assert made > 200

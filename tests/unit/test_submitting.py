@@ -37,7 +37,17 @@ from imagefactory.verify.statement import sign
 from imagefactory.verify.trust import Policy, Trust
 from tests.unit.catalogue_made_here import SIF_SUBJECT, make_catalogue, make_image, signed
 from tests.unit.test_cli import Said
-from tests.unit.verdicts_made_here import HOST, LAB, MADE_UP, NOW, SUITE, TRUST, digest, whole_report
+from tests.unit.verdicts_made_here import (
+    HOST,
+    LAB,
+    MADE_UP,
+    NOW,
+    STRANGER,
+    SUITE,
+    TRUST,
+    digest,
+    whole_report,
+)
 
 NAME = "pytorch-2.3-cu121"
 WANTED = Wanted(
@@ -79,8 +89,8 @@ def test_the_image_that_is_proven_by_its_digest() -> None:
 def test_predictions_are_taken_only_where_somebody_accepts_them() -> None:
     made = make(predicted=True)
     assert (
-        "require_gpus = (Capability == 7.0 && DriverVersion >= 12.0)"
-        " || (Capability == 8.0 && DriverVersion >= 12.4)"
+        "require_gpus = ((Capability == 7.0 && DriverVersion >= 12.0)"
+        ' || (Capability == 8.0 && DriverVersion >= 12.4)) && regexp(" mig ", DeviceName, "i") =!= true'
     ) in lines(made)
     assert "# WARNING: no verdict says that it runs on 7.0; its code alone predicts so." in lines(made)
 
@@ -116,6 +126,11 @@ def test_verdicts_of_strangers_count_for_nothing() -> None:
     assert "no key is trusted here" in caught.value.message
     assert "a verdict is wrong-key" in caught.value.message
     assert "imagefactory keys trust" in caught.value.hint
+    another = replace(TRUST.keys[0], name="another", keyid=STRANGER.keyid, public=STRANGER.public)
+    with pytest.raises(CheckFailedError) as caught:  # he believes whoever signed the catalogue, and no more
+        make(trust=Trust(keys=(another,)))
+    assert "a verdict is wrong-key" in caught.value.message
+    assert "imagefactory keys trust [--user] FILE.pub" in caught.value.hint
 
 
 def test_an_expired_verdict_is_said_to_be_one() -> None:
@@ -165,6 +180,8 @@ def test_rows_of_a_file_of_values(tmp_path: Path) -> None:
     path.write_text("lr, name\n0.1, a b\n\n0.01,c\n")
     assert read_rows(str(path)) == (("run", "lr", "name"), (("0.1", "a b"), ("0.01", "c")))
     assert read_rows("3") == (("run",), ((), (), ()))
+    path.write_text("lr\r\n0.1\r\n", encoding="utf-8-sig", newline="")  # as spreadsheets write it
+    assert read_rows(str(path)) == (("run", "lr"), (("0.1",),))
 
 
 @pytest.mark.parametrize(
@@ -228,8 +245,19 @@ def test_a_sweep_is_a_dag_and_a_folder_for_each_run(here: Path) -> None:
     for path in ("train.sub", "train.dag"):
         (here / path).unlink()
     (here / "run-2" / "model.pt").write_text("precious")
-    with pytest.raises(UsageError, match="run-2 is here already"):
+    with pytest.raises(UsageError, match="run-2 is here already") as caught:
         write_made(made, force=False)
+    assert "another folder" in caught.value.hint
+
+
+def test_what_an_earlier_sweep_left_is_not_gone_on_with(here: Path) -> None:
+    """condor_submit_dag takes the newest rescue DAG of a name by itself, and runs only what that leaves."""
+    (here / "train.dag.rescue001").write_text("DONE run-1\n")
+    run = replace(WANTED.run, columns=("run",))
+    with pytest.raises(UsageError, match=r"train\.dag\.rescue001 is here"):
+        write_made(make(run=run, rows=((), ())), force=True)
+    assert not (here / "train.dag").exists()
+    assert write_made(make(), force=False) == ("train.sub",)
 
 
 def test_a_link_is_not_written_through(here: Path) -> None:
@@ -358,9 +386,9 @@ def test_a_researcher_in_an_empty_folder(call: Call, here: Path) -> None:
     assert said.out.splitlines()[-1] == f"  next   condor_submit {NAME}.sub"
     text = (here / f"{NAME}.sub").read_text()
     assert (
-        "require_gpus = (Capability == 7.0 && DriverVersion >= 12.2)"
-        " || (Capability == 8.0 && DriverVersion >= 12.4)\n" in text
-    )
+        "require_gpus = ((Capability == 7.0 && DriverVersion >= 12.2)"
+        ' || (Capability == 8.0 && DriverVersion >= 12.4)) && regexp(" mig ", DeviceName, "i") =!= true\n'
+    ) in text
     assert "+WantGPULab = true\n" in text
     assert "arguments = \"--lr 0.1 'a b'\"\n" in text
     assert sorted(path.name for path in here.iterdir()) == [f"{NAME}.sub", "train.sh"]
@@ -374,8 +402,8 @@ def test_a_sweep_from_the_command_line(call: Call, here: Path) -> None:
     said = call(NAME, "--executable", "train.sh", "--dag", "values.csv", "-o", "train.sub", "--json").json()
     assert said["files"] == ["train.sub", "train.dag"]
     assert said["format"] == "imagefactory.submit/1"
-    assert 'VARS run-2 run="2" lr="0.2" seed="2"' in (here / "train.dag").read_text()
-    assert "arguments = \"--lr '$(lr)' --seed '$(seed)'\"" in (here / "train.sub").read_text()
+    assert 'VARS run-2 run="2" value_lr="0.2" value_seed="2"' in (here / "train.dag").read_text()
+    assert "arguments = \"--lr '$(value_lr)' --seed '$(value_seed)'\"" in (here / "train.sub").read_text()
     call(NAME, "--executable", "train.sh", "--dag", "2", "-o", "many.sub")
     assert "arguments = \"'$(run)'\"" in (here / "many.sub").read_text()
 

@@ -56,7 +56,8 @@ _UNTOLD = re.compile(
     # what changes by the minute
     r"|Recent.*|Updates?.*|Total(Time|Job|.*LoadAvg).*|.*LoadAvg|Monitor.*|.*Idle|My(Current|Type).*|Last.*"
     r"|Entered.*|Clock.*|Daemon.*|Num(Pids|Dynamic).*|Next.*|New.*|Retirement.*|Expected.*|Claim.*|Activat.*"
-    r"|Activity|State|.*Time|CondorScratchDir"
+    r"|Activity|State|.*Time|CondorScratchDir",
+    re.IGNORECASE,  # ClassAds do not tell capitals apart
 )
 
 
@@ -287,7 +288,7 @@ def _plain(row: Ad, ad: Ad) -> dict[str, str | int | float | bool]:
     """
     found: dict[str, str | int | float | bool] = {}
     for key, value in row.items():
-        if not _is_told(str(key)):
+        if not is_told(str(key)):
             continue
         if ad.get("partitionableslot") is True and (whole := ad.get(_WHOLE.get(key, "").lower())) is not None:
             value = whole
@@ -297,7 +298,8 @@ def _plain(row: Ad, ad: Ad) -> dict[str, str | int | float | bool]:
 
 
 @lru_cache(maxsize=4096)  # every slot has the same few hundred names
-def _is_told(name: str) -> bool:
+def is_told(name: str) -> bool:
+    """Whether inventories have an attribute of that name, where a machine tells it as a plain value."""
     return bool(re.fullmatch(ATTRIBUTE, name, re.ASCII)) and not _UNTOLD.fullmatch(name)
 
 
@@ -308,7 +310,10 @@ def _is_text(value: object) -> TypeGuard[str]:
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Of those that ClassAds have: JSON may hold any."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return type(value) is int and abs(value) < 1 << 63
 
 
 def _text(value: object, pattern: str) -> str:

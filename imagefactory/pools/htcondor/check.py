@@ -8,15 +8,16 @@ under them; ADVICE where the same can be had better. Nothing in a file is execut
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from imagefactory.catalogue.model import Catalogue, CataloguedImage, Offer
 from imagefactory.errors import UsageError
 from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.knowledge.tables import numbers
+from imagefactory.pools.htcondor.asked import Asked, read_asked
 from imagefactory.pools.htcondor.job_image import JobImage, Known, find_known, instead, read_image
-from imagefactory.pools.htcondor.reach import Asked, Place, Reach, find_reach, read_asked
+from imagefactory.pools.htcondor.reach import UNDEFINED, Place, Reach, find_reach
 from imagefactory.pools.htcondor.submit_language import Jobs, SubmitFile
 from imagefactory.pools.htcondor.submit_rules import (
     DEPRECATED,
@@ -28,7 +29,8 @@ from imagefactory.pools.htcondor.submit_rules import (
     wrong,
 )
 from imagefactory.pools.model import ImageKind, Inventory, PoolGpu
-from imagefactory.pools.proven import Grounds, with_predictions
+from imagefactory.pools.offered import expected_grounds
+from imagefactory.pools.proven import Grounds
 from imagefactory.pools.sites import Site
 from imagefactory.pools.sizes import format_size, image_disk
 
@@ -174,8 +176,7 @@ def _check(jobs: Jobs, around: Surroundings) -> CheckedJobs:
 def _grounds(known: Known | None, around: Surroundings) -> Grounds | None:
     if known is None:
         return None
-    own = known.grounds(around.offer(known.image))
-    return with_predictions(own, known.image.predicted, known.image.runtime)
+    return expected_grounds(known.grounds(around.offer(known.image)), known.image)
 
 
 def _image_findings(case: _Case) -> Iterator[Finding]:
@@ -266,6 +267,7 @@ def judge_gpu(gpu: PoolGpu, grounds: Grounds | None) -> tuple[str, str]:
     """What is known of an image on one GPU, as a word of this room and why; two empty texts for nothing.
 
     Pools tell the newest CUDA that a driver takes, so that decides; a GPU that tells none is not known.
+    A slice (MIG) is a class of its own, of which no verdict speaks.
     """
     if grounds is None:
         return "", ""
@@ -274,11 +276,19 @@ def judge_gpu(gpu: PoolGpu, grounds: Grounds | None) -> tuple[str, str]:
     found = next((one for one in grounds.classes if one.capability == capability), None)
     if found is None:
         return (REFUSED, refused) if refused else (UNTESTED, "nobody has tested it there")
+    if gpu.mig:
+        return UNTESTED, "a slice of a GPU (MIG) is a class of its own"
     if found.cuda and not gpu.cuda:
         return UNTESTED, f"its driver is not told; it holds from CUDA {found.cuda} on"
     if found.cuda and numbers(gpu.cuda) < numbers(found.cuda):
         return UNTESTED, f"its driver takes CUDA {gpu.cuda}; it holds from {found.cuda} on"
     return (VERIFIED if found.proven else PREDICTED), found.claim.reason
+
+
+def told_causes(causes: Iterable[tuple[str, int]]) -> str:
+    """What keeps jobs from GPUs in a line, with how many where there are several causes."""
+    every = tuple(causes)
+    return "; ".join(cause if len(every) == 1 else f"{cause} ({count})" for cause, count in every)
 
 
 def _reach_findings(case: _Case) -> Iterator[Finding]:
@@ -289,8 +299,8 @@ def _reach_findings(case: _Case) -> Iterator[Finding]:
     if not reach.places:
         yield advice(case.jobs.line, "no-match", "the inventory has no GPU at all")
     elif not reach.reached:
-        most = ", ".join(f"{count}: {cause}" for cause, count in reach.causes.items())
-        text = f"no GPU of {len(reach.places)} matches, and the jobs wait for ever ({most})"
+        why = told_causes(reach.causes.items())
+        text = f"no GPU of {len(reach.places)} matches, and the jobs wait for ever: {why}"
         yield wrong(case.jobs.line, "no-match", text, "see imagefactory pool for what there is")
 
 
@@ -300,7 +310,7 @@ def _unheard(case: _Case, inventory: Inventory) -> Iterator[Finding]:
     expression = case.asked.requirements
     if expression is None or not has or not case.reach:
         return
-    if not any(place.cause == "requirements does not hold" for place in case.reach.places):
+    if not any(place.cause == UNDEFINED for place in case.reach.places):
         return
     own = {*has, *(name.lower() for name in case.asked.ad)}
     own |= {name.lower() for name in DEPRECATED}  # these have a finding of their own
@@ -327,7 +337,7 @@ def _unverified(case: _Case, reached: Sequence[Reached]) -> Iterator[Finding]:
         if case.grounds is not None and not case.grounds.proven:
             yield wrong(line, "unverified", f"{target} is verified on no GPU", "imagefactory verify it first")
         return
-    missed = [place.gpu for place in case.reach.places if place.cause == "its kind of GPU is not asked for"]
+    missed = [place.gpu for place in case.reach.places if place.unasked]
     more = [gpu.capability for gpu in missed if judge_gpu(gpu, case.grounds)[0] == VERIFIED]
     if more:
         kinds = ", ".join(sorted(set(more), key=parse_capability))

@@ -17,7 +17,7 @@ from imagefactory.pools.htcondor.submit_language import Jobs
 from imagefactory.pools.model import ImageKind
 from imagefactory.pools.proven import Grounds, proven_grounds
 
-_HEX = re.compile(r"(?:^|[^0-9a-f])([0-9a-f]{12,64})(?:[^0-9a-f]|$)")
+_HEX = re.compile(r"(?<![0-9a-f])[0-9a-f]{12,64}(?![0-9a-f])")
 _REMOTE = re.compile(r"(osdf|stash|pelican):", re.IGNORECASE)
 
 

@@ -28,7 +28,7 @@ ARCHITECTURES = {"linux/amd64": "X86_64", "linux/arm64": "aarch64"}
 
 _ADDRESS = re.compile(
     r"(?:docker|oras)://[A-Za-z0-9][A-Za-z0-9./:_-]{0,500}@sha256:[0-9a-f]{64}"
-    r"|(?:osdf:///|file:///|/)?[A-Za-z0-9][A-Za-z0-9._+/-]{0,500}\.sif"
+    r"|(?:(?:osdf://)?(?:/(?!\.{1,2}/)[A-Za-z0-9._+-]{1,255}){0,50}/)?[A-Za-z0-9][A-Za-z0-9._+-]{0,255}\.sif"
 )
 _PATH = re.compile(r"(?:\./|\.\./|/)?(?:[A-Za-z0-9_@=+:.-]+/)*[A-Za-z0-9_@=+:.-]+/?")
 _URL = re.compile(r"(?:osdf|file|https?|s3|pelican)://[A-Za-z0-9_@=+:./%-]{1,1000}")
@@ -38,14 +38,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
 _COLUMN = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,60}")
 _VALUE = re.compile(r"[A-Za-z0-9_.,:;/=+@%# -]{0,1000}")
 _JOB_MACROS = ("Cluster", "ClusterId", "Process", "ProcId")
-_TAKEN = (
-    "cluster", "clusterid", "process", "procid", "node", "step", "row", "item", "itemindex", "job", "retry",
-    "run", "dag_status", "failed_count", "dagmanjobid", "dag_parent_names", "node_name", "my", "target",
-    "universe", "executable", "arguments", "output", "error", "log", "initialdir", "requirements",
-    "environment", "container_image", "docker_image", "require_gpus", "should_transfer_files",
-    "when_to_transfer_output", "ulog_execute_attrs", "allowed_execute_duration",
-)  # fmt: skip
-_TAKEN_STARTS = ("queue", "gpus_", "dagman", "request_", "transfer_")
+_VALUE_OF = "value_"
+"""What the macro of a column begins with: a macro called `rank` or `input` would be that command of the job,
+and no command begins so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +48,10 @@ class Run:
     """What a person wants to run in the image.
 
     `name` names the files. `executable` is transferred unless it is `in_image`. `arguments` are words, in
-    which `$(Process)`, `$(Cluster)` and columns of a sweep are filled in. `inputs` are files and addresses,
-    `outputs` files that come back (all new ones where there are none named). Sizes are bytes, 0 for what the
-    rules of sizes.py give; `gpu_memory` is what each GPU must have. `columns` are of a sweep, the first is
-    `run`; empty for one job.
+    which `$(Process)`, `$(Cluster)` and columns of a sweep, `$(lr)`, are filled in. `inputs` are files and
+    addresses, `outputs` files that come back (all new ones where none is named). Sizes are bytes, 0 for what
+    the rules of sizes.py give; `gpu_memory` is what each GPU must have. With `mig` slices of GPUs do too.
+    `columns` are of a sweep, the first is `run`; empty for one job.
     """
 
     name: str
@@ -70,6 +65,7 @@ class Run:
     memory: int = 0
     disk: int = 0
     gpu_memory: int = 0
+    mig: bool = False
     time: timedelta | None = None
     columns: tuple[str, ...] = ()
 
@@ -100,12 +96,12 @@ def format_submit(taken: Taken, run: Run, site: Site) -> str:
     needs = [f'(Arch == "{_architecture(taken.platform)}")', *site.requirements(address)]
     disk = run.disk or disk_of(image.kind, size, unpacked)
     groups = [
-        _comments(taken),
+        _comments(taken, run),
         _image(address, run),
         _what_runs(run),
         [
             f"request_gpus = {run.gpus}",
-            *format_gpu_request(taken.classes, run.gpu_memory),
+            *format_gpu_request(taken.classes, run.gpu_memory, slices=run.mig),
             f"requirements = {' && '.join(needs)}",
         ],
         [
@@ -136,7 +132,7 @@ def format_runs(submit_file: str, columns: Sequence[str], rows: Sequence[Sequenc
                 f"run {number} has {len(row)} values, not {len(columns)}",
                 hint=f"write one for each of {', '.join(columns)}",
             )
-        values = [(RUN, str(number)), *zip(columns, row, strict=True)]
+        values = [(RUN, str(number)), *zip(map(_macro_of, columns), row, strict=True)]
         said = " ".join(f'{key}="{_value(value, number)}"' for key, value in values)
         lines += [f"JOB {folder_of(number)} {submit_file}", f"VARS {folder_of(number)} {said}"]
     return "\n".join(lines) + "\n"
@@ -148,10 +144,10 @@ def folder_of(number: int) -> str:
 
 
 def check_columns(columns: Sequence[str]) -> None:
-    """Raises UsageError for names that cannot be macros of a node, or mean something else already."""
+    """Raises UsageError for names that cannot be part of a macro's, or mean something else in arguments."""
+    taken = {RUN, *(name.lower() for name in _JOB_MACROS)}
     for name in columns:
-        low = name.lower()
-        if not _COLUMN.fullmatch(name) or low in _TAKEN or low.startswith(_TAKEN_STARTS):
+        if not _COLUMN.fullmatch(name) or name.lower() in taken:
             raise UsageError(
                 f"'{name[:60]}' cannot be the name of a column",
                 hint="write a word of your own, such as lr or seed",
@@ -169,17 +165,23 @@ def format_arguments(words: Sequence[str], columns: Sequence[str] = ()) -> str:
     return '"' + " ".join(_word(word, (*_JOB_MACROS, *columns)) for word in words) + '"'
 
 
+def _macro_of(column: str) -> str:
+    return f"{_VALUE_OF}{column}"
+
+
 def _word(word: str, macros: Sequence[str]) -> str:
     _checked(_WORD, word, "an argument that a submit file can carry")
     named = _MACRO.findall(word)
-    unknown = next((name for name in named if name.lower() not in {one.lower() for one in macros}), None)
+    own = {name.lower(): name if name in (RUN, *_JOB_MACROS) else _macro_of(name) for name in macros}
+    unknown = next((name for name in named if name.lower() not in own), None)
     if unknown is not None or "$" in _MACRO.sub("", word):
         known = ", ".join(f"$({name})" for name in macros)
         raise UsageError(
             f"'{word[:80]}': condor_submit would fill something in at '$'",
             hint=f"write one of {known}, or no '$'",
         )
-    quoted = word.replace('"', '""').replace("'", "''")
+    filled = _MACRO.sub(lambda name: f"$({own[name[1].lower()]})", word)
+    quoted = filled.replace('"', '""').replace("'", "''")
     return f"'{quoted}'" if not word or named or re.search(r"[\s']", word) else quoted
 
 
@@ -230,7 +232,7 @@ def _logs(run: Run) -> list[str]:
 # --- comments --------------------------------------------------------------------------------------
 
 
-def _comments(taken: Taken) -> list[str]:
+def _comments(taken: Taken, run: Run) -> list[str]:
     """What the file rests on, for the person who reads it later."""
     image = taken.form.image
     lines = [
@@ -248,6 +250,8 @@ def _comments(taken: Taken) -> list[str]:
             f"WARNING: no verdict says that it runs on {', '.join(guessed)}; its code alone predicts so.",
             "Compare the first results with those of another machine.",
         ]
+    if run.mig:
+        lines.append("WARNING: slices of these GPUs (MIG) match too, of which no verdict speaks.")
     return [f"# {_said(line)}".rstrip() for line in lines]
 
 

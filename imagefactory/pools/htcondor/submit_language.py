@@ -120,7 +120,8 @@ class SubmitFile:
 
 
 def expand(text: str, settings: Mapping[str, Setting]) -> str:
-    """`$(name)` and `$(name:default)` by what `settings` say, as when a job is queued; unset ones are empty.
+    """`$(name)` and `$(name:default)` by what `settings` say, as when a job is queued; unset ones are empty,
+    and the default counts where it is set to nothing.
 
     Raises UsageError where that exceeds MAX_VALUE characters or MAX_DEPTH levels.
     """
@@ -153,6 +154,8 @@ class _Expansion:
     def _macro(self, name: str, default: str | None, depth: int) -> str:
         if name not in self.settings:
             return self.of(_OF_THE_QUEUE.get(name, default or ""), depth + 1)
+        if not self.settings[name].value:  # as good as unset: the default counts
+            return self.of(default or "", depth + 1)
         if name not in self.done:
             self.done[name] = self.of(self.settings[name].value, depth + 1)
         return self.done[name]

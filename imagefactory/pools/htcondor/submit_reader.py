@@ -34,6 +34,8 @@ _LONG = re.compile(r"(\+?)([A-Za-z0-9_][A-Za-z0-9_./]*)\s*@=\s*(\S+)\s*")
 _WORD = re.compile(r"([A-Za-z]+)\b\s*(.*)", re.DOTALL)
 _COUNT = re.compile(r"([0-9]{1,9})(?![0-9A-Za-z_.])\s*(.*)", re.DOTALL)
 _FROM = re.compile(r"(.*?)(?:^|\s)(in|from|matching)(?=\s|\(|\[|$)(.*)", re.DOTALL | re.IGNORECASE)
+_SLICE = re.compile(r"\s*(?:\[([0-9: -]{1,40})\])?\s*")
+"""What may stand before a list: which of its items, as Python writes a slice."""
 _VERSION = re.compile(r"version\s*(>=|<=|==|!=|>|<)\s*([0-9]{1,4})\.([0-9]{1,4})(?:\.([0-9]{1,4}))?")
 _TRUE, _FALSE = ("true", "yes", "t"), ("false", "no", "f")
 
@@ -103,7 +105,13 @@ def _statements(text: str, name: str) -> Iterator[tuple[int, str]]:
 
 def _opens_list(line: str) -> bool:
     found = _FROM.fullmatch(line)
-    return found is not None and found[3].lstrip().startswith("(") and ")" not in found[3]
+    return found is not None and _list_of(found)[1].startswith("(") and ")" not in found[3]
+
+
+def _list_of(found: re.Match[str]) -> tuple[str, str]:
+    """The slice of a list, without its brackets, and the list, of a match of _FROM."""
+    part = _SLICE.match(found[3])
+    return (part[1] or "", found[3][part.end() :].rstrip()) if part else ("", found[3])
 
 
 def _fault(name: str, line: int, what: str, hint: str = "") -> UsageError:
@@ -166,7 +174,7 @@ class _Reader:
             return value
         before = self.settings.get(key)
         own = re.compile(rf"(?<!\$)\$\({re.escape(key)}(?::([^()]*))?\)", re.IGNORECASE)
-        if before is None:
+        if before is None or not before.value:
             return own.sub(lambda found: found[1] or "", value)
         if len(value) + len(own.findall(value)) * len(before.value) > MAX_VALUE:
             raise _fault(self.name, line, f"a value of more than {MAX_VALUE} characters", "write less")
@@ -265,11 +273,26 @@ class _Reader:
                 self.name, line, "the list comes from a program, which is not run here", "save the list first"
             )
         names = tuple(name.lower() for name in re.split(r"[,\s]+", found[1]) if name) or ("item",)
-        rows = re.fullmatch(r"\s*\((.*)\)\s*", found[3], re.DOTALL)
+        part, given = _list_of(found)
+        rows = re.fullmatch(r"\((.*)\)", given, re.DOTALL)
         if rows is None or found[2].lower() == "matching":
             return names, None
         separator = r"\n" if found[2].lower() == "from" or "\n" in rows[1] else r"[,\s]+"
-        return names, sum(1 for row in re.split(separator, rows[1]) if row.strip())
+        every = [row for row in re.split(separator, rows[1]) if row.strip()]
+        return names, _count(len(every), part)
+
+
+def _count(items: int, part: str) -> int | None:
+    """How many of them a slice leaves; None for one that cannot be read here."""
+    if not part:
+        return items
+    bounds = [one.strip() for one in part.split(":")]
+    try:
+        return (
+            len(range(items)[slice(*(int(one) if one else None for one in bounds))]) if ":" in part else None
+        )
+    except (TypeError, ValueError):
+        return None
 
 
 def _compare(how: str, asked: tuple[int, ...]) -> bool:

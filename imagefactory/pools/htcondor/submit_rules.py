@@ -12,8 +12,8 @@ from enum import StrEnum
 from functools import cache
 
 from imagefactory.errors import UsageError
+from imagefactory.pools.htcondor.asked import BOUNDS, GPU_ATTRIBUTES, Asked, cancelled
 from imagefactory.pools.htcondor.classads import literal, parse_expression
-from imagefactory.pools.htcondor.reach import BOUNDS, GPU_ATTRIBUTES, Asked, cancelled
 from imagefactory.pools.htcondor.submit_language import ALIASES, Jobs, Setting
 from imagefactory.pools.sites import Site
 from imagefactory.recipe_values import nearest
