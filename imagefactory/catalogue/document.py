@@ -96,7 +96,8 @@ def open_catalogue(data: bytes, trust: Trust, now: datetime, where: str = "the c
 
 
 _MEND = {
-    Standing.WRONG_KEY: "trust the key of whoever made it: imagefactory keys trust FILE",
+    Standing.WRONG_KEY: "trust the key of whoever made it: imagefactory keys trust --user FILE.pub, or its "
+    "[[trust]] row in your imagefactory.toml",
     Standing.KEY_RETIRED: "its owner signs with another key now: ask for that",
     Standing.EXPIRED: "whoever runs the factory makes a new one: imagefactory catalogue",
     Standing.NOT_YET: "set this machine's clock",

@@ -3,9 +3,11 @@
     <registry>/catalogue:current                    the newest, a tag that moves
     <registry>/catalogue:<YYYYMMDD>-<12 hex>        each one, under a tag of its own
     <cache>/catalogues/<64 hex>                     what was fetched, by the digest of its layer
+    <cache>/catalogues-seen/<64 hex>                when the newest was made that a place had, by its name
 
 In the registry it is an OCI artifact of one layer, the envelope packed by gzip. What is cached is looked at
-as strictly as what comes: its digest, its signature, its time. One request asks which one is current.
+as strictly as what comes: its digest, its signature, its time. One request asks which one is current. Whoever
+can move that tag cannot bring back an older one, without what was revoked since, for who saw the newer one.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -30,6 +33,8 @@ from imagefactory.oci.mirrors import resolve, split_place, split_tagged
 from imagefactory.oci.store import Reference
 from imagefactory.oci.transfer import Place
 from imagefactory.settings import Settings
+from imagefactory.text_files import replace_text
+from imagefactory.verify.report import DIGEST, format_time
 from imagefactory.verify.trust import read_trust
 
 REPOSITORY, CURRENT = "catalogue", "current"
@@ -39,6 +44,7 @@ LARGEST_PACKED = 64 << 20
 KEPT = 4  # in the cache
 _MAGIC = b"\x1f\x8b"
 _PIECE = 1 << 20
+_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
 
 
 def read_catalogue(
@@ -65,7 +71,27 @@ def read_catalogue(
     else:
         reference = catalogue_place(place or settings.registry.value)
         where, data = str(reference), _read_registry(settings, environ, reference)
-    return open_catalogue(unpack(data, where), read_trust(settings.files), now, where)
+    catalogue = open_catalogue(unpack(data, where), read_trust(settings.files), now, where)
+    _refuse_older(settings.cache_path / "catalogues-seen", where, catalogue.made)
+    return catalogue
+
+
+def _refuse_older(folder: Path, where: str, made: datetime) -> None:
+    """Remembers when the newest catalogue of a place was made. A cache that fails remembers nothing.
+
+    Raises StatementError for one that is older.
+    """
+    path, text = folder / hashlib.sha256(os.fsencode(where)).hexdigest(), format_time(made)
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        seen = path.read_text(encoding="ascii")
+        if _TIME.fullmatch(seen) and seen > text:
+            raise StatementError(
+                f"{where} is refused: it was made at {text}, and one of {seen} was there before",
+                hint=f"ask whoever runs the factory for a new one; if they went back to this one: rm {path}",
+            )
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_text(path, text)
 
 
 def _near(settings: Settings) -> bool:
@@ -158,6 +184,8 @@ def parse_layer(manifest: bytes, where: str) -> Descriptor:
         (layer,) = map(parse_descriptor, value["layers"])
         if layer.media_type != LAYER_TYPE or not 0 < layer.size <= LARGEST_PACKED:
             raise ValueError(f"a layer of {layer.size} bytes")
+        if not DIGEST.fullmatch(layer.digest):  # the name of a file in the cache
+            raise ValueError("its layer has no digest")
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise RegistryError(f"{where} is no catalogue: {error}", hint="see who put it there") from error
     return layer

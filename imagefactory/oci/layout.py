@@ -71,10 +71,14 @@ def digest_of(data: bytes) -> str:
 
 
 def parse_descriptor(data: Mapping[str, Any]) -> Descriptor:
+    """Raises KeyError, TypeError, AttributeError or ValueError for what is none. It looks at no digest."""
+    size = data["size"]
+    if type(size) is not int:  # JSON has 1e400 and true too
+        raise ValueError(f"{str(size)[:40]!r} is no size")
     return Descriptor(
         media_type=str(data["mediaType"]),
         digest=str(data["digest"]),
-        size=int(data["size"]),
+        size=size,
         annotations=tuple(sorted((str(k), str(v)) for k, v in (data.get("annotations") or {}).items())),
     )
 
@@ -147,9 +151,8 @@ class BlobWriter:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        layout.tmp.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=layout.tmp, prefix="blob-")
-        self.path, self._file = Path(name), os.fdopen(handle, "wb")
+        handle, self.path = _create_in(layout.tmp, "blob-")
+        self._file = os.fdopen(handle, "wb")
         self._hash = hashlib.sha256()
         self.size = 0
 
@@ -168,9 +171,7 @@ class BlobWriter:
         os.fchmod(self._file.fileno(), 0o644)
         self._file.close()
         digest = self.digest
-        target = self.layout.blob_path(digest)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        self.path.replace(target)
+        _move(self.path, self.layout.blob_path(digest))
         return Descriptor(media_type=media_type, digest=digest, size=self.size)
 
     def __enter__(self) -> BlobWriter:
@@ -189,6 +190,7 @@ class Layout:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.tmp = path / "tmp"
+        self._blobs = path / "blobs" / "sha256"
 
     # --- blobs -----------------------------------------------------------------------------------
 
@@ -196,7 +198,7 @@ class Layout:
         """Where the blob of `digest` lies or would lie. Raises StoreError for what is no digest."""
         if not DIGEST.fullmatch(digest):
             raise StoreError(f"'{digest[:80]}' is not a sha256 digest")
-        return self.path / "blobs" / "sha256" / digest.removeprefix("sha256:")
+        return self._blobs / digest.removeprefix("sha256:")
 
     def has(self, descriptor: Descriptor) -> bool:
         """Whether the blob is there in its size."""
@@ -330,9 +332,7 @@ class Layout:
 
     def write_file(self, path: Path, data: bytes) -> None:
         """Writes beside and renames: a reader sees the old bytes or the new ones."""
-        self.tmp.mkdir(parents=True, exist_ok=True)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=self.tmp, prefix="file-")
+        handle, beside = _create_in(self.tmp, "file-")
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
@@ -340,9 +340,9 @@ class Layout:
                 if path.name == "index.json":  # the names people gave: small, and nothing else knows them
                     file.flush()
                     os.fsync(handle)
-            Path(name).replace(path)
+            _move(beside, path)
         except BaseException:
-            Path(name).unlink(missing_ok=True)
+            beside.unlink(missing_ok=True)
             raise
 
     # --- images ----------------------------------------------------------------------------------
@@ -642,6 +642,25 @@ def _open_lock(path: Path) -> Iterator[int]:
         yield handle
     finally:
         os.close(handle)
+
+
+def _create_in(folder: Path, prefix: str) -> tuple[int, Path]:
+    """A new file under a name of its own, open for writing; the folder is made where it is missing."""
+    try:
+        handle, name = tempfile.mkstemp(dir=folder, prefix=prefix)
+    except FileNotFoundError:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=folder, prefix=prefix)
+    return handle, Path(name)
+
+
+def _move(beside: Path, path: Path) -> None:
+    """Renames, and makes the folder where it is missing."""
+    try:
+        beside.replace(path)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.replace(path)
 
 
 def _wait(handle: int, kind: int, before_waiting: Callable[[], None]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import random
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -25,8 +26,15 @@ from imagefactory.catalogue.document import (
 )
 from imagefactory.catalogue.model import Catalogue
 from imagefactory.catalogue.offers import find_offer
-from imagefactory.catalogue.reading import catalogue_place, pack, read_catalogue, unpack
-from imagefactory.errors import FactoryError, NothingSelectedError, StatementError, UsageError
+from imagefactory.catalogue.publishing import make_catalogue_artifact
+from imagefactory.catalogue.reading import catalogue_place, pack, parse_layer, read_catalogue, unpack
+from imagefactory.errors import (
+    FactoryError,
+    NothingSelectedError,
+    RegistryError,
+    StatementError,
+    UsageError,
+)
 from imagefactory.gpu.capability import Capability
 from imagefactory.model import Outcome
 from imagefactory.settings import load_settings
@@ -80,6 +88,7 @@ def test_what_does_not_hold_is_refused(envelope: bytes, trust: Trust, now: Any, 
     with pytest.raises(StatementError, match=f"^/a/file is refused: {word}") as caught:
         open_catalogue(envelope, trust, now, "/a/file")
     assert caught.value.hint
+    assert ("imagefactory keys trust --user FILE.pub" in caught.value.hint) == (word == "wrong-key")
 
 
 def test_a_forged_one_is_refused(envelope: bytes) -> None:
@@ -273,6 +282,30 @@ def test_a_file_is_read_packed_or_not(tmp_path: Path, envelope: bytes) -> None:
     assert pack(envelope) == pack(envelope)
 
 
+def test_an_older_one_does_not_come_back(tmp_path: Path) -> None:
+    """It may be without a revocation that the newer one has; who never saw that cannot know."""
+    path, cache = tmp_path / "catalogue.json", tmp_path / "home/.cache/imagefactory"
+    old = make_catalogue()
+    new = replace(old, made=old.made + timedelta(seconds=1))
+    for one in (old, new, new):
+        path.write_bytes(sign_catalogue(one, LAB))
+        assert _read(tmp_path) == one
+    path.write_bytes(sign_catalogue(old, LAB))
+    with pytest.raises(StatementError, match="is refused: it was made at") as caught:
+        _read(tmp_path)
+    (seen,) = (cache / "catalogues-seen").iterdir()
+    assert str(seen) in caught.value.hint
+    other = tmp_path / "other.json"
+    other.write_bytes(path.read_bytes())
+    assert _read(tmp_path, "./other.json") == old  # another place is another series
+    seen.write_bytes(b"\xffwhat is this")
+    assert _read(tmp_path) == old
+    shutil.rmtree(cache)
+    cache.parent.mkdir(exist_ok=True)
+    cache.write_text("no folder")
+    assert _read(tmp_path) == old
+
+
 @pytest.mark.parametrize(
     ("data", "kind", "word"),
     [
@@ -316,6 +349,30 @@ def test_without_any_the_hint_says_where_to_name_one(tmp_path: Path) -> None:
 )
 def test_a_place_names_the_catalogue_in_it(text: str, reference: str) -> None:
     assert str(catalogue_place(text)) == reference
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("size", 1e400),
+        ("size", True),
+        ("size", "5"),
+        ("size", 0),
+        ("size", 1 << 40),
+        ("digest", "../../secret"),
+        ("digest", "sha256:x"),
+        ("mediaType", "text/plain"),
+    ],
+)
+def test_a_manifest_that_is_none_of_a_catalogue_is_refused(
+    envelope: bytes, field: str, value: object
+) -> None:
+    """A layer's digest names a file of the cache, and its size what is fetched."""
+    manifest = json.loads(make_catalogue_artifact(envelope, NOW).manifest.data)
+    assert parse_layer(json.dumps(manifest).encode(), "x").size == len(pack(envelope))
+    manifest["layers"][0][field] = value
+    with pytest.raises(RegistryError, match="x is no catalogue"):
+        parse_layer(json.dumps(manifest).encode(), "x")
 
 
 def test_payload_is_json_that_others_can_read(envelope: bytes) -> None:
