@@ -21,6 +21,8 @@ from imagefactory.factory import Factory
 from imagefactory.model import Outcome, Target
 from imagefactory.pools.images import ImagePlace, choose_kind, ensure_image, read_pool_stages
 from imagefactory.pools.model import (
+    TRANSFERS,
+    TRIED_AGAIN,
     ImageKind,
     Inventory,
     LeftOut,
@@ -32,7 +34,14 @@ from imagefactory.pools.model import (
 from imagefactory.pools.nodes import NodeKit, NodeOrder, make_nodes
 from imagefactory.pools.planning import ROOM, QueuedCell, SweepAsk, SweepPlan, check_room, plan_sweep
 from imagefactory.pools.sites import GENERIC, find_site
-from imagefactory.pools.sweep_file import SWEEP, CollectedNode, read_collected, read_sweep, write_sweep_file
+from imagefactory.pools.sweep_file import (
+    SWEEP,
+    CollectedNode,
+    read_collected,
+    read_sweep,
+    write_document,
+    write_sweep_file,
+)
 from imagefactory.progress import Progress
 from imagefactory.verification import ledger
 from imagefactory.verify.model import FULL
@@ -96,6 +105,8 @@ def prepare_sweep(
     bench: SweepBench,
 ) -> Prepared:
     """Decides; makes and sends nothing. Raises UsageError for options that cannot be."""
+    from imagefactory.pools.htcondor.dag import check_folder
+
     check_limits(options.limits)
     find_site(options.site)
     now = bench.clock()
@@ -103,6 +114,7 @@ def prepare_sweep(
     registry = options.registry or factory.settings.registry.value
     kind = choose_kind(factory, options.image, registry, targets)
     folder = options.folder or sweeps_folder(factory.settings) / name
+    check_folder(folder)
     place = ImagePlace(kind=kind, registry=registry, folder=folder, now=now)
     plan = plan_sweep(read_pool_stages(factory, targets, place), inventory, options.asked)
     return Prepared(plan=plan, inventory=inventory, place=place, id=name, options=options)
@@ -118,7 +130,7 @@ class SweepBench:
 
 def check_limits(limits: Limits) -> None:
     """A sweep's nonces are good for LIFETIME: whatever comes back later cannot be signed."""
-    longest = (limits.idle + limits.held + limits.run) * (limits.retries + 1)
+    longest = (limits.idle + limits.held + limits.run + TRANSFERS) * (limits.retries + 1)
     if longest > LIFETIME:
         raise UsageError(
             f"a job could take {longest.days} days with its retries, and its result must be signed within "
@@ -221,7 +233,7 @@ def submit_sweep(folder: Path, pool: Pool) -> str:
     from imagefactory.pools.htcondor.classify import read_node
 
     sweep, jobs = read_sweep(folder), read_submitted(folder)
-    if jobs and not any(_left(read_node(folder, node.name, sweep.limits)) for node in sweep.nodes):
+    if not any(_left(read_node(folder, node.name, sweep.limits)) for node in sweep.nodes):
         raise UsageError(
             f"every node of {folder} has its outcome: submitted again, all would run again",
             hint=f"imagefactory collect {folder}",
@@ -232,9 +244,11 @@ def submit_sweep(folder: Path, pool: Pool) -> str:
 
 
 def _left(found: NodeFound) -> bool:
-    """Whether a DAG that is gone on with still runs this node: what never ended, and what the pool broke."""
-    again = (None, Outcome.INFRASTRUCTURE, Outcome.PULL_FAILED)
-    return found.run is None and found.result.outcome in again
+    """Whether a DAG that is gone on with still runs this node: what never ended, what was removed with
+    DAGMan (so that no POST script ran), and what the pool broke.
+    """
+    again = found.result.outcome in (None, *TRIED_AGAIN)
+    return found.run is None and (again or not found.settled)
 
 
 def read_submitted(folder: Path) -> tuple[str, ...]:
@@ -249,7 +263,8 @@ def read_submitted(folder: Path) -> tuple[str, ...]:
 
 
 def write_submitted(folder: Path, jobs: Sequence[str]) -> None:
-    (folder / SUBMITTED).write_text(json.dumps({"format": 1, "jobs": list(jobs)}) + "\n", encoding="utf-8")
+    """Raises UsageError where the folder cannot be written."""
+    write_document(folder / SUBMITTED, {"format": 1, "jobs": list(jobs)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,18 +286,25 @@ class SweepStatus:
     def done(self) -> bool:
         return self.ended == len(self.results)
 
+    @property
+    def settled(self) -> bool:
+        """All are done, and what is still at work on the pool takes none of them up again."""
+        open_ones = (*TRIED_AGAIN, Outcome.NOT_TESTED)
+        return self.done and not (self.driven and any(one.outcome in open_ones for one in self.results))
+
 
 def read_status(folder: Path, pool: Pool | None) -> SweepStatus:
     """From the jobs' logs; with `pool` also whether it is still driven. Raises UsageError, ToolError."""
     from imagefactory.pools.htcondor.classify import read_result
 
     sweep = read_sweep(folder)
+    driven = pool.running(folder) if pool else None  # before the logs: what ends in between is seen there
     return SweepStatus(
         folder=folder,
         sweep=sweep,
         results=tuple(read_result(folder, node, sweep.limits) for node in sweep.nodes),
         jobs=read_submitted(folder),
-        driven=pool.running(folder) if pool else None,
+        driven=driven,
         collected=read_collected(folder),
     )
 

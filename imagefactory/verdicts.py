@@ -12,20 +12,20 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from imagefactory.errors import FactoryError, RegistryError, UsageError
+from imagefactory.errors import FactoryError, RegistryError, StoreError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.model import Descriptor
 from imagefactory.oci.candidates import REVOCATION_TYPE, TEST_RESULT_TYPE, VERDICT_TYPE
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.store import Reference
-from imagefactory.oci.transfer import Place, read_manifest
+from imagefactory.oci.transfer import WORKERS, Place, read_manifest
 from imagefactory.progress import Progress
 from imagefactory.verify.attached import (
     Attached,
     Journal,
     Statement,
     attach,
-    put_statement,
+    put_all,
     read_revocations,
     read_verdicts,
 )
@@ -218,42 +218,58 @@ def attach_at(
 ) -> tuple[str, ...]:
     """Attaches a verdict at what `places_of` gave; gives the places' names. Raises as `attach_signed`."""
     for place, subject in places:
-        for fault in attach_all(factory, place, attachings(signed, subject), progress):
+        envelopes = (signed.envelope, signed.test_result)
+        for fault in attach_all(
+            factory, place, attachings(envelopes, signed.verdict.expires, subject), progress
+        ):
             if fault:
                 raise fault
     return tuple(called(place) for place, _ in places)
 
 
-def attachings(signed: Signed, subject: Subject) -> tuple[Attaching, ...]:
-    """A verdict's two statements."""
-    kinds = ((VERDICT_TYPE, signed.envelope), (TEST_RESULT_TYPE, signed.test_result))
-    until = signed.verdict.expires
+def attachings(envelopes: tuple[bytes, bytes], until: datetime, subject: Subject) -> tuple[Attaching, ...]:
+    """A verdict's two statements: its own envelope, and that of the test result."""
+    kinds = zip((VERDICT_TYPE, TEST_RESULT_TYPE), envelopes, strict=True)
     return tuple(Attaching(subject=subject, kind=kind, envelope=data, until=until) for kind, data in kinds)
 
 
 def attach_all(
     factory: Factory, place: Place, wanted: Sequence[Attaching], progress: Progress
 ) -> tuple[FactoryError | None, ...]:
-    """Attaches many statements at one place, under one lock; gives what went wrong with each, or None."""
-    subjects: dict[str, Descriptor] = {}
-    faults: list[FactoryError | None] = []
+    """Attaches many statements at one place, under one lock; gives what went wrong with each, or None.
+
+    In a registry some are put at a time, once the journal has all of them.
+    """
+    statements: dict[int, Statement] = {}
+    faults: list[FactoryError | None] = [None] * len(wanted)
     with writing(factory, place, progress) as journal:
-        for one in wanted:
-            manifest = one.subject.manifest
-            try:
-                if manifest not in subjects:
-                    subjects[manifest] = read_manifest(place, manifest).descriptor
-                statement = Statement(
-                    kind=one.kind, subject=subjects[manifest], envelope=one.envelope, until=one.until
-                )
-                if journal:
-                    journal.append(place, statement)
-                put_statement(place, statement)
-            except FactoryError as error:
-                faults.append(error)
+        manifests = dict.fromkeys(one.subject.manifest for one in wanted)
+        subjects = {manifest: _subject(place, manifest) for manifest in manifests}
+        for number, one in enumerate(wanted):
+            subject = subjects[one.subject.manifest]
+            if isinstance(subject, FactoryError):
+                faults[number] = subject
             else:
-                faults.append(None)
+                statements[number] = Statement(
+                    kind=one.kind, subject=subject, envelope=one.envelope, until=one.until
+                )
+        if journal and statements:
+            try:
+                journal.append(place, *statements.values())
+            except StoreError as error:  # nothing goes to a registry that the journal does not have
+                return tuple(fault or error for fault in faults)
+        workers = WORKERS if journal else 1  # a disk does not make anybody wait
+        put = put_all(place, tuple(statements.values()), workers=workers)
+    for number, fault in zip(statements, put, strict=True):
+        faults[number] = fault
     return tuple(faults)
+
+
+def _subject(place: Place, manifest: str) -> Descriptor | FactoryError:
+    try:
+        return read_manifest(place, manifest).descriptor
+    except FactoryError as error:
+        return error
 
 
 def called(place: Place) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -106,11 +106,22 @@ def sweep_options(command: Callable[P, None]) -> Callable[P, None]:
 
 def refuse_alone(given: dict[str, Any]) -> None:
     """Raises UsageError where an option of --on stands without it."""
-    for name, unset in OWN.items():
-        if given[name] != unset:
-            spelt = {"idle": "idle-limit", "held": "held-limit", "run": "run-limit", "wanted": "tuple"}.get(
-                name, name
-            )
-            raise UsageError(
-                f"--{spelt.replace('_', '-')} goes with --on", hint="imagefactory verify TARGET --on htcondor"
-            )
+    for option in _given(given, OWN):
+        raise UsageError(f"{option} goes with --on", hint="imagefactory verify TARGET --on htcondor")
+
+
+def refuse_again(names: tuple[str, ...], given: dict[str, Any]) -> None:
+    """Raises UsageError where a sweep is gone on with and a target or an option wants it to be another."""
+    unset = {**OWN, "capability": (), "wait": given["wait"], "folder": given["folder"]}
+    for word in (*names, *_given(given, unset)):
+        raise UsageError(
+            f"{given['folder']} is a sweep already, and {word[:80]} would make another",
+            hint="leave it out to go on with that sweep, or name another --folder",
+        )
+
+
+def _given(given: dict[str, Any], unset: Mapping[str, object]) -> list[str]:
+    """The options that a person has written, as they are spelt."""
+    names = {"idle": "idle-limit", "held": "held-limit", "run": "run-limit", "wanted": "tuple"}
+    found = [name for name, value in unset.items() if given[name] != value]
+    return [f"--{names.get(name, name).replace('_', '-')}" for name in found]

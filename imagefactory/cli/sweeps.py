@@ -22,6 +22,7 @@ from imagefactory.cli.output import (
     write,
 )
 from imagefactory.cli.pool import find_inventory
+from imagefactory.cli.sweep_options import refuse_again
 from imagefactory.errors import CheckFailedError, ToolError, UsageError
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 POLL = 15.0
 """Seconds between two looks of --wait: the logs are read, and one condor_q is asked."""
+PATIENCE = 40
+"""How many looks in a row the pool's commands may fail: an access point takes minutes to start again."""
 
 
 def verify_on_pool(call: Call, names: tuple[str, ...], given: dict[str, Any]) -> None:
@@ -48,11 +51,7 @@ def verify_on_pool(call: Call, names: tuple[str, ...], given: dict[str, Any]) ->
     factory, progress, folder = call.factory, call.progress, given["folder"]
     as_json = given["as_json"]
     if folder is not None and (folder / "sweep.dag").is_file():
-        if names or given["wanted"]:
-            raise UsageError(
-                f"{folder} is a sweep already",
-                hint="leave out the targets to go on with it, or another --folder",
-            )
+        refuse_again(names, given)
         return _submitted(call, folder.absolute(), given)
     pool, bench = find_pool(), sweep_bench()
     options = _options(factory, given)
@@ -153,7 +152,11 @@ def _submitted(call: Call, folder: Path, given: dict[str, Any], made: Made | Non
     with collecting() as failures:
         for name, fault in made.faults if made else ():
             failures.of(name).add(fault)
-        job = submit_sweep(folder, find_pool())
+        try:
+            job = submit_sweep(folder, find_pool())
+        except ToolError as error:
+            again = f"then go on with it: imagefactory verify --on htcondor --folder {folder}"
+            raise ToolError(error.message, hint=f"{error.hint}; {again}") from error
         if given["wait"]:
             _wait(call, folder)
             options = CollectOptions(registry=given["registry"], promote=given["promote"])
@@ -181,24 +184,31 @@ def _in_store(call: Call, folder: Path, name: str) -> bool:
 
 
 def _wait(call: Call, folder: Path) -> None:
-    """Until every node has an outcome. Raises CheckFailedError where nothing drives the sweep any more."""
+    """Until every node has an outcome that stays. Raises CheckFailedError where nothing drives the sweep any
+    more, ToolError where the pool has not answered for long.
+    """
     from imagefactory.sweeps import read_status
 
     pool, progress = find_pool(), call.progress
     first = read_status(folder, None)
     with progress.task(f"sweep {first.sweep.id}", total=len(first.results), unit="nodes") as task:
-        known = 0
+        known = failed = 0
         while True:
-            driven = pool.running(folder)  # before the logs: what ends in between is seen there
-            now = read_status(folder, None)
-            task.advance(now.ended - known)
-            known = now.ended
-            if now.done:
+            try:
+                now, failed = read_status(folder, pool), 0
+            except ToolError:
+                if (failed := failed + 1) > PATIENCE:
+                    raise
+                time.sleep(POLL)
+                continue
+            task.advance(max(0, now.ended - known))
+            known = max(known, now.ended)
+            if now.settled:
                 return
-            if not driven:
+            if not now.driven:
                 raise CheckFailedError(
-                    f"nothing on the pool works on {folder} any more, and {len(now.results) - known} nodes "
-                    "are not done",
+                    f"nothing on the pool works on {folder} any more, and "
+                    f"{len(now.results) - now.ended} nodes are not done",
                     hint=f"go on with it: imagefactory verify --on htcondor --folder {folder}",
                 )
             time.sleep(POLL)
@@ -277,30 +287,35 @@ def not_verified(done: CollectedSweep) -> CheckFailedError:
 def status(call: Call, sweep: str, as_json: bool) -> None:
     """Show how far the sweeps of `verify --on` are, or one of them by its id or folder.
 
-    Exit code 0 whatever became of it: `collect` judges.
+    Exit code 0 whatever became of it: `collect` judges. A sweep whose files cannot be read leaves the others.
     """
     from imagefactory.pools.sweep_file import format_value
     from imagefactory.report.sweep_table import format_status, headline
     from imagefactory.sweeps import find_sweep, find_sweeps, read_status
 
     folders = (find_sweep(call.settings, sweep),) if sweep else find_sweeps(call.settings)
-    pool, now = find_pool(), datetime.now(UTC)
-    try:
-        found = [read_status(folder, pool) for folder in folders]
-    except ToolError as error:  # the logs tell most of it without the pool's commands
-        complain(error)
-        found = [read_status(folder, None) for folder in folders]
-    if as_json:
-        rows = [_status_json(one, format_value(one.results)) for one in found]
-        say_json("status", {"sweeps": rows})
-    elif not found:
-        say("no sweep was made here: imagefactory verify TARGET --on htcondor")
-    elif sweep:
-        (one,) = found
-        say(format_status(one.sweep, one.results, one.driven, now))
-        say(f"in {one.folder}\ncollect what is done: imagefactory collect {sweep}")
-    else:
-        say("\n".join(headline(one.sweep, one.results, one.driven) for one in found))
+    pool: Pool | None = find_pool()
+    found: list[SweepStatus] = []
+    with collecting() as failures:
+        for folder in folders:
+            with failures.of(folder.name):
+                try:
+                    found.append(read_status(folder, pool))
+                except ToolError as error:  # the logs tell most of it without the pool's commands
+                    complain(error)
+                    pool = None
+                    found.append(read_status(folder, pool))
+        if as_json:
+            rows = [_status_json(one, format_value(one.results)) for one in found]
+            say_json("status", {"sweeps": rows})
+        elif not folders:
+            say("no sweep was made here: imagefactory verify TARGET --on htcondor")
+        elif sweep:
+            for one in found:
+                say(format_status(one.sweep, one.results, one.driven, datetime.now(UTC)))
+                say(f"in {one.folder}\ncollect what is done: imagefactory collect {sweep}")
+        elif found:
+            say("\n".join(headline(one.sweep, one.results, one.driven) for one in found))
 
 
 def _status_json(one: SweepStatus, results: object) -> dict[str, object]:
@@ -324,6 +339,8 @@ def cancel(call: Call, sweep: str) -> None:
     """
     from imagefactory.sweeps import find_sweep
 
-    folder = find_sweep(call.settings, sweep)
-    find_pool().cancel(folder)
-    write(1, f"canceled; what had come back is in {folder}")
+    folder, pool = find_sweep(call.settings, sweep), find_pool()
+    there = pool.running(folder)
+    pool.cancel(folder)
+    done = "canceled" if there else "nothing of it was in the queue"
+    write(1, f"{done}; what had come back is in {folder}")

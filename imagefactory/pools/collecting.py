@@ -10,33 +10,31 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from imagefactory.errors import FactoryError, StatementError, UsageError
+from imagefactory.errors import FactoryError, StatementError
 from imagefactory.factory import Factory
 from imagefactory.kits import CollectOptions, format_signed, parse_signed
-from imagefactory.model import Outcome, Target
-from imagefactory.oci.store import Reference, parse_reference
+from imagefactory.model import Outcome
+from imagefactory.pools.attaching import Attacher, Draft, Sealed, find_target, reference_of
 from imagefactory.pools.htcondor.classify import NodeFound, read_node
 from imagefactory.pools.htcondor.dag import node_folder
 from imagefactory.pools.htcondor.evidence import JobAnswer, judge_job, parse_job_run
-from imagefactory.pools.model import ImageKind, Node, NodeResult, Sweep
+from imagefactory.pools.model import Node, NodeResult, Sweep
 from imagefactory.pools.sweep_file import CollectedNode, read_collected, read_sweep, write_collected
 from imagefactory.progress import Progress
 from imagefactory.verify.kit.program import EXPECTATIONS, KIT
-from imagefactory.verify.model import GpuReport, Subject
-from imagefactory.verify.nonces import Ledger, NonceError, Spending
+from imagefactory.verify.model import GpuReport
+from imagefactory.verify.nonces import Issued, Ledger, NonceError, Spending, check_open
 from imagefactory.verify.smoke import digest_of, suite_digest
 from imagefactory.verify.statement import SIGNABLE, Signed, sign
 
 if TYPE_CHECKING:
-    from imagefactory.oci.transfer import Place
     from imagefactory.promoting import Promotion
-    from imagefactory.verdicts import Attaching
     from imagefactory.verify.keys import SigningKey
 
 NO_KEY = "unsigned: no key (imagefactory keys new NAME)"
@@ -118,17 +116,6 @@ def collect_sweep(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """A node on its way: `signed` is to be attached, `spending` comes before that; `fault` ends it here."""
-
-    node: Node
-    one: CollectedNode
-    signed: Signed | None = None
-    spending: Spending | None = None
-    fault: FactoryError | None = None
-
-
 def _draft(node: Node, sweep: Sweep, signer: Signer) -> Draft:
     """What became of a node, judged, and signed where that can be; nothing is spent yet."""
     found = read_node(signer.folder, node.name, sweep.limits)
@@ -136,13 +123,15 @@ def _draft(node: Node, sweep: Sweep, signer: Signer) -> Draft:
     if found.run is None or not found.result.attempts:
         return Draft(node=node, one=one)
     try:
-        report = judge_job(*signer.asked(node), _answer(found, node))
+        known = signer.ledger.look(node.nonce)
+        report = judge_job(*signer.asked(node, known), _answer(found, node))
     except StatementError as error:
         return Draft(
             node=node, one=replace(one, result=_judged(found, Outcome.INFRASTRUCTURE, error.message))
         )
-    except NonceError as error:
-        return Draft(node=node, one=replace(one, result=_judged(found, Outcome.NOT_TESTED, error.message)))
+    except FactoryError as error:
+        one = replace(one, result=_judged(found, Outcome.NOT_TESTED, error.message))
+        return Draft(node=node, one=one, fault=None if isinstance(error, NonceError) else error)
     one = replace(
         one,
         result=_judged(found, report.outcome, report.reason),
@@ -150,7 +139,7 @@ def _draft(node: Node, sweep: Sweep, signer: Signer) -> Draft:
         driver=report.hardware.driver if report.device and report.hardware else "",
     )
     try:
-        signed, spending, why = signer.sign(report, node)
+        signed, spending, why = signer.sign(report, node, known)
     except FactoryError as error:
         return Draft(node=node, one=replace(one, why=f"unsigned: {error.message}"), fault=error)
     return Draft(node=node, one=replace(one, why=why), signed=signed, spending=spending)
@@ -187,44 +176,44 @@ class Signer:
     now: datetime
     suite: str
 
-    def asked(self, node: Node) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """kit.json and expectations.json, as the ledger's owner wrote them.
+    def asked(self, node: Node, known: Issued) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """kit.json and expectations.json, as the ledger's owner wrote them; `known` is what the ledger says.
 
-        Raises NonceError where they were changed, or are of another suite or ledger.
+        Raises NonceError where they were changed, or are of another suite.
         """
         place = node_folder(self.folder, node.name)
         try:
             texts = {name: (place / name).read_bytes() for name in (KIT, EXPECTATIONS)}
         except OSError as error:
             raise StatementError(f"{error.filename}: {error.strerror}", hint="make a new sweep") from error
-        known = self.ledger.look(node.nonce).run
-        if known.kit != digest_of(texts):
+        if known.run.kit != digest_of(texts):
             raise NonceError(
                 "edited", f"what {node.name} asks of its image was changed", hint="make a new sweep"
             )
-        if known.suite != self.suite:
+        if known.run.suite != self.suite:
             raise NonceError(
                 "other-suite",
-                f"it ran the suite {known.suite[:19]}..., this imagefactory has another",
+                f"it ran the suite {known.run.suite[:19]}..., this imagefactory has another",
                 hint="collect it with the imagefactory that made it, or make a new sweep",
             )
         return json.loads(texts[KIT]), json.loads(texts[EXPECTATIONS])
 
-    def sign(self, report: GpuReport, node: Node) -> tuple[Signed | None, Spending | None, str]:
+    def sign(
+        self, report: GpuReport, node: Node, known: Issued
+    ) -> tuple[Sealed | None, Spending | None, str]:
         """The verdict, what is to be spent on it, and a line; no verdict where the report stays one.
 
         One that was signed before and did not arrive needs nothing spent. Raises NonceError, StoreError.
         """
-        known = self.ledger.look(node.nonce)
         if known.spent is not None:
             data = self.ledger.unsettled(node.nonce)
-            signed = parse_signed(data)[0] if data else None
-            return signed, None, f"signed on {known.spent:%Y-%m-%d %H:%M} UTC"
+            waiting = _sealed(parse_signed(data)[0]) if data else None
+            return waiting, None, f"signed on {known.spent:%Y-%m-%d %H:%M} UTC"
         if report.outcome not in SIGNABLE:
             return None, None, f"unsigned: '{report.outcome}' says nothing of the image"
         if self.key is None:
             return None, None, NO_KEY
-        self.ledger.check(node.nonce, known.run, self.now)
+        check_open(known, self.now)
         try:
             signed = sign(report, self.key, now=self.now, days=self.days)
         except StatementError as error:
@@ -232,86 +221,14 @@ class Signer:
         data = format_signed(signed, reference_of(node))
         result = f"sha256:{hashlib.sha256(data).hexdigest()}"
         spending = Spending(nonce=node.nonce, run=known.run, result=result, signed=data)
-        return signed, spending, f"signed by '{self.key.name}'"
+        return _sealed(signed), spending, f"signed by '{self.key.name}'"
 
 
-def reference_of(node: Node) -> str:
-    """Where a node's image lies in a registry (HOST/NAME@sha256:...); empty for a file."""
-    if node.image.kind in (ImageKind.DOCKER, ImageKind.ORAS):
-        return node.image.address.partition("://")[2]
-    return ""
-
-
-# --- attaching -------------------------------------------------------------------------------------
-
-
-class Attacher:
-    """Attaches verdicts; each image is looked for once. `registry` (host[/path]) is where they go too."""
-
-    def __init__(self, factory: Factory, registry: str, progress: Progress) -> None:
-        self.factory, self.registry, self.progress = factory, registry, progress
-        self._places: dict[str, tuple[tuple[Place, Subject], ...]] = {}
-
-    def attach_all(self, drafts: Sequence[Draft]) -> list[Draft]:
-        """Each draft with the places that have its verdict now, or with what went wrong."""
-        from imagefactory.verdicts import attach_all, attachings, called
-
-        drafts = list(drafts)
-        waiting: dict[str, list[tuple[int, Attaching]]] = {}
-        places: dict[str, Place] = {}
-        for number, draft in enumerate(drafts):
-            if draft.signed is None:
-                continue
-            try:
-                found = self.places(draft)
-            except FactoryError as error:
-                drafts[number] = replace(draft, fault=error)
-                continue
-            keyid, names = draft.signed.verdict.keyid, tuple(called(place) for place, _ in found)
-            drafts[number] = replace(draft, one=replace(draft.one, keyid=keyid, attached=names))
-            for place, subject in found:
-                places[called(place)] = place
-                rows = waiting.setdefault(called(place), [])
-                rows += [(number, one) for one in attachings(draft.signed, subject)]
-        for name, rows in waiting.items():
-            faults = attach_all(self.factory, places[name], [one for _, one in rows], self.progress)
-            for (number, _), fault in zip(rows, faults, strict=True):
-                if fault:
-                    one = replace(drafts[number].one, keyid="", attached=())
-                    drafts[number] = replace(drafts[number], one=one, fault=fault)
-        return drafts
-
-    def places(self, draft: Draft) -> tuple[tuple[Place, Subject], ...]:
-        """Where a verdict goes. Raises UsageError and RegistryError."""
-        from imagefactory.verdicts import places_of
-
-        own = draft.node.image.subject
-        if own.manifest not in self._places:
-            self._places[own.manifest] = places_of(self.factory, own, self.where(draft.node))
-        return self._places[own.manifest]
-
-    def where(self, node: Node) -> Reference | None:
-        from imagefactory.publish import registry_place, repository_of
-
-        if not self.registry:
-            reference = reference_of(node)
-            return parse_reference(reference) if reference else None
-        host, path = registry_place(self.factory, self.registry)
-        target = find_target(self.factory, node.target)
-        return Reference(
-            registry=host,
-            repository=repository_of(path, target.family),
-            digest=node.image.subject.index,
-        )
-
-
-def find_target(factory: Factory, name: str) -> Target:
-    target = next((one for one in factory.targets if one.name == name), None)
-    if target is None:
-        raise UsageError(
-            f"this factory has no target '{name}'", hint="collect it in the factory that made it (-C DIR)"
-        )
-    return target
+def _sealed(signed: Signed) -> Sealed:
+    verdict = signed.verdict
+    return Sealed(
+        keyid=verdict.keyid, expires=verdict.expires, envelopes=(signed.envelope, signed.test_result)
+    )
 
 
 def _promote(factory: Factory, node: Node, attacher: Attacher, now: datetime) -> Promotion:

@@ -98,6 +98,10 @@ class PoolImage:
     sha256: str = ""
 
 
+TRANSFERS = timedelta(hours=6)
+"""How much longer than it may run a job may be on a machine: its image comes, its result goes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """How long a job may wait, be held and run; how often what the pool broke is tried again."""
@@ -153,6 +157,10 @@ class Sweep:
 
 
 # --- what became of it ---------------------------------------------------------------------------
+
+
+TRIED_AGAIN = (Outcome.INFRASTRUCTURE, Outcome.PULL_FAILED)
+"""What the pool broke: jobs that end so are tried again."""
 
 
 class Ending(StrEnum):

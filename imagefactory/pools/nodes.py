@@ -77,6 +77,7 @@ def make_node(cell: QueuedCell, image: PoolImage, definition: Definition, asked:
         disk=disk_of(image.kind, image.size, image.unpacked),
         timeout=timeout_of(level),
         python=suite_argv(definition)[0],
+        mig=cell.mig,
     )
 
 

@@ -65,6 +65,7 @@ class QueuedCell:
     """An image to verify on a capability, where `gpus` GPUs fit.
 
     `cuda` is the CUDA that the GPU's driver must take at least, empty where no GPU there tells what it takes.
+    `mig`: among these are slices.
     """
 
     stage: Stage
@@ -72,6 +73,7 @@ class QueuedCell:
     cuda: str
     gpus: int
     reason: str
+    mig: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +90,7 @@ def plan_sweep(stages: Sequence[Stage], inventory: Inventory, asked: SweepAsk) -
     wanted = asked.capabilities or tuple(sorted(there))
     kept, left_out = _newest(stages, asked)
     cells: list[QueuedCell] = []
-    devices = {(capability, driver_of(gpu)) for capability in wanted for gpu in there.get(capability, ())}
+    devices = {(one, driver_of(gpu)) for one in wanted for gpu in there.get(one, ())}
     listed = tuple(Device(capability=one, driver=driver) for one, driver in sorted(devices))
     plan = make_plan(PlanInput(stages=kept, devices=listed, allow=asked.allow, judge=asked.judge))
     for stage, planned in zip(kept, plan.targets, strict=True):
@@ -185,13 +187,13 @@ def _weigh(
         return left(VERIFIED, f"{_told(proven)}{but}")
     if stage.block:
         return left(BLOCKED, f"{stage.block} ({stage.hint})" if stage.hint else stage.block)
-    ruling = cells[fitting[0]].ruling
     return QueuedCell(
         stage=stage,
         capability=capability,
         cuda=_least_cuda(fitting, floor, narrowed=len(fitting) < len(gpus)),
         gpus=len(fitting),
-        reason=ruling.reason,
+        reason=cells[fitting[0]].ruling.reason,
+        mig=any(gpu.mig for gpu in fitting),
     )
 
 
@@ -215,17 +217,14 @@ def check_room(
     disk = disk_of(image.kind, image.size, image.unpacked)
     fitting, none = [], []
     for cell in cells:
-        there = [
-            one
-            for one in inventory.machines
-            if any(gpu.capability == str(cell.capability) for gpu in one.gpus)
-        ]
+        wanted = str(cell.capability)
+        there = [one for one in inventory.machines if any(gpu.capability == wanted for gpu in one.gpus)]
         if any(_has(one, "Memory", memory // MB) and _has(one, "Disk", disk // KB) for one in there):
             fitting.append(cell)
         else:
             reason = f"no machine there has {format_size(memory)} of memory and {format_size(disk)} of disk"
-            target, capability = cell.stage.target.name, str(cell.capability)
-            none.append(LeftOut(target=target, capability=capability, rule=NO_MATCH, reason=reason))
+            name = cell.stage.target.name
+            none.append(LeftOut(target=name, capability=wanted, rule=NO_MATCH, reason=reason))
     return tuple(fitting), tuple(none)
 
 

@@ -8,6 +8,7 @@ The parser takes exactly what the formatter gives, field by field as model.py de
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import tempfile
@@ -67,7 +68,7 @@ def read_sweep(folder: Path) -> Sweep:
 
 def write_sweep_file(folder: Path, sweep: Sweep) -> None:
     """Raises UsageError where the folder cannot be written."""
-    _write(folder / SWEEP, {"format": FORMAT, "sweep": format_value(sweep)})
+    write_document(folder / SWEEP, {"format": FORMAT, "sweep": format_value(sweep)})
 
 
 def read_collected(folder: Path) -> tuple[CollectedNode, ...]:
@@ -82,7 +83,7 @@ def read_collected(folder: Path) -> tuple[CollectedNode, ...]:
 
 def write_collected(folder: Path, nodes: Sequence[CollectedNode]) -> None:
     """Raises UsageError where the folder cannot be written."""
-    _write(folder / COLLECTED, {"format": FORMAT, "nodes": format_value(tuple(nodes))})
+    write_document(folder / COLLECTED, {"format": FORMAT, "nodes": format_value(tuple(nodes))})
 
 
 def _read(path: Path) -> bytes | None:
@@ -114,8 +115,8 @@ def _parse(data: bytes, path: Path, name: str, kind: Any) -> object:
         ) from error
 
 
-def _write(path: Path, value: Mapping[str, object]) -> None:
-    """Beside and renamed."""
+def write_document(path: Path, value: Mapping[str, object]) -> None:
+    """Writes JSON beside and renames it. Raises UsageError where the folder cannot be written."""
     data = json.dumps(value, indent=1, sort_keys=True) + "\n"
     try:
         with explain_full_disk(path.parent):
@@ -181,11 +182,17 @@ def parse_value(value: object, kind: Any, where: str) -> object:
     return value
 
 
-def _parse_fields(value: object, kind: type[Any], where: str) -> object:
-    known = get_type_hints(kind)
+def _parse_fields(value: object, kind: Any, where: str) -> object:
+    known = _fields_of(kind)
     if not isinstance(value, dict) or set(value) != set(known):
         raise _fault(where, f"an object with the fields {', '.join(known)}")
     return kind(**{name: parse_value(value[name], own, f"{where}.{name}") for name, own in known.items()})
+
+
+@functools.cache
+def _fields_of(kind: Any) -> Mapping[str, Any]:
+    """The kinds of a dataclass's fields, by name: a sweep has thousands of values of few kinds."""
+    return get_type_hints(kind)
 
 
 def _fault(where: str, wanted: str) -> StatementError:

@@ -50,9 +50,8 @@ def summary(plan: SweepPlan, limits: Limits) -> str:
     jobs = len(plan.cells)
     idle = format_seconds(limits.idle.total_seconds())
     run = format_seconds(limits.run.total_seconds())
-    queued = (
-        f"{jobs} job{'' if jobs == 1 else 's'} of {len({c.stage.target.name for c in plan.cells})} images"
-    )
+    images = len({cell.stage.target.name for cell in plan.cells})
+    queued = f"{jobs} job{'' if jobs == 1 else 's'} of {images} image{'' if images == 1 else 's'}"
     return f"{queued}, each idle for {idle} and running for {run} at most; left out: {told or 'none'}"
 
 

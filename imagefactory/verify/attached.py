@@ -15,14 +15,14 @@ import base64
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from imagefactory.errors import RegistryError, StoreError
+from imagefactory.errors import FactoryError, RegistryError, StoreError
 from imagefactory.model import Descriptor
 from imagefactory.oci.candidates import REVOCATION_TYPE, VERDICT_TYPE
 from imagefactory.oci.layout import (
@@ -42,6 +42,7 @@ from imagefactory.verify.envelope import LARGEST
 ENVELOPE_TYPE = "application/vnd.dsse.envelope.v1+json"
 
 MOST = 2000  # statements about one image
+MOST_REFUSED = 4  # puts in a row that fail before the others are left; each was tried again and again
 FORMAT = 1
 
 
@@ -126,17 +127,17 @@ class Journal:
         finally:
             os.close(handle)
 
-    def append(self, place: Place, statement: Statement) -> None:
-        """Adds a row and sees it to the disk. The caller is alone."""
+    def append(self, place: Place, *statements: Statement) -> None:
+        """Adds a row for each and sees them to the disk. The caller is alone."""
         path = self._file(place)
         with explain_full_disk(self.path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a+b") as file:
-                row = format_row(statement) + b"\n"
                 if file.seek(0, os.SEEK_END):
                     file.seek(-1, os.SEEK_END)
-                    row = row if file.read(1) == b"\n" else b"\n" + row  # a kill cut the last one
-                file.write(row)
+                    if file.read(1) != b"\n":
+                        file.write(b"\n")  # a kill cut the last one
+                file.writelines(format_row(one) + b"\n" for one in statements)
                 file.flush()
                 os.fsync(file.fileno())
 
@@ -237,6 +238,40 @@ def put_statement(place: Place, statement: Statement) -> str:
     if put.digest != manifest.descriptor.digest:
         raise RegistryError(f"{place}: {manifest.descriptor.digest} was put, and it is {put.digest}")
     return put.digest
+
+
+def put_all(
+    place: Place, statements: Sequence[Statement], *, workers: int
+) -> tuple[FactoryError | None, ...]:
+    """As `put_statement`, for many, `workers` at a time; gives what went wrong with each, or None.
+
+    A store that took none of MOST_REFUSED in a row is not asked any more: the others have its last fault.
+    """
+    refused: list[FactoryError] = []
+
+    def put(statement: Statement) -> FactoryError | None:
+        known = tuple(refused)
+        if len(known) >= MOST_REFUSED:
+            return known[-1]
+        try:
+            put_statement(place, statement)
+        except FactoryError as error:
+            refused.append(error)
+            return error
+        refused.clear()
+        return None
+
+    if workers == 1:
+        return tuple(map(put, statements))
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="statements")
+    try:
+        faults = tuple(pool.map(put, statements))
+    except BaseException as error:
+        # A person who ends it does not wait for a registry that hangs inside a request.
+        pool.shutdown(wait=isinstance(error, Exception), cancel_futures=True)
+        raise
+    pool.shutdown()
+    return faults
 
 
 def read_statements(place: Place, subject: str, kind: str) -> tuple[Attached, ...]:

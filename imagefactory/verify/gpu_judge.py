@@ -55,11 +55,15 @@ class GpuRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Brought:
-    """What came out of the image. `report` is what it wrote; `fault` says why there is none to be read."""
+    """What came out of the image. `report` is what it wrote; `fault` says why there is none to be read.
+
+    `parsed` is the same report, where somebody took it apart before.
+    """
 
     report: bytes
     fault: str
     completed: Completed
+    parsed: SuiteReport | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +142,7 @@ def judge_gpu(run: GpuRun, brought: Brought) -> GpuReport:
     try:
         if brought.fault:
             raise ReportFault(brought.fault)
-        found = parse_suite_report(brought.report, run.asked)
+        found = brought.parsed or parse_suite_report(brought.report, run.asked)
     except ReportFault as fault:
         if completed.timed_out:
             reason = "stopped, because it took too long, before it wrote a report that can be read"

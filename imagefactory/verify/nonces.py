@@ -2,16 +2,17 @@
 
     <ledger>/<nonce>.json           issued: for which image, suite and kit, until when
     <ledger>/spent/<nonce>.json     spent: that, when, and on which result
-    <ledger>/spent/<nonce>-*.signed what was signed, until it has arrived where it belongs
 
-A nonce is spent by creating its file in `spent/`, which succeeds for one process alone. Spent ones are kept
-long after they have expired. A ledger is the store's folder `nonces`, or one that is named: CI jobs pass it
-from the job that makes kits to the one that signs.
+A nonce is spent by creating its file in `spent/`, which succeeds for one process alone. What was signed is
+in that file too, behind the entry, until it has arrived where it belongs. Spent ones are kept long after they
+have expired. A ledger is the store's folder `nonces`, or one that is named: CI jobs pass it from the job that
+makes kits to the one that signs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -31,6 +32,8 @@ LIFETIME = timedelta(days=14)
 KEPT = timedelta(days=180)
 """How long the ledger remembers a nonce after it expired; then it is unknown, which is refused as well."""
 SPENT, BESIDE = "spent", ".nonce-"
+_END = b"\n}\n"
+"""How an entry ends, and what was signed begins; no line within an entry is its brace alone."""
 
 
 class NonceError(CheckFailedError):
@@ -115,6 +118,10 @@ class Ledger:
 
     def look(self, nonce: str) -> Issued:
         """What is known of a nonce. Raises NonceError (unknown) for one that was not issued here."""
+        return self._look(nonce)[0]
+
+    def _look(self, nonce: str) -> tuple[Issued, bytes]:
+        """As `look`, with what was signed and has not arrived."""
         if not NONCE.fullmatch(nonce):
             raise NonceError("unknown", f"{nonce[:80]!r} is no nonce")
         # Spent last once more: another process may have moved it between two looks.
@@ -133,14 +140,7 @@ class Ledger:
         Nothing is changed.
         """
         known = self.look(nonce)
-        if known.spent is not None:
-            raise _replayed(nonce, known.spent)
-        if now >= known.expires:
-            raise NonceError(
-                "expired",
-                f"the nonce was good until {known.expires:%Y-%m-%d %H:%M} UTC",
-                hint="make a new kit",
-            )
+        check_open(known, now)
         images = [(one.index, one.manifest, one.config) for one in (run.subject, known.run.subject)]
         if images[0] != images[1]:
             raise NonceError(
@@ -189,41 +189,36 @@ class Ledger:
         spent = replace(self.check(one.nonce, one.run, now), spent=now, result=one.result)
         with _told(self.folder):
             (self.folder / SPENT).mkdir(parents=True, exist_ok=True)
-            if one.signed and flush:
-                _create(self._signed(one.nonce, one.result), one.signed)
-            elif one.signed:  # nobody looks at it before the nonce is spent
-                self._signed(one.nonce, one.result).write_bytes(one.signed)
-            if not _create(self._spent(one.nonce), _format(spent), flush=flush):
+            if not _create(self._spent(one.nonce), _format(spent, one.signed), flush=flush):
                 raise _replayed(one.nonce, self.look(one.nonce).spent)
-            self._path(one.nonce).unlink(missing_ok=True)
+            if flush:  # else `settle_all` removes it: a file system may be slow to create after it removed
+                self._path(one.nonce).unlink(missing_ok=True)
         return spent
 
     def unsettled(self, nonce: str) -> bytes:
         """What was signed when the nonce was spent and has not arrived; empty where all has."""
-        with contextlib.suppress(FileNotFoundError):
-            return self._signed(nonce, self.look(nonce).result).read_bytes()
-        return b""
+        return self._look(nonce)[1]
 
     def settle(self, nonce: str) -> None:
         """What was signed has arrived."""
         self.settle_all({nonce})
 
     def settle_all(self, nonces: Set[str]) -> None:
-        """As `settle`, for many: the folder is read once."""
+        """As `settle`, for many. One that is not spent stays as it is."""
         with _told(self.folder):
-            for path in (self.folder / SPENT).glob("*.signed"):
-                if path.name.partition("-")[0] in nonces:
-                    path.unlink(missing_ok=True)
+            for nonce in filter(NONCE.fullmatch, nonces):
+                with contextlib.suppress(FileNotFoundError):
+                    with self._spent(nonce).open("r+b") as file:
+                        entry, end, signed = file.read().partition(_END)
+                        if signed:
+                            file.truncate(len(entry + end))
+                    self._path(nonce).unlink()
 
     def _path(self, nonce: str) -> Path:
         return self.folder / f"{nonce}.json"
 
     def _spent(self, nonce: str) -> Path:
         return self.folder / SPENT / f"{nonce}.json"
-
-    def _signed(self, nonce: str, result: str) -> Path:
-        """By its digest: of two processes at once, only what the winner signed is ever taken up."""
-        return self.folder / SPENT / f"{nonce}-{result.removeprefix('sha256:')}.signed"
 
     def _forget(self, now: datetime) -> None:
         """Removes what expired long ago, and what a kill left. By the files' times: reading takes longer."""
@@ -234,6 +229,18 @@ class Ledger:
                 with contextlib.suppress(FileNotFoundError):
                     if ours and path.is_file() and path.stat().st_mtime < before:
                         path.unlink()
+
+
+def check_open(known: Issued, now: datetime) -> None:
+    """Raises NonceError (replayed, expired) for one that cannot be spent any more, on whatever."""
+    if known.spent is not None:
+        raise _replayed(known.nonce, known.spent)
+    if now >= known.expires:
+        raise NonceError(
+            "expired",
+            f"the nonce was good until {known.expires:%Y-%m-%d %H:%M} UTC",
+            hint="make a new kit",
+        )
 
 
 def _replayed(nonce: str, spent: datetime | None) -> NonceError:
@@ -284,7 +291,7 @@ def _put_new(path: Path, data: bytes) -> bool:
     return True
 
 
-def _format(issued: Issued) -> bytes:
+def _format(issued: Issued, signed: bytes = b"") -> bytes:
     value = {
         "format": FORMAT,
         "nonce": issued.nonce,
@@ -297,18 +304,25 @@ def _format(issued: Issued) -> bytes:
         "spent": issued.spent.astimezone(UTC).isoformat() if issued.spent else None,
         "result": issued.result,
     }
-    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
+    if signed:
+        value["signed"] = hashlib.sha256(signed).hexdigest()
+    return json.dumps(value, indent=1, sort_keys=True).encode() + b"\n" + signed
 
 
-def _parse(path: Path, nonce: str) -> Issued:
-    """The ledger is this person's own; a file that was damaged is refused, never guessed."""
+def _parse(path: Path, nonce: str) -> tuple[Issued, bytes]:
+    """An entry, and what was signed, where that is whole: another process may be settling it.
+
+    The ledger is this person's own; a file that was damaged is refused, never guessed.
+    """
     try:
-        data = json.loads(path.read_bytes())
+        entry, end, signed = path.read_bytes().partition(_END)
+        data = json.loads(entry + end)
         if data["format"] != FORMAT or data["nonce"] != nonce or data["level"] not in LEVELS:
             raise ValueError("not an entry of this nonce")
         if (path.parent.name == SPENT) != (data["spent"] is not None):
             raise ValueError("spent and not spent")
-        return Issued(
+        whole = bool(signed) and hashlib.sha256(signed).hexdigest() == data.get("signed")
+        issued = Issued(
             nonce=nonce,
             run=Run(
                 subject=Subject(**data["subject"]), suite=data["suite"], level=data["level"], kit=data["kit"]
@@ -322,6 +336,7 @@ def _parse(path: Path, nonce: str) -> Issued:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(f"{path} is damaged: {error}", hint="remove it, and make a new kit") from error
+    return issued, signed if whole else b""
 
 
 def _time(text: str) -> datetime:

@@ -36,6 +36,7 @@ NONCE = re.compile(r"[A-Za-z0-9_-]{16,128}")
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 NODE = re.compile(r"/dev/nvidia[0-9]{1,3}")
 VERSION = re.compile(r"[0-9]{1,5}(?:\.[0-9]{1,5}){1,3}")
+_OUTCOMES, _STATES = tuple(Outcome), tuple(CheckState)
 _LINE = re.compile(f"[^{HIDDEN}]*")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{6})?Z")
 
@@ -121,7 +122,7 @@ def parse_gpu_report(value: object, where: str) -> GpuReport:
         device=None if device is None else parse_gpu(device, f"{where}: device"),
         cuda=word(row["cuda"], f"{where}: cuda", VERSION, empty=True),
         checks=_items(row["checks"], f"{where}: checks", _parse_check),
-        outcome=Outcome(_one_of(row["outcome"], f"{where}: outcome", tuple(Outcome))),
+        outcome=Outcome(_one_of(row["outcome"], f"{where}: outcome", _OUTCOMES)),
         reason=line(row["reason"], f"{where}: reason"),
         waived=_items(row["waived"], f"{where}: waived", lambda name, at: word(name, at, NAME)),
         contradictions=_items(row["contradictions"], f"{where}: contradictions", line),
@@ -172,7 +173,7 @@ def _parse_check(value: object, where: str) -> CheckResult:
         raise fault(f"{where}.seconds", "that is below 0")
     return CheckResult(
         name=word(row["name"], f"{where}.name", NAME),
-        state=CheckState(_one_of(row["state"], f"{where}.state", tuple(CheckState))),
+        state=CheckState(_one_of(row["state"], f"{where}.state", _STATES)),
         detail=line(row["detail"], f"{where}.detail"),
         seconds=seconds,
         numbers=tuple(

@@ -15,6 +15,7 @@ from imagefactory.model import CheckResult, CheckState, Completed
 LARGEST_REPORT = 1 << 20
 LONGEST_DETAIL = 2000
 LARGEST_NUMBER = 1e300
+_STATES = tuple(CheckState)
 
 
 class ReportFault(Exception):
@@ -72,7 +73,7 @@ def parse_row(row: object, names: Collection[str], outcomes: Collection[str]) ->
     name, state, outcome, numbers = row["name"], row["state"], row["outcome"], row["numbers"]
     if not isinstance(name, str) or name not in names:
         raise ReportFault("its report has a check that this suite does not have")
-    if state not in tuple(CheckState) or outcome not in ("", *outcomes):
+    if state not in _STATES or outcome not in ("", *outcomes):
         raise ReportFault(f"its report has a state of '{name}' that is none")
     if not isinstance(row["detail"], str) or not is_number(row["seconds"]) or row["seconds"] < 0:
         raise ReportFault(f"its report has a value of '{name}' that is none")
@@ -115,6 +116,8 @@ def how_it_ended(completed: Completed) -> str:
 
 def clean(text: str) -> str:
     """One printable line: no control characters of a stranger reach a terminal."""
-    line = "".join(letter if letter.isprintable() else " " for letter in text[: 4 * LONGEST_DETAIL])
+    line = text[: 4 * LONGEST_DETAIL]
+    if not line.isprintable():
+        line = "".join(letter if letter.isprintable() else " " for letter in line)
     line = " ".join(line.split())
     return line if len(line) <= LONGEST_DETAIL else line[:LONGEST_DETAIL] + " ..."

@@ -202,7 +202,7 @@ def test_a_simulated_gpu_proves_nothing(simulated: SweepRun) -> None:
 def test_one_that_hangs_is_ended_by_the_run_limit(ground: PoolGround) -> None:
     sweep = submit(ground, ("hang",), "--capability", "9.0", "--run-limit", "5s")
     (found,) = sweep.ends().values()
-    assert found["outcome"] == "timeout", found
+    assert (found["outcome"], found["reason"]) == ("timeout", "stopped after 5s, its limit on the pool")
     assert len(found["attempts"]) == 1
 
 
@@ -312,6 +312,12 @@ def test_cancelled_jobs_leave_the_queue(ground: PoolGround) -> None:
     sweep.job(node(ground, "hang"))
     ground.run("cancel", sweep.id)
     wait_for("the end of dagman", lambda: not sweep.status()["driven"])
-    assert not ground.pool.run(["condor_q", "-af", "ClusterId"]).stdout.split()
+    jobs = ["condor_q", "-af", "ClusterId"]
+    wait_for("an empty queue", lambda: not ground.pool.run(jobs).stdout.split())
     (found,) = sweep.nodes().values()
     assert found["outcome"] == "not-tested", found
+    ground.run("verify", "--on", "htcondor", "--folder", ground.pool.there(sweep.folder))
+    sweep.job(node(ground, "hang"))
+    assert len(sweep.nodes()[node(ground, "hang")]["attempts"]) == 2
+    ground.run("cancel", sweep.id)
+    wait_for("the end of dagman", lambda: not sweep.status()["driven"])

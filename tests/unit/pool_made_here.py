@@ -93,6 +93,10 @@ def terminated(code: int = 0, job: int = 12, signal: int = 0) -> str:
     )
 
 
+def transferring(what: str, job: int = 12) -> str:
+    return event(40, f"Started transferring {what} files", "Transferring to host: <127.0.0.1:9618>", job=job)
+
+
 def held(code: int, why: str, job: int = 12, subcode: int = 0) -> str:
     return event(12, "Job was held.", why, f"Code {code} Subcode {subcode}", job=job)
 

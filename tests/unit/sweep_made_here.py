@@ -61,6 +61,10 @@ ENDED = """005 ({job}.000.000) {time} Job terminated.
 \t(1) Normal termination (return value {code})
 ...
 """
+ABORTED = """009 ({job}.000.000) {time} Job was aborted.
+\tDAG Removed: User removed scheduler job from queue. (by user me)
+...
+"""
 
 
 @dataclass
@@ -120,6 +124,7 @@ def play(
         "format": 1,
         "nonce": kit["nonce"],
         "suite": kit["suite"],
+        "image": kit["subject"]["config"] if kit["sif"] else "",
         "started": "2026-01-02T03:04:06Z",
         "ended": "2026-01-02T03:04:16Z",
         "returncode": 0,

@@ -22,11 +22,14 @@ from imagefactory.oci.store import Store
 from imagefactory.oci.transfer import Place
 from imagefactory.progress import Quiet
 from imagefactory.verify.attached import (
+    MOST_REFUSED,
     Journal,
+    Rows,
     Statement,
     attach,
     format_row,
     parse_row,
+    put_all,
     put_statement,
     read_revocations,
     read_verdicts,
@@ -163,6 +166,57 @@ def test_a_line_that_a_kill_cut_costs_no_other(tmp_path: Path, registry: Registr
         assert [one.subject.digest for one in rows.statements] == [images[0].digest, images[2].digest]
         assert rows.damaged == 1
     assert journal.places() == ((registry.host, "a/b"),)
+
+
+def many(subject: Descriptor, count: int) -> tuple[Statement, ...]:
+    return tuple(verdict_of(subject, b"envelope %d" % number) for number in range(count))
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_many_are_put_and_all_are_listed(place: Place, workers: int) -> None:
+    image = put_image(place)
+    statements = many(image, 9)
+    assert put_all(place, statements, workers=workers) == (None,) * 9
+    found = {one.envelope for one in read_verdicts(place, image.digest)}
+    assert found == {one.envelope for one in statements}
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_one_that_is_not_taken_stops_no_other(registry: RegistryMadeHere, workers: int) -> None:
+    place = Place(store=Registry(registry.host), repository="one")
+    image = put_image(place)
+    statements = many(image, 9)
+    refused = statements[4].artifact.manifest.descriptor.digest
+    registry.fault = lambda asked: "403" if asked.method == "PUT" and asked.path.endswith(refused) else None
+    faults = put_all(place, statements, workers=workers)
+    assert [type(fault) for fault in faults] == [type(None)] * 4 + [RegistryError] + [type(None)] * 4
+    assert len(read_verdicts(place, image.digest)) == 8
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_registry_that_takes_nothing_is_left_alone(registry: RegistryMadeHere, workers: int) -> None:
+    """What 2,000 jobs brought back would wait for it 2,000 times."""
+    place = Place(store=Registry(registry.host), repository="one")
+    image = put_image(place)
+    registry.fault = lambda asked: "403" if asked.method == "POST" else None
+    before = len(registry.log)
+    faults = put_all(place, many(image, 40), workers=workers)
+    assert [type(fault) for fault in faults] == [RegistryError] * 40
+    asked = sum(one.method == "POST" for one in registry.log[before:])
+    assert 0 < asked < MOST_REFUSED + workers
+
+
+def test_many_stand_in_the_journal_and_a_cut_line_costs_no_other(
+    tmp_path: Path, registry: RegistryMadeHere
+) -> None:
+    place, journal = Place(store=Registry(registry.host), repository="one"), Journal(tmp_path)
+    image = put_image(place)
+    first, *others = many(image, 5)
+    journal.append(place, first)
+    path = next(journal.path.glob("**/*.jsonl"))
+    path.write_bytes(path.read_bytes() + format_row(others[0])[:40])
+    journal.append(place, *others)
+    assert journal.read(place) == Rows(statements=(first, *others), damaged=1)
 
 
 def test_it_stands_in_the_journal_before_the_registry_is_asked_to_take_it(

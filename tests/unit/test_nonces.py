@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,7 +14,7 @@ import pytest
 
 from imagefactory.errors import StoreError
 from imagefactory.verify.model import Subject
-from imagefactory.verify.nonces import KEPT, LIFETIME, Ledger, NonceError, Run, format_nonce
+from imagefactory.verify.nonces import KEPT, LIFETIME, Ledger, NonceError, Run, Spending, format_nonce
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 NONCE = format_nonce(bytes(range(16)))
@@ -59,9 +60,84 @@ def test_what_was_signed_waits_until_it_has_arrived(ledger: Ledger) -> None:
 
 def test_what_a_loser_signed_is_never_taken_up(ledger: Ledger) -> None:
     ledger.spend(NONCE, RUN, result=RESULT, now=NOW, signed=b"the winner's")
-    other = f"sha256:{'9' * 64}"
-    (ledger.folder / "spent" / f"{NONCE}-{other[7:]}.signed").write_bytes(b"the loser's")
+    with pytest.raises(NonceError, match="replayed"):
+        ledger.spend(NONCE, RUN, result=f"sha256:{'9' * 64}", now=NOW, signed=b"the loser's")
     assert ledger.unsettled(NONCE) == b"the winner's"
+    assert ledger.look(NONCE).result == RESULT
+
+
+@pytest.mark.parametrize("signed", [b"\n}\n", b"{\n}\n\n}\n", bytes(range(256))])
+def test_whatever_was_signed_ends_no_entry(ledger: Ledger, signed: bytes) -> None:
+    spent = ledger.spend(NONCE, RUN, result=RESULT, now=NOW, signed=signed)
+    assert ledger.unsettled(NONCE) == signed
+    ledger.settle(NONCE)
+    assert (ledger.look(NONCE), ledger.unsettled(NONCE)) == (spent, b"")
+
+
+def test_what_is_left_of_something_signed_counts_as_nothing(ledger: Ledger) -> None:
+    """Another process cuts it off while this one reads, or a disk lost its end."""
+    spent = ledger.spend(NONCE, RUN, result=RESULT, now=NOW, signed=b"a verdict")
+    path = ledger.folder / "spent" / f"{NONCE}.json"
+    whole = path.read_bytes()
+    for damaged in (whole[:-1], whole[: -len(b"a verdict")], whole[:-1] + b"\0", whole + b"more"):
+        path.write_bytes(damaged)
+        assert (ledger.look(NONCE), ledger.unsettled(NONCE)) == (spent, b"")
+    path.write_bytes(whole)
+    assert ledger.unsettled(NONCE) == b"a verdict"
+
+
+def spendings(*nonces: str) -> list[Spending]:
+    return [Spending(nonce=one, run=RUN, result=RESULT, signed=one.encode()) for one in nonces]
+
+
+def test_many_are_spent_at_once_and_one_that_cannot_be_stops_nobody(ledger: Ledger) -> None:
+    first, second, unknown = "1" * 32, "2" * 32, "3" * 32
+    ledger.issue_all({first: RUN, second: RUN}, NOW)
+    ledger.spend(NONCE, RUN, result=RESULT, now=NOW, signed=b"earlier")
+    refusals = ledger.spend_all(spendings(first, NONCE, unknown, second), NOW)
+    assert {nonce: error.word for nonce, error in refusals.items()} == {NONCE: "replayed", unknown: "unknown"}
+    assert [ledger.unsettled(one) for one in (first, NONCE, second)] == [
+        first.encode(),
+        b"earlier",
+        second.encode(),
+    ]
+    again = ledger.spend_all(spendings(first, second), NOW)
+    assert {error.word for error in again.values()} == {"replayed"}
+    ledger.settle_all({first, NONCE})
+    assert [ledger.unsettled(one) for one in (first, NONCE, second)] == [b"", b"", second.encode()]
+    assert {one.name for one in ledger.folder.iterdir()} == {"spent", f"{second}.json"}
+    assert refused(ledger, nonce=first) == refused(ledger, nonce=second) == "replayed"
+
+
+def test_a_kill_while_many_are_spent_leaves_each_spent_or_not(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nonces = [str(number) * 32 for number in range(1, 5)]
+    ledger.issue_all(dict.fromkeys(nonces, RUN), NOW)
+    link, calls = os.link, iter((True, True, False))
+
+    def kill(source: Path, target: Path) -> None:
+        if not next(calls):
+            raise KeyboardInterrupt
+        link(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "link", kill)
+        with pytest.raises(KeyboardInterrupt):
+            ledger.spend_all(spendings(*nonces), NOW)
+    left = Ledger(ledger.folder)
+    assert [left.unsettled(one) for one in nonces] == [nonces[0].encode(), nonces[1].encode(), b"", b""]
+    refusals = left.spend_all(spendings(*nonces), NOW)
+    assert {nonce: error.word for nonce, error in refusals.items()} == dict.fromkeys(nonces[:2], "replayed")
+    assert [left.unsettled(one) for one in nonces] == [one.encode() for one in nonces]
+
+
+def test_only_what_is_spent_is_settled(ledger: Ledger, tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text("mine\n}\nmine")
+    ledger.settle_all({NONCE, "0" * 32, "../../mine", ""})
+    assert (tmp_path / "mine.json").read_text() == "mine\n}\nmine"
+    assert ledger.look(NONCE).spent is None
+    ledger.spend(NONCE, RUN, result=RESULT, now=NOW)
 
 
 def test_one_of_many_at_once_spends_it(ledger: Ledger) -> None:

@@ -44,7 +44,11 @@ GPUs_DriverVersion, GPUs_GlobalMemoryMb, GPUs_NvidiaDriver
   require_gpus = $(gpu) && regexp("amd|instinct|radeon|gfx", DeviceName, "i") =!= true
   allowed_execute_duration = 3600
   periodic_remove = (JobStatus == 1 && time() - EnteredCurrentStatus > 60) \
-|| (JobStatus == 1 && NumJobStarts >= 5) || (JobStatus == 5 && time() - EnteredCurrentStatus > 600) \
+|| (JobStatus == 1 && (NumJobStarts >= 5 || NumShadowStarts >= 20)) \
+|| (JobStatus == 2 && JobCurrentStartExecutingDate >= ShadowBday \
+&& time() - JobCurrentStartExecutingDate > 3600) \
+|| (JobStatus != 1 && JobStatus != 5 && time() - EnteredCurrentStatus > 25200) \
+|| (JobStatus == 5 && time() - EnteredCurrentStatus > 600) \
 || (JobStatus == 5 && (HoldReasonCode == 46 || HoldReasonCode == 47))
   notification = never
   +WantGPULab = true
@@ -86,7 +90,7 @@ DIGEST = f"sha256:{'a' * 64}"
         (ImageKind.ORAS, f"oras://127.0.0.1:5000/gpu/sif@{DIGEST}"),
         (ImageKind.SIF, "/staging/me/pytorch-2.3-cu121-0123456789ab.sif"),
         (ImageKind.OSDF, "osdf:///chtc/staging/me/pytorch-2.3-cu121-0123456789ab.sif"),
-        (ImageKind.SIF, "/home/a/.local/share/imagefactory/store/sweeps/1/images/x.sif"),
+        (ImageKind.SIF, "/home/a@example.org/.local/share/imagefactory/store/sweeps/1/images/x.sif"),
     ],
 )
 def test_the_addresses_of_images(kind: ImageKind, address: str) -> None:

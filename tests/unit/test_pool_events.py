@@ -25,6 +25,7 @@ from tests.unit.pool_made_here import (
     held,
     submitted,
     terminated,
+    transferring,
 )
 
 LATEST = datetime(2026, 11, 23, tzinfo=UTC)
@@ -204,6 +205,17 @@ LIMITS = Limits()
             "Singularity",
         ),
         (executing() + evicted("") + aborted(), BAD, Outcome.INFRASTRUCTURE, "again and again"),
+        (executing() + aborted(), BAD, Outcome.TIMEOUT, "stopped after 24h00m, its limit"),
+        (executing() + evicted("x") + executing() + aborted(), BAD, Outcome.TIMEOUT, "stopped after"),
+        (executing() + event(10, "Job was suspended.") + aborted(), BAD, Outcome.INFRASTRUCTURE, "suspended"),
+        (transferring("input") + aborted(), BAD, Outcome.INFRASTRUCTURE, "Started transferring input"),
+        (
+            transferring("input") + executing() + transferring("output") + aborted(),
+            BAD,
+            Outcome.INFRASTRUCTURE,
+            "Started transferring output",
+        ),
+        (event(7, "Shadow exception!", "Error: x") + aborted(), BAD, Outcome.INFRASTRUCTURE, "Error: x"),
         (executing(), BAD, Outcome.INFRASTRUCTURE, "does not tell how it ended"),
     ],
 )

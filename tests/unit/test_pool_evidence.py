@@ -24,6 +24,7 @@ QUESTION = {**ASKED, "capability": "8.0"}
 KIT = {
     "nonce": ASKED["nonce"],
     "suite": SUITE,
+    "sif": True,
     "waive": [],
     "subject": {
         "target": SUBJECT.target,
@@ -40,6 +41,7 @@ def run_json(**changes: Any) -> bytes:
         "format": 1,
         "nonce": ASKED["nonce"],
         "suite": SUITE,
+        "image": "",
         "started": "2026-01-02T03:04:06Z",
         "ended": "2026-01-02T03:04:16Z",
         "returncode": 0,
@@ -159,6 +161,15 @@ def test_without_a_driver_that_the_job_saw_nothing_is_verified() -> None:
     assert "nobody told the driver" in report.reason
 
 
+def test_a_short_name_of_a_simulated_gpu_stands_for_none() -> None:
+    """Where the startd tells no UUID, an image may give the rest of it as it likes."""
+    uuid = "GPU-a0223334-1111-2222-3333-444444444444"
+    there = {**seen(), "known": [uuid], "gpus": [{**seen()["gpus"][0], "uuid": uuid}]}
+    report = judged(pool_gpu(uuid="", id=uuid[:12]), run={"hardware": there}, report=device(uuid=uuid))
+    assert not is_simulated(uuid)
+    assert report.outcome is Outcome.INFRASTRUCTURE
+
+
 @pytest.mark.parametrize("uuid", [SIMULATED, SIMULATED.replace("a0", "b1")])
 def test_a_simulated_gpu_is_never_verified_nor_signed(uuid: str) -> None:
     there = {**seen(), "known": [uuid], "gpus": [{**seen()["gpus"][0], "uuid": uuid}]}
@@ -168,6 +179,19 @@ def test_a_simulated_gpu_is_never_verified_nor_signed(uuid: str) -> None:
     assert "simulates" in report.reason
     assert missing_evidence(report) == "the startd simulates that GPU"
     assert not is_simulated(UUID)
+
+
+# --- the image -------------------------------------------------------------------------------------
+
+
+def test_another_sif_at_the_place_of_the_nodes_says_nothing_of_it() -> None:
+    other = f"sha256:{'e' * 64}"
+    report = judged(pool_gpu(), run={"image": other})
+    assert report.outcome is Outcome.INFRASTRUCTURE
+    assert f"the job's .sif was {other}, the node's is {SUBJECT.config}" in report.reason
+    with pytest.raises(StatementError):
+        sign(report, LAB, now=NOW, days=9)
+    assert judged(pool_gpu(), run={"image": SUBJECT.config}).outcome is Outcome.VERIFIED
 
 
 # --- run.json --------------------------------------------------------------------------------------
@@ -187,6 +211,8 @@ def test_a_simulated_gpu_is_never_verified_nor_signed(uuid: str) -> None:
         {"said": [1]},
         {"nonce": "no"},
         {"suite": "sha256:no"},
+        {"image": "sha256:no"},
+        {"image": None},
         {"started": "yesterday"},
         {"timed_out": 1},
         {"no_gpu": None},

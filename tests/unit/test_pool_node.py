@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -27,7 +28,18 @@ from imagefactory.pools.model import Ending, Limits
 from imagefactory.verify.kit.make import format_kit
 from imagefactory.verify.smoke import suite_digest
 from tests.unit.kit_made_here import ASKED, NONCE, ORDER
-from tests.unit.pool_made_here import MADE, aborted, executing, held, node, submitted, sweep, terminated
+from tests.unit.pool_made_here import (
+    MADE,
+    aborted,
+    event,
+    executing,
+    held,
+    node,
+    submitted,
+    sweep,
+    terminated,
+    transferring,
+)
 
 SUITE_ARGV = (
     sys.executable,
@@ -87,8 +99,8 @@ def test_the_real_suite_runs_and_leaves_its_report(folder: Path) -> None:
     assert (row["nonce"], row["suite"], row["timed_out"]) == (NONCE, suite_digest(), False)
     report = json.loads((job / "result/report.json").read_bytes())
     assert report["nonce"] == NONCE
-    assert set(row) == {"format", "nonce", "suite", "started", "ended", "returncode", "timed_out"} | {
-        "seconds", "said", "hardware", "no_gpu"
+    assert set(row) == {"format", "nonce", "suite", "image", "started", "ended", "returncode"} | {
+        "timed_out", "seconds", "said", "hardware", "no_gpu"
     }  # fmt: skip
     assert (row["hardware"] is None) is bool(row["no_gpu"])
     assert sorted(path.name for path in (job / "result").iterdir()) == ["report.json", "run.json"]
@@ -107,6 +119,17 @@ def test_a_report_that_is_a_link_is_none(folder: Path) -> None:
     job = in_the_job(folder, texts(sys.executable, "-c", link))
     assert run_inside(job).returncode == 0
     assert [path.name for path in (job / "result").iterdir()] == ["run.json"]
+
+
+def test_the_sif_beside_the_job_is_told_by_its_digest(folder: Path) -> None:
+    job = in_the_job(folder, texts(sys.executable, "-c", "pass"))
+    (job / "a-link.sif").symlink_to("/etc/hostname")
+    (job / "tiny-0123.sif").write_bytes(b"no image")
+    assert run_inside(job).returncode == 0
+    assert facts(job)["image"] == f"sha256:{hashlib.sha256(b'no image').hexdigest()}"
+    (job / "tiny-0123.sif").unlink()
+    assert run_inside(job).returncode == 0
+    assert facts(job)["image"] == ""
 
 
 def cut_archive(job: Path) -> None:
@@ -291,10 +314,25 @@ def test_a_script_that_runs_twice_for_a_job_keeps_once(folder: Path) -> None:
         (submitted() + held(13, "reading from file /s/x.sif") + aborted(), 1),
         (submitted() + held(34, "memory") + aborted(), 0),
         (submitted() + held(47, "time") + aborted(), 0),
+        (submitted() + executing() + aborted(), 0),  # longer than it may run
+        (submitted() + executing() + transferring("output") + aborted(), 1),
+        (submitted() + transferring("input") + aborted(), 1),
+        (submitted() + event(7, "Shadow exception!", "Error: no starter") + aborted(), 1),
     ],
 )
 def test_a_removed_job_is_tried_again_only_where_the_pool_broke_it(folder: Path, log: str, code: int) -> None:
     assert after(folder, log, -1002) == code
+
+
+def test_a_next_job_that_never_came_to_be_is_the_last_word(folder: Path) -> None:
+    assert after(folder, submitted() + executing() + terminated(255), 255) == 1
+    assert read_node(folder, NODE, Limits()).result.outcome is None
+    assert post_script(folder, NODE, "-1001", "0.0", "2", "2") == 1
+    found = read_node(folder, NODE, Limits()).result
+    assert (found.outcome, found.reason) == (Outcome.INFRASTRUCTURE, "condor_submit did not take it")
+    with (folder / "nodes" / NODE / "job.log").open("a") as file:  # gone on with
+        file.write(submitted(13) + executing(13))
+    assert read_node(folder, NODE, Limits()).result.outcome is None
 
 
 def test_what_condor_submit_refuses_is_tried_again(folder: Path) -> None:

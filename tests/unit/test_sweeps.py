@@ -17,20 +17,22 @@ import pytest
 
 from imagefactory import cli, verdicts, workflow
 from imagefactory.cli import sweeps as sweeps_command
-from imagefactory.errors import BuildError, NothingSelectedError, RegistryError, UsageError
+from imagefactory.errors import BuildError, NothingSelectedError, RegistryError, ToolError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.kits import CollectOptions
-from imagefactory.model import Image, Outcome, Target
+from imagefactory.model import Image, Outcome, Sif, Target
 from imagefactory.oci.layout import reference
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.sif import SifOrigin, keep_sif
 from imagefactory.oci.transfer import Place
-from imagefactory.pools.collecting import Attacher, CollectedSweep, collect_sweep
+from imagefactory.pools.attaching import Attacher, Draft, Sealed
+from imagefactory.pools.collecting import CollectedSweep, collect_sweep
 from imagefactory.pools.inventory_file import write_inventory
-from imagefactory.pools.model import ImageKind, Limits
+from imagefactory.pools.model import ImageKind, Limits, NodeResult
 from imagefactory.pools.planning import SweepAsk
-from imagefactory.pools.sweep_file import read_collected, read_sweep
+from imagefactory.pools.sweep_file import CollectedNode, read_collected, read_sweep
 from imagefactory.progress import Quiet
+from imagefactory.settings import Setting
 from imagefactory.sweeps import (
     Made,
     SweepBench,
@@ -42,20 +44,26 @@ from imagefactory.sweeps import (
     read_submitted,
     submit_sweep,
 )
-from imagefactory.verdicts import find_in, read_court, registry_of
+from imagefactory.verdicts import ANY, find_in, local_place, read_court, registry_of
 from imagefactory.verification import ledger
-from imagefactory.verify.attached import Statement, put_statement
+from imagefactory.verify import attached
+from imagefactory.verify.attached import MOST_REFUSED, Statement, put_statement
 from imagefactory.verify.keys import keys_folder, make_key
-from imagefactory.verify.model import EvidenceKind, Standing
+from imagefactory.verify.model import EvidenceKind, Standing, Subject
+from imagefactory.verify.nonces import Ledger
 from imagefactory.verify.trust import Grant, add_key
 from tests.unit.registry_made_here import RegistryMadeHere, registry_made_here
 from tests.unit.sweep_made_here import (
+    ABORTED,
+    ENDED,
     NOTHING_SEEN,
     STARTED,
     SUBMITTED,
     PoolMadeHere,
+    inventory,
     log,
     play,
+    pool_gpu,
     suite_report,
 )
 from tests.unit.test_verification import NAME, factory, put_image, target  # noqa: F401
@@ -181,6 +189,36 @@ def test_a_kill_between_signing_and_attaching_signs_nothing_twice(
         assert ledger(site.factory).unsettled(nonce) == b""
 
 
+@pytest.mark.parametrize("step", ["_spend", "settle_all"])
+def test_a_kill_while_spending_or_settling_signs_nothing_twice(
+    site: Site, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of two nodes is not spent yet; or all is attached, and the ledger does not know that."""
+    folder = site.makes().folder
+    site.pool.play(folder)
+    own, calls = getattr(Ledger, step), iter((True, False) if step == "_spend" else (False,))
+
+    def kill(*args: Any, **more: Any) -> object:
+        if not next(calls):
+            raise KeyboardInterrupt
+        return own(*args, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Ledger, step, kill)
+        with pytest.raises(KeyboardInterrupt):
+            site.collects(folder)
+    done = site.collects(folder)
+    assert [len(one.attached) for one in done.nodes] == [2, 2]
+    (image,) = {node.image.subject for node in read_sweep(folder).nodes}
+    place, court = local_place(site.factory, ANY), read_court(site.factory, datetime.now(UTC))
+    judged = find_in(site.factory, place, image, court).judged
+    assert sorted(one.verdict.report.nonce for one in judged if one.verdict) == sorted(
+        node.nonce for node in read_sweep(folder).nodes
+    )
+    assert [ledger(site.factory).unsettled(node.nonce) for node in read_sweep(folder).nodes] == [b"", b""]
+    assert [one.name for one in ledger(site.factory).folder.iterdir()] == ["spent"]
+
+
 def test_what_a_registry_did_not_take_is_attached_by_the_next_call(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,11 +231,36 @@ def test_what_a_registry_did_not_take_is_attached_by_the_next_call(
         return put_statement(place, statement)
 
     with monkeypatch.context() as patched:
-        patched.setattr(verdicts, "put_statement", put)
+        patched.setattr(attached, "put_statement", put)
         done = site.collects(folder)
     assert [one.keyid for one in done.nodes] == ["", ""]
     assert len(done.faults) == 2
     assert [len(one.attached) for one in site.collects(folder).nodes] == [2, 2]
+
+
+def test_a_registry_that_is_down_is_not_asked_for_every_image(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (node, *_), asked = read_sweep(site.makes().folder).nodes, []
+
+    def refuse(_: Factory, own: Subject, where: object) -> None:
+        asked.append(own.manifest)
+        raise RegistryError("it is down")
+
+    monkeypatch.setattr(verdicts, "places_of", refuse)
+    found = NodeResult(node=node.name, outcome=None, reason="", attempts=())
+    one = CollectedNode(result=found, target=NAME, capability="8.0", nonce=node.nonce)
+    sealed = Sealed(keyid="", expires=datetime.now(UTC), envelopes=(b"", b""))
+    drafts = []
+    for number in [*range(9), 0, 0]:
+        own = replace(node.image.subject, manifest=f"sha256:{number:064x}")
+        drafts.append(
+            Draft(node=replace(node, image=replace(node.image, subject=own)), one=one, signed=sealed)
+        )
+    done = Attacher(site.factory, "", Quiet()).attach_all(drafts)
+    assert [str(draft.fault) for draft in done] == ["it is down"] * 11
+    assert asked == [f"sha256:{number:064x}" for number in range(MOST_REFUSED)]
+    assert {draft.one.attached for draft in done} == {()}
 
 
 def test_without_a_key_a_result_waits_for_one(site: Site) -> None:
@@ -331,9 +394,52 @@ def test_a_sweep_that_is_done_is_not_submitted_again(site: Site) -> None:
         submit_sweep(folder, site.pool)
 
 
+def test_a_sweep_whose_jobs_were_removed_with_it_can_be_gone_on_with(site: Site) -> None:
+    """DAGMan runs no POST script for them, so its rescue DAG has them still to do."""
+    folder = site.makes().folder
+    for node in (V100, A100):
+        log(folder, node, SUBMITTED, STARTED, ABORTED)
+    status = read_status(folder, site.pool)
+    assert [one.outcome for one in status.results] == [Outcome.NOT_TESTED] * 2
+    submit_sweep(folder, site.pool)
+    assert read_submitted(folder) == ("1.0", "2.0")
+    for node in (V100, A100):  # now a person removed each of them, and DAGMan took that for an answer
+        posted = {"job": "12.0", "again": False, "left": False, "why": "", "format": 1, "return": -1002}
+        (folder / "nodes" / node / "post.json").write_text(json.dumps(posted))
+    with pytest.raises(UsageError, match="has its outcome"):
+        submit_sweep(folder, site.pool)
+
+
+def test_a_sweep_that_nobody_noted_as_submitted_is_not_run_again(site: Site) -> None:
+    folder = site.makes().folder
+    site.pool.play(folder)
+    (folder / "submitted.json").unlink()
+    with pytest.raises(UsageError, match="has its outcome"):
+        submit_sweep(folder, site.pool)
+
+
+def test_a_damaged_nonce_stops_its_own_node_alone(site: Site) -> None:
+    folder = site.makes().folder
+    site.pool.play(folder)
+    (nonce,) = (node.nonce for node in read_sweep(folder).nodes if node.name == V100)
+    (ledger(site.factory).folder / f"{nonce}.json").write_text("{")
+    done = site.collects(folder)
+    assert words(done) == {V100: "not-tested", A100: "verified"}
+    assert [name for name, _ in done.faults] == [V100]
+
+
 def test_limits_that_outlive_the_nonces_are_refused(site: Site) -> None:
     with pytest.raises(UsageError, match="signed within 14"):
         site.makes(limits=Limits(idle=timedelta(days=5)))
+
+
+def test_a_folder_that_htcondor_cannot_name_is_refused_before_anything_is_made(
+    site: Site, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="cannot be a sweep's folder"):
+        site.makes(folder=tmp_path / "my sweep")
+    assert site.registry.bytes_in == 0
+    assert not (tmp_path / "my sweep").exists()
 
 
 def test_a_folder_in_use_is_left_alone(site: Site, tmp_path: Path) -> None:
@@ -369,14 +475,19 @@ def test_one_image_that_cannot_be_had_leaves_its_siblings_alone(site: Site) -> N
     assert [one.rule for one in made.sweep.left_out if one.target == other.name] == ["failed"]
 
 
-def test_a_sif_is_verified_as_itself(site: Site) -> None:
+def kept_sif(site: Site) -> Sif:
+    """What the store has beside the image of the site's target."""
     image = site.factory.layout.image(reference(site.target))
     assert image is not None
     found = site.factory.layout.manifest(image.manifest)
     assert found is not None
     path = site.factory.layout.tmp / "made.sif"
     path.write_bytes(b"a file that is no .sif")
-    sif = keep_sif(site.factory.layout, path, SifOrigin(target=NAME, compression="fast", subject=found[0]))
+    return keep_sif(site.factory.layout, path, SifOrigin(target=NAME, compression="fast", subject=found[0]))
+
+
+def test_a_sif_is_verified_as_itself(site: Site) -> None:
+    sif = kept_sif(site)
     made = site.makes()
     (one,) = {node.image for node in made.sweep.nodes}
     assert (one.kind, one.subject.config, one.sha256) == (ImageKind.SIF, sif.file.digest, sif.file.digest)
@@ -388,6 +499,74 @@ def test_a_sif_is_verified_as_itself(site: Site) -> None:
     assert {node.attached for node in done.nodes} == {(str(site.factory.layout.path),)}
     with pytest.raises(NothingSelectedError):
         site.makes()
+
+
+def test_a_sif_may_lie_in_the_registry(site: Site) -> None:
+    sif = kept_sif(site)
+    made = site.makes(image="oras")
+    (one,) = {node.image for node in made.sweep.nodes}
+    assert (one.kind, one.subject.config, one.sha256) == (ImageKind.ORAS, sif.file.digest, sif.file.digest)
+    assert re.fullmatch(rf"oras://{site.registry.host}/pytorch@sha256:[0-9a-f]{{64}}", one.address)
+    assert f'image="{one.address}"' in (made.folder / "sweep.dag").read_text()
+    site.pool.play(made.folder)
+    done = site.collects(made.folder)
+    assert words(done) == {V100: "verified", A100: "verified"}
+    places = (str(site.factory.layout.path), f"{site.registry.host}/pytorch")
+    assert [node.attached for node in done.nodes] == [places] * 2
+    sent = site.registry.bytes_in
+    site.makes(image="oras", asked=SweepAsk(allow=frozenset({"verified"})))
+    assert site.registry.bytes_in == sent
+
+
+def sharing(site: Site, folder: str) -> Site:
+    settings = replace(site.factory.settings, sif_folder=Setting(value=folder, origin="a test"))
+    return replace(site, factory=replace(site.factory, settings=settings))
+
+
+def test_a_sif_in_a_folder_of_all_machines_is_written_once_and_not_transferred(
+    site: Site, tmp_path: Path
+) -> None:
+    sif, shared = kept_sif(site), tmp_path / "shared"
+    made = sharing(site, str(shared)).makes()
+    (one,) = {node.image for node in made.sweep.nodes}
+    assert (one.kind, one.address) == (ImageKind.SIF, str(shared / sif.name))
+    assert Path(one.address).read_bytes() == b"a file that is no .sif"
+    assert not Path(one.address).samefile(sif.path)
+    assert "transfer_container = false" in (made.folder / "sweep.dag").read_text()
+    before = Path(one.address).stat().st_mtime_ns
+    sharing(site, str(shared)).makes()
+    assert [path.name for path in shared.iterdir()] == [sif.name]
+    assert Path(one.address).stat().st_mtime_ns == before
+
+
+def test_a_sif_of_the_osdf_is_named_and_put_there_by_a_person(site: Site) -> None:
+    sif = kept_sif(site)
+    made = sharing(site, "osdf:///chtc/staging/me/").makes(site="chtc")
+    (one,) = {node.image for node in made.sweep.nodes}
+    assert (one.kind, one.address) == (ImageKind.OSDF, f"osdf:///chtc/staging/me/{sif.name}")
+    text = (made.folder / "sweep.dag").read_text()
+    assert "requirements = (HasCHTCStaging == true)" in text
+    assert "transfer_container" not in text
+    site.pool.play(made.folder)
+    assert words(site.collects(made.folder)) == {V100: "verified", A100: "verified"}
+
+
+def test_a_job_that_ran_another_file_than_the_nodes_is_not_verified(site: Site) -> None:
+    kept_sif(site)
+    folder = sharing(site, "osdf:///chtc/staging/me").makes().folder
+    play(folder, V100, run={"image": f"sha256:{'e' * 64}"})
+    play(folder, A100)
+    done = site.collects(folder)
+    assert words(done) == {V100: "infrastructure", A100: "verified"}
+    assert done.nodes[0].keyid == ""
+
+
+def test_slices_of_gpus_are_asked_for_where_they_count(site: Site) -> None:
+    slice_of = pool_gpu("8.0", name="NVIDIA Test GPU MIG 1g.5gb", mig=True)
+    site.pool.gpus = inventory(slice_of, pool_gpu("7.0"))
+    sweep = site.makes(asked=SweepAsk(mig=True)).sweep
+    assert [(node.name, node.mig) for node in sweep.nodes] == [(V100, False), (A100, True)]
+    assert [node.name for node in site.makes().sweep.nodes] == [V100]
 
 
 # --- the commands ----------------------------------------------------------------------------------
@@ -421,7 +600,7 @@ def test_a_dry_run_says_what_would_be_queued_and_does_nothing(
     said = capsys.readouterr().out
     assert re.search(rf"^{NAME} +7.0 +1 +CUDA 12.0 or newer", said, re.MULTILINE)
     assert re.search(rf"^{NAME} +7.5, 8.6, 8.9, 9.0 +no-match", said, re.MULTILINE)
-    assert "2 jobs of 1 images" in said
+    assert "2 jobs of 1 image," in said
     assert run(*asked, "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert [row["capability"] for row in found["queued"]] == ["7.0", "8.0"]
@@ -448,8 +627,10 @@ def test_verify_status_collect_and_cancel_take_a_sweep_by_its_id(
     assert run("collect", folder.name, "--json") == 0
     (row,) = json.loads(capsys.readouterr().out)["results"]
     assert (row["outcome"], len(row["attached"])) == ("verified", 2)
-    assert run("cancel", folder.name) == 0
-    assert pool.canceled == [folder]
+    for pool.at_work, said in ((True, "canceled; "), (False, "nothing of it was in the queue; ")):
+        assert run("cancel", folder.name) == 0
+        assert capsys.readouterr().out.startswith(said)
+    assert pool.canceled == [folder, folder]
     assert run("cancel", "20260101-000000-ffff") == 3
 
 
@@ -482,6 +663,96 @@ def test_wait_says_when_nothing_drives_the_sweep_any_more(
     assert f"verify --on htcondor --folder {folder}" in capsys.readouterr().err
     assert run("verify", "--on", "htcondor", "--folder", str(folder)) == 0
     assert pool.submitted == [folder, folder]
+
+
+def test_wait_goes_on_while_what_was_broken_is_tried_again(
+    site: Site, pool: PoolMadeHere, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each node has the word of its last job until DAGMan has submitted the next; the pool may be silent."""
+    monkeypatch.setattr(sweeps_command, "find_inventory", lambda *_: pool.gpus)
+    assert run("verify", NAME, "--on", "htcondor", "--registry", site.registry.host) == 0
+    (folder,) = find_sweeps(site.factory.settings)
+    for node in (V100, A100):
+        log(folder, node, SUBMITTED, STARTED, ENDED, code=255)
+        posted = {"job": "12.0", "again": True, "left": False, "why": "exited", "format": 1, "return": 255}
+        (folder / "nodes" / node / "post.json").write_text(json.dumps(posted))
+    capsys.readouterr()
+    assert run("status", folder.name, "--json") == 0
+    (told,) = json.loads(capsys.readouterr().out)["sweeps"]
+    assert {node["outcome"] for node in told["nodes"]} == {"infrastructure"}
+    looked = []
+
+    def running(folder: Path) -> bool:
+        looked.append(folder)
+        if len(looked) in (1, 3):
+            raise ToolError("the schedd starts again")
+        if len(looked) == 5:
+            for node in (V100, A100):
+                (folder / "nodes" / node / "post.json").unlink()
+            pool.play(folder)
+        return True
+
+    monkeypatch.setattr(pool, "running", running)
+    assert run("verify", "--on", "htcondor", "--folder", str(folder), "--wait") == 0
+    assert len(looked) == 5
+
+
+def test_wait_ends_where_the_pool_does_not_answer_for_long(
+    site: Site, pool: PoolMadeHere, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def running(folder: Path) -> bool:
+        raise ToolError("no schedd")
+
+    monkeypatch.setattr(sweeps_command, "find_inventory", lambda *_: pool.gpus)
+    monkeypatch.setattr(pool, "running", running)
+    assert run("verify", NAME, "--on", "htcondor", "--registry", site.registry.host, "--wait") == 6
+    assert "no schedd" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("--dry-run",), "--dry-run would make another"),
+        (("--run-limit", "1h"), "--run-limit would make another"),
+        (("--tuple", "pt", "2.3", "12.1", "8.0"), "--tuple would make another"),
+        (("--capability", "8.0"), "--capability would make another"),
+        ((NAME,), "is a sweep already"),
+    ],
+)
+def test_what_would_make_another_sweep_does_not_go_on_with_one(
+    site: Site, pool: PoolMadeHere, argv: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = site.makes().folder
+    assert run("verify", "--on", "htcondor", "--folder", str(folder), *argv) == 2
+    assert said in capsys.readouterr().err
+    assert pool.submitted == [folder]
+
+
+def test_a_schedd_that_takes_nothing_leaves_a_sweep_to_go_on_with(
+    site: Site, pool: PoolMadeHere, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def submit(folder: Path) -> str:
+        raise ToolError("no schedd", hint="look at it")
+
+    monkeypatch.setattr(sweeps_command, "find_inventory", lambda *_: pool.gpus)
+    with monkeypatch.context() as patched:
+        patched.setattr(pool, "submit", submit)
+        assert run("verify", NAME, "--on", "htcondor", "--registry", site.registry.host) == 6
+    (folder,) = find_sweeps(site.factory.settings)
+    assert f"imagefactory verify --on htcondor --folder {folder}" in capsys.readouterr().err
+    assert run("verify", "--on", "htcondor", "--folder", str(folder)) == 0
+    assert pool.submitted == [folder]
+
+
+def test_a_sweep_that_cannot_be_read_leaves_the_others(
+    site: Site, pool: PoolMadeHere, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = site.makes().folder, site.makes().folder
+    (first / "sweep.json").write_text("{")
+    assert run("status") == 2
+    said = capsys.readouterr()
+    assert second.name in said.out
+    assert first.name in said.err
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from pathlib import Path
 from imagefactory.errors import StatementError
 from imagefactory.model import Outcome
 from imagefactory.pools.htcondor.dag import JOB_LOG, node_folder
-from imagefactory.pools.htcondor.events import LIMITS_OVER, parse_attempts
+from imagefactory.pools.htcondor.events import LIMITS_OVER, RAN_OUT, parse_attempts
 from imagefactory.pools.htcondor.node.post import (
     LARGEST_FILE,
     LARGEST_LOG,
@@ -25,7 +25,7 @@ from imagefactory.pools.htcondor.node.post import (
     parse_object,
     read,
 )
-from imagefactory.pools.model import Attempt, Ending, Limits, Node, NodeResult
+from imagefactory.pools.model import TRIED_AGAIN, Attempt, Ending, Limits, Node, NodeResult
 from imagefactory.progress import format_seconds
 from imagefactory.verify.kit.program import EXPECTATIONS, KIT, RESULT, RUN
 from imagefactory.verify.kit.start import REPORT
@@ -66,9 +66,13 @@ class NodeFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFound:
-    """A node's state. Where `run` is there, the suite ran and ended: the outcome is None and to be judged."""
+    """A node's state. Where `run` is there, the suite ran and ended: the outcome is None and to be judged.
+
+    `settled`: the POST script has spoken of the last job, and wants no other.
+    """
 
     result: NodeResult
+    settled: bool = False
     run: bytes | None = None
     report: bytes | None = None
 
@@ -81,8 +85,9 @@ def classify(attempts: Sequence[Attempt], files: NodeFiles, limits: Limits) -> t
     that is to be judged.
     """
     posted = files.posted
+    given_up = posted is not None and posted.again and not posted.left
     if not attempts:
-        if posted and posted.again and not posted.left:
+        if posted and given_up:
             return Outcome.INFRASTRUCTURE, clean(posted.why)
         return None, "not submitted yet"
     last = attempts[-1]
@@ -90,7 +95,9 @@ def classify(attempts: Sequence[Attempt], files: NodeFiles, limits: Limits) -> t
     if mine and last.ended is None:  # DAGMan saw its end, and the log did not
         last = replace(last, ending=Ending.LOST)
     outcome, reason = _word(last, files, limits)
-    if outcome in (Outcome.INFRASTRUCTURE, Outcome.PULL_FAILED) and (mine is None or mine.left):
+    if outcome in TRIED_AGAIN and (mine is None or mine.left):
+        if posted and given_up and posted.job not in [one.job for one in attempts]:
+            return Outcome.INFRASTRUCTURE, clean(posted.why)  # the next job never came to be
         return None, f"to be tried again: {reason}"
     return outcome, reason
 
@@ -138,6 +145,8 @@ def _held(last: Attempt, limits: Limits) -> tuple[Outcome | None, str]:
 def _removed(last: Attempt, limits: Limits) -> tuple[Outcome | None, str]:
     if last.ended is None or not last.text.startswith(LIMITS_OVER):
         return Outcome.NOT_TESTED, f"removed: {last.text}"[:LONGEST_WORDS]
+    if last.text == RAN_OUT:
+        return Outcome.TIMEOUT, f"stopped after {_time(limits.run)}, its limit on the pool"
     if last.started is None and last.text == LIMITS_OVER:
         return Outcome.NO_MATCH, f"no such GPU took it in {_time(limits.idle)}"
     why = last.text.removeprefix(LIMITS_OVER).removeprefix(": ") or "it was started again and again"
@@ -163,10 +172,11 @@ def read_node(folder: Path, name: str, limits: Limits) -> NodeFound:
     files = read_files(place)
     outcome, reason = classify(attempts, files, limits)
     result = NodeResult(node=name, outcome=outcome, reason=clean(reason), attempts=attempts)
-    last = attempts[-1] if attempts else None
+    last, posted = attempts[-1] if attempts else None, files.posted
+    settled = bool(last and posted and posted.job == last.job and not posted.again)
     if outcome is None and last and last.ending is Ending.EXITED and not last.code and not files.broken:
-        return NodeFound(result=result, run=files.run, report=files.report)
-    return NodeFound(result=result)
+        return NodeFound(result=result, settled=settled, run=files.run, report=files.report)
+    return NodeFound(result=result, settled=settled)
 
 
 def read_result(folder: Path, node: Node, limits: Limits) -> NodeResult:
@@ -182,7 +192,7 @@ def read_result(folder: Path, node: Node, limits: Limits) -> NodeResult:
         run = parse_job_run(found.run, f"{node.name}/{RESULT}/{RUN}")
         answer = JobAnswer(run=run, report=found.report, attempt=found.result.attempts[-1])
         report = judge_job(kit, asked, answer)
-    except (StatementError, ValueError, KeyError, TypeError) as error:
+    except (StatementError, ValueError, KeyError, TypeError, AttributeError) as error:
         said = error.message if isinstance(error, StatementError) else "its files were changed"
         return replace(found.result, outcome=Outcome.INFRASTRUCTURE, reason=clean(said))
     return replace(found.result, outcome=report.outcome, reason=report.reason)

@@ -19,8 +19,9 @@ from datetime import timedelta
 from pathlib import Path
 
 from imagefactory.errors import UsageError
-from imagefactory.pools.htcondor.node.post import MOST_STARTS
-from imagefactory.pools.model import ImageKind, Limits, Node, Sweep
+from imagefactory.pools.htcondor.gpu_request import WHOLE_GPUS
+from imagefactory.pools.htcondor.node.post import MOST_SHADOWS, MOST_STARTS
+from imagefactory.pools.model import TRANSFERS, ImageKind, Limits, Node, Sweep
 from imagefactory.verify.kit.make import CARRIED
 from imagefactory.verify.kit.make import HERE as KIT_FOLDER
 from imagefactory.verify.kit.program import EXPECTATIONS, KIT, RESULT
@@ -52,7 +53,7 @@ CPUS = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,199}")
 _CAPABILITY = re.compile(r"[1-9][0-9]?\.[0-9]")
 _CUDA = re.compile(r"[0-9]{1,3}\.[0-9]{1,2}")
-_PATH = r"(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_.+-]+)+"
+_PATH = r"(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_.+@-]+)+"
 _PYTHON = re.compile(_PATH)
 _REFERENCE = r"[a-z0-9][a-z0-9.-]*(?::[0-9]{1,5})?(?:/[a-z0-9][a-z0-9._-]*)+@sha256:[0-9a-f]{64}"
 _IMAGE = {
@@ -112,13 +113,19 @@ def _description(limits: Limits) -> tuple[str, ...]:
 
 
 def _removal(limits: Limits) -> str:
-    """Ends what would hang a DAG: too long idle, held, or started again and again without an end.
+    """Ends what would hang a DAG: too long idle, held, running, or started again and again without an end.
 
-    46 and 47 hold a job whose time is over, and nobody can mend that.
+    46 and 47 hold a job whose time is over, and nobody can mend that. `allowed_execute_duration` alone is not
+    enough: a job that starts in the very second in which its shadow does is never held by it (HTCondor takes
+    the date for one of an earlier start; tried with 23.9, read in 25). And no transfer has an end of its own.
     """
+    run, stay = _seconds(limits.run), _seconds(limits.run + TRANSFERS)
+    began = "JobCurrentStartExecutingDate"
     return (
         f"(JobStatus == 1 && time() - EnteredCurrentStatus > {_seconds(limits.idle)})"
-        f" || (JobStatus == 1 && NumJobStarts >= {MOST_STARTS})"
+        f" || (JobStatus == 1 && (NumJobStarts >= {MOST_STARTS} || NumShadowStarts >= {MOST_SHADOWS}))"
+        f" || (JobStatus == 2 && {began} >= ShadowBday && time() - {began} > {run})"
+        f" || (JobStatus != 1 && JobStatus != 5 && time() - EnteredCurrentStatus > {stay})"
         f" || (JobStatus == 5 && time() - EnteredCurrentStatus > {_seconds(limits.held)})"
         " || (JobStatus == 5 && (HoldReasonCode == 46 || HoldReasonCode == 47))"
     )
@@ -130,7 +137,7 @@ def _seconds(time: timedelta) -> int:
 
 def format_gpu(node: Node) -> str:
     """`require_gpus` of a node. A slice (MIG) is another class: left out unless the node says otherwise."""
-    whole = "" if node.mig else ' && regexp(" mig ", DeviceName, "i") =!= true'
+    whole = "" if node.mig else f" && {WHOLE_GPUS}"
     floor = f" && DriverVersion >= {_checked(node.cuda, _CUDA, 'version of CUDA')}" if node.cuda else ""
     return f"Capability == {_checked(node.capability, _CAPABILITY, 'compute capability')}{floor}{whole}"
 
@@ -174,6 +181,15 @@ def _megabytes(size: int) -> int:
 
 
 # --- files ---------------------------------------------------------------------------------------
+
+
+def check_folder(folder: Path) -> None:
+    """Raises UsageError for a folder that a DAG could not name, before anything is made for it."""
+    if not re.fullmatch(_PATH, str(folder.resolve())):
+        raise UsageError(
+            f"{str(folder)[:200]!r} cannot be a sweep's folder",
+            hint="HTCondor takes letters, digits, '-', '_', '.', '+' and '@': name another, --folder DIR",
+        )
 
 
 def make_suite_tar() -> bytes:

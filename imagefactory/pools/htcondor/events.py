@@ -18,6 +18,7 @@ from imagefactory.verify.report_file import clean
 
 LIMITS_OVER = "removed by its limits"
 """How the text of an attempt begins that its own `periodic_remove` ended."""
+RAN_OUT = f"{LIMITS_OVER} while it ran"
 
 MOST_JOBS = 1000
 LOCAL_DAY = timedelta(days=1)
@@ -54,7 +55,8 @@ def _attempt(job: str, events: list[Event], clock: _Clock) -> Attempt:
     told = _attributes(starts[-1]) if starts else {}
     text = last.text
     if last.ending == Ending.REMOVED and OWN_LIMITS in last.text:
-        text = f"{LIMITS_OVER}: {last.trouble}" if last.trouble else LIMITS_OVER
+        why = last.trouble or last.step
+        text = RAN_OUT if last.cut else f"{LIMITS_OVER}: {why}" if why else LIMITS_OVER
     return Attempt(
         job=job,
         ending=Ending(last.ending) if last.ending else Ending.LOST,

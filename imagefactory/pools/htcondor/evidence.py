@@ -31,18 +31,21 @@ FORMAT = 1
 LONGEST_RUN = 14 * 86400.0
 MOST_SAID = 10
 _CUDA = re.compile(r"[0-9]{1,3}\.[0-9]{1,2}")
-_SHORT = re.compile(r"(?:GPU|MIG)-([0-9a-f]{8})")
+_SHORT = re.compile(r"(?:GPU|MIG)-(?![0-9a-f]{2}223334)([0-9a-f]{8})")
+"""A short name, but for those that condor_gpu_discovery makes up (verify/statement.py, is_simulated)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRun:
     """run.json of a job: how the suite's process went. `hardware` is what NVML and /proc said inside.
 
-    It is None with the reason in `no_gpu` where nothing of a driver was to be seen there.
+    It is None with the reason in `no_gpu` where nothing of a driver was to be seen there. `image` is the
+    sha256 of the .sif that lay beside the job, empty where none did.
     """
 
     nonce: str
     suite: str
+    image: str
     started: datetime
     ended: datetime
     completed: Completed
@@ -56,7 +59,7 @@ def parse_job_run(data: bytes, where: str) -> JobRun:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise StatementError(f"{where} is not JSON", hint="the job's file is garbage") from error
-    names = "format nonce suite started ended returncode timed_out seconds said hardware no_gpu"
+    names = "format nonce suite image started ended returncode timed_out seconds said hardware no_gpu"
     row = fields(document, where, names)
     code, seconds, said = row["returncode"], row["seconds"], row["said"]
     whole = (
@@ -82,6 +85,7 @@ def parse_job_run(data: bytes, where: str) -> JobRun:
     return JobRun(
         nonce=word(row["nonce"], f"{where}: nonce", NONCE),
         suite=word(row["suite"], f"{where}: suite", DIGEST),
+        image=word(row["image"], f"{where}: image", DIGEST, empty=True),
         started=parse_time(row["started"], f"{where}: started"),
         ended=parse_time(row["ended"], f"{where}: ended"),
         completed=Completed(
@@ -100,8 +104,9 @@ def pool_hardware(attempt: Attempt, run: JobRun, met: Gpu | None) -> Hardware | 
     """The startd's word on the GPU of a job's last start as evidence; None where it had none.
 
     A startd that tells a short name alone (`GPU-a0223334`) is taken at it: where the suite met a GPU of that
-    name its whole UUID stands here. The driver's version is the startd's; one that tells none (HTCondor
-    before 24) leaves it to what NVML and the kernel module said in the job, and the notes say so.
+    name its whole UUID stands here; of simulated GPUs a short name is one of many, and stands for none. The
+    driver's version is the startd's; one that tells none (HTCondor before 24) leaves it to what NVML and the
+    kernel module said in the job, and the notes say so.
     """
     gpu = attempt.gpu
     if gpu is None:
@@ -179,6 +184,7 @@ def judge_job(kit: Mapping[str, Any], asked: Mapping[str, Any], answer: JobAnswe
 
     `kit` and `asked` are kit.json and expectations.json, believed. A run is never `verified` where a word on
     the GPU is missing: the startd's, or that of the driver's kernel module, which shows in every container.
+    A .sif that lay beside the job must be the node's.
     Raises StatementError for a run of another kit or suite.
     """
     run, attempt = answer.run, answer.attempt
@@ -198,9 +204,9 @@ def judge_job(kit: Mapping[str, Any], asked: Mapping[str, Any], answer: JobAnswe
         ended=run.ended,
     )
     missing = "" if answer.report is not None else "it wrote no report that can be read"
-    brought = Brought(report=answer.report or b"", fault=missing, completed=run.completed)
+    brought = Brought(report=answer.report or b"", fault=missing, completed=run.completed, parsed=met)
     report = judge_gpu(judged, brought)
-    why = disagreement(attempt.gpu, run, met) if attempt.gpu and met else ""
+    why = _other_image(kit, run) or (disagreement(attempt.gpu, run, met) if attempt.gpu and met else "")
     if why:
         return replace(report, outcome=Outcome.INFRASTRUCTURE, reason=clean(why))
     gap = ""
@@ -210,6 +216,14 @@ def judge_job(kit: Mapping[str, Any], asked: Mapping[str, Any], answer: JobAnswe
         reason = f"the suite passed, and nothing shows that it ran on a GPU: {gap}"
         return replace(report, outcome=Outcome.NOT_TESTED, reason=clean(reason))
     return report
+
+
+def _other_image(kit: Mapping[str, Any], run: JobRun) -> str:
+    """Whoever put the file there may have put another: of a .sif `config` is the sha256 of the file."""
+    wanted = kit["subject"]["config"]
+    if not run.image or not kit["sif"] or run.image == wanted:
+        return ""
+    return f"the job's .sif was {run.image}, the node's is {wanted}: put that file there"
 
 
 def _met(answer: JobAnswer, asked: Mapping[str, Any]) -> SuiteReport | None:

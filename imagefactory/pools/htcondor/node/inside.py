@@ -9,6 +9,7 @@ Exit code 0 once the suite was started and has ended, whatever it said; 3 where 
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.machinery
 import importlib.util
@@ -16,6 +17,7 @@ import json
 import os
 import re
 import signal
+import stat
 import sys
 import tarfile
 from collections.abc import Mapping, Sequence
@@ -27,6 +29,7 @@ SUITE = "suite.tar"
 FORMAT = 1
 EXIT_NOT_STARTED = 3
 LARGEST_SUITE = 64 << 20
+CHUNK = 1 << 20
 NAME = re.compile(r"(?:suite|kit)(?:/[A-Za-z0-9_]+)*/[A-Za-z0-9_]+\.py")
 
 
@@ -77,6 +80,7 @@ def run(folder: Path, environ: Mapping[str, str], program: Any) -> None:
         kit = program.read_kit(folder)
     except program.Stop as error:
         raise NotStarted(str(error)) from error
+    image = read_image(folder)
     seen, why = read_hardware(program.hardware)
     report, result = folder / "report", folder / program.RESULT
     for place in (report, result):
@@ -88,6 +92,7 @@ def run(folder: Path, environ: Mapping[str, str], program: Any) -> None:
         "format": FORMAT,
         "nonce": kit.nonce,
         "suite": kit.suite,
+        "image": image,
         "started": started,
         "ended": program.now(),
         "returncode": ended.returncode,
@@ -126,6 +131,20 @@ def suite_argv(argv: Sequence[str], folder: Path) -> list[str]:
         mount, _, name = word.rpartition("/")
         found.append(str(places[mount] / name) if mount in places else word)
     return found
+
+
+def read_image(folder: Path) -> str:
+    """The sha256 of the .sif that HTCondor has laid beside (a file of its own is transferred, also one from
+    the OSDF); empty where there is none, as of an image that the machine has or pulls by digest.
+    """
+    for path in sorted(folder.glob("*.sif")):
+        if stat.S_ISREG(path.lstat().st_mode):
+            found = hashlib.sha256()
+            with path.open("rb") as file:
+                while data := file.read(CHUNK):
+                    found.update(data)
+            return f"sha256:{found.hexdigest()}"
+    return ""
 
 
 def read_hardware(hardware: Any) -> tuple[Any, str]:

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 FORMAT = 1
-MOST_STARTS = 5
+MOST_STARTS, MOST_SHADOWS = 5, 20
 LARGEST_LOG = 16 << 20
 LARGEST_FILE = 1 << 20
 LONGEST_LINE = 4000
@@ -30,7 +30,8 @@ MOVED = ("out", "err", "result", "post.json")
 
 SUBMITTED, EXECUTING, EVICTED, TERMINATED = 0, 1, 4, 5
 SHADOW_EXCEPTION, ABORTED, HELD, RELEASED = 7, 9, 12, 13
-REMOTE_ERROR, RECONNECT_FAILED = 21, 24
+SUSPENDED, UNSUSPENDED = 10, 11
+REMOTE_ERROR, RECONNECT_FAILED, TRANSFERRING = 21, 24, 40
 
 # Holds by which the pool, not the image or the job, is broken. 35 is an image that cannot be had, 12 and 13
 # are transfers, 45 is a machine where containers do not start.
@@ -83,16 +84,23 @@ def split_events(data):
 def clean(text):
     # type: (str) -> str
     """A printable line: what an image or a machine says steers no terminal."""
-    return "".join(one if one.isprintable() else " " for one in text[:LONGEST_LINE]).rstrip()
+    line = text[:LONGEST_LINE].replace("\t", " ")
+    if not line.isprintable():
+        line = "".join(one if one.isprintable() else " " for one in line)
+    return line.rstrip()
 
 
 class Last:
-    """How a job stands, by its events. `ending` is a word of Ending; `started` counts its starts."""
+    """How a job stands, by its events. `ending` is a word of Ending; `started` counts its starts.
+
+    `step` is what else was done with it last, a transfer or a suspension. `cut`: removed while it ran.
+    """
 
     def __init__(self):
         # type: () -> None
         self.ending, self.code, self.text = "", 0, ""
         self.started, self.over, self.trouble = 0, False, ""
+        self.step, self.cut = "", False
 
 
 def follow(events):
@@ -104,11 +112,15 @@ def follow(events):
             last.ending = "waiting"
         elif event.number == EXECUTING:
             last.started += 1
-            last.ending, last.code, last.text = "running", 0, ""
+            last.ending, last.code, last.text, last.step = "running", 0, "", ""
         elif event.number in (EVICTED, SHADOW_EXCEPTION, RECONNECT_FAILED, REMOTE_ERROR):
             last.trouble = trouble_of(event) or last.trouble
             if event.number != REMOTE_ERROR and last.ending != "held":
                 last.ending, last.text = "waiting", last.trouble
+        elif event.number in (TRANSFERRING, SUSPENDED):
+            last.step = event.text
+        elif event.number == UNSUSPENDED:
+            last.step = ""
         elif event.number == HELD:
             last.ending, last.code, last.text = ("held", *reason_of(event))
         elif event.number == RELEASED:
@@ -118,6 +130,7 @@ def follow(events):
             last.text, last.over = "", True
         elif event.number == ABORTED:
             if last.ending != "held":
+                last.cut = last.ending == "running" and not last.step
                 last.ending, last.code, last.text = "removed", 0, reason_of(event)[1]
             last.over = True
     return last
@@ -184,9 +197,11 @@ def decide(last, returned, whole):
     if last.ending == "held":
         return last.code in TRY_AGAIN, f"held ({last.code}): {last.text}"
     if last.ending == "removed":
-        own = OWN_LIMITS in last.text
-        if own and last.started:
-            return True, f"started {last.started} times without an end: {last.trouble}"
+        own, why = OWN_LIMITS in last.text, last.trouble or last.step
+        if own and last.cut:
+            return False, "stopped: its time was over"
+        if own and (last.started or why):
+            return True, f"started {last.started} times without an end: {why}"
         return False, "no machine took it in time" if own else f"removed: {last.text}"
     if last.ending == "exited" and last.code == 0:
         return not whole, "" if whole else "it brought back no result that can be read"
