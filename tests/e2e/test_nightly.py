@@ -22,14 +22,20 @@ from typing import Any
 import pytest
 import yaml
 
+from imagefactory.catalogue.model import Offer
+from imagefactory.catalogue.offers import judge_offer
+from imagefactory.catalogue.reading import read_catalogue
 from imagefactory.oci.candidates import CANDIDATE, VERDICT_TYPE
 from imagefactory.oci.registry import Registry
 from imagefactory.oci.transfer import Place, read_manifest
+from imagefactory.settings import load_settings
 from imagefactory.verify.attached import Statement, attach
+from imagefactory.verify.claims import verified_claims
 from imagefactory.verify.judging import read_subject
 from imagefactory.verify.keys import read_signing_key
 from imagefactory.verify.smoke import suite_digest
 from imagefactory.verify.statement import sign
+from imagefactory.verify.trust import read_trust
 from tests.e2e.conftest import ROOT, Factory
 from tests.unit.verdicts_made_here import HOST, whole_report
 
@@ -277,7 +283,27 @@ def test_what_is_proven_costs_nothing(root: Path, place: str, scratch: Path, fac
         "matrix": '{"include":[]}',
     }
     assert "1 unchanged" in third.said["plan"]
-    assert [third.run(name) for name in ("candidates", "verify", "promote")] == [{}, {}, {}]
+    assert [third.run(name) for name in ("candidates", "verify", "promote")] == [{}, {}, {"promote": 0}]
+    (offered,) = read_offers(root, place, scratch)
+    assert [str(one) for one in verified_claims(offered.judged)] == ["8.0"], third.said
+
+
+def read_offers(root: Path, place: str, scratch: Path) -> list[Offer]:
+    """The catalogue of a night as a researcher reads it, who has no factory but its row of trust."""
+    config = scratch / "researcher" / "imagefactory"
+    config.mkdir(parents=True, exist_ok=True)
+    trust = (root / "imagefactory.toml").read_text().partition("[[trust]]")[2]
+    (config / "imagefactory.toml").write_text(f'catalogue = "{place}"\n\n[[trust]]{trust}')
+    environ = {
+        "HOME": str(scratch / "researcher"),
+        "XDG_CONFIG_HOME": str(config.parent),
+        "XDG_CONFIG_DIRS": "/nowhere",
+    }
+    settings = load_settings(directory=None, start=config.parent, environ=environ)
+    now = datetime.now(UTC)
+    catalogue = read_catalogue(settings, environ, now)
+    trusted = read_trust(settings.files)
+    return [judge_offer(catalogue, image, trusted, now) for image in catalogue.images]
 
 
 def ends_with_no_gpu(one: Night) -> None:
@@ -285,6 +311,9 @@ def ends_with_no_gpu(one: Night) -> None:
     assert "no-gpu" in one.said["verify"]
     assert one.run("promote") == {"promote": 9}, one.said
     assert "no-gpu" in one.said["promote"]
+    assert (
+        "verified on nothing" in one.said["promote"]
+    )  # the catalogue says what is there, whatever the night was
     assert not re.search(r"\bverified\b.*sm80", one.said["promote"])
 
 
