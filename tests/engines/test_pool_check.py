@@ -100,7 +100,8 @@ def test_a_researcher_checks_an_old_file(pool: CondorPool, folder: Path) -> None
     lines = "universe = docker\ndocker_image = someone/torch:1.9\nrequirements = CUDACapability >= 7.0"
     file.write_text(f"executable = run.sh\n{lines}\nrequest_gpus = 1\nqueue\n")
     pool.own(file)
-    done = pool.imagefactory("submit", "--check", "old.sub", folder=folder, code=9)
+    own = {"XDG_CONFIG_HOME": "/nowhere"}  # whatever catalogue another test's researcher has set
+    done = pool.imagefactory("submit", "--check", "old.sub", folder=folder, code=9, **own)
     assert "old.sub:3: wrong: '1.9' is a tag" in done.stdout
     assert "old.sub:4: wrong: CUDACapability is of old machines" in done.stdout
     assert f"each can get 0 of {len(EVERY)} GPUs of this pool" in done.stdout
@@ -110,5 +111,5 @@ def test_a_researcher_checks_an_old_file(pool: CondorPool, folder: Path) -> None
         "gpus_minimum_capability = 8.0\ngpus_maximum_capability = 8.0\nqueue\n"
     )
     pool.own(right)
-    done = pool.imagefactory("submit", "--check", "right.sub", folder=folder)
+    done = pool.imagefactory("submit", "--check", "right.sub", folder=folder, **own)
     assert f"each can get 1 of {len(EVERY)} GPUs of this pool" in done.stdout
