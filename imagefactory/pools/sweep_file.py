@@ -1,6 +1,7 @@
 """sweep.json and collected.json: a sweep as it was asked for, and what became of it. JSON there and back.
 
-sweep.json is written first and never changed: with it a sweep can be gone on with after any kill.
+sweep.json is written first and never changed, sweep.dag last: a folder that has both can be gone on with
+after any kill; one without the DAG was never submitted, and the sweep is made anew in another folder.
 collected.json is written anew by each `collect`; what is signed stands in the store, so it can be lost.
 
 The parser takes exactly what the formatter gives, field by field as model.py declares them.
