@@ -18,7 +18,15 @@ from imagefactory.engines import ENGINES
 from imagefactory.errors import UsageError
 from imagefactory.match_spec import channel_address
 from imagefactory.oci.mirrors import Mirrors, split_place, split_tagged
-from imagefactory.settings_files import FILE_NAME, files_of, parse_values, read_document, without_secrets
+from imagefactory.settings_files import (
+    FILE_NAME,
+    ROOT,
+    files_of,
+    parse_values,
+    read_document,
+    refuse_strangers,
+    without_secrets,
+)
 from imagefactory.verify.runners import RUNNERS
 
 ENVIRONMENT_PREFIX = "IMAGEFACTORY_"
@@ -128,14 +136,18 @@ def find_root(start: Path) -> Path | None:
     return None
 
 
-def load_settings(*, directory: Path | None, start: Path, environ: Mapping[str, str]) -> Settings:
-    """Settings for a call made in `start`; `directory` is what `-C` named, if anything.
+def load_settings(
+    *, directory: Path | None, start: Path, environ: Mapping[str, str], user: int = ROOT
+) -> Settings:
+    """Settings for a call of the user with this id in `start`; `directory` is what `-C` named, if anything.
 
     The environment beats the files, the nearest file beats the others, a file beats the default. Raises
     UsageError for a file that cannot be read, an unknown key or a value that cannot be used, naming the file
-    or the variable.
+    or the variable; and for a root that was found upwards and is another user's, as one in /tmp may be.
     """
     root = (directory or find_root(start) or start).absolute()
+    if not directory:
+        refuse_strangers(root / FILE_NAME, user)
     home = Path(environ.get("HOME") or "/")
     files = files_of(root, environ)
     known = {_toml_name(name): name for name in _names() if name != "root"}

@@ -26,6 +26,7 @@ TABLES = {
 }
 SITE_FOLDERS = "/etc/xdg"
 """Where XDG_CONFIG_DIRS is empty. Source: XDG Base Directory Specification."""
+ROOT = 0
 MAX_BYTES = 1 << 20
 
 
@@ -43,6 +44,18 @@ def user_file(environ: Mapping[str, str]) -> Path:
     """The user's own, whether it is there or not."""
     home, own = Path(environ.get("HOME") or "/"), environ.get("XDG_CONFIG_HOME", "")
     return (Path(own) if own.startswith("/") else home / ".config") / "imagefactory" / FILE_NAME
+
+
+def refuse_strangers(path: Path, user: int) -> None:
+    """Raises UsageError for a file of another user: its [[trust]] rows would say whom to believe.
+
+    Root may work in anybody's folder, as CI does.
+    """
+    if user != ROOT and path.is_file() and path.stat().st_uid not in (ROOT, user):
+        raise UsageError(
+            f"{path} is another user's, and would say whom to believe",
+            hint=f"if you mean it, name its folder: imagefactory -C {path.parent} ...",
+        )
 
 
 def read_document(path: Path) -> dict[str, Any]:

@@ -33,7 +33,9 @@ class Call:
     def settings(self) -> Settings:
         from imagefactory.settings import load_settings
 
-        return load_settings(directory=self.directory, start=Path.cwd(), environ=os.environ)
+        return load_settings(
+            directory=self.directory, start=Path.cwd(), environ=os.environ, user=os.geteuid()
+        )
 
     @property
     def factory(self) -> Factory:

@@ -379,3 +379,20 @@ def test_rows_that_cannot_be_read_are_told_with_their_file(tmp_path: Path, text:
     with pytest.raises(UsageError) as caught:
         read_trust(loaded.files)
     assert str(tmp_path / "site") in caught.value.message
+
+
+def test_the_file_of_another_user_is_believed_only_where_it_is_named(tmp_path: Path) -> None:
+    """One that lies in /tmp would else say whom everybody below it believes."""
+    file, me = tmp_path / "imagefactory.toml", os.geteuid() or 4711
+    file.write_text('registry = "theirs.example.org"')
+    if os.geteuid() == 0:
+        os.chown(file, me, me)
+    below = tmp_path / "a/b"
+    below.mkdir(parents=True)
+    for user in (me, 0):
+        assert load_settings(directory=None, start=below, environ={}, user=user).registry.value
+    with pytest.raises(UsageError, match="is another user's") as caught:
+        load_settings(directory=None, start=below, environ={}, user=me + 1)
+    assert f"-C {tmp_path}" in caught.value.hint
+    named = load_settings(directory=tmp_path, start=below, environ={}, user=me + 1)
+    assert named.registry.value == "theirs.example.org"
