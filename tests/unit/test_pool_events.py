@@ -12,7 +12,7 @@ import pytest
 from imagefactory.model import Outcome
 from imagefactory.pools.htcondor.classify import NodeFiles, Posted, classify
 from imagefactory.pools.htcondor.events import parse_attempts
-from imagefactory.pools.htcondor.node.post import decide, follow, split_events
+from imagefactory.pools.htcondor.node.post import ARRIVED, decide, follow, split_events
 from imagefactory.pools.model import Attempt, Ending, Limits
 from tests.unit.pool_made_here import (
     GPU,
@@ -207,6 +207,8 @@ LIMITS = Limits()
         (executing() + evicted("") + aborted(), BAD, Outcome.INFRASTRUCTURE, "again and again"),
         (executing() + aborted(), BAD, Outcome.TIMEOUT, "stopped after 24h00m, its limit"),
         (executing() + evicted("x") + executing() + aborted(), BAD, Outcome.TIMEOUT, "stopped after"),
+        (executing() + event(40, ARRIVED) + aborted(), BAD, Outcome.TIMEOUT, "stopped after 24h00m"),
+        (event(40, ARRIVED) + aborted(), BAD, Outcome.INFRASTRUCTURE, "Finished transferring"),
         (executing() + event(10, "Job was suspended.") + aborted(), BAD, Outcome.INFRASTRUCTURE, "suspended"),
         (transferring("input") + aborted(), BAD, Outcome.INFRASTRUCTURE, "Started transferring input"),
         (

@@ -39,6 +39,8 @@ TRY_AGAIN = (6, 7, 8, 9, 10, 11, 12, 13, 14, 17, 18, 19, 22, 23, 24, 35, 41, 43,
 
 SUBMIT_FAILED = -1001
 OWN_LIMITS = "PeriodicRemove expression"
+# Of a start this is told before it or, where both fall together, after it: nothing is under way any more.
+ARRIVED = "Finished transferring input files"
 
 _HEAD = re.compile(
     r"([0-9]{3}) \(([0-9]{1,10})\.([0-9]{1,10})\.[0-9]{1,10}\) "
@@ -130,7 +132,7 @@ def follow(events):
             last.text, last.over = "", True
         elif event.number == ABORTED:
             if last.ending != "held":
-                last.cut = last.ending == "running" and not last.step
+                last.cut = last.ending == "running" and last.step in ("", ARRIVED)
                 last.ending, last.code, last.text = "removed", 0, reason_of(event)[1]
             last.over = True
     return last
