@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from imagefactory.errors import StatementError
-from imagefactory.model import CheckResult, CheckState, Outcome
+from imagefactory.model import CheckResult, CheckState, Completed, Outcome
 from imagefactory.verify.model import LEVELS, EvidenceKind, Gpu, GpuReport, Hardware, Subject
 from imagefactory.verify.report_file import format_row
 
@@ -23,6 +23,7 @@ FORMAT = 1
 LARGEST_NUMBER = 1e300
 MOST_ROWS = 256
 LONGEST_TEXT = 4096
+MOST_SAID = 10
 HIDDEN = (
     "\u0000-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
     "\ud800-\udfff\ufeff\ufff9-\ufffb"
@@ -225,6 +226,34 @@ def line(value: object, where: str) -> str:
     if not isinstance(value, str) or len(value) > LONGEST_TEXT or not _LINE.fullmatch(value):
         raise fault(where, f"that is not one printable line of at most {LONGEST_TEXT} characters")
     return value
+
+
+def parse_completed(row: Mapping[str, Any], where: str, longest: float) -> Completed:
+    """How a suite's process ended, by run.json: its code, its seconds (below `longest`), its last lines.
+
+    Raises StatementError for a value that neither a kit nor a job writes.
+    """
+    code, seconds, said = row["returncode"], row["seconds"], row["said"]
+    whole = (
+        isinstance(row["timed_out"], bool)
+        and isinstance(seconds, int | float)
+        and not isinstance(seconds, bool)
+        and 0 <= seconds < longest
+        and isinstance(code, int)
+        and not isinstance(code, bool)
+        and 0 <= code < 256
+        and isinstance(said, list)
+        and len(said) <= MOST_SAID
+    )
+    if not whole:
+        raise fault(where, "it tells an end that no run has")
+    return Completed(
+        returncode=code,
+        stdout="\n".join(line(text, f"{where}: said") for text in said),
+        stderr="",
+        seconds=float(seconds),
+        timed_out=row["timed_out"],
+    )
 
 
 def parse_time(value: object, where: str) -> datetime:

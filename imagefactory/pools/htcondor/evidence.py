@@ -22,14 +22,13 @@ from imagefactory.verify.evidence import parse_evidence
 from imagefactory.verify.gpu_judge import Brought, GpuRun, SuiteReport, judge_gpu, parse_suite_report
 from imagefactory.verify.model import EvidenceKind, Gpu, GpuReport, Hardware, Subject, digits_of
 from imagefactory.verify.nonces import NONCE
-from imagefactory.verify.report import DIGEST, UUID, fault, fields, line, parse_time, word
+from imagefactory.verify.report import DIGEST, UUID, fault, fields, line, parse_completed, parse_time, word
 from imagefactory.verify.report_file import ReportFault, clean
 from imagefactory.verify.statement import missing_evidence
 
 RUNNER = "htcondor"
 FORMAT = 1
 LONGEST_RUN = 14 * 86400.0
-MOST_SAID = 10
 _CUDA = re.compile(r"[0-9]{1,3}\.[0-9]{1,2}")
 _SHORT = re.compile(r"(?:GPU|MIG)-(?![0-9a-f]{2}223334)([0-9a-f]{8})")
 """A short name, but for those that condor_gpu_discovery makes up (verify/statement.py, is_simulated)."""
@@ -61,24 +60,8 @@ def parse_job_run(data: bytes, where: str) -> JobRun:
         raise StatementError(f"{where} is not JSON", hint="the job's file is garbage") from error
     names = "format nonce suite image started ended returncode timed_out seconds said hardware no_gpu"
     row = fields(document, where, names)
-    code, seconds, said = row["returncode"], row["seconds"], row["said"]
-    whole = (
-        row["format"] == FORMAT
-        and not isinstance(row["format"], bool)
-        and isinstance(row["timed_out"], bool)
-        and isinstance(seconds, int | float)
-        and not isinstance(seconds, bool)
-        and 0 <= seconds < LONGEST_RUN
-        and isinstance(code, int)
-        and not isinstance(code, bool)
-        and 0 <= code < 256
-        and isinstance(said, list)
-        and len(said) <= MOST_SAID
-        and all(isinstance(text, str) for text in said)
-        and isinstance(row["no_gpu"], str)
-    )
-    if not whole:
-        raise fault(where, "it has a value that no job of a sweep writes")
+    if row["format"] != FORMAT or isinstance(row["format"], bool):
+        raise fault(where, f"its format is not {FORMAT}")
     seen = row["hardware"]
     if seen is not None:
         seen = parse_evidence(seen, EvidenceKind.HTCONDOR, f"{where}: hardware")
@@ -88,13 +71,7 @@ def parse_job_run(data: bytes, where: str) -> JobRun:
         image=word(row["image"], f"{where}: image", DIGEST, empty=True),
         started=parse_time(row["started"], f"{where}: started"),
         ended=parse_time(row["ended"], f"{where}: ended"),
-        completed=Completed(
-            returncode=code,
-            stdout="\n".join(line(text, f"{where}: said") for text in said),
-            stderr="",
-            seconds=float(seconds),
-            timed_out=row["timed_out"],
-        ),
+        completed=parse_completed(row, where, LONGEST_RUN),
         hardware=seen,
         no_gpu=line(row["no_gpu"], f"{where}: no_gpu"),
     )

@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.errors import CheckFailedError, NoGpuError, StatementError, UsageError
-from imagefactory.model import Completed, Outcome
+from imagefactory.model import Outcome
 from imagefactory.verify.evidence import parse_evidence
 from imagefactory.verify.gpu_judge import Brought, GpuRun, judge_gpu
 from imagefactory.verify.kit.program import EVIDENCE, EXPECTATIONS, FORMAT, KIT, RESULT, RUN
 from imagefactory.verify.kit.start import REPORT, RUNNERS
 from imagefactory.verify.model import EvidenceKind, GpuReport, Hardware, Subject
 from imagefactory.verify.nonces import NONCE, Ledger, NonceError, Run
-from imagefactory.verify.report import fault, fields, line, parse_time, shown, word
+from imagefactory.verify.report import fault, fields, line, parse_completed, parse_time, shown, word
 from imagefactory.verify.smoke import digest_of, suite_digest
 
 LARGEST = 1 << 20
@@ -118,15 +118,9 @@ def judge_folder(found: Folder, kit: Mapping[str, Any], where: str, environ: Map
         started=parse_time(facts["started"], f"{at}: started"),
         ended=parse_time(facts["ended"], f"{at}: ended"),
     )
-    completed = Completed(
-        returncode=facts["returncode"],
-        stdout="\n".join(facts["said"]),
-        stderr="",
-        seconds=facts["seconds"],
-        timed_out=facts["timed_out"],
-    )
     missing = "" if found.report is not None else "it wrote no report that can be read"
-    return judge_gpu(judged, Brought(report=found.report or b"", fault=missing, completed=completed))
+    brought = Brought(report=found.report or b"", fault=missing, completed=facts["completed"])
+    return judge_gpu(judged, brought)
 
 
 def _stopped(outcome: Outcome, reason: str) -> CheckFailedError:
@@ -153,38 +147,27 @@ def _with_job(hardware: Hardware, actions: Mapping[str, str] | None) -> Hardware
 
 
 def parse_run(data: bytes, where: str) -> Mapping[str, Any]:
-    """run.json, every value checked. Raises StatementError."""
+    """run.json, every value checked; `completed` is how the suite ended. Raises StatementError."""
     row = fields(
         _json(data, where),
         where,
         "format nonce suite runner actions outcome reason started ended returncode timed_out seconds said",
     )
-    seconds, code = row["seconds"], row["returncode"]
     whole = (
         row["format"] == FORMAT
         and not isinstance(row["format"], bool)
-        and isinstance(row["timed_out"], bool)
-        and isinstance(seconds, int | float)
-        and not isinstance(seconds, bool)
-        and 0 <= seconds < LONGEST_RUN
-        and isinstance(code, int)
-        and not isinstance(code, bool)
-        and 0 <= code < 256
-        and isinstance(row["said"], list)
-        and len(row["said"]) < 10
         and row["outcome"] in ("", *STOPPED)
         and (row["runner"] in RUNNERS or (row["runner"] == "" and row["outcome"] != ""))
     )
     if not whole:
         raise fault(where, "it has a value that no kit writes")
     word(row["nonce"], f"{where}: nonce", NONCE)
-    for text in (row["reason"], *row["said"]):
-        line(text, where)
+    line(row["reason"], where)
     if row["actions"] is not None:
         names = "GITHUB_REPOSITORY GITHUB_RUN_ID GITHUB_RUN_ATTEMPT GITHUB_JOB RUNNER_NAME"
         for text in fields(row["actions"], f"{where}: actions", names).values():
             line(text, f"{where}: actions")
-    return row
+    return {**row, "completed": parse_completed(row, where, LONGEST_RUN)}
 
 
 def read_folder(folder: Path) -> Folder:
