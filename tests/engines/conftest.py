@@ -16,6 +16,7 @@ from tests.services.fixtures import (  # noqa: F401
     podman,
     podman_session,
     pool,
+    pool_at_rest,
     registry,
     services_environment,
     services_folder,

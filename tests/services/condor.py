@@ -8,7 +8,7 @@ Each machine has one GPU of another capability, so a job's capability says where
     v100        7.0   as HTCondor simulates it, driver for CUDA 12.2
     full        7.5   the same, but its disk is full: nothing can be brought there
     a100        8.0   the same as v100, driver for CUDA 12.4
-    standin     9.0   told to be the device of libcuda.c, which an image must bring itself; for three jobs
+    standin     9.0   told to be the device of libcuda.c, which an image must bring itself
 
 No job meets a GPU on any of them. `run` runs a command as an ordinary user of the access point, where the
 folder of users' homes is `homes` on this machine.
@@ -24,6 +24,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ case $1 in
     full) told 3 a6223334 12.4 ;;
     a100) told 4 a8223334 12.4 ;;
     standin) cat <<TOLD ;;
-DetectedGPUs="{", ".join(3 * [UUID[:12]])}"
+DetectedGPUs="{UUID[:12]}"
 Common=[ Capability=9.0; DeviceName="{NAME}"; DriverVersion=12.4; MaxSupportedVersion=12040; \
 NvidiaDriver="550.54.15"; ECCEnabled=true; GlobalMemoryMb={MEMORY >> 20}; ]
 {UUID[:12].replace("-", "_")}=[ id="{UUID[:12]}"; DevicePciBusId="0000:40:00.0"; \
@@ -153,6 +154,8 @@ STARTD.{name}.STARTD_LOG = $(LOG)/StartLog.{name}
 STARTD.{name}.STARTD_ADDRESS_FILE = $(LOG)/.startd_{name}_address
 """
 FULL_SIZE = "64k"
+REST = 300.0
+"""Seconds that jobs which are removed may take to leave their machines, loaded as they may be."""
 
 LIGHT, BUILDS = "light", "builds"
 INSTALLS = {LIGHT: "condor,sign", BUILDS: "build,apptainer,condor,sign"}
@@ -234,6 +237,33 @@ class CondorPool:
         """The command with the extra that builds, as who keeps a factory has it."""
         command = f"/opt/imagefactory/{BUILDS}/bin/imagefactory"
         return self.run([command, *arguments], folder=folder, code=code, **environ)
+
+    def come_to_rest(self) -> None:
+        """Removes every job and waits until every GPU is free again.
+
+        A job is out of the queue some time before its machine says that it is free: whoever looks at the
+        machines next, or wants one, must not meet the claims of a test that is over.
+        """
+        self.run(["condor_rm", "-all"], user="root", folder=self.homes, code=None)  # 1 where there is none
+        until = time.monotonic() + REST
+        while left := self._jobs() + self._taken():
+            if time.monotonic() > until:
+                raise ServiceError(f"jobs of tests that are over did not leave the pool: {', '.join(left)}")
+            time.sleep(0.2)
+
+    def _jobs(self) -> list[str]:
+        told = self.run(
+            ["condor_q", "-allusers", "-af:j", "JobStatus"], user="root", folder=self.homes
+        ).stdout
+        return [f"job {line}" for line in told.splitlines()]
+
+    def _taken(self) -> list[str]:
+        """Machines that do not offer their GPU."""
+        columns = ["Machine", "GPUs", "State"]
+        told = self.run(["condor_status", "-constraint", "DynamicSlot =!= true", "-af", *columns]).stdout
+        offers = {machine for machine, gpus, state in map(str.split, told.splitlines())
+                  if gpus == "1" and state == "Unclaimed"}  # fmt: skip
+        return [f"{name}.pool.test" for name in MACHINES if f"{name}.pool.test" not in offers]
 
     def own(self, *folders: Path, user: str = USER) -> None:
         """Gives what lies there to a user of the access point."""

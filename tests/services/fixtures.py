@@ -23,6 +23,7 @@ from tests.services.registry import registry_server
 
 DOCKER = pytest.StashKey[DockerDaemon]()
 PODMAN = pytest.StashKey[PodmanService]()
+POOL = pytest.StashKey[CondorPool]()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,6 +41,14 @@ def nothing_big_stays(request: pytest.FixtureRequest, services_folder: Path) -> 
     for folder in (services_folder / "apptainer").glob("*dir"):
         shutil.rmtree(folder)
         folder.mkdir()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pool_at_rest(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Each file of tests finds all machines of the pool free."""
+    yield
+    if found := request.config.stash.get(POOL, None):
+        found.come_to_rest()
 
 
 @pytest.fixture(scope="session")
@@ -106,7 +115,11 @@ def apptainer(services_environment: None) -> str:
 
 
 @pytest.fixture(scope="session")
-def pool(services_folder: Path, services_environment: None) -> Iterator[CondorPool]:
+def pool(
+    request: pytest.FixtureRequest, services_folder: Path, services_environment: None
+) -> Iterator[CondorPool]:
     """HTCondor with simulated GPUs, and the light install on its access point."""
     with condor_pool(services_folder / "condor") as made:
+        request.config.stash[POOL] = made
         yield made
+        del request.config.stash[POOL]
