@@ -87,6 +87,10 @@ def test_what_is_no_one_gpu_is_none(log: str) -> None:
         (submitted() + aborted(), Ending.REMOVED, 0),
         (submitted() + executing() + event(5, "Job terminated.", "(3) What"), Ending.LOST, 0),
         (executing() + event(40, "Finished transferring input files"), Ending.RUNNING, 0),
+        (executing() + submitted(), Ending.RUNNING, 0),  # told late
+        (submitted() + executing() + terminated(0) + terminated(0), Ending.EXITED, 0),
+        (submitted() + executing() + terminated(0) + aborted("via condor_rm"), Ending.EXITED, 0),
+        (submitted() + executing() + aborted("via condor_rm") + evicted("gone"), Ending.REMOVED, 0),
     ],
 )
 def test_how_a_job_stands(log: str, ending: Ending, code: int) -> None:
@@ -207,6 +211,8 @@ LIMITS = Limits()
         (executing() + evicted("") + aborted(), BAD, Outcome.INFRASTRUCTURE, "again and again"),
         (executing() + aborted(), BAD, Outcome.TIMEOUT, "stopped after 24h00m, its limit"),
         (executing() + evicted("x") + executing() + aborted(), BAD, Outcome.TIMEOUT, "stopped after"),
+        (executing() + aborted() + aborted(), BAD, Outcome.TIMEOUT, "stopped after 24h00m"),  # told twice
+        (executing() + aborted() + evicted(""), BAD, Outcome.TIMEOUT, "stopped after 24h00m"),
         (executing() + event(40, ARRIVED) + aborted(), BAD, Outcome.TIMEOUT, "stopped after 24h00m"),
         (event(40, ARRIVED) + aborted(), BAD, Outcome.INFRASTRUCTURE, "Finished transferring"),
         (executing() + event(10, "Job was suspended.") + aborted(), BAD, Outcome.INFRASTRUCTURE, "suspended"),

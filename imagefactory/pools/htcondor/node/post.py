@@ -107,11 +107,15 @@ class Last:
 
 def follow(events):
     # type: (list[Event]) -> Last
-    """The state of one job after its events."""
+    """The state of one job after its events: as DAGMan has it, its first end is its end, told twice or not,
+    and its submission may be told late.
+    """
     last = Last()
     for event in events:
+        if last.over:
+            break
         if event.number == SUBMITTED:
-            last.ending = "waiting"
+            last.ending = last.ending or "waiting"
         elif event.number == EXECUTING:
             last.started += 1
             last.ending, last.code, last.text, last.step = "running", 0, "", ""
