@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from imagefactory.model import Outcome
-from imagefactory.pools.htcondor import dag
+from imagefactory.pools.htcondor import classify, dag
 from imagefactory.pools.htcondor.classify import read_node, read_result
 from imagefactory.pools.htcondor.node import inside, post
 from imagefactory.pools.model import Ending, Limits
@@ -356,6 +356,38 @@ def test_a_job_whose_end_the_log_does_not_tell_is_lost(folder: Path, monkeypatch
     found = read_node(folder, NODE, Limits()).result
     assert found.attempts[-1].ending is Ending.RUNNING
     assert found.outcome is Outcome.INFRASTRUCTURE
+
+
+@pytest.mark.parametrize(
+    ("before", "between"),
+    [
+        (submitted() + executing(), terminated()),
+        (submitted() + executing() + terminated(255), submitted(13) + executing(13) + terminated(0, 13)),
+    ],
+    ids=["it ends", "the next one is there and ends"],
+)
+def test_what_ends_while_it_is_read_is_told_of_one_moment(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, before: str, between: str
+) -> None:
+    """The log is read, then a job brings its result and the POST script speaks, then the files are read."""
+    if "005 (" in before:
+        assert after(folder, before, 255) == 1
+    else:
+        (folder / "nodes" / NODE / "job.log").write_text(before)
+    reading = classify.read_files
+
+    def slowly(place: Path) -> classify.NodeFiles:
+        if not (place / "result").exists():
+            brings(folder)
+            assert after(folder, between, 0) == 0
+        return reading(place)
+
+    monkeypatch.setattr(classify, "read_files", slowly)
+    found = read_node(folder, NODE, Limits())
+    assert found.result.outcome is None, found.result.reason
+    assert found.run is not None
+    assert found.result.attempts[-1].job == ("13.0" if "(013" in between else "12.0")
+    assert found.settled
 
 
 def test_a_result_that_answers_nothing_is_no_word_on_the_image(folder: Path) -> None:

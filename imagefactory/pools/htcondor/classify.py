@@ -168,8 +168,7 @@ def _time(time: timedelta) -> str:
 def read_node(folder: Path, name: str, limits: Limits) -> NodeFound:
     """The state of a node of the sweep in `folder`. Raises UsageError for a name that is none."""
     place = node_folder(folder, name)
-    attempts = read_attempts(place / JOB_LOG)
-    files = read_files(place)
+    attempts, files = _read_both(place)
     outcome, reason = classify(attempts, files, limits)
     result = NodeResult(node=name, outcome=outcome, reason=clean(reason), attempts=attempts)
     last, posted = attempts[-1] if attempts else None, files.posted
@@ -198,13 +197,25 @@ def read_result(folder: Path, node: Node, limits: Limits) -> NodeResult:
     return replace(found.result, outcome=report.outcome, reason=report.reason)
 
 
-def read_attempts(path: Path) -> tuple[Attempt, ...]:
+def _read_both(place: Path) -> tuple[tuple[Attempt, ...], NodeFiles]:
+    """The jobs, and the files of the last of them. A job may end while both are read, and the next one too:
+    what lies there is of the jobs that the log tells only where the log is the same before and after.
+    """
+    path = place / JOB_LOG
+    log = read(path, LARGEST_LOG)
+    while True:
+        files = read_files(place)
+        before, log = log, read(path, LARGEST_LOG)
+        if log == before:
+            return _attempts(path, log), files
+
+
+def _attempts(path: Path, log: bytes | None) -> tuple[Attempt, ...]:
     """The jobs in a log; none where there is no log yet."""
-    data = read(path, LARGEST_LOG)
-    if data is None:
+    if log is None:
         return ()
     latest = datetime.fromtimestamp(path.stat().st_mtime, UTC)
-    return parse_attempts(data, latest, lambda naive: naive.astimezone(UTC))
+    return parse_attempts(log, latest, lambda naive: naive.astimezone(UTC))
 
 
 def read_files(place: Path) -> NodeFiles:
