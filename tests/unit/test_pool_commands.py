@@ -175,6 +175,29 @@ def test_a_sweep_is_cancelled_by_its_dagman(
     assert calls(tmp_path)[-1][1] == "condor_q"
 
 
+@pytest.mark.parametrize("status", [3, 4])
+def test_a_sweep_on_its_way_out_is_not_cancelled_twice(
+    status: int, pool: HTCondor, program: Program, sweep: Path
+) -> None:
+    program("condor_q", AT_WORK.replace('"JobStatus": 2', f'"JobStatus": {status}'))
+    program("condor_rm", fails="Job 35.0 not found\n", code=1)
+    pool.cancel(sweep)
+    assert pool.running(sweep)
+
+
+def test_a_sweep_that_ends_while_it_is_cancelled_is_cancelled(
+    pool: HTCondor, program: Program, programs: Path, sweep: Path, tmp_path: Path
+) -> None:
+    program("condor_q", AT_WORK)
+    program("condor_rm", fails="Job 35.0 not found\n", code=1)
+    with pytest.raises(ToolError, match="not found"):
+        pool.cancel(sweep)
+    file = programs / "condor_rm"
+    file.write_text(file.read_text().replace("exit 1", f": >{tmp_path}/condor_q.out\nexit 1"))
+    pool.cancel(sweep)
+    assert not pool.running(sweep)
+
+
 def test_a_folder_that_an_expression_cannot_hold_is_refused(pool: HTCondor, tmp_path: Path) -> None:
     odd = tmp_path / 'a" || true || "'
     odd.mkdir()

@@ -23,6 +23,8 @@ DAG = "sweep.dag"
 """The DAG in a sweep's folder."""
 GPU_SLOTS = "TotalGPUs > 0 && DynamicSlot =!= true"
 SCHEDULER_UNIVERSE = 7
+LEAVING = (3, 4)
+"""JobStatus of what was removed and what is completed, while it is still in the queue."""
 FOLDER = r"/[A-Za-z0-9_./@%+=:,~-]{1,1000}"
 """What may stand in an expression, a submit file and a DAG without being quoted."""
 TIMEOUT = 120.0
@@ -80,22 +82,36 @@ class HTCondor:
 
     def jobs(self, folder: Path) -> tuple[str, ...]:
         """The DAGMan jobs in the queue that were submitted in this folder."""
-        wanted = f'JobUniverse == {SCHEDULER_UNIVERSE} && Iwd == "{_checked(folder)}"'
-        said = self._run(["condor_q", "-const", wanted, "-json", "-attributes", "ClusterId,ProcId,JobStatus"])
-        return tuple(
-            f"{ad['ClusterId']}.{ad['ProcId']}"
-            for ad in parse_status(said)
-            if isinstance(ad.get("ClusterId"), int) and isinstance(ad.get("ProcId"), int)
-        )
+        return tuple(self._states(folder))
 
     def running(self, folder: Path) -> bool:
         """Whether a DAGMan of that folder is in the queue, be it held or idle."""
         return bool(self.jobs(folder))
 
     def cancel(self, folder: Path) -> None:
-        """Removes the DAGMan of that folder, if any: it removes its jobs and leaves a rescue DAG."""
-        if found := self.jobs(folder):
-            self._run(["condor_rm", *found])
+        """Removes the DAGMan of that folder, if any: it removes its jobs and leaves a rescue DAG.
+
+        condor_rm refuses what is on its way out already, and what ends meanwhile: there is nothing to do.
+        """
+        if found := self._staying(folder):
+            try:
+                self._run(["condor_rm", *found])
+            except ToolError:
+                if self._staying(folder):
+                    raise
+
+    def _staying(self, folder: Path) -> list[str]:
+        return [job for job, state in self._states(folder).items() if state not in LEAVING]
+
+    def _states(self, folder: Path) -> dict[str, object]:
+        """JobStatus of the DAGMan jobs in the queue that were submitted in this folder."""
+        wanted = f'JobUniverse == {SCHEDULER_UNIVERSE} && Iwd == "{_checked(folder)}"'
+        said = self._run(["condor_q", "-const", wanted, "-json", "-attributes", "ClusterId,ProcId,JobStatus"])
+        return {
+            f"{ad['ClusterId']}.{ad['ProcId']}": ad.get("JobStatus")
+            for ad in parse_status(said)
+            if isinstance(ad.get("ClusterId"), int) and isinstance(ad.get("ProcId"), int)
+        }
 
     def dry_run(self, file: Path) -> str:
         """The ads that `condor_submit -dry-run` makes of a submit file. Raises ToolError."""
