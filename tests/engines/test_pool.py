@@ -11,6 +11,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -63,8 +64,12 @@ class SweepRun:
 
     def ends(self) -> dict[str, dict[str, Any]]:
         """By target and capability, once all nodes have an outcome and DAGMan is gone."""
-        wait_for(f"sweep {self.id}", lambda: self.status()["done"] and not self.status()["driven"])
+        wait_for(f"sweep {self.id}", lambda: self.status()["done"] and self.is_left_alone())
         return self.nodes()
+
+    def is_left_alone(self) -> bool:
+        """No DAGMan is in the queue. (None: the queue did not answer.)"""
+        return self.status()["driven"] is False
 
     def nodes(self) -> dict[str, dict[str, Any]]:
         return {node["node"]: node for node in self.status()["nodes"]}
@@ -220,21 +225,22 @@ queue
 """
 
 
-@pytest.fixture
-def busy(pool: CondorPool) -> Iterator[str]:
-    """Somebody else's job that keeps the only GPU with capability 7.0."""
+@contextmanager
+def somebody_else(pool: CondorPool) -> Iterator[None]:
+    """Another user's job keeps the only GPU with capability 7.0."""
     path = pool.homes / OTHER / "blocks.sub"
     path.write_text(BLOCKS)
     job = pool.run(["condor_submit", "-terse", path.name], user=OTHER).stdout.split()[0]
     status = ["condor_q", job, "-af", "JobStatus"]
     wait_for("the other's job to run", lambda: pool.run(status, user=OTHER).stdout.strip() == "2")
-    yield job
+    yield
     pool.run(["condor_rm", job], user=OTHER)
 
 
-def test_waiting_in_vain_ends_as_no_match(ground: PoolGround, busy: str) -> None:
-    sweep = submit(ground, ("plain",), "--capability", "7.0", "--idle-limit", "3s")
-    (found,) = sweep.ends().values()
+def test_waiting_in_vain_ends_as_no_match(ground: PoolGround) -> None:
+    with somebody_else(ground.pool):
+        sweep = submit(ground, ("plain",), "--capability", "7.0", "--idle-limit", "3s")
+        (found,) = sweep.ends().values()
     assert found["outcome"] == "no-match", found
     assert len(found["attempts"]) == 1
 
@@ -262,7 +268,8 @@ def test_dagman_is_killed_and_the_sweep_goes_on(ground: PoolGround) -> None:
     job = sweep.job(node(ground, "hang"))
     before = dagmans(ground.pool)
     for pid in before:
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # what it starts is called so too until it is another program
+            os.kill(pid, signal.SIGKILL)
     wait_for("another dagman", lambda: bool(set(dagmans(ground.pool)) - set(before)))
     assert sweep.job(node(ground, "hang")) == job
     ground.pool.run(["condor_rm", job])
@@ -311,7 +318,7 @@ def test_cancelled_jobs_leave_the_queue(ground: PoolGround) -> None:
     sweep = submit(ground, ("hang",), "--capability", "9.0")
     sweep.job(node(ground, "hang"))
     ground.run("cancel", sweep.id)
-    wait_for("the end of dagman", lambda: not sweep.status()["driven"])
+    wait_for("the end of dagman", sweep.is_left_alone)
     jobs = ["condor_q", "-af", "ClusterId"]
     wait_for("an empty queue", lambda: not ground.pool.run(jobs).stdout.split())
     (found,) = sweep.nodes().values()
@@ -320,4 +327,4 @@ def test_cancelled_jobs_leave_the_queue(ground: PoolGround) -> None:
     sweep.job(node(ground, "hang"))
     assert len(sweep.nodes()[node(ground, "hang")]["attempts"]) == 2
     ground.run("cancel", sweep.id)
-    wait_for("the end of dagman", lambda: not sweep.status()["driven"])
+    wait_for("the end of dagman", sweep.is_left_alone)

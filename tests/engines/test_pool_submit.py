@@ -151,7 +151,9 @@ def test_it_matches_the_gpus_that_are_proven_and_no_others(desk: Desk, target: s
     told = desk.pool.run(["condor_submit", "-dry-run", "-", f"{target}.sub"], folder=folder).stdout
     job = dict(re.findall(r"^(\w+)=(.*)$", told, re.MULTILINE))
     wanted = re.sub(r"\bGPUs(Min|Max)\w+", lambda name: job[name[0]], job["RequireGPUs"])
-    asked = ["condor_status", "-af", "Machine", f"countMatches({wanted}, AvailableGPUs)"]
+    asked = ["condor_status", "-constraint", "DynamicSlot =!= true", "-af", "Machine"]
+    asked.append(f"countMatches({wanted}, AvailableGPUs)")
+    desk.pool.come_to_rest()  # a GPU that a job has is offered to no other
     counts = dict(line.split() for line in desk.pool.run(asked).stdout.splitlines())
     assert {machine for machine, count in counts.items() if count != "0"} == MATCHED[target], wanted
 

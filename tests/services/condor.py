@@ -244,7 +244,6 @@ class CondorPool:
         A job is out of the queue some time before its machine says that it is free: whoever looks at the
         machines next, or wants one, must not meet the claims of a test that is over.
         """
-        self.run(["condor_rm", "-all"], user="root", folder=self.homes, code=None)  # 1 where there is none
         until = time.monotonic() + REST
         while left := self._jobs() + self._taken():
             if time.monotonic() > until:
@@ -252,17 +251,18 @@ class CondorPool:
             time.sleep(0.2)
 
     def _jobs(self) -> list[str]:
-        told = self.run(
-            ["condor_q", "-allusers", "-af:j", "JobStatus"], user="root", folder=self.homes
-        ).stdout
-        return [f"job {line}" for line in told.splitlines()]
+        asked = ["condor_q", "-allusers", "-af:j", "JobStatus"]
+        told = self.run(asked, user="root", folder=self.homes, code=None)
+        lines = told.stdout.splitlines() if told.returncode == 0 else [f"unknown: {told.stderr.strip()}"]
+        return [f"job {line}" for line in lines]
 
+            # Each time: a DAGMan may submit one more before it hears of its end. Code 1: there is no job.
+            self.run(["condor_rm", "-all"], user="root", folder=self.homes, code=None)
     def _taken(self) -> list[str]:
         """Machines that do not offer their GPU."""
-        columns = ["Machine", "GPUs", "State"]
-        told = self.run(["condor_status", "-constraint", "DynamicSlot =!= true", "-af", *columns]).stdout
-        offers = {machine for machine, gpus, state in map(str.split, told.splitlines())
-                  if gpus == "1" and state == "Unclaimed"}  # fmt: skip
+        asked = ["condor_status", "-constraint", "DynamicSlot =!= true", "-af", "Machine", "GPUs", "State"]
+        told = self.run(asked, code=None).stdout
+        offers = {line.split()[0] for line in told.splitlines() if line.split()[1:] == ["1", "Unclaimed"]}
         return [f"{name}.pool.test" for name in MACHINES if f"{name}.pool.test" not in offers]
 
     def own(self, *folders: Path, user: str = USER) -> None:
@@ -273,6 +273,12 @@ class CondorPool:
 
 def free_port() -> int:
     """Below what the kernel gives to programs that ask for any port, so none of them takes it meanwhile."""
+    def is_whole(self) -> bool:
+        """Whether machines offer their GPUs and run images, somebody matches jobs, and the queue answers."""
+        images = self.run(["condor_status", "-af", "HasSIF"], code=None).stdout.split()
+        matching = self.run(["condor_status", "-negotiator", "-af", "Name"], code=None).stdout.split()
+        return images.count("true") == len(MACHINES) and bool(matching) and not self._taken() + self._jobs()
+
     for port in random.sample(range(20000, 30000), 100):
         with socket.socket() as probe:
             try:
@@ -326,10 +332,7 @@ def condor_pool(folder: Path) -> Iterator[CondorPool]:
         return CondorPool(folder=folder, homes=folder / "home", port=port, pid=int(pid_file.read_text()))
 
     def ready() -> bool:
-        if not pid_file.exists():
-            return False
-        told = pool().run(["condor_status", "-af", "Machine", "HasSIF"], code=None).stdout.split()
-        return told.count("true") == len(MACHINES)
+        return pid_file.exists() and pool().is_whole()
 
     removed = tuple(folder / name for name in ("full", "execute", "opt", "tmp", "home"))
     job = Job(folder=folder, programs=(program,), ready=ready, before=(full,), remove=removed)

@@ -69,7 +69,9 @@ def main(order: dict[str, Any]) -> int:
         os.kill(child, signal.SIGKILL)
 
     signal.signal(signal.SIGTERM, end)
-    Path(order["pid_file"]).write_text(str(child))
+    beside = Path(order["pid_file"]).with_suffix(".new")
+    beside.write_text(str(child))
+    beside.replace(order["pid_file"])  # whoever waits for the file never reads an empty one
     _, status = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(status) & 0xFF
 
