@@ -1,4 +1,5 @@
-"""What a sweep costs around its jobs: planning 240 tuples, writing 2,000 nodes, collecting 2,000 results.
+"""What a sweep costs around its jobs: planning 240 tuples, looking for their cells in two weeks of sweeps of
+2,000 nodes each, writing 2,000 nodes, collecting 2,000 results.
 
 There is no pool and no GPU: the inventory is made up, the jobs' logs and results are text that this program
 lays out, and the key that signs them is thrown away with the folder. Nothing that is printed says anything
@@ -19,7 +20,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -36,19 +37,22 @@ from imagefactory.pools.model import ImageKind, PoolImage, Sweep
 from imagefactory.pools.nodes import make_node, make_node_kit
 from imagefactory.pools.planning import QueuedCell
 from imagefactory.pools.sweep_file import read_sweep, write_sweep_file
+from imagefactory.pools.underway import Looking, image_of, read_underway
 from imagefactory.progress import Quiet
 from imagefactory.settings import load_settings
-from imagefactory.sweeps import SweepBench, SweepOptions, prepare_sweep, site_lines
+from imagefactory.sweeps import SweepBench, SweepOptions, format_id, prepare_sweep, site_lines
 from imagefactory.verification import ledger
 from imagefactory.verify.gpu import GpuAsk
 from imagefactory.verify.keys import keys_folder, make_key
 from imagefactory.verify.model import FULL, Subject
 from imagefactory.verify.nonces import NONCE_BYTES, format_nonce
+from imagefactory.verify.smoke import suite_digest
 from imagefactory.workflow import define_target
-from tests.unit.sweep_made_here import inventory, play, pool_gpu
+from tests.unit.sweep_made_here import PoolMadeHere, inventory, play, pool_gpu
 
 ROOT = Path(__file__).parents[1]
 PLAN_GOAL, WRITE_GOAL, COLLECT_GOAL, MEMORY_GOAL = 2.0, 5.0, 10.0, 300
+CELLS, NIGHTS = 240, 14
 CAPABILITIES = ("6.1", "7.0", "7.5", "8.0", "8.6", "8.9", "9.0", "10.0")
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 LAYER = "application/vnd.oci.image.layer.v1.tar"
@@ -134,9 +138,34 @@ def make(factory: Factory, folder: Path, count: int, bench: SweepBench) -> None:
         write_sweep(folder, sweep, {kit.node.name: kit.texts for kit in kits}, site_lines(sweep, folder))
 
 
-def collect(factory: Factory, folder: Path, count: int) -> None:
+def look(folder: Path, bench: SweepBench) -> None:
+    """The newest of NIGHTS sweeps has every result of CELLS cells, and nobody has collected one of them."""
+    made, place = read_sweep(folder), folder.parent / "sweeps"
+    names = [(f"tiny-{number // len(CAPABILITIES)}", CAPABILITIES[number % len(CAPABILITIES)])
+             for number in range(len(made.nodes))]  # fmt: skip
+    nodes = tuple(
+        replace(node, target=target, capability=capability)
+        for node, (target, capability) in zip(made.nodes, names, strict=True)
+    )
+    images = dict.fromkeys(names[:CELLS], image_of(nodes[0]))
+    for night in range(NIGHTS):
+        began = made.made - timedelta(days=night)
+        write_sweep_file(place / format_id(began, bytes(2)), replace(made, made=began, nodes=nodes))
+    newest = place / format_id(made.made, bytes(2))
+    (newest / "nodes").symlink_to(folder / "nodes")
+    looking = Looking(now=bench.clock(), suite=suite_digest(), pool=PoolMadeHere(), user=os.geteuid())
+    with timed(f"look into {NIGHTS} sweeps of {len(nodes)} nodes", PLAN_GOAL):
+        seen, notes = read_underway(place, images, looking)
+    print(f"  for {len(images)} cells, of which {len(seen[0].cells)} are in hand")
+    assert not notes
+
+
+def play_all(folder: Path) -> None:
     for node in read_sweep(folder).nodes:
         play(folder, node.name)
+
+
+def collect(factory: Factory, folder: Path, count: int) -> None:
     with timed(f"collect {count} results, sign and attach them", COLLECT_GOAL):
         done = collect_sweep(factory, folder, CollectOptions(), datetime.now(UTC), Quiet())
     assert all(one.result.outcome is Outcome.VERIFIED and one.attached for one in done.nodes), done.nodes[0]
@@ -152,6 +181,8 @@ def main() -> None:
         factory, folder = make_factory(Path(name)), Path(name, "sweep")
         plan(factory, bench)
         make(factory, folder, given.nodes, bench)
+        play_all(folder)
+        look(folder, bench)
         collect(factory, folder, given.nodes)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     print(f"peak of memory {peak} MB   goal {MEMORY_GOAL} MB   {'met' if peak < MEMORY_GOAL else 'MISSED'}")

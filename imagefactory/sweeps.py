@@ -11,15 +11,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from imagefactory.errors import FactoryError, NothingSelectedError, UsageError
 from imagefactory.factory import Factory
-from imagefactory.model import Outcome, Target
-from imagefactory.pools.images import ImagePlace, choose_kind, ensure_image, read_pool_stages
+from imagefactory.model import Outcome, Sif, Target
+from imagefactory.pools.images import COMPRESSION, ImagePlace, choose_kind, ensure_image, read_pool_stages
 from imagefactory.pools.model import (
     TRANSFERS,
     TRIED_AGAIN,
@@ -35,6 +35,7 @@ from imagefactory.pools.nodes import NodeKit, NodeOrder, make_nodes
 from imagefactory.pools.planning import ROOM, QueuedCell, SweepAsk, SweepPlan, check_room, plan_sweep
 from imagefactory.pools.sites import GENERIC, find_site
 from imagefactory.pools.sweep_file import (
+    ID,
     SWEEP,
     CollectedNode,
     read_collected,
@@ -42,16 +43,17 @@ from imagefactory.pools.sweep_file import (
     write_document,
     write_sweep_file,
 )
+from imagefactory.pools.underway import Images, Looking, is_left, leave_out_underway, read_underway
 from imagefactory.progress import Progress
 from imagefactory.verification import ledger
 from imagefactory.verify.model import FULL
 from imagefactory.verify.nonces import LIFETIME
+from imagefactory.verify.smoke import suite_digest
 
 if TYPE_CHECKING:
     from imagefactory.pools.htcondor.classify import NodeFound
     from imagefactory.settings import Settings
 
-ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}")
 JOB = re.compile(r"[0-9]{1,10}\.[0-9]{1,10}")
 SUBMITTED = "submitted.json"
 FAILED = "failed"
@@ -87,11 +89,12 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """A sweep in its folder, and the failures of targets whose images could not be had."""
+    """A sweep in its folder, the failures of targets whose images could not be had, its plan's notes."""
 
     sweep: Sweep
     folder: Path
     faults: tuple[tuple[str, FactoryError], ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 # --- deciding --------------------------------------------------------------------------------------
@@ -117,15 +120,47 @@ def prepare_sweep(
     check_folder(folder)
     place = ImagePlace(kind=kind, registry=registry, folder=folder, now=now)
     plan = plan_sweep(read_pool_stages(factory, targets, place), inventory, options.asked)
+    looking = Looking(now=now, suite=suite_digest(), pool=bench.pool, user=bench.user)
+    seen, notes = read_underway(sweeps_folder(factory.settings), _images(factory, plan, kind), looking)
+    plan = leave_out_underway(replace(plan, notes=notes), seen, options.asked.allow)
     return Prepared(plan=plan, inventory=inventory, place=place, id=name, options=options)
+
+
+def _images(factory: Factory, plan: SweepPlan, kind: ImageKind) -> Images:
+    """What the jobs of a plan would run, as far as that is made already."""
+    stages = {cell.stage.target.name: cell.stage for cell in plan.cells if not cell.stage.missing}
+    if kind is ImageKind.DOCKER:
+        images = {name: f"docker://{stage.reference}" for name, stage in stages.items()}
+    else:
+        sifs = {name: _kept_sif(factory, stage.target) for name, stage in stages.items()}
+        images = {name: sif.file.digest for name, sif in sifs.items() if sif}
+    keys = [(cell.stage.target.name, str(cell.capability)) for cell in plan.cells]
+    return {key: images[key[0]] for key in keys if key[0] in images}
+
+
+def _kept_sif(factory: Factory, target: Target) -> Sif | None:
+    """The .sif that jobs would get, where the store has one; makes none."""
+    from imagefactory.oci.sif import sifs_of
+    from imagefactory.workflow import find_image, find_sif
+
+    image = find_image(factory, target)
+    if image is None:
+        return find_sif(factory, target)
+    found = sifs_of(factory.layout, image.manifest)
+    return min(found, key=lambda one: one.compression != COMPRESSION, default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepBench:
-    """What a sweep takes from this process: the time, and random bytes for its nonces."""
+    """What a sweep takes from this process: the time, and random bytes for its nonces.
+
+    `pool` and `user` are whom to ask for the sweeps at work, and who is; None for nobody, and for anybody.
+    """
 
     clock: Callable[[], datetime]
     random: Callable[[int], bytes]
+    pool: Pool | None = None
+    user: int | None = None
 
 
 def check_limits(limits: Limits) -> None:
@@ -196,7 +231,7 @@ def make_sweep(factory: Factory, prepared: Prepared, bench: SweepBench, progress
     ledger(factory).issue_all({kit.node.nonce: kit.run for kit in kits}, sweep.made)
     write_sweep_file(folder, sweep)
     write_sweep(folder, sweep, {kit.node.name: kit.texts for kit in kits}, site_lines(sweep, folder))
-    return Made(sweep=sweep, folder=folder, faults=tuple(faults))
+    return Made(sweep=sweep, folder=folder, faults=tuple(faults), notes=prepared.plan.notes)
 
 
 def _failed(cell: QueuedCell, error: FactoryError) -> LeftOut:
@@ -244,11 +279,8 @@ def submit_sweep(folder: Path, pool: Pool) -> str:
 
 
 def _left(found: NodeFound) -> bool:
-    """Whether a DAG that is gone on with still runs this node: what never ended, what was removed with
-    DAGMan (so that no POST script ran), and what the pool broke.
-    """
-    again = found.result.outcome in (None, *TRIED_AGAIN)
-    return found.run is None and (again or not found.settled)
+    """Whether a DAG that is gone on with still runs this node."""
+    return found.run is None and is_left(found.result.outcome, settled=found.settled)
 
 
 def read_submitted(folder: Path) -> tuple[str, ...]:

@@ -70,7 +70,8 @@ def sweep_options(command: Callable[P, None]) -> Callable[P, None]:
             "--allow",
             multiple=True,
             metavar="RULE",
-            help="Let this rule leave nothing out, as plan has it; `verified` tests again. May be repeated.",
+            help="Let this rule leave nothing out, as plan has it; `verified` tests again, `queued` and "
+            "`uncollected` what another sweep has in hand. May be repeated.",
         ),
         click.option("--mig", is_flag=True, help="Count slices of GPUs (MIG) as GPUs."),
         inventory_option,

@@ -75,10 +75,10 @@ def find_pool() -> Pool:
 
 
 def sweep_bench() -> SweepBench:
-    """The time and random bytes. Tests put others here."""
+    """The time, random bytes, the pool and who asks it. Tests put others here."""
     from imagefactory.sweeps import SweepBench
 
-    return SweepBench(clock=lambda: datetime.now(UTC), random=os.urandom)
+    return SweepBench(clock=lambda: datetime.now(UTC), random=os.urandom, pool=find_pool(), user=os.geteuid())
 
 
 def _options(factory: Factory, given: dict[str, Any]) -> SweepOptions:
@@ -146,6 +146,7 @@ def _submitted(call: Call, folder: Path, given: dict[str, Any], made: Made | Non
     """Says what runs now, or waits for it and collects."""
     from imagefactory.kits import CollectOptions
     from imagefactory.pools.sweep_file import read_sweep
+    from imagefactory.report.sweep_table import left_out_json
     from imagefactory.sweeps import submit_sweep
 
     sweep, as_json = read_sweep(folder), given["as_json"]
@@ -166,7 +167,8 @@ def _submitted(call: Call, folder: Path, given: dict[str, Any], made: Made | Non
             return
         if as_json:
             row = {"sweep": sweep.id, "folder": str(folder), "job": job, "nodes": len(sweep.nodes)}
-            say_json("submitted", {**row, "errors": failures.as_json()})
+            left_out = {"left_out": left_out_json(sweep.left_out), "notes": list(made.notes) if made else []}
+            say_json("submitted", {**row, **left_out, "errors": failures.as_json()})
         else:
             ours = sweep.id if _in_store(call, folder, sweep.id) else folder
             say(
@@ -216,8 +218,8 @@ def _wait(call: Call, folder: Path) -> None:
 
 def as_sweep(call: Call, given: Path) -> Path | None:
     """The folder of a sweep that a person names by its id or path; None for anything else."""
-    from imagefactory.pools.sweep_file import SWEEP
-    from imagefactory.sweeps import ID, find_sweep
+    from imagefactory.pools.sweep_file import ID, SWEEP
+    from imagefactory.sweeps import find_sweep
 
     if ID.fullmatch(str(given)) or (given / SWEEP).is_file():
         return find_sweep(call.settings, str(given))

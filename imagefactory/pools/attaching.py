@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from imagefactory.errors import FactoryError, RegistryError, UsageError
+from imagefactory.errors import CheckFailedError, FactoryError, RegistryError, StatementError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.model import Target
 from imagefactory.oci.store import Reference, parse_reference
 from imagefactory.pools.model import ImageKind, Node
-from imagefactory.pools.sweep_file import CollectedNode
+from imagefactory.pools.sweep_file import GONE, CollectedNode
 from imagefactory.progress import Progress
 from imagefactory.verify.attached import MOST_REFUSED
 from imagefactory.verify.model import Subject
@@ -34,13 +34,17 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A node on its way: `signed` is to be attached, `spending` comes before that; `fault` ends it here."""
+    """A node on its way: `signed` is to be attached, `spending` comes before that; `fault` ends it here.
+
+    `lost`: it was signed and attached before, and nobody remembers where.
+    """
 
     node: Node
     one: CollectedNode
     signed: Sealed | None = None
     spending: Spending | None = None
     fault: FactoryError | None = None
+    lost: bool = False
 
 
 def reference_of(node: Node) -> str:
@@ -57,6 +61,7 @@ class Attacher:
         self.factory, self.registry, self.progress = factory, registry, progress
         self._places: dict[str, tuple[tuple[Place, Subject], ...] | FactoryError] = {}
         self._down: list[RegistryError] = []
+        self._signers: dict[tuple[str, str], Mapping[str, str]] = {}
 
     def attach_all(self, drafts: Sequence[Draft]) -> list[Draft]:
         """Each draft with the places that have its verdict now, or with what went wrong."""
@@ -87,6 +92,34 @@ class Attacher:
                     one = replace(drafts[number].one, keyid="", attached=())
                     drafts[number] = replace(drafts[number], one=one, fault=fault)
         return drafts
+
+    def find_again(self, drafts: Sequence[Draft], keys: Mapping[str, bytes]) -> list[Draft]:
+        """The lost ones with the places that have their verdict, signed by one of `keys` (by their ids).
+
+        Nothing is signed in place of one that is found nowhere, since its nonce is spent: that is a fault.
+        """
+        return [self._find_again(draft, keys) if draft.lost else draft for draft in drafts]
+
+    def _find_again(self, draft: Draft, keys: Mapping[str, bytes]) -> Draft:
+        from imagefactory.verdicts import called
+
+        nonce, found = draft.node.nonce, {}
+        try:
+            for place, subject in self.places(draft):
+                key = (str(place), subject.manifest)
+                if key not in self._signers:
+                    self._signers[key] = read_signers(place, subject.manifest, keys)
+                if keyid := self._signers[key].get(nonce):
+                    found[called(place)] = keyid
+        except FactoryError as error:
+            return replace(draft, fault=error)
+        if not found:
+            why = f"{draft.one.why}, {GONE}"
+            hint = f"imagefactory verify {draft.node.target} --on htcondor: a nonce is never signed twice"
+            fault = CheckFailedError(f"{draft.node.name}: {why}", hint=hint)
+            return replace(draft, one=replace(draft.one, why=why), fault=fault)
+        keyid = next(iter(found.values()))
+        return replace(draft, one=replace(draft.one, keyid=keyid, attached=tuple(found)))
 
     def places(self, draft: Draft) -> tuple[tuple[Place, Subject], ...]:
         """Where a verdict goes. Raises UsageError and RegistryError.
@@ -124,6 +157,25 @@ class Attacher:
             repository=repository_of(path, target.family),
             digest=node.image.subject.index,
         )
+
+
+def read_signers(place: Place, manifest: str, keys: Mapping[str, bytes]) -> Mapping[str, str]:
+    """Of the verdicts about an image that one of `keys` signed, the key's id by the run's nonce."""
+    from imagefactory.verify.attached import read_verdicts
+    from imagefactory.verify.envelope import is_signed_by, parse_envelope
+    from imagefactory.verify.statement import parse_verdict
+
+    found: dict[str, str] = {}
+    for one in read_verdicts(place, manifest):
+        try:
+            envelope = parse_envelope(one.envelope, "a verdict")
+            nonce = parse_verdict(envelope.payload, "a verdict", envelope.keyid).report.nonce
+        except StatementError:
+            continue
+        public = keys.get(envelope.keyid)
+        if public and is_signed_by(envelope, envelope.keyid, public):
+            found[nonce] = envelope.keyid
+    return found
 
 
 def find_target(factory: Factory, name: str) -> Target:

@@ -3,7 +3,8 @@
     the job's log and files -> NodeResult, judge_job -> sign, spend the nonce -> attach -> collected.json
 
 A node that is still at work is left for the next call. What was signed and could not be attached is attached
-by the next call; nothing is signed a second time.
+by the next call; nothing is signed a second time. collected.json may be lost: what was signed and attached is
+then found where the images lie, by the nonces.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from imagefactory.errors import FactoryError, StatementError
+from imagefactory.errors import FactoryError, StatementError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.kits import CollectOptions, format_signed, parse_signed
 from imagefactory.model import Outcome
@@ -25,7 +26,14 @@ from imagefactory.pools.htcondor.classify import NodeFound, read_node
 from imagefactory.pools.htcondor.dag import node_folder
 from imagefactory.pools.htcondor.evidence import JobAnswer, judge_job, parse_job_run
 from imagefactory.pools.model import Node, NodeResult, Sweep
-from imagefactory.pools.sweep_file import CollectedNode, read_collected, read_sweep, write_collected
+from imagefactory.pools.sweep_file import (
+    NO_KEY,
+    UNSIGNED,
+    CollectedNode,
+    read_collected,
+    read_sweep,
+    write_collected,
+)
 from imagefactory.progress import Progress
 from imagefactory.verify.kit.program import EXPECTATIONS, KIT
 from imagefactory.verify.model import GpuReport
@@ -36,8 +44,6 @@ from imagefactory.verify.statement import SIGNABLE, Signed, sign
 if TYPE_CHECKING:
     from imagefactory.promoting import Promotion
     from imagefactory.verify.keys import SigningKey
-
-NO_KEY = "unsigned: no key (imagefactory keys new NAME)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,13 +77,14 @@ def collect_sweep(
     from imagefactory.verify.trust import read_trust
 
     sweep = read_sweep(folder)
-    earlier = {one.result.node: one for one in read_collected(folder)}
+    earlier = {one.result.node: one for one in _read_earlier(folder)}
+    trust = read_trust(factory.settings.files)
     signer = Signer(
         factory=factory,
         folder=folder,
         ledger=Ledger(options.ledger) if options.ledger else ledger(factory),
         key=signing_key(factory),
-        days=read_trust(factory.settings.files).policy.days,
+        days=trust.policy.days,
         now=now,
         suite=suite_digest(),
     )
@@ -95,6 +102,10 @@ def collect_sweep(
     drafts = [_spent(draft, refused.get(draft.node.nonce)) for draft in drafts]
     with progress.stage(f"attaching {sum(draft.signed is not None for draft in drafts)} verdicts"):
         drafts = attacher.attach_all(drafts)
+    if any(draft.lost for draft in drafts):
+        own = {signer.key.keyid: signer.key.public} if signer.key else {}
+        with progress.stage("looking for verdicts that were attached before"):
+            drafts = attacher.find_again(drafts, {key.keyid: key.public for key in trust.keys} | own)
     nodes = [draft.one for draft in drafts]
     faults = [(draft.node.name, draft.fault) for draft in drafts if draft.fault]
     write_collected(folder, nodes)
@@ -114,6 +125,14 @@ def collect_sweep(
         faults=tuple(faults),
         promotions=tuple(promotions),
     )
+
+
+def _read_earlier(folder: Path) -> tuple[CollectedNode, ...]:
+    """What an earlier call found; nothing where that is damaged or lost, as all of it is made anew."""
+    try:
+        return read_collected(folder)
+    except UsageError:
+        return ()
 
 
 def _draft(node: Node, sweep: Sweep, signer: Signer) -> Draft:
@@ -141,14 +160,15 @@ def _draft(node: Node, sweep: Sweep, signer: Signer) -> Draft:
     try:
         signed, spending, why = signer.sign(report, node, known)
     except FactoryError as error:
-        return Draft(node=node, one=replace(one, why=f"unsigned: {error.message}"), fault=error)
-    return Draft(node=node, one=replace(one, why=why), signed=signed, spending=spending)
+        return Draft(node=node, one=replace(one, why=f"{UNSIGNED}{error.message}"), fault=error)
+    lost = known.spent is not None and signed is None
+    return Draft(node=node, one=replace(one, why=why), signed=signed, spending=spending, lost=lost)
 
 
 def _spent(draft: Draft, refused: NonceError | None) -> Draft:
     if refused is None:
         return draft
-    one = replace(draft.one, why=f"unsigned: {refused.message}")
+    one = replace(draft.one, why=f"{UNSIGNED}{refused.message}")
     return replace(draft, one=one, signed=None, fault=refused)
 
 
@@ -210,14 +230,14 @@ class Signer:
             waiting = _sealed(parse_signed(data)[0]) if data else None
             return waiting, None, f"signed on {known.spent:%Y-%m-%d %H:%M} UTC"
         if report.outcome not in SIGNABLE:
-            return None, None, f"unsigned: '{report.outcome}' says nothing of the image"
+            return None, None, f"{UNSIGNED}'{report.outcome}' says nothing of the image"
         if self.key is None:
             return None, None, NO_KEY
         check_open(known, self.now)
         try:
             signed = sign(report, self.key, now=self.now, days=self.days)
         except StatementError as error:
-            return None, None, f"unsigned: {error.message}"
+            return None, None, f"{UNSIGNED}{error.message}"
         data = format_signed(signed, reference_of(node))
         result = f"sha256:{hashlib.sha256(data).hexdigest()}"
         spending = Spending(nonce=node.nonce, run=known.run, result=result, signed=data)

@@ -223,5 +223,8 @@ class Pool(Protocol):
     def running(self, folder: Path) -> bool:
         """Whether something still drives that sweep."""
 
+    def driven(self) -> frozenset[Path]:
+        """The folders of all sweeps that this user has something at work on, in one look at the queue."""
+
     def cancel(self, folder: Path) -> None:
         """Removes its jobs."""

@@ -8,6 +8,11 @@ proven already. A cell comes back by `allow` of its rule, but for `no-match`: su
     blocked    there is no lock to build from
     no-match   no GPU of the pool has that capability and a driver for the image
     verified   a verdict that holds says so for a GPU of that capability in this pool
+
+underway.py then leaves out what another sweep has in hand:
+
+    queued       a sweep that is still driven has a job for that very image there
+    uncollected  such a job has ended, and `collect` can make a verdict of it
 """
 
 from __future__ import annotations
@@ -40,6 +45,7 @@ from imagefactory.render.define import driver_floor
 from imagefactory.verify.model import Judged, Verdict
 
 NEWEST, BLOCKED, NO_MATCH, VERIFIED = "newest", "blocked", "no-match", "verified"
+QUEUED, UNCOLLECTED = "queued", "uncollected"
 ROOM = "imagefactory pool shows the machines; jobs ask for memory and disk by the size of their image"
 SHORT_NAMES = {"pt": "pytorch", "tf": "tensorflow"}
 """What the tuples of CHTC's gpu-compatibility-testing call frameworks."""
@@ -78,10 +84,14 @@ class QueuedCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPlan:
-    """What is queued, by target and capability, and what is left out and why."""
+    """What is queued, by target and capability, and what is left out and why.
+
+    `notes` say what could not be known of other sweeps, a line each.
+    """
 
     cells: tuple[QueuedCell, ...]
     left_out: tuple[LeftOut, ...]
+    notes: tuple[str, ...] = ()
 
 
 def plan_sweep(stages: Sequence[Stage], inventory: Inventory, asked: SweepAsk) -> SweepPlan:
@@ -276,8 +286,8 @@ def driver_of(gpu: PoolGpu) -> str:
 
 
 def check_allowed(rules: Sequence[str]) -> frozenset[str]:
-    """The rules to allow: those of plans, `newest` and `verified`. Raises UsageError for another word."""
-    own = (NEWEST, VERIFIED)
+    """The rules to allow: those of plans, and the ones of sweeps. Raises UsageError for another word."""
+    own = (NEWEST, VERIFIED, QUEUED, UNCOLLECTED)
     if NO_MATCH in rules:
         raise UsageError(
             "--allow no-match: such a job would wait in vain", hint="leave it out: its GPU is not there"

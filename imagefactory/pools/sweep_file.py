@@ -2,7 +2,7 @@
 
 sweep.json is written first and never changed, sweep.dag last: a folder that has both can be gone on with
 after any kill; one without the DAG was never submitted, and the sweep is made anew in another folder.
-collected.json is written anew by each `collect`; what is signed stands in the store, so it can be lost.
+collected.json is written anew by each `collect`; what is signed lies with its image, so it can be lost.
 
 The parser takes exactly what the formatter gives, field by field as model.py declares them.
 """
@@ -12,9 +12,10 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import tempfile
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -31,6 +32,15 @@ FORMAT = 1
 SWEEP, COLLECTED = "sweep.json", "collected.json"
 LARGEST = 64 << 20
 MOST_NODES = 20_000
+ID = re.compile(r"([0-9]{8}-[0-9]{6})-[0-9a-f]{4}")
+"""A sweep's name, and that of its folder in the store: when it was made, in UTC."""
+UNSIGNED = "unsigned: "
+NO_KEY = f"{UNSIGNED}no key (imagefactory keys new NAME)"
+"""Why a node has no verdict where this machine holds no key. What else begins so stays as it is."""
+GONE = "its verdict is found nowhere any more: verify it again"
+"""How `why` ends where a verdict was signed and attached, and has left since."""
+Wanted = Callable[[str, str], bool]
+"""Whether a node is, by its target and capability."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +65,22 @@ class CollectedNode:
 # --- files ---------------------------------------------------------------------------------------
 
 
-def read_sweep(folder: Path) -> Sweep:
-    """Raises UsageError for a folder that is no sweep's, or whose sweep.json is not whole."""
+def read_sweep(folder: Path, wanted: Wanted | None = None) -> Sweep:
+    """Raises UsageError for a folder that is no sweep's, or whose sweep.json is not whole.
+
+    With `wanted` it has these of its nodes alone and nothing that was left out: the others are not parsed,
+    which is most of the time that a sweep of thousands takes.
+    """
     found = _read(folder / SWEEP)
     if found is None:
         raise UsageError(f"{folder} is no sweep", hint="imagefactory status lists those of this store")
-    sweep = _parse(found, folder / SWEEP, "sweep", Sweep)
+
+    def narrow(value: object) -> object:
+        if wanted is None or not isinstance(value, dict):
+            return value
+        return {**value, "nodes": _narrowed(value.get("nodes"), wanted), "left_out": []}
+
+    sweep = _parse(found, folder / SWEEP, ("sweep", Sweep), narrow)
     assert isinstance(sweep, Sweep)
     if len(sweep.nodes) > MOST_NODES:
         raise UsageError(f"{folder / SWEEP} has more than {MOST_NODES} nodes", hint="split it")
@@ -72,12 +92,19 @@ def write_sweep_file(folder: Path, sweep: Sweep) -> None:
     write_document(folder / SWEEP, {"format": FORMAT, "sweep": format_value(sweep)})
 
 
-def read_collected(folder: Path) -> tuple[CollectedNode, ...]:
-    """What the last `collect` found, by node; empty where nobody collected yet. Raises UsageError."""
+def read_collected(folder: Path, wanted: Wanted | None = None) -> tuple[CollectedNode, ...]:
+    """What the last `collect` found, by node; empty where nobody collected yet. Raises UsageError.
+
+    `wanted` as `read_sweep` has it.
+    """
     found = _read(folder / COLLECTED)
     if found is None:
         return ()
-    value = _parse(found, folder / COLLECTED, "nodes", tuple[CollectedNode, ...])
+
+    def narrow(value: object) -> object:
+        return value if wanted is None else _narrowed(value, wanted)
+
+    value = _parse(found, folder / COLLECTED, ("nodes", tuple[CollectedNode, ...]), narrow)
     assert isinstance(value, tuple)
     return value
 
@@ -100,19 +127,34 @@ def _read(path: Path) -> bytes | None:
     return data
 
 
-def _parse(data: bytes, path: Path, name: str, kind: Any) -> object:
+def _narrowed(rows: object, wanted: Wanted) -> object:
+    """The rows that are wanted, and what is none, for the parser to refuse."""
+    if not isinstance(rows, list):
+        return rows
+    return [
+        row
+        for row in rows
+        if not isinstance(row, dict) or wanted(str(row.get("target")), str(row.get("capability")))
+    ]
+
+
+def _parse(data: bytes, path: Path, told: tuple[str, Any], narrow: Callable[[object], object]) -> object:
+    """`told` is the one field beside the format, and the kind of its value."""
+    name, kind = told
+    again = "make a new sweep" if path.name == SWEEP else "remove it: imagefactory collect writes it anew"
     try:
         document = json.loads(data)
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise StatementError(f"{path}: it has another format than {FORMAT}")
         if set(document) != {"format", name}:
             raise StatementError(f"{path}: it has not the fields 'format' and '{name}'")
-        return parse_value(document[name], kind, name)
+        return parse_value(narrow(document[name]), kind, name)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not JSON", hint="it was cut or changed: make a new sweep") from error
+        raise UsageError(f"{path} is not JSON", hint=f"it was cut or changed: {again}") from error
     except StatementError as error:
         raise UsageError(
-            f"{path}: {error.message}", hint="it was changed, or another version of imagefactory wrote it"
+            f"{path}: {error.message}",
+            hint=f"it was changed, or another version of imagefactory wrote it: {again}",
         ) from error
 
 
@@ -132,9 +174,8 @@ def write_document(path: Path, value: Mapping[str, object]) -> None:
                 Path(beside).unlink(missing_ok=True)
                 raise
     except OSError as error:
-        raise UsageError(
-            f"{path} cannot be written: {error.strerror}", hint="name another folder: --folder DIR"
-        ) from error
+        again = "name another folder: --folder DIR" if path.name == SWEEP else "mend that, and run it again"
+        raise UsageError(f"{path} cannot be written: {error.strerror}", hint=again) from error
 
 
 # --- values --------------------------------------------------------------------------------------

@@ -16,13 +16,14 @@ FEW = 3
 
 
 def format_sweep_plan(plan: SweepPlan, limits: Limits, width: int | None = None) -> str:
-    """What would be queued, then what is left out, by rule."""
+    """What would be queued, then what is left out, by rule, then what is not known of other sweeps."""
     blocks = []
     if plan.cells:
         header = ("TARGET", "CAPABILITY", "GPUS", "DRIVER", "WHY")
         blocks.append(format_table(header, [_cell(cell) for cell in plan.cells], width))
     if plan.left_out:
         blocks.append(format_left_out(plan.left_out, width))
+    blocks += ["\n".join(plan.notes)] if plan.notes else []
     blocks.append(summary(plan, limits))
     return "\n\n".join(blocks)
 
@@ -127,8 +128,13 @@ def plan_json(plan: SweepPlan) -> Mapping[str, object]:
             }
             for cell in plan.cells
         ],
-        "left_out": [
-            {"target": one.target, "capability": one.capability, "rule": one.rule, "reason": one.reason}
-            for one in plan.left_out
-        ],
+        "left_out": left_out_json(plan.left_out),
+        "notes": list(plan.notes),
     }
+
+
+def left_out_json(left_out: Iterable[LeftOut]) -> list[dict[str, str]]:
+    return [
+        {"target": one.target, "capability": one.capability, "rule": one.rule, "reason": one.reason}
+        for one in left_out
+    ]

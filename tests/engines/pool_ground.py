@@ -13,7 +13,7 @@ import re
 import shutil
 import sys
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -107,25 +107,31 @@ class PoolGround:
         return done.stdout + (done.stderr if err else "")
 
 
-def make_ground(pool: CondorPool) -> PoolGround:
-    """A factory of all tricks in the ordinary user's home, locked, with their images in its store."""
-    root, store = pool.home / "factory", pool.home / "store"
+def make_ground(pool: CondorPool, place: Path | None = None, tricks: Iterable[str] = TRICKS) -> PoolGround:
+    """A factory of these tricks in the ordinary user's home, locked, with their images in its store.
+
+    With `place` all of it lies there, and commands take that folder for the home: no settings and keys of
+    another file of tests are theirs.
+    """
+    home = place or pool.home
+    root, store = home / "factory", home / "store"
+    versions = {VERSIONS[name]: name for name in tricks}
     (root / "recipes").mkdir(parents=True)
     (root / "imagefactory.toml").write_text("")
-    rows = "".join(f'  - version: "{version}"\n    cuda: ["12.1"]\n' for version in VERSIONS.values())
+    rows = "".join(f'  - version: "{version}"\n    cuda: ["12.1"]\n' for version in versions)
     (root / "recipes/tiny.yaml").write_text(RECIPE + rows)
     shutil.copy(TREE / "recipes/bases.yaml", root / "recipes")
     shutil.copytree(TREE / "lockfiles/bases", root / "lockfiles/bases")
-    environ = {"HOME": str(pool.home), "IMAGEFACTORY_STORE": str(store)}
+    environ = {"HOME": str(home), "IMAGEFACTORY_STORE": str(store)}
     factory = read_factory(load_settings(directory=root, start=root, environ=environ), environ)
     common = factory.layout.add(_pack(_common()), LAYER_TYPE)
     base = put_base(factory, common)
-    versions = {version: name for name, version in VERSIONS.items()}
     for target in factory.targets:
         lock(factory, target)
         put_image(factory, target, (base, special(factory, TRICKS[versions[target.version]])))
-    pool.own(root, store)
-    return PoolGround(pool=pool, factory=factory, environ={"IMAGEFACTORY_STORE": pool.there(store)})
+    pool.own(place or root, store)
+    there = {"HOME": pool.there(home), "IMAGEFACTORY_STORE": pool.there(store)}
+    return PoolGround(pool=pool, factory=factory, environ=there)
 
 
 def lock(factory: Factory, target: Target) -> None:

@@ -89,6 +89,9 @@ class PoolMadeHere:
     def running(self, folder: Path) -> bool:
         return self.at_work
 
+    def driven(self) -> frozenset[Path]:
+        return frozenset(self.submitted if self.at_work else ())
+
     def cancel(self, folder: Path) -> None:
         self.canceled.append(folder)
 

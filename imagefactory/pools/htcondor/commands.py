@@ -88,6 +88,16 @@ class HTCondor:
         """Whether a DAGMan of that folder is in the queue, be it held or idle."""
         return bool(self.jobs(folder))
 
+    def driven(self) -> frozenset[Path]:
+        """The folders of this user's DAGMans, but for those that were removed or are done."""
+        wanted = f"JobUniverse == {SCHEDULER_UNIVERSE}"
+        said = self._run(["condor_q", "-const", wanted, "-json", "-attributes", "Iwd,JobStatus"])
+        return frozenset(
+            Path(ad["Iwd"])
+            for ad in parse_status(said)
+            if isinstance(ad.get("Iwd"), str) and ad.get("JobStatus") not in LEAVING
+        )
+
     def cancel(self, folder: Path) -> None:
         """Removes the DAGMan of that folder, if any: it removes its jobs and leaves a rescue DAG.
 
