@@ -26,6 +26,7 @@ from imagefactory.pools.htcondor.classify import NodeFound, read_node
 from imagefactory.pools.htcondor.dag import node_folder
 from imagefactory.pools.htcondor.evidence import JobAnswer, judge_job, parse_job_run
 from imagefactory.pools.model import Node, NodeResult, Sweep
+from imagefactory.pools.pulling import PullAsker
 from imagefactory.pools.sweep_file import (
     NO_KEY,
     UNSIGNED,
@@ -97,6 +98,7 @@ def collect_sweep(
             again = known is None or known.nonce != node.nonce
             drafts.append(_draft(node, sweep, signer) if again or not known else Draft(node=node, one=known))
             task.advance(1)
+    drafts = _explained(drafts, factory, progress)
     spending = [one.spending for one in drafts if one.spending]
     refused = signer.ledger.spend_all(spending, now) if spending else {}
     drafts = [_spent(draft, refused.get(draft.node.nonce)) for draft in drafts]
@@ -163,6 +165,21 @@ def _draft(node: Node, sweep: Sweep, signer: Signer) -> Draft:
         return Draft(node=node, one=replace(one, why=f"{UNSIGNED}{error.message}"), fault=error)
     lost = known.spent is not None and signed is None
     return Draft(node=node, one=replace(one, why=why), signed=signed, spending=spending, lost=lost)
+
+
+def _explained(drafts: list[Draft], factory: Factory, progress: Progress) -> list[Draft]:
+    """Those whose image was not pulled, with what its registry says of it now."""
+    count = sum(draft.one.result.outcome is Outcome.PULL_FAILED for draft in drafts)
+    if not count:
+        return drafts
+    asker = PullAsker(factory)
+    with progress.stage(f"asking for the images of {count} nodes that could not be pulled"):
+        return [
+            replace(draft, one=replace(draft.one, why=asker.explain(draft.node)))
+            if draft.one.result.outcome is Outcome.PULL_FAILED
+            else draft
+            for draft in drafts
+        ]
 
 
 def _spent(draft: Draft, refused: NonceError | None) -> Draft:

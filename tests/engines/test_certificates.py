@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.services.authority import make_authority
 from tests.unit.wheels_made_here import make_wheel
 
 RECIPE = """\
@@ -69,20 +70,10 @@ class Site:
         )  # fmt: skip
 
 
-def openssl(folder: Path, *arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("certificates")
-    new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
-    openssl(folder, "req", "-x509", *new, "-subj", "/CN=tests", "-keyout", "ca.key", "-out", "ca.pem",
-            "-addext", "keyUsage=critical,keyCertSign")  # fmt: skip
-    openssl(folder, "req", *new, "-subj", "/CN=127.0.0.1", "-keyout", "leaf.key", "-out", "leaf.csr")
-    (folder / "leaf.ext").write_text("subjectAltName=IP:127.0.0.1\nbasicConstraints=CA:FALSE\n")
-    openssl(folder, "x509", "-req", "-in", "leaf.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
-            "-days", "2", "-extfile", "leaf.ext", "-out", "leaf.pem")  # fmt: skip
+    leaf = make_authority(folder).sign("127.0.0.1")
     served = folder / "served"
     for name, version in (("lab", "1.0"), ("nvidia_cuda_runtime_cu12", "12.1.1")):
         page = served / "simple" / name.replace("_", "-")
@@ -99,7 +90,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     (folder / "root" / "recipes" / "bases.yaml").write_text(BASES)
     server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Silent, directory=str(served)))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(folder / "leaf.pem", folder / "leaf.key")
+    context.load_cert_chain(leaf.path, leaf.key)
     server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

@@ -11,7 +11,8 @@ Each machine has one GPU of another capability, so a job's capability says where
     standin     9.0   told to be the device of libcuda.c, which an image must bring itself
 
 No job meets a GPU on any of them. `run` runs a command as an ordinary user of the access point, where the
-folder of users' homes is `homes` on this machine.
+folder of users' homes is `homes` on this machine. REGISTRY is this machine's 127.0.0.1 there, for who starts
+a registry; `trust` makes all machines of the pool believe in a CA, as a centre's staff would.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ ROOT = ENGINES / "condor/root"
 USER, OTHER = "researcher", "facilitator"
 IDS = {USER: 20001, OTHER: 20002}
 """As `install_condor` gives them."""
+REGISTRY = "registry.pool.test"
+BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
 PATH = "/opt/imagefactory/light/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 MACHINES = ("v100", "full", "a100", "standin")
 
@@ -238,6 +241,11 @@ class CondorPool:
         command = f"/opt/imagefactory/{BUILDS}/bin/imagefactory"
         return self.run([command, *arguments], folder=folder, code=code, **environ)
 
+    def trust(self, authority: Path) -> None:
+        """Adds a CA to what all machines of the pool and their access point believe in."""
+        with (self.folder / "bundle.crt").open("ab") as file:
+            file.write(authority.read_bytes())
+
     def come_to_rest(self) -> None:
         """Removes every job and waits until every GPU is free again.
 
@@ -248,6 +256,8 @@ class CondorPool:
         while left := self._jobs() + self._taken():
             if time.monotonic() > until:
                 raise ServiceError(f"jobs of tests that are over did not leave the pool: {', '.join(left)}")
+            # Each time: a DAGMan may submit one more before it hears of its end. Code 1: there is no job.
+            self.run(["condor_rm", "-all"], user="root", folder=self.homes, code=None)
             time.sleep(0.2)
 
     def _jobs(self) -> list[str]:
@@ -256,14 +266,18 @@ class CondorPool:
         lines = told.stdout.splitlines() if told.returncode == 0 else [f"unknown: {told.stderr.strip()}"]
         return [f"job {line}" for line in lines]
 
-            # Each time: a DAGMan may submit one more before it hears of its end. Code 1: there is no job.
-            self.run(["condor_rm", "-all"], user="root", folder=self.homes, code=None)
     def _taken(self) -> list[str]:
         """Machines that do not offer their GPU."""
         asked = ["condor_status", "-constraint", "DynamicSlot =!= true", "-af", "Machine", "GPUs", "State"]
         told = self.run(asked, code=None).stdout
         offers = {line.split()[0] for line in told.splitlines() if line.split()[1:] == ["1", "Unclaimed"]}
         return [f"{name}.pool.test" for name in MACHINES if f"{name}.pool.test" not in offers]
+
+    def is_whole(self) -> bool:
+        """Whether machines offer their GPUs and run images, somebody matches jobs, and the queue answers."""
+        images = self.run(["condor_status", "-af", "HasSIF"], code=None).stdout.split()
+        matching = self.run(["condor_status", "-negotiator", "-af", "Name"], code=None).stdout.split()
+        return images.count("true") == len(MACHINES) and bool(matching) and not self._taken() + self._jobs()
 
     def own(self, *folders: Path, user: str = USER) -> None:
         """Gives what lies there to a user of the access point."""
@@ -273,12 +287,6 @@ class CondorPool:
 
 def free_port() -> int:
     """Below what the kernel gives to programs that ask for any port, so none of them takes it meanwhile."""
-    def is_whole(self) -> bool:
-        """Whether machines offer their GPUs and run images, somebody matches jobs, and the queue answers."""
-        images = self.run(["condor_status", "-af", "HasSIF"], code=None).stdout.split()
-        matching = self.run(["condor_status", "-negotiator", "-af", "Name"], code=None).stdout.split()
-        return images.count("true") == len(MACHINES) and bool(matching) and not self._taken() + self._jobs()
-
     for port in random.sample(range(20000, 30000), 100):
         with socket.socket() as probe:
             try:
@@ -361,11 +369,12 @@ def _lay_out(folder: Path, port: int) -> dict[Path, str]:
     (pool / "gpus").chmod(0o755)
     files = {
         "condor_config": format_config(port),
-        "hosts": "127.0.0.1 localhost access.pool.test access\n"
+        "hosts": f"127.0.0.1 localhost access.pool.test access {REGISTRY}\n"
         + "".join(f"127.0.0.1 {name}.pool.test\n" for name in MACHINES),
     }
     for name, text in files.items():
         (folder / name).write_text(text)
+    shutil.copyfile(ROOT / BUNDLE.lstrip("/"), folder / "bundle.crt")
     mounts = {
         pool: "/pool",
         folder / "run": "/run",
@@ -377,6 +386,7 @@ def _lay_out(folder: Path, port: int) -> dict[Path, str]:
         folder / "opt": "/opt/imagefactory",
         folder / "condor_config": "/etc/condor/condor_config",
         folder / "hosts": "/etc/hosts",
+        folder / "bundle.crt": BUNDLE,
     }
     fuse = Path("/dev/fuse")
     if fuse.exists() and stat.S_IMODE(fuse.stat().st_mode) & 0o006 != 0o006:

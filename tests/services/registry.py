@@ -1,10 +1,11 @@
-"""Debian's docker-registry on a free port of 127.0.0.1, without TLS, with the ways in that tests ask for."""
+"""Debian's docker-registry on a free port of 127.0.0.1, with the ways in that tests ask for."""
 
 from __future__ import annotations
 
 import ctypes
 import json
 import re
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.services.authority import Certificate
 from tests.services.processes import Job, Program, ServiceError, find, log_of, running
 from tests.services.tokens import TokenServer, token_server
 
@@ -34,19 +36,26 @@ class RegistryOptions:
     """Kept when the registry ends, to start another on it; without it, a folder that is removed."""
     port: int = 0
     """0 takes a free one."""
+    certificate: Certificate | None = None
+    """With it the registry speaks TLS, and is called by the certificate's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistryServer:
     host: str
-    """`127.0.0.1:port`, as it stands in an image's name."""
+    """`127.0.0.1:port`, or `name:port` with TLS, as it stands in an image's name."""
     storage: Path
     log: Path
     tokens: TokenServer | None
+    secure: bool = False
 
     @property
     def address(self) -> str:
-        return f"http://{self.host}"
+        return f"{'https' if self.secure else 'http'}://{self.host}"
+
+    @property
+    def port(self) -> int:
+        return int(self.host.rpartition(":")[2])
 
 
 def bcrypt(password: str) -> str:
@@ -57,9 +66,11 @@ def bcrypt(password: str) -> str:
     return found.decode()
 
 
-def _answers(address: str) -> bool:
+def _answers(where: str, certificate: Certificate | None) -> bool:
+    scheme = "https" if certificate else "http"
+    context = ssl.create_default_context(cafile=certificate.authority) if certificate else None
     try:
-        with urllib.request.urlopen(f"{address}/v2/", timeout=5):
+        with urllib.request.urlopen(f"{scheme}://{where}/v2/", timeout=5, context=context):
             return True
     except urllib.error.HTTPError as error:
         return error.code == 401
@@ -86,6 +97,9 @@ def registry_server(folder: Path, options: RegistryOptions | None = None) -> Ite
         },
         "http": {"addr": f"127.0.0.1:{options.port}"},
     }
+    certificate = options.certificate
+    if certificate:
+        config["http"]["tls"] = {"certificate": str(certificate.path), "key": str(certificate.key)}
     with ExitStack() as stack:
         tokens = None
         if options.tokens:
@@ -117,7 +131,7 @@ def registry_server(folder: Path, options: RegistryOptions | None = None) -> Ite
 
         def ready() -> bool:
             where = host()
-            return where is not None and _answers(f"http://{where}")
+            return where is not None and _answers(where, certificate)
 
         mine = () if options.storage else (storage,)
         job = Job(folder=folder, programs=(Program(argv=start),), ready=ready, remove=mine)
@@ -125,4 +139,8 @@ def registry_server(folder: Path, options: RegistryOptions | None = None) -> Ite
         where = host()
         if where is None:
             raise ServiceError(f"{log} does not say where the registry listens")
-        yield RegistryServer(host=where, storage=storage, log=log, tokens=tokens)
+        if certificate:
+            where = where.replace("127.0.0.1", certificate.name)
+        yield RegistryServer(
+            host=where, storage=storage, log=log, tokens=tokens, secure=certificate is not None
+        )

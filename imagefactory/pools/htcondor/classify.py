@@ -38,6 +38,9 @@ _JOB = re.compile(r"[0-9]{1,10}\.[0-9]{1,10}")
 _PULL = re.compile(r"(?:docker|oras|osdf|library)://|could not open image")
 """Words of apptainer on an image that it cannot have; where no container starts at all it has others."""
 _SIF = re.compile(r"\.sif\b")
+_NOT_HAD = re.compile(r"FATAL: +Unable to handle ((?:docker|oras|library)://\S+) uri: (.*)")
+"""Apptainer's last line where it cannot have one: the address, then why, often with the address again."""
+CUT = "HTCondor kept no more of what apptainer said"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +120,8 @@ def _word(last: Attempt, files: NodeFiles, limits: Limits) -> tuple[Outcome | No
             return Outcome.INFRASTRUCTURE, f"killed by signal {last.code}{_said(files)}"
         case Ending.LOST:
             return Outcome.INFRASTRUCTURE, "its log does not tell how it ended"
+    if last.code and _NOT_HAD.search(files.err):
+        return Outcome.PULL_FAILED, _not_had(files.err, last.machine)
     if last.code:
         return Outcome.INFRASTRUCTURE, f"the suite was not started: exit code {last.code}{_said(files)}"
     if files.broken or files.run is None:
@@ -125,7 +130,8 @@ def _word(last: Attempt, files: NodeFiles, limits: Limits) -> tuple[Outcome | No
 
 
 def _held(last: Attempt, limits: Limits) -> tuple[Outcome | None, str]:
-    told = f"held ({last.code}): {last.text}"[:LONGEST_WORDS]
+    text = _not_had(last.text, last.machine) if _NOT_HAD.search(last.text) else last.text[:LONGEST_WORDS]
+    told = f"held ({last.code}): {text}"
     if last.ended is None:
         return None, told
     if last.code in (DURATION, EXECUTION):
@@ -150,8 +156,20 @@ def _removed(last: Attempt, limits: Limits) -> tuple[Outcome | None, str]:
     if last.started is None and last.text == LIMITS_OVER:
         return Outcome.NO_MATCH, f"no such GPU took it in {_time(limits.idle)}"
     why = last.text.removeprefix(LIMITS_OVER).removeprefix(": ") or "it was started again and again"
+    if _NOT_HAD.search(why):
+        return Outcome.PULL_FAILED, _not_had(why, last.machine)
     word = Outcome.PULL_FAILED if _PULL.search(why) else Outcome.INFRASTRUCTURE
     return word, f"it did not come to an end: {why}"[:LONGEST_WORDS]
+
+
+def _not_had(text: str, machine: str) -> str:
+    """Which machine could not have which image, and why: HTCondor (tried with 23.9) keeps 255
+    bytes of apptainer's words, in which a name with a digest stands twice before the reason.
+    """
+    address, words = _NOT_HAD.findall(text)[-1]
+    _, twice, why = words.partition(f"{address}: ")
+    why = why if twice else CUT if f" {address[:12]}" in words else words
+    return f"{machine or 'the machine'} could not pull {address}: {why or CUT}"[: 2 * LONGEST_WORDS]
 
 
 def _said(files: NodeFiles) -> str:
