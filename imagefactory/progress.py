@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 
 LINE_EVERY_SECONDS = 5.0
 _SPEAKING = threading.RLock()
+_SILENT = threading.Event()
 
 
 def fall_silent() -> None:
-    """From here on other threads write no line of progress: the last word is the caller's.
+    """From here on nobody writes a line of progress: the last word is the caller's.
 
     One that is writing is waited for, unless nobody reads what it writes.
     """
+    _SILENT.set()
     _SPEAKING.acquire(timeout=1.0)
 
 
@@ -132,8 +134,9 @@ class Lines:
 
     def put(self, line: str) -> None:
         with _SPEAKING, contextlib.suppress(BrokenPipeError):  # nobody watches any more; the work goes on
-            self.stream.write(line + "\n")
-            self.stream.flush()
+            if not _SILENT.is_set():
+                self.stream.write(line + "\n")
+                self.stream.flush()
 
     def tell(self, task: _LineTask, now: float) -> None:
         self.write(f"{task.title}: {task.describe(now)}")

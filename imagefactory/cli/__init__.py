@@ -170,6 +170,7 @@ def _clean_up_when_told_to_end() -> None:
 
 def _interrupted() -> int:
     """The last word. Where threads are still at work it does not return: the end would join them."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who presses the keys twice is told it once
     fall_silent()
     write(2, "interrupted: run the same command again to go on")
     if threading.active_count() > 1:  # one may sit in a request for minutes

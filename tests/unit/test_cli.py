@@ -333,6 +333,23 @@ cli.main(["stop"])
         assert done.stderr.splitlines()[-1] == "interrupted: run the same command again to go on"
 
 
+def test_interrupted_twice_is_told_once() -> None:
+    program = """
+import os, signal
+from imagefactory import cli
+write = cli.write
+cli.write = lambda *told: os.kill(os.getpid(), signal.SIGINT) or write(*told)
+@cli.cli.command("stop")
+def stop():
+    os.kill(os.getpid(), signal.SIGINT)
+    signal.pause()
+cli.main(["stop"])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == errors.EXIT_INTERRUPTED, done.stderr
+    assert done.stderr.split("\n")[1:] == ["interrupted: run the same command again to go on", ""]
+
+
 def test_an_archive_never_takes_the_place_of_a_device(call: Call, tmp_path: Path) -> None:
     add_image(Layout(tmp_path / "store"), "pytorch:2.3-cu121", [b"one"])
     said = call("export", "pytorch-2.3-cu121", "-o", "/dev/null")
