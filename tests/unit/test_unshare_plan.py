@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import struct
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -52,6 +53,16 @@ def test_as_root_ids_stay_themselves() -> None:
         "0 0 4294967295\n",
         False,
     )
+
+
+def test_a_folder_that_another_sandbox_has_just_removed_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each removes its own at its end, when others may be looking through them."""
+    monkeypatch.setattr(sandbox.os, "listdir", lambda _: ["gone"])
+    folder, lock = sandbox.make_scratch(str(tmp_path / "run"))
+    os.close(lock)
+    assert Path(folder).parent == tmp_path / "run"
 
 
 def test_as_root_of_a_namespace_its_own_ranges() -> None:

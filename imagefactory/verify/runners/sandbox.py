@@ -251,7 +251,10 @@ def make_scratch(parent: str) -> tuple[str, int]:
         try:
             for name in os.listdir(parent):
                 old = os.path.join(parent, name)
-                fd = os.open(old, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                try:
+                    fd = os.open(old, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                except FileNotFoundError:  # its own keeper has just removed it
+                    continue
                 try:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     remove(old)
