@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import json
 import multiprocessing
+import multiprocessing.util
 import os
 import signal
 import subprocess
@@ -231,7 +232,10 @@ _worker: Worker | None = None
 
 
 def _begin(bench: Bench, sink: int, parent: int) -> None:
-    """First thing in a worker process: dies with its parent, leaves Ctrl-C to it."""
+    """First thing in a worker process: dies with its parent, leaves Ctrl-C to it.
+
+    At its end it waits for its sandbox, which would still be removing folders of the store otherwise.
+    """
     global _worker
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
@@ -239,6 +243,7 @@ def _begin(bench: Bench, sink: int, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _worker = new_worker(bench, partial(_tell, sink))
+    multiprocessing.util.Finalize(None, _worker.compiler.close, exitpriority=0)
 
 
 def new_worker(bench: Bench, report: Callable[[int], None]) -> Worker:

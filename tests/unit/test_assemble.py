@@ -364,6 +364,25 @@ def test_workers_make_the_same_image(tmp_path: Path) -> None:
     assert build_in_parallel(tmp_path, Quiet()).digest == one.digest
 
 
+def test_nothing_a_worker_started_outlives_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sandboxes keep folders in the store, and remove them at their end."""
+    ended = tmp_path / "ended"
+    ended.mkdir()
+    # Slow to end, as a sandbox may be; the file says that it has.
+    around = 'touch "$0/$$.began"; "$@"; sleep 0.5; mv "$0/$$.began" "$0/$$.ended"'
+
+    def new_worker(bench: Bench, report: Callable[[int], None]) -> layer_work.Worker:
+        def start(argv: tuple[str, ...]) -> subprocess.Popen[bytes]:
+            argv = ("sh", "-c", around, str(ended), sys.executable, *argv[1:])
+            return subprocess.Popen(argv, stdin=-1, stdout=-1)
+
+        return layer_work.Worker(bench=bench, report=report, compiler=BaseCompiler(start, PYTHON))
+
+    monkeypatch.setattr(layer_work, "new_worker", new_worker)
+    build_in_parallel(tmp_path, Quiet())
+    assert {path.suffix for path in ended.iterdir()} == {".ended"}
+
+
 def test_a_killed_worker_is_an_error_and_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
