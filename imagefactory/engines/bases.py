@@ -778,13 +778,15 @@ def _scratch(environ: Mapping[str, str]) -> Iterator[Path]:
                     _remove(old, environ)
         except (FileNotFoundError, BlockingIOError):  # just made, just removed or at work
             continue
-    scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=parent))
-    try:
-        with (scratch / ".lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    # It gets the name that others look for once it is locked, and is locked until it is gone.
+    hidden = Path(tempfile.mkdtemp(prefix=f".{_SCRATCH}", dir=parent))
+    with (hidden / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        scratch = hidden.rename(parent / hidden.name.removeprefix("."))
+        try:
             yield scratch
-    finally:
-        _remove(scratch, environ)
+        finally:
+            _remove(scratch, environ)
 
 
 def _remove(scratch: Path, environ: Mapping[str, str]) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import fnmatch
 import hashlib
 import io
 import tarfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -429,6 +432,36 @@ def test_a_killed_builds_folder_is_cleared_and_a_running_ones_is_not(tmp_path: P
     with bases._scratch(environ) as running, bases._scratch(environ) as other:
         assert not dead.exists()
         assert {running, other} == set(tmp_path.iterdir())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_other_build_takes_a_folder_that_is_just_made_or_being_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ = {"TMPDIR": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    flock, remove = fcntl.flock, bases._remove
+    removed: list[Path] = []
+
+    def another_build() -> None:
+        monkeypatch.undo()
+        with bases._scratch(environ):
+            pass
+
+    def lock_late(*arguments: Any) -> None:
+        another_build()
+        flock(*arguments)
+
+    def remove_slowly(scratch: Path, environ: Mapping[str, str]) -> None:
+        another_build()
+        removed.append(scratch)
+        assert scratch.is_dir()
+        remove(scratch, environ)
+
+    monkeypatch.setattr(fcntl, "flock", lock_late)
+    with bases._scratch(environ) as scratch:
+        assert scratch.is_dir()
+        monkeypatch.setattr(bases, "_remove", remove_slowly)
+    assert removed == [scratch]
     assert list(tmp_path.iterdir()) == []
 
 
