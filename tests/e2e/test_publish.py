@@ -69,25 +69,31 @@ def test_every_runner_runs_the_image(tiny: Factory, image: dict[str, Any], runne
     assert failed.returncode == 7
 
 
-def containers(dockerd: str) -> list[str]:
-    command = ["docker", "--host", dockerd, "ps", "--all", "--quiet", "--no-trunc"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+def containers(dockerd: str, *options: str) -> set[str]:
+    command = ["docker", "--host", dockerd, "ps", *options, "--quiet", "--no-trunc"]
+    return set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
 
 
-def test_sigterm_ends_what_was_started(tiny: Factory, image: dict[str, Any], dockerd: str) -> None:
-    """Batch systems end jobs so: no container, and no GPU, stays taken."""
-    before = set(containers(dockerd))
-    command = tiny.command("run", "--runner", "docker", TARGET, "--", "sleep", "600")
+@pytest.mark.parametrize(
+    ("script", "states"),
+    [("sleep 600", ()), ("trap '' TERM; sleep 600", ()), ("sleep 600", ("--all",))],
+    ids=["ends", "does-not-mind", "not-yet-started"],
+)
+def test_sigterm_ends_what_was_started(
+    tiny: Factory, image: dict[str, Any], dockerd: str, script: str, states: tuple[str, ...]
+) -> None:
+    """Batch systems end jobs so: no container, and no GPU, stays taken. Docker lists what runs, or all."""
+    before = containers(dockerd, "--all")
+    command = tiny.command("run", "--runner", "docker", TARGET, "--", "sh", "-c", script)
     process = subprocess.Popen(command, env=tiny.environ, stdin=subprocess.DEVNULL)
-    until = time.monotonic() + 120
-    while not set(containers(dockerd)) - before:
+    until = time.monotonic() + 300
+    while not containers(dockerd, *states) - before:
         assert process.poll() is None
         assert time.monotonic() < until
         time.sleep(0.1)
-    time.sleep(1)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=120) == 128 + signal.SIGTERM
-    assert set(containers(dockerd)) <= before
+    assert process.wait(timeout=300) == 128 + signal.SIGTERM
+    assert containers(dockerd, "--all") <= before
 
 
 def test_apptainer_runs_a_pushed_sif(sif: dict[str, Any], apptainer: str, registry: str) -> None:

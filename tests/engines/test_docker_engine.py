@@ -11,6 +11,7 @@ import io
 import json
 import os
 import pickle
+import shutil
 import signal
 import socket
 import subprocess
@@ -43,6 +44,8 @@ from tests.services.docker import write_config
 
 CANARY = "canary-Xq7pW3vT9z"
 CANARY_PEM = b"# a canary called Zk4mB8rL2n\n"
+PATIENCE = 300.0
+"""Seconds after which a wait is given up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,7 +247,7 @@ def test_killed_build_leaves_no_image_and_can_be_run_again(
         )
         wait_for(lambda: index.asked)
         child.send_signal(signal_number)
-        error = child.communicate(timeout=60)[1]
+        error = child.communicate(timeout=PATIENCE)[1]
         assert child.returncode == -signal_number or (signal_number == signal.SIGINT and child.returncode)
         assert CANARY not in error
         assert stored(bench.layout) == names
@@ -259,9 +262,11 @@ def test_killed_build_leaves_no_image_and_can_be_run_again(
     assert DockerRunner(bench.layout, bench.daemon).run(built, sh("tiny")).stdout == f"{words} 7\n"
     assert not [tag for tag in bench.tags if tag.startswith("imagefactory/build")]
     bench.layout.untag("tiny:1.0-cu121")
+    for left in bench.layout.tmp.iterdir():  # by the kill; `store gc` would take it
+        shutil.rmtree(left)
 
 
-def wait_for(true: object, seconds: float = 60) -> None:
+def wait_for(true: object, seconds: float = PATIENCE) -> None:
     ends = time.monotonic() + seconds
     while not true():  # type: ignore[operator]
         assert time.monotonic() < ends, "it did not happen in time"
@@ -563,25 +568,29 @@ def child_argv(bench: Bench, image: Image, spec: RunSpec, folder: Path) -> list[
 
 
 def test_ctrl_c_removes_the_container(bench: Bench, image: Image, tmp_path: Path) -> None:
-    child = subprocess.Popen(child_argv(bench, image, sh("sleep 100"), tmp_path), stderr=subprocess.DEVNULL)
+    child = subprocess.Popen(child_argv(bench, image, sh("sleep 1000"), tmp_path), stderr=subprocess.DEVNULL)
     wait_for(lambda: bench.daemon.client.containers.list())
     child.send_signal(signal.SIGINT)
-    assert child.wait(timeout=30) != 0
+    assert child.wait(timeout=PATIENCE) != 0
     assert bench.containers == []
 
 
 def test_what_a_killed_runner_left_is_removed_by_the_next(
     bench: Bench, image: Image, runner: DockerRunner, tmp_path: Path
 ) -> None:
-    child = subprocess.Popen(child_argv(bench, image, sh("sleep 100"), tmp_path))
+    child = subprocess.Popen(child_argv(bench, image, sh("sleep 1000"), tmp_path))
     wait_for(lambda: bench.daemon.client.containers.list())
-    other = subprocess.Popen(child_argv(bench, image, sh("sleep 8; exit 5"), tmp_path))
+    (tmp_path / "gate").mkdir()
+    mounts = (Mount(source=tmp_path / "gate", target="/gate"),)
+    waits = sh("until test -e /gate/open; do sleep 0.1; done; exit 5", mounts=mounts)
+    other = subprocess.Popen(child_argv(bench, image, waits, tmp_path))
     wait_for(lambda: len(bench.daemon.client.containers.list(filters={"label": OWNER})) == 2)
     child.kill()
     child.wait()
     assert runner.run(image, sh("true")).returncode == 0
     assert len(bench.containers) == 1  # the other runner's still runs
-    assert other.wait(timeout=60) == 5
+    (tmp_path / "gate/open").touch()
+    assert other.wait(timeout=PATIENCE) == 5
     assert bench.containers == []
 
 
@@ -597,6 +606,18 @@ def test_not_captured_command_has_our_streams_and_its_own_code(
     assert subprocess.run(child_argv(bench, image, lost, tmp_path), capture_output=True).returncode == 127
     late = sh("sleep 60", capture=False, timeout=2.0)
     assert subprocess.run(child_argv(bench, image, late, tmp_path), capture_output=True).returncode == 137
+    assert bench.containers == []
+
+
+def test_a_time_limit_holds_where_docker_starts_after_it(bench: Bench, image: Image, tmp_path: Path) -> None:
+    slow, path = tmp_path / "bin/docker", bench.daemon.environ["PATH"]
+    slow.parent.mkdir()
+    slow.write_text(f'#!/bin/sh\nsleep 3\nPATH={path}\nexec docker "$@"\n')
+    slow.chmod(0o755)
+    daemon = DockerDaemon({**bench.daemon.environ, "PATH": f"{slow.parent}:{path}"})
+    spec = sh("sleep 60", capture=False, timeout=0.5)
+    argv = child_argv(replace(bench, daemon=daemon), image, spec, tmp_path)
+    assert subprocess.run(argv, capture_output=True).returncode == 137
     assert bench.containers == []
 
 
@@ -618,7 +639,7 @@ def test_on_a_terminal_the_command_has_one(bench: Bench, image: Image, tmp_path:
     except OSError:  # the other end has gone
         pass
     os.close(master)
-    assert child.wait(timeout=30) == 4
+    assert child.wait(timeout=PATIENCE) == 4
     assert b"/dev/pts/0" in seen
     assert b"got hello" in seen
     assert bench.containers == []

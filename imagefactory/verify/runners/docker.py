@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import shutil
 import signal
 import subprocess
@@ -41,6 +42,10 @@ SHARED_MEMORY = "50%"
 OWNER = "imagefactory.owner"
 """Label of our containers: who waits for them, so that what a killed runner left is found."""
 KILLED = 128 + signal.SIGKILL
+GRACE_SECONDS = 10
+"""What a command gets to end by itself when its runner is told to: as long as `docker stop` gives."""
+KILL_AGAIN = 0.5
+"""Seconds after which a container whose time is over is killed again, if docker's command still runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,19 +138,22 @@ class DockerRunner:
     # --- one container ---------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _made(self, name: str, decided: Plan) -> Iterator[Container]:
-        with self.daemon.speaking():
-            import docker
-
-            try:
-                made = self.daemon.client.containers.create(name, **arguments(decided, _owner()))
-            except docker.errors.APIError as error:
-                raise explain(str(error.explanation or error)) from error
+    def _made(self, image: str, decided: Plan) -> Iterator[Container]:
+        name = f"imagefactory-{secrets.token_hex(8)}"  # ours, as a signal may come before the daemon's answer
         try:
+            with self.daemon.speaking():
+                import docker
+
+                try:
+                    made = self.daemon.client.containers.create(
+                        image, name=name, **arguments(decided, _owner())
+                    )
+                except docker.errors.APIError as error:
+                    raise explain(str(error.explanation or error)) from error
             yield made
         finally:
             with contextlib.suppress(ToolError), self.daemon.speaking():
-                made.remove(force=True, v=True)
+                self.daemon.client.api.remove_container(name, force=True, v=True)
 
     def _captured(self, made: Container, spec: RunSpec) -> Completed:
         kept = _Kept()
@@ -208,12 +216,9 @@ class DockerRunner:
                 process.wait(timeout=spec.timeout)
             except subprocess.TimeoutExpired:
                 timed_out = True
-                with self.daemon.speaking():
-                    self._kill(made)
-                process.wait()
+                self._end_attached(made, process)
             except BaseException:
-                process.terminate()
-                process.wait()
+                _end(process)
                 raise
         seconds = time.monotonic() - began
         with self.daemon.speaking():
@@ -229,6 +234,14 @@ class DockerRunner:
             )
         code = int(state.get("ExitCode") or 0)
         return Completed(returncode=code, stdout="", stderr="", seconds=seconds, timed_out=timed_out)
+
+    def _end_attached(self, made: Container, process: subprocess.Popen[bytes]) -> None:
+        """Kills the container until docker's command ends, which may be slow and start it only then."""
+        while process.poll() is None:
+            with self.daemon.speaking():
+                self._kill(made)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=KILL_AGAIN)
 
     def _sweep(self) -> None:
         """Removes the containers of runners on this machine that were killed before they could."""
@@ -319,6 +332,19 @@ def explain(said: str) -> FactoryError:
     if "chdir" in said or "working dir" in said:
         return UsageError(f"the image has no such folder to work in: {said.strip()}", hint="name another")
     return ToolError(f"docker did not start the container: {said.strip()}", hint="`docker info` says more")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends `docker start`, which passes the signal on to the command.
+
+    A command that does not mind it, or that was not yet there to get it, goes with its container.
+    """
+    process.terminate()
+    try:
+        process.wait(timeout=GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 class _Kept:
