@@ -54,6 +54,7 @@ T = TypeVar("T")
 ACCEPT = ", ".join((*INDEX_TYPES, *MANIFEST_TYPES))
 _CHUNK = 1 << 16  # what a connection that breaks may cost: what came of a chunk is lost
 _SMALL = 1 << 20  # a blob of up to this size goes with the closing PUT: one request less
+_REFUSALS = 3  # in a row, each of a token made just before
 _BINARY = "application/octet-stream"
 _LOST = frozenset(
     {"BLOB_UPLOAD_INVALID", "BLOB_UPLOAD_UNKNOWN", "DIGEST_INVALID", "RANGE_INVALID", "SIZE_INVALID"}
@@ -519,15 +520,16 @@ class Registry:
 
         What `progress` counts (bytes) makes the failures in a row begin anew whenever it grew.
         """
-        patience, failures, seen = self.options.patience, 0, progress()
+        patience, failures, refusals, seen = self.options.patience, 0, 0, progress()
         telling: _TransientError | None = None
 
         def once() -> T:
-            nonlocal failures, seen, telling
+            nonlocal failures, refusals, seen, telling
             try:
                 return call()
             except _TransientError as error:
                 failures = 1 if progress() > seen else failures + 1
+                refusals = min(refusals + 1, failures) if error.status == 401 else 0
                 seen = max(seen, progress())
                 if error.status:
                     telling = error
@@ -537,10 +539,9 @@ class Registry:
             error = state.outcome.exception() if state.outcome else None
             return patience.wait(failures, getattr(error, "after", None), self.options.random)
 
-        def stop(state: tenacity.RetryCallState) -> bool:
-            error = state.outcome.exception() if state.outcome else None
-            # Tokens made a moment ago and refused: rarely a fault, mostly a right that is missing.
-            return failures >= (min(3, patience.attempts) if _status(error) == 401 else patience.attempts)
+        def stop(_: tenacity.RetryCallState) -> bool:
+            # Tokens made a moment ago and refused again and again: rarely a fault, mostly a missing right.
+            return failures >= patience.attempts or refusals >= _REFUSALS
 
         retrying = tenacity.Retrying(
             stop=stop,
@@ -1165,10 +1166,6 @@ def _reason(error: BaseException) -> str:
             text = str(error) or type(error).__name__
             return re.sub(r"^<?\S+ object at 0x\w+>?: |^\S+\(host=.*?\): ", "", text)
         error = inner
-
-
-def _status(error: BaseException | None) -> int:
-    return error.status if isinstance(error, _TransientError) else 0
 
 
 def _origin(url: str) -> tuple[str, str, int]:

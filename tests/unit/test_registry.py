@@ -493,6 +493,14 @@ def test_tokens_that_are_refused_at_once_are_given_up(server: RegistryMadeHere) 
         client(server).tags("a/b")
     assert server.count["GET token"] <= 6
 
+@pytest.mark.parametrize("server", [Ways(auth="token")], indirect=True)
+def test_a_token_that_expires_after_other_faults_is_no_refusal(server: RegistryMadeHere) -> None:
+    push(client(server))
+    server.fault = Script({"GET tags": ["reset", "reset", "401", "401"]})
+    assert client(server).tags("a/b") == ("1.0",)
+    assert not any(server.fault.faults.values())
+
+
 
 @pytest.mark.parametrize("server", [Ways(auth="token", anonymous_pull=True)], indirect=True)
 def test_strangers_may_pull_and_not_push(server: RegistryMadeHere) -> None:
