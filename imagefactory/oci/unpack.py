@@ -143,7 +143,8 @@ class Unpacked:
             part = self.folder / f".{final.name}.part"
             remove_tree(part)
             try:
-                part.mkdir(mode=0o755)
+                part.mkdir()
+                part.chmod(0o755)  # the / of an image, whatever the umask
                 unpack_layer(layer, blob_path(layer.descriptor.digest), part, task)
                 part.rename(final)
             except BaseException:

@@ -113,6 +113,18 @@ def test_content_modes_and_times(store: Store, codec: str) -> None:
     assert not found.exists()
 
 
+def test_modes_are_the_layers_whatever_the_umask(store: Store) -> None:
+    layer = store.add(make_tar(file("implied/file", mode=0o644), folder("a", mode=0o755)))
+    before = os.umask(0o077)
+    try:
+        (found,) = store.unpack(layer)
+    finally:
+        os.umask(before)
+    modes = {place: stat.S_IMODE((found / place).stat().st_mode) for place in (".", "implied", "a")}
+    assert modes == dict.fromkeys(modes, 0o755)
+    assert stat.S_IMODE((found / "implied/file").stat().st_mode) == 0o644
+
+
 def test_gzip_of_many_members(store: Store) -> None:
     tar = make_tar(file("a", b"1" * 5000), file("b", b"2" * 5000))
     packed = b"".join(gzip.compress(tar[start : start + 700]) for start in range(0, len(tar), 700))
