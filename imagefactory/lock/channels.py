@@ -109,7 +109,7 @@ class Channels:
     def gateway(self, cache: Path) -> Gateway:
         """What reads the channels' records; they are kept below `cache` and asked again when they changed.
 
-        Raises ToolError without py-rattler.
+        Raises ToolError without py-rattler, LockError where rattler finds nothing to trust.
         """
         rattler = _rattler()
         from rattler.networking import Client
@@ -124,10 +124,17 @@ class Channels:
             if self.certificates:
                 lines.append('tls-root-certs = "system"')
             config = rattler.Config.from_toml("\n".join(lines))
-            with _trusting(self.certificates):
-                client = Client.from_config(
-                    config, max_retries=self.retries, user_agent="imagefactory", timeout=300
-                )
+            try:
+                with _trusting(self.certificates):
+                    client = Client.from_config(
+                        config, max_retries=self.retries, user_agent="imagefactory", timeout=300
+                    )
+            except ValueError as error:
+                raise LockError(
+                    f"channels cannot be asked: rattler says '{error}', as it does without CA certificates",
+                    hint="install ca-certificates, or set `certificates` to your site's CA bundle "
+                    "(imagefactory settings)",
+                ) from error
         folder_of_records = cache / "repodata"
         folder_of_records.mkdir(parents=True, exist_ok=True)
         made: Gateway = rattler.Gateway(cache_dir=folder_of_records, client=client)

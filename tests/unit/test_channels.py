@@ -331,7 +331,15 @@ def test_certificates_of_the_site(folder: Path, tmp_path: Path, monkeypatch: pyt
         web = trusting.web(patience=QUICK)
         assert web.size(trusting.address(f"{FORGE}/noarch/repodata.json")) > 0
         web.close()
-    assert (os.environ["SSL_CERT_DIR"], os.environ.get("SSL_CERT_FILE")) == ("/nowhere", before)
+    assert (os.environ["SSL_CERT_DIR"], os.environ["SSL_CERT_FILE"]) == ("/nowhere", before)
+
+
+def test_a_machine_that_trusts_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_DIR", "/nowhere")
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    with pytest.raises(LockError, match="cannot be asked") as caught:
+        Channels().gateway(tmp_path)
+    assert "ca-certificates" in caught.value.hint
 
 
 def make_certificates(folder: Path) -> tuple[Path, Path]:
