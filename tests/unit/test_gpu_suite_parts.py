@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from imagefactory.verify.suite.gpu import suite as gpu_suite
 from imagefactory.verify.suite.gpu import table
 from imagefactory.verify.suite.gpu.checks import coverage
 from imagefactory.verify.suite.gpu.context import Predicted, parse_asked
@@ -188,23 +190,55 @@ def test_a_driver_that_hangs_is_ended(library: Path, tmp_path: Path) -> None:
     assert ran.rows["matmul"]["detail"] == "'driver' failed: timeout"
 
 
-def test_a_part_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+def test_a_part_is_ended_with_all_that_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At its time's end, and at its own."""
     for name, end, timed_out in (("long", "wait", True), ("short", "exit 3", False)):
-        command = ("sh", "-c", f"sleep 600 & echo $! > {name}; echo alas >&2; {end}")
+        script = f"sleep 600 & echo $! > {name}.part; echo alas >&2; mv {name}.part {name}; {end}"
+        command = ("sh", "-c", script)
         job = Job(
             part="jit",
             command=("env", "-C", str(tmp_path), *command),
             environment={"PATH": "/usr/bin:/bin"},
             report=str(tmp_path / "report"),
-            seconds=1.0 if timed_out else 60.0,
+            seconds=60.0,
         )
+        # The hour of the one that hangs comes when it has said its words, however slow the machine is.
+        monkeypatch.setattr(time, "monotonic", lambda: 60.0 * (tmp_path / "long").exists())
         said, ended = run_job(job, lambda _: None)
+        monkeypatch.undo()
         assert (ended.timed_out, ended.log) == (timed_out, "alas\n")
         assert ended.code == (128 + signal.SIGKILL if timed_out else 3)
         assert said == {"running": "", "facts": {}, "checks": []}
         child = int((tmp_path / name).read_text())
         wait_for(lambda pid=child: not is_running(pid))
+
+
+def test_the_last_report_of_a_part_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the file system gives it the number and the time of the one before."""
+    monkeypatch.setattr(gpu_suite, "stamp_of", lambda path: int(Path(path).exists()))
+    script = """
+        tell() { echo "{\\"running\\": \\"$1\\", \\"facts\\": {}, \\"checks\\": []}" > new; mv new report; }
+        tell jit
+        until [ -e seen ]; do :; done
+        tell ""
+    """
+    job = Job(
+        part="jit",
+        command=("env", "-C", str(tmp_path), "sh", "-c", script),
+        environment={"PATH": "/usr/bin:/bin"},
+        report=str(tmp_path / "report"),
+        seconds=60.0,
+    )
+    shown: list[str] = []
+
+    def show(said: Mapping[str, Any]) -> None:
+        shown.append(said["running"])
+        (tmp_path / "seen").touch()
+
+    said, ended = run_job(job, show)
+    assert not ended.timed_out
+    assert said["running"] == ""
+    assert shown == ["jit", ""]
 
 
 def test_a_suite_that_is_ended_ends_its_part(suite: Path, library: Path, tmp_path: Path) -> None:
