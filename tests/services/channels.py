@@ -163,9 +163,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if send:
-            self.wfile.write(body)
-            with self.server.site.lock:
+            with self.server.site.lock:  # before they go: who has read them may look
                 self.server.site.sent += len(body)
+            self.wfile.write(body)
             self.close_connection = self.close_connection or told != len(body)
         return None
 

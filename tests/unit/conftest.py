@@ -16,7 +16,7 @@ SITE_FOLDERS = settings_files.SITE_FOLDERS
 
 @pytest.fixture(scope="session", autouse=True)
 def no_settings_of_this_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Neither files of settings, trust and keys nor variables: the factory that a test makes has its own."""
+    """Not its settings, trust and keys, in files and variables, nor its umask: a test makes its own."""
     empty = str(tmp_path_factory.mktemp("no-settings"))
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith((ENVIRONMENT_PREFIX, "XDG_"))]:
@@ -24,4 +24,6 @@ def no_settings_of_this_machine(tmp_path_factory: pytest.TempPathFactory) -> Ite
         patch.setenv("HOME", empty)
         patch.setenv("XDG_CONFIG_DIRS", empty)
         patch.setattr(settings_files, "SITE_FOLDERS", empty)  # of tests that name an environment
+        umask = os.umask(0o022)
         yield
+        os.umask(umask)

@@ -279,9 +279,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body[: len(body) // 2])
             self.close_connection = True
             return
-        self.wfile.write(body)
-        with self.registry.lock:
+        with self.registry.lock:  # before they go: who has read them may look
             self.registry.bytes_out += len(body)
+        self.wfile.write(body)
 
     def _refuse(self, no: _Refused) -> None:
         text = {

@@ -319,8 +319,10 @@ def test_nobody_listens(tmp_path: Path) -> None:
 
 def test_certificates_of_the_site(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     authority, server_pem = make_certificates(tmp_path)
+    (tmp_path / "other").mkdir()
+    before = str(make_certificates(tmp_path / "other")[0])
     monkeypatch.setenv("SSL_CERT_DIR", "/nowhere")
-    before = os.environ.get("SSL_CERT_FILE")
+    monkeypatch.setenv("SSL_CERT_FILE", before)
     with channel_server(folder, ChannelOptions(certificate=server_pem)) as server:
         mirrors = ((CHANNEL_ROOT, server.url),)
         with pytest.raises(LockError, match="cannot be trusted: invalid peer certificate") as caught:

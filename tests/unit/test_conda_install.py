@@ -685,7 +685,7 @@ def test_killed_while_fetching_and_run_again(bench: Bench, site: Site) -> None:
     bench.mirrors[ADDRESS] = site.address
     site.faults[path.name] = ["hold"]
     process = subprocess.Popen(bench.command(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not site.asked and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)

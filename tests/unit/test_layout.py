@@ -135,7 +135,7 @@ def test_writers_at_once_lose_no_tag(layout: Layout) -> None:
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(30)
+        worker.join(120)
         assert worker.exitcode == 0
     assert len(layout.tags()) == 40
 

@@ -30,7 +30,7 @@ from imagefactory.progress import Quiet, Task
 
 Wanted = tuple[LockedWheel, ...]
 INDEX = PackageIndex(url="", origin="test", certificates="", proxy="", environment=())
-QUICK = Patience(attempts=4, first_wait=0.01, longest_wait=0.05, connect=2, read=0.5, threads=4)
+QUICK = Patience(attempts=4, first_wait=0.01, longest_wait=0.05, connect=60, read=60, threads=4)
 
 
 @dataclass
@@ -41,6 +41,7 @@ class Faults:
     next: dict[str, list[str]] = field(default_factory=dict)
     requests: list[tuple[str, str]] = field(default_factory=list)  # file, Range
     sent: dict[str, int] = field(default_factory=dict)
+    go_on: threading.Event = field(default_factory=threading.Event)  # what "stall" and "held" wait for
     url: str = ""
 
 
@@ -83,17 +84,21 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(payload)))
         self.end_headers()
         if fault == "stall":
-            time.sleep(QUICK.read * 2)
+            self.faults.go_on.wait()
             self.close_connection = True
             return
         cut = len(payload) // 2 if fault in ("reset", "close") else len(payload)
         try:
             for at in range(0, cut, 1 << 16):
                 piece = payload[at : min(at + (1 << 16), cut)]
-                self.wfile.write(piece)
+                # Counted before they go: who has read them may look.
                 self.faults.sent[name] = self.faults.sent.get(name, 0) + len(piece)
+                self.wfile.write(piece)
                 if fault == "slow":
                     time.sleep(0.02)
+                if fault == "held" and at >= cut // 2:
+                    self.faults.go_on.wait()
+                    time.sleep(0.2)  # the rest takes ten seconds
         except OSError:
             self.close_connection = True
             return
@@ -120,6 +125,7 @@ def server() -> Iterator[Faults]:
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     yield faults
+    faults.go_on.set()
     http.shutdown()
     thread.join()
     http.server_close()
@@ -338,7 +344,9 @@ def test_a_server_that_stays_broken_is_given_up_and_what_came_is_kept(
 def test_a_silent_server_is_asked_again(server: Faults, cache: PackageCache) -> None:
     wanted = offer(server, 1000)
     server.next[wanted[0].filename] = ["stall"]
-    assert whole(server, cache.fetch(wanted, locate(server), Quiet()))
+    impatient = PackageCache(cache.folder, INDEX, patience=replace(QUICK, read=0.5))
+    assert whole(server, impatient.fetch(wanted, locate(server), Quiet()))
+    assert len(server.requests) > 1
 
 
 def test_one_failure_stops_the_others_and_keeps_their_parts(server: Faults, tmp_path: Path) -> None:
@@ -429,14 +437,15 @@ def test_killed_in_the_middle_and_run_again(
     wanted = offer(server, size)
     name, path = wanted[0].filename, cache.path(wanted[0])
     part = path.with_name(path.name + ".part")
-    server.next[name] = ["slow"]
+    server.next[name] = ["held"]
     process = child(server, cache, wanted)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not (part.exists() and part.stat().st_size >= 2_000_000):
         assert time.monotonic() < deadline
         assert process.poll() is None, process.stderr and process.stderr.read()
         time.sleep(0.01)
     process.send_signal(blow)
+    server.go_on.set()
     process.communicate()
     kept = part.stat().st_size
     assert 0 < kept < size  # it did not first wait for the rest of the file
@@ -454,7 +463,7 @@ def test_two_processes_fetch_each_file_once(server: Faults, cache: PackageCache)
         server.next[wheel.filename] = ["slow"]
     processes = [child(server, cache, wanted) for _ in range(2)]
     for process in processes:
-        _, complaint = process.communicate(timeout=30)
+        _, complaint = process.communicate(timeout=120)
         assert process.returncode == 0, complaint.decode()
     assert sorted(name for name, _ in server.requests) == [wheel.filename for wheel in wanted]
     assert whole(server, cache.fetch(wanted, never, Quiet()))
