@@ -171,16 +171,17 @@ class FaultProxy:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         upstream = _Upstream(self.upstream)
         self.serving += 1
-        with contextlib.suppress(
-            ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError
-        ):
+        try:
             while True:
                 request = _parse(await reader.readuntil(b"\r\n\r\n"))
                 if not await self._answer(request, reader, writer, upstream):
                     break
-        upstream.close()
-        writer.close()
-        self.serving -= 1
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError):
+            pass
+        finally:
+            upstream.close()
+            writer.close()
+            self.serving -= 1
 
     async def _answer(
         self,

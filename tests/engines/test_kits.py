@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -236,6 +237,9 @@ def test_an_image_that_hangs_is_ended_with_all_that_it_started(ground: Ground, r
     done = made_up(ground, kit, "--runner", runner, programs=ground.programs("hang=cuInit"))
     assert done.returncode == 9, done.stderr
     assert json.loads((kit / "result/run.json").read_bytes())["timed_out"]
+    until = time.monotonic() + 60
+    while seeing(kit) and time.monotonic() < until:  # what was killed takes a moment to be gone
+        time.sleep(0.05)
     assert seeing(kit) == []
 
 

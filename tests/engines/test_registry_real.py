@@ -80,6 +80,8 @@ class Breaking:
                     break
                 while left:
                     data = file.read(min(left, 65536))
+                    if not data:
+                        raise ConnectionResetError  # or this would go round for ever
                     registry.sendall(data)
                     left -= len(data)
         for end in (registry, client):

@@ -52,7 +52,7 @@ def outcome(
     smoke.write_suite(suite, smoke.read_suite())
     command = [environment.python, "-I", "-B", suite / "smoke.py"]
     done = subprocess.run(
-        [*command, folder / "expectations.json", folder / "report.json"], capture_output=True, timeout=300
+        [*command, folder / "expectations.json", folder / "report.json"], capture_output=True, timeout=1200
     )
     assert done.returncode == 1, done.stderr[-2000:]
     report = smoke.parse_report((folder / "report.json").read_bytes(), "5eed")

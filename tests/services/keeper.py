@@ -21,7 +21,9 @@ from typing import Any
 
 PR_SET_PDEATHSIG = 1
 PATIENCE = 30.0
-"""Seconds for a program to end by itself, and for the file that says that it is ready."""
+"""Seconds for a program to end by itself."""
+STARTING = 120.0
+"""Seconds for the file that says that a program is ready."""
 
 
 def die_with_parent() -> None:
@@ -45,7 +47,7 @@ def start(program: dict[str, Any]) -> subprocess.Popen[bytes]:
             preexec_fn=die_with_parent,
         )
     ready = program.get("ready")
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + STARTING
     while ready and child.poll() is None and time.monotonic() < until and not Path(ready).exists():
         time.sleep(0.02)
     return child
