@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from imagefactory.oci.layout import Layout
 from tests.services.fixtures import (  # noqa: F401
     apptainer,
     dockerd,
@@ -72,12 +73,6 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture(scope="session")
-def factory(scratch: Path) -> Factory:
-    """The store that the real targets are built into, with the session's cache."""
-    return Factory(store=scratch / "store", cache=scratch / "cache")
-
-
 TINY_RECIPE = """\
 family: tiny
 description: The CUDA runtime and two small packages, for tests of interruptions
@@ -96,7 +91,7 @@ matrix:
 
 
 @pytest.fixture(scope="session")
-def tiny_root(scratch: Path, factory: Factory) -> Path:
+def tiny_root(scratch: Path) -> Path:
     """A factory of one small target, locked."""
     root = scratch / "tiny"
     (root / "recipes").mkdir(parents=True)
@@ -104,5 +99,31 @@ def tiny_root(scratch: Path, factory: Factory) -> Path:
     (root / "recipes" / "tiny.yaml").write_text(TINY_RECIPE)
     shutil.copy(ROOT / "recipes" / "bases.yaml", root / "recipes")
     shutil.copytree(ROOT / "lockfiles" / "bases", root / "lockfiles" / "bases")
-    Factory(store=factory.store, cache=factory.cache, root=root).run("lock", "tiny-12.1-cu121")
+    Factory(store=scratch / "no-store", cache=scratch / "cache", root=root).run("lock", "tiny-12.1-cu121")
     return root
+
+
+@pytest.fixture(scope="session")
+def base_store(tiny_root: Path, scratch: Path) -> Path:
+    """A store that holds the base and nothing else; what is copied of it need not make the base again."""
+    maker = Factory(store=scratch / "base-store", cache=scratch / "cache", root=tiny_root)
+    maker.build("tiny-12.1-cu121", "--no-smoke")
+    maker.run("store", "rm", "tiny:12.1-cu121")
+    maker.run("store", "gc")
+    assert list(Layout(maker.store).tags()) == ["base:debian-12"]
+    return maker.store
+
+
+def copy_store(store: Path, path: Path) -> Path:
+    """A store of its own at `path`, of links: a store replaces its files and never writes into them."""
+    subprocess.run(["cp", "--archive", "--link", "--no-target-directory", store, path], check=True)
+    for locks in (path / "locks", path / "unpacked" / ".locks"):
+        for lock in locks.iterdir():
+            lock.unlink()
+    return path
+
+
+@pytest.fixture(scope="session")
+def factory(base_store: Path, scratch: Path) -> Factory:
+    """The store that the real targets are built into, with the session's cache."""
+    return Factory(store=copy_store(base_store, scratch / "store"), cache=scratch / "cache")

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.e2e.conftest import ROOT, Factory
+from tests.e2e.conftest import ROOT, Factory, copy_store
 from tests.e2e.test_three_engines import RUNNERS, Seen, see
 from tests.services.channel_made import MadeChannel, make_channel
 from tests.services.channels import ChannelOptions, ChannelServer, Fault, channel_server
@@ -70,11 +70,12 @@ def make_root(root: Path, **recipes: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def lab(scratch: Path, factory: Factory, server: ChannelServer) -> Factory:
+def lab(scratch: Path, base_store: Path, factory: Factory, server: ChannelServer) -> Factory:
     """A factory of one conda target, locked."""
     root = make_root(scratch / "conda", tinytorch=RECIPE)
     extra = {"IMAGEFACTORY_CHANNELS": f"made={server.url}/made"}
-    here = Factory(store=scratch / "conda-store", cache=factory.cache, root=root, extra=extra)
+    store = copy_store(base_store, scratch / "conda-store")
+    here = Factory(store=store, cache=factory.cache, root=root, extra=extra)
     here.run("lock", TARGET)
     return here
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Factory
+from tests.e2e.conftest import Factory, copy_store
 
 MAIN, TINY = "pytorch-2.3-cu121", "tiny-12.1-cu121"
 GPUS = """\
@@ -105,12 +104,10 @@ def test_the_plan_prunes_by_driver_and_by_code(bare: Factory, gpus: str) -> None
 
 
 @pytest.fixture(scope="module")
-def tiny(tiny_root: Path, factory: Factory) -> Iterator[Factory]:
-    """A small target in the session's store, which has its base perhaps; it leaves nothing there."""
-    mine = Factory(store=factory.store, cache=factory.cache, root=tiny_root)
-    yield mine
-    mine.run("store", "rm", "tiny:12.1-cu121", code=None)
-    mine.run("store", "gc")
+def tiny(tiny_root: Path, base_store: Path, factory: Factory, scratch: Path) -> Factory:
+    """A small target's factory, with nothing built."""
+    store = copy_store(base_store, scratch / "questions-store")
+    return Factory(store=store, cache=factory.cache, root=tiny_root)
 
 
 def test_what_is_built_is_unchanged_until_what_decides_it_changes(

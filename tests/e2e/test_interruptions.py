@@ -14,16 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.oci.layout import Layout
-from imagefactory.progress import Quiet
-from tests.e2e.conftest import Factory
+from tests.e2e.conftest import Factory, copy_store
 
 TARGET = "tiny-12.1-cu121"
 
 
 @pytest.fixture(scope="module")
-def tiny(tiny_root: Path, factory: Factory, scratch: Path) -> Factory:
-    return Factory(store=scratch / "tiny-store", cache=factory.cache, root=tiny_root)
+def tiny(tiny_root: Path, base_store: Path, factory: Factory, scratch: Path) -> Factory:
+    store = copy_store(base_store, scratch / "tiny-store")
+    return Factory(store=store, cache=factory.cache, root=tiny_root)
 
 
 @pytest.fixture(scope="module")
@@ -39,18 +38,6 @@ def digest(factory: Factory) -> str:
     return str(image["digest"])
 
 
-@pytest.fixture(scope="module")
-def base_store(tiny: Factory, wanted: str, scratch: Path) -> Path:
-    """A store that holds the base and nothing else: what is tested below comes after it."""
-    path = scratch / "base-store"
-    shutil.copytree(tiny.store, path, symlinks=True)
-    layout = Layout(path)
-    layout.untag("tiny:12.1-cu121")
-    layout.collect(Quiet())
-    assert list(layout.tags()) == ["base:debian-12"]
-    return path
-
-
 def fresh(tiny: Factory, scratch: Path, name: str, base_store: Path | None = None) -> Factory:
     """An empty cache but for .debs; a store that is empty, or holds the base already."""
     folder = scratch / name
@@ -58,7 +45,7 @@ def fresh(tiny: Factory, scratch: Path, name: str, base_store: Path | None = Non
     (folder / "cache").mkdir(parents=True)
     (folder / "cache" / "debs").symlink_to(tiny.cache / "debs")
     if base_store is not None:
-        shutil.copytree(base_store, folder / "store", symlinks=True)
+        copy_store(base_store, folder / "store")
     return replace(tiny, store=folder / "store", cache=folder / "cache")
 
 
@@ -198,7 +185,7 @@ def test_a_damaged_wheel_in_the_cache_is_named(
     data[len(data) // 2] ^= 0xFF
     wheel.write_bytes(data)
     shutil.rmtree(store.store)
-    shutil.copytree(base_store, store.store, symlinks=True)
+    copy_store(base_store, store.store)
     shutil.rmtree(store.cache / "segments")
     done = store.run("build", "--no-smoke", TARGET, code=7)
     assert wheel.name in done.stderr

@@ -36,7 +36,7 @@ from imagefactory.verify.keys import read_signing_key
 from imagefactory.verify.smoke import suite_digest
 from imagefactory.verify.statement import sign
 from imagefactory.verify.trust import read_trust
-from tests.e2e.conftest import ROOT, Factory
+from tests.e2e.conftest import ROOT, Factory, copy_store
 from tests.unit.verdicts_made_here import HOST, whole_report
 
 TARGET, FAMILY = "tiny-12.1-cu121", "tiny"
@@ -178,8 +178,9 @@ class Night:
 
 
 @pytest.fixture(scope="module")
-def root(tiny_root: Path, factory: Factory, scratch: Path) -> Path:
+def root(tiny_root: Path, base_store: Path, factory: Factory, scratch: Path) -> Path:
     """The tiny target's factory as a checkout has it, with a key that it trusts and the program at hand."""
+    copy_store(base_store, scratch / "nightly-store")
     root = scratch / "nightly-root"
     shutil.copytree(tiny_root, root)
     (root / "tiny-folder").mkdir()  # what a shell would make of the variable TARGETS
@@ -219,8 +220,8 @@ def night(number: int, root: Path, place: str, scratch: Path, factory: Factory) 
         },
         folder=scratch / f"night-{number}",
         root=root,
-        # Jobs start with empty stores. The one that builds finds the base that other tests made.
-        stores={"IMAGEFACTORY_CACHE": str(factory.cache), "candidates": str(scratch / "tiny-store")},
+        # Jobs start with empty stores. The one that builds finds the base there.
+        stores={"IMAGEFACTORY_CACHE": str(factory.cache), "candidates": str(scratch / "nightly-store")},
         artifacts=scratch / f"artifacts-{number}",
         gpu_machine=scratch / "gpu-machine",
     )

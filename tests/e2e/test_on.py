@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Factory
+from tests.e2e.conftest import Factory, copy_store
 
 BELOW, ABOVE = "tiny-12.1-cu121", "mylab-12.1-cu121"
 REQUIREMENTS = """\
@@ -22,11 +22,11 @@ idna  # tiny has it: it stays in its version
 
 
 @pytest.fixture(scope="module")
-def lab(tiny_root: Path, factory: Factory, scratch: Path) -> Factory:
+def lab(tiny_root: Path, base_store: Path, factory: Factory, scratch: Path) -> Factory:
     """A factory of its own that holds tiny, locked, and a family on it."""
     root = scratch / "on"
     shutil.copytree(tiny_root, root)
-    here = Factory(store=scratch / "on-store", cache=factory.cache, root=root)
+    here = Factory(store=copy_store(base_store, scratch / "on-store"), cache=factory.cache, root=root)
     (root / "requirements.txt").write_text(REQUIREMENTS)
     here.run("new", "mylab", "--on", BELOW, "--from", str(root / "requirements.txt"))
     here.run("lock")

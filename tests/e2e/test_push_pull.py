@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Factory
+from tests.e2e.conftest import Factory, copy_store
 
 TARGET = "tiny-12.1-cu121"
 
 
 @pytest.fixture(scope="module")
-def tiny(tiny_root: Path, factory: Factory, scratch: Path, registry: str) -> Factory:
+def tiny(tiny_root: Path, base_store: Path, factory: Factory, scratch: Path, registry: str) -> Factory:
     """The tiny target's factory, with the registry in its settings."""
     return Factory(
-        store=scratch / "tiny-store",  # also of test_interruptions: the base is made once
+        store=copy_store(base_store, scratch / "push-pull-store"),
         cache=factory.cache,
         root=tiny_root,
         extra={"IMAGEFACTORY_REGISTRY": f"{registry}/push-pull"},
