@@ -35,7 +35,8 @@ _STAR = rf"{_VERSION}\.?\*"
 _BOUND = rf"(==|!=|<=|>=|<|>|~=|=) ?{_VERSION}|(!=|=) ?{_STAR}"
 _PLAIN = rf"({_STAR}|{_VERSION}|\*)"
 _MORE = rf"(?:, ?(?:{_BOUND}|{_STAR}))*"
-BUILD = r"[A-Za-z0-9_.+*]+"
+# Two stars in a row are no glob to rattler.
+BUILD = r"(?:[A-Za-z0-9_.+]|\*(?!\*))+"
 # name; name and a version that needs no operator; name=version=build; name and bounds.
 SPEC = (
     rf"(?:(?P<channel>{CHANNEL.replace('$', '::').replace('/?', '')})::)?(?P<name>{NAME})"
