@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from imagefactory.errors import FactoryError, NothingSelectedError, UsageError
 from imagefactory.factory import Factory
-from imagefactory.model import Outcome, Sif, Target
-from imagefactory.pools.images import COMPRESSION, ImagePlace, choose_kind, ensure_image, read_pool_stages
+from imagefactory.model import Outcome, Target
+from imagefactory.pools.images import ImagePlace, choose_kind, ensure_image, kept_sif, read_pool_stages
 from imagefactory.pools.model import (
     TRANSFERS,
     TRIED_AGAIN,
@@ -115,7 +115,7 @@ def prepare_sweep(
     now = bench.clock()
     name = format_id(now, bench.random(2))
     registry = options.registry or factory.settings.registry.value
-    kind = choose_kind(factory, options.image, registry, targets)
+    kind = choose_kind(factory, options.image, registry)
     folder = options.folder or sweeps_folder(factory.settings) / name
     check_folder(folder)
     place = ImagePlace(kind=kind, registry=registry, folder=folder, now=now)
@@ -132,22 +132,10 @@ def _images(factory: Factory, plan: SweepPlan, kind: ImageKind) -> Images:
     if kind is ImageKind.DOCKER:
         images = {name: f"docker://{stage.reference}" for name, stage in stages.items()}
     else:
-        sifs = {name: _kept_sif(factory, stage.target) for name, stage in stages.items()}
+        sifs = {name: kept_sif(factory, stage.target) for name, stage in stages.items()}
         images = {name: sif.file.digest for name, sif in sifs.items() if sif}
     keys = [(cell.stage.target.name, str(cell.capability)) for cell in plan.cells]
     return {key: images[key[0]] for key in keys if key[0] in images}
-
-
-def _kept_sif(factory: Factory, target: Target) -> Sif | None:
-    """The .sif that jobs would get, where the store has one; makes none."""
-    from imagefactory.oci.sif import sifs_of
-    from imagefactory.workflow import find_image, find_sif
-
-    image = find_image(factory, target)
-    if image is None:
-        return find_sif(factory, target)
-    found = sifs_of(factory.layout, image.manifest)
-    return min(found, key=lambda one: one.compression != COMPRESSION, default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,8 +44,10 @@ class ImagePlace:
     now: datetime
 
 
-def choose_kind(factory: Factory, asked: str, registry: str, targets: Sequence[Target]) -> ImageKind:
-    """The kind that was asked for, else by the settings: `sif_folder`, a .sif in the store, a registry.
+def choose_kind(factory: Factory, asked: str, registry: str) -> ImageKind:
+    """The kind that was asked for, else by the settings alone: `sif_folder`, then a registry, else a .sif.
+
+    Not by what the store has: a verdict on a .sif is none on the image, so the kind never changes by itself.
 
     Raises UsageError for one that needs a registry where none is set.
     """
@@ -53,7 +55,7 @@ def choose_kind(factory: Factory, asked: str, registry: str, targets: Sequence[T
     sif = ImageKind.OSDF if folder.startswith(OSDF) else ImageKind.SIF
     if asked:
         kind = sif if asked == ImageKind.SIF else ImageKind(asked)
-    elif folder or not registry or all(_kept(factory, target) for target in targets):
+    elif folder or not registry:
         kind = sif
     else:
         kind = ImageKind.DOCKER
@@ -75,13 +77,13 @@ def read_pool_stages(factory: Factory, targets: Sequence[Target], place: ImagePl
     judge = Judge(factory, place.now)
 
     def of_sif(stage: Stage) -> Stage:
-        sif = None if stage.missing else _kept(factory, stage.target)
+        sif = None if stage.missing else kept_sif(factory, stage.target)
         return replace(stage, verdicts=judge.stored(sif) if sif else ())
 
     return tuple(of_sif(stage) for stage in stages)
 
 
-def _kept(factory: Factory, target: Target) -> Sif | None:
+def kept_sif(factory: Factory, target: Target) -> Sif | None:
     """The .sif that the store has for what the target's tag points to; makes none."""
     from imagefactory.oci.sif import sifs_of
     from imagefactory.workflow import find_image, find_sif
@@ -90,8 +92,7 @@ def _kept(factory: Factory, target: Target) -> Sif | None:
     if image is None:
         return find_sif(factory, target)
     found = sifs_of(factory.layout, image.manifest)
-    fast = [one for one in found if one.compression == COMPRESSION]
-    return next(iter(fast or found), None)
+    return min(found, key=lambda one: one.compression != COMPRESSION, default=None)
 
 
 def ensure_image(factory: Factory, stage: Stage, place: ImagePlace, progress: Progress) -> PoolImage:

@@ -130,9 +130,8 @@ def sweeps(centre: Centre) -> Sweeps:
         docker = centre.submit(("plain",), "--capability", "8.0", "--capability", "9.0")
         spoken = centre.submit(("wrong-numbers",), "--capability", "9.0")
         oras = centre.submit(("good", "no-kernel"), "--capability", "9.0", "--image", "oras")
-        # Said here, as there is a .sif of it by now, which would be taken.
-        docker_only = ("--image", "docker", "--capability", "8.0", "--retries", "1")
-        distrusted = centre.submit(("good",), *docker_only, "--registry", stranger)
+        again = ("--capability", "8.0", "--retries", "1")  # by docker:// still, though a .sif is there by now
+        distrusted = centre.submit(("good",), *again, "--registry", stranger)
         centre.delete(image_of(gone).removeprefix("docker://"))
         centre.stop.close()
     return Sweeps(docker=docker, spoken=spoken, oras=oras, distrusted=distrusted, gone=gone, down=down)

@@ -27,6 +27,7 @@ from imagefactory.oci.sif import SifOrigin, keep_sif
 from imagefactory.oci.transfer import Place
 from imagefactory.pools.attaching import Attacher, Draft, Sealed
 from imagefactory.pools.collecting import CollectedSweep, collect_sweep
+from imagefactory.pools.images import choose_kind
 from imagefactory.pools.inventory_file import write_inventory
 from imagefactory.pools.model import ImageKind, Limits, NodeResult
 from imagefactory.pools.planning import SweepAsk
@@ -488,7 +489,7 @@ def kept_sif(site: Site) -> Sif:
 
 def test_a_sif_is_verified_as_itself(site: Site) -> None:
     sif = kept_sif(site)
-    made = site.makes()
+    made = site.makes(image="sif")
     (one,) = {node.image for node in made.sweep.nodes}
     assert (one.kind, one.subject.config, one.sha256) == (ImageKind.SIF, sif.file.digest, sif.file.digest)
     assert Path(one.address) == made.folder / "images" / sif.name
@@ -498,7 +499,25 @@ def test_a_sif_is_verified_as_itself(site: Site) -> None:
     done = site.collects(made.folder)
     assert {node.attached for node in done.nodes} == {(str(site.factory.layout.path),)}
     with pytest.raises(NothingSelectedError):
-        site.makes()
+        site.makes(image="sif")
+
+
+@pytest.mark.parametrize(
+    ("folder", "registry", "asked", "kind"),
+    [
+        ("", "registry.example.org/gpu", "", ImageKind.DOCKER),  # though the store has a .sif
+        ("", "", "", ImageKind.SIF),
+        ("/shared/gpu", "registry.example.org/gpu", "", ImageKind.SIF),
+        ("osdf:///chtc/gpu", "", "", ImageKind.OSDF),
+        ("/shared/gpu", "registry.example.org/gpu", "docker", ImageKind.DOCKER),
+    ],
+)
+def test_settings_choose_what_jobs_pull_and_not_what_was_made(
+    site: Site, folder: str, registry: str, asked: str, kind: ImageKind
+) -> None:
+    kept_sif(site)
+    settings = replace(site.factory.settings, sif_folder=Setting(value=folder, origin="a test"))
+    assert choose_kind(replace(site.factory, settings=settings), asked, registry) is kind
 
 
 def test_a_sif_may_lie_in_the_registry(site: Site) -> None:
