@@ -78,7 +78,7 @@ def sweep_options(command: Callable[P, None]) -> Callable[P, None]:
         click.option(
             "--image",
             type=click.Choice(IMAGES),
-            help="How jobs get the image. Default: sif where sif_folder or no registry is set, else docker.",
+            help="How jobs get the image. Default: sif where sif-folder or no registry is set, else docker.",
         ),
         click.option("--site", default="", metavar="SITE", help="Default: the setting `site`."),
         click.option("--idle-limit", "idle", type=Duration(), metavar="TIME", help="Default: 24h."),

@@ -221,7 +221,7 @@ def _file(factory: Factory, target: Target, sif: Sif, place: ImagePlace, progres
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(
-                f"{path.parent} cannot be made: {error.strerror}", hint="set another sif_folder"
+                f"{path.parent} cannot be made: {error.strerror}", hint="set another sif-folder"
             ) from error
         if shared or not _linked(sif.path, path):
             copy_sif(sif, path, progress)
