@@ -9,13 +9,9 @@ import json
 import os
 import re
 import signal
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,82 +20,9 @@ from imagefactory.pools.sweep_file import read_sweep
 from imagefactory.verdicts import find_in, local_place, read_court
 from imagefactory.verify.model import Standing
 from tests.engines.pool_ground import PoolGround, make_ground
+from tests.engines.pool_sweeps import BAD, SweepRun, node, somebody_else, submit, wait_for
 from tests.services import libcuda
-from tests.services.condor import OTHER, CondorPool
-
-LONG = 600.0
-"""Seconds after which a test gives up on what it waits for."""
-BAD = 9
-
-
-def wait_for(what: str, happened: Callable[[], bool]) -> None:
-    until = time.monotonic() + LONG
-    while not happened():
-        assert time.monotonic() < until, f"{what}: not within {LONG:.0f} s"
-        time.sleep(0.5)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweepRun:
-    """A sweep that was submitted, and what the command line says of it."""
-
-    ground: PoolGround
-    id: str
-    folder: Path
-
-    @property
-    def pool(self) -> CondorPool:
-        return self.ground.pool
-
-    @property
-    def dag(self) -> str:
-        """The job of DAGMan."""
-        return str(self.status()["jobs"][-1])
-
-    def status(self) -> dict[str, Any]:
-        document = json.loads(self.ground.run("status", "--json", self.id, err=False))
-        (found,) = document["sweeps"]
-        assert isinstance(found, dict)
-        return found
-
-    def ends(self) -> dict[str, dict[str, Any]]:
-        """By target and capability, once all nodes have an outcome and DAGMan is gone."""
-        wait_for(f"sweep {self.id}", lambda: self.status()["done"] and self.is_left_alone())
-        return self.nodes()
-
-    def is_left_alone(self) -> bool:
-        """No DAGMan is in the queue. (None: the queue did not answer.)"""
-        return self.status()["driven"] is False
-
-    def nodes(self) -> dict[str, dict[str, Any]]:
-        return {node["node"]: node for node in self.status()["nodes"]}
-
-    def job(self, node: str) -> str:
-        """The job of a node that runs now."""
-
-        def runs() -> bool:
-            last = self.nodes()[node]["attempts"][-1:]
-            return bool(last) and last[0]["ending"] == "running"
-
-        wait_for(f"{node} to run", runs)
-        return str(self.nodes()[node]["attempts"][-1]["job"])
-
-    def collect(self, *, code: int) -> dict[str, dict[str, Any]]:
-        document = json.loads(self.ground.run("collect", "--json", self.id, code=code, err=False))
-        return {row["kit"].rpartition("/")[2]: row for row in document["results"]}
-
-
-def submit(ground: PoolGround, tricks: tuple[str, ...], *options: str) -> SweepRun:
-    names = [ground.name(trick) for trick in tricks]
-    told = ground.run("verify", *names, "--on", "htcondor", "--suite", "quick", "--image", "sif",
-                      *options, "--json", err=False)  # fmt: skip
-    row = json.loads(told)
-    assert row["errors"] == []
-    return SweepRun(ground=ground, id=row["sweep"], folder=ground.pool.here(row["folder"]))
-
-
-def node(ground: PoolGround, trick: str, capability: str = "9.0") -> str:
-    return f"{ground.name(trick)}-sm{capability.replace('.', '')}".replace(".", "_")
+from tests.services.condor import CondorPool
 
 
 @pytest.fixture(scope="module")
@@ -209,32 +132,6 @@ def test_one_that_hangs_is_ended_by_the_run_limit(ground: PoolGround) -> None:
     (found,) = sweep.ends().values()
     assert (found["outcome"], found["reason"]) == ("timeout", "stopped after 5s, its limit on the pool")
     assert len(found["attempts"]) == 1
-
-
-BLOCKS = """\
-universe = vanilla
-executable = /bin/sleep
-transfer_executable = false
-arguments = 3600
-request_cpus = 1
-request_memory = 64MB
-request_disk = 1MB
-request_gpus = 1
-require_gpus = Capability == 7.0
-queue
-"""
-
-
-@contextmanager
-def somebody_else(pool: CondorPool) -> Iterator[None]:
-    """Another user's job keeps the only GPU with capability 7.0."""
-    path = pool.homes / OTHER / "blocks.sub"
-    path.write_text(BLOCKS)
-    job = pool.run(["condor_submit", "-terse", path.name], user=OTHER).stdout.split()[0]
-    status = ["condor_q", job, "-af", "JobStatus"]
-    wait_for("the other's job to run", lambda: pool.run(status, user=OTHER).stdout.strip() == "2")
-    yield
-    pool.run(["condor_rm", job], user=OTHER)
 
 
 def test_waiting_in_vain_ends_as_no_match(ground: PoolGround) -> None:

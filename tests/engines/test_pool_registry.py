@@ -18,7 +18,7 @@ import pytest
 from imagefactory.pools.htcondor.classify import CUT
 from imagefactory.pools.sweep_file import read_sweep
 from tests.engines.pool_ground import PoolGround, make_ground
-from tests.engines.test_pool import BAD, SweepRun, node, somebody_else
+from tests.engines.pool_sweeps import BAD, SweepRun, node, somebody_else, submit
 from tests.services.authority import Certificate, make_authority
 from tests.services.condor import BUNDLE, REGISTRY, CondorPool
 from tests.services.registry import RegistryOptions, RegistryServer, registry_server
@@ -38,14 +38,6 @@ class Centre:
     stranger: RegistryServer
     ending: RegistryServer
     stop: ExitStack
-
-    def submit(self, tricks: tuple[str, ...], *options: str) -> SweepRun:
-        names = [self.ground.name(trick) for trick in tricks]
-        told = self.ground.run("verify", *names, "--on", "htcondor", "--suite", "quick", *options, "--json",
-                               err=False)  # fmt: skip
-        row = json.loads(told)
-        assert row["errors"] == []
-        return SweepRun(ground=self.ground, id=row["sweep"], folder=self.ground.pool.here(row["folder"]))
 
     def delete(self, reference: str) -> None:
         """Removes a manifest from the registry, as a person who frees it would."""
@@ -125,13 +117,13 @@ def sweeps(centre: Centre) -> Sweeps:
     stranger, ending = (f"{one.host}/gpu" for one in (centre.stranger, centre.ending))
     late = ("--capability", "7.0", "--retries", "0")
     with somebody_else(centre.ground.pool):
-        gone = centre.submit(("good",), *late)
-        down = centre.submit(("plain",), *late, "--registry", ending)
-        docker = centre.submit(("plain",), "--capability", "8.0", "--capability", "9.0")
-        spoken = centre.submit(("wrong-numbers",), "--capability", "9.0")
-        oras = centre.submit(("good", "no-kernel"), "--capability", "9.0", "--image", "oras")
+        gone = submit(centre.ground, ("good",), *late)
+        down = submit(centre.ground, ("plain",), *late, "--registry", ending)
+        docker = submit(centre.ground, ("plain",), "--capability", "8.0", "--capability", "9.0")
+        spoken = submit(centre.ground, ("wrong-numbers",), "--capability", "9.0")
+        oras = submit(centre.ground, ("good", "no-kernel"), "--capability", "9.0", "--image", "oras")
         again = ("--capability", "8.0", "--retries", "1")  # by docker:// still, though a .sif is there by now
-        distrusted = centre.submit(("good",), *again, "--registry", stranger)
+        distrusted = submit(centre.ground, ("good",), *again, "--registry", stranger)
         centre.delete(image_of(gone).removeprefix("docker://"))
         centre.stop.close()
     return Sweeps(docker=docker, spoken=spoken, oras=oras, distrusted=distrusted, gone=gone, down=down)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.engines.pool_ground import PoolGround, make_ground
-from tests.engines.test_pool import submit, wait_for
+from tests.engines.pool_sweeps import submit, wait_for
 from tests.services.condor import CondorPool
 
 

@@ -1,0 +1,114 @@
+"""Sweeps of a PoolGround by the real command: submitted, looked at, waited for, collected."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.engines.pool_ground import PoolGround
+from tests.services.condor import OTHER, CondorPool
+
+LONG = 600.0
+"""Seconds after which a test gives up on what it waits for."""
+BAD = 9
+
+
+def wait_for(what: str, happened: Callable[[], bool]) -> None:
+    until = time.monotonic() + LONG
+    while not happened():
+        assert time.monotonic() < until, f"{what}: not within {LONG:.0f} s"
+        time.sleep(0.5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepRun:
+    """A sweep that was submitted, and what the command line says of it."""
+
+    ground: PoolGround
+    id: str
+    folder: Path
+
+    @property
+    def pool(self) -> CondorPool:
+        return self.ground.pool
+
+    @property
+    def dag(self) -> str:
+        """The job of DAGMan."""
+        return str(self.status()["jobs"][-1])
+
+    def status(self) -> dict[str, Any]:
+        document = json.loads(self.ground.run("status", "--json", self.id, err=False))
+        (found,) = document["sweeps"]
+        assert isinstance(found, dict)
+        return found
+
+    def ends(self) -> dict[str, dict[str, Any]]:
+        """By target and capability, once all nodes have an outcome and DAGMan is gone."""
+        wait_for(f"sweep {self.id}", lambda: self.status()["done"] and self.is_left_alone())
+        return self.nodes()
+
+    def is_left_alone(self) -> bool:
+        """No DAGMan is in the queue. (None: the queue did not answer.)"""
+        return self.status()["driven"] is False
+
+    def nodes(self) -> dict[str, dict[str, Any]]:
+        return {node["node"]: node for node in self.status()["nodes"]}
+
+    def job(self, node: str) -> str:
+        """The job of a node that runs now."""
+
+        def runs() -> bool:
+            last = self.nodes()[node]["attempts"][-1:]
+            return bool(last) and last[0]["ending"] == "running"
+
+        wait_for(f"{node} to run", runs)
+        return str(self.nodes()[node]["attempts"][-1]["job"])
+
+    def collect(self, *, code: int) -> dict[str, dict[str, Any]]:
+        document = json.loads(self.ground.run("collect", "--json", self.id, code=code, err=False))
+        return {row["kit"].rpartition("/")[2]: row for row in document["results"]}
+
+
+def submit(ground: PoolGround, tricks: tuple[str, ...], *options: str) -> SweepRun:
+    """A sweep of the images that do these tricks, by the real command."""
+    names = [ground.name(trick) for trick in tricks]
+    told = ground.run("verify", *names, "--on", "htcondor", "--suite", "quick", *options, "--json", err=False)
+    row = json.loads(told)
+    assert row["errors"] == []
+    return SweepRun(ground=ground, id=row["sweep"], folder=ground.pool.here(row["folder"]))
+
+
+def node(ground: PoolGround, trick: str, capability: str = "9.0") -> str:
+    return f"{ground.name(trick)}-sm{capability.replace('.', '')}".replace(".", "_")
+
+
+BLOCKS = """\
+universe = vanilla
+executable = /bin/sleep
+transfer_executable = false
+arguments = 3600
+request_cpus = 1
+request_memory = 64MB
+request_disk = 1MB
+request_gpus = 1
+require_gpus = Capability == 7.0
+queue
+"""
+
+
+@contextmanager
+def somebody_else(pool: CondorPool) -> Iterator[None]:
+    """Another user's job keeps the only GPU with capability 7.0."""
+    path = pool.homes / OTHER / "blocks.sub"
+    path.write_text(BLOCKS)
+    job = pool.run(["condor_submit", "-terse", path.name], user=OTHER).stdout.split()[0]
+    status = ["condor_q", job, "-af", "JobStatus"]
+    wait_for("the other's job to run", lambda: pool.run(status, user=OTHER).stdout.strip() == "2")
+    yield
+    pool.run(["condor_rm", job], user=OTHER)
