@@ -8,6 +8,7 @@ import hashlib
 import http.server
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -39,12 +40,11 @@ from imagefactory.settings import load_settings
 from imagefactory.verify.runners.apptainer import ApptainerRunner
 from imagefactory.workflow import define_target
 from tests.e2e.conftest import TINY_RECIPE, Factory
-from tests.services.processes import ENGINES
+from tests.services.apptainer import ORDINARY_UID, as_ordinary_user
 
 ROOT = Path(__file__).parents[2]
 TARGET = "tiny-12.1-cu121"
 CANARY = "canary-5d1f0c9e"
-ORDINARY_UID = 65534
 
 PLAIN = PullOptions(plain_http=True)
 
@@ -172,21 +172,22 @@ def test_a_failing_pull_is_caught(
 
 
 def test_an_interrupted_build_leaves_nothing(ground: Ground, bench: Path) -> None:
-    output, token = bench / "out" / "x.sif", "4711.5"
+    output, asleep = bench / "out" / "x.sif", marked_sleep()
 
     def stop(line: str) -> None:
         if line == "ready":
             raise KeyboardInterrupt
 
-    order = SifOrder(folder=bench, spec=definition_of(bench, f"echo ready\nsleep {token}"), output=output)
+    order = SifOrder(folder=bench, spec=definition_of(bench, f"echo ready\n{asleep}"), output=output)
     with pytest.raises(KeyboardInterrupt):
         ground.command.build(order, stop)
     assert list(output.parent.iterdir()) == []
-    assert not running(f"sleep {token}")
+    assert not running(asleep)
 
 
 def test_a_killed_factory_takes_its_build_along(ground: Ground, bench: Path) -> None:
-    definition_of(bench, "echo ready\nsleep 4714.5")
+    asleep = marked_sleep()
+    definition_of(bench, f"echo ready\n{asleep}")
     code = f"""
         import os
         from pathlib import Path
@@ -201,7 +202,12 @@ def test_a_killed_factory_takes_its_build_along(ground: Ground, bench: Path) -> 
         process.kill()
         # Read to its end: whoever still held the pipe would be alive.
         assert "FATAL" not in process.stdout.read()
-    assert not running("sleep 4714.5")
+    assert not running(asleep)
+
+
+def marked_sleep() -> str:
+    """A command that is found in all of /proc, and that no other run of the tests has."""
+    return f"sleep 4711.{secrets.randbelow(10**12):012}"
 
 
 def running(words: str) -> bool:
@@ -544,14 +550,14 @@ def test_mounts(ground: Ground, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("read_only", [True, False])
 def test_a_time_limit_ends_everything(ground: Ground, read_only: bool) -> None:
-    token = f"4712.{read_only:d}"
-    argv = ("sh", "-c", f"echo begun; sleep {token} & wait")
+    asleep = marked_sleep()
+    argv = ("sh", "-c", f"echo begun; {asleep} & wait")
     for seconds in (6.0, 120.0):  # apptainer itself may need the shorter one to start
         done = ground.runner.run(ground.image, RunSpec(argv=argv, timeout=seconds, read_only=read_only))
         if done.stdout:
             break
     assert (done.timed_out, done.returncode, done.stdout) == (True, 137, "begun\n")
-    assert not running(f"sleep {token}")
+    assert not running(asleep)
 
 
 def test_what_cannot_be_is_said(ground: Ground, tmp_path: Path) -> None:
@@ -593,30 +599,9 @@ print(json.dumps([done.returncode, done.stdout, done.stderr, done.timed_out]))
 """
 
 
-REACH = """\
-hold=$(mktemp -d)
-mount --rbind "$1" "$hold"
-mount -t tmpfs -o mode=755 reach "$2"
-mkdir -p "$1"
-mount --rbind "$hold" "$1"
-shift 2
-exec "$@"
-"""
-
-
-def reaching(engines: Path) -> tuple[str, ...]:
-    """A command before another: shows the checkout's engines where they lie in a closed folder (/root)."""
-    closed = next((folder for folder in reversed(engines.parents) if not folder.stat().st_mode & 0o001), None)
-    if closed is None or not engines.is_dir():
-        return ()
-    namespace = ("unshare", "--mount", "--propagation", "private")
-    return (*namespace, "sh", "-ec", REACH, "sh", str(engines), str(closed))
-
-
-@pytest.mark.parametrize("uid", [0, 33, ORDINARY_UID])  # apptainer wants ids that the machine knows
-def test_an_ordinary_user_is_whom_he_asks_for(ground: Ground, uid: int) -> None:
+@pytest.mark.parametrize("uid", [0, 33, ORDINARY_UID])
+def test_an_ordinary_user_is_whom_he_asks_for(ground: Ground, tmp_path: Path, uid: int) -> None:
     """He: 65534, who is himself, root or another inside, without a network, and writes where he may."""
-    assert os.geteuid() == 0, "this test needs root, to become an ordinary user"
     sif = ground.make(ground.image)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -632,12 +617,11 @@ def test_an_ordinary_user_is_whom_he_asks_for(ground: Ground, uid: int) -> None:
             path.chmod(0o755 if path.is_dir() else 0o644)
 
         def ask(**spec: object) -> list[object]:
-            identity = [f"--reuid={ORDINARY_UID}", f"--regid={ORDINARY_UID}", "--clear-groups"]
+            driver = ["/usr/bin/python3", folder / "driver.py", folder / "x.sif"]
             environ = {"PATH": os.environ["PATH"], "HOME": name, "PYTHONPATH": f"{name}/python"}
             done = subprocess.run(
-                [*reaching(ENGINES), "setpriv", *identity, "--inh-caps=-all", "--bounding-set=-all",
-                 "/usr/bin/python3", f"{name}/driver.py", f"{name}/x.sif", json.dumps({"uid": uid, **spec})],
-                capture_output=True, text=True, env=environ, cwd="/", timeout=120, check=False,
+                as_ordinary_user(tmp_path, [*driver, json.dumps({"uid": uid, **spec})]),
+                capture_output=True, text=True, env=environ, cwd="/", timeout=300, check=False,
             )  # fmt: skip
             assert done.returncode == 0, done.stderr
             return list(json.loads(done.stdout))
@@ -650,5 +634,6 @@ def test_an_ordinary_user_is_whom_he_asks_for(ground: Ground, uid: int) -> None:
         assert ask(argv=["no-such-program"])[0] == 127
         if uid == 0:
             assert ask(argv=["sh", "-c", "touch /x && echo written"])[1] == "written\n"
-        assert ask(argv=["sleep", "4713.5"], timeout=2.0)[3] is True
-        assert not running("sleep 4713.5")
+        asleep = marked_sleep()
+        assert ask(argv=asleep.split(), timeout=2.0)[3] is True
+        assert not running(asleep)

@@ -34,11 +34,10 @@ from imagefactory.verify.model import EvidenceKind, Standing
 from imagefactory.verify.suite.gpu import table
 from imagefactory.verify.trust import Grant, add_key
 from imagefactory.workflow import SifExport, export_sif
-from tests.engines.test_apptainer import ORDINARY_UID, reaching
 from tests.engines.test_gpu_verify import NAME, factory  # noqa: F401
 from tests.services import libcuda
+from tests.services.apptainer import ORDINARY_UID, as_ordinary_user
 from tests.services.gpu_host import Told, make_host
-from tests.services.processes import ENGINES
 
 INSIDE = "/usr/lib/x86_64-linux-gnu/libcuda.so.1"
 
@@ -186,22 +185,19 @@ def test_without_a_network_a_sif_of_the_store_stands_for_the_image(ground: Groun
     assert (report.outcome, report.subject.manifest) == (Outcome.VERIFIED, sif.made_from)
 
 
-def test_an_ordinary_user_runs_a_kit_by_apptainer(ground: Ground) -> None:
+def test_an_ordinary_user_runs_a_kit_by_apptainer(ground: Ground, tmp_path: Path) -> None:
     """As on most clusters: no root, no docker, and a home of one's own."""
-    assert os.geteuid() == 0, "this test needs root, to become an ordinary user"
     kit = ground.kit("ordinary")
     with tempfile.TemporaryDirectory() as name:
         for folder in (kit.name, "host"):
             shutil.copytree(ground.folder / folder, Path(name, "there", folder), symlinks=True)
         programs = ground.programs(into=Path(name, "bin"))
         subprocess.run(["chown", "--recursive", "--no-dereference", str(ORDINARY_UID), name], check=True)
-        identity = [f"--reuid={ORDINARY_UID}", f"--regid={ORDINARY_UID}", "--clear-groups"]
         there = Path(name, "there")
         host = [str(there / Path(place).relative_to(ground.folder)) for place in ground.host]
         python = ["/usr/bin/python3", "-I", "-S", "-c", ON_A_MADE_UP_MACHINE, str(there / "ordinary")]
-        before = [*reaching(ENGINES), "setpriv", *identity, "--inh-caps=-all", "--bounding-set=-all"]
         done = subprocess.run(
-            [*before, *python, json.dumps(host), "--runner", "apptainer"],
+            as_ordinary_user(tmp_path, [*python, json.dumps(host), "--runner", "apptainer"]),
             capture_output=True,
             text=True,
             timeout=300,

@@ -22,7 +22,6 @@ import os
 import random
 import shutil
 import socket
-import stat
 import subprocess
 import sys
 import time
@@ -31,6 +30,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from tests.services.apptainer import fuse_for_everyone
 from tests.services.libcuda import MEMORY, NAME, UUID
 from tests.services.processes import ENGINES, Job, Program, ServiceError, need_root, running
 
@@ -388,12 +388,8 @@ def _lay_out(folder: Path, port: int) -> dict[Path, str]:
         folder / "hosts": "/etc/hosts",
         folder / "bundle.crt": BUNDLE,
     }
-    fuse = Path("/dev/fuse")
-    if fuse.exists() and stat.S_IMODE(fuse.stat().st_mode) & 0o006 != 0o006:
-        mine = folder / "fuse"  # as udev would make it: every user of a machine with apptainer may open it
-        os.mknod(mine, 0o666 | stat.S_IFCHR, fuse.stat().st_rdev)
-        mine.chmod(0o666)
-        mounts[mine] = "/dev/fuse"
+    if fuse := fuse_for_everyone(folder):
+        mounts[fuse] = "/dev/fuse"
     return mounts
 
 
