@@ -22,6 +22,8 @@ case "${1:-}" in
         ;;
 esac
 
+[ "${1:-}" != --tests ] || tests/services/check_machine
+
 missing=""
 for package in $packages; do
     dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing="$missing $package"
