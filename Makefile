@@ -37,6 +37,8 @@ requirements: ## solve the project's own dependencies anew
 	    --extra all requirements/tools.in pyproject.toml --output-file requirements/build.txt
 	$(bin)/uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 \
 	    --extra dev requirements/tools.in pyproject.toml --output-file requirements/dev.txt
+	for framework in jax onnxruntime; do echo $$framework | $(bin)/uv pip compile --quiet --generate-hashes --no-header \
+	    --no-annotate --python-version 3.11 - --output-file requirements/$$framework.txt; done
 	sed -n '/^py-rattler==/,/[^\\]$$/p' requirements/build.txt | grep -v '# via' >imagefactory/render/rattler.txt
 
 .PHONY: help setup check format unit test bench scanned requirements

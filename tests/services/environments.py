@@ -1,4 +1,4 @@
-"""Virtual environments with a framework's small build for the CPU, from the machine's Python index."""
+"""Virtual environments with a framework's small build for the CPU, by requirements/FRAMEWORK.txt."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
 
+REQUIREMENTS = Path(__file__).parents[2] / "requirements"
 # A recipe's name of the framework -> what is installed.
-PACKAGES = {"onnxruntime-gpu": ("onnxruntime",), "jax": ("jax",)}
+PACKAGES = {"onnxruntime-gpu": "onnxruntime", "jax": "jax"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +28,20 @@ def make_environment(framework: str, folder: Path) -> Environment:
     place = folder / "env"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
     python = place / "bin/python"
-    install = ["uv", "pip", "install", "--quiet", "--only-binary", ":all:", "--python", python]
+    install = [
+        "uv",
+        "pip",
+        "install",
+        "--quiet",
+        "--require-hashes",
+        "--only-binary",
+        ":all:",
+        "--python",
+        python,
+    ]
+    wanted = REQUIREMENTS / f"{PACKAGES[framework]}.txt"
     paths = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    subprocess.run([*install, *PACKAGES[framework]], check=True, env={**os.environ, "PATH": paths})
+    subprocess.run([*install, "--requirements", wanted], check=True, env={**os.environ, "PATH": paths})
     (site,) = place.glob("lib/python*/site-packages")
     packages = {
         re.sub(r"[-_.]+", "-", found.metadata["Name"]).lower(): found.version
