@@ -484,7 +484,7 @@ SAMPLES = [
 ]
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=400, deadline=None)
 @given(
     sample=st.sampled_from(SAMPLES),
     edits=st.lists(

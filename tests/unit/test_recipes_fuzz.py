@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -263,7 +262,7 @@ def assert_only_recipe_errors(text: str) -> None:
         assert len(fault) < 1000
 
 
-@settings(max_examples=2000, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(text=st.sampled_from(TEXTS), mutations=st.lists(MUTATION, min_size=1, max_size=3))
 def test_near_valid_recipes(text: str, mutations: list[Mutation]) -> None:
     for mutate in mutations:
@@ -271,7 +270,7 @@ def test_near_valid_recipes(text: str, mutations: list[Mutation]) -> None:
     assert_only_recipe_errors(text)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None)
 @given(
     field=st.sampled_from(
         [
@@ -339,21 +338,7 @@ def test_the_unchanged_texts_are_accepted() -> None:
 
 @pytest.mark.parametrize("rule", sorted(recipe_values.RULES))
 def test_no_rule_hangs_on_what_it_refuses(rule: str) -> None:
-    """Patterns that backtrack would for hours; the fuzz alone would not find it. Sound ones take milliseconds."""
-
-    def hang(number: int, frame: object) -> None:
-        raise AssertionError(f"{rule} is still at work after minutes")
-
-    before = signal.signal(signal.SIGALRM, hang)
-    signal.alarm(300)
-    try:
-        refuse(rule)
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def refuse(rule: str) -> None:
+    """Patterns that backtrack would for hours, and meet the limit of a test; sound ones take milliseconds."""
     found = recipe_values.RULES[rule]
     for start, repeated in itertools.product(
         ["a", "1", "a[", "a<", "a==", ""], ["a", "1", "a-", "1.", "==1,", "a,"]
@@ -363,7 +348,7 @@ def refuse(rule: str) -> None:
         assert not re.fullmatch(found.pattern, text[: found.limit * 10 - 1] + "\n", re.ASCII)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None)
 @given(data=st.binary(max_size=200))
 def test_any_bytes(data: bytes) -> None:
     assert_only_recipe_errors(data.decode("latin-1"))
