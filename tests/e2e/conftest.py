@@ -123,7 +123,16 @@ def copy_store(store: Path, path: Path) -> Path:
     return path
 
 
-@pytest.fixture(scope="session")
-def factory(base_store: Path, scratch: Path) -> Factory:
-    """The store that the real targets are built into, with the session's cache."""
-    return Factory(store=copy_store(base_store, scratch / "store"), cache=scratch / "cache")
+@pytest.fixture(scope="module")
+def factory(request: pytest.FixtureRequest, base_store: Path, scratch: Path) -> Iterator[Factory]:
+    """A store with the base and a cache with its .debs, for one file of tests; the next finds none of it."""
+    folder = scratch / request.path.stem
+    yield lend(base_store, folder)
+    shutil.rmtree(folder)
+
+
+def lend(base_store: Path, folder: Path) -> Factory:
+    """A factory of its own in `folder`, which spares it the base."""
+    (folder / "cache").mkdir(parents=True)
+    (folder / "cache" / "debs").symlink_to(base_store.parent / "cache" / "debs")
+    return Factory(store=copy_store(base_store, folder / "store"), cache=folder / "cache")

@@ -17,6 +17,8 @@ from tests.e2e import rehearsal
 from tests.e2e.conftest import Factory
 from tests.e2e.numbers import assert_numbers
 
+pytestmark = pytest.mark.timeout(2400)  # Each builds some 12 GB first.
+
 # What is built on PyTorch stands for PyTorch, whose layers it holds.
 EXPORTING = "pytorch-onnx-2.15-cu132"
 # Target -> the file of the suite that knows its framework.

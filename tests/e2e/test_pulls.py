@@ -66,7 +66,9 @@ def published(
 ) -> Published:
     """The tiny target with layers of one codec, in the real registry."""
     extra = {"IMAGEFACTORY_CODEC": request.param}
-    store = factory.store if request.param == "zstd" else scratch / "pulls-gzip"  # the first has the base
+    store = (
+        factory.store if request.param == "zstd" else scratch / "pulls-gzip"
+    )  # the other codec's base is made
     tiny = Factory(store=store, cache=factory.cache, root=tiny_root, extra=extra)
     built = tiny.build(TARGET, "--no-smoke")
     place = f"{registry}/{request.param}"
