@@ -228,6 +228,14 @@ CAPABILITY  GPU                                MEMORY  DRIVER     CUDA  MACHINES
 7.0         Tesla V100-PCIE-16GB               16 GiB  -          12.4         1     1     2
 
 4 machines with 5 GPUs (1 of them MIG slices), 4 free; of cm.example.org, """
+MACHINES = """\
+MACHINE  FREE  GPUS
+gpu01       1     2  2 x Tesla V100-PCIE-16GB (7.0)
+gpu02       1     1  1 x NVIDIA H100 80GB HBM3 (9.0)
+gpu03       1     1  1 x NVIDIA A100-SXM4-40GB MIG 3g.20gb (8.0)
+gpu04       1     1  1 x Tesla V100-PCIE-16GB (7.0)
+
+4 machines with 5 GPUs (1 of them MIG slices), 4 free; of cm.example.org, """
 
 
 @pytest.fixture
@@ -241,6 +249,13 @@ def test_the_pool_is_shown_kind_by_kind(call: Call) -> None:  # noqa: F811
     said = call("pool")
     assert (said.code, said.err) == (0, "")
     assert said.out.startswith(TABLE)
+
+
+@pytest.mark.usefixtures("four")
+def test_the_pool_is_shown_machine_by_machine(call: Call) -> None:  # noqa: F811
+    said = call("pool", "--machines")
+    assert (said.code, said.err) == (0, "")
+    assert said.out.startswith(MACHINES)
 
 
 @pytest.mark.usefixtures("four")

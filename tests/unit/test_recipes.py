@@ -547,6 +547,24 @@ def test_select_nothing(targets: tuple[Target, ...]) -> None:
     assert "imagefactory list" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("jax", "did you mean 'jax-*', in quotes?"),
+        ("jaxx", "did you mean 'jax-*', in quotes?"),
+        ("jax-0.4.30-cu13", "did you mean 'jax-0.4.30-cu12'?"),
+        ("onnxruntime", "did you mean 'onnxruntime-1.18'?"),
+        ("caffe-1.0-cu80", "`imagefactory list` shows all targets"),
+    ],
+)
+def test_a_target_or_else_a_family_is_proposed(targets: tuple[Target, ...], name: str, hint: str) -> None:
+    known = ("jax", "jax-0.4.30-cu12"), ("onnxruntime", "onnxruntime-1.18")
+    few = [replace(targets[0], family=family, name=target) for family, target in known]
+    with pytest.raises(NothingSelectedError) as caught:
+        recipes.select(few, [name])
+    assert caught.value.hint == hint
+
+
 # --- the recipes of the tree ---------------------------------------------------------------------
 
 

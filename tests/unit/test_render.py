@@ -360,6 +360,12 @@ def test_written_files_are_right_and_stay_untouched(tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
+def test_the_folders_above_are_made_too(tmp_path: Path) -> None:
+    folder = tmp_path / "not/there/yet"
+    write_definitions(folder, FILES)
+    assert check_definitions(folder, FILES) == ()
+
+
 def test_check_names_each_fault(tmp_path: Path) -> None:
     write_definitions(tmp_path, FILES)
     (tmp_path / "one/requirements.txt").write_text("a\nc\n")

@@ -80,6 +80,8 @@ TORCH_MODULES = ["2 compute_90/8.0 sm_70 sm_80", "1 sm_80"]
         ),
         ("a/site-packages/setuptools/_vendor/wheel-0.43.dist-info/METADATA", None),
         ("a/site-packages/six-1.16.0.dist-info/RECORD", None),
+        ("a/site-packages/six/METADATA", None),
+        ("METADATA", None),
         ("a/other/x-1-2.json", None),
     ],
 )

@@ -558,6 +558,24 @@ def test_a_sif_in_a_folder_of_all_machines_is_written_once_and_not_transferred(
     assert Path(one.address).stat().st_mtime_ns == before
 
 
+@pytest.mark.parametrize("there", ["a", "a/folder", "a/folder/of/all"])
+def test_the_folder_of_all_machines_is_made_as_far_as_it_is_missing(
+    site: Site, tmp_path: Path, there: str
+) -> None:
+    sif, shared = kept_sif(site), tmp_path / "a/folder/of/all"
+    (tmp_path / there).mkdir(parents=True)
+    sharing(site, str(shared)).makes()
+    assert [path.name for path in shared.iterdir()] == [sif.name]
+
+
+def test_a_folder_of_all_machines_that_cannot_be_made_is_said(site: Site, tmp_path: Path) -> None:
+    kept_sif(site)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="file/shared cannot be made: Not a directory") as caught:
+        sharing(site, str(tmp_path / "file/shared")).makes()
+    assert "sif-folder" in caught.value.hint
+
+
 def test_a_sif_of_the_osdf_is_named_and_put_there_by_a_person(site: Site) -> None:
     sif = kept_sif(site)
     made = sharing(site, "osdf:///chtc/staging/me/").makes(site="chtc")

@@ -364,6 +364,13 @@ def test_numbers_are_short_whatever_they_are(name: str, value: float, told: str)
     assert format_number(name, value) == told
 
 
+def test_the_table_names_the_target_or_the_digest_where_none_is_known() -> None:
+    report = verify_gpu(gpu_trial(hardware=None), ScriptedRunner(write=never), clock())
+    nameless = replace(report, subject=replace(report.subject, target=""))
+    assert format_gpu_run(report).startswith("pytorch-1.13-cu117  quick suite on no GPU was met")
+    assert format_gpu_run(nameless).startswith(f"{digest('b')}  quick suite")
+
+
 def test_the_table_shows_checks_numbers_and_latencies(stand_in: Path, host: Hardware) -> None:
     report = run_driver(host, OnStandIn(stand_in))
     text = format_gpu_run(report)
