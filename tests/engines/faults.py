@@ -3,6 +3,9 @@
 `FaultProxy(upstream)` listens on 127.0.0.1 and relays HTTP/1.1 byte by byte. A `Storm` decides, request by
 request, which fault comes; each fault that was really injected is counted. With `tokens` the proxy is
 also the registry's door: it wants bearer tokens, hands them out at /token, and can let them expire.
+
+A client with several threads may say by the header LINE what a request is about. Requests of one line come
+one after the other, so what a storm does to them does not depend on which thread runs when.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import socket
 import struct
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import TracebackType
@@ -50,6 +54,9 @@ STATUS = {
 RARE = (Fault.EXPIRED, Fault.LOST_SESSION, Fault.RESET_IN_BODY)  # they fit few requests
 REASONS = {401: "Unauthorized", 404: "Not Found", 429: "Too Many Requests", 200: "OK"}
 SLOW_SECONDS = 0.03
+LINE = "X-Faults-Line"
+STUCK = 300
+"""Seconds after which something that is waited for does not come."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,14 @@ class Request:
         return self.chunked or self.length > 0
 
     @property
+    def line(self) -> str:
+        return self.headers.get(LINE.lower(), "")
+
+    @property
+    def token(self) -> str:
+        return self.headers.get("authorization", "").removeprefix("Bearer ")
+
+    @property
     def session(self) -> bool:
         """Whether it speaks to an upload session that the registry opened before."""
         path = self.path.partition("?")[0]
@@ -79,23 +94,46 @@ class Request:
 
 
 class Storm:
-    """At most `budget` faults, each request hit with chance `rate`; `hits` is how many came."""
+    """At most `budget` faults, each request hit with chance `rate`; `hits` has those that came, by line.
+
+    Each of the `lines` has dice and a share of the budget of its own. No fault comes in others: their
+    requests are late ones, of a client that was stopped before.
+    """
 
     def __init__(
-        self, seed: int, *, budget: int, rate: float, kinds: tuple[Fault, ...] = tuple(Fault)
+        self,
+        seed: int,
+        *,
+        budget: int,
+        rate: float,
+        kinds: tuple[Fault, ...] = tuple(Fault),
+        lines: Sequence[str] = ("",),
     ) -> None:
-        self.random, self.budget, self.rate, self.kinds = random.Random(seed), budget, rate, kinds
-        self.hits = 0
+        self.rate, self.kinds = rate, kinds
+        self.left = Counter(random.Random(seed).choices(lines, k=budget))
+        self.dice = {line: random.Random(f"{seed} {line}") for line in lines}
+        self.hits: dict[str, list[Fault]] = {line: [] for line in lines}
+
+    @property
+    def faults(self) -> Counter[Fault]:
+        return Counter(fault for hits in self.hits.values() for fault in hits)
+
+    @property
+    def worst(self) -> int:
+        """How many faults came in the line that met most of them."""
+        return max(map(len, self.hits.values()))
 
     def pick(self, request: Request, *, tokens: bool) -> Fault | None:
-        if self.hits >= self.budget or self.random.random() >= self.rate:
-            return None
+        line = request.line
+        if line not in self.dice or (line and request.path.startswith("/token")):
+            return None  # which thread asks for the token of all is chance
         fits = [kind for kind in self.kinds if _fits(kind, request, tokens=tokens)]
         fits += 3 * [kind for kind in fits if kind in RARE]
-        if not fits:
+        if not fits or not self.left[line] or self.dice[line].random() >= self.rate:
             return None
-        self.hits += 1
-        return self.random.choice(fits)
+        self.left[line] -= 1
+        self.hits[line].append(self.dice[line].choice(fits))
+        return self.hits[line][-1]
 
 
 def _fits(kind: Fault, request: Request, *, tokens: bool) -> bool:
@@ -124,7 +162,8 @@ class Seen:
 class FaultProxy:
     """`with FaultProxy("127.0.0.1:5000") as proxy: ... proxy.address`. `storm` may be set at any time.
 
-    `bytes_per_second` slows request bodies down (0: not at all). `serving` counts open connections.
+    With `most_bytes` no more of request bodies goes on than so much, until it is set anew. `serving` counts
+    open connections.
     """
 
     def __init__(self, upstream: str, *, tokens: bool = False) -> None:
@@ -132,11 +171,13 @@ class FaultProxy:
         self.upstream = (host, int(port))
         self.tokens = tokens
         self.storm: Storm = CALM
-        self.bytes_per_second = 0
+        self.most_bytes = 0
+        self.retry_after = 1
         self.seen = Seen()
         self.address = ""
         self.serving = 0
         self._tokens: set[str] = set()
+        self._expired: set[tuple[str, str]] = set()  # line and token
         self._numbers = itertools.count(1)
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
@@ -144,7 +185,7 @@ class FaultProxy:
 
     def __enter__(self) -> FaultProxy:
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(STUCK)
         return self
 
     def __exit__(
@@ -199,7 +240,7 @@ class FaultProxy:
         if fault is Fault.RESET_BEFORE:
             return _reset(writer)
         if fault is Fault.EXPIRED:
-            self._tokens.clear()
+            self._expired.add((request.line, request.token))
         if fault is Fault.LOST_SESSION:
             await _drain(request, reader)
             await upstream.drop_session(request)
@@ -208,7 +249,7 @@ class FaultProxy:
             await _drain(request, reader)
             extra = ""
             if fault is Fault.TOO_MANY_WAIT:
-                extra = f"Retry-After: {self.storm.random.choice((0, 1))}\r\n"
+                extra = f"Retry-After: {self.retry_after}\r\n"
             return await _say(writer, STATUS[fault], _error("TOOMANYREQUESTS"), extra)
         if self.tokens and (reply := self._door(request)) is not None:
             await _drain(request, reader)
@@ -217,8 +258,7 @@ class FaultProxy:
         if fault is Fault.RESET_IN_BODY:
             await upstream.open()
             upstream.send(request.raw + await reader.readexactly(request.length // 2))
-            await upstream.flush()
-            upstream.close()
+            await upstream.hang_up()
             return _reset(writer)
         head, body = await self._relay(request, reader, upstream)
         if fault is Fault.RESET_AFTER:
@@ -246,7 +286,7 @@ class FaultProxy:
             token = f"token-{next(self._numbers)}"
             self._tokens.add(token)
             return 200, json.dumps({"token": token, "expires_in": 300}).encode(), ""
-        if request.headers.get("authorization", "").removeprefix("Bearer ") in self._tokens:
+        if request.token in self._tokens and (request.line, request.token) not in self._expired:
             return None
         challenge = f'Bearer realm="http://{self.address}/token",service="faults"'
         return 401, _error("UNAUTHORIZED"), f"WWW-Authenticate: {challenge}\r\n"
@@ -259,9 +299,8 @@ class FaultProxy:
         async for piece in _body(request, reader):
             upstream.send(piece)
             self.seen.body_bytes += len(piece)
-            if self.bytes_per_second:
-                await upstream.flush()
-                await asyncio.sleep(len(piece) / self.bytes_per_second)
+            while 0 < self.most_bytes <= self.seen.body_bytes:
+                await asyncio.sleep(0.01)
         await upstream.flush()
         return await upstream.reply(request.method)
 
@@ -312,6 +351,17 @@ class _Upstream:
         self.send(f"DELETE {request.path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 0\r\n\r\n".encode())
         await self.flush()
         await self.reply("DELETE")
+
+    async def hang_up(self) -> None:
+        """Ends in the middle of a body. Returns when the registry is done with what came of it."""
+        assert self.streams is not None
+        reader, writer = self.streams
+        with contextlib.suppress(ConnectionError):
+            await writer.drain()
+            writer.write_eof()
+            async with asyncio.timeout(STUCK):
+                await reader.read()
+        self.close()
 
     def close(self) -> None:
         if self.streams is not None:

@@ -46,8 +46,9 @@ ROOT = Path(__file__).parents[2]
 QUIET = Quiet()
 STUCK = 300
 """Seconds after which a promoter that waits for one that failed gives up."""
-# docker-registry rewrites its files in place: who reads at that moment gets a 500, also several in a row.
-QUICK = Patience(attempts=8, first_wait=0.01, longest_wait=0.3)
+# docker-registry rewrites its files in place: who reads at that moment gets a 500, also several in a row,
+# and for long where other jobs starve it: about a minute is borne.
+STUBBORN = Patience(attempts=300, first_wait=0.01, longest_wait=0.3, read=STUCK)
 VERDICT_TYPE = "application/vnd.imagefactory.verdict.v1+json"
 RECIPE = f"""\
 family: one
@@ -120,7 +121,7 @@ def machines(memory_registry: str, tmp_path: Path) -> list[Machine]:
     for capability in CAPABILITIES:
         environ = {"IMAGEFACTORY_STORE": str(tmp_path / capability), "HOME": str(tmp_path)}
         settings = load_settings(directory=root, start=root, environ=environ)
-        client = Registry(memory_registry, RegistryOptions(patience=QUICK))
+        client = Registry(memory_registry, RegistryOptions(patience=STUBBORN))
         found.append(Machine(read_factory(settings, environ), capability, client))
     return found
 

@@ -99,8 +99,9 @@ class Asked:
 # What a `fault` may answer: an HTTP status ("503", "429:2" with Retry-After: 2, "401" as an expired
 # token), "reset" before anything is done, "reset-after" all was done, "cut" (half of the reply's body),
 # "drop:N" (the connection breaks after N bytes of the request's body are stored), "lose" (the upload is
-# forgotten), "wrong" (a reply's body with its first byte changed), "slow:S" (sleeps S seconds first),
-# "lie" (another Docker-Content-Digest), "echo" (a 403 that repeats the request's Authorization).
+# forgotten), "wrong" (a reply's body with its first byte changed), "hang" (no answer before the
+# registry stops), "lie" (another Docker-Content-Digest), "echo" (a 403 that repeats the request's
+# Authorization).
 Fault = Callable[[Asked], str | None]
 
 
@@ -117,6 +118,7 @@ class RegistryMadeHere:
         self.log: list[Asked] = []
         self.count: Counter[str] = Counter()
         self.bytes_in = self.bytes_out = self.connections = 0
+        self.stopped = threading.Event()
         self.tokens: dict[str, list[Any]] = {}  # token -> [scopes, valid until, uses left]
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.registry = self
@@ -143,6 +145,7 @@ class RegistryMadeHere:
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def stop(self) -> None:
+        self.stopped.set()
         self._server.shutdown()
         self._server.server_close()
 
@@ -241,8 +244,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _go(self, kind: str, *, known: bool) -> None:
         if self.fault == "reset":
             raise _Gone
-        if self.fault == "slow":
-            time.sleep(float(self.amount))
+        if self.fault == "hang":
+            self.registry.stopped.wait()
+            raise _Gone
         if self.fault == "lose":
             self.registry.forget_uploads()
         if self.fault == "echo":

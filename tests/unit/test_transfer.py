@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-import time
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
@@ -37,6 +37,8 @@ from imagefactory.oci.layout import (
 from imagefactory.oci.store import Source
 from imagefactory.oci.transfer import (
     EMPTY,
+    MOST_DEPTH,
+    Brake,
     Graph,
     Manifest,
     Place,
@@ -53,6 +55,8 @@ from imagefactory.progress import Quiet
 
 LAYER = "application/vnd.oci.image.layer.v1.tar+zstd"
 QUIET = Quiet()
+STUCK = 300
+"""Seconds after which something that is waited for does not come."""
 
 
 class Shelf:
@@ -65,7 +69,6 @@ class Shelf:
         self.pointers: dict[tuple[str, str], str] = {}
         self.diary: list[tuple[str, str]] = []
         self.broken: set[str] = set()
-        self.slow = 0.0
         self.lock = threading.Lock()
 
     @property
@@ -88,7 +91,6 @@ class Shelf:
     def read(self, repository: str, descriptor: Descriptor, offset: int = 0) -> Iterator[bytes]:
         data = self.blobs[repository, descriptor.digest][offset:]
         for at in range(0, len(data), 1000):
-            time.sleep(self.slow)
             self.note("chunk", descriptor.digest)
             yield data[at : at + 1000]
 
@@ -269,6 +271,20 @@ def test_manifests_that_nest_without_end_are_refused(source: Place) -> None:
         read_graph(source, inner.digest)
 
 
+def test_manifests_nest_as_deep_as_is_allowed(source: Place) -> None:
+    store = source.store
+    assert isinstance(store, Shelf)
+    tower = [manifest(store, "mine", [b"x"])]
+    for _ in range(MOST_DEPTH + 1):
+        value = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [format_descriptor(tower[-1])]}
+        tower.append(put(store, "mine", value))
+    deepest, deeper = tower[MOST_DEPTH:]
+    graph = read_graph(source, deepest.digest)
+    assert [one.descriptor.digest for one in graph.manifests] == [one.digest for one in tower[:-1]]
+    with pytest.raises(RegistryError, match="nest without end"):
+        read_graph(source, deeper.digest)
+
+
 def index_of(*rows: dict[str, object]) -> Manifest:
     filled = [
         {"mediaType": MANIFEST_TYPE, "digest": digest_of(str(n).encode()), "size": 1, **row}
@@ -414,23 +430,46 @@ def test_only_large_blobs_are_looked_for_elsewhere() -> None:
 
 
 def test_one_failed_blob_ends_the_others_and_keeps_what_was_sent() -> None:
-    here, there = Shelf("here"), Shelf("there")
+    """The first one is sent, the next one fails then, and all others wait for that in their middle."""
     layers = [bytes([n]) * 200_000 for n in range(6)]
+    first, broken, *_ = sorted(map(digest_of, layers))  # in the order in which they are begun
+    kept, stopped = threading.Event(), threading.Event()
+
+    class Here(Shelf):
+        def read(self, repository: str, descriptor: Descriptor, offset: int = 0) -> Iterator[bytes]:
+            for number, chunk in enumerate(super().read(repository, descriptor, offset)):
+                assert number != 10 or descriptor.digest == first or stopped.wait(STUCK)
+                yield chunk
+
+    class There(Shelf):
+        def write(self, repository: str, descriptor: Descriptor, source: Source) -> int:
+            assert descriptor.digest != broken or kept.wait(STUCK)
+            cost = super().write(repository, descriptor, source)
+            if descriptor.digest == first:
+                kept.set()
+            return cost
+
+    class Told(Brake):
+        def pull(self) -> None:
+            super().pull()
+            stopped.set()
+
+    here, there = Here("here"), There("there")
     image(here, "mine", layers)
-    here.slow = 0.005  # a whole layer takes a second
-    there.broken = {digest_of(layers[3])}
+    there.broken = {broken}
     source = Place(store=here, repository="mine")
-    sending = Sending(graph=read_graph(source, "1"), repository="yours", candidate="c")
+    sending = Sending(graph=read_graph(source, "1"), repository="yours", candidate="c", brake=Told())
     with pytest.raises(RegistryError, match="broken") as caught:
         send(source, there, sending, QUIET)
     assert "mend it" in caught.value.hint
     assert "resumes" in caught.value.hint
-    assert len(here.did("chunk")) < 900
+    read = Counter(here.did("chunk"))
+    assert all(read[digest_of(layer)] <= 11 for layer in layers if digest_of(layer) != first)
+    assert there.did("write") == [first]
     assert there.tags("yours") == ()
-    here.slow, there.broken = 0.0, set()
-    kept = len(there.did("write"))
+    there.broken = set()
     sent = send(source, there, sending, QUIET)
-    assert (sent.sent, sent.present) == (7 - kept, kept)
+    assert (sent.sent, sent.present) == (6, 1)
 
 
 def test_the_record_is_there_before_the_tag(source: Place) -> None:
