@@ -10,7 +10,9 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -21,9 +23,19 @@ from tests.services.podman import PodmanService, podman_service
 from tests.services.processes import search_path
 from tests.services.registry import registry_server
 
-DOCKER = pytest.StashKey[DockerDaemon]()
-PODMAN = pytest.StashKey[PodmanService]()
-POOL = pytest.StashKey[CondorPool]()
+Service = TypeVar("Service")
+
+DOCKER = pytest.StashKey[DockerDaemon | None]()
+PODMAN = pytest.StashKey[PodmanService | None]()
+POOL = pytest.StashKey[CondorPool | None]()
+
+
+@contextmanager
+def known(stash: pytest.Stash, key: pytest.StashKey[Service | None], service: Service) -> Iterator[None]:
+    """For the fixtures of each file below. Suites in one run have services of their own: the last counts."""
+    before, stash[key] = stash.get(key, None), service
+    yield
+    stash[key] = before
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -89,17 +101,15 @@ def dockerd(
     """DOCKER_HOST of a dockerd with buildx."""
     with docker_daemon(services_folder / "docker") as daemon:
         need_buildx(daemon.command, Path(os.environ["DOCKER_CONFIG"]))
-        request.config.stash[DOCKER] = daemon
-        yield daemon.host
-        del request.config.stash[DOCKER]
+        with known(request.config.stash, DOCKER, daemon):
+            yield daemon.host
 
 
 @pytest.fixture(scope="session")
 def podman_session(request: pytest.FixtureRequest, services_folder: Path) -> Iterator[PodmanService]:
-    with podman_service(services_folder / "podman") as service:
-        request.config.stash[PODMAN] = service
+    folder = services_folder / "podman"
+    with podman_service(folder) as service, known(request.config.stash, PODMAN, service):
         yield service
-        del request.config.stash[PODMAN]
 
 
 @pytest.fixture(scope="session")
@@ -119,7 +129,6 @@ def pool(
     request: pytest.FixtureRequest, services_folder: Path, services_environment: None
 ) -> Iterator[CondorPool]:
     """HTCondor with simulated GPUs, and the light install on its access point."""
-    with condor_pool(services_folder / "condor") as made:
-        request.config.stash[POOL] = made
+    folder = services_folder / "condor"
+    with condor_pool(folder) as made, known(request.config.stash, POOL, made):
         yield made
-        del request.config.stash[POOL]
