@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import random
+import select
 import shutil
 import signal
 import subprocess
-import time
-from dataclasses import replace
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.e2e.conftest import Factory, copy_store
+from tests.services.children import LIMIT, child, kill_group, wait_for
 
 TARGET = "tiny-12.1-cu121"
+LONG = 600.0
+"""Seconds after which a build that makes a base is given up, on a loaded machine."""
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +46,16 @@ def digest(factory: Factory) -> str:
 
 
 def fresh(tiny: Factory, scratch: Path, name: str, base_store: Path | None = None) -> Factory:
-    """An empty cache but for .debs; a store that is empty, or holds the base already."""
+    """An empty cache but for .debs; a store that is empty, or holds the base already; a TMPDIR of its own."""
     folder = scratch / name
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "cache").mkdir(parents=True)
+    (folder / "tmp").mkdir()
     (folder / "cache" / "debs").symlink_to(tiny.cache / "debs")
     if base_store is not None:
         copy_store(base_store, folder / "store")
-    return replace(tiny, store=folder / "store", cache=folder / "cache")
+    extra = {"TMPDIR": str(folder / "tmp")}
+    return replace(tiny, store=folder / "store", cache=folder / "cache", extra=extra)
 
 
 def check_store(factory: Factory) -> None:
@@ -60,102 +69,198 @@ def check_store(factory: Factory) -> None:
     factory.run("store", "list")
 
 
-def kill_tree(process: subprocess.Popen[str]) -> None:
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+# --- moments -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where a build stands still: before the first event of sys.audit in whose arguments `pattern` is found.
+
+    No machine is too fast or too slow for that. `meets`: files below TMPDIR that others make meanwhile.
+    """
+
+    name: str
+    event: str
+    pattern: str
+    meets: str = ""
+
+
+READING = Moment("the recipes are read", "open", "*/recipes/tiny.yaml r *")
+# mmdebstrap comes no further than to its tar, which nobody reads.
+INSTALLING = Moment(
+    "mmdebstrap's dpkg installs packages",
+    "open",
+    "*/.base.tar.* w *",
+    meets="imagefactory-base-*/mmdebstrap.*/var/lib/dpkg/info/*.list",
+)
+SEGMENT = Moment("a worker has made a segment", "os.rename", "*.part */segments/*")
+RECORDED = Moment("the image is recorded", "os.rename", "* */images/*.json *")
+MOMENTS = (
+    READING,
+    Moment("the store is founded", "open", "*/store/oci-layout w *"),
+    Moment("the .debs are looked at", "open", "*/debs/.lock w *"),
+    INSTALLING,
+    Moment("the base's blob is whole", "os.rename", "*/tmp/blob-* */blobs/sha256/*"),
+    Moment("the base is being unpacked", "open", "python3.11 None *"),
+    Moment("the base gets its tag", "os.rename", "* */index.json *"),
+    Moment("a wheel has come", "os.rename", "*.whl.part *"),
+    SEGMENT,
+    Moment("a layer's blob is whole", "os.rename", "*/tmp/blob-* */blobs/sha256/*"),
+    Moment("a layer is recorded", "os.rename", "* */layers/*.json *"),
+    RECORDED,
+    Moment("the image gets its tag", "os.rename", "* */index.json *"),
+)
+"""In the order in which a build comes to them."""
+
+_STOPS = """
+import fnmatch, os, runpy, sys, time
+here, event, pattern = sys.argv[1:4]
+def stop(found, arguments):
+    if found == event and fnmatch.fnmatchcase(" ".join(map(str, arguments)), pattern):
+        try:
+            os.close(os.open(here, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:  # an earlier one, or another worker's
+            return
+        while not os.path.exists(here + ".go-on"):
+            time.sleep(0.02)
+sys.addaudithook(stop)
+sys.argv[:] = ["imagefactory", *sys.argv[4:]]
+runpy.run_module("imagefactory", run_name="__main__")
+"""
+
+
+@contextmanager
+def stopped(factory: Factory, moment: Moment, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """A build of the tiny target that stands still at `moment`; `go_on` lets it."""
+    tmp = Path(factory.extra["TMPDIR"])
+    for old in tmp.glob("here*"):
+        old.unlink()
+    build = factory.command("build", "--no-smoke", *options, TARGET)
+    assert build[:3] == [sys.executable, "-m", "imagefactory"]
+    argv = [sys.executable, "-c", _STOPS, str(tmp / "here"), moment.event, moment.pattern, *build[3:]]
+    with (tmp / "stderr").open("w+") as said, child(argv, stderr=said, **piped(factory)) as process:
+
+        def there() -> bool:
+            if process.poll() is not None:
+                said.seek(0)
+                pytest.fail(f"the build ended with {process.returncode} before {moment.name}:\n{said.read()}")
+            return (tmp / "here").exists() and (not moment.meets or any(tmp.glob(moment.meets)))
+
+        wait_for(there, moment.name, limit=LONG)
+        yield process
+
+
+def piped(factory: Factory) -> dict[str, Any]:
+    return {"env": factory.environ, "stdout": subprocess.PIPE, "text": True, "limit": LONG + LIMIT}
+
+
+def go_on(factory: Factory) -> None:
+    Path(factory.extra["TMPDIR"], "here.go-on").touch()
 
 
 def test_killed_at_any_moment_and_run_again(tiny: Factory, wanted: str, scratch: Path) -> None:
-    """kill -9 after growing times, from the first look at the recipes to the last tag."""
-    seeded = random.Random(20261121)
+    """kill -9 at each moment, each on what the kills before it left."""
     store = fresh(tiny, scratch, "killed")
-    delay, kills = 0.3, 0
-    while True:
-        process = subprocess.Popen(
-            store.command("build", "--no-smoke", TARGET),
-            env=store.environ,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            _, errors = process.communicate(timeout=delay)
-        except subprocess.TimeoutExpired:
-            kill_tree(process)
-            kills += 1
-            delay *= 1.3 + seeded.random() / 2
-            continue
-        assert process.returncode == 0, errors
-        break
-    assert kills >= 4
+    for moment in MOMENTS:
+        with stopped(store, moment) as process:
+            kill_group(process)
+            assert process.wait(timeout=LIMIT) == -signal.SIGKILL, moment.name
     assert digest(store) == wanted
     check_store(store)
 
 
-@pytest.mark.parametrize("seconds", [1.5, 6])
+@pytest.mark.parametrize(
+    ("moment", "program"), [(INSTALLING, "mmdebstrap"), (SEGMENT, "sandbox.py")], ids=["base", "layers"]
+)
 def test_no_process_outlives_a_killed_build(
-    tiny: Factory, scratch: Path, wanted: str, seconds: float
+    tiny: Factory, scratch: Path, wanted: str, base_store: Path, moment: Moment, program: str
 ) -> None:
-    """After 1.5 s apt or mmdebstrap is at work, some seconds later mmdebstrap or the workers."""
-    store = fresh(tiny, scratch, f"orphans-{seconds}")
-    process = subprocess.Popen(store.command("build", "--no-smoke", TARGET), env=store.environ, stderr=-3)
-    time.sleep(seconds)
-    process.kill()  # the parent alone: all others must notice
-    process.wait()
-    deadline = time.monotonic() + 120
-    while left := _processes_naming(str(store.store)):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.2)
+    store = fresh(tiny, scratch, f"orphans-{program}", None if moment is INSTALLING else base_store)
+    folder = str(scratch / f"orphans-{program}")
+    with stopped(store, moment) as process, contextlib.ExitStack() as opened:
+        below = {}
+        for pid in stemming_from(process.pid):
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                words = Path(f"/proc/{pid}/cmdline").read_text()
+                below[os.pidfd_open(pid)] = f"{pid}: {words}".replace("\0", " ")
+        opened.callback(lambda: [os.close(handle) for handle in below])
+        assert any(program in words for words in below.values()), below
+        process.kill()  # the parent alone: all others must notice
+        process.wait(timeout=LIMIT)
+        try:
+            wait_for(lambda: len(select.select(below, [], [], 0)[0]) == len(below), f"all end: {below}")
+            wait_for(lambda: not naming(folder), "nothing works in the build's folders")
+        finally:
+            for handle in below:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+            for pid in naming(folder):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
     assert digest(store) == wanted
 
 
-def _processes_naming(text: str) -> list[str]:
+def stemming_from(pid: int) -> list[int]:
+    """The processes below `pid`, whichever of its threads started them."""
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for started in map(int, path.read_text().split()):
+                found += [started, *stemming_from(started)]
+    return found
+
+
+def naming(text: str) -> list[int]:
+    """The processes with `text` in their command line or environment."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                words = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
-            except OSError:
-                continue
-            if text.encode() in words:
-                found.append(f"{entry.name}: {words[:200]!r}")
+            with contextlib.suppress(OSError):
+                if text.encode() in (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
     return found
+
+
+# --- two at once ---------------------------------------------------------------------------------
 
 
 def test_two_builds_at_once_into_one_store(tiny: Factory, wanted: str, scratch: Path) -> None:
     store = fresh(tiny, scratch, "two")
     command = store.command("build", "--json", "--no-smoke", TARGET)
-    both = [subprocess.Popen(command, env=store.environ, stdout=-1, stderr=-1, text=True) for _ in range(2)]
-    for process in both:
-        out, errors = process.communicate(timeout=600)
-        assert process.returncode == 0, errors
-        assert json.loads(out)["results"][0]["image"]["digest"] == wanted
+    options = {"stderr": subprocess.PIPE, **piped(store)}
+    with child(command, **options) as one, child(command, **options) as other:
+        for process in (one, other):
+            out, errors = process.communicate(timeout=LONG)
+            assert process.returncode == 0, errors
+            assert json.loads(out)["results"][0]["image"]["digest"] == wanted
     check_store(store)
 
 
+@pytest.mark.parametrize("moment", [READING, SEGMENT, RECORDED], ids=["reading", "layers", "untagged"])
 def test_collection_beside_a_running_build_takes_nothing_it_needs(
-    tiny: Factory, wanted: str, scratch: Path, base_store: Path
+    tiny: Factory, wanted: str, scratch: Path, base_store: Path, moment: Moment
 ) -> None:
+    """It waits for a build that uses the store, and ends before one that does not yet."""
     store = fresh(tiny, scratch, "beside", base_store)
-    process = subprocess.Popen(
-        store.command("build", "--json", "--no-smoke", TARGET),
-        env=store.environ,
-        stdout=-1,
-        stderr=-1,
-        text=True,
-    )
-    collections = 0
-    while process.poll() is None:
-        store.run("store", "gc")
+    gc = store.command("store", "gc")
+    with (
+        stopped(store, moment, "--json") as build,
+        child(gc, env=store.environ, stderr=subprocess.PIPE, text=True) as collection,
+    ):
+        if moment is READING:
+            assert collection.wait(timeout=LIMIT) == 0
+        else:
+            assert collection.stderr.readline() == "waiting for running builds to end ...\n"
         store.run("store", "list")
-        collections += 1
-        time.sleep(0.3)
-    out, errors = process.communicate()
-    assert process.returncode == 0, errors
+        go_on(store)
+        out, _ = build.communicate(timeout=LIMIT)
+        assert build.returncode == 0, out
+        assert collection.wait(timeout=LIMIT) == 0
     assert json.loads(out)["results"][0]["image"]["digest"] == wanted
-    assert collections
     check_store(store)
+
+
+# --- what comes is wrong, the disk is full -------------------------------------------------------
 
 
 def test_a_wheel_that_is_not_the_locked_one_is_refused(

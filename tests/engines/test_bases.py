@@ -16,7 +16,6 @@ import sys
 import tarfile
 import tempfile
 import threading
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -41,6 +40,7 @@ from imagefactory.lock.base import (
 )
 from imagefactory.model import Base, BaseLock, Where
 from imagefactory.progress import Quiet
+from tests.services.children import LIMIT, wait_for
 
 ETC_APT = Path("/etc/apt")
 NEEDS = ("ca-certificates", "gcc", "libc6-dev", "python3", "python3-dev", "python3-venv", "unzip")
@@ -297,15 +297,13 @@ def test_a_killed_build_takes_all_along(
         scratch / "out/a.tar",
     )
     environ = {**os.environ, "TMPDIR": str(scratch)}
-    done = subprocess.run([sys.executable, "-c", KILLED, *arguments], env=environ, check=False)
+    argv = [sys.executable, "-c", KILLED, *arguments]
+    done = subprocess.run(argv, env=environ, check=False, timeout=LIMIT)
     assert done.returncode == -signal.SIGKILL
     left = next(scratch.glob("imagefactory-base-*"))
     assert list(left.glob("mmdebstrap.*")), "it was killed before mmdebstrap began"
-    for _ in range(600):  # the kernel ends a pid namespace at once, but not in no time
-        if not (alive := running_in(left)):
-            break
-        time.sleep(0.1)
-    assert alive == []
+    # The kernel ends a pid namespace at once, but not in no time.
+    wait_for(lambda: not running_in(left), "what ran in the root ends")
     assert str(left) not in Path("/proc/self/mounts").read_text()
     with bases._scratch(environ):  # the next build
         assert not left.exists()

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from imagefactory.render.define import define
 from imagefactory.verify.runners.unshare import UnshareRunner
 from tests.engines import docker_target
 from tests.services.channel_made import ADDRESS, PYTHON, MadeChannel, make_channel
+from tests.services.children import LIMIT, child, wait_for
 from tests.services.conda_package import CondaPackage, File, pack
 from tests.unit.wheels_made_here import locked, make_wheel
 
@@ -327,14 +327,14 @@ def in_session(leader: int) -> list[str]:
 
 def was_killed(order: Path, moment: int) -> bool:
     """Builds until `moment`; whether it was killed there, and not done before. Its children end with it."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", _BUILD, str(order), str(moment)], start_new_session=True
-    )
-    code, until = process.wait(), time.monotonic() + 300
-    assert code in (0, -signal.SIGKILL)
-    while in_session(process.pid):
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    with child([sys.executable, "-c", _BUILD, str(order), str(moment)]) as process:
+        code = process.wait(timeout=LIMIT)
+        assert code in (0, -signal.SIGKILL)
+        try:
+            wait_for(lambda: not in_session(process.pid), "its children end")
+        finally:
+            for left in in_session(process.pid):
+                os.kill(int(left), signal.SIGKILL)
     return code != 0
 
 

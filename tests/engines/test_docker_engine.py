@@ -17,7 +17,6 @@ import socket
 import subprocess
 import sys
 import tarfile
-import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -40,12 +39,11 @@ from imagefactory.verify.runners.unshare import UnshareRunner
 from imagefactory.verify.smoke import Trial, smoke
 from tests.engines.docker_target import EPOCH, Index, index_server, make_base_tar, make_target, store_base
 from tests.services import RegistryOptions, docker_daemon, registry_server
+from tests.services.children import LIMIT, child, wait_for
 from tests.services.docker import write_config
 
 CANARY = "canary-Xq7pW3vT9z"
 CANARY_PEM = b"# a canary called Zk4mB8rL2n\n"
-PATIENCE = 300.0
-"""Seconds after which a wait is given up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,13 +240,17 @@ def test_killed_build_leaves_no_image_and_can_be_run_again(
         job = (bench.layout.path, bench.daemon.environ, definition, bench.base, secrets)
         (tmp_path / "job").write_bytes(pickle.dumps(job))
         index.hold.set()
-        child = subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(tmp_path / "job")], stderr=subprocess.PIPE, text=True
-        )
-        wait_for(lambda: index.asked)
-        child.send_signal(signal_number)
-        error = child.communicate(timeout=PATIENCE)[1]
-        assert child.returncode == -signal_number or (signal_number == signal.SIGINT and child.returncode)
+        argv = [sys.executable, "-c", CHILD, str(tmp_path / "job")]
+        with child(argv, stderr=subprocess.PIPE, text=True) as build:
+
+            def asked() -> bool:
+                assert build.poll() is None, build.stderr and build.stderr.read()
+                return bool(index.asked)
+
+            wait_for(asked, "the build asks for its packages")
+            build.send_signal(signal_number)
+            error = build.communicate(timeout=LIMIT)[1]
+        assert build.returncode == -signal_number or (signal_number == signal.SIGINT and build.returncode)
         assert CANARY not in error
         assert stored(bench.layout) == names
         if signal_number == signal.SIGINT:
@@ -264,13 +266,6 @@ def test_killed_build_leaves_no_image_and_can_be_run_again(
     bench.layout.untag("tiny:1.0-cu121")
     for left in bench.layout.tmp.iterdir():  # by the kill; `store gc` would take it
         shutil.rmtree(left)
-
-
-def wait_for(true: object, seconds: float = PATIENCE) -> None:
-    ends = time.monotonic() + seconds
-    while not true():  # type: ignore[operator]
-        assert time.monotonic() < ends, "it did not happen in time"
-        time.sleep(0.05)
 
 
 # --- what must not be seen -------------------------------------------------------------------------
@@ -491,9 +486,13 @@ def test_image_stays_untouched(bench: Bench, image: Image, runner: DockerRunner)
 
 
 def test_time_out_ends_the_command(bench: Bench, image: Image, runner: DockerRunner) -> None:
-    done = runner.run(image, sh("echo begun; trap '' TERM INT; sleep 60", timeout=6.0))
-    assert (done.returncode, done.timed_out, done.stdout) == (137, True, "begun\n")
-    assert done.seconds >= 6
+    for limit in (6.0, 60.0):  # on a busy machine the container begins late
+        done = runner.run(image, sh("echo begun; trap '' TERM INT; sleep 1000", timeout=limit))
+        assert (done.returncode, done.timed_out) == (137, True)
+        assert done.seconds >= limit
+        if done.stdout:
+            break
+    assert done.stdout == "begun\n"
     assert bench.containers == []
 
 
@@ -567,30 +566,36 @@ def child_argv(bench: Bench, image: Image, spec: RunSpec, folder: Path) -> list[
     return [sys.executable, "-c", RUN_CHILD, str(folder / "job")]
 
 
+def returned(argv: list[str]) -> int:
+    return subprocess.run(argv, capture_output=True, timeout=LIMIT).returncode
+
+
 def test_ctrl_c_removes_the_container(bench: Bench, image: Image, tmp_path: Path) -> None:
-    child = subprocess.Popen(child_argv(bench, image, sh("sleep 1000"), tmp_path), stderr=subprocess.DEVNULL)
-    wait_for(lambda: bench.daemon.client.containers.list())
-    child.send_signal(signal.SIGINT)
-    assert child.wait(timeout=PATIENCE) != 0
+    argv = child_argv(bench, image, sh("sleep 1000"), tmp_path)
+    with child(argv, stderr=subprocess.DEVNULL) as runs:
+        wait_for(lambda: bench.daemon.client.containers.list(), "the container runs")
+        runs.send_signal(signal.SIGINT)
+        assert runs.wait(timeout=LIMIT) != 0
     assert bench.containers == []
 
 
 def test_what_a_killed_runner_left_is_removed_by_the_next(
     bench: Bench, image: Image, runner: DockerRunner, tmp_path: Path
 ) -> None:
-    child = subprocess.Popen(child_argv(bench, image, sh("sleep 1000"), tmp_path))
-    wait_for(lambda: bench.daemon.client.containers.list())
+    running = bench.daemon.client.containers
     (tmp_path / "gate").mkdir()
     mounts = (Mount(source=tmp_path / "gate", target="/gate"),)
     waits = sh("until test -e /gate/open; do sleep 0.1; done; exit 5", mounts=mounts)
-    other = subprocess.Popen(child_argv(bench, image, waits, tmp_path))
-    wait_for(lambda: len(bench.daemon.client.containers.list(filters={"label": OWNER})) == 2)
-    child.kill()
-    child.wait()
-    assert runner.run(image, sh("true")).returncode == 0
-    assert len(bench.containers) == 1  # the other runner's still runs
-    (tmp_path / "gate/open").touch()
-    assert other.wait(timeout=PATIENCE) == 5
+    with child(child_argv(bench, image, sh("sleep 1000"), tmp_path)) as one:
+        wait_for(running.list, "the first container runs")
+        with child(child_argv(bench, image, waits, tmp_path)) as other:
+            wait_for(lambda: len(running.list(filters={"label": OWNER})) == 2, "both containers run")
+            one.kill()
+            one.wait(timeout=LIMIT)
+            assert runner.run(image, sh("true")).returncode == 0
+            assert len(bench.containers) == 1  # the other runner's still runs
+            (tmp_path / "gate/open").touch()
+            assert other.wait(timeout=LIMIT) == 5
     assert bench.containers == []
 
 
@@ -599,13 +604,14 @@ def test_not_captured_command_has_our_streams_and_its_own_code(
 ) -> None:
     spec = sh("cat; echo problem >&2; exit 3", capture=False)
     done = subprocess.run(
-        child_argv(bench, image, spec, tmp_path), input="some input\n", capture_output=True, text=True
-    )
+        child_argv(bench, image, spec, tmp_path), input="some input\n", capture_output=True, text=True,
+        timeout=LIMIT,
+    )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (3, "some input\n", "problem\n")
     lost = RunSpec(argv=("no-such-command",), capture=False)
-    assert subprocess.run(child_argv(bench, image, lost, tmp_path), capture_output=True).returncode == 127
-    late = sh("sleep 60", capture=False, timeout=2.0)
-    assert subprocess.run(child_argv(bench, image, late, tmp_path), capture_output=True).returncode == 137
+    assert returned(child_argv(bench, image, lost, tmp_path)) == 127
+    late = sh("sleep 1000", capture=False, timeout=2.0)
+    assert returned(child_argv(bench, image, late, tmp_path)) == 137
     assert bench.containers == []
 
 
@@ -615,9 +621,8 @@ def test_a_time_limit_holds_where_docker_starts_after_it(bench: Bench, image: Im
     slow.write_text(f'#!/bin/sh\nsleep 3\nPATH={path}\nexec docker "$@"\n')
     slow.chmod(0o755)
     daemon = DockerDaemon({**bench.daemon.environ, "PATH": f"{slow.parent}:{path}"})
-    spec = sh("sleep 60", capture=False, timeout=0.5)
-    argv = child_argv(replace(bench, daemon=daemon), image, spec, tmp_path)
-    assert subprocess.run(argv, capture_output=True).returncode == 137
+    spec = sh("sleep 1000", capture=False, timeout=0.5)
+    assert returned(child_argv(replace(bench, daemon=daemon), image, spec, tmp_path)) == 137
     assert bench.containers == []
 
 
@@ -625,21 +630,21 @@ def test_on_a_terminal_the_command_has_one(bench: Bench, image: Image, tmp_path:
     spec = sh('tty && echo "$TERM" && read word && echo got $word; exit 4', capture=False)
     argv = child_argv(bench, image, spec, tmp_path)
     master, slave = os.openpty()
-    child = subprocess.Popen(argv, stdin=slave, stdout=slave, stderr=slave, start_new_session=True)
-    os.close(slave)
     seen = b""
     sent = False
-    try:
-        while True:
-            data = os.read(master, 4096)
-            seen += data
-            if not sent and b"xterm" in seen:
-                os.write(master, b"hello\n")
-                sent = True
-    except OSError:  # the other end has gone
-        pass
-    os.close(master)
-    assert child.wait(timeout=PATIENCE) == 4
+    with child(argv, stdin=slave, stdout=slave, stderr=slave) as process:
+        os.close(slave)
+        try:
+            while True:
+                data = os.read(master, 4096)
+                seen += data
+                if not sent and b"xterm" in seen:
+                    os.write(master, b"hello\n")
+                    sent = True
+        except OSError:  # the other end has gone
+            pass
+        os.close(master)
+        assert process.wait(timeout=LIMIT) == 4
     assert b"/dev/pts/0" in seen
     assert b"got hello" in seen
     assert bench.containers == []

@@ -30,12 +30,14 @@ from pathlib import Path
 import pytest
 
 import imagefactory
+from tests.services.children import LIMIT, child
 from tests.services.libcuda import UUID, build_libcuda
 from tests.unit.gpu_suite_made_here import make_expectations
 
 PYTHON = "/usr/bin/python3"
 ORDINARY_UID = 61234  # no account has it
 TOOLS = (PYTHON, "/bin/bash", "/bin/cat", "/bin/sleep", "/usr/bin/id", "/bin/true", "/bin/sh")
+SILENT = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 DRIVER = """
 import json, os, signal, subprocess, sys
 from pathlib import Path
@@ -349,14 +351,19 @@ def test_co_process(caller: Caller) -> None:
 
 
 def test_two_at_once(caller: Caller) -> None:
-    spec: dict[str, object] = {"argv": ["bash", "-c", "echo $$ > /mine; sleep 1; cat /mine"]}
-    runs = [
-        subprocess.Popen(caller.command(spec), env=caller.environment(), stdout=subprocess.PIPE, text=True)
-        for _ in range(3)
-    ]
-    for run in runs:
-        output, _ = run.communicate(timeout=60)
-        assert json.loads(output)["returncode"] == 0
+    gate = caller.ground / f"gate-{caller.name}"
+    gate.mkdir()
+    gate.chmod(0o777)
+    script = "echo $1 > /mine; : > /gate/$1; until set -- /gate/*; [ $# = 3 ]; do sleep 0.1; done; cat /mine"
+    with contextlib.ExitStack() as ends:
+        runs = []
+        for name in "abc":
+            argv = ["bash", "-c", script, "bash", name]
+            command = caller.command({"argv": argv, "mounts": [[str(gate), "/gate", True]]})
+            run = child(command, env=caller.environment(), stdout=subprocess.PIPE, text=True)
+            runs.append(ends.enter_context(run))
+        said = [json.loads(run.communicate(timeout=LIMIT)[0])["stdout"] for run in runs]
+    assert said == ["a\n", "b\n", "c\n"]
     assert scratch_folders(caller) == []
 
 
@@ -417,10 +424,7 @@ def test_kill_9_of_either_process_outside_ends_the_sandbox(caller: Caller, victi
     spec: dict[str, object] = {
         "argv": ["bash", "-c", f'python3 -c "{DAEMON.format(marker)}"; exec sleep {marker}']
     }
-    run = subprocess.Popen(
-        caller.command(spec), env=caller.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    try:
+    with child(caller.command(spec), env=caller.environment(), **SILENT) as run:
         assert wait_until(lambda: len(marked_processes(marker)) == 2)
         if victim == "caller":
             run.kill()
@@ -428,10 +432,11 @@ def test_kill_9_of_either_process_outside_ends_the_sandbox(caller: Caller, victi
             children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
             assert len(children) == 1
             os.kill(int(children[0]), signal.SIGKILL)
-        assert wait_until(lambda: not marked_processes(marker)), "the sandbox lives on"
-    finally:
-        run.kill()
-        run.communicate()
+        try:
+            assert wait_until(lambda: not marked_processes(marker)), "the sandbox lives on"
+        finally:
+            for left in marked_processes(marker):
+                os.kill(left, signal.SIGKILL)
     caller.run("true")  # sweeps what a killed keeper left
     assert wait_until(lambda: scratch_folders(caller) == [])
 
@@ -442,15 +447,13 @@ def test_signals_reach_the_command(caller: Caller) -> None:
         "print('ready', flush=True); time.sleep(600)"
     )
     spec: dict[str, object] = {"argv": ["python3", "-c", code], "capture": False}
-    run = subprocess.Popen(
-        caller.command(spec), env=caller.environment(), stdout=subprocess.PIPE, stdin=subprocess.DEVNULL
-    )
-    assert run.stdout is not None
-    assert run.stdout.readline() == b"ready\n"
-    children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
-    os.kill(int(children[0]), signal.SIGTERM)
-    assert run.wait(timeout=60) == 33
-    run.stdout.close()
+    pipes = {"stdout": subprocess.PIPE, "stdin": subprocess.DEVNULL}
+    with child(caller.command(spec), env=caller.environment(), **pipes) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == b"ready\n"
+        children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+        os.kill(int(children[0]), signal.SIGTERM)
+        assert run.wait(timeout=LIMIT) == 33
 
 
 def test_much_output_is_drained_and_cut(caller: Caller) -> None:
@@ -506,7 +509,7 @@ def test_interactive_terminal(caller: Caller) -> None:
             except OSError:  # the other side is closed
                 break
         with os.fdopen(os.pidfd_open(pid), "rb", buffering=0) as exited:
-            assert select.select([exited], [], [], 10)[0], output
+            assert select.select([exited], [], [], LIMIT)[0], output
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -819,29 +822,22 @@ def test_the_gpu_suite_asks_the_driver(
 def test_layers_in_use_are_not_collected(caller: Caller) -> None:
     marker = f"80{os.getpid()}"
     spec: dict[str, object] = {"argv": ["sleep", marker]}
-    run = subprocess.Popen(
-        caller.command(spec), env=caller.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
     collect = (
         "import sys; from pathlib import Path; from imagefactory.oci.unpack import Unpacked;"
         f"print(len(Unpacked(Path({str(caller.store / 'unpacked')!r})).collect([])))"
     )
     prefix = caller.command(spec)[: caller.command(spec).index(PYTHON)]
     ask = [*prefix, PYTHON, "-c", collect]
-    try:
+    asking = {"env": caller.environment(), "capture_output": True, "check": True, "timeout": LIMIT}
+    with child(caller.command(spec), env=caller.environment(), **SILENT):
         assert wait_until(lambda: bool(marked_processes(marker)))
         used = len(list((caller.store / "unpacked").glob("[0-9a-f]*")))
-        gone = int(
-            subprocess.run(ask, env=caller.environment(), capture_output=True, text=True, check=True).stdout
-        )
+        gone = int(subprocess.run(ask, **asking).stdout)
         assert gone == used - len(caller.layers)
         assert len(list((caller.store / "unpacked").glob("[0-9a-f]*"))) == len(caller.layers)
-    finally:
-        run.kill()
-        run.communicate()
 
     def none_left() -> bool:
-        subprocess.run(ask, env=caller.environment(), capture_output=True, check=True)
+        subprocess.run(ask, **asking)
         return not list((caller.store / "unpacked").glob("[0-9a-f]*"))
 
     assert wait_until(none_left)

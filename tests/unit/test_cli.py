@@ -316,14 +316,17 @@ import os, sys, threading, time
 from imagefactory import cli, progress
 end = os._exit
 os._exit = lambda code: time.sleep(0.1) or end(code)  # threads get their turn
+spoken = set()
 def talk():
     while True:
         progress.Lines(sys.stderr).note("  one: 6 blobs")
+        spoken.add(threading.get_ident())
 @cli.cli.command("stop")  # click makes an Abort of what it raises
 def stop():
     for _ in range(4):
         threading.Thread(target=talk).start()  # as in a request that takes minutes: none is waited for
-    time.sleep(0.05)
+    while len(spoken) < 4:
+        time.sleep(0.01)
     raise KeyboardInterrupt
 cli.main(["stop"])
 """

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tarfile
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from imagefactory.engines import conda_install
 from imagefactory.engines.conda_install import Channels, Failure, parse_explicit
 from tests.services import conda_package
 from tests.services.channel_made import ADDRESS, PYTHON, MadeChannel, make_channel
+from tests.services.children import LIMIT, child, wait_for
 from tests.services.conda_package import PLACEHOLDER, CondaPackage, File, pack
 
 PROGRAM = Path(conda_install.__file__)
@@ -581,6 +581,7 @@ class Site:
     faults: dict[str, list[str]] = field(default_factory=dict)
     wants: str = ""
     asked: list[tuple[str, str, str]] = field(default_factory=list)
+    go_on: threading.Event = field(default_factory=threading.Event)  # what "hold" waits for
     address: str = ""
     redirect: str = ""
 
@@ -623,7 +624,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
             self.send_header("Content-Length", str(len(data) - start))
             self.end_headers()
             if fault == "hold":
-                time.sleep(30)
+                found.go_on.wait()
             self.wfile.write(data[start : len(data) // 2 if fault == "cut" else None])
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
@@ -631,6 +632,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
         found.address = f"http://127.0.0.1:{server.server_address[1]}"
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         yield found
+        found.go_on.set()
         server.shutdown()
 
 
@@ -684,13 +686,10 @@ def test_killed_while_fetching_and_run_again(bench: Bench, site: Site) -> None:
     (path,) = bench.packed(CondaPackage(name="a"))
     bench.mirrors[ADDRESS] = site.address
     site.faults[path.name] = ["hold"]
-    process = subprocess.Popen(bench.command(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 120
-    while not site.asked and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert site.asked
+    with child(bench.command()) as process:
+        wait_for(lambda: site.asked, "the server is asked")
+        process.kill()
+        assert process.wait(timeout=LIMIT) == -signal.SIGKILL
     assert not bench.prefix.exists()
     assert bench.run().returncode == 0
     assert (bench.prefix / "conda-meta/a-1.0-0.json").exists()

@@ -22,6 +22,7 @@ from imagefactory.errors import UsageError
 from imagefactory.verify.kit import make, program
 from imagefactory.verify.kit.make import make_kit
 from imagefactory.verify.kit.program import LARGEST_REPORT, read_report, visible_gpus
+from tests.services.children import LIMIT, child
 from tests.services.gpu_host import UUID, Told
 from tests.unit.kit_made_here import (
     CONFIG,
@@ -168,6 +169,22 @@ def test_podman_in_dockers_clothes_is_refused(bench: Bench) -> None:
     assert not (bench.kit / "result").exists()
 
 
+@pytest.mark.parametrize("where", ["complains", "says"])
+def test_a_docker_without_its_daemon_is_not_used(
+    bench: Bench, capsys: pytest.CaptureFixture[str], where: str
+) -> None:
+    docker(bench, GOOD)
+    refusal = {"code": 1, where: ["\x1b[31mCannot connect to the daemon"]}
+    answer(bench, "docker", {"docker version .*": refusal})
+    assert bench.run("--runner", "docker") == 6
+    said = capsys.readouterr().err
+    assert "`docker version --format {{.Server.Version}}` says: [31mCannot connect to the daemon" in said
+    assert not (bench.kit / "result").exists()
+    apptainer(bench, GOOD)
+    assert bench.run() == 0
+    assert bench.result("run.json")["runner"] == "apptainer"
+
+
 def test_a_container_that_docker_does_not_start_is_no_result_of_the_image(bench: Bench) -> None:
     refusal = "docker: Error response from daemon: could not select device driver with capabilities: [[gpu]]."
     docker(bench, {"code": 125, "complains": [refusal]})
@@ -201,14 +218,11 @@ def test_one_that_is_told_to_end_leaves_nothing_behind(bench: Bench) -> None:
         str(bench.kit),
         json.dumps(bench.places),
     ]
-    process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    for line in process.stderr:
-        if line == "started\n":
-            break
-    process.send_signal(signal.SIGTERM)
-    assert process.wait() == 128 + signal.SIGTERM
-    process.stderr.close()
+    with child(argv, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert "started\n" in process.stderr
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=LIMIT) == 128 + signal.SIGTERM
     assert bench.calls()[-1][:3] == ["docker", "rm", "--force"]
     assert not list(bench.kit.glob(".work-*"))
     assert not (bench.kit / "result").exists()

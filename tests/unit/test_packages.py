@@ -27,6 +27,7 @@ from imagefactory.lock.index import PackageIndex, Patience, Web
 from imagefactory.model import LockedConda, LockedWheel
 from imagefactory.packages import PackageCache
 from imagefactory.progress import Quiet, Task
+from tests.services.children import LIMIT, child, wait_for
 
 Wanted = tuple[LockedWheel, ...]
 INDEX = PackageIndex(url="", origin="test", certificates="", proxy="", environment=())
@@ -42,6 +43,7 @@ class Faults:
     requests: list[tuple[str, str]] = field(default_factory=list)  # file, Range
     sent: dict[str, int] = field(default_factory=dict)
     go_on: threading.Event = field(default_factory=threading.Event)  # what "stall" and "held" wait for
+    over: threading.Event = field(default_factory=threading.Event)  # what the last bytes of "held" wait for
     url: str = ""
 
 
@@ -98,7 +100,9 @@ class _Handler(BaseHTTPRequestHandler):
                     time.sleep(0.02)
                 if fault == "held" and at >= cut // 2:
                     self.faults.go_on.wait()
-                    time.sleep(0.2)  # the rest takes ten seconds
+                    if at + (2 << 16) >= cut:
+                        self.faults.over.wait()
+                    time.sleep(0.02)
         except OSError:
             self.close_connection = True
             return
@@ -126,6 +130,7 @@ def server() -> Iterator[Faults]:
     thread.start()
     yield faults
     faults.go_on.set()
+    faults.over.set()
     http.shutdown()
     thread.join()
     http.server_close()
@@ -344,7 +349,7 @@ def test_a_server_that_stays_broken_is_given_up_and_what_came_is_kept(
 def test_a_silent_server_is_asked_again(server: Faults, cache: PackageCache) -> None:
     wanted = offer(server, 1000)
     server.next[wanted[0].filename] = ["stall"]
-    impatient = PackageCache(cache.folder, INDEX, patience=replace(QUICK, read=0.5))
+    impatient = PackageCache(cache.folder, INDEX, patience=replace(QUICK, attempts=99, read=0.5))
     assert whole(server, impatient.fetch(wanted, locate(server), Quiet()))
     assert len(server.requests) > 1
 
@@ -352,8 +357,9 @@ def test_a_silent_server_is_asked_again(server: Faults, cache: PackageCache) -> 
 def test_one_failure_stops_the_others_and_keeps_their_parts(server: Faults, tmp_path: Path) -> None:
     cache = PackageCache(tmp_path, INDEX, patience=QUICK)
     wanted = offer(server, 8_000_000, 1000)
-    server.next[wanted[0].filename] = ["slow"]
+    server.next[wanted[0].filename] = ["held"]
     server.next[wanted[1].filename] = ["404"]
+    server.go_on.set()
     with pytest.raises(DownloadError, match="404"):
         cache.fetch(wanted, locate(server), Quiet())
     assert not cache.path(wanted[0]).exists()  # the slow one was not waited for
@@ -422,11 +428,12 @@ cache.fetch(wanted, lambda wanted: {w.filename: f"{url}/{w.filename}" for w in w
 """
 
 
-def child(server: Faults, cache: PackageCache, wanted: Wanted) -> subprocess.Popen[bytes]:
+def fetching(
+    server: Faults, cache: PackageCache, wanted: Wanted
+) -> AbstractContextManager[subprocess.Popen[bytes]]:
     rows = json.dumps([asdict(wheel) for wheel in wanted])
-    return subprocess.Popen(
-        [sys.executable, "-c", _CHILD, str(cache.folder), server.url, rows], stderr=subprocess.PIPE
-    )
+    argv = [sys.executable, "-c", _CHILD, str(cache.folder), server.url, rows]
+    return child(argv, stderr=subprocess.PIPE)
 
 
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGINT])
@@ -438,15 +445,16 @@ def test_killed_in_the_middle_and_run_again(
     name, path = wanted[0].filename, cache.path(wanted[0])
     part = path.with_name(path.name + ".part")
     server.next[name] = ["held"]
-    process = child(server, cache, wanted)
-    deadline = time.monotonic() + 120
-    while not (part.exists() and part.stat().st_size >= 2_000_000):
-        assert time.monotonic() < deadline
-        assert process.poll() is None, process.stderr and process.stderr.read()
-        time.sleep(0.01)
-    process.send_signal(blow)
-    server.go_on.set()
-    process.communicate()
+    with fetching(server, cache, wanted) as process:
+
+        def begun() -> bool:
+            assert process.poll() is None, process.stderr and process.stderr.read()
+            return part.exists() and part.stat().st_size >= 2_000_000
+
+        wait_for(begun, "a third of the file has come")
+        process.send_signal(blow)
+        server.go_on.set()
+        process.communicate(timeout=LIMIT)
     kept = part.stat().st_size
     assert 0 < kept < size  # it did not first wait for the rest of the file
     assert not path.exists()
@@ -461,10 +469,10 @@ def test_two_processes_fetch_each_file_once(server: Faults, cache: PackageCache)
     wanted = offer(server, 2_000_000, 1_000_000, 500)
     for wheel in wanted:
         server.next[wheel.filename] = ["slow"]
-    processes = [child(server, cache, wanted) for _ in range(2)]
-    for process in processes:
-        _, complaint = process.communicate(timeout=120)
-        assert process.returncode == 0, complaint.decode()
+    with fetching(server, cache, wanted) as one, fetching(server, cache, wanted) as other:
+        for process in (one, other):
+            _, complaint = process.communicate(timeout=LIMIT)
+            assert process.returncode == 0, complaint.decode()
     assert sorted(name for name, _ in server.requests) == [wheel.filename for wheel in wanted]
     assert whole(server, cache.fetch(wanted, never, Quiet()))
     left = {path.name for path in cache.folder.rglob("*") if path.is_file()}

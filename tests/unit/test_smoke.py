@@ -34,6 +34,7 @@ from imagefactory.model import (
 from imagefactory.progress import Quiet
 from imagefactory.verify import smoke
 from imagefactory.verify.suite import table
+from tests.services.children import LIMIT, child, kill_group
 
 VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
 PREFIX = "/opt/env"
@@ -143,21 +144,20 @@ class ProcessRunner:
         places = {PREFIX: self.environment, **{mount.target: mount.source for mount in spec.mounts}}
         argv = [self._place(argument, places) for argument in spec.argv]
         began = time.monotonic()
-        process = subprocess.Popen(
-            argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={"PATH": os.environ["PATH"]}
-        )
-        report = places["/imagefactory/report"] / "report.json"
-        while self.hangs and process.poll() is None:
-            if report.exists() and json.loads(report.read_text())["running"] == "import":
-                break
-            time.sleep(0.02)
-        try:
-            out, err = process.communicate(timeout=0 if self.hangs else spec.timeout)
-            timed_out = False
-        except subprocess.TimeoutExpired:
-            process.kill()
-            out, err = process.communicate()
-            timed_out = True
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with child(argv, text=True, env={"PATH": os.environ["PATH"]}, **pipes) as process:
+            report = places["/imagefactory/report"] / "report.json"
+            while self.hangs and process.poll() is None:
+                if report.exists() and json.loads(report.read_text())["running"] == "import":
+                    break
+                time.sleep(0.02)
+            try:
+                out, err = process.communicate(timeout=0 if self.hangs else spec.timeout)
+                timed_out = False
+            except subprocess.TimeoutExpired:
+                kill_group(process)
+                out, err = process.communicate(timeout=LIMIT)
+                timed_out = True
         code = process.returncode if process.returncode >= 0 else 128 - process.returncode
         return Completed(
             returncode=code, stdout=out, stderr=err, seconds=time.monotonic() - began, timed_out=timed_out
