@@ -38,6 +38,7 @@ from typing import Any
 from rattler.index import index_fs
 
 from imagefactory.model import LockedConda
+from tests.services import uv
 from tests.services.conda_package import PLACEHOLDER, CondaPackage, File, pack
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -216,9 +217,7 @@ def _moved(path: Path, run_path: str, scratch: Path) -> bytes:
 def numpy_package() -> CondaPackage:
     """numpy from the index that this machine uses, unpacked by uv."""
     with tempfile.TemporaryDirectory() as scratch:
-        command = [Path(sys.executable).with_name("uv"), "pip", "install", "--quiet", "--target", scratch]
-        wanted = ["--no-deps", "--only-binary", ":all:", "--python", sys.executable, f"numpy=={NUMPY}"]
-        subprocess.run([*command, *wanted], check=True)
+        uv.install("--target", scratch, "--no-deps", "--python", sys.executable, f"numpy=={NUMPY}")
         site, files = f"lib/python{PYTHON}/site-packages", {}
         for path in sorted(Path(scratch).rglob("*")):
             inside = path.relative_to(scratch)

@@ -30,6 +30,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from tests.services import uv
 from tests.services.apptainer import fuse_for_everyone
 from tests.services.libcuda import MEMORY, NAME, UUID
 from tests.services.processes import ENGINES, Job, Program, ServiceError, need_root, running
@@ -407,24 +408,16 @@ def install(folder: Path, installs: Mapping[str, str]) -> None:
     Versions and hashes are those of requirements/dev.txt.
     """
     (python,) = (ROOT / "usr/lib").glob("python3.[0-9]*")
-    uv = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    if uv is None:
-        raise ServiceError("there is no uv: run ./setup.sh --tests")
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder / "wheel")]
     subprocess.run(build, cwd=TREE, check=True, capture_output=True)
     (wheel,) = (folder / "wheel").glob("*.whl")
     for name, extras in installs.items():
         place = folder / name
         (place / "bin").mkdir(parents=True)
-        command = [uv, "pip", "install", "--quiet", "--python", sys.executable, "--only-binary", ":all:"]
-        command += ["--python-version", python.name.removeprefix("python")]
-        command += ["--target", str(place / "lib" / python.name / "site-packages")]
-        command += [
-            "--constraint",
-            str(TREE / "requirements/dev.txt"),
-            f"imagefactory[{extras}] @ {wheel.as_uri()}",
-        ]
-        subprocess.run(command, check=True)
+        target = place / "lib" / python.name / "site-packages"
+        where = ["--python", sys.executable, "--python-version", python.name.removeprefix("python")]
+        versions = ["--constraint", TREE / "requirements/dev.txt"]
+        uv.install(*where, "--target", target, *versions, f"imagefactory[{extras}] @ {wheel.as_uri()}")
         (place / "bin/python3").symlink_to("/usr/bin/python3")
         (place / "pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = false\n")
         (place / "bin/imagefactory").write_text(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -10,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
+
+from tests.services import uv
 
 REQUIREMENTS = Path(__file__).parents[2] / "requirements"
 # A recipe's name of the framework -> what is installed.
@@ -28,20 +29,8 @@ def make_environment(framework: str, folder: Path) -> Environment:
     place = folder / "env"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
     python = place / "bin/python"
-    install = [
-        "uv",
-        "pip",
-        "install",
-        "--quiet",
-        "--require-hashes",
-        "--only-binary",
-        ":all:",
-        "--python",
-        python,
-    ]
     wanted = REQUIREMENTS / f"{PACKAGES[framework]}.txt"
-    paths = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    subprocess.run([*install, "--requirements", wanted], check=True, env={**os.environ, "PATH": paths})
+    uv.install("--require-hashes", "--python", python, "--requirements", wanted)
     (site,) = place.glob("lib/python*/site-packages")
     packages = {
         re.sub(r"[-_.]+", "-", found.metadata["Name"]).lower(): found.version

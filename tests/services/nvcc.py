@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagefactory.lock.index import find_index
-from imagefactory.settings import Setting
+from tests.services import uv
 from tests.services.processes import ServiceError
 
 VERSION = "13.5.37"
@@ -63,12 +62,5 @@ def install_wheels(folder: Path, pins: Mapping[str, str]) -> None:
     lines = [f"{pin} --hash=sha256:{sha256}" for pin, sha256 in pins.items()]
     wanted = folder.with_suffix(".txt")
     wanted.write_text("\n".join(lines) + "\n")
-    index = find_index(Setting(value="", origin="default"), environ=os.environ, prefix=Path(sys.prefix))
-    uv = [Path(sys.executable).with_name("uv"), "pip", "install", "--quiet", "--no-cache", "--no-deps"]
-    options = ["--require-hashes", "--only-binary", ":all:", "--python", sys.executable, "--target", folder]
-    environ = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), **dict(index.environment)}
-    done = subprocess.run(
-        [*uv, *options, "--requirement", wanted], env=environ, capture_output=True, text=True, timeout=600
-    )
-    if done.returncode:
-        raise ServiceError(f"wheels could not be installed: {done.stderr}")
+    options = ["--no-cache", "--no-deps", "--require-hashes", "--python", sys.executable, "--target", folder]
+    uv.install(*options, "--requirement", wanted)
