@@ -12,7 +12,7 @@ check: ## what a commit must pass: format, lint, types, unit tests, committed fi
 	$(bin)/ruff format --check .
 	$(bin)/ruff check .
 	$(bin)/mypy
-	$(bin)/pytest tests/unit
+	$(bin)/pytest -n auto tests/unit
 	$(bin)/imagefactory lock --check
 	$(bin)/imagefactory render --check
 
@@ -21,7 +21,7 @@ format: ## format and mend what ruff can
 	$(bin)/ruff check --fix .
 
 unit: ## unit tests only: seconds, no network, no root
-	$(bin)/pytest tests/unit
+	$(bin)/pytest -n auto tests/unit
 
 test: ## everything, as CI runs it
 	tests/run
