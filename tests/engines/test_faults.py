@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -44,6 +44,7 @@ from imagefactory.oci.transfer import Graph, Place, Sending, Sent, origins_from,
 from imagefactory.progress import Quiet
 from tests.engines.faults import LINE, STUCK, Fault, FaultProxy, Storm
 from tests.services import registry as services
+from tests.services.children import LIMIT, child, kill_group, wait_for
 from tests.unit.registry_made_here import Ways, registry_made_here
 from tests.unit.test_cli_registries import LAYER, candidate_of, make_root, stored_image
 
@@ -352,15 +353,6 @@ class Line:
         return value
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[Any] | None = None) -> None:
-    """Until it holds, as long as the process runs."""
-    until = time.monotonic() + STUCK
-    while not condition():
-        assert process is None or process.poll() is None
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
 @pytest.fixture
 def line(tmp_path: Path) -> Line:
     return Line(root=make_root(tmp_path / "root"), store=tmp_path / "store")
@@ -377,15 +369,18 @@ def test_killed_in_the_middle_and_run_again(line: Line, registry: str) -> None:
         proxy.most_bytes = enough = int(0.55 * graph.size)
         where = f"{proxy.address}/killed"
         command = line.command("push", "--registry", where, "one-12.1-cu121")
-        process = subprocess.Popen(
-            command, env=line.environ, stderr=subprocess.DEVNULL, start_new_session=True
-        )
-        wait_for(lambda: proxy.seen.body_bytes >= enough, process)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait(STUCK)
+        with child(command, env=line.environ, stderr=subprocess.DEVNULL) as process:
+
+            def half_sent() -> bool:
+                assert process.poll() is None
+                return proxy.seen.body_bytes >= enough
+
+            wait_for(half_sent, "half of the bytes are sent")
+            kill_group(process)
+            assert process.wait(LIMIT) == -signal.SIGKILL
         proxy.most_bytes = 0
         assert direct.get(f"killed/one/manifests/{candidate_of(graph)}") is None
-        wait_for(lambda: not proxy.serving)  # what is under way at the registry comes to its end
+        wait_for(lambda: not proxy.serving, "what is under way at the registry comes to its end")
         there = {blob.digest for blob in graph.blobs if direct.has("killed/one", blob.digest)}
         missing = sum(blob.size for blob in graph.blobs if blob.digest not in there)
         assert there
@@ -406,14 +401,17 @@ def test_interrupted_by_a_person(line: Line) -> None:
         for kind, most in ((Fault.SLOW, graph.size // 2), (Fault.TOO_MANY_WAIT, 0)):
             proxy.storm, proxy.most_bytes = Storm(1, budget=1000, rate=1.0, kinds=(kind,)), most
             command = line.command("push", "--registry", proxy.address, "one-12.1-cu121")
-            process = subprocess.Popen(command, env=line.environ, stderr=subprocess.PIPE, text=True)
+            with child(command, env=line.environ, stderr=subprocess.PIPE, text=True) as process:
 
-            def reached(kind: Fault = kind, most: int = most) -> bool:
-                return proxy.seen.body_bytes >= most and proxy.seen.faults[kind] > 0
+                def reached(
+                    process: subprocess.Popen[Any] = process, kind: Fault = kind, most: int = most
+                ) -> bool:
+                    assert process.poll() is None
+                    return proxy.seen.body_bytes >= most and proxy.seen.faults[kind] > 0
 
-            wait_for(reached, process)
-            process.send_signal(signal.SIGINT)
-            _, said = process.communicate(timeout=300)
+                wait_for(reached, f"{kind} is met")
+                process.send_signal(signal.SIGINT)
+                _, said = process.communicate(timeout=LIMIT)
             assert (process.returncode, said.splitlines()[-1][:11]) == (EXIT_INTERRUPTED, "interrupted")
     assert candidate_of(graph) not in behind.find("one").tags
 
