@@ -27,7 +27,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from imagefactory.match_spec import CHANNEL_ROOT
+from imagefactory.recipes.match_spec import CHANNEL_ROOT
 from tests.services.channels import channel_server
 
 ROOT = Path(__file__).parents[1]
@@ -75,10 +75,10 @@ LOCK = """
 import sys, time
 from pathlib import Path
 from imagefactory.lock import LockRequest
-from imagefactory.lock.channels import find_channels
-from imagefactory.lock.conda import CondaLocker
+from imagefactory.lock.conda.channels import find_channels
+from imagefactory.lock.conda.locker import CondaLocker
 from imagefactory.progress import Quiet
-from imagefactory.settings import load_settings
+from imagefactory.settings.load import load_settings
 from imagefactory.factory import read_factory
 import rattler
 setting, cache, root = sys.argv[1:]

@@ -39,7 +39,7 @@ from imagefactory.pools.planning import QueuedCell
 from imagefactory.pools.sweep_file import read_sweep, write_sweep_file
 from imagefactory.pools.underway import Looking, image_of, read_underway
 from imagefactory.progress import Quiet
-from imagefactory.settings import load_settings
+from imagefactory.settings.load import load_settings
 from imagefactory.sweeps import SweepBench, SweepOptions, format_id, prepare_sweep, site_lines
 from imagefactory.verification import ledger
 from imagefactory.verify.gpu import GpuAsk

@@ -22,9 +22,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from imagefactory.factory import Factory, read_factory
-from imagefactory.model import Completed, Image, RunSpec, Sif
+from imagefactory.model import Completed, RunSpec
+from imagefactory.oci.model import Image, Sif
 from imagefactory.progress import Quiet
-from imagefactory.settings import load_settings
+from imagefactory.settings.load import load_settings
 from imagefactory.subjects import choose_image
 from imagefactory.verification import Bench, VerifyOptions, verify_image
 from imagefactory.verify.model import QUICK, EvidenceKind, Gpu, Hardware

@@ -12,9 +12,9 @@ from imagefactory.gpu.known_bad import find_rule
 from imagefactory.gpu.model import Answer, Basis, Cell, Claim, Contents, Question
 from imagefactory.gpu.predict import INTEGRATED
 from imagefactory.model import Lock, Target
-from imagefactory.recipe_values import natural
 from imagefactory.verify.claims import verified_claims
 from imagefactory.verify.model import Judged
+from imagefactory.versions import natural
 
 ANY = Capability(0, 0)
 """Stands in the question of a candidate until a GPU is asked about."""

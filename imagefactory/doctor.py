@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from imagefactory.errors import FactoryError, ToolError
-from imagefactory.lock.index import redact
 from imagefactory.progress import format_bytes
-from imagefactory.settings import SOLVERS, Settings
+from imagefactory.settings.choices import SOLVERS
+from imagefactory.settings.load import Settings
 from imagefactory.verify.runners import OWN_RUNNER
 from imagefactory.verify.runners.gpu_devices import (
     count_gpus,
@@ -36,9 +36,10 @@ from imagefactory.verify.runners.gpu_devices import (
     parse_linker_cache,
     read_linker_cache,
 )
+from imagefactory.web import redact
 
 if TYPE_CHECKING:
-    from imagefactory.lock.index import PackageIndex
+    from imagefactory.lock.pypi.index import PackageIndex
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_KERNEL = (5, 12)
@@ -595,7 +596,7 @@ def _ask(name: str, question: Callable[[], str]) -> Probe:
 
 
 def _index(settings: Settings, environ: Mapping[str, str]) -> PackageIndex:
-    from imagefactory.lock.index import find_index, trusting
+    from imagefactory.lock.pypi.index import find_index, trusting
 
     found = find_index(settings.index, environ=environ, prefix=Path(sys.prefix))
     return trusting(found, settings.certificates_path)
@@ -624,7 +625,7 @@ def _ask_apptainer(environ: Mapping[str, str]) -> str:
 
 def _ask_conda(settings: Settings, environ: Mapping[str, str]) -> str:
     """What solves and links conda's packages. Channels are not asked: recipes say which."""
-    from imagefactory.lock.channels import find_channels
+    from imagefactory.lock.conda.channels import find_channels
 
     try:
         found = f"py-rattler {importlib.metadata.version('py-rattler')}"
@@ -632,7 +633,7 @@ def _ask_conda(settings: Settings, environ: Mapping[str, str]) -> str:
         raise ToolError("py-rattler is not installed", hint="pip install 'imagefactory[conda]'") from None
     solver = settings.solver.value
     if solver != SOLVERS[0]:
-        from imagefactory.lock.conda_lock_tool import find_tool
+        from imagefactory.lock.conda.own_tool import find_tool
 
         found += f", {find_tool(solver, environ).name()} solves"
     channels = find_channels(settings.channels.value, environ, "")
@@ -641,7 +642,7 @@ def _ask_conda(settings: Settings, environ: Mapping[str, str]) -> str:
 
 
 def _ask_index(settings: Settings, environ: Mapping[str, str]) -> str:
-    from imagefactory.lock.pypi import UvLocker
+    from imagefactory.lock.pypi.uv import UvLocker
 
     index = _index(settings, environ)
     patience = (("UV_HTTP_TIMEOUT", str(SECONDS)), ("UV_HTTP_RETRIES", "0"))
@@ -652,7 +653,8 @@ def _ask_index(settings: Settings, environ: Mapping[str, str]) -> str:
 
 def _ask_mirror(settings: Settings, environ: Mapping[str, str]) -> str:
     """Asks for what `lock` and a base's build begin with, by apt's own means."""
-    from imagefactory.lock.base import find_mirror, reach
+    from imagefactory.lock.debian.archive import reach
+    from imagefactory.lock.debian.sources import find_mirror
 
     found = find_mirror(settings.debian_mirror.value, Path(), environ, etc_apt=Path("/etc/apt"))
     suites = _suites(settings)
@@ -662,7 +664,7 @@ def _ask_mirror(settings: Settings, environ: Mapping[str, str]) -> str:
 
 def _suites(settings: Settings) -> tuple[str, ...]:
     """The suites of the factory's bases."""
-    from imagefactory.recipes import read_bases
+    from imagefactory.recipes.read import read_bases
 
     try:
         bases = read_bases(settings.root_path / "recipes")

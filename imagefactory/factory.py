@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING
 from imagefactory.errors import UsageError
 from imagefactory.model import Base, Target
 from imagefactory.oci.layout import Layout
-from imagefactory.recipes import BASES_FILE, all_bases, expand_all, read_bases, read_recipes
-from imagefactory.settings import Settings
+from imagefactory.recipes.bases import BASES_FILE, all_bases
+from imagefactory.recipes.expand import expand_all
+from imagefactory.recipes.read import read_bases, read_recipes
+from imagefactory.settings.load import Settings
 
 if TYPE_CHECKING:
-    from imagefactory.lock.base import DebianMirror
-    from imagefactory.lock.channels import Channels
-    from imagefactory.lock.index import PackageIndex
-    from imagefactory.lock.pypi import UvLocker
+    from imagefactory.lock.conda.channels import Channels
+    from imagefactory.lock.debian.sources import DebianMirror
+    from imagefactory.lock.pypi.index import PackageIndex
+    from imagefactory.lock.pypi.uv import UvLocker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,28 +83,28 @@ def read_factory(settings: Settings, environ: Mapping[str, str]) -> Factory:
 
 
 def package_index(factory: Factory) -> PackageIndex:
-    from imagefactory.lock.index import find_index, trusting
+    from imagefactory.lock.pypi.index import find_index, trusting
 
     found = find_index(factory.settings.index, environ=factory.environ, prefix=Path(sys.prefix))
     return trusting(found, factory.settings.certificates_path)
 
 
 def uv_locker(index: PackageIndex) -> UvLocker:
-    from imagefactory.lock.pypi import UvLocker
+    from imagefactory.lock.pypi.uv import UvLocker
 
     return UvLocker(index, python=Path(sys.executable))
 
 
 def conda_channels(factory: Factory) -> Channels:
     """How this machine reaches conda's channels."""
-    from imagefactory.lock.channels import find_channels
+    from imagefactory.lock.conda.channels import find_channels
 
     certificates = package_index(factory).certificates
     return find_channels(factory.settings.channels.value, factory.environ, certificates)
 
 
 def debian_mirror(factory: Factory) -> DebianMirror:
-    from imagefactory.lock.base import find_mirror
+    from imagefactory.lock.debian.sources import find_mirror
 
     settings = factory.settings
     debs = settings.cache_path / "debs"

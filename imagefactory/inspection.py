@@ -16,15 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 from imagefactory.errors import BuildError, NothingSelectedError, RegistryError, StoreError, UsageError
 from imagefactory.gpu.model import Contents, Package
-from imagefactory.model import Image, Layer, LockedConda, LockedPackage, Sif, Target
+from imagefactory.model import LockedConda, LockedPackage, Target
 from imagefactory.oci.layout import DIGEST, MANIFEST_LIMIT, Layout
+from imagefactory.oci.model import Image, Layer, Sif
 from imagefactory.progress import Progress, Quiet
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from imagefactory.factory import Factory
-    from imagefactory.model import Descriptor, Lock
+    from imagefactory.model import Lock
+    from imagefactory.oci.model import Descriptor
     from imagefactory.oci.store import Reference
     from imagefactory.oci.transfer import Manifest, Place
     from imagefactory.verify.model import Judged
@@ -273,7 +275,7 @@ def _registry_layers(place: Place, manifest: Manifest) -> tuple[Layer, ...]:
 
 def _inspect_target(factory: Factory, name: str, progress: Progress) -> Inspected:
     """The target's image; else the .sif apptainer built; else what is known of its lock's packages."""
-    from imagefactory.recipes import select_one
+    from imagefactory.recipes.expand import select_one
     from imagefactory.workflow import find_image, find_sif
 
     target = select_one(factory.targets, name)
@@ -316,7 +318,7 @@ def _known_packages(
     """What is known of a lock's packages: those scanned in the cache, those in the tables, the others."""
     from imagefactory.factory import package_index
     from imagefactory.gpu.knowledge import scanned
-    from imagefactory.packages import PackageCache
+    from imagefactory.lock.download import PackageCache
 
     cache = PackageCache(factory.settings.cache_path, package_index(factory))
     absent = set(cache.missing(lock.packages))

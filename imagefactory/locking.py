@@ -14,7 +14,7 @@ from imagefactory.errors import LockError, NothingSelectedError, StaleError, Uns
 from imagefactory.factory import Factory, conda_channels, debian_mirror, package_index, uv_locker
 from imagefactory.model import Base, Lock, Outcome, Target
 from imagefactory.progress import Progress
-from imagefactory.settings import SOLVERS
+from imagefactory.settings.choices import SOLVERS
 
 if TYPE_CHECKING:
     from imagefactory.lock import Locker
@@ -114,7 +114,7 @@ def read_why(factory: Factory, target: Target) -> Unsolvable | None:
 
 def base_state(factory: Factory, base: Base) -> str:
     """The same words for a base's lock. A base that is pulled is locked by its digest."""
-    from imagefactory.lock.base import base_content_hash, read_base_lock
+    from imagefactory.lock.debian.file import base_content_hash, read_base_lock
 
     if base.image:
         return "ok"
@@ -281,22 +281,22 @@ def lock_base(factory: Factory, base: Base, progress: Progress, *, update: bool)
 
     A base that is pulled has no lock but its digest, which only its recipe changes.
     """
-    from imagefactory.lock import base as bases
+    from imagefactory.lock.debian import file, solve
 
     if base.image:
         return False
     path = factory.base_lock_path(base)
     try:
-        before = bases.read_base_lock(path)
+        before = file.read_base_lock(path)
     except LockError as error:
         progress.note(f"{error.message}: locking {base.name} anew")
         before = None
-    if before is not None and before.content_hash == bases.base_content_hash(base) and not update:
+    if before is not None and before.content_hash == file.base_content_hash(base) and not update:
         return False
-    after = bases.lock_base(base, before, debian_mirror(factory), progress, update=update)
+    after = solve.lock_base(base, before, debian_mirror(factory), progress, update=update)
     if after == before:
         return False
-    bases.write_base_lock(path, after)
+    file.write_base_lock(path, after)
     return True
 
 
@@ -307,10 +307,10 @@ def _target_locker(factory: Factory, target: Target) -> Locker:
         return uv_locker(index)
     channels, records = conda_channels(factory), factory.settings.cache_path / "channels"
     if (solver := factory.settings.solver.value) == SOLVERS[0]:
-        from imagefactory.lock.conda import CondaLocker
+        from imagefactory.lock.conda.locker import CondaLocker
 
         return CondaLocker(channels, records, lambda: uv_locker(index))
-    from imagefactory.lock.conda_lock_tool import CondaLockLocker, find_tool
+    from imagefactory.lock.conda.own_tool import CondaLockLocker, find_tool
 
     tool = find_tool(solver, factory.environ)
     return CondaLockLocker(tool, channels, records, lambda: uv_locker(index))

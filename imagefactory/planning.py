@@ -20,12 +20,13 @@ from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.judge import Evidence
 from imagefactory.gpu.model import Contents
 from imagefactory.locking import base_state, require_lock
-from imagefactory.model import Image, Target
+from imagefactory.model import Target
 from imagefactory.oci.layout import Layout, reference
+from imagefactory.oci.model import Image
 from imagefactory.plan import Device, Stage
 from imagefactory.pools.model import Inventory
-from imagefactory.recipe_values import natural
 from imagefactory.version_space import Row, parse_rows
+from imagefactory.versions import natural
 
 MAX_BYTES = 4 * 1024 * 1024
 

@@ -18,15 +18,16 @@ from typing import TYPE_CHECKING
 
 from imagefactory.errors import BuildError, LockError, RegistryError, StaleError, StoreError, UsageError
 from imagefactory.factory import Factory, package_index
-from imagefactory.model import Image, Sif, Target
+from imagefactory.model import Target
+from imagefactory.oci.model import Image, Sif
 from imagefactory.progress import Progress
 from imagefactory.workflow import ensure_sif, find_image, find_sif
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from imagefactory.model import Descriptor
     from imagefactory.oci.candidates import Fate, Tagged
+    from imagefactory.oci.model import Descriptor
     from imagefactory.oci.registry import Registry
     from imagefactory.oci.store import Reference
     from imagefactory.oci.transfer import Brake, Graph, Place, Sent
@@ -270,7 +271,7 @@ def target_reference(factory: Factory, text: str, registry: str = "") -> tuple[T
     """`TARGET[:TAG][@sha256:...]` as a reference to the registry; without either, the target's own tag."""
     from imagefactory.oci.candidates import plain_tag
     from imagefactory.oci.store import parse_reference
-    from imagefactory.recipes import select_one
+    from imagefactory.recipes.expand import select_one
 
     rest, at, digest = text.partition("@")
     name, colon, tag = rest.partition(":")

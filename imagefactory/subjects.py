@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from imagefactory.errors import BuildError, NothingSelectedError, StaleError, UsageError
 from imagefactory.factory import Factory
-from imagefactory.model import Definition, Descriptor, Image, Sif, Target
+from imagefactory.model import Definition, Target
+from imagefactory.oci.model import Descriptor, Image, Sif
 from imagefactory.oci.store import DIGEST, Reference, check_digest
 from imagefactory.progress import Progress
 from imagefactory.verify.model import Subject
@@ -49,7 +50,7 @@ def choose_image(factory: Factory, name: str, registry: str, progress: Progress)
 def check_name(factory: Factory, name: str) -> None:
     """Raises for a name that means nothing, without fetching or reading an image."""
     from imagefactory.oci.store import parse_reference
-    from imagefactory.recipes import select_one
+    from imagefactory.recipes.expand import select_one
 
     plain, at, digest = name.partition("@")
     if "/" in name:
@@ -72,7 +73,7 @@ def _find(
 ) -> tuple[Image | Sif, Reference | None]:
     from imagefactory.oci.store import parse_reference
     from imagefactory.publish import target_reference
-    from imagefactory.recipes import select_one
+    from imagefactory.recipes.expand import select_one
 
     check_name(factory, name)
     layout = factory.layout

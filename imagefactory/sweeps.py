@@ -52,7 +52,7 @@ from imagefactory.verify.smoke import suite_digest
 
 if TYPE_CHECKING:
     from imagefactory.pools.htcondor.classify import NodeFound
-    from imagefactory.settings import Settings
+    from imagefactory.settings.load import Settings
 
 JOB = re.compile(r"[0-9]{1,10}\.[0-9]{1,10}")
 SUBMITTED = "submitted.json"

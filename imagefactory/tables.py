@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from imagefactory.combos import Entry, Told, columns, make_combos
 from imagefactory.errors import LockError, StaleError, UsageError
 from imagefactory.factory import Factory
+from imagefactory.files import replace_text
 from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.judge import Evidence
 from imagefactory.gpu.model import Answer
@@ -41,7 +42,6 @@ from imagefactory.report.combo_tables import (
     format_valid,
     tables_json,
 )
-from imagefactory.text_files import replace_text
 from imagefactory.verdicts import Found, find_in, local_place, read_court, registry_of
 from imagefactory.verify.judgement import EMPTY_CONFIG
 from imagefactory.verify.judging import read_subject
@@ -49,7 +49,7 @@ from imagefactory.version_ranges import make_ranges
 
 if TYPE_CHECKING:
     from imagefactory.catalogue.model import Catalogue, CataloguedImage, Offer
-    from imagefactory.settings import Settings
+    from imagefactory.settings.load import Settings
     from imagefactory.verify.model import Subject
 
 FORMAT = "imagefactory.tables/1"

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING
 
 from imagefactory.errors import StatementError, UsageError
 from imagefactory.factory import Factory
-from imagefactory.model import Image, Outcome, Sif
+from imagefactory.files import replace_text
+from imagefactory.model import Outcome
+from imagefactory.oci.model import Image, Sif
 from imagefactory.progress import Progress
 from imagefactory.subjects import Chosen, check_name, choose_image
-from imagefactory.text_files import replace_text
 from imagefactory.verify.evidence import LocalEvidence
 from imagefactory.verify.model import FULL, Evidence, GpuReport, Hardware, Subject
 from imagefactory.verify.nonces import NONCE_BYTES, Ledger, Run, format_nonce

@@ -13,7 +13,7 @@ from itertools import groupby
 from imagefactory.combos import Combo, State, unite
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.capability import Capability
-from imagefactory.recipe_values import natural
+from imagefactory.versions import natural
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

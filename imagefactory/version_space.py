@@ -18,9 +18,9 @@ from imagefactory.gpu.judge import Evidence, judge
 from imagefactory.gpu.knowledge.toolkits import native_driver
 from imagefactory.gpu.model import Answer, Basis, Claim, Question
 from imagefactory.plan import GPU_NOT_LISTED, NO_MATCH, UNSOLVABLE, Device, Judge, Ruling, weigh
-from imagefactory.recipe_values import natural, nearest
+from imagefactory.recipes.yaml_tree import show
 from imagefactory.render.define import driver_floor
-from imagefactory.yaml_tree import show
+from imagefactory.versions import natural, nearest
 
 MAX_ROWS = 20_000
 COLUMNS = ("framework", "version", "cuda", "capability")

@@ -22,17 +22,16 @@ from imagefactory.model import (
     Base,
     Completed,
     Definition,
-    Image,
     Lock,
     LockedConda,
     LockedPackage,
     LockedWheel,
     Report,
     RunSpec,
-    Sif,
     Target,
 )
 from imagefactory.oci.layout import reference, used, used_by_nobody
+from imagefactory.oci.model import Image, Sif
 from imagefactory.progress import Progress
 from imagefactory.verify.runners import OWN_RUNNER, RUNNERS
 
@@ -164,7 +163,7 @@ def collect_cache(factory: Factory, progress: Progress, *, dry_run: bool) -> int
     Gives the bytes freed. Waits for running builds, as `store gc` does.
     """
     from imagefactory.engines.conda_prefix import remove_extracted
-    from imagefactory.lock.base import read_base_lock
+    from imagefactory.lock.debian.file import read_base_lock
 
     locks = [lock for target in factory.targets if (lock := read_target_lock(factory, target))]
     bases = [found for base in factory.bases if (found := read_base_lock(factory.base_lock_path(base)))]
@@ -314,7 +313,7 @@ def _packages(factory: Factory, lock: Lock, progress: Progress) -> dict[LockedPa
 
 
 def _fetched(factory: Factory, lock: Lock, progress: Progress) -> dict[LockedPackage, Path]:
-    from imagefactory.packages import PackageCache
+    from imagefactory.lock.download import PackageCache
 
     folder = factory.settings.cache_path
     fetched: list[tuple[LockedPackage, Path]] = []
@@ -356,7 +355,7 @@ def _recalled_base(factory: Factory, base: Base) -> BaseImage | None:
 
 def _wanted_base(factory: Factory, base: Base, *, locked: bool) -> BaseWanted:
     from imagefactory.engines.base_image import BaseWanted
-    from imagefactory.lock.base import read_base_lock
+    from imagefactory.lock.debian.file import read_base_lock
 
     path = factory.base_lock_path(base)
     lock = read_base_lock(path)

@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from imagefactory.errors import FactoryError, RegistryError, StoreError
-from imagefactory.model import Descriptor
 from imagefactory.oci.layout import (
     CONFIG_TYPE,
     INDEX_TYPE,
@@ -23,6 +22,7 @@ from imagefactory.oci.layout import (
     digest_of,
     format_descriptor,
 )
+from imagefactory.oci.model import Descriptor
 from imagefactory.oci.store import Source, Store
 
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"

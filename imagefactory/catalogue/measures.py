@@ -12,10 +12,11 @@ from imagefactory.gpu.frameworks import cuda_of
 from imagefactory.gpu.judge import Evidence, ask, judge
 from imagefactory.gpu.knowledge.gpu_names import capabilities
 from imagefactory.gpu.model import Answer, Basis, Claim, Contents, Package
-from imagefactory.model import Image, Layer, Lock, LockedConda, Target
+from imagefactory.model import Lock, LockedConda, Target
 from imagefactory.oci.inflate import DamagedError, plain_layer
 from imagefactory.oci.layers import CHUNK
 from imagefactory.oci.layout import Layout
+from imagefactory.oci.model import Image, Layer
 from imagefactory.plan import weigh
 
 SIZES = "sizes"

@@ -12,13 +12,13 @@ from datetime import datetime
 
 from imagefactory.catalogue.model import Catalogue, CataloguedImage, Envelopes, Offer, OfferedSif
 from imagefactory.errors import NothingSelectedError
-from imagefactory.recipe_values import nearest
 from imagefactory.verify.judgement import Court, judge_verdicts
 from imagefactory.verify.model import Judged, Subject
 from imagefactory.verify.report import shown
 from imagefactory.verify.revocation import judge_revocations
 from imagefactory.verify.smoke import suite_digest
 from imagefactory.verify.trust import Trust
+from imagefactory.versions import nearest
 
 
 def find_offer(catalogue: Catalogue, name: str, trust: Trust, now: datetime) -> Offer:

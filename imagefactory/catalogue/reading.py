@@ -26,14 +26,14 @@ from imagefactory.catalogue.document import LARGEST, open_catalogue
 from imagefactory.catalogue.model import Catalogue
 from imagefactory.errors import RegistryError, StatementError, UsageError
 from imagefactory.factory import Factory, is_factory, read_factory
-from imagefactory.model import Descriptor
+from imagefactory.files import replace_text
 from imagefactory.oci.inflate import GZIP, DamagedError, inflate
 from imagefactory.oci.layout import artifact_type, parse_descriptor
 from imagefactory.oci.mirrors import resolve, split_place, split_tagged
+from imagefactory.oci.model import Descriptor
 from imagefactory.oci.store import Reference
 from imagefactory.oci.transfer import Place
-from imagefactory.settings import Settings
-from imagefactory.text_files import replace_text
+from imagefactory.settings.load import Settings
 from imagefactory.verify.report import DIGEST, format_time
 from imagefactory.verify.trust import read_trust
 
@@ -61,7 +61,7 @@ def read_catalogue(
     if is_factory(settings) and not (place and _near(settings)):
         from imagefactory.catalogue.making import Making, catalogue_of
         from imagefactory.progress import Quiet
-        from imagefactory.recipes import select
+        from imagefactory.recipes.expand import select
 
         factory = read_factory(settings, environ)
         making = Making(targets=select(factory.targets, tuple(names)), now=now, named=bool(names))

@@ -22,7 +22,7 @@ from imagefactory.cli.output import (
 from imagefactory.errors import UsageError
 
 if TYPE_CHECKING:
-    from imagefactory.drafts import Draft
+    from imagefactory.recipes.draft import Draft
 
 
 @click.command("list")
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def list_targets(call: Call, names: tuple[str, ...], as_json: bool) -> None:
     """List the targets: what can be built, and the state of each lock."""
     from imagefactory.locking import lock_state
-    from imagefactory.recipes import select
+    from imagefactory.recipes.expand import select
     from imagefactory.report.console import format_table
 
     factory = call.factory
@@ -53,7 +53,7 @@ def show(call: Call, name: str, as_json: bool) -> None:
     """Show one target: what it asks for, what its lock holds, whether its image is in the store."""
     from imagefactory.locking import lock_state, read_target_lock, read_why
     from imagefactory.model import Outcome
-    from imagefactory.recipes import select_one
+    from imagefactory.recipes.expand import select_one
     from imagefactory.report.console import TargetState, format_target
     from imagefactory.workflow import find_image
 
@@ -136,9 +136,12 @@ def _draft(call: Call, family: str, asked: Mapping[str, Any]) -> tuple[Draft, Ca
 
     Only what is taken over, or built on others, needs the others.
     """
-    from imagefactory.drafts import Asked, check_draft, check_name, draft, draft_on, scaffold
-    from imagefactory.imports import read_wish
-    from imagefactory.recipes import all_bases, read_bases, read_recipes, select_one
+    from imagefactory.recipes.bases import all_bases
+    from imagefactory.recipes.draft import DraftAsk, check_draft, draft, draft_on
+    from imagefactory.recipes.environments import read_wish
+    from imagefactory.recipes.expand import select_one
+    from imagefactory.recipes.read import read_bases, read_recipes
+    from imagefactory.recipes.scaffold import check_name, scaffold
 
     folder, source, on = call.settings.root_path / "recipes", asked["source"], asked["on"]
     framework, _, version = asked["framework"].partition("=")
@@ -169,7 +172,7 @@ def _draft(call: Call, family: str, asked: Mapping[str, Any]) -> tuple[Draft, Ca
         drafted = draft_on(wish, family, target)
     else:
         assert wish is not None
-        said = Asked(family=family, framework=framework, version=version.lstrip("="), cuda=asked["cuda"])
+        said = DraftAsk(family=family, framework=framework, version=version.lstrip("="), cuda=asked["cuda"])
         drafted = draft(wish, said, bases)
 
     def check() -> None:

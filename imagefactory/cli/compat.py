@@ -198,7 +198,7 @@ def _candidates(call: Call, names: tuple[str, ...], *, every_version: bool = Fal
 
 
 def _select(targets: Sequence[Target], name: str) -> Sequence[Target]:
-    from imagefactory.recipes import select
+    from imagefactory.recipes.expand import select
 
     try:
         return select(targets, (name,))
@@ -211,8 +211,8 @@ def _select(targets: Sequence[Target], name: str) -> Sequence[Target]:
 def _unknown(name: str, what: str, known: set[str], more: str = "") -> NothingSelectedError:
     """The error for a name that means nothing; `known` are those that count beside the frameworks."""
     from imagefactory.gpu.knowledge import families
-    from imagefactory.recipe_values import nearest
-    from imagefactory.yaml_tree import show
+    from imagefactory.recipes.yaml_tree import show
+    from imagefactory.versions import nearest
 
     frameworks = sorted({*families(), *families().values()})
     near = nearest(name, [*frameworks, *sorted(known)])

@@ -65,7 +65,7 @@ def build(
 
     Run it again after an interruption: what is done is kept.
     """
-    from imagefactory.recipes import select
+    from imagefactory.recipes.expand import select
     from imagefactory.report.console import format_built
     from imagefactory.workflow import BuildOptions, build_target
 
@@ -149,7 +149,7 @@ def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: A
     The exit code is the command's own.
     """
     from imagefactory.model import RunSpec
-    from imagefactory.recipes import select_one
+    from imagefactory.recipes.expand import select_one
     from imagefactory.workflow import run_target
 
     call: Call = ctx.obj
@@ -233,7 +233,7 @@ def export(
     if compression:
         raise UsageError("--compression is of --format sif", hint="leave it out")
     from imagefactory.oci.archive import export as export_image
-    from imagefactory.recipes import select_one
+    from imagefactory.recipes.expand import select_one
     from imagefactory.workflow import find_image
 
     factory, progress = call.factory, call.progress
@@ -258,7 +258,7 @@ def export(
 
 
 def _export_sif(call: Call, name: str, options: tuple[str, Path | None], *, as_json: bool) -> None:
-    from imagefactory.recipes import select_one
+    from imagefactory.recipes.expand import select_one
     from imagefactory.workflow import SifExport, export_sif
 
     factory = call.factory

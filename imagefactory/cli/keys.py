@@ -151,7 +151,7 @@ def retire(ctx: click.Context, /, name: str, day: datetime | None, **options: bo
 
 def _file(ctx: click.Context, *, user: bool) -> Path:
     """Which imagefactory.toml is changed."""
-    from imagefactory.settings_files import FILE_NAME, user_file
+    from imagefactory.settings.files import FILE_NAME, user_file
 
     path: Path = ctx.obj.settings.root_path / FILE_NAME
     return user_file(os.environ) if user else path

@@ -41,7 +41,7 @@ def lock(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
         lock_state,
         lock_target,
     )
-    from imagefactory.recipes import select
+    from imagefactory.recipes.expand import select
     from imagefactory.report.console import format_relock
 
     asked = _Asked(**given)
@@ -187,7 +187,7 @@ def render(call: Call, names: tuple[str, ...], check: bool, as_json: bool) -> No
     Without TARGET, those that are known to have no solution are passed over.
     """
     from imagefactory.locking import lock_state
-    from imagefactory.recipes import select
+    from imagefactory.recipes.expand import select
     from imagefactory.render.folders import check_definitions, write_definitions
     from imagefactory.workflow import render_target
 

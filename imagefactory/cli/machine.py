@@ -39,7 +39,7 @@ def settings(ctx: click.Context, as_json: bool) -> None:
 
     Set one in imagefactory.toml (debian-mirror = "...") or the environment (IMAGEFACTORY_DEBIAN_MIRROR).
     """
-    from imagefactory.lock.index import redact
+    from imagefactory.web import redact
 
     rows = [
         {"name": name, "value": redact(setting.value), "origin": setting.origin}

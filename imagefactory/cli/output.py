@@ -16,8 +16,9 @@ from imagefactory.progress import Progress, choose
 
 if TYPE_CHECKING:
     from imagefactory.factory import Factory
-    from imagefactory.model import Image, LockedPackage, Sif, Target
-    from imagefactory.settings import Settings
+    from imagefactory.model import LockedPackage, Target
+    from imagefactory.oci.model import Image, Sif
+    from imagefactory.settings.load import Settings
 
 P = ParamSpec("P")
 
@@ -31,7 +32,7 @@ class Call:
 
     @property
     def settings(self) -> Settings:
-        from imagefactory.settings import load_settings
+        from imagefactory.settings.load import load_settings
 
         return load_settings(
             directory=self.directory, start=Path.cwd(), environ=os.environ, user=os.geteuid()
@@ -144,7 +145,7 @@ def package_json(package: LockedPackage) -> dict[str, object]:
 
 def made_json(made: Image | Sif) -> dict[str, object]:
     """What an engine made: an image, or a .sif file."""
-    from imagefactory.model import Image
+    from imagefactory.oci.model import Image
 
     if isinstance(made, Image):
         return image_json(made)

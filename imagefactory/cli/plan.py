@@ -160,7 +160,7 @@ def _targets(
 ) -> None:
     from imagefactory.plan import PlanInput, make_plan
     from imagefactory.planning import Asking, read_stages
-    from imagefactory.recipes import select
+    from imagefactory.recipes.expand import select
     from imagefactory.report.plan_table import format_kits, format_matrix, format_plan, summary
 
     names, devices, allow = given

@@ -64,7 +64,7 @@ def _targets(
     from imagefactory.oci.store import parse_reference
     from imagefactory.oci.transfer import read_manifest
     from imagefactory.promoting import target_at
-    from imagefactory.recipes import select
+    from imagefactory.recipes.expand import select
     from imagefactory.verdicts import place_of
 
     found: list[tuple[Target, Place, str]] = []
@@ -195,7 +195,7 @@ def _one(factory: Factory, name: str, registry: str, capability: str) -> tuple[P
     from imagefactory.oci.transfer import read_manifest
     from imagefactory.promoting import target_at
     from imagefactory.publish import target_reference
-    from imagefactory.recipes import select_one
+    from imagefactory.recipes.expand import select_one
     from imagefactory.verdicts import place_of
     from imagefactory.verify.promotion import pointer
 

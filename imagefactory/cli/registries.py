@@ -24,8 +24,9 @@ from imagefactory.errors import UsageError
 
 if TYPE_CHECKING:
     from imagefactory.factory import Factory
-    from imagefactory.model import Image, Sif, Target
+    from imagefactory.model import Target
     from imagefactory.oci.candidates import Tagged
+    from imagefactory.oci.model import Image, Sif
     from imagefactory.oci.transfer import Sent
     from imagefactory.progress import Progress
     from imagefactory.publish import Copied, Pruned, Pulled, PulledSif, Pushed
@@ -74,7 +75,7 @@ def push(
     What the registry has is not sent again, so an interrupted push goes on where it stopped.
     Credentials are those of `docker login`.
     """
-    from imagefactory.recipes import select
+    from imagefactory.recipes.expand import select
 
     factory = call.factory
     chosen = select(factory.targets, names)
@@ -314,7 +315,7 @@ def registry() -> None:
 def registry_list(call: Call, names: tuple[str, ...], place: str, as_json: bool) -> None:
     """List the tags of the targets' repositories: candidates, targets, other tags."""
     from imagefactory.publish import list_registry
-    from imagefactory.recipes import select
+    from imagefactory.recipes.expand import select
     from imagefactory.report.console import format_shelves
 
     factory = call.factory

@@ -52,7 +52,7 @@ def catalogue(call: Call, /, names: tuple[str, ...], place: str, as_json: bool, 
     """
     from imagefactory.catalogue.making import Making, catalogue_of
     from imagefactory.catalogue.offers import judge_offer
-    from imagefactory.recipes import select
+    from imagefactory.recipes.expand import select
     from imagefactory.verify.trust import read_trust
 
     factory, now = call.factory, datetime.now(UTC)

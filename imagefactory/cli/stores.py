@@ -24,8 +24,8 @@ from imagefactory.errors import FactoryError, NothingSelectedError, StoreError
 from imagefactory.progress import format_bytes
 
 if TYPE_CHECKING:
-    from imagefactory.model import Image, Sif
     from imagefactory.oci.layout import Layout
+    from imagefactory.oci.model import Image, Sif
 
 
 @click.group()

@@ -120,7 +120,7 @@ def _targets(
     from dataclasses import replace
 
     from imagefactory.pools.planning import choose_tuple, parse_tuple
-    from imagefactory.targets import select
+    from imagefactory.recipes.expand import select
 
     if not given["wanted"]:
         if not names:

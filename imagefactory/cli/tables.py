@@ -101,7 +101,7 @@ def tables(call: Call, /, names: tuple[str, ...], as_json: bool, **options: Any)
 
 def _read(call: Call, names: tuple[str, ...], asked: TablesAsked) -> Tables:
     from imagefactory.factory import is_factory
-    from imagefactory.recipes import select
+    from imagefactory.recipes.expand import select
     from imagefactory.tables import read_catalogued, read_tables
 
     settings = call.settings

@@ -86,7 +86,7 @@ def _find(call: Call, name: str, registry: str, now: datetime) -> tuple[Found, .
     from imagefactory.oci.store import parse_reference
     from imagefactory.promoting import Promoting, list_verdicts
     from imagefactory.publish import target_reference
-    from imagefactory.recipes import select_one
+    from imagefactory.recipes.expand import select_one
     from imagefactory.verdicts import find_image, local_place, place_of, registry_of
 
     if "/" in name:

@@ -22,7 +22,7 @@ from imagefactory.engines.base_image import BaseImage
 from imagefactory.engines.protocol import Packages
 from imagefactory.engines.site import AskSecrets, linker_failure
 from imagefactory.errors import BuildError, StoreError
-from imagefactory.model import Definition, Descriptor, Image, Sif
+from imagefactory.model import Definition
 from imagefactory.oci.layout import (
     INDEX_TYPE,
     MANIFEST_TYPE,
@@ -31,6 +31,7 @@ from imagefactory.oci.layout import (
     explain_full_disk,
     format_descriptor,
 )
+from imagefactory.oci.model import Descriptor, Image, Sif
 from imagefactory.oci.sif import SifOrigin, keep_sif, load_sif, sif_reference
 from imagefactory.progress import Progress
 from imagefactory.render.folders import render

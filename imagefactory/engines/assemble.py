@@ -53,18 +53,7 @@ from imagefactory.engines.layer_work import (
 from imagefactory.engines.protocol import Packages
 from imagefactory.engines.wheel_layer import Place
 from imagefactory.errors import BuildError, StoreError
-from imagefactory.model import (
-    Definition,
-    Descriptor,
-    Image,
-    Layer,
-    LockedConda,
-    LockedPackage,
-    LockedWheel,
-    Mount,
-    RunSpec,
-    Sif,
-)
+from imagefactory.model import Definition, LockedConda, LockedPackage, LockedWheel, Mount, RunSpec
 from imagefactory.oci.layers import END_OF_ARCHIVE, Segment, codec
 from imagefactory.oci.layout import (
     CONFIG_TYPE,
@@ -78,6 +67,7 @@ from imagefactory.oci.layout import (
     format_descriptor,
     reference,
 )
+from imagefactory.oci.model import Descriptor, Image, Layer, Sif
 from imagefactory.progress import Progress
 from imagefactory.render.define import pyvenv_cfg, venv_links
 

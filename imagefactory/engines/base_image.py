@@ -11,8 +11,9 @@ from pathlib import Path
 
 from imagefactory.engines.bases import BaseTar, base_key, build_base, fetch_base
 from imagefactory.errors import LockError
-from imagefactory.lock.base import DebianMirror, format_base_lock, parse_base_lock
-from imagefactory.model import Base, BaseLock, Descriptor, Image, Layer
+from imagefactory.lock.debian.file import format_base_lock, parse_base_lock
+from imagefactory.lock.debian.sources import DebianMirror
+from imagefactory.model import Base, BaseLock
 from imagefactory.oci.layers import CHUNK, codec
 from imagefactory.oci.layout import (
     CONFIG_TYPE,
@@ -25,6 +26,7 @@ from imagefactory.oci.layout import (
     explain_full_disk,
     format_descriptor,
 )
+from imagefactory.oci.model import Descriptor, Image, Layer
 from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Progress
 from imagefactory.render.define import SYSTEM_PATH

@@ -35,18 +35,10 @@ from pathlib import Path
 from typing import IO
 
 from imagefactory.errors import BuildError, DownloadError, ToolError
-from imagefactory.lock.base import (
-    ARCHITECTURE,
-    Archive,
-    DebianMirror,
-    deb_filename,
-    downloaded_filename,
-    format_base_lock,
-    open_archive,
-    parse_stanzas,
-    search_path,
-    solve_base,
-)
+from imagefactory.lock.debian.archive import Archive, open_archive
+from imagefactory.lock.debian.file import ARCHITECTURE, deb_filename, downloaded_filename, format_base_lock
+from imagefactory.lock.debian.solve import solve_base
+from imagefactory.lock.debian.sources import DebianMirror, parse_stanzas, search_path
 from imagefactory.model import Base, BaseLock, DebianPackage
 from imagefactory.progress import Progress
 

@@ -24,7 +24,7 @@ from imagefactory.engines.docker_daemon import DockerDaemon
 from imagefactory.engines.protocol import Packages
 from imagefactory.engines.site import AskSecrets, BuildSecrets, linker_failure
 from imagefactory.errors import BuildError, StoreError, ToolError
-from imagefactory.model import Definition, Descriptor, Image, Layer, Sif
+from imagefactory.model import Definition
 from imagefactory.oci.archive import Taken, Taking, take_docker
 from imagefactory.oci.layers import codec
 from imagefactory.oci.layout import (
@@ -38,6 +38,7 @@ from imagefactory.oci.layout import (
     format_descriptor,
     reference,
 )
+from imagefactory.oci.model import Descriptor, Image, Layer, Sif
 from imagefactory.progress import Progress, format_seconds
 from imagefactory.render.folders import render, write_definitions
 from imagefactory.render.steps import CERTIFICATES, CHANNELS, PIP_CONF

@@ -16,9 +16,9 @@ from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any
 
 from imagefactory.errors import FactoryError, RegistryError, ToolError
-from imagefactory.model import Image
 from imagefactory.oci.archive import stream_docker
 from imagefactory.oci.layout import Layout
+from imagefactory.oci.model import Image
 from imagefactory.oci.store import DIGEST, Reference
 from imagefactory.progress import Progress
 

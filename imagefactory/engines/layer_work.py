@@ -25,9 +25,10 @@ from imagefactory.engines.layer_plan import Bench, LayerPlan, Part, hash_key, in
 from imagefactory.engines.pyc import BaseCompiler
 from imagefactory.engines.wheel_layer import LaidFile, lay_wheel
 from imagefactory.errors import BuildError
-from imagefactory.model import Layer, Mount, RunSpec
+from imagefactory.model import Mount, RunSpec
 from imagefactory.oci.layers import CHUNK, END_OF_ARCHIVE, Segment, Sink, codec
 from imagefactory.oci.layout import BlobWriter, Layout, canonical_json, explain_full_disk
+from imagefactory.oci.model import Layer
 from imagefactory.progress import Progress
 
 

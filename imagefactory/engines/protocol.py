@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from imagefactory.model import Definition, Image, LockedPackage, Sif
+from imagefactory.model import Definition, LockedPackage
+from imagefactory.oci.model import Image, Sif
 from imagefactory.progress import Progress
 
 if TYPE_CHECKING:

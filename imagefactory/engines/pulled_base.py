@@ -16,7 +16,7 @@ from typing import Any
 
 from imagefactory.engines.base_image import BaseImage
 from imagefactory.errors import BuildError, RegistryError, StoreError
-from imagefactory.model import Base, Completed, Descriptor, Image, RunSpec
+from imagefactory.model import Base, Completed, RunSpec
 from imagefactory.oci.layout import (
     CONFIG_TYPE,
     CONFIG_TYPES,
@@ -30,6 +30,7 @@ from imagefactory.oci.layout import (
     format_descriptor,
 )
 from imagefactory.oci.mirrors import Mirrors, resolve
+from imagefactory.oci.model import Descriptor, Image
 from imagefactory.oci.store import Reference, Store, parse_reference
 from imagefactory.oci.transfer import (
     ATTESTATION,

@@ -195,7 +195,7 @@ def conda_builds(contents: Contents, framework: Framework) -> list[tuple[Package
     some = [one for one in contents.packages if one.build and one.name in framework.packages]
     if not some:
         return []
-    from imagefactory.lock.conda_facts import built_for  # the room of locks loads much more
+    from imagefactory.gpu.builds import built_for  # the room of locks loads much more
 
     return [(one, told) for one in some if (told := built_for(one.build))]
 

@@ -19,8 +19,8 @@ from imagefactory.errors import UsageError
 from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.knowledge import find_gpu
 from imagefactory.model import Where
-from imagefactory.recipe_values import Reader
-from imagefactory.yaml_tree import Limits, Node, first_place, parse_tree, refused, show
+from imagefactory.recipes.reader import Reader
+from imagefactory.recipes.yaml_tree import Limits, Node, first_place, parse_tree, refused, show
 
 LIMITS = Limits(size=256 * 1024, nodes=20_000, depth=4)
 MAX_COUNT = 1_000_000

@@ -47,7 +47,7 @@ from imagefactory.gpu.model import (
 )
 from imagefactory.gpu.predict import predict, runs, with_driver
 from imagefactory.model import Lock, LockedConda, Target
-from imagefactory.recipe_values import natural
+from imagefactory.versions import natural
 
 _WEIGHT = {Basis.VERIFIED: 0, Basis.PREDICTED: 1, Basis.DOCUMENTED: 2}
 _RULES = {Answer.YES: "code", Answer.PTX: "ptx", Answer.PARTLY: "partly", Answer.NO: "no-code"}

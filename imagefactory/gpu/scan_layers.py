@@ -17,9 +17,9 @@ from imagefactory.gpu.model import Contents
 from imagefactory.gpu.scan import CHUNK, PLAIN, Look, stopping_pool
 from imagefactory.gpu.scan_records import LayerScan, keep_scan, recall_scan
 from imagefactory.gpu.tar_stream import Entry, Stream, entries
-from imagefactory.model import Layer
 from imagefactory.oci.inflate import DamagedError, plain_layer
 from imagefactory.oci.layout import Layout
+from imagefactory.oci.model import Layer
 from imagefactory.oci.unpack import OPAQUE, WHITEOUT
 from imagefactory.progress import Progress, Task
 

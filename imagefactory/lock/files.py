@@ -16,7 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from imagefactory.errors import LockError
-from imagefactory.lock import conda_file, pypi
+from imagefactory.lock.conda import facts as conda_facts
+from imagefactory.lock.conda import file
+from imagefactory.lock.pypi import facts as wheel_facts
+from imagefactory.lock.pypi import requirements
 from imagefactory.model import Base, Lock, LockedConda, Target
 
 CONDA = "conda-lock.yml"
@@ -50,7 +53,7 @@ def read_lock(folder: Path, target: Target) -> Lock | None:
         if not path.exists():
             return None
         if target.source != "conda":
-            return pypi.read_lock(path)
+            return requirements.read_lock(path)
         return _read_pair(path, folder / f"{target.name}.{WHEELS}")
     except LockError as error:
         # A file whose head is damaged does not say whose lock it is; here it is known.
@@ -59,7 +62,7 @@ def read_lock(folder: Path, target: Target) -> Lock | None:
 
 def _read_pair(path: Path, wheels_path: Path) -> Lock:
     text = _read_text(path)
-    lock, named = conda_file.parse_conda_lock(text, str(path)), conda_file.pip_digest(text)
+    lock, named = file.parse_conda_lock(text, str(path)), file.pip_digest(text)
     hint = f"take both files of one commit, or imagefactory lock {lock.target}"
     if not wheels_path.exists():
         if named:
@@ -70,7 +73,7 @@ def _read_pair(path: Path, wheels_path: Path) -> Lock:
     wheels = _read_text(wheels_path)
     if hashlib.sha256(wheels.encode()).hexdigest() != named:
         raise LockError(f"{wheels_path}: is not the file that {path.name} was locked with", hint=hint)
-    return replace(lock, wheels=pypi.parse_lock(wheels, str(wheels_path)).wheels)
+    return replace(lock, wheels=requirements.parse_lock(wheels, str(wheels_path)).wheels)
 
 
 def read_remains(folder: Path, target: Target) -> Lock | None:
@@ -80,8 +83,8 @@ def read_remains(folder: Path, target: Target) -> Lock | None:
     try:
         if target.source != "conda":
             return None
-        lock = conda_file.parse_conda_lock(_read_text(path), str(path))
-        wheels = pypi.parse_lock(_read_text(beside), str(beside)).wheels if beside.exists() else ()
+        lock = file.parse_conda_lock(_read_text(path), str(path))
+        wheels = requirements.parse_lock(_read_text(beside), str(beside)).wheels if beside.exists() else ()
     except LockError:
         return None
     return replace(lock, wheels=wheels, content_hash=NOBODYS)
@@ -113,7 +116,7 @@ def write_lock(folder: Path, lock: Lock) -> None:
 def _refuse_unreadable(lock: Lock, texts: Mapping[str, str]) -> None:
     if CONDA in texts:
         try:
-            conda_file.parse_conda_lock(texts[CONDA], f"{lock.target}.{CONDA}")
+            file.parse_conda_lock(texts[CONDA], f"{lock.target}.{CONDA}")
         except LockError as error:
             raise LockError(
                 f"{lock.target}: a channel's records hold what no lock can: {error.message}",
@@ -124,15 +127,15 @@ def _refuse_unreadable(lock: Lock, texts: Mapping[str, str]) -> None:
 def format_lock_files(lock: Lock) -> dict[str, str]:
     """The texts of a lock by what follows `<target>.` in the name of each file, `conda-lock.yml` first."""
     if not lock.conda:
-        return {WHEELS: pypi.format_lock(lock)}
+        return {WHEELS: requirements.format_lock(lock)}
     if not lock.wheels:
-        return {CONDA: conda_file.format_conda_lock(lock)}
+        return {CONDA: file.format_conda_lock(lock)}
     # What solved the wheels is the last that is named.
-    wheels = pypi.format_lock(
+    wheels = requirements.format_lock(
         replace(lock, conda=(), channels=(), system=(), note="", solver=lock.solver.rpartition(", ")[2])
     )
     named = hashlib.sha256(wheels.encode()).hexdigest()
-    return {CONDA: conda_file.format_conda_lock(lock, named), WHEELS: wheels}
+    return {CONDA: file.format_conda_lock(lock, named), WHEELS: wheels}
 
 
 def lock_digest(lock: Lock) -> str:
@@ -148,9 +151,9 @@ def content_hash(target: Target, base: Base, under: Lock | None) -> str:
     the solvers (a newer one must not make every lock stale).
     """
     if target.source != "conda" and under is None:
-        return pypi.content_hash(target, base)
+        return requirements.content_hash(target, base)
     decides: dict[str, object] = {
-        "format": conda_file.FORMAT if target.source == "conda" else pypi.FORMAT,
+        "format": file.FORMAT if target.source == "conda" else requirements.FORMAT,
         "source": target.source,
         "requirements": sorted(set(target.requirements)),
         "constraints": sorted(set(target.constraints)),
@@ -171,11 +174,9 @@ def content_hash(target: Target, base: Base, under: Lock | None) -> str:
 def check_facts(lock: Lock, target: Target) -> None:
     """Raises LockError unless `lock` holds the target's framework version and CUDA version."""
     if lock.conda:
-        from imagefactory.lock import conda_facts
-
         conda_facts.check_facts(lock, target)
     else:
-        pypi.check_facts(lock, target)
+        wheel_facts.check_facts(lock, target)
 
 
 def check_kept(lock: Lock, under: Lock | None) -> None:
@@ -197,7 +198,7 @@ def explicit(lock: Lock) -> str:
 
     What is depended on stands before what depends on it, as installers that solve nothing need it.
     """
-    lines = [f"# platform: {conda_file.platform_subdir(lock)}", "@EXPLICIT"]
+    lines = [f"# platform: {file.platform_subdir(lock)}", "@EXPLICIT"]
     lines += [f"{package.url}#sha256:{package.sha256}" for package in in_order(lock.conda)]
     return "\n".join(lines) + "\n"
 

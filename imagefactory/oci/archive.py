@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from imagefactory.errors import StoreError, UsageError
-from imagefactory.model import Descriptor, Image, Layer
 from imagefactory.oci.layers import BLOCK, CHUNK, END_OF_ARCHIVE, Codec, codec
 from imagefactory.oci.layout import (
     INDEX_TYPE,
@@ -39,6 +38,7 @@ from imagefactory.oci.layout import (
     explain_full_disk,
     parse_descriptor,
 )
+from imagefactory.oci.model import Descriptor, Image, Layer
 from imagefactory.progress import Progress
 
 FORMATS = ("oci-archive", "docker-archive")

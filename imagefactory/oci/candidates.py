@@ -18,8 +18,9 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from imagefactory.errors import RegistryError, UsageError
-from imagefactory.model import Descriptor, Target
+from imagefactory.model import Target
 from imagefactory.oci.layout import CONFIG_TYPES, reference
+from imagefactory.oci.model import Descriptor
 from imagefactory.oci.store import TAG, Store
 from imagefactory.oci.transfer import (
     MOST_MANIFESTS,

@@ -33,7 +33,8 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.errors import StoreError
-from imagefactory.model import Descriptor, Image, Layer, Target
+from imagefactory.model import Target
+from imagefactory.oci.model import Descriptor, Image, Layer
 from imagefactory.oci.unpack import Unpacked, remove_tree
 from imagefactory.progress import Progress
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from imagefactory.errors import StoreError
-from imagefactory.model import Descriptor
 from imagefactory.oci.layout import (
     INDEX_TYPES,
     BlobWriter,
@@ -22,6 +21,7 @@ from imagefactory.oci.layout import (
     media_type_of,
     parse_descriptor,
 )
+from imagefactory.oci.model import Descriptor
 from imagefactory.oci.store import DIGEST, Source, check_repository, check_wanted
 
 _CHUNK = 1 << 20

@@ -32,7 +32,6 @@ import tenacity
 import urllib3
 
 from imagefactory.errors import RegistryError, StoreError, UsageError
-from imagefactory.model import Descriptor
 from imagefactory.oci.credentials import Credential, Credentials, anonymous
 from imagefactory.oci.layout import (
     INDEX_TYPE,
@@ -46,6 +45,7 @@ from imagefactory.oci.layout import (
     media_type_of,
     parse_descriptor,
 )
+from imagefactory.oci.model import Descriptor
 from imagefactory.oci.store import HOST, Source, check_digest, check_repository, check_wanted
 from imagefactory.progress import format_bytes
 

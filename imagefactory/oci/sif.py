@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.errors import StoreError, UsageError
-from imagefactory.model import Descriptor, Sif, Target
+from imagefactory.model import Target
 from imagefactory.oci.archive import check_output
 from imagefactory.oci.layers import CHUNK
 from imagefactory.oci.layout import (
@@ -30,6 +30,7 @@ from imagefactory.oci.layout import (
     reference,
 )
 from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.model import Descriptor, Sif
 from imagefactory.progress import Progress
 
 SIF_TYPE = "application/vnd.sylabs.sif.layer.v1.sif"

@@ -19,7 +19,6 @@ from enum import StrEnum
 from typing import Any
 
 from imagefactory.errors import RegistryError
-from imagefactory.model import Descriptor
 from imagefactory.oci.layout import (
     INDEX_TYPES,
     MANIFEST_LIMIT,
@@ -30,6 +29,7 @@ from imagefactory.oci.layout import (
     format_descriptor,
     parse_descriptor,
 )
+from imagefactory.oci.model import Descriptor
 from imagefactory.oci.store import DIGEST, REPOSITORY, Store
 from imagefactory.progress import Progress, Task
 

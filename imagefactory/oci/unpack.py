@@ -24,7 +24,7 @@ from tarfile import HeaderError, ReadError
 from typing import IO, Protocol, Self, cast
 
 from imagefactory.errors import StoreError, ToolError
-from imagefactory.model import Layer
+from imagefactory.oci.model import Layer
 from imagefactory.progress import Progress, Task, format_bytes
 
 MEDIA_TYPES = {

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 
 from imagefactory.errors import CheckFailedError, UsageError
 from imagefactory.factory import Factory
-from imagefactory.model import Image, Sif, Target
+from imagefactory.model import Target
+from imagefactory.oci.model import Image, Sif
 from imagefactory.plan import Stage
 from imagefactory.planning import Asking, read_stages
 from imagefactory.pools.model import ImageKind, PoolImage

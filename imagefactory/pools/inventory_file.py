@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from imagefactory.errors import UsageError
+from imagefactory.files import replace_text
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.drivers import parse_driver
 from imagefactory.pools.htcondor.ads import ATTRIBUTE, CUDA, DEVICE, ID, NAME
 from imagefactory.pools.model import Inventory, Machine, PoolGpu
-from imagefactory.recipe_values import nearest
-from imagefactory.text_files import replace_text
 from imagefactory.verify.report_file import clean
+from imagefactory.versions import nearest
 
 FORMAT = "imagefactory.inventory/1"
 MAX_BYTES = 256 * 2**20

@@ -17,7 +17,7 @@ from imagefactory.oci.store import parse_reference
 from imagefactory.pools.model import ImageKind, PoolImage
 from imagefactory.pools.proven import Grounds, proven_grounds, with_predictions
 from imagefactory.pools.sites import Site
-from imagefactory.settings import SIF_FOLDER
+from imagefactory.settings.checks import SIF_FOLDER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

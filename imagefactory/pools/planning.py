@@ -40,9 +40,9 @@ from imagefactory.plan import (
 )
 from imagefactory.pools.model import Inventory, LeftOut, Machine, PoolGpu, PoolImage
 from imagefactory.pools.sizes import KB, MB, disk_of, format_size, memory_of
-from imagefactory.recipe_values import natural, nearest
 from imagefactory.render.define import driver_floor
 from imagefactory.verify.model import Judged, Verdict
+from imagefactory.versions import natural, nearest
 
 NEWEST, BLOCKED, NO_MATCH, VERIFIED = "newest", "blocked", "no-match", "verified"
 QUEUED, UNCOLLECTED = "queued", "uncollected"

@@ -9,7 +9,7 @@ import re
 
 from imagefactory.errors import LockError, RecipeError
 from imagefactory.lock.files import lock_digest
-from imagefactory.lock.pypi import MACHINES
+from imagefactory.lock.pypi.tags import MACHINES
 from imagefactory.model import Base, Definition, Lock, LockedPackage, Target
 
 PREFIX = "/opt/env"

@@ -9,12 +9,12 @@ from pathlib import Path, PurePosixPath
 
 from imagefactory import engines
 from imagefactory.errors import FactoryError, UsageError
+from imagefactory.files import replace_text
 from imagefactory.lock.files import format_lock_files
 from imagefactory.model import Definition
 from imagefactory.render.apptainer import render_apptainer
 from imagefactory.render.dockerfile import render_dockerfile
 from imagefactory.render.steps import INSTALLER, LINKER, explicit_lists
-from imagefactory.text_files import replace_text
 
 _INSTALLER = Path(engines.__file__).parent / "conda_install.py"
 _LINKER = Path(__file__).parent / LINKER

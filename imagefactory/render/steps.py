@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from imagefactory.lock.files import explicit
-from imagefactory.lock.pypi import MACHINES
+from imagefactory.lock.pypi.tags import MACHINES
 from imagefactory.model import Definition, LockedConda
 from imagefactory.render.define import interpreter, pyvenv_cfg, venv_links
 from imagefactory.render.quoting import word, words

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from imagefactory.locking import Relock
-from imagefactory.model import CheckState, Image, Lock, LockedConda, LockedPackage, Report, Target
+from imagefactory.model import CheckState, Lock, LockedConda, LockedPackage, Report, Target
+from imagefactory.oci.model import Image
 from imagefactory.oci.transfer import Sent
 from imagefactory.progress import format_bytes
 from imagefactory.publish import Copied, Pruned, Pulled, PulledSif, Pushed, Shelf

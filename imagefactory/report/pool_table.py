@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from imagefactory.pools.model import Inventory, Machine, PoolGpu
-from imagefactory.recipe_values import natural
 from imagefactory.report.console import format_table
+from imagefactory.versions import natural
 
 _HEADER = ("CAPABILITY", "GPU", "MEMORY", "DRIVER", "CUDA", "MACHINES", "FREE", "GPUS")
 _NUMBERS = (2, 5, 6, 7)

@@ -23,7 +23,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from imagefactory.errors import FactoryError, RegistryError, StoreError
-from imagefactory.model import Descriptor
 from imagefactory.oci.candidates import REVOCATION_TYPE, VERDICT_TYPE
 from imagefactory.oci.layout import (
     MANIFEST_TYPE,
@@ -34,6 +33,7 @@ from imagefactory.oci.layout import (
     format_descriptor,
     parse_descriptor,
 )
+from imagefactory.oci.model import Descriptor
 from imagefactory.oci.store import DIGEST
 from imagefactory.oci.transfer import EMPTY, EMPTY_TYPE, WORKERS, Artifact, Manifest, Place
 from imagefactory.progress import Progress

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.errors import FactoryError
-from imagefactory.model import Definition, Image, Mount, Outcome, RunSpec, Sif
+from imagefactory.model import Definition, Mount, Outcome, RunSpec
+from imagefactory.oci.model import Image, Sif
 from imagefactory.verify.gpu_judge import Brought, GpuRun, judge_gpu, not_started
 from imagefactory.verify.model import FULL, Gpu, GpuReport, Hardware, Subject
 from imagefactory.verify.report_file import ReportFault, clean, read_report

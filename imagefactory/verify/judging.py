@@ -10,9 +10,9 @@ from functools import cached_property
 
 from imagefactory.errors import NoImageError, RegistryError
 from imagefactory.factory import Factory
-from imagefactory.model import Image, Sif
 from imagefactory.oci.layout import INDEX_TYPES, PLATFORM
 from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.model import Image, Sif
 from imagefactory.oci.sif import is_sif_manifest
 from imagefactory.oci.transfer import (
     ATTESTATION,

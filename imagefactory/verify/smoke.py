@@ -20,18 +20,8 @@ from types import MappingProxyType
 from typing import Any
 
 from imagefactory.errors import FactoryError, UsageError
-from imagefactory.model import (
-    CheckResult,
-    CheckState,
-    Completed,
-    Definition,
-    Image,
-    Mount,
-    Outcome,
-    Report,
-    RunSpec,
-    Sif,
-)
+from imagefactory.model import CheckResult, CheckState, Completed, Definition, Mount, Outcome, Report, RunSpec
+from imagefactory.oci.model import Image, Sif
 from imagefactory.progress import Progress, format_seconds
 from imagefactory.verify.report_file import (
     ReportFault,

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.errors import UsageError
-from imagefactory.settings_files import read_document
+from imagefactory.settings.files import read_document
 from imagefactory.verify.keys import NAME, PublicKey, check_name, parse_public
 from imagefactory.verify.model import EvidenceKind
 from imagefactory.verify.report import DIGEST, format_time, shown

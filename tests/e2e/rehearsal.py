@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.factory import read_factory
-from imagefactory.recipes import select_one
-from imagefactory.settings import load_settings
+from imagefactory.recipes.expand import select_one
+from imagefactory.settings.load import load_settings
 from imagefactory.verify.gpu import GpuAsk, ask_gpu
 from imagefactory.verify.smoke import read_suite, write_suite
 from imagefactory.workflow import define_target

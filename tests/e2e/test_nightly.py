@@ -28,7 +28,7 @@ from imagefactory.catalogue.reading import read_catalogue
 from imagefactory.oci.candidates import CANDIDATE, VERDICT_TYPE
 from imagefactory.oci.registry import Registry
 from imagefactory.oci.transfer import Place, read_manifest
-from imagefactory.settings import load_settings
+from imagefactory.settings.load import load_settings
 from imagefactory.verify.attached import Statement, attach
 from imagefactory.verify.claims import verified_claims
 from imagefactory.verify.judging import read_subject

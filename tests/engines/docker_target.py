@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 
 from imagefactory.engines.base_image import BaseImage, format_time, write_index
-from imagefactory.lock.index import PackageIndex
-from imagefactory.model import Base, Definition, Layer, Lock, Target, Where
+from imagefactory.lock.pypi.index import PackageIndex
+from imagefactory.model import Base, Definition, Lock, Target, Where
 from imagefactory.oci.layers import CHUNK, codec
 from imagefactory.oci.layout import (
     CONFIG_TYPE,
@@ -25,6 +25,7 @@ from imagefactory.oci.layout import (
     canonical_json,
     format_descriptor,
 )
+from imagefactory.oci.model import Layer
 from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Quiet
 from imagefactory.render.define import SYSTEM_PATH, define

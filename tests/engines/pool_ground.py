@@ -21,12 +21,13 @@ from imagefactory.engines import base_image
 from imagefactory.engines.assemble import AssembleEngine
 from imagefactory.engines.base_image import BaseImage
 from imagefactory.factory import Factory, read_factory
-from imagefactory.lock.base import read_base_lock
+from imagefactory.lock.debian.file import read_base_lock
 from imagefactory.lock.files import write_lock
 from imagefactory.locking import wanted_hash
-from imagefactory.model import Descriptor, Layer, Lock, LockedWheel, Target
+from imagefactory.model import Lock, LockedWheel, Target
 from imagefactory.oci.layout import CONFIG_TYPE, MANIFEST_TYPE, canonical_json, format_descriptor, reference
-from imagefactory.settings import load_settings
+from imagefactory.oci.model import Descriptor, Layer
+from imagefactory.settings.load import load_settings
 from imagefactory.workflow import define_target
 from tests.engines.test_sandbox import PYTHON, entry, host_files
 from tests.services import libcuda

@@ -28,15 +28,16 @@ from imagefactory.engines.base_image import BaseImage
 from imagefactory.engines.site import BuildSecrets, find_secrets
 from imagefactory.errors import BuildError, RegistryError, ToolError, UsageError
 from imagefactory.factory import read_factory
-from imagefactory.lock.index import PackageIndex
-from imagefactory.model import Definition, Image, Mount, RunSpec, Sif
+from imagefactory.lock.pypi.index import PackageIndex
+from imagefactory.model import Definition, Mount, RunSpec
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.model import Image, Sif
 from imagefactory.oci.registry import Registry
 from imagefactory.oci.sif import find_sif, load_sif, sifs_of
 from imagefactory.oci.transfer import Place, Sending, read_graph, send
 from imagefactory.progress import Quiet
-from imagefactory.settings import load_settings
+from imagefactory.settings.load import load_settings
 from imagefactory.verify.runners.apptainer import ApptainerRunner
 from imagefactory.workflow import define_target
 from tests.e2e.conftest import TINY_RECIPE, Factory

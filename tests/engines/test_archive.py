@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.model import Image
 from imagefactory.oci.archive import FORMATS, export
 from imagefactory.oci.layers import codec
 from imagefactory.oci.layout import (
@@ -24,6 +23,7 @@ from imagefactory.oci.layout import (
     canonical_json,
     format_descriptor,
 )
+from imagefactory.oci.model import Image
 from imagefactory.progress import Quiet
 
 NAME = "pytorch:2.3-cu121"

@@ -30,14 +30,9 @@ import pytest
 import imagefactory
 from imagefactory.engines import bases
 from imagefactory.errors import BuildError, DownloadError, LockError
-from imagefactory.lock.base import (
-    DebianMirror,
-    base_content_hash,
-    find_mirror,
-    lock_base,
-    read_base_lock,
-    write_base_lock,
-)
+from imagefactory.lock.debian.file import base_content_hash, read_base_lock, write_base_lock
+from imagefactory.lock.debian.solve import lock_base
+from imagefactory.lock.debian.sources import DebianMirror, find_mirror
 from imagefactory.model import Base, BaseLock, Where
 from imagefactory.progress import Quiet
 from tests.services.children import LIMIT, wait_for
@@ -196,7 +191,7 @@ ELSEWHERE = """
 import json, os, sys
 from pathlib import Path
 from imagefactory.engines.bases import build_base, fetch_base
-from imagefactory.lock.base import find_mirror, read_base_lock
+from imagefactory.lock.debian.archive import find_mirror, read_base_lock
 from imagefactory.model import Base, Where
 from imagefactory.progress import Quiet
 

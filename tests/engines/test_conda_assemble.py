@@ -18,8 +18,9 @@ import pytest
 from imagefactory.engines.assemble import AssembleEngine
 from imagefactory.engines.base_image import BaseImage
 from imagefactory.errors import BuildError
-from imagefactory.model import Base, Completed, Definition, Image, Lock, LockedPackage, RunSpec
+from imagefactory.model import Base, Completed, Definition, Lock, LockedPackage, RunSpec
 from imagefactory.oci.layout import Layout
+from imagefactory.oci.model import Image
 from imagefactory.progress import Quiet
 from imagefactory.render.define import define
 from imagefactory.verify.runners.unshare import UnshareRunner

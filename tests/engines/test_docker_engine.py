@@ -29,9 +29,10 @@ from imagefactory.engines.docker import DockerEngine
 from imagefactory.engines.docker_daemon import DockerDaemon, Login
 from imagefactory.engines.site import BuildSecrets, find_secrets
 from imagefactory.errors import BuildError, FactoryError, RegistryError, ToolError, UsageError
-from imagefactory.model import Completed, Definition, Image, Mount, RunSpec
+from imagefactory.model import Completed, Definition, Mount, RunSpec
 from imagefactory.oci.layers import codec
 from imagefactory.oci.layout import CONFIG_TYPE, Layout, canonical_json, format_descriptor
+from imagefactory.oci.model import Image
 from imagefactory.oci.store import Reference
 from imagefactory.progress import Lines, Quiet
 from imagefactory.verify.runners.docker import OUTPUT_LIMIT, OWNER, DockerRunner

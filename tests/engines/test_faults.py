@@ -27,7 +27,6 @@ from typing import Any
 import pytest
 
 from imagefactory.errors import EXIT_INTERRUPTED, EXIT_REGISTRY, RegistryError
-from imagefactory.model import Descriptor
 from imagefactory.oci.candidates import PUSHED_TYPE, pushed_record
 from imagefactory.oci.layout import (
     CONFIG_TYPE,
@@ -38,6 +37,7 @@ from imagefactory.oci.layout import (
     format_descriptor,
 )
 from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.model import Descriptor
 from imagefactory.oci.registry import Patience, Registry, RegistryOptions
 from imagefactory.oci.store import Source
 from imagefactory.oci.transfer import Graph, Place, Sending, Sent, origins_from, read_graph, remember, send

@@ -22,7 +22,7 @@ from imagefactory.locking import wanted_hash
 from imagefactory.model import CheckState, Lock, LockedWheel, Outcome
 from imagefactory.oci.layout import CONFIG_TYPE, MANIFEST_TYPE, canonical_json, format_descriptor, reference
 from imagefactory.progress import Quiet
-from imagefactory.settings import load_settings
+from imagefactory.settings.load import load_settings
 from imagefactory.verdicts import find_in, local_place, read_court
 from imagefactory.verification import Bench, Verified, VerifyOptions, verify_target
 from imagefactory.verify.evidence import LocalEvidence

@@ -25,7 +25,7 @@ from imagefactory.kits import CollectedKit, CollectOptions, collect
 from imagefactory.model import Outcome
 from imagefactory.progress import Quiet
 from imagefactory.publish import PushOptions, push_target
-from imagefactory.settings import Setting
+from imagefactory.settings.choices import Setting
 from imagefactory.verdicts import find_in, read_court, registry_of
 from imagefactory.verification import KitPlace, VerifyOptions, write_kit
 from imagefactory.verify.keys import keys_folder, make_key

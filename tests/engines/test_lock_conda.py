@@ -17,14 +17,14 @@ import pytest
 
 from imagefactory.errors import LockError, UnsolvableError
 from imagefactory.lock import LockRequest
-from imagefactory.lock.channels import find_channels
-from imagefactory.lock.conda import CondaLocker
-from imagefactory.lock.conda_facts import cuda_version
-from imagefactory.lock.conda_solver import Solver, first_question, name_of, run
+from imagefactory.lock.conda.channels import find_channels
+from imagefactory.lock.conda.facts import cuda_version
+from imagefactory.lock.conda.locker import CondaLocker
+from imagefactory.lock.conda.solver import Solver, first_question, name_of, run
 from imagefactory.lock.files import format_lock_files, read_lock, write_lock
-from imagefactory.match_spec import CHANNEL_ROOT, channel_address
 from imagefactory.model import Lock, Target
 from imagefactory.progress import Quiet
+from imagefactory.recipes.match_spec import CHANNEL_ROOT, channel_address
 from tests.lock_checker import Record, check_lock, moved, read_records
 from tests.services.channels import ChannelServer, Fault, channel_server, real_folder
 from tests.unit.test_lock_conda import BASE, no_pip, pins
@@ -352,10 +352,10 @@ FAILING = """
 import json, sys
 from pathlib import Path
 from imagefactory.errors import LockError
-from imagefactory.lock.channels import find_channels
+from imagefactory.lock.conda.channels import find_channels
 from tests.engines.test_lock_conda import MAIN, lock
 from tests.unit.test_lock_conda import no_pip
-from imagefactory.lock.conda import CondaLocker
+from imagefactory.lock.conda.locker import CondaLocker
 setting, cache = sys.argv[1:]
 try:
     lock(CondaLocker(find_channels(setting, {}, ""), Path(cache), no_pip), MAIN)

@@ -12,14 +12,14 @@ from conda_lock.lockfile import parse_conda_lock_file, write_conda_lock_file  # 
 
 from imagefactory.errors import ToolError, UnsolvableError
 from imagefactory.lock import LockRequest
-from imagefactory.lock.channels import find_channels
-from imagefactory.lock.conda import CondaLocker
-from imagefactory.lock.conda_lock_tool import CondaLockLocker, find_tool
+from imagefactory.lock.conda.channels import find_channels
+from imagefactory.lock.conda.locker import CondaLocker
+from imagefactory.lock.conda.own_tool import CondaLockLocker, find_tool
 from imagefactory.lock.files import explicit, read_lock, write_lock
-from imagefactory.lock.pypi import UvLocker
-from imagefactory.match_spec import CHANNEL_ROOT
+from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Lock, LockedConda
 from imagefactory.progress import Quiet
+from imagefactory.recipes.match_spec import CHANNEL_ROOT
 from tests.lock_checker import check_lock, moved, read_records
 from tests.services.channels import ChannelServer
 from tests.services.conda_double import VERSION, write_double

@@ -11,14 +11,14 @@ import pytest
 
 from imagefactory.errors import UnsolvableError
 from imagefactory.lock import LockRequest
-from imagefactory.lock.channels import find_channels
-from imagefactory.lock.conda import CondaLocker
-from imagefactory.lock.index import find_index
-from imagefactory.lock.pypi import UvLocker
-from imagefactory.match_spec import CHANNEL_ROOT
+from imagefactory.lock.conda.channels import find_channels
+from imagefactory.lock.conda.locker import CondaLocker
+from imagefactory.lock.pypi.index import find_index
+from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Base, Lock, Target, Where
 from imagefactory.progress import Quiet
-from imagefactory.settings import Setting
+from imagefactory.recipes.match_spec import CHANNEL_ROOT
+from imagefactory.settings.choices import Setting
 from tests.services.channels import ChannelServer
 
 WHERE = Where(file="recipes/mixed.yaml", line=1, column=1)

@@ -12,13 +12,15 @@ import pytest
 
 from imagefactory.errors import UnsolvableError
 from imagefactory.lock import LockRequest
-from imagefactory.lock.index import find_index, local_path
-from imagefactory.lock.pip_part import lock_pip
-from imagefactory.lock.pypi import UvLocker, format_lock
+from imagefactory.lock.conda.pip_part import lock_pip
+from imagefactory.lock.download import PackageCache
+from imagefactory.lock.pypi.index import find_index
+from imagefactory.lock.pypi.requirements import format_lock
+from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Base, Lock, LockedConda, Target, Where
-from imagefactory.packages import PackageCache
 from imagefactory.progress import Quiet
-from imagefactory.settings import Setting
+from imagefactory.settings.choices import Setting
+from imagefactory.web import local_path
 
 WHERE = Where(file="recipes/small.yaml", line=1, column=1)
 PYTHON = f"3.{sys.version_info.minor}"

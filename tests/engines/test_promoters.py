@@ -24,7 +24,7 @@ from imagefactory.oci.registry import Patience, Registry, RegistryOptions
 from imagefactory.oci.transfer import Place
 from imagefactory.progress import Quiet
 from imagefactory.promoting import Promoting, promote
-from imagefactory.settings import load_settings
+from imagefactory.settings.load import load_settings
 from imagefactory.verdicts import writing
 from imagefactory.verify.attached import Journal, Statement, attach
 from imagefactory.verify.judging import read_subject

@@ -21,9 +21,9 @@ from typing import Any
 
 import pytest
 
-from imagefactory.model import Descriptor
 from imagefactory.oci.layout import CONFIG_TYPE, INDEX_TYPE, MANIFEST_TYPE, Layout, canonical_json
 from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.model import Descriptor
 from imagefactory.oci.registry import Registry
 from imagefactory.oci.transfer import Place, Sending, read_graph, send
 from imagefactory.progress import Quiet

@@ -32,9 +32,10 @@ from imagefactory.engines.docker_daemon import DockerDaemon
 from imagefactory.engines.protocol import Engine
 from imagefactory.engines.site import BuildSecrets, find_secrets
 from imagefactory.errors import BuildError
-from imagefactory.lock.channels import Channels
-from imagefactory.model import Definition, Image, Lock, LockedPackage, LockedWheel, Mount, RunSpec, Sif
+from imagefactory.lock.conda.channels import Channels
+from imagefactory.model import Definition, Lock, LockedPackage, LockedWheel, Mount, RunSpec
 from imagefactory.oci.layout import Layout
+from imagefactory.oci.model import Image, Sif
 from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Lines, Quiet
 from imagefactory.render.define import define

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.lock.pypi import format_lock
+from imagefactory.lock.pypi.requirements import format_lock
 from imagefactory.model import Base, Definition, Lock, LockedWheel, Target, Where
 from imagefactory.render.apptainer import render_apptainer
 from imagefactory.render.define import define, pyvenv_cfg, venv_links

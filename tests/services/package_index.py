@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from imagefactory.lock.index import find_index
-from imagefactory.lock.pypi import UvLocker
-from imagefactory.settings import Setting
+from imagefactory.lock.pypi.index import find_index
+from imagefactory.lock.pypi.uv import UvLocker
+from imagefactory.settings.choices import Setting
 from tests.unit.wheels_made_here import record_row
 
 

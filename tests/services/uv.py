@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from imagefactory.lock.index import find_index
-from imagefactory.settings import Setting
+from imagefactory.lock.pypi.index import find_index
+from imagefactory.settings.choices import Setting
 from tests.services.processes import ServiceError
 
 

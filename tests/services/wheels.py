@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.lock.index import find_index
-from imagefactory.lock.pypi import UvLocker
+from imagefactory.lock.download import PackageCache
+from imagefactory.lock.pypi.index import find_index
+from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Lock, LockedWheel
-from imagefactory.packages import PackageCache
 from imagefactory.progress import Quiet
-from imagefactory.settings import Setting
+from imagefactory.settings.choices import Setting
 
 _TAGS = {"1": "manylinux1_x86_64", "28": "manylinux_2_28_x86_64"}
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from imagefactory import settings_files
-from imagefactory.settings import ENVIRONMENT_PREFIX
+from imagefactory.settings import files
+from imagefactory.settings.load import ENVIRONMENT_PREFIX
 
-SITE_FOLDERS = settings_files.SITE_FOLDERS
+SITE_FOLDERS = files.SITE_FOLDERS
 """Where a site's settings are on a machine where no test runs."""
 
 
@@ -23,7 +23,7 @@ def no_settings_of_this_machine(tmp_path_factory: pytest.TempPathFactory) -> Ite
             patch.delenv(name)
         patch.setenv("HOME", empty)
         patch.setenv("XDG_CONFIG_DIRS", empty)
-        patch.setattr(settings_files, "SITE_FOLDERS", empty)  # of tests that name an environment
+        patch.setattr(files, "SITE_FOLDERS", empty)  # of tests that name an environment
         umask = os.umask(0o022)
         yield
         os.umask(umask)

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from imagefactory.model import Descriptor, Image, Layer
+from imagefactory.oci.model import Descriptor, Image, Layer
 from imagefactory.verify.kit.hardware import Places
 from imagefactory.verify.kit.make import KitOrder, make_kit
 from imagefactory.verify.kit.program import main

@@ -17,10 +17,10 @@ import pytest
 import zstandard
 
 from imagefactory.errors import StoreError, UsageError
-from imagefactory.model import Descriptor, Image
 from imagefactory.oci.archive import FORMATS, Taking, export, stream_docker, take_docker
 from imagefactory.oci.layers import codec
 from imagefactory.oci.layout import CONFIG_TYPE, INDEX_TYPE, MANIFEST_TYPE, Layout, canonical_json
+from imagefactory.oci.model import Descriptor, Image
 from imagefactory.progress import Quiet
 
 NAME = "pytorch:2.3-cu121"

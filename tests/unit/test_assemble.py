@@ -33,9 +33,10 @@ from imagefactory.engines.layer_plan import (
 from imagefactory.engines.pyc import BaseCompiler
 from imagefactory.engines.wheel_layer import Place
 from imagefactory.errors import BuildError
-from imagefactory.model import Base, Definition, Image, Layer, Lock, LockedWheel, Target, Where
+from imagefactory.model import Base, Definition, Lock, LockedWheel, Target, Where
 from imagefactory.oci.layers import codec
 from imagefactory.oci.layout import Layout
+from imagefactory.oci.model import Image, Layer
 from imagefactory.progress import Quiet, Task
 from tests.unit.wheels_made_here import locked, make_wheel
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from imagefactory.errors import RegistryError, StatementError, StoreError
-from imagefactory.model import Descriptor
 from imagefactory.oci.candidates import REVOCATION_TYPE, TEST_RESULT_TYPE, VERDICT_TYPE
 from imagefactory.oci.layout import INDEX_TYPE, MANIFEST_TYPE, Layout, digest_of
 from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.model import Descriptor
 from imagefactory.oci.registry import Registry
 from imagefactory.oci.store import Store
 from imagefactory.oci.transfer import Place

@@ -37,7 +37,7 @@ from imagefactory.errors import (
 )
 from imagefactory.gpu.capability import Capability
 from imagefactory.model import Outcome
-from imagefactory.settings import load_settings
+from imagefactory.settings.load import load_settings
 from imagefactory.verify.claims import verified_claims
 from imagefactory.verify.envelope import format_json, parse_envelope, seal
 from imagefactory.verify.model import Standing
@@ -393,7 +393,7 @@ from datetime import datetime
 from pathlib import Path
 from imagefactory.catalogue.offers import find_offer
 from imagefactory.catalogue.reading import read_catalogue
-from imagefactory.settings import load_settings
+from imagefactory.settings.load import load_settings
 from imagefactory.verify.trust import read_trust
 environ = {{"HOME": "/nowhere", "XDG_CONFIG_DIRS": "/nowhere"}}
 settings = load_settings(directory=None, start=Path.cwd(), environ=environ)

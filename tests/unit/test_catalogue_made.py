@@ -33,7 +33,7 @@ from imagefactory.errors import (
 )
 from imagefactory.factory import Factory
 from imagefactory.gpu.model import Answer, Basis
-from imagefactory.lock.base import format_base_lock, read_base_lock
+from imagefactory.lock.debian.file import format_base_lock, read_base_lock
 from imagefactory.model import Target
 from imagefactory.oci.candidates import REVOCATION_TYPE
 from imagefactory.oci.layout import (
@@ -48,7 +48,8 @@ from imagefactory.oci.sif import SifOrigin, keep_sif, sif_reference
 from imagefactory.oci.transfer import Place, read_manifest
 from imagefactory.progress import Quiet
 from imagefactory.publish import PushOptions, push_target
-from imagefactory.settings import Setting, load_settings
+from imagefactory.settings.choices import Setting
+from imagefactory.settings.load import load_settings
 from imagefactory.verify.attached import Statement, attach
 from imagefactory.verify.judging import read_subject
 from imagefactory.verify.keys import make_key, read_signing_key

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import LockError, ToolError, UsageError
-from imagefactory.lock.channels import Channels, find_channels
-from imagefactory.lock.conda_solver import Solver, first_question, name_of, run
-from imagefactory.lock.index import Patience, RefusedError, redact
-from imagefactory.match_spec import CHANNEL_ROOT, channel_address
-from imagefactory.settings import load_settings
+from imagefactory.lock.conda.channels import Channels, find_channels
+from imagefactory.lock.conda.solver import Solver, first_question, name_of, run
+from imagefactory.recipes.match_spec import CHANNEL_ROOT, channel_address
+from imagefactory.settings.load import load_settings
+from imagefactory.web import Patience, RefusedError, redact
 from tests.services.channels import (
     ChannelOptions,
     ChannelServer,

@@ -25,7 +25,7 @@ import pytest
 
 from imagefactory.pools.inventory_file import write_inventory
 from imagefactory.pools.model import Inventory, Machine, PoolGpu
-from imagefactory.recipe_values import natural
+from imagefactory.versions import natural
 from tests.unit.test_cli import Call, call  # noqa: F401
 
 VARIABLE = "FACTORY_TEST_FACTS"

@@ -15,7 +15,7 @@ import pytest
 from imagefactory import cli, errors
 from imagefactory.errors import FactoryError
 from imagefactory.oci.layout import Layout
-from imagefactory.recipes import SMOKE_CHECKS
+from imagefactory.recipes.values import SMOKE_CHECKS
 from imagefactory.verify.suite.table import CHECKS
 from tests.unit.test_layout import add_image
 

@@ -16,7 +16,6 @@ import pytest
 from imagefactory import cli, errors
 from imagefactory.cli.registries import parse_age
 from imagefactory.errors import UsageError
-from imagefactory.model import Descriptor, Sif
 from imagefactory.oci.candidates import PUSHED_TYPE
 from imagefactory.oci.layout import (
     CONFIG_TYPE,
@@ -27,6 +26,7 @@ from imagefactory.oci.layout import (
     format_descriptor,
 )
 from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.model import Descriptor, Sif
 from imagefactory.oci.registry import Registry
 from imagefactory.oci.sif import SifOrigin, keep_sif
 from imagefactory.oci.transfer import Graph, Place, read_graph

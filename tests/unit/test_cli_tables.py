@@ -32,7 +32,7 @@ from imagefactory.pools.model import (
 )
 from imagefactory.pools.sweep_file import CollectedNode, write_collected, write_sweep_file
 from imagefactory.report.combo_tables import HEADER, Tables
-from imagefactory.settings import load_settings
+from imagefactory.settings.load import load_settings
 from imagefactory.tables import TablesAsked, read_catalogued
 from imagefactory.verdicts import attach_signed, local_place
 from imagefactory.verify.judging import read_subject

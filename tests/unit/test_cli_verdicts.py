@@ -29,7 +29,7 @@ from imagefactory.oci.store import Reference
 from imagefactory.oci.transfer import Graph, Place
 from imagefactory.progress import Quiet
 from imagefactory.publish import PushOptions, push_target
-from imagefactory.settings import load_settings
+from imagefactory.settings.load import load_settings
 from imagefactory.verdicts import attach_signed
 from imagefactory.verify.judging import read_subject
 from imagefactory.verify.keys import find_key, read_signing_key

@@ -38,20 +38,10 @@ from imagefactory.engines.layer_plan import OWN_LAYER_BYTES, Bench, Part, plan_l
 from imagefactory.engines.pyc import BaseCompiler
 from imagefactory.engines.wheel_layer import Place
 from imagefactory.errors import BuildError, ToolError
-from imagefactory.model import (
-    Base,
-    Definition,
-    Image,
-    Layer,
-    Lock,
-    LockedConda,
-    LockedPackage,
-    LockedWheel,
-    Target,
-    Where,
-)
+from imagefactory.model import Base, Definition, Lock, LockedConda, LockedPackage, LockedWheel, Target, Where
 from imagefactory.oci.layers import END_OF_ARCHIVE, Segment, codec
 from imagefactory.oci.layout import Layout
+from imagefactory.oci.model import Image, Layer
 from imagefactory.progress import Quiet
 from tests.services.channel_made import (
     ADDRESS,

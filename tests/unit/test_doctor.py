@@ -27,7 +27,7 @@ from imagefactory.doctor import (
     read_apt_sources,
 )
 from imagefactory.errors import ToolError
-from imagefactory.settings import load_settings
+from imagefactory.settings.load import load_settings
 
 REACHED = {"package index", "debian mirror", "registry", "docker"}
 REFUSED = Attempt(refusal="this machine refuses user namespaces (user-namespace: Operation not permitted)")

@@ -17,7 +17,8 @@ import pytest
 from imagefactory.gpu.knowledge.wheels import cuda_wheels
 from imagefactory.lock.files import read_lock
 from imagefactory.model import Target
-from imagefactory.recipes import expand_all, read_bases, read_recipes
+from imagefactory.recipes.expand import expand_all
+from imagefactory.recipes.read import read_bases, read_recipes
 from imagefactory.verify.suite import table as frameworks
 from imagefactory.verify.suite.context import Failure
 from imagefactory.verify.suite.gpu import table

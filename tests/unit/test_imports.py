@@ -9,17 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagefactory import recipes
 from imagefactory.cli import main
-from imagefactory.drafts import FRAMEWORKS, Asked, Draft, check_draft, draft, draft_on
 from imagefactory.errors import RecipeError, UsageError
 from imagefactory.gpu import knowledge
-from imagefactory.imports import LIMITS, parse_wish, read_wish
 from imagefactory.model import Recipe, Target
+from imagefactory.recipes.draft import FRAMEWORKS, Draft, DraftAsk, check_draft, draft, draft_on
+from imagefactory.recipes.environments import LIMITS, parse_wish, read_wish
+from imagefactory.recipes.expand import expand_all, select
+from imagefactory.recipes.read import read_bases, read_recipes
+from imagefactory.recipes.recipe import parse_recipe
 from imagefactory.verify.suite import table
 
 FOLDER = Path(__file__).parents[2] / "recipes"
-BASES = recipes.read_bases(FOLDER)
+BASES = read_bases(FOLDER)
 
 ENVIRONMENT = """\
 name: proteins   # as people write them
@@ -155,19 +157,19 @@ matrix:
 """
 
 
-def drafted(text: str, file: str, asked: Asked | None = None) -> tuple[Draft, Target]:
+def drafted(text: str, file: str, asked: DraftAsk | None = None) -> tuple[Draft, Target]:
     """The draft and the target that its text makes."""
-    made = draft(parse_wish(text, file, "3.11"), asked or Asked(family="lab"), BASES)
+    made = draft(parse_wish(text, file, "3.11"), asked or DraftAsk(family="lab"), BASES)
     (target,) = check_draft(made.text, "lab", [], BASES)
     return made, target
 
 
 def others() -> list[Recipe]:
-    return [*recipes.read_recipes(FOLDER), recipes.parse_recipe(STACK, "recipes/stack.yaml")]
+    return [*read_recipes(FOLDER), parse_recipe(STACK, "recipes/stack.yaml")]
 
 
 def target_named(name: str) -> Target:
-    return recipes.select(recipes.expand_all(others(), BASES), [name])[0]
+    return select(expand_all(others(), BASES), [name])[0]
 
 
 def added(text: str, file: str, on: str) -> tuple[Draft, Target]:
@@ -268,7 +270,7 @@ def test_what_the_file_leaves_open_is_asked(dependencies: str, message: str, hin
 
 
 def test_the_person_may_say_it() -> None:
-    asked = Asked(family="lab", framework="NumPy", version="2.0", cuda="12.4")
+    asked = DraftAsk(family="lab", framework="NumPy", version="2.0", cuda="12.4")
     made, target = drafted("dependencies: [numpy, 'python >=3.9,<3.11']\n", "environment.yml", asked)
     assert (target.name, target.framework, target.python) == ("lab-2.0-cu124", "numpy", "3.10")
     assert target.checks == table.OTHER_CHECKS
@@ -280,7 +282,7 @@ def test_the_person_may_say_it() -> None:
 
 def test_what_the_person_says_wrong_is_a_fault_before_anything_is_written() -> None:
     with pytest.raises(RecipeError) as caught:
-        drafted("dependencies: [pytorch=2.5]\n", "environment.yml", Asked(family="lab", cuda="99.1"))
+        drafted("dependencies: [pytorch=2.5]\n", "environment.yml", DraftAsk(family="lab", cuda="99.1"))
     assert "no driver is known for CUDA 99.1" in caught.value.message
     assert "--print" in caught.value.hint
 
@@ -501,7 +503,10 @@ def test_near_valid_files_make_recipes_or_errors(
     for position, length, piece in edits:
         at = int(position * len(text))
         text = text[:at] + piece + text[at + length :]
-    for asked in (Asked(family="lab"), Asked(family="lab", framework="numpy", version="1.0", cuda="12.4")):
+    for asked in (
+        DraftAsk(family="lab"),
+        DraftAsk(family="lab", framework="numpy", version="1.0", cuda="12.4"),
+    ):
         try:
             made = draft(parse_wish(text, file, "3.11"), asked, BASES)
             check_draft(made.text, "lab", [], BASES)
@@ -537,7 +542,7 @@ def test_new_from_a_file(factory: Path, capsys: pytest.CaptureFixture[str]) -> N
     told = capsys.readouterr()
     assert "note: environment.yml:6:5: 'defaults' stands for several channels" in told.err
     assert "wrote " in told.out
-    recipe = recipes.parse_recipe((factory / "recipes" / "lab.yaml").read_text(), "recipes/lab.yaml")
+    recipe = parse_recipe((factory / "recipes" / "lab.yaml").read_text(), "recipes/lab.yaml")
     assert recipe.framework == "pytorch"
     assert call(factory, "list", "lab-*") == 0
     assert "lab-2.3.1-cu121" in capsys.readouterr().out

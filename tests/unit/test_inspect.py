@@ -15,8 +15,9 @@ from imagefactory import cli, errors, inspection
 from imagefactory.gpu.capability import Capability, Code, CodeKind
 from imagefactory.gpu.model import Answer, Contents, Library, Modules, Package
 from imagefactory.gpu.predict import predict_all
-from imagefactory.model import Descriptor, LockedWheel
+from imagefactory.model import LockedWheel
 from imagefactory.oci.layout import CONFIG_TYPE, Layout
+from imagefactory.oci.model import Descriptor
 from imagefactory.oci.sif import SifOrigin, keep_sif
 from imagefactory.progress import Quiet
 from imagefactory.report.inspection import Inspection, answer_amd, format_inspection, library_versions

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from imagefactory.cli import cli
 from imagefactory.errors import EXIT_USAGE, StatementError, UsageError
-from imagefactory.settings import load_settings
+from imagefactory.settings.load import load_settings
 from imagefactory.verify.keys import (
     PublicKey,
     find_key,

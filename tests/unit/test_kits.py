@@ -18,8 +18,9 @@ from imagefactory import cli, kits
 from imagefactory.errors import CheckFailedError, NoGpuError, RegistryError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.kits import CollectedKit, CollectOptions, collect
-from imagefactory.model import Image, Outcome, Target
+from imagefactory.model import Outcome, Target
 from imagefactory.oci.layout import reference
+from imagefactory.oci.model import Image
 from imagefactory.progress import Quiet
 from imagefactory.publish import PushOptions, push_target
 from imagefactory.verdicts import find_in, read_court, registry_of

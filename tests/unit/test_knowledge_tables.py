@@ -16,7 +16,7 @@ from imagefactory.gpu.knowledge.scans import parse_scanned
 from imagefactory.gpu.knowledge.tables import covers, numbers
 from imagefactory.gpu.model import Answer, Contents, Library, Modules
 from imagefactory.progress import Quiet
-from imagefactory.recipe_values import natural
+from imagefactory.versions import natural
 
 ROOT = Path(knowledge.__file__).parents[3]
 FRAMEWORKS = ("torch", "tensorflow", "jax", "onnxruntime-gpu")

@@ -11,7 +11,6 @@ import pytest
 
 from imagefactory.engines.base_image import write_index
 from imagefactory.errors import StoreError
-from imagefactory.model import Descriptor, Layer
 from imagefactory.oci.layout import (
     CONFIG_TYPE,
     INDEX_TYPE,
@@ -23,6 +22,7 @@ from imagefactory.oci.layout import (
     format_descriptor,
 )
 from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.model import Descriptor, Layer
 from imagefactory.progress import Quiet
 from tests.store_contract import artifact, blob, image_manifest
 

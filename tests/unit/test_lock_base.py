@@ -18,22 +18,24 @@ from click.testing import CliRunner
 from imagefactory.cli import cli
 from imagefactory.engines import bases
 from imagefactory.errors import BuildError, DownloadError, LockError, ToolError
-from imagefactory.lock import base as lock_room
-from imagefactory.lock.base import (
-    DebianMirror,
+from imagefactory.lock.debian import archive, file, sources
+from imagefactory.lock.debian.file import (
     base_content_hash,
-    choose_archives,
     format_base_lock,
-    lock_base,
     parse_base_lock,
-    parse_deb822_sources,
-    parse_sources_list,
     read_base_lock,
     write_base_lock,
 )
+from imagefactory.lock.debian.solve import lock_base
+from imagefactory.lock.debian.sources import (
+    DebianMirror,
+    choose_archives,
+    parse_deb822_sources,
+    parse_sources_list,
+)
 from imagefactory.model import Base, BaseLock, DebianPackage, Where
 from imagefactory.progress import Quiet
-from imagefactory.recipes import read_bases
+from imagefactory.recipes.read import read_bases
 
 TREE = Path(__file__).parents[2]
 
@@ -244,20 +246,20 @@ def test_indexes_are_read_with_debians_keys_and_checks() -> None:
         environ=(),
     )
     options = "[signed-by=/k.gpg arch=amd64 target=Packages]"
-    assert lock_room.sources_text(mirror, "trixie") == (
+    assert archive.sources_text(mirror, "trixie") == (
         f"deb {options} http://m/debian trixie main\n"
         f"deb {options} http://m/debian trixie-updates main\n"
         f"deb {options} http://m/s trixie-security main\n"
     )
-    assert "check-valid-until=no" in lock_room.sources_text(replace(mirror, dated=True), "trixie")
-    config = lock_room.apt_config(Path("/root-of-apt"))
+    assert "check-valid-until=no" in archive.sources_text(replace(mirror, dated=True), "trixie")
+    config = archive.apt_config(Path("/root-of-apt"))
     assert 'APT::Get::AllowUnauthenticated "false";' in config
     assert 'Dir::State::status "/root-of-apt/state/status";' in config
 
 
 def test_apt_sees_proxies_but_not_the_rest_of_the_environment() -> None:
     environ = {"https_proxy": "http://p", "LANG": "de_DE", "APT_CONFIG": "/evil", "PATH": "/usr/bin:/bin"}
-    assert dict(lock_room.apt_environment(environ)) == {
+    assert dict(sources.apt_environment(environ)) == {
         "https_proxy": "http://p",
         "LC_ALL": "C.UTF-8",
         "PATH": "/usr/bin:/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/sbin",
@@ -269,14 +271,14 @@ def test_what_apt_says() -> None:
         "Inst gcc-12-base (12.2.0-14 Debian:12.15/oldstable [amd64])\n"
         "Inst bash (5.2-2 Debian:12/x [amd64]) [a ]\nConf bash (5.2-2 Debian:12/x [amd64])\n"
     )
-    assert lock_room.parse_simulation(simulation) == (("bash", "5.2-2"), ("gcc-12-base", "12.2.0-14"))
-    assert lock_room.parse_release_date("Origin: D\nDate: Sat, 01 Nov 2025 10:00:00 UTC\n") == 1761991200
+    assert archive.parse_simulation(simulation) == (("bash", "5.2-2"), ("gcc-12-base", "12.2.0-14"))
+    assert archive.parse_release_date("Origin: D\nDate: Sat, 01 Nov 2025 10:00:00 UTC\n") == 1761991200
     stanza = f"Package: a\nVersion: 1\nArchitecture: all\nDescription: b\n c\nSize: 3\nSHA256: {'0' * 64}\n"
-    offers = lock_room.parse_offers(stanza + "\nPackage: b\nVersion: 1\n")
+    offers = archive.parse_offers(stanza + "\nPackage: b\nVersion: 1\n")
     assert offers == {
         ("a", "1"): DebianPackage(name="a", version="1", architecture="all", sha256="0" * 64, size=3)
     }
-    assert lock_room.error_lines("W: slow\nE: Failed to fetch x\n   Hash Sum mismatch\n") == (
+    assert archive.error_lines("W: slow\nE: Failed to fetch x\n   Hash Sum mismatch\n") == (
         "E: Failed to fetch x\n   Hash Sum mismatch"
     )
 
@@ -305,7 +307,7 @@ def test_a_deb_is_verified_to_the_byte(tmp_path: Path) -> None:
     path.write_bytes(b"good")
     bases.verify_deb(path, locked)
     assert bases.deb_path(tmp_path, package("gcc", "4:12.2.0-3")).name == "gcc_12.2.0-3_amd64.deb"
-    assert lock_room.downloaded_filename(package("gcc", "4:12.2.0-3")) == "gcc_4%3a12.2.0-3_amd64.deb"
+    assert file.downloaded_filename(package("gcc", "4:12.2.0-3")) == "gcc_4%3a12.2.0-3_amd64.deb"
 
 
 # --- what a base looks like ----------------------------------------------------------------------

@@ -12,15 +12,15 @@ import pytest
 
 from imagefactory.errors import LockError, UnsolvableError
 from imagefactory.lock import LockRequest
-from imagefactory.lock.channels import find_channels
-from imagefactory.lock.conda import CondaLocker
-from imagefactory.lock.conda_explain import shortened
-from imagefactory.lock.conda_solver import virtual_packages
+from imagefactory.lock.conda.channels import find_channels
+from imagefactory.lock.conda.explain import shortened
+from imagefactory.lock.conda.locker import CondaLocker
+from imagefactory.lock.conda.solver import virtual_packages
 from imagefactory.lock.files import content_hash
-from imagefactory.lock.pypi import UvLocker
-from imagefactory.match_spec import CHANNEL_ROOT
+from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Base, Lock, Target, Where
 from imagefactory.progress import Quiet
+from imagefactory.recipes.match_spec import CHANNEL_ROOT
 from tests.services.channels import record, write_channel
 
 WHERE = Where(file="recipes/tiny.yaml", line=7, column=3)

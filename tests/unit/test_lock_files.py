@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagefactory.errors import LockError
-from imagefactory.lock.conda_facts import built_for, cuda_version
-from imagefactory.lock.conda_file import MAX_BYTES, format_conda_lock, merge_depends, parse_conda_lock
+from imagefactory.gpu.builds import built_for
+from imagefactory.lock.conda.facts import cuda_version
+from imagefactory.lock.conda.file import MAX_BYTES, format_conda_lock, merge_depends, parse_conda_lock
 from imagefactory.lock.files import (
     Unsolvable,
     check_facts,
@@ -33,8 +34,8 @@ from imagefactory.lock.files import (
     write_lock,
     write_unsolvable,
 )
-from imagefactory.lock.pypi import content_hash as pypi_content_hash
-from imagefactory.lock.pypi import format_lock
+from imagefactory.lock.pypi.requirements import content_hash as pypi_content_hash
+from imagefactory.lock.pypi.requirements import format_lock
 from imagefactory.model import Base, Lock, LockedConda, LockedWheel, Target, Where
 
 FORGE = "https://conda.anaconda.org/conda-forge"

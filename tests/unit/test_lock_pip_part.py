@@ -12,7 +12,7 @@ import pytest
 from imagefactory.errors import LockError, UnsolvableError
 from imagefactory.gpu import knowledge
 from imagefactory.lock import LockRequest
-from imagefactory.lock.pip_part import given_packages, lock_pip
+from imagefactory.lock.conda.pip_part import given_packages, lock_pip
 from imagefactory.model import Base, Lock, LockedConda, LockedWheel, Target, Where
 from tests.services.package_index import Index, package_index, uv_locker
 

@@ -16,22 +16,17 @@ from hypothesis import strategies as st
 
 from imagefactory.errors import LockError, ToolError, UnsolvableError, UsageError
 from imagefactory.lock import LockRequest
+from imagefactory.lock.download import PackageCache
 from imagefactory.lock.files import write_lock
-from imagefactory.lock.index import PackageIndex, find_index, redact
-from imagefactory.lock.pypi import (
-    UvLocker,
-    check_facts,
-    content_hash,
-    cuda_version,
-    fitting_tags,
-    format_lock,
-    parse_lock,
-    read_lock,
-)
+from imagefactory.lock.pypi.facts import check_facts, cuda_version
+from imagefactory.lock.pypi.index import PackageIndex, find_index
+from imagefactory.lock.pypi.requirements import content_hash, format_lock, parse_lock, read_lock
+from imagefactory.lock.pypi.tags import fitting_tags
+from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Base, Lock, LockedWheel, Target, Where
-from imagefactory.packages import PackageCache
 from imagefactory.progress import Quiet
-from imagefactory.settings import Setting
+from imagefactory.settings.choices import Setting
+from imagefactory.web import redact
 from tests.services.package_index import Index, package_index
 from tests.services.package_index import uv_locker as locker
 

@@ -22,7 +22,7 @@ from imagefactory.lock.files import WHEELS, content_hash, format_lock_files, rea
 from imagefactory.locking import Relock
 from imagefactory.model import LockedWheel
 from imagefactory.report.console import format_relock
-from imagefactory.settings import load_settings
+from imagefactory.settings.load import load_settings
 from tests.unit.test_lock_files import LOCK, TARGET, conda, hexed
 
 ROOT = Path(__file__).parents[2]

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rattler import MatchSpec
 
-from imagefactory import match_spec
-from imagefactory.match_spec import Spec, channel_address, channel_name, normal_spec, parse_spec
+from imagefactory.recipes import match_spec
+from imagefactory.recipes.match_spec import Spec, channel_address, channel_name, normal_spec, parse_spec
 
 SPELLINGS = [
     ("numpy", "numpy"),

@@ -23,10 +23,11 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import DownloadError
-from imagefactory.lock.index import PackageIndex, Patience, Web
+from imagefactory.lock.download import PackageCache
+from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.model import LockedConda, LockedWheel
-from imagefactory.packages import PackageCache
 from imagefactory.progress import Quiet, Task
+from imagefactory.web import Patience, Web
 from tests.services.children import LIMIT, child, wait_for
 
 Wanted = tuple[LockedWheel, ...]
@@ -415,10 +416,11 @@ def test_a_file_url_is_read_and_checked(server: Faults, cache: PackageCache, tmp
 _CHILD = """
 import json, sys
 from pathlib import Path
-from imagefactory.lock.index import PackageIndex, Patience
+from imagefactory.lock.download import PackageCache
+from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.model import LockedWheel
 from imagefactory.progress import Quiet
-from imagefactory.packages import PackageCache
+from imagefactory.web import Patience
 
 folder, url, rows = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 wanted = tuple(LockedWheel(**row) for row in rows)

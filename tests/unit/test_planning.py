@@ -21,18 +21,19 @@ from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.findings import Found
 from imagefactory.gpu.model import Package
 from imagefactory.gpu.scan_records import RECORDS, LayerScan, format_scan
-from imagefactory.lock.base import read_base_lock
-from imagefactory.model import Layer, Target
+from imagefactory.lock.debian.file import read_base_lock
+from imagefactory.model import Target
 from imagefactory.oci.candidates import CREATED, VERDICT_TYPE, read_pushed, read_records
 from imagefactory.oci.layout import Layout, reference
 from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.model import Layer
 from imagefactory.oci.registry import Registry
 from imagefactory.oci.transfer import Place, read_manifest
 from imagefactory.plan import Device, PlanInput, Stage, State, make_plan
 from imagefactory.planning import Asking, read_stages
 from imagefactory.progress import Quiet
 from imagefactory.publish import PushOptions, push_target
-from imagefactory.settings import load_settings
+from imagefactory.settings.load import load_settings
 from imagefactory.verify.attached import Statement, attach
 from imagefactory.verify.judging import read_subject
 from imagefactory.verify.keys import PublicKey

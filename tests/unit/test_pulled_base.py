@@ -22,8 +22,9 @@ from imagefactory.engines.pulled_base import (
     platform_manifest,
 )
 from imagefactory.errors import BuildError, RegistryError
-from imagefactory.model import Base, Completed, Descriptor, Image, Where
+from imagefactory.model import Base, Completed, Where
 from imagefactory.oci.layout import INDEX_TYPE, MANIFEST_TYPE, Layout, canonical_json, digest_of
+from imagefactory.oci.model import Descriptor, Image
 from imagefactory.oci.registry import Patience, Registry, RegistryOptions
 from imagefactory.oci.transfer import Manifest
 from imagefactory.oci.unpack import MEDIA_TYPES

@@ -10,8 +10,11 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from imagefactory import drafts, recipe_values, recipes
 from imagefactory.errors import RecipeError
+from imagefactory.recipes import scaffold, values
+from imagefactory.recipes.bases import BASES_FILE, parse_bases
+from imagefactory.recipes.read import read_bases
+from imagefactory.recipes.recipe import parse_recipe
 
 FOLDER = Path(__file__).parents[2] / "recipes"
 FILES = sorted(path for path in FOLDER.glob("*.yaml"))
@@ -67,7 +70,7 @@ def schema_accepts(text: str, name: str = "recipe.schema.json") -> bool:
 
 
 def parser_accepts(text: str) -> bool:
-    parse = recipes.parse_bases if text.startswith("bases:") else recipes.parse_recipe
+    parse = parse_bases if text.startswith("bases:") else parse_recipe
     try:
         parse(text, "recipes/x.yaml")
     except RecipeError:
@@ -76,12 +79,12 @@ def parser_accepts(text: str) -> bool:
 
 
 ENUMS = {
-    "source": recipe_values.SOURCES,
-    "platform": recipe_values.PLATFORMS,
-    "check": recipe_values.SMOKE_CHECKS,
-    "waived": recipe_values.WAIVABLE,
-    "channel-priority": recipe_values.PRIORITIES,
-    "archspec": recipe_values.ARCHSPECS,
+    "source": values.SOURCES,
+    "platform": values.PLATFORMS,
+    "check": values.SMOKE_CHECKS,
+    "waived": values.WAIVABLE,
+    "channel-priority": values.PRIORITIES,
+    "archspec": values.ARCHSPECS,
 }
 
 
@@ -91,7 +94,7 @@ def test_the_schema_is_sound_and_says_the_parsers_rules(name: str) -> None:
     for rule, written in schema(name)["$defs"].items():
         if rule in ("row", "pulled-row"):
             continue
-        allowed = recipe_values.RULES.get(rule) or recipe_values.RULES[rule.replace("-", " ")]
+        allowed = values.RULES.get(rule) or values.RULES[rule.replace("-", " ")]
         if "enum" in written:
             assert written["enum"] == list(ENUMS[rule])
         else:
@@ -100,7 +103,7 @@ def test_the_schema_is_sound_and_says_the_parsers_rules(name: str) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_the_trees_files_are_valid_and_name_their_schema(path: Path) -> None:
-    name = "bases.schema.json" if path.name == recipes.BASES_FILE else "recipe.schema.json"
+    name = "bases.schema.json" if path.name == BASES_FILE else "recipe.schema.json"
     text = path.read_text(encoding="utf-8")
     assert text.startswith(f"# yaml-language-server: $schema={name}\n")
     assert schema_accepts(text, name)
@@ -108,7 +111,7 @@ def test_the_trees_files_are_valid_and_name_their_schema(path: Path) -> None:
 
 def test_a_scaffold_is_valid() -> None:
     for source in ("pypi", "conda"):
-        assert schema_accepts(drafts.scaffold("jax", recipes.read_bases(FOLDER), source=source).text)
+        assert schema_accepts(scaffold.scaffold("jax", read_bases(FOLDER), source=source).text)
 
 
 def test_the_sample_is_accepted_by_both() -> None:

@@ -10,13 +10,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from imagefactory import drafts, recipe_values, recipes
 from imagefactory.errors import NothingSelectedError, RecipeError, UsageError
 from imagefactory.gpu import knowledge
 from imagefactory.model import Base, Target, Where
-from imagefactory.recipe_values import MAX_FAULTS
+from imagefactory.recipes import scaffold, values
+from imagefactory.recipes.bases import all_bases, parse_bases
+from imagefactory.recipes.expand import expand, expand_all, select
+from imagefactory.recipes.read import read_bases, read_recipes
+from imagefactory.recipes.reader import MAX_FAULTS
+from imagefactory.recipes.recipe import parse_recipe
+from imagefactory.recipes.yaml_tree import MAX_BYTES, MAX_DEPTH, MAX_NODES
 from imagefactory.verify.suite.gpu import table as gpu_table
-from imagefactory.yaml_tree import MAX_BYTES, MAX_DEPTH, MAX_NODES
 
 ROOT = Path(__file__).parents[2]
 FILE = "recipes/torch.yaml"
@@ -55,12 +59,12 @@ bases:
 
 def faults_of(text: str) -> tuple[str, ...]:
     with pytest.raises(RecipeError) as caught:
-        recipes.expand(recipes.parse_recipe(text, FILE), bases())
+        expand(parse_recipe(text, FILE), bases())
     return caught.value.faults
 
 
 def bases() -> tuple[Base, ...]:
-    return recipes.parse_bases(BASES, "recipes/bases.yaml")
+    return parse_bases(BASES, "recipes/bases.yaml")
 
 
 def edited(old: str, new: str) -> str:
@@ -72,7 +76,7 @@ def edited(old: str, new: str) -> str:
 
 
 def test_targets_of_a_recipe() -> None:
-    first, second = recipes.expand(recipes.parse_recipe(RECIPE, FILE), bases())
+    first, second = expand(parse_recipe(RECIPE, FILE), bases())
     assert first == Target(
         name="pytorch-2.3-cu121",
         family="pytorch",
@@ -98,9 +102,9 @@ def test_targets_of_a_recipe() -> None:
 
 
 def test_a_platform_that_is_not_the_familys_is_in_the_name() -> None:
-    recipe = recipes.parse_recipe(RECIPE, FILE)
+    recipe = parse_recipe(RECIPE, FILE)
     row = replace(recipe.matrix[0], platforms=("linux/amd64", "linux/arm64"))
-    names = [target.name for target in recipes.expand(replace(recipe, matrix=(row,)), bases())]
+    names = [target.name for target in expand(replace(recipe, matrix=(row,)), bases())]
     assert names == ["pytorch-2.3-cu121", "pytorch-2.3-cu121-arm64"]
 
 
@@ -108,37 +112,35 @@ def test_defaults_and_several_cudas() -> None:
     text = edited("checks: [import, packages]\n", "").replace(
         '"2.3"\n    cuda: ["12.1"]', '"99.0"\n    cuda: ["12", "13.0"]\n    extras: [B_x, a]'
     )
-    first, second, _ = recipes.expand(recipes.parse_recipe(text, FILE), bases())
+    first, second, _ = expand(parse_recipe(text, FILE), bases())
     assert (first.name, second.name) == ("pytorch-99.0-cu12", "pytorch-99.0-cu130")
-    assert first.checks == recipes.SMOKE_CHECKS
+    assert first.checks == values.SMOKE_CHECKS
     assert first.requirements[0] == "torch[b-x,a]==99.0.*"
 
 
 def test_checks_of_the_gpu_suite_can_be_waived() -> None:
     text = edited("packages: [numpy]\n", "packages: [numpy]\nwaive: [portability, jit]\n")
-    first, second = recipes.expand(recipes.parse_recipe(text, FILE), bases())
+    first, second = expand(parse_recipe(text, FILE), bases())
     assert first.waive == second.waive == ("jit", "portability")
     text = text.replace('cuda: ["12.8"]\n', 'cuda: ["12.8"]\n    waive: []\n')
-    first, second = recipes.expand(recipes.parse_recipe(text, FILE), bases())
+    first, second = expand(parse_recipe(text, FILE), bases())
     assert (first.waive, second.waive) == (("jit", "portability"), ())
     for row, waived in (("", ("jit", "portability")), ("    waive: [training]\n", ("training",))):
         built_on = f"family: more\ndescription: More\nmatrix:\n  - on: {first.name}\n{row}"
-        found = recipes.expand_all(
-            [recipes.parse_recipe(text, FILE), recipes.parse_recipe(built_on, "b.yaml")], bases()
-        )
+        found = expand_all([parse_recipe(text, FILE), parse_recipe(built_on, "b.yaml")], bases())
         assert next(one for one in found if one.family == "more").waive == waived
 
 
 def test_nothing_can_be_waived_that_tells_a_gpu_from_none() -> None:
     """Nor what tells the suite's own mistakes: a pass without these would be worth nothing."""
     for part in ("driver", "native", "ptx"):
-        assert not set(gpu_table.PARTS[part]) & set(recipe_values.WAIVABLE)
-    assert not any("controls" in check for check in recipe_values.WAIVABLE)
+        assert not set(gpu_table.PARTS[part]) & set(values.WAIVABLE)
+    assert not any("controls" in check for check in values.WAIVABLE)
 
 
 def test_windows_lines_and_comments_beyond_ascii_are_fine() -> None:
     text = "# größer ≤ 日本 \U0001f600\r\n" + RECIPE.replace("\n", "\r\n")
-    assert recipes.parse_recipe(text, FILE).family == "pytorch"
+    assert parse_recipe(text, FILE).family == "pytorch"
 
 
 # --- faults: place, what is wrong, what to write -------------------------------------------------
@@ -261,7 +263,7 @@ def test_all_faults_are_told_in_the_order_of_the_file_and_once() -> None:
 def test_a_familys_values_are_judged_even_when_every_row_overrides_them() -> None:
     text = RECIPE[: RECIPE.index('  - version: "2.3"')] + RECIPE[RECIPE.index('  - version: "2.9"') :]
     assert faults_of(text.replace('["9.0", "8.0"]', "[x]")) == (
-        f"{FILE}:8:16: 'capabilities' cannot be 'x' (write {recipe_values.RULES['capability'].write})",
+        f"{FILE}:8:16: 'capabilities' cannot be 'x' (write {values.RULES['capability'].write})",
     )
 
 
@@ -284,7 +286,7 @@ def test_extras_that_bring_cuda() -> None:
         f"{FILE}:15:5: jax 0.10.2 on PyPI comes with CUDA 13 only through 'cuda13' (write extras: [cuda13])",
     )
     text = text.replace('["13"]', '["13"]\n    extras: [cuda13]')
-    (target,) = recipes.expand(recipes.parse_recipe(text, FILE), bases())
+    (target,) = expand(parse_recipe(text, FILE), bases())
     assert target.requirements[0] == "jax[cuda13]==0.10.2.*"
     assert faults_of(text.replace('"0.10.2"', '"0.12"')) == (
         f"{FILE}:7:9: jax 0.12 on PyPI needs Python 3.12 or newer, not 3.11 (write a base that carries it)",
@@ -292,9 +294,9 @@ def test_extras_that_bring_cuda() -> None:
 
 
 def test_two_families_cannot_make_one_target() -> None:
-    recipe = recipes.parse_recipe(RECIPE, FILE)
+    recipe = parse_recipe(RECIPE, FILE)
     with pytest.raises(RecipeError) as caught:
-        recipes.expand_all([recipe, recipes.parse_recipe(RECIPE, "recipes/other.yaml")], bases())
+        expand_all([recipe, parse_recipe(RECIPE, "recipes/other.yaml")], bases())
     assert caught.value.faults[0] == (
         "recipes/other.yaml:15:5: target 'pytorch-2.3-cu121' is also made at recipes/torch.yaml:15:5 (remove one of them)"
     )
@@ -330,7 +332,7 @@ def test_bases() -> None:
 )  # fmt: skip
 def test_fault_in_bases(old: str, new: str, expected: str) -> None:
     with pytest.raises(RecipeError) as caught:
-        recipes.parse_bases(BASES.replace(old, new, 1), "recipes/bases.yaml")
+        parse_bases(BASES.replace(old, new, 1), "recipes/bases.yaml")
     assert any(fault.startswith(f"recipes/bases.yaml:{expected}") for fault in caught.value.faults), (
         caught.value
     )
@@ -354,7 +356,7 @@ def own_base(reference: str, beside: str = '\nglibc: "2.36"') -> str:
 
 
 def test_a_base_by_digest() -> None:
-    (base,) = recipes.parse_bases(PULLED, "recipes/bases.yaml")
+    (base,) = parse_bases(PULLED, "recipes/bases.yaml")
     assert base == Base(
         name="cuda-devel",
         suite="",
@@ -366,17 +368,15 @@ def test_a_base_by_digest() -> None:
         image=IMAGE,
     )
     assert base.python_path == "/usr/bin/python3.11"
-    (other,) = recipes.parse_bases(
-        f"{PULLED}    interpreter: /usr/local/bin/python3.11\n", "recipes/bases.yaml"
-    )
+    (other,) = parse_bases(f"{PULLED}    interpreter: /usr/local/bin/python3.11\n", "recipes/bases.yaml")
     assert other.python_path == "/usr/local/bin/python3.11"
 
 
 def test_a_recipe_may_name_an_image_itself() -> None:
-    recipe = recipes.parse_recipe(own_base(IMAGE), FILE)
-    first, second = recipes.expand(recipe, bases())
+    recipe = parse_recipe(own_base(IMAGE), FILE)
+    first, second = expand(recipe, bases())
     assert (first.base, second.base) == ("cuda-0a1b2c3d0a1b", "debian-13")
-    *_, own = recipes.all_bases(bases(), [recipe])
+    *_, own = all_bases(bases(), [recipe])
     assert own == Base(
         name="cuda-0a1b2c3d0a1b",
         suite="",
@@ -387,7 +387,7 @@ def test_a_recipe_may_name_an_image_itself() -> None:
         where=Where(file=FILE, line=6, column=7),
         image=IMAGE,
     )
-    assert len(recipes.all_bases(bases(), [recipe, recipe])) == 3
+    assert len(all_bases(bases(), [recipe, recipe])) == 3
 
 
 def test_a_row_may_name_an_image_itself() -> None:
@@ -395,10 +395,10 @@ def test_a_row_may_name_an_image_itself() -> None:
         "    base: debian-13\n",
         f'    base: {IMAGE}\n    glibc: "2.31"\n    interpreter: /opt/python/bin/python3.13\n',
     )
-    recipe = recipes.parse_recipe(text, FILE)
-    first, second = recipes.expand(recipe, bases())
+    recipe = parse_recipe(text, FILE)
+    first, second = expand(recipe, bases())
     assert (first.base, second.base) == ("debian-12", "cuda-0a1b2c3d0a1b")
-    *_, own = recipes.all_bases(bases(), [recipe])
+    *_, own = all_bases(bases(), [recipe])
     assert (own.python, own.glibc, own.python_path) == ("3.13", "2.31", "/opt/python/bin/python3.13")
     assert own.where == Where(file=FILE, line=21, column=11)
 
@@ -412,16 +412,16 @@ def test_rows_inherit_the_python_that_the_familys_image_carries() -> None:
 
 
 def test_one_image_is_described_in_one_way() -> None:
-    recipe = recipes.parse_recipe(own_base(IMAGE), FILE)
-    other = recipes.parse_recipe(own_base(IMAGE, '\nglibc: "2.31"'), "recipes/other.yaml")
+    recipe = parse_recipe(own_base(IMAGE), FILE)
+    other = parse_recipe(own_base(IMAGE, '\nglibc: "2.31"'), "recipes/other.yaml")
     with pytest.raises(RecipeError) as caught:
-        recipes.all_bases(bases(), [recipe, other])
+        all_bases(bases(), [recipe, other])
     assert caught.value.faults == (
         "recipes/other.yaml:6:7: base 'cuda-0a1b2c3d0a1b' is described in another way at recipes/torch.yaml:6:7 "
         "(write the same glibc, interpreter and python, or give each a name in bases.yaml)",
     )
-    tagged = recipes.parse_recipe(own_base(IMAGE.replace(":12.4-devel", "")), "recipes/other.yaml")
-    assert len(recipes.all_bases(bases(), [recipe, tagged])) == 3
+    tagged = parse_recipe(own_base(IMAGE.replace(":12.4-devel", "")), "recipes/other.yaml")
+    assert len(all_bases(bases(), [recipe, tagged])) == 3
 
 
 @pytest.mark.parametrize(
@@ -443,7 +443,7 @@ def test_references_that_are_no_digest(reference: str, expected: str) -> None:
     assert [fault.startswith(f"{FILE}:{expected}") for fault in faults_of(own_base(reference))] == [True]
     text = PULLED.replace(IMAGE, reference)
     with pytest.raises(RecipeError) as caught:
-        recipes.parse_bases(text, "recipes/bases.yaml")
+        parse_bases(text, "recipes/bases.yaml")
     wanted = expected.replace("6:7: 'base'", "recipes/bases.yaml:3:12: 'image'")
     assert any(fault.startswith(wanted) for fault in caught.value.faults), caught.value
 
@@ -462,7 +462,7 @@ def test_what_stands_beside_an_image() -> None:
 
 def test_a_pulled_base_has_no_suite_and_no_packages() -> None:
     with pytest.raises(RecipeError) as caught:
-        recipes.parse_bases(f"{PULLED}    suite: bookworm\n    packages: [gcc]\n", "recipes/bases.yaml")
+        parse_bases(f"{PULLED}    suite: bookworm\n    packages: [gcc]\n", "recipes/bases.yaml")
     assert [fault.split(" (")[0] for fault in caught.value.faults] == [
         "recipes/bases.yaml:6:5: unknown key 'suite'",
         "recipes/bases.yaml:7:5: unknown key 'packages'",
@@ -484,9 +484,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_read_folder(folder: Path) -> None:
-    (recipe,) = recipes.read_recipes(folder)
+    (recipe,) = read_recipes(folder)
     assert str(recipe.where) == "recipes/pytorch.yaml:1:1"
-    assert [base.name for base in recipes.read_bases(folder)] == ["debian-12", "debian-13"]
+    assert [base.name for base in read_bases(folder)] == ["debian-12", "debian-13"]
 
 
 def test_faults_of_all_files_are_told_together(folder: Path) -> None:
@@ -499,7 +499,7 @@ def test_faults_of_all_files_are_told_together(folder: Path) -> None:
     (folder / "g.yaml").write_bytes(b"#" * (MAX_BYTES + 1))
     (folder / "h\n.yaml").write_text(RECIPE)
     with pytest.raises(RecipeError) as caught:
-        recipes.read_recipes(folder)
+        read_recipes(folder)
     assert caught.value.faults == (
         "recipes/a.yaml:1:1: is empty (write a recipe; `imagefactory new FAMILY` makes one)",
         "recipes/b.yml:1:1: a recipe's file is named by letters, digits and . _ - (name it FAMILY.yaml)",
@@ -514,10 +514,10 @@ def test_faults_of_all_files_are_told_together(folder: Path) -> None:
 
 def test_no_folder_and_no_bases(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there are no recipes at") as caught:
-        recipes.read_recipes(tmp_path / "recipes")
+        read_recipes(tmp_path / "recipes")
     assert "imagefactory new FAMILY" in caught.value.hint
     with pytest.raises(RecipeError, match=r"bases\.yaml:1:1: cannot be read: No such file"):
-        recipes.read_bases(tmp_path)
+        read_bases(tmp_path)
 
 
 # --- selecting -----------------------------------------------------------------------------------
@@ -525,13 +525,13 @@ def test_no_folder_and_no_bases(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def targets() -> tuple[Target, ...]:
-    return recipes.expand_all(recipes.read_recipes(ROOT / "recipes"), recipes.read_bases(ROOT / "recipes"))
+    return expand_all(read_recipes(ROOT / "recipes"), read_bases(ROOT / "recipes"))
 
 
 def test_select(targets: tuple[Target, ...]) -> None:
-    assert recipes.select(targets, []) == targets
-    assert [target.name for target in recipes.select(targets, ["pytorch-2.3-cu121"])] == ["pytorch-2.3-cu121"]
-    chosen = recipes.select(targets, ["tensorflow-[0-9]*", "jax-0.4*", "jax-0.4.30-cu12"])
+    assert select(targets, []) == targets
+    assert [target.name for target in select(targets, ["pytorch-2.3-cu121"])] == ["pytorch-2.3-cu121"]
+    chosen = select(targets, ["tensorflow-[0-9]*", "jax-0.4*", "jax-0.4.30-cu12"])
     assert chosen[0].name == "jax-0.4.30-cu12"
     assert {target.family for target in chosen[1:]} == {"tensorflow"}
     assert chosen == tuple(target for target in targets if target in chosen)
@@ -539,10 +539,10 @@ def test_select(targets: tuple[Target, ...]) -> None:
 
 def test_select_nothing(targets: tuple[Target, ...]) -> None:
     with pytest.raises(NothingSelectedError, match=r"there is no target 'pytorch-2\.3-cu112'") as caught:
-        recipes.select(targets, ["jax-*", "pytorch-2.3-cu112"])
+        select(targets, ["jax-*", "pytorch-2.3-cu112"])
     assert caught.value.hint == "did you mean 'pytorch-2.3-cu121'?"
     with pytest.raises(NothingSelectedError) as caught:
-        recipes.select(targets, ["zz\n*"])
+        select(targets, ["zz\n*"])
     assert caught.value.message == r"there is no target 'zz\n*'"
     assert "imagefactory list" in caught.value.hint
 
@@ -561,7 +561,7 @@ def test_a_target_or_else_a_family_is_proposed(targets: tuple[Target, ...], name
     known = ("jax", "jax-0.4.30-cu12"), ("onnxruntime", "onnxruntime-1.18")
     few = [replace(targets[0], family=family, name=target) for family, target in known]
     with pytest.raises(NothingSelectedError) as caught:
-        recipes.select(few, [name])
+        select(few, [name])
     assert caught.value.hint == hint
 
 
@@ -602,8 +602,8 @@ def test_every_row_of_knowledge_has_a_source_and_sound_values() -> None:
     assert len(wheels) > 40
     for wheel in wheels:
         assert re.match(r"(measured 20\d\d-\d\d|documented): .{20,}", wheel.source), wheel
-        assert recipe_values.RULES["version"].allows(wheel.version), wheel
-        assert recipe_values.RULES["cuda"].allows(wheel.cuda), wheel
+        assert values.RULES["version"].allows(wheel.version), wheel
+        assert values.RULES["cuda"].allows(wheel.cuda), wheel
     keys = [(wheel.package, wheel.version, wheel.cuda) for wheel in wheels]
     assert len(keys) == len(set(keys))
     assert set(knowledge.families().values()) == {wheel.package for wheel in wheels}
@@ -623,16 +623,16 @@ def test_offered_goes_by_whole_components() -> None:
 
 @pytest.mark.parametrize("family", ["pytorch", "tensorflow", "jax", "onnxruntime", "cupy", "my-lab"])
 def test_scaffold_parses_and_expands(family: str) -> None:
-    text = drafts.scaffold(family, bases()).text
-    recipe = recipes.parse_recipe(text, f"recipes/{family}.yaml")
-    (target,) = recipes.expand(recipe, bases())
+    text = scaffold.scaffold(family, bases()).text
+    recipe = parse_recipe(text, f"recipes/{family}.yaml")
+    (target,) = expand(recipe, bases())
     assert target.name.startswith(f"{family}-")
     assert (recipe.framework in {"cupy", "my-lab"}) == ("nothing is known" in text)
 
 
 def test_scaffold_of_a_known_framework_under_another_name() -> None:
-    text = drafts.scaffold("lab", bases(), framework="Torch").text
-    (target,) = recipes.expand(recipes.parse_recipe(text, FILE), bases())
+    text = scaffold.scaffold("lab", bases(), framework="Torch").text
+    (target,) = expand(parse_recipe(text, FILE), bases())
     newest = [wheel for wheel in knowledge.cuda_wheels() if wheel.package == "torch"][-1]
     assert (target.framework, target.version, target.cuda) == ("torch", newest.version, newest.cuda)
 
@@ -641,7 +641,7 @@ def test_scaffold_of_a_known_framework_under_another_name() -> None:
 def test_scaffold_refuses_names(family: str, framework: str) -> None:
     for source in ("pypi", "conda"):
         with pytest.raises(UsageError):
-            drafts.scaffold(family, bases(), framework=framework, source=source)
+            scaffold.scaffold(family, bases(), framework=framework, source=source)
 
 
 @pytest.mark.parametrize(
@@ -649,14 +649,14 @@ def test_scaffold_refuses_names(family: str, framework: str) -> None:
     [("pytorch-conda", "pytorch"), ("tensorflow", "tensorflow"), ("jax-conda", "jaxlib"), ("cupy", "cupy")],
 )
 def test_scaffold_of_conda_parses_and_expands(family: str, framework: str) -> None:
-    text = drafts.scaffold(family, bases(), source="conda").text
-    (target,) = recipes.expand(recipes.parse_recipe(text, f"recipes/{family}.yaml"), bases())
+    text = scaffold.scaffold(family, bases(), source="conda").text
+    (target,) = expand(parse_recipe(text, f"recipes/{family}.yaml"), bases())
     assert (target.source, target.framework, target.name) == ("conda", framework, f"{family}-1.0-cu126")
     assert target.channels == ("https://conda.anaconda.org/conda-forge",)
 
 
 def test_scaffold_says_when_a_name_is_condas() -> None:
-    (told,) = drafts.scaffold("lab", bases(), framework="pytorch").told
+    (told,) = scaffold.scaffold("lab", bases(), framework="pytorch").told
     assert told == "pytorch is what conda calls it: PyPI's is --framework torch, conda's is --source conda"
-    assert drafts.scaffold("lab", bases(), framework="tensorflow").told == ()
-    assert drafts.scaffold("lab", bases(), framework="pytorch", source="conda").told == ()
+    assert scaffold.scaffold("lab", bases(), framework="tensorflow").told == ()
+    assert scaffold.scaffold("lab", bases(), framework="pytorch", source="conda").told == ()

@@ -8,10 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from imagefactory import recipes
 from imagefactory.errors import RecipeError
 from imagefactory.gpu import knowledge
 from imagefactory.model import Base, Target, Where
+from imagefactory.recipes import values
+from imagefactory.recipes.bases import all_bases, parse_bases
+from imagefactory.recipes.expand import expand_all
+from imagefactory.recipes.recipe import parse_recipe
 from imagefactory.verify.suite import table
 
 FILE = "recipes/torch.yaml"
@@ -107,12 +110,12 @@ IMAGE = "docker.io/nvidia/cuda@sha256:" + "0a" * 32
 
 
 def bases() -> tuple[Base, ...]:
-    return recipes.parse_bases(BASES, "recipes/bases.yaml")
+    return parse_bases(BASES, "recipes/bases.yaml")
 
 
 def expanded(*texts: str) -> dict[str, Target]:
-    parsed = [recipes.parse_recipe(text, FILE) for text in texts]
-    return {target.name: target for target in recipes.expand_all(parsed, bases())}
+    parsed = [parse_recipe(text, FILE) for text in texts]
+    return {target.name: target for target in expand_all(parsed, bases())}
 
 
 def faults_of(*texts: str) -> tuple[str, ...]:
@@ -143,7 +146,7 @@ def test_targets_of_a_conda_recipe() -> None:
         base="debian-12",
         platform="linux/amd64",
         capabilities=("8.0",),
-        checks=recipes.SMOKE_CHECKS,
+        checks=values.SMOKE_CHECKS,
         requirements=("pytorch 2.3.*", "numpy", "pytorch-cuda 12.1.*", "conda-forge::scipy 1.11.*"),
         constraints=("pytorch * *cuda*", "mkl <2024.1", "python ==3.12.4"),
         environment=(),
@@ -195,16 +198,16 @@ def test_the_base_needs_no_python() -> None:
 
 
 def test_what_python_an_image_carries_is_open() -> None:
-    conda = recipes.parse_recipe(edited(CONDA, "base: debian-12", f'base: {IMAGE}\nglibc: "2.31"'), FILE)
-    pypi = recipes.parse_recipe(edited(PYPI, "base: debian-12", f'base: {IMAGE}\nglibc: "2.31"'), FILE)
-    (alone,) = recipes.all_bases((), [conda])
+    conda = parse_recipe(edited(CONDA, "base: debian-12", f'base: {IMAGE}\nglibc: "2.31"'), FILE)
+    pypi = parse_recipe(edited(PYPI, "base: debian-12", f'base: {IMAGE}\nglibc: "2.31"'), FILE)
+    (alone,) = all_bases((), [conda])
     assert (alone.python, alone.python_path) == ("", "/usr/bin/python3")
     for order in ([conda, pypi], [pypi, conda]):
-        (both,) = recipes.all_bases((), order)
+        (both,) = all_bases((), order)
         assert both.python == "3.11"
-    other = recipes.parse_recipe(edited(PYPI, "base: debian-12", f'base: {IMAGE}\nglibc: "2.35"'), FILE)
+    other = parse_recipe(edited(PYPI, "base: debian-12", f'base: {IMAGE}\nglibc: "2.35"'), FILE)
     with pytest.raises(RecipeError, match="is described in another way"):
-        recipes.all_bases((), [conda, other])
+        all_bases((), [conda, other])
 
 
 def test_the_newest_cuda_is_what_knowledge_says() -> None:
@@ -290,7 +293,7 @@ def test_rows_on_targets_of_both_sources_and_on_others_that_are_built_so() -> No
     assert (wheels.checks, wheels.capabilities) == (("import",), ("8.0", "9.0"))
     assert conda.on == "lab-2.3-cu121"
     assert conda.requirements[-2:] == ("conda-forge::xarray", "pandas")
-    assert (conda.checks, conda.capabilities) == (recipes.SMOKE_CHECKS, ("9.0",))
+    assert (conda.checks, conda.capabilities) == (values.SMOKE_CHECKS, ("9.0",))
     assert conda.environment == (("B", "c"),)
 
 

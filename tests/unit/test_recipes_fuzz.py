@@ -15,17 +15,21 @@ from hypothesis import strategies as st
 from packaging.requirements import Requirement
 from rattler import MatchSpec
 
-from imagefactory import drafts, match_spec, recipe_values, recipes
 from imagefactory.errors import RecipeError
 from imagefactory.model import Base, Target
 from imagefactory.oci.store import parse_reference
+from imagefactory.recipes import match_spec, scaffold, values
+from imagefactory.recipes.bases import all_bases
+from imagefactory.recipes.expand import expand_all
+from imagefactory.recipes.read import read_bases
+from imagefactory.recipes.recipe import parse_recipe
 
 FOLDER = Path(__file__).parents[2] / "recipes"
 TEXTS = [
     path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.yaml")) if path.name != "bases.yaml"
 ]
-TEXTS.append(drafts.scaffold("lab", recipes.read_bases(FOLDER)).text)
-BASES = recipes.read_bases(FOLDER)
+TEXTS.append(scaffold.scaffold("lab", read_bases(FOLDER)).text)
+BASES = read_bases(FOLDER)
 TEXTS.append(
     TEXTS[0]
     .replace("base: debian-12\n", f'base: docker.io/nvidia/cuda:12.4@sha256:{"0a" * 32}\nglibc: "2.35"\n', 1)
@@ -79,8 +83,8 @@ matrix:
 """
 # What ON is built on. A text under test may not make these targets again.
 BELOW = [
-    recipes.parse_recipe(CONDA, "recipes/stack.yaml"),
-    recipes.parse_recipe(
+    parse_recipe(CONDA, "recipes/stack.yaml"),
+    parse_recipe(
         (FOLDER / "pytorch.yaml").read_text(encoding="utf-8").replace("family: pytorch", "family: wheels"),
         "recipes/wheels.yaml",
     ),
@@ -188,7 +192,7 @@ def assert_clean(target: Target) -> None:
     for name, text in target.environment:
         assert re.fullmatch(r"[A-Z][A-Z0-9_]*", name, re.ASCII)
         assert re.fullmatch(r"[A-Za-z0-9_./:=,+@%-]*", text, re.ASCII)
-        assert name not in recipes.OWNED_VARIABLES
+        assert name not in values.OWNED_VARIABLES
     conda = target.source == "conda"
     requirement, constraint = REQUIREMENTS[target.source]
     for texts, pattern in ((target.requirements, requirement), (target.constraints, constraint)):
@@ -242,11 +246,11 @@ def assert_clean_base(base: Base) -> None:
 def read(text: str) -> tuple[tuple[Target, ...], tuple[str, ...]]:
     """Targets and faults; any exception but RecipeError fails the test."""
     try:
-        recipe = recipes.parse_recipe(text, "recipes/fuzz.yaml")
-        own = recipes.all_bases(BASES, [recipe])[len(BASES) :]
+        recipe = parse_recipe(text, "recipes/fuzz.yaml")
+        own = all_bases(BASES, [recipe])[len(BASES) :]
         for base in own:
             assert_clean_base(base)
-        targets = recipes.expand_all([*BELOW, recipe], [*BASES, *own])
+        targets = expand_all([*BELOW, recipe], [*BASES, *own])
         return tuple(target for target in targets if target.where.file == recipe.where.file), ()
     except RecipeError as error:
         return (), error.faults
@@ -286,13 +290,13 @@ def test_near_valid_recipes(text: str, mutations: list[Mutation]) -> None:
             "channels",
         ]
     ),
-    source=st.sampled_from(recipe_values.SOURCES),
+    source=st.sampled_from(values.SOURCES),
     text=st.one_of(
         PIECE,
         st.builds("{}{}".format, st.sampled_from(["a", "numpy", "numpy<2", "A", "1.2"]), PIECE),
-        st.from_regex(recipe_values.RULES["package"].pattern, fullmatch=True),
-        st.from_regex(recipe_values.RULES["constraint"].pattern, fullmatch=True),
-        st.from_regex(recipe_values.RULES["match spec"].pattern, fullmatch=True),
+        st.from_regex(values.RULES["package"].pattern, fullmatch=True),
+        st.from_regex(values.RULES["constraint"].pattern, fullmatch=True),
+        st.from_regex(values.RULES["match spec"].pattern, fullmatch=True),
     ),
 )
 def test_any_text_in_any_field(field: str, source: str, text: str) -> None:
@@ -336,10 +340,10 @@ def test_the_unchanged_texts_are_accepted() -> None:
             assert_clean(target)
 
 
-@pytest.mark.parametrize("rule", sorted(recipe_values.RULES))
+@pytest.mark.parametrize("rule", sorted(values.RULES))
 def test_no_rule_hangs_on_what_it_refuses(rule: str) -> None:
     """Patterns that backtrack would for hours, and meet the limit of a test; sound ones take milliseconds."""
-    found = recipe_values.RULES[rule]
+    found = values.RULES[rule]
     for start, repeated in itertools.product(
         ["a", "1", "a[", "a<", "a==", ""], ["a", "1", "a-", "1.", "==1,", "a,"]
     ):

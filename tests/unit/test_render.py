@@ -12,9 +12,10 @@ import pytest
 
 from imagefactory.errors import LockError, RecipeError, UsageError
 from imagefactory.lock.files import read_lock
-from imagefactory.lock.pypi import parse_lock
+from imagefactory.lock.pypi.requirements import parse_lock
 from imagefactory.model import Base, Definition, Lock, LockedWheel, Target, Where
-from imagefactory.recipes import expand_all, read_bases, read_recipes
+from imagefactory.recipes.expand import expand_all
+from imagefactory.recipes.read import read_bases, read_recipes
 from imagefactory.render import quoting
 from imagefactory.render.apptainer import render_apptainer
 from imagefactory.render.define import define, driver_floor, pyvenv_cfg, venv_links

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from imagefactory.errors import RecipeError, UsageError
 from imagefactory.model import Base, Definition, Lock, LockedWheel, Target, Where
-from imagefactory.recipes import expand, parse_recipe
+from imagefactory.recipes.expand import expand
+from imagefactory.recipes.recipe import parse_recipe
 from imagefactory.render.apptainer import render_apptainer
 from imagefactory.render.define import define
 from imagefactory.render.dockerfile import Instruction, instructions, render_dockerfile

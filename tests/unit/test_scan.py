@@ -24,10 +24,10 @@ from imagefactory.gpu.scan import scan_folder, scan_path, scan_wheel
 from imagefactory.gpu.scan_layers import Shelf, layout_shelf, merge_layers, scan_image, scan_layer
 from imagefactory.gpu.scan_records import LayerScan, format_scan, parse_scan
 from imagefactory.gpu.sif_file import MAGIC, is_sif, read_partition, unpacked_sif
-from imagefactory.model import Layer
 from imagefactory.oci import inflate as inflate_module
 from imagefactory.oci.inflate import GZIP, DamagedError, inflate
 from imagefactory.oci.layout import Layout
+from imagefactory.oci.model import Layer
 from imagefactory.progress import Quiet
 from tests.unit.gpu_code_made_here import library
 from tests.unit.test_layout import add_image

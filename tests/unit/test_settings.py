@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from imagefactory import settings_files
 from imagefactory.cli import cli
 from imagefactory.errors import EXIT_TOOL, UsageError
-from imagefactory.lock.base import apt_config
-from imagefactory.lock.index import find_index, trusting
-from imagefactory.settings import Settings, load_settings
+from imagefactory.lock.debian.archive import apt_config
+from imagefactory.lock.pypi.index import find_index, trusting
+from imagefactory.settings import files
+from imagefactory.settings.load import Settings, load_settings
 from imagefactory.verify.keys import SigningKey
 from imagefactory.verify.model import EvidenceKind
 from imagefactory.verify.trust import read_trust
@@ -299,7 +299,7 @@ def test_without_files_the_defaults_say_so(tmp_path: Path) -> None:
     bare = load_settings(directory=tmp_path, start=tmp_path, environ=ENVIRON)
     assert [str(path) for path in bare.files[1:]] == [
         "/home/someone/.config/imagefactory/imagefactory.toml",
-        f"{settings_files.SITE_FOLDERS}/imagefactory/imagefactory.toml",
+        f"{files.SITE_FOLDERS}/imagefactory/imagefactory.toml",
     ]
     assert SITE_FOLDERS == "/etc/xdg"
 

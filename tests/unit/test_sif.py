@@ -27,8 +27,9 @@ from imagefactory.engines.apptainer_command import (
     mount_option,
 )
 from imagefactory.errors import BuildError, FactoryError, RegistryError, StoreError, ToolError, UsageError
-from imagefactory.model import Descriptor, Mount, RunSpec, Sif
+from imagefactory.model import Mount, RunSpec
 from imagefactory.oci.layout import MANIFEST_TYPE, Layout, canonical_json
+from imagefactory.oci.model import Descriptor, Sif
 from imagefactory.oci.sif import (
     SIF_CONFIG_TYPE,
     SIF_TYPE,

@@ -13,8 +13,8 @@ from imagefactory.engines import site
 from imagefactory.engines.conda_install import Failure
 from imagefactory.engines.site import BuildSecrets, find_secrets, linker_failure
 from imagefactory.errors import UsageError
-from imagefactory.lock.channels import Channels, ChannelSite
-from imagefactory.lock.index import PackageIndex
+from imagefactory.lock.conda.channels import Channels, ChannelSite
+from imagefactory.lock.pypi.index import PackageIndex
 
 PLAIN = PackageIndex(url="", origin="uv's default", certificates="", proxy="", environment=())
 

@@ -22,7 +22,6 @@ from imagefactory.model import (
     CheckState,
     Completed,
     Definition,
-    Image,
     Lock,
     LockedWheel,
     Outcome,
@@ -31,6 +30,7 @@ from imagefactory.model import (
     Target,
     Where,
 )
+from imagefactory.oci.model import Image
 from imagefactory.progress import Quiet
 from imagefactory.verify import smoke
 from imagefactory.verify.suite import table

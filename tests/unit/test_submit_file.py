@@ -30,7 +30,7 @@ from imagefactory.pools.model import ImageKind
 from imagefactory.pools.offered import choose_form, forms_of
 from imagefactory.pools.sites import SITES, find_site
 from imagefactory.pools.sizes import GB, disk_of, format_size, image_disk, memory_of, parse_size, parse_time
-from imagefactory.settings import SITES as SETTING_SITES
+from imagefactory.settings.choices import SITES as SETTING_SITES
 from tests.unit.offers_made_here import IMAGE, NOW, SIF, digest, failed, gpu_class, offer, verdict
 
 GENERIC = find_site("generic")

@@ -20,9 +20,10 @@ from imagefactory.cli import sweeps as sweeps_command
 from imagefactory.errors import BuildError, NothingSelectedError, RegistryError, ToolError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.kits import CollectOptions
-from imagefactory.model import Image, Outcome, Sif, Target
+from imagefactory.model import Outcome, Target
 from imagefactory.oci.layout import reference
 from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.model import Image, Sif
 from imagefactory.oci.sif import SifOrigin, keep_sif
 from imagefactory.oci.transfer import Place
 from imagefactory.pools.attaching import Attacher, Draft, Sealed
@@ -33,7 +34,7 @@ from imagefactory.pools.model import ImageKind, Limits, NodeResult
 from imagefactory.pools.planning import SweepAsk
 from imagefactory.pools.sweep_file import CollectedNode, read_collected, read_sweep
 from imagefactory.progress import Quiet
-from imagefactory.settings import Setting
+from imagefactory.settings.choices import Setting
 from imagefactory.sweeps import (
     Made,
     SweepBench,

@@ -11,7 +11,6 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from imagefactory.errors import RegistryError, UsageError
-from imagefactory.model import Descriptor
 from imagefactory.oci.candidates import (
     PUSHED_TYPE,
     VERDICT_TYPE,
@@ -34,6 +33,7 @@ from imagefactory.oci.layout import (
     digest_of,
     format_descriptor,
 )
+from imagefactory.oci.model import Descriptor
 from imagefactory.oci.store import Source
 from imagefactory.oci.transfer import (
     EMPTY,

@@ -16,8 +16,8 @@ import pytest
 import zstandard
 
 from imagefactory.errors import StoreError
-from imagefactory.model import Descriptor, Layer
 from imagefactory.oci import unpack as unpack_module
+from imagefactory.oci.model import Descriptor, Layer
 from imagefactory.oci.unpack import OPAQUE_ATTRIBUTE, Unpacked, entry_parts, remove_tree
 from imagefactory.progress import Quiet
 

@@ -28,7 +28,7 @@ from imagefactory.errors import (
     UsageError,
 )
 from imagefactory.factory import Factory, read_factory
-from imagefactory.model import Image, Outcome, Sif, Target
+from imagefactory.model import Outcome, Target
 from imagefactory.oci.layout import (
     CONFIG_TYPE,
     canonical_json,
@@ -36,10 +36,12 @@ from imagefactory.oci.layout import (
     format_descriptor,
     reference,
 )
+from imagefactory.oci.model import Image, Sif
 from imagefactory.oci.sif import SifOrigin, keep_sif
 from imagefactory.progress import Quiet
 from imagefactory.publish import PushOptions, push_target
-from imagefactory.settings import Setting, Settings, load_settings
+from imagefactory.settings.choices import Setting
+from imagefactory.settings.load import Settings, load_settings
 from imagefactory.verdicts import find_in, local_place, read_court, registry_of
 from imagefactory.verify.keys import keys_folder, make_key
 from imagefactory.verify.model import Hardware, Standing

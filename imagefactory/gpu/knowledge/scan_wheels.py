@@ -24,7 +24,7 @@ from imagefactory.gpu.knowledge.scans import ScannedWheel, parse_scanned, scanne
 from imagefactory.gpu.model import Contents, Library, Modules
 from imagefactory.model import Lock, LockedWheel
 from imagefactory.progress import Progress, choose
-from imagefactory.recipe_values import natural
+from imagefactory.versions import natural
 
 _FILE = Path(__file__).with_name("scanned.toml")
 _HEAD = """\
@@ -154,8 +154,8 @@ def _replace(path: Path, text: str) -> None:
 
 def _scan_locks(month: str, progress: Progress, take: Callable[[ScannedWheel], None]) -> None:
     from imagefactory.factory import package_index, read_factory, uv_locker
-    from imagefactory.packages import PackageCache
-    from imagefactory.settings import load_settings
+    from imagefactory.lock.download import PackageCache
+    from imagefactory.settings.load import load_settings
 
     factory = read_factory(load_settings(directory=None, start=Path.cwd(), environ=os.environ), os.environ)
     index = package_index(factory)
@@ -171,7 +171,7 @@ def _scan_locks(month: str, progress: Progress, take: Callable[[ScannedWheel], N
 
 def unscanned(folder: Path) -> list[tuple[Lock, LockedWheel]]:
     """The wheels of frameworks in a folder's locks that have no row, each once, with a lock that has it."""
-    from imagefactory.lock.pypi import read_lock
+    from imagefactory.lock.pypi.requirements import read_lock
 
     found: dict[str, tuple[Lock, LockedWheel]] = {}
     for path in sorted(folder.glob("*.requirements.txt")):

@@ -16,7 +16,7 @@ from imagefactory.pools.htcondor.asked import BOUNDS, GPU_ATTRIBUTES, Asked, can
 from imagefactory.pools.htcondor.classads import literal, parse_expression
 from imagefactory.pools.htcondor.submit_language import ALIASES, Jobs, Setting
 from imagefactory.pools.sites import Site
-from imagefactory.recipe_values import nearest
+from imagefactory.versions import nearest
 
 
 class Severity(StrEnum):

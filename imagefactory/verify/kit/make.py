@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.errors import UsageError
-from imagefactory.model import Image, Sif
+from imagefactory.oci.model import Image, Sif
 from imagefactory.verify.kit.program import EXPECTATIONS, FORMAT, KIT
 from imagefactory.verify.model import Subject
 from imagefactory.verify.nonces import LIFETIME, Issued, Ledger, Run

@@ -35,7 +35,8 @@ from typing import IO
 
 from imagefactory.engines.apptainer_command import ApptainerCommand, clean, mount_option
 from imagefactory.errors import FactoryError, ToolError, UsageError
-from imagefactory.model import Completed, Image, RunSpec, Sif
+from imagefactory.model import Completed, RunSpec
+from imagefactory.oci.model import Image, Sif
 from imagefactory.verify.runners.gpu_devices import find_gpus
 from imagefactory.verify.runners.spec import check_spec, planned_mounts
 from imagefactory.verify.runners.unshare import signals_left_to_the_command

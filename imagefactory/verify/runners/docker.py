@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 from imagefactory.engines.docker_daemon import DockerDaemon, run_name
 from imagefactory.errors import FactoryError, ToolError, UsageError
-from imagefactory.model import Completed, Image, Mount, RunSpec, Sif
+from imagefactory.model import Completed, Mount, RunSpec
 from imagefactory.oci.layout import Layout
+from imagefactory.oci.model import Image, Sif
 from imagefactory.progress import Progress, Quiet
 from imagefactory.verify.runners.spec import check_spec, planned_mounts
 

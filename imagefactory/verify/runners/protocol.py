@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from imagefactory.model import Completed, Image, RunSpec, Sif
+from imagefactory.model import Completed, RunSpec
+from imagefactory.oci.model import Image, Sif
 
 
 class Runner(Protocol):

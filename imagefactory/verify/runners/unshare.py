@@ -38,7 +38,8 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from imagefactory.errors import FactoryError, StoreError, ToolError, UsageError
-from imagefactory.model import Completed, Image, RunSpec, Sif
+from imagefactory.model import Completed, RunSpec
+from imagefactory.oci.model import Image, Sif
 from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Progress, Quiet
 from imagefactory.verify.runners.gpu_devices import DRIVER_FOLDER, GpuDevices, find_gpus

@@ -24,17 +24,17 @@ import yaml
 
 from imagefactory.errors import LockError, ToolError, UnsolvableError
 from imagefactory.lock import LockRequest
-from imagefactory.lock.conda import CondaLocker
-from imagefactory.lock.conda_file import merge_depends
-from imagefactory.lock.conda_solver import SUBDIRS, Question, Solver, first_question, run
-from imagefactory.lock.index import redact
+from imagefactory.lock.conda.file import merge_depends
+from imagefactory.lock.conda.locker import CondaLocker
+from imagefactory.lock.conda.solver import SUBDIRS, CondaQuestion, Solver, first_question, run
 from imagefactory.model import LockedConda, Target
+from imagefactory.web import redact
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from imagefactory.lock.channels import Channels
-    from imagefactory.lock.pypi import UvLocker
+    from imagefactory.lock.conda.channels import Channels
+    from imagefactory.lock.pypi.uv import UvLocker
 
 _NO_SOLUTION = re.compile(
     r"UnsatisfiableError|PackagesNotFoundError|ResolvePackageNotFound|Could not solve|Cannot solve"
@@ -152,7 +152,7 @@ class CondaLockLocker(CondaLocker):
             found[package.name] = package
         return _needed(found, [_named(spec) for spec in question.specs])
 
-    def _run(self, target: Target, question: Question, pins: Iterable[str]) -> dict[str, str]:
+    def _run(self, target: Target, question: CondaQuestion, pins: Iterable[str]) -> dict[str, str]:
         """Address -> sha256 (empty where it is not told) of what conda-lock locks for a question."""
         # conda's `create` has no bounds without an install: what is not needed of them is dropped after.
         specs = _one_a_name([*question.specs, *question.constraints, *pins])

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from imagefactory.errors import LockError, ToolError, UsageError
-from imagefactory.lock.index import Login, Patience, Web, on_loopback, redact
-from imagefactory.match_spec import channel_address
+from imagefactory.recipes.match_spec import channel_address
+from imagefactory.web import Login, Patience, Web, on_loopback, redact
 
 if TYPE_CHECKING:  # only solving needs it
     import requests

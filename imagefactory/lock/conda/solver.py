@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from imagefactory.errors import LockError
-from imagefactory.lock.channels import Channels
-from imagefactory.lock.conda_file import merge_depends
-from imagefactory.lock.index import redact
-from imagefactory.match_spec import channel_address
+from imagefactory.lock.conda.channels import Channels
+from imagefactory.lock.conda.file import merge_depends
 from imagefactory.model import LockedConda, Target
+from imagefactory.recipes.match_spec import channel_address
+from imagefactory.web import redact
 
 if TYPE_CHECKING:
     from rattler import Gateway, MatchSpec, RepoDataRecord
@@ -37,7 +37,7 @@ class NoSolutionError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class CondaQuestion:
     """What to solve. `specs` are wanted, `constraints` hold for what comes along: match specs as a recipe
     has them. `virtual` are (name, version, build). `favoured` are records to prefer, `pinned` records
     whose packages may come in no other form.
@@ -51,13 +51,13 @@ class Question:
     pinned: tuple[RepoDataRecord, ...] = ()
 
 
-def first_question(target: Target) -> Question:
+def first_question(target: Target) -> CondaQuestion:
     """What a target asks for: its requirements, and the Python that it names.
 
     In order: the solver's picks depend on it, and a lock's content hash does not.
     """
     python = f"python {target.python}.*"
-    return Question(
+    return CondaQuestion(
         specs=tuple(sorted({*target.requirements, python})),
         constraints=tuple(sorted(set(target.constraints))),
         virtual=virtual_packages(target.system),
@@ -111,7 +111,7 @@ class Solver:
         self._sources = list(self._true)
         self._subdirs: list[Any] = [SUBDIRS[target.platform], "noarch"]
 
-    async def solve(self, question: Question) -> list[RepoDataRecord]:
+    async def solve(self, question: CondaQuestion) -> list[RepoDataRecord]:
         """The records of an environment, one a package. Raises NoSolutionError, and LockError for channels
         that cannot be read."""
         found = await self._solve(question, ())
@@ -119,7 +119,7 @@ class Solver:
             found = await self._solve(question, names)
         return found
 
-    async def _passed_over(self, question: Question, found: Sequence[RepoDataRecord]) -> list[str]:
+    async def _passed_over(self, question: CondaQuestion, found: Sequence[RepoDataRecord]) -> list[str]:
         """The names that came from a channel although one before it has them in other versions.
 
         rattler reads of what is asked for only the records that match; strict priority is about names.
@@ -133,7 +133,7 @@ class Solver:
         first = {name_of(one): self._place(one) for one in reversed(before)}
         return sorted(name for name in first if first[name] < later[name])
 
-    async def _solve(self, question: Question, names: Sequence[str]) -> list[RepoDataRecord]:
+    async def _solve(self, question: CondaQuestion, names: Sequence[str]) -> list[RepoDataRecord]:
         """`names` are read in all their versions."""
         rattler = self._rattler
         priority = rattler.ChannelPriority.Strict if question.strict else rattler.ChannelPriority.Disabled
@@ -159,7 +159,7 @@ class Solver:
         except rattler.exceptions.SolverError as error:
             raise NoSolutionError(self._with_true_addresses(str(error))) from error
 
-    async def solution(self, question: Question) -> list[RepoDataRecord]:
+    async def solution(self, question: CondaQuestion) -> list[RepoDataRecord]:
         """As `solve`, but nothing where there is no solution."""
         try:
             return await self.solve(question)

@@ -1,4 +1,4 @@
-"""YAML -> Recipe and Base -> Target; every fault says file:line:column, what is wrong and what to write.
+"""YAML -> Recipe; every fault says file:line:column, what is wrong and what to write.
 
 Recipes are data from strangers: yaml_tree.py reads the text within caps and keeps the place of every
 value, and here each value passes an allow-list by full match. All faults of a file are told at once.
@@ -7,52 +7,29 @@ value, and here each value passes an allow-list by full match. All faults of a f
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from imagefactory.errors import RecipeError, UsageError
-from imagefactory.match_spec import channel_address
 from imagefactory.model import Base, MatrixRow, Recipe, Where
-from imagefactory.recipe_values import (
+from imagefactory.recipes.bases import without_tag
+from imagefactory.recipes.match_spec import channel_address
+from imagefactory.recipes.reader import Reader
+from imagefactory.recipes.values import (
+    OWNED_PREFIX,
+    OWNED_VARIABLES,
     REQUIREMENT_RULES,
     SMOKE_CHECKS,
     SOURCES,
     WAIVABLE,
-    Reader,
     Source,
     canonical,
     check_fault,
     default_checks,
-    natural,
     normal_requirement,
     requirement_fault,
 )
-from imagefactory.targets import expand, expand_all, select, select_one
-from imagefactory.yaml_tree import MAX_BYTES, Node, parse_tree, refused, show, too_large
-
-# What follows from recipes is looked for here too.
-__all__ = [
-    "BASES_FILE",
-    "OWNED_PREFIX",
-    "OWNED_VARIABLES",
-    "SMOKE_CHECKS",
-    "all_bases",
-    "expand",
-    "expand_all",
-    "parse_bases",
-    "parse_recipe",
-    "read_bases",
-    "read_recipes",
-    "select",
-    "select_one",
-]
-
-BASES_FILE = "bases.yaml"
-
-# The factory sets these itself, in every image.
-OWNED_VARIABLES = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "LANG")
-OWNED_PREFIX = "NVIDIA_"
+from imagefactory.recipes.yaml_tree import Node, parse_tree
+from imagefactory.versions import natural
 
 # Key -> an example of the line, told when it is missing.
 _FAMILY_REQUIRED = {
@@ -76,18 +53,6 @@ _FAMILY_KEYS = (*_FAMILY_REQUIRED, "on", *_BESIDE_IMAGE, *_OVERRIDABLE)
 _ROW_KEYS = (*_ROW_REQUIRED, "on", "extras", "python", "base", *_BESIDE_IMAGE, "platforms", *_OVERRIDABLE)
 # What is built on a target says these alone; all else is that target's.
 _BESIDE_ON = ("family", "description", "matrix", "on", "pip", *_OVERRIDABLE[:6])
-_BASE_REQUIRED = {
-    "name": "name: debian-12",
-    "suite": "suite: bookworm",
-    "glibc": 'glibc: "2.36"',
-    "packages": "packages: [python3]",
-    "public": "public: docker.io/library/debian:12-slim",
-}
-_IMAGE_REQUIRED = {
-    "name": "name: cuda-devel",
-    "image": "image: docker.io/nvidia/cuda@sha256:... with its 64 hex digits",
-    "glibc": 'glibc: "2.36" (`ldd --version` inside the image says it)',
-}
 
 
 # --- parsing -------------------------------------------------------------------------------------
@@ -186,138 +151,6 @@ def _refuse_misplaced(reader: Reader, section: Node, kind: str) -> None:
             )
 
 
-def parse_bases(text: str, file: str) -> tuple[Base, ...]:
-    """The bases from the text of bases.yaml, in its order. Raises RecipeError with all faults."""
-    reader = Reader(file)
-    fields = reader.mapping(parse_tree(text, file), ("bases",), {"bases": "bases: and its rows"})
-    bases: list[Base] = []
-    for node in reader.items(fields.get("bases"), "bases", "rows, each starting with - name:"):
-        base = _base(reader, node)
-        for other in bases:
-            if base.name and other.name == base.name:
-                reader.fault(node.where, f"base '{base.name}' is also at {other.where}", "remove one of them")
-        bases.append(base)
-    reader.finish()
-    return tuple(bases)
-
-
-def _base(reader: Reader, node: Node) -> Base:
-    """A row of bases.yaml: of Debian's packages, or with `image` one that is pulled by digest."""
-    pulled = node.kind == "map" and any(key.text == "image" for key, _ in node.pairs)
-    required = _IMAGE_REQUIRED if pulled else _BASE_REQUIRED
-    keys = (*required, "python", "interpreter") if pulled else (*required, "python")
-    row = reader.mapping(node, keys, required)
-    image = reader.image(row.get("image"), "image")
-    return Base(
-        name=reader.text(row.get("name"), "name", "base"),
-        suite=reader.text(row.get("suite"), "suite", "suite"),
-        python=reader.text(row.get("python"), "python", "python"),
-        glibc=reader.text(row.get("glibc"), "glibc", "glibc"),
-        packages=reader.texts(row.get("packages"), "packages", "debian package", empty=False),
-        public=_without_tag(image) or reader.text(row.get("public"), "public", "public"),
-        where=node.where,
-        image=image,
-        interpreter=reader.text(row.get("interpreter"), "interpreter", "interpreter"),
-    )
-
-
-def all_bases(bases: Sequence[Base], recipes: Iterable[Recipe]) -> tuple[Base, ...]:
-    """`bases` and those that recipes name by digest themselves, each once.
-
-    Raises RecipeError for one image that is described in two ways.
-    """
-    found = {base.name: base for base in bases}
-    faults = []
-    for base in (row.own_base for recipe in recipes for row in recipe.matrix):
-        if base is None:
-            continue
-        other = found.setdefault(base.name, base)
-        if not other.python:
-            found[base.name] = base
-        if _described(other, base) != _described(base, other):
-            faults.append(
-                f"{base.where}: base '{base.name}' is described in another way at {other.where} "
-                "(write the same glibc, interpreter and python, or give each a name in bases.yaml)"
-            )
-    if faults:
-        raise RecipeError(dict.fromkeys(faults))
-    return tuple(found.values())
-
-
-def _described(base: Base, other: Base) -> tuple[str, ...]:
-    """What may not differ; the tag beside a digest may, and a Python that one of them leaves open."""
-    python = (base.python, base.python_path) if base.python and other.python else ()
-    return base.public, base.glibc, *python
-
-
-def _without_tag(image: str) -> str:
-    """The reference as all tools take it: some refuse a tag beside a digest."""
-    place, at, digest = image.partition("@")
-    host, slash, path = place.partition("/")
-    return f"{host}{slash}{path.partition(':')[0]}{at}{digest}"
-
-
-def read_recipes(folder: Path) -> tuple[Recipe, ...]:
-    """All recipes of a folder, sorted by file name.
-
-    Raises UsageError when there is no such folder, RecipeError with the faults of all files.
-    """
-    if not folder.is_dir():
-        raise UsageError(
-            f"there are no recipes at {show(str(folder), limit=200)}",
-            hint="name the factory's folder with -C DIR, or make a recipe with `imagefactory new FAMILY`",
-        )
-    recipes: list[Recipe] = []
-    faults: list[str] = []
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith(".") or path.suffix not in (".yaml", ".yml") or path.name == BASES_FILE:
-            continue
-        try:
-            recipe = parse_recipe(*_read(path))
-            if recipe.family != path.stem:
-                faults.append(
-                    f"{recipe.where}: this file is family {show(recipe.family)}'s: one family, one file "
-                    f"(name it {recipe.family}.yaml, or write family: {path.stem})"
-                )
-            recipes.append(recipe)
-        except RecipeError as error:
-            faults.extend(error.faults)
-    if faults:
-        raise RecipeError(faults)
-    return tuple(recipes)
-
-
-def read_bases(folder: Path) -> tuple[Base, ...]:
-    """The bases of `folder`/bases.yaml. Raises RecipeError; a missing file is one."""
-    return parse_bases(*_read(folder / BASES_FILE))
-
-
-def _read(path: Path) -> tuple[str, str]:
-    """The file's text and how errors name the file (`recipes/pytorch.yaml`)."""
-    file = f"{path.parent.name}/{show(path.name)[1:-1]}"
-    start = Where(file=file, line=1, column=1)
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*\.yaml", path.name, re.ASCII):
-        raise refused(start, "a recipe's file is named by letters, digits and . _ -", "name it FAMILY.yaml")
-    try:
-        if path.resolve().parent != path.parent.resolve():
-            raise refused(start, "is a link out of its folder", "put the file itself here")
-        if path.exists() and not path.is_file():
-            raise refused(start, "is not a file", "put a file here")
-        with path.open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise refused(start, f"cannot be read: {error.strerror}", "put a readable file here") from error
-    if len(data) > MAX_BYTES:
-        raise too_large(file)
-    try:
-        return data.decode("utf-8"), file
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        column = error.start - data.rfind(b"\n", 0, error.start)
-        where = Where(file=file, line=line, column=column)
-        raise refused(where, "is not UTF-8", "save the file as UTF-8") from error
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Family:
     """The family's values that rows fall back on: its texts by key, its base, and its lists."""
@@ -349,7 +182,7 @@ class _NamedBase:
             python=python,
             glibc=self.glibc,
             packages=(),
-            public=_without_tag(self.image),
+            public=without_tag(self.image),
             where=self.where,
             image=self.image,
             interpreter=self.interpreter,

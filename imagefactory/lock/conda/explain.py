@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from imagefactory.errors import UnsolvableError
 from imagefactory.gpu.knowledge import cuda_drivers, pypi_names
-from imagefactory.lock.conda_solver import NoSolutionError, Question, Solver, name_of, split_spec
-from imagefactory.match_spec import channel_name
+from imagefactory.lock.conda.solver import CondaQuestion, NoSolutionError, Solver, name_of, split_spec
 from imagefactory.model import Target
+from imagefactory.recipes.match_spec import channel_name
 
 if TYPE_CHECKING:
     from rattler import RepoDataRecord
@@ -37,9 +37,9 @@ class _Reason:
     hint: str = ""
 
 
-async def explain(target: Target, solver: Solver, question: Question, tree: str) -> UnsolvableError:
+async def explain(target: Target, solver: Solver, question: CondaQuestion, tree: str) -> UnsolvableError:
     """The error for a question without a solution; `tree` is the solver's account of it."""
-    asked = _Asked(target, solver, replace(question, favoured=()))
+    asked = _Explanation(target, solver, replace(question, favoured=()))
     found = await asked.names() or await asked.versions()
     if not found:
         core = await asked.fewest()
@@ -48,10 +48,10 @@ async def explain(target: Target, solver: Solver, question: Question, tree: str)
     return UnsolvableError(f"{target.name}: {found.text}", hint=found.hint, tree=tree)
 
 
-class _Asked:
+class _Explanation:
     """An unsolvable question, and one reason after the other why it could be that."""
 
-    def __init__(self, target: Target, solver: Solver, question: Question) -> None:
+    def __init__(self, target: Target, solver: Solver, question: CondaQuestion) -> None:
         self._target = target
         self._solver = solver
         self._question = question
@@ -110,12 +110,12 @@ class _Asked:
             )
         return None
 
-    async def fewest(self) -> Question:
+    async def fewest(self) -> CondaQuestion:
         """The fewest wishes of the question that have no solution: each is needed for that."""
         pins = {_pin(one): one for one in self._question.pinned}
         specs, constraints = list(self._question.specs), list(self._question.constraints)
 
-        def question() -> Question:
+        def question() -> CondaQuestion:
             pinned = tuple(record for text, record in pins.items() if text in specs)
             return replace(self._question, specs=tuple(specs), constraints=tuple(constraints), pinned=pinned)
 
@@ -133,7 +133,7 @@ class _Asked:
         first = [text for text in own if split_spec(text)[1] not in ("python", self._target.framework)]
         return [*pins, *first, *(text for text in own if text not in first)]
 
-    async def machine(self, core: Question) -> _Reason | None:
+    async def machine(self, core: CondaQuestion) -> _Reason | None:
         """A virtual package that is missing or too old: what the machine would have to have."""
         given = {name: build if name == "__archspec" else value for name, value, build in core.virtual}
         for name, values in _ENOUGH.items():
@@ -142,7 +142,9 @@ class _Asked:
                     return await self._needed(core, name, given.get(name, ""), found)
         return None
 
-    async def _needed(self, core: Question, name: str, has: str, found: Sequence[RepoDataRecord]) -> _Reason:
+    async def _needed(
+        self, core: CondaQuestion, name: str, has: str, found: Sequence[RepoDataRecord]
+    ) -> _Reason:
         """The least of a virtual package that solves the question, and who asks for it."""
         steps = list(_LEVELS)
         if name != "__archspec":
@@ -172,7 +174,7 @@ class _Asked:
             "or ask for a version that needs less",
         )
 
-    async def priority(self, core: Question) -> _Reason | None:
+    async def priority(self, core: CondaQuestion) -> _Reason | None:
         """What fits is in a channel that strict priority does not look into."""
         if not core.strict:
             return None
@@ -205,7 +207,7 @@ class _Asked:
             hint=hint,
         )
 
-    async def python(self, core: Question) -> _Reason | None:
+    async def python(self, core: CondaQuestion) -> _Reason | None:
         """A Python that some package is not built for."""
         others = tuple(text for text in core.specs if text != self._python)
         if self._python not in core.specs or not others:
@@ -231,7 +233,7 @@ class _Asked:
             f"({more} with Python {_some(fitting, 9)})",
         )
 
-    async def conflict(self, core: Question) -> _Reason:
+    async def conflict(self, core: CondaQuestion) -> _Reason:
         """The fewest wishes that already contradict each other, and the solver's account of them alone."""
         try:
             await self._solver.solve(core)
@@ -271,7 +273,7 @@ class _Asked:
         return [one for one in records if self._solver.channel(one) == first]
 
 
-def _with_virtual(question: Question, name: str, value: str) -> Question:
+def _with_virtual(question: CondaQuestion, name: str, value: str) -> CondaQuestion:
     row = (name, "1", value) if name == "__archspec" else (name, value, "0")
     others = tuple(one for one in question.virtual if one[0] != name)
     return replace(question, virtual=tuple(sorted((*others, row))))

@@ -116,6 +116,6 @@ def _table(path: Path, key: str, value: object) -> str:
 
 def without_secrets(text: str) -> str:
     """A value without what may be a password, a token or a query."""
-    from imagefactory.lock.index import redact
+    from imagefactory.web import redact
 
     return redact(text.rpartition("@")[2])

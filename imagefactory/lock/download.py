@@ -23,17 +23,9 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from imagefactory.errors import DownloadError
-from imagefactory.lock.index import (
-    Patience,
-    RefusedError,
-    Source,
-    TransientError,
-    Web,
-    local_path,
-    redact,
-)
 from imagefactory.model import LockedConda, LockedPackage, LockedWheel
 from imagefactory.progress import Progress, Task, format_bytes
+from imagefactory.web import Patience, RefusedError, TransientError, Web, WebAccess, local_path, redact
 
 CHUNK = 1 << 20
 _NETWORK_CHUNK = 1 << 16  # smaller, because what has come of a chunk is lost when the connection breaks
@@ -47,7 +39,7 @@ Package = TypeVar("Package", bound=LockedPackage)
 class PackageCache:
     """Packages of locks under `folder`, fetched from `source`: a package index, or conda's channels."""
 
-    def __init__(self, folder: Path, source: Source, *, patience: Patience | None = None) -> None:
+    def __init__(self, folder: Path, source: WebAccess, *, patience: Patience | None = None) -> None:
         self.folder = folder
         self._source = source
         self._patience = patience or Patience()

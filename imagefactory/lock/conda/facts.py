@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 
 from imagefactory.errors import LockError
-from imagefactory.lock.pypi import cuda_runtimes
+from imagefactory.gpu.builds import built_for, minor_version
+from imagefactory.lock.pypi.facts import cuda_runtimes
 from imagefactory.model import Lock, LockedConda, Target
 
 _RUNTIMES = ("cuda-cudart", "cudatoolkit")
@@ -24,23 +25,6 @@ _PARTS = {
     "tensorflow-gpu": ("tensorflow-base", "tensorflow"),
 }
 """Framework -> packages with its machine code, whose build strings say what it was built for."""
-_CUDA_BUILD = re.compile(r"(?:^|_)cu(?:da)?([0-9]+(?:\.[0-9]+)*)")
-_CPU_BUILD = re.compile(r"(?:^|_)cpu|^(?:mkl|eigen|nocuda)")
-
-
-def built_for(build: str) -> str:
-    """What a framework's build string says: a CUDA version (`12.1`, `12`), `cpu`, or nothing.
-
-    `py3.11_cuda12.1_cudnn8.9.2_0` is how the pytorch channel writes, `cuda126_py312h1763f6d_306` and
-    `cpu_mkl_py312hf462abe_109` conda-forge, `mkl_py311h...` and `eigen_py311h...` Anaconda.
-    """
-    found = _CUDA_BUILD.search(build)
-    if not found:
-        return "cpu" if _CPU_BUILD.search(build) else ""
-    if "." in found[1]:
-        return _minor(found[1])
-    major = 1 if found[1][0] != "1" else 2  # 92 is 9.2, 126 is 12.6, 12 is 12
-    return ".".join(part for part in (found[1][:major], found[1][major:]) if part)
 
 
 def cuda_packages(lock: Lock) -> tuple[LockedConda, ...]:
@@ -53,7 +37,7 @@ def cuda_packages(lock: Lock) -> tuple[LockedConda, ...]:
 def cuda_version(lock: Lock) -> str | None:
     """The CUDA version that a lock brings, as `12.1`; None where no package tells one."""
     packages = cuda_packages(lock)
-    return _minor(packages[0].version) if packages else None
+    return minor_version(packages[0].version) if packages else None
 
 
 def check_facts(lock: Lock, target: Target) -> None:
@@ -92,7 +76,7 @@ def check_facts(lock: Lock, target: Target) -> None:
 
 
 def _check_cuda(lock: Lock, target: Target, parts: tuple[LockedConda, ...]) -> None:
-    told = [(_minor(one.version), one) for one in cuda_packages(lock)]
+    told = [(minor_version(one.version), one) for one in cuda_packages(lock)]
     built = [(word, part) for part in parts if (word := built_for(part.build))]
     for word, part in built:
         if word == "cpu":
@@ -144,10 +128,6 @@ def _check_cuda(lock: Lock, target: Target, parts: tuple[LockedConda, ...]) -> N
 
 def _shown(package: LockedConda) -> str:
     return f"{package.name} {package.version} {package.build}"
-
-
-def _minor(version: str) -> str:
-    return ".".join(version.split(".")[:2])
 
 
 def _agrees(asked: str, came: str) -> bool:

@@ -1,7 +1,7 @@
 """Settings of this machine and site: the environment, the files `imagefactory.toml`, the built-in default.
 
 Each value remembers where it came from, so that `settings`, `doctor` and errors can say it. Which files
-there are, and which of them decides, settings_files.py says. Hosts of
+there are, and which of them decides, files.py says. Hosts of
 package registries are not among the defaults: they come from the machine's own tools (uv, pip, apt)
 unless a site names them here.
 """
@@ -9,45 +9,30 @@ unless a site names them here.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from imagefactory.engines import ENGINES
 from imagefactory.errors import UsageError
-from imagefactory.match_spec import channel_address
-from imagefactory.oci.mirrors import Mirrors, split_place, split_tagged
-from imagefactory.settings_files import (
+from imagefactory.oci.mirrors import Mirrors
+from imagefactory.settings.checks import check_values
+from imagefactory.settings.choices import SITES, SOLVERS, Setting, listed
+from imagefactory.settings.files import (
     FILE_NAME,
     ROOT,
     files_of,
     parse_values,
     read_document,
     refuse_strangers,
-    without_secrets,
 )
-from imagefactory.verify.runners import RUNNERS
 
 ENVIRONMENT_PREFIX = "IMAGEFACTORY_"
-SOLVERS = ("rattler", "conda", "mamba", "micromamba")
-SITES = ("generic", "chtc", "ospool")
 """Whose rules submit files follow, the default first."""
 FOLDERS = ("store", "cache", "certificates", "signing_key", "catalogue", "sif_folder")
 """Settings that are paths, or are where they look like one: relative ones begin where they are written."""
 
-_CHANNEL = re.compile(r"(?:(?:https?|file)://)?[A-Za-z0-9_./:%+~-]+")
-_PLACE = re.compile(r"(?:https?|file)://[A-Za-z0-9_./:%+~-]+|/[^,=\x00-\x1f\x7f]*")
-SIF_FOLDER = re.compile(r"(?:osdf://)?(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_.+-]+)+/?")
 """Where .sif files may lie; a path of it reaches submit files. No part of it is `.` or `..`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """A value and where it came from: `default`, a file's path, or `$NAME`."""
-
-    value: str
-    origin: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,11 +101,11 @@ class Settings:
 
     @property
     def plain_hosts(self) -> tuple[str, ...]:
-        return _items(self.plain_http.value)
+        return listed(self.plain_http.value)
 
     @property
     def mirror_map(self) -> Mirrors:
-        pairs = (item.partition("=") for item in _items(self.mirrors.value))
+        pairs = (item.partition("=") for item in listed(self.mirrors.value))
         return tuple((prefix, place) for prefix, _, place in pairs)
 
     def rows(self) -> tuple[tuple[str, Setting], ...]:
@@ -187,7 +172,7 @@ def load_settings(
             values[key] = Setting(
                 value=str(path if path.is_absolute() else folder / path), origin=values[key].origin
             )
-    _check(values)
+    check_values(values)
     return Settings(**values, files=files)
 
 
@@ -214,137 +199,16 @@ def _refuse_unknown(environ: Mapping[str, str]) -> None:
             )
 
 
-def _check(values: Mapping[str, Setting]) -> None:
-    codec, workers = values["codec"], values["workers"]
-    if codec.value not in ("zstd", "gzip"):
-        raise UsageError(f"codec '{codec.value}' ({codec.origin}) is not known", hint="write zstd or gzip")
-    if not workers.value.isascii() or not workers.value.isdigit():
-        raise UsageError(
-            f"workers '{workers.value}' ({workers.origin}) is not a count", hint="write 0 or more"
-        )
-    for name, known in (("engine", ENGINES), ("runner", ("", *RUNNERS)), ("site", SITES)):
-        setting = values[name]
-        if setting.value not in known:
-            raise UsageError(
-                f"{name} '{setting.value}' ({setting.origin}) is not known",
-                hint=f"write {' or '.join(word for word in known if word)}",
-            )
-    if values["registry"].value:
-        _check_place("registry", values["registry"], values["registry"].value)
-    for host in _items(values["plain_http"].value):
-        if _check_place("plain-http", values["plain_http"], host)[1]:
-            raise UsageError(
-                f"plain-http: '{host}' ({values['plain_http'].origin}) is not a host alone",
-                hint='write hosts with commas: plain-http = "registry.site:5000,other.site"',
-            )
-    if values["catalogue"].value and not values["catalogue"].value.startswith("/"):
-        _check_place("catalogue", values["catalogue"], values["catalogue"].value, tagged=True)
-    folder = values["sif_folder"]
-    if folder.value and not SIF_FOLDER.fullmatch(folder.value):
-        raise UsageError(
-            f"sif-folder: '{without_secrets(folder.value)}' ({folder.origin}) is no place for .sif files",
-            hint="write an absolute path or osdf:///PATH, of letters, digits and . _ + - / and without '..'",
-        )
-    _check_mirrors(values["mirrors"])
-    _check_channels(values["channels"])
-    _check_solver(values["solver"])
-    if values["certificates"].value:
-        _check_certificates(values["certificates"])
-
-
-def _check_mirrors(setting: Setting) -> None:
-    seen = set()
-    for item in _items(setting.value):
-        prefix, equals, place = item.partition("=")
-        if not equals:
-            raise UsageError(
-                f"mirrors: '{item.rpartition('@')[2]}' ({setting.origin}) is not HOST=MIRROR",
-                hint="write pairs with commas: docker.io=registry.example.org/hub,quay.io=...",
-            )
-        for text in (prefix, place):
-            _check_place("mirrors", setting, text)
-        if prefix in seen:
-            raise UsageError(
-                f"mirrors: '{prefix}' ({setting.origin}) stands there twice", hint="write one mirror each"
-            )
-        seen.add(prefix)
-
-
 def _with_absolute_folders(setting: Setting, root: Path, home: Path) -> Setting:
     """Folders of channels are written from the factory's root, as `store` is."""
     items = []
-    for item in _items(setting.value):
+    for item in listed(setting.value):
         channel, equals, place = item.partition("=")
         if place and "://" not in place:
             path = home / place[2:] if place.startswith("~/") else Path(place)
             place = str(path if path.is_absolute() else root / path)
         items.append(f"{channel}{equals}{place}")
     return Setting(value=",".join(items), origin=setting.origin)
-
-
-def _check_channels(setting: Setting) -> None:
-    seen = set()
-    for item in _items(setting.value):
-        channel, equals, place = item.partition("=")
-        if "@" in item or "/t/" in item:
-            raise UsageError(
-                f"channels ({setting.origin}): a user, password or token does not belong here",
-                hint="credentials come from ~/.netrc or ~/.rattler/credentials.json ($RATTLER_AUTH_FILE)",
-            )
-        if not equals or not _CHANNEL.fullmatch(channel) or not _PLACE.fullmatch(place):
-            raise UsageError(
-                f"channels: '{without_secrets(item)}' ({setting.origin}) is not CHANNEL=ADDRESS or "
-                "CHANNEL=FOLDER",
-                hint="write conda-forge=https://mirror.example.org/conda-forge, several with commas",
-            )
-        if channel_address(channel) in seen:
-            raise UsageError(
-                f"channels: '{channel}' ({setting.origin}) stands there twice", hint="write one place each"
-            )
-        seen.add(channel_address(channel))
-        if place.startswith("/") and not Path(place).is_dir():
-            raise UsageError(
-                f"channels: {place} ({setting.origin}) is not a folder",
-                hint="name the folder that holds noarch/repodata.json",
-            )
-
-
-def _check_solver(setting: Setting) -> None:
-    if setting.value in SOLVERS or ("/" in setting.value and Path(setting.value).is_file()):
-        return
-    raise UsageError(
-        f"solver '{setting.value}' ({setting.origin}) is not known",
-        hint=f"write {', '.join(SOLVERS)}, or the absolute path of a conda, mamba or micromamba",
-    )
-
-
-def _check_place(name: str, setting: Setting, text: str, *, tagged: bool = False) -> tuple[str, str]:
-    try:
-        return split_place(split_tagged(text)[0] if tagged else text)
-    except UsageError as error:
-        raise UsageError(f"{name} ({setting.origin}): {error.message}", hint=error.hint) from error
-
-
-def _check_certificates(setting: Setting) -> None:
-    import ssl
-
-    hint = "name a file of PEM certificates (-----BEGIN CERTIFICATE-----), such as your site's CA bundle"
-    path = Path(setting.value)
-    if (
-        not path.is_file() or not setting.value.isprintable() or '"' in setting.value
-    ):  # it goes into an apt.conf
-        raise UsageError(f"certificates: {path} ({setting.origin}) is not a file", hint=hint)
-    try:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.load_verify_locations(cafile=path)
-    except (ssl.SSLError, OSError) as error:
-        raise UsageError(
-            f"certificates: {path} ({setting.origin}) cannot be used: {error.strerror or error}", hint=hint
-        ) from error
-
-
-def _items(text: str) -> tuple[str, ...]:
-    return tuple(item for part in text.split(",") if (item := part.strip()))
 
 
 def _toml_name(field: str) -> str:

@@ -11,20 +11,19 @@ from fnmatch import fnmatchcase
 
 from imagefactory.errors import NothingSelectedError, RecipeError, UsageError
 from imagefactory.gpu import knowledge
-from imagefactory.match_spec import Spec, parse_spec
 from imagefactory.model import Base, MatrixRow, Recipe, Target, Where
-from imagefactory.recipe_values import (
+from imagefactory.recipes.match_spec import Spec, parse_spec
+from imagefactory.recipes.values import (
     ARCHSPECS,
     REQUIREMENT_RULES,
     RULES,
     Source,
     check_fault,
-    natural,
-    nearest,
     normal_requirement,
     requirement_fault,
 )
-from imagefactory.yaml_tree import show
+from imagefactory.recipes.yaml_tree import show
+from imagefactory.versions import natural, nearest
 
 
 def expand(recipe: Recipe, bases: Sequence[Base]) -> tuple[Target, ...]:

@@ -27,7 +27,7 @@ from imagefactory.model import Lock, LockedConda, LockedWheel
 from imagefactory.progress import Progress, Quiet
 
 if TYPE_CHECKING:
-    from imagefactory.lock.pypi import UvLocker
+    from imagefactory.lock.pypi.uv import UvLocker
 
 _LOCAL = "+given"
 _NO_DISTRIBUTION = frozenset({"python", "python_abi", "cpython", "python-abi3", "python-gil"})
@@ -64,7 +64,7 @@ def lock_pip(
     UnsolvableError where the pip part contradicts conda's packages or itself, LockError for a package
     without a fitting wheel, ToolError without uv.
     """
-    from imagefactory.lock.pypi import Wanted
+    from imagefactory.lock.pypi.question import WheelQuestion
 
     target, previous, under = request.target, request.previous, request.under
     fixed = under.wheels if under else ()
@@ -79,7 +79,7 @@ def lock_pip(
         target=target.name, content_hash="", python=target.python, platform=platform, solver="", wheels=()
     )
     held = {wheel.name for wheel in previous.wheels} if previous else set()
-    wanted = Wanted(
+    wanted = WheelQuestion(
         lock=empty,
         requirements=target.pip,
         previous=replace(previous, platform=platform) if previous else None,

@@ -185,7 +185,7 @@ def parse_conda_lock(text: str, file: str) -> Lock:
     a package twice or out of order, one that does not come from the lock's channels or is not for its
     platform, an address that is not this package's, and for a file that was cut short.
     """
-    reader = _Reader(text, file)
+    reader = _LockReader(text, file)
     lock = _read_lock(reader)
     for index, (line, wanted) in enumerate(
         zip(reader.lines, format_conda_lock(lock, pip_digest(text)).split("\n"), strict=False)
@@ -195,7 +195,7 @@ def parse_conda_lock(text: str, file: str) -> Lock:
     return lock
 
 
-class _Reader:
+class _LockReader:
     """The lines of a file, taken one after the other."""
 
     def __init__(self, text: str, file: str) -> None:
@@ -244,7 +244,7 @@ class _Reader:
         return value
 
 
-def _read_lock(reader: _Reader) -> Lock:
+def _read_lock(reader: _LockReader) -> Lock:
     version = reader.value("version: ", r"[0-9]+")
     if version != str(FORMAT):
         reader.at -= 1
@@ -302,7 +302,7 @@ def _read_lock(reader: _Reader) -> Lock:
     )
 
 
-def _read_sizes(reader: _Reader) -> dict[str, int]:
+def _read_sizes(reader: _LockReader) -> dict[str, int]:
     reader.expect(f"{_KEY}sizes: |")
     sizes: dict[str, int] = {}
     while (told := reader.maybe("      ", rf"{_FILE} [1-9][0-9]{{0,14}}")) is not None:
@@ -314,7 +314,7 @@ def _read_sizes(reader: _Reader) -> dict[str, int]:
 
 
 def _read_package(
-    reader: _Reader, before: list[LockedConda], sizes: dict[str, int], place: tuple[str, tuple[str, ...]]
+    reader: _LockReader, before: list[LockedConda], sizes: dict[str, int], place: tuple[str, tuple[str, ...]]
 ) -> None:
     """Takes one package and adds it to `before`."""
     platform, channels = place

@@ -16,10 +16,10 @@ from packaging.utils import canonicalize_name
 
 from imagefactory.errors import LockError
 from imagefactory.lock import LockRequest
-from imagefactory.lock.channels import Channels
-from imagefactory.lock.conda_solver import (
+from imagefactory.lock.conda.channels import Channels
+from imagefactory.lock.conda.solver import (
+    CondaQuestion,
     NoSolutionError,
-    Question,
     Rank,
     Solver,
     first_question,
@@ -28,15 +28,15 @@ from imagefactory.lock.conda_solver import (
     run,
     split_spec,
 )
-from imagefactory.lock.index import RefusedError, TransientError, redact
-from imagefactory.lock.pypi import MACHINES
+from imagefactory.lock.pypi.tags import MACHINES
 from imagefactory.model import Lock, LockedConda, Target
 from imagefactory.progress import Progress
+from imagefactory.web import RefusedError, TransientError, redact
 
 if TYPE_CHECKING:  # an unchanged lock waits neither for rattler nor for uv
     from rattler import Gateway, RepoDataRecord
 
-    from imagefactory.lock.pypi import UvLocker
+    from imagefactory.lock.pypi.uv import UvLocker
 
 
 class CondaLocker:
@@ -107,7 +107,7 @@ class CondaLocker:
         return found
 
     def _with_wheels(self, lock: Lock, request: LockRequest, progress: Progress) -> Lock:
-        from imagefactory.lock.pip_part import lock_pip
+        from imagefactory.lock.conda.pip_part import lock_pip
 
         pip = self._pip()
         # No wheel may ask for a newer C library than conda's packages were allowed to.
@@ -236,7 +236,7 @@ class _Decision:
                 hint=f"imagefactory lock {locked} {' '.join(f'--update {one.name}' for one in gone)}",
             )
 
-    async def _newest(self, name: str, old: RepoDataRecord | None) -> Question:
+    async def _newest(self, name: str, old: RepoDataRecord | None) -> CondaQuestion:
         """The question with what makes `name` the newest that it can be.
 
         First only what it depends on may move with it; where that gives nothing newer, all others may that
@@ -265,12 +265,12 @@ class _Decision:
                 return replace(question, specs=(*question.specs, step.spec))
         return replace(question, favoured=(*favoured, old)) if old else question
 
-    def _with_still(self, free: set[str]) -> Question:
+    def _with_still(self, free: set[str]) -> CondaQuestion:
         """The question with all favoured records pinned but those of the names in `free`."""
         still = (record for record in self._question.favoured if name_of(record) not in free)
         return replace(self._question, pinned=(*self._question.pinned, *still))
 
-    async def _reach(self, question: Question, name: str, old: RepoDataRecord | None) -> Rank | None:
+    async def _reach(self, question: CondaQuestion, name: str, old: RepoDataRecord | None) -> Rank | None:
         """No version of `name` above this one has a solution; None where not one above `old` has."""
         best, last = None, old
         while True:
@@ -323,12 +323,12 @@ class _Decision:
             result = await self._solver.solution(replace(question, pinned=pinned)) or result
         return result
 
-    async def _ask(self, question: Question) -> list[RepoDataRecord]:
+    async def _ask(self, question: CondaQuestion) -> list[RepoDataRecord]:
         """A solution. Raises UnsolvableError with what stands in its way."""
         try:
             return await self._solver.solve(question)
         except NoSolutionError as error:
-            from imagefactory.lock.conda_explain import explain
+            from imagefactory.lock.conda.explain import explain
 
             raise await explain(self._request.target, self._solver, question, str(error)) from error
 

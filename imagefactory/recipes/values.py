@@ -1,4 +1,4 @@
-"""What each kind of value in a recipe may be, and the reader that takes values and gathers faults.
+"""What each kind of value in a recipe may be.
 
 Recipes are data from strangers: every value passes an allow-list by full match.
 """
@@ -6,16 +6,14 @@ Recipes are data from strangers: every value passes an allow-list by full match.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from imagefactory import match_spec
-from imagefactory.errors import RecipeError
-from imagefactory.match_spec import channel_name, normal_spec, parse_spec
-from imagefactory.model import Where
+from imagefactory.recipes import match_spec
+from imagefactory.recipes.match_spec import channel_name, normal_spec, parse_spec
+from imagefactory.recipes.yaml_tree import show
 from imagefactory.verify.suite import table
 from imagefactory.verify.suite.gpu import table as gpu_table
-from imagefactory.yaml_tree import Node, show
 
 # The checks of the CPU-level smoke test (verify/suite), in the order in which they run.
 SMOKE_CHECKS = ("packages", "libraries", "import", "cuda-version", "compute", "compiler", "unprivileged")
@@ -30,8 +28,6 @@ SOURCES = ("pypi", "conda")
 PLATFORMS = ("linux/amd64",)
 PRIORITIES = ("strict", "disabled")
 ARCHSPECS = ("x86_64", "x86_64_v2", "x86_64_v3", "x86_64_v4")
-
-MAX_FAULTS = 50
 
 
 # --- what may be written -------------------------------------------------------------------------
@@ -265,177 +261,11 @@ def without_secrets(text: str) -> str:
 # --- values with places --------------------------------------------------------------------------
 
 
-class Reader:
-    """Takes typed values out of nodes and gathers the faults. A faulty value reads as empty."""
-
-    def __init__(self, file: str) -> None:
-        self.file = file
-        self.faults: set[tuple[int, int, str]] = set()
-
-    def fault(self, where: Where, what: str, write: str) -> None:
-        self.faults.add((where.line, where.column, f"{where}: {what} ({write})"))
-
-    def finish(self) -> None:
-        """Raises RecipeError with all faults in the order of the file."""
-        if self.faults:
-            told = [text for *_, text in sorted(self.faults)]
-            if len(told) > MAX_FAULTS:
-                told[MAX_FAULTS:] = [f"{self.file}: and {len(told) - MAX_FAULTS} more faults"]
-            raise RecipeError(told)
-
-    def mapping(self, node: Node, known: Sequence[str], required: Mapping[str, str]) -> dict[str, Node]:
-        """Key -> value; unknown, repeated and missing keys are faults."""
-        if node.kind != "map":
-            self.fault(
-                node.where,
-                f"here must be keys and values, not {node.called}",
-                f"write {_example(required, known)}",
-            )
-            return {}
-        found: dict[str, Node] = {}
-        for name, key, value in self.pairs(node, "keys"):
-            if name in known:
-                found[name] = value
-                continue
-            near = nearest(name, known)
-            hint = f"did you mean '{near}'?" if near else f"the keys here are {', '.join(known)}"
-            self.fault(key.where, f"unknown key {show(name)}", hint)
-        for name, example in required.items():
-            if name not in found:
-                self.fault(node.where, f"'{name}' is missing", f"write {example}")
-        return found
-
-    def pairs(self, node: Node | None, key: str) -> Iterator[tuple[str, Node, Node]]:
-        """Name, key node, value node of a map; repeated names are faults and come once."""
-        if node is None:
-            return
-        if node.kind != "map":
-            self.fault(
-                node.where, f"'{key}' must hold names and values, not {node.called}", 'write NAME: "value"'
-            )
-            return
-        seen: dict[str, Where] = {}
-        for name, value in node.pairs:
-            if name.kind != "text":
-                self.fault(name.where, f"a key cannot be {name.called}", "write a plain word")
-            elif name.text in seen:
-                self.fault(
-                    name.where,
-                    f"{show(name.text)} is already set at {seen[name.text]}",
-                    "remove one of them",
-                )
-            elif name.text == "<<":
-                self.fault(name.where, "merge keys (<<) are not used here", "write the values out")
-            else:
-                seen[name.text] = name.where
-                yield name.text, name, value
-
-    def items(self, node: Node | None, key: str, write: str) -> list[Node]:
-        """The items of a list that must not be empty."""
-        if node is None:
-            return []
-        if node.kind != "list":
-            self.fault(node.where, f"'{key}' must be a list, not {node.called}", f"write {write}")
-        elif not node.items:
-            self.fault(node.where, f"'{key}' is empty", f"write {write}")
-        return node.items
-
-    def text(self, node: Node | None, key: str, rule: str) -> str:
-        """The text that RULES[rule] allows; empty when the key is missing (which is told elsewhere)."""
-        if node is None:
-            return ""
-        allowed = RULES[rule]
-        if node.kind != "text" or node.made == "nothing":
-            self.fault(node.where, f"'{key}' must be text, not {node.called}", f"write {allowed.write}")
-        elif node.made:
-            quoted = f'"{node.text}"' if allowed.allows(node.text) else allowed.write
-            self.fault(
-                node.where,
-                f"'{key}' must be text, and without quotes {show(node.text)} is {node.made} in YAML",
-                f"write it in quotes: {quoted}",
-            )
-        elif not allowed.allows(node.text):
-            named = rule in ("check", "waived")
-            near = nearest(node.text, allowed.pattern.replace("\\", "").split("|")) if named else ""
-            write = f"did you mean '{near}'?" if near else what_to_write(node.text, rule)
-            size = len(node.text)
-            long = (
-                f" of {size} characters, more than {allowed.limit}" if size > max(allowed.limit, 20) else ""
-            )
-            self.fault(node.where, f"'{key}' cannot be {show(without_secrets(node.text))}{long}", write)
-        else:
-            return node.text
-        return ""
-
-    def image(self, node: Node | None, key: str) -> str:
-        """A reference to an image by digest; docker's short names and floating tags are faults."""
-        if node is None or node.kind != "text" or node.made or RULES["image"].allows(node.text):
-            return self.text(node, key, "image")
-        full, shown = _written_out(node.text), show(node.text, limit=160)
-        digest = node.text.partition("@")[2]
-        if not full or full == node.text:
-            return self.text(node, key, "image")
-        if digest:
-            self.fault(node.where, f"'{key}' cannot be {shown}, a short name", f"write {full}")
-        else:
-            self.fault(
-                node.where,
-                f"'{key}' cannot be {shown}, which may be another image tomorrow",
-                f"write {full}; `skopeo inspect docker://{full.partition('@')[0]}` tells the digest",
-            )
-        return ""
-
-    def texts(self, node: Node | None, key: str, rule: str, *, empty: bool = True) -> tuple[str, ...]:
-        """The texts of a list, each allowed by RULES[rule] and none twice; `empty` allows an empty list."""
-        if node is None:
-            return ()
-        if node.kind != "list" or not (node.items or empty):
-            self.items(node, key, f"{key}: [...] with {RULES[rule].write}")
-            return ()
-        seen: dict[str, Where] = {}
-        for item in node.items:
-            text = self.text(item, key, rule)
-            if text and (first := seen.setdefault(text, item.where)) is not item.where:
-                self.fault(
-                    item.where, f"{show(text)} stands in '{key}' twice, first at {first}", "remove one"
-                )
-        return tuple(seen)
-
-
-def _written_out(text: str) -> str:
-    """The reference that `text` means, as a recipe writes it; empty when it is none.
-
-    Docker reads a name without a host as docker.io's, and one without a folder there as library's.
-    """
-    place, _, digest = text.partition("@")
-    host, slash, rest = place.partition("/")
-    if not slash or not ("." in host or ":" in host or host == "localhost"):
-        host, rest = "docker.io", place
-    if host == "docker.io" and "/" not in rest:
-        rest = f"library/{rest}"
-    found = f"{host}/{rest}@{digest or 'sha256:' + 64 * '0'}"
-    if not RULES["image"].allows(found):
-        return ""
-    return found if digest else found.replace(64 * "0", "<64 hex digits>")
-
-
-def _example(required: Mapping[str, str], known: Sequence[str]) -> str:
-    return next(iter(required.values()), f"{known[0]}: and its value")
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    import difflib  # only faults pay for it
-
-    return next(iter(difflib.get_close_matches(word[:100], list(known), n=1, cutoff=0.6)), "")
-
-
-def natural(text: str) -> tuple[tuple[int, str], ...]:
-    """Sort key that reads runs of digits as numbers."""
-    return tuple(
-        (int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", text) if part
-    )
-
-
 def canonical(name: str) -> str:
     """A distribution's or extra's name in normal form (PEP 503, PEP 685)."""
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+# The factory sets these itself, in every image.
+OWNED_VARIABLES = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "LANG")
+OWNED_PREFIX = "NVIDIA_"

@@ -1,0 +1,27 @@
+"""What the build string of a conda package says of the CUDA that it was made for."""
+
+from __future__ import annotations
+
+import re
+
+_CUDA_BUILD = re.compile(r"(?:^|_)cu(?:da)?([0-9]+(?:\.[0-9]+)*)")
+_CPU_BUILD = re.compile(r"(?:^|_)cpu|^(?:mkl|eigen|nocuda)")
+
+
+def built_for(build: str) -> str:
+    """What a framework's build string says: a CUDA version (`12.1`, `12`), `cpu`, or nothing.
+
+    `py3.11_cuda12.1_cudnn8.9.2_0` is how the pytorch channel writes, `cuda126_py312h1763f6d_306` and
+    `cpu_mkl_py312hf462abe_109` conda-forge, `mkl_py311h...` and `eigen_py311h...` Anaconda.
+    """
+    found = _CUDA_BUILD.search(build)
+    if not found:
+        return "cpu" if _CPU_BUILD.search(build) else ""
+    if "." in found[1]:
+        return minor_version(found[1])
+    major = 1 if found[1][0] != "1" else 2  # 92 is 9.2, 126 is 12.6, 12 is 12
+    return ".".join(part for part in (found[1][:major], found[1][major:]) if part)
+
+
+def minor_version(version: str) -> str:
+    return ".".join(version.split(".")[:2])

@@ -1,0 +1,280 @@
+"""A Debian archive, asked by apt.
+
+Solving and downloading is apt's own work, in a private apt root: no root rights are needed, nothing of
+the machine's apt is written, its proxy settings hold, and every hash comes from an index that Debian's
+keyring has signed.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+
+from imagefactory.errors import DownloadError, LockError, ToolError
+from imagefactory.lock.debian.file import ALWAYS, ARCHITECTURE
+from imagefactory.lock.debian.sources import MIRROR_HINT, DebianMirror, parse_stanzas
+from imagefactory.model import DebianPackage
+from imagefactory.progress import Progress
+
+# --- the lock file -------------------------------------------------------------------------------
+
+
+# --- where Debian's packages come from -----------------------------------------------------------
+
+
+# --- a private apt root --------------------------------------------------------------------------
+
+
+def sources_text(mirror: DebianMirror, suite: str) -> str:
+    """apt sources of a suite, its updates and its security suite; only package indexes are fetched."""
+    options = f"signed-by={mirror.keyring} arch={ARCHITECTURE} target=Packages"
+    if mirror.dated:
+        options += " check-valid-until=no"
+    return "".join(
+        f"deb [{options}] {uri} {name} main\n"
+        for uri, name in (
+            (mirror.main, suite),
+            (mirror.main, f"{suite}-updates"),
+            (mirror.security, f"{suite}-security"),
+        )
+    )
+
+
+def apt_config(root: Path, certificates: str = "") -> str:
+    """apt.conf of a private apt root: its own state, cache and sources, the machine's network settings.
+
+    The machine may have loosened apt's checks for its own use; here they hold.
+    """
+    trusted = f'Acquire::https::CaInfo "{certificates}";\n' if certificates else ""
+    return f"""\
+#clear APT::Architectures;
+#clear APT::Update::Pre-Invoke;
+#clear APT::Update::Post-Invoke;
+#clear APT::Update::Post-Invoke-Success;
+#clear DPkg::Pre-Install-Pkgs;
+APT::Architecture "{ARCHITECTURE}";
+APT::Architectures {{ "{ARCHITECTURE}"; }};
+APT::Default-Release "";
+APT::Install-Recommends "false";
+APT::Install-Suggests "false";
+APT::Get::AllowUnauthenticated "false";
+APT::Sandbox::User "root";
+APT::Update::Error-Mode "any";
+Acquire::AllowInsecureRepositories "false";
+Acquire::AllowDowngradeToInsecureRepositories "false";
+Acquire::AllowWeakRepositories "false";
+Acquire::Check-Valid-Until "true";
+Acquire::Languages "none";
+Acquire::Retries "3";
+Dir::State "{root}/state";
+Dir::State::lists "{root}/state/lists";
+Dir::State::status "{root}/state/status";
+Dir::Cache "{root}/cache";
+Dir::Etc::sourcelist "{root}/sources.list";
+Dir::Etc::sourceparts "/dev/null";
+Dir::Etc::preferences "/dev/null";
+Dir::Etc::preferencesparts "/dev/null";
+Dir::Etc::trusted "/dev/null";
+Dir::Etc::trustedparts "/dev/null";
+{trusted}"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archive:
+    """A suite's signed indexes, read: what it offers and how to get it.
+
+    `released` is the newest Date of its Release files, seconds since 1970.
+    """
+
+    root: Path
+    suite: str
+    released: int
+    environ: tuple[tuple[str, str], ...]
+
+    def solve(self, packages: Iterable[str]) -> tuple[tuple[str, str], ...]:
+        """Names and versions that these packages, all that is essential and ALWAYS need."""
+        wanted = sorted({*packages, *ALWAYS})
+        result = self._run("apt-get", "-qq", "--simulate", "install", "?essential", *wanted)
+        if result.returncode:
+            raise LockError(
+                f"Debian {self.suite} cannot give this base its packages:\n{error_lines(result.stderr)}",
+                hint="mend the names under 'packages' in recipes/bases.yaml",
+            )
+        return parse_simulation(result.stdout)
+
+    def offered(self, names: Iterable[str]) -> dict[tuple[str, str], DebianPackage]:
+        """All that the indexes offer under these names, by name and version. Unknown names are left out."""
+        result = self._run("apt-cache", "show", *names)
+        return parse_offers(result.stdout)
+
+    def download(self, packages: Sequence[DebianPackage], folder: Path, progress: Progress) -> None:
+        """Fetch .debs into `folder`, resuming what lies there. Hashes are the caller's to check."""
+        wanted = [f"{package.name}={package.version}" for package in packages]
+        total = sum(package.size for package in packages)
+        argv = ["apt-get", "-c", str(self.root / "apt.conf"), "-q", "-o", "APT::Status-Fd=1", "download"]
+        with progress.task(f"{len(wanted)} Debian packages", total=total) as task:
+            done = 0
+            for percent in _watch([*argv, *wanted], folder, self.environ):
+                now = int(total * percent / 100)
+                if now > done:
+                    task.advance(now - done)
+                    done = now
+            task.advance(total - done)
+
+    def _run(self, tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [tool, "-c", str(self.root / "apt.conf"), *arguments],
+            env=dict(self.environ),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+
+def reach(mirror: DebianMirror, suites: Iterable[str], *, seconds: int) -> None:
+    """Asks both archives for what they are read by, once. Raises ToolError when one does not give it.
+
+    apt itself asks: with its proxies, its certificates and its kinds of addresses. Archives that apt
+    chooses from a list (mirror+...) are not asked.
+    """
+    environ = dict(mirror.environ)
+    helper = shutil.which("apt-helper", path=f"{environ['PATH']}:/usr/lib/apt")
+    if helper is None:
+        raise ToolError("apt-get is not on this machine", hint="bases are made on Debian or its derivatives")
+    options = [f"-oAcquire::{kind}::Timeout={seconds}" for kind in ("http", "https")]
+    if mirror.certificates:
+        options.append(f"-oAcquire::https::CaInfo={mirror.certificates}")
+    asked = [
+        f"{archive}/dists/{suite}{ending}/InRelease"
+        for archive, ending in ((mirror.main, ""), (mirror.security, "-security"))
+        for suite in suites
+        if not archive.startswith("mirror+")
+    ]
+    with tempfile.TemporaryDirectory(prefix="imagefactory-apt-") as folder:
+        for number, address in enumerate(asked):
+            done = subprocess.run(
+                [helper, "-oAcquire::Retries=0", *options, "download-file", address, f"{folder}/{number}"],
+                env=environ,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if done.returncode:
+                lines = [line.removeprefix("E: ") for line in error_lines(done.stderr).splitlines()]
+                said = "; ".join(line for line in lines if line != "Download Failed")
+                raise ToolError(
+                    re.sub(r"(?<=://)[^\s/]*@", "", said), hint=f"look at the network, or {MIRROR_HINT}"
+                )
+
+
+@contextmanager
+def open_archive(mirror: DebianMirror, suite: str, progress: Progress) -> Iterator[Archive]:
+    """Read the indexes of `suite` into a private apt root under the temporary folder, removed at the end.
+
+    Raises ToolError without apt or Debian's keyring, LockError when the archive cannot be reached or
+    its signatures do not hold.
+    """
+    environ = dict(mirror.environ)
+    if shutil.which("apt-get", path=environ["PATH"]) is None:
+        raise ToolError("apt-get is not on this machine", hint="bases are made on Debian or its derivatives")
+    if not mirror.keyring.is_file():
+        raise ToolError(
+            f"Debian's keyring {mirror.keyring} is missing", hint="apt-get install debian-archive-keyring"
+        )
+    root = Path(tempfile.mkdtemp(prefix="imagefactory-apt-", dir=environ.get("TMPDIR") or None))
+    try:
+        for folder in ("state/lists/partial", "cache/archives/partial"):
+            (root / folder).mkdir(parents=True)
+        (root / "state/status").touch()
+        (root / "sources.list").write_text(sources_text(mirror, suite), encoding="utf-8")
+        (root / "apt.conf").write_text(apt_config(root, mirror.certificates), encoding="utf-8")
+        argv = ["apt-get", "-c", str(root / "apt.conf"), "-q", "-o", "APT::Status-Fd=1", "update"]
+        with progress.task(f"package lists of Debian {suite}", total=100, unit="percent") as task:
+            done = 0
+            try:
+                for percent in _watch(argv, root, mirror.environ):
+                    task.advance(max(0, int(percent) - done))
+                    done = max(done, int(percent))
+            except DownloadError as error:
+                raise LockError(
+                    f"the package lists of Debian {suite} could not be read:\n{error.message}",
+                    hint=f"look at the network and the machine's apt sources, or {MIRROR_HINT}",
+                ) from error
+            task.advance(100 - done)
+        dates = [
+            parse_release_date(path.read_text(encoding="utf-8", errors="replace"))
+            for path in sorted((root / "state/lists").glob("*Release"))
+        ]
+        yield Archive(root=root, suite=suite, released=max(dates), environ=mirror.environ)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _watch(argv: Sequence[str], folder: Path, environ: tuple[tuple[str, str], ...]) -> Iterator[float]:
+    """Run an apt command that reports on its standard output; yields percents. Raises DownloadError."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as complaints:
+        with subprocess.Popen(
+            argv, cwd=folder, env=dict(environ), stdout=subprocess.PIPE, stderr=complaints, text=True
+        ) as process:
+            assert process.stdout is not None
+            try:
+                for line in process.stdout:
+                    match = re.match(r"dlstatus:[0-9]+:([0-9.]+):", line)
+                    if match:
+                        yield float(match[1])
+            except BaseException:
+                process.terminate()
+                raise
+        complaints.seek(0)
+        text = complaints.read()
+    if process.returncode:
+        raise DownloadError(
+            error_lines(text) or f"{argv[0]} ended with {process.returncode}",
+            hint="look at the network and the machine's apt settings, then run the command again",
+        )
+
+
+def error_lines(stderr: str) -> str:
+    """What apt says is wrong: its errors and what explains them, without warnings."""
+    errors = [line for line in stderr.splitlines() if line.startswith(("E:", " "))]
+    return "\n".join(errors or stderr.strip().splitlines()[-5:])
+
+
+def parse_simulation(text: str) -> tuple[tuple[str, str], ...]:
+    """Names and versions that `apt-get --simulate install` would put in, sorted."""
+    found = re.findall(r"^Inst (\S+) \((\S+) ", text, flags=re.MULTILINE)
+    return tuple(sorted((name.split(":")[0], version) for name, version in found))
+
+
+def parse_offers(text: str) -> dict[tuple[str, str], DebianPackage]:
+    """Packages of an index's stanzas, by name and version. Stanzas without a SHA256 do not count."""
+    offers: dict[tuple[str, str], DebianPackage] = {}
+    for stanza in parse_stanzas(text):
+        if {"Package", "Version", "Architecture", "SHA256", "Size"} <= stanza.keys():
+            package = DebianPackage(
+                name=stanza["Package"],
+                version=stanza["Version"],
+                architecture=stanza["Architecture"],
+                sha256=stanza["SHA256"],
+                size=int(stanza["Size"]),
+            )
+            offers.setdefault((package.name, package.version), package)
+    return offers
+
+
+def parse_release_date(text: str) -> int:
+    """Seconds since 1970 of a Release file's Date field."""
+    match = re.search(r"^Date: (.+)$", text, flags=re.MULTILINE)
+    if match is None:
+        raise LockError("a Release file of the archive has no Date", hint=MIRROR_HINT)
+    return int(parsedate_to_datetime(match[1]).timestamp())
+
+
+# --- locking -------------------------------------------------------------------------------------

@@ -1,0 +1,161 @@
+"""The lock of a base: which Debian packages, in which versions, with which hashes, and what makes it stale.
+
+It holds no address: those are the machine's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from imagefactory.errors import LockError
+from imagefactory.model import Base, BaseLock, DebianPackage
+
+ARCHITECTURE = "amd64"
+FORMAT = "imagefactory-base-lock 1"
+
+
+# Every base has these beside what is essential in Debian and what its recipe names: apt, because people
+# extend images by hand, and the marker package that spares the conversion to a merged /usr (and perl).
+ALWAYS = ("apt", "usr-is-merged")
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9+.-]+")
+_VERSION = re.compile(r"(?:[0-9]+:)?[0-9][A-Za-z0-9.+~-]*")
+_HEX64 = re.compile(r"[0-9a-f]{64}")
+_SUITE = re.compile(r"[a-z][a-z0-9-]*")
+
+
+def base_content_hash(base: Base) -> str:
+    """Hash of all that decides a base's packages but the archive's state: `sha256:<64 hex>`."""
+    decided = {
+        "format": FORMAT,
+        "base": base.name,
+        "suite": base.suite,
+        "architecture": ARCHITECTURE,
+        "packages": sorted({*base.packages, *ALWAYS}),
+    }
+    return "sha256:" + hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest()
+
+
+def format_base_lock(lock: BaseLock) -> str:
+    """The text of a lock: a header, an empty line, one line a package, sorted by name."""
+    header = (
+        f"format: {FORMAT}\n"
+        f"base: {lock.base}\n"
+        f"suite: {lock.suite}\n"
+        f"content-hash: {lock.content_hash}\n"
+        f"source-date-epoch: {lock.source_date_epoch}\n\n"
+    )
+    packages = sorted(lock.packages, key=lambda package: package.name)
+    return header + "".join(
+        f"{package.name} {package.version} {package.architecture} {package.sha256} {package.size}\n"
+        for package in packages
+    )
+
+
+def parse_base_lock(text: str, file: str) -> BaseLock:
+    """The lock written in `text`. Raises LockError with `file:line` for what no lock says."""
+    lines = text.split("\n")
+    fields = [
+        _header(lines, number, name, file)
+        for number, name in enumerate(("format", "base", "suite", "content-hash", "source-date-epoch"), 1)
+    ]
+    if fields[0] != FORMAT:
+        raise _malformed(file, 1, f"the format is not '{FORMAT}'")
+    for number, value, pattern in (
+        (2, fields[1], _SUITE),
+        (3, fields[2], _SUITE),
+        (4, fields[3].removeprefix("sha256:"), _HEX64),
+        (5, fields[4], re.compile("[1-9][0-9]{0,10}")),
+    ):
+        if not pattern.fullmatch(value):
+            raise _malformed(file, number, f"'{value}' is not a value that belongs here")
+    if lines[5:6] != [""] or lines[-1] != "":
+        raise _malformed(file, 6, "an empty line must follow the header and a newline end the file")
+    packages = tuple(_package(line, number, file) for number, line in enumerate(lines[6:-1], 7))
+    for number, (one, other) in enumerate(pairwise(packages), 8):
+        if one.name >= other.name:
+            raise _malformed(file, number, f"'{other.name}' is out of order or there twice")
+    if not packages:
+        raise _malformed(file, 7, "there is no package")
+    return BaseLock(
+        base=fields[1],
+        suite=fields[2],
+        content_hash=fields[3],
+        source_date_epoch=int(fields[4]),
+        packages=packages,
+    )
+
+
+def read_base_lock(path: Path) -> BaseLock | None:
+    """The lock at `path`, None when there is no such file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise LockError(
+            f"{path}: cannot be read: {error}", hint="run imagefactory lock to write it again"
+        ) from error
+    return parse_base_lock(text, str(path))
+
+
+def write_base_lock(path: Path, lock: BaseLock) -> None:
+    """Write beside and rename: a reader sees the old lock or the new one."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(format_base_lock(lock), encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise LockError(
+            f"{path}: cannot be written: {error}", hint="free the disk or mend the rights"
+        ) from error
+
+
+def _header(lines: Sequence[str], number: int, name: str, file: str) -> str:
+    line = lines[number - 1] if number <= len(lines) else ""
+    key, separator, value = line.partition(": ")
+    if key != name or not separator:
+        raise _malformed(file, number, f"expected '{name}: ...'")
+    return value
+
+
+def _package(line: str, number: int, file: str) -> DebianPackage:
+    fields = line.split(" ")
+    if len(fields) != 5:
+        raise _malformed(file, number, "expected 'name version architecture sha256 size'")
+    name, version, architecture, sha256, size = fields
+    for value, good in (
+        (name, _NAME.fullmatch(name)),
+        (version, _VERSION.fullmatch(version)),
+        (architecture, architecture in ("all", ARCHITECTURE)),
+        (sha256, _HEX64.fullmatch(sha256)),
+        (size, re.fullmatch("[1-9][0-9]{0,11}", size)),
+    ):
+        if not good:
+            raise _malformed(file, number, f"'{value}' is not a value that belongs here")
+    return DebianPackage(name=name, version=version, architecture=architecture, sha256=sha256, size=int(size))
+
+
+def _malformed(file: str, number: int, what: str) -> LockError:
+    return LockError(
+        f"{file}:{number}: {what}",
+        hint="a lock is written by 'imagefactory lock', not by hand: restore it from git or lock again",
+    )
+
+
+def deb_filename(package: DebianPackage) -> str:
+    """The name a package's file has in Debian's pool: without the version's epoch."""
+    return f"{package.name}_{package.version.split(':', 1)[-1]}_{package.architecture}.deb"
+
+
+def downloaded_filename(package: DebianPackage) -> str:
+    """The name apt gives to the same file."""
+    return f"{package.name}_{package.version.replace(':', '%3a')}_{package.architecture}.deb"

@@ -1,0 +1,59 @@
+"""uv's complaints in a person's words, and what to do about them."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from imagefactory.errors import LockError, UnsolvableError
+from imagefactory.model import Lock
+
+if TYPE_CHECKING:
+    from imagefactory.lock.pypi.index import PackageIndex
+
+
+def _one_line(stderr: str) -> str:
+    """uv's complaint without its ornaments and without passwords."""
+    from imagefactory.web import redact
+
+    lines = [re.sub(r"^[\s×│╰─▶├]*(error|cause|hint):\s*", "", line) for line in stderr.splitlines()]
+    lines = [re.sub(r"^[\s×│╰─▶├]+", "", line).strip() for line in lines if not line.startswith("warning:")]
+    text = redact(" ".join(line for line in lines if line))
+    return text[:500] + " ... " + text[-180:] if len(text) > 700 else text
+
+
+def explain_on(error: UnsolvableError, under: Lock) -> UnsolvableError:
+    return UnsolvableError(
+        error.message,
+        hint=f"every package of {under.target} stays as it is locked: ask other versions of what comes on "
+        f"top, or move that one first: imagefactory lock {under.target} --update PACKAGE",
+        tree=error.tree,
+    )
+
+
+def unreached(stderr: str, index: PackageIndex) -> LockError:
+    from imagefactory.web import redact
+
+    where = f"{redact(index.url)} ({index.origin})" if index.url else index.origin
+    return LockError(
+        _one_line(stderr), hint=f"is the network up, and is this the right package index: {where}?"
+    )
+
+
+def explain_failure(lock: Lock, stderr: str, index: PackageIndex) -> LockError:
+    """uv's failure in one line and what to do about it. A `lock` with wheels was solved before."""
+    text = _one_line(stderr)
+    if re.search(r"no usable wheels|has no wheels with|building from source is disabled", text):
+        hint = "images are made of wheels only: constrain that package to a version that has one"
+    elif "No solution found" in text and lock.wheels:
+        text = f"the index no longer has what is locked: {text}"
+        hint = f"imagefactory lock {lock.target} --update PACKAGE"
+    elif "No solution found" in text and "could not be queried" not in text:
+        from imagefactory.web import redact
+
+        hint = "change the recipe's versions, packages or constraints"
+        tree = "\n".join(line for line in stderr.splitlines() if not line.startswith("warning:"))
+        return UnsolvableError(f"{lock.target}: {text}", hint=hint, tree=redact(tree).strip())
+    else:
+        hint = unreached("", index).hint
+    return LockError(f"{lock.target}: {text}", hint=hint)

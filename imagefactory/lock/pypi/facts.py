@@ -1,0 +1,64 @@
+"""What a lock of wheels must hold: the framework and the one CUDA that its target names."""
+
+from __future__ import annotations
+
+import re
+
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from imagefactory.errors import LockError
+from imagefactory.model import Lock, LockedWheel, Target
+
+
+def cuda_runtimes(lock: Lock) -> tuple[LockedWheel, ...]:
+    """The packages that bring a CUDA runtime library; an image must have one only."""
+    pattern = re.compile(r"nvidia-cuda-runtime(-cu[0-9]+)?")
+    found = tuple(wheel for wheel in lock.wheels if pattern.fullmatch(wheel.name))
+    return found or tuple(wheel for wheel in lock.wheels if wheel.name == "cuda-toolkit")
+
+
+def cuda_version(lock: Lock) -> str | None:
+    """The CUDA version that a lock brings, as `12.1`; None if it brings no CUDA runtime."""
+    versions = [Version(wheel.version) for wheel in cuda_runtimes(lock)]
+    return f"{max(versions).major}.{max(versions).minor}" if versions else None
+
+
+def check_facts(lock: Lock, target: Target) -> None:
+    """Raise LockError unless `lock` holds the target's framework version and CUDA version."""
+    framework = next((w for w in lock.wheels if w.name == canonicalize_name(target.framework)), None)
+    if framework is None:
+        raise LockError(
+            f"{target.name}: the lock does not hold the framework '{target.framework}'",
+            hint=f"imagefactory lock {target.name}",
+        )
+    came = f"{framework.name} {framework.version}"
+    if not _agrees(target.version, framework.version):
+        raise LockError(
+            f"{target.name}: {came} was locked, the recipe asks for {target.version}",
+            hint=f"let the packages at {target.where} agree with version {target.version}",
+        )
+    runtimes, cuda = cuda_runtimes(lock), cuda_version(lock)
+    if cuda is None:
+        raise LockError(
+            f"{target.name}: {came} and its dependencies bring no CUDA runtime: "
+            "the image would silently compute on the CPU",
+            hint=f"add the extra or the nvidia-cuda-runtime package that brings CUDA at {target.where}",
+        )
+    brought = " and ".join(f"{wheel.name} {wheel.version}" for wheel in runtimes)
+    if len(runtimes) > 1:
+        raise LockError(
+            f"{target.name}: {came} comes with more than one CUDA runtime ({brought})",
+            hint=f"constrain the packages at {target.where} to one of them",
+        )
+    if not _agrees(target.cuda, cuda):
+        raise LockError(
+            f"{target.name}: {came} comes with CUDA {cuda} ({brought}), the recipe asks {target.cuda}",
+            hint=f'write cuda: ["{cuda}"] at {target.where}, or constrain {runtimes[0].name}',
+        )
+
+
+def _agrees(asked: str, came: str) -> bool:
+    """Whether release `came` begins with the parts of `asked`: 2.3 agrees with 2.3.1, not with 2.30."""
+    wanted = asked.split(".")
+    return [str(part) for part in Version(came).release[: len(wanted)]] == wanted

@@ -1,0 +1,210 @@
+"""The package index: which one this machine uses, and with which certificates.
+
+No index has its address here. It comes from imagefactory.toml, else from uv's own settings, else from
+pip's, else it is uv's built-in one. Of pip's settings `index-url`, `cert` and `proxy` are taken over;
+`extra-index-url` and `find-links` are not, because they would change what is solved from one machine
+to the next. For the same reason uv is given none of its variables that bend a solution.
+"""
+
+from __future__ import annotations
+
+import configparser
+import re
+import ssl
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from imagefactory.errors import UsageError
+from imagefactory.settings.choices import Setting
+from imagefactory.web import Login
+
+if TYPE_CHECKING:  # a build with all its wheels in the cache needs no HTTP and does not wait for its import
+    pass
+
+"""A user and password, or what adds them to a request; None for no answer."""
+
+# What uv may see of the caller's environment: where its files are, which index, which certificates,
+# how to reach the network. Not here on purpose: UV_EXTRA_INDEX_URL, UV_FIND_LINKS, UV_CONSTRAINT,
+# UV_OVERRIDE, UV_RESOLUTION, UV_PRERELEASE, UV_TORCH_BACKEND and their like.
+_PASSED_TO_UV = re.compile(
+    r"HOME|PATH|TMPDIR|NETRC|XDG_(CONFIG|CACHE|DATA)_HOME|XDG_CONFIG_DIRS"
+    r"|(?i:https?_proxy|all_proxy|no_proxy)|SSL_CERT_FILE|SSL_CERT_DIR|SSL_CLIENT_CERT"
+    r"|UV_DEFAULT_INDEX|UV_INDEX_URL|UV_INDEX_[A-Z0-9_]+_(USERNAME|PASSWORD)|UV_CONFIG_FILE|UV_NO_CONFIG"
+    r"|UV_CACHE_DIR|UV_KEYRING_PROVIDER|UV_INSECURE_HOST|UV_OFFLINE|UV_HTTP_[A-Z_]+|UV_REQUEST_TIMEOUT"
+    r"|UV_CONCURRENT_DOWNLOADS|UV_SYSTEM_CERTS|UV_NATIVE_TLS"
+)
+
+
+# --- which index ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackageIndex:
+    """The index of this machine.
+
+    `url` may hold a user and password; it is empty where uv's built-in index is used. `origin` says
+    which setting named it. `certificates` is a file or folder of CA certificates (empty: those of the
+    libraries), `proxy` a URL or empty. `environment` is all that uv is started with.
+    """
+
+    url: str
+    origin: str
+    certificates: str
+    proxy: str
+    environment: tuple[tuple[str, str], ...]
+
+    def login(self, url: str) -> Login:
+        """The index's user and password, which go to its own host alone."""
+        ours, asked = urlsplit(self.url), urlsplit(url)
+        if asked.username is not None or ours.username is None:
+            return None  # requests takes a URL's own user, or netrc's
+        if (ours.scheme, ours.hostname, ours.port) != (asked.scheme, asked.hostname, asked.port):
+            return None
+        return unquote(ours.username), unquote(ours.password or "")
+
+
+def find_index(
+    setting: Setting, *, environ: Mapping[str, str], prefix: Path, etc: Path = Path("/etc")
+) -> PackageIndex:
+    """The index that `setting` (imagefactory.toml), uv's or pip's settings name, in this order.
+
+    `prefix` is `sys.prefix`, where pip keeps the settings of a virtual environment; `etc` holds the
+    machine's own. Raises UsageError for a settings file that cannot be read or a certificate file that
+    is not there.
+    """
+    pip = _pip_settings(environ, prefix, etc)
+    uv_file = _uv_file_index(environ, etc)
+    choices = (
+        (setting.value, setting.origin),
+        (environ.get("UV_DEFAULT_INDEX", ""), "$UV_DEFAULT_INDEX"),
+        (environ.get("UV_INDEX_URL", ""), "$UV_INDEX_URL"),
+        uv_file,
+        pip.get("index-url", ("", "")),
+        ("", "uv's default"),
+    )
+    url, origin = next(choice for choice in choices if choice[0] or choice is choices[-1])
+    certificates = _certificates(environ, pip.get("cert", ("", "")))
+    given = {name: value for name, value in environ.items() if _PASSED_TO_UV.fullmatch(name)}
+    if setting.value:
+        given.pop("UV_INDEX_URL", None)
+    if url and (url, origin) != uv_file:  # what stands in uv.toml uv reads itself, credentials and all
+        given["UV_DEFAULT_INDEX"] = url
+    if certificates and not {"SSL_CERT_FILE", "SSL_CERT_DIR"} & given.keys():
+        if Path(certificates).is_dir():
+            given |= {"SSL_CERT_DIR": certificates, "UV_SYSTEM_CERTS": "1"}
+        else:
+            given["SSL_CERT_FILE"] = certificates
+    proxy = pip.get("proxy", ("", ""))[0]
+    if any(name.lower() in ("http_proxy", "https_proxy", "all_proxy") for name in given):
+        proxy = ""
+    if proxy:
+        given |= {"HTTP_PROXY": proxy, "HTTPS_PROXY": proxy}
+    # A solution must not depend on a Python that uv would fetch, nor on the colours of a terminal.
+    given |= {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
+    return PackageIndex(
+        url=url,
+        origin=origin,
+        certificates=certificates,
+        proxy=proxy,
+        environment=tuple(sorted(given.items())),
+    )
+
+
+def trusting(index: PackageIndex, bundle: Path | None) -> PackageIndex:
+    """`index` with a bundle of CA certificates trusted instead of those it found, by uv as well."""
+    if bundle is None:
+        return index
+    given = {name: value for name, value in index.environment if name != "SSL_CERT_DIR"}
+    given["SSL_CERT_FILE"] = str(bundle)
+    return replace(index, certificates=str(bundle), environment=tuple(sorted(given.items())))
+
+
+def _pip_settings(environ: Mapping[str, str], prefix: Path, etc: Path) -> dict[str, tuple[str, str]]:
+    """pip's settings, later files and `[install]` first: name -> (value, where it stands).
+
+    Source of the order: pip's documentation, "Configuration files" (global, user, site, PIP_CONFIG_FILE,
+    environment; a PIP_CONFIG_FILE that exists replaces the user's, the null device turns all off).
+    """
+    settings: dict[str, tuple[str, str]] = {}
+    for path in _pip_files(environ, prefix, etc):
+        parser = configparser.RawConfigParser(strict=False)
+        try:
+            parser.read_string(path.read_text(encoding="utf-8"), source=str(path))
+        except (OSError, UnicodeDecodeError, configparser.Error) as error:
+            raise UsageError(f"{path}: pip's settings cannot be read: {error}") from error
+        for section in ("global", "install"):
+            for name, value in parser.items(section) if parser.has_section(section) else ():
+                key = name.lower().replace("_", "-").removeprefix("--")
+                settings[key] = (value.strip().strip("\"'"), str(path))
+    for key in ("index-url", "cert", "proxy"):
+        variable = "PIP_" + key.upper().replace("-", "_")
+        if environ.get(variable):
+            settings[key] = (environ[variable], f"${variable}")
+    return settings
+
+
+def _pip_files(environ: Mapping[str, str], prefix: Path, etc: Path) -> list[Path]:
+    named = environ.get("PIP_CONFIG_FILE", "")
+    if named == "/dev/null":
+        return []
+    folders = [*(folder / "pip" for folder in reversed(_config_dirs(environ, etc))), etc]
+    if not (named and Path(named).exists()) and environ.get("HOME"):
+        home = Path(environ["HOME"])
+        folders += [home / ".pip", Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "pip"]
+    files = [folder / "pip.conf" for folder in (*folders, prefix)] + ([Path(named)] if named else [])
+    return [path for path in files if path.is_file()]
+
+
+def _config_dirs(environ: Mapping[str, str], etc: Path) -> list[Path]:
+    named = environ.get("XDG_CONFIG_DIRS", "")
+    return [Path(folder) for folder in named.split(":")] if named else [etc / "xdg"]
+
+
+def _uv_file_index(environ: Mapping[str, str], etc: Path) -> tuple[str, str]:
+    """The default index that a uv.toml names, and that file; two empty strings if none does."""
+    home = Path(environ.get("HOME") or "/")
+    user = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
+    files = [folder / "uv/uv.toml" for folder in (user, *_config_dirs(environ, etc), etc)]
+    if environ.get("UV_CONFIG_FILE"):
+        files = [Path(environ["UV_CONFIG_FILE"])]
+    if environ.get("UV_NO_CONFIG", "").lower() in ("1", "true", "yes"):
+        files = []
+    for path in files:
+        try:
+            data = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+            continue  # uv itself says what is wrong with its file
+        pip = data.get("pip")
+        found = [data.get("index-url"), pip.get("index-url") if isinstance(pip, dict) else None]
+        rows = data.get("index")
+        if isinstance(rows, list):
+            found += [row.get("url") for row in rows if isinstance(row, dict) and row.get("default") is True]
+        for url in found:
+            if isinstance(url, str) and url:
+                return url, str(path)
+    return "", ""
+
+
+def _certificates(environ: Mapping[str, str], pip: tuple[str, str]) -> str:
+    """The CA certificates to trust: what is set for requests, pip or OpenSSL, else the system's own store."""
+    named = [(environ.get(name, ""), f"${name}") for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")]
+    for value, origin in (*named, pip, (environ.get("SSL_CERT_FILE", ""), "$SSL_CERT_FILE")):
+        if value and not Path(value).exists():
+            raise UsageError(f"the certificate file {value} ({origin}) does not exist", hint=f"mend {origin}")
+        if value:
+            return value
+    system = ssl.get_default_verify_paths()
+    if Path(system.openssl_cafile).is_file():
+        return system.openssl_cafile
+    folder = Path(system.openssl_capath)
+    return str(folder) if folder.is_dir() and next(folder.glob("*.0"), None) else ""
+
+
+# --- HTTP ----------------------------------------------------------------------------------------
+
+
+# --- a project's page ----------------------------------------------------------------------------

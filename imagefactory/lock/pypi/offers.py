@@ -1,0 +1,101 @@
+"""The files that a package index offers, and which of them a lock takes."""
+
+from __future__ import annotations
+
+import io
+import re
+import tomllib
+import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import InvalidVersion
+
+from imagefactory.errors import LockError
+from imagefactory.lock.pypi.tags import fitting_tags
+from imagefactory.model import Lock, LockedWheel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A file that the index offers for a pin."""
+
+    filename: str
+    url: str
+    sha256: str
+    size: int | None
+
+
+def metadata_inside(wheel: bytes) -> str:
+    with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
+        name = next(n for n in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", n))
+        return archive.read(name).decode("utf-8")
+
+
+def kept_wheels(previous: Lock | None, empty: Lock, update: tuple[str, ...]) -> dict[str, LockedWheel]:
+    """The files of the previous lock that may stay as they are, by package."""
+    if previous is None or (previous.python, previous.platform) != (empty.python, empty.platform):
+        return {}
+    return {wheel.name: wheel for wheel in previous.wheels if wheel.name not in update}
+
+
+def parse_pylock(text: str, path: Path, target: str) -> dict[str, tuple[Offer, ...]]:
+    """The files of a pylock.toml (PEP 751) that uv wrote at `path`."""
+    offers: dict[str, tuple[Offer, ...]] = {}
+    for package in tomllib.loads(text).get("packages", []):
+        name = canonicalize_name(package["name"])
+        if "version" not in package or "archive" in package or "vcs" in package or "directory" in package:
+            raise LockError(
+                f"{target}: '{name}' does not come from a package index",
+                hint=f"write '{name}' with a version, not with an address",
+            )
+        found = []
+        for wheel in package.get("wheels", []):
+            url = wheel.get("url") or (path.parent / wheel["path"]).as_uri()
+            filename = wheel.get("name") or unquote(urlsplit(url).path.rpartition("/")[2])
+            sha256 = wheel.get("hashes", {}).get("sha256", "").lower()
+            found.append(Offer(filename=filename, url=url, sha256=sha256, size=wheel.get("size")))
+        offers[name] = tuple(found)
+    return offers
+
+
+def best_offer(offers: Iterable[Offer], lock: Lock) -> tuple[LockedWheel, Offer] | None:
+    """The wheel an installer would take: the most specific tag, then the highest build number (PEP 427)."""
+    rank = {tag: place for place, tag in enumerate(fitting_tags(lock.python, lock.platform))}
+    ranked: list[tuple[int, tuple[int, str], str, LockedWheel, Offer]] = []
+    for offer in offers:
+        try:
+            name, version, build, offered = parse_wheel_filename(offer.filename)
+        except (InvalidWheelFilename, InvalidVersion):
+            continue
+        places = [rank[tag] for tag in offered if tag in rank]
+        if places:
+            number = (build[0], build[1]) if build else (-1, "")
+            wheel = LockedWheel(
+                name=name, version=str(version), filename=offer.filename, sha256=offer.sha256, size=0
+            )
+            ranked.append((-min(places), number, offer.filename, wheel, offer))
+    if not ranked:
+        return None
+    *_, wheel, offer = max(ranked, key=lambda one: one[:3])
+    return wheel, offer
+
+
+def address_of(wheel: LockedWheel, offers: Iterable[Offer], lock: Lock) -> str:
+    """The URL of the locked file among `offers`, empty if it is not there."""
+    for offer in offers:
+        if offer.sha256 == wheel.sha256:
+            return offer.url
+    for offer in offers:
+        if offer.filename == wheel.filename:
+            if offer.sha256:
+                raise LockError(
+                    f"{lock.target}: the index now has other bytes under the name {wheel.filename}: "
+                    f"sha256 {offer.sha256}, locked was {wheel.sha256}",
+                    hint="do not trust this file; ask the index's keeper or the package's authors",
+                )
+            return offer.url  # an index that tells no hashes: the download is checked against the lock
+    return ""

@@ -1,0 +1,65 @@
+"""What uv is asked: which wheels, on top of what, and which of them may move."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+
+from imagefactory.errors import LockError
+from imagefactory.lock import LockRequest
+from imagefactory.model import Lock, LockedWheel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WheelQuestion:
+    """What uv is asked: the wheels of `lock`, which has none yet, for its Python and platform.
+
+    The versions and files of `previous` are preferred, but for those named in `update`; with `update_all`
+    only files are, of whatever version comes out. `fixed` are in the answer as they are. `given`
+    are pins (`numpy==1.26.4+given`) of packages that something else brings: uv finds them as wheels in the
+    folder `stubs`, and they are not in the answer.
+    """
+
+    lock: Lock
+    requirements: tuple[str, ...]
+    constraints: tuple[str, ...] = ()
+    previous: Lock | None = None
+    update: tuple[str, ...] = ()
+    update_all: bool = False
+    fixed: tuple[LockedWheel, ...] = ()
+    given: tuple[str, ...] = ()
+    stubs: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pins:
+    """uv's solution: `lines` as `name==version`, and in `lacking` extras that were asked (package, extra)
+    and that the package's metadata does not have."""
+
+    lines: tuple[str, ...]
+    lacking: tuple[tuple[str, str], ...]
+
+
+def known_updates(request: LockRequest) -> tuple[str, ...]:
+    """The normalised names to update. Raises LockError for one that the target's lock cannot move."""
+    target, under = request.target, request.under
+    names = [wheel.name for wheel in request.previous.wheels] if request.previous else []
+    below = {wheel.name for wheel in under.wheels} if under else frozenset()
+    update = tuple(sorted({canonicalize_name(name) for name in request.update}))
+    for name in update:
+        if name in below and under:
+            raise LockError(
+                f"{target.name} has '{name}' from {under.target}, on which it is built",
+                hint=f"imagefactory lock {under.target} --update {name}",
+            )
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+            held = "has no lock yet" if request.previous is None else f"holds no package '{name}'"
+            raise LockError(
+                f"{target.name} {held}, so there is nothing to update",
+                hint=f"did you mean '{near[0]}'?" if near else f"imagefactory lock {target.name}",
+            )
+    return update

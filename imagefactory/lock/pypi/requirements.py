@@ -1,0 +1,185 @@
+"""The file of a lock of wheels, and what makes one stale.
+
+It is a requirements file, so pip and uv install it without imagefactory, and it holds no addresses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
+
+from imagefactory.errors import LockError
+from imagefactory.lock.pypi.tags import MACHINES, fitting_tags
+from imagefactory.model import Base, Lock, LockedWheel, Target
+
+FORMAT = 1
+
+
+_HEADER = (  # in the file's order; each value is refused unless it matches in full
+    ("imagefactory lock", r"[1-9][0-9]{0,3}"),
+    ("target:", r"[a-z0-9]+(?:[._-][a-z0-9]+)*"),
+    ("content-hash:", r"sha256:[0-9a-f]{64}"),
+    ("python:", r"3\.[0-9]{1,2}"),
+    ("platform:", rf"manylinux_2_[0-9]{{1,2}}_(?:{'|'.join(MACHINES.values())})"),
+    ("solver:", r"[A-Za-z0-9][A-Za-z0-9 .+_-]{0,60}"),
+    ("packages:", r"[1-9][0-9]{0,4}"),
+    ("to make it anew:", r"imagefactory lock [a-z0-9]+(?:[._-][a-z0-9]+)*"),
+)
+_WHEEL = re.compile(r"# wheel: ([A-Za-z0-9][A-Za-z0-9._+!-]{0,250}\.whl) ([1-9][0-9]{0,14})")
+_PIN = re.compile(r"([a-z0-9]+(?:-[a-z0-9]+)*)==([A-Za-z0-9.+!_-]{1,100}) --hash=sha256:([0-9a-f]{64})")
+
+
+def format_lock(lock: Lock) -> str:
+    """The text of a lock; `parse_lock` gives the same value back."""
+    values = (
+        str(FORMAT),
+        lock.target,
+        lock.content_hash,
+        lock.python,
+        lock.platform,
+        lock.solver,
+        str(len(lock.wheels)),
+        f"imagefactory lock {lock.target}",
+    )
+    lines = [f"# {key} {value}" for (key, _), value in zip(_HEADER, values, strict=True)]
+    for wheel in lock.wheels:
+        lines.append(f"# wheel: {wheel.filename} {wheel.size}")
+        lines.append(f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}")
+    return "\n".join(lines) + "\n"
+
+
+def parse_lock(text: str, file: str) -> Lock:
+    """The lock in `text`; `file` is named in faults.
+
+    Raises LockError `file:line: what is wrong`: for a line that is not as `format_lock` writes it, a
+    package twice or out of order, a file that is not a wheel, is not this package in this version or
+    does not fit the lock's Python and platform, and for a file that was cut short.
+    """
+    lines = text.split("\n")
+    target = _between(lines[1] if len(lines) > 1 else "", "# target: ")
+
+    def fault(index: int, what: str) -> LockError:
+        known = re.fullmatch(_HEADER[1][1], target)
+        return LockError(
+            f"{file}:{index + 1}: {what}", hint=f"imagefactory lock {target if known else 'TARGET'}"
+        )
+
+    header = []
+    for index, (key, pattern) in enumerate(_HEADER):
+        line = lines[index] if index < len(lines) else ""
+        value = _between(line, f"# {key} ")
+        if not re.fullmatch(pattern, value):
+            raise fault(index, f"expected '# {key} ...' and not {_shown(line)}")
+        if index == 0 and value != str(FORMAT):
+            raise fault(0, f"lock format {value} is not known to this imagefactory (it knows {FORMAT})")
+        header.append(value)
+    _, _, content_hash, python, platform, solver, count, remake = header
+    if remake != f"imagefactory lock {target}":
+        raise fault(len(_HEADER) - 1, f"names another target than '{target}'")
+    if lines[-1] != "":
+        raise fault(len(lines) - 1, "the last line is cut short")
+
+    wheels: list[LockedWheel] = []
+    for index in range(len(_HEADER), len(lines) - 1, 2):
+        wheel = _parse_wheel(lines[index : index + 2], index, fault)
+        misfit = _misfit(wheel, python, platform)
+        if misfit:
+            raise fault(index, misfit)
+        if wheels and wheel.name == wheels[-1].name:
+            raise fault(index + 1, f"'{wheel.name}' stands twice")
+        if wheels and wheel.name < wheels[-1].name:
+            raise fault(index + 1, f"'{wheel.name}' must stand before '{wheels[-1].name}'")
+        wheels.append(wheel)
+    if len(wheels) != int(count):
+        raise fault(len(lines) - 1, f"holds {len(wheels)} packages where its header says {count}")
+    return Lock(
+        target=target,
+        content_hash=content_hash,
+        python=python,
+        platform=platform,
+        solver=solver,
+        wheels=tuple(wheels),
+    )
+
+
+def read_lock(path: Path) -> Lock:
+    """The lock in a file. Raises LockError for one that is missing, unreadable or malformed."""
+    try:
+        data = path.read_bytes()
+        return parse_lock(data.decode("utf-8"), str(path))
+    except FileNotFoundError as error:
+        name = path.name.removesuffix(".requirements.txt")
+        raise LockError(f"{path} does not exist", hint=f"imagefactory lock {name}") from error
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise LockError(f"{path}:{line}: is not UTF-8 text", hint="imagefactory lock TARGET") from error
+    except OSError as error:
+        raise LockError(f"{path}: cannot be read: {error.strerror}", hint="mend the file's rights") from error
+
+
+def _between(line: str, prefix: str) -> str:
+    return line.removeprefix(prefix) if line.startswith(prefix) else ""
+
+
+def _shown(line: str) -> str:
+    return repr(line if len(line) <= 80 else line[:77] + "...") if line else "nothing"
+
+
+def _parse_wheel(pair: list[str], index: int, fault: Any) -> LockedWheel:
+    described, pin = pair[0], pair[1] if len(pair) > 1 else ""
+    first = _WHEEL.fullmatch(described)
+    if not first:
+        if re.match(r"# wheel: \S+\.(tar\.gz|zip|tar\.bz2) ", described):
+            raise fault(index, "names a source distribution; images are made of wheels only")
+        raise fault(index, f"expected '# wheel: FILE.whl BYTES' and not {_shown(described)}")
+    second = _PIN.fullmatch(pin)
+    if not second:
+        raise fault(index + 1, f"expected 'name==version --hash=sha256:<64 hex>' and not {_shown(pin)}")
+    return LockedWheel(
+        name=second[1],
+        version=second[2],
+        filename=first[1],
+        sha256=second[3],
+        size=int(first[2]),
+    )
+
+
+def _misfit(wheel: LockedWheel, python: str, platform: str) -> str:
+    """What is wrong with a wheel's file name for its pin, Python and platform; empty if nothing is."""
+    try:
+        name, version, _, offered = parse_wheel_filename(wheel.filename)
+        pinned = Version(wheel.version)
+    except InvalidWheelFilename as error:
+        return f"'{wheel.filename}' is not a wheel's file name: {error}"
+    except InvalidVersion as error:
+        return str(error)
+    if (name, version) != (wheel.name, pinned):
+        return f"'{wheel.filename}' is not {wheel.name} {wheel.version}"
+    if offered.isdisjoint(fitting_tags(python, platform)):
+        return f"'{wheel.filename}' does not fit Python {python} on {platform}"
+    return ""
+
+
+def content_hash(target: Target, base: Base) -> str:
+    """`sha256:...` of all that decides a target's solution; a lock with another one is stale.
+
+    Not in it: name, description, checks and environment (they change no package), the order in which
+    requirements are written, and the version of uv (a newer one must not make every lock stale).
+    """
+    decides = {
+        "format": FORMAT,
+        "source": target.source,
+        "requirements": sorted(set(target.requirements)),
+        "constraints": sorted(set(target.constraints)),
+        "python": target.python,
+        "platform": target.platform,
+        "glibc": base.glibc,
+    }
+    canonical = json.dumps(decides, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()

@@ -1,0 +1,397 @@
+"""uv as the solver of wheels.
+
+A lock names one wheel with one hash for each package: the very file that will be in the image.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+import zipfile
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from packaging.utils import canonicalize_name
+
+from imagefactory.errors import LockError, ToolError, UnsolvableError
+from imagefactory.lock import LockRequest
+from imagefactory.lock.pypi.explain import explain_failure, explain_on, unreached
+from imagefactory.lock.pypi.facts import check_facts
+from imagefactory.lock.pypi.offers import (
+    Offer,
+    address_of,
+    best_offer,
+    kept_wheels,
+    metadata_inside,
+    parse_pylock,
+)
+from imagefactory.lock.pypi.question import Pins, WheelQuestion, known_updates
+from imagefactory.lock.pypi.requirements import content_hash
+from imagefactory.lock.pypi.tags import MACHINES
+from imagefactory.model import Lock, LockedWheel, Target
+from imagefactory.progress import Progress
+
+if TYPE_CHECKING:  # solving needs the build extra, reading a lock does not
+    from imagefactory.lock.pypi.index import PackageIndex
+
+_BIG = 100_000_000  # bytes of a wheel that is not fetched for its metadata alone
+
+# --- the file ------------------------------------------------------------------------------------
+
+
+# --- what a lock must hold -----------------------------------------------------------------------
+
+
+# --- solving with uv -----------------------------------------------------------------------------
+
+# What a machine's uv settings may not decide. Its index, certificates and caches it may.
+_SOLVE = (
+    "--only-binary=:all:",
+    "--resolution=highest",
+    "--prerelease=if-necessary-or-explicit",
+    "--index-strategy=first-index",
+    "--no-sources",
+    "--no-header",
+    "--no-annotate",
+)
+
+
+class UvLocker:
+    """Solves with uv, the program that comes with its PyPI package.
+
+    `python` is the interpreter that uv asks about this machine; the target's own is only simulated.
+    """
+
+    def __init__(self, index: PackageIndex, *, python: Path) -> None:
+        self._index = index
+        self._python = python
+        self._platforms: list[tuple[str, str]] = []
+
+    def require(self) -> str:
+        """uv's version. Raises ToolError without uv."""
+        done = self._run(["--version"])
+        found = re.search(r"\d+\.\d+\.\d+\S*", done.stdout)
+        if done.returncode != 0 or not found:
+            raise ToolError(
+                f"uv does not start: {(done.stderr or done.stdout).strip()[:200]}",
+                hint="pip install --force-reinstall 'imagefactory[build]'",
+            )
+        return found[0]
+
+    def lock(self, request: LockRequest, progress: Progress) -> Lock:
+        """The lock of a target.
+
+        While the previous lock's content hash holds and no update is asked it is returned as it is and
+        nothing is solved. Otherwise previous pins are preferences: only what must move moves. A target that
+        is built on another keeps every wheel of that one's lock. Raises UnsolvableError if there is no
+        solution, LockError if it is not what the target names, ToolError without uv.
+        """
+        target, previous, under = request.target, request.previous, request.under
+        decided = _decided(request)
+        update = known_updates(request)
+        if previous and previous.content_hash == decided and not update and not request.update_all:
+            kept = previous if previous.target == target.name else replace(previous, target=target.name)
+            check_facts(kept, target)
+            return kept
+        empty = Lock(
+            target=target.name,
+            content_hash=decided,
+            python=target.python,
+            platform=under.platform if under else self.platform(target, request.base.glibc),
+            solver=f"uv {self.require()}",
+            wheels=(),
+        )
+        wanted = WheelQuestion(
+            lock=empty,
+            requirements=target.requirements,
+            constraints=target.constraints,
+            previous=previous,
+            update=update,
+            update_all=request.update_all,
+            fixed=under.wheels if under else (),
+        )
+        try:
+            lock = replace(empty, wheels=self.wheels(wanted, self.solve(wanted), progress))
+        except UnsolvableError as error:
+            raise explain_on(error, under) if under else error from error
+        check_facts(lock, target)
+        return lock
+
+    def wheels(self, wanted: WheelQuestion, pins: Pins, progress: Progress) -> tuple[LockedWheel, ...]:
+        """The very wheels of a solution, sorted by name.
+
+        A file of `wanted.previous` stays while its version does and the index has it. Raises LockError for
+        a package without a fitting wheel.
+        """
+        offers = self.offers(pins.lines, wanted.lock)
+        kept = kept_wheels(wanted.previous, wanted.lock, wanted.update)
+        chosen = self._sizes(self._choose(offers, wanted.lock, kept), offers, progress)
+        return tuple(sorted((*wanted.fixed, *chosen), key=lambda wheel: wheel.name))
+
+    def addresses(self, lock: Lock) -> dict[str, str]:
+        """Where each locked wheel is now: file name -> URL (which may hold the index's credentials).
+
+        A file is known by its hash: a better wheel uploaded later changes nothing, and a yanked version
+        is still found. Raises LockError for a file that the index no longer has or has changed.
+        """
+        offers = self.offers([f"{wheel.name}=={wheel.version}" for wheel in lock.wheels], lock)
+        found, missing = {}, []
+        for wheel in lock.wheels:
+            url = address_of(wheel, offers.get(wheel.name, ()), lock)
+            if url:
+                found[wheel.filename] = url
+            else:
+                missing.append(wheel)
+        return found | self._search(missing, lock)
+
+    def solve(self, wanted: WheelQuestion) -> Pins:
+        """uv's solution without what is fixed or given. Raises UnsolvableError, or ToolError without uv."""
+        # A pin among the requirements also lets uv take a version that has been yanked since.
+        fixed = tuple(f"{wheel.name}=={wheel.version}" for wheel in wanted.fixed)
+        with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:
+            asked, bounds, out = (Path(folder) / name for name in ("in.txt", "bounds.txt", "out.txt"))
+            asked.write_text(_lines({*wanted.requirements, *fixed}))
+            bounds.write_text(_lines({*wanted.constraints, *wanted.given}))
+            if wanted.previous and not wanted.update_all:  # uv prefers the versions of the file it replaces
+                out.write_text(_lines({f"{one.name}=={one.version}" for one in wanted.previous.wheels}))
+            more = [f"--upgrade-package={name}" for name in wanted.update]
+            more += [f"--find-links={wanted.stubs}"] if wanted.stubs else []
+            arguments = [str(asked), f"--constraints={bounds}", f"--output-file={out}", *more]
+            told = self._compile(arguments, wanted.lock).stderr
+            pins = [line for line in out.read_text().splitlines() if "==" in line]
+        elsewhere = {canonicalize_name(pin.partition("==")[0]) for pin in (*fixed, *wanted.given)}
+        lacking = re.findall(r"The package `([^`=]+)==[^`]*` does not have an extra named `([^`]+)`", told)
+        return Pins(
+            lines=tuple(pin for pin in pins if canonicalize_name(pin.partition("==")[0]) not in elsewhere),
+            lacking=tuple(sorted({(canonicalize_name(name), extra) for name, extra in lacking})),
+        )
+
+    def metadata(self, pin: str, lock: Lock) -> str:
+        """METADATA of the wheel that fits a pin (`name==version`), beside it (PEP 658) or inside.
+
+        Raises LockError where the index has no such wheel, or only one too big to fetch for this.
+        """
+        from imagefactory.web import RefusedError, TransientError, Web, local_path, redact
+
+        offered = self.offers([pin], lock)
+        best = best_offer((offer for files in offered.values() for offer in files), lock)
+        if best is None:
+            raise LockError(f"{lock.target}: the index has no wheel of {pin} that fits")
+        url, web = best[1].url, Web(self._index)
+
+        def fetch(address: str) -> bytes:
+            with web.open(address) as response:
+                content: bytes = response.content
+                return content
+
+        try:
+            if path := local_path(url):
+                return metadata_inside(path.read_bytes())
+            try:
+                return web.patience.retry(lambda: fetch(f"{url}.metadata")).decode("utf-8")
+            except RefusedError:
+                if web.size(url) > _BIG:
+                    raise
+                return metadata_inside(web.patience.retry(lambda: fetch(url)))
+        except (RefusedError, TransientError, OSError, zipfile.BadZipFile, KeyError) as error:
+            raise LockError(
+                f"{lock.target}: the metadata of {pin} could not be read: {redact(str(error))}",
+                hint="try again",
+            ) from error
+        finally:
+            web.close()
+
+    def reach(self) -> None:
+        """Asks the index for one project, as a solve would. Raises LockError when it does not answer."""
+        with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:
+            given = Path(folder) / "asked.txt"
+            given.write_text("pip\n")
+            options = ["--no-deps", "--no-cache", "--quiet", f"--python={self._python}"]
+            done = self._run(["pip", "compile", str(given), *options])
+        # An index without that project has answered too.
+        if done.returncode and "not found in the" not in done.stderr:
+            raise unreached(done.stderr, self._index)
+
+    def offers(self, pins: Iterable[str], lock: Lock) -> dict[str, tuple[Offer, ...]]:
+        """For each pin (`name==version`) the fitting files that the index offers, by normalised name."""
+        text = "".join(f"{pin}\n" for pin in pins)
+        if not text:
+            return {}
+        with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:
+            given, out = Path(folder) / "pins.txt", Path(folder) / "pylock.toml"
+            given.write_text(text)
+            self._compile([str(given), "--no-deps", "--format=pylock.toml", f"--output-file={out}"], lock)
+            return parse_pylock(out.read_text(), out, lock.target)
+
+    def _compile(self, arguments: list[str], lock: Lock) -> subprocess.CompletedProcess[str]:
+        machine = next(machine for machine in MACHINES.values() if lock.platform.endswith(f"_{machine}"))
+        glibc = lock.platform.removesuffix(f"_{machine}").removeprefix("manylinux_").replace("_", ".")
+        done = self._run(
+            [
+                "pip",
+                "compile",
+                *arguments,
+                *_SOLVE,
+                f"--python={self._python}",
+                f"--python-version={lock.python}",
+                f"--python-platform={machine}-manylinux_2_{self._minor(machine, glibc, lock.target)}",
+            ]
+        )
+        if done.returncode != 0:
+            raise explain_failure(lock, done.stderr, self._index)
+        return done
+
+    def _run(self, arguments: list[str]) -> subprocess.CompletedProcess[str]:
+        try:
+            from uv import find_uv_bin
+
+            program = find_uv_bin()
+        except (ImportError, FileNotFoundError) as error:
+            raise ToolError("uv is not installed", hint="pip install 'imagefactory[build]'") from error
+        # From `/`: uv reads a uv.toml of the folder it stands in and of those above, and in a shared
+        # temporary folder anyone could have put one.
+        return subprocess.run(
+            [program, *arguments],
+            capture_output=True,
+            text=True,
+            cwd="/",
+            env=dict(self._index.environment),
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+
+    def platform(self, target: Target, glibc: str) -> str:
+        """The newest manylinux platform that uv knows and `glibc` (`2.36`) fulfils."""
+        machine = MACHINES.get(target.platform)
+        if machine is None:
+            raise LockError(
+                f"{target.name}: platform '{target.platform}' cannot be locked",
+                hint=f"the platforms are {', '.join(MACHINES)}",
+            )
+        return f"manylinux_2_{self._minor(machine, glibc, target.name)}_{machine}"
+
+    def _minor(self, machine: str, glibc: str, target: str) -> int:
+        """The newest C library `2.<minor>` that uv has a platform for and `glibc` fulfils."""
+        if not self._platforms:
+            told = self._run(["pip", "compile", "--help"]).stdout
+            self._platforms = re.findall(r"(\w+)-manylinux_2_(\d+)", told)
+        known = [int(minor) for name, minor in self._platforms if name == machine]
+        fitting = [minor for minor in known if minor <= int(glibc.partition(".")[2])]
+        if not fitting:
+            raise LockError(
+                f"{target}: uv knows no platform for glibc {glibc} on {machine}",
+                hint="pip install --upgrade uv",
+            )
+        return max(fitting)
+
+    def _choose(
+        self, offers: Mapping[str, tuple[Offer, ...]], empty: Lock, kept: Mapping[str, LockedWheel]
+    ) -> tuple[LockedWheel, ...]:
+        wheels = []
+        for name, offered in sorted(offers.items()):
+            best = best_offer(offered, empty)
+            if best is None:
+                raise LockError(
+                    f"{empty.target}: '{name}' has no wheel for Python {empty.python} on {empty.platform}",
+                    hint=f"images are made of wheels only: constrain '{name}' to a version that has one",
+                )
+            wheel, offer = best
+            old = kept.get(name)
+            # The file locked before stays while it is offered, even if a better one came after it.
+            if old and old.version == wheel.version and any(one.sha256 == old.sha256 for one in offered):
+                wheels.append(old)
+                continue
+            if not offer.sha256:
+                raise LockError(
+                    f"{empty.target}: the index gives no sha256 for {offer.filename}",
+                    hint="use an index that does (setting 'index' in imagefactory.toml)",
+                )
+            wheels.append(wheel)
+        return tuple(wheels)
+
+    def _sizes(
+        self, wheels: tuple[LockedWheel, ...], offers: Mapping[str, tuple[Offer, ...]], progress: Progress
+    ) -> tuple[LockedWheel, ...]:
+        """The wheels with their sizes: what the index said of them, else asked from the server."""
+        from imagefactory.web import RefusedError, TransientError, Web, redact
+
+        known = {o.sha256: o for offered in offers.values() for o in offered}
+        web = Web(self._index)
+        try:
+            with (
+                progress.task("sizes", total=len(wheels), unit="packages") as task,
+                ThreadPoolExecutor(8) as pool,
+            ):
+
+                def sized(wheel: LockedWheel) -> LockedWheel:
+                    size = wheel.size or known[wheel.sha256].size or web.size(known[wheel.sha256].url)
+                    task.advance(1)
+                    return replace(wheel, size=size)
+
+                return tuple(pool.map(sized, wheels))
+        except (RefusedError, TransientError) as error:
+            raise LockError(
+                f"the size of a wheel could not be asked: {redact(str(error))}", hint="try again"
+            ) from error
+        finally:
+            web.close()
+
+    def _search(self, missing: list[LockedWheel], lock: Lock) -> dict[str, str]:
+        """Addresses of files that uv did not list, from the projects' own pages of the index."""
+        if not missing:
+            return {}
+        from imagefactory.web import RefusedError, TransientError, Web, redact
+
+        web = Web(self._index)
+        try:
+            found, pages = {}, self._pages(missing, lock)
+            for wheel in missing:
+                listed = web.files(pages[wheel]) if wheel in pages else ()
+                offers = [
+                    Offer(filename=file.filename, url=file.url, sha256=file.sha256, size=None)
+                    for file in listed
+                ]
+                url = address_of(wheel, offers, lock)
+                if not url:
+                    raise LockError(
+                        f"{lock.target}: the index no longer has {wheel.filename} "
+                        f"(sha256 {wheel.sha256[:12]}...)",
+                        hint=f"imagefactory lock {lock.target} --update {wheel.name}",
+                    )
+                found[wheel.filename] = url
+            return found
+        except (RefusedError, TransientError) as error:
+            raise LockError(
+                f"{lock.target}: a project's page could not be read: {redact(str(error))}", hint="try again"
+            ) from error
+        finally:
+            web.close()
+
+    def _pages(self, wheels: list[LockedWheel], lock: Lock) -> dict[LockedWheel, str]:
+        """Each wheel's project page. uv knows which index each pin comes from, and tells in a comment."""
+        with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:
+            given = Path(folder) / "pins.txt"
+            given.write_text("".join(f"{wheel.name}=={wheel.version}\n" for wheel in wheels))
+            text = self._compile([str(given), "--no-deps", "--emit-index-annotation"], lock).stdout
+        told: list[tuple[str, str]] = re.findall(
+            r"^([A-Za-z0-9._-]+)==\S+.*\n\s*# from (\S+)", text, re.MULTILINE
+        )
+        indexes: dict[str, str] = {canonicalize_name(name): url.rstrip("/") for name, url in told}
+        return {wheel: f"{indexes[wheel.name]}/{wheel.name}/" for wheel in wheels if wheel.name in indexes}
+
+
+def _lines(entries: set[str]) -> str:
+    return "".join(f"{entry}\n" for entry in sorted(entries))
+
+
+def _decided(request: LockRequest) -> str:
+    """The content hash that the request's lock must have."""
+    if request.under is None:
+        return content_hash(request.target, request.base)
+    from imagefactory.lock import files
+
+    return files.content_hash(request.target, request.base, request.under)

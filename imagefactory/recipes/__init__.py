@@ -1,0 +1,1 @@
+"""Recipes: read, judged, expanded to targets, and drafted from what people have."""

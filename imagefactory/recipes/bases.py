@@ -1,0 +1,97 @@
+"""YAML -> Base: those of bases.yaml, and those that recipes name by digest themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from imagefactory.errors import RecipeError
+from imagefactory.model import Base, Recipe
+from imagefactory.recipes.reader import Reader
+from imagefactory.recipes.yaml_tree import Node, parse_tree
+
+BASES_FILE = "bases.yaml"
+
+
+_BASE_REQUIRED = {
+    "name": "name: debian-12",
+    "suite": "suite: bookworm",
+    "glibc": 'glibc: "2.36"',
+    "packages": "packages: [python3]",
+    "public": "public: docker.io/library/debian:12-slim",
+}
+_IMAGE_REQUIRED = {
+    "name": "name: cuda-devel",
+    "image": "image: docker.io/nvidia/cuda@sha256:... with its 64 hex digits",
+    "glibc": 'glibc: "2.36" (`ldd --version` inside the image says it)',
+}
+
+
+def parse_bases(text: str, file: str) -> tuple[Base, ...]:
+    """The bases from the text of bases.yaml, in its order. Raises RecipeError with all faults."""
+    reader = Reader(file)
+    fields = reader.mapping(parse_tree(text, file), ("bases",), {"bases": "bases: and its rows"})
+    bases: list[Base] = []
+    for node in reader.items(fields.get("bases"), "bases", "rows, each starting with - name:"):
+        base = _base(reader, node)
+        for other in bases:
+            if base.name and other.name == base.name:
+                reader.fault(node.where, f"base '{base.name}' is also at {other.where}", "remove one of them")
+        bases.append(base)
+    reader.finish()
+    return tuple(bases)
+
+
+def _base(reader: Reader, node: Node) -> Base:
+    """A row of bases.yaml: of Debian's packages, or with `image` one that is pulled by digest."""
+    pulled = node.kind == "map" and any(key.text == "image" for key, _ in node.pairs)
+    required = _IMAGE_REQUIRED if pulled else _BASE_REQUIRED
+    keys = (*required, "python", "interpreter") if pulled else (*required, "python")
+    row = reader.mapping(node, keys, required)
+    image = reader.image(row.get("image"), "image")
+    return Base(
+        name=reader.text(row.get("name"), "name", "base"),
+        suite=reader.text(row.get("suite"), "suite", "suite"),
+        python=reader.text(row.get("python"), "python", "python"),
+        glibc=reader.text(row.get("glibc"), "glibc", "glibc"),
+        packages=reader.texts(row.get("packages"), "packages", "debian package", empty=False),
+        public=without_tag(image) or reader.text(row.get("public"), "public", "public"),
+        where=node.where,
+        image=image,
+        interpreter=reader.text(row.get("interpreter"), "interpreter", "interpreter"),
+    )
+
+
+def all_bases(bases: Sequence[Base], recipes: Iterable[Recipe]) -> tuple[Base, ...]:
+    """`bases` and those that recipes name by digest themselves, each once.
+
+    Raises RecipeError for one image that is described in two ways.
+    """
+    found = {base.name: base for base in bases}
+    faults = []
+    for base in (row.own_base for recipe in recipes for row in recipe.matrix):
+        if base is None:
+            continue
+        other = found.setdefault(base.name, base)
+        if not other.python:
+            found[base.name] = base
+        if _described(other, base) != _described(base, other):
+            faults.append(
+                f"{base.where}: base '{base.name}' is described in another way at {other.where} "
+                "(write the same glibc, interpreter and python, or give each a name in bases.yaml)"
+            )
+    if faults:
+        raise RecipeError(dict.fromkeys(faults))
+    return tuple(found.values())
+
+
+def _described(base: Base, other: Base) -> tuple[str, ...]:
+    """What may not differ; the tag beside a digest may, and a Python that one of them leaves open."""
+    python = (base.python, base.python_path) if base.python and other.python else ()
+    return base.public, base.glibc, *python
+
+
+def without_tag(image: str) -> str:
+    """The reference as all tools take it: some refuse a tag beside a digest."""
+    place, at, digest = image.partition("@")
+    host, slash, path = place.partition("/")
+    return f"{host}{slash}{path.partition(':')[0]}{at}{digest}"

@@ -1,0 +1,73 @@
+"""The files below recipes/ on the disk: which there are, and their text within caps."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from imagefactory.errors import RecipeError, UsageError
+from imagefactory.model import Base, Recipe, Where
+from imagefactory.recipes.bases import BASES_FILE, parse_bases
+from imagefactory.recipes.recipe import parse_recipe
+from imagefactory.recipes.yaml_tree import MAX_BYTES, refused, show, too_large
+
+
+def read_recipes(folder: Path) -> tuple[Recipe, ...]:
+    """All recipes of a folder, sorted by file name.
+
+    Raises UsageError when there is no such folder, RecipeError with the faults of all files.
+    """
+    if not folder.is_dir():
+        raise UsageError(
+            f"there are no recipes at {show(str(folder), limit=200)}",
+            hint="name the factory's folder with -C DIR, or make a recipe with `imagefactory new FAMILY`",
+        )
+    recipes: list[Recipe] = []
+    faults: list[str] = []
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".") or path.suffix not in (".yaml", ".yml") or path.name == BASES_FILE:
+            continue
+        try:
+            recipe = parse_recipe(*read_file(path))
+            if recipe.family != path.stem:
+                faults.append(
+                    f"{recipe.where}: this file is family {show(recipe.family)}'s: one family, one file "
+                    f"(name it {recipe.family}.yaml, or write family: {path.stem})"
+                )
+            recipes.append(recipe)
+        except RecipeError as error:
+            faults.extend(error.faults)
+    if faults:
+        raise RecipeError(faults)
+    return tuple(recipes)
+
+
+def read_bases(folder: Path) -> tuple[Base, ...]:
+    """The bases of `folder`/bases.yaml. Raises RecipeError; a missing file is one."""
+    return parse_bases(*read_file(folder / BASES_FILE))
+
+
+def read_file(path: Path) -> tuple[str, str]:
+    """The file's text and how errors name the file (`recipes/pytorch.yaml`)."""
+    file = f"{path.parent.name}/{show(path.name)[1:-1]}"
+    start = Where(file=file, line=1, column=1)
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*\.yaml", path.name, re.ASCII):
+        raise refused(start, "a recipe's file is named by letters, digits and . _ -", "name it FAMILY.yaml")
+    try:
+        if path.resolve().parent != path.parent.resolve():
+            raise refused(start, "is a link out of its folder", "put the file itself here")
+        if path.exists() and not path.is_file():
+            raise refused(start, "is not a file", "put a file here")
+        with path.open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise refused(start, f"cannot be read: {error.strerror}", "put a readable file here") from error
+    if len(data) > MAX_BYTES:
+        raise too_large(file)
+    try:
+        return data.decode("utf-8"), file
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        column = error.start - data.rfind(b"\n", 0, error.start)
+        where = Where(file=file, line=line, column=column)
+        raise refused(where, "is not UTF-8", "save the file as UTF-8") from error

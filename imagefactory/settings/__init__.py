@@ -1,0 +1,1 @@
+"""Settings of this machine and site."""

@@ -1,0 +1,136 @@
+"""Which values of settings can be used; each fault names the setting and where it was written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from imagefactory.engines import ENGINES
+from imagefactory.errors import UsageError
+from imagefactory.oci.mirrors import split_place, split_tagged
+from imagefactory.recipes.match_spec import channel_address
+from imagefactory.settings.choices import SITES, SOLVERS, Setting, listed
+from imagefactory.settings.files import without_secrets
+from imagefactory.verify.runners import RUNNERS
+
+_CHANNEL = re.compile(r"(?:(?:https?|file)://)?[A-Za-z0-9_./:%+~-]+")
+_PLACE = re.compile(r"(?:https?|file)://[A-Za-z0-9_./:%+~-]+|/[^,=\x00-\x1f\x7f]*")
+SIF_FOLDER = re.compile(r"(?:osdf://)?(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_.+-]+)+/?")
+
+
+def check_values(values: Mapping[str, Setting]) -> None:
+    codec, workers = values["codec"], values["workers"]
+    if codec.value not in ("zstd", "gzip"):
+        raise UsageError(f"codec '{codec.value}' ({codec.origin}) is not known", hint="write zstd or gzip")
+    if not workers.value.isascii() or not workers.value.isdigit():
+        raise UsageError(
+            f"workers '{workers.value}' ({workers.origin}) is not a count", hint="write 0 or more"
+        )
+    for name, known in (("engine", ENGINES), ("runner", ("", *RUNNERS)), ("site", SITES)):
+        setting = values[name]
+        if setting.value not in known:
+            raise UsageError(
+                f"{name} '{setting.value}' ({setting.origin}) is not known",
+                hint=f"write {' or '.join(word for word in known if word)}",
+            )
+    if values["registry"].value:
+        _check_place("registry", values["registry"], values["registry"].value)
+    for host in listed(values["plain_http"].value):
+        if _check_place("plain-http", values["plain_http"], host)[1]:
+            raise UsageError(
+                f"plain-http: '{host}' ({values['plain_http'].origin}) is not a host alone",
+                hint='write hosts with commas: plain-http = "registry.site:5000,other.site"',
+            )
+    if values["catalogue"].value and not values["catalogue"].value.startswith("/"):
+        _check_place("catalogue", values["catalogue"], values["catalogue"].value, tagged=True)
+    folder = values["sif_folder"]
+    if folder.value and not SIF_FOLDER.fullmatch(folder.value):
+        raise UsageError(
+            f"sif-folder: '{without_secrets(folder.value)}' ({folder.origin}) is no place for .sif files",
+            hint="write an absolute path or osdf:///PATH, of letters, digits and . _ + - / and without '..'",
+        )
+    _check_mirrors(values["mirrors"])
+    _check_channels(values["channels"])
+    _check_solver(values["solver"])
+    if values["certificates"].value:
+        _check_certificates(values["certificates"])
+
+
+def _check_mirrors(setting: Setting) -> None:
+    seen = set()
+    for item in listed(setting.value):
+        prefix, equals, place = item.partition("=")
+        if not equals:
+            raise UsageError(
+                f"mirrors: '{item.rpartition('@')[2]}' ({setting.origin}) is not HOST=MIRROR",
+                hint="write pairs with commas: docker.io=registry.example.org/hub,quay.io=...",
+            )
+        for text in (prefix, place):
+            _check_place("mirrors", setting, text)
+        if prefix in seen:
+            raise UsageError(
+                f"mirrors: '{prefix}' ({setting.origin}) stands there twice", hint="write one mirror each"
+            )
+        seen.add(prefix)
+
+
+def _check_channels(setting: Setting) -> None:
+    seen = set()
+    for item in listed(setting.value):
+        channel, equals, place = item.partition("=")
+        if "@" in item or "/t/" in item:
+            raise UsageError(
+                f"channels ({setting.origin}): a user, password or token does not belong here",
+                hint="credentials come from ~/.netrc or ~/.rattler/credentials.json ($RATTLER_AUTH_FILE)",
+            )
+        if not equals or not _CHANNEL.fullmatch(channel) or not _PLACE.fullmatch(place):
+            raise UsageError(
+                f"channels: '{without_secrets(item)}' ({setting.origin}) is not CHANNEL=ADDRESS or "
+                "CHANNEL=FOLDER",
+                hint="write conda-forge=https://mirror.example.org/conda-forge, several with commas",
+            )
+        if channel_address(channel) in seen:
+            raise UsageError(
+                f"channels: '{channel}' ({setting.origin}) stands there twice", hint="write one place each"
+            )
+        seen.add(channel_address(channel))
+        if place.startswith("/") and not Path(place).is_dir():
+            raise UsageError(
+                f"channels: {place} ({setting.origin}) is not a folder",
+                hint="name the folder that holds noarch/repodata.json",
+            )
+
+
+def _check_solver(setting: Setting) -> None:
+    if setting.value in SOLVERS or ("/" in setting.value and Path(setting.value).is_file()):
+        return
+    raise UsageError(
+        f"solver '{setting.value}' ({setting.origin}) is not known",
+        hint=f"write {', '.join(SOLVERS)}, or the absolute path of a conda, mamba or micromamba",
+    )
+
+
+def _check_place(name: str, setting: Setting, text: str, *, tagged: bool = False) -> tuple[str, str]:
+    try:
+        return split_place(split_tagged(text)[0] if tagged else text)
+    except UsageError as error:
+        raise UsageError(f"{name} ({setting.origin}): {error.message}", hint=error.hint) from error
+
+
+def _check_certificates(setting: Setting) -> None:
+    import ssl
+
+    hint = "name a file of PEM certificates (-----BEGIN CERTIFICATE-----), such as your site's CA bundle"
+    path = Path(setting.value)
+    if (
+        not path.is_file() or not setting.value.isprintable() or '"' in setting.value
+    ):  # it goes into an apt.conf
+        raise UsageError(f"certificates: {path} ({setting.origin}) is not a file", hint=hint)
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_verify_locations(cafile=path)
+    except (ssl.SSLError, OSError) as error:
+        raise UsageError(
+            f"certificates: {path} ({setting.origin}) cannot be used: {error.strerror or error}", hint=hint
+        ) from error

@@ -1,0 +1,19 @@
+"""How versions and names are put in order, and which known word is nearest to one that is not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    import difflib  # only faults pay for it
+
+    return next(iter(difflib.get_close_matches(word[:100], list(known), n=1, cutoff=0.6)), "")
+
+
+def natural(text: str) -> tuple[tuple[int, str], ...]:
+    """Sort key that reads runs of digits as numbers."""
+    return tuple(
+        (int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", text) if part
+    )
