@@ -52,7 +52,7 @@ def require_lock(factory: Factory, target: Target) -> Lock:
 
 def wanted_hash(factory: Factory, target: Target) -> str:
     """The content hash that the target's lock must have. Raises LockError as `lock_below` does."""
-    from imagefactory.lock.files import content_hash
+    from imagefactory.lock.content_hash import content_hash
 
     return content_hash(target, factory.base_of(target), lock_below(factory, target))
 
@@ -201,6 +201,7 @@ def lock_target(factory: Factory, target: Target, options: LockOptions, progress
     below that has no lock, and what the solver's adapter raises.
     """
     from imagefactory.lock import LockRequest, files
+    from imagefactory.lock.content_hash import content_hash
 
     _check_note(target, options.note)
     folder, base, under = factory.lock_folder, factory.base_of(target), lock_below(factory, target)
@@ -209,7 +210,7 @@ def lock_target(factory: Factory, target: Target, options: LockOptions, progress
     except LockError as error:
         progress.note(f"{error.message}: locking {target.name} anew")
         before = files.read_remains(folder, target)
-    wanted = files.content_hash(target, base, under)
+    wanted = content_hash(target, base, under)
     current = before is not None and before.content_hash == wanted
     if before is not None and current:
         try:

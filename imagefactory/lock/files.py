@@ -8,7 +8,6 @@ a record of why instead, which holds as long as what was asked for.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -20,7 +19,7 @@ from imagefactory.lock.conda import facts as conda_facts
 from imagefactory.lock.conda import file
 from imagefactory.lock.pypi import facts as wheel_facts
 from imagefactory.lock.pypi import requirements
-from imagefactory.model import Base, Lock, LockedConda, Target
+from imagefactory.model import Lock, LockedConda, Target
 
 CONDA = "conda-lock.yml"
 WHEELS = "requirements.txt"
@@ -141,34 +140,6 @@ def format_lock_files(lock: Lock) -> dict[str, str]:
 def lock_digest(lock: Lock) -> str:
     """`sha256:...` of a lock's files one after the other: what an image says of the lock it was made from."""
     return "sha256:" + hashlib.sha256("".join(format_lock_files(lock).values()).encode()).hexdigest()
-
-
-def content_hash(target: Target, base: Base, under: Lock | None) -> str:
-    """`sha256:...` of all that decides a target's solution; a lock with another one is stale.
-
-    `under` is the lock of the target that this one is built on. Not in it: name, description, checks and
-    environment (they change no package), the order in which requirements are written, and the versions of
-    the solvers (a newer one must not make every lock stale).
-    """
-    if target.source != "conda" and under is None:
-        return requirements.content_hash(target, base)
-    decides: dict[str, object] = {
-        "format": file.FORMAT if target.source == "conda" else requirements.FORMAT,
-        "source": target.source,
-        "requirements": sorted(set(target.requirements)),
-        "constraints": sorted(set(target.constraints)),
-        "pip": sorted(set(target.pip)),
-        "channels": list(target.channels),
-        "priority": target.priority,
-        "system": sorted(target.system),
-        "python": target.python,
-        "platform": target.platform,
-        # Of conda's packages `system` says it, whatever base they stand on.
-        "glibc": "" if target.source == "conda" else base.glibc,
-        "under": sorted([one.filename, one.sha256] for one in under.packages) if under else [],
-    }
-    canonical = json.dumps(decides, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def check_facts(lock: Lock, target: Target) -> None:

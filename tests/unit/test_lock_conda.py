@@ -16,7 +16,7 @@ from imagefactory.lock.conda.channels import find_channels
 from imagefactory.lock.conda.explain import shortened
 from imagefactory.lock.conda.locker import CondaLocker
 from imagefactory.lock.conda.solver import virtual_packages
-from imagefactory.lock.files import content_hash
+from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Base, Lock, Target, Where
 from imagefactory.progress import Quiet

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from imagefactory.errors import LockError, ToolError, UnsolvableError, UsageError
 from imagefactory.lock import LockRequest
+from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.download import PackageCache
 from imagefactory.lock.files import write_lock
 from imagefactory.lock.pypi.facts import check_facts, cuda_version
 from imagefactory.lock.pypi.index import PackageIndex, find_index
-from imagefactory.lock.pypi.requirements import content_hash, format_lock, parse_lock, read_lock
+from imagefactory.lock.pypi.requirements import format_lock, parse_lock, read_lock
 from imagefactory.lock.pypi.tags import fitting_tags
 from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Base, Lock, LockedWheel, Target, Where
@@ -70,7 +71,7 @@ def wheel(name: str, version: str, tag: str = "py3-none-any", *, size: int = 100
 
 LOCK = Lock(
     target=TARGET.name,
-    content_hash=content_hash(TARGET, BASE),
+    content_hash=content_hash(TARGET, BASE, None),
     python="3.11",
     platform="manylinux_2_36_x86_64",
     solver="uv 0.9.1",
@@ -246,6 +247,10 @@ def test_tags_are_those_of_an_installer() -> None:
 # --- staleness and facts -------------------------------------------------------------------------
 
 
+def hashed(target: Target, base: Base = BASE) -> str:
+    return content_hash(target, base, None)
+
+
 @pytest.mark.parametrize(
     "changed",
     [
@@ -258,7 +263,7 @@ def test_tags_are_those_of_an_installer() -> None:
     ],
 )
 def test_what_decides_the_solution_makes_a_lock_stale(changed: dict[str, object]) -> None:
-    assert content_hash(replace(TARGET, **changed), BASE) != content_hash(TARGET, BASE)  # type: ignore[arg-type]
+    assert hashed(replace(TARGET, **changed)) != hashed(TARGET)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -271,12 +276,12 @@ def test_what_decides_the_solution_makes_a_lock_stale(changed: dict[str, object]
     ],
 )
 def test_what_changes_no_package_does_not(changed: dict[str, object]) -> None:
-    assert content_hash(replace(TARGET, **changed), BASE) == content_hash(TARGET, BASE)  # type: ignore[arg-type]
+    assert hashed(replace(TARGET, **changed)) == hashed(TARGET)  # type: ignore[arg-type]
 
 
 def test_the_base_decides_by_its_glibc_alone() -> None:
-    assert content_hash(TARGET, replace(BASE, glibc="2.41")) != content_hash(TARGET, BASE)
-    assert content_hash(TARGET, replace(BASE, packages=("gcc",))) == content_hash(TARGET, BASE)
+    assert hashed(TARGET, replace(BASE, glibc="2.41")) != hashed(TARGET)
+    assert hashed(TARGET, replace(BASE, packages=("gcc",))) == hashed(TARGET)
 
 
 def with_wheels(*wheels: LockedWheel) -> Lock:
@@ -470,7 +475,7 @@ def test_a_target_is_locked(index: Index, tmp_path: Path, as_json: bool) -> None
         assert (one.size, one.sha256) == (len(data), hashlib.sha256(data).hexdigest())
     assert (lock.target, lock.python, lock.platform) == (TARGET.name, "3.11", "manylinux_2_36_x86_64")
     assert lock.solver == f"uv {uv.require()}"
-    assert lock.content_hash == content_hash(TARGET, BASE)
+    assert lock.content_hash == content_hash(TARGET, BASE, None)
     assert parse_lock(format_lock(lock), "x") == lock
     assert locker(index, tmp_path).lock(REQUEST, Quiet()) == lock
     assert "127.0.0.1" not in format_lock(lock)

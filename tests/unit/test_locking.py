@@ -18,7 +18,8 @@ import pytest
 
 from imagefactory import cli
 from imagefactory.factory import Factory, read_factory
-from imagefactory.lock.files import WHEELS, content_hash, format_lock_files, read_lock, write_lock
+from imagefactory.lock.content_hash import content_hash
+from imagefactory.lock.files import WHEELS, format_lock_files, read_lock, write_lock
 from imagefactory.locking import Relock
 from imagefactory.model import LockedWheel
 from imagefactory.report.console import format_relock

@@ -28,6 +28,8 @@ from imagefactory.lock.conda.solver import (
     run,
     split_spec,
 )
+from imagefactory.lock.content_hash import content_hash
+from imagefactory.lock.files import check_facts
 from imagefactory.lock.pypi.tags import MACHINES
 from imagefactory.model import Lock, LockedConda, Target
 from imagefactory.progress import Progress
@@ -59,8 +61,6 @@ class CondaLocker:
         solution, LockError for channels that cannot be read, for records without a hash and for a
         solution that is not what the target names, ToolError without py-rattler.
         """
-        from imagefactory.lock.files import check_facts, content_hash
-
         target, previous = request.target, request.previous
         wanted = content_hash(target, request.base, request.under)
         update = _known_updates(request)

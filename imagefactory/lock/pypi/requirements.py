@@ -5,8 +5,6 @@ It is a requirements file, so pip and uv install it without imagefactory, and it
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from packaging.version import InvalidVersion, Version
 
 from imagefactory.errors import LockError
 from imagefactory.lock.pypi.tags import MACHINES, fitting_tags
-from imagefactory.model import Base, Lock, LockedWheel, Target
+from imagefactory.model import Lock, LockedWheel
 
 FORMAT = 1
 
@@ -164,22 +162,3 @@ def _misfit(wheel: LockedWheel, python: str, platform: str) -> str:
     if offered.isdisjoint(fitting_tags(python, platform)):
         return f"'{wheel.filename}' does not fit Python {python} on {platform}"
     return ""
-
-
-def content_hash(target: Target, base: Base) -> str:
-    """`sha256:...` of all that decides a target's solution; a lock with another one is stale.
-
-    Not in it: name, description, checks and environment (they change no package), the order in which
-    requirements are written, and the version of uv (a newer one must not make every lock stale).
-    """
-    decides = {
-        "format": FORMAT,
-        "source": target.source,
-        "requirements": sorted(set(target.requirements)),
-        "constraints": sorted(set(target.constraints)),
-        "python": target.python,
-        "platform": target.platform,
-        "glibc": base.glibc,
-    }
-    canonical = json.dumps(decides, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()

@@ -19,6 +19,7 @@ from packaging.utils import canonicalize_name
 
 from imagefactory.errors import LockError, ToolError, UnsolvableError
 from imagefactory.lock import LockRequest
+from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.pypi.explain import explain_failure, explain_on, unreached
 from imagefactory.lock.pypi.facts import check_facts
 from imagefactory.lock.pypi.offers import (
@@ -30,7 +31,6 @@ from imagefactory.lock.pypi.offers import (
     parse_pylock,
 )
 from imagefactory.lock.pypi.question import Pins, WheelQuestion, known_updates
-from imagefactory.lock.pypi.requirements import content_hash
 from imagefactory.lock.pypi.tags import MACHINES
 from imagefactory.model import Lock, LockedWheel, Target
 from imagefactory.progress import Progress
@@ -91,7 +91,7 @@ class UvLocker:
         solution, LockError if it is not what the target names, ToolError without uv.
         """
         target, previous, under = request.target, request.previous, request.under
-        decided = _decided(request)
+        decided = content_hash(target, request.base, under)
         update = known_updates(request)
         if previous and previous.content_hash == decided and not update and not request.update_all:
             kept = previous if previous.target == target.name else replace(previous, target=target.name)
@@ -386,12 +386,3 @@ class UvLocker:
 
 def _lines(entries: set[str]) -> str:
     return "".join(f"{entry}\n" for entry in sorted(entries))
-
-
-def _decided(request: LockRequest) -> str:
-    """The content hash that the request's lock must have."""
-    if request.under is None:
-        return content_hash(request.target, request.base)
-    from imagefactory.lock import files
-
-    return files.content_hash(request.target, request.base, request.under)
