@@ -277,9 +277,6 @@ class Definition:
         return f"{self.prefix}/lib/python{self.target.python}/site-packages"
 
 
-# --- images --------------------------------------------------------------------------------------
-
-
 # --- running and reporting -----------------------------------------------------------------------
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    import difflib  # only faults pay for it
-
+    """The known word that is spelled most like this one, empty where none is."""
     return next(iter(difflib.get_close_matches(word[:100], list(known), n=1, cutoff=0.6)), "")
 
 

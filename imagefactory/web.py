@@ -5,8 +5,6 @@ No address is known here: whoever asks brings it, and says how the web is reache
 
 from __future__ import annotations
 
-import html.parser
-import json
 import random
 import re
 import threading
@@ -16,22 +14,22 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
-from urllib.parse import unquote, urldefrag, urljoin, urlsplit
+from urllib.parse import unquote, urlsplit
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # every command redacts, and few need HTTP: they do not wait for its import
     import requests
     import tenacity
 
 
 T = TypeVar("T")
 Login: TypeAlias = "tuple[str, str] | Callable[[requests.PreparedRequest], requests.PreparedRequest] | None"
+"""A user and password, or what adds them to a request; None for no answer."""
 
 
 _USERINFO = re.compile(r"(?<=://)[^\s/]*@")
 _TOKEN = re.compile(r"(://[^\s/]+/t/)[^\s/]+")  # as conda writes one into a channel's address
 _QUERY = re.compile(r"(/[^\s?#)]*)[?#][^\s)]*")
 _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 522})
-_SIMPLE = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
 
 
 def redact(text: str) -> str:
@@ -193,22 +191,6 @@ class Web:
 
         return self.patience.retry(ask)
 
-    def files(self, page: str) -> tuple[IndexFile, ...]:
-        """All files that a project's page of the index lists (PEP 691's JSON, else PEP 503's HTML)."""
-        local = local_path(page)
-        if local:
-            path = local / "index.html" if local.is_dir() else local
-            if not path.is_file():
-                raise RefusedError(f"{path} does not exist", 404)
-            return _parse_html(path.read_text(encoding="utf-8"), local.as_uri() + "/")
-
-        def ask() -> tuple[IndexFile, ...]:
-            with self.open(page, headers={"Accept": _SIMPLE}) as response:
-                text, kind = response.content.decode("utf-8"), response.headers.get("Content-Type", "")
-                return (_parse_json if "json" in kind else _parse_html)(text, response.url)
-
-        return self.patience.retry(ask)
-
 
 def on_loopback(host: str) -> bool:
     """Whether a host name is this machine itself, which a container reaches in its network alone."""
@@ -240,49 +222,3 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
         return max((asked - now).total_seconds(), 0.0)
     except (TypeError, ValueError):
         return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexFile:
-    """One file on a project's page; `sha256` is empty where the index does not tell it."""
-
-    filename: str
-    url: str
-    sha256: str
-
-
-def _parse_json(text: str, address: str) -> tuple[IndexFile, ...]:
-    try:
-        return tuple(
-            IndexFile(
-                filename=str(row["filename"]),
-                url=urljoin(address, urldefrag(str(row["url"])).url),
-                sha256=str(row["hashes"].get("sha256", "")),
-            )
-            for row in json.loads(text)["files"]
-        )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RefusedError(f"{redact(address)} is not a project's page (PEP 691): {error!r}") from error
-
-
-def _parse_html(text: str, address: str) -> tuple[IndexFile, ...]:
-    anchors = _Anchors()
-    anchors.feed(text)
-    found = []
-    for target in anchors.targets:
-        url, fragment = urldefrag(urljoin(address, target))
-        digest = fragment.removeprefix("sha256=") if fragment.startswith("sha256=") else ""
-        name = unquote(urlsplit(url).path.rpartition("/")[2])
-        found.append(IndexFile(filename=name, url=url, sha256=digest.lower()))
-    return tuple(found)
-
-
-class _Anchors(html.parser.HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.targets: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        target = dict(attrs).get("href")
-        if tag == "a" and target:
-            self.targets.append(target)

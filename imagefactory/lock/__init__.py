@@ -1,8 +1,8 @@
 """Locking: from a target to the exact packages of its image, and where they are found again.
 
-pypi.py writes and reads locks of Python packages and solves them with uv; index.py knows which
-package index this machine uses and speaks HTTP to it. conda.py locks conda's packages, which
-conda_solver.py solves with py-rattler; channels.py knows how this machine reaches their channels.
+files.py knows the files of a lock whatever source its packages come from, content_hash.py what makes one
+stale. pypi/ locks wheels with uv, conda/ conda's packages with py-rattler, debian/ the packages of a base
+with apt. download.py fetches what is locked.
 """
 
 from __future__ import annotations

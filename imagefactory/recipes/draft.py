@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
 from imagefactory.errors import RecipeError, UsageError
 from imagefactory.gpu import knowledge
 from imagefactory.model import Base, Recipe, Target
@@ -167,9 +169,6 @@ def check_draft(
     return tuple(target for target in made if target.family == recipe.family)
 
 
-# --- a recipe to start from --------------------------------------------------------------------------
-
-
 # --- what the file says of its framework ---------------------------------------------------------
 
 
@@ -281,8 +280,6 @@ def _python(wish: Wish, source: str, bases: Sequence[Base], told: list[str]) -> 
 
 def _fits(python: str, bounds: str) -> bool:
     """Whether some patch version of a Python is within conda's bounds."""
-    from packaging.specifiers import InvalidSpecifier, SpecifierSet
-
     if not bounds or minor_python(bounds):
         return minor_python(bounds) in ("", python)
     try:

@@ -13,7 +13,7 @@ from pathlib import Path
 from imagefactory.errors import RecipeError, UsageError
 from imagefactory.model import Where
 from imagefactory.recipes.foreign_locks import read_conda_lock, read_pixi_lock
-from imagefactory.recipes.values import RULES
+from imagefactory.recipes.values import OWNED_PREFIX, OWNED_VARIABLES, RULES
 from imagefactory.recipes.wish import (
     PLATFORM,
     Wish,
@@ -146,8 +146,6 @@ def _dependency(wish: Wish, item: Node, python: str) -> None:
 
 
 def _variables(wish: Wish, node: Node) -> None:
-    from imagefactory.recipes.values import OWNED_PREFIX, OWNED_VARIABLES
-
     for key, value in node.pairs:
         owned = key.text in OWNED_VARIABLES or key.text.startswith(OWNED_PREFIX)
         if not owned and RULES["variable"].allows(key.text) and RULES["value"].allows(value.text):
@@ -173,6 +171,3 @@ def _requirements(text: str, file: str, python: str) -> Wish:
         column = len(line) - len(line.lstrip()) + 1
         take_pip_line(wish, line, Where(file=file, line=first + 1, column=column), python)
     return wish
-
-
-# --- locks ---------------------------------------------------------------------------------------

@@ -29,6 +29,10 @@ PLATFORMS = ("linux/amd64",)
 PRIORITIES = ("strict", "disabled")
 ARCHSPECS = ("x86_64", "x86_64_v2", "x86_64_v3", "x86_64_v4")
 
+# The factory sets these itself, in every image.
+OWNED_VARIABLES = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "LANG")
+OWNED_PREFIX = "NVIDIA_"
+
 
 # --- what may be written -------------------------------------------------------------------------
 
@@ -258,14 +262,6 @@ def without_secrets(text: str) -> str:
     return re.sub(r"/t/[^/]+", "/t/...", re.sub(r"(?<=://)[^/@\s]*@", "...@", text))
 
 
-# --- values with places --------------------------------------------------------------------------
-
-
 def canonical(name: str) -> str:
     """A distribution's or extra's name in normal form (PEP 503, PEP 685)."""
     return re.sub(r"[-_.]+", "-", name).lower()
-
-
-# The factory sets these itself, in every image.
-OWNED_VARIABLES = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "LANG")
-OWNED_PREFIX = "NVIDIA_"

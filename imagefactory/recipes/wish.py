@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 
+from packaging.requirements import InvalidRequirement, Requirement
+
 from imagefactory.model import Where
 from imagefactory.recipes.match_spec import channel_address, channel_name, parse_spec
 from imagefactory.recipes.values import RULES, what_to_write, without_secrets
@@ -108,8 +110,6 @@ def take_match_spec(wish: Wish, written: str, where: Where) -> None:
 
 def take_pip_line(wish: Wish, line: str, where: Where, python: str) -> None:
     """One line as pip reads it. Hashes need not stand in a recipe: its lock has them."""
-    from packaging.requirements import InvalidRequirement, Requirement
-
     text = re.sub(r"(^|\s)#.*", "", line).strip()
     text = re.sub(r"\s--hash[= ]\S+", "", text).strip()
     if not text:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from imagefactory.verify.runners import RUNNERS
 _CHANNEL = re.compile(r"(?:(?:https?|file)://)?[A-Za-z0-9_./:%+~-]+")
 _PLACE = re.compile(r"(?:https?|file)://[A-Za-z0-9_./:%+~-]+|/[^,=\x00-\x1f\x7f]*")
 SIF_FOLDER = re.compile(r"(?:osdf://)?(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_.+-]+)+/?")
+"""Where .sif files may lie; a path of it reaches submit files. No part of it is `.` or `..`."""
 
 
 def check_values(values: Mapping[str, Setting]) -> None:
@@ -119,8 +121,6 @@ def _check_place(name: str, setting: Setting, text: str, *, tagged: bool = False
 
 
 def _check_certificates(setting: Setting) -> None:
-    import ssl
-
     hint = "name a file of PEM certificates (-----BEGIN CERTIFICATE-----), such as your site's CA bundle"
     path = Path(setting.value)
     if (

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 SOLVERS = ("rattler", "conda", "mamba", "micromamba")
 SITES = ("generic", "chtc", "ospool")
+"""Whose rules submit files follow, the default first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,4 +18,5 @@ class Setting:
 
 
 def listed(text: str) -> tuple[str, ...]:
+    """The items of a value with commas."""
     return tuple(item for part in text.split(",") if (item := part.strip()))

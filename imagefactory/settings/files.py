@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.errors import UsageError
+from imagefactory.web import redact
 
 FILE_NAME = "imagefactory.toml"
 JUDGED_ELSEWHERE = ("policy", "trust")
@@ -116,6 +117,4 @@ def _table(path: Path, key: str, value: object) -> str:
 
 def without_secrets(text: str) -> str:
     """A value without what may be a password, a token or a query."""
-    from imagefactory.web import redact
-
     return redact(text.rpartition("@")[2])

@@ -28,11 +28,8 @@ from imagefactory.settings.files import (
 )
 
 ENVIRONMENT_PREFIX = "IMAGEFACTORY_"
-"""Whose rules submit files follow, the default first."""
 FOLDERS = ("store", "cache", "certificates", "signing_key", "catalogue", "sif_folder")
 """Settings that are paths, or are where they look like one: relative ones begin where they are written."""
-
-"""Where .sif files may lie; a path of it reaches submit files. No part of it is `.` or `..`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

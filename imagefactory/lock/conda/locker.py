@@ -17,6 +17,8 @@ from packaging.utils import canonicalize_name
 from imagefactory.errors import LockError
 from imagefactory.lock import LockRequest
 from imagefactory.lock.conda.channels import Channels
+from imagefactory.lock.conda.explain import explain
+from imagefactory.lock.conda.pip_part import lock_pip
 from imagefactory.lock.conda.solver import (
     CondaQuestion,
     NoSolutionError,
@@ -31,14 +33,13 @@ from imagefactory.lock.conda.solver import (
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.files import check_facts
 from imagefactory.lock.pypi.tags import MACHINES
+from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Lock, LockedConda, Target
 from imagefactory.progress import Progress
 from imagefactory.web import RefusedError, TransientError, redact
 
-if TYPE_CHECKING:  # an unchanged lock waits neither for rattler nor for uv
+if TYPE_CHECKING:  # an unchanged lock does not wait for rattler
     from rattler import Gateway, RepoDataRecord
-
-    from imagefactory.lock.pypi.uv import UvLocker
 
 
 class CondaLocker:
@@ -107,8 +108,6 @@ class CondaLocker:
         return found
 
     def _with_wheels(self, lock: Lock, request: LockRequest, progress: Progress) -> Lock:
-        from imagefactory.lock.conda.pip_part import lock_pip
-
         pip = self._pip()
         # No wheel may ask for a newer C library than conda's packages were allowed to.
         asked = replace(request, base=replace(request.base, glibc=_glibc(request)))
@@ -328,8 +327,6 @@ class _Decision:
         try:
             return await self._solver.solve(question)
         except NoSolutionError as error:
-            from imagefactory.lock.conda.explain import explain
-
             raise await explain(self._request.target, self._solver, question, str(error)) from error
 
 

@@ -14,27 +14,23 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from imagefactory.errors import LockError, ToolError, UnsolvableError
 from imagefactory.lock import LockRequest
+from imagefactory.lock.conda.channels import Channels
 from imagefactory.lock.conda.file import merge_depends
 from imagefactory.lock.conda.locker import CondaLocker
 from imagefactory.lock.conda.solver import SUBDIRS, CondaQuestion, Solver, first_question, run
+from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import LockedConda, Target
 from imagefactory.web import redact
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from imagefactory.lock.conda.channels import Channels
-    from imagefactory.lock.pypi.uv import UvLocker
 
 _NO_SOLUTION = re.compile(
     r"UnsatisfiableError|PackagesNotFoundError|ResolvePackageNotFound|Could not solve|Cannot solve"

@@ -13,7 +13,6 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from packaging.metadata import parse_email
 from packaging.requirements import Requirement
@@ -23,11 +22,10 @@ from packaging.version import InvalidVersion, Version
 from imagefactory.errors import LockError, UnsolvableError
 from imagefactory.gpu.knowledge import pypi_names
 from imagefactory.lock import LockRequest
+from imagefactory.lock.pypi.question import WheelQuestion
+from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Lock, LockedConda, LockedWheel
 from imagefactory.progress import Progress, Quiet
-
-if TYPE_CHECKING:
-    from imagefactory.lock.pypi.uv import UvLocker
 
 _LOCAL = "+given"
 _NO_DISTRIBUTION = frozenset({"python", "python_abi", "cpython", "python-abi3", "python-gil"})
@@ -64,8 +62,6 @@ def lock_pip(
     UnsolvableError where the pip part contradicts conda's packages or itself, LockError for a package
     without a fitting wheel, ToolError without uv.
     """
-    from imagefactory.lock.pypi.question import WheelQuestion
-
     target, previous, under = request.target, request.previous, request.under
     fixed = under.wheels if under else ()
     given = given_packages(conda)

@@ -23,14 +23,6 @@ from imagefactory.lock.debian.sources import MIRROR_HINT, DebianMirror, parse_st
 from imagefactory.model import DebianPackage
 from imagefactory.progress import Progress
 
-# --- the lock file -------------------------------------------------------------------------------
-
-
-# --- where Debian's packages come from -----------------------------------------------------------
-
-
-# --- a private apt root --------------------------------------------------------------------------
-
 
 def sources_text(mirror: DebianMirror, suite: str) -> str:
     """apt sources of a suite, its updates and its security suite; only package indexes are fetched."""
@@ -275,6 +267,3 @@ def parse_release_date(text: str) -> int:
     if match is None:
         raise LockError("a Release file of the archive has no Date", hint=MIRROR_HINT)
     return int(parsedate_to_datetime(match[1]).timestamp())
-
-
-# --- locking -------------------------------------------------------------------------------------

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from imagefactory.errors import LockError, UnsolvableError
+from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.model import Lock
-
-if TYPE_CHECKING:
-    from imagefactory.lock.pypi.index import PackageIndex
+from imagefactory.web import redact
 
 
 def _one_line(stderr: str) -> str:
     """uv's complaint without its ornaments and without passwords."""
-    from imagefactory.web import redact
-
     lines = [re.sub(r"^[\s×│╰─▶├]*(error|cause|hint):\s*", "", line) for line in stderr.splitlines()]
     lines = [re.sub(r"^[\s×│╰─▶├]+", "", line).strip() for line in lines if not line.startswith("warning:")]
     text = redact(" ".join(line for line in lines if line))
@@ -32,8 +28,6 @@ def explain_on(error: UnsolvableError, under: Lock) -> UnsolvableError:
 
 
 def unreached(stderr: str, index: PackageIndex) -> LockError:
-    from imagefactory.web import redact
-
     where = f"{redact(index.url)} ({index.origin})" if index.url else index.origin
     return LockError(
         _one_line(stderr), hint=f"is the network up, and is this the right package index: {where}?"
@@ -49,8 +43,6 @@ def explain_failure(lock: Lock, stderr: str, index: PackageIndex) -> LockError:
         text = f"the index no longer has what is locked: {text}"
         hint = f"imagefactory lock {lock.target} --update PACKAGE"
     elif "No solution found" in text and "could not be queried" not in text:
-        from imagefactory.web import redact
-
         hint = "change the recipe's versions, packages or constraints"
         tree = "\n".join(line for line in stderr.splitlines() if not line.startswith("warning:"))
         return UnsolvableError(f"{lock.target}: {text}", hint=hint, tree=redact(tree).strip())

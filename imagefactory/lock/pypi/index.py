@@ -15,17 +15,11 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from imagefactory.errors import UsageError
 from imagefactory.settings.choices import Setting
 from imagefactory.web import Login
-
-if TYPE_CHECKING:  # a build with all its wheels in the cache needs no HTTP and does not wait for its import
-    pass
-
-"""A user and password, or what adds them to a request; None for no answer."""
 
 # What uv may see of the caller's environment: where its files are, which index, which certificates,
 # how to reach the network. Not here on purpose: UV_EXTRA_INDEX_URL, UV_FIND_LINKS, UV_CONSTRAINT,
@@ -37,9 +31,6 @@ _PASSED_TO_UV = re.compile(
     r"|UV_CACHE_DIR|UV_KEYRING_PROVIDER|UV_INSECURE_HOST|UV_OFFLINE|UV_HTTP_[A-Z_]+|UV_REQUEST_TIMEOUT"
     r"|UV_CONCURRENT_DOWNLOADS|UV_SYSTEM_CERTS|UV_NATIVE_TLS"
 )
-
-
-# --- which index ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,9 +193,3 @@ def _certificates(environ: Mapping[str, str], pip: tuple[str, str]) -> str:
         return system.openssl_cafile
     folder = Path(system.openssl_capath)
     return str(folder) if folder.is_dir() and next(folder.glob("*.0"), None) else ""
-
-
-# --- HTTP ----------------------------------------------------------------------------------------
-
-
-# --- a project's page ----------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from packaging.utils import canonicalize_name
 
@@ -22,6 +21,7 @@ from imagefactory.lock import LockRequest
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.pypi.explain import explain_failure, explain_on, unreached
 from imagefactory.lock.pypi.facts import check_facts
+from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.lock.pypi.offers import (
     Offer,
     address_of,
@@ -30,23 +30,14 @@ from imagefactory.lock.pypi.offers import (
     metadata_inside,
     parse_pylock,
 )
+from imagefactory.lock.pypi.project_page import project_files
 from imagefactory.lock.pypi.question import Pins, WheelQuestion, known_updates
 from imagefactory.lock.pypi.tags import MACHINES
 from imagefactory.model import Lock, LockedWheel, Target
 from imagefactory.progress import Progress
-
-if TYPE_CHECKING:  # solving needs the build extra, reading a lock does not
-    from imagefactory.lock.pypi.index import PackageIndex
+from imagefactory.web import RefusedError, TransientError, Web, local_path, redact
 
 _BIG = 100_000_000  # bytes of a wheel that is not fetched for its metadata alone
-
-# --- the file ------------------------------------------------------------------------------------
-
-
-# --- what a lock must hold -----------------------------------------------------------------------
-
-
-# --- solving with uv -----------------------------------------------------------------------------
 
 # What a machine's uv settings may not decide. Its index, certificates and caches it may.
 _SOLVE = (
@@ -175,8 +166,6 @@ class UvLocker:
 
         Raises LockError where the index has no such wheel, or only one too big to fetch for this.
         """
-        from imagefactory.web import RefusedError, TransientError, Web, local_path, redact
-
         offered = self.offers([pin], lock)
         best = best_offer((offer for files in offered.values() for offer in files), lock)
         if best is None:
@@ -317,8 +306,6 @@ class UvLocker:
         self, wheels: tuple[LockedWheel, ...], offers: Mapping[str, tuple[Offer, ...]], progress: Progress
     ) -> tuple[LockedWheel, ...]:
         """The wheels with their sizes: what the index said of them, else asked from the server."""
-        from imagefactory.web import RefusedError, TransientError, Web, redact
-
         known = {o.sha256: o for offered in offers.values() for o in offered}
         web = Web(self._index)
         try:
@@ -344,13 +331,11 @@ class UvLocker:
         """Addresses of files that uv did not list, from the projects' own pages of the index."""
         if not missing:
             return {}
-        from imagefactory.web import RefusedError, TransientError, Web, redact
-
         web = Web(self._index)
         try:
             found, pages = {}, self._pages(missing, lock)
             for wheel in missing:
-                listed = web.files(pages[wheel]) if wheel in pages else ()
+                listed = project_files(web, pages[wheel]) if wheel in pages else ()
                 offers = [
                     Offer(filename=file.filename, url=file.url, sha256=file.sha256, size=None)
                     for file in listed

@@ -1,0 +1,75 @@
+"""A project's page of a package index: PEP 691's JSON, else PEP 503's HTML."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+from dataclasses import dataclass
+from urllib.parse import unquote, urldefrag, urljoin, urlsplit
+
+from imagefactory.web import RefusedError, Web, local_path, redact
+
+_SIMPLE = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexFile:
+    """One file on a project's page; `sha256` is empty where the index does not tell it."""
+
+    filename: str
+    url: str
+    sha256: str
+
+
+def project_files(web: Web, page: str) -> tuple[IndexFile, ...]:
+    """All files that a project's page of the index lists. Raises TransientError, RefusedError."""
+    local = local_path(page)
+    if local:
+        path = local / "index.html" if local.is_dir() else local
+        if not path.is_file():
+            raise RefusedError(f"{path} does not exist", 404)
+        return _parse_html(path.read_text(encoding="utf-8"), local.as_uri() + "/")
+
+    def ask() -> tuple[IndexFile, ...]:
+        with web.open(page, headers={"Accept": _SIMPLE}) as response:
+            text, kind = response.content.decode("utf-8"), response.headers.get("Content-Type", "")
+            return (_parse_json if "json" in kind else _parse_html)(text, response.url)
+
+    return web.patience.retry(ask)
+
+
+def _parse_json(text: str, address: str) -> tuple[IndexFile, ...]:
+    try:
+        return tuple(
+            IndexFile(
+                filename=str(row["filename"]),
+                url=urljoin(address, urldefrag(str(row["url"])).url),
+                sha256=str(row["hashes"].get("sha256", "")),
+            )
+            for row in json.loads(text)["files"]
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RefusedError(f"{redact(address)} is not a project's page (PEP 691): {error!r}") from error
+
+
+def _parse_html(text: str, address: str) -> tuple[IndexFile, ...]:
+    anchors = _Anchors()
+    anchors.feed(text)
+    found = []
+    for target in anchors.targets:
+        url, fragment = urldefrag(urljoin(address, target))
+        digest = fragment.removeprefix("sha256=") if fragment.startswith("sha256=") else ""
+        name = unquote(urlsplit(url).path.rpartition("/")[2])
+        found.append(IndexFile(filename=name, url=url, sha256=digest.lower()))
+    return tuple(found)
+
+
+class _Anchors(html.parser.HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.targets: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        target = dict(attrs).get("href")
+        if tag == "a" and target:
+            self.targets.append(target)
