@@ -26,9 +26,8 @@ from typing import TYPE_CHECKING
 
 from imagefactory.errors import FactoryError, ToolError
 from imagefactory.progress import format_bytes
-from imagefactory.settings.choices import SOLVERS
+from imagefactory.settings.choices import ENGINES, SOLVERS
 from imagefactory.settings.load import Settings
-from imagefactory.verify.runners import OWN_RUNNER
 from imagefactory.verify.runners.gpu_devices import (
     count_gpus,
     find_device_nodes,
@@ -561,7 +560,7 @@ def gather(settings: Settings, *, environ: Mapping[str, str], root: Path = Path(
         driver=parse_driver_version(version.read_text()) if version.is_file() else "",
         driver_libraries=_driver_libraries() if nodes else (),
         engine=settings.engine.value,
-        runner=settings.runner.value or OWN_RUNNER[settings.engine.value],
+        runner=settings.runner.value or ENGINES[settings.engine.value].runner,
         probes=ask_all(settings, environ),
     )
 

@@ -23,11 +23,11 @@ from imagefactory.files import replace_text
 from imagefactory.model import Outcome
 from imagefactory.oci.model import Image, Sif
 from imagefactory.progress import Progress
+from imagefactory.settings.choices import ENGINES
 from imagefactory.subjects import Chosen, check_name, choose_image
 from imagefactory.verify.evidence import LocalEvidence
 from imagefactory.verify.model import FULL, Evidence, GpuReport, Hardware, Subject
 from imagefactory.verify.nonces import NONCE_BYTES, Ledger, Run, format_nonce
-from imagefactory.verify.runners import OWN_RUNNER
 from imagefactory.workflow import ready_runner
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def runner_name(factory: Factory, made: Image | Sif, asked: str) -> str:
         if wanted not in ("", "apptainer"):
             raise UsageError(f"{wanted} starts no .sif files", hint="--runner apptainer")
         return "apptainer"
-    return wanted or OWN_RUNNER[factory.settings.engine.value]
+    return wanted or ENGINES[factory.settings.engine.value].runner
 
 
 def ledger(factory: Factory) -> Ledger:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from imagefactory.engines import ENGINES
 from imagefactory.errors import BuildError, DownloadError, LockError, UsageError
 from imagefactory.factory import Factory, conda_channels, debian_mirror, package_index, uv_locker
 from imagefactory.locking import locks_below, read_target_lock, require_lock
@@ -33,7 +32,7 @@ from imagefactory.model import (
 from imagefactory.oci.layout import reference, used, used_by_nobody
 from imagefactory.oci.model import Image, Sif
 from imagefactory.progress import Progress
-from imagefactory.verify.runners import OWN_RUNNER, RUNNERS
+from imagefactory.settings.choices import ENGINES, RUNNERS
 
 if TYPE_CHECKING:
     from imagefactory.engines.base_image import BaseImage, BaseWanted
@@ -97,7 +96,7 @@ def build_target(factory: Factory, target: Target, options: BuildOptions, progre
 
     layout = factory.layout
     engine = _engine(factory, options.engine)
-    runner_name = options.runner or OWN_RUNNER[options.engine]
+    runner_name = options.runner or ENGINES[options.engine].runner
     if options.smoke and options.engine == "apptainer" != runner_name:
         raise UsageError(f"{runner_name} starts no .sif files", hint="--runner apptainer, or --no-smoke")
     runner = _runner(factory, runner_name, target.name, progress)
@@ -200,7 +199,7 @@ def _engine(factory: Factory, name: str) -> Engine:
         "docker": lambda: _docker_engine(factory),
         "apptainer": lambda: _apptainer_engine(factory),
     }
-    assert tuple(makers) == ENGINES
+    assert tuple(makers) == tuple(ENGINES)
     return makers[name]()
 
 
@@ -252,7 +251,7 @@ def _runner(factory: Factory, name: str, target: str, progress: Progress) -> Run
             lambda image: ensure_sif(factory, image, target, progress, compression="fast"),
         ),
     }
-    assert tuple(makers) == RUNNERS
+    assert tuple(makers) == tuple(RUNNERS)
     return makers[name]()
 
 
@@ -268,7 +267,7 @@ def run_target(factory: Factory, target: Target, spec: RunSpec, runner: str, pro
         made = find_sif(factory, target) or made
     if made is None:
         raise BuildError(f"{target.name} is not built yet", hint=f"imagefactory build {target.name}")
-    name = wanted or (OWN_RUNNER[settings.engine.value] if isinstance(made, Image) else "apptainer")
+    name = wanted or (ENGINES[settings.engine.value].runner if isinstance(made, Image) else "apptainer")
     with factory.layout.in_use(progress):
         chosen, made = ready_runner(factory, made, name, target.name, progress)
     return chosen.run(made, spec)

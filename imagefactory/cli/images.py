@@ -18,10 +18,9 @@ from imagefactory.cli.output import (
     targets_argument,
 )
 from imagefactory.cli.registries import Pusher, registry_option
-from imagefactory.engines import ENGINES
 from imagefactory.errors import BuildError, FactoryError, UsageError
 from imagefactory.progress import format_bytes
-from imagefactory.verify.runners import RUNNERS
+from imagefactory.settings.choices import ENGINES, RUNNERS
 
 if TYPE_CHECKING:
     from imagefactory.factory import Factory
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 runner_option = click.option(
     "--runner",
-    type=click.Choice(RUNNERS),
+    type=click.Choice(tuple(RUNNERS)),
     help="What starts the image.  [default: the setting `runner`, else what fits the engine]",
 )
 
@@ -40,7 +39,7 @@ runner_option = click.option(
 @targets_argument(required=True)
 @click.option(
     "--engine",
-    type=click.Choice(ENGINES),
+    type=click.Choice(tuple(ENGINES)),
     help="What builds the image; assemble needs no daemon and no root.  [default: the setting `engine`]",
 )
 @runner_option

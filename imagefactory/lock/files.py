@@ -16,7 +16,7 @@ from pathlib import Path
 
 from imagefactory.errors import LockError
 from imagefactory.lock.conda import facts as conda_facts
-from imagefactory.lock.conda import file
+from imagefactory.lock.conda import file as conda_file
 from imagefactory.lock.pypi import facts as wheel_facts
 from imagefactory.lock.pypi import requirements
 from imagefactory.model import Lock, LockedConda, Target
@@ -61,7 +61,7 @@ def read_lock(folder: Path, target: Target) -> Lock | None:
 
 def _read_pair(path: Path, wheels_path: Path) -> Lock:
     text = _read_text(path)
-    lock, named = file.parse_conda_lock(text, str(path)), file.pip_digest(text)
+    lock, named = conda_file.parse_conda_lock(text, str(path)), conda_file.pip_digest(text)
     hint = f"take both files of one commit, or imagefactory lock {lock.target}"
     if not wheels_path.exists():
         if named:
@@ -82,7 +82,7 @@ def read_remains(folder: Path, target: Target) -> Lock | None:
     try:
         if target.source != "conda":
             return None
-        lock = file.parse_conda_lock(_read_text(path), str(path))
+        lock = conda_file.parse_conda_lock(_read_text(path), str(path))
         wheels = requirements.parse_lock(_read_text(beside), str(beside)).wheels if beside.exists() else ()
     except LockError:
         return None
@@ -115,7 +115,7 @@ def write_lock(folder: Path, lock: Lock) -> None:
 def _refuse_unreadable(lock: Lock, texts: Mapping[str, str]) -> None:
     if CONDA in texts:
         try:
-            file.parse_conda_lock(texts[CONDA], f"{lock.target}.{CONDA}")
+            conda_file.parse_conda_lock(texts[CONDA], f"{lock.target}.{CONDA}")
         except LockError as error:
             raise LockError(
                 f"{lock.target}: a channel's records hold what no lock can: {error.message}",
@@ -128,13 +128,13 @@ def format_lock_files(lock: Lock) -> dict[str, str]:
     if not lock.conda:
         return {WHEELS: requirements.format_lock(lock)}
     if not lock.wheels:
-        return {CONDA: file.format_conda_lock(lock)}
+        return {CONDA: conda_file.format_conda_lock(lock)}
     # What solved the wheels is the last that is named.
     wheels = requirements.format_lock(
         replace(lock, conda=(), channels=(), system=(), note="", solver=lock.solver.rpartition(", ")[2])
     )
     named = hashlib.sha256(wheels.encode()).hexdigest()
-    return {CONDA: file.format_conda_lock(lock, named), WHEELS: wheels}
+    return {CONDA: conda_file.format_conda_lock(lock, named), WHEELS: wheels}
 
 
 def lock_digest(lock: Lock) -> str:
@@ -169,7 +169,7 @@ def explicit(lock: Lock) -> str:
 
     What is depended on stands before what depends on it, as installers that solve nothing need it.
     """
-    lines = [f"# platform: {file.platform_subdir(lock)}", "@EXPLICIT"]
+    lines = [f"# platform: {conda_file.platform_subdir(lock)}", "@EXPLICIT"]
     lines += [f"{package.url}#sha256:{package.sha256}" for package in in_order(lock.conda)]
     return "\n".join(lines) + "\n"
 

@@ -7,13 +7,11 @@ import ssl
 from collections.abc import Mapping
 from pathlib import Path
 
-from imagefactory.engines import ENGINES
 from imagefactory.errors import UsageError
 from imagefactory.oci.mirrors import split_place, split_tagged
 from imagefactory.recipes.match_spec import channel_address
-from imagefactory.settings.choices import SITES, SOLVERS, Setting, listed
+from imagefactory.settings.choices import ENGINES, RUNNERS, SITES, SOLVERS, Setting, listed
 from imagefactory.settings.files import without_secrets
-from imagefactory.verify.runners import RUNNERS
 
 _CHANNEL = re.compile(r"(?:(?:https?|file)://)?[A-Za-z0-9_./:%+~-]+")
 _PLACE = re.compile(r"(?:https?|file)://[A-Za-z0-9_./:%+~-]+|/[^,=\x00-\x1f\x7f]*")
@@ -22,6 +20,7 @@ SIF_FOLDER = re.compile(r"(?:osdf://)?(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_.+-]+)+/?
 
 
 def check_values(values: Mapping[str, Setting]) -> None:
+    """Raises UsageError for the first value, by the setting's name as an attribute, that cannot be used."""
     codec, workers = values["codec"], values["workers"]
     if codec.value not in ("zstd", "gzip"):
         raise UsageError(f"codec '{codec.value}' ({codec.origin}) is not known", hint="write zstd or gzip")
@@ -29,7 +28,7 @@ def check_values(values: Mapping[str, Setting]) -> None:
         raise UsageError(
             f"workers '{workers.value}' ({workers.origin}) is not a count", hint="write 0 or more"
         )
-    for name, known in (("engine", ENGINES), ("runner", ("", *RUNNERS)), ("site", SITES)):
+    for name, known in (("engine", tuple(ENGINES)), ("runner", ("", *RUNNERS)), ("site", SITES)):
         setting = values[name]
         if setting.value not in known:
             raise UsageError(

@@ -1,12 +1,46 @@
-"""A setting's value with its origin, and what settings choose among: solvers and sites, the default first."""
+"""A setting's value with its origin, and what settings choose among, the default first."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRow:
+    """What makes images: where it is, the extra that it needs, and the runner that tries what it made.
+
+    That runner holds where neither `--runner` nor the setting says otherwise.
+    """
+
+    module: str
+    extra: str
+    runner: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerRow:
+    """What starts images: where it is, and the extra that it needs."""
+
+    module: str
+    extra: str
+
+
+ENGINES = {
+    "assemble": EngineRow(module="imagefactory.engines.assemble", extra="build", runner="unshare"),
+    "docker": EngineRow(module="imagefactory.engines.docker", extra="docker", runner="docker"),
+    "apptainer": EngineRow(module="imagefactory.engines.apptainer", extra="apptainer", runner="apptainer"),
+}
+"""The engines that `build --engine` takes, by name; `assemble` is the embedded default."""
+RUNNERS = {
+    "unshare": RunnerRow(module="imagefactory.verify.runners.unshare", extra="build"),
+    "docker": RunnerRow(module="imagefactory.verify.runners.docker", extra="docker"),
+    "apptainer": RunnerRow(module="imagefactory.verify.runners.apptainer", extra="apptainer"),
+}
+"""The runners that `--runner` takes, by name."""
 SOLVERS = ("rattler", "conda", "mamba", "micromamba")
+"""What solves conda's packages."""
 SITES = ("generic", "chtc", "ospool")
-"""Whose rules submit files follow, the default first."""
+"""Whose rules submit files follow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,11 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from imagefactory.engines import ENGINES
 from imagefactory.errors import UsageError
 from imagefactory.oci.mirrors import Mirrors
 from imagefactory.settings.checks import check_values
-from imagefactory.settings.choices import SITES, SOLVERS, Setting, listed
+from imagefactory.settings.choices import ENGINES, SITES, SOLVERS, Setting, listed
 from imagefactory.settings.files import (
     FILE_NAME,
     ROOT,
@@ -141,7 +140,7 @@ def load_settings(
         "root": str(root),
         "store": str(Path(environ.get("XDG_DATA_HOME") or home / ".local/share") / "imagefactory/store"),
         "cache": str(Path(environ.get("XDG_CACHE_HOME") or home / ".cache") / "imagefactory"),
-        "engine": ENGINES[0],
+        "engine": next(iter(ENGINES)),
         "solver": SOLVERS[0],
         "codec": "zstd",
         "workers": "0",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import importlib.util
 import json
 import os
 import ssl
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -16,12 +18,15 @@ from imagefactory.errors import EXIT_TOOL, UsageError
 from imagefactory.lock.debian.archive import apt_config
 from imagefactory.lock.pypi.index import find_index, trusting
 from imagefactory.settings import files
+from imagefactory.settings.choices import ENGINES, RUNNERS
 from imagefactory.settings.load import Settings, load_settings
 from imagefactory.verify.keys import SigningKey
 from imagefactory.verify.model import EvidenceKind
 from imagefactory.verify.trust import read_trust
 from tests.unit.conftest import SITE_FOLDERS
 from tests.unit.verdicts_made_here import LAB, STRANGER
+
+ROOT = Path(__file__).parents[2]
 
 ENVIRON = {"HOME": "/home/someone"}
 
@@ -171,6 +176,14 @@ def test_certificates_reach_the_index_uv_and_apt(tmp_path: Path, bundle: Path) -
     assert trusting(found, None) == found
     assert f'Acquire::https::CaInfo "{bundle}";' in apt_config(tmp_path, str(bundle))
     assert "CaInfo" not in apt_config(tmp_path)
+
+
+def test_the_rows_of_engines_and_runners_name_what_is_there() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for row in (*ENGINES.values(), *RUNNERS.values()):
+        assert importlib.util.find_spec(row.module) is not None
+        assert row.extra in extras
+    assert {row.runner for row in ENGINES.values()} <= RUNNERS.keys()
 
 
 def test_every_setting_has_a_row_under_the_name_of_the_file(tmp_path: Path) -> None:
