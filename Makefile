@@ -30,7 +30,7 @@ bench: ## the benchmark of the README's table
 	$(bin)/python benchmarks/main_job.py --folder .benchmark
 
 scanned: ## scan the frameworks' wheels of the locks that were not yet (fetches each, keeps none)
-	$(bin)/python -m imagefactory.gpu.knowledge.scan_wheels --write --locks
+	$(bin)/python -m imagefactory.stages.scan_wheels --write --locks
 
 requirements: ## solve the project's own dependencies anew
 	$(bin)/uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 \

@@ -28,8 +28,8 @@ from imagefactory.factory import Factory, read_factory
 from imagefactory.gpu.capability import Capability
 from imagefactory.kits import CollectOptions
 from imagefactory.model import Outcome
-from imagefactory.oci.layout import CONFIG_TYPE, canonical_json, format_descriptor
 from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.manifests import CONFIG_TYPE, canonical_json, format_descriptor
 from imagefactory.plan import Stage
 from imagefactory.pools.collecting import collect_sweep
 from imagefactory.pools.htcondor.dag import write_sweep

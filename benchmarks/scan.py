@@ -31,12 +31,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from imagefactory.gpu.fatbin import scan_file
-from imagefactory.gpu.scan import CHUNK, member_bytes, members_of, scan_folder, scan_wheel, stopping_pool
-from imagefactory.gpu.scan_layers import scan_layer
 from imagefactory.oci.inflate import plain_layer
 from imagefactory.oci.layers import codec
 from imagefactory.progress import Quiet
+from imagefactory.scan.fatbin import scan_file
+from imagefactory.scan.files import scan_folder, scan_wheel
+from imagefactory.scan.layers import scan_layer
+from imagefactory.scan.look import CHUNK, stopping_pool
+from imagefactory.scan.zip import member_bytes, members_of
 
 MODES = ("read", "files", "scan", "inflate", "wheel")
 LAYER_MODES = ("unpack", "layer")

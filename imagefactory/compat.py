@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.capability import Capability
-from imagefactory.gpu.judge import NOTHING, Evidence, ask, judge
+from imagefactory.gpu.cells import NOTHING, CellEvidence, ask, judge
 from imagefactory.gpu.known_bad import find_rule
 from imagefactory.gpu.model import Answer, Basis, Cell, Claim, Contents, Question
 from imagefactory.gpu.predict import INTEGRATED
@@ -41,7 +41,7 @@ class Candidate:
     name: str
     group: str
     question: Question
-    evidence: Evidence = NOTHING
+    evidence: CellEvidence = NOTHING
     lock: str = ""
     verdicts: tuple[Judged, ...] = ()
 
@@ -109,7 +109,7 @@ def candidate_of(target: Target, known: Known) -> Candidate:
     """A target as its lock has it, or as its recipe has it where there is none."""
     question, image = ask(target, known.lock, ANY), known.image
     contents = image if image and _holds(image, question) else None
-    evidence = Evidence(unsolvable=known.unsolvable, contents=contents)
+    evidence = CellEvidence(unsolvable=known.unsolvable, contents=contents)
     return Candidate(
         name=target.name,
         group=target.family,

@@ -675,7 +675,8 @@ def _suites(settings: Settings) -> tuple[str, ...]:
 def _ask_registry(settings: Settings, environ: Mapping[str, str]) -> str:
     from imagefactory.oci.credentials import find_credentials
     from imagefactory.oci.mirrors import split_place
-    from imagefactory.oci.registry import Patience, Registry, RegistryOptions
+    from imagefactory.oci.registry.client import Registry
+    from imagefactory.oci.registry.exchange import Patience, RegistryOptions
 
     host, _ = split_place(settings.registry.value)
     credentials = find_credentials(environ)

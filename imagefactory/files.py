@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from imagefactory.errors import StoreError
+from imagefactory.progress import Progress
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -18,3 +25,82 @@ def replace_text(path: Path, text: str) -> None:
     except BaseException:
         Path(beside).unlink(missing_ok=True)
         raise
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextmanager
+def explain_full_disk(folder: Path, *, setting: str = "store") -> Iterator[None]:
+    """Turns the operating system's refusals into a StoreError that names the folder.
+
+    `setting` is what a person can set to another folder: `store` or `cache`.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise StoreError(
+                f"no space left in {folder}",
+                hint="free some space, or `imagefactory store gc`, and run the same command again",
+            ) from error
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise StoreError(
+            f"{error.filename or folder} cannot be used: {error.strerror or error}",
+            hint=f"set `{setting}` (imagefactory.toml, IMAGEFACTORY_{setting.upper()}) to a folder of yours",
+        ) from error
+
+
+@contextmanager
+def used(lock: Path, progress: Progress) -> Iterator[None]:
+    """Holds `lock` with others who use what it guards; waits for one who collects."""
+    with open_lock(lock) as handle:
+        _wait_for_lock(handle, fcntl.LOCK_SH, lambda: progress.note("waiting for `store gc` to end ..."))
+        yield
+
+
+@contextmanager
+def used_by_nobody(lock: Path, progress: Progress) -> Iterator[None]:
+    """Holds `lock` alone: waits for those who use what it guards, and they wait for this."""
+    with open_lock(lock) as handle:
+        _wait_for_lock(handle, fcntl.LOCK_EX, lambda: progress.note("waiting for running builds to end ..."))
+        yield
+
+
+@contextmanager
+def open_lock(path: Path) -> Iterator[int]:
+    with explain_full_disk(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def create_in(folder: Path, prefix: str) -> tuple[int, Path]:
+    """A new file under a name of its own, open for writing; the folder is made where it is missing."""
+    try:
+        handle, name = tempfile.mkstemp(dir=folder, prefix=prefix)
+    except FileNotFoundError:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=folder, prefix=prefix)
+    return handle, Path(name)
+
+
+def move_to(beside: Path, path: Path) -> None:
+    """Renames, and makes the folder where it is missing."""
+    try:
+        beside.replace(path)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.replace(path)
+
+
+def _wait_for_lock(handle: int, kind: int, before_waiting: Callable[[], None]) -> None:
+    try:
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        before_waiting()
+        fcntl.flock(handle, kind)

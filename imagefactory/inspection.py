@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from imagefactory.errors import BuildError, NothingSelectedError, RegistryError, StoreError, UsageError
 from imagefactory.gpu.model import Contents, Package
 from imagefactory.model import LockedConda, LockedPackage, Target
-from imagefactory.oci.layout import DIGEST, MANIFEST_LIMIT, Layout
+from imagefactory.oci.layout import DIGEST, Layout
+from imagefactory.oci.manifests import MANIFEST_LIMIT
 from imagefactory.oci.model import Image, Layer, Sif
 from imagefactory.progress import Progress, Quiet
 
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
 
     from imagefactory.factory import Factory
     from imagefactory.model import Lock
+    from imagefactory.oci.graph import Manifest, Place
     from imagefactory.oci.model import Descriptor
     from imagefactory.oci.store import Reference
-    from imagefactory.oci.transfer import Manifest, Place
     from imagefactory.verify.model import Judged
 
 LARGE = 1 << 20  # bytes; the GPU code of a framework is in no package smaller than that
@@ -81,8 +82,8 @@ def find_verdicts(factory: Factory, name: str, digest: str, now: datetime) -> tu
 
     A file's are none: those of the image that it was made from are not about the file.
     """
+    from imagefactory.oci.graph import Place
     from imagefactory.oci.layout_store import LayoutStore
-    from imagefactory.oci.transfer import Place
     from imagefactory.verify.judging import Judge
 
     judge = Judge(factory, now)
@@ -110,8 +111,8 @@ def _near(name: str, known: Iterable[str]) -> str:
 
 
 def _inspect_path(factory: Factory, path: Path, progress: Progress) -> Inspected:
-    from imagefactory.gpu.scan import scan_path
-    from imagefactory.gpu.sif_file import is_sif
+    from imagefactory.scan.files import scan_path
+    from imagefactory.scan.sif import is_sif
 
     workers = factory.settings.worker_count
     if path.is_file():
@@ -127,8 +128,8 @@ def _inspect_path(factory: Factory, path: Path, progress: Progress) -> Inspected
 
 def _inspect_sif(factory: Factory, path: Path, progress: Progress) -> Inspected:
     """By the image it was made from, where the store has that; else unpacked."""
-    from imagefactory.gpu.scan import scan_folder
-    from imagefactory.gpu.sif_file import unpacked_sif
+    from imagefactory.scan.files import scan_folder
+    from imagefactory.scan.sif import unpacked_sif
 
     image = _origin(factory.layout, path)
     if image is not None:
@@ -190,7 +191,7 @@ def _inspect_kept_sif(factory: Factory, sif: Sif, progress: Progress) -> Inspect
 
 
 def _scan_stored(factory: Factory, image: Image, progress: Progress) -> Inspected:
-    from imagefactory.gpu.scan_layers import layout_shelf, scan_image
+    from imagefactory.scan.layers import layout_shelf, scan_image
 
     layout = factory.layout
     with layout.in_use(progress):
@@ -201,16 +202,16 @@ def _scan_stored(factory: Factory, image: Image, progress: Progress) -> Inspecte
 
 def _inspect_registry(factory: Factory, wanted: Reference, progress: Progress) -> Inspected:
     """An image of a registry: of its layers those not known are read through, none is kept."""
-    from imagefactory.gpu.scan_layers import Shelf, scan_image
-    from imagefactory.oci.layout import PLATFORM
-    from imagefactory.oci.transfer import choose_platform, read_manifest
+    from imagefactory.oci.graph import choose_platform, read_manifest
+    from imagefactory.oci.manifests import PLATFORM
+    from imagefactory.scan.layers import ScanShelf, scan_image
 
     asked, place = _registry(factory, str(wanted))
     root = read_manifest(place, asked.wanted)
     root = read_manifest(place, choose_platform(root, PLATFORM).digest)
     layers = _registry_layers(place, _image_manifest(place, root))
     with factory.layout.in_use(progress):
-        shelf = Shelf(
+        shelf = ScanShelf(
             layout=factory.layout,
             read=lambda layer: place.store.read(place.repository, layer.descriptor),
             workers=factory.settings.worker_count,
@@ -221,9 +222,9 @@ def _inspect_registry(factory: Factory, wanted: Reference, progress: Progress) -
 
 def _registry(factory: Factory, name: str) -> tuple[Reference, Place]:
     """What a full reference asks for, and where: a mirror, if the site has one."""
+    from imagefactory.oci.graph import Place
     from imagefactory.oci.mirrors import resolve
     from imagefactory.oci.store import parse_reference
-    from imagefactory.oci.transfer import Place
     from imagefactory.publish import open_registry
 
     asked = resolve(parse_reference(name), factory.settings.mirror_map)
@@ -232,8 +233,8 @@ def _registry(factory: Factory, name: str) -> tuple[Reference, Place]:
 
 def _image_manifest(place: Place, root: Manifest) -> Manifest:
     """The image's own manifest, also where its index is the root."""
-    from imagefactory.oci.layout import INDEX_TYPES
-    from imagefactory.oci.transfer import ATTESTATION, parse_parts, read_manifest
+    from imagefactory.oci.graph import ATTESTATION, parse_parts, read_manifest
+    from imagefactory.oci.manifests import INDEX_TYPES
 
     if root.descriptor.media_type not in INDEX_TYPES:
         return root
@@ -246,8 +247,8 @@ def _image_manifest(place: Place, root: Manifest) -> Manifest:
 
 
 def _registry_layers(place: Place, manifest: Manifest) -> tuple[Layer, ...]:
-    from imagefactory.oci.layout import CONFIG_TYPES
-    from imagefactory.oci.transfer import parse_parts
+    from imagefactory.oci.graph import parse_parts
+    from imagefactory.oci.manifests import CONFIG_TYPES
 
     config, *blobs = parse_parts(manifest)[1]
     if config.media_type not in CONFIG_TYPES:
@@ -340,9 +341,9 @@ def _known_packages(
 
 def _scan_cached(path: Path, workers: int) -> Contents:
     """A package of the cache. What it tells is kept beside it, and goes with it."""
-    from imagefactory.gpu.findings import format_contents
-    from imagefactory.gpu.scan import find_in
-    from imagefactory.gpu.scan_records import LayerScan, format_scan, parse_scan
+    from imagefactory.scan.files import find_in
+    from imagefactory.scan.findings import format_contents
+    from imagefactory.scan.records import LayerScan, format_scan, parse_scan
 
     kept, known = path.with_name("scan.json"), None
     with contextlib.suppress(OSError, ValueError):

@@ -1,6 +1,6 @@
 """What is worth building and testing: targets x GPUs -> cells, each planned, pruned, blocked or unchanged.
 
-Pure. A cell is judged by what is known of framework x CUDA x driver x capability (gpu/judge.py). What is
+Pure. A cell is judged by what is known of framework x CUDA x driver x capability (gpu/cells.py). What is
 known to fail is pruned under the name of a rule, with its reason and source, and comes back by that name
 (`--allow`). What nothing is known of stays in: a test would tell.
 """
@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from imagefactory.errors import UsageError
 from imagefactory.gpu.capability import Capability, parse_capability
-from imagefactory.gpu.judge import Evidence, ask, judge
+from imagefactory.gpu.cells import CellEvidence, ask, judge
 from imagefactory.gpu.knowledge.toolkits import native_driver
 from imagefactory.gpu.known_bad import find_rule
 from imagefactory.gpu.model import Answer, Basis, Cell, Claim, Question
@@ -22,7 +22,7 @@ from imagefactory.verify.claims import REFUSALS, verified_claims
 from imagefactory.verify.model import Judged
 from imagefactory.versions import nearest
 
-Judge = Callable[[Question, Evidence], Cell]
+Judge = Callable[[Question, CellEvidence], Cell]
 
 GPU_NOT_LISTED = "gpu-not-listed"
 """The rule of a row whose capability none of the listed GPUs has."""
@@ -104,7 +104,7 @@ class Stage:
     missing: str = "not in the store"
     image: str = ""
     reference: str = ""
-    evidence: Evidence = field(default_factory=Evidence)
+    evidence: CellEvidence = field(default_factory=CellEvidence)
     verdicts: tuple[Judged, ...] = ()
 
 

@@ -17,7 +17,7 @@ from imagefactory.errors import (
 )
 from imagefactory.factory import Factory
 from imagefactory.gpu.capability import parse_capability
-from imagefactory.gpu.judge import Evidence
+from imagefactory.gpu.cells import CellEvidence
 from imagefactory.gpu.model import Contents
 from imagefactory.locking import base_state, require_lock
 from imagefactory.model import Target
@@ -94,7 +94,7 @@ def _look_in_store(factory: Factory, asking: Asking) -> Look:
             stage,
             missing="",
             image=built.digest,
-            evidence=Evidence(contents=scanned),
+            evidence=CellEvidence(contents=scanned),
             verdicts=judge.stored(built),
         )
 
@@ -103,8 +103,8 @@ def _look_in_store(factory: Factory, asking: Asking) -> Look:
 
 def _look_in_registry(factory: Factory, asking: Asking) -> Look:
     from imagefactory.oci.candidates import find_made, plain_tag
+    from imagefactory.oci.graph import Place
     from imagefactory.oci.store import Reference
-    from imagefactory.oci.transfer import Place
     from imagefactory.publish import made_from, open_registry, registry_place, repository_of
     from imagefactory.verify.judging import Judge
 
@@ -132,9 +132,9 @@ def _look_in_registry(factory: Factory, asking: Asking) -> Look:
 
 def recall_contents(layout: Layout, image: Image) -> Contents | None:
     """What earlier scans of an image's layers found, None where one of them was not scanned yet."""
-    from imagefactory.gpu.findings import format_contents
-    from imagefactory.gpu.scan_layers import merge_layers
-    from imagefactory.gpu.scan_records import recall_scan
+    from imagefactory.scan.findings import format_contents
+    from imagefactory.scan.layers import merge_layers
+    from imagefactory.scan.records import recall_scan
 
     scans = [recall_scan(layout, layer.descriptor.digest) for layer in image.layers]
     known = [scan for scan in scans if scan is not None]

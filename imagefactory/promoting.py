@@ -30,8 +30,9 @@ from imagefactory.oci.candidates import (
     read_pushed,
     read_records,
 )
+from imagefactory.oci.graph import Place, parse_parts, read_manifest
 from imagefactory.oci.layout_store import LayoutStore
-from imagefactory.oci.transfer import WORKERS, Place, parse_parts, read_manifest
+from imagefactory.oci.transfer import WORKERS
 from imagefactory.progress import Progress
 from imagefactory.verdicts import (
     ANY,

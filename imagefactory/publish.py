@@ -26,11 +26,13 @@ from imagefactory.workflow import ensure_sif, find_image, find_sif
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from imagefactory.oci.candidates import Fate, Tagged
+    from imagefactory.oci.candidates import Tagged
+    from imagefactory.oci.graph import Graph, Place
     from imagefactory.oci.model import Descriptor
-    from imagefactory.oci.registry import Registry
+    from imagefactory.oci.prune import Fate
+    from imagefactory.oci.registry.client import Registry
     from imagefactory.oci.store import Reference
-    from imagefactory.oci.transfer import Brake, Graph, Place, Sent
+    from imagefactory.oci.transfer import Brake, Sent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +110,8 @@ def open_registry(factory: Factory, host: str, brake: Brake | None = None) -> Re
     `brake` cuts its waits between attempts short when the transfer it serves has failed.
     """
     from imagefactory.oci.credentials import find_credentials
-    from imagefactory.oci.registry import Registry, RegistryOptions
+    from imagefactory.oci.registry.client import Registry
+    from imagefactory.oci.registry.exchange import RegistryOptions
 
     settings = factory.settings
     options = RegistryOptions(
@@ -199,9 +202,10 @@ def _push(
 ) -> tuple[Reference, Sent]:
     """The whole graph of `root`, with the record of when it was first pushed."""
     from imagefactory.oci.candidates import check_tag, plain_tag, pushed_record
+    from imagefactory.oci.graph import Place, read_graph
     from imagefactory.oci.layout_store import LayoutStore
     from imagefactory.oci.store import Reference
-    from imagefactory.oci.transfer import Place, Sending, origins_from, read_graph, remember, send
+    from imagefactory.oci.transfer import Sending, origins_from, remember, send
 
     host, path = registry_place(factory, options.registry)
     for tag in options.tags:
@@ -288,18 +292,11 @@ def pull_image(factory: Factory, wanted: Reference, name: str, progress: Progres
 
     Raises RegistryError when the registry has no such image or none for linux/amd64.
     """
-    from imagefactory.oci.layout import PLATFORM
+    from imagefactory.oci.graph import Place, choose_platform, read_graph, read_manifest
     from imagefactory.oci.layout_store import LayoutStore
+    from imagefactory.oci.manifests import PLATFORM
     from imagefactory.oci.mirrors import resolve
-    from imagefactory.oci.transfer import (
-        Brake,
-        Place,
-        Sending,
-        choose_platform,
-        read_graph,
-        read_manifest,
-        send,
-    )
+    from imagefactory.oci.transfer import Brake, Sending, send
 
     layout, asked = factory.layout, resolve(wanted, factory.settings.mirror_map)
     repository, _, tag = name.rpartition(":")
@@ -316,8 +313,8 @@ def pull_image(factory: Factory, wanted: Reference, name: str, progress: Progres
 
 def _insist_on_image(graph: Graph, asked: Reference) -> None:
     """Raises RegistryError for a .sif or another artifact, which must not become a target's image."""
-    from imagefactory.oci.layout import CONFIG_TYPES, MANIFEST_TYPES
-    from imagefactory.oci.transfer import parse_parts
+    from imagefactory.oci.graph import parse_parts
+    from imagefactory.oci.manifests import CONFIG_TYPES, MANIFEST_TYPES
 
     kinds = [
         parse_parts(one)[1][0].media_type
@@ -355,11 +352,12 @@ def pull_sif(factory: Factory, wanted: Reference, options: SifPull, progress: Pr
     is pulled into the store and made into one here. Raises RegistryError and ToolError.
     """
     from imagefactory.oci.archive import check_output
-    from imagefactory.oci.layout import PLATFORM
+    from imagefactory.oci.graph import Place, choose_platform, read_graph, read_manifest
     from imagefactory.oci.layout_store import LayoutStore
+    from imagefactory.oci.manifests import PLATFORM
     from imagefactory.oci.mirrors import resolve
     from imagefactory.oci.sif import copy_sif, load_sif
-    from imagefactory.oci.transfer import Place, Sending, choose_platform, read_graph, read_manifest, send
+    from imagefactory.oci.transfer import Sending, send
 
     check_output(options.output or Path("image.sif"))
     asked = resolve(wanted, factory.settings.mirror_map)
@@ -390,8 +388,8 @@ def pull_sif(factory: Factory, wanted: Reference, options: SifPull, progress: Pr
 
 def _sif_in_registry(source: Place, digest: str) -> str:
     """The manifest of the .sif that `digest` is or that was made from it, empty for none."""
+    from imagefactory.oci.graph import parse_parts, read_manifest
     from imagefactory.oci.sif import COMPRESSION, SIF_TYPE, is_sif_manifest
-    from imagefactory.oci.transfer import parse_parts, read_manifest
 
     manifest = read_manifest(source, digest)
     if is_sif_manifest(json.loads(manifest.data)):
@@ -480,8 +478,9 @@ class Copied:
 def copy_image(factory: Factory, wanted: Copying, progress: Progress) -> Copied:
     """From registry to registry; blobs stream through, within one registry they are mounted."""
     from imagefactory.oci.candidates import CANDIDATE, pushed_record
+    from imagefactory.oci.graph import Place, read_graph
     from imagefactory.oci.mirrors import resolve
-    from imagefactory.oci.transfer import Brake, Place, Sending, no_origins, read_graph, send
+    from imagefactory.oci.transfer import Brake, Sending, no_origins, send
 
     source, destination = wanted.source, wanted.destination
     if not destination.tag or destination.digest:
@@ -517,7 +516,7 @@ def list_registry(
 ) -> tuple[Shelf, ...]:
     """The tags of the targets' repositories, with what they point to."""
     from imagefactory.oci.candidates import plain_tag, read_tagged
-    from imagefactory.oci.transfer import Place
+    from imagefactory.oci.graph import Place
 
     host, path = registry_place(factory, registry)
     store = open_registry(factory, host)
@@ -560,8 +559,9 @@ def prune_registry(factory: Factory, family: str, options: PruneOptions, progres
 
     The registry's own collection frees their bytes. Raises RegistryError when it refuses to delete.
     """
-    from imagefactory.oci.candidates import plain_tag, plan_prune, read_tagged
-    from imagefactory.oci.transfer import Place
+    from imagefactory.oci.candidates import plain_tag, read_tagged
+    from imagefactory.oci.graph import Place
+    from imagefactory.oci.prune import plan_prune
     from imagefactory.verdicts import count_valid
 
     host, path = registry_place(factory, options.registry)
@@ -577,7 +577,7 @@ def prune_registry(factory: Factory, family: str, options: PruneOptions, progres
 
 
 def _prune_one(store: Registry, repository: str, fate: Fate) -> Fate:
-    from imagefactory.oci.candidates import remove_candidate
+    from imagefactory.oci.prune import remove_candidate
 
     tag = remove_candidate(store, repository, fate) if fate.remove else ""
     return replace(fate, remove=False, why=f"{tag} points to it now") if tag else fate

@@ -115,8 +115,8 @@ def _load(factory: Factory, name: str, descriptor: Descriptor) -> Image | Sif:
 
 def _from_registry(factory: Factory, wanted: Reference, progress: Progress) -> tuple[Image | Sif, Reference]:
     """Pulled under a name of its own, made of the digest: what a target's tag points to here stays."""
+    from imagefactory.oci.graph import Place, read_manifest
     from imagefactory.oci.mirrors import resolve
-    from imagefactory.oci.transfer import Place, read_manifest
     from imagefactory.publish import local_name, open_registry, pull_image
 
     asked = resolve(wanted, factory.settings.mirror_map)

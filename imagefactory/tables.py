@@ -18,13 +18,13 @@ from imagefactory.errors import LockError, StaleError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.files import replace_text
 from imagefactory.gpu.capability import Capability, parse_capability
-from imagefactory.gpu.judge import Evidence
+from imagefactory.gpu.cells import CellEvidence
 from imagefactory.gpu.model import Answer
 from imagefactory.locking import read_why
 from imagefactory.model import Outcome, Target
 from imagefactory.oci.candidates import CANDIDATE, plain_tag
+from imagefactory.oci.graph import Place
 from imagefactory.oci.sif import SIF_TYPE
-from imagefactory.oci.transfer import Place
 from imagefactory.plan import Device, PlanInput, Ruling, Stage, make_plan
 from imagefactory.planning import Asking, read_stages
 from imagefactory.progress import Progress
@@ -109,7 +109,7 @@ def _solved(factory: Factory, stage: Stage) -> Stage:
         why = read_why(factory, stage.target)
     except (LockError, StaleError):  # of the target below, which has a row of its own
         return stage
-    return replace(stage, evidence=Evidence(unsolvable=why.reason)) if why else stage
+    return replace(stage, evidence=CellEvidence(unsolvable=why.reason)) if why else stage
 
 
 def _places(factory: Factory, family: str, registry: str) -> tuple[Place, ...]:

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 from imagefactory.errors import FactoryError, RegistryError, StoreError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.oci.candidates import REVOCATION_TYPE, TEST_RESULT_TYPE, VERDICT_TYPE
+from imagefactory.oci.graph import Place, read_manifest
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.model import Descriptor
 from imagefactory.oci.store import Reference
-from imagefactory.oci.transfer import WORKERS, Place, read_manifest
+from imagefactory.oci.transfer import WORKERS
 from imagefactory.progress import Progress
 from imagefactory.verify.attached import (
     Attached,

@@ -202,7 +202,7 @@ def check_output(path: Path) -> None:
 
 def keep_report(factory: Factory, report: GpuReport, output: Path | None) -> Path:
     """Writes the unsigned report beside and renames it; without `output` into the store, by its nonce."""
-    from imagefactory.oci.layout import explain_full_disk
+    from imagefactory.files import explain_full_disk
     from imagefactory.verify.report import format_gpu_report
 
     path = output or factory.layout.path / "reports" / f"{report.nonce}.json"

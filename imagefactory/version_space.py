@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from imagefactory.errors import RecipeError
 from imagefactory.gpu.capability import parse_capability
+from imagefactory.gpu.cells import CellEvidence, judge
 from imagefactory.gpu.drivers import older
-from imagefactory.gpu.judge import Evidence, judge
 from imagefactory.gpu.knowledge.toolkits import native_driver
 from imagefactory.gpu.model import Answer, Basis, Claim, Question
 from imagefactory.plan import GPU_NOT_LISTED, NO_MATCH, UNSOLVABLE, Device, Judge, Ruling, weigh
@@ -189,7 +189,7 @@ def _judge_row(row: Row, listed: Device | None, given: RowsInput) -> JudgedRow:
         capability=device.capability,
         driver=asked.device.oldest_driver,
     )
-    cell = given.judge(question, Evidence())
+    cell = given.judge(question, CellEvidence())
     against = (*_recorded(row, given), *_unmatched(row, listed, given))
     cell = replace(cell, warnings=(*against, *cell.warnings))
     return JudgedRow(row=asked, ruling=weigh(cell, given.allow))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from imagefactory.errors import BuildError, DownloadError, LockError, UsageError
 from imagefactory.factory import Factory, conda_channels, debian_mirror, package_index, uv_locker
+from imagefactory.files import used, used_by_nobody
 from imagefactory.locking import locks_below, read_target_lock, require_lock
 from imagefactory.model import (
     Base,
@@ -29,7 +30,7 @@ from imagefactory.model import (
     RunSpec,
     Target,
 )
-from imagefactory.oci.layout import reference, used, used_by_nobody
+from imagefactory.oci.layout import reference
 from imagefactory.oci.model import Image, Sif
 from imagefactory.progress import Progress
 from imagefactory.settings.choices import ENGINES, RUNNERS

@@ -32,11 +32,12 @@ from imagefactory.factory import Factory
 from imagefactory.locking import require_lock
 from imagefactory.model import Lock, Target
 from imagefactory.oci.candidates import find_made, plain_tag
+from imagefactory.oci.graph import Place, parse_parts, read_manifest
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.model import Image
 from imagefactory.oci.sif import SIF_TYPE, is_sif_manifest
 from imagefactory.oci.store import Reference
-from imagefactory.oci.transfer import WORKERS, Place, parse_parts, read_manifest
+from imagefactory.oci.transfer import WORKERS
 from imagefactory.progress import Progress
 from imagefactory.verdicts import ANY, find_in, find_verdicts, local_place, read_court
 from imagefactory.verify.judgement import Court

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from imagefactory.errors import StoreError, ToolError
 from imagefactory.factory import Factory
+from imagefactory.gpu.cells import CellEvidence, ask, judge
 from imagefactory.gpu.drivers import cuda_floor, older, parse_driver
 from imagefactory.gpu.frameworks import cuda_of
-from imagefactory.gpu.judge import Evidence, ask, judge
 from imagefactory.gpu.knowledge.gpu_names import capabilities
 from imagefactory.gpu.model import Answer, Basis, Claim, Contents, Package
 from imagefactory.model import Lock, LockedConda, Target
@@ -78,7 +78,7 @@ def predicted_claims(
 
     if lock is None:
         return ()
-    evidence = Evidence(contents=recall_contents(factory.layout, image) if image else None)
+    evidence = CellEvidence(contents=recall_contents(factory.layout, image) if image else None)
     found = []
     for capability in capabilities():
         claim = weigh(judge(ask(target, lock, capability), evidence), frozenset()).claim

@@ -9,10 +9,11 @@ from pathlib import Path
 from imagefactory.catalogue.reading import ARTIFACT_TYPE, CURRENT, LARGEST_PACKED, LAYER_TYPE, pack
 from imagefactory.errors import RegistryError, StatementError, UsageError
 from imagefactory.oci.candidates import CREATED
-from imagefactory.oci.layout import MANIFEST_TYPE, canonical_json, digest_of, format_descriptor
+from imagefactory.oci.graph import EMPTY, EMPTY_TYPE, Artifact, Manifest, Place
+from imagefactory.oci.manifests import MANIFEST_TYPE, canonical_json, digest_of, format_descriptor
 from imagefactory.oci.model import Descriptor
 from imagefactory.oci.store import Reference
-from imagefactory.oci.transfer import EMPTY, EMPTY_TYPE, Artifact, Manifest, Place, put_artifact
+from imagefactory.oci.transfer import put_artifact
 
 
 def make_catalogue_artifact(envelope: bytes, made: datetime) -> Artifact:

@@ -27,12 +27,12 @@ from imagefactory.catalogue.model import Catalogue
 from imagefactory.errors import RegistryError, StatementError, UsageError
 from imagefactory.factory import Factory, is_factory, read_factory
 from imagefactory.files import replace_text
+from imagefactory.oci.graph import Place
 from imagefactory.oci.inflate import GZIP, DamagedError, inflate
-from imagefactory.oci.layout import artifact_type, parse_descriptor
+from imagefactory.oci.manifests import artifact_type, parse_descriptor
 from imagefactory.oci.mirrors import resolve, split_place, split_tagged
 from imagefactory.oci.model import Descriptor
 from imagefactory.oci.store import Reference
-from imagefactory.oci.transfer import Place
 from imagefactory.settings.load import Settings
 from imagefactory.verify.report import DIGEST, format_time
 from imagefactory.verify.trust import read_trust

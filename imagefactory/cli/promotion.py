@@ -15,7 +15,7 @@ from imagefactory.errors import CheckFailedError
 if TYPE_CHECKING:
     from imagefactory.factory import Factory
     from imagefactory.model import Target
-    from imagefactory.oci.transfer import Place
+    from imagefactory.oci.graph import Place
     from imagefactory.promoting import Promotion
 
 # --- promote -------------------------------------------------------------------------------------
@@ -61,8 +61,8 @@ def _targets(
     factory: Factory, names: tuple[str, ...], registry: str
 ) -> tuple[tuple[Target, Place, str], ...]:
     """Each target, where its tags are, and the digest that was named, if any."""
+    from imagefactory.oci.graph import read_manifest
     from imagefactory.oci.store import parse_reference
-    from imagefactory.oci.transfer import read_manifest
     from imagefactory.promoting import target_at
     from imagefactory.recipes.expand import select
     from imagefactory.verdicts import place_of
@@ -191,8 +191,8 @@ def revoke(call: Call, /, name: str, place: str, as_json: bool, **options: Any) 
 def _one(factory: Factory, name: str, registry: str, capability: str) -> tuple[Place, str, Target]:
     """Where an image lies, its tag or digest there, and its target."""
     from imagefactory.oci.candidates import plain_tag
+    from imagefactory.oci.graph import read_manifest
     from imagefactory.oci.store import parse_reference
-    from imagefactory.oci.transfer import read_manifest
     from imagefactory.promoting import target_at
     from imagefactory.publish import target_reference
     from imagefactory.recipes.expand import select_one

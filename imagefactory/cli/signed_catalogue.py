@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from imagefactory.catalogue.making import Made
     from imagefactory.catalogue.model import Catalogue, CataloguedImage
     from imagefactory.factory import Factory
-    from imagefactory.oci.transfer import Place
+    from imagefactory.oci.graph import Place
     from imagefactory.verify.keys import SigningKey
     from imagefactory.verify.model import Judged
 
@@ -109,7 +109,7 @@ def _signing_key(factory: Factory, now: datetime) -> SigningKey:
 
 def _place(factory: Factory, registry: str) -> Place:
     from imagefactory.catalogue.reading import catalogue_place
-    from imagefactory.oci.transfer import Place
+    from imagefactory.oci.graph import Place
     from imagefactory.publish import open_registry, registry_place
 
     host, path = registry_place(factory, registry)

@@ -15,7 +15,7 @@ from imagefactory.errors import CheckFailedError, NothingSelectedError, UsageErr
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from imagefactory.oci.transfer import Place
+    from imagefactory.oci.graph import Place
     from imagefactory.verdicts import Found
     from imagefactory.verify.model import Judged
 

@@ -22,15 +22,10 @@ from imagefactory.engines.base_image import BaseImage
 from imagefactory.engines.protocol import Packages
 from imagefactory.engines.site import AskSecrets, linker_failure
 from imagefactory.errors import BuildError, StoreError
+from imagefactory.files import explain_full_disk
 from imagefactory.model import Definition
-from imagefactory.oci.layout import (
-    INDEX_TYPE,
-    MANIFEST_TYPE,
-    Layout,
-    canonical_json,
-    explain_full_disk,
-    format_descriptor,
-)
+from imagefactory.oci.layout import Layout
+from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, canonical_json, format_descriptor
 from imagefactory.oci.model import Descriptor, Image, Sif
 from imagefactory.oci.sif import SifOrigin, keep_sif, load_sif, sif_reference
 from imagefactory.progress import Progress

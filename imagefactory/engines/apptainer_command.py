@@ -27,8 +27,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from imagefactory.errors import BuildError, FactoryError, RegistryError, ToolError
-from imagefactory.oci.layout import explain_full_disk
-from imagefactory.oci.unpack import remove_tree
+from imagefactory.files import explain_full_disk
+from imagefactory.oci.tree import remove_tree
 
 CHILD = Path(__file__).with_name("spython_child.py")
 PROGRAMS = ("apptainer", "singularity")

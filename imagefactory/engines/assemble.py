@@ -53,19 +53,17 @@ from imagefactory.engines.layer_work import (
 from imagefactory.engines.protocol import Packages
 from imagefactory.engines.wheel_layer import Place
 from imagefactory.errors import BuildError, StoreError
+from imagefactory.files import explain_full_disk
 from imagefactory.model import Definition, LockedConda, LockedPackage, LockedWheel, Mount, RunSpec
 from imagefactory.oci.layers import END_OF_ARCHIVE, Segment, codec
-from imagefactory.oci.layout import (
+from imagefactory.oci.layout import BlobWriter, Layout, reference
+from imagefactory.oci.manifests import (
     CONFIG_TYPE,
     INDEX_TYPE,
     MANIFEST_TYPE,
     TITLE,
-    BlobWriter,
-    Layout,
     canonical_json,
-    explain_full_disk,
     format_descriptor,
-    reference,
 )
 from imagefactory.oci.model import Descriptor, Image, Layer, Sif
 from imagefactory.progress import Progress

@@ -11,19 +11,18 @@ from pathlib import Path
 
 from imagefactory.engines.bases import BaseTar, base_key, build_base, fetch_base
 from imagefactory.errors import LockError
+from imagefactory.files import explain_full_disk
 from imagefactory.lock.debian.file import format_base_lock, parse_base_lock
 from imagefactory.lock.debian.sources import DebianMirror
 from imagefactory.model import Base, BaseLock
 from imagefactory.oci.layers import CHUNK, codec
-from imagefactory.oci.layout import (
+from imagefactory.oci.layout import BlobWriter, Layout
+from imagefactory.oci.manifests import (
     CONFIG_TYPE,
     INDEX_TYPE,
     MANIFEST_TYPE,
     TITLE,
-    BlobWriter,
-    Layout,
     canonical_json,
-    explain_full_disk,
     format_descriptor,
 )
 from imagefactory.oci.model import Descriptor, Image, Layer

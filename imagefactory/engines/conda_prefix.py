@@ -30,9 +30,9 @@ from urllib.parse import unquote
 
 from imagefactory.engines import conda_install
 from imagefactory.errors import BuildError, StoreError, ToolError
+from imagefactory.files import explain_full_disk
 from imagefactory.model import LockedConda
-from imagefactory.oci.layout import explain_full_disk
-from imagefactory.oci.unpack import remove_tree
+from imagefactory.oci.tree import remove_tree
 from imagefactory.progress import Progress
 
 INSTALL = Path(conda_install.__file__)

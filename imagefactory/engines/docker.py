@@ -24,19 +24,18 @@ from imagefactory.engines.docker_daemon import DockerDaemon
 from imagefactory.engines.protocol import Packages
 from imagefactory.engines.site import AskSecrets, BuildSecrets, linker_failure
 from imagefactory.errors import BuildError, StoreError, ToolError
+from imagefactory.files import explain_full_disk
 from imagefactory.model import Definition
-from imagefactory.oci.archive import Taken, Taking, take_docker
+from imagefactory.oci.docker_archive import TakenImage, Taking, take_docker
 from imagefactory.oci.layers import codec
-from imagefactory.oci.layout import (
+from imagefactory.oci.layout import Layout, reference
+from imagefactory.oci.manifests import (
     CONFIG_TYPE,
     INDEX_TYPE,
     MANIFEST_TYPE,
     TITLE,
-    Layout,
     canonical_json,
-    explain_full_disk,
     format_descriptor,
-    reference,
 )
 from imagefactory.oci.model import Descriptor, Image, Layer, Sif
 from imagefactory.progress import Progress, format_seconds
@@ -237,7 +236,7 @@ class DockerEngine:
             layers.append(titled)
         return self._write(job, taken, layers)
 
-    def _write(self, job: _Job, taken: Taken, layers: Sequence[Layer]) -> Image:
+    def _write(self, job: _Job, taken: TakenImage, layers: Sequence[Layer]) -> Image:
         definition = job.definition
         # The config's own bytes: its digest is the image's id in the daemon.
         config = self.layout.add(taken.config, CONFIG_TYPE)

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any
 
 from imagefactory.errors import FactoryError, RegistryError, ToolError
-from imagefactory.oci.archive import stream_docker
+from imagefactory.oci.docker_archive import stream_docker
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.model import Image
 from imagefactory.oci.store import DIGEST, Reference

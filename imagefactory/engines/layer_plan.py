@@ -17,7 +17,7 @@ from imagefactory.engines.wheel_layer import Place
 from imagefactory.errors import BuildError
 from imagefactory.model import Definition, Lock, LockedConda, LockedPackage, LockedWheel
 from imagefactory.oci.layers import LAYERS_VERSION, codec
-from imagefactory.oci.layout import canonical_json
+from imagefactory.oci.manifests import canonical_json
 
 OWN_LAYER_BYTES = 8_000_000
 """A package of this size or more gets a layer to itself; smaller ones are not worth one."""

@@ -25,9 +25,11 @@ from imagefactory.engines.layer_plan import Bench, LayerPlan, Part, hash_key, in
 from imagefactory.engines.pyc import BaseCompiler
 from imagefactory.engines.wheel_layer import LaidFile, lay_wheel
 from imagefactory.errors import BuildError
+from imagefactory.files import explain_full_disk
 from imagefactory.model import Mount, RunSpec
 from imagefactory.oci.layers import CHUNK, END_OF_ARCHIVE, Segment, Sink, codec
-from imagefactory.oci.layout import BlobWriter, Layout, canonical_json, explain_full_disk
+from imagefactory.oci.layout import BlobWriter, Layout
+from imagefactory.oci.manifests import canonical_json
 from imagefactory.oci.model import Layer
 from imagefactory.progress import Progress
 

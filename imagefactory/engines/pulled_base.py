@@ -16,32 +16,24 @@ from typing import Any
 
 from imagefactory.engines.base_image import BaseImage
 from imagefactory.errors import BuildError, RegistryError, StoreError
+from imagefactory.files import explain_full_disk
 from imagefactory.model import Base, Completed, RunSpec
-from imagefactory.oci.layout import (
+from imagefactory.oci.graph import ATTESTATION, Manifest, Place, choose_platform, read_graph, read_manifest
+from imagefactory.oci.layout import Layout
+from imagefactory.oci.manifests import (
     CONFIG_TYPE,
     CONFIG_TYPES,
     INDEX_TYPE,
     INDEX_TYPES,
     MANIFEST_TYPES,
     PLATFORM,
-    Layout,
     canonical_json,
-    explain_full_disk,
     format_descriptor,
 )
 from imagefactory.oci.mirrors import Mirrors, resolve
 from imagefactory.oci.model import Descriptor, Image
 from imagefactory.oci.store import Reference, Store, parse_reference
-from imagefactory.oci.transfer import (
-    ATTESTATION,
-    Manifest,
-    Place,
-    Sending,
-    choose_platform,
-    read_graph,
-    read_manifest,
-    send,
-)
+from imagefactory.oci.transfer import Sending, send
 from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Progress
 

@@ -26,7 +26,7 @@ class Component:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class BadRule:
     """One row of known_bad.toml. `capabilities` are ranges, any of which must hold; empty is every GPU."""
 
     id: str
@@ -60,10 +60,10 @@ def components() -> tuple[Component, ...]:
 
 
 @cache
-def rules() -> tuple[Rule, ...]:
+def rules() -> tuple[BadRule, ...]:
     """All rules of known_bad.toml, in its order."""
     return tuple(
-        Rule(
+        BadRule(
             id=row["id"],
             needs=tuple(sorted(row["needs"].items())),
             capabilities=tuple(row.get("capabilities", ())),
@@ -75,7 +75,7 @@ def rules() -> tuple[Rule, ...]:
     )
 
 
-def find_rule(word: str) -> Rule | None:
+def find_rule(word: str) -> BadRule | None:
     """The rule that a claim calls `known-bad:ID`, None where there is none."""
     return next((rule for rule in rules() if f"known-bad:{rule.id}" == word), None)
 
@@ -116,7 +116,7 @@ def known_bad(versions: Mapping[str, str], capability: Capability) -> tuple[Know
     )
 
 
-def _holds(rule: Rule, capability: str) -> bool:
+def _holds(rule: BadRule, capability: str) -> bool:
     return not rule.capabilities or any(_within(capability, one) for one in rule.capabilities)
 
 

@@ -76,9 +76,9 @@ def plain_layer(media_type: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
     A zstd stream that is cut ends early without a word: who needs to know compares sizes or digests.
     Raises DamagedError, StoreError for a type that is no layer's, ToolError where zstandard is missing.
     """
-    from imagefactory.oci.unpack import MEDIA_TYPES
+    from imagefactory.oci.manifests import LAYER_CODECS
 
-    codec = MEDIA_TYPES.get(media_type)
+    codec = LAYER_CODECS.get(media_type)
     if codec == "tar":
         return chunks
     if codec == "gzip":
@@ -86,7 +86,8 @@ def plain_layer(media_type: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
     if codec == "zstd":
         return _zstd(chunks)
     raise StoreError(
-        f"layers of type '{media_type}' cannot be read", hint=f"readable are {', '.join(sorted(MEDIA_TYPES))}"
+        f"layers of type '{media_type}' cannot be read",
+        hint=f"readable are {', '.join(sorted(LAYER_CODECS))}",
     )
 
 
@@ -99,7 +100,7 @@ def _zstd(chunks: Iterator[bytes]) -> Iterator[bytes]:
             hint="pip install 'imagefactory[build]'",
         ) from error
     decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
-    source = _Source(chunks)
+    source = _Chunks(chunks)
     with decompressor.stream_reader(cast("IO[bytes]", source), read_across_frames=True) as reader:
         try:
             while piece := reader.read(PIECE):
@@ -108,7 +109,7 @@ def _zstd(chunks: Iterator[bytes]) -> Iterator[bytes]:
             raise DamagedError(str(error)) from error
 
 
-class _Source:
+class _Chunks:
     """Chunks as a file that is read forwards."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:

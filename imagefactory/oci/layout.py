@@ -8,7 +8,7 @@
     pushed/<host>.json                           which repository there has which blob (oci/transfer.py)
     checks/                                      passed smoke tests (verify/smoke.py)
     journal/<host>/<repository>.jsonl            what was attached to a registry (verify/attached.py)
-    scans/<diff id>.json                         what a layer holds for GPUs (gpu/scan_records.py)
+    scans/<diff id>.json                         what a layer holds for GPUs (scan/records.py)
     sizes/<digest>.json                          what a packed layer has unpacked (catalogue/measures.py)
     bases/                                       locks of bases whose published packages are gone
     locks/, tmp/                                 who works here, and what is half done
@@ -19,127 +19,42 @@ only files under tmp/ that `collect` removes. Builders hold a shared lock, `coll
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from imagefactory.errors import StoreError
+from imagefactory.files import create_in, explain_full_disk, move_to, open_lock, used, used_by_nobody
 from imagefactory.model import Target
+from imagefactory.oci.collect import Freed
+from imagefactory.oci.manifests import (
+    CONFIG_TYPES,
+    INDEX_TYPE,
+    INDEX_TYPES,
+    MALFORMED,
+    MANIFEST_LIMIT,
+    REF_NAME,
+    TITLE,
+    artifact_type,
+    canonical_json,
+    choose_image,
+    digest_of,
+    format_descriptor,
+    media_type_of,
+    parse_descriptor,
+)
 from imagefactory.oci.model import Descriptor, Image, Layer
-from imagefactory.oci.unpack import Unpacked, remove_tree
+from imagefactory.oci.tree import remove_tree
+from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Progress
 
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
-MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
-CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
-# Ours first; docker's own are what many registries still hold.
-INDEX_TYPES = (INDEX_TYPE, "application/vnd.docker.distribution.manifest.list.v2+json")
-MANIFEST_TYPES = (MANIFEST_TYPE, "application/vnd.docker.distribution.manifest.v2+json")
-CONFIG_TYPES = (CONFIG_TYPE, "application/vnd.docker.container.image.v1+json")
-MANIFEST_LIMIT = 4 << 20  # bytes; what registries take at most, by the distribution specification
-PLATFORM = "linux/amd64"  # which image is taken of an index with several
-REF_NAME = "org.opencontainers.image.ref.name"
-TITLE = "org.opencontainers.image.title"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collected:
-    """What `collect` removed (or would remove): blobs, unpacked layers and records, and their bytes."""
-
-    blobs: int
-    unpacked: int
-    records: int
-    bytes: int
-
-
-def canonical_json(value: object) -> bytes:
-    """One byte sequence for one value: sorted keys, no spaces, UTF-8."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-
-
-def digest_of(data: bytes) -> str:
-    return f"sha256:{hashlib.sha256(data).hexdigest()}"
-
-
-def parse_descriptor(data: Mapping[str, Any]) -> Descriptor:
-    """Raises KeyError, TypeError, AttributeError or ValueError for what is none. It looks at no digest."""
-    size = data["size"]
-    if type(size) is not int:  # JSON has 1e400 and true too
-        raise ValueError(f"{str(size)[:40]!r} is no size")
-    return Descriptor(
-        media_type=str(data["mediaType"]),
-        digest=str(data["digest"]),
-        size=size,
-        annotations=tuple(sorted((str(k), str(v)) for k, v in (data.get("annotations") or {}).items())),
-    )
-
-
-def format_descriptor(descriptor: Descriptor) -> dict[str, object]:
-    plain: dict[str, object] = {
-        "mediaType": descriptor.media_type,
-        "digest": descriptor.digest,
-        "size": descriptor.size,
-    }
-    if descriptor.annotations:
-        plain["annotations"] = dict(descriptor.annotations)
-    return plain
-
-
-def media_type_of(value: Mapping[str, Any]) -> str:
-    """What kind of manifest `value` is. The field is optional in OCI's: then its contents tell.
-
-    Raises ValueError for what is no manifest.
-    """
-    told = value.get("mediaType")
-    if told:
-        return str(told)
-    if isinstance(value.get("manifests"), list):
-        return INDEX_TYPE
-    if isinstance(value.get("config"), dict):
-        return MANIFEST_TYPE
-    raise ValueError("neither an image index nor an image manifest")
-
-
-def artifact_type(value: Mapping[str, Any]) -> str:
-    """What a manifest is as a referrer: its artifactType, else its config's media type (image-spec 1.1)."""
-    config = value.get("config")
-    kind = value.get("artifactType") or (config.get("mediaType") if isinstance(config, dict) else "")
-    return str(kind or "")
-
-
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-@contextmanager
-def explain_full_disk(folder: Path, *, setting: str = "store") -> Iterator[None]:
-    """Turns the operating system's refusals into a StoreError that names the folder.
-
-    `setting` is what a person can set to another folder: `store` or `cache`.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _FULL:
-            raise StoreError(
-                f"no space left in {folder}",
-                hint="free some space, or `imagefactory store gc`, and run the same command again",
-            ) from error
-        if isinstance(error, FileNotFoundError):
-            raise
-        raise StoreError(
-            f"{error.filename or folder} cannot be used: {error.strerror or error}",
-            hint=f"set `{setting}` (imagefactory.toml, IMAGEFACTORY_{setting.upper()}) to a folder of yours",
-        ) from error
 
 
 def reference(target: Target) -> str:
@@ -152,7 +67,7 @@ class BlobWriter:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        handle, self.path = _create_in(layout.tmp, "blob-")
+        handle, self.path = create_in(layout.tmp, "blob-")
         self._file = os.fdopen(handle, "wb")
         self._hash = hashlib.sha256()
         self.size = 0
@@ -172,7 +87,7 @@ class BlobWriter:
         os.fchmod(self._file.fileno(), 0o644)
         self._file.close()
         digest = self.digest
-        _move(self.path, self.layout.blob_path(digest))
+        move_to(self.path, self.layout.blob_path(digest))
         return Descriptor(media_type=media_type, digest=digest, size=self.size)
 
     def __enter__(self) -> BlobWriter:
@@ -243,7 +158,7 @@ class Layout:
         data = self.read(Descriptor(media_type="", digest=digest, size=size))
         try:
             media_type = media_type_of(json.loads(data))
-        except _MALFORMED:
+        except MALFORMED:
             raise StoreError(f"{digest} in {self.path} is no manifest") from None
         return Descriptor(media_type=media_type, digest=digest, size=size), data
 
@@ -279,7 +194,7 @@ class Layout:
             descriptor, kind = parse_descriptor(row), str(row["artifactType"])
         except FileNotFoundError:
             return None  # collected meanwhile
-        except _MALFORMED as error:
+        except MALFORMED as error:
             raise StoreError(f"{path} is damaged: {error}", hint=f"rm {path}") from error
         return (descriptor, kind) if self.has(descriptor) else None
 
@@ -296,7 +211,7 @@ class Layout:
                 entries = [parse_descriptor(entry) for entry in json.loads(path.read_bytes())["manifests"]]
         except FileNotFoundError:
             return {}
-        except _MALFORMED as error:
+        except MALFORMED as error:
             raise StoreError(
                 f"{path} is damaged: {type(error).__name__}: {error}",
                 hint=f"`rm {path}` and build again: layers are found by what made them",
@@ -333,7 +248,7 @@ class Layout:
 
     def write_file(self, path: Path, data: bytes) -> None:
         """Writes beside and renames: a reader sees the old bytes or the new ones."""
-        handle, beside = _create_in(self.tmp, "file-")
+        handle, beside = create_in(self.tmp, "file-")
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
@@ -341,7 +256,7 @@ class Layout:
                 if path.name == "index.json":  # the names people gave: small, and nothing else knows them
                     file.flush()
                     os.fsync(handle)
-            _move(beside, path)
+            move_to(beside, path)
         except BaseException:
             beside.unlink(missing_ok=True)
             raise
@@ -361,7 +276,7 @@ class Layout:
         """
         try:
             return self._load(name, descriptor)
-        except _MALFORMED as error:
+        except MALFORMED as error:
             raise StoreError(
                 f"{name} in {self.path} is not an image of this store: {type(error).__name__}: {error}",
                 hint=f"imagefactory store rm {name}",
@@ -370,7 +285,7 @@ class Layout:
     def _load(self, name: str, descriptor: Descriptor) -> Image:
         manifest_descriptor, value = descriptor, json.loads(self.read(descriptor))
         if media_type_of(value) in INDEX_TYPES:
-            manifest_descriptor = _choose(name, value["manifests"])
+            manifest_descriptor = choose_image(name, value["manifests"])
             value = json.loads(self.read(manifest_descriptor))
         manifest: dict[str, Any] = value
         config_descriptor = parse_descriptor(manifest["config"])
@@ -431,7 +346,7 @@ class Layout:
                 descriptor=parse_descriptor(value), diff_id=str(value["diff_id"]), title=str(value["title"])
             )
             return layer if self.has(layer.descriptor) else None
-        except (*_MALFORMED, StoreError):
+        except (*MALFORMED, StoreError):
             return None
 
     # --- who works here --------------------------------------------------------------------------
@@ -439,7 +354,7 @@ class Layout:
     @contextmanager
     def locked(self, name: str) -> Iterator[None]:
         """One process at a time for `name`; others wait. The kernel frees it when a process dies."""
-        with _open_lock(self.path / "locks" / name) as handle:
+        with open_lock(self.path / "locks" / name) as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
 
@@ -481,14 +396,14 @@ class Layout:
 
     def collect(
         self, progress: Progress, keep: Callable[[], Iterable[str]] = tuple, *, dry_run: bool = False
-    ) -> Collected:
+    ) -> Freed:
         """Removes what no tag needs. Waits for running builds, and they wait for it.
 
         `keep` gives digests of manifests that stay without a tag, as far as they are here and whole. Raises
         StoreError for a folder that is no store: nothing there is ours to remove.
         """
         if not self.path.exists():
-            return Collected(blobs=0, unpacked=0, records=0, bytes=0)
+            return Freed(blobs=0, unpacked=0, records=0, bytes=0)
         for name in ("oci-layout", "index.json", "locks"):
             if not (self.path / name).exists():
                 raise StoreError(
@@ -498,7 +413,7 @@ class Layout:
         with self.alone(progress):
             return self._collect(keep(), dry_run=dry_run)
 
-    def _collect(self, keep: Iterable[str], *, dry_run: bool) -> Collected:
+    def _collect(self, keep: Iterable[str], *, dry_run: bool) -> Freed:
         digests, diff_ids = self._needed()
         for digest in keep:
             self._reach_whole(digest, digests, diff_ids)
@@ -536,7 +451,7 @@ class Layout:
         # Running images hold their unpacked layers; what a killed one left under run/ the next one sweeps.
         unpacked = Unpacked(self.path / "unpacked").collect(diff_ids, dry_run=dry_run)
         freed += sum(size for _, size in unpacked)
-        return Collected(blobs=len(blobs), unpacked=len(unpacked), records=len(records), bytes=freed)
+        return Freed(blobs=len(blobs), unpacked=len(unpacked), records=len(records), bytes=freed)
 
     def _needed(self) -> tuple[set[str], set[str]]:
         """Digests and diff ids of all that tags reach: manifests, their blobs and their referrers."""
@@ -599,7 +514,7 @@ class Layout:
                     waiting += filter(self.has, map(parse_descriptor, value["manifests"]))
                 else:
                     self._reach_blobs(value, digests, diff_ids)
-            except _MALFORMED as error:
+            except MALFORMED as error:
                 raise StoreError(f"{descriptor.digest} in {self.path} is no manifest") from error
             records += _entries(self._referrers(descriptor.digest))
         return records
@@ -614,75 +529,7 @@ class Layout:
             diff_ids |= set(json.loads(self.read(config))["rootfs"]["diff_ids"])
 
 
-_MALFORMED = (KeyError, IndexError, TypeError, AttributeError, ValueError)
 _REBUILD = "build it again: `imagefactory build TARGET` makes what is missing"
-
-
-@contextmanager
-def used(lock: Path, progress: Progress) -> Iterator[None]:
-    """Holds `lock` with others who use what it guards; waits for one who collects."""
-    with _open_lock(lock) as handle:
-        _wait(handle, fcntl.LOCK_SH, lambda: progress.note("waiting for `store gc` to end ..."))
-        yield
-
-
-@contextmanager
-def used_by_nobody(lock: Path, progress: Progress) -> Iterator[None]:
-    """Holds `lock` alone: waits for those who use what it guards, and they wait for this."""
-    with _open_lock(lock) as handle:
-        _wait(handle, fcntl.LOCK_EX, lambda: progress.note("waiting for running builds to end ..."))
-        yield
-
-
-@contextmanager
-def _open_lock(path: Path) -> Iterator[int]:
-    with explain_full_disk(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        yield handle
-    finally:
-        os.close(handle)
-
-
-def _create_in(folder: Path, prefix: str) -> tuple[int, Path]:
-    """A new file under a name of its own, open for writing; the folder is made where it is missing."""
-    try:
-        handle, name = tempfile.mkstemp(dir=folder, prefix=prefix)
-    except FileNotFoundError:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=folder, prefix=prefix)
-    return handle, Path(name)
-
-
-def _move(beside: Path, path: Path) -> None:
-    """Renames, and makes the folder where it is missing."""
-    try:
-        beside.replace(path)
-    except FileNotFoundError:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside.replace(path)
-
-
-def _wait(handle: int, kind: int, before_waiting: Callable[[], None]) -> None:
-    try:
-        fcntl.flock(handle, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        before_waiting()
-        fcntl.flock(handle, kind)
-
-
-def _choose(name: str, entries: list[Mapping[str, Any]]) -> Descriptor:
-    """The image to take of an index: the only one, else that of linux/amd64."""
-    if len(entries) == 1:
-        return parse_descriptor(entries[0])
-    platforms = []
-    for entry in entries:
-        platform = entry.get("platform") or {}
-        platforms.append(f"{platform.get('os')}/{platform.get('architecture')}")
-        if platforms[-1] == PLATFORM:
-            return parse_descriptor(entry)
-    raise StoreError(f"{name} has no image for {PLATFORM}, only for {', '.join(platforms) or 'nothing'}")
 
 
 def _hex(digest: str) -> str:

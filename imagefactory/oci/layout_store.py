@@ -12,15 +12,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from imagefactory.errors import StoreError
-from imagefactory.oci.layout import (
-    INDEX_TYPES,
-    BlobWriter,
-    Layout,
-    digest_of,
-    explain_full_disk,
-    media_type_of,
-    parse_descriptor,
-)
+from imagefactory.files import explain_full_disk
+from imagefactory.oci.layout import BlobWriter, Layout
+from imagefactory.oci.manifests import INDEX_TYPES, digest_of, media_type_of, parse_descriptor
 from imagefactory.oci.model import Descriptor
 from imagefactory.oci.store import DIGEST, Source, check_repository, check_wanted
 

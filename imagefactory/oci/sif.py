@@ -16,20 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.errors import StoreError, UsageError
+from imagefactory.files import explain_full_disk
 from imagefactory.model import Target
 from imagefactory.oci.archive import check_output
 from imagefactory.oci.layers import CHUNK
-from imagefactory.oci.layout import (
+from imagefactory.oci.layout import Layout, reference
+from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.manifests import (
     MANIFEST_TYPE,
     TITLE,
-    Layout,
     canonical_json,
-    explain_full_disk,
     format_descriptor,
     parse_descriptor,
-    reference,
 )
-from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.model import Descriptor, Sif
 from imagefactory.progress import Progress
 

@@ -1,90 +1,28 @@
 """Moves what a manifest names from any store to any other: push, pull and copy are this one thing.
 
-`read_graph` lists a root and all below it; `send` brings blobs first, in parallel, then manifests
-children first, then tags. So a reader of the destination sees nothing or the whole image, and a transfer
-that was cut at any moment goes on where it stopped: blobs that are there are asked for, not sent.
+`send` brings blobs first, in parallel, then manifests children first, then tags. So a reader of the
+destination sees nothing or the whole image, and a transfer that was cut at any moment goes on where it
+stopped: blobs that are there are asked for, not sent.
 
 No blob is ever in memory as a whole; manifests are, up to 4 MiB each.
 """
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 from imagefactory.errors import RegistryError
-from imagefactory.oci.layout import (
-    INDEX_TYPES,
-    MANIFEST_LIMIT,
-    MANIFEST_TYPE,
-    MANIFEST_TYPES,
-    canonical_json,
-    digest_of,
-    format_descriptor,
-    parse_descriptor,
-)
+from imagefactory.oci.graph import Artifact, Graph, Manifest, Place
 from imagefactory.oci.model import Descriptor
-from imagefactory.oci.store import DIGEST, REPOSITORY, Store
+from imagefactory.oci.store import REPOSITORY, Store
 from imagefactory.progress import Progress, Task
 
-EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
-EMPTY = b"{}"
-ATTESTATION = "vnd.docker.reference.type"
-
 WORKERS = 4
-# Bounds for manifests of strangers: more depth and breadth than images have.
-MOST_MANIFESTS = 2000
-MOST_DEPTH = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """A repository of a store."""
-
-    store: Store
-    repository: str
-
-    def __str__(self) -> str:
-        return f"{self.store.name}/{self.repository}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
-    """A manifest or index and its exact bytes, on which its digest depends."""
-
-    descriptor: Descriptor
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Graph:
-    """All that a root names: manifests in the order they must be put, blobs each once.
-
-    `root` is one of `manifests`; referrers, where they were read, come after it.
-    """
-
-    root: Manifest
-    manifests: tuple[Manifest, ...]
-    blobs: tuple[Descriptor, ...]
-
-    @property
-    def size(self) -> int:
-        """Bytes of all blobs."""
-        return sum(blob.size for blob in self.blobs)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Artifact:
-    """A small manifest made here, with the blobs it names, to go along with an image."""
-
-    manifest: Manifest
-    blobs: tuple[tuple[Descriptor, bytes], ...]
 
 
 Origins = Callable[[Descriptor], Iterable[str]]
@@ -196,136 +134,7 @@ class Sent:
 # --- reading -------------------------------------------------------------------------------------
 
 
-def read_graph(place: Place, wanted: str, *, referrers: bool = False) -> Graph:
-    """The root that `wanted` (a tag or digest) names and all below it.
-
-    With `referrers`, also the artifacts whose subject is any manifest of the graph, and theirs.
-    Raises RegistryError for what is not there, is no manifest, or nests deeper than images do.
-    """
-    reader = _Reader(place)
-    root = reader.read(wanted, depth=0)
-    walk = list(reader.manifests) if referrers else []
-    for digest in walk:  # grows while it is walked: referrers have referrers
-        for found in place.store.referrers(place.repository, digest):
-            if found.digest not in reader.manifests:
-                reader.read(found.digest, depth=1)
-                walk.append(found.digest)
-    return Graph(root=root, manifests=tuple(reader.manifests.values()), blobs=tuple(reader.blobs.values()))
-
-
-class _Reader:
-    def __init__(self, place: Place) -> None:
-        self.place = place
-        self.manifests: dict[str, Manifest] = {}
-        self.blobs: dict[str, Descriptor] = {}
-
-    def read(self, wanted: str, *, depth: int) -> Manifest:
-        """Children first: `manifests` is in the order in which they can be put."""
-        if wanted in self.manifests:
-            return self.manifests[wanted]
-        if depth > MOST_DEPTH or len(self.manifests) >= MOST_MANIFESTS:
-            raise RegistryError(f"{self.place} {wanted} is no image: its manifests nest without end")
-        manifest = read_manifest(self.place, wanted)
-        children, blobs = parse_parts(manifest)
-        for child in children:
-            self.read(child.digest, depth=depth + 1)
-        self.blobs.update({blob.digest: blob for blob in blobs})
-        self.manifests[manifest.descriptor.digest] = manifest
-        return manifest
-
-
-def read_manifest(place: Place, wanted: str) -> Manifest:
-    """The manifest of a tag or digest. Raises RegistryError when there is none."""
-    found = place.store.manifest(place.repository, wanted)
-    if found is None:
-        raise RegistryError(f"{place} has no {wanted}", hint="is the name right, and was it pushed?")
-    descriptor, data = found
-    if len(data) > MANIFEST_LIMIT:
-        raise RegistryError(f"{place} {wanted}: a manifest of {len(data)} bytes is none of an image")
-    return Manifest(descriptor=descriptor, data=data)
-
-
-def parse_parts(manifest: Manifest) -> tuple[tuple[Descriptor, ...], tuple[Descriptor, ...]]:
-    """The manifests and the blobs a manifest names. Raises RegistryError for what is malformed."""
-    kind, digest = manifest.descriptor.media_type, manifest.descriptor.digest
-    try:
-        value = json.loads(manifest.data)
-        if kind in INDEX_TYPES:
-            children, blobs = [parse_descriptor(entry) for entry in value["manifests"]], []
-        elif kind in MANIFEST_TYPES:
-            children, blobs = [], [parse_descriptor(entry) for entry in (value["config"], *value["layers"])]
-        else:
-            raise RegistryError(
-                f"{digest} is a {kind!r}, which is no image",
-                hint="only OCI images, artifacts and docker's schema 2 can be moved",
-            )
-    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        raise RegistryError(f"the manifest {digest} is malformed: {type(error).__name__}: {error}") from error
-    for part in (*children, *blobs):
-        if not DIGEST.fullmatch(part.digest) or part.size < 0:
-            raise RegistryError(
-                f"the manifest {digest} names {part.digest[:80]!r}, which is no sha256 digest"
-            )
-    return tuple(children), tuple(blobs)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """Which root to bring for one platform; `whole` is true when that is the very index asked for."""
-
-    digest: str
-    whole: bool
-
-
-def choose_platform(manifest: Manifest, platform: str) -> Choice:
-    """What a pull for `platform` (`linux/amd64`) brings of a manifest or index.
-
-    An index whose every image is for the platform is kept, so that its digest stays what it was;
-    attestations beside the images do not count. Of an index with other platforms only the platform's
-    manifest is brought. Raises RegistryError when there is none.
-    """
-    if manifest.descriptor.media_type not in INDEX_TYPES:
-        return Choice(digest=manifest.descriptor.digest, whole=True)
-    parse_parts(manifest)  # well-formed from here on
-    entries = json.loads(manifest.data)["manifests"]
-    images = [entry for entry in entries if ATTESTATION not in (entry.get("annotations") or {})]
-    system, _, architecture = platform.partition("/")
-    fitting = [
-        entry for entry in images if "platform" not in entry or _platform_of(entry) == (system, architecture)
-    ]
-    if not fitting:
-        raise RegistryError(f"{manifest.descriptor.digest} has no image for {platform}")
-    if len(fitting) == len(images) == 1:
-        return Choice(digest=manifest.descriptor.digest, whole=True)
-    # amd64/v3 and the like need newer processors: the plain one runs everywhere.
-    fitting.sort(key=lambda entry: "platform" in entry and bool(entry["platform"].get("variant")))
-    return Choice(digest=str(fitting[0]["digest"]), whole=False)
-
-
-def _platform_of(entry: Mapping[str, Any]) -> tuple[object, object]:
-    found = entry["platform"] if isinstance(entry["platform"], Mapping) else {}
-    return found.get("os"), found.get("architecture")
-
-
 # --- artifacts -----------------------------------------------------------------------------------
-
-
-def make_artifact(kind: str, subject: Descriptor, annotations: dict[str, str]) -> Artifact:
-    """A referrer of `subject` that says what it has to say in its annotations alone (image-spec 1.1)."""
-    empty = Descriptor(media_type=EMPTY_TYPE, digest=digest_of(EMPTY), size=len(EMPTY))
-    data = canonical_json(
-        {
-            "schemaVersion": 2,
-            "mediaType": MANIFEST_TYPE,
-            "artifactType": kind,
-            "config": format_descriptor(empty),
-            "layers": [format_descriptor(empty)],
-            "subject": format_descriptor(subject),
-            "annotations": annotations,
-        }
-    )
-    descriptor = Descriptor(media_type=MANIFEST_TYPE, digest=digest_of(data), size=len(data))
-    return Artifact(manifest=Manifest(descriptor=descriptor, data=data), blobs=((empty, EMPTY),))
 
 
 # --- sending -------------------------------------------------------------------------------------

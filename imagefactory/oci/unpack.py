@@ -13,9 +13,7 @@ import fcntl
 import hashlib
 import os
 import shutil
-import stat
 import tarfile
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -24,23 +22,10 @@ from tarfile import HeaderError, ReadError
 from typing import IO, Protocol, Self, cast
 
 from imagefactory.errors import StoreError, ToolError
+from imagefactory.oci.manifests import LAYER_CODECS
 from imagefactory.oci.model import Layer
+from imagefactory.oci.tree import CHUNK, WHITEOUT, LayerTree, entry_parts, remove_tree
 from imagefactory.progress import Progress, Task, format_bytes
-
-MEDIA_TYPES = {
-    "application/vnd.oci.image.layer.v1.tar": "tar",
-    "application/vnd.oci.image.layer.v1.tar+gzip": "gzip",
-    "application/vnd.oci.image.layer.v1.tar+zstd": "zstd",
-    "application/vnd.docker.image.rootfs.diff.tar": "tar",
-    "application/vnd.docker.image.rootfs.diff.tar.gzip": "gzip",
-}
-CHUNK = 1 << 20
-WHITEOUT = ".wh."
-OPAQUE = ".wh..wh..opq"
-# Overlay reads user.* inside a user namespace (mount option userxattr), and the runner always makes one.
-OPAQUE_ATTRIBUTE = "user.overlay.opaque"
-DEEPEST = 60
-OPEN_FOLDERS = 2 * DEEPEST + 8  # an entry and the target of its hard link, both as deep as may be
 
 
 class _Source(Protocol):
@@ -175,9 +160,9 @@ def unpack_layer(layer: Layer, blob: Path, folder: Path, task: Task) -> None:
                 f"blob {layer.descriptor.digest} cannot be read: {error.strerror}",
                 hint="the image is damaged: build it again",
             ) from error
-        content = _Hashed(_decoder(layer.descriptor.media_type, packed, opened))
+        content = _HashedTar(_decoder(layer.descriptor.media_type, packed, opened))
         try:
-            with _Tree(folder, owners=os.geteuid() == 0) as tree:
+            with LayerTree(folder, owners=os.geteuid() == 0) as tree:
                 _write_entries(content, tree)
             content.drain()
         except OSError as error:
@@ -197,25 +182,6 @@ def unpack_layer(layer: Layer, blob: Path, folder: Path, task: Task) -> None:
             f"layer {layer.title or layer.diff_id} holds {content.digest}, not {layer.diff_id}",
             hint="the blob or its manifest is damaged: remove the image and build it again",
         )
-
-
-def remove_tree(folder: Path) -> None:
-    """Removes `folder` whatever the modes inside it; nothing there is fine."""
-
-    def unlock(function: Callable[..., object], path: str, _: object) -> None:
-        for place in (Path(path).parent, Path(path)):
-            if place.is_dir() and not place.is_symlink():
-                place.chmod(0o700)
-        if function in (os.open, os.scandir, os.listdir):
-            shutil.rmtree(path)
-        elif Path(path).is_dir() and not Path(path).is_symlink():
-            Path(path).rmdir()
-        else:
-            Path(path).unlink()
-
-    if folder.is_dir() and not folder.is_symlink():
-        folder.chmod(0o700)
-        shutil.rmtree(folder, onerror=unlock)
 
 
 # --- reading -------------------------------------------------------------------------------------
@@ -241,7 +207,7 @@ class _Counted:
         return getattr(self.file, name)
 
 
-class _Hashed:
+class _HashedTar:
     """The plain tar, hashed and counted as it is read."""
 
     def __init__(self, source: _Source) -> None:
@@ -264,7 +230,7 @@ class _Hashed:
 
 
 def _decoder(media_type: str, packed: _Counted, opened: ExitStack) -> _Source:
-    codec = MEDIA_TYPES.get(media_type)
+    codec = LAYER_CODECS.get(media_type)
     if codec == "tar":
         return packed
     if codec == "gzip":
@@ -291,7 +257,7 @@ def _decoder(media_type: str, packed: _Counted, opened: ExitStack) -> _Source:
         return opened.enter_context(reader)
     raise StoreError(
         f"layers of type '{media_type}' cannot be unpacked",
-        hint=f"the store's layers are {', '.join(sorted(MEDIA_TYPES))}",
+        hint=f"the store's layers are {', '.join(sorted(LAYER_CODECS))}",
     )
 
 
@@ -304,7 +270,7 @@ def _decoder_errors() -> type[Exception]:
     return zstandard.ZstdError
 
 
-def _full(folder: Path, content: _Hashed, error: OSError) -> StoreError:
+def _full(folder: Path, content: _HashedTar, error: OSError) -> StoreError:
     """Reads the layer to its end, to say how many bytes it wants."""
     content.drain()
     free = shutil.disk_usage(folder).free
@@ -331,7 +297,7 @@ class _StrictInfo(tarfile.TarInfo):
             raise
 
 
-def _write_entries(content: _Hashed, tree: _Tree) -> None:
+def _write_entries(content: _HashedTar, tree: LayerTree) -> None:
     stream = cast("IO[bytes]", content)
     with tarfile.open(fileobj=stream, mode="r|", bufsize=CHUNK, tarinfo=_StrictInfo) as archive:
         seen: list[tarfile.TarInfo] = vars(archive)["members"]
@@ -356,185 +322,6 @@ def _write_entries(content: _Hashed, tree: _Tree) -> None:
                 continue  # the sandbox covers /dev with its own, so these could never be seen
             else:
                 raise tarfile.TarError(f"'{member.name}' is neither a file, a folder nor a link")
-
-
-def entry_parts(name: str) -> tuple[str, ...]:
-    """The folders and last name of a tar entry; () is the root. Raises ValueError for what leaves it."""
-    if name.startswith("/"):
-        raise ValueError(f"'{name}' is an absolute path")
-    parts = tuple(part for part in name.split("/") if part not in ("", "."))
-    if ".." in parts or "\0" in name:
-        raise ValueError(f"'{name}' leaves the layer")
-    if len(parts) > DEEPEST:
-        raise ValueError(f"'{name[:80]}...' is more than {DEEPEST} folders deep")
-    return parts
-
-
-class _Tree:
-    """A folder that is written by names relative to open folders, so that no link can lead out of it."""
-
-    def __init__(self, folder: Path, *, owners: bool) -> None:
-        self.owners = owners
-        self.root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        self.opened: OrderedDict[tuple[str, ...], int] = OrderedDict()
-        self.folders: dict[tuple[str, ...], tarfile.TarInfo] = {}
-
-    def __enter__(self) -> _Tree:
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        try:
-            if kind is None:
-                self._finish_folders()
-        finally:
-            for fd in self.opened.values():
-                os.close(fd)
-            os.close(self.root)
-
-    def folder(self, parts: tuple[str, ...], member: tarfile.TarInfo) -> None:
-        if parts:
-            self._open(parts, make=True)
-        # Modes and times last: a folder that its owner may not write could not be filled.
-        self.folders[parts] = member
-
-    def file(self, parts: tuple[str, ...], member: tarfile.TarInfo, data: IO[bytes]) -> None:
-        parent, name = self._parent(parts)
-        self._clear(parent, name)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(name, flags, 0o600, dir_fd=parent)
-        try:
-            left = member.size
-            while left:
-                chunk = memoryview(data.read(min(CHUNK, left)))
-                if not chunk:
-                    raise EOFError(f"the archive ends inside '{member.name}'")
-                left -= len(chunk)
-                while chunk:
-                    chunk = chunk[os.write(fd, chunk) :]
-            if self.owners:
-                os.fchown(fd, member.uid, member.gid)
-            os.fchmod(fd, member.mode & 0o777)
-            os.utime(fd, ns=_times(member))
-        finally:
-            os.close(fd)
-
-    def symlink(self, parts: tuple[str, ...], member: tarfile.TarInfo) -> None:
-        parent, name = self._parent(parts)
-        self._clear(parent, name)
-        os.symlink(member.linkname, name, dir_fd=parent)
-        if self.owners:
-            os.chown(name, member.uid, member.gid, dir_fd=parent, follow_symlinks=False)
-        os.utime(name, ns=_times(member), dir_fd=parent, follow_symlinks=False)
-
-    def hard_link(self, parts: tuple[str, ...], target: tuple[str, ...], member: tarfile.TarInfo) -> None:
-        if not target:
-            raise tarfile.TarError(f"'{member.name}' is a hard link to nothing")
-        try:
-            source = self._open(target[:-1], make=False)
-            kind = os.stat(target[-1], dir_fd=source, follow_symlinks=False).st_mode
-        except FileNotFoundError as error:
-            raise tarfile.TarError(
-                f"'{member.name}' links to '{member.linkname}', not in this layer"
-            ) from error
-        if not stat.S_ISREG(kind):
-            raise tarfile.TarError(f"'{member.name}' links to '{member.linkname}', which is not a file")
-        parent, name = self._parent(parts)
-        if target == parts:
-            return
-        self._clear(parent, name)
-        source = self._open(target[:-1], make=False)
-        os.link(target[-1], name, src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False)
-
-    def whiteout(self, parts: tuple[str, ...]) -> None:
-        """The OCI whiteout `.wh.NAME`, or the opaque mark, in overlay's words."""
-        parent, name = self._parent(parts)
-        hidden = name.removeprefix(WHITEOUT)
-        if name == OPAQUE:
-            self._set_opaque(parent)
-        elif hidden in ("", ".", "..") or hidden.startswith(WHITEOUT):
-            raise tarfile.TarError(f"'{'/'.join(parts)}' is not a whiteout of the OCI image specification")
-        else:
-            try:
-                os.mknod(hidden, stat.S_IFCHR, os.makedev(0, 0), dir_fd=parent)
-            except FileExistsError:
-                # The layer's own entry of that name is what is to be seen; a folder also hides the lower one.
-                if stat.S_ISDIR(os.stat(hidden, dir_fd=parent, follow_symlinks=False).st_mode):
-                    self._set_opaque(self._open((*parts[:-1], hidden), make=False))
-            except PermissionError as error:
-                raise StoreError(
-                    f"the file system refuses whiteouts (mknod of character device 0/0): {error.strerror}",
-                    hint="put the store on a local disk; Linux 5.8 or newer is needed",
-                ) from error
-
-    def _set_opaque(self, folder: int) -> None:
-        try:
-            os.setxattr(folder, OPAQUE_ATTRIBUTE, b"y")
-        except OSError as error:
-            raise StoreError(
-                f"the file system refuses the attribute {OPAQUE_ATTRIBUTE}: {error.strerror}",
-                hint="put the store on a file system with user extended attributes (ext4, xfs, btrfs)",
-            ) from error
-
-    def _clear(self, parent: int, name: str) -> bool:
-        """Removes an earlier entry of that name, as later entries win. True if it was a whiteout."""
-        try:
-            found = os.stat(name, dir_fd=parent, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
-        if stat.S_ISDIR(found.st_mode):
-            raise tarfile.TarError(f"'{name}' is a folder and later something else")
-        os.unlink(name, dir_fd=parent)
-        return stat.S_ISCHR(found.st_mode)
-
-    def _parent(self, parts: tuple[str, ...]) -> tuple[int, str]:
-        return self._open(parts[:-1], make=True), parts[-1]
-
-    def _open(self, parts: tuple[str, ...], *, make: bool) -> int:
-        """The open folder `parts`, valid until a few dozen others were opened."""
-        if not parts:
-            return self.root
-        if parts in self.opened:
-            self.opened.move_to_end(parts)
-            return self.opened[parts]
-        parent, name = self._open(parts[:-1], make=make), parts[-1]
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        hides = False
-        try:
-            fd = os.open(name, flags, dir_fd=parent)
-        except (FileNotFoundError, NotADirectoryError) as error:
-            if not make:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name) from error
-            if not isinstance(error, FileNotFoundError):
-                kind = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
-                if not stat.S_ISCHR(kind):
-                    raise tarfile.TarError(
-                        f"'{'/'.join(parts)}' is used as a folder but is a link or file"
-                    ) from error
-                hides = self._clear(parent, name)
-            os.mkdir(name, 0o700, dir_fd=parent)
-            fd = os.open(name, flags, dir_fd=parent)
-            os.fchmod(fd, 0o755)
-        if hides:
-            self._set_opaque(fd)
-        if len(self.opened) >= OPEN_FOLDERS:
-            # Never the ancestors of `parts`: they were used just now and stand at the end.
-            os.close(self.opened.popitem(last=False)[1])
-        self.opened[parts] = fd
-        return fd
-
-    def _finish_folders(self) -> None:
-        # Deepest first, so that no folder is closed to us before those inside it are done.
-        for parts, member in sorted(self.folders.items(), key=lambda item: -len(item[0])):
-            fd = self._open(parts, make=False)
-            if self.owners:
-                os.fchown(fd, member.uid, member.gid)
-            os.fchmod(fd, member.mode & 0o1777)
-            os.utime(fd, ns=_times(member))
-
-
-def _times(member: tarfile.TarInfo) -> tuple[int, int]:
-    moment = round(member.mtime * 1_000_000_000)
-    return moment, moment
 
 
 # --- folders in use ------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from imagefactory.verify.model import Subject
 from imagefactory.verify.nonces import Spending
 
 if TYPE_CHECKING:
-    from imagefactory.oci.transfer import Place
+    from imagefactory.oci.graph import Place
     from imagefactory.verdicts import Attaching
 
 

@@ -28,7 +28,7 @@ from imagefactory.progress import Progress
 from imagefactory.subjects import subject_of
 
 if TYPE_CHECKING:
-    from imagefactory.oci.transfer import Place
+    from imagefactory.oci.graph import Place
 
 OSDF = "osdf://"
 CHOICES = (ImageKind.DOCKER, ImageKind.ORAS, ImageKind.SIF)
@@ -161,7 +161,7 @@ def _in_registry(factory: Factory, target: Target, reference: str) -> PoolImage:
 
 
 def _size(place: Place, manifest: str) -> int:
-    from imagefactory.oci.transfer import parse_parts, read_manifest
+    from imagefactory.oci.graph import parse_parts, read_manifest
 
     _, blobs = parse_parts(read_manifest(place, manifest))
     return sum(blob.size for blob in blobs)

@@ -114,7 +114,7 @@ def predict_stage(
     factory: Factory, stage: Stage, definition: Definition, progress: Progress
 ) -> dict[str, Predicted]:
     """What a scan lets one expect: of the image, or of the wheels where this machine never had it."""
-    from imagefactory.gpu.judge import ask, scanned_contents
+    from imagefactory.gpu.cells import ask, scanned_contents
     from imagefactory.inspection import inspect_made
     from imagefactory.verify.predicted import predict_coverage
     from imagefactory.workflow import find_image

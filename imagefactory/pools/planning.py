@@ -23,8 +23,8 @@ from dataclasses import dataclass
 
 from imagefactory.errors import NothingSelectedError, UsageError
 from imagefactory.gpu.capability import Capability, parse_capability
+from imagefactory.gpu.cells import judge
 from imagefactory.gpu.drivers import older
-from imagefactory.gpu.judge import judge
 from imagefactory.gpu.knowledge import families
 from imagefactory.gpu.knowledge.toolkits import native_driver
 from imagefactory.model import Target

@@ -40,7 +40,8 @@ class PullAsker:
         return self._told[reference]
 
     def _ask(self, where: Reference, address: str) -> str:
-        from imagefactory.oci.registry import Patience, Registry, RegistryOptions
+        from imagefactory.oci.registry.client import Registry
+        from imagefactory.oci.registry.exchange import Patience, RegistryOptions
 
         trusted = package_index(self.factory).certificates
         options = RegistryOptions(

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from imagefactory.errors import StatementError, UsageError
-from imagefactory.oci.layout import explain_full_disk
+from imagefactory.files import explain_full_disk
 from imagefactory.pools.model import NodeResult, Sweep
 from imagefactory.verify.report import format_time, line, parse_time, shown
 from imagefactory.verify.report_file import clean

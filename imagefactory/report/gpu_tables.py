@@ -8,7 +8,7 @@ from itertools import groupby
 from imagefactory.compat import RUNS, Candidate, Cover, Gpu, Row, Unserved, faults, serves
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.capability import Capability
-from imagefactory.gpu.knowledge.compared import Difference
+from imagefactory.gpu.compared import Difference
 from imagefactory.gpu.model import Answer, Cell, Claim
 from imagefactory.report.console import format_table
 

@@ -23,19 +23,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from imagefactory.errors import FactoryError, RegistryError, StoreError
+from imagefactory.files import explain_full_disk
 from imagefactory.oci.candidates import REVOCATION_TYPE, VERDICT_TYPE
-from imagefactory.oci.layout import (
+from imagefactory.oci.graph import EMPTY, EMPTY_TYPE, Artifact, Manifest, Place
+from imagefactory.oci.manifests import (
     MANIFEST_TYPE,
     artifact_type,
     canonical_json,
     digest_of,
-    explain_full_disk,
     format_descriptor,
     parse_descriptor,
 )
 from imagefactory.oci.model import Descriptor
 from imagefactory.oci.store import DIGEST
-from imagefactory.oci.transfer import EMPTY, EMPTY_TYPE, WORKERS, Artifact, Manifest, Place
+from imagefactory.oci.transfer import WORKERS
 from imagefactory.progress import Progress
 from imagefactory.verify.envelope import LARGEST
 

@@ -10,18 +10,11 @@ from functools import cached_property
 
 from imagefactory.errors import NoImageError, RegistryError
 from imagefactory.factory import Factory
-from imagefactory.oci.layout import INDEX_TYPES, PLATFORM
+from imagefactory.oci.graph import ATTESTATION, Manifest, Place, choose_platform, parse_parts, read_manifest
 from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.manifests import INDEX_TYPES, PLATFORM
 from imagefactory.oci.model import Image, Sif
 from imagefactory.oci.sif import is_sif_manifest
-from imagefactory.oci.transfer import (
-    ATTESTATION,
-    Manifest,
-    Place,
-    choose_platform,
-    parse_parts,
-    read_manifest,
-)
 from imagefactory.verify.judgement import Court
 from imagefactory.verify.model import Judged, Subject
 from imagefactory.verify.smoke import suite_digest

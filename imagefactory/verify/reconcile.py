@@ -14,10 +14,11 @@ from typing import Any
 
 from imagefactory.errors import RegistryError, StoreError
 from imagefactory.oci.candidates import STATEMENT_TYPES
-from imagefactory.oci.layout import Layout, artifact_type, parse_descriptor
+from imagefactory.oci.graph import Place
+from imagefactory.oci.layout import Layout
 from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.manifests import artifact_type, parse_descriptor
 from imagefactory.oci.model import Descriptor
-from imagefactory.oci.transfer import Place
 from imagefactory.verify.attached import MALFORMED, Journal, Statement, put_statement
 
 TRIES = 5

@@ -26,8 +26,8 @@ from imagefactory.catalogue.model import Offer
 from imagefactory.catalogue.offers import judge_offer
 from imagefactory.catalogue.reading import read_catalogue
 from imagefactory.oci.candidates import CANDIDATE, VERDICT_TYPE
-from imagefactory.oci.registry import Registry
-from imagefactory.oci.transfer import Place, read_manifest
+from imagefactory.oci.graph import Place, read_manifest
+from imagefactory.oci.registry.client import Registry
 from imagefactory.settings.load import load_settings
 from imagefactory.verify.attached import Statement, attach
 from imagefactory.verify.claims import verified_claims

@@ -17,14 +17,8 @@ from imagefactory.engines.base_image import BaseImage, format_time, write_index
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.model import Base, Definition, Lock, Target, Where
 from imagefactory.oci.layers import CHUNK, codec
-from imagefactory.oci.layout import (
-    CONFIG_TYPE,
-    MANIFEST_TYPE,
-    BlobWriter,
-    Layout,
-    canonical_json,
-    format_descriptor,
-)
+from imagefactory.oci.layout import BlobWriter, Layout
+from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, canonical_json, format_descriptor
 from imagefactory.oci.model import Layer
 from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Quiet

@@ -25,7 +25,8 @@ from imagefactory.lock.debian.file import read_base_lock
 from imagefactory.lock.files import write_lock
 from imagefactory.locking import wanted_hash
 from imagefactory.model import Lock, LockedWheel, Target
-from imagefactory.oci.layout import CONFIG_TYPE, MANIFEST_TYPE, canonical_json, format_descriptor, reference
+from imagefactory.oci.layout import reference
+from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, canonical_json, format_descriptor
 from imagefactory.oci.model import Descriptor, Layer
 from imagefactory.settings.load import load_settings
 from imagefactory.workflow import define_target

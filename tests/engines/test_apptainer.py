@@ -30,12 +30,13 @@ from imagefactory.errors import BuildError, RegistryError, ToolError, UsageError
 from imagefactory.factory import read_factory
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.model import Definition, Mount, RunSpec
+from imagefactory.oci.graph import Place, read_graph
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.model import Image, Sif
-from imagefactory.oci.registry import Registry
+from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.sif import find_sif, load_sif, sifs_of
-from imagefactory.oci.transfer import Place, Sending, read_graph, send
+from imagefactory.oci.transfer import Sending, send
 from imagefactory.progress import Quiet
 from imagefactory.settings.load import load_settings
 from imagefactory.verify.runners.apptainer import ApptainerRunner

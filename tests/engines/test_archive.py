@@ -15,11 +15,11 @@ import pytest
 
 from imagefactory.oci.archive import FORMATS, export
 from imagefactory.oci.layers import codec
-from imagefactory.oci.layout import (
+from imagefactory.oci.layout import Layout
+from imagefactory.oci.manifests import (
     CONFIG_TYPE,
     INDEX_TYPE,
     MANIFEST_TYPE,
-    Layout,
     canonical_json,
     format_descriptor,
 )

@@ -15,8 +15,8 @@ from imagefactory.catalogue.model import Catalogue
 from imagefactory.catalogue.publishing import publish_catalogue
 from imagefactory.catalogue.reading import CURRENT, read_catalogue
 from imagefactory.errors import RegistryError, StatementError
-from imagefactory.oci.registry import Registry
-from imagefactory.oci.transfer import Place
+from imagefactory.oci.graph import Place
+from imagefactory.oci.registry.client import Registry
 from imagefactory.settings.load import load_settings
 from tests.unit.catalogue_made_here import make_catalogue, make_image
 from tests.unit.verdicts_made_here import LAB, NOW, STRANGER

@@ -31,7 +31,8 @@ from imagefactory.engines.site import BuildSecrets, find_secrets
 from imagefactory.errors import BuildError, FactoryError, RegistryError, ToolError, UsageError
 from imagefactory.model import Completed, Definition, Mount, RunSpec
 from imagefactory.oci.layers import codec
-from imagefactory.oci.layout import CONFIG_TYPE, Layout, canonical_json, format_descriptor
+from imagefactory.oci.layout import Layout
+from imagefactory.oci.manifests import CONFIG_TYPE, canonical_json, format_descriptor
 from imagefactory.oci.model import Image
 from imagefactory.oci.store import Reference
 from imagefactory.progress import Lines, Quiet

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from imagefactory.gpu.fatbin import scan_bytes, scan_file
+from imagefactory.scan.fatbin import scan_bytes, scan_file
 from tests.services.nvcc import install_wheels
 
 PINS = {

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.gpu.fatbin import Reader, scan_bytes, scan_file
 from imagefactory.gpu.model import Library
+from imagefactory.scan.fatbin import CodeReader, scan_bytes, scan_file
 from imagefactory.verify.suite.gpu import kernels
 from tests.services.nvcc import Nvcc, install_nvcc
 from tests.services.processes import ServiceError
@@ -61,7 +61,7 @@ def read_every_way(path: Path) -> Library:
     data = path.read_bytes()
     assert scan_bytes(data, path.name) == found
     for chunk in (97, 4096, 1 << 20):
-        reader = Reader(path.name, len(data))
+        reader = CodeReader(path.name, len(data))
         for at in range(0, len(data), chunk):
             reader.feed(memoryview(data)[at : at + chunk])
         assert reader.close() == found, chunk

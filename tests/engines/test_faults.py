@@ -28,19 +28,21 @@ import pytest
 
 from imagefactory.errors import EXIT_INTERRUPTED, EXIT_REGISTRY, RegistryError
 from imagefactory.oci.candidates import PUSHED_TYPE, pushed_record
-from imagefactory.oci.layout import (
+from imagefactory.oci.graph import Graph, Place, read_graph
+from imagefactory.oci.layout import Layout
+from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.manifests import (
     CONFIG_TYPE,
     INDEX_TYPE,
     MANIFEST_TYPE,
-    Layout,
     canonical_json,
     format_descriptor,
 )
-from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.model import Descriptor
-from imagefactory.oci.registry import Patience, Registry, RegistryOptions
+from imagefactory.oci.registry.client import Registry
+from imagefactory.oci.registry.exchange import Patience, RegistryOptions
 from imagefactory.oci.store import Source
-from imagefactory.oci.transfer import Graph, Place, Sending, Sent, origins_from, read_graph, remember, send
+from imagefactory.oci.transfer import Sending, Sent, origins_from, remember, send
 from imagefactory.progress import Quiet
 from tests.engines.faults import LINE, STUCK, Fault, FaultProxy, Storm
 from tests.services import registry as services

@@ -20,7 +20,8 @@ from imagefactory.factory import Factory, read_factory
 from imagefactory.lock.files import write_lock
 from imagefactory.locking import wanted_hash
 from imagefactory.model import CheckState, Lock, LockedWheel, Outcome
-from imagefactory.oci.layout import CONFIG_TYPE, MANIFEST_TYPE, canonical_json, format_descriptor, reference
+from imagefactory.oci.layout import reference
+from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, canonical_json, format_descriptor
 from imagefactory.progress import Quiet
 from imagefactory.settings.load import load_settings
 from imagefactory.verdicts import find_in, local_place, read_court

@@ -17,7 +17,7 @@ import pytest
 
 from imagefactory.catalogue.document import LIFE, sign_catalogue
 from imagefactory.catalogue.model import Catalogue, CataloguedImage, CataloguedSif
-from imagefactory.oci.layout import digest_of
+from imagefactory.oci.manifests import digest_of
 from imagefactory.oci.sif import sif_name
 from imagefactory.verify.model import Gpu, Subject
 from imagefactory.verify.smoke import suite_digest

@@ -19,9 +19,10 @@ import pytest
 from imagefactory.errors import RegistryError
 from imagefactory.factory import Factory, read_factory
 from imagefactory.oci.candidates import candidate_tag
-from imagefactory.oci.layout import INDEX_TYPE, MANIFEST_TYPE
-from imagefactory.oci.registry import Patience, Registry, RegistryOptions
-from imagefactory.oci.transfer import Place
+from imagefactory.oci.graph import Place
+from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE
+from imagefactory.oci.registry.client import Registry
+from imagefactory.oci.registry.exchange import Patience, RegistryOptions
 from imagefactory.progress import Quiet
 from imagefactory.promoting import Promoting, promote
 from imagefactory.settings.load import load_settings

@@ -21,11 +21,13 @@ from typing import Any
 
 import pytest
 
-from imagefactory.oci.layout import CONFIG_TYPE, INDEX_TYPE, MANIFEST_TYPE, Layout, canonical_json
+from imagefactory.oci.graph import Place, read_graph
+from imagefactory.oci.layout import Layout
 from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.manifests import CONFIG_TYPE, INDEX_TYPE, MANIFEST_TYPE, canonical_json
 from imagefactory.oci.model import Descriptor
-from imagefactory.oci.registry import Registry
-from imagefactory.oci.transfer import Place, Sending, read_graph, send
+from imagefactory.oci.registry.client import Registry
+from imagefactory.oci.transfer import Sending, send
 from imagefactory.progress import Quiet
 from tests.unit.wheels_made_here import make_wheel
 

@@ -20,8 +20,9 @@ import pytest
 
 from imagefactory.errors import EXIT_REGISTRY, RegistryError
 from imagefactory.oci.credentials import Credential, anonymous
-from imagefactory.oci.layout import INDEX_TYPE, MANIFEST_TYPE, digest_of
-from imagefactory.oci.registry import Patience, Registry, RegistryOptions
+from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, digest_of
+from imagefactory.oci.registry.client import Registry
+from imagefactory.oci.registry.exchange import Patience, RegistryOptions
 from imagefactory.oci.store import Store
 from tests.services.registry import RegistryOptions as ServerOptions
 from tests.services.registry import RegistryServer, registry_server

@@ -12,8 +12,8 @@ from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.contradictions import contradictions
 from imagefactory.gpu.model import Answer, Contents
 from imagefactory.gpu.predict import predict
-from imagefactory.gpu.scan import scan_wheel
 from imagefactory.progress import Quiet
+from imagefactory.scan.files import scan_wheel
 from tests.services.wheels import Wheels, wheels  # noqa: F401
 
 # Modules by their targets, read with other tools (cuobjdump among them) before this scanner was.
@@ -104,7 +104,7 @@ def test_the_hole_at_turing_is_explained(name: str, contents: Contents) -> None:
 COST = """
 import re, sys
 from pathlib import Path
-from imagefactory.gpu.scan import scan_wheel
+from imagefactory.scan.files import scan_wheel
 from imagefactory.progress import Quiet
 
 scan_wheel(Path(sys.argv[1]), Quiet(), workers=2)

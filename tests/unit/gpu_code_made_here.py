@@ -1,6 +1,6 @@
 """Small files that hold GPU code, as far as their headers tell: what scans read and nothing runs.
 
-A container's layout stands in imagefactory/gpu/fatbin.py's docstring.
+A container's layout stands in imagefactory/scan/fatbin.py's docstring.
 """
 
 from __future__ import annotations

@@ -14,12 +14,13 @@ import pytest
 
 from imagefactory.errors import RegistryError, StatementError, StoreError
 from imagefactory.oci.candidates import REVOCATION_TYPE, TEST_RESULT_TYPE, VERDICT_TYPE
-from imagefactory.oci.layout import INDEX_TYPE, MANIFEST_TYPE, Layout, digest_of
+from imagefactory.oci.graph import Place
+from imagefactory.oci.layout import Layout
 from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, digest_of
 from imagefactory.oci.model import Descriptor
-from imagefactory.oci.registry import Registry
+from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.store import Store
-from imagefactory.oci.transfer import Place
 from imagefactory.progress import Quiet
 from imagefactory.verify.attached import (
     MOST_REFUSED,

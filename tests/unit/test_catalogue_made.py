@@ -36,16 +36,11 @@ from imagefactory.gpu.model import Answer, Basis
 from imagefactory.lock.debian.file import format_base_lock, read_base_lock
 from imagefactory.model import Target
 from imagefactory.oci.candidates import REVOCATION_TYPE
-from imagefactory.oci.layout import (
-    CONFIG_TYPE,
-    MANIFEST_TYPE,
-    Layout,
-    canonical_json,
-    format_descriptor,
-)
-from imagefactory.oci.registry import Registry
+from imagefactory.oci.graph import Place, read_manifest
+from imagefactory.oci.layout import Layout
+from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, canonical_json, format_descriptor
+from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.sif import SifOrigin, keep_sif, sif_reference
-from imagefactory.oci.transfer import Place, read_manifest
 from imagefactory.progress import Quiet
 from imagefactory.publish import PushOptions, push_target
 from imagefactory.settings.choices import Setting

@@ -17,19 +17,19 @@ from imagefactory import cli, errors
 from imagefactory.cli.registries import parse_age
 from imagefactory.errors import UsageError
 from imagefactory.oci.candidates import PUSHED_TYPE
-from imagefactory.oci.layout import (
+from imagefactory.oci.graph import Graph, Place, read_graph
+from imagefactory.oci.layout import Layout
+from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.manifests import (
     CONFIG_TYPE,
     INDEX_TYPE,
     MANIFEST_TYPE,
-    Layout,
     canonical_json,
     format_descriptor,
 )
-from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.model import Descriptor, Sif
-from imagefactory.oci.registry import Registry
+from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.sif import SifOrigin, keep_sif
-from imagefactory.oci.transfer import Graph, Place, read_graph
 from imagefactory.progress import Quiet
 from tests.unit.registry_made_here import PASSWORD, USER, RegistryMadeHere, Ways, registry_made_here
 from tests.unit.test_cli import Said
@@ -399,7 +399,7 @@ def test_bytes_that_are_not_what_the_digest_says_are_never_kept(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("imagefactory.oci.registry.Patience.wait", lambda *_: 0.0)
+    monkeypatch.setattr("imagefactory.oci.registry.exchange.Patience.wait", lambda *_: 0.0)
     push(call, registry, "one-12.1-cu121", path="")
     layer = graph.blobs[1].digest
     registry.shelves.blobs[layer] = b"x" * len(registry.shelves.blobs[layer])

@@ -23,10 +23,11 @@ from imagefactory import promoting
 from imagefactory.factory import Factory, read_factory
 from imagefactory.model import Outcome
 from imagefactory.oci.candidates import VERDICT_TYPE, candidate_tag
-from imagefactory.oci.layout import INDEX_TYPE, MANIFEST_TYPE, Layout, canonical_json, format_descriptor
-from imagefactory.oci.registry import Registry
+from imagefactory.oci.graph import Graph, Place
+from imagefactory.oci.layout import Layout
+from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, canonical_json, format_descriptor
+from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.store import Reference
-from imagefactory.oci.transfer import Graph, Place
 from imagefactory.progress import Quiet
 from imagefactory.publish import PushOptions, push_target
 from imagefactory.settings.load import load_settings
@@ -276,7 +277,7 @@ def test_without_a_trusted_key_nothing_counts(bench: Bench) -> None:
 
 def test_what_is_no_verdict_is_shown_as_malformed(bench: Bench) -> None:
     first = bench.push(b"a", 1)
-    from imagefactory.oci.transfer import make_artifact
+    from imagefactory.oci.graph import make_artifact
     from imagefactory.verify.attached import Statement
 
     client = Registry(bench.registry.host)

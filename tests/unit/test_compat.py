@@ -32,11 +32,9 @@ from imagefactory.compat import (
     with_releases,
 )
 from imagefactory.gpu.capability import parse_capability, parse_code
-from imagefactory.gpu.findings import Found
-from imagefactory.gpu.judge import Evidence
-from imagefactory.gpu.knowledge.compared import Difference
+from imagefactory.gpu.cells import CellEvidence
+from imagefactory.gpu.compared import Difference
 from imagefactory.gpu.model import Answer, Basis, Contents, Library, Modules, Package, Question
-from imagefactory.gpu.scan_records import LayerScan, format_scan
 from imagefactory.oci.layout import Layout
 from imagefactory.report.gpu_tables import (
     LEGEND,
@@ -48,6 +46,8 @@ from imagefactory.report.gpu_tables import (
     format_rows,
     letters,
 )
+from imagefactory.scan.findings import FileFinding
+from imagefactory.scan.records import LayerScan, format_scan
 from tests.unit.test_layout import add_image
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +72,7 @@ def candidate(name: str, version: str, *codes: str, cuda: str = "12.1") -> Candi
     """A target whose image was scanned."""
     contents = contents_of(f"{name}'s image", version, *codes, cuda=cuda)
     question = Question(framework="torch", version=version, cuda=cuda, capability=ANY)
-    return Candidate(name=name, group="pytorch", question=question, evidence=Evidence(contents=contents))
+    return Candidate(name=name, group="pytorch", question=question, evidence=CellEvidence(contents=contents))
 
 
 # --- the fewest sets -------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def faulty(name: str, version: str, *codes: str, packages: tuple[tuple[str, str]
     assert contents is not None
     more = tuple(Package(name=package, version=number) for package, number in packages)
     held = replace(contents, packages=(*contents.packages, *more))
-    return replace(made, evidence=Evidence(contents=held))
+    return replace(made, evidence=CellEvidence(contents=held))
 
 
 def test_what_fails_in_some_calls_serves_where_nothing_else_does() -> None:
@@ -442,8 +442,8 @@ def test_an_image_that_was_scanned_speaks_for_its_target(call: Call, tmp_path: P
     def scanned(*codes: str, version: str) -> dict[str, Any]:
         (library,) = contents_of("an image", version, *codes).libraries
         found = (
-            Found(path=library.path, library=library),
-            Found(path="torch.dist-info/METADATA", package=Package(name="torch", version=version)),
+            FileFinding(path=library.path, library=library),
+            FileFinding(path="torch.dist-info/METADATA", package=Package(name="torch", version=version)),
         )
         layers = add_image(layout, "pytorch:2.3-cu121", [version.encode(), " ".join(codes).encode()])
         image = layout.load("", layers)

@@ -19,10 +19,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from imagefactory.errors import ToolError, UsageError
-from imagefactory.gpu import elf, fatbin, forward, offload
 from imagefactory.gpu.capability import parse_code
-from imagefactory.gpu.fatbin import Reader, scan_bytes, scan_file
 from imagefactory.gpu.model import Library
+from imagefactory.scan import elf, fatbin, forward, offload
+from imagefactory.scan.fatbin import CodeReader, scan_bytes, scan_file
 
 Scan = Callable[[bytes], Any]
 
@@ -102,7 +102,7 @@ def compressed(plain: bytes, *, version: int = 3, method: int = 1, payload: byte
 
 
 def streamed(data: bytes, chunk: int) -> Library | None:
-    reader = Reader("lib", len(data))
+    reader = CodeReader("lib", len(data))
     for at in range(0, len(data), chunk):
         reader.feed(data[at : at + chunk])
     return reader.close()
@@ -496,7 +496,7 @@ def test_every_count_has_a_limit(what: str, tmp_path: Path) -> None:
     path = tmp_path / "hostile"
     path.write_bytes(HOSTILE[what]())
     program = (
-        "import re, sys; from pathlib import Path; from imagefactory.gpu.fatbin import scan_file\n"
+        "import re, sys; from pathlib import Path; from imagefactory.scan.fatbin import scan_file\n"
         "print(scan_file(Path(sys.argv[1]), 'x').damage)\n"
         "print(re.search(r'VmHWM:\\s*(\\d+)', Path('/proc/self/status').read_text())[1])"
     )

@@ -16,7 +16,8 @@ from imagefactory.gpu.capability import Capability, Code, CodeKind
 from imagefactory.gpu.model import Answer, Contents, Library, Modules, Package
 from imagefactory.gpu.predict import predict_all
 from imagefactory.model import LockedWheel
-from imagefactory.oci.layout import CONFIG_TYPE, Layout
+from imagefactory.oci.layout import Layout
+from imagefactory.oci.manifests import CONFIG_TYPE
 from imagefactory.oci.model import Descriptor
 from imagefactory.oci.sif import SifOrigin, keep_sif
 from imagefactory.progress import Quiet
@@ -276,7 +277,7 @@ def test_an_image_of_a_registry_is_read_through_and_remembered(
 
 def test_a_config_without_end_is_malformed(monkeypatch: pytest.MonkeyPatch) -> None:
     config = Descriptor(media_type=CONFIG_TYPE, digest="sha256:" + "0" * 64, size=100_000)
-    monkeypatch.setattr("imagefactory.oci.transfer.parse_parts", lambda _: ((), (config,)))
+    monkeypatch.setattr("imagefactory.oci.graph.parse_parts", lambda _: ((), (config,)))
     place = SimpleNamespace(repository="x", store=SimpleNamespace(read=lambda *_: iter([b"[" * 100_000])))
     manifest = SimpleNamespace(descriptor=config)
     with pytest.raises(errors.RegistryError, match="is malformed: RecursionError"):
@@ -284,9 +285,11 @@ def test_a_config_without_end_is_malformed(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def _push(layout: Layout, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from imagefactory.oci.graph import Place, read_graph
     from imagefactory.oci.layout_store import LayoutStore
-    from imagefactory.oci.registry import Registry, RegistryOptions
-    from imagefactory.oci.transfer import Place, Sending, read_graph, send
+    from imagefactory.oci.registry.client import Registry
+    from imagefactory.oci.registry.exchange import RegistryOptions
+    from imagefactory.oci.transfer import Sending, send
 
     place = Place(store=LayoutStore(layout), repository="pytorch")
     graph = read_graph(place, "2.3-cu121")
@@ -339,7 +342,7 @@ def test_packages_of_the_cache_are_scanned_once(tmp_path: Path, monkeypatch: pyt
     path = make_wheel(tmp_path, "torch", {"torch/lib/libtorch_cuda.so": TORCH}, version="2.3.1")
     first = inspection._scan_cached(path, 1)
     assert [one.path for one in first.libraries] == ["torch/lib/libtorch_cuda.so"]
-    monkeypatch.setattr("imagefactory.gpu.scan.find_in", None)
+    monkeypatch.setattr("imagefactory.scan.files.find_in", None)
     assert inspection._scan_cached(path, 1) == first
     (tmp_path / "scan.json").write_text("{}")
     monkeypatch.undo()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from imagefactory.gpu.capability import Capability, parse_capability, parse_code
-from imagefactory.gpu.judge import Evidence, ask, judge
+from imagefactory.gpu.cells import CellEvidence, ask, judge
 from imagefactory.gpu.model import (
     Answer,
     Basis,
@@ -143,7 +143,7 @@ def test_a_lock_proves_what_is_offered() -> None:
 
 
 def test_what_cannot_be_solved_says_why() -> None:
-    cell = judge(asked("torch 2.3 12.1", "8.0"), Evidence(unsolvable="numpy 2 is not to be had"))
+    cell = judge(asked("torch 2.3 12.1", "8.0"), CellEvidence(unsolvable="numpy 2 is not to be had"))
     assert (cell.answer, cell.claims[0].rule) == (Answer.NO, "unsolvable")
     assert "numpy 2" in cell.claims[0].reason
     assert rules(cell) == ["unsolvable", "documented"]
@@ -165,7 +165,7 @@ def contents(*codes: str) -> Contents:
 
 def test_a_scan_outweighs_the_documents() -> None:
     question = asked("torch 2.3 12.1", "7.0")
-    cell = judge(question, Evidence(contents=contents("sm_80", "sm_90")))
+    cell = judge(question, CellEvidence(contents=contents("sm_80", "sm_90")))
     assert [claim.basis for claim in cell.claims] == [Basis.PREDICTED, Basis.DOCUMENTED]
     assert [claim.answer for claim in cell.claims] == [Answer.NO, Answer.YES]
     assert cell.answer is Answer.NO
@@ -173,14 +173,14 @@ def test_a_scan_outweighs_the_documents() -> None:
 
 
 def test_a_scan_that_finds_the_code() -> None:
-    cell = judge(asked("torch 2.3 12.1", "8.9"), Evidence(contents=contents("sm_80", "sm_90")))
+    cell = judge(asked("torch 2.3 12.1", "8.9"), CellEvidence(contents=contents("sm_80", "sm_90")))
     assert (cell.answer, cell.claims[0].basis, cell.claims[0].rule) == (Answer.YES, Basis.PREDICTED, "code")
     assert cell.claims[0].driver
 
 
 def test_a_scan_that_finds_ptx() -> None:
     cell = judge(
-        asked("torch 2.3 12.1", "10.0"), Evidence(contents=contents("sm_80", "sm_90", "compute_90/8.1"))
+        asked("torch 2.3 12.1", "10.0"), CellEvidence(contents=contents("sm_80", "sm_90", "compute_90/8.1"))
     )
     assert (cell.answer, cell.claims[0].rule) == (Answer.PTX, "ptx")
     assert cell.claims[0].driver == "530.30.02"  # offers CUDA 12.1, which brought PTX 8.1
@@ -188,19 +188,19 @@ def test_a_scan_that_finds_ptx() -> None:
 
 @pytest.mark.parametrize(("driver", "rule"), [("535", "code"), ("450.80.02", "driver-floor")])
 def test_the_driver_of_a_predicted_cell(driver: str, rule: str) -> None:
-    cell = judge(asked("torch 2.3 12.1", "8.0", driver), Evidence(contents=contents("sm_80", "sm_90")))
+    cell = judge(asked("torch 2.3 12.1", "8.0", driver), CellEvidence(contents=contents("sm_80", "sm_90")))
     assert cell.claims[0].basis is Basis.PREDICTED
     assert cell.claims[0].rule == rule
 
 
 def test_no_code_is_not_told_as_a_driver_that_is_too_old() -> None:
-    cell = judge(asked("torch 2.3 12.1", "7.0", "450"), Evidence(contents=contents("sm_80", "sm_90")))
+    cell = judge(asked("torch 2.3 12.1", "7.0", "450"), CellEvidence(contents=contents("sm_80", "sm_90")))
     assert cell.claims[0].rule == "no-code"
 
 
 def test_a_build_for_the_cpu_is_told() -> None:
     bare = replace(contents(), libraries=(), facts=(("torch", "version", "2.3.1+cpu"),))
-    cell = judge(asked("torch 2.3 12.1", "8.0"), Evidence(contents=bare))
+    cell = judge(asked("torch 2.3 12.1", "8.0"), CellEvidence(contents=bare))
     assert (cell.answer, cell.claims[0].rule) == (Answer.NO, "no-gpu-code")
     assert "install" in cell.claims[0].reason
 
@@ -209,7 +209,7 @@ def test_verified_is_said_of_its_capability_alone() -> None:
     claim = Claim(
         basis=Basis.VERIFIED, answer=Answer.YES, rule="suite", reason="the suite passed", source="a record"
     )
-    evidence = Evidence(verified={Capability(8, 0): claim})
+    evidence = CellEvidence(verified={Capability(8, 0): claim})
     assert judge(asked("torch 2.3 12.1", "8.0"), evidence).claims[0] is claim
     others = judge(asked("torch 2.3 12.1", "8.6"), evidence).claims
     assert Basis.VERIFIED not in [one.basis for one in others]

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import UsageError
-from imagefactory.gpu import knowledge
+from imagefactory.gpu import compared, knowledge
 from imagefactory.gpu.capability import Capability, Code, CodeKind, parse_code
-from imagefactory.gpu.knowledge import compared, scan_wheels
 from imagefactory.gpu.knowledge.scans import parse_scanned
 from imagefactory.gpu.knowledge.tables import covers, numbers
 from imagefactory.gpu.model import Answer, Contents, Library, Modules
 from imagefactory.progress import Quiet
+from imagefactory.stages import scan_wheels
 from imagefactory.versions import natural
 
 ROOT = Path(knowledge.__file__).parents[3]

@@ -11,17 +11,16 @@ import pytest
 
 from imagefactory.engines.base_image import write_index
 from imagefactory.errors import StoreError
-from imagefactory.oci.layout import (
+from imagefactory.oci.layout import BlobWriter, Layout
+from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.manifests import (
     CONFIG_TYPE,
     INDEX_TYPE,
     MANIFEST_TYPE,
-    BlobWriter,
-    Layout,
     canonical_json,
     digest_of,
     format_descriptor,
 )
-from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.model import Descriptor, Layer
 from imagefactory.progress import Quiet
 from tests.store_contract import artifact, blob, image_manifest

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from imagefactory import errors
 from imagefactory.errors import RecipeError, UsageError
 from imagefactory.gpu.capability import Capability, parse_capability
-from imagefactory.gpu.judge import Evidence, judge
+from imagefactory.gpu.cells import CellEvidence, judge
 from imagefactory.gpu.knowledge import capabilities, families
 from imagefactory.gpu.model import Answer, Basis, Cell, Claim, Question
 from imagefactory.model import Target, Where
@@ -75,7 +75,7 @@ CODE = claim("code", Answer.YES)
 def judging(known: dict[str, Sequence[Claim]], warnings: dict[str, Sequence[Claim]] | None = None) -> Judge:
     """A judge with claims and warnings by capability."""
 
-    def answer(question: Question, evidence: Evidence) -> Cell:
+    def answer(question: Question, evidence: CellEvidence) -> Cell:
         key = str(question.capability)
         claims = (*evidence.verified.values(), *known.get(key, ()))
         return Cell(question=question, claims=claims, warnings=tuple((warnings or {}).get(key, ())))
@@ -119,7 +119,7 @@ def test_an_image_that_is_what_the_lock_gives_is_not_built() -> None:
 
 def test_what_is_verified_in_the_very_image_is_unchanged_and_elsewhere_it_is_not() -> None:
     passed = claim("suite", Answer.YES, Basis.VERIFIED)
-    evidence = Evidence(verified={Capability(8, 0): passed})
+    evidence = CellEvidence(verified={Capability(8, 0): passed})
     there = Stage(target=TARGET, missing="", image=BUILT, evidence=evidence)
     assert states(planned(there, judging({}), A100))["8.0"] is State.UNCHANGED
     assert states(planned(replace(there, missing="gone"), judging({}), A100))["8.0"] is State.BUILD
@@ -151,7 +151,7 @@ def test_a_gpu_beyond_the_recipe_is_planned_and_said_so() -> None:
 def test_the_question_carries_driver_and_capability() -> None:
     asked: list[Question] = []
 
-    def listen(question: Question, _: Evidence) -> Cell:
+    def listen(question: Question, _: CellEvidence) -> Cell:
         asked.append(question)
         return Cell(question=question, claims=())
 
@@ -565,7 +565,7 @@ def test_cogs_tensorflow_table_is_accepted_or_pruned_row_by_row() -> None:
     for (version, cuda, _), one in judged_space("tensorflow", wrong).items():
         assert_explained(one)
         assert one.ruling.pruned, (version, cuda)
-        rules = {claim.rule for claim in judge(question_of(one), Evidence()).claims}
+        rules = {claim.rule for claim in judge(question_of(one), CellEvidence()).claims}
         assert "cuda-not-offered" in rules, (version, cuda)
 
 

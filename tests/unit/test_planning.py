@@ -18,21 +18,21 @@ from imagefactory.engines.assemble import AssembleEngine
 from imagefactory.engines.base_image import recall_base
 from imagefactory.factory import Factory, read_factory
 from imagefactory.gpu.capability import Capability
-from imagefactory.gpu.findings import Found
 from imagefactory.gpu.model import Package
-from imagefactory.gpu.scan_records import RECORDS, LayerScan, format_scan
 from imagefactory.lock.debian.file import read_base_lock
 from imagefactory.model import Target
 from imagefactory.oci.candidates import CREATED, VERDICT_TYPE, read_pushed, read_records
+from imagefactory.oci.graph import Place, read_manifest
 from imagefactory.oci.layout import Layout, reference
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.model import Layer
-from imagefactory.oci.registry import Registry
-from imagefactory.oci.transfer import Place, read_manifest
+from imagefactory.oci.registry.client import Registry
 from imagefactory.plan import Device, PlanInput, Stage, State, make_plan
 from imagefactory.planning import Asking, read_stages
 from imagefactory.progress import Quiet
 from imagefactory.publish import PushOptions, push_target
+from imagefactory.scan.findings import FileFinding
+from imagefactory.scan.records import RECORDS, LayerScan, format_scan
 from imagefactory.settings.load import load_settings
 from imagefactory.verify.attached import Statement, attach
 from imagefactory.verify.judging import read_subject
@@ -115,7 +115,7 @@ def test_what_was_scanned_of_the_image_is_the_evidence(factory: Factory, target:
     assert image is not None
     (layer,) = image.layers
     package = Package(name="torch", version="2.3.1")
-    scan = LayerScan(found=(Found(path="torch-2.3.1.dist-info", package=package),))
+    scan = LayerScan(found=(FileFinding(path="torch-2.3.1.dist-info", package=package),))
     layout.record(RECORDS, layout.blob_path(layer.descriptor.digest).name, format_scan(scan))
     contents = stage(factory, target).evidence.contents
     assert contents is not None
@@ -325,7 +325,7 @@ def test_plan_inspect_and_compat_show_what_was_verified_in_the_image_of_the_stor
     assert image is not None
     (layer,) = image.layers
     package = Package(name="torch", version="2.3.1")
-    scan = LayerScan(found=(Found(path="torch-2.3.1.dist-info", package=package),))
+    scan = LayerScan(found=(FileFinding(path="torch-2.3.1.dist-info", package=package),))
     layout.record(RECORDS, layout.blob_path(layer.descriptor.digest).name, format_scan(scan))
     verdict_on(factory, Place(store=LayoutStore(layout), repository=""), index, datetime.now(UTC))
     monkeypatch.setenv("IMAGEFACTORY_STORE", str(layout.path))

@@ -12,9 +12,15 @@ import pytest
 from imagefactory.errors import RegistryError
 from imagefactory.factory import Factory
 from imagefactory.model import Outcome
-from imagefactory.oci.layout import CONFIG_TYPE, MANIFEST_TYPE, canonical_json, digest_of, format_descriptor
+from imagefactory.oci.manifests import (
+    CONFIG_TYPE,
+    MANIFEST_TYPE,
+    canonical_json,
+    digest_of,
+    format_descriptor,
+)
 from imagefactory.oci.model import Descriptor
-from imagefactory.oci.registry import Registry
+from imagefactory.oci.registry.client import Registry
 from imagefactory.pools.htcondor.classify import CUT, NodeFiles, Posted, classify
 from imagefactory.pools.htcondor.events import parse_attempts
 from imagefactory.pools.model import ImageKind, Limits, Node

@@ -23,11 +23,12 @@ from imagefactory.engines.pulled_base import (
 )
 from imagefactory.errors import BuildError, RegistryError
 from imagefactory.model import Base, Completed, Where
-from imagefactory.oci.layout import INDEX_TYPE, MANIFEST_TYPE, Layout, canonical_json, digest_of
+from imagefactory.oci.graph import Manifest
+from imagefactory.oci.layout import Layout
+from imagefactory.oci.manifests import INDEX_TYPE, LAYER_CODECS, MANIFEST_TYPE, canonical_json, digest_of
 from imagefactory.oci.model import Descriptor, Image
-from imagefactory.oci.registry import Patience, Registry, RegistryOptions
-from imagefactory.oci.transfer import Manifest
-from imagefactory.oci.unpack import MEDIA_TYPES
+from imagefactory.oci.registry.client import Registry
+from imagefactory.oci.registry.exchange import Patience, RegistryOptions
 from imagefactory.progress import Quiet
 from imagefactory.render.define import define
 from tests.unit.test_render import make_base, make_lock, make_target
@@ -136,9 +137,9 @@ def test_of_an_index_the_platforms_manifest() -> None:
 
 
 def test_dockers_layers_have_a_name_of_the_specification_and_can_be_unpacked() -> None:
-    assert set(LAYER_TYPES) <= set(MEDIA_TYPES)
+    assert set(LAYER_TYPES) <= set(LAYER_CODECS)
     for theirs, ours in LAYER_TYPES.items():
-        assert MEDIA_TYPES[theirs] == MEDIA_TYPES[ours]
+        assert LAYER_CODECS[theirs] == LAYER_CODECS[ours]
         assert ours.startswith("application/vnd.oci.image.layer.v1.tar")
 
 

@@ -18,8 +18,10 @@ import pytest
 
 from imagefactory.errors import EXIT_REGISTRY, RegistryError, StoreError, UsageError
 from imagefactory.oci.credentials import Credential, anonymous
-from imagefactory.oci.layout import INDEX_TYPE, MANIFEST_TYPE, canonical_json, digest_of
-from imagefactory.oci.registry import Patience, Registry, RegistryOptions, parse_challenge
+from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, canonical_json, digest_of
+from imagefactory.oci.registry.client import Registry
+from imagefactory.oci.registry.exchange import Patience, RegistryOptions
+from imagefactory.oci.registry.tokens import parse_challenge
 from tests.store_contract import artifact, blob, image_manifest, noise, put_blob, source
 from tests.unit.registry_made_here import (
     PASSWORD,

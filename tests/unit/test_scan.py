@@ -17,18 +17,18 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import StoreError, ToolError, UsageError
-from imagefactory.gpu import scan, scan_layers, scan_records, tar_stream
-from imagefactory.gpu.findings import parse_facts, read_name
 from imagefactory.gpu.model import Contents, Package
-from imagefactory.gpu.scan import scan_folder, scan_path, scan_wheel
-from imagefactory.gpu.scan_layers import Shelf, layout_shelf, merge_layers, scan_image, scan_layer
-from imagefactory.gpu.scan_records import LayerScan, format_scan, parse_scan
-from imagefactory.gpu.sif_file import MAGIC, is_sif, read_partition, unpacked_sif
 from imagefactory.oci import inflate as inflate_module
 from imagefactory.oci.inflate import GZIP, DamagedError, inflate
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.model import Layer
 from imagefactory.progress import Quiet
+from imagefactory.scan import layers, records, tar_stream, zip
+from imagefactory.scan.files import scan_folder, scan_path, scan_wheel
+from imagefactory.scan.findings import parse_facts, read_name
+from imagefactory.scan.layers import ScanShelf, layout_shelf, merge_layers, scan_image, scan_layer
+from imagefactory.scan.records import LayerScan, format_scan, parse_scan
+from imagefactory.scan.sif import MAGIC, is_sif, read_partition, unpacked_sif
 from tests.unit.gpu_code_made_here import library
 from tests.unit.test_layout import add_image
 from tests.unit.wheels_made_here import make_wheel
@@ -224,10 +224,10 @@ def test_members_that_share_bytes_are_refused(tmp_path: Path) -> None:
 def test_a_bomb_and_an_endless_list_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = torch_wheel(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(scan, "PLAIN", 1000)
+        patch.setattr(zip, "PLAIN", 1000)
         with pytest.raises(UsageError, match="would unpack to more than 1000 bytes"):
             scan_wheel(path, Quiet())
-    monkeypatch.setattr(scan, "MEMBERS", 3)
+    monkeypatch.setattr(zip, "MEMBERS", 3)
     with pytest.raises(UsageError, match=r"lists \d+ members"):
         scan_wheel(path, Quiet())
 
@@ -249,7 +249,7 @@ def test_an_endless_list_is_not_hidden(hidden: str, tmp_path: Path, monkeypatch:
         end[8:16] = b"\xff" * 8
         data = data[:-22] + few + record + locator + end
     path.write_bytes(data)
-    monkeypatch.setattr(scan, "MEMBERS", 3)
+    monkeypatch.setattr(zip, "MEMBERS", 3)
     with pytest.raises(UsageError, match=r"lists \d+ members"):
         scan_wheel(path, Quiet())
 
@@ -543,7 +543,7 @@ def test_sparse_files_and_endless_names_are_refused(monkeypatch: pytest.MonkeyPa
     info.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.name": "y"}
     with pytest.raises(DamagedError, match="sparse"):
         scan_layer(iter([info.tobuf(tarfile.PAX_FORMAT)]))
-    monkeypatch.setattr(scan_layers, "NAMES_LIMIT", 20)
+    monkeypatch.setattr(layers, "NAMES_LIMIT", 20)
     with pytest.raises(DamagedError, match="names of its files"):
         scan_layer(iter([tar(("0123456789", b""), ("abcdefghij", b""))]))
 
@@ -574,12 +574,12 @@ def layout(tmp_path: Path) -> Layout:
     return Layout(tmp_path / "store")
 
 
-def counting(shelf: Shelf, read: list[str]) -> Shelf:
+def counting(shelf: ScanShelf, read: list[str]) -> ScanShelf:
     def told(layer: Layer) -> Iterator[bytes]:
         read.append(layer.descriptor.digest)
         return shelf.read(layer)
 
-    return Shelf(layout=shelf.layout, read=told, workers=shelf.workers)
+    return ScanShelf(layout=shelf.layout, read=told, workers=shelf.workers)
 
 
 def test_a_layer_that_images_share_is_read_once(layout: Layout) -> None:
@@ -608,7 +608,7 @@ def test_another_scanner_reads_anew(layout: Layout, monkeypatch: pytest.MonkeyPa
     read: list[str] = []
     shelf = counting(layout_shelf(layout, 1), read)
     scan_image("a:1", image.layers, shelf, Quiet())
-    monkeypatch.setattr(scan_records, "SCANNER", scan_records.SCANNER + 1)
+    monkeypatch.setattr(records, "SCANNER", records.SCANNER + 1)
     scan_image("a:1", image.layers, shelf, Quiet())
     assert len(read) == 2
 
@@ -630,9 +630,9 @@ def packed(kind: str, data: bytes) -> tuple[str, bytes]:
 
 def shelved(
     layout: Layout, kind: str, data: bytes, *, diff_id: str = "", cut: int = 0
-) -> tuple[Layer, Shelf]:
+) -> tuple[Layer, ScanShelf]:
     """A layer and where it is read from; its blob has lost `cut` bytes at its end."""
-    from imagefactory.oci.layout import digest_of
+    from imagefactory.oci.manifests import digest_of
 
     media_type, blob = packed(kind, data)
     descriptor = layout.add(blob, media_type)
@@ -679,7 +679,7 @@ def test_a_layer_called_by_another_packing_is_not_kept(layout: Layout, kind: str
 
 
 def test_a_layer_without_end_is_refused(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan_layers, "PLAIN", 2000)
+    monkeypatch.setattr(layers, "PLAIN", 2000)
     layer, shelf = shelved(layout, "gzip", GOOD)
     with pytest.raises(StoreError, match="unpacks to more than 2000 bytes"):
         scan_image("x", [layer], shelf, Quiet())

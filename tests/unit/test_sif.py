@@ -28,7 +28,8 @@ from imagefactory.engines.apptainer_command import (
 )
 from imagefactory.errors import BuildError, FactoryError, RegistryError, StoreError, ToolError, UsageError
 from imagefactory.model import Mount, RunSpec
-from imagefactory.oci.layout import MANIFEST_TYPE, Layout, canonical_json
+from imagefactory.oci.layout import Layout
+from imagefactory.oci.manifests import MANIFEST_TYPE, canonical_json
 from imagefactory.oci.model import Descriptor, Sif
 from imagefactory.oci.sif import (
     SIF_CONFIG_TYPE,

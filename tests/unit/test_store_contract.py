@@ -11,7 +11,8 @@ import pytest
 from imagefactory.oci.credentials import Credential
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.layout_store import LayoutStore
-from imagefactory.oci.registry import Patience, Registry, RegistryOptions
+from imagefactory.oci.registry.client import Registry
+from imagefactory.oci.registry.exchange import Patience, RegistryOptions
 from imagefactory.oci.store import Store
 from tests.store_contract import StoreContract
 from tests.unit.registry_made_here import PASSWORD, USER, Ways, registry_made_here

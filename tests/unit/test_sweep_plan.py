@@ -9,7 +9,7 @@ import pytest
 
 from imagefactory.errors import NothingSelectedError, UsageError
 from imagefactory.gpu.capability import Capability
-from imagefactory.gpu.judge import Evidence
+from imagefactory.gpu.cells import CellEvidence
 from imagefactory.gpu.model import Answer, Cell, Question
 from imagefactory.model import Outcome
 from imagefactory.plan import Judge, Stage
@@ -32,7 +32,7 @@ STAGE = Stage(target=TARGET, missing="", image="sha256:" + "a" * 64)
 
 
 def known(answers: dict[str, Answer], rule: str = "no-code") -> Judge:
-    def judge(question: Question, _: Evidence) -> Cell:
+    def judge(question: Question, _: CellEvidence) -> Cell:
         answer = answers.get(str(question.capability))
         return Cell(question=question, claims=(claim(rule, answer),) if answer else ())
 
@@ -148,7 +148,7 @@ def test_a_verdict_that_does_not_hold_there_proves_nothing(judged: Judged) -> No
 
 
 def test_what_a_suite_said_against_an_image_prunes() -> None:
-    from imagefactory.gpu.judge import judge
+    from imagefactory.gpu.cells import judge
 
     refused = verdict(outcome=Outcome.WRONG_NUMBERS)
     made = plan(replace(STAGE, verdicts=(refused,)), judge=judge, capabilities=(Capability(8, 0),))

@@ -21,11 +21,11 @@ from imagefactory.errors import BuildError, NothingSelectedError, RegistryError,
 from imagefactory.factory import Factory
 from imagefactory.kits import CollectOptions
 from imagefactory.model import Outcome, Target
+from imagefactory.oci.graph import Place
 from imagefactory.oci.layout import reference
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.model import Image, Sif
 from imagefactory.oci.sif import SifOrigin, keep_sif
-from imagefactory.oci.transfer import Place
 from imagefactory.pools.attaching import Attacher, Draft, Sealed
 from imagefactory.pools.collecting import CollectedSweep, collect_sweep
 from imagefactory.pools.images import choose_kind

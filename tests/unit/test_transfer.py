@@ -14,17 +14,25 @@ from imagefactory.errors import RegistryError, UsageError
 from imagefactory.oci.candidates import (
     PUSHED_TYPE,
     VERDICT_TYPE,
-    Fate,
     Tagged,
     check_tag,
     kind_of,
-    plan_prune,
     pushed_record,
     read_pushed,
     read_tagged,
-    remove_candidate,
 )
-from imagefactory.oci.layout import (
+from imagefactory.oci.graph import (
+    EMPTY,
+    MOST_DEPTH,
+    Graph,
+    Manifest,
+    Place,
+    choose_platform,
+    make_artifact,
+    read_graph,
+    read_manifest,
+)
+from imagefactory.oci.manifests import (
     CONFIG_TYPE,
     INDEX_TYPE,
     MANIFEST_LIMIT,
@@ -34,23 +42,9 @@ from imagefactory.oci.layout import (
     format_descriptor,
 )
 from imagefactory.oci.model import Descriptor
+from imagefactory.oci.prune import Fate, plan_prune, remove_candidate
 from imagefactory.oci.store import Source
-from imagefactory.oci.transfer import (
-    EMPTY,
-    MOST_DEPTH,
-    Brake,
-    Graph,
-    Manifest,
-    Place,
-    Sending,
-    choose_platform,
-    make_artifact,
-    origins_from,
-    read_graph,
-    read_manifest,
-    remember,
-    send,
-)
+from imagefactory.oci.transfer import Brake, Sending, origins_from, remember, send
 from imagefactory.progress import Quiet
 
 LAYER = "application/vnd.oci.image.layer.v1.tar+zstd"

@@ -16,9 +16,10 @@ import pytest
 import zstandard
 
 from imagefactory.errors import StoreError
-from imagefactory.oci import unpack as unpack_module
+from imagefactory.oci import unpack
 from imagefactory.oci.model import Descriptor, Layer
-from imagefactory.oci.unpack import OPAQUE_ATTRIBUTE, Unpacked, entry_parts, remove_tree
+from imagefactory.oci.tree import OPAQUE_ATTRIBUTE, entry_parts, remove_tree
+from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Quiet
 
 TAR = "application/vnd.oci.image.layer.v1.tar"
@@ -252,7 +253,7 @@ def test_full_disk_names_folder_and_bytes(store: Store, monkeypatch: pytest.Monk
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return real(fd, data)
 
-    monkeypatch.setattr(unpack_module.os, "write", full)
+    monkeypatch.setattr(unpack.os, "write", full)
     with pytest.raises(StoreError) as told:
         store.unpack(layer)
     assert str(store.unpacked.folder) in told.value.message

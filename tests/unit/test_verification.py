@@ -29,13 +29,8 @@ from imagefactory.errors import (
 )
 from imagefactory.factory import Factory, read_factory
 from imagefactory.model import Outcome, Target
-from imagefactory.oci.layout import (
-    CONFIG_TYPE,
-    canonical_json,
-    digest_of,
-    format_descriptor,
-    reference,
-)
+from imagefactory.oci.layout import reference
+from imagefactory.oci.manifests import CONFIG_TYPE, canonical_json, digest_of, format_descriptor
 from imagefactory.oci.model import Image, Sif
 from imagefactory.oci.sif import SifOrigin, keep_sif
 from imagefactory.progress import Quiet

@@ -44,7 +44,7 @@ from imagefactory.gpu.knowledge.wheels import (
 )
 
 if TYPE_CHECKING:
-    from imagefactory.gpu.knowledge.compared import Difference
+    from imagefactory.gpu.compared import Difference
 
 __all__ = [
     "CudaWheel",
@@ -77,6 +77,6 @@ __all__ = [
 
 def differences() -> tuple[Difference, ...]:
     """Where documentation and scans differ: first what is documented and not there."""
-    from imagefactory.gpu.knowledge.compared import find_differences  # it needs rules that need these tables
+    from imagefactory.gpu.compared import find_differences  # it needs rules that need these tables
 
     return find_differences()

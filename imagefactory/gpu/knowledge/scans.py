@@ -1,6 +1,6 @@
 """What scans of framework wheels found (`scanned.toml`), by the wheel's sha256.
 
-The rows are made by `python -m imagefactory.gpu.knowledge.scan_wheels`, never by hand. So what a wheel
+The rows are made by `python -m imagefactory.stages.scan_wheels`, never by hand. So what a wheel
 holds can be said without fetching it: its bytes are fixed by the hash that a lock names.
 """
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from imagefactory.errors import ToolError
 from imagefactory.gpu.capability import Code, parse_code
-from imagefactory.gpu.forward import BUNDLE, Piece, Request
+from imagefactory.scan.forward import BUNDLE, Piece, Request
 
 MAX_TARGETS = 512
 MAX_TABLE = 1 << 16

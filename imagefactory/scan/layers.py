@@ -12,23 +12,24 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from imagefactory.errors import StoreError
-from imagefactory.gpu.findings import Found, format_contents, is_text, read_name, readable_path
 from imagefactory.gpu.model import Contents
-from imagefactory.gpu.scan import CHUNK, PLAIN, Look, stopping_pool
-from imagefactory.gpu.scan_records import LayerScan, keep_scan, recall_scan
-from imagefactory.gpu.tar_stream import Entry, Stream, entries
 from imagefactory.oci.inflate import DamagedError, plain_layer
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.model import Layer
-from imagefactory.oci.unpack import OPAQUE, WHITEOUT
+from imagefactory.oci.tree import OPAQUE, WHITEOUT
 from imagefactory.progress import Progress, Task
+from imagefactory.scan.findings import FileFinding, format_contents, is_text, read_name, readable_path
+from imagefactory.scan.look import CHUNK, Look, stopping_pool
+from imagefactory.scan.records import LayerScan, keep_scan, recall_scan
+from imagefactory.scan.tar_stream import TarEntry, TarStream, entries
+from imagefactory.scan.zip import PLAIN
 
 NAMES_LIMIT = 64 << 20  # characters; what the names of one layer may take together
 
 
-def merge_layers(scans: Iterable[LayerScan]) -> tuple[Found, ...]:
+def merge_layers(scans: Iterable[LayerScan]) -> tuple[FileFinding, ...]:
     """What is seen of layers, the lowest first."""
-    seen: dict[str, Found] = {}
+    seen: dict[str, FileFinding] = {}
     links: dict[str, list[str]] = {}  # other names of what is seen
     for scan in scans:
         others = (*(one.path for one in scan.found), *(name for name, _ in scan.links))
@@ -55,11 +56,13 @@ def _hidden(path: str, over: set[str], opaque: set[str]) -> bool:
     return path in over or not over.isdisjoint(above) or not opaque.isdisjoint(above)
 
 
-def _renamed(found: Found, told: Found | None, name: str) -> Found:
+def _renamed(found: FileFinding, told: FileFinding | None, name: str) -> FileFinding:
     """What was found, by another name of the file; `told` is what that name itself tells."""
     library = replace(found.library, path=name) if found.library else None
     own = told or read_name(name)
-    return Found(path=name, library=library, package=own.package, facts=found.facts, toolkit=own.toolkit)
+    return FileFinding(
+        path=name, library=library, package=own.package, facts=found.facts, toolkit=own.toolkit
+    )
 
 
 def _above(path: str) -> list[str]:
@@ -73,8 +76,8 @@ def _above(path: str) -> list[str]:
 
 def scan_layer(chunks: Iterator[bytes]) -> LayerScan:
     """What the tar in `chunks` tells; reads them to their end. Raises DamagedError."""
-    stream = Stream(chunks)
-    found: dict[str, Found] = {}
+    stream = TarStream(chunks)
+    found: dict[str, FileFinding] = {}
     plain: set[str] = set()
     removed: list[str] = []
     opaque: list[str] = []
@@ -111,7 +114,7 @@ def scan_layer(chunks: Iterator[bytes]) -> LayerScan:
     )
 
 
-def _look(stream: Stream, entry: Entry) -> Found:
+def _look(stream: TarStream, entry: TarEntry) -> FileFinding:
     if not entry.regular:
         return read_name(entry.path)
     look = Look(entry.path, entry.size)
@@ -126,7 +129,7 @@ def _look(stream: Stream, entry: Entry) -> Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shelf:
+class ScanShelf:
     """Where layers come from; `layout` keeps what was found.
 
     `read` gives the packed bytes of one and vouches for its digest: what is found is kept under it. A
@@ -138,7 +141,7 @@ class Shelf:
     workers: int = 1
 
 
-def scan_image(source: str, layers: Sequence[Layer], shelf: Shelf, progress: Progress) -> Contents:
+def scan_image(source: str, layers: Sequence[Layer], shelf: ScanShelf, progress: Progress) -> Contents:
     """What an image of `layers`, the lowest first, holds; those not known yet are read in parallel.
 
     The caller holds the layout's `in_use`. Raises StoreError for a layer that is damaged, ToolError where
@@ -159,7 +162,7 @@ def scan_image(source: str, layers: Sequence[Layer], shelf: Shelf, progress: Pro
     return format_contents(source, seen)
 
 
-def layout_shelf(layout: Layout, workers: int) -> Shelf:
+def layout_shelf(layout: Layout, workers: int) -> ScanShelf:
     """The layers of a store on this machine, which were hashed when they were put there."""
 
     def read(layer: Layer) -> Iterator[bytes]:
@@ -169,10 +172,10 @@ def layout_shelf(layout: Layout, workers: int) -> Shelf:
             while data := file.read(CHUNK):
                 yield data
 
-    return Shelf(layout=layout, read=read, workers=workers)
+    return ScanShelf(layout=layout, read=read, workers=workers)
 
 
-def _scan_one(layer: Layer, shelf: Shelf, task: Task) -> LayerScan:
+def _scan_one(layer: Layer, shelf: ScanShelf, task: Task) -> LayerScan:
     name = readable_path(layer.title)[:80] or _digest(layer)
     try:
         plain = plain_layer(layer.descriptor.media_type, _counted(shelf.read(layer), task))

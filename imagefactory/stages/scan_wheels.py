@@ -1,4 +1,4 @@
-"""Makes the rows of scanned.toml: `python -m imagefactory.gpu.knowledge.scan_wheels [OPTIONS] FILE.whl...`
+"""Makes the rows of scanned.toml: `python -m imagefactory.stages.scan_wheels [OPTIONS] FILE.whl...`
 
 Each file is scanned and its row printed, or with `--write` put into scanned.toml in the place of an older
 one of the same file. `--locks` adds the frameworks' wheels of the factory's locks that have no row yet: they
@@ -26,7 +26,7 @@ from imagefactory.model import Lock, LockedWheel
 from imagefactory.progress import Progress, choose
 from imagefactory.versions import natural
 
-_FILE = Path(__file__).with_name("scanned.toml")
+_FILE = Path(__file__).parent.parent / "gpu" / "knowledge" / "scanned.toml"
 _HEAD = """\
 # What scans of framework wheels found. Made by `make scanned`; not edited by hand.
 #
@@ -99,7 +99,7 @@ def _text(value: str) -> str:
 
 def scan_one(path: Path, month: str, progress: Progress) -> ScannedWheel:
     """A wheel's row. `month` is `2026-11`. Raises UsageError for what is no wheel or is damaged."""
-    from imagefactory.gpu.scan import scan_wheel
+    from imagefactory.scan.files import scan_wheel
 
     contents = scan_wheel(path, progress, workers=2)
     damaged = [one for one in contents.libraries if one.damage]

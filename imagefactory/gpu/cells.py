@@ -56,7 +56,7 @@ _SEVERITY = {Answer.NO: 0, Answer.PARTLY: 1, Answer.PTX: 2, Answer.YES: 3, Answe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class CellEvidence:
     """What is known of a cell beside the tables of gpu/knowledge.
 
     `contents` is a scan of the built image, None to go by the scanned wheels of the question. `verified` are
@@ -69,7 +69,7 @@ class Evidence:
     unsolvable: str = ""
 
 
-NOTHING = Evidence()
+NOTHING = CellEvidence()
 
 
 def ask(target: Target, lock: Lock | None, capability: Capability, driver: str = "") -> Question:
@@ -95,7 +95,7 @@ def ask(target: Target, lock: Lock | None, capability: Capability, driver: str =
     )
 
 
-def judge(question: Question, evidence: Evidence = NOTHING) -> Cell:
+def judge(question: Question, evidence: CellEvidence = NOTHING) -> Cell:
     """All claims on a question, the weightiest first, and the known-bad rules that fit it as warnings."""
     contents = None if evidence.unsolvable else evidence.contents or scanned_contents(question)
     claims = [*_documented(question, evidence)]
@@ -110,7 +110,7 @@ def judge(question: Question, evidence: Evidence = NOTHING) -> Cell:
 # --- documented ------------------------------------------------------------------------------------
 
 
-def _documented(question: Question, evidence: Evidence) -> Iterator[Claim]:
+def _documented(question: Question, evidence: CellEvidence) -> Iterator[Claim]:
     if evidence.unsolvable:
         yield _no("unsolvable", evidence.unsolvable, "the solver, when the target was last locked")
     if not question.packages:  # a lock is proof enough of what is offered

@@ -9,16 +9,16 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from imagefactory.gpu.findings import readable_path
 from imagefactory.oci.inflate import DamagedError
-from imagefactory.oci.unpack import entry_parts
+from imagefactory.oci.tree import entry_parts
+from imagefactory.scan.findings import readable_path
 
 BLOCK = 512
 HEADER_LIMIT = 1 << 20  # bytes; the largest extended header of one entry
 
 
 @dataclass(slots=True)
-class Entry:
+class TarEntry:
     """`left` is how many of the `size` bytes were not taken from the stream.
 
     `same` is the earlier entry that a hard link is another name of, empty for all else.
@@ -32,7 +32,7 @@ class Entry:
     same: str
 
 
-def entries(stream: Stream) -> Iterator[Entry]:
+def entries(stream: TarStream) -> Iterator[TarEntry]:
     """The entries of a tar (POSIX pax, GNU and old ones). Whoever takes one takes its bytes too."""
     extended: dict[str, str] = {}
     while True:
@@ -64,7 +64,7 @@ def entries(stream: Stream) -> Iterator[Entry]:
             raise DamagedError(f"'{readable_path(path)[:80]}' has {size} bytes")
         # Before POSIX a folder was a file whose name ends in a slash.
         folder = kind == tarfile.DIRTYPE or (kind == tarfile.AREGTYPE and name.endswith("/"))
-        yield Entry(readable_path(path), size, folder, regular and not folder, size, same)
+        yield TarEntry(readable_path(path), size, folder, regular and not folder, size, same)
         stream.skip(-size % BLOCK)
         extended = {}
 
@@ -124,7 +124,7 @@ def _parse_extended(kind: bytes, data: bytes) -> dict[str, str]:
     return found
 
 
-class Stream:
+class TarStream:
     """Chunks, taken in the portions of a tar. Large ones are not copied."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imagefactory.errors import ToolError, UsageError
-from imagefactory.oci.unpack import remove_tree
+from imagefactory.oci.tree import remove_tree
 from imagefactory.progress import Progress, format_bytes
 
 MAGIC = b"SIF_MAGIC\0"

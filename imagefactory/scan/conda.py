@@ -9,16 +9,17 @@ import bz2
 from collections.abc import Iterator
 from pathlib import Path
 
-from imagefactory.gpu.findings import Found, read_name
-from imagefactory.gpu.scan import CHUNK, PLAIN, damaged, member_bytes, members_of, readable
-from imagefactory.gpu.scan_layers import scan_layer
 from imagefactory.oci.inflate import PIECE, DamagedError, plain_layer
 from imagefactory.progress import Progress, Task
+from imagefactory.scan.findings import FileFinding, read_name
+from imagefactory.scan.layers import scan_layer
+from imagefactory.scan.look import CHUNK, readable
+from imagefactory.scan.zip import PLAIN, damaged, member_bytes, members_of
 
 _ZSTD = "application/vnd.oci.image.layer.v1.tar+zstd"
 
 
-def find_in_conda(path: Path, progress: Progress) -> tuple[Found, ...]:
+def find_in_conda(path: Path, progress: Progress) -> tuple[FileFinding, ...]:
     """Raises UsageError for a package that is damaged, ToolError where zstandard is missing."""
     with readable(path), progress.task(f"scan {path.name}", total=path.stat().st_size) as task:
         try:

@@ -24,11 +24,11 @@ from collections.abc import Generator
 from pathlib import Path
 
 from imagefactory.errors import UsageError
-from imagefactory.gpu import elf
 from imagefactory.gpu.capability import Capability, Code, CodeKind
-from imagefactory.gpu.forward import BUNDLE, FATBIN, Forward, Piece, Request, Walk
 from imagefactory.gpu.model import Library, Modules
-from imagefactory.gpu.offload import Damaged, NotOne, read_bundle, read_compressed_bundle
+from imagefactory.scan import elf
+from imagefactory.scan.forward import BUNDLE, FATBIN, Forward, Piece, Request, Walk
+from imagefactory.scan.offload import Damaged, NotOne, read_bundle, read_compressed_bundle
 
 MAX_ENTRIES = 1 << 18  # headers read of one file, those in concatenations and AMD's targets among them
 MAX_MODULES = 1 << 17
@@ -47,7 +47,7 @@ _TILE, _CONCATENATION = 128, 256
 _LZ4, _ZSTD, _SUFFIX_A, _SUFFIX_F = 0x2000, 0x8000, 0x100000, 0x200000
 
 
-class Reader:
+class CodeReader:
     """Finds the GPU code in bytes that come forwards; keeps a window of them at most.
 
     `path` is what the library is called in the answer, `size` how many bytes will come.
@@ -123,7 +123,7 @@ def scan_file(path: Path, name: str) -> Library | None:
 def scan_bytes(buffer: bytes | memoryview | mmap.mmap, path: str) -> Library | None:
     """The GPU code in a file that lies in memory; `path` is what it is called."""
     with memoryview(buffer) as view:
-        reader = Reader(path, len(view))
+        reader = CodeReader(path, len(view))
         reader.feed(view)
         return reader.close()
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from imagefactory.gpu.capability import parse_code
-from imagefactory.gpu.findings import Found
 from imagefactory.gpu.model import Library, Modules, Package
 from imagefactory.oci.layout import Layout
+from imagefactory.scan.findings import FileFinding
 
 SCANNER = 2
 """The version of what a scan finds. Another number makes kept scans count for nothing."""
@@ -28,7 +28,7 @@ class LayerScan:
     are other names of what was found, as (name, path): the file lives as long as one of them.
     """
 
-    found: tuple[Found, ...]
+    found: tuple[FileFinding, ...]
     plain: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     opaque: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ def parse_scan(value: Mapping[str, Any]) -> LayerScan | None:
         return None
 
 
-def _format_found(found: Found) -> dict[str, object]:
+def _format_found(found: FileFinding) -> dict[str, object]:
     value: dict[str, object] = {"path": found.path}
     if library := found.library:
         value["size"] = library.size
@@ -90,7 +90,7 @@ def _format_found(found: Found) -> dict[str, object]:
     return value
 
 
-def _parse_found(value: Mapping[str, Any]) -> Found:
+def _parse_found(value: Mapping[str, Any]) -> FileFinding:
     library = package = None
     if "modules" in value:
         library = Library(
@@ -105,7 +105,7 @@ def _parse_found(value: Mapping[str, Any]) -> Found:
         name, version, build = value["package"]
         package = Package(name=name, version=version, build=build)
     facts = tuple((framework, key, text) for framework, key, text in value.get("facts", ()))
-    return Found(
+    return FileFinding(
         path=value["path"], library=library, package=package, facts=facts, toolkit=value.get("toolkit", "")
     )
 

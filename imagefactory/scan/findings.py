@@ -52,7 +52,7 @@ _ASSIGNED = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FileFinding:
     """What one file tells. Most tell nothing."""
 
     path: str
@@ -81,7 +81,7 @@ def is_text(path: str) -> bool:
     return bool(_TEXTS.fullmatch(path))
 
 
-def read_name(path: str) -> Found:
+def read_name(path: str) -> FileFinding:
     """What the path of a file tells: a package's record, a version of one of CUDA's libraries."""
     name = path.rpartition("/")[2]
     package = None
@@ -89,7 +89,7 @@ def read_name(path: str) -> Found:
         package = _parse_dist_info(path)
     elif name.endswith(".json") and (found := _CONDA_META.fullmatch(path)):
         package = Package(name=found[1], version=found[2], build=found[3])
-    return Found(path=path, package=package, toolkit=name if _TOOLKIT.fullmatch(name) else "")
+    return FileFinding(path=path, package=package, toolkit=name if _TOOLKIT.fullmatch(name) else "")
 
 
 def _parse_dist_info(path: str) -> Package | None:
@@ -133,7 +133,7 @@ def _ends(path: str, end: str) -> bool:
     return path == end or path.endswith("/" + end)
 
 
-def format_contents(source: str, found: Iterable[Found]) -> Contents:
+def format_contents(source: str, found: Iterable[FileFinding]) -> Contents:
     """All that single files told, in one value."""
     every = sorted(found, key=lambda one: one.path)
     packages = {one.package for one in every if one.package}

@@ -4,25 +4,17 @@ What may be gone the next time (408, 429, 5xx, resets, time-outs, truncated repl
 out, lost upload sessions) is tried again with jittered backoff; what a registry refuses is not. Nothing
 counts as done because a request got an answer: blobs and manifests are asked for again by digest.
 
-Sources: OCI distribution-spec 1.1; docker/distribution's token and upload pages; what
-docker-registry 2.8 does where it differs (it answers `Range: 0-0` for no byte and for one, and drops an
-upload that broke in the middle of a request).
+Sources: OCI distribution-spec 1.1; docker/distribution's token and upload pages.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import threading
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
-from pathlib import Path
-from random import Random
 from typing import Any, TypeVar
 from urllib.parse import urlencode, urljoin, urlsplit
 from weakref import WeakSet
@@ -32,12 +24,10 @@ import tenacity
 import urllib3
 
 from imagefactory.errors import RegistryError, StoreError, UsageError
-from imagefactory.oci.credentials import Credential, Credentials, anonymous
-from imagefactory.oci.layout import (
+from imagefactory.oci.credentials import Credential
+from imagefactory.oci.manifests import (
     INDEX_TYPE,
-    INDEX_TYPES,
     MANIFEST_LIMIT,
-    MANIFEST_TYPES,
     artifact_type,
     canonical_json,
     digest_of,
@@ -46,107 +36,29 @@ from imagefactory.oci.layout import (
     parse_descriptor,
 )
 from imagefactory.oci.model import Descriptor
+from imagefactory.oci.registry.download import ACCEPT, skip_bytes
+from imagefactory.oci.registry.exchange import (
+    CHUNK,
+    MALFORMED,
+    SMALL,
+    Ask,
+    RefusedError,
+    RegistryOptions,
+    TransientError,
+    host_of,
+    origin_of,
+    parse_error,
+    read_some,
+    reason_of,
+    retry_after,
+    short_of,
+)
+from imagefactory.oci.registry.session import HINTS, REFUSALS, TLS_FOR_GOOD, Connection, Signature
+from imagefactory.oci.registry.tokens import Challenge, Token, parse_challenge
+from imagefactory.oci.registry.upload import BINARY, LOST, range_end
 from imagefactory.oci.store import HOST, Source, check_digest, check_repository, check_wanted
-from imagefactory.progress import format_bytes
 
 T = TypeVar("T")
-
-ACCEPT = ", ".join((*INDEX_TYPES, *MANIFEST_TYPES))
-_CHUNK = 1 << 16  # what a connection that breaks may cost: what came of a chunk is lost
-_SMALL = 1 << 20  # a blob of up to this size goes with the closing PUT: one request less
-_REFUSALS = 3  # in a row, each of a token made just before
-_BINARY = "application/octet-stream"
-_LOST = frozenset(
-    {"BLOB_UPLOAD_INVALID", "BLOB_UPLOAD_UNKNOWN", "DIGEST_INVALID", "RANGE_INVALID", "SIZE_INVALID"}
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """How long faults are borne.
-
-    `attempts` in a row may fail without one new byte. The wait between them begins at about `first_wait`
-    seconds, doubles, is jittered and never longer than `longest_wait`, which also caps Retry-After.
-    `connect`, `read` and `commit` are time-outs in seconds; a registry may hash a whole blob before it
-    answers the request that ends its upload.
-    """
-
-    attempts: int = 6
-    first_wait: float = 0.5
-    longest_wait: float = 30.0
-    connect: float = 15.0
-    read: float = 60.0
-    commit: float = 300.0
-
-    def wait(self, failures: int, after: float | None, random: Random) -> float:
-        """Seconds to wait after the `failures`-th failure in a row (from 1)."""
-        backoff = self.first_wait * 2.0 ** (failures - 1) * random.uniform(0.5, 1.0)
-        return min(max(backoff, after or 0.0), self.longest_wait)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegistryOptions:
-    """How a registry is reached.
-
-    `certificates` is a file or folder of CA certificates (None: those of the libraries). `plain_hosts`
-    (`host` or `host:port`) are asked by http, and so are this machine's own addresses unless
-    `loopback_plain` is off; all others by https. `piece` is how many bytes of a blob one request
-    carries, 0 for all that are left: docker's way, which all registries take.
-    """
-
-    credentials: Credentials = anonymous
-    certificates: Path | None = None
-    plain_hosts: Collection[str] = ()
-    loopback_plain: bool = True
-    patience: Patience = field(default_factory=Patience)
-    piece: int = 0
-    clock: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
-    random: Random = field(default_factory=Random)
-
-
-class _TransientError(Exception):
-    """A fault that may be gone the next time; `after` is the registry's Retry-After in seconds, or None."""
-
-    def __init__(self, message: str, *, after: float | None = None, status: int = 0) -> None:
-        super().__init__(message)
-        self.after, self.status = after, status
-
-
-class _RefusedError(Exception):
-    """An answer that asking again will not change. `status` is HTTP's, 0 if there was none."""
-
-    def __init__(self, message: str, *, status: int = 0, code: str = "") -> None:
-        super().__init__(message)
-        self.status, self.code = status, code
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ask:
-    """One request. `scope` is what a token must allow; `body` is made anew each time it is sent."""
-
-    method: str
-    url: str
-    scope: tuple[str, ...]
-    headers: Mapping[str, str] = field(default_factory=dict)
-    body: Callable[[], Iterable[bytes]] | bytes = b""
-    patient: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Token:
-    value: str = field(repr=False)
-    until: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Challenge:
-    """What a Bearer challenge asks for."""
-
-    realm: str
-    service: str
-    scope: tuple[str, ...]
-    error: str
 
 
 class Registry:
@@ -177,8 +89,8 @@ class Registry:
         self._credential: Credential | None = None
         self._looked_up = False
         self._basic = False
-        self._challenge: _Challenge | None = None
-        self._tokens: dict[tuple[str, ...], _Token] = {}
+        self._challenge: Challenge | None = None
+        self._tokens: dict[tuple[str, ...], Token] = {}
         self._secrets: set[str] = set()
 
     def __repr__(self) -> str:
@@ -201,7 +113,7 @@ class Registry:
 
     def check(self) -> None:
         """Asks whether this is a registry that takes the credentials (distribution-spec, end-1)."""
-        ask = _Ask(method="GET", url=f"{self._root}/v2/", scope=())
+        ask = Ask(method="GET", url=f"{self._root}/v2/", scope=())
 
         def go() -> None:
             with self._answer(ask):
@@ -214,14 +126,14 @@ class Registry:
 
     def has(self, repository: str, descriptor: Descriptor) -> bool:
         place = self._place(repository, f"blobs/{check_digest(descriptor.digest)}")
-        with self._told(repository, f"asking for blob {_short(descriptor)}"):
+        with self._told(repository, f"asking for blob {short_of(descriptor)}"):
             return self._retry(lambda: self._has(repository, place, descriptor))
 
     def _has(self, repository: str, place: str, descriptor: Descriptor) -> bool:
         try:
-            with self._answer(_Ask(method="HEAD", url=place, scope=self._scope(repository))) as response:
+            with self._answer(Ask(method="HEAD", url=place, scope=self._scope(repository))) as response:
                 length = response.headers.get("Content-Length", "")
-        except _RefusedError as error:
+        except RefusedError as error:
             if error.status == 404:
                 return False
             raise
@@ -231,10 +143,10 @@ class Registry:
         """As Store has it; goes on where a connection breaks. A small blob is checked before it is given."""
         place = self._place(repository, f"blobs/{check_digest(descriptor.digest)}")
         reader = _Reader(self, repository, place, descriptor)
-        with self._told(repository, f"fetching blob {_short(descriptor)}"):
-            if offset == 0 and descriptor.size <= _SMALL:
+        with self._told(repository, f"fetching blob {short_of(descriptor)}"):
+            if offset == 0 and descriptor.size <= SMALL:
                 whole = self._retry(reader.whole)
-                yield from (whole[i : i + _CHUNK] for i in range(0, len(whole), _CHUNK))
+                yield from (whole[i : i + CHUNK] for i in range(0, len(whole), CHUNK))
                 return
             reader.position = offset
             sha256 = hashlib.sha256() if offset == 0 else None
@@ -246,16 +158,16 @@ class Registry:
             finally:
                 reader.close()
             if sha256 and f"sha256:{sha256.hexdigest()}" != descriptor.digest:
-                raise _RefusedError("the bytes are not what the digest says")
+                raise RefusedError("the bytes are not what the digest says")
 
     def write(self, repository: str, descriptor: Descriptor, source: Source) -> int:
         """As Store has it. Raises StoreError where `source` does not give the blob of `descriptor`."""
         place = self._place(repository, f"blobs/{check_digest(descriptor.digest)}")
-        with self._told(repository, f"sending blob {_short(descriptor)}"):
+        with self._told(repository, f"sending blob {short_of(descriptor)}"):
             try:
                 if self._retry(lambda: self._has(repository, place, descriptor)):
                     return 0
-            except _TransientError as error:
+            except TransientError as error:
                 # A blob whose entry was cut by a full disk answers 500 (docker-registry 2.8) until the blob
                 # is sent anew, and sending mends it.
                 if error.status < 500:
@@ -277,9 +189,9 @@ class Registry:
 
         def ask() -> bool:
             try:
-                with self._answer(_Ask(method="POST", url=url, scope=scope)) as response:
+                with self._answer(Ask(method="POST", url=url, scope=scope)) as response:
                     made, upload = response.status_code == 201, self._location(response)
-            except (_RefusedError, _TransientError) as error:
+            except (RefusedError, TransientError) as error:
                 if 400 <= error.status < 500 and error.status not in (408, 425, 429):
                     return False  # no such origin, or not for this account: writing may do
                 raise
@@ -288,14 +200,14 @@ class Registry:
                 return False
             return self._has(repository, place, descriptor)
 
-        with self._told(repository, f"mounting blob {_short(descriptor)} from {origin}"):
+        with self._told(repository, f"mounting blob {short_of(descriptor)} from {origin}"):
             return self._retry(ask)
 
     def _forget(self, repository: str, upload: str) -> None:
         """Tells the registry that an upload ends here. A kindness: it sweeps what it is not told of."""
         if upload:
-            with suppress(_TransientError, _RefusedError, RegistryError):
-                ask = _Ask(method="DELETE", url=upload, scope=self._scope(repository, "pull,push"))
+            with suppress(TransientError, RefusedError, RegistryError):
+                ask = Ask(method="DELETE", url=upload, scope=self._scope(repository, "pull,push"))
                 with self._answer(ask):
                     pass
 
@@ -308,22 +220,22 @@ class Registry:
 
     def _manifest(self, repository: str, wanted: str) -> tuple[Descriptor, bytes] | None:
         url = self._place(repository, f"manifests/{wanted}")
-        ask = _Ask(method="GET", url=url, scope=self._scope(repository), headers={"Accept": ACCEPT})
+        ask = Ask(method="GET", url=url, scope=self._scope(repository), headers={"Accept": ACCEPT})
         try:
             with self._answer(ask) as response:
-                data = _read_some(response, MANIFEST_LIMIT)
+                data = read_some(response, MANIFEST_LIMIT)
                 told = wanted if ":" in wanted else response.headers.get("Docker-Content-Digest", "")
-        except _RefusedError as error:
+        except RefusedError as error:
             if error.status == 404:
                 return None
             raise
         digest = digest_of(data)
         if told.startswith("sha256:") and told != digest:
-            raise _TransientError(f"a manifest came that is {digest[:19]}, not {told[:19]}")
+            raise TransientError(f"a manifest came that is {digest[:19]}, not {told[:19]}")
         try:
             media_type = media_type_of(json.loads(data))
-        except _MALFORMED:
-            raise _TransientError(f"what came for {wanted} is no manifest") from None
+        except MALFORMED:
+            raise TransientError(f"what came for {wanted} is no manifest") from None
         return Descriptor(media_type=media_type, digest=digest, size=len(data)), data
 
     def put_manifest(self, repository: str, data: bytes, media_type: str, tag: str = "") -> Descriptor:
@@ -338,7 +250,7 @@ class Registry:
         try:
             value = json.loads(data)
             subject = check_digest(str(value["subject"]["digest"])) if value.get("subject") else ""
-        except _MALFORMED as error:
+        except MALFORMED as error:
             raise RegistryError(f"{digest_of(data)} is no manifest: {error}") from error
         put = _Put(self, repository, data, media_type)
         put.url = self._place(repository, f"manifests/{wanted}")
@@ -397,7 +309,7 @@ class Registry:
         self._delete(repository, check_wanted(tag), hint=_UNTAG_OFF)
 
     def _delete(self, repository: str, wanted: str, *, hint: str) -> None:
-        ask = _Ask(
+        ask = Ask(
             method="DELETE",
             url=self._place(repository, f"manifests/{wanted}"),
             scope=self._scope(repository, "delete"),
@@ -407,7 +319,7 @@ class Registry:
             try:
                 with self._answer(ask):
                     pass
-            except _RefusedError as error:
+            except RefusedError as error:
                 if error.status == 404:
                     return
                 # docker-registry 2.8 takes a tag for a damaged digest; others say 405, some 400.
@@ -434,7 +346,7 @@ class Registry:
             found = [row for row in found if row["digest"] in there]
         try:
             return tuple(parse_descriptor(row) for row in found)
-        except _MALFORMED as error:
+        except MALFORMED as error:
             raise self._no_sense(repository, "a list of referrers") from error
 
     def _listed(self, repository: str, digest: str) -> list[Mapping[str, Any]] | None:
@@ -443,11 +355,11 @@ class Registry:
         try:
             for page in self._pages(repository, self._place(repository, f"referrers/{digest}")):
                 rows += page["manifests"] or ()
-        except _RefusedError as error:
+        except RefusedError as error:
             if error.status in (404, 405):
                 return None
             raise
-        except _MALFORMED:
+        except MALFORMED:
             return None  # a page for people in the place of an API
         return rows
 
@@ -457,7 +369,7 @@ class Registry:
         try:
             rows = list(json.loads(found[1])["manifests"] or ()) if found else []
             return [{**row, "digest": check_digest(str(row["digest"]))} for row in rows]
-        except _MALFORMED as error:
+        except MALFORMED as error:
             raise self._no_sense(repository, "a list of referrers") from error
 
     def _present(self, repository: str, rows: Sequence[Mapping[str, Any]]) -> set[str]:
@@ -474,20 +386,20 @@ class Registry:
 
     def _page(self, repository: str, url: str) -> tuple[Mapping[str, Any], str]:
         try:
-            with self._answer(_Ask(method="GET", url=url, scope=self._scope(repository))) as response:
-                data = _read_some(response, 4 * MANIFEST_LIMIT)
+            with self._answer(Ask(method="GET", url=url, scope=self._scope(repository))) as response:
+                data = read_some(response, 4 * MANIFEST_LIMIT)
                 link = re.search(r'<([^>]+)>\s*;[^,]*\brel="?next\b', response.headers.get("Link", ""))
                 following = self._own(urljoin(url, link[1])) if link else ""
-        except _RefusedError as error:
+        except RefusedError as error:
             if error.status == 404 and "/tags/list" in url:
                 return {}, ""
             raise
         try:
             value = json.loads(data)
         except (ValueError, RecursionError):
-            raise _TransientError("the answer is no JSON") from None
+            raise TransientError("the answer is no JSON") from None
         if not isinstance(value, dict):
-            raise _RefusedError("the answer is no list")
+            raise RefusedError("the answer is no list")
         return value, following
 
     # --- names -----------------------------------------------------------------------------------
@@ -521,13 +433,13 @@ class Registry:
         What `progress` counts (bytes) makes the failures in a row begin anew whenever it grew.
         """
         patience, failures, refusals, seen = self.options.patience, 0, 0, progress()
-        telling: _TransientError | None = None
+        telling: TransientError | None = None
 
         def once() -> T:
             nonlocal failures, refusals, seen, telling
             try:
                 return call()
-            except _TransientError as error:
+            except TransientError as error:
                 failures = 1 if progress() > seen else failures + 1
                 refusals = min(refusals + 1, failures) if error.status == 401 else 0
                 seen = max(seen, progress())
@@ -541,23 +453,23 @@ class Registry:
 
         def stop(_: tenacity.RetryCallState) -> bool:
             # Tokens made a moment ago and refused again and again: rarely a fault, mostly a missing right.
-            return failures >= patience.attempts or refusals >= _REFUSALS
+            return failures >= patience.attempts or refusals >= REFUSALS
 
         retrying = tenacity.Retrying(
             stop=stop,
             wait=wait,
-            retry=tenacity.retry_if_exception_type(_TransientError),
+            retry=tenacity.retry_if_exception_type(TransientError),
             sleep=self.options.sleep,
             reraise=True,
         )
         try:
             return retrying(once)
-        except _TransientError as error:
+        except TransientError as error:
             # A registry that hangs up on a long body said why only when its answer came through.
             raise (error if error.status or telling is None else telling) from None
 
     @contextmanager
-    def _answer(self, ask: _Ask) -> Iterator[requests.Response]:
+    def _answer(self, ask: Ask) -> Iterator[requests.Response]:
         """One request, its body not yet read. Raises _TransientError or _RefusedError, also from the body."""
         with self._faults():
             response = self._request(ask)
@@ -568,7 +480,7 @@ class Registry:
             finally:
                 response.close()
 
-    def _request(self, ask: _Ask) -> requests.Response:
+    def _request(self, ask: Ask) -> requests.Response:
         """As `_answer`, for who closes the response and minds the faults of its body."""
         with self._faults():
             signed = self._authorization(ask.scope) if self._is_ours(ask.url) else ""
@@ -581,19 +493,19 @@ class Registry:
                     challenge = parse_challenge(response.headers.get("WWW-Authenticate", ""))
                     if not (challenge and challenge.error == "insufficient_scope"):
                         error = self._error(response)
-                        raise _TransientError(str(error), status=401)
+                        raise TransientError(str(error), status=401)
             if response.status_code >= 300:
                 raise self._error(response)
             return response
 
-    def _send(self, ask: _Ask, authorization: str) -> requests.Response:
+    def _send(self, ask: Ask, authorization: str) -> requests.Response:
         patience = self.options.patience
         return self._session().request(
             ask.method,
             ask.url,
             headers=dict(ask.headers),
             data=ask.body() if callable(ask.body) else ask.body,
-            auth=_Signature(authorization),
+            auth=Signature(authorization),
             stream=True,
             allow_redirects=ask.method in ("GET", "HEAD"),
             timeout=(patience.connect, patience.commit if ask.patient else patience.read),
@@ -604,7 +516,7 @@ class Registry:
     def _session(self) -> requests.Session:
         session: requests.Session | None = getattr(self._local, "session", None)
         if session is None:
-            session = _Session()
+            session = Connection()
             session.headers.update({"Accept-Encoding": "identity", "User-Agent": "imagefactory"})
             session.trust_env = not self._here  # no proxy stands between this machine and itself
             self._local.session = session
@@ -614,7 +526,7 @@ class Registry:
 
     def _is_ours(self, url: str) -> bool:
         """Whether a credential may go there: the registry's own scheme, host and port."""
-        return _origin(url) == _origin(self._root)
+        return origin_of(url) == origin_of(self._root)
 
     @contextmanager
     def _faults(self) -> Iterator[None]:
@@ -622,10 +534,10 @@ class Registry:
         try:
             yield
         except (requests.exceptions.SSLError, urllib3.exceptions.SSLError) as error:
-            text = self._clean(_reason(error))
-            if any(word in text for word in _TLS_FOR_GOOD):
-                raise _RefusedError(text) from None
-            raise _TransientError(text) from None  # cut off in the middle
+            text = self._clean(reason_of(error))
+            if any(word in text for word in TLS_FOR_GOOD):
+                raise RefusedError(text) from None
+            raise TransientError(text) from None  # cut off in the middle
         except (
             requests.exceptions.ConnectionError,
             requests.exceptions.Timeout,
@@ -635,21 +547,21 @@ class Registry:
             ConnectionError,
             TimeoutError,
         ) as error:
-            raise _TransientError(self._clean(_reason(error))) from None
+            raise TransientError(self._clean(reason_of(error))) from None
         except (requests.exceptions.RequestException, ValueError) as error:  # also an address that is none
-            raise _RefusedError(self._clean(_reason(error))) from None
+            raise RefusedError(self._clean(reason_of(error))) from None
 
-    def _error(self, response: requests.Response) -> _TransientError | _RefusedError:
+    def _error(self, response: requests.Response) -> TransientError | RefusedError:
         """What an answer that is no success says, in the registry's own words."""
         status, code, words = response.status_code, "", ""
         with suppress(requests.exceptions.RequestException, urllib3.exceptions.HTTPError, OSError):
             data = response.raw.read(1 << 16, decode_content=False)
-            code, words = _parse_error(data)
+            code, words = parse_error(data)
         response.close()
         text = self._clean(f"{status} {code} {words}")
         if status in (408, 425, 429) or (status >= 500 and status != 501):
-            return _TransientError(text, after=_retry_after(response.headers), status=status)
-        return _RefusedError(text, status=status, code=code)
+            return TransientError(text, after=retry_after(response.headers), status=status)
+        return RefusedError(text, status=status, code=code)
 
     # --- who asks --------------------------------------------------------------------------------
 
@@ -665,7 +577,7 @@ class Registry:
                 token = self._tokens[scope] = self._fetch_token(self._challenge, scope)
             return f"Bearer {token.value}"
 
-    def _renew(self, ask: _Ask, response: requests.Response, refused: str) -> str:
+    def _renew(self, ask: Ask, response: requests.Response, refused: str) -> str:
         """The Authorization to try after a 401. Raises _RefusedError where there is none."""
         header = response.headers.get("WWW-Authenticate", "")
         challenge = parse_challenge(header)
@@ -689,13 +601,13 @@ class Registry:
                 held = self._tokens[ask.scope] = self._fetch_token(challenge, wanted)
             return f"Bearer {held.value}"
 
-    def _fetch_token(self, challenge: _Challenge, scope: tuple[str, ...]) -> _Token:
+    def _fetch_token(self, challenge: Challenge, scope: tuple[str, ...]) -> Token:
         """A token by the docker token specification; by OAuth2 where an identity token is kept."""
         if urlsplit(challenge.realm).scheme != "https" and not self._root.startswith("http:"):
-            raise _RefusedError(f"it sends for a token to {_host(challenge.realm)} without https")
+            raise RefusedError(f"it sends for a token to {host_of(challenge.realm)} without https")
         credential = self._find()
         fields = [("service", challenge.service), *(("scope", word) for word in scope)]
-        ask = _Ask(
+        ask = Ask(
             method="GET",
             url=f"{challenge.realm}{'&' if '?' in challenge.realm else '?'}{urlencode(fields)}",
             scope=(),
@@ -704,7 +616,7 @@ class Registry:
         if credential and not credential.user:
             form = {"grant_type": "refresh_token", "client_id": "imagefactory", "service": challenge.service}
             form |= {"scope": " ".join(scope), "refresh_token": credential.secret}
-            ask = _Ask(
+            ask = Ask(
                 method="POST",
                 url=challenge.realm,
                 scope=(),
@@ -716,22 +628,22 @@ class Registry:
             try:
                 if response.status_code != 200:
                     error = self._error(response)
-                    where = f"no token from {_host(challenge.realm)}: {error}"
-                    if isinstance(error, _TransientError):
-                        raise _TransientError(where, after=error.after, status=error.status)
-                    raise _RefusedError(where, status=401 if error.status == 401 else 403)
-                data = _read_some(response, 1 << 20)
+                    where = f"no token from {host_of(challenge.realm)}: {error}"
+                    if isinstance(error, TransientError):
+                        raise TransientError(where, after=error.after, status=error.status)
+                    raise RefusedError(where, status=401 if error.status == 401 else 403)
+                data = read_some(response, 1 << 20)
             finally:
                 response.close()
         try:
             value = json.loads(data)
             token = str(value.get("token") or value["access_token"])
             seconds = float(value.get("expires_in") or 60)  # what the specification says where it is silent
-        except _MALFORMED:
-            raise _TransientError(f"no token came from {_host(challenge.realm)}") from None
+        except MALFORMED:
+            raise TransientError(f"no token came from {host_of(challenge.realm)}") from None
         self._secrets.add(token)
         # Early enough that a request does not run out on its way.
-        return _Token(value=token, until=self.options.clock() + seconds - min(10.0, seconds / 4))
+        return Token(value=token, until=self.options.clock() + seconds - min(10.0, seconds / 4))
 
     def _find(self) -> Credential | None:
         if not self._looked_up:
@@ -743,7 +655,7 @@ class Registry:
     def _login(self) -> Credential:
         found = self._find()
         if found is None or not found.user:
-            raise _RefusedError("it wants a user and a password", status=401)
+            raise RefusedError("it wants a user and a password", status=401)
         return found
 
     # --- errors ----------------------------------------------------------------------------------
@@ -761,12 +673,12 @@ class Registry:
         """Turns the two errors of this file into a RegistryError that says what, where and what to do."""
         try:
             yield
-        except (_TransientError, _RefusedError) as error:
+        except (TransientError, RefusedError) as error:
             raise RegistryError(
                 f"{self.host}/{repository}: {doing}: {error}", hint=self._hint(error, repository)
             ) from None
 
-    def _hint(self, error: _TransientError | _RefusedError, repository: str) -> str:
+    def _hint(self, error: TransientError | RefusedError, repository: str) -> str:
         status, text = error.status, str(error)
         if status == 401:
             found = self._credential
@@ -774,12 +686,12 @@ class Registry:
             return f"{known}log in: docker login {self.host}"
         if status == 403:
             return f"may this account do that in {repository}? log in as another: docker login {self.host}"
-        for word, hint in _HINTS:
+        for word, hint in HINTS:
             if word.lower() in text.lower():
                 return hint.format(host=self.host)
         if status == 429:
             return "it limits how often it may be asked: wait, or log in"
-        if isinstance(error, _TransientError):
+        if isinstance(error, TransientError):
             return "run the same command again: what arrived is not sent again"
         return ""
 
@@ -789,46 +701,8 @@ class Registry:
         )
 
 
-_MALFORMED = (KeyError, IndexError, TypeError, AttributeError, ValueError, RecursionError, OverflowError)
-_TLS_FOR_GOOD = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
-_PLAIN = "does {host} speak plain http? then name it in the setting `plain-http`"
-_HINTS = (
-    ("CERTIFICATE_VERIFY_FAILED", "set `certificates` (imagefactory.toml) to a file with the CA of {host}"),
-    ("WRONG_VERSION_NUMBER", _PLAIN),
-    ("RECORD_LAYER_FAILURE", _PLAIN),
-    ("HTTP_REQUEST", _PLAIN),
-    ("HTTP request to an HTTPS server", "{host} speaks https: take it out of the setting `plain-http`"),
-    ("Connection refused", "is a registry running at {host}?"),
-    ("resolve", "is {host} spelled right, and is there a network?"),
-    ("no space left", "the registry's disk is full: prune it, then run the same command again"),
-    ("507 ", "the registry is full: prune it, then run the same command again"),
-    ("413 ", "a proxy before the registry limits the size of a request: ask who runs {host}"),
-)
 _DELETES_OFF = "deletion is switched off there (docker-registry: REGISTRY_STORAGE_DELETE_ENABLED=true)"
 _UNTAG_OFF = "it removes no tag by its name: remove the manifest, or point the tag to another image"
-
-
-class _Session(requests.Session):
-    """Follows redirects with nothing of ~/.netrc, and not from https to http."""
-
-    def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
-        came, goes = response.request.url or "", prepared_request.url or ""
-        if came.startswith("https:") and not goes.startswith("https:"):
-            raise requests.exceptions.InvalidSchema(f"it redirects from https to {goes}")
-        if self.should_strip_auth(came, goes):  # type: ignore[no-untyped-call]
-            prepared_request.headers.pop("Authorization", None)
-
-
-class _Signature(requests.auth.AuthBase):
-    """An Authorization header; being there at all, it keeps requests from looking into ~/.netrc."""
-
-    def __init__(self, value: str) -> None:
-        self.value = value
-
-    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        if self.value:
-            request.headers["Authorization"] = self.value
-        return request
 
 
 class _Body:
@@ -883,29 +757,29 @@ class _Upload:
         self.broken = True
         try:
             self._send()
-        except _RefusedError as error:
-            if error.status != 404 and error.code not in _LOST:
+        except RefusedError as error:
+            if error.status != 404 and error.code not in LOST:
                 raise
             if error.code == "DIGEST_INVALID":
                 self._check_source()
             self.url, self.closing = "", False
-            raise _TransientError(f"the upload was lost: {error}", after=0.0) from None
+            raise TransientError(f"the upload was lost: {error}", after=0.0) from None
         if not self._arrived():
-            raise _TransientError("the registry took the blob and does not have it")
+            raise TransientError("the registry took the blob and does not have it")
 
     def _arrived(self) -> bool:
         return self.registry._has(self.repository, self.place, self.descriptor)
 
     def _begin(self) -> None:
         url = self.registry._place(self.repository, "blobs/uploads/")
-        with self.registry._answer(_Ask(method="POST", url=url, scope=self.scope)) as response:
+        with self.registry._answer(Ask(method="POST", url=url, scope=self.scope)) as response:
             self._note(response)
             least = response.headers.get("OCI-Chunk-Min-Length", "")
         if self.piece and least.isdigit():
             self.piece = max(self.piece, int(least))
         self.offset = 0
         if not self.url:
-            raise _RefusedError("it gave no address for the upload")
+            raise RefusedError("it gave no address for the upload")
 
     def _note(self, response: requests.Response) -> None:
         self.url = self.registry._location(response) or self.url
@@ -913,10 +787,10 @@ class _Upload:
     def _resume(self) -> None:
         """Asks how much arrived. On any doubt the upload begins anew."""
         try:
-            with self.registry._answer(_Ask(method="GET", url=self.url, scope=self.scope)) as response:
+            with self.registry._answer(Ask(method="GET", url=self.url, scope=self.scope)) as response:
                 self._note(response)
-                end = _range_end(response.headers)
-        except _RefusedError:
+                end = range_end(response.headers)
+        except RefusedError:
             self.url = ""
             return
         if end is None or end < 1 or end >= self.descriptor.size:  # 0-0 may be one byte or none
@@ -926,7 +800,7 @@ class _Upload:
 
     def _send(self) -> None:
         left = self.descriptor.size - self.offset
-        if self.offset == 0 and left <= _SMALL and not self.piece:
+        if self.offset == 0 and left <= SMALL and not self.piece:
             self._close(_Body(self, left) if left else None)
             return
         while self.offset < self.descriptor.size:
@@ -937,10 +811,10 @@ class _Upload:
         left = self.descriptor.size - self.offset
         size = min(self.piece, left) if self.piece else left
         end = self.offset + size
-        headers = {"Content-Type": _BINARY}
+        headers = {"Content-Type": BINARY}
         if size < self.descriptor.size:
             headers["Content-Range"] = f"{self.offset}-{end - 1}"
-        ask = _Ask(
+        ask = Ask(
             method="PATCH",
             url=self.url,
             scope=self.scope,
@@ -950,26 +824,26 @@ class _Upload:
         )
         with self.registry._answer(ask) as response:
             self._note(response)
-            told = _range_end(response.headers)
+            told = range_end(response.headers)
         if told is not None and told != end - 1:
-            raise _TransientError(f"{told + 1} of {end} bytes arrived")
+            raise TransientError(f"{told + 1} of {end} bytes arrived")
         self.offset = end
 
     def _close(self, body: _Body | None) -> None:
         self.closing = True
         query = urlencode({"digest": self.descriptor.digest})
-        ask = _Ask(
+        ask = Ask(
             method="PUT",
             url=f"{self.url}{'&' if '?' in self.url else '?'}{query}",
             scope=self.scope,
-            headers={"Content-Type": _BINARY},
+            headers={"Content-Type": BINARY},
             body=(lambda: body) if body else b"",
             patient=True,
         )
         with self.registry._answer(ask) as response:
             told = response.headers.get("Docker-Content-Digest", "")
         if told.startswith("sha256:") and told != self.descriptor.digest:
-            raise _RefusedError(f"it took another blob than was sent: {told[:80]}")
+            raise RefusedError(f"it took another blob than was sent: {told[:80]}")
 
     def _check_source(self) -> None:
         sha256 = hashlib.sha256()
@@ -1002,7 +876,7 @@ class _Put:
             if found is not None and found[0].digest == self.digest:
                 return found[0]
         self.tried = True
-        ask = _Ask(
+        ask = Ask(
             method="PUT",
             url=self.url,
             scope=registry._scope(repository, "pull,push"),
@@ -1014,14 +888,14 @@ class _Put:
             told = response.headers.get("Docker-Content-Digest", "")
             self.listed = bool(response.headers.get("OCI-Subject"))
         if told.startswith("sha256:") and told != self.digest:
-            raise _RefusedError(f"it took another manifest than was sent: {told[:80]}")
+            raise RefusedError(f"it took another manifest than was sent: {told[:80]}")
         found = registry._manifest(repository, self.digest)
         if found is None or found[1] != self.data:
-            raise _TransientError("the registry took the manifest and does not give it back")
+            raise TransientError("the registry took the manifest and does not give it back")
         if self.tag:
             found = registry._manifest(repository, self.tag)
             if found is None:
-                raise _TransientError("the registry took the manifest and does not know its tag")
+                raise TransientError("the registry took the manifest and does not know its tag")
         return found[0]
 
 
@@ -1044,7 +918,7 @@ class _Reader:
         data = b"".join(iter(self.next, b""))
         self.close()
         if digest_of(data) != self.descriptor.digest:
-            raise _TransientError("the bytes are not what the digest says")
+            raise TransientError("the bytes are not what the digest says")
         return data
 
     def next(self) -> bytes:
@@ -1054,128 +928,31 @@ class _Reader:
                 if left and self.response is None:
                     self._open()
                 data = next(self.chunks, b"")
-        except _TransientError:
+        except TransientError:
             self.close()
             raise
         if len(data) > left:
             self.close()
-            raise _RefusedError(f"more than {self.descriptor.size} bytes came")
+            raise RefusedError(f"more than {self.descriptor.size} bytes came")
         if left and not data:
             self.close()
-            raise _TransientError(f"{self.position} of {self.descriptor.size} bytes came")
+            raise TransientError(f"{self.position} of {self.descriptor.size} bytes came")
         self.position += len(data)
         return data
 
     def _open(self) -> None:
         headers = {"Range": f"bytes={self.position}-"} if self.position else {}
-        ask = _Ask(method="GET", url=self.place, scope=self.registry._scope(self.repository), headers=headers)
+        ask = Ask(method="GET", url=self.place, scope=self.registry._scope(self.repository), headers=headers)
         self.response = self.registry._request(ask)
-        self.chunks = self.response.raw.stream(_CHUNK, decode_content=False)
+        self.chunks = self.response.raw.stream(CHUNK, decode_content=False)
         skip = self.position
         if self.response.status_code == 206:
             came = re.match(r"bytes (\d+)-", self.response.headers.get("Content-Range", ""))
             if not came or int(came[1]) != self.position:
-                raise _TransientError("other bytes came than were asked for")
+                raise TransientError("other bytes came than were asked for")
             skip = 0
         if skip:
-            self.chunks = _skip(self.chunks, skip)
+            self.chunks = skip_bytes(self.chunks, skip)
 
 
 # --- answers -------------------------------------------------------------------------------------
-
-
-def parse_challenge(header: str) -> _Challenge | None:
-    """The Bearer challenge of a WWW-Authenticate header (RFC 6750; docker's token specification)."""
-    found = re.search(r'(?i)\bBearer\s+((?:[a-z_]+\s*=\s*(?:"[^"]*"|[^\s,"]+)\s*(?:,\s*|$))+)', header)
-    if not found:
-        return None
-    words = {
-        name.lower(): quoted or plain
-        for name, quoted, plain in re.findall(r'([A-Za-z_]+)\s*=\s*(?:"([^"]*)"|([^\s,"]+))', found[1])
-    }
-    realm = words.get("realm", "")
-    if urlsplit(realm).scheme not in ("http", "https"):
-        return None
-    return _Challenge(
-        realm=realm,
-        service=words.get("service", ""),
-        scope=tuple(words.get("scope", "").split()),
-        error=words.get("error", ""),
-    )
-
-
-def _parse_error(data: bytes) -> tuple[str, str]:
-    """Code and words of a registry's error; of another server's, what can be read as one line."""
-    try:
-        first = json.loads(data)["errors"][0]
-        detail = first.get("detail")
-        if isinstance(detail, dict):  # docker-registry's storage: {"Enclosed": {"Op": "write", "Err": 28}}
-            number = (detail.get("Enclosed") or {}).get("Err")
-            detail = os.strerror(number) if isinstance(number, int) else detail.get("message")
-        words = [str(first.get("message") or ""), detail if isinstance(detail, str) else ""]
-        return str(first.get("code") or ""), ": ".join(word for word in words if word)
-    except _MALFORMED:
-        return "", re.sub(r"(?s)<(script|style).*?</\1>|<[^>]*>", " ", data.decode("utf-8", "replace"))
-
-
-def _read_some(response: requests.Response, limit: int) -> bytes:
-    """A whole body of at most `limit` bytes."""
-    parts, size = [], 0
-    for data in response.raw.stream(_CHUNK, decode_content=False):
-        parts.append(data)
-        size += len(data)
-        if size > limit:
-            raise _RefusedError(f"the answer is longer than {format_bytes(limit)}")
-    return b"".join(parts)
-
-
-def _skip(chunks: Iterable[bytes], count: int) -> Iterator[bytes]:
-    for data in chunks:
-        if count >= len(data):
-            count -= len(data)
-            continue
-        yield data[count:]
-        count = 0
-
-
-def _range_end(headers: Mapping[str, str]) -> int | None:
-    """The last byte that an upload has, by its Range header (`0-1023`)."""
-    found = re.fullmatch(r"(?:bytes[= ])?0-(\d{1,18})", headers.get("Range", "").strip())
-    return int(found[1]) if found else None
-
-
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds of a Retry-After header. A date counts from the same answer's Date, so no clock is needed."""
-    value = headers.get("Retry-After", "").strip()
-    if value.isdigit():
-        return float(value)
-    try:
-        asked, now = parsedate_to_datetime(value), parsedate_to_datetime(headers.get("Date", ""))
-        return max((asked - now).total_seconds(), 0.0)
-    except (TypeError, ValueError):
-        return None
-
-
-def _reason(error: BaseException) -> str:
-    """The innermost reason of a requests error, in words; the outer ones repeat it with addresses."""
-    while True:
-        inner = getattr(error, "reason", None)
-        if not isinstance(inner, BaseException):
-            inner = next((word for word in reversed(error.args) if isinstance(word, BaseException)), None)
-        if inner is None:
-            text = str(error) or type(error).__name__
-            return re.sub(r"^<?\S+ object at 0x\w+>?: |^\S+\(host=.*?\): ", "", text)
-        error = inner
-
-
-def _origin(url: str) -> tuple[str, str, int]:
-    parts = urlsplit(url)
-    return parts.scheme, parts.hostname or "", parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
-
-
-def _host(url: str) -> str:
-    return urlsplit(url).hostname or "nowhere"
-
-
-def _short(descriptor: Descriptor) -> str:
-    return f"{descriptor.digest[7:19]} ({format_bytes(descriptor.size)})"

@@ -1,0 +1,215 @@
+"""What `docker save` writes and any `docker load` reads, as a file and as docker's daemon's stream.
+
+It is manifest.json, the config, and the layers as plain tars named by their diff ids; config and diff ids
+stay, so Docker gives the image the id that the config's digest is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import posixpath
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import IO, Any
+
+from imagefactory.errors import StoreError
+from imagefactory.files import explain_full_disk
+from imagefactory.oci.layers import BLOCK, CHUNK, END_OF_ARCHIVE, Codec
+from imagefactory.oci.layout import BlobWriter, Layout
+from imagefactory.oci.manifests import canonical_json
+from imagefactory.oci.model import Descriptor, Image, Layer
+from imagefactory.oci.plain_tar import (
+    PlainTar,
+    damaged_blob,
+    file_chunks,
+    layer_tar,
+    missing_blob,
+    tar_header,
+)
+
+
+def write_docker(layout: Layout, image: Image, tar: PlainTar) -> Iterator[int]:
+    """Yields the (compressed) bytes of each layer that is written."""
+    config = layout.read(Descriptor(media_type="", digest=image.config, size=0))
+    if json.loads(config)["rootfs"]["diff_ids"] != [layer.diff_id for layer in image.layers]:
+        raise damaged_blob(layout, image.config)
+    names = [f"{layer.diff_id.removeprefix('sha256:')}/layer.tar" for layer in image.layers]
+    config_name = f"{image.config.removeprefix('sha256:')}.json"
+    manifest = [{"Config": config_name, "RepoTags": [image.name], "Layers": names}]
+    tar.file("manifest.json", canonical_json(manifest))
+    tar.file(config_name, config)
+    written: set[str] = set()
+    for layer, name in zip(image.layers, names, strict=True):
+        if name not in written:
+            written.add(name)
+            tar.folder(name.partition("/")[0])
+            if tar.stream(name, layer_tar(layout, layer)) != layer.diff_id:
+                raise damaged_blob(layout, layer.descriptor.digest)
+        yield layer.descriptor.size
+
+
+def stream_docker(layout: Layout, image: Image, name: str) -> Iterator[bytes]:
+    """`image` as docker's daemon loads it, called `name`: a docker-archive whose layers stay compressed.
+
+    Every size is known beforehand, so nothing is written down on the way. The daemon inflates (gzip,
+    zstd), and refuses a layer that is not what the config says. Raises StoreError for a blob that is
+    missing or cut, in the middle of the stream.
+    """
+    config = layout.read(Descriptor(media_type="", digest=image.config, size=0))
+    blobs = {layer.descriptor.digest: layer.descriptor for layer in image.layers}
+    names = {digest: f"{digest.removeprefix('sha256:')}.layer" for digest in blobs}
+    entry = {
+        "Config": f"{image.config.removeprefix('sha256:')}.json",
+        "RepoTags": [name],
+        "Layers": [names[layer.descriptor.digest] for layer in image.layers],
+    }
+    for file, data in ((entry["Config"], config), ("manifest.json", canonical_json([entry]))):
+        yield tar_header(str(file), len(data)) + data + bytes(-len(data) % BLOCK)
+    for digest, descriptor in blobs.items():
+        yield tar_header(names[digest], descriptor.size)
+        left = descriptor.size
+        try:
+            for chunk in file_chunks(layout.blob_path(digest)):
+                left -= len(chunk)
+                yield chunk
+        except FileNotFoundError:
+            raise missing_blob(layout, digest) from None
+        if left:
+            raise damaged_blob(layout, digest)
+        yield bytes(-descriptor.size % BLOCK)
+    yield END_OF_ARCHIVE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taking:
+    """How a saved image comes into the layout.
+
+    `codec` compresses new layers; `known` gives the layers that the store has, by diff id, whose bytes
+    are then not touched; `report` hears of the plain bytes as they come.
+    """
+
+    codec: Codec
+    known: Mapping[str, Layer]
+    report: Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakenImage:
+    """A saved image whose blobs are in the layout: the config's own bytes, and its layers in order."""
+
+    config: bytes
+    layers: tuple[Layer, ...]
+
+
+def take_docker(layout: Layout, stream: IO[bytes], taking: Taking) -> TakenImage:
+    """Reads what `docker save` writes (also docker 25's, which is an image layout too), in one pass.
+
+    Layers may come compressed and in any order; each is hashed and must be what the config says. Raises
+    StoreError for a stream that ends early or is not an image. Nothing names what was written.
+    """
+    small: dict[str, bytes] = {}
+    links: dict[str, str] = {}
+    made: dict[str, Layer] = {}
+    try:
+        with tarfile.open(fileobj=stream, mode="r|", bufsize=CHUNK) as tar:
+            for member in tar:
+                name = member.name.removeprefix("./")
+                if member.issym() or member.islnk():
+                    above = name.rpartition("/")[0] if member.issym() else ""
+                    links[name] = posixpath.normpath(posixpath.join(above, member.linkname))
+                elif member.isfile():
+                    file = tar.extractfile(member)
+                    assert file is not None
+                    if member.size <= _SMALL:
+                        small[name] = file.read()
+                    elif _named(name) in taking.known:
+                        taking.report(member.size)  # docker 25 names a blob by its digest: skip the bytes
+                    else:
+                        made[name] = _take_layer(layout, file, taking)
+        return _put_together(layout, taking, _Saved(small=small, links=links, made=made))
+    except _NO_IMAGE as error:
+        why = f"{type(error).__name__}: {error}"
+        raise StoreError(f"what docker saved is not a whole image: {why}", hint="build it again") from error
+
+
+_NO_IMAGE = (tarfile.TarError, zlib.error, EOFError, KeyError, IndexError, TypeError, ValueError)
+_SMALL = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Saved:
+    small: Mapping[str, bytes]
+    links: Mapping[str, str]
+    made: Mapping[str, Layer]
+
+
+def _named(name: str) -> str:
+    return f"sha256:{name.rpartition('/')[2]}"
+
+
+def _put_together(layout: Layout, taking: Taking, saved: _Saved) -> TakenImage:
+    (entry,) = json.loads(saved.small["manifest.json"])
+    config = saved.small[entry["Config"]]
+    diff_ids = json.loads(config)["rootfs"]["diff_ids"]
+    layers = []
+    for name, diff_id in zip(entry["Layers"], diff_ids, strict=True):
+        file = saved.links.get(name, name)
+        if diff_id in taking.known:
+            layers.append(taking.known[diff_id])
+            continue
+        layer = saved.made.get(file) or _take_layer(layout, io.BytesIO(saved.small[file]), taking)
+        if layer.diff_id != diff_id:
+            raise StoreError(f"docker saved a layer {layer.diff_id} where its config says {diff_id}")
+        layers.append(layer)
+    return TakenImage(config=config, layers=tuple(layers))
+
+
+def _take_layer(layout: Layout, file: IO[bytes], taking: Taking) -> Layer:
+    plain = hashlib.sha256()
+    with explain_full_disk(layout.path), BlobWriter(layout) as blob:
+        compressor = taking.codec.compressor()
+        for data in _inflated(file):
+            plain.update(data)
+            taking.report(len(data))
+            blob.write(compressor.compress(data))
+        blob.write(compressor.flush())
+        descriptor = blob.commit(taking.codec.media_type)
+    return Layer(descriptor=descriptor, diff_id=f"sha256:{plain.hexdigest()}", title="")
+
+
+def _inflated(file: IO[bytes]) -> Iterator[bytes]:
+    """The plain tar: daemons that keep images in containerd save their layers as they hold them."""
+    first = file.read(CHUNK)
+    rest = chain([first], iter(partial(file.read, CHUNK), b""))
+    if first.startswith(b"\x1f\x8b"):
+        yield from _members(rest, lambda: zlib.decompressobj(31))
+    elif first.startswith(b"\x28\xb5\x2f\xfd"):
+        import zstandard
+
+        try:
+            yield from _members(rest, lambda: zstandard.ZstdDecompressor().decompressobj())
+        except zstandard.ZstdError as error:
+            raise ValueError(f"a layer is no zstd: {error}") from error
+    else:
+        yield from rest
+
+
+def _members(chunks: Iterator[bytes], begin: Callable[[], Any]) -> Iterator[bytes]:
+    """Inflates gzip members or zstd frames, as many as follow each other."""
+    inflater, fed = begin(), False
+    for chunk in chunks:
+        data = chunk
+        while data:
+            yield inflater.decompress(data)
+            fed = not inflater.eof
+            data = inflater.unused_data if inflater.eof else b""
+            if inflater.eof:
+                inflater = begin()
+    if fed:
+        raise EOFError("a layer ends in the middle")

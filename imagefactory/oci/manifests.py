@@ -1,0 +1,103 @@
+"""Manifests, indexes and descriptors of the OCI image specification: their types, bytes and digests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from imagefactory.errors import StoreError
+from imagefactory.oci.model import Descriptor
+
+INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
+MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
+CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
+# Ours first; docker's own are what many registries still hold.
+INDEX_TYPES = (INDEX_TYPE, "application/vnd.docker.distribution.manifest.list.v2+json")
+MANIFEST_TYPES = (MANIFEST_TYPE, "application/vnd.docker.distribution.manifest.v2+json")
+CONFIG_TYPES = (CONFIG_TYPE, "application/vnd.docker.container.image.v1+json")
+MANIFEST_LIMIT = 4 << 20  # bytes; what registries take at most, by the distribution specification
+PLATFORM = "linux/amd64"  # which image is taken of an index with several
+REF_NAME = "org.opencontainers.image.ref.name"
+TITLE = "org.opencontainers.image.title"
+
+
+def canonical_json(value: object) -> bytes:
+    """One byte sequence for one value: sorted keys, no spaces, UTF-8."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def digest_of(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def parse_descriptor(data: Mapping[str, Any]) -> Descriptor:
+    """Raises KeyError, TypeError, AttributeError or ValueError for what is none. It looks at no digest."""
+    size = data["size"]
+    if type(size) is not int:  # JSON has 1e400 and true too
+        raise ValueError(f"{str(size)[:40]!r} is no size")
+    return Descriptor(
+        media_type=str(data["mediaType"]),
+        digest=str(data["digest"]),
+        size=size,
+        annotations=tuple(sorted((str(k), str(v)) for k, v in (data.get("annotations") or {}).items())),
+    )
+
+
+def format_descriptor(descriptor: Descriptor) -> dict[str, object]:
+    plain: dict[str, object] = {
+        "mediaType": descriptor.media_type,
+        "digest": descriptor.digest,
+        "size": descriptor.size,
+    }
+    if descriptor.annotations:
+        plain["annotations"] = dict(descriptor.annotations)
+    return plain
+
+
+def media_type_of(value: Mapping[str, Any]) -> str:
+    """What kind of manifest `value` is. The field is optional in OCI's: then its contents tell.
+
+    Raises ValueError for what is no manifest.
+    """
+    told = value.get("mediaType")
+    if told:
+        return str(told)
+    if isinstance(value.get("manifests"), list):
+        return INDEX_TYPE
+    if isinstance(value.get("config"), dict):
+        return MANIFEST_TYPE
+    raise ValueError("neither an image index nor an image manifest")
+
+
+def artifact_type(value: Mapping[str, Any]) -> str:
+    """What a manifest is as a referrer: its artifactType, else its config's media type (image-spec 1.1)."""
+    config = value.get("config")
+    kind = value.get("artifactType") or (config.get("mediaType") if isinstance(config, dict) else "")
+    return str(kind or "")
+
+
+MALFORMED = (KeyError, IndexError, TypeError, AttributeError, ValueError)
+
+
+def choose_image(name: str, entries: list[Mapping[str, Any]]) -> Descriptor:
+    """The image to take of an index: the only one, else that of linux/amd64."""
+    if len(entries) == 1:
+        return parse_descriptor(entries[0])
+    platforms = []
+    for entry in entries:
+        platform = entry.get("platform") or {}
+        platforms.append(f"{platform.get('os')}/{platform.get('architecture')}")
+        if platforms[-1] == PLATFORM:
+            return parse_descriptor(entry)
+    raise StoreError(f"{name} has no image for {PLATFORM}, only for {', '.join(platforms) or 'nothing'}")
+
+
+LAYER_CODECS = {
+    "application/vnd.oci.image.layer.v1.tar": "tar",
+    "application/vnd.oci.image.layer.v1.tar+gzip": "gzip",
+    "application/vnd.oci.image.layer.v1.tar+zstd": "zstd",
+    "application/vnd.docker.image.rootfs.diff.tar": "tar",
+    "application/vnd.docker.image.rootfs.diff.tar.gzip": "gzip",
+}

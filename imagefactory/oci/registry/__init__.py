@@ -1,0 +1,1 @@
+"""A registry as a Store: a client of the OCI distribution specification that bears faults."""

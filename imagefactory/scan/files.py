@@ -1,0 +1,209 @@
+"""What a place holds for GPUs: a file, a folder, a wheel. One file after another, nothing is executed.
+
+Each kind of place is told by its name and handed to its own file here; layers.py does the same for layers
+and images.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import zipfile
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+
+from imagefactory.errors import UsageError
+from imagefactory.gpu.model import Contents
+from imagefactory.oci.inflate import DamagedError
+from imagefactory.progress import Progress, Task
+from imagefactory.scan.fatbin import scan_file
+from imagefactory.scan.findings import (
+    TEXT_LIMIT,
+    FileFinding,
+    format_contents,
+    is_text,
+    parse_facts,
+    read_name,
+    readable_path,
+    tells_facts,
+)
+from imagefactory.scan.look import CHUNK, HEAD, SMALLEST, Look, is_candidate, readable, stopping_pool
+from imagefactory.scan.zip import damaged, member_bytes, members_of
+
+_PACKED = (
+    b"PK\x03\x04",
+    b"\x1f\x8b",
+    b"BZh",
+    b"\xfd7zXZ\0",
+    b"\x28\xb5\x2f\xfd",
+)  # zip, gzip, bzip2, xz, zstd
+
+
+# --- files and folders ---------------------------------------------------------------------------
+
+
+def scan_path(path: Path, progress: Progress, *, workers: int = 1) -> Contents:
+    """A folder, a wheel, a conda package or one file. A .sif is sif_file.py's.
+
+    Raises UsageError for what cannot be read or is damaged.
+    """
+    source = str(path) if path.is_dir() else path.name
+    return format_contents(source, find_in(path, progress, workers=workers))
+
+
+def find_in(path: Path, progress: Progress, *, workers: int = 1) -> tuple[FileFinding, ...]:
+    """What single files tell, in a place as `scan_path` takes it."""
+    if path.is_dir():
+        return _find_in_folder(path, progress, workers)
+    if path.suffix == ".whl":
+        return _find_in_wheel(path, progress, workers)
+    if path.name.endswith((".conda", ".tar.bz2")):
+        from imagefactory.scan.conda import find_in_conda
+
+        return find_in_conda(path, progress)
+    with readable(path):
+        name = readable_path(path.name)
+        _refuse_archive(path)
+        found, candidate = _look_at(path.absolute().as_posix(), name, path.stat().st_size)
+        if candidate:
+            found = replace(found, library=scan_file(path, name))
+    return (found,) if found else ()
+
+
+def _refuse_archive(path: Path) -> None:
+    """Raises UsageError for a packed file: that nothing was found in it would be no answer."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        head = file.read(262)
+    if head.startswith(_PACKED) or head[257:262] == b"ustar":
+        raise UsageError(
+            f"{path} is an archive or packed, and is not looked into",
+            hint="unpack it and name the folder; an image: imagefactory pull, or name it with its registry",
+        )
+
+
+def scan_folder(folder: Path, progress: Progress, *, workers: int = 1) -> Contents:
+    """All regular files below, each inode once, links not followed; of `/` not what is no disk."""
+    return format_contents(str(folder), _find_in_folder(folder, progress, workers))
+
+
+def _find_in_folder(folder: Path, progress: Progress, workers: int) -> tuple[FileFinding, ...]:
+    files = sorted(_files(folder))
+    total = sum(size for _, size in files)
+    root = folder.absolute().as_posix().rstrip("/")
+    with (
+        progress.task(f"scan {folder.name or folder}", total=total) as task,
+        stopping_pool(workers) as pool,
+    ):
+
+        def look(file: str, named: FileFinding, size: int) -> FileFinding:
+            with readable(Path(file)):
+                found = replace(named, library=scan_file(Path(file), named.path))
+            task.advance(size)
+            return found
+
+        # Most files show by name or first bytes that they hold no code: only the others are worth a thread.
+        found: list[FileFinding | Future[FileFinding]] = []
+        small = 0
+        for path, size in files:
+            file = f"{root}/{path}"
+            with readable(file):
+                named, candidate = _look_at(file, readable_path(path), size)
+            if candidate:
+                found.append(pool.submit(look, file, named, size))
+                continue
+            small += size
+            if small > CHUNK:
+                task.advance(small)
+                small = 0
+            if named:
+                found.append(named)
+        task.advance(small)
+        return tuple(
+            one for entry in found if (one := entry if isinstance(entry, FileFinding) else entry.result())
+        )
+
+
+def _files(folder: Path) -> Iterator[tuple[str, int]]:
+    """Relative path and size of the regular files that may tell something."""
+    seen: set[tuple[int, int]] = set()
+    waiting = [""]
+    not_on_disk = {"proc", "sys", "dev"} if folder.resolve() == Path("/") else set()
+    while waiting:
+        below = waiting.pop()
+        with readable(folder / below), os.scandir(folder / below) as entries:
+            for entry in entries:
+                path = f"{below}/{entry.name}" if below else entry.name
+                if entry.is_dir(follow_symlinks=False):
+                    if path not in not_on_disk:
+                        waiting.append(path)
+                    continue
+                # Names of libraries tell versions whatever they are: `libcudart.so.12` is often a link.
+                facts = entry.stat(follow_symlinks=False)
+                if stat.S_ISLNK(facts.st_mode) and read_name(readable_path(path)).toolkit:
+                    yield path, 0
+                if stat.S_ISREG(facts.st_mode) and (facts.st_dev, facts.st_ino) not in seen:
+                    seen.add((facts.st_dev, facts.st_ino))
+                    yield path, facts.st_size
+
+
+def _look_at(file: str, path: str, size: int) -> tuple[FileFinding, bool]:
+    """What a file's name and text tell, and whether its first bytes say that it may hold GPU code."""
+    named = read_name(path)
+    facts: tuple[tuple[str, str, str], ...] = ()
+    candidate = False
+    if tells_facts(file, size):  # by the whole place: a folder may itself be `torch`
+        with Path(file).open("rb") as handle:
+            facts = parse_facts(file, handle.read(TEXT_LIMIT).decode("utf-8", "replace"))
+    elif size >= SMALLEST and not is_text(path):
+        handle_number = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            candidate = is_candidate(os.pread(handle_number, HEAD, 0))
+        finally:
+            os.close(handle_number)
+    return FileFinding(
+        path=path, library=None, package=named.package, facts=facts, toolkit=named.toolkit
+    ), candidate
+
+
+# --- wheels --------------------------------------------------------------------------------------
+
+
+def scan_wheel(path: Path, progress: Progress, *, workers: int = 1) -> Contents:
+    """What a wheel installs, paths as below site-packages. Members are inflated in threads, never kept.
+
+    Raises UsageError for a file that is no zip, is damaged, has members that overlap, or that would
+    unpack to more than 64 GB.
+    """
+    return format_contents(path.name, _find_in_wheel(path, progress, workers))
+
+
+def _find_in_wheel(path: Path, progress: Progress, workers: int) -> tuple[FileFinding, ...]:
+    with readable(path):
+        members = members_of(path)
+        # The largest first: the last to end should not be the one that takes longest.
+        members.sort(key=lambda one: -one.compress_size)
+        total = sum(one.compress_size for one in members)
+        with (
+            progress.task(f"scan {path.name}", total=total) as task,
+            stopping_pool(workers) as pool,
+        ):
+            found = pool.map(lambda member: _look_in(path, member, task), members)
+            return tuple(one for one in found if one)
+
+
+def _look_in(path: Path, member: zipfile.ZipInfo, task: Task) -> FileFinding:
+    name = readable_path(re.sub(r"^[^/]+\.data/(?:pure|plat)lib/", "", member.filename))
+    look = Look(name, member.file_size)
+    pieces = member_bytes(path, member)
+    try:
+        while not look.idle and (piece := next(pieces, b"")):
+            look.feed(piece)
+    except DamagedError as error:
+        raise damaged(path, f"{name}: {error}") from error
+    task.advance(member.compress_size)
+    return look.close()
