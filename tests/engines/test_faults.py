@@ -161,7 +161,7 @@ class Lined(Registry):
     """Says with each request which blob it is about: a blob's requests come one after the other."""
 
     def _say(self, line: str) -> None:
-        self._session().headers[LINE] = line
+        self.session.connection().headers[LINE] = line
 
     def has(self, repository: str, descriptor: Descriptor) -> bool:
         self._say(descriptor.digest)

@@ -682,7 +682,7 @@ def test_a_server_that_is_no_registry(server: RegistryMadeHere) -> None:
     ],
 )
 def test_where_a_registry_is_asked(host: str, options: RegistryOptions, address: str) -> None:
-    assert Registry(host, options)._place("debian", "tags") == address
+    assert Registry(host, options).session.place("debian", "tags") == address
 
 
 @pytest.mark.parametrize(
@@ -699,9 +699,9 @@ def test_where_a_registry_is_asked(host: str, options: RegistryOptions, address:
     ],
 )
 def test_an_upload_elsewhere_gets_no_credential(place: str, address: str, ours: bool) -> None:
-    registry = Registry("r.example.org")
-    assert registry._own(urljoin("https://r.example.org/v2/a/blobs/uploads/", place)) == address
-    assert registry._is_ours(address) is ours
+    session = Registry("r.example.org").session
+    assert session.own(urljoin("https://r.example.org/v2/a/blobs/uploads/", place)) == address
+    assert session.is_ours(address) is ours
 
 
 @pytest.mark.parametrize("host", ["", "a b", "https://a.example", "user:secret@host", "a/b", "host:port"])

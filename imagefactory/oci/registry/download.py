@@ -2,14 +2,163 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 from collections.abc import Iterable, Iterator
 
-from imagefactory.oci.manifests import INDEX_TYPES, MANIFEST_TYPES
+from imagefactory.oci.manifests import INDEX_TYPES, MANIFEST_LIMIT, MANIFEST_TYPES, digest_of, media_type_of
+from imagefactory.oci.model import Descriptor
+from imagefactory.oci.registry.exchange import (
+    CHUNK,
+    MALFORMED,
+    SMALL,
+    Ask,
+    RefusedError,
+    TransientError,
+    short_of,
+)
+from imagefactory.oci.registry.session import Response, Session, read_some
+from imagefactory.oci.store import check_digest, check_wanted
 
-ACCEPT = ", ".join((*INDEX_TYPES, *MANIFEST_TYPES))
+_ACCEPT = ", ".join((*INDEX_TYPES, *MANIFEST_TYPES))
 
 
-def skip_bytes(chunks: Iterable[bytes], count: int) -> Iterator[bytes]:
+class Download:
+    """What a registry has, asked for through `session`."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def has(self, repository: str, descriptor: Descriptor) -> bool:
+        """As Store has it."""
+        check_digest(descriptor.digest)
+        with self.session.told(repository, f"asking for blob {short_of(descriptor)}"):
+            return self.session.retry(lambda: self.holds(repository, descriptor))
+
+    def holds(self, repository: str, descriptor: Descriptor) -> bool:
+        """As `has`, asked once: raises the two errors of exchange.py."""
+        ask = Ask(
+            method="HEAD",
+            url=self.session.place(repository, f"blobs/{descriptor.digest}"),
+            scope=self.session.scope(repository),
+        )
+        try:
+            with self.session.answer(ask) as response:
+                length = response.headers.get("Content-Length", "")
+        except RefusedError as error:
+            if error.status == 404:
+                return False
+            raise
+        return not length.isdigit() or int(length) == descriptor.size
+
+    def read(self, repository: str, descriptor: Descriptor, offset: int = 0) -> Iterator[bytes]:
+        """As Store has it; goes on where a connection breaks. A small blob is checked before it is given."""
+        check_digest(descriptor.digest)
+        reader = _BlobReader(self.session, repository, descriptor)
+        with self.session.told(repository, f"fetching blob {short_of(descriptor)}"):
+            if offset == 0 and descriptor.size <= SMALL:
+                whole = self.session.retry(reader.whole)
+                yield from (whole[i : i + CHUNK] for i in range(0, len(whole), CHUNK))
+                return
+            reader.position = offset
+            sha256 = hashlib.sha256() if offset == 0 else None
+            try:
+                while data := self.session.retry(reader.next, progress=lambda: reader.position):
+                    if sha256:
+                        sha256.update(data)
+                    yield data
+            finally:
+                reader.close()
+            if sha256 and f"sha256:{sha256.hexdigest()}" != descriptor.digest:
+                raise RefusedError("the bytes are not what the digest says")
+
+    def manifest(self, repository: str, wanted: str) -> tuple[Descriptor, bytes] | None:
+        """As Store has it."""
+        self.session.place(repository, check_wanted(wanted))
+        with self.session.told(repository, f"fetching manifest {wanted}"):
+            return self.session.retry(lambda: self.manifest_now(repository, wanted))
+
+    def manifest_now(self, repository: str, wanted: str) -> tuple[Descriptor, bytes] | None:
+        """As `manifest`, asked once: raises the two errors of exchange.py."""
+        url = self.session.place(repository, f"manifests/{wanted}")
+        ask = Ask(method="GET", url=url, scope=self.session.scope(repository), headers={"Accept": _ACCEPT})
+        try:
+            with self.session.answer(ask) as response:
+                data = read_some(response, MANIFEST_LIMIT)
+                told = wanted if ":" in wanted else response.headers.get("Docker-Content-Digest", "")
+        except RefusedError as error:
+            if error.status == 404:
+                return None
+            raise
+        digest = digest_of(data)
+        if told.startswith("sha256:") and told != digest:
+            raise TransientError(f"a manifest came that is {digest[:19]}, not {told[:19]}")
+        try:
+            media_type = media_type_of(json.loads(data))
+        except MALFORMED:
+            raise TransientError(f"what came for {wanted} is no manifest") from None
+        return Descriptor(media_type=media_type, digest=digest, size=len(data)), data
+
+
+class _BlobReader:
+    """One blob on its way out; `next` gives the following bytes, b"" at the end."""
+
+    def __init__(self, session: Session, repository: str, descriptor: Descriptor) -> None:
+        self.session, self.repository = session, repository
+        self.place = session.place(repository, f"blobs/{descriptor.digest}")
+        self.descriptor, self.position = descriptor, 0
+        self.response: Response | None = None
+        self.chunks: Iterator[bytes] = iter(())
+
+    def close(self) -> None:
+        if self.response is not None:
+            self.response.close()
+        self.response = None
+
+    def whole(self) -> bytes:
+        self.position = 0
+        data = b"".join(iter(self.next, b""))
+        self.close()
+        if digest_of(data) != self.descriptor.digest:
+            raise TransientError("the bytes are not what the digest says")
+        return data
+
+    def next(self) -> bytes:
+        left = self.descriptor.size - self.position
+        try:
+            with self.session.faults():
+                if left and self.response is None:
+                    self._open()
+                data = next(self.chunks, b"")
+        except TransientError:
+            self.close()
+            raise
+        if len(data) > left:
+            self.close()
+            raise RefusedError(f"more than {self.descriptor.size} bytes came")
+        if left and not data:
+            self.close()
+            raise TransientError(f"{self.position} of {self.descriptor.size} bytes came")
+        self.position += len(data)
+        return data
+
+    def _open(self) -> None:
+        headers = {"Range": f"bytes={self.position}-"} if self.position else {}
+        ask = Ask(method="GET", url=self.place, scope=self.session.scope(self.repository), headers=headers)
+        self.response = self.session.request(ask)
+        self.chunks = self.response.raw.stream(CHUNK, decode_content=False)
+        skip = self.position
+        if self.response.status_code == 206:
+            came = re.match(r"bytes (\d+)-", self.response.headers.get("Content-Range", ""))
+            if not came or int(came[1]) != self.position:
+                raise TransientError("other bytes came than were asked for")
+            skip = 0
+        if skip:
+            self.chunks = _skip(self.chunks, skip)
+
+
+def _skip(chunks: Iterable[bytes], count: int) -> Iterator[bytes]:
     for data in chunks:
         if count >= len(data):
             count -= len(data)

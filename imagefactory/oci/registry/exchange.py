@@ -13,8 +13,6 @@ from pathlib import Path
 from random import Random
 from urllib.parse import urlsplit
 
-import requests
-
 from imagefactory.oci.credentials import Credentials, anonymous
 from imagefactory.oci.model import Descriptor
 from imagefactory.progress import format_bytes
@@ -110,17 +108,6 @@ def parse_error(data: bytes) -> tuple[str, str]:
         return str(first.get("code") or ""), ": ".join(word for word in words if word)
     except MALFORMED:
         return "", re.sub(r"(?s)<(script|style).*?</\1>|<[^>]*>", " ", data.decode("utf-8", "replace"))
-
-
-def read_some(response: requests.Response, limit: int) -> bytes:
-    """A whole body of at most `limit` bytes."""
-    parts, size = [], 0
-    for data in response.raw.stream(CHUNK, decode_content=False):
-        parts.append(data)
-        size += len(data)
-        if size > limit:
-            raise RefusedError(f"the answer is longer than {format_bytes(limit)}")
-    return b"".join(parts)
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:

@@ -2,14 +2,43 @@
 
 from __future__ import annotations
 
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+from urllib.parse import urljoin, urlsplit
+from weakref import WeakSet
+
 import requests
+import tenacity
+import urllib3
 
-REFUSALS = 3  # in a row, each of a token made just before
+from imagefactory.errors import RegistryError, UsageError
+from imagefactory.oci.manifests import MANIFEST_LIMIT
+from imagefactory.oci.registry.exchange import (
+    CHUNK,
+    Ask,
+    RefusedError,
+    RegistryOptions,
+    TransientError,
+    origin_of,
+    parse_error,
+    reason_of,
+    retry_after,
+)
+from imagefactory.oci.registry.tokens import Tokens, parse_challenge
+from imagefactory.oci.store import HOST, check_repository
+from imagefactory.progress import format_bytes
 
+T = TypeVar("T")
+Response = requests.Response
 
-TLS_FOR_GOOD = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
+_REFUSALS = 3  # in a row, each of a token made just before
+_TLS_FOR_GOOD = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
 _PLAIN = "does {host} speak plain http? then name it in the setting `plain-http`"
-HINTS = (
+_HINTS = (
     ("CERTIFICATE_VERIFY_FAILED", "set `certificates` (imagefactory.toml) to a file with the CA of {host}"),
     ("WRONG_VERSION_NUMBER", _PLAIN),
     ("RECORD_LAYER_FAILURE", _PLAIN),
@@ -23,7 +52,299 @@ HINTS = (
 )
 
 
-class Connection(requests.Session):
+class Session:
+    """How one registry is asked: its addresses, connections, tokens and faults.
+
+    Safe to use from several threads.
+    """
+
+    def __init__(self, host: str, options: RegistryOptions) -> None:
+        if not HOST.fullmatch(host):
+            raise UsageError(f"'{host}' is no registry", hint="write its host: registry.example.org[:port]")
+        port = re.search(r":(\d+)$", host)
+        if port and not 0 < int(port[1]) < 65536:
+            raise UsageError(f"'{host}' has a port that cannot be", hint="write 1 to 65535 after the colon")
+        self.host, self.options = host, options
+        self._hub = host in ("docker.io", "index.docker.io", "registry-1.docker.io")
+        name = "registry-1.docker.io" if self._hub else host
+        bare = re.sub(r":\d+$", "", host)
+        self._here = bare.lower() in ("127.0.0.1", "localhost", "[::1]")
+        listed = bool({host, bare} & set(self.options.plain_hosts))
+        plain = listed or (self._here and self.options.loopback_plain)
+        self.root = f"{'http' if plain else 'https'}://{name}"
+        self._local = threading.local()
+        self._connections: WeakSet[requests.Session] = WeakSet()  # they end with their threads
+        self._connecting = threading.Lock()
+        self._tokens = Tokens(host, self.options, plain=plain, fetch=self._fetch)
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is asked by http."""
+        return self.root.startswith("http:")
+
+    def close(self) -> None:
+        """Lets go of the connections; a later call opens new ones."""
+        with self._connecting:
+            for connection in list(self._connections):
+                connection.close()
+
+    # --- names -----------------------------------------------------------------------------------
+
+    def path(self, repository: str) -> str:
+        check_repository(repository)
+        return f"library/{repository}" if self._hub and "/" not in repository else repository
+
+    def place(self, repository: str, rest: str) -> str:
+        return f"{self.root}/v2/{self.path(repository)}/{rest}"
+
+    def scope(self, repository: str, actions: str = "pull") -> tuple[str, ...]:
+        return (f"repository:{self.path(repository)}:{actions}",)
+
+    def own(self, url: str) -> str:
+        """`url` with https where the registry is asked by https: proxies that end TLS often say http."""
+        ours, theirs = urlsplit(self.root), urlsplit(url)
+        if ours.scheme == "https" and theirs.scheme == "http" and ours.hostname == theirs.hostname:
+            return theirs._replace(scheme="https", netloc=ours.netloc).geturl()
+        return url
+
+    def location(self, response: Response) -> str:
+        place = response.headers.get("Location", "")
+        return self.own(urljoin(response.url, place)) if place else ""
+
+    def is_ours(self, url: str) -> bool:
+        """Whether a credential may go there: the registry's own scheme, host and port."""
+        return origin_of(url) == origin_of(self.root)
+
+    # --- requests --------------------------------------------------------------------------------
+
+    def retry(self, call: Callable[[], T], *, progress: Callable[[], int] = lambda: 0) -> T:
+        """`call()` until it raises no TransientError; the last one comes through.
+
+        What `progress` counts (bytes) makes the failures in a row begin anew whenever it grew.
+        """
+        patience, failures, refusals, seen = self.options.patience, 0, 0, progress()
+        telling: TransientError | None = None
+
+        def once() -> T:
+            nonlocal failures, refusals, seen, telling
+            try:
+                return call()
+            except TransientError as error:
+                failures = 1 if progress() > seen else failures + 1
+                refusals = min(refusals + 1, failures) if error.status == 401 else 0
+                seen = max(seen, progress())
+                if error.status:
+                    telling = error
+                raise
+
+        def wait(state: tenacity.RetryCallState) -> float:
+            error = state.outcome.exception() if state.outcome else None
+            return patience.wait(failures, getattr(error, "after", None), self.options.random)
+
+        def stop(_: tenacity.RetryCallState) -> bool:
+            # Tokens made a moment ago and refused again and again: rarely a fault, mostly a missing right.
+            return failures >= patience.attempts or refusals >= _REFUSALS
+
+        retrying = tenacity.Retrying(
+            stop=stop,
+            wait=wait,
+            retry=tenacity.retry_if_exception_type(TransientError),
+            sleep=self.options.sleep,
+            reraise=True,
+        )
+        try:
+            return retrying(once)
+        except TransientError as error:
+            # A registry that hangs up on a long body said why only when its answer came through.
+            raise (error if error.status or telling is None else telling) from None
+
+    @contextmanager
+    def answer(self, ask: Ask) -> Iterator[Response]:
+        """One request, its body not yet read. Raises TransientError or RefusedError, also from the body."""
+        with self.faults():
+            response = self.request(ask)
+            try:
+                if response.raw.length_remaining == 0:
+                    response.raw.read()  # closed unread, it would take its connection along
+                yield response
+            finally:
+                response.close()
+
+    def request(self, ask: Ask) -> Response:
+        """As `_answer`, for who closes the response and minds the faults of its body."""
+        with self.faults():
+            signed = self._tokens.authorization(ask.scope) if self.is_ours(ask.url) else ""
+            response = self._send(ask, signed)
+            if response.status_code == 401 and self.is_ours(ask.url):
+                again = self._tokens.renew(ask.scope, response.headers.get("WWW-Authenticate", ""), signed)
+                if not again:
+                    raise self._error(response)
+                response.close()
+                response = self._send(ask, again)
+                if response.status_code == 401 and again.startswith("Bearer"):
+                    challenge = parse_challenge(response.headers.get("WWW-Authenticate", ""))
+                    if not (challenge and challenge.error == "insufficient_scope"):
+                        error = self._error(response)
+                        raise TransientError(str(error), status=401)
+            if response.status_code >= 300:
+                raise self._error(response)
+            return response
+
+    def _send(self, ask: Ask, authorization: str) -> Response:
+        patience = self.options.patience
+        return self.connection().request(
+            ask.method,
+            ask.url,
+            headers=dict(ask.headers),
+            data=ask.body() if callable(ask.body) else ask.body,
+            auth=_Signature(authorization),
+            stream=True,
+            allow_redirects=ask.method in ("GET", "HEAD"),
+            timeout=(patience.connect, patience.commit if ask.patient else patience.read),
+            # Given with each request: a session's own `verify` loses against REQUESTS_CA_BUNDLE.
+            verify=str(self.options.certificates or "") or True,
+        )
+
+    def _fetch(self, ask: Ask, signed: str) -> bytes:
+        """The answer of who gives tokens."""
+        with self.faults():
+            response = self._send(ask, signed)
+            try:
+                if response.status_code != 200:
+                    raise self._error(response)
+                return read_some(response, 1 << 20)
+            finally:
+                response.close()
+
+    def connection(self) -> requests.Session:
+        connection: requests.Session | None = getattr(self._local, "connection", None)
+        if connection is None:
+            connection = _Connection()
+            connection.headers.update({"Accept-Encoding": "identity", "User-Agent": "imagefactory"})
+            connection.trust_env = not self._here  # no proxy stands between this machine and itself
+            self._local.connection = connection
+            with self._connecting:
+                self._connections.add(connection)
+        return connection
+
+    # --- lists -----------------------------------------------------------------------------------
+
+    def pages(self, repository: str, url: str) -> Iterator[Mapping[str, Any]]:
+        """The JSON of `url` and of the pages that its Link headers name; none for a 404 of tags."""
+        seen: set[str] = set()
+        while url and url not in seen:
+            seen.add(url)
+            page, url = self.retry(lambda url=url: self._page(repository, url))  # type: ignore[misc]
+            yield page
+
+    def _page(self, repository: str, url: str) -> tuple[Mapping[str, Any], str]:
+        try:
+            with self.answer(Ask(method="GET", url=url, scope=self.scope(repository))) as response:
+                data = read_some(response, 4 * MANIFEST_LIMIT)
+                link = re.search(r'<([^>]+)>\s*;[^,]*\brel="?next\b', response.headers.get("Link", ""))
+                following = self.own(urljoin(url, link[1])) if link else ""
+        except RefusedError as error:
+            if error.status == 404 and "/tags/list" in url:
+                return {}, ""
+            raise
+        try:
+            value = json.loads(data)
+        except (ValueError, RecursionError):
+            raise TransientError("the answer is no JSON") from None
+        if not isinstance(value, dict):
+            raise RefusedError("the answer is no list")
+        return value, following
+
+    # --- faults ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def faults(self) -> Iterator[None]:
+        """Turns what requests and urllib3 raise into the two errors of exchange.py."""
+        try:
+            yield
+        except (requests.exceptions.SSLError, urllib3.exceptions.SSLError) as error:
+            text = self._clean(reason_of(error))
+            if any(word in text for word in _TLS_FOR_GOOD):
+                raise RefusedError(text) from None
+            raise TransientError(text) from None  # cut off in the middle
+        except (
+            requests.exceptions.ConnectionError,
+            requests.exceptions.Timeout,
+            requests.exceptions.ChunkedEncodingError,
+            requests.exceptions.ContentDecodingError,
+            urllib3.exceptions.HTTPError,
+            ConnectionError,
+            TimeoutError,
+        ) as error:
+            raise TransientError(self._clean(reason_of(error))) from None
+        except (requests.exceptions.RequestException, ValueError) as error:  # also an address that is none
+            raise RefusedError(self._clean(reason_of(error))) from None
+
+    def _error(self, response: Response) -> TransientError | RefusedError:
+        """What an answer that is no success says, in the registry's own words."""
+        status, code, words = response.status_code, "", ""
+        with suppress(requests.exceptions.RequestException, urllib3.exceptions.HTTPError, OSError):
+            data = response.raw.read(1 << 16, decode_content=False)
+            code, words = parse_error(data)
+        response.close()
+        text = self._clean(f"{status} {code} {words}")
+        if status in (408, 425, 429) or (status >= 500 and status != 501):
+            return TransientError(text, after=retry_after(response.headers), status=status)
+        return RefusedError(text, status=status, code=code)
+
+    def _clean(self, text: str) -> str:
+        """One printable line of a fair length, without secrets and without the queries of addresses."""
+        for secret in sorted(self._tokens.secrets, key=len, reverse=True):
+            text = text.replace(secret, "***")
+        text = re.sub(r"(/[^\s?#)]*)\?[^\s)'\"]*", r"\1", re.sub(r"(?<=://)[^\s/]*@", "", text))
+        text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+        return text if len(text) <= 300 else f"{text[:300]} ..."
+
+    @contextmanager
+    def told(self, repository: str, doing: str) -> Iterator[None]:
+        """Turns the two errors of exchange.py into a RegistryError that says what, where and what to do."""
+        try:
+            yield
+        except (TransientError, RefusedError) as error:
+            raise RegistryError(
+                f"{self.host}/{repository}: {doing}: {error}", hint=self._hint(error, repository)
+            ) from None
+
+    def _hint(self, error: TransientError | RefusedError, repository: str) -> str:
+        status, text = error.status, str(error)
+        if status == 401:
+            found = self._tokens.credential
+            known = f"the credentials from {found.origin or 'the settings'} were refused; " if found else ""
+            return f"{known}log in: docker login {self.host}"
+        if status == 403:
+            return f"may this account do that in {repository}? log in as another: docker login {self.host}"
+        for word, hint in _HINTS:
+            if word.lower() in text.lower():
+                return hint.format(host=self.host)
+        if status == 429:
+            return "it limits how often it may be asked: wait, or log in"
+        if isinstance(error, TransientError):
+            return "run the same command again: what arrived is not sent again"
+        return ""
+
+    def no_sense(self, repository: str, what: str) -> RegistryError:
+        return RegistryError(
+            f"{self.host}/{repository}: what came is not {what}", hint=f"is {self.host} a registry?"
+        )
+
+
+def read_some(response: Response, limit: int) -> bytes:
+    """A whole body of at most `limit` bytes."""
+    parts, size = [], 0
+    for data in response.raw.stream(CHUNK, decode_content=False):
+        parts.append(data)
+        size += len(data)
+        if size > limit:
+            raise RefusedError(f"the answer is longer than {format_bytes(limit)}")
+    return b"".join(parts)
+
+
+class _Connection(requests.Session):
     """Follows redirects with nothing of ~/.netrc, and not from https to http."""
 
     def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
@@ -34,7 +355,7 @@ class Connection(requests.Session):
             prepared_request.headers.pop("Authorization", None)
 
 
-class Signature(requests.auth.AuthBase):
+class _Signature(requests.auth.AuthBase):
     """An Authorization header; being there at all, it keeps requests from looking into ~/.netrc."""
 
     def __init__(self, value: str) -> None:
