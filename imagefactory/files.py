@@ -1,4 +1,4 @@
-"""Text files that are whole at any moment: whoever reads one meets what was there before, or what is new."""
+"""Files that are whole at any moment: written beside and renamed, and locks that end with their process."""
 
 from __future__ import annotations
 
@@ -104,3 +104,8 @@ def _wait_for_lock(handle: int, kind: int, before_waiting: Callable[[], None]) -
     except BlockingIOError:
         before_waiting()
         fcntl.flock(handle, kind)
+
+
+def entries_of(folder: Path) -> list[Path]:
+    """What lies in a folder, sorted; nothing where there is none."""
+    return sorted(folder.iterdir()) if folder.is_dir() else []

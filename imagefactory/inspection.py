@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 from imagefactory.errors import BuildError, NothingSelectedError, RegistryError, StoreError, UsageError
 from imagefactory.gpu.model import Contents, Package
 from imagefactory.model import LockedConda, LockedPackage, Target
-from imagefactory.oci.layout import DIGEST, Layout
+from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import MANIFEST_LIMIT
 from imagefactory.oci.model import Image, Layer, Sif
+from imagefactory.oci.store import DIGEST
 from imagefactory.progress import Progress, Quiet
 
 if TYPE_CHECKING:

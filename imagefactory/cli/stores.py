@@ -160,6 +160,7 @@ def store_gc(call: Call, cache: bool, dry_run: bool, as_json: bool) -> None:
     What is verified (by a verdict that can be relied on) stays, with a tag or without.
     """
     from imagefactory.factory import Factory
+    from imagefactory.oci.collect import collect
     from imagefactory.oci.layout import Layout
     from imagefactory.verdicts import worth_keeping
     from imagefactory.workflow import collect_cache
@@ -169,7 +170,7 @@ def store_gc(call: Call, cache: bool, dry_run: bool, as_json: bool) -> None:
     layout, progress = Layout(call.settings.store_path), call.progress
     judging = Factory(settings=call.settings, environ=os.environ, bases=(), targets=())
     now = datetime.now(UTC)
-    done = layout.collect(progress, lambda: worth_keeping(judging, now), dry_run=dry_run)
+    done = collect(layout, progress, lambda: worth_keeping(judging, now), dry_run=dry_run)
     freed = collect_cache(factory, progress, dry_run=dry_run) if factory else 0
     if as_json:
         return say_json("collected", {**dataclasses.asdict(done), "cache_bytes": freed, "dry_run": dry_run})

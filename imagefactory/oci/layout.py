@@ -1,8 +1,7 @@
 """An OCI image layout on disk: the store that needs no server.
 
     oci-layout, index.json, blobs/sha256/<hex>   as the OCI image-layout specification has them
-    layers/<key>.json                            what a layer made from <key> turned out to be
-    images/<key>.json                            the same for whole images
+    layers/<key>.json, images/<key>.json         what a layer or image made from <key> turned out to be
     referrers/<subject hex>/<hex>.json           which manifests name another as their subject
     unpacked/<diff id>/                          layers ready to run (oci/unpack.py)
     pushed/<host>.json                           which repository there has which blob (oci/transfer.py)
@@ -14,7 +13,7 @@
     locks/, tmp/                                 who works here, and what is half done
 
 Everything is written beside and renamed, blobs before what names them, so a killed process leaves
-only files under tmp/ that `collect` removes. Builders hold a shared lock, `collect` an exclusive one.
+only files under tmp/ that collect.py removes. Builders hold a shared lock, collect.py an exclusive one.
 """
 
 from __future__ import annotations
@@ -23,16 +22,23 @@ import fcntl
 import hashlib
 import json
 import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from imagefactory.errors import StoreError
-from imagefactory.files import create_in, explain_full_disk, move_to, open_lock, used, used_by_nobody
+from imagefactory.files import (
+    create_in,
+    entries_of,
+    explain_full_disk,
+    move_to,
+    open_lock,
+    used,
+    used_by_nobody,
+)
 from imagefactory.model import Target
-from imagefactory.oci.collect import Freed
 from imagefactory.oci.manifests import (
     CONFIG_TYPES,
     INDEX_TYPE,
@@ -50,11 +56,8 @@ from imagefactory.oci.manifests import (
     parse_descriptor,
 )
 from imagefactory.oci.model import Descriptor, Image, Layer
-from imagefactory.oci.tree import remove_tree
-from imagefactory.oci.unpack import Unpacked
+from imagefactory.oci.store import DIGEST
 from imagefactory.progress import Progress
-
-DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def reference(target: Target) -> str:
@@ -172,7 +175,10 @@ class Layout:
             "annotations": manifest.get("annotations") or {},
         }
         with explain_full_disk(self.path):
-            self.write_file(self._referrers(subject) / f"{_hex(descriptor.digest)}.json", canonical_json(row))
+            self.write_file(
+                self._referrers(subject) / f"{self.blob_path(descriptor.digest).name}.json",
+                canonical_json(row),
+            )
 
     def unrefer(self, subject: str, digest: str) -> None:
         """Forgets that the manifest of `digest` names `subject`: without a tag, nothing keeps it then."""
@@ -181,14 +187,19 @@ class Layout:
 
     def referrers(self, subject: str) -> tuple[tuple[Descriptor, str], ...]:
         """The manifests that name `subject`, which are all here, each with its artifact type."""
-        found = map(self._referrer, _entries(self._referrers(subject)))
+        found = map(self.referrer, self.referring(subject))
         return tuple(one for one in found if one is not None)
+
+    def referring(self, subject: str) -> list[Path]:
+        """The records of the manifests that name `subject`."""
+        return entries_of(self._referrers(subject))
 
     def subjects(self) -> tuple[str, ...]:
         """The digests that some manifest here names as its subject, sorted."""
-        return tuple(f"sha256:{entry.name}" for entry in _entries(self.path / "referrers"))
+        return tuple(f"sha256:{entry.name}" for entry in entries_of(self.path / "referrers"))
 
-    def _referrer(self, path: Path) -> tuple[Descriptor, str] | None:
+    def referrer(self, path: Path) -> tuple[Descriptor, str] | None:
+        """The manifest of a record and its artifact type, None where one of them is not here any more."""
         try:
             row = json.loads(path.read_bytes())
             descriptor, kind = parse_descriptor(row), str(row["artifactType"])
@@ -232,14 +243,7 @@ class Layout:
         with explain_full_disk(self.path), self.locked("index"):
             tags = change(self.tags())
             entries = [
-                format_descriptor(
-                    Descriptor(
-                        media_type=descriptor.media_type,
-                        digest=descriptor.digest,
-                        size=descriptor.size,
-                        annotations=((REF_NAME, name),),
-                    )
-                )
+                format_descriptor(replace(descriptor, annotations=((REF_NAME, name),)))
                 for name, descriptor in sorted(tags.items())
             ]
             self.write_file(self.path / "oci-layout", canonical_json({"imageLayoutVersion": "1.0.0"}))
@@ -360,7 +364,7 @@ class Layout:
 
     @contextmanager
     def in_use(self, progress: Progress) -> Iterator[None]:
-        """Held while building or running: `collect` waits until nobody uses the store."""
+        """Held while building or running: a collection waits until nobody uses the store."""
         with used(self.path / "locks" / "store", progress):
             self._found()
             yield
@@ -375,7 +379,7 @@ class Layout:
         with explain_full_disk(self.path), self.locked("index"):
             if (self.path / "oci-layout").exists():
                 return  # another build was first
-            others = {entry.name for entry in _entries(self.path)} - {"locks", "index.json"}
+            others = {entry.name for entry in entries_of(self.path)} - {"locks", "index.json"}
             if others:
                 raise StoreError(
                     f"{self.path} is no store and not empty (it holds {sorted(others)[0]})",
@@ -392,155 +396,5 @@ class Layout:
         with used_by_nobody(self.path / "locks" / "store", progress):
             yield
 
-    # --- collection ------------------------------------------------------------------------------
-
-    def collect(
-        self, progress: Progress, keep: Callable[[], Iterable[str]] = tuple, *, dry_run: bool = False
-    ) -> Freed:
-        """Removes what no tag needs. Waits for running builds, and they wait for it.
-
-        `keep` gives digests of manifests that stay without a tag, as far as they are here and whole. Raises
-        StoreError for a folder that is no store: nothing there is ours to remove.
-        """
-        if not self.path.exists():
-            return Freed(blobs=0, unpacked=0, records=0, bytes=0)
-        for name in ("oci-layout", "index.json", "locks"):
-            if not (self.path / name).exists():
-                raise StoreError(
-                    f"{self.path} is no store (it has no {name}): nothing was removed",
-                    hint="is the setting `store` right? `imagefactory doctor` says where it comes from",
-                )
-        with self.alone(progress):
-            return self._collect(keep(), dry_run=dry_run)
-
-    def _collect(self, keep: Iterable[str], *, dry_run: bool) -> Freed:
-        digests, diff_ids = self._needed()
-        for digest in keep:
-            self._reach_whole(digest, digests, diff_ids)
-        freed = 0
-
-        def remove(path: Path) -> None:
-            nonlocal freed
-            freed += _disk_bytes(path)
-            if dry_run:
-                return
-            if path.is_dir() and not path.is_symlink():
-                remove_tree(path)
-            else:
-                path.unlink(missing_ok=True)
-
-        blobs = [p for p in _entries(self.path / "blobs" / "sha256") if f"sha256:{p.name}" not in digests]
-        records = [
-            path
-            for kind in ("layers", "images")
-            for path in _entries(self.path / kind)
-            if path.suffix == ".json" and (self.recall(kind, path.stem) or {}).get("digest") not in digests
-        ]
-        records += [path.with_suffix(".files") for path in records if path.with_suffix(".files").exists()]
-        records += [
-            path
-            for folder in _entries(self.path / "referrers")
-            for path in _entries(folder)
-            if f"sha256:{path.stem}" not in digests
-        ]
-        records += [p for p in _entries(self.path / "checks") if f"sha256:{p.name[:64]}" not in digests]
-        for kind in ("scans", "sizes"):
-            records += [p for p in _entries(self.path / kind) if f"sha256:{p.stem}" not in digests]
-        for path in (*blobs, *records, *_entries(self.tmp)):
-            remove(path)
-        # Running images hold their unpacked layers; what a killed one left under run/ the next one sweeps.
-        unpacked = Unpacked(self.path / "unpacked").collect(diff_ids, dry_run=dry_run)
-        freed += sum(size for _, size in unpacked)
-        return Freed(blobs=len(blobs), unpacked=len(unpacked), records=len(records), bytes=freed)
-
-    def _needed(self) -> tuple[set[str], set[str]]:
-        """Digests and diff ids of all that tags reach: manifests, their blobs and their referrers."""
-        digests: set[str] = set()
-        diff_ids: set[str] = set()
-        for name, descriptor in self.tags().items():
-            try:
-                self._reach(descriptor, digests, diff_ids)
-            except StoreError as error:
-                raise StoreError(
-                    f"{error.message} ({name} needs it); nothing was removed",
-                    hint=f"build {name} again, or drop it: `imagefactory store rm {name}`",
-                ) from error
-        return digests, diff_ids
-
-    def _reach(self, root: Descriptor, digests: set[str], diff_ids: set[str]) -> None:
-        """Adds all that `root` needs, and the referrers that are whole.
-
-        A damaged referrer (a .sif whose file is lost) is no need of the image: it goes, and is made again.
-        """
-        records = self._reach_below(root, digests, diff_ids)
-        while records:
-            own, own_diff_ids = set(digests), set(diff_ids)
-            try:
-                found = self._referrer(records.pop())
-                more = self._reach_below(found[0], own, own_diff_ids) if found else []
-            except StoreError:
-                continue
-            digests |= own
-            diff_ids |= own_diff_ids
-            records += more
-
-    def _reach_whole(self, digest: str, digests: set[str], diff_ids: set[str]) -> None:
-        """As `_reach`, for what nobody named here: where it is not here or not whole, nothing is needed."""
-        own, own_diff_ids = set(digests), set(diff_ids)
-        try:
-            found = self.manifest(digest)
-            if found:
-                self._reach(found[0], own, own_diff_ids)
-        except StoreError:
-            return
-        digests |= own
-        diff_ids |= own_diff_ids
-
-    def _reach_below(self, root: Descriptor, digests: set[str], diff_ids: set[str]) -> list[Path]:
-        """Adds what `root` itself needs; gives the records of who refers to its manifests.
-
-        Of an index, what is here: other platforms may never have come.
-        """
-        waiting, records = [root], []
-        while waiting:
-            descriptor = waiting.pop()
-            if descriptor.digest in digests:
-                continue
-            data = self.read(descriptor)
-            digests.add(descriptor.digest)
-            try:
-                value = json.loads(data)
-                if media_type_of(value) in INDEX_TYPES:
-                    waiting += filter(self.has, map(parse_descriptor, value["manifests"]))
-                else:
-                    self._reach_blobs(value, digests, diff_ids)
-            except MALFORMED as error:
-                raise StoreError(f"{descriptor.digest} in {self.path} is no manifest") from error
-            records += _entries(self._referrers(descriptor.digest))
-        return records
-
-    def _reach_blobs(self, manifest: Mapping[str, Any], digests: set[str], diff_ids: set[str]) -> None:
-        config, *layers = map(parse_descriptor, (manifest["config"], *manifest["layers"]))
-        for descriptor in (config, *layers):
-            if not self.has(descriptor):
-                raise StoreError(f"{descriptor.digest} is missing from {self.path}, or cut")
-            digests.add(descriptor.digest)
-        if config.media_type in CONFIG_TYPES:
-            diff_ids |= set(json.loads(self.read(config))["rootfs"]["diff_ids"])
-
 
 _REBUILD = "build it again: `imagefactory build TARGET` makes what is missing"
-
-
-def _hex(digest: str) -> str:
-    return digest.removeprefix("sha256:")
-
-
-def _entries(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if folder.is_dir() else []
-
-
-def _disk_bytes(path: Path) -> int:
-    if path.is_symlink() or path.is_file():
-        return path.lstat().st_size
-    return sum(p.lstat().st_size for p in path.rglob("*") if not p.is_dir() or p.is_symlink())

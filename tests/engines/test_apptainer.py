@@ -30,6 +30,7 @@ from imagefactory.errors import BuildError, RegistryError, ToolError, UsageError
 from imagefactory.factory import read_factory
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.model import Definition, Mount, RunSpec
+from imagefactory.oci.collect import collect
 from imagefactory.oci.graph import Place, read_graph
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.layout_store import LayoutStore
@@ -416,7 +417,7 @@ def test_collection_keeps_it_as_long_as_its_image(ground: Ground) -> None:
     shutil.copytree(ground.factory.store, other, symlinks=True)
     layout = Layout(other)
     layout.untag("tiny:12.1-cu121")
-    layout.collect(Quiet())
+    collect(layout, Quiet())
     assert not layout.has(sif.file)
     assert not layout.has(index)
     shutil.rmtree(other, ignore_errors=True)

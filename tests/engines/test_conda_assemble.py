@@ -19,6 +19,7 @@ from imagefactory.engines.assemble import AssembleEngine
 from imagefactory.engines.base_image import BaseImage
 from imagefactory.errors import BuildError
 from imagefactory.model import Base, Completed, Definition, Lock, LockedPackage, RunSpec
+from imagefactory.oci.collect import collect
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.model import Image
 from imagefactory.progress import Quiet
@@ -367,7 +368,7 @@ def test_killed_at_any_moment_and_built_again(
     assert killed >= 3
     assert whole_packages(other, lock) == len(lock.conda)
     assert other.build(lock).digest == image.digest
-    other.layout.collect(Quiet())
+    collect(other.layout, Quiet())
     assert list(other.layout.tmp.iterdir()) == []
     assert other.says(other.build(lock), "tinytool") == "tinytool 1.0\n"
 

@@ -36,6 +36,7 @@ from imagefactory.gpu.model import Answer, Basis
 from imagefactory.lock.debian.file import format_base_lock, read_base_lock
 from imagefactory.model import Target
 from imagefactory.oci.candidates import REVOCATION_TYPE
+from imagefactory.oci.collect import collect
 from imagefactory.oci.graph import Place, read_manifest
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, canonical_json, format_descriptor
@@ -154,10 +155,10 @@ def test_the_unpacked_size_is_read_once_and_goes_with_its_layer(tmp_path: Path) 
     assert len(records) == 3
     records[0].write_text("no JSON")
     assert unpacked_size(layout, image) == 3 * len(content)
-    layout.collect(Quiet(), dry_run=False)
+    collect(layout, Quiet(), dry_run=False)
     assert len(list((layout.path / "sizes").iterdir())) == 3
     layout.untag("a:1")
-    layout.collect(Quiet(), dry_run=False)
+    collect(layout, Quiet(), dry_run=False)
     assert list((layout.path / "sizes").iterdir()) == []
 
 

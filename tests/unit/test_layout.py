@@ -11,6 +11,7 @@ import pytest
 
 from imagefactory.engines.base_image import write_index
 from imagefactory.errors import StoreError
+from imagefactory.oci.collect import collect
 from imagefactory.oci.layout import BlobWriter, Layout
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.manifests import (
@@ -60,7 +61,7 @@ def test_an_image_is_found_by_its_tag(layout: Layout) -> None:
 
 def test_a_store_not_made_yet_is_empty_and_stays_unmade(layout: Layout) -> None:
     assert layout.tags() == {}
-    assert layout.collect(Quiet()).blobs == 0
+    assert collect(layout, Quiet()).blobs == 0
     assert not layout.path.exists()
 
 
@@ -108,9 +109,9 @@ def test_collect_keeps_what_tags_need_and_removes_the_rest(layout: Layout) -> No
     (layout.tmp / "left-by-a-kill").write_bytes(b"x" * 100)
     add_image(layout, "a:1", [b"new", b"shared"])
 
-    planned = layout.collect(Quiet(), dry_run=True)
+    planned = collect(layout, Quiet(), dry_run=True)
     assert layout.has(one)
-    done = layout.collect(Quiet())
+    done = collect(layout, Quiet())
     assert planned == done
     assert done.blobs == 4  # the old image's index, manifest, config and its layer
     assert done.unpacked == 1
@@ -119,7 +120,7 @@ def test_collect_keeps_what_tags_need_and_removes_the_rest(layout: Layout) -> No
     assert list(layout.tmp.iterdir()) == []
     assert layout.image("a:1") is not None
     assert layout.image("b:1") is not None
-    assert layout.collect(Quiet()).bytes == 0
+    assert collect(layout, Quiet()).bytes == 0
 
 
 def _tag_many(path: str, worker: int) -> None:
@@ -159,7 +160,7 @@ def test_collect_waits_for_a_build(layout: Layout) -> None:
             held = Layout(layout.path).has(blob)
         os._exit(0 if held else 1)
     os.read(ready, 1)
-    assert layout.collect(Watcher()).blobs == 1
+    assert collect(layout, Watcher()).blobs == 1
     assert told == ["waiting for running builds to end ..."]
     assert os.waitpid(child, 0)[1] == 0
 
@@ -175,7 +176,7 @@ def test_a_record_that_cannot_be_read_counts_as_none(layout: Layout) -> None:
 def test_a_build_killed_before_its_first_tag_leaves_a_store_that_is_collected(layout: Layout) -> None:
     with layout.in_use(Quiet()):
         left = layout.add(b"half of an image", LAYER_TYPE)
-    assert layout.collect(Quiet()).blobs == 1
+    assert collect(layout, Quiet()).blobs == 1
     assert not layout.has(left)
     assert layout.tags() == {}
 
@@ -186,7 +187,7 @@ def test_a_folder_with_files_of_others_does_not_become_a_store(tmp_path: Path) -
     with pytest.raises(StoreError, match="not empty"), Layout(tmp_path).in_use(Quiet()):
         pass
     with pytest.raises(StoreError, match="is no store"):
-        Layout(tmp_path).collect(Quiet())
+        collect(Layout(tmp_path), Quiet())
     assert (tmp_path / "tmp" / "thesis.tex").read_text() == "mine"
 
 
@@ -225,7 +226,7 @@ def test_a_tag_may_name_a_plain_manifest(layout: Layout, store: LayoutStore) -> 
     assert image is not None
     assert image.digest == image.manifest == row.digest
     assert image.environment == ()
-    layout.collect(Quiet())
+    collect(layout, Quiet())
     assert layout.image("a:1") == image
 
 
@@ -246,7 +247,7 @@ def test_dockers_own_types_are_images(layout: Layout, store: LayoutStore) -> Non
     image = layout.image("a:1")
     assert image is not None
     assert image.manifest == row.digest
-    assert layout.collect(Quiet()).blobs == 0
+    assert collect(layout, Quiet()).blobs == 0
 
 
 def test_of_several_platforms_the_usual_one_is_taken(layout: Layout, store: LayoutStore) -> None:
@@ -265,10 +266,10 @@ def test_of_an_index_all_that_is_here_is_kept(layout: Layout, store: LayoutStore
     arm = put_image(store, b"arm")
     absent = Descriptor(media_type=MANIFEST_TYPE, digest=digest_of(b"never came"), size=10)
     put_index(store, "1", linux_arm64=arm, linux_amd64=amd, linux_s390x=absent)
-    assert layout.collect(Quiet()).blobs == 0
+    assert collect(layout, Quiet()).blobs == 0
     layout.blob_path(digest_of(b"arm")).unlink()
     with pytest.raises(StoreError, match=r"missing.*nothing was removed"):
-        layout.collect(Quiet())
+        collect(layout, Quiet())
     assert store.has("a", amd)
 
 
@@ -278,7 +279,7 @@ def test_an_artifact_is_kept_and_is_no_image(layout: Layout, store: LayoutStore)
     store.put_manifest("a", sif, MANIFEST_TYPE, "1.sif")
     with pytest.raises(StoreError, match="is an artifact"):
         layout.image("a:1.sif")
-    layout.collect(Quiet())
+    collect(layout, Quiet())
     assert store.has("a", blob(b"squashed"))
     assert store.manifest("a", "1.sif") is not None
     assert not store.has("a", subject)  # what it was made from is not what it needs
@@ -296,8 +297,8 @@ def test_what_refers_to_a_kept_image_is_kept(layout: Layout, store: LayoutStore)
     lost = artifact(store, "a", dropped, "application/vnd.verdict", "lost")
     store.put_manifest("a", lost, MANIFEST_TYPE)
 
-    planned = layout.collect(Quiet(), dry_run=True)
-    done = layout.collect(Quiet())
+    planned = collect(layout, Quiet(), dry_run=True)
+    done = collect(layout, Quiet())
     assert planned == done
     assert done.blobs == 5  # the untagged image: manifest, config, layer; its verdict: manifest and blob
     assert done.records == 1
@@ -306,9 +307,9 @@ def test_what_refers_to_a_kept_image_is_kept(layout: Layout, store: LayoutStore)
     assert store.has("a", blob(b"signature"))
     assert store.referrers("a", dropped.digest) == ()
     assert not store.has("a", blob(b"lost"))
-    assert layout.collect(Quiet()).bytes == 0
+    assert collect(layout, Quiet()).bytes == 0
     layout.untag("a:1")
-    layout.collect(Quiet())
+    collect(layout, Quiet())
     assert list((layout.path / "blobs" / "sha256").iterdir()) == []
     assert not list((layout.path / "referrers").rglob("*.json"))
 
@@ -328,15 +329,15 @@ def test_a_damaged_referrer_goes_and_all_else_stays(layout: Layout, store: Layou
     path = paths.get(damage.split()[0], layout.blob_path(digest_of(b"squashed")))
     path.unlink() if "lost" in damage else path.write_bytes(b"x" * (sif.size if " " in damage else 3))
 
-    planned = layout.collect(Quiet(), dry_run=True)
-    assert layout.collect(Quiet()) == planned
+    planned = collect(layout, Quiet(), dry_run=True)
+    assert collect(layout, Quiet()) == planned
     assert not record.exists()
     for gone in (b"squashed", data, signature, b"signature"):
         assert not layout.blob_path(digest_of(gone)).exists()
     assert [row.digest for row in store.referrers("a", kept.digest)] == [digest_of(verdict)]
     assert store.has("a", blob(b"verdict"))
     assert layout.image("a:1") is not None
-    assert layout.collect(Quiet()).bytes == 0
+    assert collect(layout, Quiet()).bytes == 0
 
 
 def test_a_referrer_that_names_its_subject_ends_the_walk(layout: Layout, store: LayoutStore) -> None:
@@ -348,7 +349,7 @@ def test_a_referrer_that_names_its_subject_ends_the_walk(layout: Layout, store: 
         "subject": format_descriptor(row),
     }
     index = store.put_manifest("a", canonical_json(value), INDEX_TYPE)
-    assert layout.collect(Quiet()).blobs == 0
+    assert collect(layout, Quiet()).blobs == 0
     assert store.manifest("a", index.digest) is not None
 
 
@@ -361,7 +362,7 @@ def test_what_is_unreferred_is_kept_no_more(layout: Layout, store: LayoutStore) 
     layout.unrefer(row.digest, one.digest)
     layout.unrefer(row.digest, one.digest)  # it is gone already: nothing happens
     assert [each.digest for each in store.referrers("a", row.digest)] == [two.digest]
-    assert layout.collect(Quiet()).blobs == 2
+    assert collect(layout, Quiet()).blobs == 2
     with pytest.raises(StoreError, match="not a sha256 digest"):
         layout.unrefer(row.digest, "../../index")
 

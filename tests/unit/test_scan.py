@@ -19,6 +19,7 @@ import pytest
 from imagefactory.errors import StoreError, ToolError, UsageError
 from imagefactory.gpu.model import Contents, Package
 from imagefactory.oci import inflate as inflate_module
+from imagefactory.oci.collect import collect
 from imagefactory.oci.inflate import GZIP, DamagedError, inflate
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.model import Layer
@@ -695,9 +696,9 @@ def test_scans_live_as_long_as_an_image_needs_them(layout: Layout) -> None:
             scan_image(name, image.layers, layout_shelf(layout, 1), Quiet())
     assert len(list((layout.path / "scans").iterdir())) == 2
     layout.untag("b:1")
-    layout.collect(Quiet(), dry_run=True)
+    collect(layout, Quiet(), dry_run=True)
     assert len(list((layout.path / "scans").iterdir())) == 2
-    assert layout.collect(Quiet()).records >= 1
+    assert collect(layout, Quiet()).records >= 1
     image = layout.image("a:1")
     assert image is not None
     (kept,) = (layout.path / "scans").iterdir()

@@ -28,6 +28,7 @@ from imagefactory.engines.apptainer_command import (
 )
 from imagefactory.errors import BuildError, FactoryError, RegistryError, StoreError, ToolError, UsageError
 from imagefactory.model import Mount, RunSpec
+from imagefactory.oci.collect import collect
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import MANIFEST_TYPE, canonical_json
 from imagefactory.oci.model import Descriptor, Sif
@@ -96,10 +97,10 @@ def test_a_converted_one_is_kept_by_its_subject(tmp_path: Path) -> None:
     sif = kept(layout, tmp_path, origin)
     assert sif.made_from == subject.digest
     assert sifs_of(layout, subject.digest) == (sif,)
-    layout.collect(Quiet())
+    collect(layout, Quiet())
     assert sifs_of(layout, subject.digest) == (sif,)
     layout.untag("pytorch:2.3-cu121")
-    layout.collect(Quiet())
+    collect(layout, Quiet())
     assert sifs_of(layout, subject.digest) == ()
     assert not sif.path.exists()
 
@@ -120,7 +121,7 @@ def test_a_damaged_one_has_its_name_still_and_hides_no_other(tmp_path: Path) -> 
     assert "store gc" in error.hint
     assert (found[lost.name].subject, found[lost.name].digest) == (subject.digest, lost.digest)
     assert sifs_of(layout, subject.digest) == (whole,)
-    layout.collect(Quiet())
+    collect(layout, Quiet())
     assert [one.found for one in kept_sifs(layout, subject.digest)] == [whole]
 
 
