@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.capability import Capability
-from imagefactory.gpu.cells import NOTHING, CellEvidence, ask, judge
+from imagefactory.gpu.cells import NOTHING, CellEvidence, answer_cell, ask
 from imagefactory.gpu.known_bad import find_rule
 from imagefactory.gpu.model import Answer, Basis, Cell, Claim, Contents, Question
 from imagefactory.gpu.predict import INTEGRATED
@@ -87,7 +87,7 @@ def rows(candidates: Iterable[Candidate], gpus: Sequence[Gpu]) -> tuple[Row, ...
 def cell(candidate: Candidate, gpu: Gpu) -> Cell:
     question = replace(candidate.question, capability=gpu.capability, driver=gpu.driver)
     claims = {**candidate.evidence.verified, **verified_claims(candidate.verdicts, gpu.driver)}
-    return judge(question, replace(candidate.evidence, verified=claims))
+    return answer_cell(question, replace(candidate.evidence, verified=claims))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from imagefactory.errors import UsageError
 from imagefactory.gpu.capability import Capability, parse_capability
-from imagefactory.gpu.cells import CellEvidence, ask, judge
+from imagefactory.gpu.cells import CellEvidence, answer_cell, ask
 from imagefactory.gpu.knowledge.toolkits import native_driver
 from imagefactory.gpu.known_bad import find_rule
 from imagefactory.gpu.model import Answer, Basis, Cell, Claim, Question
@@ -45,7 +45,7 @@ PRUNING = (
     GPU_NOT_LISTED,
     NO_MATCH,
 )
-"""The rules that prune; judge.py says what they mean."""
+"""The rules that prune; cells.py says what they mean."""
 NOTHING_KNOWN = "nothing is known of it: a test would tell"
 
 
@@ -118,7 +118,7 @@ class PlanInput:
     stages: tuple[Stage, ...]
     devices: tuple[Device, ...] = ()
     allow: frozenset[str] = frozenset()
-    judge: Judge = judge
+    judge: Judge = answer_cell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from imagefactory.errors import RecipeError
 from imagefactory.gpu.capability import parse_capability
-from imagefactory.gpu.cells import CellEvidence, judge
+from imagefactory.gpu.cells import CellEvidence, answer_cell
 from imagefactory.gpu.drivers import older
 from imagefactory.gpu.knowledge.toolkits import native_driver
 from imagefactory.gpu.model import Answer, Basis, Claim, Question
@@ -157,7 +157,7 @@ class RowsInput:
     rows: tuple[Row, ...]
     devices: tuple[Device, ...] = ()
     allow: frozenset[str] = frozenset()
-    judge: Judge = judge
+    judge: Judge = answer_cell
     pool: str = ""
     strict: bool = False
     recorded: bool = False

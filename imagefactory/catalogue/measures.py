@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from imagefactory.errors import StoreError, ToolError
 from imagefactory.factory import Factory
-from imagefactory.gpu.cells import CellEvidence, ask, judge
+from imagefactory.gpu.cells import CellEvidence, answer_cell, ask
 from imagefactory.gpu.drivers import cuda_floor, older, parse_driver
 from imagefactory.gpu.frameworks import cuda_of
 from imagefactory.gpu.knowledge.gpu_names import capabilities
@@ -81,7 +81,7 @@ def predicted_claims(
     evidence = CellEvidence(contents=recall_contents(factory.layout, image) if image else None)
     found = []
     for capability in capabilities():
-        claim = weigh(judge(ask(target, lock, capability), evidence), frozenset()).claim
+        claim = weigh(answer_cell(ask(target, lock, capability), evidence), frozenset()).claim
         if claim is not None and claim.basis is not Basis.VERIFIED:
             found.append((str(capability), claim))
     return tuple(found)

@@ -1,9 +1,9 @@
 """What is known of one cell of framework x CUDA x driver x capability: every claim, the weightiest first.
 
-`judge` weighs nothing against anything: it collects what tables document, what a scan predicts and what a
-suite verified, each with its rule, reason and source. A cell's answer is that of its weightiest claim; of
-claims that weigh the same a no stands first, since each names a condition without which nothing runs. The
-rules of claims that say no or not whole, by which they can be overridden:
+`answer_cell` weighs nothing against anything: it collects what tables document, what a scan predicts and
+what a suite verified, each with its rule, reason and source. A cell's answer is that of its weightiest
+claim; of claims that weigh the same a no stands first, since each names a condition without which nothing
+runs. The rules of claims that say no or not whole, by which they can be overridden:
 
     cuda-not-offered  that framework version is not built for that CUDA
     unsolvable        locking found no environment
@@ -95,7 +95,7 @@ def ask(target: Target, lock: Lock | None, capability: Capability, driver: str =
     )
 
 
-def judge(question: Question, evidence: CellEvidence = NOTHING) -> Cell:
+def answer_cell(question: Question, evidence: CellEvidence = NOTHING) -> Cell:
     """All claims on a question, the weightiest first, and the known-bad rules that fit it as warnings."""
     contents = None if evidence.unsolvable else evidence.contents or scanned_contents(question)
     claims = [*_documented(question, evidence)]

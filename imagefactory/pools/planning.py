@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from imagefactory.errors import NothingSelectedError, UsageError
 from imagefactory.gpu.capability import Capability, parse_capability
-from imagefactory.gpu.cells import judge
+from imagefactory.gpu.cells import answer_cell
 from imagefactory.gpu.drivers import older
 from imagefactory.gpu.knowledge import families
 from imagefactory.gpu.knowledge.toolkits import native_driver
@@ -63,7 +63,7 @@ class SweepAsk:
     newest: int = 0
     mig: bool = False
     allow: frozenset[str] = frozenset()
-    judge: Judge = judge
+    judge: Judge = answer_cell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

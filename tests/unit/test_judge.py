@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from imagefactory.gpu.capability import Capability, parse_capability, parse_code
-from imagefactory.gpu.cells import CellEvidence, ask, judge
+from imagefactory.gpu.cells import CellEvidence, answer_cell, ask
 from imagefactory.gpu.model import (
     Answer,
     Basis,
@@ -39,7 +39,7 @@ def rules(cell: Cell, basis: Basis = Basis.DOCUMENTED) -> list[str]:
 
 
 def only_documented(question: Question) -> Claim:
-    return next(claim for claim in judge(question).claims if claim.basis is Basis.DOCUMENTED)
+    return next(claim for claim in answer_cell(question).claims if claim.basis is Basis.DOCUMENTED)
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,9 @@ def test_what_is_documented(what: str, capability: str, answer: Answer, rule: st
 def test_a_framework_that_takes_the_machines_cuda_may_have_another_minor_version_of_it() -> None:
     """TensorFlow up to 2.13 brings no CUDA; libraries keep their names within a major from 11.1 on."""
     for cuda in ("11.1", "11.6"):
-        assert "cuda-not-offered" not in rules(judge(asked(f"tensorflow 2.7 {cuda}", "8.0")))
+        assert "cuda-not-offered" not in rules(answer_cell(asked(f"tensorflow 2.7 {cuda}", "8.0")))
     for version, cuda in (("2.7", "12.1"), ("2.4", "11.3"), ("2.15", "12.6")):
-        assert "cuda-not-offered" in rules(judge(asked(f"tensorflow {version} {cuda}", "8.0"))), version
+        assert "cuda-not-offered" in rules(answer_cell(asked(f"tensorflow {version} {cuda}", "8.0"))), version
 
 
 def test_an_integrated_gpu_is_not_reached_from_its_neighbour() -> None:
@@ -109,12 +109,12 @@ def test_documented_ptx_needs_the_driver_of_its_cuda(what: str, driver: str) -> 
 def test_a_known_fault_needs_a_whole_version() -> None:
     """1.23.0 has it and 1.23.2 has not: of `1.23` nothing is said."""
     faulty = replace(asked("onnxruntime-gpu 1.23 12", "12.0"), packages=(("onnxruntime-gpu", "1.23.0"),))
-    (warning,) = judge(faulty).warnings
+    (warning,) = answer_cell(faulty).warnings
     assert warning.rule == "known-bad:ort-1.23.0-hopper-ptx"
     assert warning.answer is Answer.NO
     assert warning.source
-    assert judge(asked("onnxruntime-gpu 1.23.0 12", "12.0")).warnings == (warning,)
-    assert judge(asked("onnxruntime-gpu 1.23 12", "12.0")).warnings == ()
+    assert answer_cell(asked("onnxruntime-gpu 1.23.0 12", "12.0")).warnings == (warning,)
+    assert answer_cell(asked("onnxruntime-gpu 1.23 12", "12.0")).warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -129,21 +129,21 @@ def test_a_known_fault_needs_a_whole_version() -> None:
 )
 def test_how_bad_a_known_fault_is(capability: str, packages: dict[str, str], answer: Answer) -> None:
     question = replace(asked("torch 2.9 12.8", capability), packages=tuple(packages.items()))
-    assert [claim.answer for claim in judge(question).warnings] == [answer]
+    assert [claim.answer for claim in answer_cell(question).warnings] == [answer]
 
 
 def test_what_no_table_knows_is_unknown() -> None:
-    cell = judge(asked("cupy 13.1 12.1", "8.0"))
+    cell = answer_cell(asked("cupy 13.1 12.1", "8.0"))
     assert (cell.claims, cell.answer) == ((), Answer.UNKNOWN)
 
 
 def test_a_lock_proves_what_is_offered() -> None:
     question = replace(asked("torch 2.3 12.6", "8.0"), packages=(("torch", "2.3.1"),))
-    assert "cuda-not-offered" not in rules(judge(question))
+    assert "cuda-not-offered" not in rules(answer_cell(question))
 
 
 def test_what_cannot_be_solved_says_why() -> None:
-    cell = judge(asked("torch 2.3 12.1", "8.0"), CellEvidence(unsolvable="numpy 2 is not to be had"))
+    cell = answer_cell(asked("torch 2.3 12.1", "8.0"), CellEvidence(unsolvable="numpy 2 is not to be had"))
     assert (cell.answer, cell.claims[0].rule) == (Answer.NO, "unsolvable")
     assert "numpy 2" in cell.claims[0].reason
     assert rules(cell) == ["unsolvable", "documented"]
@@ -165,7 +165,7 @@ def contents(*codes: str) -> Contents:
 
 def test_a_scan_outweighs_the_documents() -> None:
     question = asked("torch 2.3 12.1", "7.0")
-    cell = judge(question, CellEvidence(contents=contents("sm_80", "sm_90")))
+    cell = answer_cell(question, CellEvidence(contents=contents("sm_80", "sm_90")))
     assert [claim.basis for claim in cell.claims] == [Basis.PREDICTED, Basis.DOCUMENTED]
     assert [claim.answer for claim in cell.claims] == [Answer.NO, Answer.YES]
     assert cell.answer is Answer.NO
@@ -173,13 +173,13 @@ def test_a_scan_outweighs_the_documents() -> None:
 
 
 def test_a_scan_that_finds_the_code() -> None:
-    cell = judge(asked("torch 2.3 12.1", "8.9"), CellEvidence(contents=contents("sm_80", "sm_90")))
+    cell = answer_cell(asked("torch 2.3 12.1", "8.9"), CellEvidence(contents=contents("sm_80", "sm_90")))
     assert (cell.answer, cell.claims[0].basis, cell.claims[0].rule) == (Answer.YES, Basis.PREDICTED, "code")
     assert cell.claims[0].driver
 
 
 def test_a_scan_that_finds_ptx() -> None:
-    cell = judge(
+    cell = answer_cell(
         asked("torch 2.3 12.1", "10.0"), CellEvidence(contents=contents("sm_80", "sm_90", "compute_90/8.1"))
     )
     assert (cell.answer, cell.claims[0].rule) == (Answer.PTX, "ptx")
@@ -188,19 +188,23 @@ def test_a_scan_that_finds_ptx() -> None:
 
 @pytest.mark.parametrize(("driver", "rule"), [("535", "code"), ("450.80.02", "driver-floor")])
 def test_the_driver_of_a_predicted_cell(driver: str, rule: str) -> None:
-    cell = judge(asked("torch 2.3 12.1", "8.0", driver), CellEvidence(contents=contents("sm_80", "sm_90")))
+    cell = answer_cell(
+        asked("torch 2.3 12.1", "8.0", driver), CellEvidence(contents=contents("sm_80", "sm_90"))
+    )
     assert cell.claims[0].basis is Basis.PREDICTED
     assert cell.claims[0].rule == rule
 
 
 def test_no_code_is_not_told_as_a_driver_that_is_too_old() -> None:
-    cell = judge(asked("torch 2.3 12.1", "7.0", "450"), CellEvidence(contents=contents("sm_80", "sm_90")))
+    cell = answer_cell(
+        asked("torch 2.3 12.1", "7.0", "450"), CellEvidence(contents=contents("sm_80", "sm_90"))
+    )
     assert cell.claims[0].rule == "no-code"
 
 
 def test_a_build_for_the_cpu_is_told() -> None:
     bare = replace(contents(), libraries=(), facts=(("torch", "version", "2.3.1+cpu"),))
-    cell = judge(asked("torch 2.3 12.1", "8.0"), CellEvidence(contents=bare))
+    cell = answer_cell(asked("torch 2.3 12.1", "8.0"), CellEvidence(contents=bare))
     assert (cell.answer, cell.claims[0].rule) == (Answer.NO, "no-gpu-code")
     assert "install" in cell.claims[0].reason
 
@@ -210,8 +214,8 @@ def test_verified_is_said_of_its_capability_alone() -> None:
         basis=Basis.VERIFIED, answer=Answer.YES, rule="suite", reason="the suite passed", source="a record"
     )
     evidence = CellEvidence(verified={Capability(8, 0): claim})
-    assert judge(asked("torch 2.3 12.1", "8.0"), evidence).claims[0] is claim
-    others = judge(asked("torch 2.3 12.1", "8.6"), evidence).claims
+    assert answer_cell(asked("torch 2.3 12.1", "8.0"), evidence).claims[0] is claim
+    others = answer_cell(asked("torch 2.3 12.1", "8.6"), evidence).claims
     assert Basis.VERIFIED not in [one.basis for one in others]
 
 

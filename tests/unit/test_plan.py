@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from imagefactory import errors
 from imagefactory.errors import RecipeError, UsageError
 from imagefactory.gpu.capability import Capability, parse_capability
-from imagefactory.gpu.cells import CellEvidence, judge
+from imagefactory.gpu.cells import CellEvidence, answer_cell
 from imagefactory.gpu.knowledge import capabilities, families
 from imagefactory.gpu.model import Answer, Basis, Cell, Claim, Question
 from imagefactory.model import Target, Where
@@ -565,7 +565,7 @@ def test_cogs_tensorflow_table_is_accepted_or_pruned_row_by_row() -> None:
     for (version, cuda, _), one in judged_space("tensorflow", wrong).items():
         assert_explained(one)
         assert one.ruling.pruned, (version, cuda)
-        rules = {claim.rule for claim in judge(question_of(one), CellEvidence()).claims}
+        rules = {claim.rule for claim in answer_cell(question_of(one), CellEvidence()).claims}
         assert "cuda-not-offered" in rules, (version, cuda)
 
 
@@ -707,5 +707,7 @@ def test_rows_are_judged_from_the_command_line(call: Call, tmp_path: Path) -> No
 
 def test_every_rule_that_prunes_is_one_that_a_judge_gives() -> None:
     """Else `--allow` would take a word that can change nothing."""
-    told = re.findall(r"^    ([a-z-]+)(?::ID)?  ", sys.modules[judge.__module__].__doc__ or "", re.MULTILINE)
+    told = re.findall(
+        r"^    ([a-z-]+)(?::ID)?  ", sys.modules[answer_cell.__module__].__doc__ or "", re.MULTILINE
+    )
     assert {*PRUNING} - {GPU_NOT_LISTED, NO_MATCH} == {*told}

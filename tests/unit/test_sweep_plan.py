@@ -148,10 +148,10 @@ def test_a_verdict_that_does_not_hold_there_proves_nothing(judged: Judged) -> No
 
 
 def test_what_a_suite_said_against_an_image_prunes() -> None:
-    from imagefactory.gpu.cells import judge
+    from imagefactory.gpu.cells import answer_cell
 
     refused = verdict(outcome=Outcome.WRONG_NUMBERS)
-    made = plan(replace(STAGE, verdicts=(refused,)), judge=judge, capabilities=(Capability(8, 0),))
+    made = plan(replace(STAGE, verdicts=(refused,)), judge=answer_cell, capabilities=(Capability(8, 0),))
     assert left(made) == [("8.0", "wrong-numbers")]
 
 
