@@ -279,13 +279,14 @@ def _say_rows(rows: Sequence[Row], gpus: Sequence[Gpu]) -> None:
 
 
 def _differences(names: tuple[str, ...], *, as_json: bool) -> None:
-    from imagefactory.gpu.knowledge import differences, families
+    from imagefactory.gpu.compared import find_differences
+    from imagefactory.gpu.knowledge import families
     from imagefactory.report.gpu_tables import difference_json, format_differences
 
     wanted = {families().get(name, name) for name in names}
     for name in sorted(wanted - {*families().values()}):
         raise _unknown(name, "framework", set(), "targets have none of their own")
-    found = [one for one in differences() if not names or one.framework in wanted]
+    found = [one for one in find_differences() if not names or one.framework in wanted]
     if as_json:
         return say_json("differences", {"differences": [difference_json(one) for one in found]})
     return say(format_differences(found, terminal_width()))

@@ -11,6 +11,7 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import cache
 
+from imagefactory.gpu.builds import built_for
 from imagefactory.gpu.capability import CodeKind
 from imagefactory.gpu.knowledge.tables import read_table
 from imagefactory.gpu.knowledge.toolkits import ptx_cuda
@@ -195,8 +196,6 @@ def conda_builds(contents: Contents, framework: Framework) -> list[tuple[Package
     some = [one for one in contents.packages if one.build and one.name in framework.packages]
     if not some:
         return []
-    from imagefactory.gpu.builds import built_for  # the room of locks loads much more
-
     return [(one, told) for one in some if (told := built_for(one.build))]
 
 

@@ -11,6 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.knowledge.tables import read_table
 from imagefactory.gpu.model import Contents
@@ -123,9 +126,6 @@ def _holds(rule: BadRule, capability: str) -> bool:
 @lru_cache(maxsize=1024)
 def _within(version: str, specifiers: str) -> bool:
     """Whether a version lies in a range. One that PEP 440 does not know (conda's) lies in none."""
-    from packaging.specifiers import SpecifierSet  # only those who ask pay for it
-    from packaging.version import InvalidVersion, Version
-
     try:
         return SpecifierSet(specifiers).contains(Version(version), prereleases=True)
     except InvalidVersion:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import IO, Any, cast
 
 from imagefactory.errors import StoreError, ToolError
+from imagefactory.oci.manifests import LAYER_CODECS
 
 PIECE = 1 << 18
 _WINDOW = 128 << 20  # bytes; the most that zstd itself uses without being told to (--long)
@@ -76,8 +77,6 @@ def plain_layer(media_type: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
     A zstd stream that is cut ends early without a word: who needs to know compares sizes or digests.
     Raises DamagedError, StoreError for a type that is no layer's, ToolError where zstandard is missing.
     """
-    from imagefactory.oci.manifests import LAYER_CODECS
-
     codec = LAYER_CODECS.get(media_type)
     if codec == "tar":
         return chunks

@@ -14,7 +14,7 @@ from typing import Any
 from imagefactory.errors import StoreError
 from imagefactory.files import explain_full_disk
 from imagefactory.oci.layout import BlobWriter, Layout
-from imagefactory.oci.manifests import INDEX_TYPES, digest_of, media_type_of, parse_descriptor
+from imagefactory.oci.manifests import INDEX_TYPES, MALFORMED, digest_of, media_type_of, parse_descriptor
 from imagefactory.oci.model import Descriptor
 from imagefactory.oci.store import DIGEST, Source, check_repository, check_wanted
 
@@ -99,7 +99,7 @@ class LayoutStore:
             value = json.loads(data)
             self._check(value, media_type)
             subject = str(value["subject"]["digest"]) if value.get("subject") else ""
-        except _MALFORMED as error:
+        except MALFORMED as error:
             raise StoreError(f"{digest_of(data)} is no manifest: {type(error).__name__}: {error}") from error
         descriptor = self.layout.add(data, media_type)
         if subject:
@@ -136,9 +136,6 @@ class LayoutStore:
     def referrers(self, repository: str, digest: str, artifact_type: str = "") -> tuple[Descriptor, ...]:  # noqa: ARG002
         found = self.layout.referrers(digest)
         return tuple(descriptor for descriptor, kind in found if artifact_type in ("", kind))
-
-
-_MALFORMED = (KeyError, IndexError, TypeError, AttributeError, ValueError)
 
 
 def _name(repository: str, tag: str) -> str:

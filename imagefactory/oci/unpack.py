@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gzip
 import hashlib
 import os
 import shutil
@@ -240,8 +241,6 @@ def _decoder(media_type: str, packed: _Counted, opened: ExitStack) -> _Source:
             fast = igzip.GzipFile(fileobj=packed, mode="rb")  # type: ignore[no-untyped-call]
             return cast("_Source", opened.enter_context(fast))
         except ImportError:
-            import gzip
-
             return opened.enter_context(gzip.GzipFile(fileobj=cast("IO[bytes]", packed), mode="rb"))
     if codec == "zstd":
         try:

@@ -19,6 +19,7 @@ from imagefactory.errors import UsageError
 from imagefactory.gpu.model import Contents
 from imagefactory.oci.inflate import DamagedError
 from imagefactory.progress import Progress, Task
+from imagefactory.scan.conda import find_in_conda
 from imagefactory.scan.fatbin import scan_file
 from imagefactory.scan.findings import (
     TEXT_LIMIT,
@@ -61,8 +62,6 @@ def find_in(path: Path, progress: Progress, *, workers: int = 1) -> tuple[FileFi
     if path.suffix == ".whl":
         return _find_in_wheel(path, progress, workers)
     if path.name.endswith((".conda", ".tar.bz2")):
-        from imagefactory.scan.conda import find_in_conda
-
         return find_in_conda(path, progress)
     with readable(path):
         name = readable_path(path.name)

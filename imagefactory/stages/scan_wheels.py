@@ -19,11 +19,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from imagefactory.errors import FactoryError, UsageError
+from imagefactory.factory import package_index, read_factory, uv_locker
 from imagefactory.gpu.frameworks import Role, find_framework, role_of
 from imagefactory.gpu.knowledge.scans import ScannedWheel, parse_scanned, scanned
 from imagefactory.gpu.model import Contents, Library, Modules
+from imagefactory.lock.download import PackageCache
+from imagefactory.lock.pypi.requirements import read_lock
 from imagefactory.model import Lock, LockedWheel
 from imagefactory.progress import Progress, choose
+from imagefactory.scan.files import scan_wheel
+from imagefactory.settings.load import load_settings
 from imagefactory.versions import natural
 
 _FILE = Path(__file__).parent.parent / "gpu" / "knowledge" / "scanned.toml"
@@ -99,8 +104,6 @@ def _text(value: str) -> str:
 
 def scan_one(path: Path, month: str, progress: Progress) -> ScannedWheel:
     """A wheel's row. `month` is `2026-11`. Raises UsageError for what is no wheel or is damaged."""
-    from imagefactory.scan.files import scan_wheel
-
     contents = scan_wheel(path, progress, workers=2)
     damaged = [one for one in contents.libraries if one.damage]
     if damaged:
@@ -153,10 +156,6 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _scan_locks(month: str, progress: Progress, take: Callable[[ScannedWheel], None]) -> None:
-    from imagefactory.factory import package_index, read_factory, uv_locker
-    from imagefactory.lock.download import PackageCache
-    from imagefactory.settings.load import load_settings
-
     factory = read_factory(load_settings(directory=None, start=Path.cwd(), environ=os.environ), os.environ)
     index = package_index(factory)
     for lock, wheel in unscanned(factory.lock_folder):
@@ -171,8 +170,6 @@ def _scan_locks(month: str, progress: Progress, take: Callable[[ScannedWheel], N
 
 def unscanned(folder: Path) -> list[tuple[Lock, LockedWheel]]:
     """The wheels of frameworks in a folder's locks that have no row, each once, with a lock that has it."""
-    from imagefactory.lock.pypi.requirements import read_lock
-
     found: dict[str, tuple[Lock, LockedWheel]] = {}
     for path in sorted(folder.glob("*.requirements.txt")):
         if path.with_name(path.name.replace(".requirements.txt", ".conda-lock.yml")).exists():

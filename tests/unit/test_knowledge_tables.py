@@ -218,7 +218,7 @@ def test_a_name_that_toml_would_read_otherwise_is_refused() -> None:
 def test_turing_lacks_linear_algebra_though_documented(version: str) -> None:
     found = [
         one
-        for one in knowledge.differences()
+        for one in compared.find_differences()
         if (one.framework, one.version) == ("torch", version) and Capability(7, 5) in one.capabilities
     ]
     (hole,) = found
@@ -229,13 +229,15 @@ def test_turing_lacks_linear_algebra_though_documented(version: str) -> None:
 
 
 def test_what_is_documented_and_missing_comes_first() -> None:
-    more = [one.documented is Answer.NO for one in knowledge.differences()]
+    more = [one.documented is Answer.NO for one in compared.find_differences()]
     assert more == sorted(more)
 
 
 def test_documented_ptx_that_is_not_there() -> None:
     missing = {
-        (one.framework, one.version): one.reason for one in knowledge.differences() if not one.capabilities
+        (one.framework, one.version): one.reason
+        for one in compared.find_differences()
+        if not one.capabilities
     }
     assert "compute_120 is not in libtorch_cuda.so" in missing["torch", "2.12.1"]
     assert ("torch", "2.9.1") not in missing  # none is documented for CUDA 12.8

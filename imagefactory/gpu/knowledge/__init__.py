@@ -5,7 +5,6 @@
     gpu_names.py  gpus                                  GPUs by name
     documents.py  documented, releases                  what projects say of their builds
     scans.py      scanned                               what their wheels were found to hold
-    compared.py                                         where the two differ
 
 The other tables here are read by the modules of the folder above that have their names.
 
@@ -14,8 +13,6 @@ image works. What a table does not hold is not known, which is not the same as f
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from imagefactory.gpu.knowledge.documents import (
     Documented,
@@ -43,9 +40,6 @@ from imagefactory.gpu.knowledge.wheels import (
     pypi_names,
 )
 
-if TYPE_CHECKING:
-    from imagefactory.gpu.compared import Difference
-
 __all__ = [
     "CudaWheel",
     "Documented",
@@ -57,7 +51,6 @@ __all__ = [
     "cuda_drivers",
     "cuda_targets",
     "cuda_wheels",
-    "differences",
     "documented",
     "families",
     "find_gpu",
@@ -73,10 +66,3 @@ __all__ = [
     "scanned_wheels",
     "targets_of",
 ]
-
-
-def differences() -> tuple[Difference, ...]:
-    """Where documentation and scans differ: first what is documented and not there."""
-    from imagefactory.gpu.compared import find_differences  # it needs rules that need these tables
-
-    return find_differences()

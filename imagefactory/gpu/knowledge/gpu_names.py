@@ -7,6 +7,7 @@ are left out of the comparison; "Quadro", "Ada" and "Blackwell" decide it and ar
 
 from __future__ import annotations
 
+import difflib
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -106,8 +107,6 @@ def _words(name: str) -> tuple[str, ...]:
 
 
 def _nearest(words: tuple[str, ...], known: dict[tuple[str, ...], Gpu]) -> list[str]:
-    import difflib  # only mistakes pay for it
-
     names = {" ".join(key): gpu.name for key, gpu in known.items()}
     # People leave out what distinguishes nothing to them, so each name is also tried without its first word.
     names |= {" ".join(key[1:]): gpu.name for key, gpu in known.items() if len(key) > 1}

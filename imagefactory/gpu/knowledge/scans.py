@@ -6,6 +6,7 @@ holds can be said without fetching it: its bytes are fixed by the hash that a lo
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -35,8 +36,6 @@ def scanned_wheels() -> tuple[ScannedWheel, ...]:
 
 def parse_scanned(text: str) -> tuple[ScannedWheel, ...]:
     """The rows of such a text, in its order."""
-    import tomllib
-
     return tuple(_wheel(row) for row in tomllib.loads(text).get("wheel", ()))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,6 @@ from typing import Any
 @cache
 def read_table(name: str) -> dict[str, Any]:
     """The parsed file `<name>.toml` of this folder. Callers leave it as it is."""
-    import tomllib  # only those who ask about GPUs pay for it
-
     return tomllib.loads(Path(__file__).with_name(f"{name}.toml").read_text(encoding="utf-8"))
 
 
