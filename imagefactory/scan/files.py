@@ -47,7 +47,7 @@ _PACKED = (
 
 
 def scan_path(path: Path, progress: Progress, *, workers: int = 1) -> Contents:
-    """A folder, a wheel, a conda package or one file. A .sif is sif_file.py's.
+    """A folder, a wheel, a conda package or one file. A .sif is sif.py's.
 
     Raises UsageError for what cannot be read or is damaged.
     """

@@ -1,7 +1,7 @@
 """What names of files tell of a place, and the small files in which frameworks say what they are built for.
 
 Packages are known by their records, CUDA's libraries by the versions in their names. Files are read as
-data and never executed. The GPU code itself is scan.py's.
+data and never executed. The GPU code itself is fatbin.py's.
 """
 
 from __future__ import annotations
