@@ -26,7 +26,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from imagefactory.factory import Factory, read_factory
 from imagefactory.gpu.capability import Capability
-from imagefactory.kits import CollectOptions
 from imagefactory.model import Outcome
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.manifests import CONFIG_TYPE, canonical_json, format_descriptor
@@ -40,14 +39,15 @@ from imagefactory.pools.sweep_file import read_sweep, write_sweep_file
 from imagefactory.pools.underway import Looking, image_of, read_underway
 from imagefactory.progress import Quiet
 from imagefactory.settings.load import load_settings
-from imagefactory.sweeps import SweepBench, SweepOptions, format_id, prepare_sweep, site_lines
-from imagefactory.verification import ledger
+from imagefactory.stages.define import define_target
+from imagefactory.stages.kits import CollectOptions
+from imagefactory.stages.sign import ledger
+from imagefactory.stages.sweep import SweepBench, SweepOptions, format_id, prepare_sweep, site_lines
 from imagefactory.verify.gpu import GpuAsk
 from imagefactory.verify.keys import keys_folder, make_key
 from imagefactory.verify.model import FULL, Subject
 from imagefactory.verify.nonces import NONCE_BYTES, format_nonce
 from imagefactory.verify.smoke import suite_digest
-from imagefactory.workflow import define_target
 from tests.unit.sweep_made_here import PoolMadeHere, inventory, play, pool_gpu
 
 ROOT = Path(__file__).parents[1]

@@ -26,8 +26,8 @@ from imagefactory.model import Completed, RunSpec
 from imagefactory.oci.model import Image, Sif
 from imagefactory.progress import Quiet
 from imagefactory.settings.load import load_settings
-from imagefactory.subjects import choose_image
-from imagefactory.verification import Bench, VerifyOptions, verify_image
+from imagefactory.stages.choose import choose_image
+from imagefactory.stages.verify import Bench, VerifyOptions, verify_image
 from imagefactory.verify.model import QUICK, EvidenceKind, Gpu, Hardware
 from imagefactory.verify.runners.unshare import UnshareRunner
 

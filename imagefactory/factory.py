@@ -5,9 +5,8 @@ Package index, channels, Debian's archive and stores are named by settings; here
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,10 +19,7 @@ from imagefactory.recipes.read import read_bases, read_recipes
 from imagefactory.settings.load import Settings
 
 if TYPE_CHECKING:
-    from imagefactory.lock.conda.channels import Channels
-    from imagefactory.lock.debian.sources import DebianMirror
-    from imagefactory.lock.pypi.index import PackageIndex
-    from imagefactory.lock.pypi.uv import UvLocker
+    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,33 +76,3 @@ def read_factory(settings: Settings, environ: Mapping[str, str]) -> Factory:
     bases = all_bases(read_bases(folder), recipes)
     targets = expand_all(recipes, bases)
     return Factory(settings=settings, environ=environ, bases=bases, targets=targets)
-
-
-def package_index(factory: Factory) -> PackageIndex:
-    from imagefactory.lock.pypi.index import find_index, trusting
-
-    found = find_index(factory.settings.index, environ=factory.environ, prefix=Path(sys.prefix))
-    return trusting(found, factory.settings.certificates_path)
-
-
-def uv_locker(index: PackageIndex) -> UvLocker:
-    from imagefactory.lock.pypi.uv import UvLocker
-
-    return UvLocker(index, python=Path(sys.executable))
-
-
-def conda_channels(factory: Factory) -> Channels:
-    """How this machine reaches conda's channels."""
-    from imagefactory.lock.conda.channels import find_channels
-
-    certificates = package_index(factory).certificates
-    return find_channels(factory.settings.channels.value, factory.environ, certificates)
-
-
-def debian_mirror(factory: Factory) -> DebianMirror:
-    from imagefactory.lock.debian.sources import find_mirror
-
-    settings = factory.settings
-    debs = settings.cache_path / "debs"
-    found = find_mirror(settings.debian_mirror.value, debs, factory.environ, etc_apt=Path("/etc/apt"))
-    return replace(found, certificates=settings.certificates.value)

@@ -29,7 +29,6 @@ from imagefactory.errors import (
     StoreError,
 )
 from imagefactory.factory import Factory
-from imagefactory.locking import require_lock
 from imagefactory.model import Lock, Target
 from imagefactory.oci.candidates import find_made, plain_tag
 from imagefactory.oci.graph import Place, parse_parts, read_manifest
@@ -39,9 +38,11 @@ from imagefactory.oci.sif import SIF_TYPE, is_sif_manifest
 from imagefactory.oci.store import Reference
 from imagefactory.oci.transfer import WORKERS
 from imagefactory.progress import Progress
-from imagefactory.verdicts import ANY, find_in, find_verdicts, local_place, read_court
+from imagefactory.stages.lock import require_lock
+from imagefactory.stages.verdicts import ANY, find_in, local_place, read_court
+from imagefactory.verdicts.found import find_verdicts
+from imagefactory.verdicts.subject import read_subject
 from imagefactory.verify.judgement import Court
-from imagefactory.verify.judging import read_subject
 from imagefactory.verify.model import Judged, Standing, Subject
 
 
@@ -109,7 +110,7 @@ def _shelves(factory: Factory, making: Making) -> _Shelves:
     if not (making.registry or factory.settings.registry.value):
         places = {family: local_place(factory, family) for family in families}
         return _Shelves(places=places, host="", name=str(factory.layout.path))
-    from imagefactory.publish import open_registry, registry_place, repository_of
+    from imagefactory.access import open_registry, registry_place, repository_of
 
     host, path = registry_place(factory, making.registry)
     store = open_registry(factory, host)
@@ -159,11 +160,11 @@ def _catalogue_one(
 def _made(factory: Factory, target: Target, place: Place) -> str:
     """The digest of what the present lock gives, empty where it is not there."""
     if isinstance(place.store, LayoutStore):
-        from imagefactory.workflow import find_built
+        from imagefactory.stages.build import find_built
 
         built = find_built(factory, target)
         return built.digest if built else ""
-    from imagefactory.publish import made_from
+    from imagefactory.stages.push import made_from
 
     found = find_made(place, plain_tag(target), made_from(factory, target))
     return found.digest if found else ""

@@ -74,7 +74,7 @@ def predicted_claims(
 
     Nothing of an image whose lock is not known.
     """
-    from imagefactory.planning import recall_contents
+    from imagefactory.stages.plan import recall_contents
 
     if lock is None:
         return ()

@@ -159,7 +159,7 @@ def _read_file(path: Path) -> bytes:
 
 
 def _read_registry(settings: Settings, environ: Mapping[str, str], reference: Reference) -> bytes:
-    from imagefactory.publish import open_registry
+    from imagefactory.access import open_registry
 
     factory = Factory(settings=settings, environ=environ, bases=(), targets=())
     asked = resolve(reference, settings.mirror_map)

@@ -1,181 +1,174 @@
-"""Commands that show what can be built: list, show, new."""
+"""The command that writes the signed catalogue: catalogue."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from imagefactory.cli.output import (
-    Call,
-    complete_targets,
-    image_json,
-    json_option,
-    package_json,
-    say,
-    say_json,
-    target_json,
-    targets_argument,
-)
-from imagefactory.errors import UsageError
+from imagefactory.cli.output import Call, json_option, registry_option, say, say_json, targets_argument, write
+from imagefactory.errors import CheckFailedError, NothingSelectedError
 
 if TYPE_CHECKING:
-    from imagefactory.recipes.draft import Draft
+    from collections.abc import Iterable
+
+    from imagefactory.catalogue.making import Made
+    from imagefactory.catalogue.model import Catalogue, CataloguedImage
+    from imagefactory.factory import Factory
+    from imagefactory.oci.graph import Place
+    from imagefactory.verify.keys import SigningKey
+    from imagefactory.verify.model import Judged
 
 
-@click.command("list")
+@click.command()
 @targets_argument(required=False)
-@json_option
-@click.pass_obj
-def list_targets(call: Call, names: tuple[str, ...], as_json: bool) -> None:
-    """List the targets: what can be built, and the state of each lock."""
-    from imagefactory.locking import lock_state
-    from imagefactory.recipes.expand import select
-    from imagefactory.report.console import format_table
-
-    factory = call.factory
-    chosen = select(factory.targets, names)
-    states = {target.name: lock_state(factory, target) for target in chosen}
-    if as_json:
-        return say_json("targets", {"targets": [{**target_json(t), "lock": states[t.name]} for t in chosen]})
-    rows = [(t.name, f"{t.framework} {t.version}", t.cuda, t.python, t.base, states[t.name]) for t in chosen]
-    say(format_table(("TARGET", "FRAMEWORK", "CUDA", "PYTHON", "BASE", "LOCK"), rows))
-    return None
-
-
-@click.command()
-@click.argument("name", metavar="TARGET", shell_complete=complete_targets)
-@json_option
-@click.pass_obj
-def show(call: Call, name: str, as_json: bool) -> None:
-    """Show one target: what it asks for, what its lock holds, whether its image is in the store."""
-    from imagefactory.locking import lock_state, read_target_lock, read_why
-    from imagefactory.model import Outcome
-    from imagefactory.recipes.expand import select_one
-    from imagefactory.report.console import TargetState, format_target
-    from imagefactory.workflow import find_image
-
-    factory = call.factory
-    target = select_one(factory.targets, name)
-    lock, image = read_target_lock(factory, target), find_image(factory, target)
-    state = lock_state(factory, target)
-    why = read_why(factory, target) if state == Outcome.UNSOLVABLE else None
-    if not as_json:
-        return say(format_target(target, TargetState(lock=lock, state=state, why=why, image=image)))
-    value = {
-        **target_json(target),
-        "lock": state,
-        "why": {"reason": why.reason, "hint": why.hint, "tree": why.tree} if why else None,
-        "note": lock.note if lock else "",
-        "packages": [package_json(package) for package in (lock.packages if lock else ())],
-        "image": image_json(image) if image else None,
-    }
-    return say_json("target", value)
-
-
-@click.command()
-@click.argument("family")
+@registry_option
 @click.option(
-    "--framework", default="", metavar="NAME[=VERSION]", help="The framework's package, e.g. torch."
-)
-@click.option("--cuda", default="", metavar="VERSION", help="The CUDA version, where FILE does not say it.")
-@click.option(
-    "--source",
-    "kind",
-    type=click.Choice(("pypi", "conda")),
-    help="Where the packages of a recipe to start from come from.  [default: pypi]",
-)
-@click.option(
-    "--from",
-    "source",
-    type=click.Path(path_type=Path),
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Take over an environment.yml, requirements.txt, pixi.lock or conda-lock.yml.",
+    help="Write it into a file, packed where its name ends in .gz, and push nothing.",
 )
-@click.option("--environment", default="", metavar="NAME", help="The environment of a pixi.lock.")
-@click.option(
-    "--on",
-    default="",
-    metavar="TARGET",
-    shell_complete=complete_targets,
-    help="Add packages to TARGET, all of it as locked.",
-)
-@click.option("--print", "only_print", is_flag=True, help="Print the recipe instead of writing it.")
+@click.option("--dry-run", is_flag=True, help="Say what would stand in it. Needs no key.")
+@json_option
 @click.pass_obj
-def new(call: Call, /, family: str, only_print: bool, **asked: Any) -> None:
-    """Write recipes/FAMILY.yaml: a recipe to start from, or one for an environment that exists."""
-    from imagefactory.factory import recipes_folder
+def catalogue(call: Call, /, names: tuple[str, ...], place: str, as_json: bool, **options: Any) -> None:
+    """Sign a catalogue of what the registry has, for people who have no factory.
 
-    path = recipes_folder(call.settings) / f"{family}.yaml"
-    exists = UsageError(f"{path} exists", hint="edit it, or choose another family")
-    if path.exists() and not only_print:
-        raise exists
-    drafted, check = _draft(call, family, asked)
-    if not only_print:
-        check()
-    for line in drafted.told:
-        click.echo(f"note: {line}", err=True)
-    if only_print:
-        say(drafted.text.rstrip("\n"))
-        return check()
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(drafted.text)
-    except FileExistsError:
-        raise exists from None
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}", hint="mend its rights") from error
-    say(f"wrote {path}\nnext: edit it, then `imagefactory list`, `imagefactory lock`, `imagefactory render`")
+    \b
+    imagefactory catalogue                          to <registry>/catalogue:current
+    imagefactory catalogue --output catalogue.json  a file, for a folder that everybody reads
+
+    It says which image each target is, what is predicted of it, and carries its verdicts. Whoever trusts the
+    key that signed it uses `imagefactory submit TARGET` anywhere, with two lines in
+    ~/.config/imagefactory/imagefactory.toml, or the site's own in /etc/xdg/imagefactory/imagefactory.toml:
+    catalogue = "HOST/PATH" and the [[trust]] row of `imagefactory keys trust`.
+
+    It holds for 30 days: make it anew after each promotion, and each night.
+    """
+    from imagefactory.catalogue.making import Making, catalogue_of
+    from imagefactory.catalogue.offers import judge_offer
+    from imagefactory.recipes.expand import select
+    from imagefactory.verify.trust import read_trust
+
+    factory, now = call.factory, datetime.now(UTC)
+    key = None if options["dry_run"] else _signing_key(factory, now)
+    if options["output"] is None and key:
+        _ = _place(factory, place)  # before the work, not after it
+    making = Making(targets=select(factory.targets, names), now=now, registry=place, named=bool(names))
+    made = catalogue_of(factory, making, call.progress)
+    if not made.catalogue.images:
+        raise NothingSelectedError(
+            "no target has an image there", hint="imagefactory build --push TARGET, then verify it"
+        )
+    written = _write(factory, place, options["output"], (made.catalogue, key)) if key else []
+    trust = read_trust(factory.settings.files)
+    proven = {
+        image.target: _proven(judge_offer(made.catalogue, image, trust, now).judged)
+        for image in made.catalogue.images
+    }
+    if as_json:
+        return say_json("catalogue", _as_json(made, proven, written))
+    for image in made.catalogue.images:
+        say(f"{image.target}  {image.reference or image.subject.index}")
+        say(f"  verified on {', '.join(proven[image.target]) or 'nothing'}")
+    for name, why in made.left_out:
+        say(f"{name}  left out: {why}")
+    for where in written:
+        say(f"written: {where}")
+    if written:
+        say(f"signed by '{key.name if key else ''}', it holds until {made.catalogue.expires:%Y-%m-%d}")
     return None
 
 
-def _draft(call: Call, family: str, asked: Mapping[str, Any]) -> tuple[Draft, Callable[[], None]]:
-    """The text to write, by what was asked, and what raises RecipeError where it does not fit.
+def _signing_key(factory: Factory, now: datetime) -> SigningKey:
+    """The key that signs. Raises CheckFailedError where there is none that this factory itself believes."""
+    from imagefactory.stages.sign import signing_key
+    from imagefactory.verify.judgement import out_of_period
+    from imagefactory.verify.trust import read_trust
 
-    Only what is taken over, or built on others, needs the others.
-    """
-    from imagefactory.recipes.bases import all_bases
-    from imagefactory.recipes.draft import DraftAsk, check_draft, draft, draft_on
-    from imagefactory.recipes.environments import read_wish
-    from imagefactory.recipes.expand import select_one
-    from imagefactory.recipes.read import read_bases, read_recipes
-    from imagefactory.recipes.scaffold import check_name, scaffold
+    key = signing_key(factory)
+    if key is None:
+        raise CheckFailedError(
+            "nobody would believe it: there is no key to sign it",
+            hint="imagefactory keys new NAME, or name one: IMAGEFACTORY_SIGNING_KEY",
+        )
+    trusted = read_trust(factory.settings.files).key(key.keyid)
+    late = (None, "it is not trusted") if trusted is None else out_of_period(trusted, now)
+    if late:
+        raise CheckFailedError(
+            f"nobody here would believe the key '{key.name}': {late[1]}",
+            hint=f"imagefactory keys trust {key.name}, or sign with another: IMAGEFACTORY_SIGNING_KEY",
+        )
+    return key
 
-    folder, source, on = call.settings.root_path / "recipes", asked["source"], asked["on"]
-    framework, _, version = asked["framework"].partition("=")
-    for option, value, needs in (
-        ("--cuda", asked["cuda"], source and not on),
-        ("--framework NAME=VERSION", version, source and not on),
-        ("--environment", asked["environment"], source),
-        ("--framework", framework, not on),
-        ("--source", asked["kind"], not source and not on),
-    ):
-        if value and not needs:
-            hint = f"leave it out: it comes from {on}" if on else "it completes --from FILE; see --help"
-            if option == "--source":
-                hint = f"leave it out: it comes from {on or source}"
-            raise UsageError(f"{option} says nothing here", hint=hint)
-    bases = read_bases(folder)
-    if not source and not on:
-        return scaffold(family, bases, framework=framework, source=asked["kind"] or "pypi"), lambda: None
-    check_name(family, "family")
-    for value, rule in ((framework, "framework"), (version.lstrip("="), "version"), (asked["cuda"], "cuda")):
-        if value:
-            check_name(value, rule)
-    recipes = [recipe for recipe in read_recipes(folder) if recipe.family != family]
-    target = select_one(call.factory.targets, on) if on else None
-    python = target.python if target else next((base.python for base in bases if base.python), "")
-    wish = read_wish(source, python, asked["environment"]) if source else None
-    if target:
-        drafted = draft_on(wish, family, target)
-    else:
-        assert wish is not None
-        said = DraftAsk(family=family, framework=framework, version=version.lstrip("="), cuda=asked["cuda"])
-        drafted = draft(wish, said, bases)
 
-    def check() -> None:
-        check_draft(drafted.text, family, recipes, all_bases(bases, recipes))
+def _place(factory: Factory, registry: str) -> Place:
+    from imagefactory.access import open_registry, registry_place
+    from imagefactory.catalogue.reading import catalogue_place
+    from imagefactory.oci.graph import Place
 
-    return drafted, check
+    host, path = registry_place(factory, registry)
+    reference = catalogue_place(f"{host}/{path}" if path else host)
+    return Place(store=open_registry(factory, host), repository=reference.repository)
+
+
+def _write(
+    factory: Factory, registry: str, output: Path | None, what: tuple[Catalogue, SigningKey]
+) -> list[str]:
+    """Signs it and brings it where it is read; says where that is."""
+    from imagefactory.catalogue.document import sign_catalogue
+    from imagefactory.catalogue.publishing import publish_catalogue, write_catalogue
+
+    made, key = what
+    envelope = sign_catalogue(made, key)
+    if output is not None:
+        write_catalogue(output, envelope)
+        return [str(output)]
+    place = _place(factory, registry)
+    references = [str(one) for one in publish_catalogue(place, envelope, made.made)]
+    asked = factory.settings.catalogue
+    if asked.value and not _same_place(asked.value, str(place)):
+        write(2, f"note: readers with your settings take another: catalogue = {asked.value} ({asked.origin})")
+    return references
+
+
+def _same_place(setting: str, place: str) -> bool:
+    from imagefactory.catalogue.reading import CURRENT, catalogue_place
+
+    return not setting.startswith("/") and str(catalogue_place(setting)) == f"{place}:{CURRENT}"
+
+
+def _proven(judged: Iterable[Judged]) -> list[str]:
+    from imagefactory.gpu.model import Answer
+    from imagefactory.verify.claims import verified_claims
+
+    return [str(one) for one, claim in verified_claims(judged).items() if claim.answer is Answer.YES]
+
+
+def _as_json(made: Made, proven: dict[str, list[str]], written: list[str]) -> dict[str, object]:
+    from imagefactory.verify.report import format_time
+
+    def row(image: CataloguedImage) -> dict[str, object]:
+        return {
+            "target": image.target,
+            "reference": image.reference,
+            "digest": image.subject.index,
+            "manifest": image.subject.manifest,
+            "size": image.size,
+            "unpacked": image.unpacked,
+            "verified": proven[image.target],
+            "verdicts": len(image.envelopes),
+            "sifs": [{"sha256": sif.sha256, "reference": sif.reference} for sif in image.sifs],
+        }
+
+    return {
+        "made": format_time(made.catalogue.made),
+        "expires": format_time(made.catalogue.expires),
+        "written": written,
+        "images": [row(image) for image in made.catalogue.images],
+        "left_out": [{"target": name, "why": why} for name, why in made.left_out],
+    }

@@ -13,7 +13,7 @@ from imagefactory.cli.sweeps import as_sweep, collect_jobs
 from imagefactory.errors import CheckFailedError
 
 if TYPE_CHECKING:
-    from imagefactory.kits import CollectedKit
+    from imagefactory.stages.kits import CollectedKit
 
 
 @click.command()
@@ -55,8 +55,8 @@ def collect(
     sweep is one too; the pool's word on its GPU must agree with the suite's.
     Exit code 0 where all are verified, 9 where one is not.
     """
-    from imagefactory.kits import CollectOptions
-    from imagefactory.kits import collect as collect_one
+    from imagefactory.stages.kits import CollectOptions
+    from imagefactory.stages.kits import collect as collect_one
 
     factory, progress = call.factory, call.progress
     options = CollectOptions(ledger=ledger, registry=place, promote=promote)
@@ -82,9 +82,9 @@ def collect(
 
 
 def _as_text(done: CollectedKit) -> str:
-    from imagefactory.report.console import format_fields
-    from imagefactory.report.verdict_table import format_promotion
-    from imagefactory.report.verify_table import format_gpu_run
+    from imagefactory.report.text import format_fields
+    from imagefactory.report.verdicts import format_promotion
+    from imagefactory.report.verify import format_gpu_run
 
     verdict = done.signed.verdict
     signed = "signed before, attached now" if done.again else "signed"
@@ -97,7 +97,7 @@ def _as_text(done: CollectedKit) -> str:
 
 
 def _as_json(folder: Path, done: CollectedKit) -> dict[str, object]:
-    from imagefactory.cli.promotion import promotion_json
+    from imagefactory.cli.promote import promotion_json
     from imagefactory.verify.report import format_gpu_report, format_time
 
     return {

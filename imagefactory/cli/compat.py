@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from imagefactory.factory import Factory
     from imagefactory.model import Target
     from imagefactory.oci.layout import Layout
-    from imagefactory.verify.judging import Judge
+    from imagefactory.stages.verdicts import Judge
 
 
 def _complete_families(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
@@ -98,7 +98,7 @@ def compat(call: Call, /, names: tuple[str, ...], as_json: bool, **asked: Any) -
 def _table(call: Call, names: tuple[str, ...], *, as_json: bool) -> None:
     """Families and frameworks: versions x CUDA x capability, recipes or not; else targets x capability."""
     from imagefactory.compat import columns, rows
-    from imagefactory.report.gpu_tables import format_rows
+    from imagefactory.report.compat import format_rows
 
     gpus = columns()
     table = rows(_candidates(call, names, every_version=True), gpus)
@@ -109,7 +109,7 @@ def _table(call: Call, names: tuple[str, ...], *, as_json: bool) -> None:
 
 def _one_gpu(call: Call, gpu: Gpu, names: tuple[str, ...], *, as_json: bool) -> None:
     from imagefactory.compat import rows, serves
-    from imagefactory.report.gpu_tables import format_gpu
+    from imagefactory.report.compat import format_gpu
 
     table = rows(_candidates(call, names), (gpu,))
     if as_json:
@@ -123,7 +123,7 @@ def _one_gpu(call: Call, gpu: Gpu, names: tuple[str, ...], *, as_json: bool) -> 
 def _cover(call: Call, file: Path, names: tuple[str, ...], *, as_json: bool) -> None:
     from imagefactory.compat import Gpu, by_group, cover
     from imagefactory.gpu.inventory import read_gpus
-    from imagefactory.report.gpu_tables import cover_json, format_covers
+    from imagefactory.report.compat import cover_json, format_covers
 
     gpus = [
         Gpu(
@@ -238,10 +238,10 @@ def _factory(call: Call) -> Factory | None:
 def _read(factory: Factory | None, targets: Sequence[Target]) -> list[Candidate]:
     """Targets with their locks. One that is stale or malformed is judged by its recipe alone."""
     from imagefactory.compat import Known, candidate_of
-    from imagefactory.locking import lock_state, read_target_lock, read_why
     from imagefactory.model import Outcome
     from imagefactory.oci.layout import reference
-    from imagefactory.verify.judging import Judge
+    from imagefactory.stages.lock import lock_state, read_target_lock, read_why
+    from imagefactory.stages.verdicts import Judge
 
     if factory is None:
         return []
@@ -261,7 +261,7 @@ def _read(factory: Factory | None, targets: Sequence[Target]) -> list[Candidate]
 def _recall(layout: Layout, target: Target, known: Known, judge: Judge) -> Known:
     """With what an earlier scan of the target's image found, unless a layer of it was never scanned."""
     from imagefactory.oci.layout import reference
-    from imagefactory.planning import recall_contents
+    from imagefactory.stages.plan import recall_contents
 
     try:
         image = layout.image(reference(target))
@@ -273,7 +273,7 @@ def _recall(layout: Layout, target: Target, known: Known, judge: Judge) -> Known
 
 
 def _say_rows(rows: Sequence[Row], gpus: Sequence[Gpu]) -> None:
-    from imagefactory.report.gpu_tables import gpu_json, row_json
+    from imagefactory.report.compat import gpu_json, row_json
 
     say_json("compat", {"gpus": [gpu_json(gpu) for gpu in gpus], "rows": [row_json(row) for row in rows]})
 
@@ -281,7 +281,7 @@ def _say_rows(rows: Sequence[Row], gpus: Sequence[Gpu]) -> None:
 def _differences(names: tuple[str, ...], *, as_json: bool) -> None:
     from imagefactory.gpu.compared import find_differences
     from imagefactory.gpu.knowledge import families
-    from imagefactory.report.gpu_tables import difference_json, format_differences
+    from imagefactory.report.compat import difference_json, format_differences
 
     wanted = {families().get(name, name) for name in names}
     for name in sorted(wanted - {*families().values()}):

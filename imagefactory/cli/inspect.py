@@ -14,8 +14,8 @@ from imagefactory.errors import EXIT_CHECK, UsageError
 if TYPE_CHECKING:
     from imagefactory.gpu.capability import Capability
     from imagefactory.gpu.model import Prediction
-    from imagefactory.inspection import Inspected
-    from imagefactory.report.inspection import Asked
+    from imagefactory.report.inspect import Asked
+    from imagefactory.stages.scan import Inspected
 
 
 @click.command()
@@ -46,16 +46,10 @@ def inspect(
     from imagefactory.gpu.contradictions import contradictions
     from imagefactory.gpu.frameworks import cpu_only
     from imagefactory.gpu.predict import predict, predict_all
-    from imagefactory.inspection import find_verdicts, inspect_place
-    from imagefactory.report.gpu_tables import claim_json
-    from imagefactory.report.inspection import (
-        RUNS,
-        Inspection,
-        format_answer,
-        format_inspection,
-        inspection_json,
-        prediction_json,
-    )
+    from imagefactory.report.compat import claim_json
+    from imagefactory.report.inspect import RUNS, Inspection, format_answer, format_inspection
+    from imagefactory.report.inspect_json import inspection_json, prediction_json
+    from imagefactory.stages.inspect import inspect_place, inspected_verdicts
     from imagefactory.verify.claims import verified_claims
 
     amd = _amd_target(gpu or "")
@@ -66,7 +60,7 @@ def inspect(
     found = inspect_place(place, lambda: call.factory, name, call.progress)
     if amd:
         return _say_amd(name, amd, found, as_json=as_json)
-    verified = verified_claims(find_verdicts(place, name, found.digest, datetime.now(UTC)), driver)
+    verified = verified_claims(inspected_verdicts(place, name, found.digest, datetime.now(UTC)), driver)
     if asked is not None:
         one = _with_driver(predict(found.contents, asked[0]), driver)
         proof = verified.get(asked[0])
@@ -107,7 +101,7 @@ def _amd_target(gpu: str) -> str:
 
 
 def _say_amd(name: str, target: str, found: Inspected, *, as_json: bool) -> None:
-    from imagefactory.report.inspection import RUNS, answer_amd
+    from imagefactory.report.inspect import RUNS, answer_amd
 
     answer, reason = answer_amd(found.contents, target)
     if as_json:
@@ -122,7 +116,7 @@ def _asked(gpu: str | None, capability: str | None, driver: str) -> tuple[Capabi
     """The capability of the question, None without one. Raises UsageError."""
     from imagefactory.gpu.capability import parse_capability
     from imagefactory.gpu.knowledge import find_gpu
-    from imagefactory.report.inspection import Asked
+    from imagefactory.report.inspect import Asked
 
     if gpu and capability:
         raise UsageError("--gpu and --capability ask for the same", hint="leave one out")

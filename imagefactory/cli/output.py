@@ -13,6 +13,7 @@ import click
 
 from imagefactory.errors import BuildError, FactoryError, UnsolvableError
 from imagefactory.progress import Progress, choose
+from imagefactory.settings.choices import RUNNERS
 
 if TYPE_CHECKING:
     from imagefactory.factory import Factory
@@ -234,3 +235,15 @@ def explain(error: OSError | EOFError) -> FactoryError:
     where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
     what = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return BuildError(f"{where}{what}", hint="look at the disk and the rights there, and run it again")
+
+
+runner_option = click.option(
+    "--runner",
+    type=click.Choice(tuple(RUNNERS)),
+    help="What starts the image.  [default: the setting `runner`, else what fits the engine]",
+)
+
+
+registry_option = click.option(
+    "--registry", "place", default="", metavar="HOST[/PATH]", help="Default: the setting `registry`."
+)

@@ -104,7 +104,7 @@ def plan(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
     Exit code 0 whatever is pruned or blocked.
     """
     from imagefactory.plan import check_rules
-    from imagefactory.planning import inventory_devices, read_devices
+    from imagefactory.stages.plan import inventory_devices, read_devices
 
     asked = _Asked(**given)
     asked.refuse_contradictions(names)
@@ -159,9 +159,9 @@ def _targets(
     call: Call, asked: _Asked, given: tuple[tuple[str, ...], tuple[Device, ...], frozenset[str]]
 ) -> None:
     from imagefactory.plan import PlanInput, make_plan
-    from imagefactory.planning import Asking, read_stages
     from imagefactory.recipes.expand import select
-    from imagefactory.report.plan_table import format_kits, format_matrix, format_plan, summary
+    from imagefactory.report.plan import format_kits, format_matrix, format_plan, summary
+    from imagefactory.stages.plan import Asking, read_stages
 
     names, devices, allow = given
     factory = call.factory
@@ -180,8 +180,8 @@ def _targets(
 
 def _rows(asked: _Asked, path: Path, listed: tuple[tuple[Device, ...], str], allow: frozenset[str]) -> None:
     from imagefactory.plan import unused_rules
-    from imagefactory.planning import read_rows
-    from imagefactory.report.plan_table import format_rows
+    from imagefactory.report.plan import format_rows
+    from imagefactory.stages.plan import read_rows
     from imagefactory.version_space import RowsInput, judge_rows
 
     devices, pool = listed
@@ -205,7 +205,7 @@ def _rows(asked: _Asked, path: Path, listed: tuple[tuple[Device, ...], str], all
 
 
 def _plan_json(made: Plan) -> dict[str, object]:
-    from imagefactory.report.plan_table import counts
+    from imagefactory.report.plan import counts
 
     targets = [
         {
@@ -224,7 +224,7 @@ def _plan_json(made: Plan) -> dict[str, object]:
 
 
 def _cell_json(cell: PlannedCell) -> dict[str, object]:
-    from imagefactory.report.plan_table import device_json
+    from imagefactory.report.plan import device_json
 
     return {
         **device_json(cell.device),
@@ -236,7 +236,7 @@ def _cell_json(cell: PlannedCell) -> dict[str, object]:
 
 
 def _row_json(one: JudgedRow) -> dict[str, object]:
-    from imagefactory.report.plan_table import device_json
+    from imagefactory.report.plan import device_json
 
     row = one.row
     return {
@@ -254,7 +254,7 @@ def _row_json(one: JudgedRow) -> dict[str, object]:
 
 def _ruling_json(ruling: Ruling) -> dict[str, object]:
     """`basis` and `rule` are null where nothing is known; `override` are the options that bring it back."""
-    from imagefactory.report.gpu_tables import claim_json
+    from imagefactory.report.compat import claim_json
 
     claim = ruling.claim
     return {

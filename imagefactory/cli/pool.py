@@ -70,7 +70,7 @@ def pool(inventory: Path | None, machines: bool, save: Path | None, as_json: boo
     Exit code 3 where there is no GPU, 6 where the pool cannot be asked.
     """
     from imagefactory.pools.inventory_file import inventory_json, write_inventory
-    from imagefactory.report.pool_table import format_machines, format_pool, kind_json, kinds_of
+    from imagefactory.report.pool import format_machines, format_pool, kind_json, kinds_of
 
     found = find_inventory(inventory, datetime.now(UTC))
     if save:

@@ -236,7 +236,7 @@ def _refuse(name: str, options: dict[str, Any], why: str) -> None:
 def _list(call: Call, options: dict[str, Any], *, as_json: bool) -> None:
     from dataclasses import asdict
 
-    from imagefactory.report.console import format_table
+    from imagefactory.report.text import format_table
     from imagefactory.submitting import list_offers
     from imagefactory.verify.trust import read_trust
 
@@ -263,7 +263,7 @@ def _check(call: Call, path: Path, options: dict[str, Any], *, as_json: bool) ->
     from imagefactory.pools.htcondor.check import Surroundings, check_submit_file
     from imagefactory.pools.htcondor.submit_reader import read_submit_file
     from imagefactory.pools.sites import find_site
-    from imagefactory.report.check_table import check_json, format_check
+    from imagefactory.report.submit_check import check_json, format_check
     from imagefactory.verify.trust import read_trust
 
     now, settings = datetime.now(UTC), call.settings

@@ -1,4 +1,4 @@
-"""Verification on a pool: what `verify --on htcondor` and `collect SWEEP` do, and status and cancel."""
+"""`verify --on`: what the commands for sweeps share."""
 
 from __future__ import annotations
 
@@ -9,17 +9,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from imagefactory.cli.output import (
     Call,
     collecting,
-    complain,
-    json_option,
     say,
     say_json,
     terminal_width,
-    write,
 )
 from imagefactory.cli.pool import find_inventory
 from imagefactory.cli.sweep_options import refuse_again
@@ -28,12 +23,12 @@ from imagefactory.errors import CheckFailedError, ToolError, UsageError
 if TYPE_CHECKING:
     from imagefactory.cli.output import Failures
     from imagefactory.factory import Factory
-    from imagefactory.kits import CollectOptions
     from imagefactory.model import Target
     from imagefactory.pools.collecting import CollectedSweep
     from imagefactory.pools.model import Limits, Pool
     from imagefactory.pools.sweep_file import CollectedNode
-    from imagefactory.sweeps import Made, Prepared, SweepBench, SweepOptions, SweepStatus
+    from imagefactory.stages.kits import CollectOptions
+    from imagefactory.stages.sweep import Made, Prepared, SweepBench, SweepOptions
 
 POLL = 15.0
 """Seconds between two looks of --wait: the logs are read, and one condor_q is asked."""
@@ -43,7 +38,7 @@ PATIENCE = 40
 
 def verify_on_pool(call: Call, names: tuple[str, ...], given: dict[str, Any]) -> None:
     """All of `verify --on`: decide, make, submit, perhaps wait and collect."""
-    from imagefactory.sweeps import make_sweep, prepare_sweep
+    from imagefactory.stages.sweep import make_sweep, prepare_sweep
 
     for name in ("runner", "kit", "ledger", "output"):
         if given[name]:
@@ -76,7 +71,7 @@ def find_pool() -> Pool:
 
 def sweep_bench() -> SweepBench:
     """The time, random bytes, the pool and who asks it. Tests put others here."""
-    from imagefactory.sweeps import SweepBench
+    from imagefactory.stages.sweep import SweepBench
 
     return SweepBench(clock=lambda: datetime.now(UTC), random=os.urandom, pool=find_pool(), user=os.geteuid())
 
@@ -84,7 +79,7 @@ def sweep_bench() -> SweepBench:
 def _options(factory: Factory, given: dict[str, Any]) -> SweepOptions:
     from imagefactory.gpu.capability import parse_capability
     from imagefactory.pools.planning import SweepAsk, check_allowed
-    from imagefactory.sweeps import SweepOptions
+    from imagefactory.stages.sweep import SweepOptions
 
     try:
         capabilities = tuple(sorted({parse_capability(text) for text in given["capability"]}))
@@ -134,7 +129,7 @@ def _targets(
 
 
 def _say_plan(prepared: Prepared, *, as_json: bool, quiet: bool) -> None:
-    from imagefactory.report.sweep_table import format_sweep_plan, plan_json
+    from imagefactory.report.sweep import format_sweep_plan, plan_json
 
     if as_json:
         say_json("sweep-plan", {"image": prepared.place.kind, **plan_json(prepared.plan)})
@@ -144,10 +139,10 @@ def _say_plan(prepared: Prepared, *, as_json: bool, quiet: bool) -> None:
 
 def _submitted(call: Call, folder: Path, given: dict[str, Any], made: Made | None = None) -> None:
     """Says what runs now, or waits for it and collects."""
-    from imagefactory.kits import CollectOptions
     from imagefactory.pools.sweep_file import read_sweep
-    from imagefactory.report.sweep_table import left_out_json
-    from imagefactory.sweeps import submit_sweep
+    from imagefactory.report.sweep import left_out_json
+    from imagefactory.stages.kits import CollectOptions
+    from imagefactory.stages.sweep import submit_sweep
 
     sweep, as_json = read_sweep(folder), given["as_json"]
     with collecting() as failures:
@@ -180,7 +175,7 @@ def _submitted(call: Call, folder: Path, given: dict[str, Any], made: Made | Non
 
 
 def _in_store(call: Call, folder: Path, name: str) -> bool:
-    from imagefactory.sweeps import sweeps_folder
+    from imagefactory.stages.sweep import sweeps_folder
 
     return folder == sweeps_folder(call.settings) / name
 
@@ -189,7 +184,7 @@ def _wait(call: Call, folder: Path) -> None:
     """Until every node has an outcome that stays. Raises CheckFailedError where nothing drives the sweep any
     more, ToolError where the pool has not answered for long.
     """
-    from imagefactory.sweeps import read_status
+    from imagefactory.stages.sweep import read_status
 
     pool, progress = find_pool(), call.progress
     first = read_status(folder, None)
@@ -219,7 +214,7 @@ def _wait(call: Call, folder: Path) -> None:
 def as_sweep(call: Call, given: Path) -> Path | None:
     """The folder of a sweep that a person names by its id or path; None for anything else."""
     from imagefactory.pools.sweep_file import ID, SWEEP
-    from imagefactory.sweeps import find_sweep
+    from imagefactory.stages.sweep import find_sweep
 
     if ID.fullmatch(str(given)) or (given / SWEEP).is_file():
         return find_sweep(call.settings, str(given))
@@ -231,8 +226,8 @@ def collect_jobs(
 ) -> list[dict[str, object]]:
     """Collects a sweep, shows it, and gives its rows; what is not verified goes to `failures` too."""
     from imagefactory.pools.collecting import collect_sweep
-    from imagefactory.report.sweep_table import format_collected, headline
-    from imagefactory.report.verdict_table import format_promotion
+    from imagefactory.report.sweep import format_collected, headline
+    from imagefactory.report.verdicts import format_promotion
 
     done = collect_sweep(call.factory, folder, options, datetime.now(UTC), call.progress)
     results = [one.result for one in done.nodes]
@@ -280,69 +275,3 @@ def not_verified(done: CollectedSweep) -> CheckFailedError:
         f"{bad} of {len(done.nodes)} nodes are not verified",
         hint=f"the table says why; all logs are in {done.folder}/nodes",
     )
-
-
-@click.command()
-@click.argument("sweep", metavar="[SWEEP]", default="")
-@json_option
-@click.pass_obj
-def status(call: Call, sweep: str, as_json: bool) -> None:
-    """Show how far the sweeps of `verify --on` are, or one of them by its id or folder.
-
-    Exit code 0 whatever became of it: `collect` judges. A sweep whose files cannot be read leaves the others.
-    """
-    from imagefactory.pools.sweep_file import format_value
-    from imagefactory.report.sweep_table import format_status, headline
-    from imagefactory.sweeps import find_sweep, find_sweeps, read_status
-
-    folders = (find_sweep(call.settings, sweep),) if sweep else find_sweeps(call.settings)
-    pool: Pool | None = find_pool()
-    found: list[SweepStatus] = []
-    with collecting() as failures:
-        for folder in folders:
-            with failures.of(folder.name):
-                try:
-                    found.append(read_status(folder, pool))
-                except ToolError as error:  # the logs tell most of it without the pool's commands
-                    complain(error)
-                    pool = None
-                    found.append(read_status(folder, pool))
-        if as_json:
-            rows = [_status_json(one, format_value(one.results)) for one in found]
-            say_json("status", {"sweeps": rows})
-        elif not folders:
-            say("no sweep was made here: imagefactory verify TARGET --on htcondor")
-        elif sweep:
-            for one in found:
-                say(format_status(one.sweep, one.results, one.driven, datetime.now(UTC)))
-                say(f"in {one.folder}\ncollect what is done: imagefactory collect {sweep}")
-        elif found:
-            say("\n".join(headline(one.sweep, one.results, one.driven) for one in found))
-
-
-def _status_json(one: SweepStatus, results: object) -> dict[str, object]:
-    return {
-        "sweep": one.sweep.id,
-        "folder": str(one.folder),
-        "driven": one.driven,
-        "done": one.done,
-        "jobs": list(one.jobs),
-        "nodes": results,
-    }
-
-
-@click.command()
-@click.argument("sweep", metavar="SWEEP")
-@click.pass_obj
-def cancel(call: Call, sweep: str) -> None:
-    """Remove the jobs of a sweep from the queue, and what drives them.
-
-    Its files stay: `collect` still takes what had come back, and `verify --on htcondor --folder DIR` goes on.
-    """
-    from imagefactory.sweeps import find_sweep
-
-    folder, pool = find_sweep(call.settings, sweep), find_pool()
-    there = pool.running(folder)
-    pool.cancel(folder)
-    done = "canceled" if there else "nothing of it was in the queue"
-    write(1, f"{done}; what had come back is in {folder}")

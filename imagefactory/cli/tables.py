@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from imagefactory.gpu.capability import Capability
-    from imagefactory.report.combo_tables import Tables
-    from imagefactory.tables import TablesAsked
+    from imagefactory.stages.tables import Tables, TablesAsked
 
 
 @click.command()
@@ -79,9 +78,9 @@ def tables(call: Call, /, names: tuple[str, ...], as_json: bool, **options: Any)
     Outside of a factory the verdicts are those of the signed catalogue. Files of an earlier call are
     replaced; with --json nothing is written.
     """
-    from imagefactory.report.combo_tables import format_summary, tables_json
-    from imagefactory.sweeps import find_sweeps
-    from imagefactory.tables import TablesAsked, format_files, write_tables
+    from imagefactory.report.tables import format_files, format_summary, tables_json
+    from imagefactory.stages.sweep import find_sweeps
+    from imagefactory.stages.tables import TablesAsked, write_tables
 
     asked = TablesAsked(
         now=datetime.now(UTC),
@@ -102,7 +101,7 @@ def tables(call: Call, /, names: tuple[str, ...], as_json: bool, **options: Any)
 def _read(call: Call, names: tuple[str, ...], asked: TablesAsked) -> Tables:
     from imagefactory.factory import is_factory
     from imagefactory.recipes.expand import select
-    from imagefactory.tables import read_catalogued, read_tables
+    from imagefactory.stages.tables import read_catalogued, read_tables
 
     settings = call.settings
     if is_factory(settings):

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from imagefactory.cli.output import Call, complete_targets, json_option, say, say_json
-from imagefactory.cli.registries import registry_option
+from imagefactory.cli.output import Call, complete_targets, json_option, registry_option, say, say_json
 from imagefactory.errors import CheckFailedError, NothingSelectedError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from imagefactory.oci.graph import Place
-    from imagefactory.verdicts import Found
+    from imagefactory.verdicts.found import Found
     from imagefactory.verify.model import Judged
 
 NAME = "TARGET|REFERENCE"
@@ -62,8 +61,8 @@ def verdicts(call: Call, /, name: str, place: str, as_json: bool, **options: Any
     Standing is good, or the word that says why a verdict cannot be relied on. Whose signatures count, the
     [[trust]] rows of imagefactory.toml say. A tag alone proves nothing.
     """
-    from imagefactory.promoting import capability_proven
-    from imagefactory.report.verdict_table import format_verdicts
+    from imagefactory.report.verdicts import format_verdicts
+    from imagefactory.stages.candidates import capability_proven
     from imagefactory.verify.trust import read_trust
 
     found = _find(call, name, place, datetime.now(UTC))
@@ -84,20 +83,20 @@ def _find(call: Call, name: str, registry: str, now: datetime) -> tuple[Found, .
     from imagefactory.oci.candidates import plain_tag
     from imagefactory.oci.layout import reference
     from imagefactory.oci.store import parse_reference
-    from imagefactory.promoting import Promoting, list_verdicts
-    from imagefactory.publish import target_reference
     from imagefactory.recipes.expand import select_one
-    from imagefactory.verdicts import find_image, local_place, place_of, registry_of
+    from imagefactory.stages.candidates import Promoting, list_verdicts
+    from imagefactory.stages.pull import target_reference
+    from imagefactory.stages.verdicts import local_place, place_of, registry_of, verdicts_of
 
     if "/" in name:
         refuse_registry(name, registry)
         where = parse_reference(name)
         factory = Factory(settings=call.settings, environ=os.environ, bases=(), targets=())
-        return (find_image(factory, place_of(factory, where), where.wanted, now),)
+        return (verdicts_of(factory, place_of(factory, where), where.wanted, now),)
     factory = call.factory
     if ":" in name or "@" in name:
         _, where = target_reference(factory, name, registry)
-        return (find_image(factory, place_of(factory, where), where.wanted, now),)
+        return (verdicts_of(factory, place_of(factory, where), where.wanted, now),)
     target = select_one(factory.targets, name)
     places: list[Place] = []
     if not registry:
@@ -110,7 +109,7 @@ def _find(call: Call, name: str, registry: str, now: datetime) -> tuple[Found, .
         for one in list_verdicts(factory, Promoting(target=target, place=place, now=now), call.progress)
     ]
     if not registry and f"{reference(target)}.sif" in factory.layout.tags():
-        found.append(find_image(factory, places[0], f"{plain_tag(target)}.sif", now))
+        found.append(verdicts_of(factory, places[0], f"{plain_tag(target)}.sif", now))
     if not found:
         raise NothingSelectedError(
             f"there is no image of {target.name} in {', '.join(map(str, places))}",

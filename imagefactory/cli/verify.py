@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from imagefactory.cli.images import runner_option
 from imagefactory.cli.output import (
     Call,
     collecting,
     complete_targets,
     json_option,
+    runner_option,
     say,
     say_json,
     terminal_width,
@@ -23,7 +23,9 @@ from imagefactory.errors import CheckFailedError, NoGpuError, UsageError
 from imagefactory.verify.model import FULL, LEVELS
 
 if TYPE_CHECKING:
-    from imagefactory.verification import Bench, KitPlace, KitWritten, Verified
+    from imagefactory.stages.kits import KitPlace, KitWritten
+    from imagefactory.stages.verify import Bench
+    from imagefactory.workflow import Verified
 
 
 @click.command()
@@ -79,7 +81,9 @@ def verify(ctx: click.Context, /, names: tuple[str, ...], **given: Any) -> None:
     that --allow takes. The sweep goes on by itself: `status`, `collect` and `cancel` take its id. With --wait
     the exit code is that of `collect`.
     """
-    from imagefactory.verification import KitPlace, VerifyOptions, verify_target, write_kit
+    from imagefactory.stages.kits import KitPlace, write_kit
+    from imagefactory.stages.verify import VerifyOptions
+    from imagefactory.workflow import verify_target
 
     call: Call = ctx.obj
     if given["pool"]:
@@ -125,7 +129,7 @@ def verify(ctx: click.Context, /, names: tuple[str, ...], **given: Any) -> None:
 
 def bench() -> Bench:
     """This machine. Tests put another one here."""
-    from imagefactory.verification import Bench
+    from imagefactory.stages.verify import Bench
 
     return Bench()
 
@@ -157,9 +161,9 @@ def _capability(text: str) -> str:
 
 
 def _as_text(done: Verified) -> str:
-    from imagefactory.report.console import format_fields
-    from imagefactory.report.verdict_table import format_promotion
-    from imagefactory.report.verify_table import format_gpu_run
+    from imagefactory.report.text import format_fields
+    from imagefactory.report.verdicts import format_promotion
+    from imagefactory.report.verify import format_gpu_run
 
     fields = [("report", f"{done.path} (unsigned: it proves nothing)"), ("verdict", done.signed.why)]
     if done.signed.signed:
@@ -173,7 +177,7 @@ def _as_text(done: Verified) -> str:
 
 
 def _as_json(name: str, done: Verified) -> dict[str, object]:
-    from imagefactory.cli.promotion import promotion_json
+    from imagefactory.cli.promote import promotion_json
     from imagefactory.verify.report import format_gpu_report, format_time
 
     signed = done.signed.signed

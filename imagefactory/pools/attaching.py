@@ -20,7 +20,7 @@ from imagefactory.verify.nonces import Spending
 
 if TYPE_CHECKING:
     from imagefactory.oci.graph import Place
-    from imagefactory.verdicts import Attaching
+    from imagefactory.stages.statements import Attaching
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,8 @@ class Attacher:
 
     def attach_all(self, drafts: Sequence[Draft]) -> list[Draft]:
         """Each draft with the places that have its verdict now, or with what went wrong."""
-        from imagefactory.verdicts import attach_all, attachings, called
+        from imagefactory.stages.statements import attach_all, attachings
+        from imagefactory.stages.verdicts import called
 
         drafts = list(drafts)
         waiting: dict[str, list[tuple[int, Attaching]]] = {}
@@ -101,7 +102,7 @@ class Attacher:
         return [self._find_again(draft, keys) if draft.lost else draft for draft in drafts]
 
     def _find_again(self, draft: Draft, keys: Mapping[str, bytes]) -> Draft:
-        from imagefactory.verdicts import called
+        from imagefactory.stages.verdicts import called
 
         nonce, found = draft.node.nonce, {}
         try:
@@ -127,7 +128,7 @@ class Attacher:
         After MOST_REFUSED images in a row that a registry did not show, each asked for again and again, no
         other is asked for.
         """
-        from imagefactory.verdicts import places_of
+        from imagefactory.stages.statements import places_of
 
         own = draft.node.image.subject
         if own.manifest not in self._places:
@@ -145,7 +146,7 @@ class Attacher:
         return found
 
     def where(self, node: Node) -> Reference | None:
-        from imagefactory.publish import registry_place, repository_of
+        from imagefactory.access import registry_place, repository_of
 
         if not self.registry:
             reference = reference_of(node)

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from imagefactory.errors import FactoryError, StatementError, UsageError
 from imagefactory.factory import Factory
-from imagefactory.kits import CollectOptions, format_signed, parse_signed
 from imagefactory.model import Outcome
 from imagefactory.pools.attaching import Attacher, Draft, Sealed, find_target, reference_of
 from imagefactory.pools.htcondor.classify import NodeFound, read_node
@@ -36,6 +35,7 @@ from imagefactory.pools.sweep_file import (
     write_collected,
 )
 from imagefactory.progress import Progress
+from imagefactory.stages.kits import CollectOptions, format_signed, parse_signed
 from imagefactory.verify.kit.program import EXPECTATIONS, KIT
 from imagefactory.verify.model import GpuReport
 from imagefactory.verify.nonces import Issued, Ledger, NonceError, Spending, check_open
@@ -43,7 +43,7 @@ from imagefactory.verify.smoke import digest_of, suite_digest
 from imagefactory.verify.statement import SIGNABLE, Signed, sign
 
 if TYPE_CHECKING:
-    from imagefactory.promoting import Promotion
+    from imagefactory.stages.promote import Promotion
     from imagefactory.verify.keys import SigningKey
 
 
@@ -74,7 +74,7 @@ def collect_sweep(
 
     A node whose verdict cannot be attached is among the faults; its siblings go on.
     """
-    from imagefactory.verification import ledger, signing_key
+    from imagefactory.stages.sign import ledger, signing_key
     from imagefactory.verify.trust import read_trust
 
     sweep = read_sweep(folder)
@@ -270,8 +270,9 @@ def _sealed(signed: Signed) -> Sealed:
 
 def _promote(factory: Factory, node: Node, attacher: Attacher, now: datetime) -> Promotion:
     """Lets the tags of a node's target follow its verdicts."""
-    from imagefactory.promoting import Promoting, promote
-    from imagefactory.verdicts import local_place, place_of
+    from imagefactory.stages.candidates import Promoting
+    from imagefactory.stages.promote import promote
+    from imagefactory.stages.verdicts import local_place, place_of
 
     target, where = find_target(factory, node.target), attacher.where(node)
     place = place_of(factory, where) if where else local_place(factory, target.family)

@@ -22,10 +22,10 @@ from imagefactory.factory import Factory
 from imagefactory.model import Target
 from imagefactory.oci.model import Image, Sif
 from imagefactory.plan import Stage
-from imagefactory.planning import Asking, read_stages
 from imagefactory.pools.model import ImageKind, PoolImage
 from imagefactory.progress import Progress
-from imagefactory.subjects import subject_of
+from imagefactory.stages.choose import subject_of
+from imagefactory.stages.plan import Asking, read_stages
 
 if TYPE_CHECKING:
     from imagefactory.oci.graph import Place
@@ -70,7 +70,7 @@ def choose_kind(factory: Factory, asked: str, registry: str) -> ImageKind:
 
 def read_pool_stages(factory: Factory, targets: Sequence[Target], place: ImagePlace) -> tuple[Stage, ...]:
     """How far each target is, with the verdicts on what the pool would run. Raises as `read_stages`."""
-    from imagefactory.verify.judging import Judge
+    from imagefactory.stages.verdicts import Judge
 
     if place.kind is ImageKind.DOCKER:
         return read_stages(factory, targets, Asking(now=place.now, registry=place.registry))
@@ -87,11 +87,11 @@ def read_pool_stages(factory: Factory, targets: Sequence[Target], place: ImagePl
 def kept_sif(factory: Factory, target: Target) -> Sif | None:
     """The .sif that the store has for what the target's tag points to; makes none."""
     from imagefactory.oci.sif import sifs_of
-    from imagefactory.workflow import find_image, find_sif
+    from imagefactory.stages.stored import stored_image, stored_sif
 
-    image = find_image(factory, target)
+    image = stored_image(factory, target)
     if image is None:
-        return find_sif(factory, target)
+        return stored_sif(factory, target)
     found = sifs_of(factory.layout, image.manifest)
     return min(found, key=lambda one: one.compression != COMPRESSION, default=None)
 
@@ -112,7 +112,7 @@ def ensure_image(factory: Factory, stage: Stage, place: ImagePlace, progress: Pr
 
 def _made(factory: Factory, target: Target, progress: Progress) -> Image | Sif:
     """What the lock gives, from the store where it is there."""
-    from imagefactory.workflow import BuildOptions, build_target, find_built
+    from imagefactory.stages.build import BuildOptions, build_target, find_built
 
     made = find_built(factory, target)
     if made is None:
@@ -129,7 +129,7 @@ def _made(factory: Factory, target: Target, progress: Progress) -> Image | Sif:
 
 
 def _push(factory: Factory, target: Target, place: ImagePlace, progress: Progress) -> str:
-    from imagefactory.publish import PushOptions, push_target
+    from imagefactory.stages.push import PushOptions, push_target
 
     made = _made(factory, target, progress)
     if isinstance(made, Sif):
@@ -144,8 +144,8 @@ def _push(factory: Factory, target: Target, place: ImagePlace, progress: Progres
 def _in_registry(factory: Factory, target: Target, reference: str) -> PoolImage:
     """Of an image that this machine may have never seen: its registry tells what it is and how large."""
     from imagefactory.oci.store import parse_reference
-    from imagefactory.verdicts import place_of
-    from imagefactory.verify.judging import read_subject
+    from imagefactory.stages.verdicts import place_of
+    from imagefactory.verdicts.subject import read_subject
 
     where = parse_reference(reference)
     place = place_of(factory, where)
@@ -174,7 +174,7 @@ def unpacked_of(size: int) -> int:
 
 def _sif(factory: Factory, target: Target, progress: Progress) -> Sif:
     from imagefactory.oci.sif import sifs_of
-    from imagefactory.workflow import ensure_sif
+    from imagefactory.stages.stored import ensure_sif
 
     made = _made(factory, target, progress)
     if isinstance(made, Sif):
@@ -201,7 +201,7 @@ def _of_sif(target: Target, sif: Sif, kind: ImageKind, address: str) -> PoolImag
 def _pushed_sif(
     factory: Factory, target: Target, sif: Sif, place: ImagePlace, progress: Progress
 ) -> PoolImage:
-    from imagefactory.publish import PushOptions, push_target
+    from imagefactory.stages.push import PushOptions, push_target
 
     options = PushOptions(now=place.now, registry=place.registry, made=sif)
     where = push_target(factory, target, options, progress).reference

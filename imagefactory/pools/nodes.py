@@ -16,13 +16,13 @@ from imagefactory.pools.model import Node, PoolImage
 from imagefactory.pools.planning import QueuedCell
 from imagefactory.pools.sizes import disk_of, memory_of
 from imagefactory.progress import Progress
+from imagefactory.stages.define import define_target
 from imagefactory.verify.gpu import GpuAsk, ask_gpu, suite_argv, timeout_of
 from imagefactory.verify.kit.program import EXPECTATIONS, FORMAT, KIT
 from imagefactory.verify.nonces import LIFETIME, NONCE_BYTES, Run, format_nonce
 from imagefactory.verify.report import format_time
 from imagefactory.verify.smoke import digest_of, suite_digest
 from imagefactory.verify.suite.gpu.context import Predicted
-from imagefactory.workflow import define_target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,11 +115,11 @@ def predict_stage(
 ) -> dict[str, Predicted]:
     """What a scan lets one expect: of the image, or of the wheels where this machine never had it."""
     from imagefactory.gpu.cells import ask, scanned_contents
-    from imagefactory.inspection import inspect_made
+    from imagefactory.stages.scan import inspect_made
+    from imagefactory.stages.stored import stored_image
     from imagefactory.verify.predicted import predict_coverage
-    from imagefactory.workflow import find_image
 
-    image = find_image(factory, stage.target)
+    image = stored_image(factory, stage.target)
     if image is not None and stage.image in ("", image.digest):
         with factory.layout.in_use(progress):
             return predict_coverage(inspect_made(factory, image, progress).contents)

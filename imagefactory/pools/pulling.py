@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from imagefactory.access import package_index
 from imagefactory.errors import FactoryError
-from imagefactory.factory import Factory, package_index
+from imagefactory.factory import Factory
 from imagefactory.oci.store import Reference, parse_reference
 from imagefactory.pools.attaching import reference_of
 from imagefactory.pools.model import Node

@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from imagefactory.access import package_index, uv_locker
 from imagefactory.errors import FactoryError, UsageError
-from imagefactory.factory import package_index, read_factory, uv_locker
+from imagefactory.factory import read_factory
 from imagefactory.gpu.frameworks import Role, find_framework, role_of
 from imagefactory.gpu.knowledge.scans import ScannedWheel, parse_scanned, scanned
 from imagefactory.gpu.model import Contents, Library, Modules

@@ -29,9 +29,9 @@ from imagefactory.oci.candidates import CANDIDATE, VERDICT_TYPE
 from imagefactory.oci.graph import Place, read_manifest
 from imagefactory.oci.registry.client import Registry
 from imagefactory.settings.load import load_settings
+from imagefactory.verdicts.subject import read_subject
 from imagefactory.verify.attached import Statement, attach
 from imagefactory.verify.claims import verified_claims
-from imagefactory.verify.judging import read_subject
 from imagefactory.verify.keys import read_signing_key
 from imagefactory.verify.smoke import suite_digest
 from imagefactory.verify.statement import sign

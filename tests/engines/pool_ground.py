@@ -23,13 +23,13 @@ from imagefactory.engines.base_image import BaseImage
 from imagefactory.factory import Factory, read_factory
 from imagefactory.lock.debian.file import read_base_lock
 from imagefactory.lock.files import write_lock
-from imagefactory.locking import wanted_hash
 from imagefactory.model import Lock, LockedWheel, Target
 from imagefactory.oci.layout import reference
 from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, canonical_json, format_descriptor
 from imagefactory.oci.model import Descriptor, Layer
 from imagefactory.settings.load import load_settings
-from imagefactory.workflow import define_target
+from imagefactory.stages.define import define_target
+from imagefactory.stages.lock import wanted_hash
 from tests.engines.test_sandbox import PYTHON, entry, host_files
 from tests.services import libcuda
 from tests.services.condor import CondorPool

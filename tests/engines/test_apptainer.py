@@ -40,8 +40,8 @@ from imagefactory.oci.sif import find_sif, load_sif, sifs_of
 from imagefactory.oci.transfer import Sending, send
 from imagefactory.progress import Quiet
 from imagefactory.settings.load import load_settings
+from imagefactory.stages.define import define_target
 from imagefactory.verify.runners.apptainer import ApptainerRunner
-from imagefactory.workflow import define_target
 from tests.e2e.conftest import TINY_RECIPE, Factory
 from tests.services.apptainer import ORDINARY_UID, as_ordinary_user
 

@@ -18,21 +18,22 @@ import pytest
 
 from imagefactory.factory import Factory, read_factory
 from imagefactory.lock.files import write_lock
-from imagefactory.locking import wanted_hash
 from imagefactory.model import CheckState, Lock, LockedWheel, Outcome
 from imagefactory.oci.layout import reference
 from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, canonical_json, format_descriptor
 from imagefactory.progress import Quiet
 from imagefactory.settings.load import load_settings
-from imagefactory.verdicts import find_in, local_place, read_court
-from imagefactory.verification import Bench, Verified, VerifyOptions, verify_target
+from imagefactory.stages.define import define_target
+from imagefactory.stages.lock import wanted_hash
+from imagefactory.stages.verdicts import find_in, local_place, read_court
+from imagefactory.stages.verify import Bench, VerifyOptions
 from imagefactory.verify.evidence import LocalEvidence
 from imagefactory.verify.keys import keys_folder, make_key
 from imagefactory.verify.model import Standing
 from imagefactory.verify.runners.gpu_devices import GpuDevices
 from imagefactory.verify.runners.unshare import UnshareRunner
 from imagefactory.verify.suite.gpu import table
-from imagefactory.workflow import define_target
+from imagefactory.workflow import Verified, verify_target
 from tests.engines.test_sandbox import PYTHON, entry, host_files
 from tests.services import libcuda
 from tests.services.gpu_host import Told, make_host

@@ -21,19 +21,19 @@ import pytest
 
 from imagefactory.errors import CheckFailedError, NoGpuError
 from imagefactory.factory import Factory
-from imagefactory.kits import CollectedKit, CollectOptions, collect
 from imagefactory.model import Outcome
 from imagefactory.progress import Quiet
-from imagefactory.publish import PushOptions, push_target
 from imagefactory.settings.choices import Setting
-from imagefactory.verdicts import find_in, read_court, registry_of
-from imagefactory.verification import KitPlace, VerifyOptions, write_kit
+from imagefactory.stages.export import SifExport, export_sif
+from imagefactory.stages.kits import CollectedKit, CollectOptions, KitPlace, collect, write_kit
+from imagefactory.stages.push import PushOptions, push_target
+from imagefactory.stages.verdicts import find_in, read_court, registry_of
+from imagefactory.stages.verify import VerifyOptions
 from imagefactory.verify.keys import keys_folder, make_key
 from imagefactory.verify.kit.hardware import Places
 from imagefactory.verify.model import EvidenceKind, Standing
 from imagefactory.verify.suite.gpu import table
 from imagefactory.verify.trust import Grant, add_key
-from imagefactory.workflow import SifExport, export_sif
 from tests.engines.test_gpu_verify import NAME, factory  # noqa: F401
 from tests.services import libcuda
 from tests.services.apptainer import ORDINARY_UID, as_ordinary_user

@@ -24,11 +24,12 @@ from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.registry.exchange import Patience, RegistryOptions
 from imagefactory.progress import Quiet
-from imagefactory.promoting import Promoting, promote
 from imagefactory.settings.load import load_settings
-from imagefactory.verdicts import writing
+from imagefactory.stages.candidates import Promoting
+from imagefactory.stages.promote import promote
+from imagefactory.stages.statements import writing
+from imagefactory.verdicts.subject import read_subject
 from imagefactory.verify.attached import Journal, Statement, attach
-from imagefactory.verify.judging import read_subject
 from imagefactory.verify.keys import PublicKey
 from imagefactory.verify.model import Subject
 from imagefactory.verify.reconcile import reconcile

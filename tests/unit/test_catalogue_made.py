@@ -43,11 +43,11 @@ from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, canonical_jso
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.sif import SifOrigin, keep_sif, sif_reference
 from imagefactory.progress import Quiet
-from imagefactory.publish import PushOptions, push_target
 from imagefactory.settings.choices import Setting
 from imagefactory.settings.load import load_settings
+from imagefactory.stages.push import PushOptions, push_target
+from imagefactory.verdicts.subject import read_subject
 from imagefactory.verify.attached import Statement, attach
-from imagefactory.verify.judging import read_subject
 from imagefactory.verify.keys import make_key, read_signing_key
 from imagefactory.verify.revocation import Withdrawal, sign_revocation
 from imagefactory.verify.trust import read_trust
@@ -214,13 +214,13 @@ def test_a_new_lock_takes_nothing_away_that_is_verified(
 
 
 def _put_newer(factory: Factory, target: Target) -> str:
-    from imagefactory import workflow
     from imagefactory.engines.assemble import AssembleEngine
     from imagefactory.engines.base_image import recall_base
     from imagefactory.oci.layout import reference
+    from imagefactory.stages import build, define
 
-    layout, definition = factory.layout, workflow.define_target(factory, target)
-    base = recall_base(layout, workflow._wanted_base(factory, definition.base, locked=False))
+    layout, definition = factory.layout, define.define_target(factory, target)
+    base = recall_base(layout, build._wanted_base(factory, definition.base, locked=False))
     assert base is not None
     index = add_image(layout, reference(target), [b"newer"])
     engine = AssembleEngine(layout, layout.path, codec=factory.settings.codec.value, workers=1)

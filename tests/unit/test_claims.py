@@ -12,7 +12,7 @@ from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.model import Answer, Basis, Question
 from imagefactory.model import Outcome
 from imagefactory.plan import PRUNING, Device, PlanInput, Stage, State, make_plan
-from imagefactory.report.gpu_tables import letters
+from imagefactory.report.compat import letters
 from imagefactory.verify import model
 from imagefactory.verify.claims import REFUSALS, verified_claims
 from imagefactory.verify.model import EvidenceKind, GpuReport, Hardware, Judged, Standing, Subject, Verdict

@@ -176,7 +176,7 @@ def test_run_and_export_need_a_built_image(call: Call) -> None:
 @pytest.mark.parametrize("mount", ["/tmp", "/tmp:x", "/tmp:/a/../b", "/tmp:/x:rx", "/no/such/folder:/x"])
 def test_a_wrong_mount_is_refused(mount: str) -> None:
     with pytest.raises(FactoryError, match="--mount"):
-        cli.images._mount(mount)
+        cli.run._mount(mount)
 
 
 def test_new_writes_a_recipe_that_reads(call: Call, root: Path) -> None:
@@ -399,7 +399,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(cli.catalogue, "say", broken)
+    monkeypatch.setattr(cli.targets, "say", broken)
     with pytest.raises(ZeroDivisionError):
         cli.main(["-C", str(ROOT), "list"])
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from imagefactory import cli, errors
-from imagefactory.cli.registries import parse_age
+from imagefactory.cli.registry import parse_age
 from imagefactory.errors import UsageError
 from imagefactory.oci.candidates import PUSHED_TYPE
 from imagefactory.oci.graph import Graph, Place, read_graph

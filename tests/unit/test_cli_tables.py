@@ -31,11 +31,12 @@ from imagefactory.pools.model import (
     Sweep,
 )
 from imagefactory.pools.sweep_file import CollectedNode, write_collected, write_sweep_file
-from imagefactory.report.combo_tables import HEADER, Tables
+from imagefactory.report.tables import HEADER
 from imagefactory.settings.load import load_settings
-from imagefactory.tables import TablesAsked, read_catalogued
-from imagefactory.verdicts import attach_signed, local_place
-from imagefactory.verify.judging import read_subject
+from imagefactory.stages.statements import attach_signed
+from imagefactory.stages.tables import Tables, TablesAsked, read_catalogued
+from imagefactory.stages.verdicts import local_place
+from imagefactory.verdicts.subject import read_subject
 from imagefactory.verify.model import Subject
 from imagefactory.verify.trust import TrustedKey
 from tests.unit.catalogue_made_here import make_catalogue, make_image, signed

@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 
-from imagefactory import promoting
 from imagefactory.factory import Factory, read_factory
 from imagefactory.model import Outcome
 from imagefactory.oci.candidates import VERDICT_TYPE, candidate_tag
@@ -29,10 +28,11 @@ from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, canonical_json
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.store import Reference
 from imagefactory.progress import Quiet
-from imagefactory.publish import PushOptions, push_target
 from imagefactory.settings.load import load_settings
-from imagefactory.verdicts import attach_signed
-from imagefactory.verify.judging import read_subject
+from imagefactory.stages import promote
+from imagefactory.stages.push import PushOptions, push_target
+from imagefactory.stages.statements import attach_signed
+from imagefactory.verdicts.subject import read_subject
 from imagefactory.verify.keys import find_key, read_signing_key
 from imagefactory.verify.promotion import Candidate, Rule, TagFate, decide_tags
 from imagefactory.verify.smoke import suite_digest
@@ -457,7 +457,7 @@ def test_another_promoter_at_the_same_tags(bench: Bench, monkeypatch: pytest.Mon
             there["12.1-cu121"] = bench.manifest(second)
         return fates
 
-    monkeypatch.setattr(promoting, "decide_tags", decide)
+    monkeypatch.setattr(promote, "decide_tags", decide)
     if ends:
         assert not bench.promote()["12.1-cu121"]["moved"]  # the other's is newer, and not taken back
         assert [one.get("12.1-cu121") for one in decided] == [None, second]

@@ -23,10 +23,9 @@ from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.model import Answer, Basis, Claim
 from imagefactory.model import Outcome
 from imagefactory.plan import Ruling
-from imagefactory.report.combo_tables import (
+from imagefactory.report.tables import (
     HEADER,
     INVALID_HEADER,
-    Tables,
     format_invalid,
     format_markdown,
     format_ranges,
@@ -34,6 +33,7 @@ from imagefactory.report.combo_tables import (
     format_valid,
     tables_json,
 )
+from imagefactory.stages.tables import Tables
 from imagefactory.verify.model import Standing
 from imagefactory.version_ranges import make_ranges, neighbours
 from tests.unit.test_claims import NOW, judged

@@ -36,16 +36,16 @@ from imagefactory.gpu.cells import CellEvidence
 from imagefactory.gpu.compared import Difference
 from imagefactory.gpu.model import Answer, Basis, Contents, Library, Modules, Package, Question
 from imagefactory.oci.layout import Layout
-from imagefactory.report.gpu_tables import (
+from imagefactory.report.compat import (
     LEGEND,
     LETTERS,
-    Sources,
     format_covers,
     format_differences,
     format_gpu,
     format_rows,
     letters,
 )
+from imagefactory.report.text import Sources
 from imagefactory.scan.findings import FileFinding
 from imagefactory.scan.records import LayerScan, format_scan
 from tests.unit.test_layout import add_image

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from imagefactory import cli, errors, inspection
+from imagefactory import cli, errors
 from imagefactory.gpu.capability import Capability, Code, CodeKind
 from imagefactory.gpu.model import Answer, Contents, Library, Modules, Package
 from imagefactory.gpu.predict import predict_all
@@ -21,7 +21,8 @@ from imagefactory.oci.manifests import CONFIG_TYPE
 from imagefactory.oci.model import Descriptor
 from imagefactory.oci.sif import SifOrigin, keep_sif
 from imagefactory.progress import Quiet
-from imagefactory.report.inspection import Inspection, answer_amd, format_inspection, library_versions
+from imagefactory.report.inspect import Inspection, answer_amd, format_inspection, library_versions
+from imagefactory.stages import inspect, scan
 from tests.unit.gpu_code_made_here import library
 from tests.unit.registry_made_here import RegistryMadeHere, Ways, registry_made_here
 from tests.unit.test_cli import Said
@@ -281,7 +282,7 @@ def test_a_config_without_end_is_malformed(monkeypatch: pytest.MonkeyPatch) -> N
     place = SimpleNamespace(repository="x", store=SimpleNamespace(read=lambda *_: iter([b"[" * 100_000])))
     manifest = SimpleNamespace(descriptor=config)
     with pytest.raises(errors.RegistryError, match="is malformed: RecursionError"):
-        inspection._registry_layers(cast("Any", place), cast("Any", manifest))
+        scan._registry_layers(cast("Any", place), cast("Any", manifest))
 
 
 def _push(layout: Layout, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,13 +341,13 @@ def test_a_target_of_which_nothing_is_known_is_to_be_built(call: Call) -> None:
 
 def test_packages_of_the_cache_are_scanned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make_wheel(tmp_path, "torch", {"torch/lib/libtorch_cuda.so": TORCH}, version="2.3.1")
-    first = inspection._scan_cached(path, 1)
+    first = inspect._scan_cached(path, 1)
     assert [one.path for one in first.libraries] == ["torch/lib/libtorch_cuda.so"]
     monkeypatch.setattr("imagefactory.scan.files.find_in", None)
-    assert inspection._scan_cached(path, 1) == first
+    assert inspect._scan_cached(path, 1) == first
     (tmp_path / "scan.json").write_text("{}")
     monkeypatch.undo()
-    assert inspection._scan_cached(path, 1) == first
+    assert inspect._scan_cached(path, 1) == first
     assert json.loads((tmp_path / "scan.json").read_text())["found"]
 
 
@@ -354,8 +355,8 @@ def test_little_known_decides_nothing() -> None:
     """A cache with numpy alone must not make a target one for the CPU."""
     torch = LockedWheel(name="torch", version="2.3.1", filename="t.whl", sha256="0" * 64, size=700_000_000)
     nothing = Contents(source="x", libraries=(), packages=(Package(name="torch", version="2.3.1"),))
-    assert not inspection._answers(nothing, [torch])
-    assert inspection._answers(nothing, [])
+    assert not inspect._answers(nothing, [torch])
+    assert inspect._answers(nothing, [])
 
 
 # --- drawing ---------------------------------------------------------------------------------------

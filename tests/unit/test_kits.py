@@ -14,17 +14,19 @@ from typing import Any
 
 import pytest
 
-from imagefactory import cli, kits
+from imagefactory import cli
 from imagefactory.errors import CheckFailedError, NoGpuError, RegistryError, UsageError
 from imagefactory.factory import Factory
-from imagefactory.kits import CollectedKit, CollectOptions, collect
 from imagefactory.model import Outcome, Target
 from imagefactory.oci.layout import reference
 from imagefactory.oci.model import Image
 from imagefactory.progress import Quiet
-from imagefactory.publish import PushOptions, push_target
-from imagefactory.verdicts import find_in, read_court, registry_of
-from imagefactory.verification import KitPlace, VerifyOptions, ledger, write_kit
+from imagefactory.stages import kits
+from imagefactory.stages.kits import CollectedKit, CollectOptions, KitPlace, collect, write_kit
+from imagefactory.stages.push import PushOptions, push_target
+from imagefactory.stages.sign import ledger
+from imagefactory.stages.verdicts import find_in, read_court, registry_of
+from imagefactory.stages.verify import VerifyOptions
 from imagefactory.verify.keys import PublicKey, keys_folder, make_key
 from imagefactory.verify.model import EvidenceKind, Judged, Standing
 from imagefactory.verify.nonces import Ledger, NonceError
@@ -199,20 +201,20 @@ def test_what_was_signed_arrives_when_the_registry_is_back(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The nonce is spent and the registry is down: the next call attaches the very same verdict."""
-    from imagefactory import verdicts
+    from imagefactory.stages import statements
 
     site.runs()
-    attach = verdicts.attach_signed
+    attach = statements.attach_signed
 
     def refuse(*_: Any) -> tuple[str, ...]:
         raise RegistryError("it is down")
 
-    monkeypatch.setattr(verdicts, "attach_signed", refuse)
+    monkeypatch.setattr(statements, "attach_signed", refuse)
     with pytest.raises(RegistryError):
         site.collects()
     first = kits.unsettled(site.bench.ledger, site.bench.kit)
     assert first is not None
-    monkeypatch.setattr(verdicts, "attach_signed", attach)
+    monkeypatch.setattr(statements, "attach_signed", attach)
     done = site.collects()
     assert done.again
     assert (done.signed, [judged.proves for judged in site.judged()]) == (first[0], [True])
@@ -223,18 +225,18 @@ def test_what_was_signed_arrives_when_the_registry_is_back(
 def test_tags_that_could_not_move_are_moved_by_the_same_call_again(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from imagefactory import promoting
+    from imagefactory.stages import promote
 
     site.runs()
-    move = promoting.promote
+    move = promote.promote
 
     def refuse(*_: Any) -> None:
         raise RegistryError("it is down")
 
-    monkeypatch.setattr(promoting, "promote", refuse)
+    monkeypatch.setattr(promote, "promote", refuse)
     with pytest.raises(RegistryError):
         site.collects(promote=True)
-    monkeypatch.setattr(promoting, "promote", move)
+    monkeypatch.setattr(promote, "promote", move)
     done = site.collects(promote=True)
     assert done.again
     assert done.promotion is not None

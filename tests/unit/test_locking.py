@@ -20,10 +20,10 @@ from imagefactory import cli
 from imagefactory.factory import Factory, read_factory
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.files import WHEELS, format_lock_files, read_lock, write_lock
-from imagefactory.locking import Relock
 from imagefactory.model import LockedWheel
-from imagefactory.report.console import format_relock
+from imagefactory.report.locks import format_relock
 from imagefactory.settings.load import load_settings
+from imagefactory.stages.lock import Relock
 from tests.unit.test_lock_files import LOCK, TARGET, conda, hexed
 
 ROOT = Path(__file__).parents[2]

@@ -36,7 +36,7 @@ from imagefactory.plan import (
     make_plan,
     weigh,
 )
-from imagefactory.report.plan_table import MAX_JOBS, format_matrix, format_plan, format_rows
+from imagefactory.report.plan import MAX_JOBS, format_matrix, format_plan, format_rows
 from imagefactory.version_space import MAX_ROWS, JudgedRow, Row, RowsInput, judge_rows, parse_rows
 from tests.unit.test_cli import Call, call, root  # noqa: F401
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory import workflow
 from imagefactory.engines import base_image
 from imagefactory.engines.assemble import AssembleEngine
 from imagefactory.engines.base_image import recall_base
@@ -28,14 +27,15 @@ from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.model import Layer
 from imagefactory.oci.registry.client import Registry
 from imagefactory.plan import Device, PlanInput, Stage, State, make_plan
-from imagefactory.planning import Asking, read_stages
 from imagefactory.progress import Quiet
-from imagefactory.publish import PushOptions, push_target
 from imagefactory.scan.findings import FileFinding
 from imagefactory.scan.records import RECORDS, LayerScan, format_scan
 from imagefactory.settings.load import load_settings
+from imagefactory.stages import build, define
+from imagefactory.stages.plan import Asking, read_stages
+from imagefactory.stages.push import PushOptions, push_target
+from imagefactory.verdicts.subject import read_subject
 from imagefactory.verify.attached import Statement, attach
-from imagefactory.verify.judging import read_subject
 from imagefactory.verify.keys import PublicKey
 from imagefactory.verify.smoke import suite_digest
 from imagefactory.verify.statement import sign
@@ -81,8 +81,8 @@ def put_base(factory: Factory, target: Target, content: bytes = b"base") -> None
 
 def put_image(factory: Factory, target: Target) -> str:
     """An image of the target, recorded as the engine that makes one records it; its digest."""
-    layout, definition = factory.layout, workflow.define_target(factory, target)
-    wanted = workflow._wanted_base(factory, definition.base, locked=False)
+    layout, definition = factory.layout, define.define_target(factory, target)
+    wanted = build._wanted_base(factory, definition.base, locked=False)
     base = recall_base(layout, wanted)
     assert base is not None
     index = add_image(layout, reference(target), [b"layer"])
@@ -164,7 +164,7 @@ def test_a_light_install_says_that_it_cannot_compare(
     def missing(*_: object) -> None:
         raise ModuleNotFoundError("No module named 'zstandard'", name="zstandard")
 
-    monkeypatch.setattr(workflow, "find_built", missing)
+    monkeypatch.setattr(build, "find_built", missing)
     found = stage(factory, target)
     assert found.missing == "the image in the store cannot be compared without zstandard"
     assert not found.block

@@ -27,7 +27,7 @@ from imagefactory.pools.model import ImageKind, Inventory
 from imagefactory.pools.offered import choose_form, forms_of
 from imagefactory.pools.sites import SITES, Site, find_site
 from imagefactory.pools.sizes import GB
-from imagefactory.report.check_table import check_json, format_check
+from imagefactory.report.submit_check import check_json, format_check
 from tests.unit.ads_made_here import A100, H100, MIG_SLICE, V100, gpu, slot
 from tests.unit.offers_made_here import (
     IMAGE,

@@ -15,11 +15,10 @@ from typing import Any
 
 import pytest
 
-from imagefactory import cli, verdicts, workflow
-from imagefactory.cli import sweeps as sweeps_command
+from imagefactory import cli
+from imagefactory.cli import cancel, status, sweeps
 from imagefactory.errors import BuildError, NothingSelectedError, RegistryError, ToolError, UsageError
 from imagefactory.factory import Factory
-from imagefactory.kits import CollectOptions
 from imagefactory.model import Outcome, Target
 from imagefactory.oci.graph import Place
 from imagefactory.oci.layout import reference
@@ -35,7 +34,10 @@ from imagefactory.pools.planning import SweepAsk
 from imagefactory.pools.sweep_file import CollectedNode, read_collected, read_sweep
 from imagefactory.progress import Quiet
 from imagefactory.settings.choices import Setting
-from imagefactory.sweeps import (
+from imagefactory.stages import build, statements
+from imagefactory.stages.kits import CollectOptions
+from imagefactory.stages.sign import ledger
+from imagefactory.stages.sweep import (
     Made,
     SweepBench,
     SweepOptions,
@@ -46,8 +48,7 @@ from imagefactory.sweeps import (
     read_submitted,
     submit_sweep,
 )
-from imagefactory.verdicts import ANY, find_in, local_place, read_court, registry_of
-from imagefactory.verification import ledger
+from imagefactory.stages.verdicts import ANY, find_in, local_place, read_court, registry_of
 from imagefactory.verify import attached
 from imagefactory.verify.attached import MOST_REFUSED, Statement, put_statement
 from imagefactory.verify.keys import keys_folder, make_key
@@ -103,8 +104,8 @@ def site(factory: Factory, target: Target, monkeypatch: pytest.MonkeyPatch) -> I
     def build_target(*_: object) -> None:
         raise BuildError("nothing is built in this test")
 
-    monkeypatch.setattr(workflow, "find_built", find_built)
-    monkeypatch.setattr(workflow, "build_target", build_target)
+    monkeypatch.setattr(build, "find_built", find_built)
+    monkeypatch.setattr(build, "build_target", build_target)
     put_image(factory, target)
     key = make_key(keys_folder(factory.environ), "lab")
     today = datetime.now(UTC).date()
@@ -249,7 +250,7 @@ def test_a_registry_that_is_down_is_not_asked_for_every_image(
         asked.append(own.manifest)
         raise RegistryError("it is down")
 
-    monkeypatch.setattr(verdicts, "places_of", refuse)
+    monkeypatch.setattr(statements, "places_of", refuse)
     found = NodeResult(node=node.name, outcome=None, reason="", attempts=())
     one = CollectedNode(result=found, target=NAME, capability="8.0", nonce=node.nonce)
     sealed = Sealed(keyid="", expires=datetime.now(UTC), envelopes=(b"", b""))
@@ -616,8 +617,9 @@ def pool(site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> PoolMad
     for name, value in site.factory.environ.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(site.factory.settings.root_path)
-    monkeypatch.setattr(sweeps_command, "find_pool", lambda: site.pool)
-    monkeypatch.setattr(sweeps_command, "POLL", 0.0)
+    for module in (cancel, status, sweeps):
+        monkeypatch.setattr(module, "find_pool", lambda: site.pool)
+    monkeypatch.setattr(sweeps, "POLL", 0.0)
     write_inventory(tmp_path / "pool.json", site.pool.gpus)
     return site.pool
 
@@ -684,7 +686,7 @@ def test_wait_stays_until_all_is_done_and_collects(
         return True
 
     monkeypatch.setattr(pool, "running", running)
-    monkeypatch.setattr(sweeps_command, "find_inventory", lambda *_: pool.gpus)
+    monkeypatch.setattr(sweeps, "find_inventory", lambda *_: pool.gpus)
     assert run("verify", NAME, "--on", "htcondor", "--registry", site.registry.host, "--wait") == 0
     assert len(looked) == 3
     assert re.search(
@@ -695,7 +697,7 @@ def test_wait_stays_until_all_is_done_and_collects(
 def test_wait_says_when_nothing_drives_the_sweep_any_more(
     site: Site, pool: PoolMadeHere, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sweeps_command, "find_inventory", lambda *_: pool.gpus)
+    monkeypatch.setattr(sweeps, "find_inventory", lambda *_: pool.gpus)
     assert run("verify", NAME, "--on", "htcondor", "--registry", site.registry.host, "--wait") == 9
     (folder,) = find_sweeps(site.factory.settings)
     assert f"verify --on htcondor --folder {folder}" in capsys.readouterr().err
@@ -707,7 +709,7 @@ def test_wait_goes_on_while_what_was_broken_is_tried_again(
     site: Site, pool: PoolMadeHere, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each node has the word of its last job until DAGMan has submitted the next; the pool may be silent."""
-    monkeypatch.setattr(sweeps_command, "find_inventory", lambda *_: pool.gpus)
+    monkeypatch.setattr(sweeps, "find_inventory", lambda *_: pool.gpus)
     assert run("verify", NAME, "--on", "htcondor", "--registry", site.registry.host) == 0
     (folder,) = find_sweeps(site.factory.settings)
     for node in (V100, A100):
@@ -741,7 +743,7 @@ def test_wait_ends_where_the_pool_does_not_answer_for_long(
     def running(folder: Path) -> bool:
         raise ToolError("no schedd")
 
-    monkeypatch.setattr(sweeps_command, "find_inventory", lambda *_: pool.gpus)
+    monkeypatch.setattr(sweeps, "find_inventory", lambda *_: pool.gpus)
     monkeypatch.setattr(pool, "running", running)
     assert run("verify", NAME, "--on", "htcondor", "--registry", site.registry.host, "--wait") == 6
     assert "no schedd" in capsys.readouterr().err
@@ -772,7 +774,7 @@ def test_a_schedd_that_takes_nothing_leaves_a_sweep_to_go_on_with(
     def submit(folder: Path) -> str:
         raise ToolError("no schedd", hint="look at it")
 
-    monkeypatch.setattr(sweeps_command, "find_inventory", lambda *_: pool.gpus)
+    monkeypatch.setattr(sweeps, "find_inventory", lambda *_: pool.gpus)
     with monkeypatch.context() as patched:
         patched.setattr(pool, "submit", submit)
         assert run("verify", NAME, "--on", "htcondor", "--registry", site.registry.host) == 6

@@ -17,7 +17,6 @@ import pytest
 
 from imagefactory.errors import CheckFailedError, ToolError, UsageError
 from imagefactory.gpu.capability import Capability
-from imagefactory.kits import CollectOptions
 from imagefactory.model import Outcome
 from imagefactory.plan import Stage
 from imagefactory.pools import collecting, underway
@@ -37,8 +36,16 @@ from imagefactory.pools.sweep_file import (
 )
 from imagefactory.pools.underway import InHand, SweepSeen, leave_out_underway, state_of
 from imagefactory.progress import Quiet
-from imagefactory.sweeps import Prepared, SweepBench, SweepOptions, find_sweeps, prepare_sweep, read_status
-from imagefactory.verification import ledger
+from imagefactory.stages.kits import CollectOptions
+from imagefactory.stages.sign import ledger
+from imagefactory.stages.sweep import (
+    Prepared,
+    SweepBench,
+    SweepOptions,
+    find_sweeps,
+    prepare_sweep,
+    read_status,
+)
 from imagefactory.verify.nonces import LIFETIME
 from tests.unit.sweep_made_here import (
     ABORTED,

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from imagefactory import cli, subjects, verification
+from imagefactory import cli, workflow
 from imagefactory.cli import verify as verify_command
 from imagefactory.errors import (
     BuildError,
@@ -34,15 +34,16 @@ from imagefactory.oci.manifests import CONFIG_TYPE, canonical_json, digest_of, f
 from imagefactory.oci.model import Image, Sif
 from imagefactory.oci.sif import SifOrigin, keep_sif
 from imagefactory.progress import Quiet
-from imagefactory.publish import PushOptions, push_target
 from imagefactory.settings.choices import Setting
 from imagefactory.settings.load import Settings, load_settings
-from imagefactory.verdicts import find_in, local_place, read_court, registry_of
+from imagefactory.stages import choose, sign, verify
+from imagefactory.stages.define import define_target
+from imagefactory.stages.push import PushOptions, push_target
+from imagefactory.stages.verdicts import find_in, local_place, read_court, registry_of
 from imagefactory.verify.keys import keys_folder, make_key
 from imagefactory.verify.model import Hardware, Standing
 from imagefactory.verify.nonces import NonceError
 from imagefactory.verify.trust import Grant, add_key
-from imagefactory.workflow import define_target
 from tests.unit.registry_made_here import registry_made_here
 from tests.unit.test_gpu_judge import HOST
 from tests.unit.test_layout import write_index
@@ -68,9 +69,9 @@ class MadeUp:
         return self.hardware
 
 
-def make_bench(runner: ScriptedRunner | None = None, **changes: Any) -> verification.Bench:
+def make_bench(runner: ScriptedRunner | None = None, **changes: Any) -> verify.Bench:
     clock: Callable[[], datetime] = iter(NOW + timedelta(seconds=n) for n in range(1000)).__next__
-    return verification.Bench(
+    return verify.Bench(
         **{"evidence": MadeUp(), "clock": clock, "runner": runner or well_behaved(), **changes}
     )
 
@@ -119,9 +120,9 @@ def put_image(factory: Factory, target: Target, **labels: str | None) -> str:
     return index.digest
 
 
-def run(factory: Factory, name: str = NAME, bench: Any = None, **options: Any) -> verification.Verified:
-    chosen = verification.VerifyOptions(**{"level": "quick", "runner": "unshare", **options})
-    return verification.verify_target(factory, name, chosen, bench or make_bench(), Quiet())
+def run(factory: Factory, name: str = NAME, bench: Any = None, **options: Any) -> workflow.Verified:
+    chosen = verify.VerifyOptions(**{"level": "quick", "runner": "unshare", **options})
+    return workflow.verify_target(factory, name, chosen, bench or make_bench(), Quiet())
 
 
 # --- which image ---------------------------------------------------------------------------------
@@ -132,13 +133,13 @@ def test_every_name_of_an_image_means_it(factory: Factory, target: Target) -> No
     image = factory.layout.image(reference(target))
     assert image is not None
     for name in (NAME, reference(target), digest, f"{NAME}@{digest}", f"{reference(target)}@{digest}"):
-        chosen = subjects.choose_image(factory, name, "", Quiet())
+        chosen = choose.choose_image(factory, name, "", Quiet())
         assert isinstance(chosen.made, Image)
         assert (chosen.subject.index, chosen.subject.manifest) == (digest, image.manifest)
         assert (chosen.subject.config, chosen.subject.target) == (image.config, NAME)
         assert chosen.definition.target == target
         assert chosen.where is None
-    alone = subjects.choose_image(factory, image.manifest, "", Quiet())
+    alone = choose.choose_image(factory, image.manifest, "", Quiet())
     assert (alone.subject.index, alone.subject.manifest) == (image.manifest, image.manifest)
 
 
@@ -157,13 +158,13 @@ def test_every_name_of_an_image_means_it(factory: Factory, target: Target) -> No
 )
 def test_names_that_mean_no_image(factory: Factory, name: str, kind: type[FactoryError], words: str) -> None:
     with pytest.raises(kind, match=words):
-        subjects.choose_image(factory, name, "", Quiet())
+        choose.choose_image(factory, name, "", Quiet())
 
 
 def test_an_image_of_another_lock_is_refused(factory: Factory, target: Target) -> None:
     put_image(factory, target, **{"imagefactory.lock": "sha256:" + "0" * 64})
     with pytest.raises(StaleError, match="made of another lock") as error:
-        subjects.choose_image(factory, NAME, "", Quiet())
+        choose.choose_image(factory, NAME, "", Quiet())
     assert f"imagefactory build {NAME}" in error.value.hint
 
 
@@ -172,13 +173,13 @@ def test_a_strangers_image_is_refused(factory: Factory, target: Target) -> None:
     with pytest.raises(
         UsageError, match=r"of the target 'mxnet-1\.0-cu92', which this factory does not have"
     ):
-        subjects.choose_image(factory, NAME, "", Quiet())
+        choose.choose_image(factory, NAME, "", Quiet())
 
 
 def test_an_image_that_names_no_lock_is_refused(factory: Factory, target: Target) -> None:
     put_image(factory, target, **{"imagefactory.lock": None})
     with pytest.raises(StaleError, match="made of another lock"):
-        subjects.choose_image(factory, NAME, "", Quiet())
+        choose.choose_image(factory, NAME, "", Quiet())
 
 
 @pytest.mark.parametrize(
@@ -199,7 +200,7 @@ def test_a_config_that_a_stranger_wrote(factory: Factory, target: Target, config
     written = factory.layout.add(canonical_json(config), CONFIG_TYPE)
     made = replace(image, config=written.digest)
     with pytest.raises(UsageError, match=r"is an image of .*nothing says what must hold in it") as raised:
-        subjects.definition_of(factory, made, "it")
+        choose.definition_of(factory, made, "it")
     assert raised.value.message.isprintable()
 
 
@@ -207,7 +208,7 @@ def test_a_digest_of_another_target_is_not_this_one(factory: Factory, target: Ta
     digest = put_image(factory, target)
     other = next(one.name for one in factory.targets if one.name != NAME)
     with pytest.raises(UsageError, match=f"is an image of {NAME}"):
-        subjects.choose_image(factory, f"{other}@{digest}", "", Quiet())
+        choose.choose_image(factory, f"{other}@{digest}", "", Quiet())
 
 
 def test_a_sif_is_what_its_file_is(factory: Factory, target: Target, tmp_path: Path) -> None:
@@ -217,12 +218,12 @@ def test_a_sif_is_what_its_file_is(factory: Factory, target: Target, tmp_path: P
         (layout.tmp / "x.sif").write_bytes(b"sif")
         origin = SifOrigin(target=NAME, compression="fast")
         sif = keep_sif(layout, layout.tmp / "x.sif", origin, tag=f"{reference(target)}.sif")
-    chosen = subjects.choose_image(factory, NAME, "", Quiet())
+    chosen = choose.choose_image(factory, NAME, "", Quiet())
     assert isinstance(chosen.made, Sif)
     assert (chosen.subject.manifest, chosen.subject.config) == (sif.digest, digest_of(b"sif"))
-    assert verification.runner_name(factory, chosen.made, "") == "apptainer"
+    assert verify.runner_name(factory, chosen.made, "") == "apptainer"
     with pytest.raises(UsageError, match=r"unshare starts no \.sif files"):
-        verification.runner_name(factory, chosen.made, "unshare")
+        verify.runner_name(factory, chosen.made, "unshare")
 
 
 # --- from the run to the verdict -----------------------------------------------------------------
@@ -265,16 +266,16 @@ def test_a_nonce_is_spent_once(factory: Factory, target: Target) -> None:
     make_key(keys_folder(factory.environ), "throwaway")
     done = run(factory)
     with pytest.raises(NonceError, match="replayed"):
-        verification.sign_report(factory, done.report, verification.signing_key(factory), NOW)
+        sign.sign_report(factory, done.report, sign.signing_key(factory), NOW)
 
 
 def test_a_report_that_this_machine_did_not_make_is_not_signed(factory: Factory, target: Target) -> None:
     put_image(factory, target)
     make_key(keys_folder(factory.environ), "throwaway")
     done = run(factory)
-    key = verification.signing_key(factory)
+    key = sign.signing_key(factory)
     with pytest.raises(NonceError, match="unknown"):
-        verification.sign_report(factory, replace(done.report, nonce="f" * 32), key, NOW + timedelta(hours=1))
+        sign.sign_report(factory, replace(done.report, nonce="f" * 32), key, NOW + timedelta(hours=1))
 
 
 def test_what_no_gpu_said_is_not_signed(factory: Factory, target: Target) -> None:
@@ -395,7 +396,7 @@ def call(factory: Factory, capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     for name in ("XDG_CONFIG_HOME", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
 
-    def command(*arguments: str, code: int, bench: verification.Bench | None = None) -> tuple[str, str]:
+    def command(*arguments: str, code: int, bench: verify.Bench | None = None) -> tuple[str, str]:
         if bench is not None:
             monkeypatch.setattr(verify_command, "bench", lambda: bench)
         with pytest.raises(SystemExit) as ended:

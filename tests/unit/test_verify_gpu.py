@@ -21,7 +21,7 @@ from imagefactory.gpu.capability import Capability, Code, CodeKind
 from imagefactory.gpu.model import Contents, Library, Modules
 from imagefactory.model import Completed, Outcome, RunSpec
 from imagefactory.oci.model import Image
-from imagefactory.report.verify_table import format_gpu_run, format_latencies, format_number
+from imagefactory.report.verify import format_gpu_run, format_latencies, format_number
 from imagefactory.verify.evidence import LocalEvidence, parse_evidence
 from imagefactory.verify.gpu import (
     GpuAsk,

@@ -1,0 +1,111 @@
+"""imagefactory build."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from imagefactory.cli.output import (
+    Call,
+    collecting,
+    json_option,
+    made_json,
+    registry_option,
+    runner_option,
+    say,
+    say_json,
+    targets_argument,
+)
+from imagefactory.cli.push import Pusher
+from imagefactory.errors import FactoryError, UsageError
+from imagefactory.settings.choices import ENGINES
+
+if TYPE_CHECKING:
+    from imagefactory.factory import Factory
+    from imagefactory.stages.build import Built
+
+
+@click.command()
+@targets_argument(required=True)
+@click.option(
+    "--engine",
+    type=click.Choice(tuple(ENGINES)),
+    help="What builds the image; assemble needs no daemon and no root.  [default: the setting `engine`]",
+)
+@runner_option
+@click.option("--locked", is_flag=True, help="Stop if a locked package of the base is gone from the mirror.")
+@click.option("--no-smoke", is_flag=True, help="Do not start and try the image.")
+@click.option("--push", "pushes", is_flag=True, help="Push each image whose smoke test passed.")
+@registry_option
+@json_option
+@click.pass_obj
+def build(
+    call: Call,
+    names: tuple[str, ...],
+    engine: str | None,
+    runner: str | None,
+    locked: bool,
+    no_smoke: bool,
+    pushes: bool,
+    place: str,
+    as_json: bool,
+) -> None:
+    """Build images into the store and try each one: start it, import, compute, on the CPU.
+
+    Run it again after an interruption: what is done is kept.
+    """
+    from imagefactory.recipes.expand import select
+    from imagefactory.report.images import format_built
+    from imagefactory.stages.build import BuildOptions, build_target
+
+    factory, progress = call.factory, call.progress
+    if pushes and no_smoke:
+        raise UsageError("--push sends only what passed its smoke test", hint="leave --no-smoke out")
+    if place and not pushes:
+        raise UsageError("--registry says where --push sends to", hint="add --push, or leave it out")
+    push = Pusher(factory, place, progress) if pushes else None
+    options = BuildOptions(
+        engine=engine or factory.settings.engine.value,
+        runner=runner or factory.settings.runner.value,
+        locked=locked,
+        smoke=not no_smoke,
+    )
+    results: list[dict[str, object]] = []
+    with collecting() as failures:
+        for target in select(factory.targets, names):
+            with failures.of(target.name):
+                built = build_target(factory, target, options, progress)
+                results.append(_built_json(built, factory))
+                say(format_built(built, factory.settings.store.value), unless=as_json)
+                if built.report is not None and not built.report.passed:
+                    failures.add(_smoke_failure(built))
+                elif push is not None:
+                    results[-1]["pushed"] = push(target, quiet=as_json, made=built.image)
+        if as_json:
+            say_json("build", {"results": results, "errors": failures.as_json()})
+
+
+def _built_json(built: Built, factory: Factory) -> dict[str, object]:
+    from imagefactory.verify.smoke import format_report
+
+    return {
+        "target": built.target.name,
+        "store": factory.settings.store.value,
+        "image": made_json(built.image),
+        "fresh": built.fresh,
+        "published_base": built.published_base,
+        "smoke": format_report(built.report) if built.report else None,
+        "gpu": built.report.gpu.value if built.report else "not-tested",
+        "seconds": dict(built.seconds),
+    }
+
+
+def _smoke_failure(built: Built) -> FactoryError:
+    from imagefactory.errors import CheckFailedError
+
+    assert built.report is not None
+    return CheckFailedError(
+        f"{built.target.name}: the image is built, but its smoke test did not pass: {built.report.failure}",
+        hint="the checks above say why; the image stays in the store under its tag",
+    )

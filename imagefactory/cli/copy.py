@@ -1,0 +1,56 @@
+"""imagefactory copy."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from imagefactory.cli.output import Call, json_option, say, say_json
+from imagefactory.cli.pull import without_recipes
+from imagefactory.cli.push import sent_json
+
+if TYPE_CHECKING:
+    from imagefactory.stages.copy import Copied
+
+
+@click.command("copy")
+@click.argument("source", metavar="SOURCE")
+@click.argument("destination", metavar="DESTINATION")
+@click.option("--referrers", is_flag=True, help="Copy verdicts and other artifacts of the image too.")
+@json_option
+@click.pass_obj
+def copy_(call: Call, source: str, destination: str, referrers: bool, as_json: bool) -> None:
+    """Copy an image from registry to registry, with all its platforms; the digest stays the same.
+
+    \b
+    imagefactory copy a.example.org/pytorch:2.3-cu121 b.example.org/gpu/pytorch:2.3-cu121
+
+    Nothing lies on this machine in between. Within one registry nothing is sent at all. The tag you
+    name is moved, whatever it is: copying is how a person promotes by hand.
+    """
+    from imagefactory.oci.store import parse_reference
+    from imagefactory.report.registries import format_copied
+    from imagefactory.stages.copy import Copying, copy_image
+
+    wanted = Copying(
+        source=parse_reference(source),
+        destination=parse_reference(destination),
+        referrers=referrers,
+        now=datetime.now(UTC),
+    )
+    copied = copy_image(without_recipes(call), wanted, call.progress)
+    if as_json:
+        return say_json("copy", _copied_json(copied))
+    return say(format_copied(copied))
+
+
+def _copied_json(copied: Copied) -> dict[str, object]:
+    where = copied.destination
+    return {
+        "source": str(copied.source),
+        "destination": str(where),
+        "digest": where.digest,
+        **sent_json(copied.sent),
+    }

@@ -1,0 +1,176 @@
+"""imagefactory lock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from imagefactory.cli.output import Call, collecting, json_option, say, say_json, targets_argument
+from imagefactory.errors import StaleError, UnsolvableError, UsageError
+from imagefactory.model import Outcome
+
+if TYPE_CHECKING:
+    from imagefactory.factory import Factory
+    from imagefactory.model import Target
+
+
+@click.command()
+@targets_argument(required=False)
+@click.option("--check", is_flag=True, help="Solve nothing; exit 4 if a lock is missing or stale.")
+@click.option("--update", multiple=True, metavar="PACKAGE", help="Let this package move (repeatable).")
+@click.option("--update-all", is_flag=True, help="Let every package move.")
+@click.option("--note", metavar="TEXT", help="One line that the lock of a conda target keeps ('' for none).")
+@click.option("--explain", is_flag=True, help="Print the solver's whole account where there is no solution.")
+@json_option
+@click.pass_obj
+def lock(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
+    """Solve and write the locks of targets, or of bases (base:debian-12). Default: all of both.
+
+    An unchanged lock solves nothing. Only what must move moves.
+    """
+    from imagefactory.recipes.expand import select
+    from imagefactory.report.locks import format_relock
+    from imagefactory.stages.lock import (
+        LockOptions,
+        base_state,
+        below_first,
+        holding,
+        lock_base,
+        lock_state,
+        lock_target,
+    )
+
+    asked = _Asked(**given)
+    asked.refuse_contradictions(names)
+    check, update, update_all, as_json = asked.check, asked.update, asked.update_all, asked.as_json
+    factory, progress = call.factory, call.progress
+    bases = _select_bases(factory, names)
+    chosen = select(factory.targets, wanted) if (wanted := _no_bases(names)) or not names else ()
+    if check:
+        states = {f"base:{b.name}": base_state(factory, b) for b in bases}
+        return _check(
+            factory, states | {t.name: lock_state(factory, t) for t in chosen}, names, as_json=as_json
+        )
+    options = LockOptions(update=update, update_all=update_all, note=asked.note)
+    if update and not names:
+        bases, chosen = [], holding(factory, chosen, update)
+    if update and bases:
+        raise UsageError(
+            f"base:{bases[0].name} moves as a whole, not by package", hint="lock it with --update-all"
+        )
+    results: list[dict[str, object]] = []
+    with collecting() as failures:
+        for base in bases:
+            with failures.of(f"base:{base.name}"):
+                changed = lock_base(factory, base, progress, update=update_all)
+                results.append({"base": base.name, "changed": changed})
+                state = "locked" if changed else "unchanged"
+                if base.image:
+                    state = f"pinned by its digest; to move it, write another one at {base.where}"
+                say(f"base:{base.name}: {state}", unless=as_json)
+        changed_names = set()
+        for target in below_first(factory, chosen):
+            with failures.of(target.name), _explaining(factory, target, asked):
+                done = lock_target(factory, target, options, progress)
+                results.append({"target": target.name, "changed": done.before != done.after})
+                changed_names |= {target.name} if done.before != done.after else set()
+                say(format_relock(done), unless=as_json)
+        above = [t for t in factory.targets if t.on in changed_names and t not in chosen]
+        above = [t for t in above if lock_state(factory, t) != "ok"]
+        if above:
+            say(
+                f"built on what moved, so next: imagefactory lock {' '.join(t.name for t in above)}",
+                unless=as_json,
+            )
+        if as_json:
+            say_json("locks", {"results": results, "errors": failures.as_json()})
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """The options of `lock`."""
+
+    check: bool
+    update: tuple[str, ...]
+    update_all: bool
+    note: str | None
+    explain: bool
+    as_json: bool
+
+    def refuse_contradictions(self, names: tuple[str, ...]) -> None:
+        if self.check and (self.update or self.update_all):
+            raise UsageError("--check changes nothing, so it cannot update", hint="drop --check or --update")
+        if self.check and self.note is not None:
+            raise UsageError("--check changes nothing, so it writes no note", hint="drop --check or --note")
+        if (self.explain or self.note is not None) and not _no_bases(names):
+            option = "--explain" if self.explain else "--note"
+            raise UsageError(f"{option} is about a target", hint=f"imagefactory lock TARGET {option}")
+
+
+@contextmanager
+def _explaining(factory: Factory, target: Target, asked: _Asked) -> Iterator[None]:
+    """Prints the solver's account, where it is asked for, of what it finds now or found when last asked."""
+    from imagefactory.stages.lock import lock_state, read_why
+
+    known = asked.explain and lock_state(factory, target) == Outcome.UNSOLVABLE
+    if known and (why := read_why(factory, target)):
+        say(why.tree or why.reason, unless=asked.as_json)
+        raise UnsolvableError(f"{target.name}: {why.reason}", hint=why.hint, tree=why.tree)
+    try:
+        yield
+    except UnsolvableError as error:
+        if asked.explain:
+            say(error.tree or error.message, unless=asked.as_json)
+        elif error.tree.count("\n") > 1 and "--explain" not in error.hint:
+            more = f"imagefactory lock {target.name} --explain prints the solver's whole account"
+            error.hint = f"{error.hint}; {more}" if error.hint else more
+        raise
+
+
+def _check(factory: Factory, states: dict[str, str], names: tuple[str, ...], *, as_json: bool) -> None:
+    """Says the states of locks. Exits with StaleError's code unless all are as the recipes ask.
+
+    A target that is known to have no solution is as its recipe asks: its record holds as long as that.
+    """
+    unsolvable = [name for name, state in states.items() if state == Outcome.UNSOLVABLE]
+    bad = {name: state for name, state in states.items() if state not in ("ok", Outcome.UNSOLVABLE)}
+    with collecting() as failures:
+        if not names:
+            with failures.of("lockfiles"):
+                refuse_orphans(factory)
+        if bad:
+            listing = ", ".join(f"{name} ({state})" for name, state in bad.items())
+            hint = "imagefactory lock " + " ".join(bad)
+            failures.of("lockfiles").add(StaleError(f"locks to make anew: {listing}", hint=hint))
+        if as_json:
+            say_json("locks", {"locks": states, "errors": failures.as_json()})
+        elif not failures.errors:
+            known = f"; without a solution, as recorded: {', '.join(unsolvable)}" if unsolvable else ""
+            say(f"{len(states) - len(unsolvable)} locks are as the recipes ask{known}")
+
+
+def refuse_orphans(factory: Factory) -> None:
+    """Raises StaleError for locks and definitions that no recipe makes any more."""
+    from imagefactory.stages.lock import orphans
+
+    left = [str(path.relative_to(factory.settings.root_path)) for path in orphans(factory)]
+    if left:
+        raise StaleError(f"no recipe makes {', '.join(left)}", hint=f"rm -r {' '.join(left)}")
+
+
+def _no_bases(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in names if not name.startswith("base:"))
+
+
+def _select_bases(factory: Factory, names: tuple[str, ...]) -> list[Any]:
+    asked = [name.removeprefix("base:") for name in names if name.startswith("base:")]
+    known = {base.name: base for base in factory.bases}
+    unknown = [name for name in asked if name not in known]
+    if unknown:
+        raise UsageError(f"no base '{unknown[0]}'", hint=f"the bases are {', '.join(known)}")
+    return [known[name] for name in asked] if names else list(factory.bases)

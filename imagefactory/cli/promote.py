@@ -1,0 +1,134 @@
+"""imagefactory promote."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from imagefactory.cli.output import (
+    Call,
+    collecting,
+    complete_targets,
+    json_option,
+    registry_option,
+    say,
+    say_json,
+)
+from imagefactory.cli.verdicts import NAME, refuse_registry
+from imagefactory.errors import CheckFailedError
+
+if TYPE_CHECKING:
+    from imagefactory.factory import Factory
+    from imagefactory.model import Target
+    from imagefactory.oci.graph import Place
+    from imagefactory.stages.promote import Promotion
+
+# --- promote -------------------------------------------------------------------------------------
+
+
+@click.command()
+@click.argument("names", metavar=f"{NAME}...", nargs=-1, required=True, shell_complete=complete_targets)
+@registry_option
+@click.option("--dry-run", is_flag=True, help="Say what would move; move nothing.")
+@json_option
+@click.pass_obj
+def promote(call: Call, names: tuple[str, ...], place: str, dry_run: bool, as_json: bool) -> None:
+    """Let the tags of targets follow their verdicts, in the registry, else in the store on this machine.
+
+    \b
+    imagefactory promote pytorch-2.3-cu121
+    imagefactory promote registry.example.org/gpu/pytorch@sha256:...
+
+    2.3-cu121-sm80 points to the newest candidate that is verified for 8.0, 2.3-cu121 to the newest that is
+    verified for all capabilities which the recipe requires. In the store here a build sets that one, so only
+    the others move. Exit code 9 where no tag points to anything verified.
+    """
+    from imagefactory.report.verdicts import format_promotion
+    from imagefactory.stages.candidates import Promoting
+    from imagefactory.stages.promote import promote
+
+    factory, now = call.factory, datetime.now(UTC)
+    results: list[dict[str, object]] = []
+    with collecting() as failures:
+        for target, where, digest in _targets(factory, names, place):
+            with failures.of(target.name):
+                wanted = Promoting(target=target, place=where, now=now, dry_run=dry_run)
+                done = promote(factory, wanted, call.progress)
+                results.append(promotion_json(done))
+                say(format_promotion(done, dry_run=dry_run), unless=as_json)
+                for _, fault in done.faults:
+                    failures.add(fault)
+                _insist(done, digest)
+        if as_json:
+            say_json("promote", {"dry_run": dry_run, "results": results, "errors": failures.as_json()})
+
+
+def _targets(
+    factory: Factory, names: tuple[str, ...], registry: str
+) -> tuple[tuple[Target, Place, str], ...]:
+    """Each target, where its tags are, and the digest that was named, if any."""
+    from imagefactory.oci.graph import read_manifest
+    from imagefactory.oci.store import parse_reference
+    from imagefactory.recipes.expand import select
+    from imagefactory.stages.candidates import target_at
+    from imagefactory.stages.verdicts import place_of
+
+    found: list[tuple[Target, Place, str]] = []
+    for name in names:
+        if "/" not in name:
+            continue
+        refuse_registry(name, registry)
+        where = parse_reference(name)
+        place = place_of(factory, where)
+        digest = read_manifest(place, where.wanted).descriptor.digest
+        found.append((target_at(factory, place, digest), place, digest))
+    plain = [name for name in names if "/" not in name]
+    for target in select(factory.targets, plain) if plain else ():
+        found.append((target, place_of_target(factory, target, registry), ""))
+    return tuple(found)
+
+
+def place_of_target(factory: Factory, target: Target, registry: str) -> Place:
+    """The registry that is named or set, else the store here."""
+    from imagefactory.stages.verdicts import local_place, registry_of
+
+    if registry or factory.settings.registry.value:
+        return registry_of(factory, target.family, registry)
+    return local_place(factory, target.family)
+
+
+def _insist(done: Promotion, digest: str) -> None:
+    hint = f"imagefactory verify {done.target}; imagefactory verdicts {done.target} shows what there is"
+    if not done.proven:
+        raise CheckFailedError(f"no image of {done.target} in {done.place} is verified", hint=hint)
+    if digest and not any(fate.proven and fate.after == digest for fate in done.fates):
+        raise CheckFailedError(f"no tag of {done.target} points to {digest}: see the table", hint=hint)
+
+
+def promotion_json(done: Promotion) -> dict[str, object]:
+    """A promotion for programs."""
+    faults = {tag: error.message for tag, error in done.faults}
+    return {
+        "target": done.target,
+        "place": done.place,
+        "tags": [
+            {
+                "tag": fate.tag,
+                "before": fate.before,
+                "after": fate.before if fate.tag in faults else fate.after,
+                "moved": fate.moved and fate.tag not in faults,
+                "proven": fate.proven,
+                "why": fate.why,
+                "fault": faults.get(fate.tag, ""),
+            }
+            for fate in done.fates
+        ],
+    }
+
+
+# --- revoke --------------------------------------------------------------------------------------
+
+
+# --- reconcile -----------------------------------------------------------------------------------

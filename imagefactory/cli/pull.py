@@ -1,0 +1,120 @@
+"""imagefactory pull."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from imagefactory.cli.output import Call, complete_targets, json_option, registry_option, say, say_json
+from imagefactory.errors import UsageError
+
+if TYPE_CHECKING:
+    from imagefactory.factory import Factory
+    from imagefactory.stages.pull import Pulled, PulledSif
+
+
+@click.command()
+@click.argument("name", metavar="TARGET|REFERENCE", shell_complete=complete_targets)
+@registry_option
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["image", "sif"]),
+    default="image",
+    show_default=True,
+    help="sif writes a .sif file: the registry's own where it has one, else made here by apptainer.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Of a .sif. Default: a name with its sha256 in this folder.",
+)
+@click.option(
+    "--by",
+    type=click.Choice(["imagefactory", "apptainer"]),
+    default="imagefactory",
+    show_default=True,
+    help="apptainer: where only it has the way or the credentials; for --format sif.",
+)
+@json_option
+@click.pass_obj
+def pull(call: Call, /, name: str, place: str, as_json: bool, **options: Any) -> None:
+    """Pull an image into the store on this machine; every byte is checked against its digest.
+
+    \b
+    imagefactory pull pytorch-2.3-cu121@sha256:...       then `imagefactory run pytorch-2.3-cu121`
+    imagefactory pull pytorch-2.3-cu121:2.3-cu121-0123456789ab
+    imagefactory pull registry.example.org/gpu/pytorch:2.3-cu121
+
+    A target, whatever its tag or digest, becomes this store's image of that target.
+    """
+    from imagefactory.oci.layout import reference
+    from imagefactory.oci.store import parse_reference
+    from imagefactory.report.registries import format_pulled, format_pulled_sif
+    from imagefactory.stages.pull import (
+        SifPull,
+        local_name,
+        pull_by_apptainer,
+        pull_image,
+        pull_sif,
+        target_reference,
+    )
+
+    if "/" in name:
+        if place:
+            raise UsageError(f"'{name}' names its registry already", hint="leave --registry out")
+        factory = without_recipes(call)
+        wanted = parse_reference(name)
+        own = local_name(factory, wanted)
+        file = wanted.repository.rpartition("/")[2]
+    else:
+        factory = call.factory
+        target, wanted = target_reference(factory, name, place)
+        own, file = reference(target), target.name
+    if options["kind"] == "sif":
+        to = SifPull(name=own, target=file, output=options["output"])
+        fetch = pull_by_apptainer if options["by"] == "apptainer" else pull_sif
+        made = fetch(factory, wanted, to, call.progress)
+        if as_json:
+            return say_json("pull", _pulled_sif_json(made))
+        return say(format_pulled_sif(made))
+    if options["by"] != "imagefactory" or options["output"]:
+        raise UsageError("--by and --output are of --format sif", hint="add --format sif, or leave them out")
+    pulled = pull_image(factory, wanted, own, call.progress)
+    if as_json:
+        return say_json("pull", _pulled_json(pulled))
+    return say(format_pulled(pulled, factory.settings.store.value))
+
+
+def _pulled_sif_json(pulled: PulledSif) -> dict[str, object]:
+    return {
+        "reference": str(pulled.reference),
+        "path": str(pulled.path),
+        "sha256": pulled.digest,
+        "size": pulled.size,
+        "how": pulled.how,
+    }
+
+
+def without_recipes(call: Call) -> Factory:
+    """What works by full references alone needs no recipes: the settings are enough."""
+    from imagefactory.factory import Factory
+
+    return Factory(settings=call.settings, environ=os.environ, bases=(), targets=())
+
+
+def _pulled_json(pulled: Pulled) -> dict[str, object]:
+    sent = pulled.sent
+    return {
+        "reference": str(pulled.reference),
+        "name": pulled.name,
+        "digest": pulled.digest,
+        "whole": pulled.whole,
+        "bytes_received": sent.bytes_sent,
+        "blobs": {"received": sent.sent, "present": sent.present + sent.mounted},
+        "seconds": sent.seconds,
+    }

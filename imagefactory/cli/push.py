@@ -1,0 +1,150 @@
+"""imagefactory push."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from imagefactory.cli.output import (
+    Call,
+    collecting,
+    json_option,
+    registry_option,
+    say,
+    say_json,
+    targets_argument,
+)
+from imagefactory.errors import UsageError
+
+if TYPE_CHECKING:
+    from imagefactory.factory import Factory
+    from imagefactory.model import Target
+    from imagefactory.oci.model import Image, Sif
+    from imagefactory.oci.transfer import Sent
+    from imagefactory.progress import Progress
+    from imagefactory.stages.push import Pushed
+
+
+# --- push, pull, copy ----------------------------------------------------------------------------
+
+
+@click.command()
+@targets_argument(required=True)
+@registry_option
+@click.option("--tag", "tags", multiple=True, metavar="NAME", help="Set this tag too, after the candidate's.")
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["image", "sif"]),
+    default="image",
+    show_default=True,
+    help="sif pushes a .sif file, for `apptainer pull oras://`.",
+)
+@click.option(
+    "--compression", type=click.Choice(["fast", "small"]), help="Of a .sif made for this.  [default: fast]"
+)
+@click.option(
+    "--by",
+    type=click.Choice(["imagefactory", "docker"]),
+    default="imagefactory",
+    show_default=True,
+    help="docker: where only the daemon has the way or the credentials; it compresses anew.",
+)
+@json_option
+@click.pass_obj
+def push(
+    call: Call, /, names: tuple[str, ...], place: str, tags: tuple[str, ...], as_json: bool, **options: Any
+) -> None:
+    """Push built images to a registry, each under a tag of its own that never moves (the candidate).
+
+    \b
+    imagefactory push pytorch-2.3-cu121
+    imagefactory push --registry registry.example.org/gpu --tag nightly pytorch-2.3-cu121
+
+    What the registry has is not sent again, so an interrupted push goes on where it stopped.
+    Credentials are those of `docker login`.
+    """
+    from imagefactory.recipes.expand import select
+
+    factory = call.factory
+    chosen = select(factory.targets, names)
+    families = [target.family for target in chosen]
+    if tags and len(set(families)) < len(families):
+        raise UsageError(
+            "--tag with two targets of one family: the tag can point to one image",
+            hint="push them one by one",
+        )
+    if options["compression"] and options["kind"] != "sif":
+        raise UsageError("--compression is of --format sif", hint="leave it out")
+    sif = (options["compression"] or "fast") if options["kind"] == "sif" else ""
+    one = Pusher(factory, place, call.progress, tags, sif=sif, by=options["by"])
+    results: list[dict[str, object]] = []
+    with collecting() as failures:
+        for target in chosen:
+            with failures.of(target.name):
+                results.append(one(target, quiet=as_json))
+        if as_json:
+            say_json("push", {"results": results, "errors": failures.as_json()})
+
+
+class Pusher:
+    """Pushes one target after the other and tells of each. Raises UsageError at once without a registry."""
+
+    def __init__(
+        self,
+        factory: Factory,
+        place: str,
+        progress: Progress,
+        tags: tuple[str, ...] = (),
+        *,
+        sif: str = "",
+        by: str = "imagefactory",
+    ) -> None:
+        from imagefactory.access import open_registry, registry_place
+        from imagefactory.stages.push import PushOptions
+
+        host, _ = registry_place(factory, place)
+        if by != "docker":
+            open_registry(factory, host).check()  # before the work, not after it
+        self.factory, self.progress, self.by = factory, progress, by
+        self.options = PushOptions(registry=place, tags=tags, now=datetime.now(UTC), sif=sif)
+
+    def __call__(self, target: Target, *, quiet: bool, made: Image | Sif | None = None) -> dict[str, object]:
+        """The push as JSON; told to a person too unless `quiet`."""
+        from imagefactory.report.registries import format_pushed
+        from imagefactory.stages.push import push_by_docker, push_target
+
+        send = push_by_docker if self.by == "docker" else push_target
+        pushed = send(self.factory, target, replace(self.options, made=made), self.progress)
+        say(format_pushed(pushed), unless=quiet)
+        return _pushed_json(pushed)
+
+
+def _pushed_json(pushed: Pushed) -> dict[str, object]:
+    where = pushed.reference
+    return {
+        "target": pushed.target.name,
+        "reference": str(where),
+        "registry": where.registry,
+        "repository": where.repository,
+        "tag": where.tag,
+        "digest": where.digest,
+        "manifest": pushed.manifest,
+        **({"file": pushed.file} if pushed.file else {}),
+        **(sent_json(pushed.sent) if pushed.sent else {}),
+    }
+
+
+def sent_json(sent: Sent) -> dict[str, object]:
+    return {
+        "tags": dict(sent.tags),
+        "bytes_sent": sent.bytes_sent,
+        "blobs": {"sent": sent.sent, "mounted": sent.mounted, "present": sent.present},
+        "seconds": sent.seconds,
+    }
+
+
+# --- what a registry holds -----------------------------------------------------------------------

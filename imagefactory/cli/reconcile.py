@@ -1,0 +1,39 @@
+"""imagefactory reconcile."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import click
+
+from imagefactory.cli.output import Call, json_option, registry_option, say, say_json
+
+
+@click.command()
+@registry_option
+@json_option
+@click.pass_obj
+def reconcile(call: Call, place: str, as_json: bool) -> None:
+    """Let the registry list every verdict that was attached from here, where its lists have lost some.
+
+    Registries without the referrers API keep lists that two writers at once can overwrite. What was attached
+    stands in the store's journal. Run it where nobody attaches just then.
+    """
+    from imagefactory.report.verdicts import format_reconciled
+    from imagefactory.stages.reconcile import reconcile_all
+
+    done = reconcile_all(call.factory, place, datetime.now(UTC), call.progress)
+    if as_json:
+        rows = [
+            {
+                "place": one.place,
+                "listed": one.listed,
+                "mended": list(one.mended),
+                "gone": one.gone,
+                "expired": one.expired,
+                "damaged": one.damaged,
+            }
+            for one in done
+        ]
+        return say_json("reconcile", {"repositories": rows})
+    return say(format_reconciled(done))

@@ -1,0 +1,62 @@
+"""imagefactory render."""
+
+from __future__ import annotations
+
+import click
+
+from imagefactory.cli.lock import refuse_orphans
+from imagefactory.cli.output import Call, collecting, json_option, say, say_json, targets_argument
+from imagefactory.errors import StaleError
+from imagefactory.model import Outcome
+
+
+@click.command()
+@targets_argument(required=False)
+@click.option("--check", is_flag=True, help="Write nothing; exit 4 if a committed file differs.")
+@json_option
+@click.pass_obj
+def render(call: Call, names: tuple[str, ...], check: bool, as_json: bool) -> None:
+    """Write definitions/TARGET/: Dockerfile, apptainer.def and the lock they install.
+
+    Without TARGET, those that are known to have no solution are passed over.
+    """
+    from imagefactory.recipes.expand import select
+    from imagefactory.render.folders import check_definitions, write_definitions
+    from imagefactory.stages.define import render_target
+    from imagefactory.stages.lock import lock_state
+
+    factory = call.factory
+    chosen = select(factory.targets, names)
+    if not names:
+        passed = [target.name for target in chosen if lock_state(factory, target) == Outcome.UNSOLVABLE]
+        chosen = tuple(target for target in chosen if target.name not in passed)
+        if passed:
+            call.progress.note(f"without a solution, so without a definition: {', '.join(passed)}")
+    written: list[str] = []
+    stale: dict[str, list[str]] = {}
+    with collecting() as failures:
+        for target in chosen:
+            with failures.of(target.name):
+                files, folder = render_target(factory, target), factory.definition_folder(target)
+                found = check_definitions(folder, files)
+                if found and check:
+                    stale[target.name] = list(found)
+                elif found:
+                    write_definitions(folder, files)
+                    written.append(target.name)
+        if check and not names:
+            with failures.of("definitions"):
+                refuse_orphans(factory)
+        if as_json:
+            say_json("definitions", {"written": written, "stale": stale, "errors": failures.as_json()})
+        elif failures.errors and not written:
+            pass  # the errors have said it
+        elif check and not stale:
+            say(f"{len(chosen) - len(failures.errors)} definitions are as the recipes and locks give them")
+        elif not check:
+            say(f"wrote {', '.join(written)}" if written else "nothing to write: all definitions are current")
+        for name, differences in stale.items():
+            click.echo("\n".join([f"{name}:", *differences]), err=True)
+        if stale:
+            hint = "imagefactory render " + " ".join(stale)
+            failures.add(StaleError(f"definitions that are not current: {', '.join(stale)}", hint=hint))

@@ -1,0 +1,91 @@
+"""imagefactory run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from imagefactory.cli.output import Call, complete_targets, runner_option
+from imagefactory.errors import UsageError
+
+if TYPE_CHECKING:
+    from imagefactory.model import Mount
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.argument("name", metavar="TARGET", shell_complete=complete_targets)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@runner_option
+@click.option("--network", is_flag=True, help="Let the command reach the network (off by default).")
+@click.option("--gpus", is_flag=True, help="Show the machine's GPUs and driver inside; fails without one.")
+@click.option("--read-only", is_flag=True, help="Nothing but /tmp can be written inside.")
+@click.option("--user", "uid", type=click.IntRange(0, 65534), default=0, help="The user inside, e.g. 65534.")
+@click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="Set a variable inside.")
+@click.option(
+    "--mount",
+    "mounts",
+    multiple=True,
+    metavar="SOURCE:TARGET[:rw]",
+    help="Show a folder of this machine inside, read-only unless :rw.",
+)
+@click.option("--workdir", default="/", show_default=True, help="The folder the command starts in.")
+@click.pass_context
+def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: Any) -> None:
+    """Run COMMAND inside a built image; changes to the image's files are thrown away.
+
+    \b
+    imagefactory run pytorch-2.3-cu121 -- python -c "import torch; print(torch.__version__)"
+    imagefactory run --mount $PWD:/work:rw --workdir /work pytorch-2.3-cu121 -- bash
+
+    The exit code is the command's own.
+    """
+    from imagefactory.model import RunSpec
+    from imagefactory.recipes.expand import select_one
+    from imagefactory.stages.run import run_target
+
+    call: Call = ctx.obj
+    factory = call.factory
+    target = select_one(factory.targets, name)
+    argv = command[1:] if command[:1] == ("--",) else command
+    if command and command[0] != "--" and command[0].startswith("-"):
+        raise UsageError(
+            f"{command[0]} stands after the target, where the command to run is expected",
+            hint=f"imagefactory run {command[0]} {name} -- COMMAND",
+        )
+    spec = RunSpec(
+        argv=argv or ("bash",),
+        environment=tuple(_variable(text) for text in options["variables"]),
+        workdir=options["workdir"],
+        uid=options["uid"],
+        read_only=options["read_only"],
+        network=options["network"],
+        gpus=options["gpus"],
+        mounts=tuple(_mount(text) for text in options["mounts"]),
+        capture=False,
+    )
+    completed = run_target(factory, target, spec, options["runner"] or "", call.progress)
+    ctx.exit(completed.returncode)
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise UsageError(f"--env {text!r} is not NAME=VALUE")
+    return name, value
+
+
+def _mount(text: str) -> Mount:
+    from imagefactory.model import Mount
+
+    parts = text.split(":")
+    writable = len(parts) == 3 and parts[2] == "rw"
+    if len(parts) not in (2, 3) or (len(parts) == 3 and parts[2] not in ("rw", "ro")):
+        raise UsageError(f"--mount {text!r} is not SOURCE:TARGET or SOURCE:TARGET:rw")
+    source = Path(parts[0]).absolute()
+    if not source.exists():
+        raise UsageError(f"--mount {text!r}: {source} does not exist")
+    if not parts[1].startswith("/") or ".." in parts[1].split("/"):
+        raise UsageError(f"--mount {text!r}: the target must be an absolute path inside the image")
+    return Mount(source=source, target=parts[1], writable=writable)

@@ -1,0 +1,180 @@
+"""Commands for the store on this machine: store list, rm, gc."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from imagefactory.cli.output import (
+    Call,
+    Failures,
+    collecting,
+    image_json,
+    json_option,
+    made_json,
+    say,
+    say_json,
+)
+from imagefactory.errors import FactoryError, NothingSelectedError, StoreError
+from imagefactory.progress import format_bytes
+
+if TYPE_CHECKING:
+    from imagefactory.oci.layout import Layout
+    from imagefactory.oci.model import Image, Sif
+
+
+@click.group()
+def store() -> None:
+    """Look into the store of built images, and free what nothing needs."""
+
+
+@store.command("list")
+@json_option
+@click.pass_obj
+def store_list(call: Call, as_json: bool) -> None:
+    """List the images of the store, and the .sif files."""
+    from imagefactory.oci.layout import Layout
+
+    settings = call.settings
+    with collecting() as failures:
+        held = _read_store(Layout(settings.store_path), failures)
+        _list_images(held, settings.store.value, as_json=as_json)
+
+
+@dataclasses.dataclass(slots=True)
+class _Held:
+    """What a store holds. `sifs` have the names that `store rm` takes: a tag, or that of the file."""
+
+    images: list[Image]
+    sifs: list[tuple[str, Sif]]
+    errors: list[dict[str, object]]
+
+
+def _read_store(layout: Layout, failures: Failures) -> _Held:
+    """A damaged .sif that is kept with an image is told and is no failure: it can be made again."""
+    from imagefactory.oci.sif import kept_sifs, load_sif
+
+    images: list[Image] = []
+    sifs: dict[tuple[str, str], Sif] = {}
+    damaged = Failures()
+    for name, descriptor in layout.tags().items():
+        with failures.of(name):
+            if name.endswith(".sif"):
+                sifs[name, descriptor.digest] = load_sif(layout, descriptor.digest)
+            else:
+                images.append(layout.load(name, descriptor))
+    for manifest in dict.fromkeys(image.manifest for image in images):
+        with damaged.of(manifest):
+            for kept in kept_sifs(layout, manifest):
+                with damaged.of(kept.name):
+                    if isinstance(kept.found, FactoryError):
+                        raise kept.found
+                    sifs[kept.name, kept.digest] = kept.found
+    named = [(name, sif) for (name, _), sif in sifs.items()]
+    return _Held(images=images, sifs=named, errors=failures.as_json() + damaged.as_json())
+
+
+def _list_images(held: _Held, place: str, *, as_json: bool) -> None:
+    from imagefactory.report.text import format_table
+
+    images, sifs = held.images, held.sifs
+    if as_json:
+        value = {
+            "images": [image_json(image) for image in images],
+            "sifs": [{**made_json(sif), "name": name} for name, sif in sifs],
+            "errors": held.errors,
+        }
+        return say_json("store", {"store": place, **value})
+    if not images and not sifs:
+        return say(f"no image yet in {place}")
+    rows = [(i.name, str(len(i.layers)), format_bytes(i.size), i.digest) for i in images]
+    rows += [(name, "sif", format_bytes(sif.file.size), sif.digest) for name, sif in sifs]
+    say(format_table(("IMAGE", "LAYERS", "SIZE", "DIGEST"), rows))
+    unique = {layer.descriptor.digest: layer.descriptor.size for i in images for layer in i.layers}
+    total = format_bytes(sum(unique.values()))
+    say(f"{total} in {len(unique)} different layers, in {place}")
+    return None
+
+
+def complete_images(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    from imagefactory.oci.layout import Layout
+
+    call = ctx.find_object(Call) or Call(None, "quiet")
+    try:
+        tags = Layout(call.settings.store_path).tags()
+    except FactoryError:
+        return []
+    return [name for name in tags if name.startswith(incomplete)]
+
+
+@store.command("rm")
+@click.argument("names", metavar="IMAGE...", nargs=-1, required=True, shell_complete=complete_images)
+@click.pass_obj
+def store_rm(call: Call, names: tuple[str, ...]) -> None:
+    """Remove images by the names `store list` shows; `store gc` then frees what only they needed."""
+    import difflib
+
+    from imagefactory.oci.layout import Layout
+
+    layout = Layout(call.settings.store_path)
+    tags = layout.tags()
+    kept = {} if all(name in tags for name in names) else _kept_by_images(layout)
+    for name in names:
+        if name not in tags and name not in kept:
+            near = difflib.get_close_matches(name, (*tags, *kept), n=1)
+            hint = f"did you mean {near[0]}?" if near else "imagefactory store list"
+            raise NothingSelectedError(f"no image '{name}' in {layout.path}", hint=hint)
+    for name in names:
+        if name in tags:
+            layout.untag(name)
+        for subject, digest in kept.get(name, ()):
+            layout.unrefer(subject, digest)
+        say(f"removed {name}")
+
+
+def _kept_by_images(layout: Layout) -> dict[str, list[tuple[str, str]]]:
+    """Subject and digest of the .sif files that whole images keep, by the names `store list` shows."""
+    from imagefactory.oci.sif import kept_sifs
+
+    found: dict[str, list[tuple[str, str]]] = {}
+    for name, descriptor in layout.tags().items():
+        with contextlib.suppress(StoreError):
+            for kept in kept_sifs(layout, layout.load(name, descriptor).manifest):
+                found.setdefault(kept.name, []).append((kept.subject, kept.digest))
+    return found
+
+
+@store.command("gc")
+@click.option("--cache", is_flag=True, help="Also empty the cache of what no lock here names.")
+@click.option("--dry-run", is_flag=True, help="Say what would go; remove nothing.")
+@json_option
+@click.pass_obj
+def store_gc(call: Call, cache: bool, dry_run: bool, as_json: bool) -> None:
+    """Remove blobs, unpacked layers and leftovers that no tag needs. Waits for running builds.
+
+    What is verified (by a verdict that can be relied on) stays, with a tag or without.
+    """
+    from imagefactory.factory import Factory
+    from imagefactory.oci.collect import collect
+    from imagefactory.oci.layout import Layout
+    from imagefactory.stages.store import collect_cache, worth_keeping
+
+    # The recipes are read first: without them nobody knows what in the cache is needed.
+    factory = call.factory if cache else None
+    layout, progress = Layout(call.settings.store_path), call.progress
+    judging = Factory(settings=call.settings, environ=os.environ, bases=(), targets=())
+    now = datetime.now(UTC)
+    done = collect(layout, progress, lambda: worth_keeping(judging, now), dry_run=dry_run)
+    freed = collect_cache(factory, progress, dry_run=dry_run) if factory else 0
+    if as_json:
+        return say_json("collected", {**dataclasses.asdict(done), "cache_bytes": freed, "dry_run": dry_run})
+    verb = "would free" if dry_run else "freed"
+    say(f"{verb} {format_bytes(done.bytes)}: {done.blobs} blobs, {done.unpacked} unpacked layers")
+    if cache:
+        say(f"{verb} {format_bytes(freed)} of the cache")
+    return None

@@ -1,0 +1,181 @@
+"""Commands for targets: list, show, new."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from imagefactory.cli.output import (
+    Call,
+    complete_targets,
+    image_json,
+    json_option,
+    package_json,
+    say,
+    say_json,
+    target_json,
+    targets_argument,
+)
+from imagefactory.errors import UsageError
+
+if TYPE_CHECKING:
+    from imagefactory.recipes.draft import Draft
+
+
+@click.command("list")
+@targets_argument(required=False)
+@json_option
+@click.pass_obj
+def list_targets(call: Call, names: tuple[str, ...], as_json: bool) -> None:
+    """List the targets: what can be built, and the state of each lock."""
+    from imagefactory.recipes.expand import select
+    from imagefactory.report.text import format_table
+    from imagefactory.stages.lock import lock_state
+
+    factory = call.factory
+    chosen = select(factory.targets, names)
+    states = {target.name: lock_state(factory, target) for target in chosen}
+    if as_json:
+        return say_json("targets", {"targets": [{**target_json(t), "lock": states[t.name]} for t in chosen]})
+    rows = [(t.name, f"{t.framework} {t.version}", t.cuda, t.python, t.base, states[t.name]) for t in chosen]
+    say(format_table(("TARGET", "FRAMEWORK", "CUDA", "PYTHON", "BASE", "LOCK"), rows))
+    return None
+
+
+@click.command()
+@click.argument("name", metavar="TARGET", shell_complete=complete_targets)
+@json_option
+@click.pass_obj
+def show(call: Call, name: str, as_json: bool) -> None:
+    """Show one target: what it asks for, what its lock holds, whether its image is in the store."""
+    from imagefactory.model import Outcome
+    from imagefactory.recipes.expand import select_one
+    from imagefactory.report.targets import TargetState, format_target
+    from imagefactory.stages.lock import lock_state, read_target_lock, read_why
+    from imagefactory.stages.stored import stored_image
+
+    factory = call.factory
+    target = select_one(factory.targets, name)
+    lock, image = read_target_lock(factory, target), stored_image(factory, target)
+    state = lock_state(factory, target)
+    why = read_why(factory, target) if state == Outcome.UNSOLVABLE else None
+    if not as_json:
+        return say(format_target(target, TargetState(lock=lock, state=state, why=why, image=image)))
+    value = {
+        **target_json(target),
+        "lock": state,
+        "why": {"reason": why.reason, "hint": why.hint, "tree": why.tree} if why else None,
+        "note": lock.note if lock else "",
+        "packages": [package_json(package) for package in (lock.packages if lock else ())],
+        "image": image_json(image) if image else None,
+    }
+    return say_json("target", value)
+
+
+@click.command()
+@click.argument("family")
+@click.option(
+    "--framework", default="", metavar="NAME[=VERSION]", help="The framework's package, e.g. torch."
+)
+@click.option("--cuda", default="", metavar="VERSION", help="The CUDA version, where FILE does not say it.")
+@click.option(
+    "--source",
+    "kind",
+    type=click.Choice(("pypi", "conda")),
+    help="Where the packages of a recipe to start from come from.  [default: pypi]",
+)
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Take over an environment.yml, requirements.txt, pixi.lock or conda-lock.yml.",
+)
+@click.option("--environment", default="", metavar="NAME", help="The environment of a pixi.lock.")
+@click.option(
+    "--on",
+    default="",
+    metavar="TARGET",
+    shell_complete=complete_targets,
+    help="Add packages to TARGET, all of it as locked.",
+)
+@click.option("--print", "only_print", is_flag=True, help="Print the recipe instead of writing it.")
+@click.pass_obj
+def new(call: Call, /, family: str, only_print: bool, **asked: Any) -> None:
+    """Write recipes/FAMILY.yaml: a recipe to start from, or one for an environment that exists."""
+    from imagefactory.factory import recipes_folder
+
+    path = recipes_folder(call.settings) / f"{family}.yaml"
+    exists = UsageError(f"{path} exists", hint="edit it, or choose another family")
+    if path.exists() and not only_print:
+        raise exists
+    drafted, check = _draft(call, family, asked)
+    if not only_print:
+        check()
+    for line in drafted.told:
+        click.echo(f"note: {line}", err=True)
+    if only_print:
+        say(drafted.text.rstrip("\n"))
+        return check()
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(drafted.text)
+    except FileExistsError:
+        raise exists from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}", hint="mend its rights") from error
+    say(f"wrote {path}\nnext: edit it, then `imagefactory list`, `imagefactory lock`, `imagefactory render`")
+    return None
+
+
+def _draft(call: Call, family: str, asked: Mapping[str, Any]) -> tuple[Draft, Callable[[], None]]:
+    """The text to write, by what was asked, and what raises RecipeError where it does not fit.
+
+    Only what is taken over, or built on others, needs the others.
+    """
+    from imagefactory.recipes.bases import all_bases
+    from imagefactory.recipes.draft import DraftAsk, check_draft, draft, draft_on
+    from imagefactory.recipes.environments import read_wish
+    from imagefactory.recipes.expand import select_one
+    from imagefactory.recipes.read import read_bases, read_recipes
+    from imagefactory.recipes.scaffold import check_name, scaffold
+
+    folder, source, on = call.settings.root_path / "recipes", asked["source"], asked["on"]
+    framework, _, version = asked["framework"].partition("=")
+    for option, value, needs in (
+        ("--cuda", asked["cuda"], source and not on),
+        ("--framework NAME=VERSION", version, source and not on),
+        ("--environment", asked["environment"], source),
+        ("--framework", framework, not on),
+        ("--source", asked["kind"], not source and not on),
+    ):
+        if value and not needs:
+            hint = f"leave it out: it comes from {on}" if on else "it completes --from FILE; see --help"
+            if option == "--source":
+                hint = f"leave it out: it comes from {on or source}"
+            raise UsageError(f"{option} says nothing here", hint=hint)
+    bases = read_bases(folder)
+    if not source and not on:
+        return scaffold(family, bases, framework=framework, source=asked["kind"] or "pypi"), lambda: None
+    check_name(family, "family")
+    for value, rule in ((framework, "framework"), (version.lstrip("="), "version"), (asked["cuda"], "cuda")):
+        if value:
+            check_name(value, rule)
+    recipes = [recipe for recipe in read_recipes(folder) if recipe.family != family]
+    target = select_one(call.factory.targets, on) if on else None
+    python = target.python if target else next((base.python for base in bases if base.python), "")
+    wish = read_wish(source, python, asked["environment"]) if source else None
+    if target:
+        drafted = draft_on(wish, family, target)
+    else:
+        assert wish is not None
+        said = DraftAsk(family=family, framework=framework, version=version.lstrip("="), cuda=asked["cuda"])
+        drafted = draft(wish, said, bases)
+
+    def check() -> None:
+        check_draft(drafted.text, family, recipes, all_bases(bases, recipes))
+
+    return drafted, check

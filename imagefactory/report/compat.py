@@ -1,0 +1,265 @@
+"""What is known of cells, as a person reads it: tables with legends and numbered sources. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from imagefactory.compat import RUNS, Candidate, Cover, Gpu, Row, Unserved, faults, serves
+from imagefactory.gpu import knowledge
+from imagefactory.gpu.capability import Capability
+from imagefactory.gpu.compared import Difference
+from imagefactory.gpu.model import Answer, Cell, Claim
+from imagefactory.report.text import Sources, format_table
+
+LETTERS = {
+    Answer.YES: "Y",
+    Answer.PTX: "P",
+    Answer.PARTLY: "~",
+    Answer.NO: "-",
+    Answer.UNKNOWN: "?",
+}
+LEGEND = (
+    "Y runs, P runs through PTX that the driver compiles, ~ runs in part, - does not run, ? nothing is known",
+    "d documented: a project's page says so   p predicted: a scan of the GPU code says so",
+    "v verified: the suite ran there          ! there is a known fault",
+)
+
+ALIKE = "5.0-6.1: all cards from 5.0 to 6.1 alike; GPUs beside an ARM processor (8.7, 11.0) are left out"
+
+
+def format_gpu(gpu: Gpu, rows: Sequence[Row], width: int | None = None) -> str:
+    """What runs on one GPU and why the rest does not, folded to `width`. Each row has one cell."""
+    sources, warnings = Sources(), Sources("!{}")
+    running = [row for row in rows if serves(row.cells[0])]
+    rest = [row for row in rows if not serves(row.cells[0]) and not _is_blank(row)]
+    table = [_gpu_row(row, sources, warnings) for row in (*running, *rest)]
+    head = f"{gpu.title}: {len(running)} of {len(rows)} run on it"
+    lines = [head, "", format_table(("TARGET", "RUNS", "BASIS", "DRIVER", "WHY"), table, width)]
+    if gpu.capability not in knowledge.capabilities():
+        lines[1:1] = [f"no GPU of capability {gpu.capability} is known; it is judged by the rules for all"]
+    more = [*_named(warnings, "Known faults"), *_named(sources, "Sources"), *_blank(rows), *_unlocked(rows)]
+    return "\n".join([*lines, *more])
+
+
+def _is_blank(row: Row) -> bool:
+    """Whether it is of a version that no recipe makes and of which nothing is known."""
+    return not row.candidate.name and not any(cell.claims for cell in row.cells)
+
+
+def _blank(rows: Sequence[Row]) -> list[str]:
+    titles = [row.candidate.title for row in rows if _is_blank(row)]
+    return ["", f"nothing is known of {'; '.join(titles)}"] if titles else []
+
+
+def _gpu_row(row: Row, sources: Sources, warnings: Sources) -> tuple[str, ...]:
+    cell = row.cells[0]
+    if not cell.claims:
+        return row.candidate.title, Answer.UNKNOWN.value, "", "", "nothing is known of it"
+    first = cell.claims[0]
+    others = [claim for claim in cell.claims[1:] if claim.basis is not first.basis and _differ(claim, first)]
+    why = [f"{first.reason} {sources.mark([first.source])}"]
+    why += [f"{one.basis}: {one.answer}, {one.reason} {sources.mark([one.source])}" for one in others]
+    told = [f"{claim.reason} {sources.mark([claim.source])}" for claim in shown_warnings(cell)]
+    marks = warnings.mark(told)
+    basis = first.basis.value
+    return row.candidate.title, f"{first.answer} {marks}".rstrip(), basis, first.driver, "; ".join(why)
+
+
+def shown_warnings(cell: Cell) -> tuple[Claim, ...]:
+    """The known faults of what runs, be it in part; of what does not run they say nothing more."""
+    return () if cell.answer is Answer.NO else cell.warnings
+
+
+def _differ(one: Claim, other: Claim) -> bool:
+    return (one.answer in RUNS) != (other.answer in RUNS)
+
+
+def format_rows(rows: Sequence[Row], capabilities: Sequence[Capability]) -> str:
+    """Candidates x capabilities, two letters a cell. Each row has a cell for each capability.
+
+    Neighbours that are alike in every row are one column.
+    """
+    sources, told = Sources(), [row for row in rows if not _is_blank(row)]
+    texts = list(zip(*([letters(cell) for cell in row.cells] for row in told), strict=True))
+    groups = [list(some) for _, some in groupby(range(len(texts)), key=texts.__getitem__)]
+    header = ("TARGET", "VERSION", "CUDA", *(_span(capabilities, some) for some in groups), "SOURCES")
+    table = [
+        (
+            row.candidate.name or "(no recipe)",
+            f"{row.candidate.question.framework} {row.candidate.question.version}",
+            row.candidate.question.cuda,
+            *(texts[some[0]][number] for some in groups),
+            sources.mark(claim.source for cell in row.cells for claim in cell.claims[:1]),
+        )
+        for number, row in enumerate(told)
+    ]
+    spans = [ALIKE] if any(len(some) > 1 for some in groups) else []
+    more = [*LEGEND, *spans, *_named(sources, "Sources"), *_blank(rows), *_unlocked(rows)]
+    return "\n".join([format_table(header, table), "", *more])
+
+
+def _span(capabilities: Sequence[Capability], indexes: Sequence[int]) -> str:
+    first, last = capabilities[indexes[0]], capabilities[indexes[-1]]
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def _unlocked(rows: Sequence[Row]) -> list[str]:
+    """Which targets are told of without what a lock says."""
+    told = [
+        f"{one.name} ({one.lock})" for one in (row.candidate for row in rows) if one.lock not in ("", "ok")
+    ]
+    return ["", f"by their recipes alone, since no lock is current: {', '.join(told)}"] if told else []
+
+
+def letters(cell: Cell) -> str:
+    """`Yp`: the answer and what it stands on; `!` behind it for a known fault."""
+    basis = cell.claims[0].basis.value[0] if cell.claims else ""
+    return f"{LETTERS[cell.answer]}{basis}{'!' if shown_warnings(cell) else ''}"
+
+
+def format_covers(covers: Sequence[Cover]) -> str:
+    """The fewest images of each group, which GPU each is for, and what no image serves."""
+    sources = Sources()
+    told = [_cover(one, sources) for one in covers]
+    return "\n".join(["\n\n".join(told), *_named(sources, "Sources")])
+
+
+def _cover(cover: Cover, sources: Sources) -> str:
+    count = len(cover.images)
+    images = f"{count} image{'s' if count != 1 else ''}"
+    gpus = sum(len(one.serves) for one in cover.images)
+    lines = [f"{cover.group}: {images} for {gpus} of {gpus + len(cover.unserved)} kinds of GPU"]
+    for one in cover.images:
+        table = [_served(gpu, cell, sources) for gpu, cell in one.serves]
+        lock = f" (lock: {one.candidate.lock})" if one.candidate.lock not in ("", "ok") else ""
+        lines += [f"  {one.candidate.title}{lock}", *format_table(table[0], table[1:]).splitlines()]
+    lines += [f"  none for {_unserved(one, sources)}" for one in cover.unserved]
+    return "\n".join(lines)
+
+
+def _served(gpu: Gpu, cell: Cell, sources: Sources) -> tuple[str, ...]:
+    first = cell.claims[0]
+    floor = f", driver {first.driver} or newer" if first.driver and not gpu.driver else ""
+    told = [f"{first.basis} {sources.mark([first.source])}{floor}"]
+    told += [f"! {claim.reason} {sources.mark([claim.source])}" for claim in faults(cell)]
+    return f"    {gpu.count} x {gpu.title}", first.answer.value, "; ".join(told)
+
+
+def _unserved(one: Unserved, sources: Sources) -> str:
+    if one.candidate is None or one.claim is None:
+        return f"{one.gpu.title}: nothing is known"
+    return f"{one.gpu.title}: {one.candidate.title}: {one.claim.reason} {sources.mark([one.claim.source])}"
+
+
+def _named(sources: Sources, title: str) -> list[str]:
+    lines = sources.lines()
+    return ["", title, *lines] if lines else []
+
+
+def format_differences(differences: Sequence[Difference], width: int | None = None) -> str:
+    """What projects document against what their wheels were found to hold, folded to `width`."""
+    sources = Sources()
+    table = [
+        (
+            f"{one.framework} {one.version}",
+            one.cuda,
+            " ".join(map(str, one.capabilities)),
+            f"{one.documented} {sources.mark([one.documented_source])}",
+            f"{one.found} {sources.mark([_scan(one)])}",
+            one.reason,
+        )
+        for one in differences
+    ]
+    if not table:
+        return "no difference is known"
+    header = ("VERSION", "CUDA", "CAPABILITIES", "DOCUMENTED", "PREDICTED", "WHY")
+    return "\n".join([format_table(header, table, width), *_named(sources, "Sources")])
+
+
+def _scan(one: Difference) -> str:
+    return f"scan of {', '.join(one.wheels)} ({one.scanned_source})"
+
+
+def difference_json(one: Difference) -> dict[str, object]:
+    return {
+        "framework": one.framework,
+        "version": one.version,
+        "cuda": one.cuda,
+        "capabilities": [str(capability) for capability in one.capabilities],
+        "documented": one.documented.value,
+        "documented_source": one.documented_source,
+        "predicted": one.found.value,
+        "predicted_source": _scan(one),
+        "reason": one.reason,
+    }
+
+
+# --- JSON ----------------------------------------------------------------------------------------
+
+
+def row_json(row: Row) -> dict[str, object]:
+    return {**candidate_json(row.candidate), "cells": [cell_json(cell) for cell in row.cells]}
+
+
+def candidate_json(candidate: Candidate) -> dict[str, object]:
+    asked = candidate.question
+    return {
+        "target": candidate.name,
+        "family": candidate.group,
+        "framework": asked.framework,
+        "version": asked.version,
+        "cuda": asked.cuda,
+        "lock": candidate.lock,
+    }
+
+
+def cell_json(cell: Cell) -> dict[str, object]:
+    return {
+        "capability": str(cell.question.capability),
+        "driver": cell.question.driver,
+        "answer": cell.answer.value,
+        "claims": [claim_json(claim) for claim in cell.claims],
+        "warnings": [claim_json(claim) for claim in cell.warnings],
+    }
+
+
+def claim_json(claim: Claim) -> dict[str, object]:
+    return {
+        "basis": claim.basis.value,
+        "answer": claim.answer.value,
+        "rule": claim.rule,
+        "reason": claim.reason,
+        "source": claim.source,
+        "driver": claim.driver,
+    }
+
+
+def cover_json(cover: Cover) -> dict[str, object]:
+    return {
+        "family": cover.group,
+        "images": [
+            {
+                **candidate_json(one.candidate),
+                "gpus": [{**gpu_json(gpu), **cell_json(cell)} for gpu, cell in one.serves],
+            }
+            for one in cover.images
+        ],
+        "unserved": [
+            {
+                **gpu_json(one.gpu),
+                "nearest": candidate_json(one.candidate) if one.candidate else None,
+                "why": claim_json(one.claim) if one.claim else None,
+            }
+            for one in cover.unserved
+        ],
+    }
+
+
+def gpu_json(gpu: Gpu) -> dict[str, object]:
+    return {
+        "gpu": gpu.name,
+        "capability": str(gpu.capability),
+        "driver": gpu.driver,
+        "count": gpu.count,
+    }

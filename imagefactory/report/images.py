@@ -1,0 +1,70 @@
+"""What a build made, as a person reads it."""
+
+from __future__ import annotations
+
+from imagefactory.model import CheckState, Report, Target
+from imagefactory.oci.model import Image
+from imagefactory.progress import format_bytes
+from imagefactory.report.text import format_fields
+from imagefactory.stages.build import Built
+
+
+def format_report(report: Report) -> str:
+    """The smoke test's checks, one line each, and what is not proven."""
+    mark = {
+        CheckState.PASSED: "passed",
+        CheckState.FAILED: "FAILED",
+        CheckState.NOT_APPLICABLE: "not applicable",
+        CheckState.NOT_RUN: "not run",
+    }
+    width = max(len(check.name) for check in report.checks) if report.checks else 0
+    lines = [
+        f"{check.name.ljust(width)}  {mark[check.state]:14}  {check.detail}".rstrip()
+        for check in report.checks
+    ]
+    return "\n".join(lines)
+
+
+def smoke_line(report: Report | None) -> str:
+    if report is None:
+        return "not run (--no-smoke)"
+    if not report.passed:
+        return f"FAILED: {report.failure}"
+    count = sum(check.state is CheckState.PASSED for check in report.checks)
+    kept = ", kept from an earlier run" if report.from_record else ""
+    return f"passed inside the image: {count} checks on the CPU{kept}"
+
+
+def format_built(built: Built, store: str) -> str:
+    """What a build made, where it is, and what is not yet proven."""
+    image, target, report = built.image, built.target, built.report
+    gpu = report.gpu.value if report is not None else "not-tested"
+    times = ", ".join(f"{name} {seconds:.1f}s" for name, seconds in built.seconds)
+    fields = [("image", f"{image.name} in {store}"), ("digest", image.digest)]
+    if isinstance(image, Image):
+        size = f"{format_bytes(image.size)} in {len(image.layers)} layers"
+        fields += [("manifest", image.manifest), ("size", size)]
+    else:
+        fields += [("file", str(image.path)), ("size", format_bytes(image.file.size))]
+    fields += [
+        ("built", ("now" if built.fresh else "nothing changed") + f" ({times})"),
+    ]
+    if not built.published_base:
+        fields.append(("note", "the base has newer packages than locked: not the published digest"))
+    fields.append(("smoke test", smoke_line(report)))
+    if report is not None and not report.passed:
+        fields.append(("", format_report(report)))
+    fields += [
+        ("on a GPU", f"{gpu}; it must support {_capabilities(target)}: imagefactory verify {target.name}"),
+        (
+            "try it",
+            f"imagefactory run {target.name} -- python"
+            if isinstance(image, Image)
+            else f"apptainer exec {image.path} python",
+        ),
+    ]
+    return f"{target.name}\n{format_fields(fields)}"
+
+
+def _capabilities(target: Target) -> str:
+    return ", ".join(f"sm_{capability.replace('.', '')}" for capability in target.capabilities)

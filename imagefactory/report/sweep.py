@@ -1,0 +1,140 @@
+"""A sweep as a person reads it: what is queued and left out, how far it is, what became of it. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+
+from imagefactory.pools.model import Ending, LeftOut, Limits, NodeResult, Sweep
+from imagefactory.pools.planning import QueuedCell, SweepPlan
+from imagefactory.pools.sweep_file import CollectedNode
+from imagefactory.progress import format_seconds
+from imagefactory.report.text import format_table
+
+FEW = 3
+
+
+def format_sweep_plan(plan: SweepPlan, limits: Limits, width: int | None = None) -> str:
+    """What would be queued, then what is left out, by rule, then what is not known of other sweeps."""
+    blocks = []
+    if plan.cells:
+        header = ("TARGET", "CAPABILITY", "GPUS", "DRIVER", "WHY")
+        blocks.append(format_table(header, [_cell(cell) for cell in plan.cells], width))
+    if plan.left_out:
+        blocks.append(format_left_out(plan.left_out, width))
+    blocks += ["\n".join(plan.notes)] if plan.notes else []
+    blocks.append(summary(plan, limits))
+    return "\n\n".join(blocks)
+
+
+def _cell(cell: QueuedCell) -> tuple[str, ...]:
+    driver = f"CUDA {cell.cuda} or newer" if cell.cuda else "any"
+    doing = "to build; " if cell.stage.missing else ""
+    return cell.stage.target.name, str(cell.capability), str(cell.gpus), driver, f"{doing}{cell.reason}"
+
+
+def format_left_out(left_out: Iterable[LeftOut], width: int | None = None) -> str:
+    """A row for each target and rule; capabilities that fare alike share it."""
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    for one in left_out:
+        rows.setdefault((one.target, one.rule, one.reason), []).append(one.capability)
+    header = ("LEFT OUT", "CAPABILITY", "RULE", "WHY")
+    table = [(target, ", ".join(there), rule, why) for (target, rule, why), there in rows.items()]
+    return format_table(header, table, width)
+
+
+def summary(plan: SweepPlan, limits: Limits) -> str:
+    """One line: jobs, and what is left out by rule."""
+    rules = Counter(one.rule for one in plan.left_out)
+    told = ", ".join(f"{count} {rule}" for rule, count in sorted(rules.items()))
+    jobs = len(plan.cells)
+    idle = format_seconds(limits.idle.total_seconds())
+    run = format_seconds(limits.run.total_seconds())
+    images = len({cell.stage.target.name for cell in plan.cells})
+    queued = f"{jobs} job{'' if jobs == 1 else 's'} of {images} image{'' if images == 1 else 's'}"
+    return f"{queued}, each idle for {idle} and running for {run} at most; left out: {told or 'none'}"
+
+
+def format_status(sweep: Sweep, results: Sequence[NodeResult], driven: bool | None, now: datetime) -> str:
+    """One line on the sweep, then a row for each node that is not done; the rest is counted by outcome."""
+    nodes = {node.name: node for node in sweep.nodes}
+    rows = [
+        (nodes[one.node].target, nodes[one.node].capability, _state(one), _attempts(one), _since(one, now))
+        for one in results
+        if one.outcome is None and one.node in nodes
+    ]
+    blocks = [headline(sweep, results, driven)]
+    if rows:
+        blocks.append(format_table(("TARGET", "CAPABILITY", "STATE", "TRY", "SINCE"), rows))
+    return "\n\n".join(blocks)
+
+
+def headline(sweep: Sweep, results: Sequence[NodeResult], driven: bool | None) -> str:
+    ended = Counter(one.outcome.value for one in results if one.outcome)
+    doing = Counter(_state(one) for one in results if one.outcome is None)
+    told = ", ".join(f"{count} {word}" for word, count in (*sorted(ended.items()), *sorted(doing.items())))
+    left = sum(doing.values())
+    state = "done" if not left else "at work" if driven else "stopped" if driven is False else "not asked"
+    return f"{sweep.id}  {state}: {told}  (made {sweep.made.astimezone(UTC):%Y-%m-%d %H:%M} UTC)"
+
+
+def _state(result: NodeResult) -> str:
+    if not result.attempts:
+        return "not submitted"
+    ending = result.attempts[-1].ending
+    return ending.value if ending in (Ending.WAITING, Ending.RUNNING, Ending.HELD) else "between tries"
+
+
+def _attempts(result: NodeResult) -> str:
+    return str(len(result.attempts)) if result.attempts else ""
+
+
+def _since(result: NodeResult, now: datetime) -> str:
+    if not result.attempts:
+        return ""
+    last = result.attempts[-1]
+    return format_seconds(max((now - (last.started or last.submitted)).total_seconds(), 0.0))
+
+
+def format_collected(nodes: Sequence[CollectedNode], width: int | None = None) -> str:
+    """A row for each node: the word, on which GPU, and why."""
+    rows = [
+        (
+            one.target,
+            one.capability,
+            one.result.outcome.value if one.result.outcome else "not done",
+            ", ".join(part for part in (one.gpu, one.driver) if part),
+            f"{one.result.reason}; {one.why}" if one.why else one.result.reason,
+        )
+        for one in nodes
+    ]
+    return format_table(("TARGET", "CAPABILITY", "OUTCOME", "GPU", "WHY"), rows, width)
+
+
+# --- JSON ----------------------------------------------------------------------------------------
+
+
+def plan_json(plan: SweepPlan) -> Mapping[str, object]:
+    return {
+        "queued": [
+            {
+                "target": cell.stage.target.name,
+                "capability": str(cell.capability),
+                "gpus": cell.gpus,
+                "cuda": cell.cuda,
+                "build": bool(cell.stage.missing),
+                "reason": cell.reason,
+            }
+            for cell in plan.cells
+        ],
+        "left_out": left_out_json(plan.left_out),
+        "notes": list(plan.notes),
+    }
+
+
+def left_out_json(left_out: Iterable[LeftOut]) -> list[dict[str, str]]:
+    return [
+        {"target": one.target, "capability": one.capability, "rule": one.rule, "reason": one.reason}
+        for one in left_out
+    ]

@@ -1,0 +1,225 @@
+"""Tables of proven combinations as files: CSV with the columns of CHTC's compatibility test, Markdown, JSON.
+
+Pure. `valid_combos.csv` and `invalid_combos.csv` have one line for each framework, CUDA, version and
+capability; what was not tested stands in neither. Their headers are those of that test, so that what read
+its files reads these.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from imagefactory.combos import INVALID, REPORTED, VERIFIED, Combo, State, unite
+from imagefactory.gpu.capability import Capability
+from imagefactory.model import Outcome
+from imagefactory.report.text import format_table
+from imagefactory.stages.tables import JSON_FILE, MARKDOWN_FILE, Tables
+from imagefactory.tables import FORMAT
+from imagefactory.verify.report import format_time
+from imagefactory.version_ranges import Range
+
+HEADER = "Framework, Compute Capability, Cuda Library, Framework Version"
+INVALID_HEADER = f"{HEADER}, Failure Cause"
+RANGES_HEADER = "Framework, Compute Capability, First Version, Last Version, Cuda Libraries, State"
+
+VALID_FILE, INVALID_FILE, RANGES_FILE = "valid_combos.csv", "invalid_combos.csv", "version_ranges.csv"
+
+
+# --- CSV -----------------------------------------------------------------------------------------
+
+
+def format_valid(combos: Iterable[Combo]) -> str:
+    """`valid_combos.csv`."""
+    return _csv(HEADER, [_columns(one) for one in unite(combos) if one.state is State.VALID])
+
+
+def format_invalid(combos: Iterable[Combo]) -> str:
+    """`invalid_combos.csv`."""
+    rows = [(*_columns(one), cause(one)) for one in unite(combos) if one.state in INVALID]
+    return _csv(INVALID_HEADER, rows)
+
+
+def format_ranges(ranges: Iterable[Range]) -> str:
+    """`version_ranges.csv`; CUDA versions with a blank between."""
+    rows = [
+        (one.framework, str(one.capability), one.first, one.last, " ".join(one.cuda), one.state.value)
+        for one in ranges
+    ]
+    return _csv(RANGES_HEADER, rows)
+
+
+def cause(combo: Combo) -> str:
+    """The word alone where it was tried or cannot be; what is only foretold is called so."""
+    known = combo.basis in (VERIFIED, REPORTED) or combo.cause in tuple(Outcome)
+    return combo.cause if known else f"{combo.cause} ({combo.basis})"
+
+
+def _columns(combo: Combo) -> tuple[str, str, str, str]:
+    return combo.framework, str(combo.capability), combo.cuda, combo.version
+
+
+def _csv(header: str, rows: Iterable[Sequence[str]]) -> str:
+    out = io.StringIO()
+    out.write(f"{header}\n")
+    csv.writer(out, lineterminator="\n").writerows(rows)
+    return out.getvalue()
+
+
+# --- JSON ----------------------------------------------------------------------------------------
+
+
+def tables_json(tables: Tables) -> dict[str, object]:
+    """Every target on every capability, also what was not tested."""
+    return {
+        "made": format_time(tables.made),
+        "place": tables.place,
+        "counts": counts(tables.combos),
+        "combos": [_combo_json(one) for one in tables.combos],
+        "ranges": [_range_json(one) for one in tables.ranges],
+        "notes": list(tables.notes),
+    }
+
+
+def counts(combos: Iterable[Combo]) -> dict[str, int]:
+    """How many combinations are in each state, several targets of one counted once."""
+    found = Counter(one.state for one in unite(combos))
+    return {state.value: found[state] for state in State}
+
+
+def _combo_json(combo: Combo) -> dict[str, object]:
+    return {
+        "target": combo.target,
+        "framework": combo.framework,
+        "version": combo.version,
+        "cuda": combo.cuda,
+        "capability": str(combo.capability),
+        "state": combo.state.value,
+        "cause": str(combo.cause),
+        "basis": str(combo.basis),
+        "reason": combo.reason,
+        "source": combo.source,
+        "driver": combo.driver,
+    }
+
+
+def _range_json(one: Range) -> dict[str, object]:
+    return {
+        "framework": one.framework,
+        "capability": str(one.capability),
+        "first": one.first,
+        "last": one.last,
+        "cuda": list(one.cuda),
+        "state": one.state.value,
+    }
+
+
+# --- for people ----------------------------------------------------------------------------------
+
+_NOBODY = "No key is trusted here, so nothing can be called valid."
+
+
+def format_summary(tables: Tables) -> str:
+    """Version ranges by framework and capability, and how many combinations there are of each state."""
+    number = counts(tables.combos)
+    foot = ", ".join(f"{number[state]} {state}" for state in State if number[state]) or "nothing"
+    lines = [f"{sum(number.values())} combinations in {tables.place}: {foot}"]
+    lines += [] if tables.trusted else [_NOBODY]
+    lines += tables.notes
+    if not tables.ranges:
+        return "\n".join(lines)
+    header, rows = _range_table(tables.ranges)
+    table = format_table([one.upper() for one in header], [[cell or "-" for cell in row] for row in rows])
+    return "\n".join([table, "", *lines])
+
+
+def _range_table(ranges: Sequence[Range]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """A row for each framework and capability, a column for each state that there is."""
+    states = [state for state in State if state is State.VALID or any(one.state is state for one in ranges)]
+    header = ("Framework", "Capability", *(state.capitalize() for state in states))
+    rows = [
+        (framework, str(capability), *(_told(some, state) for state in states))
+        for (framework, capability), some in _by_gpu(ranges)
+    ]
+    return header, rows
+
+
+def _by_gpu(ranges: Iterable[Range]) -> Iterable[tuple[tuple[str, Capability], list[Range]]]:
+    for key, some in groupby(ranges, key=lambda one: (one.framework, one.capability)):
+        yield key, list(some)
+
+
+def _told(ranges: Iterable[Range], state: State) -> str:
+    return ", ".join(one.versions for one in ranges if one.state is state)
+
+
+def format_markdown(tables: Tables) -> str:
+    """The same tables for a page: ranges, then what is valid and invalid with its reasons."""
+    valid = [one for one in tables.combos if one.state is State.VALID]
+    invalid = [one for one in tables.combos if one.state in INVALID]
+    untested = [one for one in tables.combos if one.state is State.NOT_TESTED]
+    parts = [
+        "# Which framework runs on which GPU",
+        f"Made {tables.made:%Y-%m-%d} of {_cell(tables.place)}.",
+        "*Valid*: a verdict that can be relied on says so, for that capability and no other. *Failed*: the"
+        " suite ran there and said no. *Ruled-out*: nobody ran it, and what is known speaks against it."
+        " *Undecided*: it was tried, and what came of it says nothing of the image.",
+        *([] if tables.trusted else [_NOBODY]),
+        *(_cell(note) for note in tables.notes),
+        "## Version ranges",
+        _markdown(*_range_table(tables.ranges)),
+        "## Valid",
+        _markdown(
+            ("Framework", "Version", "CUDA", "Compute capability", "Target", "Driver", "Proven by"),
+            [(*_place(one), one.target, f"{one.driver} or newer", one.source) for one in valid],
+        ),
+        "## Invalid",
+        _markdown(
+            ("Framework", "Version", "CUDA", "Compute capability", "Target", "State", "Cause", "Why"),
+            [(*_place(one), one.target, one.state.value, cause(one), one.reason) for one in invalid],
+        ),
+        "## Not tested",
+        _markdown(
+            ("Target", "Compute capabilities"),
+            [
+                (target, " ".join(str(one.capability) for one in some))
+                for target, some in groupby(untested, key=lambda one: one.target)
+            ],
+        ),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _place(combo: Combo) -> tuple[str, str, str, str]:
+    return combo.framework, combo.version, combo.cuda, str(combo.capability)
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    if not rows:
+        return "None."
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(_cell(one) for one in line)} |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    """One line of plain text: what Markdown or HTML would read as more is escaped."""
+    plain = "".join(one if one.isprintable() else " " for one in text)
+    for mark in "\\|`*[]":
+        plain = plain.replace(mark, f"\\{mark}")
+    return plain.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def format_files(tables: Tables) -> dict[str, str]:
+    """Every file of the tables, by its name."""
+    document = {"format": FORMAT, **tables_json(tables)}
+    return {
+        VALID_FILE: format_valid(tables.combos),
+        INVALID_FILE: format_invalid(tables.combos),
+        RANGES_FILE: format_ranges(tables.ranges),
+        MARKDOWN_FILE: format_markdown(tables),
+        JSON_FILE: json.dumps(document, indent=2) + "\n",
+    }

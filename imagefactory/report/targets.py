@@ -1,0 +1,87 @@
+"""All about one target, as a person reads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from imagefactory.model import Lock, Target
+from imagefactory.oci.model import Image
+from imagefactory.progress import format_bytes
+from imagefactory.report.text import format_fields
+
+if TYPE_CHECKING:
+    from imagefactory.lock.files import Unsolvable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetState:
+    """What there is of a target: its lock and the word for that, why it has none, its image."""
+
+    lock: Lock | None
+    state: str
+    why: Unsolvable | None
+    image: Image | None
+
+
+def format_target(target: Target, now: TargetState) -> str:
+    """All about one target, for `show`."""
+    fields = [
+        ("description", target.description),
+        ("framework", f"{target.framework} {target.version}, source {target.source}"),
+        ("CUDA", target.cuda),
+        ("Python", f"{target.python} on {target.base}, {target.platform}"),
+        ("capabilities", ", ".join(target.capabilities)),
+        ("checks", ", ".join(target.checks)),
+    ]
+    if target.on:
+        fields.append(("built on", target.on))
+    if target.channels:
+        order = "the first that has a package" if target.priority == "strict" else "all alike"
+        fields += [
+            ("channels", "\n".join(target.channels)),
+            ("priority", f"{target.priority}: {order}"),
+            ("system", "\n".join(f"{name} {value}" for name, value in target.system)),
+        ]
+    fields.append(("requirements", "\n".join(target.requirements)))
+    if target.pip:
+        fields.append(("from PyPI", "\n".join(target.pip)))
+    if target.constraints:
+        fields.append(("constraints", "\n".join(target.constraints)))
+    if target.environment:
+        fields.append(("environment", "\n".join(f"{name}={value}" for name, value in target.environment)))
+    fields += [("recipe", str(target.where)), *_lock_fields(target, now)]
+    if now.image is None:
+        fields.append(("image", f"not in the store: imagefactory build {target.name}"))
+    else:
+        size = f"{format_bytes(now.image.size)} in {len(now.image.layers)} layers"
+        fields += [("image", f"{now.image.name}, {size}"), ("digest", now.image.digest)]
+    return f"{target.name}\n{format_fields(fields)}"
+
+
+def _lock_fields(target: Target, now: TargetState) -> list[tuple[str, str]]:
+    lock, again = now.lock, f"imagefactory lock {target.name}"
+    if now.why is not None:
+        told = (now.state, now.why.reason, now.why.hint, f"the solver's whole account: {again} --explain")
+        fields = [("lock", "\n".join(line for line in told if line))]
+    elif lock is None:
+        fields = [("lock", f"{now.state}: {again}")]
+    else:
+        kinds = ((lock.conda, "conda's archives"), (lock.wheels, "wheels"))
+        parts = [
+            f"{len(packages)} package{'s' if len(packages) > 1 else ''}, "
+            f"{format_bytes(sum(one.size for one in packages))} of {kind}"
+            for packages, kind in kinds
+            if packages
+        ]
+        fields = [("lock", f"{now.state}, {' and '.join(parts)}, by {lock.solver}")]
+    if lock is None:
+        return fields
+    if lock.note:
+        fields.append(("note", lock.note))
+    brought = [
+        f"{package.name} {package.version}"
+        for package in lock.packages
+        if package.name.startswith(("nvidia-", "cuda-", "cudatoolkit", "cudnn", "pytorch-cuda"))
+    ]
+    return [*fields, ("CUDA packages", "\n".join(brought))] if brought else fields

@@ -1,0 +1,132 @@
+"""Verdicts, tags and mended lists as a person reads them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from imagefactory.model import CheckState
+from imagefactory.report.text import format_table
+from imagefactory.verify.model import Judged, Standing, Verdict
+
+if TYPE_CHECKING:
+    from imagefactory.stages.promote import Promotion
+    from imagefactory.stages.revoke import Revoke
+    from imagefactory.verdicts.found import Found
+    from imagefactory.verify.reconcile import Reconciled
+
+_HEADER = (
+    "STANDING", "OUTCOME", "CAPABILITY", "GPU", "DRIVER", "SUITE", "CHECKS", "SIGNED BY", "EVIDENCE",
+    "ISSUED", "EXPIRES", "VERDICT",
+)  # fmt: skip
+
+
+def format_verdicts(found: Sequence[Found], keys: Mapping[str, str], *, numbers: bool = False) -> str:
+    """A table for each image; `keys` gives names of keys by their ids. With `numbers` every check too."""
+    return "\n\n".join(_image(one, keys, numbers=numbers) for one in found)
+
+
+def _image(found: Found, keys: Mapping[str, str], *, numbers: bool) -> str:
+    tags = f"  ({', '.join(found.tags)})" if found.tags else ""
+    lines = [f"{found.place}@{found.subject.index}{tags}"]
+    if not found.judged:
+        lines.append("not-tested: no verdict")
+    else:
+        lines.append(format_table(_HEADER, [_row(one, keys) for one in found.judged]))
+    lines += [
+        f"{short(one.digest)} {one.standing}: {one.why}"
+        for one in found.judged
+        if one.standing is not Standing.GOOD
+    ]
+    lines += [f"not heeded: {why}" for why in found.ignored]
+    if numbers:
+        for one in found.judged:
+            lines += _checks(one)
+    return "\n".join(lines)
+
+
+def _row(judged: Judged, keys: Mapping[str, str]) -> tuple[str, ...]:
+    verdict = judged.verdict
+    if verdict is None:
+        return (judged.standing.value, *["-"] * (len(_HEADER) - 2), short(judged.digest))
+    report = verdict.report
+    device, hardware = report.device, report.hardware
+    return (
+        judged.standing.value,
+        report.outcome.value,
+        device.capability if device else "-",
+        device.name if device else "-",
+        hardware.driver if hardware else "-",
+        f"{report.level} {short(report.suite)}",
+        passed(verdict),
+        keys.get(verdict.keyid, f"key {verdict.keyid[:12]}"),
+        hardware.kind.value if hardware else "-",
+        f"{verdict.issued:%Y-%m-%d}",
+        f"{verdict.expires:%Y-%m-%d}",
+        short(judged.digest),
+    )
+
+
+def passed(verdict: Verdict) -> str:
+    """`17 of 18`: the checks that passed of those that apply."""
+    states = [check.state for check in verdict.report.checks]
+    apply = [state for state in states if state is not CheckState.NOT_APPLICABLE]
+    return f"{apply.count(CheckState.PASSED)} of {len(apply)}"
+
+
+def _checks(judged: Judged) -> list[str]:
+    if judged.verdict is None:
+        return []
+    report = judged.verdict.report
+    rows = [
+        (
+            check.name,
+            check.state.value,
+            f"{check.seconds:.1f}s",
+            ", ".join(f"{name} {number:.6g}" for name, number in check.numbers) or check.detail,
+        )
+        for check in report.checks
+    ]
+    table = format_table(("CHECK", "STATE", "TIME", "NUMBERS"), rows)
+    said = [f"contradicts the prediction: {one}" for one in report.contradictions]
+    return ["", f"{short(judged.digest)}: {report.reason or report.outcome.value}", *said, table]
+
+
+def short(digest: str) -> str:
+    """The first 12 hex digits."""
+    return digest.removeprefix("sha256:")[:12]
+
+
+def format_promotion(promotion: Promotion, *, dry_run: bool = False) -> str:
+    """One line a tag: where it points to now, and why."""
+    failed = {tag for tag, _ in promotion.faults}
+    rows = []
+    for fate in promotion.fates:
+        if not fate.moved:
+            what = "stays" if fate.before else "not set"
+        elif fate.tag in failed:
+            what = "cannot be removed" if not fate.after else "cannot be moved"
+        else:
+            what = ("would be " if dry_run else "") + ("moved" if fate.after else "removed")
+        there = fate.before if fate.tag in failed else fate.after
+        rows.append((fate.tag, what, short(there) or "-", fate.why))
+    return f"{promotion.target} in {promotion.place}\n" + format_table(("TAG", "", "IMAGE", "WHY"), rows)
+
+
+def format_revoke(revoked: Revoke) -> str:
+    """What was taken back, by which statement."""
+    taken = ", ".join(short(one) for one in revoked.taken)
+    return f"{revoked.place}@{revoked.subject.manifest}\n  revoked {taken}\n  by {revoked.digest}"
+
+
+def format_reconciled(done: Sequence[Reconciled]) -> str:
+    """One line a repository."""
+    lines = []
+    for one in done:
+        said = [f"{one.listed} listed"]
+        said += [f"{len(one.mended)} mended"] if one.mended else []
+        said += [f"{one.gone} of images that are gone"] if one.gone else []
+        said += [f"{one.expired} expired"] if one.expired else []
+        said += [f"{one.damaged} damaged lines of the journal dropped"] if one.damaged else []
+        lines.append(f"{one.place}: {', '.join(said)}")
+    return "\n".join(lines or ["nothing was attached from here"])

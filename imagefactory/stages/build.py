@@ -1,0 +1,259 @@
+"""From the committed lock to an image in the store that was started and tried:
+
+lock -> definition -> base, packages -> image -> smoke test
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from imagefactory.access import conda_channels, debian_mirror, package_index, uv_locker
+from imagefactory.errors import DownloadError, LockError, UsageError
+from imagefactory.factory import Factory
+from imagefactory.files import used
+from imagefactory.model import Base, Lock, LockedConda, LockedPackage, LockedWheel, Report, Target
+from imagefactory.oci.model import Image, Sif
+from imagefactory.progress import Progress
+from imagefactory.settings.choices import ENGINES
+from imagefactory.stages.define import define_target
+from imagefactory.stages.run import make_runner, unpack_image
+from imagefactory.stages.store import cache_lock
+
+if TYPE_CHECKING:
+    from imagefactory.engines.base_image import BaseImage, BaseWanted
+    from imagefactory.engines.protocol import Engine
+    from imagefactory.engines.site import BuildSecrets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildOptions:
+    """`locked`: stop when a locked package of the base is gone. `smoke`: try the image at the end.
+
+    `runner` is what tries it, empty for the engine's own.
+    """
+
+    engine: str = "assemble"
+    runner: str = ""
+    locked: bool = False
+    smoke: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """One build: `fresh` is false when the store already held the image; `seconds` by stage.
+
+    `published_base` is false when the base was made of newer packages than the locked ones, so that
+    the digest is not the published one.
+    """
+
+    target: Target
+    image: Image | Sif
+    fresh: bool
+    published_base: bool
+    report: Report | None
+    seconds: tuple[tuple[str, float], ...]
+
+
+def build_target(factory: Factory, target: Target, options: BuildOptions, progress: Progress) -> Built:
+    """From the committed lock to an image in the store that was started and tried."""
+    from imagefactory.verify.smoke import Trial, smoke
+
+    layout = factory.layout
+    engine = _make_engine(factory, options.engine)
+    runner_name = options.runner or ENGINES[options.engine].runner
+    if options.smoke and options.engine == "apptainer" != runner_name:
+        raise UsageError(f"{runner_name} starts no .sif files", hint="--runner apptainer, or --no-smoke")
+    runner = make_runner(factory, runner_name, target.name, progress)
+    definition = define_target(factory, target)
+    clock = _Clock()
+    with layout.in_use(progress), used(cache_lock(factory), progress):
+        engine.require()
+        if options.smoke:
+            runner.require()
+        base = _base(factory, definition.base, progress, locked=options.locked)
+        clock.lap("base")
+        image = engine.find(definition, base)
+        fresh = image is None
+        if image is None:
+
+            def packages() -> dict[LockedPackage, Path]:
+                with progress.stage(f"{target.name}: fetch {len(definition.lock.packages)} packages"):
+                    fetched = _packages(factory, definition.lock, progress)
+                clock.lap("fetch")
+                return fetched
+
+            image = engine.build(definition, base, packages, progress)
+        else:
+            engine.tag(definition, image)
+        clock.lap("assemble")
+        report = None
+        if options.smoke:
+            if runner_name == "unshare" and isinstance(image, Image):
+                unpack_image(factory, image, progress)
+                clock.lap("unpack")
+            trial = Trial(image=image, definition=definition, nonce=secrets.token_hex(16), runner=runner_name)
+            with progress.stage(f"{target.name}: smoke test on the CPU, inside the image, by {runner_name}"):
+                report = smoke(trial, runner, layout.path / "checks", progress)
+            clock.lap("smoke")
+    return Built(
+        target=target,
+        image=image,
+        fresh=fresh,
+        published_base=base.published,
+        report=report,
+        seconds=clock.laps(),
+    )
+
+
+def find_built(factory: Factory, target: Target) -> Image | Sif | None:
+    """What `build` would find made already by the engine of the settings. Makes, fetches and unpacks nothing.
+
+    Raises LockError and StaleError as `define_target` does, StoreError for a base that is damaged.
+    """
+    definition = define_target(factory, target)
+    base = _recalled_base(factory, definition.base)
+    return _make_engine(factory, factory.settings.engine.value).find(definition, base) if base else None
+
+
+def _make_engine(factory: Factory, name: str) -> Engine:
+    from imagefactory.engines.assemble import AssembleEngine
+
+    settings = factory.settings
+    makers: dict[str, Callable[[], Engine]] = {
+        "assemble": lambda: AssembleEngine(
+            factory.layout, settings.cache_path, codec=settings.codec.value, workers=settings.worker_count
+        ),
+        "docker": lambda: _docker_engine(factory),
+        "apptainer": lambda: _apptainer_engine(factory),
+    }
+    assert tuple(makers) == tuple(ENGINES)
+    return makers[name]()
+
+
+def _docker_engine(factory: Factory) -> Engine:
+    from imagefactory.engines.docker import DockerEngine
+    from imagefactory.engines.docker_daemon import DockerDaemon
+
+    return DockerEngine(
+        factory.layout,
+        DockerDaemon(factory.environ),
+        codec=factory.settings.codec.value,
+        secrets=lambda channels: _build_secrets(factory, channels),
+    )
+
+
+def _apptainer_engine(factory: Factory) -> Engine:
+    from imagefactory.engines.apptainer import ApptainerEngine
+    from imagefactory.engines.apptainer_command import ApptainerCommand
+
+    return ApptainerEngine(
+        factory.layout,
+        ApptainerCommand(factory.environ),
+        secrets=lambda channels: _build_secrets(factory, channels),
+    )
+
+
+def _build_secrets(factory: Factory, channels: tuple[str, ...]) -> BuildSecrets:
+    """What a build in a container gets to know of this machine; `channels` are those that it asks."""
+    from imagefactory.engines.site import find_secrets
+
+    site = conda_channels(factory).site(channels) if channels else None
+    return find_secrets(package_index(factory), factory.environ, site)
+
+
+def _packages(factory: Factory, lock: Lock, progress: Progress) -> dict[LockedPackage, Path]:
+    """The files of a lock: conda's archives from their channels, wheels from the package index."""
+    try:
+        return _fetched(factory, lock, progress)
+    except DownloadError as error:  # the cache does not know whose lock a file is of
+        raise DownloadError(error.message, hint=error.hint.replace("TARGET", lock.target)) from error
+
+
+def _fetched(factory: Factory, lock: Lock, progress: Progress) -> dict[LockedPackage, Path]:
+    from imagefactory.lock.download import PackageCache
+
+    folder = factory.settings.cache_path
+    fetched: list[tuple[LockedPackage, Path]] = []
+    if lock.conda:
+        channels = conda_channels(factory)
+
+        def ask(missing: tuple[LockedConda, ...]) -> dict[str, str]:
+            return {package.filename: channels.address(package.url) for package in missing}
+
+        archives = PackageCache(folder, channels).fetch(lock.conda, ask, progress)
+        fetched += archives.items()
+    if lock.wheels:
+        index = package_index(factory)
+
+        def look_up(missing: tuple[LockedWheel, ...]) -> dict[str, str]:
+            return uv_locker(index).addresses(replace(lock, wheels=missing, conda=()))
+
+        wheels = PackageCache(folder, index).fetch(lock.wheels, look_up, progress)
+        fetched += wheels.items()
+    return dict(fetched)
+
+
+def _base(factory: Factory, base: Base, progress: Progress, *, locked: bool) -> BaseImage:
+    from imagefactory.engines.base_image import ensure_base
+
+    if base.image:
+        return _pulled_base(factory, base, progress)
+    return ensure_base(factory.layout, _wanted_base(factory, base, locked=locked), progress)
+
+
+def _recalled_base(factory: Factory, base: Base) -> BaseImage | None:
+    from imagefactory.engines.base_image import recall_base
+    from imagefactory.engines.pulled_base import recall_pulled_base
+
+    if base.image:
+        return recall_pulled_base(factory.layout, base)
+    return recall_base(factory.layout, _wanted_base(factory, base, locked=False))
+
+
+def _wanted_base(factory: Factory, base: Base, *, locked: bool) -> BaseWanted:
+    from imagefactory.engines.base_image import BaseWanted
+    from imagefactory.lock.debian.file import read_base_lock
+
+    path = factory.base_lock_path(base)
+    lock = read_base_lock(path)
+    if lock is None:
+        raise LockError(f"base {base.name} has no lock ({path})", hint=f"imagefactory lock base:{base.name}")
+    return BaseWanted(
+        base=base,
+        lock=lock,
+        codec=factory.settings.codec.value,
+        mirror=lambda: debian_mirror(factory),
+        environ=factory.environ,
+        locked=locked,
+    )
+
+
+def _pulled_base(factory: Factory, base: Base, progress: Progress) -> BaseImage:
+    from imagefactory.access import open_registry
+    from imagefactory.engines.pulled_base import PullWanted, ensure_pulled_base
+
+    wanted = PullWanted(
+        base=base,
+        mirrors=factory.settings.mirror_map,
+        open_registry=lambda host: open_registry(factory, host),
+    )
+    return ensure_pulled_base(factory.layout, wanted, progress)
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+        self._laps: list[tuple[str, float]] = []
+
+    def lap(self, name: str) -> None:
+        now = time.monotonic()
+        self._laps.append((name, round(now - self._last, 3)))
+        self._last = now
+
+    def laps(self) -> tuple[tuple[str, float], ...]:
+        return tuple(self._laps)

@@ -1,0 +1,159 @@
+"""What the tags of a target may point to, each with the verdicts about it, and what they point to now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from imagefactory.errors import NoImageError, NothingSelectedError, RegistryError
+from imagefactory.factory import Factory
+from imagefactory.model import Target
+from imagefactory.oci.candidates import CANDIDATE, CAPABILITY, plain_tag, read_pushed, read_records
+from imagefactory.oci.graph import Place, parse_parts, read_manifest
+from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.transfer import WORKERS
+from imagefactory.progress import Progress
+from imagefactory.stages.verdicts import ANY, find_in, local_place, read_court
+from imagefactory.verdicts.found import Found, find_verdicts
+from imagefactory.verdicts.subject import read_subject
+from imagefactory.verify.judgement import Court
+from imagefactory.verify.model import Judged
+from imagefactory.verify.promotion import Candidate, Stand, newest_first, stand
+
+
+def capability_proven(judged: Sequence[Judged], capability: str) -> bool:
+    """Whether an image with these verdicts is verified for a capability (`8.0`)."""
+    return stand(judged, capability)[0] is Stand.PROVEN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promoting:
+    """Whose tags follow the verdicts, where, and when. With `dry_run` none moves."""
+
+    target: Target
+    place: Place
+    now: datetime
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Root:
+    """What a tag may point to. `built` is true where the store's own tag of the target points to it."""
+
+    digest: str
+    name: str
+    built: bool
+    tags: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Read:
+    candidate: Candidate
+    found: Found
+
+
+def read_candidates(
+    factory: Factory, wanted: Promoting, court: Court, progress: Progress
+) -> tuple[tuple[_Read, ...], dict[str, str]]:
+    """All that the target's tags may point to, and what they point to now."""
+    place, plain = wanted.place, plain_tag(wanted.target)
+    names = [tag for tag in place.store.tags(place.repository) if belongs(tag, plain)]
+    with ThreadPoolExecutor(WORKERS, thread_name_prefix="candidates") as pool:
+        found = pool.map(lambda tag: place.store.manifest(place.repository, tag), names)
+        digests = {name: one[0].digest for name, one in zip(names, found, strict=True) if one}
+        tags = {name: digest for name, digest in digests.items() if not CANDIDATE.fullmatch(name)}
+        named = _untagged(factory, wanted.target, court) if isinstance(place.store, LayoutStore) else {}
+        for name in sorted(digests, key=lambda name: (name not in tags, name == plain)):  # the best name last
+            named[digests[name]] = name
+        roots = [
+            _Root(
+                digest=digest,
+                name=name,
+                built=tags.get(plain) == digest,
+                tags=tuple(tag for tag, there in digests.items() if there == digest),
+            )
+            for digest, name in named.items()
+        ]
+        read = list(pool.map(lambda root: _read_candidate(factory, wanted, court, root), roots))
+    for note in (one for one in read if isinstance(one, str)):
+        progress.note(note)
+    return tuple(one for one in read if isinstance(one, _Read)), tags
+
+
+def belongs(tag: str, plain: str) -> bool:
+    """Whether a tag is the target's: its own, one of a capability, or a candidate's that is no .sif."""
+    if tag == plain:
+        return True
+    match = CAPABILITY.fullmatch(tag) or CANDIDATE.fullmatch(tag)
+    return bool(match and match["plain"] == plain and not tag.endswith(".sif"))
+
+
+def _read_candidate(factory: Factory, wanted: Promoting, court: Court, root: _Root) -> _Read | str:
+    """The candidate of a root, or what to say of one whose parts are gone or that is no image."""
+    place = wanted.place
+    try:
+        subject = read_subject(place, root.digest)
+    except NoImageError as error:
+        return f"{root.name} in {place} is left out: {error.message}"
+    except RegistryError:
+        children, _ = parse_parts(read_manifest(place, root.digest))
+        if all(place.store.manifest(place.repository, child.digest) for child in children):
+            raise
+        return f"{root.name} is not whole in {place}: left out"
+    found = find_in(factory, place, subject, court)
+    # What was verified as another target moves none of this one's tags, whoever calls it a candidate of it.
+    judged = tuple(one for one in found.judged if _target_of(one) in ("", wanted.target.name))
+    if isinstance(place.store, LayoutStore):
+        # The store tells no times: what was built last is the newest, others are as old as their last run.
+        times = [one.verdict.report.ended for one in judged if one.verdict]
+        pushed = wanted.now if root.built else max(times, default=None)
+    else:
+        pushed = read_pushed(read_records(place, root.digest))
+    candidate = Candidate(name=root.name, digest=root.digest, pushed=pushed, judged=judged)
+    return _Read(candidate=candidate, found=replace(found, tags=root.tags))
+
+
+def _target_of(judged: Judged) -> str:
+    return judged.verdict.report.subject.target if judged.verdict else ""
+
+
+def _untagged(factory: Factory, target: Target, court: Court) -> dict[str, str]:
+    """Images of the target that the store keeps for their verdicts, by digest; what a person calls them."""
+    layout, place, found = factory.layout, local_place(factory, ANY), {}
+    for digest in layout.subjects():
+        if layout.manifest(digest) is None:
+            continue
+        try:
+            found_here = find_verdicts(place, read_subject(place, digest), court)
+        except NoImageError:
+            continue
+        for one in found_here.judged:
+            subject = one.verdict.report.subject if one.verdict else None
+            if one.proves and subject and (subject.target, subject.manifest) == (target.name, digest):
+                root = digest if layout.manifest(subject.index) is None else subject.index
+                found[root] = f"{target.name}@{root[:19]}"
+    return found
+
+
+def target_at(factory: Factory, place: Place, digest: str) -> Target:
+    """The target whose candidate or tag is `digest` in that repository. Raises NothingSelectedError."""
+    family = place.repository.rpartition("/")[2]
+    for target in (one for one in factory.targets if one.family == family):
+        for tag in place.store.tags(place.repository):
+            if belongs(tag, plain_tag(target)):
+                there = place.store.manifest(place.repository, tag)
+                if there and there[0].digest == digest:
+                    return target
+    raise NothingSelectedError(
+        f"no target's tag in {place} points to {digest}",
+        hint="name the target, and the registry by --registry",
+    )
+
+
+def list_verdicts(factory: Factory, wanted: Promoting, progress: Progress) -> tuple[Found, ...]:
+    """The verdicts about all images of a target in a place, the newest image first."""
+    read, _ = read_candidates(factory, wanted, read_court(factory, wanted.now), progress)
+    order = newest_first([one.candidate for one in read])
+    return tuple(sorted((one.found for one in read), key=lambda one: order.index(one.subject.index)))

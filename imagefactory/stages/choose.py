@@ -1,0 +1,199 @@
+"""From what a person names to the image that is verified: its target, its lock, and where it lies.
+
+An image is verified by its digest, with the expectations of the lock that it was made of; where the lock here
+is another one, it is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+
+from imagefactory.errors import BuildError, NothingSelectedError, StaleError, UsageError
+from imagefactory.factory import Factory
+from imagefactory.model import Definition, Target
+from imagefactory.oci.model import Descriptor, Image, Sif
+from imagefactory.oci.store import DIGEST, Reference, check_digest
+from imagefactory.progress import Progress
+from imagefactory.stages.define import define_target
+from imagefactory.stages.stored import stored_image, stored_sif
+from imagefactory.verify.model import Subject
+from imagefactory.verify.report import shown
+
+TARGET_LABEL, LOCK_LABEL = "imagefactory.target", "imagefactory.lock"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """An image or .sif of the store. `where` names it in a registry, None where it is in the store alone."""
+
+    made: Image | Sif
+    subject: Subject
+    definition: Definition
+    where: Reference | None
+
+
+def choose_image(factory: Factory, name: str, registry: str, progress: Progress) -> Chosen:
+    """The image that `name` means: a target, a tag or digest of the store, `TARGET@sha256:...`, a reference.
+
+    What is not in the store is pulled from its registry by digest. With `registry` (`host[/path]`) it must be
+    there too. Raises NothingSelectedError and BuildError for what is not to be had, UsageError for an image
+    that is none of this factory's targets, StaleError for one that was made of another lock.
+    """
+    made, where = _find(factory, name, registry, progress)
+    definition = definition_of(factory, made, name)
+    subject = subject_of(made, definition.target.name)
+    if registry and where is None:
+        where = _in_registry(factory, definition.target, subject, registry)
+    return Chosen(made=made, subject=subject, definition=definition, where=where)
+
+
+def check_name(factory: Factory, name: str) -> None:
+    """Raises for a name that means nothing, without fetching or reading an image."""
+    from imagefactory.oci.store import parse_reference
+    from imagefactory.recipes.expand import select_one
+
+    plain, at, digest = name.partition("@")
+    if "/" in name:
+        parse_reference(name)
+    elif not DIGEST.fullmatch(name):
+        if at:
+            check_digest(digest)
+        if ":" not in plain:
+            select_one(factory.targets, plain)
+
+
+def subject_of(made: Image | Sif, target: str) -> Subject:
+    """What a verdict on it speaks of."""
+    manifest = made.manifest if isinstance(made, Image) else made.digest
+    return Subject(target=target, index=made.digest, manifest=manifest, config=made.config)
+
+
+def _find(
+    factory: Factory, name: str, registry: str, progress: Progress
+) -> tuple[Image | Sif, Reference | None]:
+    from imagefactory.oci.store import parse_reference
+    from imagefactory.recipes.expand import select_one
+    from imagefactory.stages.pull import target_reference
+
+    check_name(factory, name)
+    layout = factory.layout
+    if "/" in name:
+        return _from_registry(factory, parse_reference(name), progress)
+    _, at, digest = name.rpartition("@")
+    if at or DIGEST.fullmatch(name):
+        found = layout.manifest(digest or name)
+        if found is not None:
+            return _load(factory, name, found[0]), None
+        if at and (registry or factory.settings.registry.value):
+            return _from_registry(factory, target_reference(factory, name, registry)[1], progress)
+        raise NothingSelectedError(
+            f"no image {digest or name} in {layout.path}", hint="name its registry too: HOST/NAME@sha256:..."
+        )
+    tags = layout.tags()
+    if name in tags:
+        return _load(factory, name, tags[name]), None
+    if ":" in name:
+        raise NothingSelectedError(f"no image '{name}' in {layout.path}", hint="imagefactory store list")
+    target = select_one(factory.targets, name)
+    made = stored_image(factory, target) or stored_sif(factory, target)
+    if made is None:
+        raise BuildError(
+            f"{target.name} is not built yet",
+            hint=f"imagefactory build {target.name}, or name an image of a registry: HOST/NAME@sha256:...",
+        )
+    return made, None
+
+
+def _load(factory: Factory, name: str, descriptor: Descriptor) -> Image | Sif:
+    from imagefactory.oci.sif import is_sif_manifest, load_sif
+
+    layout = factory.layout
+    if is_sif_manifest(json.loads(layout.read(descriptor))):
+        return load_sif(layout, descriptor.digest)
+    return layout.load(name, descriptor)
+
+
+def _from_registry(factory: Factory, wanted: Reference, progress: Progress) -> tuple[Image | Sif, Reference]:
+    """Pulled under a name of its own, made of the digest: what a target's tag points to here stays."""
+    from imagefactory.access import open_registry
+    from imagefactory.oci.graph import Place, read_manifest
+    from imagefactory.oci.mirrors import resolve
+    from imagefactory.stages.pull import local_name, pull_image
+
+    asked = resolve(wanted, factory.settings.mirror_map)
+    place = Place(store=open_registry(factory, asked.registry), repository=asked.repository)
+    digest = read_manifest(place, asked.wanted).descriptor.digest
+    fixed = replace(wanted, tag="", digest=digest)
+    found = factory.layout.manifest(digest)
+    if found is not None:
+        return _load(factory, str(fixed), found[0]), fixed
+    pulled = pull_image(factory, fixed, local_name(factory, fixed), progress)
+    image = factory.layout.image(pulled.name)
+    if image is None:
+        raise BuildError(f"{pulled.name} was removed from the store meanwhile", hint="run it again")
+    return image, fixed
+
+
+def _in_registry(factory: Factory, target: Target, subject: Subject, registry: str) -> Reference:
+    from imagefactory.access import open_registry, registry_place, repository_of
+
+    host, path = registry_place(factory, registry)
+    repository = repository_of(path, target.family)
+    if open_registry(factory, host).manifest(repository, subject.index) is None:
+        raise UsageError(
+            f"{host}/{repository} has no {subject.index}",
+            hint=f"push it first: imagefactory push {target.name} --registry {registry}",
+        )
+    return Reference(registry=host, repository=repository, digest=subject.index)
+
+
+def definition_of(factory: Factory, made: Image | Sif, name: str) -> Definition:
+    """What the image must be, by the target and lock that it says it was made of."""
+    from imagefactory.lock.files import lock_digest
+
+    told = _labels(factory, made)
+    target = next((one for one in factory.targets if one.name == told.get(TARGET_LABEL)), None)
+    if target is None:
+        whose = shown(told.get(TARGET_LABEL, ""))
+        what = f"of the target '{whose}', which this factory does not have" if whose else "of no target"
+        raise UsageError(
+            f"{name} is an image {what}: nothing says what must hold in it",
+            hint="verify it in the factory that made it (-C DIR)",
+        )
+    wanted, at, _ = name.partition("@")
+    if at and wanted != target.name and wanted in {one.name for one in factory.targets}:
+        raise UsageError(
+            f"{name} is an image of {target.name}",
+            hint=f"name it by its digest alone, or as {target.name}@...",
+        )
+    definition = define_target(factory, target)
+    # Of a .sif the manifest tells the target alone; the packages inside are checked all the same.
+    here = lock_digest(definition.lock)
+    if told.get(LOCK_LABEL, here if isinstance(made, Sif) else "") != here:
+        raise StaleError(
+            f"{name} was made of another lock of {target.name} than the one here",
+            hint=f"imagefactory build {target.name}, or go to the revision whose lock it was made of",
+        )
+    return definition
+
+
+def _labels(factory: Factory, made: Image | Sif) -> dict[str, str]:
+    """What an image says of itself in its config, a .sif in its manifest: the target's name there alone."""
+    from imagefactory.oci.sif import TARGET
+
+    layout = factory.layout
+    if isinstance(made, Image):
+        config = json.loads(layout.read(Descriptor(media_type="", digest=made.config, size=0)))
+        return _texts(config, "config", "Labels")
+    found = layout.manifest(made.digest)
+    annotations = _texts(json.loads(found[1]), "annotations") if found else {}
+    return {TARGET_LABEL: annotations[TARGET]} if TARGET in annotations else {}
+
+
+def _texts(value: object, *names: str) -> dict[str, str]:
+    """The texts of an object of objects, whatever a stranger wrote in its place."""
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else None
+    rows = value.items() if isinstance(value, dict) else ()
+    return {key: text for key, text in rows if isinstance(text, str)}

@@ -1,0 +1,72 @@
+"""From registry to registry; nothing lies on this machine in between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from imagefactory.access import open_registry
+from imagefactory.errors import UsageError
+from imagefactory.factory import Factory
+from imagefactory.progress import Progress
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from imagefactory.oci.store import Reference
+    from imagefactory.oci.transfer import Sent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copying:
+    """What to copy where, and when. With `referrers`, verdicts and other artifacts of the image come too."""
+
+    now: datetime
+    source: Reference
+    destination: Reference
+    referrers: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copied:
+    """One copy; `destination` has the digest that its registry confirmed."""
+
+    source: Reference
+    destination: Reference
+    sent: Sent
+
+
+def copy_image(factory: Factory, wanted: Copying, progress: Progress) -> Copied:
+    """From registry to registry; blobs stream through, within one registry they are mounted."""
+    from imagefactory.oci.candidates import CANDIDATE, pushed_record
+    from imagefactory.oci.graph import Place, read_graph
+    from imagefactory.oci.mirrors import resolve
+    from imagefactory.oci.transfer import Brake, Sending, no_origins, send
+
+    source, destination = wanted.source, wanted.destination
+    if not destination.tag or destination.digest:
+        raise UsageError(
+            f"'{destination}' names no place to copy to", hint="write HOST/NAME:TAG; the digest comes along"
+        )
+    asked = resolve(source, factory.settings.mirror_map)
+    with progress.stage(f"copy {asked} to {destination}"):
+        brake = Brake()
+        registry = open_registry(factory, asked.registry, brake)
+        place = Place(store=registry, repository=asked.repository)
+        same = asked.registry == destination.registry
+        graph = read_graph(place, asked.wanted, referrers=wanted.referrers)
+        immutable = CANDIDATE.fullmatch(destination.tag) is not None
+        record = pushed_record(graph.root.descriptor, wanted.now)
+        sending = Sending(
+            graph=graph,
+            repository=destination.repository,
+            candidate=destination.tag if immutable else "",
+            tags=() if immutable else (destination.tag,),
+            # A candidate's age counts from when it came to this registry.
+            attach=(record,) if immutable else (),
+            origins=(lambda _: (asked.repository,)) if same else no_origins,
+            brake=brake,
+        )
+        target = registry if same else open_registry(factory, destination.registry, brake)
+        sent = send(place, target, sending, progress)
+    return Copied(source=source, destination=replace(destination, digest=sent.digest), sent=sent)

@@ -1,0 +1,230 @@
+"""From what a person names to what is in it: a path, a target, an image of the store or of a registry.
+
+scan.py reads the bytes; here is what the name means, and which word says where the answer comes from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from imagefactory.errors import BuildError, NothingSelectedError, UsageError
+from imagefactory.gpu.model import Contents, Package
+from imagefactory.model import LockedConda, LockedPackage, Target
+from imagefactory.oci.store import DIGEST
+from imagefactory.progress import Progress, Quiet
+from imagefactory.stages.scan import (
+    Inspected,
+    find_place,
+    inspect_kept_sif,
+    inspect_path,
+    inspect_registry,
+    scan_stored,
+)
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from imagefactory.factory import Factory
+    from imagefactory.model import Lock
+    from imagefactory.oci.model import Descriptor
+    from imagefactory.verify.model import Judged
+
+LARGE = 1 << 20  # bytes; the GPU code of a framework is in no package smaller than that
+
+
+def inspect_place(
+    factory: Factory, recipes: Callable[[], Factory], name: str, progress: Progress
+) -> Inspected:
+    """What `name` holds: a path that exists, a reference with its registry, a digest or tag, a target.
+
+    `factory` needs to know no recipes; `recipes` gives one that does. Raises UsageError for a name that is
+    nothing of these, BuildError for a target of which nothing is at hand, and what reading raises.
+    """
+    path = Path(name)
+    if not name:
+        raise UsageError("nothing is named", hint="name a file or folder, an image or a target")
+    if path.exists():
+        return inspect_path(factory, path, progress)
+    if name.startswith((".", "/", "~")) or path.suffix in (".whl", ".sif", ".so", ".conda"):
+        raise UsageError(
+            f"{name} does not exist", hint="name a file or folder that does, an image or a target"
+        )
+    if "/" in name:
+        from imagefactory.oci.store import parse_reference
+
+        return inspect_registry(factory, parse_reference(name), progress)
+    if DIGEST.fullmatch(name):
+        return _inspect_digest(factory, name, progress)
+    tags = factory.layout.tags()
+    if name in tags:
+        return _inspect_stored(factory, name, tags[name], progress)
+    if ":" in name:
+        near = _near(name, tags)
+        hint = f"did you mean {near}?" if near else "imagefactory store list"
+        raise NothingSelectedError(f"no image '{name}' in {factory.layout.path}", hint=hint)
+    return _inspect_target(recipes(), name, progress)
+
+
+def inspected_verdicts(factory: Factory, name: str, digest: str, now: datetime) -> tuple[Judged, ...]:
+    """The judged verdicts on what `inspect_place` found under `name`, from the store or registry it is in.
+
+    A file's are none: those of the image that it was made from are not about the file.
+    """
+    from imagefactory.oci.graph import Place
+    from imagefactory.oci.layout_store import LayoutStore
+    from imagefactory.stages.verdicts import Judge
+
+    judge = Judge(factory, now)
+    if not digest or Path(name).exists():
+        return ()
+    if "/" not in name:
+        return judge.there(Place(store=LayoutStore(factory.layout), repository=""), digest)
+    return judge.there(find_place(factory, name)[1], digest)
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    import difflib
+
+    return "".join(difflib.get_close_matches(name, known, n=1))
+
+
+# --- paths ---------------------------------------------------------------------------------------
+
+
+# --- images --------------------------------------------------------------------------------------
+
+
+def _inspect_digest(factory: Factory, digest: str, progress: Progress) -> Inspected:
+    found = factory.layout.manifest(digest)
+    if found is None:
+        raise NothingSelectedError(
+            f"no image {digest} in {factory.layout.path}", hint="imagefactory store list"
+        )
+    return _inspect_stored(factory, digest, found[0], progress)
+
+
+def _inspect_stored(factory: Factory, name: str, descriptor: Descriptor, progress: Progress) -> Inspected:
+    """An image of the store, or a .sif that is kept there."""
+    from imagefactory.oci.sif import is_sif_manifest, load_sif
+
+    layout = factory.layout
+    if is_sif_manifest(json.loads(layout.read(descriptor))):
+        return inspect_kept_sif(factory, load_sif(layout, descriptor.digest), progress)
+    return scan_stored(factory, layout.load(name, descriptor), progress)
+
+
+# --- targets -------------------------------------------------------------------------------------
+
+
+def _inspect_target(factory: Factory, name: str, progress: Progress) -> Inspected:
+    """The target's image; else the .sif apptainer built; else what is known of its lock's packages."""
+    from imagefactory.recipes.expand import select_one
+    from imagefactory.stages.stored import stored_image, stored_sif
+
+    target = select_one(factory.targets, name)
+    image = stored_image(factory, target)
+    if image is not None:
+        return scan_stored(factory, image, progress)
+    sif = stored_sif(factory, target)
+    if sif is not None:
+        return inspect_kept_sif(factory, sif, progress)
+    return _inspect_lock(factory, target, progress)
+
+
+def _inspect_lock(factory: Factory, target: Target, progress: Progress) -> Inspected:
+    from imagefactory.stages.lock import read_target_lock
+
+    lock = read_target_lock(factory, target)
+    if lock is None:
+        raise BuildError(
+            f"{target.name} is neither built nor locked: nothing is known of its GPU code",
+            hint=f"imagefactory lock {target.name}, then imagefactory build {target.name}",
+        )
+    cached, tabled, missing = _known_packages(factory, lock, progress)
+    contents = join_contents(target.name, lock, (*cached, *tabled))
+    if not _answers(contents, missing):
+        raise BuildError(
+            f"{target.name} is not built, and neither the cache nor the tables know its GPU code",
+            hint=f"imagefactory build {target.name}; "
+            f"what is documented of it says `imagefactory compat {target.name}`",
+        )
+    known = [f"{len(cached)} from the cache"] if cached else []
+    known += [f"{len(tabled)} from the tables of scanned wheels"] if tabled else []
+    known += [f"{len(missing)} large ones not looked into"] if missing else []
+    how = f"its lock, for it is not built: of {len(lock.packages)} packages {', '.join(known)}"
+    return Inspected(contents=contents, how=how)
+
+
+def _known_packages(
+    factory: Factory, lock: Lock, progress: Progress
+) -> tuple[list[Contents], list[Contents], list[LockedPackage]]:
+    """What is known of a lock's packages: those scanned in the cache, those in the tables, the others."""
+    from imagefactory.access import package_index
+    from imagefactory.gpu.knowledge import scanned
+    from imagefactory.lock.download import PackageCache
+
+    cache = PackageCache(factory.settings.cache_path, package_index(factory))
+    absent = set(cache.missing(lock.packages))
+    here = [package for package in lock.packages if package not in absent]
+    cached, tabled, missing = [], [], []
+    if here:
+        with progress.task("scan packages of the cache", total=sum(one.size for one in here)) as task:
+            for package in here:
+                cached.append(_scan_cached(cache.path(package), factory.settings.worker_count))
+                task.advance(package.size)
+    for package in lock.packages:
+        known = scanned(package.sha256) if package in absent else None
+        if known is not None:
+            tabled.append(known)
+        elif package in absent and package.size >= LARGE:
+            missing.append(package)
+    return cached, tabled, missing
+
+
+def _scan_cached(path: Path, workers: int) -> Contents:
+    """A package of the cache. What it tells is kept beside it, and goes with it."""
+    from imagefactory.scan.files import find_in
+    from imagefactory.scan.findings import format_contents
+    from imagefactory.scan.records import LayerScan, format_scan, parse_scan
+
+    kept, known = path.with_name("scan.json"), None
+    with contextlib.suppress(OSError, ValueError):
+        known = parse_scan(json.loads(kept.read_bytes()))
+    if known is None:
+        known = LayerScan(found=find_in(path, Quiet(), workers=workers))
+        beside = kept.with_name(f".scan.{os.getpid()}")
+        with contextlib.suppress(OSError):  # only a memory: the cache may be one that others fill
+            beside.write_text(json.dumps(format_scan(known)), encoding="utf-8")
+            beside.replace(kept)
+    return format_contents(path.name, known.found)
+
+
+def join_contents(source: str, lock: Lock, parts: Iterable[Contents]) -> Contents:
+    """What packages hold together. The lock says which packages there are. Pure."""
+    every = tuple(parts)
+    libraries = {one.path: one for part in every for one in part.libraries}
+    packages = {
+        Package(name=one.name, version=one.version, build=one.build if isinstance(one, LockedConda) else "")
+        for one in lock.packages
+    }
+    return Contents(
+        source=source,
+        libraries=tuple(libraries[path] for path in sorted(libraries)),
+        packages=tuple(sorted(packages, key=lambda one: (one.name, one.version))),
+        facts=tuple(sorted({fact for part in every for fact in part.facts})),
+        toolkit=tuple(sorted({name for part in every for name in part.toolkit})),
+    )
+
+
+def _answers(contents: Contents, missing: list[LockedPackage]) -> bool:
+    """Whether what is known decides: the framework's own code is there, or nothing large is unknown."""
+    from imagefactory.gpu.frameworks import Role, find_framework, role_of
+
+    framework = find_framework(contents)
+    gates = any(role_of(one.path, framework)[0] is Role.GATES for one in contents.libraries)
+    return gates or not missing

@@ -1,0 +1,248 @@
+"""From a kit that came back to a verdict: judged, signed once, attached where its image lies.
+
+    verify.kit.collect -> sign, spend the nonce -> verdicts.attach_signed, promote
+
+The nonce is spent before anything is attached, and what was signed is kept with it until it has arrived. So a
+call that was killed or met a registry that was down is simply made again; it signs nothing a second time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from imagefactory.errors import CheckFailedError, UsageError
+from imagefactory.factory import Factory
+from imagefactory.model import Outcome, Target
+from imagefactory.oci.model import Sif
+from imagefactory.oci.store import Reference, parse_reference
+from imagefactory.progress import Progress
+from imagefactory.stages.choose import choose_image
+from imagefactory.stages.sign import ledger
+from imagefactory.stages.verify import VerifyOptions, predicted_of, utc_now
+from imagefactory.verify.kit.collect import Collected, collect_kit, read_nonce
+from imagefactory.verify.model import GpuReport, Subject
+from imagefactory.verify.nonces import NONCE_BYTES, Ledger, NonceError, format_nonce
+
+if TYPE_CHECKING:
+    from imagefactory.stages.promote import Promotion
+    from imagefactory.verify.keys import SigningKey
+    from imagefactory.verify.statement import Signed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectOptions:
+    """`ledger` is the folder that issued the nonces, None for the store's.
+
+    `registry` (`host[/path]`) is where verdicts go beside the store; empty for where the kit's image was to
+    be pulled from. With `promote` tags follow.
+    """
+
+    ledger: Path | None = None
+    registry: str = ""
+    promote: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectedKit:
+    """A kit's verdict, where it is attached now, and what became of tags. `again`: it was signed before."""
+
+    report: GpuReport
+    signed: Signed
+    attached: tuple[str, ...]
+    again: bool
+    promotion: Promotion | None = None
+
+    @property
+    def verified(self) -> bool:
+        return self.report.outcome is Outcome.VERIFIED
+
+
+def collect(
+    factory: Factory, folder: Path, options: CollectOptions, now: datetime, progress: Progress
+) -> CollectedKit:
+    """All of it, for one kit. Raises as `collect_kit` does, and UsageError where no key signs here.
+
+    CheckFailedError where the run says nothing of the image (`infrastructure`, `not-tested`), StatementError
+    where the host's evidence does not show the GPU that the suite met: then nothing is spent.
+    """
+    from imagefactory.stages.candidates import Promoting
+    from imagefactory.stages.promote import promote
+    from imagefactory.stages.sign import ledger
+    from imagefactory.stages.statements import attach_signed
+    from imagefactory.stages.verdicts import local_place, place_of
+    from imagefactory.stages.verify import keep_report
+
+    kept = Ledger(options.ledger) if options.ledger else ledger(factory)
+    made = known = unsettled(kept, folder)
+    if made is None:
+        collected = collect_kit(folder, kept, now, factory.environ)
+        with factory.layout.in_use(progress):
+            keep_report(factory, collected.report, None)
+        made = sign_kit(factory, collected, kept, now)
+    signed, reference = made
+    report = signed.verdict.report
+    where = _where(factory, report, reference, options.registry)
+    attached = attach_signed(factory, signed, where, progress)
+    moved = None
+    if options.promote:
+        target = _target(factory, report, "so no tag can follow")
+        place = place_of(factory, where) if where else local_place(factory, target.family)
+        moved = promote(factory, Promoting(target=target, place=place, now=now), progress)
+    kept.settle(report.nonce)  # last: where tags could not be moved, the same call can be made again
+    return CollectedKit(
+        report=report, signed=signed, attached=attached, again=known is not None, promotion=moved
+    )
+
+
+def unsettled(ledger: Ledger, folder: Path) -> tuple[Signed, str] | None:
+    """What an earlier call signed for this kit and could not attach, and the kit's reference; mostly None."""
+    try:
+        data = ledger.unsettled(read_nonce(folder))
+    except NonceError:
+        return None
+    return parse_signed(data) if data else None
+
+
+def sign_kit(factory: Factory, collected: Collected, ledger: Ledger, now: datetime) -> tuple[Signed, str]:
+    """Signs what a kit brought back, and spends its nonce on that; gives the kit's reference too."""
+    from imagefactory.verify.smoke import digest_of
+    from imagefactory.verify.statement import SIGNABLE, sign
+    from imagefactory.verify.trust import read_trust
+
+    report = collected.report
+    if report.outcome not in SIGNABLE:
+        raise CheckFailedError(
+            f"{report.outcome}: {report.reason}",
+            hint="nothing was signed; this kit can be run again, there or elsewhere",
+        )
+    days = read_trust(factory.settings.files).policy.days
+    signed = sign(report, _key(factory), now=now, days=days)
+    data = format_signed(signed, collected.reference)
+    ledger.spend(report.nonce, collected.run, result=digest_of({"signed": data}), now=now, signed=data)
+    return signed, collected.reference
+
+
+def format_signed(signed: Signed, reference: str) -> bytes:
+    texts = {
+        "envelope": signed.envelope.decode("ascii"),
+        "test_result": signed.test_result.decode("ascii"),
+        "reference": reference,
+    }
+    return json.dumps(texts, sort_keys=True).encode()
+
+
+def parse_signed(data: bytes) -> tuple[Signed, str]:
+    """Raises StatementError for what this program did not sign."""
+    from imagefactory.verify.envelope import parse_envelope
+    from imagefactory.verify.statement import Signed, parse_verdict
+
+    texts = json.loads(data)
+    envelope, test_result = texts["envelope"].encode("ascii"), texts["test_result"].encode("ascii")
+    opened = parse_envelope(envelope, "the ledger")
+    verdict = parse_verdict(opened.payload, "the ledger", opened.keyid)
+    signed = Signed(verdict=verdict, envelope=envelope, test_result=test_result)
+    return signed, str(texts["reference"])
+
+
+def _key(factory: Factory) -> SigningKey:
+    from imagefactory.stages.sign import signing_key
+
+    key = signing_key(factory)
+    if key is None:
+        raise UsageError(
+            "no key signs here, so nothing can be made of a kit",
+            hint="imagefactory keys new NAME, or name a key's file: IMAGEFACTORY_SIGNING_KEY",
+        )
+    return key
+
+
+def _where(factory: Factory, report: GpuReport, reference: str, registry: str) -> Reference | None:
+    """Where the image lies beside the store: the registry that is named, else that of the kit."""
+    from imagefactory.access import registry_place, repository_of
+
+    if not registry:
+        return parse_reference(reference) if reference else None
+    target = _target(factory, report, "so nobody knows its repository")
+    host, path = registry_place(factory, registry)
+    return Reference(
+        registry=host, repository=repository_of(path, target.family), digest=report.subject.index
+    )
+
+
+def _target(factory: Factory, report: GpuReport, why: str) -> Target:
+    name = report.subject.target
+    target = next((one for one in factory.targets if one.name == name), None)
+    if target is None:
+        raise UsageError(
+            f"this factory has no target '{name}', {why}",
+            hint="collect it in the factory that made the kit (-C DIR), or without --registry and --promote",
+        )
+    return target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KitPlace:
+    """Where a kit is written, and the ledger that remembers its nonce: None for the store's."""
+
+    folder: Path
+    ledger: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KitWritten:
+    """A kit: its nonce, for which image, where that can be pulled, and until when it can be collected."""
+
+    subject: Subject
+    reference: str
+    nonce: str
+    ledger: Path
+    expires: datetime
+
+
+def write_kit(
+    factory: Factory, name: str, options: VerifyOptions, place: KitPlace, progress: Progress
+) -> KitWritten:
+    """Writes a kit for the image that `name` means. Nothing is run, so this machine needs no GPU.
+
+    Of the options, those of what is asked count. Raises UsageError where the folder holds something.
+    """
+    from imagefactory.access import open_registry
+    from imagefactory.oci.sif import kept_sifs
+    from imagefactory.verify.gpu import GpuAsk, ask_gpu, suite_argv, timeout_of
+    from imagefactory.verify.kit.make import KitOrder, make_kit
+
+    chosen = choose_image(factory, name, options.registry, progress)
+    definition, where = chosen.definition, chosen.where
+    with factory.layout.in_use(progress):
+        predicted = predicted_of(factory, chosen, None, progress)
+    nonce = format_nonce(os.urandom(NONCE_BYTES))
+    ask = GpuAsk(nonce=nonce, level=options.level, capability=options.capability, predicted=predicted)
+    order = KitOrder(
+        subject=chosen.subject,
+        made=chosen.made,
+        asked=ask_gpu(definition, ask),
+        argv=suite_argv(definition),
+        waive=definition.target.waive,
+        timeout=timeout_of(options.level),
+        reference=str(where) if where else "",
+        plain_http=open_registry(factory, where.registry).plain if where else False,
+        sifs=tuple(
+            kept.found.file.digest
+            for kept in kept_sifs(factory.layout, chosen.subject.manifest)
+            if isinstance(kept.found, Sif)
+        ),
+    )
+    kept = Ledger(place.ledger) if place.ledger else ledger(factory)
+    issued = make_kit(place.folder, order, kept, utc_now())
+    return KitWritten(
+        subject=chosen.subject,
+        reference=order.reference,
+        nonce=nonce,
+        ledger=kept.folder,
+        expires=issued.expires,
+    )

@@ -1,0 +1,318 @@
+"""The stage from targets to locks: what is kept, what is stale, what is solved and written.
+
+The rooms below `lock/` solve, read and write one lock; here is what a factory as a whole asks of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from imagefactory.access import conda_channels, debian_mirror, package_index, uv_locker
+from imagefactory.errors import LockError, NothingSelectedError, StaleError, UnsolvableError, UsageError
+from imagefactory.factory import Factory
+from imagefactory.model import Base, Lock, Outcome, Target
+from imagefactory.progress import Progress
+from imagefactory.settings.choices import SOLVERS
+
+if TYPE_CHECKING:
+    from imagefactory.lock import Locker
+    from imagefactory.lock.files import Unsolvable
+
+
+def read_target_lock(factory: Factory, target: Target) -> Lock | None:
+    """The committed lock of a target, or None. Raises LockError when it is malformed."""
+    from imagefactory.lock.files import read_lock
+
+    return read_lock(factory.lock_folder, target)
+
+
+def require_lock(factory: Factory, target: Target) -> Lock:
+    """The committed lock.
+
+    Raises LockError when there is none or it does not hold the framework and CUDA that the target
+    names, StaleError when the recipe has moved on or the lock of the target that it is built on has.
+    """
+    from imagefactory.lock.files import check_facts, lock_path
+
+    lock, hint = read_target_lock(factory, target), f"imagefactory lock {target.name}"
+    wanted = wanted_hash(factory, target)
+    if lock is not None and lock.content_hash == wanted:
+        check_facts(lock, target)
+        return lock
+    if why := read_why(factory, target):
+        raise LockError(f"{target.name} is unsolvable: {why.reason}", hint=why.hint or f"{hint} --explain")
+    if lock is None:
+        path = lock_path(factory.lock_folder, target)
+        raise LockError(f"{target.name} has no lock ({path})", hint=hint)
+    what = f"the recipe or the lock of {target.on} has" if target.on else "the recipe has"
+    raise StaleError(f"the lock of {target.name} is stale: {what} changed since", hint=hint)
+
+
+def wanted_hash(factory: Factory, target: Target) -> str:
+    """The content hash that the target's lock must have. Raises LockError as `lock_below` does."""
+    from imagefactory.lock.content_hash import content_hash
+
+    return content_hash(target, factory.base_of(target), lock_below(factory, target))
+
+
+def lock_below(factory: Factory, target: Target) -> Lock | None:
+    """The lock of the target that this one is built on, as `require_lock` gives it; None for no target."""
+    below = factory.target_below(target)
+    return require_lock(factory, below) if below else None
+
+
+def locks_below(factory: Factory, target: Target) -> tuple[Lock, ...]:
+    """The locks of all targets that this one is built on, the lowest first."""
+    below = factory.target_below(target)
+    return (*locks_below(factory, below), require_lock(factory, below)) if below else ()
+
+
+def lock_state(factory: Factory, target: Target) -> str:
+    """`ok`, `stale`, `none`, `malformed`, or `unsolvable` where that is what locking said, for tables."""
+    try:
+        lock = read_target_lock(factory, target)
+    except LockError:
+        return "malformed"
+    try:
+        if lock is not None and lock.content_hash == wanted_hash(factory, target):
+            return "ok" if _holds(lock, target, lock_below(factory, target)) else "malformed"
+        if read_why(factory, target) is not None:
+            return Outcome.UNSOLVABLE.value
+    except (LockError, StaleError):
+        pass  # of the target below, which has a row of its own
+    return "none" if lock is None else "stale"
+
+
+def _holds(lock: Lock, target: Target, under: Lock | None) -> bool:
+    """Whether a lock of the right content hash is what locking writes, and not changed since."""
+    from imagefactory.lock.files import check_facts, check_kept
+
+    try:
+        check_facts(lock, target)
+        check_kept(lock, under)
+    except LockError:
+        return False
+    return True
+
+
+def read_why(factory: Factory, target: Target) -> Unsolvable | None:
+    """Why the target has no solution, as it was found when it was last locked; None where that is not known.
+
+    What was found for another recipe does not count, nor does a record that is malformed: locking makes
+    it anew. Raises LockError as `lock_below` does.
+    """
+    from imagefactory.lock.files import read_unsolvable
+
+    try:
+        why = read_unsolvable(factory.lock_folder, target)
+    except LockError:
+        return None
+    return why if why is not None and why.content_hash == wanted_hash(factory, target) else None
+
+
+def base_state(factory: Factory, base: Base) -> str:
+    """The same words for a base's lock. A base that is pulled is locked by its digest."""
+    from imagefactory.lock.debian.file import base_content_hash, read_base_lock
+
+    if base.image:
+        return "ok"
+    try:
+        lock = read_base_lock(factory.base_lock_path(base))
+    except LockError:
+        return "malformed"
+    if lock is None:
+        return "none"
+    return "ok" if lock.content_hash == base_content_hash(base) else "stale"
+
+
+def orphans(factory: Factory) -> tuple[Path, ...]:
+    """Locks and definitions of targets and bases that no recipe makes any more."""
+    from imagefactory.lock.files import CONDA, UNSOLVABLE, WHEELS, lock_names
+
+    root, folder = factory.settings.root_path, factory.lock_folder
+    names = {target.name for target in factory.targets}
+    files = {f"{name}.{UNSOLVABLE}" for name in names}
+    for target in factory.targets:
+        files.update(lock_names(target.name, conda=target.source == "conda"))
+    bases = {base.name for base in factory.bases if not base.image}
+    kinds = (CONDA, WHEELS, UNSOLVABLE)
+    left = [p for kind in kinds for p in folder.glob(f"*.{kind}") if p.name not in files]
+    left += [p for p in (folder / "bases").glob("*.lock") if p.stem not in bases]
+    left += [p for p in (root / "definitions").glob("*") if p.is_dir() and p.name not in names]
+    return tuple(sorted(left))
+
+
+def holding(factory: Factory, targets: Sequence[Target], packages: Sequence[str]) -> tuple[Target, ...]:
+    """The targets whose locks hold all of `packages`, and not from a target that they are built on.
+
+    Raises NothingSelectedError when none does.
+    """
+    from packaging.utils import canonicalize_name
+
+    wanted = {canonicalize_name(package) for package in packages}
+
+    def names(target: Target | None) -> set[str]:
+        lock = read_target_lock(factory, target) if target else None
+        return {canonicalize_name(package.name) for package in lock.packages} if lock else set()
+
+    chosen = tuple(t for t in targets if wanted <= names(t) - names(factory.target_below(t)))
+    if not chosen:
+        raise NothingSelectedError(f"no lock holds {' and '.join(packages)}", hint="imagefactory show TARGET")
+    return chosen
+
+
+def below_first(factory: Factory, targets: Sequence[Target]) -> tuple[Target, ...]:
+    """`targets` in an order in which each can be locked: after the one that it is built on."""
+
+    def depth(target: Target) -> int:
+        below = factory.target_below(target)
+        return 1 + depth(below) if below else 0
+
+    return tuple(sorted(targets, key=depth))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relock:
+    """What `lock` did: `before` and `after` are the same object when nothing was solved."""
+
+    target: Target
+    before: Lock | None
+    after: Lock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockOptions:
+    """`update` names packages that may move, `update_all` lets every one move.
+
+    `note` is written into the lock, None keeps the one that is there as long as the lock stays as it is.
+    """
+
+    update: tuple[str, ...] = ()
+    update_all: bool = False
+    note: str | None = None
+
+
+def lock_target(factory: Factory, target: Target, options: LockOptions, progress: Progress) -> Relock:
+    """Solves the target's lock if anything that decides it has changed, and writes it.
+
+    Where there is no solution that is kept beside the locks. Raises UnsolvableError, LockError for a target
+    below that has no lock, and what the solver's adapter raises.
+    """
+    from imagefactory.lock import LockRequest, files
+    from imagefactory.lock.content_hash import content_hash
+
+    _check_note(target, options.note)
+    folder, base, under = factory.lock_folder, factory.base_of(target), lock_below(factory, target)
+    try:
+        before = read_target_lock(factory, target)
+    except LockError as error:
+        progress.note(f"{error.message}: locking {target.name} anew")
+        before = files.read_remains(folder, target)
+    wanted = content_hash(target, base, under)
+    current = before is not None and before.content_hash == wanted
+    if before is not None and current:
+        try:
+            files.check_facts(before, target)
+            files.check_kept(before, under)
+        except LockError as error:  # no lock is written so: somebody changed it
+            progress.note(f"{error.message}: locking {target.name} anew")
+            before, current = replace(before, content_hash=files.NOBODYS), False
+    if before is not None and current and not options.update and not options.update_all:
+        solved = replace(before, target=target.name)
+    else:
+        request = LockRequest(
+            target=target,
+            base=base,
+            previous=before,
+            update=options.update,
+            update_all=options.update_all,
+            under=under,
+        )
+        try:
+            solved = _target_locker(factory, target).lock(request, progress)
+        except UnsolvableError as error:
+            if not current:
+                why = files.Unsolvable(
+                    target=target.name,
+                    content_hash=wanted,
+                    reason=error.message.removeprefix(f"{target.name}: "),
+                    hint=error.hint,
+                    tree=error.tree,
+                )
+                try:
+                    files.write_unsolvable(folder, why)
+                except LockError as unwritten:  # what was found is worth more than its record
+                    progress.note(unwritten.message)
+            raise
+    after = _noted(before, solved, options.note, progress)
+    if before is None or files.format_lock_files(after) != files.format_lock_files(before):
+        files.write_lock(folder, after)
+    else:
+        after = before
+        files.remove_unsolvable(folder, target.name)
+    return Relock(target=target, before=before, after=after)
+
+
+def _noted(before: Lock | None, after: Lock, note: str | None, progress: Progress) -> Lock:
+    """`after` with the note it shall have: what was said of other packages is not said of these."""
+    if note is None:
+        old = before.note if before else ""
+        same = before is None or [p.sha256 for p in before.packages] == [p.sha256 for p in after.packages]
+        if same or not old:
+            return replace(after, note=old)
+        progress.note(f"{after.target}: its note '{old}' was of the lock before: --note says it of this one")
+        return replace(after, note="")
+    return replace(after, note=note.strip())
+
+
+def _check_note(target: Target, note: str | None) -> None:
+    if note and target.source != "conda":
+        raise UsageError(
+            f"{target.name}: a lock of wheels alone keeps no note",
+            hint=f"write it as a comment into the recipe ({target.where})",
+        )
+    if note and (len(note) > 300 or not note.isprintable()):
+        raise UsageError("a note is one line of at most 300 characters", hint='--note "tried on an A100"')
+
+
+def lock_base(factory: Factory, base: Base, progress: Progress, *, update: bool) -> bool:
+    """Solves a base's lock when there is none, when it is stale, or on `update`; True when it changed.
+
+    A base that is pulled has no lock but its digest, which only its recipe changes.
+    """
+    from imagefactory.lock.debian import file, solve
+
+    if base.image:
+        return False
+    path = factory.base_lock_path(base)
+    try:
+        before = file.read_base_lock(path)
+    except LockError as error:
+        progress.note(f"{error.message}: locking {base.name} anew")
+        before = None
+    if before is not None and before.content_hash == file.base_content_hash(base) and not update:
+        return False
+    after = solve.lock_base(base, before, debian_mirror(factory), progress, update=update)
+    if after == before:
+        return False
+    file.write_base_lock(path, after)
+    return True
+
+
+def _target_locker(factory: Factory, target: Target) -> Locker:
+    """What solves the target's packages, and knows where they are."""
+    index = package_index(factory)
+    if target.source != "conda":
+        return uv_locker(index)
+    channels, records = conda_channels(factory), factory.settings.cache_path / "channels"
+    if (solver := factory.settings.solver.value) == SOLVERS[0]:
+        from imagefactory.lock.conda.locker import CondaLocker
+
+        return CondaLocker(channels, records, lambda: uv_locker(index))
+    from imagefactory.lock.conda.own_tool import CondaLockLocker, find_tool
+
+    tool = find_tool(solver, factory.environ)
+    return CondaLockLocker(tool, channels, records, lambda: uv_locker(index))

@@ -1,0 +1,195 @@
+"""What a plan must know of the world: the targets' locks and images, a list of GPUs, a file of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+from imagefactory.errors import (
+    LockError,
+    NothingSelectedError,
+    RecipeError,
+    StaleError,
+    StoreError,
+    UsageError,
+)
+from imagefactory.factory import Factory
+from imagefactory.gpu.capability import parse_capability
+from imagefactory.gpu.cells import CellEvidence
+from imagefactory.gpu.model import Contents
+from imagefactory.model import Target
+from imagefactory.oci.layout import Layout, reference
+from imagefactory.oci.model import Image
+from imagefactory.plan import Device, Stage
+from imagefactory.pools.model import Inventory
+from imagefactory.stages.lock import base_state, require_lock
+from imagefactory.version_space import Row, parse_rows
+from imagefactory.versions import natural
+
+MAX_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asking:
+    """Where a plan looks for images and when it is: verdicts expire. `registry` is empty for the store."""
+
+    now: datetime
+    registry: str = ""
+
+
+def read_stages(factory: Factory, targets: Sequence[Target], asking: Asking) -> tuple[Stage, ...]:
+    """How far each target is: its lock and its base's, and whether store or registry has what they give.
+
+    Raises UsageError for no registry, RegistryError for one that cannot be asked.
+    """
+    look = _look_in_registry(factory, asking) if asking.registry else _look_in_store(factory, asking)
+    bases = {base.name: base_state(factory, base) for base in factory.bases}
+    return tuple(
+        Stage(
+            target=target,
+            block=f"the lock of base {target.base}: {bases[target.base]}",
+            hint=f"imagefactory lock base:{target.base}",
+        )
+        if bases[target.base] in ("none", "malformed")
+        else _read_stage(factory, target, look)
+        for target in targets
+    )
+
+
+Look = Callable[[Stage], Stage]
+"""Completes the stage of a target whose lock holds."""
+
+
+def _read_stage(factory: Factory, target: Target, look: Look) -> Stage:
+    try:
+        stage = Stage(target=target, lock=require_lock(factory, target))
+    except (LockError, StaleError) as error:
+        return Stage(target=target, block=error.message, hint=error.hint)
+    try:
+        return look(stage)
+    except (LockError, StoreError) as error:
+        return replace(stage, block=error.message, hint=error.hint)
+
+
+def _look_in_store(factory: Factory, asking: Asking) -> Look:
+    from imagefactory.stages.build import find_built
+    from imagefactory.stages.verdicts import Judge
+
+    tags, judge = frozenset(factory.layout.tags()), Judge(factory, asking.now)
+
+    def look(stage: Stage) -> Stage:
+        name, engine = reference(stage.target), factory.settings.engine.value
+        if not tags & {name, f"{name}.sif"}:
+            return stage
+        try:
+            built = find_built(factory, stage.target)
+        except ModuleNotFoundError as error:  # a light install makes no images: this one was pulled
+            return replace(stage, missing=f"the image in the store cannot be compared without {error.name}")
+        if built is None:
+            return replace(stage, missing=f"the image in the store is not what {engine} makes of the lock")
+        scanned = recall_contents(factory.layout, built) if isinstance(built, Image) else None
+        return replace(
+            stage,
+            missing="",
+            image=built.digest,
+            evidence=CellEvidence(contents=scanned),
+            verdicts=judge.stored(built),
+        )
+
+    return look
+
+
+def _look_in_registry(factory: Factory, asking: Asking) -> Look:
+    from imagefactory.access import open_registry, registry_place, repository_of
+    from imagefactory.oci.candidates import find_made, plain_tag
+    from imagefactory.oci.graph import Place
+    from imagefactory.oci.store import Reference
+    from imagefactory.stages.push import made_from
+    from imagefactory.stages.verdicts import Judge
+
+    host, path = registry_place(factory, asking.registry)
+    registry, judge = open_registry(factory, host), Judge(factory, asking.now)
+    registry.check()
+
+    def look(stage: Stage) -> Stage:
+        target = stage.target
+        place = Place(store=registry, repository=repository_of(path, target.family))
+        found = find_made(place, plain_tag(target), made_from(factory, target))
+        if found is None:
+            return replace(stage, missing=f"{place} has no candidate of what the lock gives")
+        where = Reference(registry=host, repository=place.repository, digest=found.digest)
+        return replace(
+            stage,
+            missing="",
+            image=found.digest,
+            reference=str(where),
+            verdicts=judge.there(place, found.digest),
+        )
+
+    return look
+
+
+def recall_contents(layout: Layout, image: Image) -> Contents | None:
+    """What earlier scans of an image's layers found, None where one of them was not scanned yet."""
+    from imagefactory.scan.findings import format_contents
+    from imagefactory.scan.layers import merge_layers
+    from imagefactory.scan.records import recall_scan
+
+    scans = [recall_scan(layout, layer.descriptor.digest) for layer in image.layers]
+    known = [scan for scan in scans if scan is not None]
+    if not known or len(known) < len(scans):
+        return None
+    return format_contents(f"the image {image.name} in the store", merge_layers(known))
+
+
+def read_devices(path: Path) -> tuple[Device, ...]:
+    """The GPUs of a list, each kind once. Raises RecipeError naming file:line:column of every fault."""
+    from imagefactory.gpu.inventory import read_gpus
+
+    kinds = (
+        Device(capability=kind.capability, name=kind.own_name, driver=kind.driver) for kind in read_gpus(path)
+    )
+    return tuple(dict.fromkeys(kinds))
+
+
+def inventory_devices(inventory: Inventory) -> tuple[Device, ...]:
+    """The kinds of GPU that a pool has, by capability and driver, each once; slices (MIG) are none of them.
+
+    A kind has a name where all its GPUs have one. Raises NothingSelectedError where there is none.
+    """
+    names: dict[Device, set[str]] = {}
+    for gpu in inventory.gpus:
+        if not gpu.mig:
+            cuda = "" if gpu.driver else gpu.cuda
+            kind = Device(capability=parse_capability(gpu.capability), driver=gpu.driver, cuda=cuda)
+            names.setdefault(kind, set()).add(gpu.name)
+    if not names:
+        raise NothingSelectedError(
+            "the inventory has no GPU to plan for",
+            hint="imagefactory pool --inventory FILE shows what it has",
+        )
+    kinds = sorted(names, key=lambda kind: (kind.capability, natural(kind.oldest_driver)))
+    return tuple(
+        replace(kind, name=next(iter(names[kind])) if len(names[kind]) == 1 else "") for kind in kinds
+    )
+
+
+def read_rows(path: Path) -> tuple[Row, ...]:
+    """The rows of a CSV. Raises RecipeError with file:line of its faults, UsageError for no file."""
+    from imagefactory.gpu.knowledge import families
+
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}", hint="name a CSV file") from error
+    if len(data) > MAX_BYTES:
+        raise UsageError(f"{path} is larger than {MAX_BYTES // 2**20} MB", hint="judge it in parts")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise RecipeError([f"{path.name}:{line}: is not UTF-8"], hint="save the file as UTF-8") from error
+    return parse_rows(text, path.name, families())

@@ -1,0 +1,95 @@
+"""Tags that follow verdicts.
+
+verify/promotion.py decides, here it is done. One at a time moves tags from one store; where another store's
+promoter was at a tag meanwhile, all is read and decided anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from imagefactory.errors import (
+    FactoryError,
+    RegistryError,
+)
+from imagefactory.factory import Factory
+from imagefactory.oci.candidates import (
+    plain_tag,
+)
+from imagefactory.oci.graph import Place, read_manifest
+from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.progress import Progress
+from imagefactory.stages.candidates import Promoting, read_candidates
+from imagefactory.stages.statements import writing
+from imagefactory.stages.verdicts import read_court
+from imagefactory.verify.promotion import Rule, TagFate, decide_tags
+
+if TYPE_CHECKING:
+    pass
+
+TRIES = 3
+"""How often tags are decided anew when another promoter moved one meanwhile."""
+
+
+# --- promoting -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promotion:
+    """What became of the tags. `faults` are those that could not be moved, with why."""
+
+    target: str
+    place: str
+    fates: tuple[TagFate, ...]
+    faults: tuple[tuple[str, FactoryError], ...] = ()
+
+    @property
+    def proven(self) -> bool:
+        """Whether any tag points to a candidate that fulfils its rule."""
+        return any(fate.proven for fate in self.fates)
+
+
+def promote(factory: Factory, wanted: Promoting, progress: Progress) -> Promotion:
+    """Lets the tags of a target follow the verdicts that can be relied on (promotion.decide_tags).
+
+    Raises RegistryError or StoreError, also when others keep moving the same tags.
+    """
+    place, court = wanted.place, read_court(factory, wanted.now)
+    local = isinstance(place.store, LayoutStore)
+    rule = Rule(plain=plain_tag(wanted.target), capabilities=wanted.target.capabilities, pointers_only=local)
+    with writing(factory, place, progress), progress.stage(f"{wanted.target.name}: tags in {place}"):
+        for _ in range(TRIES):
+            read, tags = read_candidates(factory, wanted, court, progress)
+            fates = decide_tags(rule, [one.candidate for one in read], tags)
+            faults = () if wanted.dry_run else _move_all(place, fates)
+            if faults is not None:
+                return Promotion(target=wanted.target.name, place=str(place), fates=fates, faults=faults)
+    raise RegistryError(
+        f"{place}: others keep moving the tags of {wanted.target.name}",
+        hint="one promoter at a time: run it again when the other has ended",
+    )
+
+
+def _move_all(place: Place, fates: Sequence[TagFate]) -> tuple[tuple[str, FactoryError], ...] | None:
+    """Moves what moves; gives the faults, or None where another was at one of the tags meanwhile."""
+    faults: list[tuple[str, FactoryError]] = []
+    for fate in (one for one in fates if one.moved):
+        there = place.store.manifest(place.repository, fate.tag)
+        if (there[0].digest if there else "") != fate.before:
+            return None
+        if fate.after:
+            root = read_manifest(place, fate.after)
+            put = place.store.put_manifest(place.repository, root.data, root.descriptor.media_type, fate.tag)
+            if put.digest != fate.after:
+                return None
+            continue
+        try:
+            place.store.untag(place.repository, fate.tag)
+        except RegistryError as error:  # docker-registry 2.8 cannot: the tag stays, and that is said
+            faults.append((fate.tag, error))
+    return tuple(faults)
+
+
+# --- taking back ---------------------------------------------------------------------------------

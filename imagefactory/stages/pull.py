@@ -1,0 +1,220 @@
+"""From a registry into the store, or into a .sif file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from imagefactory.access import open_registry, package_index, registry_place, repository_of
+from imagefactory.errors import BuildError, RegistryError
+from imagefactory.factory import Factory
+from imagefactory.model import Target
+from imagefactory.progress import Progress
+from imagefactory.stages.stored import ensure_sif
+
+if TYPE_CHECKING:
+    from imagefactory.oci.graph import Graph, Place
+    from imagefactory.oci.store import Reference
+    from imagefactory.oci.transfer import Sent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulled:
+    """One pull: `name` is its tag in the store. `whole` is false when, of an index with other platforms,
+    only this platform's manifest was kept, so that `digest` is not the index's."""
+
+    name: str
+    reference: Reference
+    digest: str
+    whole: bool
+    sent: Sent
+
+
+def target_reference(factory: Factory, text: str, registry: str = "") -> tuple[Target, Reference]:
+    """`TARGET[:TAG][@sha256:...]` as a reference to the registry; without either, the target's own tag."""
+    from imagefactory.oci.candidates import plain_tag
+    from imagefactory.oci.store import parse_reference
+    from imagefactory.recipes.expand import select_one
+
+    rest, at, digest = text.partition("@")
+    name, colon, tag = rest.partition(":")
+    target = select_one(factory.targets, name)
+    host, path = registry_place(factory, registry)
+    if not colon and not at:
+        tag = plain_tag(target)
+    place = f"{host}/{repository_of(path, target.family)}"
+    return target, parse_reference(place + (f":{tag}" if colon or tag else "") + at + digest)
+
+
+def pull_image(factory: Factory, wanted: Reference, name: str, progress: Progress) -> Pulled:
+    """Brings an image into the store under the tag `name` (`repository:tag`), checked by its digests.
+
+    Raises RegistryError when the registry has no such image or none for linux/amd64.
+    """
+    from imagefactory.oci.graph import Place, choose_platform, read_graph, read_manifest
+    from imagefactory.oci.layout_store import LayoutStore
+    from imagefactory.oci.manifests import PLATFORM
+    from imagefactory.oci.mirrors import resolve
+    from imagefactory.oci.transfer import Brake, Sending, send
+
+    layout, asked = factory.layout, resolve(wanted, factory.settings.mirror_map)
+    repository, _, tag = name.rpartition(":")
+    with layout.in_use(progress), progress.stage(f"pull {asked}"):
+        brake = Brake()
+        source = Place(store=open_registry(factory, asked.registry, brake), repository=asked.repository)
+        choice = choose_platform(read_manifest(source, asked.wanted), PLATFORM)
+        graph = read_graph(source, choice.digest)
+        _insist_on_image(graph, asked)
+        sending = Sending(graph=graph, repository=repository, tags=(tag,), brake=brake)
+        sent = send(source, LayoutStore(layout), sending, progress)
+    return Pulled(name=name, reference=wanted, digest=sent.digest, whole=choice.whole, sent=sent)
+
+
+def _insist_on_image(graph: Graph, asked: Reference) -> None:
+    """Raises RegistryError for a .sif or another artifact, which must not become a target's image."""
+    from imagefactory.oci.graph import parse_parts
+    from imagefactory.oci.manifests import CONFIG_TYPES, MANIFEST_TYPES
+
+    kinds = [
+        parse_parts(one)[1][0].media_type
+        for one in graph.manifests
+        if one.descriptor.media_type in MANIFEST_TYPES
+    ]
+    if not set(kinds) & set(CONFIG_TYPES):
+        raise RegistryError(f"{asked} is no image, but an artifact", hint="is it a .sif? add --format sif")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PulledSif:
+    """A .sif that was pulled. `digest` is its sha256; `how` says in a few words where it came from."""
+
+    reference: Reference
+    path: Path
+    size: int
+    digest: str
+    how: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SifPull:
+    """`name` is the store's tag for what comes, `target` names the file; without `output` it names itself."""
+
+    name: str
+    target: str
+    output: Path | None = None
+
+
+def pull_sif(factory: Factory, wanted: Reference, options: SifPull, progress: Progress) -> PulledSif:
+    """A .sif file of an image or .sif in a registry.
+
+    Where the registry holds a .sif, itself or made from that image, it is taken as it is; else the image
+    is pulled into the store and made into one here. Raises RegistryError and ToolError.
+    """
+    from imagefactory.oci.archive import check_output
+    from imagefactory.oci.graph import Place, choose_platform, read_graph, read_manifest
+    from imagefactory.oci.layout_store import LayoutStore
+    from imagefactory.oci.manifests import PLATFORM
+    from imagefactory.oci.mirrors import resolve
+    from imagefactory.oci.sif import copy_sif, load_sif
+    from imagefactory.oci.transfer import Sending, send
+
+    check_output(options.output or Path("image.sif"))
+    asked = resolve(wanted, factory.settings.mirror_map)
+    source = Place(store=open_registry(factory, asked.registry), repository=asked.repository)
+    found = _sif_in_registry(source, choose_platform(read_manifest(source, asked.wanted), PLATFORM).digest)
+    repository, _, tag = options.name.rpartition(":")
+    if found:
+        with factory.layout.in_use(progress), progress.stage(f"pull the .sif of {asked}"):
+            graph = read_graph(source, found)
+            # One of an image is kept by that image; `T.sif` is what apptainer built here of a definition.
+            alone = not json.loads(graph.root.data).get("subject")
+            tags = (f"{tag.removesuffix('.sif')}.sif",) if alone else (f"{tag}-{found[7:19]}.sif",)
+            sending = Sending(graph=graph, repository=repository, tags=tags)
+            send(source, LayoutStore(factory.layout), sending, progress)
+            sif, how = load_sif(factory.layout, found), "the registry's own"
+            copy_sif(sif, output := options.output or Path(sif.name), progress)
+    else:
+        pull_image(factory, wanted, options.name, progress)
+        with factory.layout.in_use(progress):
+            image = factory.layout.image(options.name)
+            if image is None:
+                raise BuildError(f"{options.name} was removed from the store meanwhile", hint="run it again")
+            sif = ensure_sif(factory, image, options.target, progress, compression="fast")
+            how = "made here of the image: the registry has no .sif of it"
+            copy_sif(sif, output := options.output or Path(sif.name), progress)
+    return PulledSif(reference=wanted, path=output, size=sif.file.size, digest=sif.file.digest, how=how)
+
+
+def _sif_in_registry(source: Place, digest: str) -> str:
+    """The manifest of the .sif that `digest` is or that was made from it, empty for none."""
+    from imagefactory.oci.graph import parse_parts, read_manifest
+    from imagefactory.oci.sif import COMPRESSION, SIF_TYPE, is_sif_manifest
+
+    manifest = read_manifest(source, digest)
+    if is_sif_manifest(json.loads(manifest.data)):
+        return digest
+    children, _ = parse_parts(manifest)
+    for subject in (*(child.digest for child in children), digest):
+        found = source.store.referrers(source.repository, subject, SIF_TYPE)
+        if found:
+            fast = [one for one in found if dict(one.annotations).get(COMPRESSION) == "fast"]
+            return min(one.digest for one in fast or found)
+    return ""
+
+
+def pull_by_apptainer(factory: Factory, wanted: Reference, options: SifPull, progress: Progress) -> PulledSif:
+    """A .sif that apptainer itself pulls and makes: where only it has the way or the credentials."""
+    from imagefactory.engines.apptainer_command import ApptainerCommand, PullOptions
+    from imagefactory.oci.archive import check_output
+    from imagefactory.oci.mirrors import resolve
+    from imagefactory.oci.sif import sif_name
+
+    command = ApptainerCommand(factory.environ)
+    command.require(building=False)
+    check_output(options.output or Path("image.sif"))
+    asked = resolve(wanted, factory.settings.mirror_map)
+    # apptainer takes a tag or a digest; the digest decides. It does not say what it is the digest of.
+    place = f"{asked.registry}/{asked.repository}" + (f"@{asked.digest}" if asked.digest else f":{asked.tag}")
+    kinds = ("oras",) if asked.tag.endswith(".sif") else ("docker",) if asked.tag else ("docker", "oras")
+    trust = package_index(factory).certificates
+    how = PullOptions(plain_http=open_registry(factory, asked.registry).plain, certificates=trust)
+    beside = options.output or Path(f".{options.target}-{os.getpid()}.sif")
+    try:
+        with progress.stage(f"pull {asked}, by apptainer"):
+            for kind in kinds:
+                try:
+                    command.pull(f"{kind}://{place}", beside, progress.note, how)
+                    break
+                except RegistryError:
+                    if kind == kinds[-1]:
+                        raise
+        with beside.open("rb") as file:
+            digest = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+        output = options.output or Path(sif_name(options.target, digest))
+        beside.replace(output)
+    finally:
+        if beside != options.output:
+            beside.unlink(missing_ok=True)
+    size = output.stat().st_size
+    return PulledSif(reference=wanted, path=output, size=size, digest=digest, how="pulled by apptainer")
+
+
+def local_name(factory: Factory, wanted: Reference) -> str:
+    """The store's tag for what is pulled by a full reference: `repository:tag`.
+
+    From the site's own registry that is the target's own tag, as for what is built here. What comes from
+    elsewhere carries where it is from (`docker.io/library/debian`): a stranger's image never takes the
+    place of a target's. What was asked for by digest alone carries the first 12 hex digits of it.
+    """
+    host = re.sub(r"[^a-z0-9]+", ".", wanted.registry.lower()).strip(".")
+    repository = f"{host}/{wanted.repository}"
+    if factory.settings.registry.value:
+        own, path = registry_place(factory)
+        if wanted.registry == own and (not path or wanted.repository.startswith(f"{path}/")):
+            repository = wanted.repository.removeprefix(f"{path}/")
+    return f"{repository}:{wanted.tag or wanted.digest.removeprefix('sha256:')[:12]}"

@@ -1,0 +1,205 @@
+"""From the store to a registry.
+
+Every push writes a candidate first, a tag named after its content that never moves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from imagefactory.access import open_registry, registry_place, repository_of
+from imagefactory.errors import BuildError, LockError, StaleError, StoreError, UsageError
+from imagefactory.factory import Factory
+from imagefactory.model import Target
+from imagefactory.oci.model import Image, Sif
+from imagefactory.progress import Progress
+from imagefactory.stages.stored import ensure_sif, stored_image, stored_sif
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from imagefactory.oci.graph import Place
+    from imagefactory.oci.model import Descriptor
+    from imagefactory.oci.store import Reference
+    from imagefactory.oci.transfer import Sent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushOptions:
+    """`registry` is `host[:port][/path]`, empty for the setting. `tags` are set after the candidate's own.
+
+    `now` is the time the record of a first push carries. With `sif` the target's .sif is pushed, made of
+    its image in that compression (`fast`, `small`) if it is not there yet. `made` is what is pushed where a
+    build just made it, whatever the target's tag points to.
+    """
+
+    now: datetime
+    registry: str = ""
+    tags: tuple[str, ...] = ()
+    sif: str = ""
+    made: Image | Sif | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pushed:
+    """One push. `reference` has the candidate's tag and the digest that the registry confirmed.
+
+    `manifest` is the platform manifest's digest, or a .sif's own. `sent` is None where docker sent it,
+    which does not tell what it cost; `file` is the .sif's name.
+    """
+
+    target: Target
+    manifest: str
+    reference: Reference
+    sent: Sent | None
+    file: str = ""
+
+
+def push_target(factory: Factory, target: Target, options: PushOptions, progress: Progress) -> Pushed:
+    """What was built, as an immutable candidate in the registry, then its further tags.
+
+    A target that apptainer alone has built is its .sif. Raises BuildError when nothing is built, UsageError
+    for a tag that only promotion moves, RegistryError when the registry fails.
+    """
+    from imagefactory.oci.candidates import candidate_tag
+
+    with factory.layout.in_use(progress):
+        made = options.made or stored_image(factory, target)
+        image = made if isinstance(made, Image) else None
+        sif = made if isinstance(made, Sif) else _sif_to_push(factory, target, image, options, progress)
+        if sif is not None:
+            candidate = candidate_tag(target, sif.file.digest, ".sif")
+            root = PushRoot(target=target, digest=sif.digest, candidate=candidate)
+        elif image is not None:
+            root = PushRoot(target=target, digest=image.digest, candidate=candidate_tag(target, image.digest))
+        else:
+            raise BuildError(f"{target.name} is not built yet", hint=f"imagefactory build {target.name}")
+        reference, sent = _push(factory, root, options, progress)
+    manifest = sif.digest if sif is not None else image.manifest if image is not None else ""
+    file = sif.name if sif is not None else ""
+    return Pushed(target=target, manifest=manifest, reference=reference, sent=sent, file=file)
+
+
+def _sif_to_push(
+    factory: Factory, target: Target, image: Image | None, options: PushOptions, progress: Progress
+) -> Sif | None:
+    if image is None:
+        return stored_sif(factory, target)
+    if not options.sif:
+        return None
+    return ensure_sif(factory, image, target.name, progress, compression=options.sif)
+
+
+def push_by_docker(factory: Factory, target: Target, options: PushOptions, progress: Progress) -> Pushed:
+    """The same image, sent by the docker daemon: where only it has the way or the credentials.
+
+    docker compresses the layers anew, so the registry's digest is not the store's, and the candidate is
+    named after the config, which stays. Raises RegistryError also for what docker's client would hide.
+    """
+    from imagefactory.engines.docker_daemon import DockerDaemon
+    from imagefactory.oci.candidates import candidate_tag
+    from imagefactory.oci.store import Reference
+
+    if options.tags or options.sif:
+        raise UsageError("docker sends an image under its candidate's tag alone", hint="drop --by docker")
+    host, path = registry_place(factory, options.registry)
+    daemon = DockerDaemon(factory.environ)
+    with factory.layout.in_use(progress):
+        image = stored_image(factory, target)
+        if image is None:
+            raise BuildError(
+                f"{target.name} has no image in the store", hint=f"imagefactory build {target.name}"
+            )
+        tag = candidate_tag(target, image.config)
+        where = Reference(registry=host, repository=repository_of(path, target.family), tag=tag)
+        with progress.stage(f"{target.name}: push to {where}, by docker"):
+            # Another docker may compress the same content to other bytes: a candidate never changes.
+            digest = daemon.published(where) or daemon.push_image(
+                (factory.layout, image), where, None, progress
+            )
+    return Pushed(target=target, manifest=image.manifest, reference=replace(where, digest=digest), sent=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushRoot:
+    """What is pushed for a target: a manifest or index of the store, and the candidate's tag for it."""
+
+    target: Target
+    digest: str
+    candidate: str
+
+
+def _push(
+    factory: Factory, root: PushRoot, options: PushOptions, progress: Progress
+) -> tuple[Reference, Sent]:
+    """The whole graph of `root`, with the record of when it was first pushed."""
+    from imagefactory.oci.candidates import check_tag, plain_tag, pushed_record
+    from imagefactory.oci.graph import Place, read_graph
+    from imagefactory.oci.layout_store import LayoutStore
+    from imagefactory.oci.store import Reference
+    from imagefactory.oci.transfer import Sending, origins_from, remember, send
+
+    host, path = registry_place(factory, options.registry)
+    for tag in options.tags:
+        check_tag(tag, {plain_tag(other) for other in factory.targets})
+    layout, family = factory.layout, root.target.family
+    repository, source = repository_of(path, family), Place(store=LayoutStore(layout), repository=family)
+    made = made_from(factory, root.target, root.digest)
+    with progress.stage(f"{root.target.name}: push to {host}/{repository}:{root.candidate}"):
+        graph = read_graph(source, root.digest)
+        families = [repository_of(path, name) for name in sorted({t.family for t in factory.targets})]
+        sending = Sending(
+            graph=graph,
+            repository=repository,
+            candidate=root.candidate,
+            tags=options.tags,
+            attach=(pushed_record(graph.root.descriptor, options.now, made),),
+            origins=origins_from(layout.recall("pushed", host) or {}, families),
+        )
+        registry = open_registry(factory, host, sending.brake)
+        sent = send(source, registry, sending, progress)
+        place = Place(store=registry, repository=repository)
+        _tell_made_from(place, graph.root.descriptor, options.now, made)
+        # Read again: another push may have learned something meanwhile.
+        layout.record("pushed", host, remember(layout.recall("pushed", host) or {}, repository, graph.blobs))
+    where = Reference(registry=host, repository=repository, tag=root.candidate, digest=sent.digest)
+    return where, sent
+
+
+def made_from(factory: Factory, target: Target, digest: str = "") -> str:
+    """The digest of all that decides a target's image: its definition, its base's lock, engine and codec.
+
+    With `digest` it is that image's, and empty where the store does not know it for what those give. Raises
+    LockError and StaleError without it, as `define_target` does.
+    """
+    from imagefactory.engines.layer_plan import hash_key
+    from imagefactory.stages.build import find_built
+    from imagefactory.stages.define import render_target
+
+    settings, lock = factory.settings, factory.base_lock_path(factory.base_of(target))
+    try:
+        if digest:
+            built = find_built(factory, target)
+            if built is None or built.digest != digest:
+                return ""
+        files = render_target(factory, target)
+    except (LockError, StaleError, StoreError):
+        if not digest:
+            raise
+        return ""
+    texts = [text for name in sorted(files) for text in (name, files[name])]
+    base = [lock.read_text(encoding="utf-8")] if lock.exists() else []  # a pulled base is in the definition
+    return f"sha256:{hash_key('made-from', settings.engine.value, settings.codec.value, *texts, *base)}"
+
+
+def _tell_made_from(place: Place, candidate: Descriptor, now: datetime, made: str) -> None:
+    """Lets a candidate that was there already say what it is made of, without making it any younger."""
+    from imagefactory.oci.candidates import MADE_FROM, pushed_record, read_pushed, read_records
+    from imagefactory.oci.transfer import put_artifact
+
+    if not made:
+        return
+    records = read_records(place, candidate.digest)
+    if all(row.get(MADE_FROM) != made for row in records):
+        put_artifact(place, pushed_record(candidate, read_pushed(records) or now, made))

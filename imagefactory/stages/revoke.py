@@ -1,0 +1,119 @@
+"""Verdicts taken back, and the tags that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from imagefactory.errors import CheckFailedError, UsageError
+from imagefactory.factory import Factory
+from imagefactory.model import Target
+from imagefactory.oci.candidates import REVOCATION_TYPE, plain_tag
+from imagefactory.oci.graph import Place, read_manifest
+from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.progress import Progress
+from imagefactory.stages.candidates import Promoting, belongs
+from imagefactory.stages.promote import Promotion, promote
+from imagefactory.stages.statements import Attaching, attach_to, writing
+from imagefactory.stages.verdicts import ANY, find_in, local_place, read_court
+from imagefactory.verdicts.found import find_verdicts
+from imagefactory.verdicts.subject import read_subject
+from imagefactory.verify.attached import Statement, put_statement
+from imagefactory.verify.judgement import out_of_period
+from imagefactory.verify.model import Judged, Standing, Subject
+from imagefactory.verify.revocation import Withdrawal, judge_revocations, sign_revocation
+
+if TYPE_CHECKING:
+    from imagefactory.verify.keys import SigningKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revoking:
+    """What is taken back where: `wanted` is a tag or digest of `place`; the rest is as Withdrawal has it.
+
+    Of the digests in `verdicts` the first digits are enough.
+    """
+
+    place: Place
+    wanted: str
+    why: str
+    now: datetime
+    capability: str = ""
+    verdicts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revoke:
+    """A revocation that was attached, and the verdicts that it takes back, by their digests."""
+
+    place: str
+    subject: Subject
+    digest: str
+    taken: tuple[str, ...]
+
+
+def revoke(factory: Factory, wanted: Revoking, key: SigningKey, progress: Progress) -> Revoke:
+    """Signs that verdicts of an image hold no longer, attaches it, and remembers it in the store here.
+
+    Raises CheckFailedError where this factory would not heed that key, and where nothing would be taken back.
+    """
+    place, court = wanted.place, read_court(factory, wanted.now)
+    trusted = court.trust.key(key.keyid)
+    late = (None, "it is not trusted") if trusted is None else out_of_period(trusted, wanted.now)
+    if late:
+        raise CheckFailedError(
+            f"nobody here would heed the key '{key.name}': {late[1]}",
+            hint=f"imagefactory keys trust {key.name}, or sign with another: IMAGEFACTORY_SIGNING_KEY",
+        )
+    subject = read_subject(place, wanted.wanted)
+    judged = find_in(factory, place, subject, court).judged
+    before = {one.digest for one in judged if one.standing is Standing.GOOD}
+    withdrawal = Withdrawal(
+        subject=subject,
+        why=wanted.why,
+        verdicts=tuple(_whole_digest(one, judged) for one in wanted.verdicts),
+        capability=wanted.capability,
+    )
+    envelope = sign_revocation(withdrawal, key, wanted.now)
+    known = judge_revocations({"": envelope}, subject, court).heeded
+    after = find_verdicts(place, subject, replace(court, revocations=known)).judged
+    taken = tuple(one.digest for one in after if one.standing is Standing.REVOKED and one.digest in before)
+    if not taken:
+        raise CheckFailedError(
+            f"no verdict of {place}@{subject.manifest} that can be relied on would be taken back",
+            hint="imagefactory verdicts shows what there is",
+        )
+    one = Attaching(subject=subject, kind=REVOCATION_TYPE, envelope=envelope, until=None)
+    if not isinstance(place.store, LayoutStore):
+        own = local_place(factory, ANY)
+        there = read_manifest(place, subject.manifest).descriptor
+        with writing(factory, own, progress):
+            put_statement(own, Statement(kind=REVOCATION_TYPE, subject=there, envelope=envelope))
+    return Revoke(
+        place=str(place), subject=subject, digest=attach_to(factory, place, one, progress), taken=taken
+    )
+
+
+def _whole_digest(text: str, judged: Sequence[Judged]) -> str:
+    digits = text.removeprefix("sha256:")
+    found = [one.digest for one in judged if digits and one.digest[len("sha256:") :].startswith(digits)]
+    if len(found) != 1:
+        raise UsageError(
+            f"'{text[:80]}' is the beginning of {len(found)} verdicts of this image",
+            hint="write a digest that `imagefactory verdicts` shows",
+        )
+    return found[0]
+
+
+def follow(factory: Factory, revoked: Revoking, target: Target, progress: Progress) -> tuple[Promotion, ...]:
+    """Lets the target's tags follow what was taken back, where that was and in the store here."""
+    places, local = [revoked.place], local_place(factory, target.family)
+    if not isinstance(revoked.place.store, LayoutStore) and any(
+        belongs(tag, plain_tag(target)) for tag in local.store.tags(local.repository)
+    ):
+        places.append(local)
+    return tuple(
+        promote(factory, Promoting(target=target, place=place, now=revoked.now), progress) for place in places
+    )

@@ -1,0 +1,177 @@
+"""The GPU code in a file, an image of the store or one of a registry: which bytes are scanned."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from imagefactory.errors import RegistryError, StoreError, UsageError
+from imagefactory.gpu.model import Contents
+from imagefactory.oci.layout import Layout
+from imagefactory.oci.manifests import MANIFEST_LIMIT
+from imagefactory.oci.model import Image, Layer, Sif
+from imagefactory.progress import Progress
+
+if TYPE_CHECKING:
+    from imagefactory.factory import Factory
+    from imagefactory.oci.graph import Manifest, Place
+    from imagefactory.oci.store import Reference
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspected:
+    """What was looked at. `how` says in a line where its contents come from; `digest` is an image's."""
+
+    contents: Contents
+    how: str
+    digest: str = ""
+
+
+def inspect_made(factory: Factory, made: Image | Sif, progress: Progress) -> Inspected:
+    """What an image or a .sif of the store holds."""
+    if isinstance(made, Sif):
+        return inspect_kept_sif(factory, made, progress)
+    return scan_stored(factory, made, progress)
+
+
+def inspect_path(factory: Factory, path: Path, progress: Progress) -> Inspected:
+    from imagefactory.scan.files import scan_path
+    from imagefactory.scan.sif import is_sif
+
+    workers = factory.settings.worker_count
+    if path.is_file():
+        try:
+            sif = is_sif(path)
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}", hint="name what this user may read") from error
+        if sif:
+            return _inspect_sif(factory, path, progress)
+    kind = "folder" if path.is_dir() else "wheel" if path.suffix == ".whl" else "file"
+    return Inspected(contents=scan_path(path, progress, workers=workers), how=f"scan of the {kind}")
+
+
+def _inspect_sif(factory: Factory, path: Path, progress: Progress) -> Inspected:
+    """By the image it was made from, where the store has that; else unpacked."""
+    from imagefactory.scan.files import scan_folder
+    from imagefactory.scan.sif import unpacked_sif
+
+    image = _origin(factory.layout, path)
+    if image is not None:
+        found = scan_stored(factory, image, progress)
+        contents = replace(found.contents, source=path.name)
+        return replace(found, contents=contents, how=f"scan of {image.name}, from which it was made")
+    layout = factory.layout
+    with layout.in_use(progress), unpacked_sif(path, layout.tmp, progress) as root:
+        contents = scan_folder(root, progress, workers=factory.settings.worker_count)
+    return Inspected(contents=replace(contents, source=path.name), how="scan of the unpacked .sif")
+
+
+def _origin(layout: Layout, path: Path) -> Image | None:
+    """The image of the store that the .sif at `path` was made from, told by the file's sha256."""
+    from imagefactory.oci.sif import sifs_of
+
+    size, digest = path.stat().st_size, ""
+    for name, descriptor in layout.tags().items():
+        with contextlib.suppress(StoreError):
+            image = layout.load(name, descriptor)
+            for sif in sifs_of(layout, image.manifest):
+                if sif.file.size == size:
+                    digest = digest or _sha256(path)
+                    if sif.file.digest == digest:
+                        return image
+    return None
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+
+
+def inspect_kept_sif(factory: Factory, sif: Sif, progress: Progress) -> Inspected:
+    found = _inspect_sif(factory, sif.path, progress)
+    return replace(found, contents=replace(found.contents, source=sif.name), digest=sif.digest)
+
+
+def scan_stored(factory: Factory, image: Image, progress: Progress) -> Inspected:
+    from imagefactory.scan.layers import layout_shelf, scan_image
+
+    layout = factory.layout
+    with layout.in_use(progress):
+        shelf = layout_shelf(layout, factory.settings.worker_count)
+        contents = scan_image(image.name, image.layers, shelf, progress)
+    return Inspected(contents=contents, how=f"scan of the image in {layout.path}", digest=image.digest)
+
+
+def inspect_registry(factory: Factory, wanted: Reference, progress: Progress) -> Inspected:
+    """An image of a registry: of its layers those not known are read through, none is kept."""
+    from imagefactory.oci.graph import choose_platform, read_manifest
+    from imagefactory.oci.manifests import PLATFORM
+    from imagefactory.scan.layers import ScanShelf, scan_image
+
+    asked, place = find_place(factory, str(wanted))
+    root = read_manifest(place, asked.wanted)
+    root = read_manifest(place, choose_platform(root, PLATFORM).digest)
+    layers = _registry_layers(place, _image_manifest(place, root))
+    with factory.layout.in_use(progress):
+        shelf = ScanShelf(
+            layout=factory.layout,
+            read=lambda layer: place.store.read(place.repository, layer.descriptor),
+            workers=factory.settings.worker_count,
+        )
+        contents = scan_image(str(wanted), layers, shelf, progress)
+    return Inspected(contents=contents, how=f"scan of the image in {place}", digest=root.descriptor.digest)
+
+
+def find_place(factory: Factory, name: str) -> tuple[Reference, Place]:
+    """What a full reference asks for, and where: a mirror, if the site has one."""
+    from imagefactory.access import open_registry
+    from imagefactory.oci.graph import Place
+    from imagefactory.oci.mirrors import resolve
+    from imagefactory.oci.store import parse_reference
+
+    asked = resolve(parse_reference(name), factory.settings.mirror_map)
+    return asked, Place(store=open_registry(factory, asked.registry), repository=asked.repository)
+
+
+def _image_manifest(place: Place, root: Manifest) -> Manifest:
+    """The image's own manifest, also where its index is the root."""
+    from imagefactory.oci.graph import ATTESTATION, parse_parts, read_manifest
+    from imagefactory.oci.manifests import INDEX_TYPES
+
+    if root.descriptor.media_type not in INDEX_TYPES:
+        return root
+    parse_parts(root)  # well-formed from here on
+    entries = json.loads(root.data)["manifests"]
+    (digest, *_) = (
+        str(entry["digest"]) for entry in entries if ATTESTATION not in (entry.get("annotations") or {})
+    )
+    return read_manifest(place, digest)
+
+
+def _registry_layers(place: Place, manifest: Manifest) -> tuple[Layer, ...]:
+    from imagefactory.oci.graph import parse_parts
+    from imagefactory.oci.manifests import CONFIG_TYPES
+
+    config, *blobs = parse_parts(manifest)[1]
+    if config.media_type not in CONFIG_TYPES:
+        raise RegistryError(
+            f"{place} {manifest.descriptor.digest} is no image, but an artifact",
+            hint="a .sif? `imagefactory pull --format sif`, then inspect the file",
+        )
+    if config.size > MANIFEST_LIMIT:
+        raise RegistryError(f"the config of {manifest.descriptor.digest} has {config.size} bytes")
+    try:
+        value: Any = json.loads(b"".join(place.store.read(place.repository, config)))
+        diff_ids = [str(each) for each in value["rootfs"]["diff_ids"]]
+        return tuple(
+            Layer(descriptor=blob, diff_id=diff_id, title="")
+            for blob, diff_id in zip(blobs, diff_ids, strict=True)
+        )
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise RegistryError(
+            f"the config of {manifest.descriptor.digest} is malformed: {type(error).__name__}: {error}"
+        ) from error

@@ -1,0 +1,63 @@
+"""From a report to a verdict: the key that signs here, and the nonce that is spent on it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from imagefactory.errors import StatementError
+from imagefactory.factory import Factory
+from imagefactory.verify.model import GpuReport
+from imagefactory.verify.nonces import Ledger, Run
+
+if TYPE_CHECKING:
+    from imagefactory.verify.keys import SigningKey
+    from imagefactory.verify.statement import Signed
+
+
+def ledger(factory: Factory) -> Ledger:
+    """The nonces of this store."""
+    return Ledger(factory.layout.path / "nonces")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedReport:
+    """`signed` is None where the report stays one; `why` says so in a line."""
+
+    signed: Signed | None
+    why: str
+
+
+def signing_key(factory: Factory) -> SigningKey | None:
+    """The key that signs on this machine, None where it holds none. Raises for one that cannot be used."""
+    from imagefactory.verify.keys import find_key, read_signing_key
+
+    path = find_key(factory.settings.signing_key.value, factory.environ)
+    return read_signing_key(path) if path else None
+
+
+def sign_report(factory: Factory, report: GpuReport, key: SigningKey | None, now: datetime) -> SignedReport:
+    """Spends the nonce of a run of this machine and signs its report.
+
+    What cannot be signed (no key, no run on a GPU that the host knows) stays a report. Raises NonceError.
+    """
+    from imagefactory.verify.envelope import format_json
+    from imagefactory.verify.report import format_gpu_report
+    from imagefactory.verify.statement import SIGNABLE, sign
+    from imagefactory.verify.trust import read_trust
+
+    if report.outcome not in SIGNABLE:
+        return SignedReport(signed=None, why=f"unsigned: '{report.outcome}' says nothing of the image")
+    if key is None:
+        return SignedReport(signed=None, why="unsigned: no key (imagefactory keys new NAME)")
+    run = Run(subject=report.subject, suite=report.suite, level=report.level)
+    result = hashlib.sha256(format_json(format_gpu_report(report))).hexdigest()
+    days = read_trust(factory.settings.files).policy.days
+    try:
+        signed = sign(report, key, now=now, days=days)
+    except StatementError as error:
+        return SignedReport(signed=None, why=f"unsigned: {error.message}")
+    ledger(factory).spend(report.nonce, run, result=f"sha256:{result}", now=now)
+    return SignedReport(signed=signed, why=f"signed by '{key.name}'")

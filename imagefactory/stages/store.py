@@ -1,0 +1,73 @@
+"""What the store and the cache may forget, and what they must keep."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+from imagefactory.errors import RegistryError
+from imagefactory.factory import Factory
+from imagefactory.files import used_by_nobody
+from imagefactory.oci.candidates import REVOCATION_TYPE
+from imagefactory.progress import Progress
+from imagefactory.stages.lock import read_target_lock
+from imagefactory.stages.verdicts import ANY, find_in, local_place, read_court
+from imagefactory.verdicts.subject import read_subject
+from imagefactory.verify.model import Standing, Subject
+
+
+def worth_keeping(factory: Factory, now: datetime) -> tuple[str, ...]:
+    """Digests of what `store gc` keeps without a tag: images that are verified, statements that still count.
+
+    Raises UsageError for a trust that cannot be read: then nobody knows what is valid, and nothing goes.
+    """
+    court, layout, kept = read_court(factory, now), factory.layout, []
+    place = local_place(factory, ANY)
+    for digest in layout.subjects():
+        kept += [one.digest for one, kind in layout.referrers(digest) if kind == REVOCATION_TYPE]
+        try:
+            subject = read_subject(place, digest)
+        except RegistryError:  # of an image that is not here verdicts still tell, should it come again
+            subject = _only_manifest(digest)
+        for one in find_in(factory, place, subject, court).judged:
+            if one.standing is Standing.GOOD:
+                kept.append(one.digest)
+            if one.proves and one.verdict:
+                kept += [digest, one.verdict.report.subject.index]
+    return tuple(dict.fromkeys(kept))
+
+
+def _only_manifest(digest: str) -> Subject:
+    return Subject(target="", index=digest, manifest=digest, config=digest)
+
+
+def collect_cache(factory: Factory, progress: Progress, *, dry_run: bool) -> int:
+    """Removes from the cache what no committed lock names, all segments and what lies there unpacked.
+
+    Gives the bytes freed. Waits for running builds, as `store gc` does.
+    """
+    from imagefactory.engines.conda_prefix import remove_extracted
+    from imagefactory.lock.debian.file import read_base_lock
+
+    locks = [lock for target in factory.targets if (lock := read_target_lock(factory, target))]
+    bases = [found for base in factory.bases if (found := read_base_lock(factory.base_lock_path(base)))]
+    needed = {package.sha256 for lock in locks for package in lock.packages}
+    # Also the newer packages that a base was made of when the mirror no longer had the locked ones.
+    folder = factory.settings.store_path / "bases"
+    bases += [found for path in sorted(folder.glob("*.lock")) if (found := read_base_lock(path))]
+    needed |= {package.sha256 for found in bases for package in found.packages}
+    cache, freed = factory.settings.cache_path, 0
+    with used_by_nobody(cache_lock(factory), progress):
+        kinds = ("wheels", "conda", "debs", "segments")
+        for path in [p for kind in kinds for p in (cache / kind).rglob("*")]:
+            if path.is_file() and path.parent.name not in needed and not path.name.startswith("."):
+                freed += path.stat().st_size
+                if not dry_run:
+                    path.unlink(missing_ok=True)
+        freed += remove_extracted(cache, dry_run=dry_run)
+    return freed
+
+
+def cache_lock(factory: Factory) -> Path:
+    """Several stores may share a cache, so it has a lock of its own."""
+    return factory.settings.cache_path / "lock"

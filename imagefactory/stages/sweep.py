@@ -1,0 +1,341 @@
+"""Sweeps: the GPU suite on a pool, one job for each image and capability; made, submitted, looked at, ended.
+
+    targets + inventory -> prepare_sweep -> make_sweep (images, nonces, files) -> submit -> status -> collect
+
+All that a sweep is lies in its folder, so any process may go on with it; pools/collecting.py makes verdicts
+of what came back.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from imagefactory.errors import FactoryError, NothingSelectedError, UsageError
+from imagefactory.factory import Factory
+from imagefactory.model import Outcome, Target
+from imagefactory.pools.images import ImagePlace, choose_kind, ensure_image, kept_sif, read_pool_stages
+from imagefactory.pools.model import (
+    TRANSFERS,
+    TRIED_AGAIN,
+    ImageKind,
+    Inventory,
+    LeftOut,
+    Limits,
+    NodeResult,
+    Pool,
+    Sweep,
+)
+from imagefactory.pools.nodes import NodeKit, NodeOrder, make_nodes
+from imagefactory.pools.planning import ROOM, QueuedCell, SweepAsk, SweepPlan, check_room, plan_sweep
+from imagefactory.pools.sites import GENERIC, find_site
+from imagefactory.pools.sweep_file import (
+    ID,
+    SWEEP,
+    CollectedNode,
+    read_collected,
+    read_sweep,
+    write_document,
+    write_sweep_file,
+)
+from imagefactory.pools.underway import Images, Looking, is_left, leave_out_underway, read_underway
+from imagefactory.progress import Progress
+from imagefactory.stages.sign import ledger
+from imagefactory.verify.model import FULL
+from imagefactory.verify.nonces import LIFETIME
+from imagefactory.verify.smoke import suite_digest
+
+if TYPE_CHECKING:
+    from imagefactory.pools.htcondor.classify import NodeFound
+    from imagefactory.settings.load import Settings
+
+
+JOB = re.compile(r"[0-9]{1,10}\.[0-9]{1,10}")
+SUBMITTED = "submitted.json"
+FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepOptions:
+    """`image` is docker, oras, sif or empty; `registry` HOST[/PATH], empty for the setting.
+
+    `folder` is where the sweep is written, None for the store's own place; `site` a row of sites.py.
+    """
+
+    asked: SweepAsk = field(default_factory=SweepAsk)
+    level: str = FULL
+    image: str = ""
+    registry: str = ""
+    site: str = GENERIC
+    limits: Limits = field(default_factory=Limits)
+    folder: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What a sweep would be: its cells, where its images would lie, its options. Nothing was made yet."""
+
+    plan: SweepPlan
+    inventory: Inventory
+    place: ImagePlace
+    id: str
+    options: SweepOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """A sweep in its folder, the failures of targets whose images could not be had, its plan's notes."""
+
+    sweep: Sweep
+    folder: Path
+    faults: tuple[tuple[str, FactoryError], ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def prepare_sweep(
+    factory: Factory,
+    targets: Sequence[Target],
+    inventory: Inventory,
+    options: SweepOptions,
+    bench: SweepBench,
+) -> Prepared:
+    """Decides; makes and sends nothing. Raises UsageError for options that cannot be."""
+    from imagefactory.pools.htcondor.dag import check_folder
+
+    check_limits(options.limits)
+    find_site(options.site)
+    now = bench.clock()
+    name = format_id(now, bench.random(2))
+    registry = options.registry or factory.settings.registry.value
+    kind = choose_kind(factory, options.image, registry)
+    folder = options.folder or sweeps_folder(factory.settings) / name
+    check_folder(folder)
+    place = ImagePlace(kind=kind, registry=registry, folder=folder, now=now)
+    plan = plan_sweep(read_pool_stages(factory, targets, place), inventory, options.asked)
+    looking = Looking(now=now, suite=suite_digest(), pool=bench.pool, user=bench.user)
+    seen, notes = read_underway(sweeps_folder(factory.settings), _images(factory, plan, kind), looking)
+    plan = leave_out_underway(replace(plan, notes=notes), seen, options.asked.allow)
+    return Prepared(plan=plan, inventory=inventory, place=place, id=name, options=options)
+
+
+def _images(factory: Factory, plan: SweepPlan, kind: ImageKind) -> Images:
+    """What the jobs of a plan would run, as far as that is made already."""
+    stages = {cell.stage.target.name: cell.stage for cell in plan.cells if not cell.stage.missing}
+    if kind is ImageKind.DOCKER:
+        images = {name: f"docker://{stage.reference}" for name, stage in stages.items()}
+    else:
+        sifs = {name: kept_sif(factory, stage.target) for name, stage in stages.items()}
+        images = {name: sif.file.digest for name, sif in sifs.items() if sif}
+    keys = [(cell.stage.target.name, str(cell.capability)) for cell in plan.cells]
+    return {key: images[key[0]] for key in keys if key[0] in images}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepBench:
+    """What a sweep takes from this process: the time, and random bytes for its nonces.
+
+    `pool` and `user` are whom to ask for the sweeps at work, and who is; None for nobody, and for anybody.
+    """
+
+    clock: Callable[[], datetime]
+    random: Callable[[int], bytes]
+    pool: Pool | None = None
+    user: int | None = None
+
+
+def check_limits(limits: Limits) -> None:
+    """A sweep's nonces are good for LIFETIME: whatever comes back later cannot be signed."""
+    longest = (limits.idle + limits.held + limits.run + TRANSFERS) * (limits.retries + 1)
+    if longest > LIFETIME:
+        raise UsageError(
+            f"a job could take {longest.days} days with its retries, and its result must be signed within "
+            f"{LIFETIME.days}",
+            hint="lower --idle-limit, --run-limit or --retries",
+        )
+
+
+def format_id(now: datetime, random: bytes) -> str:
+    """`20261122-061500-1f3a`: sorts by time; two at once differ by their end."""
+    return f"{now.astimezone(UTC):%Y%m%d-%H%M%S}-{random.hex()}"
+
+
+def sweeps_folder(settings: Settings) -> Path:
+    """Where sweeps lie that were given no folder."""
+    return settings.store_path / "sweeps"
+
+
+def make_sweep(factory: Factory, prepared: Prepared, bench: SweepBench, progress: Progress) -> Made:
+    """Images, nonces and files; nothing is submitted. What cannot be built leaves its siblings alone.
+
+    Raises NothingSelectedError where nothing is left to verify, UsageError for a folder that is in use.
+    """
+    from imagefactory.pools.htcondor.dag import write_sweep
+
+    folder = prepared.place.folder
+    if not prepared.plan.cells:
+        raise NothingSelectedError(
+            "nothing is left to verify on this pool", hint="see above why; --allow RULE brings cells back"
+        )
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} is there already", hint="name a new folder: --folder DIR")
+    order = NodeOrder(level=prepared.options.level, now=prepared.place.now, random=bench.random)
+    kits: list[NodeKit] = []
+    faults: list[tuple[str, FactoryError]] = []
+    left_out = list(prepared.plan.left_out)
+    by_target: dict[str, list[QueuedCell]] = {}
+    for cell in prepared.plan.cells:
+        by_target.setdefault(cell.stage.target.name, []).append(cell)
+    for name, cells in by_target.items():
+        try:
+            image = ensure_image(factory, cells[0].stage, prepared.place, progress)
+            fitting, none = check_room(cells, image, prepared.inventory)
+            left_out += none
+            kits += make_nodes(factory, fitting, image, order, progress) if fitting else ()
+        except FactoryError as error:
+            faults.append((name, error))
+            left_out += [_failed(cell, error) for cell in cells]
+    if not kits:
+        raise faults[0][1] if faults else NothingSelectedError(left_out[-1].reason, hint=ROOM)
+    sweep = Sweep(
+        id=prepared.id,
+        made=prepared.place.now,
+        level=prepared.options.level,
+        site=prepared.options.site,
+        nodes=tuple(kit.node for kit in kits),
+        left_out=tuple(left_out),
+        limits=prepared.options.limits,
+    )
+    ledger(factory).issue_all({kit.node.nonce: kit.run for kit in kits}, sweep.made)
+    write_sweep_file(folder, sweep)
+    write_sweep(folder, sweep, {kit.node.name: kit.texts for kit in kits}, site_lines(sweep, folder))
+    return Made(sweep=sweep, folder=folder, faults=tuple(faults), notes=prepared.plan.notes)
+
+
+def _failed(cell: QueuedCell, error: FactoryError) -> LeftOut:
+    reason = f"its image cannot be had: {error.message}"
+    return LeftOut(target=cell.stage.target.name, capability=str(cell.capability), rule=FAILED, reason=reason)
+
+
+def site_lines(sweep: Sweep, folder: Path) -> tuple[str, ...]:
+    """The site's own submit commands, and what the place of its images asks for. Pure.
+
+    A job is as long as its suite may be, not as it could be held on to. A .sif that does not lie in the
+    sweep's own folder is in one that the machines share, so it is not sent through the access point.
+    """
+    site = find_site(sweep.site)
+    longest = min(sweep.limits.run, timedelta(seconds=max(node.timeout for node in sweep.nodes)))
+    needs = {need for node in sweep.nodes for need in site.requirements(node.image.address)}
+    lines = [line for line in site.lines(longest) if not line.startswith("allowed_execute_duration")]
+    if needs:
+        lines.append(f"requirements = {' && '.join(sorted(needs))}")
+    images = {node.image for node in sweep.nodes}
+    if all(one.kind is ImageKind.SIF and folder not in Path(one.address).parents for one in images):
+        lines.append("transfer_container = false")
+    return tuple(lines)
+
+
+def submit_sweep(folder: Path, pool: Pool) -> str:
+    """Submits a sweep, or goes on with it where its DAG ended early; gives the job that drives it.
+
+    Raises UsageError for a folder that is no whole sweep, or of which nothing is left to run; ToolError.
+    """
+    from imagefactory.pools.htcondor.classify import read_node
+
+    sweep, jobs = read_sweep(folder), read_submitted(folder)
+    if not any(_left(read_node(folder, node.name, sweep.limits)) for node in sweep.nodes):
+        raise UsageError(
+            f"every node of {folder} has its outcome: submitted again, all would run again",
+            hint=f"imagefactory collect {folder}",
+        )
+    job = pool.submit(folder)
+    write_submitted(folder, (*jobs, job))
+    return job
+
+
+def _left(found: NodeFound) -> bool:
+    """Whether a DAG that is gone on with still runs this node."""
+    return found.run is None and is_left(found.result.outcome, settled=found.settled)
+
+
+def read_submitted(folder: Path) -> tuple[str, ...]:
+    """The jobs that have driven a sweep, the oldest first."""
+    try:
+        row = json.loads((folder / SUBMITTED).read_bytes())
+        return tuple(job for job in row["jobs"] if isinstance(job, str) and JOB.fullmatch(job))
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{folder / SUBMITTED} cannot be read", hint="remove it: it only tells") from error
+
+
+def write_submitted(folder: Path, jobs: Sequence[str]) -> None:
+    """Raises UsageError where the folder cannot be written."""
+    write_document(folder / SUBMITTED, {"format": 1, "jobs": list(jobs)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepStatus:
+    """A sweep now. `driven`: something on the pool still works on it; None where the pool was not asked."""
+
+    folder: Path
+    sweep: Sweep
+    results: tuple[NodeResult, ...]
+    jobs: tuple[str, ...]
+    driven: bool | None
+    collected: tuple[CollectedNode, ...]
+
+    @property
+    def ended(self) -> int:
+        return sum(one.outcome is not None for one in self.results)
+
+    @property
+    def done(self) -> bool:
+        return self.ended == len(self.results)
+
+    @property
+    def settled(self) -> bool:
+        """All are done, and what is still at work on the pool takes none of them up again."""
+        open_ones = (*TRIED_AGAIN, Outcome.NOT_TESTED)
+        return self.done and not (self.driven and any(one.outcome in open_ones for one in self.results))
+
+
+def read_status(folder: Path, pool: Pool | None) -> SweepStatus:
+    """From the jobs' logs; with `pool` also whether it is still driven. Raises UsageError, ToolError."""
+    from imagefactory.pools.htcondor.classify import read_result
+
+    sweep = read_sweep(folder)
+    driven = pool.running(folder) if pool else None  # before the logs: what ends in between is seen there
+    return SweepStatus(
+        folder=folder,
+        sweep=sweep,
+        results=tuple(read_result(folder, node, sweep.limits) for node in sweep.nodes),
+        jobs=read_submitted(folder),
+        driven=driven,
+        collected=read_collected(folder),
+    )
+
+
+def find_sweeps(settings: Settings) -> tuple[Path, ...]:
+    """The sweeps of this store, the oldest first."""
+    return tuple(sorted(path.parent for path in sweeps_folder(settings).glob(f"*/{SWEEP}")))
+
+
+def find_sweep(settings: Settings, name: str) -> Path:
+    """The folder of a sweep: by its id, or a path to it. Raises NothingSelectedError."""
+    known = sweeps_folder(settings) / name
+    if ID.fullmatch(name) and (known / SWEEP).is_file():
+        return known
+    if (Path(name) / SWEEP).is_file():
+        return Path(name).absolute()
+    ids = [path.name for path in find_sweeps(settings)]
+    raise NothingSelectedError(
+        f"there is no sweep {name[:200]!r}",
+        hint=f"the last ones are {', '.join(ids[-5:])}"
+        if ids
+        else "imagefactory verify --on htcondor TARGET",
+    )

@@ -1,0 +1,321 @@
+"""Tables of what is proven where: read from store, registry and sweeps, written as files.
+
+What stands in them, combos.py decides, and report/tables.py how it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from imagefactory.combos import Combo, Entry, Told, columns, make_combos
+from imagefactory.errors import LockError, StaleError, UsageError
+from imagefactory.factory import Factory
+from imagefactory.files import replace_text
+from imagefactory.gpu.capability import Capability, parse_capability
+from imagefactory.gpu.cells import CellEvidence
+from imagefactory.gpu.model import Answer
+from imagefactory.model import Outcome, Target
+from imagefactory.oci.candidates import CANDIDATE, plain_tag
+from imagefactory.oci.graph import Place
+from imagefactory.oci.sif import SIF_TYPE
+from imagefactory.plan import Device, PlanInput, Ruling, Stage, make_plan
+from imagefactory.progress import Progress
+from imagefactory.stages.candidates import Promoting, list_verdicts
+from imagefactory.stages.lock import read_why
+from imagefactory.stages.plan import Asking, read_stages
+from imagefactory.stages.verdicts import find_in, local_place, read_court, registry_of
+from imagefactory.tables import FORMAT
+from imagefactory.verdicts.found import Found
+from imagefactory.verdicts.subject import read_subject
+from imagefactory.verify.judgement import EMPTY_CONFIG
+from imagefactory.version_ranges import Range, make_ranges
+
+if TYPE_CHECKING:
+    from imagefactory.catalogue.model import Catalogue, CataloguedImage, Offer
+    from imagefactory.settings.load import Settings
+    from imagefactory.verify.model import Subject
+
+
+MARKDOWN_FILE, JSON_FILE = "combos.md", "combos.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """What the files say. `trusted`: whether any key is trusted here; else nothing can be valid.
+
+    `notes` say what was passed over, a line each.
+    """
+
+    made: datetime
+    place: str
+    combos: tuple[Combo, ...]
+    ranges: tuple[Range, ...]
+    trusted: bool = True
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TablesAsked:
+    """Where verdicts are looked for (`registry` empty: the store), and when.
+
+    `capabilities` are columns beside those that recipes require, that verdicts speak of or that sweeps tried.
+    `sweeps` are folders that somebody named, `stored` those that lie beside the store: one of these that
+    cannot be read stops nothing.
+    """
+
+    now: datetime
+    registry: str = ""
+    capabilities: tuple[Capability, ...] = ()
+    sweeps: tuple[Path, ...] = ()
+    stored: tuple[Path, ...] = ()
+
+
+def read_tables(
+    factory: Factory, targets: Sequence[Target], asked: TablesAsked, progress: Progress
+) -> Tables:
+    """Raises UsageError for a trust or sweep that cannot be read, RegistryError and StoreError."""
+    court = read_court(factory, asked.now)
+    asking = Asking(now=asked.now, registry=asked.registry)
+    stages = [_solved(factory, stage) for stage in read_stages(factory, targets, asking)]
+    entries = [_read_entry(factory, stage, asked, progress) for stage in stages]
+    told, notes = _read_sweeps(asked)
+    capabilities = columns(entries, told, asked.capabilities)
+    combos = make_combos(_with_rulings(entries, stages, capabilities), told, capabilities)
+    return Tables(
+        made=asked.now,
+        place=_place_name(factory, asked.registry),
+        combos=combos,
+        ranges=make_ranges(combos),
+        trusted=bool(court.trust.keys),
+        notes=notes,
+    )
+
+
+def _place_name(factory: Factory, registry: str) -> str:
+    if registry:
+        return registry
+    return " and ".join(filter(None, (str(factory.settings.store_path), factory.settings.registry.value)))
+
+
+def _solved(factory: Factory, stage: Stage) -> Stage:
+    """A stage that is blocked because locking found no environment says so as a rule of the plan."""
+    if not stage.block:
+        return stage
+    try:
+        why = read_why(factory, stage.target)
+    except (LockError, StaleError):  # of the target below, which has a row of its own
+        return stage
+    return replace(stage, evidence=CellEvidence(unsolvable=why.reason)) if why else stage
+
+
+def _places(factory: Factory, family: str, registry: str) -> tuple[Place, ...]:
+    """The registry that is asked for alone, else the store and the registry of the settings."""
+    if registry:
+        return (registry_of(factory, family, registry),)
+    local = local_place(factory, family)
+    return (local, registry_of(factory, family)) if factory.settings.registry.value else (local,)
+
+
+def _read_entry(factory: Factory, stage: Stage, asked: TablesAsked, progress: Progress) -> Entry:
+    """With every image of the target in its places, the newest first, then the .sif files."""
+    target, court = stage.target, read_court(factory, asked.now)
+    found: list[Found] = []
+    for place in _places(factory, target.family, asked.registry):
+        images = list_verdicts(factory, Promoting(target=target, place=place, now=asked.now), progress)
+        files = _sifs(place, target, images)
+        found += images
+        found += [find_in(factory, place, read_subject(place, one), court) for one in files]
+    return Entry(
+        target=target.name,
+        framework=target.framework,
+        version=target.version,
+        cuda=target.cuda,
+        images=_digests(*(one.subject for one in found)),
+        judged=tuple(one.judged for one in found),
+        required=tuple(parse_capability(one) for one in target.capabilities),
+        block=stage.block or ("" if found else stage.missing),
+    )
+
+
+def _sifs(place: Place, target: Target, found: Sequence[Found]) -> list[str]:
+    """The .sif files that were made of these images, and those that have tags of the target."""
+    store, plain = place.store, plain_tag(target)
+    made = [
+        one.digest
+        for image in found
+        for one in store.referrers(place.repository, image.subject.manifest, SIF_TYPE)
+    ]
+    for tag in store.tags(place.repository):
+        match = CANDIDATE.fullmatch(tag)
+        if tag == f"{plain}.sif" or (match and match["plain"] == plain and match["suffix"]):
+            there = store.manifest(place.repository, tag)
+            made += [there[0].digest] if there else []
+    return list(dict.fromkeys(made))
+
+
+def _with_rulings(
+    entries: Sequence[Entry], stages: Sequence[Stage], capabilities: Sequence[Capability]
+) -> list[Entry]:
+    """What a plan would make of every cell, verdicts left aside."""
+    if not capabilities:
+        return list(entries)
+    plan = make_plan(
+        PlanInput(
+            stages=tuple(replace(stage, verdicts=()) for stage in stages),
+            devices=tuple(Device(capability=one) for one in capabilities),
+        )
+    )
+    return [
+        replace(entry, rulings={cell.device.capability: cell.ruling for cell in planned.cells})
+        for entry, planned in zip(entries, plan.targets, strict=True)
+    ]
+
+
+def _read_sweeps(asked: TablesAsked) -> tuple[tuple[Told, ...], tuple[str, ...]]:
+    """What all sweeps told, and which of the store's were passed over. Raises UsageError for a named one."""
+    told = [one for folder in asked.sweeps for one in read_told(folder)]
+    notes = []
+    for folder in asked.stored:
+        try:
+            told += read_told(folder)
+        except UsageError as error:
+            notes.append(f"a sweep of the store is passed over: {error.message}")
+    return tuple(told), tuple(notes)
+
+
+def read_told(folder: Path) -> tuple[Told, ...]:
+    """What the last `collect` of a sweep found. Raises UsageError for a folder that is no sweep's."""
+    from imagefactory.pools.planning import NO_MATCH
+    from imagefactory.pools.sweep_file import read_collected, read_sweep
+
+    sweep = read_sweep(folder)
+    nodes = {node.name: node for node in sweep.nodes}
+    told = [
+        Told(
+            target=one.target,
+            capability=_capability(one.capability, folder),
+            outcome=one.result.outcome,
+            reason=one.why or one.result.reason,
+            sweep=sweep.id,
+            made=sweep.made,
+            images=_digests(nodes[one.result.node].image.subject),
+        )
+        for one in read_collected(folder)
+        if one.result.outcome is not None and one.result.node in nodes
+    ]
+    told += [
+        Told(
+            target=one.target,
+            capability=_capability(one.capability, folder),
+            outcome=Outcome.NO_MATCH,
+            reason=one.reason,
+            sweep=sweep.id,
+            made=sweep.made,
+            images=frozenset(),
+        )
+        for one in sweep.left_out
+        if one.rule == NO_MATCH
+    ]
+    return tuple(told)
+
+
+def _capability(text: str, folder: Path) -> Capability:
+    try:
+        return parse_capability(text)
+    except ValueError as error:
+        raise UsageError(f"{folder}: {error}", hint="name another sweep, or leave it out") from error
+
+
+def read_catalogued(
+    settings: Settings, environ: Mapping[str, str], names: Sequence[str], asked: TablesAsked
+) -> Tables:
+    """The same of a signed catalogue, for people without a factory: what is predicted it says itself.
+
+    Raises what read_catalogue raises, and NothingSelectedError for a name that it does not have.
+    """
+    from imagefactory.catalogue.offers import judge_offer
+    from imagefactory.catalogue.reading import read_catalogue
+    from imagefactory.verify.trust import read_trust
+
+    catalogue = read_catalogue(settings, environ, asked.now)
+    trust = read_trust(settings.files)
+    images = select_images(catalogue, names)
+    entries = [_offered(judge_offer(catalogue, image, trust, asked.now)) for image in images]
+    told, notes = _read_sweeps(asked)
+    capabilities = columns(entries, told, asked.capabilities)
+    combos = make_combos(entries, told, capabilities)
+    return Tables(
+        made=asked.now,
+        place=settings.catalogue.value or settings.registry.value,
+        combos=combos,
+        ranges=make_ranges(combos),
+        notes=notes,
+    )
+
+
+def select_images(catalogue: Catalogue, names: Sequence[str]) -> tuple[CataloguedImage, ...]:
+    """The images of these targets; a name may be a pattern (`pytorch-2.*`). None: all."""
+    from imagefactory.catalogue.offers import find_image
+
+    found: dict[str, CataloguedImage] = {}
+    for name in names or ("*",):
+        matching = [one for one in catalogue.images if fnmatchcase(one.target, name)]
+        for one in matching or [find_image(catalogue, name)]:
+            found[one.target] = one
+    return tuple(found.values())
+
+
+def _offered(offer: Offer) -> Entry:
+    image = offer.image
+    claims = {parse_capability(capability): claim for capability, claim in image.predicted}
+    subjects = (image.subject, *(one.sif.subject for one in offer.sifs))
+    return Entry(
+        target=image.target,
+        framework=image.framework,
+        version=image.target.removeprefix(f"{image.family}-").partition("-")[0],
+        cuda=image.cuda,
+        images=frozenset().union(*(_digests(subject) for subject in subjects)),
+        judged=(offer.judged, *(one.judged for one in offer.sifs)),
+        rulings={
+            capability: Ruling(claim=claim, against=(claim,) if claim.answer is Answer.NO else ())
+            for capability, claim in claims.items()
+        },
+        required=tuple(parse_capability(one) for one in image.required),
+    )
+
+
+def _digests(*subjects: Subject) -> frozenset[str]:
+    """What a verdict or sweep may call these images by."""
+    found = {one for each in subjects for one in (each.index, each.manifest, each.config)}
+    return frozenset(found - {EMPTY_CONFIG})
+
+
+def write_tables(folder: Path, files: Mapping[str, str], *, force: bool = False) -> tuple[Path, ...]:
+    """Writes the files beside and renames them; earlier tables are replaced.
+
+    Raises UsageError where a file of such a name was not written by this program, but for `force`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / name for name in files]
+    there = [path.name for path in paths if path.exists()]
+    if there and not force and not _is_ours(folder / JSON_FILE):
+        raise UsageError(
+            f"{folder} has a {', '.join(there)} that imagefactory did not write",
+            hint="name another folder by --output, or --force",
+        )
+    for path, text in zip(paths, files.values(), strict=True):
+        replace_text(path, text)
+    return tuple(paths)
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return f'"format": "{FORMAT}"'.encode() in file.read(200)
+    except OSError:
+        return False

@@ -1,0 +1,113 @@
+"""Verdicts of images, in the store on this machine and in registries: where they lie, read and judged.
+
+What a verdict is worth is judged each time it is read, by the trust of this factory; tags only follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from functools import cached_property
+
+from imagefactory.factory import Factory
+from imagefactory.oci.candidates import VERDICT_TYPE
+from imagefactory.oci.graph import Place
+from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.model import Image, Sif
+from imagefactory.oci.store import Reference
+from imagefactory.verdicts.found import Found, find_verdicts
+from imagefactory.verdicts.subject import read_subject
+from imagefactory.verify.judgement import Court
+from imagefactory.verify.model import Judged, Subject
+from imagefactory.verify.smoke import suite_digest
+from imagefactory.verify.trust import read_trust
+
+
+class Judge:
+    """Judges verdicts by the trust, policy and suite of a factory, at one time.
+
+    Where no key is trusted nothing can be relied on, and nothing is read.
+    """
+
+    def __init__(self, factory: Factory, now: datetime) -> None:
+        self.factory, self.now = factory, now
+
+    @cached_property
+    def court(self) -> Court:
+        """Raises UsageError for rows of trust that cannot be read."""
+        trust = read_trust(self.factory.settings.files)
+        return Court(trust=trust, suite=suite_digest(), now=self.now)
+
+    def stored(self, made: Image | Sif) -> tuple[Judged, ...]:
+        """The verdicts in the store on an image or .sif of it."""
+        manifest = made.manifest if isinstance(made, Image) else made.digest
+        subject = Subject(target="", index=made.digest, manifest=manifest, config=made.config)
+        return self._judge(Place(store=LayoutStore(self.factory.layout), repository=""), subject)
+
+    def there(self, place: Place, digest: str) -> tuple[Judged, ...]:
+        """The verdicts in any store on an image or index of it. Raises RegistryError or StoreError."""
+        return self._judge(place, read_subject(place, digest)) if self.court.trust.keys else ()
+
+    def _judge(self, place: Place, subject: Subject) -> tuple[Judged, ...]:
+        from imagefactory.stages.verdicts import find_in
+
+        return find_in(self.factory, place, subject, self.court).judged if self.court.trust.keys else ()
+
+
+ANY = "any"
+
+
+def local_place(factory: Factory, family: str) -> Place:
+    """A family's repository in the store on this machine."""
+    return Place(store=LayoutStore(factory.layout), repository=family)
+
+
+def registry_of(factory: Factory, family: str, registry: str = "") -> Place:
+    """A family's repository in a registry (`host[/path]`), without it in that of the settings."""
+    from imagefactory.access import open_registry, registry_place, repository_of
+
+    host, path = registry_place(factory, registry)
+    return Place(store=open_registry(factory, host), repository=repository_of(path, family))
+
+
+def place_of(factory: Factory, where: Reference) -> Place:
+    """Where a reference leads; without a registry, the store on this machine."""
+    from imagefactory.access import open_registry
+
+    store = open_registry(factory, where.registry) if where.registry else LayoutStore(factory.layout)
+    return Place(store=store, repository=where.repository)
+
+
+def read_court(factory: Factory, now: datetime) -> Court:
+    """By what this factory judges verdicts. Raises UsageError for a trust that cannot be read."""
+    return Judge(factory, now).court
+
+
+def find_in(factory: Factory, place: Place, subject: Subject, court: Court) -> Found:
+    """`find_verdicts`, with what the store here knows was taken back, whatever a registry lists."""
+    return find_verdicts(place, subject, court, (local_place(factory, ANY),))
+
+
+def verdicts_of(factory: Factory, place: Place, wanted: str, now: datetime) -> Found:
+    """The verdicts about what a tag or digest names. Raises RegistryError where there is no such image."""
+    return find_in(factory, place, read_subject(place, wanted), read_court(factory, now))
+
+
+def count_valid(factory: Factory, place: Place, now: datetime) -> Callable[[str], int]:
+    """How many verdicts about a manifest of `place` say `verified` and can be relied on."""
+    court = read_court(factory, now)
+
+    def count(digest: str) -> int:
+        if place.store.manifest(place.repository, digest) is None:
+            return 0  # an index names it, and it is not there
+        if not place.store.referrers(place.repository, digest, VERDICT_TYPE):
+            return 0
+        found = find_in(factory, place, read_subject(place, digest), court)
+        return sum(one.proves for one in found.judged)
+
+    return count
+
+
+def called(place: Place) -> str:
+    """The store on disk is one for all repositories."""
+    return place.store.name if isinstance(place.store, LayoutStore) else str(place)

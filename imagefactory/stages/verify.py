@@ -1,0 +1,152 @@
+"""The GPU suite in an image on this machine, and the report of it.
+
+Without a GPU nothing is fetched, unpacked or started.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from imagefactory.errors import UsageError
+from imagefactory.factory import Factory
+from imagefactory.files import replace_text
+from imagefactory.oci.model import Image, Sif
+from imagefactory.progress import Progress
+from imagefactory.settings.choices import ENGINES
+from imagefactory.stages.choose import Chosen
+from imagefactory.stages.run import ready_runner
+from imagefactory.stages.sign import ledger
+from imagefactory.verify.evidence import LocalEvidence
+from imagefactory.verify.model import FULL, Evidence, GpuReport, Hardware
+from imagefactory.verify.nonces import NONCE_BYTES, Run, format_nonce
+
+if TYPE_CHECKING:
+    from imagefactory.verify.runners.protocol import Runner
+    from imagefactory.verify.suite.gpu.context import Predicted
+
+
+_HERE = LocalEvidence()
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """What a verification needs of this machine. `runner` is None for the one that is asked for by name."""
+
+    evidence: Evidence = _HERE
+    clock: Callable[[], datetime] = utc_now
+    random: Callable[[int], bytes] = os.urandom
+    runner: Runner | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyOptions:
+    """`runner` is empty for the setting, or for what fits. `capability` must be that of the GPU, if given.
+
+    The verdict goes to the store and, with `registry` (`host[/path]`), there too. `output` is where the
+    report goes, None for the store's own place.
+    """
+
+    level: str = FULL
+    runner: str = ""
+    capability: str = ""
+    registry: str = ""
+    promote: bool = False
+    output: Path | None = None
+
+
+def predicted_of(
+    factory: Factory, chosen: Chosen, hardware: Hardware | None, progress: Progress
+) -> dict[str, Predicted]:
+    """What a scan of the image lets one expect, by capability."""
+    from imagefactory.gpu.capability import parse_capability
+    from imagefactory.stages.scan import inspect_made
+    from imagefactory.verify.predicted import predict_coverage
+
+    contents = inspect_made(factory, chosen.made, progress).contents
+    here = [parse_capability(gpu.capability) for gpu in hardware.gpus] if hardware else []
+    return predict_coverage(contents, here)
+
+
+def verify_image(
+    factory: Factory, chosen: Chosen, options: VerifyOptions, bench: Bench, progress: Progress
+) -> GpuReport:
+    """Runs the GPU suite in the image on this machine.
+
+    Raises NoGpuError where the machine shows no GPU, before anything is started. The nonce is issued here and
+    spent by `sign_report`.
+    """
+    from imagefactory.verify.gpu import GpuAsk, GpuTrial, verify_gpu
+    from imagefactory.verify.smoke import suite_digest
+
+    hardware = bench.evidence.read()
+    name = runner_name(factory, chosen.made, options.runner)
+    nonce = format_nonce(bench.random(NONCE_BYTES))
+    run = Run(subject=chosen.subject, suite=suite_digest(), level=options.level)
+    with factory.layout.in_use(progress):
+        ledger(factory).issue(nonce, run, bench.clock())
+        ask = GpuAsk(
+            nonce=nonce,
+            level=options.level,
+            capability=options.capability,
+            predicted=predicted_of(factory, chosen, hardware, progress),
+            visible=factory.environ.get("CUDA_VISIBLE_DEVICES", ""),
+        )
+        runner, made = bench.runner, chosen.made
+        if runner is None:
+            runner, made = ready_runner(factory, made, name, chosen.definition.target.name, progress)
+        trial = GpuTrial(
+            made=made,
+            subject=chosen.subject,
+            definition=chosen.definition,
+            ask=ask,
+            runner=name,
+            hardware=hardware,
+        )
+        with progress.stage(f"{chosen.definition.target.name}: GPU suite ({options.level}), by {name}"):
+            return verify_gpu(trial, runner, bench.clock)
+
+
+def runner_name(factory: Factory, made: Image | Sif, asked: str) -> str:
+    """The runner that was asked for, else the setting's, else what fits."""
+    wanted = asked or factory.settings.runner.value
+    if isinstance(made, Sif):
+        if wanted not in ("", "apptainer"):
+            raise UsageError(f"{wanted} starts no .sif files", hint="--runner apptainer")
+        return "apptainer"
+    return wanted or ENGINES[factory.settings.engine.value].runner
+
+
+def check_output(path: Path) -> None:
+    """Raises UsageError where no report can be written: before minutes of work, not after."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"--output: {path} cannot be written: {error.strerror}", hint="name another file"
+        ) from error
+
+
+def keep_report(factory: Factory, report: GpuReport, output: Path | None) -> Path:
+    """Writes the unsigned report beside and renames it; without `output` into the store, by its nonce."""
+    from imagefactory.files import explain_full_disk
+    from imagefactory.verify.report import format_gpu_report
+
+    path = output or factory.layout.path / "reports" / f"{report.nonce}.json"
+    data = json.dumps(format_gpu_report(report), indent=1) + "\n"
+    with explain_full_disk(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(path, data)
+    return path

@@ -1,0 +1,1 @@
+"""What is said of images, by whom, and what it is worth."""

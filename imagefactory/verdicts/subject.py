@@ -1,0 +1,49 @@
+"""What verdicts on an image of a place speak of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from imagefactory.errors import NoImageError, RegistryError
+from imagefactory.oci.graph import ATTESTATION, Manifest, Place, choose_platform, parse_parts, read_manifest
+from imagefactory.oci.manifests import INDEX_TYPES, PLATFORM
+from imagefactory.oci.sif import is_sif_manifest
+from imagefactory.verify.model import Subject
+
+
+def read_subject(place: Place, wanted: str) -> Subject:
+    """What verdicts on an image speak of: its manifest for this platform and its config; of a .sif its file.
+
+    Raises RegistryError or StoreError where `place` has no such image, NoImageError for what is none.
+    """
+    root = read_manifest(place, wanted)
+    with _an_image(root):
+        chosen = choose_platform(root, PLATFORM).digest
+    manifest = read_manifest(place, chosen)
+    if manifest.descriptor.media_type in INDEX_TYPES:  # one image and what is attested of it
+        with _an_image(root):
+            parse_parts(manifest)
+            entries = json.loads(manifest.data)["manifests"]
+            (image,) = (one for one in entries if ATTESTATION not in (one.get("annotations") or {}))
+        manifest = read_manifest(place, str(image["digest"]))
+    with _an_image(root):
+        blobs = parse_parts(manifest)[1]
+        config = blobs[1] if is_sif_manifest(json.loads(manifest.data)) else blobs[0]
+    return Subject(
+        target="", index=root.descriptor.digest, manifest=manifest.descriptor.digest, config=config.digest
+    )
+
+
+@contextmanager
+def _an_image(root: Manifest) -> Iterator[None]:
+    """What is read here was fetched whole: a fault is one of the image."""
+    try:
+        yield
+    except RegistryError as error:
+        raise NoImageError(error.message, hint=error.hint) from error
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise NoImageError(
+            f"{root.descriptor.digest} is not one image", hint="see who put it there"
+        ) from error
