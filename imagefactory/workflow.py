@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from imagefactory.stages.promote import Promotion
 
 
-# --- the run -------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
     """One verification. `attached` are the places that have the verdict, `promotion` what became of tags."""
@@ -72,9 +69,3 @@ def verify_target(
     return Verified(
         chosen=chosen, report=report, path=path, signed=signed, attached=attached, promotion=moved
     )
-
-
-# --- from a report to a verdict ------------------------------------------------------------------
-
-
-# --- kits ----------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """The command line: arguments in, exit code out. The only room that prints results or exits.
 
-One file a group of commands; output.py is what they share.
+One file a command; targets.py has list, show and new, output.py what all share.
 
 Every command imports what it needs when it runs, so that `--help` and `list` answer at once.
 """

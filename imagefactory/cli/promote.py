@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from imagefactory.oci.graph import Place
     from imagefactory.stages.promote import Promotion
 
-# --- promote -------------------------------------------------------------------------------------
-
 
 @click.command()
 @click.argument("names", metavar=f"{NAME}...", nargs=-1, required=True, shell_complete=complete_targets)
@@ -126,9 +124,3 @@ def promotion_json(done: Promotion) -> dict[str, object]:
             for fate in done.fates
         ],
     }
-
-
-# --- revoke --------------------------------------------------------------------------------------
-
-
-# --- reconcile -----------------------------------------------------------------------------------

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from imagefactory.stages.push import Pushed
 
 
-# --- push, pull, copy ----------------------------------------------------------------------------
-
-
 @click.command()
 @targets_argument(required=True)
 @registry_option
@@ -145,6 +142,3 @@ def sent_json(sent: Sent) -> dict[str, object]:
         "blobs": {"sent": sent.sent, "mounted": sent.mounted, "present": sent.present},
         "seconds": sent.seconds,
     }
-
-
-# --- what a registry holds -----------------------------------------------------------------------

@@ -344,6 +344,3 @@ def _codes(library: Library) -> list[Code]:
 
 def _processor(text: str) -> str:
     return text.partition(":")[0]
-
-
-# --- JSON ----------------------------------------------------------------------------------------

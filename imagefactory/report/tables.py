@@ -18,8 +18,7 @@ from imagefactory.combos import INVALID, REPORTED, VERIFIED, Combo, State, unite
 from imagefactory.gpu.capability import Capability
 from imagefactory.model import Outcome
 from imagefactory.report.text import format_table
-from imagefactory.stages.tables import JSON_FILE, MARKDOWN_FILE, Tables
-from imagefactory.tables import FORMAT
+from imagefactory.stages.tables import FORMAT, JSON_FILE, MARKDOWN_FILE, Tables
 from imagefactory.verify.report import format_time
 from imagefactory.version_ranges import Range
 

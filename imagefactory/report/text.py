@@ -54,9 +54,6 @@ def format_fields(fields: Sequence[tuple[str, str]], *, indent: str = "  ") -> s
     return "\n".join(lines)
 
 
-# --- registries ----------------------------------------------------------------------------------
-
-
 class Sources:
     """Numbers for lines below a table, in the order in which they are first named."""
 

@@ -93,12 +93,6 @@ def _near(name: str, known: Iterable[str]) -> str:
     return "".join(difflib.get_close_matches(name, known, n=1))
 
 
-# --- paths ---------------------------------------------------------------------------------------
-
-
-# --- images --------------------------------------------------------------------------------------
-
-
 def _inspect_digest(factory: Factory, digest: str, progress: Progress) -> Inspected:
     found = factory.layout.manifest(digest)
     if found is None:
@@ -116,9 +110,6 @@ def _inspect_stored(factory: Factory, name: str, descriptor: Descriptor, progres
     if is_sif_manifest(json.loads(layout.read(descriptor))):
         return inspect_kept_sif(factory, load_sif(layout, descriptor.digest), progress)
     return scan_stored(factory, layout.load(name, descriptor), progress)
-
-
-# --- targets -------------------------------------------------------------------------------------
 
 
 def _inspect_target(factory: Factory, name: str, progress: Progress) -> Inspected:

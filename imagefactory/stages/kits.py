@@ -1,6 +1,6 @@
-"""From a kit that came back to a verdict: judged, signed once, attached where its image lies.
+"""Kits: written for a machine that has a GPU and no factory; what came back made into a verdict and attached.
 
-    verify.kit.collect -> sign, spend the nonce -> verdicts.attach_signed, promote
+    write_kit ... collect_kit -> sign, spend the nonce -> attach_signed, promote
 
 The nonce is spent before anything is attached, and what was signed is kept with it until it has arrived. So a
 call that was killed or met a registry that was down is simply made again; it signs nothing a second time.

@@ -33,9 +33,6 @@ TRIES = 3
 """How often tags are decided anew when another promoter moved one meanwhile."""
 
 
-# --- promoting -----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promotion:
     """What became of the tags. `faults` are those that could not be moved, with why."""
@@ -90,6 +87,3 @@ def _move_all(place: Place, fates: Sequence[TagFate]) -> tuple[tuple[str, Factor
         except RegistryError as error:  # docker-registry 2.8 cannot: the tag stays, and that is said
             faults.append((fate.tag, error))
     return tuple(faults)
-
-
-# --- taking back ---------------------------------------------------------------------------------

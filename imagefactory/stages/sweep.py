@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 JOB = re.compile(r"[0-9]{1,10}\.[0-9]{1,10}")
 SUBMITTED = "submitted.json"
 FAILED = "failed"
+"""The rule of a cell whose image could not be had."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,6 @@ from imagefactory.stages.candidates import Promoting, list_verdicts
 from imagefactory.stages.lock import read_why
 from imagefactory.stages.plan import Asking, read_stages
 from imagefactory.stages.verdicts import find_in, local_place, read_court, registry_of
-from imagefactory.tables import FORMAT
 from imagefactory.verdicts.found import Found
 from imagefactory.verdicts.subject import read_subject
 from imagefactory.verify.judgement import EMPTY_CONFIG
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from imagefactory.settings.load import Settings
     from imagefactory.verify.model import Subject
 
-
+FORMAT = "imagefactory.tables/1"
 MARKDOWN_FILE, JSON_FILE = "combos.md", "combos.json"
 
 

@@ -22,39 +22,8 @@ from imagefactory.verify.model import Judged, Subject
 from imagefactory.verify.smoke import suite_digest
 from imagefactory.verify.trust import read_trust
 
-
-class Judge:
-    """Judges verdicts by the trust, policy and suite of a factory, at one time.
-
-    Where no key is trusted nothing can be relied on, and nothing is read.
-    """
-
-    def __init__(self, factory: Factory, now: datetime) -> None:
-        self.factory, self.now = factory, now
-
-    @cached_property
-    def court(self) -> Court:
-        """Raises UsageError for rows of trust that cannot be read."""
-        trust = read_trust(self.factory.settings.files)
-        return Court(trust=trust, suite=suite_digest(), now=self.now)
-
-    def stored(self, made: Image | Sif) -> tuple[Judged, ...]:
-        """The verdicts in the store on an image or .sif of it."""
-        manifest = made.manifest if isinstance(made, Image) else made.digest
-        subject = Subject(target="", index=made.digest, manifest=manifest, config=made.config)
-        return self._judge(Place(store=LayoutStore(self.factory.layout), repository=""), subject)
-
-    def there(self, place: Place, digest: str) -> tuple[Judged, ...]:
-        """The verdicts in any store on an image or index of it. Raises RegistryError or StoreError."""
-        return self._judge(place, read_subject(place, digest)) if self.court.trust.keys else ()
-
-    def _judge(self, place: Place, subject: Subject) -> tuple[Judged, ...]:
-        from imagefactory.stages.verdicts import find_in
-
-        return find_in(self.factory, place, subject, self.court).judged if self.court.trust.keys else ()
-
-
 ANY = "any"
+"""A repository of the store on this machine, where all of them share one pool."""
 
 
 def local_place(factory: Factory, family: str) -> Place:
@@ -91,6 +60,35 @@ def find_in(factory: Factory, place: Place, subject: Subject, court: Court) -> F
 def verdicts_of(factory: Factory, place: Place, wanted: str, now: datetime) -> Found:
     """The verdicts about what a tag or digest names. Raises RegistryError where there is no such image."""
     return find_in(factory, place, read_subject(place, wanted), read_court(factory, now))
+
+
+class Judge:
+    """Judges verdicts by the trust, policy and suite of a factory, at one time.
+
+    Where no key is trusted nothing can be relied on, and nothing is read.
+    """
+
+    def __init__(self, factory: Factory, now: datetime) -> None:
+        self.factory, self.now = factory, now
+
+    @cached_property
+    def court(self) -> Court:
+        """Raises UsageError for rows of trust that cannot be read."""
+        trust = read_trust(self.factory.settings.files)
+        return Court(trust=trust, suite=suite_digest(), now=self.now)
+
+    def stored(self, made: Image | Sif) -> tuple[Judged, ...]:
+        """The verdicts in the store on an image or .sif of it."""
+        manifest = made.manifest if isinstance(made, Image) else made.digest
+        subject = Subject(target="", index=made.digest, manifest=manifest, config=made.config)
+        return self._judge(Place(store=LayoutStore(self.factory.layout), repository=""), subject)
+
+    def there(self, place: Place, digest: str) -> tuple[Judged, ...]:
+        """The verdicts in any store on an image or index of it. Raises RegistryError or StoreError."""
+        return self._judge(place, read_subject(place, digest)) if self.court.trust.keys else ()
+
+    def _judge(self, place: Place, subject: Subject) -> tuple[Judged, ...]:
+        return find_in(self.factory, place, subject, self.court).judged if self.court.trust.keys else ()
 
 
 def count_valid(factory: Factory, place: Place, now: datetime) -> Callable[[str], int]:
