@@ -7,29 +7,42 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from imagefactory.errors import UsageError
-from imagefactory.factory import Factory
-
-if TYPE_CHECKING:
-    from imagefactory.oci.registry.client import Registry
-    from imagefactory.oci.transfer import Brake
+from imagefactory.oci.layout import Layout
+from imagefactory.settings.load import Settings
 
 if TYPE_CHECKING:
     from imagefactory.lock.conda.channels import Channels
     from imagefactory.lock.debian.sources import DebianMirror
     from imagefactory.lock.pypi.index import PackageIndex
     from imagefactory.lock.pypi.uv import UvLocker
+    from imagefactory.oci.registry.client import Registry
+    from imagefactory.oci.transfer import Brake
 
 
-def package_index(factory: Factory) -> PackageIndex:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """The settings and environment of this call: enough for all that needs no recipes."""
+
+    settings: Settings
+    environ: Mapping[str, str]
+
+    @property
+    def layout(self) -> Layout:
+        """The store on this machine."""
+        return Layout(self.settings.store_path)
+
+
+def package_index(access: Access) -> PackageIndex:
     from imagefactory.lock.pypi.index import find_index, trusting
 
-    found = find_index(factory.settings.index, environ=factory.environ, prefix=Path(sys.prefix))
-    return trusting(found, factory.settings.certificates_path)
+    found = find_index(access.settings.index, environ=access.environ, prefix=Path(sys.prefix))
+    return trusting(found, access.settings.certificates_path)
 
 
 def uv_locker(index: PackageIndex) -> UvLocker:
@@ -38,28 +51,28 @@ def uv_locker(index: PackageIndex) -> UvLocker:
     return UvLocker(index, python=Path(sys.executable))
 
 
-def conda_channels(factory: Factory) -> Channels:
+def conda_channels(access: Access) -> Channels:
     """How this machine reaches conda's channels."""
     from imagefactory.lock.conda.channels import find_channels
 
-    certificates = package_index(factory).certificates
-    return find_channels(factory.settings.channels.value, factory.environ, certificates)
+    certificates = package_index(access).certificates
+    return find_channels(access.settings.channels.value, access.environ, certificates)
 
 
-def debian_mirror(factory: Factory) -> DebianMirror:
+def debian_mirror(access: Access) -> DebianMirror:
     from imagefactory.lock.debian.sources import find_mirror
 
-    settings = factory.settings
+    settings = access.settings
     debs = settings.cache_path / "debs"
-    found = find_mirror(settings.debian_mirror.value, debs, factory.environ, etc_apt=Path("/etc/apt"))
+    found = find_mirror(settings.debian_mirror.value, debs, access.environ, etc_apt=Path("/etc/apt"))
     return replace(found, certificates=settings.certificates.value)
 
 
-def registry_place(factory: Factory, given: str = "") -> tuple[str, str]:
+def registry_place(access: Access, given: str = "") -> tuple[str, str]:
     """(host, path) of the registry to use: what was given, else the setting. Raises UsageError for none."""
     from imagefactory.oci.mirrors import split_place
 
-    place = given or factory.settings.registry.value
+    place = given or access.settings.registry.value
     if not place:
         raise UsageError(
             "no registry is set",
@@ -72,7 +85,7 @@ def repository_of(path: str, family: str) -> str:
     return f"{path}/{family}" if path else family
 
 
-def open_registry(factory: Factory, host: str, brake: Brake | None = None) -> Registry:
+def open_registry(access: Access, host: str, brake: Brake | None = None) -> Registry:
     """A registry with this machine's certificates and what `docker login` left for it.
 
     `brake` cuts its waits between attempts short when the transfer it serves has failed.
@@ -81,10 +94,10 @@ def open_registry(factory: Factory, host: str, brake: Brake | None = None) -> Re
     from imagefactory.oci.registry.client import Registry
     from imagefactory.oci.registry.exchange import RegistryOptions
 
-    settings = factory.settings
+    settings = access.settings
     options = RegistryOptions(
-        credentials=find_credentials(factory.environ),
-        certificates=Path(trusted) if (trusted := package_index(factory).certificates) else None,
+        credentials=find_credentials(access.environ),
+        certificates=Path(trusted) if (trusted := package_index(access).certificates) else None,
         plain_hosts=settings.plain_hosts,
         sleep=brake.sleep if brake else time.sleep,
     )

@@ -1,33 +1,24 @@
-"""A factory: the recipes of a root, expanded, and how this call reaches what they need.
-
-Package index, channels, Debian's archive and stores are named by settings; here the settings meet the rooms.
-"""
+"""A factory: the recipes of a root, expanded, with this call's access to what they need."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from imagefactory.access import Access
 from imagefactory.errors import UsageError
 from imagefactory.model import Base, Target
-from imagefactory.oci.layout import Layout
 from imagefactory.recipes.bases import BASES_FILE, all_bases
 from imagefactory.recipes.expand import expand_all
 from imagefactory.recipes.read import read_bases, read_recipes
 from imagefactory.settings.load import Settings
 
-if TYPE_CHECKING:
-    pass
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Factory:
-    """The recipes of a root, expanded, and the settings and environment of this call."""
+class Factory(Access):
+    """The recipes of a root, expanded, and this call's access to what they need."""
 
-    settings: Settings
-    environ: Mapping[str, str]
     bases: tuple[Base, ...]
     targets: tuple[Target, ...]
 
@@ -47,10 +38,6 @@ class Factory:
 
     def definition_folder(self, target: Target) -> Path:
         return self.settings.root_path / "definitions" / target.name
-
-    @property
-    def layout(self) -> Layout:
-        return Layout(self.settings.store_path)
 
 
 def is_factory(settings: Settings) -> bool:

@@ -25,7 +25,7 @@ from pathlib import Path
 from imagefactory.catalogue.document import LARGEST, open_catalogue
 from imagefactory.catalogue.model import Catalogue
 from imagefactory.errors import RegistryError, StatementError, UsageError
-from imagefactory.factory import Factory, is_factory, read_factory
+from imagefactory.factory import is_factory, read_factory
 from imagefactory.files import replace_text
 from imagefactory.oci.graph import Place
 from imagefactory.oci.inflate import GZIP, DamagedError, inflate
@@ -159,11 +159,11 @@ def _read_file(path: Path) -> bytes:
 
 
 def _read_registry(settings: Settings, environ: Mapping[str, str], reference: Reference) -> bytes:
-    from imagefactory.access import open_registry
+    from imagefactory.access import Access, open_registry
 
-    factory = Factory(settings=settings, environ=environ, bases=(), targets=())
+    access = Access(settings=settings, environ=environ)
     asked = resolve(reference, settings.mirror_map)
-    place = Place(store=open_registry(factory, asked.registry), repository=asked.repository)
+    place = Place(store=open_registry(access, asked.registry), repository=asked.repository)
     found = place.store.manifest(place.repository, asked.wanted)
     if found is None:
         raise RegistryError(

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 from imagefactory.cli.output import Call, json_option, say, say_json
-from imagefactory.cli.pull import without_recipes
 from imagefactory.cli.push import sent_json
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def copy_(call: Call, source: str, destination: str, referrers: bool, as_json: b
         referrers=referrers,
         now=datetime.now(UTC),
     )
-    copied = copy_image(without_recipes(call), wanted, call.progress)
+    copied = copy_image(call.access, wanted, call.progress)
     if as_json:
         return say_json("copy", _copied_json(copied))
     return say(format_copied(copied))

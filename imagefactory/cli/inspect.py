@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -42,7 +41,6 @@ def inspect(
 
     With --gpu or --capability the exit code is 0 where all of it runs and 9 where not.
     """
-    from imagefactory.factory import Factory
     from imagefactory.gpu.contradictions import contradictions
     from imagefactory.gpu.frameworks import cpu_only
     from imagefactory.gpu.predict import predict, predict_all
@@ -56,11 +54,11 @@ def inspect(
     if amd and (driver or capability):
         raise UsageError("what AMD's GPUs run depends on no driver or capability here", hint="leave it out")
     asked = None if amd else _asked(gpu, capability, driver)
-    place = Factory(settings=call.settings, environ=os.environ, bases=(), targets=())
-    found = inspect_place(place, lambda: call.factory, name, call.progress)
+    access = call.access
+    found = inspect_place(access, lambda: call.factory, name, call.progress)
     if amd:
         return _say_amd(name, amd, found, as_json=as_json)
-    verified = verified_claims(inspected_verdicts(place, name, found.digest, datetime.now(UTC)), driver)
+    verified = verified_claims(inspected_verdicts(access, name, found.digest, datetime.now(UTC)), driver)
     if asked is not None:
         one = _with_driver(predict(found.contents, asked[0]), driver)
         proof = verified.get(asked[0])

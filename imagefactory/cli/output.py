@@ -16,6 +16,7 @@ from imagefactory.progress import Progress, choose
 from imagefactory.settings.choices import RUNNERS
 
 if TYPE_CHECKING:
+    from imagefactory.access import Access
     from imagefactory.factory import Factory
     from imagefactory.model import LockedPackage, Target
     from imagefactory.oci.model import Image, Sif
@@ -38,6 +39,13 @@ class Call:
         return load_settings(
             directory=self.directory, start=Path.cwd(), environ=os.environ, user=os.geteuid()
         )
+
+    @property
+    def access(self) -> Access:
+        """What works by full references alone needs no recipes: the settings are enough."""
+        from imagefactory.access import Access
+
+        return Access(settings=self.settings, environ=os.environ)
 
     @property
     def factory(self) -> Factory:

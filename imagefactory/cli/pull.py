@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,6 @@ from imagefactory.cli.output import Call, complete_targets, json_option, registr
 from imagefactory.errors import UsageError
 
 if TYPE_CHECKING:
-    from imagefactory.factory import Factory
     from imagefactory.stages.pull import Pulled, PulledSif
 
 
@@ -67,27 +65,27 @@ def pull(call: Call, /, name: str, place: str, as_json: bool, **options: Any) ->
     if "/" in name:
         if place:
             raise UsageError(f"'{name}' names its registry already", hint="leave --registry out")
-        factory = without_recipes(call)
+        access = call.access
         wanted = parse_reference(name)
-        own = local_name(factory, wanted)
+        own = local_name(access, wanted)
         file = wanted.repository.rpartition("/")[2]
     else:
-        factory = call.factory
+        access = factory = call.factory
         target, wanted = target_reference(factory, name, place)
         own, file = reference(target), target.name
     if options["kind"] == "sif":
         to = SifPull(name=own, target=file, output=options["output"])
         fetch = pull_by_apptainer if options["by"] == "apptainer" else pull_sif
-        made = fetch(factory, wanted, to, call.progress)
+        made = fetch(access, wanted, to, call.progress)
         if as_json:
             return say_json("pull", _pulled_sif_json(made))
         return say(format_pulled_sif(made))
     if options["by"] != "imagefactory" or options["output"]:
         raise UsageError("--by and --output are of --format sif", hint="add --format sif, or leave them out")
-    pulled = pull_image(factory, wanted, own, call.progress)
+    pulled = pull_image(access, wanted, own, call.progress)
     if as_json:
         return say_json("pull", _pulled_json(pulled))
-    return say(format_pulled(pulled, factory.settings.store.value))
+    return say(format_pulled(pulled, access.settings.store.value))
 
 
 def _pulled_sif_json(pulled: PulledSif) -> dict[str, object]:
@@ -98,13 +96,6 @@ def _pulled_sif_json(pulled: PulledSif) -> dict[str, object]:
         "size": pulled.size,
         "how": pulled.how,
     }
-
-
-def without_recipes(call: Call) -> Factory:
-    """What works by full references alone needs no recipes: the settings are enough."""
-    from imagefactory.factory import Factory
-
-    return Factory(settings=call.settings, environ=os.environ, bases=(), targets=())
 
 
 def _pulled_json(pulled: Pulled) -> dict[str, object]:

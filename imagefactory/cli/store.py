@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -159,7 +158,6 @@ def store_gc(call: Call, cache: bool, dry_run: bool, as_json: bool) -> None:
 
     What is verified (by a verdict that can be relied on) stays, with a tag or without.
     """
-    from imagefactory.factory import Factory
     from imagefactory.oci.collect import collect
     from imagefactory.oci.layout import Layout
     from imagefactory.stages.store import collect_cache, worth_keeping
@@ -167,9 +165,9 @@ def store_gc(call: Call, cache: bool, dry_run: bool, as_json: bool) -> None:
     # The recipes are read first: without them nobody knows what in the cache is needed.
     factory = call.factory if cache else None
     layout, progress = Layout(call.settings.store_path), call.progress
-    judging = Factory(settings=call.settings, environ=os.environ, bases=(), targets=())
+    access = call.access
     now = datetime.now(UTC)
-    done = collect(layout, progress, lambda: worth_keeping(judging, now), dry_run=dry_run)
+    done = collect(layout, progress, lambda: worth_keeping(access, now), dry_run=dry_run)
     freed = collect_cache(factory, progress, dry_run=dry_run) if factory else 0
     if as_json:
         return say_json("collected", {**dataclasses.asdict(done), "cache_bytes": freed, "dry_run": dry_run})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +78,6 @@ def verdicts(call: Call, /, name: str, place: str, as_json: bool, **options: Any
 
 
 def _find(call: Call, name: str, registry: str, now: datetime) -> tuple[Found, ...]:
-    from imagefactory.factory import Factory
     from imagefactory.oci.candidates import plain_tag
     from imagefactory.oci.layout import reference
     from imagefactory.oci.store import parse_reference
@@ -91,8 +89,8 @@ def _find(call: Call, name: str, registry: str, now: datetime) -> tuple[Found, .
     if "/" in name:
         refuse_registry(name, registry)
         where = parse_reference(name)
-        factory = Factory(settings=call.settings, environ=os.environ, bases=(), targets=())
-        return (verdicts_of(factory, place_of(factory, where), where.wanted, now),)
+        access = call.access
+        return (verdicts_of(access, place_of(access, where), where.wanted, now),)
     factory = call.factory
     if ":" in name or "@" in name:
         _, where = target_reference(factory, name, registry)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from imagefactory.access import conda_channels, debian_mirror, package_index, uv_locker
+from imagefactory.access import Access, conda_channels, debian_mirror, package_index, uv_locker
 from imagefactory.errors import DownloadError, LockError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.files import used
@@ -120,67 +120,67 @@ def find_built(factory: Factory, target: Target) -> Image | Sif | None:
     return _make_engine(factory, factory.settings.engine.value).find(definition, base) if base else None
 
 
-def _make_engine(factory: Factory, name: str) -> Engine:
+def _make_engine(access: Access, name: str) -> Engine:
     from imagefactory.engines.assemble import AssembleEngine
 
-    settings = factory.settings
+    settings = access.settings
     makers: dict[str, Callable[[], Engine]] = {
         "assemble": lambda: AssembleEngine(
-            factory.layout, settings.cache_path, codec=settings.codec.value, workers=settings.worker_count
+            access.layout, settings.cache_path, codec=settings.codec.value, workers=settings.worker_count
         ),
-        "docker": lambda: _docker_engine(factory),
-        "apptainer": lambda: _apptainer_engine(factory),
+        "docker": lambda: _docker_engine(access),
+        "apptainer": lambda: _apptainer_engine(access),
     }
     assert tuple(makers) == tuple(ENGINES)
     return makers[name]()
 
 
-def _docker_engine(factory: Factory) -> Engine:
+def _docker_engine(access: Access) -> Engine:
     from imagefactory.engines.docker import DockerEngine
     from imagefactory.engines.docker_daemon import DockerDaemon
 
     return DockerEngine(
-        factory.layout,
-        DockerDaemon(factory.environ),
-        codec=factory.settings.codec.value,
-        secrets=lambda channels: _build_secrets(factory, channels),
+        access.layout,
+        DockerDaemon(access.environ),
+        codec=access.settings.codec.value,
+        secrets=lambda channels: _build_secrets(access, channels),
     )
 
 
-def _apptainer_engine(factory: Factory) -> Engine:
+def _apptainer_engine(access: Access) -> Engine:
     from imagefactory.engines.apptainer import ApptainerEngine
     from imagefactory.engines.apptainer_command import ApptainerCommand
 
     return ApptainerEngine(
-        factory.layout,
-        ApptainerCommand(factory.environ),
-        secrets=lambda channels: _build_secrets(factory, channels),
+        access.layout,
+        ApptainerCommand(access.environ),
+        secrets=lambda channels: _build_secrets(access, channels),
     )
 
 
-def _build_secrets(factory: Factory, channels: tuple[str, ...]) -> BuildSecrets:
+def _build_secrets(access: Access, channels: tuple[str, ...]) -> BuildSecrets:
     """What a build in a container gets to know of this machine; `channels` are those that it asks."""
     from imagefactory.engines.site import find_secrets
 
-    site = conda_channels(factory).site(channels) if channels else None
-    return find_secrets(package_index(factory), factory.environ, site)
+    site = conda_channels(access).site(channels) if channels else None
+    return find_secrets(package_index(access), access.environ, site)
 
 
-def _packages(factory: Factory, lock: Lock, progress: Progress) -> dict[LockedPackage, Path]:
+def _packages(access: Access, lock: Lock, progress: Progress) -> dict[LockedPackage, Path]:
     """The files of a lock: conda's archives from their channels, wheels from the package index."""
     try:
-        return _fetched(factory, lock, progress)
+        return _fetched(access, lock, progress)
     except DownloadError as error:  # the cache does not know whose lock a file is of
         raise DownloadError(error.message, hint=error.hint.replace("TARGET", lock.target)) from error
 
 
-def _fetched(factory: Factory, lock: Lock, progress: Progress) -> dict[LockedPackage, Path]:
+def _fetched(access: Access, lock: Lock, progress: Progress) -> dict[LockedPackage, Path]:
     from imagefactory.lock.download import PackageCache
 
-    folder = factory.settings.cache_path
+    folder = access.settings.cache_path
     fetched: list[tuple[LockedPackage, Path]] = []
     if lock.conda:
-        channels = conda_channels(factory)
+        channels = conda_channels(access)
 
         def ask(missing: tuple[LockedConda, ...]) -> dict[str, str]:
             return {package.filename: channels.address(package.url) for package in missing}
@@ -188,7 +188,7 @@ def _fetched(factory: Factory, lock: Lock, progress: Progress) -> dict[LockedPac
         archives = PackageCache(folder, channels).fetch(lock.conda, ask, progress)
         fetched += archives.items()
     if lock.wheels:
-        index = package_index(factory)
+        index = package_index(access)
 
         def look_up(missing: tuple[LockedWheel, ...]) -> dict[str, str]:
             return uv_locker(index).addresses(replace(lock, wheels=missing, conda=()))
@@ -233,16 +233,16 @@ def _wanted_base(factory: Factory, base: Base, *, locked: bool) -> BaseWanted:
     )
 
 
-def _pulled_base(factory: Factory, base: Base, progress: Progress) -> BaseImage:
+def _pulled_base(access: Access, base: Base, progress: Progress) -> BaseImage:
     from imagefactory.access import open_registry
     from imagefactory.engines.pulled_base import PullWanted, ensure_pulled_base
 
     wanted = PullWanted(
         base=base,
-        mirrors=factory.settings.mirror_map,
-        open_registry=lambda host: open_registry(factory, host),
+        mirrors=access.settings.mirror_map,
+        open_registry=lambda host: open_registry(access, host),
     )
-    return ensure_pulled_base(factory.layout, wanted, progress)
+    return ensure_pulled_base(access.layout, wanted, progress)
 
 
 class _Clock:

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from imagefactory.access import Access
 from imagefactory.errors import NoImageError, NothingSelectedError, RegistryError
 from imagefactory.factory import Factory
 from imagefactory.model import Target
@@ -55,7 +56,7 @@ class _Read:
 
 
 def read_candidates(
-    factory: Factory, wanted: Promoting, court: Court, progress: Progress
+    access: Access, wanted: Promoting, court: Court, progress: Progress
 ) -> tuple[tuple[_Read, ...], dict[str, str]]:
     """All that the target's tags may point to, and what they point to now."""
     place, plain = wanted.place, plain_tag(wanted.target)
@@ -64,7 +65,7 @@ def read_candidates(
         found = pool.map(lambda tag: place.store.manifest(place.repository, tag), names)
         digests = {name: one[0].digest for name, one in zip(names, found, strict=True) if one}
         tags = {name: digest for name, digest in digests.items() if not CANDIDATE.fullmatch(name)}
-        named = _untagged(factory, wanted.target, court) if isinstance(place.store, LayoutStore) else {}
+        named = _untagged(access, wanted.target, court) if isinstance(place.store, LayoutStore) else {}
         for name in sorted(digests, key=lambda name: (name not in tags, name == plain)):  # the best name last
             named[digests[name]] = name
         roots = [
@@ -76,7 +77,7 @@ def read_candidates(
             )
             for digest, name in named.items()
         ]
-        read = list(pool.map(lambda root: _read_candidate(factory, wanted, court, root), roots))
+        read = list(pool.map(lambda root: _read_candidate(access, wanted, court, root), roots))
     for note in (one for one in read if isinstance(one, str)):
         progress.note(note)
     return tuple(one for one in read if isinstance(one, _Read)), tags
@@ -90,7 +91,7 @@ def belongs(tag: str, plain: str) -> bool:
     return bool(match and match["plain"] == plain and not tag.endswith(".sif"))
 
 
-def _read_candidate(factory: Factory, wanted: Promoting, court: Court, root: _Root) -> _Read | str:
+def _read_candidate(access: Access, wanted: Promoting, court: Court, root: _Root) -> _Read | str:
     """The candidate of a root, or what to say of one whose parts are gone or that is no image."""
     place = wanted.place
     try:
@@ -102,7 +103,7 @@ def _read_candidate(factory: Factory, wanted: Promoting, court: Court, root: _Ro
         if all(place.store.manifest(place.repository, child.digest) for child in children):
             raise
         return f"{root.name} is not whole in {place}: left out"
-    found = find_in(factory, place, subject, court)
+    found = find_in(access, place, subject, court)
     # What was verified as another target moves none of this one's tags, whoever calls it a candidate of it.
     judged = tuple(one for one in found.judged if _target_of(one) in ("", wanted.target.name))
     if isinstance(place.store, LayoutStore):
@@ -119,9 +120,9 @@ def _target_of(judged: Judged) -> str:
     return judged.verdict.report.subject.target if judged.verdict else ""
 
 
-def _untagged(factory: Factory, target: Target, court: Court) -> dict[str, str]:
+def _untagged(access: Access, target: Target, court: Court) -> dict[str, str]:
     """Images of the target that the store keeps for their verdicts, by digest; what a person calls them."""
-    layout, place, found = factory.layout, local_place(factory, ANY), {}
+    layout, place, found = access.layout, local_place(access, ANY), {}
     for digest in layout.subjects():
         if layout.manifest(digest) is None:
             continue
@@ -152,8 +153,8 @@ def target_at(factory: Factory, place: Place, digest: str) -> Target:
     )
 
 
-def list_verdicts(factory: Factory, wanted: Promoting, progress: Progress) -> tuple[Found, ...]:
+def list_verdicts(access: Access, wanted: Promoting, progress: Progress) -> tuple[Found, ...]:
     """The verdicts about all images of a target in a place, the newest image first."""
-    read, _ = read_candidates(factory, wanted, read_court(factory, wanted.now), progress)
+    read, _ = read_candidates(access, wanted, read_court(access, wanted.now), progress)
     order = newest_first([one.candidate for one in read])
     return tuple(sorted((one.found for one in read), key=lambda one: order.index(one.subject.index)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 
+from imagefactory.access import Access
 from imagefactory.errors import BuildError, NothingSelectedError, StaleError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.model import Definition, Target
@@ -105,42 +106,42 @@ def _find(
     return made, None
 
 
-def _load(factory: Factory, name: str, descriptor: Descriptor) -> Image | Sif:
+def _load(access: Access, name: str, descriptor: Descriptor) -> Image | Sif:
     from imagefactory.oci.sif import is_sif_manifest, load_sif
 
-    layout = factory.layout
+    layout = access.layout
     if is_sif_manifest(json.loads(layout.read(descriptor))):
         return load_sif(layout, descriptor.digest)
     return layout.load(name, descriptor)
 
 
-def _from_registry(factory: Factory, wanted: Reference, progress: Progress) -> tuple[Image | Sif, Reference]:
+def _from_registry(access: Access, wanted: Reference, progress: Progress) -> tuple[Image | Sif, Reference]:
     """Pulled under a name of its own, made of the digest: what a target's tag points to here stays."""
     from imagefactory.access import open_registry
     from imagefactory.oci.graph import Place, read_manifest
     from imagefactory.oci.mirrors import resolve
     from imagefactory.stages.pull import local_name, pull_image
 
-    asked = resolve(wanted, factory.settings.mirror_map)
-    place = Place(store=open_registry(factory, asked.registry), repository=asked.repository)
+    asked = resolve(wanted, access.settings.mirror_map)
+    place = Place(store=open_registry(access, asked.registry), repository=asked.repository)
     digest = read_manifest(place, asked.wanted).descriptor.digest
     fixed = replace(wanted, tag="", digest=digest)
-    found = factory.layout.manifest(digest)
+    found = access.layout.manifest(digest)
     if found is not None:
-        return _load(factory, str(fixed), found[0]), fixed
-    pulled = pull_image(factory, fixed, local_name(factory, fixed), progress)
-    image = factory.layout.image(pulled.name)
+        return _load(access, str(fixed), found[0]), fixed
+    pulled = pull_image(access, fixed, local_name(access, fixed), progress)
+    image = access.layout.image(pulled.name)
     if image is None:
         raise BuildError(f"{pulled.name} was removed from the store meanwhile", hint="run it again")
     return image, fixed
 
 
-def _in_registry(factory: Factory, target: Target, subject: Subject, registry: str) -> Reference:
+def _in_registry(access: Access, target: Target, subject: Subject, registry: str) -> Reference:
     from imagefactory.access import open_registry, registry_place, repository_of
 
-    host, path = registry_place(factory, registry)
+    host, path = registry_place(access, registry)
     repository = repository_of(path, target.family)
-    if open_registry(factory, host).manifest(repository, subject.index) is None:
+    if open_registry(access, host).manifest(repository, subject.index) is None:
         raise UsageError(
             f"{host}/{repository} has no {subject.index}",
             hint=f"push it first: imagefactory push {target.name} --registry {registry}",
@@ -178,11 +179,11 @@ def definition_of(factory: Factory, made: Image | Sif, name: str) -> Definition:
     return definition
 
 
-def _labels(factory: Factory, made: Image | Sif) -> dict[str, str]:
+def _labels(access: Access, made: Image | Sif) -> dict[str, str]:
     """What an image says of itself in its config, a .sif in its manifest: the target's name there alone."""
     from imagefactory.oci.sif import TARGET
 
-    layout = factory.layout
+    layout = access.layout
     if isinstance(made, Image):
         config = json.loads(layout.read(Descriptor(media_type="", digest=made.config, size=0)))
         return _texts(config, "config", "Labels")

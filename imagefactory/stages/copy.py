@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from imagefactory.access import open_registry
+from imagefactory.access import Access, open_registry
 from imagefactory.errors import UsageError
-from imagefactory.factory import Factory
 from imagefactory.progress import Progress
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ class Copied:
     sent: Sent
 
 
-def copy_image(factory: Factory, wanted: Copying, progress: Progress) -> Copied:
+def copy_image(access: Access, wanted: Copying, progress: Progress) -> Copied:
     """From registry to registry; blobs stream through, within one registry they are mounted."""
     from imagefactory.oci.candidates import CANDIDATE, pushed_record
     from imagefactory.oci.graph import Place, read_graph
@@ -48,10 +47,10 @@ def copy_image(factory: Factory, wanted: Copying, progress: Progress) -> Copied:
         raise UsageError(
             f"'{destination}' names no place to copy to", hint="write HOST/NAME:TAG; the digest comes along"
         )
-    asked = resolve(source, factory.settings.mirror_map)
+    asked = resolve(source, access.settings.mirror_map)
     with progress.stage(f"copy {asked} to {destination}"):
         brake = Brake()
-        registry = open_registry(factory, asked.registry, brake)
+        registry = open_registry(access, asked.registry, brake)
         place = Place(store=registry, repository=asked.repository)
         same = asked.registry == destination.registry
         graph = read_graph(place, asked.wanted, referrers=wanted.referrers)
@@ -67,6 +66,6 @@ def copy_image(factory: Factory, wanted: Copying, progress: Progress) -> Copied:
             origins=(lambda _: (asked.repository,)) if same else no_origins,
             brake=brake,
         )
-        target = registry if same else open_registry(factory, destination.registry, brake)
+        target = registry if same else open_registry(access, destination.registry, brake)
         sent = send(place, target, sending, progress)
     return Copied(source=source, destination=replace(destination, digest=sent.digest), sent=sent)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from imagefactory.access import Access
 from imagefactory.errors import BuildError, UsageError
-from imagefactory.factory import Factory
 from imagefactory.model import Target
 from imagefactory.oci.model import Sif
 from imagefactory.progress import Progress
@@ -21,19 +21,19 @@ class SifExport:
     output: Path | None = None
 
 
-def export_sif(factory: Factory, target: Target, options: SifExport, progress: Progress) -> tuple[Sif, Path]:
+def export_sif(access: Access, target: Target, options: SifExport, progress: Progress) -> tuple[Sif, Path]:
     """Writes the target's .sif, of its image or as apptainer built it, beside and renamed; gives where.
 
     Raises BuildError when there is neither, UsageError for a compression that a built one has not.
     """
     from imagefactory.oci.sif import copy_sif
 
-    with factory.layout.in_use(progress):
-        image = stored_image(factory, target)
-        sif = stored_sif(factory, target) if image is None else None
+    with access.layout.in_use(progress):
+        image = stored_image(access, target)
+        sif = stored_sif(access, target) if image is None else None
         if image is not None:
             compression = options.compression or "fast"
-            sif = ensure_sif(factory, image, target.name, progress, compression=compression)
+            sif = ensure_sif(access, image, target.name, progress, compression=compression)
         if sif is None:
             raise BuildError(f"{target.name} is not built yet", hint=f"imagefactory build {target.name}")
         if options.compression not in ("", sif.compression):

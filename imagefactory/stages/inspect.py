@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from imagefactory.access import Access
 from imagefactory.errors import BuildError, NothingSelectedError, UsageError
 from imagefactory.gpu.model import Contents, Package
 from imagefactory.model import LockedConda, LockedPackage, Target
@@ -37,19 +38,17 @@ if TYPE_CHECKING:
 LARGE = 1 << 20  # bytes; the GPU code of a framework is in no package smaller than that
 
 
-def inspect_place(
-    factory: Factory, recipes: Callable[[], Factory], name: str, progress: Progress
-) -> Inspected:
+def inspect_place(access: Access, recipes: Callable[[], Factory], name: str, progress: Progress) -> Inspected:
     """What `name` holds: a path that exists, a reference with its registry, a digest or tag, a target.
 
-    `factory` needs to know no recipes; `recipes` gives one that does. Raises UsageError for a name that is
+    `recipes` gives the factory, where a name may be a target's. Raises UsageError for a name that is
     nothing of these, BuildError for a target of which nothing is at hand, and what reading raises.
     """
     path = Path(name)
     if not name:
         raise UsageError("nothing is named", hint="name a file or folder, an image or a target")
     if path.exists():
-        return inspect_path(factory, path, progress)
+        return inspect_path(access, path, progress)
     if name.startswith((".", "/", "~")) or path.suffix in (".whl", ".sif", ".so", ".conda"):
         raise UsageError(
             f"{name} does not exist", hint="name a file or folder that does, an image or a target"
@@ -57,20 +56,20 @@ def inspect_place(
     if "/" in name:
         from imagefactory.oci.store import parse_reference
 
-        return inspect_registry(factory, parse_reference(name), progress)
+        return inspect_registry(access, parse_reference(name), progress)
     if DIGEST.fullmatch(name):
-        return _inspect_digest(factory, name, progress)
-    tags = factory.layout.tags()
+        return _inspect_digest(access, name, progress)
+    tags = access.layout.tags()
     if name in tags:
-        return _inspect_stored(factory, name, tags[name], progress)
+        return _inspect_stored(access, name, tags[name], progress)
     if ":" in name:
         near = _near(name, tags)
         hint = f"did you mean {near}?" if near else "imagefactory store list"
-        raise NothingSelectedError(f"no image '{name}' in {factory.layout.path}", hint=hint)
+        raise NothingSelectedError(f"no image '{name}' in {access.layout.path}", hint=hint)
     return _inspect_target(recipes(), name, progress)
 
 
-def inspected_verdicts(factory: Factory, name: str, digest: str, now: datetime) -> tuple[Judged, ...]:
+def inspected_verdicts(access: Access, name: str, digest: str, now: datetime) -> tuple[Judged, ...]:
     """The judged verdicts on what `inspect_place` found under `name`, from the store or registry it is in.
 
     A file's are none: those of the image that it was made from are not about the file.
@@ -79,12 +78,12 @@ def inspected_verdicts(factory: Factory, name: str, digest: str, now: datetime) 
     from imagefactory.oci.layout_store import LayoutStore
     from imagefactory.stages.verdicts import Judge
 
-    judge = Judge(factory, now)
+    judge = Judge(access, now)
     if not digest or Path(name).exists():
         return ()
     if "/" not in name:
-        return judge.there(Place(store=LayoutStore(factory.layout), repository=""), digest)
-    return judge.there(find_place(factory, name)[1], digest)
+        return judge.there(Place(store=LayoutStore(access.layout), repository=""), digest)
+    return judge.there(find_place(access, name)[1], digest)
 
 
 def _near(name: str, known: Iterable[str]) -> str:
@@ -93,23 +92,23 @@ def _near(name: str, known: Iterable[str]) -> str:
     return "".join(difflib.get_close_matches(name, known, n=1))
 
 
-def _inspect_digest(factory: Factory, digest: str, progress: Progress) -> Inspected:
-    found = factory.layout.manifest(digest)
+def _inspect_digest(access: Access, digest: str, progress: Progress) -> Inspected:
+    found = access.layout.manifest(digest)
     if found is None:
         raise NothingSelectedError(
-            f"no image {digest} in {factory.layout.path}", hint="imagefactory store list"
+            f"no image {digest} in {access.layout.path}", hint="imagefactory store list"
         )
-    return _inspect_stored(factory, digest, found[0], progress)
+    return _inspect_stored(access, digest, found[0], progress)
 
 
-def _inspect_stored(factory: Factory, name: str, descriptor: Descriptor, progress: Progress) -> Inspected:
+def _inspect_stored(access: Access, name: str, descriptor: Descriptor, progress: Progress) -> Inspected:
     """An image of the store, or a .sif that is kept there."""
     from imagefactory.oci.sif import is_sif_manifest, load_sif
 
-    layout = factory.layout
+    layout = access.layout
     if is_sif_manifest(json.loads(layout.read(descriptor))):
-        return inspect_kept_sif(factory, load_sif(layout, descriptor.digest), progress)
-    return scan_stored(factory, layout.load(name, descriptor), progress)
+        return inspect_kept_sif(access, load_sif(layout, descriptor.digest), progress)
+    return scan_stored(access, layout.load(name, descriptor), progress)
 
 
 def _inspect_target(factory: Factory, name: str, progress: Progress) -> Inspected:
@@ -152,21 +151,21 @@ def _inspect_lock(factory: Factory, target: Target, progress: Progress) -> Inspe
 
 
 def _known_packages(
-    factory: Factory, lock: Lock, progress: Progress
+    access: Access, lock: Lock, progress: Progress
 ) -> tuple[list[Contents], list[Contents], list[LockedPackage]]:
     """What is known of a lock's packages: those scanned in the cache, those in the tables, the others."""
     from imagefactory.access import package_index
     from imagefactory.gpu.knowledge import scanned
     from imagefactory.lock.download import PackageCache
 
-    cache = PackageCache(factory.settings.cache_path, package_index(factory))
+    cache = PackageCache(access.settings.cache_path, package_index(access))
     absent = set(cache.missing(lock.packages))
     here = [package for package in lock.packages if package not in absent]
     cached, tabled, missing = [], [], []
     if here:
         with progress.task("scan packages of the cache", total=sum(one.size for one in here)) as task:
             for package in here:
-                cached.append(_scan_cached(cache.path(package), factory.settings.worker_count))
+                cached.append(_scan_cached(cache.path(package), access.settings.worker_count))
                 task.advance(package.size)
     for package in lock.packages:
         known = scanned(package.sha256) if package in absent else None

@@ -15,6 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from imagefactory.access import Access
 from imagefactory.errors import CheckFailedError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.model import Outcome, Target
@@ -108,7 +109,7 @@ def unsettled(ledger: Ledger, folder: Path) -> tuple[Signed, str] | None:
     return parse_signed(data) if data else None
 
 
-def sign_kit(factory: Factory, collected: Collected, ledger: Ledger, now: datetime) -> tuple[Signed, str]:
+def sign_kit(access: Access, collected: Collected, ledger: Ledger, now: datetime) -> tuple[Signed, str]:
     """Signs what a kit brought back, and spends its nonce on that; gives the kit's reference too."""
     from imagefactory.verify.smoke import digest_of
     from imagefactory.verify.statement import SIGNABLE, sign
@@ -120,8 +121,8 @@ def sign_kit(factory: Factory, collected: Collected, ledger: Ledger, now: dateti
             f"{report.outcome}: {report.reason}",
             hint="nothing was signed; this kit can be run again, there or elsewhere",
         )
-    days = read_trust(factory.settings.files).policy.days
-    signed = sign(report, _key(factory), now=now, days=days)
+    days = read_trust(access.settings.files).policy.days
+    signed = sign(report, _key(access), now=now, days=days)
     data = format_signed(signed, collected.reference)
     ledger.spend(report.nonce, collected.run, result=digest_of({"signed": data}), now=now, signed=data)
     return signed, collected.reference
@@ -149,10 +150,10 @@ def parse_signed(data: bytes) -> tuple[Signed, str]:
     return signed, str(texts["reference"])
 
 
-def _key(factory: Factory) -> SigningKey:
+def _key(access: Access) -> SigningKey:
     from imagefactory.stages.sign import signing_key
 
-    key = signing_key(factory)
+    key = signing_key(access)
     if key is None:
         raise UsageError(
             "no key signs here, so nothing can be made of a kit",

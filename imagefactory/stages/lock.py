@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from imagefactory.access import conda_channels, debian_mirror, package_index, uv_locker
+from imagefactory.access import Access, conda_channels, debian_mirror, package_index, uv_locker
 from imagefactory.errors import LockError, NothingSelectedError, StaleError, UnsolvableError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.model import Base, Lock, Outcome, Target
@@ -302,17 +302,17 @@ def lock_base(factory: Factory, base: Base, progress: Progress, *, update: bool)
     return True
 
 
-def _target_locker(factory: Factory, target: Target) -> Locker:
+def _target_locker(access: Access, target: Target) -> Locker:
     """What solves the target's packages, and knows where they are."""
-    index = package_index(factory)
+    index = package_index(access)
     if target.source != "conda":
         return uv_locker(index)
-    channels, records = conda_channels(factory), factory.settings.cache_path / "channels"
-    if (solver := factory.settings.solver.value) == SOLVERS[0]:
+    channels, records = conda_channels(access), access.settings.cache_path / "channels"
+    if (solver := access.settings.solver.value) == SOLVERS[0]:
         from imagefactory.lock.conda.locker import CondaLocker
 
         return CondaLocker(channels, records, lambda: uv_locker(index))
     from imagefactory.lock.conda.own_tool import CondaLockLocker, find_tool
 
-    tool = find_tool(solver, factory.environ)
+    tool = find_tool(solver, access.environ)
     return CondaLockLocker(tool, channels, records, lambda: uv_locker(index))

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from imagefactory.access import Access
 from imagefactory.errors import (
     FactoryError,
     RegistryError,
 )
-from imagefactory.factory import Factory
 from imagefactory.oci.candidates import (
     plain_tag,
 )
@@ -48,17 +48,17 @@ class Promotion:
         return any(fate.proven for fate in self.fates)
 
 
-def promote(factory: Factory, wanted: Promoting, progress: Progress) -> Promotion:
+def promote(access: Access, wanted: Promoting, progress: Progress) -> Promotion:
     """Lets the tags of a target follow the verdicts that can be relied on (promotion.decide_tags).
 
     Raises RegistryError or StoreError, also when others keep moving the same tags.
     """
-    place, court = wanted.place, read_court(factory, wanted.now)
+    place, court = wanted.place, read_court(access, wanted.now)
     local = isinstance(place.store, LayoutStore)
     rule = Rule(plain=plain_tag(wanted.target), capabilities=wanted.target.capabilities, pointers_only=local)
-    with writing(factory, place, progress), progress.stage(f"{wanted.target.name}: tags in {place}"):
+    with writing(access, place, progress), progress.stage(f"{wanted.target.name}: tags in {place}"):
         for _ in range(TRIES):
-            read, tags = read_candidates(factory, wanted, court, progress)
+            read, tags = read_candidates(access, wanted, court, progress)
             fates = decide_tags(rule, [one.candidate for one in read], tags)
             faults = () if wanted.dry_run else _move_all(place, fates)
             if faults is not None:

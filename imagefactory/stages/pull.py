@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from imagefactory.access import open_registry, package_index, registry_place, repository_of
+from imagefactory.access import Access, open_registry, package_index, registry_place, repository_of
 from imagefactory.errors import BuildError, RegistryError
 from imagefactory.factory import Factory
 from imagefactory.model import Target
@@ -51,7 +51,7 @@ def target_reference(factory: Factory, text: str, registry: str = "") -> tuple[T
     return target, parse_reference(place + (f":{tag}" if colon or tag else "") + at + digest)
 
 
-def pull_image(factory: Factory, wanted: Reference, name: str, progress: Progress) -> Pulled:
+def pull_image(access: Access, wanted: Reference, name: str, progress: Progress) -> Pulled:
     """Brings an image into the store under the tag `name` (`repository:tag`), checked by its digests.
 
     Raises RegistryError when the registry has no such image or none for linux/amd64.
@@ -62,11 +62,11 @@ def pull_image(factory: Factory, wanted: Reference, name: str, progress: Progres
     from imagefactory.oci.mirrors import resolve
     from imagefactory.oci.transfer import Brake, Sending, send
 
-    layout, asked = factory.layout, resolve(wanted, factory.settings.mirror_map)
+    layout, asked = access.layout, resolve(wanted, access.settings.mirror_map)
     repository, _, tag = name.rpartition(":")
     with layout.in_use(progress), progress.stage(f"pull {asked}"):
         brake = Brake()
-        source = Place(store=open_registry(factory, asked.registry, brake), repository=asked.repository)
+        source = Place(store=open_registry(access, asked.registry, brake), repository=asked.repository)
         choice = choose_platform(read_manifest(source, asked.wanted), PLATFORM)
         graph = read_graph(source, choice.digest)
         _insist_on_image(graph, asked)
@@ -109,7 +109,7 @@ class SifPull:
     output: Path | None = None
 
 
-def pull_sif(factory: Factory, wanted: Reference, options: SifPull, progress: Progress) -> PulledSif:
+def pull_sif(access: Access, wanted: Reference, options: SifPull, progress: Progress) -> PulledSif:
     """A .sif file of an image or .sif in a registry.
 
     Where the registry holds a .sif, itself or made from that image, it is taken as it is; else the image
@@ -124,27 +124,27 @@ def pull_sif(factory: Factory, wanted: Reference, options: SifPull, progress: Pr
     from imagefactory.oci.transfer import Sending, send
 
     check_output(options.output or Path("image.sif"))
-    asked = resolve(wanted, factory.settings.mirror_map)
-    source = Place(store=open_registry(factory, asked.registry), repository=asked.repository)
+    asked = resolve(wanted, access.settings.mirror_map)
+    source = Place(store=open_registry(access, asked.registry), repository=asked.repository)
     found = _sif_in_registry(source, choose_platform(read_manifest(source, asked.wanted), PLATFORM).digest)
     repository, _, tag = options.name.rpartition(":")
     if found:
-        with factory.layout.in_use(progress), progress.stage(f"pull the .sif of {asked}"):
+        with access.layout.in_use(progress), progress.stage(f"pull the .sif of {asked}"):
             graph = read_graph(source, found)
             # One of an image is kept by that image; `T.sif` is what apptainer built here of a definition.
             alone = not json.loads(graph.root.data).get("subject")
             tags = (f"{tag.removesuffix('.sif')}.sif",) if alone else (f"{tag}-{found[7:19]}.sif",)
             sending = Sending(graph=graph, repository=repository, tags=tags)
-            send(source, LayoutStore(factory.layout), sending, progress)
-            sif, how = load_sif(factory.layout, found), "the registry's own"
+            send(source, LayoutStore(access.layout), sending, progress)
+            sif, how = load_sif(access.layout, found), "the registry's own"
             copy_sif(sif, output := options.output or Path(sif.name), progress)
     else:
-        pull_image(factory, wanted, options.name, progress)
-        with factory.layout.in_use(progress):
-            image = factory.layout.image(options.name)
+        pull_image(access, wanted, options.name, progress)
+        with access.layout.in_use(progress):
+            image = access.layout.image(options.name)
             if image is None:
                 raise BuildError(f"{options.name} was removed from the store meanwhile", hint="run it again")
-            sif = ensure_sif(factory, image, options.target, progress, compression="fast")
+            sif = ensure_sif(access, image, options.target, progress, compression="fast")
             how = "made here of the image: the registry has no .sif of it"
             copy_sif(sif, output := options.output or Path(sif.name), progress)
     return PulledSif(reference=wanted, path=output, size=sif.file.size, digest=sif.file.digest, how=how)
@@ -167,22 +167,22 @@ def _sif_in_registry(source: Place, digest: str) -> str:
     return ""
 
 
-def pull_by_apptainer(factory: Factory, wanted: Reference, options: SifPull, progress: Progress) -> PulledSif:
+def pull_by_apptainer(access: Access, wanted: Reference, options: SifPull, progress: Progress) -> PulledSif:
     """A .sif that apptainer itself pulls and makes: where only it has the way or the credentials."""
     from imagefactory.engines.apptainer_command import ApptainerCommand, PullOptions
     from imagefactory.oci.archive import check_output
     from imagefactory.oci.mirrors import resolve
     from imagefactory.oci.sif import sif_name
 
-    command = ApptainerCommand(factory.environ)
+    command = ApptainerCommand(access.environ)
     command.require(building=False)
     check_output(options.output or Path("image.sif"))
-    asked = resolve(wanted, factory.settings.mirror_map)
+    asked = resolve(wanted, access.settings.mirror_map)
     # apptainer takes a tag or a digest; the digest decides. It does not say what it is the digest of.
     place = f"{asked.registry}/{asked.repository}" + (f"@{asked.digest}" if asked.digest else f":{asked.tag}")
     kinds = ("oras",) if asked.tag.endswith(".sif") else ("docker",) if asked.tag else ("docker", "oras")
-    trust = package_index(factory).certificates
-    how = PullOptions(plain_http=open_registry(factory, asked.registry).plain, certificates=trust)
+    trust = package_index(access).certificates
+    how = PullOptions(plain_http=open_registry(access, asked.registry).plain, certificates=trust)
     beside = options.output or Path(f".{options.target}-{os.getpid()}.sif")
     try:
         with progress.stage(f"pull {asked}, by apptainer"):
@@ -204,7 +204,7 @@ def pull_by_apptainer(factory: Factory, wanted: Reference, options: SifPull, pro
     return PulledSif(reference=wanted, path=output, size=size, digest=digest, how="pulled by apptainer")
 
 
-def local_name(factory: Factory, wanted: Reference) -> str:
+def local_name(access: Access, wanted: Reference) -> str:
     """The store's tag for what is pulled by a full reference: `repository:tag`.
 
     From the site's own registry that is the target's own tag, as for what is built here. What comes from
@@ -213,8 +213,8 @@ def local_name(factory: Factory, wanted: Reference) -> str:
     """
     host = re.sub(r"[^a-z0-9]+", ".", wanted.registry.lower()).strip(".")
     repository = f"{host}/{wanted.repository}"
-    if factory.settings.registry.value:
-        own, path = registry_place(factory)
+    if access.settings.registry.value:
+        own, path = registry_place(access)
         if wanted.registry == own and (not path or wanted.repository.startswith(f"{path}/")):
             repository = wanted.repository.removeprefix(f"{path}/")
     return f"{repository}:{wanted.tag or wanted.digest.removeprefix('sha256:')[:12]}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from imagefactory.access import open_registry, registry_place, repository_of
+from imagefactory.access import Access, open_registry, registry_place, repository_of
 from imagefactory.errors import BuildError, LockError, StaleError, StoreError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.model import Target
@@ -82,16 +82,16 @@ def push_target(factory: Factory, target: Target, options: PushOptions, progress
 
 
 def _sif_to_push(
-    factory: Factory, target: Target, image: Image | None, options: PushOptions, progress: Progress
+    access: Access, target: Target, image: Image | None, options: PushOptions, progress: Progress
 ) -> Sif | None:
     if image is None:
-        return stored_sif(factory, target)
+        return stored_sif(access, target)
     if not options.sif:
         return None
-    return ensure_sif(factory, image, target.name, progress, compression=options.sif)
+    return ensure_sif(access, image, target.name, progress, compression=options.sif)
 
 
-def push_by_docker(factory: Factory, target: Target, options: PushOptions, progress: Progress) -> Pushed:
+def push_by_docker(access: Access, target: Target, options: PushOptions, progress: Progress) -> Pushed:
     """The same image, sent by the docker daemon: where only it has the way or the credentials.
 
     docker compresses the layers anew, so the registry's digest is not the store's, and the candidate is
@@ -103,10 +103,10 @@ def push_by_docker(factory: Factory, target: Target, options: PushOptions, progr
 
     if options.tags or options.sif:
         raise UsageError("docker sends an image under its candidate's tag alone", hint="drop --by docker")
-    host, path = registry_place(factory, options.registry)
-    daemon = DockerDaemon(factory.environ)
-    with factory.layout.in_use(progress):
-        image = stored_image(factory, target)
+    host, path = registry_place(access, options.registry)
+    daemon = DockerDaemon(access.environ)
+    with access.layout.in_use(progress):
+        image = stored_image(access, target)
         if image is None:
             raise BuildError(
                 f"{target.name} has no image in the store", hint=f"imagefactory build {target.name}"
@@ -116,7 +116,7 @@ def push_by_docker(factory: Factory, target: Target, options: PushOptions, progr
         with progress.stage(f"{target.name}: push to {where}, by docker"):
             # Another docker may compress the same content to other bytes: a candidate never changes.
             digest = daemon.published(where) or daemon.push_image(
-                (factory.layout, image), where, None, progress
+                (access.layout, image), where, None, progress
             )
     return Pushed(target=target, manifest=image.manifest, reference=replace(where, digest=digest), sent=None)
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from imagefactory.access import Access
 from imagefactory.errors import CheckFailedError, UsageError
-from imagefactory.factory import Factory
 from imagefactory.model import Target
 from imagefactory.oci.candidates import REVOCATION_TYPE, plain_tag
 from imagefactory.oci.graph import Place, read_manifest
@@ -54,12 +54,12 @@ class Revoke:
     taken: tuple[str, ...]
 
 
-def revoke(factory: Factory, wanted: Revoking, key: SigningKey, progress: Progress) -> Revoke:
+def revoke(access: Access, wanted: Revoking, key: SigningKey, progress: Progress) -> Revoke:
     """Signs that verdicts of an image hold no longer, attaches it, and remembers it in the store here.
 
     Raises CheckFailedError where this factory would not heed that key, and where nothing would be taken back.
     """
-    place, court = wanted.place, read_court(factory, wanted.now)
+    place, court = wanted.place, read_court(access, wanted.now)
     trusted = court.trust.key(key.keyid)
     late = (None, "it is not trusted") if trusted is None else out_of_period(trusted, wanted.now)
     if late:
@@ -68,7 +68,7 @@ def revoke(factory: Factory, wanted: Revoking, key: SigningKey, progress: Progre
             hint=f"imagefactory keys trust {key.name}, or sign with another: IMAGEFACTORY_SIGNING_KEY",
         )
     subject = read_subject(place, wanted.wanted)
-    judged = find_in(factory, place, subject, court).judged
+    judged = find_in(access, place, subject, court).judged
     before = {one.digest for one in judged if one.standing is Standing.GOOD}
     withdrawal = Withdrawal(
         subject=subject,
@@ -87,12 +87,12 @@ def revoke(factory: Factory, wanted: Revoking, key: SigningKey, progress: Progre
         )
     one = Attaching(subject=subject, kind=REVOCATION_TYPE, envelope=envelope, until=None)
     if not isinstance(place.store, LayoutStore):
-        own = local_place(factory, ANY)
+        own = local_place(access, ANY)
         there = read_manifest(place, subject.manifest).descriptor
-        with writing(factory, own, progress):
+        with writing(access, own, progress):
             put_statement(own, Statement(kind=REVOCATION_TYPE, subject=there, envelope=envelope))
     return Revoke(
-        place=str(place), subject=subject, digest=attach_to(factory, place, one, progress), taken=taken
+        place=str(place), subject=subject, digest=attach_to(access, place, one, progress), taken=taken
     )
 
 
@@ -107,13 +107,13 @@ def _whole_digest(text: str, judged: Sequence[Judged]) -> str:
     return found[0]
 
 
-def follow(factory: Factory, revoked: Revoking, target: Target, progress: Progress) -> tuple[Promotion, ...]:
+def follow(access: Access, revoked: Revoking, target: Target, progress: Progress) -> tuple[Promotion, ...]:
     """Lets the target's tags follow what was taken back, where that was and in the store here."""
-    places, local = [revoked.place], local_place(factory, target.family)
+    places, local = [revoked.place], local_place(access, target.family)
     if not isinstance(revoked.place.store, LayoutStore) and any(
         belongs(tag, plain_tag(target)) for tag in local.store.tags(local.repository)
     ):
         places.append(local)
     return tuple(
-        promote(factory, Promoting(target=target, place=place, now=revoked.now), progress) for place in places
+        promote(access, Promoting(target=target, place=place, now=revoked.now), progress) for place in places
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from imagefactory.access import Access
 from imagefactory.errors import BuildError
-from imagefactory.factory import Factory
 from imagefactory.model import Completed, RunSpec, Target
 from imagefactory.oci.model import Image, Sif
 from imagefactory.progress import Progress
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from imagefactory.verify.runners.protocol import Runner
 
 
-def make_runner(factory: Factory, name: str, target: str, progress: Progress) -> Runner:
+def make_runner(access: Access, name: str, target: str, progress: Progress) -> Runner:
     """The runner called `name`; `target` is what a .sif that has to be made is named after."""
     from imagefactory.engines.apptainer_command import ApptainerCommand
     from imagefactory.engines.docker_daemon import DockerDaemon
@@ -25,62 +25,62 @@ def make_runner(factory: Factory, name: str, target: str, progress: Progress) ->
     from imagefactory.verify.runners.docker import DockerRunner
     from imagefactory.verify.runners.unshare import UnshareRunner
 
-    layout, environ = factory.layout, factory.environ
+    layout, environ = access.layout, access.environ
     makers: dict[str, Callable[[], Runner]] = {
         "unshare": lambda: UnshareRunner(layout, progress=progress),
         "docker": lambda: DockerRunner(layout, DockerDaemon(environ), progress=progress),
         "apptainer": lambda: ApptainerRunner(
             ApptainerCommand(environ),
-            lambda image: ensure_sif(factory, image, target, progress, compression="fast"),
+            lambda image: ensure_sif(access, image, target, progress, compression="fast"),
         ),
     }
     assert tuple(makers) == tuple(RUNNERS)
     return makers[name]()
 
 
-def run_target(factory: Factory, target: Target, spec: RunSpec, runner: str, progress: Progress) -> Completed:
+def run_target(access: Access, target: Target, spec: RunSpec, runner: str, progress: Progress) -> Completed:
     """Runs a command in what was built of a target.
 
     That is its image, or the .sif that apptainer built where there is no image or the setting `engine` is
     apptainer. `runner` is empty for the setting, or for what fits. Raises BuildError when nothing is built.
     """
-    wanted, settings = runner or factory.settings.runner.value, factory.settings
-    made: Image | Sif | None = stored_image(factory, target)
+    wanted, settings = runner or access.settings.runner.value, access.settings
+    made: Image | Sif | None = stored_image(access, target)
     if made is None or (settings.engine.value == "apptainer" and wanted in ("", "apptainer")):
-        made = stored_sif(factory, target) or made
+        made = stored_sif(access, target) or made
     if made is None:
         raise BuildError(f"{target.name} is not built yet", hint=f"imagefactory build {target.name}")
     name = wanted or (ENGINES[settings.engine.value].runner if isinstance(made, Image) else "apptainer")
-    with factory.layout.in_use(progress):
-        chosen, made = ready_runner(factory, made, name, target.name, progress)
+    with access.layout.in_use(progress):
+        chosen, made = ready_runner(access, made, name, target.name, progress)
     return chosen.run(made, spec)
 
 
 def ready_runner(
-    factory: Factory, made: Image | Sif, name: str, target: str, progress: Progress
+    access: Access, made: Image | Sif, name: str, target: str, progress: Progress
 ) -> tuple[Runner, Image | Sif]:
     """The runner called `name`, and `made` as it starts it, brought to where it starts things from.
 
     The caller holds the layout's `in_use`. Raises ToolError where that runner cannot run here.
     """
-    runner = make_runner(factory, name, target, progress)
+    runner = make_runner(access, name, target, progress)
     runner.require()
     if name == "unshare" and isinstance(made, Image):
-        unpack_image(factory, made, progress)
+        unpack_image(access, made, progress)
     elif name == "apptainer" and isinstance(made, Image):
-        made = ensure_sif(factory, made, target, progress, compression="fast")
+        made = ensure_sif(access, made, target, progress, compression="fast")
     elif name == "docker" and isinstance(made, Image):
         from imagefactory.engines.docker_daemon import DockerDaemon, run_name
 
         # Here, where no collection can take what the daemon is still loading.
-        DockerDaemon(factory.environ).ensure(factory.layout, made, run_name(made), progress)
+        DockerDaemon(access.environ).ensure(access.layout, made, run_name(made), progress)
     return runner, made
 
 
-def unpack_image(factory: Factory, image: Image, progress: Progress) -> None:
+def unpack_image(access: Access, image: Image, progress: Progress) -> None:
     """Unpacks what is missing of `image`, layer by layer, shared between images."""
     from imagefactory.oci.unpack import Unpacked
 
-    layout = factory.layout
-    workers = factory.settings.worker_count
+    layout = access.layout
+    workers = access.settings.worker_count
     Unpacked(layout.path / "unpacked").unpack(image.layers, layout.blob_path, progress, workers=workers)

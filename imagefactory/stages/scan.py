@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from imagefactory.access import Access
 from imagefactory.errors import RegistryError, StoreError, UsageError
 from imagefactory.gpu.model import Contents
 from imagefactory.oci.layout import Layout
@@ -17,7 +18,6 @@ from imagefactory.oci.model import Image, Layer, Sif
 from imagefactory.progress import Progress
 
 if TYPE_CHECKING:
-    from imagefactory.factory import Factory
     from imagefactory.oci.graph import Manifest, Place
     from imagefactory.oci.store import Reference
 
@@ -31,42 +31,42 @@ class Inspected:
     digest: str = ""
 
 
-def inspect_made(factory: Factory, made: Image | Sif, progress: Progress) -> Inspected:
+def inspect_made(access: Access, made: Image | Sif, progress: Progress) -> Inspected:
     """What an image or a .sif of the store holds."""
     if isinstance(made, Sif):
-        return inspect_kept_sif(factory, made, progress)
-    return scan_stored(factory, made, progress)
+        return inspect_kept_sif(access, made, progress)
+    return scan_stored(access, made, progress)
 
 
-def inspect_path(factory: Factory, path: Path, progress: Progress) -> Inspected:
+def inspect_path(access: Access, path: Path, progress: Progress) -> Inspected:
     from imagefactory.scan.files import scan_path
     from imagefactory.scan.sif import is_sif
 
-    workers = factory.settings.worker_count
+    workers = access.settings.worker_count
     if path.is_file():
         try:
             sif = is_sif(path)
         except OSError as error:
             raise UsageError(f"{path}: {error.strerror}", hint="name what this user may read") from error
         if sif:
-            return _inspect_sif(factory, path, progress)
+            return _inspect_sif(access, path, progress)
     kind = "folder" if path.is_dir() else "wheel" if path.suffix == ".whl" else "file"
     return Inspected(contents=scan_path(path, progress, workers=workers), how=f"scan of the {kind}")
 
 
-def _inspect_sif(factory: Factory, path: Path, progress: Progress) -> Inspected:
+def _inspect_sif(access: Access, path: Path, progress: Progress) -> Inspected:
     """By the image it was made from, where the store has that; else unpacked."""
     from imagefactory.scan.files import scan_folder
     from imagefactory.scan.sif import unpacked_sif
 
-    image = _origin(factory.layout, path)
+    image = _origin(access.layout, path)
     if image is not None:
-        found = scan_stored(factory, image, progress)
+        found = scan_stored(access, image, progress)
         contents = replace(found.contents, source=path.name)
         return replace(found, contents=contents, how=f"scan of {image.name}, from which it was made")
-    layout = factory.layout
+    layout = access.layout
     with layout.in_use(progress), unpacked_sif(path, layout.tmp, progress) as root:
-        contents = scan_folder(root, progress, workers=factory.settings.worker_count)
+        contents = scan_folder(root, progress, workers=access.settings.worker_count)
     return Inspected(contents=replace(contents, source=path.name), how="scan of the unpacked .sif")
 
 
@@ -91,50 +91,50 @@ def _sha256(path: Path) -> str:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
-def inspect_kept_sif(factory: Factory, sif: Sif, progress: Progress) -> Inspected:
-    found = _inspect_sif(factory, sif.path, progress)
+def inspect_kept_sif(access: Access, sif: Sif, progress: Progress) -> Inspected:
+    found = _inspect_sif(access, sif.path, progress)
     return replace(found, contents=replace(found.contents, source=sif.name), digest=sif.digest)
 
 
-def scan_stored(factory: Factory, image: Image, progress: Progress) -> Inspected:
+def scan_stored(access: Access, image: Image, progress: Progress) -> Inspected:
     from imagefactory.scan.layers import layout_shelf, scan_image
 
-    layout = factory.layout
+    layout = access.layout
     with layout.in_use(progress):
-        shelf = layout_shelf(layout, factory.settings.worker_count)
+        shelf = layout_shelf(layout, access.settings.worker_count)
         contents = scan_image(image.name, image.layers, shelf, progress)
     return Inspected(contents=contents, how=f"scan of the image in {layout.path}", digest=image.digest)
 
 
-def inspect_registry(factory: Factory, wanted: Reference, progress: Progress) -> Inspected:
+def inspect_registry(access: Access, wanted: Reference, progress: Progress) -> Inspected:
     """An image of a registry: of its layers those not known are read through, none is kept."""
     from imagefactory.oci.graph import choose_platform, read_manifest
     from imagefactory.oci.manifests import PLATFORM
     from imagefactory.scan.layers import ScanShelf, scan_image
 
-    asked, place = find_place(factory, str(wanted))
+    asked, place = find_place(access, str(wanted))
     root = read_manifest(place, asked.wanted)
     root = read_manifest(place, choose_platform(root, PLATFORM).digest)
     layers = _registry_layers(place, _image_manifest(place, root))
-    with factory.layout.in_use(progress):
+    with access.layout.in_use(progress):
         shelf = ScanShelf(
-            layout=factory.layout,
+            layout=access.layout,
             read=lambda layer: place.store.read(place.repository, layer.descriptor),
-            workers=factory.settings.worker_count,
+            workers=access.settings.worker_count,
         )
         contents = scan_image(str(wanted), layers, shelf, progress)
     return Inspected(contents=contents, how=f"scan of the image in {place}", digest=root.descriptor.digest)
 
 
-def find_place(factory: Factory, name: str) -> tuple[Reference, Place]:
+def find_place(access: Access, name: str) -> tuple[Reference, Place]:
     """What a full reference asks for, and where: a mirror, if the site has one."""
     from imagefactory.access import open_registry
     from imagefactory.oci.graph import Place
     from imagefactory.oci.mirrors import resolve
     from imagefactory.oci.store import parse_reference
 
-    asked = resolve(parse_reference(name), factory.settings.mirror_map)
-    return asked, Place(store=open_registry(factory, asked.registry), repository=asked.repository)
+    asked = resolve(parse_reference(name), access.settings.mirror_map)
+    return asked, Place(store=open_registry(access, asked.registry), repository=asked.repository)
 
 
 def _image_manifest(place: Place, root: Manifest) -> Manifest:

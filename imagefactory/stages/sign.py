@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from imagefactory.access import Access
 from imagefactory.errors import StatementError
-from imagefactory.factory import Factory
 from imagefactory.verify.model import GpuReport
 from imagefactory.verify.nonces import Ledger, Run
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from imagefactory.verify.statement import Signed
 
 
-def ledger(factory: Factory) -> Ledger:
+def ledger(access: Access) -> Ledger:
     """The nonces of this store."""
-    return Ledger(factory.layout.path / "nonces")
+    return Ledger(access.layout.path / "nonces")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,15 +30,15 @@ class SignedReport:
     why: str
 
 
-def signing_key(factory: Factory) -> SigningKey | None:
+def signing_key(access: Access) -> SigningKey | None:
     """The key that signs on this machine, None where it holds none. Raises for one that cannot be used."""
     from imagefactory.verify.keys import find_key, read_signing_key
 
-    path = find_key(factory.settings.signing_key.value, factory.environ)
+    path = find_key(access.settings.signing_key.value, access.environ)
     return read_signing_key(path) if path else None
 
 
-def sign_report(factory: Factory, report: GpuReport, key: SigningKey | None, now: datetime) -> SignedReport:
+def sign_report(access: Access, report: GpuReport, key: SigningKey | None, now: datetime) -> SignedReport:
     """Spends the nonce of a run of this machine and signs its report.
 
     What cannot be signed (no key, no run on a GPU that the host knows) stays a report. Raises NonceError.
@@ -54,10 +54,10 @@ def sign_report(factory: Factory, report: GpuReport, key: SigningKey | None, now
         return SignedReport(signed=None, why="unsigned: no key (imagefactory keys new NAME)")
     run = Run(subject=report.subject, suite=report.suite, level=report.level)
     result = hashlib.sha256(format_json(format_gpu_report(report))).hexdigest()
-    days = read_trust(factory.settings.files).policy.days
+    days = read_trust(access.settings.files).policy.days
     try:
         signed = sign(report, key, now=now, days=days)
     except StatementError as error:
         return SignedReport(signed=None, why=f"unsigned: {error.message}")
-    ledger(factory).spend(report.nonce, run, result=f"sha256:{result}", now=now)
+    ledger(access).spend(report.nonce, run, result=f"sha256:{result}", now=now)
     return SignedReport(signed=signed, why=f"signed by '{key.name}'")

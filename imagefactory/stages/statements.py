@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from imagefactory.access import Access
 from imagefactory.errors import FactoryError, StoreError, UsageError
-from imagefactory.factory import Factory
 from imagefactory.oci.candidates import TEST_RESULT_TYPE, VERDICT_TYPE
 from imagefactory.oci.graph import Place, read_manifest
 from imagefactory.oci.layout_store import LayoutStore
@@ -30,27 +30,27 @@ if TYPE_CHECKING:
 
 
 def attach_signed(
-    factory: Factory, signed: Signed, where: Reference | None, progress: Progress
+    access: Access, signed: Signed, where: Reference | None, progress: Progress
 ) -> tuple[str, ...]:
     """Attaches a verdict to its image in the store here, and in a registry where `where` names it there.
 
     Gives the places that have it now. Raises UsageError where neither has the image, RegistryError and
     StoreError; what a registry did not take stands in the journal, and `reconcile` brings it there.
     """
-    places = places_of(factory, signed.verdict.report.subject, where)
-    return attach_at(factory, signed, places, progress)
+    places = places_of(access, signed.verdict.report.subject, where)
+    return attach_at(access, signed, places, progress)
 
 
-def places_of(factory: Factory, own: Subject, where: Reference | None) -> tuple[tuple[Place, Subject], ...]:
+def places_of(access: Access, own: Subject, where: Reference | None) -> tuple[tuple[Place, Subject], ...]:
     """Where verdicts on an image go, each with what is called so there: the store here, and `where`.
 
     Raises UsageError where neither has the image, RegistryError.
     """
     places = []
-    if factory.layout.manifest(own.manifest) is not None:
-        places.append((local_place(factory, ANY), own))
+    if access.layout.manifest(own.manifest) is not None:
+        places.append((local_place(access, ANY), own))
     if where is not None:
-        place = place_of(factory, where)
+        place = place_of(access, where)
         subject = read_subject(place, where.wanted)
         if own.manifest != subject.manifest and own.config != subject.config:
             raise UsageError(
@@ -66,13 +66,13 @@ def places_of(factory: Factory, own: Subject, where: Reference | None) -> tuple[
 
 
 def attach_at(
-    factory: Factory, signed: Signed, places: Sequence[tuple[Place, Subject]], progress: Progress
+    access: Access, signed: Signed, places: Sequence[tuple[Place, Subject]], progress: Progress
 ) -> tuple[str, ...]:
     """Attaches a verdict at what `places_of` gave; gives the places' names. Raises as `attach_signed`."""
     for place, subject in places:
         envelopes = (signed.envelope, signed.test_result)
         for fault in attach_all(
-            factory, place, attachings(envelopes, signed.verdict.expires, subject), progress
+            access, place, attachings(envelopes, signed.verdict.expires, subject), progress
         ):
             if fault:
                 raise fault
@@ -86,7 +86,7 @@ def attachings(envelopes: tuple[bytes, bytes], until: datetime, subject: Subject
 
 
 def attach_all(
-    factory: Factory, place: Place, wanted: Sequence[Attaching], progress: Progress
+    access: Access, place: Place, wanted: Sequence[Attaching], progress: Progress
 ) -> tuple[FactoryError | None, ...]:
     """Attaches many statements at one place, under one lock; gives what went wrong with each, or None.
 
@@ -94,7 +94,7 @@ def attach_all(
     """
     statements: dict[int, Statement] = {}
     faults: list[FactoryError | None] = [None] * len(wanted)
-    with writing(factory, place, progress) as journal:
+    with writing(access, place, progress) as journal:
         manifests = dict.fromkeys(one.subject.manifest for one in wanted)
         subjects = {manifest: _subject(place, manifest) for manifest in manifests}
         for number, one in enumerate(wanted):
@@ -134,17 +134,17 @@ class Attaching:
     until: datetime | None
 
 
-def attach_to(factory: Factory, place: Place, wanted: Attaching, progress: Progress) -> str:
+def attach_to(access: Access, place: Place, wanted: Attaching, progress: Progress) -> str:
     """Attaches it; gives the artifact's digest. Raises RegistryError and StoreError."""
     there = read_manifest(place, wanted.subject.manifest).descriptor
     statement = Statement(kind=wanted.kind, subject=there, envelope=wanted.envelope, until=wanted.until)
-    with writing(factory, place, progress) as journal:
+    with writing(access, place, progress) as journal:
         return attach(place, statement, journal)
 
 
 @contextmanager
-def writing(factory: Factory, place: Place, progress: Progress) -> Iterator[Journal | None]:
+def writing(access: Access, place: Place, progress: Progress) -> Iterator[Journal | None]:
     """One at a time, and no collection meanwhile; gives the journal where `place` is a registry."""
-    journal = Journal(factory.layout.path)
-    with factory.layout.in_use(progress), journal.alone(progress):
+    journal = Journal(access.layout.path)
+    with access.layout.in_use(progress), journal.alone(progress):
         yield None if isinstance(place.store, LayoutStore) else journal

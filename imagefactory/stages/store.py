@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
+from imagefactory.access import Access
 from imagefactory.errors import RegistryError
 from imagefactory.factory import Factory
 from imagefactory.files import used_by_nobody
@@ -16,20 +17,20 @@ from imagefactory.verdicts.subject import read_subject
 from imagefactory.verify.model import Standing, Subject
 
 
-def worth_keeping(factory: Factory, now: datetime) -> tuple[str, ...]:
+def worth_keeping(access: Access, now: datetime) -> tuple[str, ...]:
     """Digests of what `store gc` keeps without a tag: images that are verified, statements that still count.
 
     Raises UsageError for a trust that cannot be read: then nobody knows what is valid, and nothing goes.
     """
-    court, layout, kept = read_court(factory, now), factory.layout, []
-    place = local_place(factory, ANY)
+    court, layout, kept = read_court(access, now), access.layout, []
+    place = local_place(access, ANY)
     for digest in layout.subjects():
         kept += [one.digest for one, kind in layout.referrers(digest) if kind == REVOCATION_TYPE]
         try:
             subject = read_subject(place, digest)
         except RegistryError:  # of an image that is not here verdicts still tell, should it come again
             subject = _only_manifest(digest)
-        for one in find_in(factory, place, subject, court).judged:
+        for one in find_in(access, place, subject, court).judged:
             if one.standing is Standing.GOOD:
                 kept.append(one.digest)
             if one.proves and one.verdict:
@@ -68,6 +69,6 @@ def collect_cache(factory: Factory, progress: Progress, *, dry_run: bool) -> int
     return freed
 
 
-def cache_lock(factory: Factory) -> Path:
+def cache_lock(access: Access) -> Path:
     """Several stores may share a cache, so it has a lock of its own."""
-    return factory.settings.cache_path / "lock"
+    return access.settings.cache_path / "lock"

@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from imagefactory.access import Access
 from imagefactory.combos import Combo, Entry, Told, columns, make_combos
 from imagefactory.errors import LockError, StaleError, UsageError
 from imagefactory.factory import Factory
@@ -95,10 +96,10 @@ def read_tables(
     )
 
 
-def _place_name(factory: Factory, registry: str) -> str:
+def _place_name(access: Access, registry: str) -> str:
     if registry:
         return registry
-    return " and ".join(filter(None, (str(factory.settings.store_path), factory.settings.registry.value)))
+    return " and ".join(filter(None, (str(access.settings.store_path), access.settings.registry.value)))
 
 
 def _solved(factory: Factory, stage: Stage) -> Stage:
@@ -112,23 +113,23 @@ def _solved(factory: Factory, stage: Stage) -> Stage:
     return replace(stage, evidence=CellEvidence(unsolvable=why.reason)) if why else stage
 
 
-def _places(factory: Factory, family: str, registry: str) -> tuple[Place, ...]:
+def _places(access: Access, family: str, registry: str) -> tuple[Place, ...]:
     """The registry that is asked for alone, else the store and the registry of the settings."""
     if registry:
-        return (registry_of(factory, family, registry),)
-    local = local_place(factory, family)
-    return (local, registry_of(factory, family)) if factory.settings.registry.value else (local,)
+        return (registry_of(access, family, registry),)
+    local = local_place(access, family)
+    return (local, registry_of(access, family)) if access.settings.registry.value else (local,)
 
 
-def _read_entry(factory: Factory, stage: Stage, asked: TablesAsked, progress: Progress) -> Entry:
+def _read_entry(access: Access, stage: Stage, asked: TablesAsked, progress: Progress) -> Entry:
     """With every image of the target in its places, the newest first, then the .sif files."""
-    target, court = stage.target, read_court(factory, asked.now)
+    target, court = stage.target, read_court(access, asked.now)
     found: list[Found] = []
-    for place in _places(factory, target.family, asked.registry):
-        images = list_verdicts(factory, Promoting(target=target, place=place, now=asked.now), progress)
+    for place in _places(access, target.family, asked.registry):
+        images = list_verdicts(access, Promoting(target=target, place=place, now=asked.now), progress)
         files = _sifs(place, target, images)
         found += images
-        found += [find_in(factory, place, read_subject(place, one), court) for one in files]
+        found += [find_in(access, place, read_subject(place, one), court) for one in files]
     return Entry(
         target=target.name,
         framework=target.framework,

@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from imagefactory.access import Access
 from imagefactory.errors import UsageError
-from imagefactory.factory import Factory
 from imagefactory.files import replace_text
 from imagefactory.oci.model import Image, Sif
 from imagefactory.progress import Progress
@@ -66,20 +66,20 @@ class VerifyOptions:
 
 
 def predicted_of(
-    factory: Factory, chosen: Chosen, hardware: Hardware | None, progress: Progress
+    access: Access, chosen: Chosen, hardware: Hardware | None, progress: Progress
 ) -> dict[str, Predicted]:
     """What a scan of the image lets one expect, by capability."""
     from imagefactory.gpu.capability import parse_capability
     from imagefactory.stages.scan import inspect_made
     from imagefactory.verify.predicted import predict_coverage
 
-    contents = inspect_made(factory, chosen.made, progress).contents
+    contents = inspect_made(access, chosen.made, progress).contents
     here = [parse_capability(gpu.capability) for gpu in hardware.gpus] if hardware else []
     return predict_coverage(contents, here)
 
 
 def verify_image(
-    factory: Factory, chosen: Chosen, options: VerifyOptions, bench: Bench, progress: Progress
+    access: Access, chosen: Chosen, options: VerifyOptions, bench: Bench, progress: Progress
 ) -> GpuReport:
     """Runs the GPU suite in the image on this machine.
 
@@ -90,21 +90,21 @@ def verify_image(
     from imagefactory.verify.smoke import suite_digest
 
     hardware = bench.evidence.read()
-    name = runner_name(factory, chosen.made, options.runner)
+    name = runner_name(access, chosen.made, options.runner)
     nonce = format_nonce(bench.random(NONCE_BYTES))
     run = Run(subject=chosen.subject, suite=suite_digest(), level=options.level)
-    with factory.layout.in_use(progress):
-        ledger(factory).issue(nonce, run, bench.clock())
+    with access.layout.in_use(progress):
+        ledger(access).issue(nonce, run, bench.clock())
         ask = GpuAsk(
             nonce=nonce,
             level=options.level,
             capability=options.capability,
-            predicted=predicted_of(factory, chosen, hardware, progress),
-            visible=factory.environ.get("CUDA_VISIBLE_DEVICES", ""),
+            predicted=predicted_of(access, chosen, hardware, progress),
+            visible=access.environ.get("CUDA_VISIBLE_DEVICES", ""),
         )
         runner, made = bench.runner, chosen.made
         if runner is None:
-            runner, made = ready_runner(factory, made, name, chosen.definition.target.name, progress)
+            runner, made = ready_runner(access, made, name, chosen.definition.target.name, progress)
         trial = GpuTrial(
             made=made,
             subject=chosen.subject,
@@ -117,14 +117,14 @@ def verify_image(
             return verify_gpu(trial, runner, bench.clock)
 
 
-def runner_name(factory: Factory, made: Image | Sif, asked: str) -> str:
+def runner_name(access: Access, made: Image | Sif, asked: str) -> str:
     """The runner that was asked for, else the setting's, else what fits."""
-    wanted = asked or factory.settings.runner.value
+    wanted = asked or access.settings.runner.value
     if isinstance(made, Sif):
         if wanted not in ("", "apptainer"):
             raise UsageError(f"{wanted} starts no .sif files", hint="--runner apptainer")
         return "apptainer"
-    return wanted or ENGINES[factory.settings.engine.value].runner
+    return wanted or ENGINES[access.settings.engine.value].runner
 
 
 def check_output(path: Path) -> None:
@@ -139,12 +139,12 @@ def check_output(path: Path) -> None:
         ) from error
 
 
-def keep_report(factory: Factory, report: GpuReport, output: Path | None) -> Path:
+def keep_report(access: Access, report: GpuReport, output: Path | None) -> Path:
     """Writes the unsigned report beside and renames it; without `output` into the store, by its nonce."""
     from imagefactory.files import explain_full_disk
     from imagefactory.verify.report import format_gpu_report
 
-    path = output or factory.layout.path / "reports" / f"{report.nonce}.json"
+    path = output or access.layout.path / "reports" / f"{report.nonce}.json"
     data = json.dumps(format_gpu_report(report), indent=1) + "\n"
     with explain_full_disk(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
