@@ -31,13 +31,6 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Of a .sif. Default: a name with its sha256 in this folder.",
 )
-@click.option(
-    "--by",
-    type=click.Choice(["imagefactory", "apptainer"]),
-    default="imagefactory",
-    show_default=True,
-    help="apptainer: where only it has the way or the credentials; for --format sif.",
-)
 @json_option
 @click.pass_obj
 def pull(call: Call, /, name: str, place: str, as_json: bool, **options: Any) -> None:
@@ -56,7 +49,6 @@ def pull(call: Call, /, name: str, place: str, as_json: bool, **options: Any) ->
     from imagefactory.stages.pull import (
         SifPull,
         local_name,
-        pull_by_apptainer,
         pull_image,
         pull_sif,
         target_reference,
@@ -75,13 +67,12 @@ def pull(call: Call, /, name: str, place: str, as_json: bool, **options: Any) ->
         own, file = reference(target), target.name
     if options["kind"] == "sif":
         to = SifPull(name=own, target=file, output=options["output"])
-        fetch = pull_by_apptainer if options["by"] == "apptainer" else pull_sif
-        made = fetch(access, wanted, to, call.progress)
+        made = pull_sif(access, wanted, to, call.progress)
         if as_json:
             return say_json("pull", _pulled_sif_json(made))
         return say(format_pulled_sif(made))
-    if options["by"] != "imagefactory" or options["output"]:
-        raise UsageError("--by and --output are of --format sif", hint="add --format sif, or leave them out")
+    if options["output"]:
+        raise UsageError("--output is of --format sif", hint="add --format sif, or leave it out")
     pulled = pull_image(access, wanted, own, call.progress)
     if as_json:
         return say_json("pull", _pulled_json(pulled))

@@ -43,13 +43,6 @@ if TYPE_CHECKING:
 @click.option(
     "--compression", type=click.Choice(["fast", "small"]), help="Of a .sif made for this.  [default: fast]"
 )
-@click.option(
-    "--by",
-    type=click.Choice(["imagefactory", "docker"]),
-    default="imagefactory",
-    show_default=True,
-    help="docker: where only the daemon has the way or the credentials; it compresses anew.",
-)
 @json_option
 @click.pass_obj
 def push(
@@ -77,7 +70,7 @@ def push(
     if options["compression"] and options["kind"] != "sif":
         raise UsageError("--compression is of --format sif", hint="leave it out")
     sif = (options["compression"] or "fast") if options["kind"] == "sif" else ""
-    one = Pusher(factory, place, call.progress, tags, sif=sif, by=options["by"])
+    one = Pusher(factory, place, call.progress, tags, sif=sif)
     results: list[dict[str, object]] = []
     with collecting() as failures:
         for target in chosen:
@@ -98,24 +91,21 @@ class Pusher:
         tags: tuple[str, ...] = (),
         *,
         sif: str = "",
-        by: str = "imagefactory",
     ) -> None:
         from imagefactory.access import open_registry, registry_place
         from imagefactory.stages.push import PushOptions
 
         host, _ = registry_place(factory, place)
-        if by != "docker":
-            open_registry(factory, host).check()  # before the work, not after it
-        self.factory, self.progress, self.by = factory, progress, by
+        open_registry(factory, host).check()  # before the work, not after it
+        self.factory, self.progress = factory, progress
         self.options = PushOptions(registry=place, tags=tags, now=datetime.now(UTC), sif=sif)
 
     def __call__(self, target: Target, *, quiet: bool, made: Image | Sif | None = None) -> dict[str, object]:
         """The push as JSON; told to a person too unless `quiet`."""
         from imagefactory.report.registries import format_pushed
-        from imagefactory.stages.push import push_by_docker, push_target
+        from imagefactory.stages.push import push_target
 
-        send = push_by_docker if self.by == "docker" else push_target
-        pushed = send(self.factory, target, replace(self.options, made=made), self.progress)
+        pushed = push_target(self.factory, target, replace(self.options, made=made), self.progress)
         say(format_pushed(pushed), unless=quiet)
         return _pushed_json(pushed)
 
@@ -131,7 +121,7 @@ def _pushed_json(pushed: Pushed) -> dict[str, object]:
         "digest": where.digest,
         "manifest": pushed.manifest,
         **({"file": pushed.file} if pushed.file else {}),
-        **(sent_json(pushed.sent) if pushed.sent else {}),
+        **sent_json(pushed.sent),
     }
 
 

@@ -1,4 +1,4 @@
-"""The adapter around apptainer's command: what it needs of the machine, `build` and `pull` by spython.
+"""The adapter around apptainer's command: what it needs of the machine, `build` by spython.
 
 No result is believed because a call returned: the file must appear where nothing was before, be a .sif
 with a root file system, and the process must have ended with 0. It appears under a fresh name and is
@@ -22,11 +22,11 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from imagefactory.errors import BuildError, FactoryError, RegistryError, ToolError
+from imagefactory.errors import BuildError, FactoryError, ToolError
 from imagefactory.files import explain_full_disk
 from imagefactory.oci.tree import remove_tree
 
@@ -88,14 +88,6 @@ class Machine:
     spython: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PullOptions:
-    """`certificates` is a file of CA certificates to trust, empty for the machine's own."""
-
-    plain_http: bool = False
-    certificates: str = ""
-
-
 class ApptainerCommand:
     """apptainer as it is installed here. `environ` is the caller's environment."""
 
@@ -147,7 +139,7 @@ class ApptainerCommand:
         kept = {name: value for name, value in self.environ.items() if PASSED.fullmatch(name)}
         return {**kept, "PATH": self.search, **(extra or {})}
 
-    # --- build and pull ----------------------------------------------------------------------------
+    # --- build -------------------------------------------------------------------------------------
 
     def build(self, order: SifOrder, line: Line) -> None:
         """Makes `order.output`. `line` hears what the build prints, passwords taken out.
@@ -172,30 +164,6 @@ class ApptainerCommand:
 
         with self._made(order.output, order.folder, fail) as work:
             work.run(command(work.made), heard, order.hide)
-            work.insist_on_sif()
-
-    def pull(self, uri: str, path: Path, line: Line, options: PullOptions | None = None) -> None:
-        """Fetches `uri` (docker://..., oras://...) as the .sif `path`. Credentials are docker's own.
-
-        Raises RegistryError with the last lines; `path` then is as it was.
-        """
-        options = options or PullOptions()
-        arguments = ["--disable-cache", *(["--no-https"] if options.plain_http else [])]
-        login = Path(self.environ.get("DOCKER_CONFIG", ""), "config.json")
-        if self.environ.get("DOCKER_CONFIG") and login.is_file():  # apptainer itself knows ~/.docker alone
-            arguments += ["--authfile", str(login.absolute())]
-
-        def fail(why: str) -> FactoryError:
-            return RegistryError(
-                f"apptainer could not pull {uri}: {why}",
-                hint="is the name right, and is this machine logged in? `docker login HOST` or "
-                "`apptainer registry login`",
-            )
-
-        with self._made(path, path.parent, fail) as work:
-            trust = {"SSL_CERT_FILE": options.certificates} if options.certificates else {}
-            work = replace(work, environment={**work.environment, **trust})
-            work.run(["pull", *arguments, str(work.made), uri], line, str)
             work.insist_on_sif()
 
     @contextlib.contextmanager

@@ -1,25 +1,22 @@
 """Docker's daemon through its SDK: the only place that imports it. Its errors stop here.
 
-What the SDK hides is caught: a push tells its failure only in the stream it answers with, and a load
-that succeeded is looked at again. An image of the store is known by what it holds, its diff ids:
+A load that succeeded is looked at again. An image of the store is known by what it holds, its diff ids:
 daemons name it by the digest of its config or, with containerd's image store, by another one.
 """
 
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any
 
-from imagefactory.errors import FactoryError, RegistryError, ToolError
+from imagefactory.errors import FactoryError, ToolError
 from imagefactory.oci.docker_archive import stream_docker
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.model import Image
-from imagefactory.oci.store import DIGEST, Reference
 from imagefactory.progress import Progress
 
 if TYPE_CHECKING:
@@ -38,17 +35,6 @@ class DaemonFacts:
 
     version: str
     podman: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Login:
-    """User and password, or token, for one registry."""
-
-    user: str
-    password: str
-
-    def __repr__(self) -> str:
-        return f"Login(user={self.user!r})"
 
 
 class DockerDaemon:
@@ -188,71 +174,6 @@ class DockerDaemon:
 
         yield io.BufferedReader(_Stream(chunks()), SAVE_CHUNK)
 
-    # --- push ------------------------------------------------------------------------------------
-
-    def push(self, reference: Reference, login: Login | None, progress: Progress) -> str:
-        """Pushes what the daemon calls `reference` and gives the digest that the registry confirmed.
-
-        Without `login` docker's own configuration and credential helpers answer for it. Raises
-        RegistryError when the stream tells of a failure, and when it ends without a digest.
-        """
-        repository, _, tag = str(reference).rpartition(":")
-        auth = {"username": login.user, "password": login.password} if login else None
-        digest, sent = "", _Sent()
-        with progress.task(f"push {reference} by docker") as task, self.speaking():
-            for line in self.client.api.push(repository, tag, stream=True, decode=True, auth_config=auth):
-                if "error" in line or "errorDetail" in line:
-                    said = line.get("error") or (line["errorDetail"] or {}).get("message")
-                    raise RegistryError(
-                        f"docker did not push {reference}: {said}", hint=_push_hint(str(said))
-                    )
-                task.expect(sent.total(line))
-                task.advance(sent.new(line))
-                digest = str((line.get("aux") or {}).get("Digest") or digest)
-        if not DIGEST.fullmatch(digest):
-            raise RegistryError(
-                f"docker's push of {reference} ended without the registry's digest: take it as failed",
-                hint="run the same command again",
-            )
-        return digest
-
-    def published(self, reference: Reference) -> str:
-        """The digest that the registry has under this name, as the daemon sees it, empty for none.
-
-        Empty too where it may not look: pushing then tells why.
-        """
-        with self.speaking():
-            import docker
-
-            try:
-                told = self.client.api.inspect_distribution(str(reference))
-            except docker.errors.APIError:
-                return ""
-        return str((told.get("Descriptor") or {}).get("digest") or "")
-
-    def push_image(
-        self, stored: tuple[Layout, Image], reference: Reference, login: Login | None, progress: Progress
-    ) -> str:
-        """Loads an image of the store, pushes it as `reference` and gives the registry's digest.
-
-        The daemon compresses anew, so the digest is not the store's; the config, which fixes what is in
-        the image, is. The name is taken from the daemon again, and the image if it had no other.
-        """
-        layout, image = stored
-        before = self.inspect(str(reference))
-        name = run_name(image)
-        there = bool(self.holds(image, name))
-        try:
-            self.tag(self.ensure(layout, image, name, progress), str(reference))
-            return self.push(reference, login, progress)
-        finally:
-            if before is not None:
-                self.tag(before["Id"], str(reference))
-            else:
-                self.untag(str(reference))
-            if not there:
-                self.untag(name)
-
 
 def run_name(image: Image) -> str:
     """What an image of the store is called in a daemon that got it from there."""
@@ -260,37 +181,6 @@ def run_name(image: Image) -> str:
 
 
 _SPACE = "look at the free space of docker's folder: docker system df"
-
-
-def _push_hint(said: str) -> str:
-    if re.search(r"unauthorized|denied|authentication|no basic auth|forbidden", said, re.IGNORECASE):
-        return "log in: docker login REGISTRY"
-    if re.search(r"https|x509|certificate", said, re.IGNORECASE):
-        return "docker's own daemon.json says which registries are plain or have certificates of their own"
-    return "the registry's log says more; run the same command again"
-
-
-class _Sent:
-    """Bytes of a push, from lines that tell of each layer how far it is."""
-
-    def __init__(self) -> None:
-        self._totals: dict[str, int] = {}
-        self._done: dict[str, int] = {}
-
-    def total(self, line: Mapping[str, Any]) -> int:
-        detail = line.get("progressDetail") or {}
-        if detail.get("total"):
-            self._totals[str(line.get("id"))] = int(detail["total"])
-        return sum(self._totals.values())
-
-    def new(self, line: Mapping[str, Any]) -> int:
-        detail, key = line.get("progressDetail") or {}, str(line.get("id"))
-        if line.get("status") != "Pushing" or not detail.get("current"):
-            return 0
-        done = min(int(detail["current"]), self._totals.get(key, 0))
-        more = max(done - self._done.get(key, 0), 0)
-        self._done[key] = self._done.get(key, 0) + more
-        return more
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -2,8 +2,8 @@
 
 spython runs a program called `singularity` from its process's PATH, with its process's environment, and
 offers no way to stop what it started. So it gets a process whose PATH, environment and group are chosen
-for one call. Of spython's ways this is the one that tells how a command ended: `build` and `pull` without
-`stream` drop the exit code, and `build` with it reads one of two pipes, so that a build which says much on
+for one call. Of spython's ways this is the one that tells how a command ended: `build` without
+`stream` drops the exit code, and `build` with it reads one of two pipes, so that a build which says much on
 the other one never ends. Arguments: the verb, then what apptainer gets after it.
 
 Standard input is a pipe that its parent holds: when it ends, the parent has died and so does all here.

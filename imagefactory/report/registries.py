@@ -21,10 +21,7 @@ def format_pushed(pushed: Pushed) -> str:
         ("candidate", f"{place}:{where.tag}"),
         ("digest", f"{where.digest} (confirmed by the registry)"),
     ]
-    if pushed.sent is None:
-        fields.append(("sent", "by docker, which compressed it anew"))
-    else:
-        fields += [("sent", _sent_line(pushed.sent)), *_tag_lines(pushed.sent)]
+    fields += [("sent", _sent_line(pushed.sent)), *_tag_lines(pushed.sent)]
     if pushed.file:
         fields += [("file", pushed.file), ("pull it", f"apptainer pull oras://{place}:{where.tag}")]
     else:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from imagefactory.access import Access, open_registry, package_index, registry_place, repository_of
+from imagefactory.access import Access, open_registry, registry_place, repository_of
 from imagefactory.errors import BuildError, RegistryError
 from imagefactory.factory import Factory
 from imagefactory.model import Target
@@ -165,43 +163,6 @@ def _sif_in_registry(source: Place, digest: str) -> str:
             fast = [one for one in found if dict(one.annotations).get(COMPRESSION) == "fast"]
             return min(one.digest for one in fast or found)
     return ""
-
-
-def pull_by_apptainer(access: Access, wanted: Reference, options: SifPull, progress: Progress) -> PulledSif:
-    """A .sif that apptainer itself pulls and makes: where only it has the way or the credentials."""
-    from imagefactory.engines.apptainer_command import ApptainerCommand, PullOptions
-    from imagefactory.oci.archive import check_output
-    from imagefactory.oci.mirrors import resolve
-    from imagefactory.oci.sif import sif_name
-
-    command = ApptainerCommand(access.environ)
-    command.require(building=False)
-    check_output(options.output or Path("image.sif"))
-    asked = resolve(wanted, access.settings.mirror_map)
-    # apptainer takes a tag or a digest; the digest decides. It does not say what it is the digest of.
-    place = f"{asked.registry}/{asked.repository}" + (f"@{asked.digest}" if asked.digest else f":{asked.tag}")
-    kinds = ("oras",) if asked.tag.endswith(".sif") else ("docker",) if asked.tag else ("docker", "oras")
-    trust = package_index(access).certificates
-    how = PullOptions(plain_http=open_registry(access, asked.registry).plain, certificates=trust)
-    beside = options.output or Path(f".{options.target}-{os.getpid()}.sif")
-    try:
-        with progress.stage(f"pull {asked}, by apptainer"):
-            for kind in kinds:
-                try:
-                    command.pull(f"{kind}://{place}", beside, progress.note, how)
-                    break
-                except RegistryError:
-                    if kind == kinds[-1]:
-                        raise
-        with beside.open("rb") as file:
-            digest = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
-        output = options.output or Path(sif_name(options.target, digest))
-        beside.replace(output)
-    finally:
-        if beside != options.output:
-            beside.unlink(missing_ok=True)
-    size = output.stat().st_size
-    return PulledSif(reference=wanted, path=output, size=size, digest=digest, how="pulled by apptainer")
 
 
 def local_name(access: Access, wanted: Reference) -> str:

@@ -5,11 +5,11 @@ Every push writes a candidate first, a tag named after its content that never mo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from imagefactory.access import Access, open_registry, registry_place, repository_of
-from imagefactory.errors import BuildError, LockError, StaleError, StoreError, UsageError
+from imagefactory.errors import BuildError, LockError, StaleError, StoreError
 from imagefactory.factory import Factory
 from imagefactory.model import Target
 from imagefactory.oci.model import Image, Sif
@@ -45,14 +45,13 @@ class PushOptions:
 class Pushed:
     """One push. `reference` has the candidate's tag and the digest that the registry confirmed.
 
-    `manifest` is the platform manifest's digest, or a .sif's own. `sent` is None where docker sent it,
-    which does not tell what it cost; `file` is the .sif's name.
+    `manifest` is the platform manifest's digest, or a .sif's own; `file` is the .sif's name.
     """
 
     target: Target
     manifest: str
     reference: Reference
-    sent: Sent | None
+    sent: Sent
     file: str = ""
 
 
@@ -89,36 +88,6 @@ def _sif_to_push(
     if not options.sif:
         return None
     return ensure_sif(access, image, target.name, progress, compression=options.sif)
-
-
-def push_by_docker(access: Access, target: Target, options: PushOptions, progress: Progress) -> Pushed:
-    """The same image, sent by the docker daemon: where only it has the way or the credentials.
-
-    docker compresses the layers anew, so the registry's digest is not the store's, and the candidate is
-    named after the config, which stays. Raises RegistryError also for what docker's client would hide.
-    """
-    from imagefactory.engines.docker_daemon import DockerDaemon
-    from imagefactory.oci.candidates import candidate_tag
-    from imagefactory.oci.store import Reference
-
-    if options.tags or options.sif:
-        raise UsageError("docker sends an image under its candidate's tag alone", hint="drop --by docker")
-    host, path = registry_place(access, options.registry)
-    daemon = DockerDaemon(access.environ)
-    with access.layout.in_use(progress):
-        image = stored_image(access, target)
-        if image is None:
-            raise BuildError(
-                f"{target.name} has no image in the store", hint=f"imagefactory build {target.name}"
-            )
-        tag = candidate_tag(target, image.config)
-        where = Reference(registry=host, repository=repository_of(path, target.family), tag=tag)
-        with progress.stage(f"{target.name}: push to {where}, by docker"):
-            # Another docker may compress the same content to other bytes: a candidate never changes.
-            digest = daemon.published(where) or daemon.push_image(
-                (access.layout, image), where, None, progress
-            )
-    return Pushed(target=target, manifest=image.manifest, reference=replace(where, digest=digest), sent=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

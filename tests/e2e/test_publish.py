@@ -125,34 +125,6 @@ def test_a_sif_is_made_of_an_image_whose_registry_has_none(
     assert apptainer_runs(apptainer, str(tmp_path / "made.sif")) == SEEN
 
 
-def test_apptainer_pulls_by_itself_and_its_failure_is_one(
-    tiny: Factory, image: dict[str, Any], tmp_path: Path, apptainer: str, registry: str
-) -> None:
-    got = pull_sif(tiny, image["pushed"]["reference"], tmp_path / "own.sif", "--by", "apptainer")
-    assert got["how"] == "pulled by apptainer"
-    assert apptainer_runs(apptainer, str(tmp_path / "own.sif")) == SEEN
-    missing = f"{registry}/publish/tiny:none"
-    arguments = ("--format", "sif", "--by", "apptainer", "-o", str(tmp_path / "own.sif"))
-    before = (tmp_path / "own.sif").read_bytes()
-    assert "could not pull" in tiny.run("pull", missing, *arguments, code=8).stderr
-    assert (tmp_path / "own.sif").read_bytes() == before
-
-
-def test_docker_sends_by_itself_and_its_failure_is_one(
-    tiny: Factory, image: dict[str, Any], registry: str, tmp_path: Path
-) -> None:
-    sent = pushed(tiny, "--by", "docker", "--registry", f"{registry}/docker")
-    assert sent["tag"] == f"12.1-cu121-{image['config'][7:19]}"
-    fresh = Factory(store=tmp_path / "store", cache=tiny.cache, root=tiny.root, extra=tiny.extra)
-    value = json.loads(fresh.run("pull", "--json", sent["reference"]).stdout)
-    assert value["digest"] == sent["digest"]
-    config = next(row for row in json.loads(fresh.run("store", "list", "--json").stdout)["images"])
-    assert config["config"] == image["config"]
-    refused = tiny.run("push", "--by", "docker", "--registry", "127.0.0.1:9/none", TARGET, code=8)
-    assert "127.0.0.1:9" in refused.stderr
-
-
 def test_options_that_do_not_fit_are_told(tiny: Factory) -> None:
     assert "--format sif" in tiny.run("pull", "-o", "x.sif", TARGET, code=2).stderr
     assert "--format sif" in tiny.run("push", "--compression", "small", TARGET, code=2).stderr
-    assert "drop --by docker" in tiny.run("push", "--by", "docker", "--tag", "x", TARGET, code=2).stderr

@@ -13,11 +13,9 @@ import os
 import pickle
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tarfile
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,21 +24,20 @@ import pytest
 
 from imagefactory.engines.base_image import BaseImage, write_index
 from imagefactory.engines.docker import DockerEngine
-from imagefactory.engines.docker_daemon import DockerDaemon, Login
+from imagefactory.engines.docker_daemon import DockerDaemon
 from imagefactory.engines.site import BuildSecrets, find_secrets
-from imagefactory.errors import BuildError, FactoryError, RegistryError, ToolError, UsageError
+from imagefactory.errors import BuildError, FactoryError, ToolError, UsageError
 from imagefactory.model import Completed, Definition, Mount, RunSpec
 from imagefactory.oci.layers import codec
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import CONFIG_TYPE, canonical_json, format_descriptor
 from imagefactory.oci.model import Image
-from imagefactory.oci.store import Reference
 from imagefactory.progress import Lines, Quiet
 from imagefactory.verify.runners.docker import OUTPUT_LIMIT, OWNER, DockerRunner
 from imagefactory.verify.runners.unshare import UnshareRunner
 from imagefactory.verify.smoke import Trial, smoke
 from tests.engines.docker_target import EPOCH, Index, index_server, make_base_tar, make_target, store_base
-from tests.services import RegistryOptions, docker_daemon, registry_server
+from tests.services import docker_daemon
 from tests.services.children import LIMIT, child, wait_for
 from tests.services.docker import write_config
 
@@ -340,75 +337,6 @@ def test_raw_output_of_buildkit_holds_no_canary(bench: Bench, tmp_path: Path) ->
     assert CANARY not in done.stdout + done.stderr
     assert CANARY not in " ".join(argv)
     bench.daemon.untag("raw:1")
-
-
-# --- pushing ---------------------------------------------------------------------------------------
-
-
-def closed_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
-
-
-def push(bench: Bench, image: Image, host: str, login: Login | None = None) -> str:
-    reference = Reference(registry=host, repository="site/tiny", tag="1.0-cu121-abc")
-    return bench.daemon.push_image((bench.layout, image), reference, login, Quiet())
-
-
-def test_push_gives_the_digest_that_the_registry_has(bench: Bench, image: Image, registry: str) -> None:
-    before = bench.tags
-    digest = push(bench, image, registry)
-    request = urllib.request.Request(
-        f"http://{registry}/v2/site/tiny/manifests/1.0-cu121-abc",
-        headers={"Accept": "application/vnd.docker.distribution.manifest.v2+json"},
-    )
-    with urllib.request.urlopen(request) as reply:
-        data = reply.read()
-        assert reply.headers["Docker-Content-Digest"] == digest
-    assert f"sha256:{hashlib.sha256(data).hexdigest()}" == digest
-    assert json.loads(data)["config"]["digest"] == image.config
-    assert bench.tags == before
-
-
-def test_push_to_a_dead_port_is_an_error(bench: Bench, image: Image) -> None:
-    """The SDK's own push raises nothing here: its stream is what tells."""
-    before = bench.tags
-    host = f"127.0.0.1:{closed_port()}"
-    with pytest.raises(RegistryError, match="refused") as caught:
-        push(bench, image, host)
-    assert caught.value.exit_code == 8
-    assert bench.tags == before
-
-
-@pytest.mark.parametrize("tokens", [False, True])
-def test_push_without_and_with_the_right_password(
-    bench: Bench, image: Image, tmp_path: Path, tokens: bool
-) -> None:
-    options = RegistryOptions(users={"ada": "pw-Kd93"}, tokens=tokens)
-    with registry_server(tmp_path, options) as server:
-        for login in (None, Login(user="ada", password="wrong-Ty45")):
-            with pytest.raises(RegistryError) as caught:
-                push(bench, image, server.host, login)
-            assert "docker login" in caught.value.hint
-            assert "wrong-Ty45" not in caught.value.message
-        assert push(bench, image, server.host, Login(user="ada", password="pw-Kd93")).startswith("sha256:")
-
-
-def test_push_that_tells_no_digest_is_a_failure(bench: Bench, image: Image, registry: str) -> None:
-    class Silent:
-        """A daemon whose stream ends in peace and says nothing, which the SDK takes for success."""
-
-        def push(self, *_: object, **__: object) -> Iterator[dict[str, object]]:
-            return iter([{"status": "Pushing", "id": "1", "progressDetail": {"current": 1, "total": 2}}])
-
-    class Client:
-        api = Silent()
-
-    daemon = DockerDaemon(bench.daemon.environ)
-    daemon.__dict__["client"] = Client()
-    with pytest.raises(RegistryError, match="without the registry's digest"):
-        daemon.push(Reference(registry=registry, repository="tiny", tag="1"), None, Quiet())
 
 
 # --- running ---------------------------------------------------------------------------------------

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from imagefactory.engines.docker import parse_version
-from imagefactory.engines.docker_daemon import DockerDaemon, Login
+from imagefactory.engines.docker_daemon import DockerDaemon
 from imagefactory.errors import ToolError, UsageError
 from imagefactory.model import Mount, RunSpec
-from imagefactory.oci.store import parse_reference
-from imagefactory.progress import Quiet, Task
 from imagefactory.verify.runners import docker as runner
 from imagefactory.verify.runners.docker import arguments, explain, is_alive, not_started, plan
 
@@ -164,47 +158,3 @@ def test_daemon_that_is_not_there_says_where_and_what_to_do(tmp_path: Path) -> N
         DockerDaemon({"DOCKER_HOST": place}).facts()
     assert place in caught.value.message
     assert "systemctl start docker" in caught.value.hint
-
-
-def test_login_does_not_show_its_password() -> None:
-    assert "hunter2" not in repr(Login(user="ada", password="hunter2"))
-
-
-def test_a_push_counts_what_is_sent_and_each_byte_once() -> None:
-    class Counting(Quiet):
-        done, total = 0, 0
-
-        def advance(self, amount: int) -> None:
-            assert amount >= 0
-            self.done += amount
-
-        def expect(self, total: int) -> None:
-            self.total = total
-
-        @contextmanager
-        def task(self, title: str, *, total: int = 0, unit: str = "bytes") -> Iterator[Task]:
-            yield self
-
-    def line(layer: str, status: str, **detail: int) -> dict[str, Any]:
-        return {"id": layer, "status": status, "progressDetail": detail}
-
-    lines = [
-        {"status": "The push refers to repository [registry.example.org/a]"},
-        *(line(layer, "Preparing") for layer in "abc"),
-        {"id": "a", "status": "Pushing"},
-        line("a", "Pushing", total=1000),
-        line("a", "Pushing", current=400, total=1000),
-        line("b", "Pushing", current=30, total=50),
-        line("a", "Pushing", current=300, total=1000),  # lost, and begun again
-        line("a", "Pushing", current=1024, total=1000),  # the packing counts too
-        line("b", "Pushing", current=50),
-        line("c", "Layer already exists", current=7, total=7),
-        {"id": "a", "status": "Pushed", "progressDetail": None},
-        {"aux": {"Digest": "sha256:" + "a" * 64}},
-    ]
-    daemon, counting = DockerDaemon({}), Counting()
-    api = SimpleNamespace(push=lambda *_, **__: iter(lines))
-    daemon.client = SimpleNamespace(api=api)
-    reference = parse_reference("registry.example.org/a:1")
-    assert daemon.push(reference, None, counting) == "sha256:" + "a" * 64
-    assert (counting.done, counting.total) == (1050, 1057)

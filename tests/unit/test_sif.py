@@ -26,7 +26,7 @@ from imagefactory.engines.apptainer_command import (
     lacking_capabilities,
     mount_option,
 )
-from imagefactory.errors import BuildError, FactoryError, RegistryError, StoreError, ToolError, UsageError
+from imagefactory.errors import BuildError, FactoryError, StoreError, ToolError, UsageError
 from imagefactory.model import Mount, RunSpec
 from imagefactory.oci.collect import collect
 from imagefactory.oci.layout import Layout
@@ -260,13 +260,6 @@ def test_no_lie_is_believed(tmp_path: Path, name: str) -> None:
         command.build(SifOrder(folder=tmp_path, spec="oci:image", output=output), lambda _: None)
     assert why in caught.value.message
     assert [path.read_bytes() for path in output.parent.iterdir()] == [b"of an earlier time"]
-
-
-def test_no_pull_is_believed(tmp_path: Path) -> None:
-    script, why = LIES["no file"]
-    with pytest.raises(RegistryError, match=why):
-        liar(tmp_path, script).pull("oras://127.0.0.1:1/x:1", tmp_path / "out" / "x.sif", lambda _: None)
-    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_the_truth_is_believed(tmp_path: Path) -> None:
