@@ -1,25 +1,52 @@
-"""The way that proves an image on this machine's GPU, in the order in which it is gone:
+"""The two ways through a factory, each step in the order in which it happens.
 
-choose -> run -> report -> sign -> attach -> promote
+    make:   lock -> define -> build -> push
+    prove:  choose -> run -> report -> sign -> attach -> promote
+
+A way does nothing by itself: what a step does, and what it raises, stands in its stage.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from imagefactory.errors import UsageError
 from imagefactory.factory import Factory
-from imagefactory.model import Outcome
+from imagefactory.model import Outcome, Target
 from imagefactory.progress import Progress
+from imagefactory.stages.build import BuildOptions, Built, build_image, check_build
+from imagefactory.stages.candidates import Promoting
 from imagefactory.stages.choose import Chosen, check_name, choose_image
+from imagefactory.stages.define import define_target
+from imagefactory.stages.promote import Promotion, promote
+from imagefactory.stages.push import Pushed, PushOptions, push_target
 from imagefactory.stages.sign import SignedReport, sign_report, signing_key
+from imagefactory.stages.statements import attach_signed
+from imagefactory.stages.verdicts import local_place, place_of
 from imagefactory.stages.verify import Bench, VerifyOptions, check_output, keep_report, verify_image
 from imagefactory.verify.model import GpuReport
 
-if TYPE_CHECKING:
-    from imagefactory.stages.promote import Promotion
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Making:
+    """`push` is None for an image that stays here; `built` hears of it before it is sent anywhere."""
+
+    build: BuildOptions
+    push: PushOptions | None
+    built: Callable[[Built], None]
+
+
+def make_image(factory: Factory, target: Target, wanted: Making, progress: Progress) -> Pushed | None:
+    """From the lock that `imagefactory lock` wrote to an image that was tried; what passed is pushed."""
+    check_build(wanted.build)
+    definition = define_target(factory, target)
+    built = build_image(factory, definition, wanted.build, progress)
+    wanted.built(built)
+    if wanted.push is None or not built.passed:
+        return None
+    return push_target(factory, target, replace(wanted.push, made=built.image), progress)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,15 +65,10 @@ class Verified:
         return self.report.outcome is Outcome.VERIFIED
 
 
-def verify_target(
+def prove_image(
     factory: Factory, name: str, options: VerifyOptions, bench: Bench, progress: Progress
 ) -> Verified:
-    """All of it, for one name. Raises NoGpuError where this machine has no GPU, and fetches nothing then."""
-    from imagefactory.stages.candidates import Promoting
-    from imagefactory.stages.promote import promote
-    from imagefactory.stages.statements import attach_signed
-    from imagefactory.stages.verdicts import local_place, place_of
-
+    """From a name to a verdict. Raises NoGpuError where this machine has no GPU; nothing is fetched then."""
     check_name(factory, name)
     bench.evidence.read()
     key = signing_key(factory)
@@ -57,15 +79,16 @@ def verify_target(
     if options.output:
         check_output(options.output)
     chosen = choose_image(factory, name, options.registry, progress)
-    target, where = chosen.definition.target, chosen.where
     report = verify_image(factory, chosen, options, bench, progress)
     path = keep_report(factory, report, options.output)
-    signed = sign_report(factory, report, key, bench.clock())
-    attached = attach_signed(factory, signed.signed, where, progress) if signed.signed else ()
-    moved = None
-    if options.promote and signed.signed:
-        place = place_of(factory, where) if where else local_place(factory, target.family)
-        moved = promote(factory, Promoting(target=target, place=place, now=bench.clock()), progress)
-    return Verified(
-        chosen=chosen, report=report, path=path, signed=signed, attached=attached, promotion=moved
-    )
+    made = sign_report(factory, report, key, bench.clock())
+    done = Verified(chosen=chosen, report=report, path=path, signed=made)
+    if made.signed is None:
+        return done
+    target, where = chosen.definition.target, chosen.where
+    done = replace(done, attached=attach_signed(factory, made.signed, where, progress))
+    if not options.promote:
+        return done
+    place = place_of(factory, where) if where else local_place(factory, target.family)
+    wanted = Promoting(target=target, place=place, now=bench.clock())
+    return replace(done, promotion=promote(factory, wanted, progress))

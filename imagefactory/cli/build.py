@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
@@ -17,7 +18,7 @@ from imagefactory.cli.output import (
     say_json,
     targets_argument,
 )
-from imagefactory.cli.push import Pusher
+from imagefactory.cli.push import pushed_json
 from imagefactory.errors import FactoryError, UsageError
 from imagefactory.settings.choices import ENGINES
 
@@ -57,14 +58,19 @@ def build(
     """
     from imagefactory.recipes.expand import select
     from imagefactory.report.images import format_built
-    from imagefactory.stages.build import BuildOptions, build_target
+    from imagefactory.report.registries import format_pushed
+    from imagefactory.stages.build import BuildOptions
+    from imagefactory.stages.push import PushOptions, check_push
+    from imagefactory.workflow import Making, make_image
 
     factory, progress = call.factory, call.progress
     if pushes and no_smoke:
         raise UsageError("--push sends only what passed its smoke test", hint="leave --no-smoke out")
     if place and not pushes:
         raise UsageError("--registry says where --push sends to", hint="add --push, or leave it out")
-    push = Pusher(factory, place, progress) if pushes else None
+    push = PushOptions(registry=place, now=datetime.now(UTC)) if pushes else None
+    if push is not None:
+        check_push(factory, push)
     options = BuildOptions(
         engine=engine or factory.settings.engine.value,
         runner=runner or factory.settings.runner.value,
@@ -73,15 +79,20 @@ def build(
     )
     results: list[dict[str, object]] = []
     with collecting() as failures:
+
+        def tell(built: Built) -> None:
+            results.append(_built_json(built, factory))
+            say(format_built(built, factory.settings.store.value), unless=as_json)
+            if built.report is not None and not built.report.passed:
+                failures.add(_smoke_failure(built))
+
+        wanted = Making(build=options, push=push, built=tell)
         for target in select(factory.targets, names):
             with failures.of(target.name):
-                built = build_target(factory, target, options, progress)
-                results.append(_built_json(built, factory))
-                say(format_built(built, factory.settings.store.value), unless=as_json)
-                if built.report is not None and not built.report.passed:
-                    failures.add(_smoke_failure(built))
-                elif push is not None:
-                    results[-1]["pushed"] = push(target, quiet=as_json, made=built.image)
+                pushed = make_image(factory, target, wanted, progress)
+                if pushed is not None:
+                    say(format_pushed(pushed), unless=as_json)
+                    results[-1]["pushed"] = pushed_json(pushed)
         if as_json:
             say_json("build", {"results": results, "errors": failures.as_json()})
 

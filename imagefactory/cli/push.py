@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +19,7 @@ from imagefactory.cli.output import (
 from imagefactory.errors import UsageError
 
 if TYPE_CHECKING:
-    from imagefactory.factory import Factory
-    from imagefactory.model import Target
-    from imagefactory.oci.model import Image, Sif
     from imagefactory.oci.transfer import Sent
-    from imagefactory.progress import Progress
     from imagefactory.stages.push import Pushed
 
 
@@ -58,6 +53,8 @@ def push(
     Credentials are those of `docker login`.
     """
     from imagefactory.recipes.expand import select
+    from imagefactory.report.registries import format_pushed
+    from imagefactory.stages.push import PushOptions, check_push, push_target
 
     factory = call.factory
     chosen = select(factory.targets, names)
@@ -70,47 +67,20 @@ def push(
     if options["compression"] and options["kind"] != "sif":
         raise UsageError("--compression is of --format sif", hint="leave it out")
     sif = (options["compression"] or "fast") if options["kind"] == "sif" else ""
-    one = Pusher(factory, place, call.progress, tags, sif=sif)
+    wanted = PushOptions(registry=place, tags=tags, now=datetime.now(UTC), sif=sif)
+    check_push(factory, wanted)
     results: list[dict[str, object]] = []
     with collecting() as failures:
         for target in chosen:
             with failures.of(target.name):
-                results.append(one(target, quiet=as_json))
+                pushed = push_target(factory, target, wanted, call.progress)
+                results.append(pushed_json(pushed))
+                say(format_pushed(pushed), unless=as_json)
         if as_json:
             say_json("push", {"results": results, "errors": failures.as_json()})
 
 
-class Pusher:
-    """Pushes one target after the other and tells of each. Raises UsageError at once without a registry."""
-
-    def __init__(
-        self,
-        factory: Factory,
-        place: str,
-        progress: Progress,
-        tags: tuple[str, ...] = (),
-        *,
-        sif: str = "",
-    ) -> None:
-        from imagefactory.access import open_registry, registry_place
-        from imagefactory.stages.push import PushOptions
-
-        host, _ = registry_place(factory, place)
-        open_registry(factory, host).check()  # before the work, not after it
-        self.factory, self.progress = factory, progress
-        self.options = PushOptions(registry=place, tags=tags, now=datetime.now(UTC), sif=sif)
-
-    def __call__(self, target: Target, *, quiet: bool, made: Image | Sif | None = None) -> dict[str, object]:
-        """The push as JSON; told to a person too unless `quiet`."""
-        from imagefactory.report.registries import format_pushed
-        from imagefactory.stages.push import push_target
-
-        pushed = push_target(self.factory, target, replace(self.options, made=made), self.progress)
-        say(format_pushed(pushed), unless=quiet)
-        return _pushed_json(pushed)
-
-
-def _pushed_json(pushed: Pushed) -> dict[str, object]:
+def pushed_json(pushed: Pushed) -> dict[str, object]:
     where = pushed.reference
     return {
         "target": pushed.target.name,

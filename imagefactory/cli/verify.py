@@ -83,7 +83,7 @@ def verify(ctx: click.Context, /, names: tuple[str, ...], **given: Any) -> None:
     """
     from imagefactory.stages.kits import KitPlace, write_kit
     from imagefactory.stages.verify import VerifyOptions
-    from imagefactory.workflow import verify_target
+    from imagefactory.workflow import prove_image
 
     call: Call = ctx.obj
     if given["pool"]:
@@ -107,7 +107,7 @@ def verify(ctx: click.Context, /, names: tuple[str, ...], **given: Any) -> None:
         for name in names:
             with failures.of(name):
                 try:
-                    done = verify_target(factory, name, options, bench(), progress)
+                    done = prove_image(factory, name, options, bench(), progress)
                 except NoGpuError as error:
                     results.append({"name": name, "outcome": "no-gpu", "reason": error.message})
                     hint = f"{error.hint}; or carry a kit there: imagefactory verify {name} --kit DIR"

@@ -1,6 +1,8 @@
-"""From the committed lock to an image in the store that was started and tried:
+"""From the committed lock to an image in the store that was started and tried.
 
-lock -> definition -> base, packages -> image -> smoke test
+    definition -> base, packages -> image -> smoke test
+
+Nothing here chooses or draws: the rooms decide, the command line prints.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from imagefactory.access import Access, conda_channels, debian_mirror, package_i
 from imagefactory.errors import DownloadError, LockError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.files import used
-from imagefactory.model import Base, Lock, LockedConda, LockedPackage, LockedWheel, Report, Target
+from imagefactory.model import Base, Definition, Lock, LockedConda, LockedPackage, LockedWheel, Report, Target
 from imagefactory.oci.model import Image, Sif
 from imagefactory.progress import Progress
 from imagefactory.settings.choices import ENGINES
@@ -58,18 +60,33 @@ class Built:
     report: Report | None
     seconds: tuple[tuple[str, float], ...]
 
+    @property
+    def passed(self) -> bool:
+        """Whether the image was tried and passed."""
+        return self.report is not None and self.report.passed
+
 
 def build_target(factory: Factory, target: Target, options: BuildOptions, progress: Progress) -> Built:
-    """From the committed lock to an image in the store that was started and tried."""
+    """From the committed lock to an image. Raises LockError and StaleError where that does not hold."""
+    check_build(options)
+    return build_image(factory, define_target(factory, target), options, progress)
+
+
+def check_build(options: BuildOptions) -> None:
+    """Raises UsageError for a runner that cannot start what the engine makes."""
+    runner = options.runner or ENGINES[options.engine].runner
+    if options.smoke and options.engine == "apptainer" != runner:
+        raise UsageError(f"{runner} starts no .sif files", hint="--runner apptainer, or --no-smoke")
+
+
+def build_image(factory: Factory, definition: Definition, options: BuildOptions, progress: Progress) -> Built:
+    """An image of that definition in the store, started and tried; what is there already is kept."""
     from imagefactory.verify.smoke import Trial, smoke
 
-    layout = factory.layout
+    layout, target = factory.layout, definition.target
     engine = _make_engine(factory, options.engine)
     runner_name = options.runner or ENGINES[options.engine].runner
-    if options.smoke and options.engine == "apptainer" != runner_name:
-        raise UsageError(f"{runner_name} starts no .sif files", hint="--runner apptainer, or --no-smoke")
     runner = make_runner(factory, runner_name, target.name, progress)
-    definition = define_target(factory, target)
     clock = _Clock()
     with layout.in_use(progress), used(cache_lock(factory), progress):
         engine.require()

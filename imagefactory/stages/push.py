@@ -55,6 +55,12 @@ class Pushed:
     file: str = ""
 
 
+def check_push(access: Access, options: PushOptions) -> None:
+    """Before the work, not after it: raises UsageError for no registry, RegistryError for one that fails."""
+    host, _ = registry_place(access, options.registry)
+    open_registry(access, host).check()
+
+
 def push_target(factory: Factory, target: Target, options: PushOptions, progress: Progress) -> Pushed:
     """What was built, as an immutable candidate in the registry, then its further tags.
 

@@ -33,7 +33,7 @@ from imagefactory.verify.model import Standing
 from imagefactory.verify.runners.gpu_devices import GpuDevices
 from imagefactory.verify.runners.unshare import UnshareRunner
 from imagefactory.verify.suite.gpu import table
-from imagefactory.workflow import Verified, verify_target
+from imagefactory.workflow import Verified, prove_image
 from tests.engines.test_sandbox import PYTHON, entry, host_files
 from tests.services import libcuda
 from tests.services.gpu_host import Told, make_host
@@ -130,7 +130,7 @@ def verify(factory: Factory, folder: Path, lies: str = "") -> Verified:
     devices = GpuDevices(devices=(), libraries=(str(library),), links=(), programs=(), driver=told.driver)
     runner = UnshareRunner(factory.layout, find=lambda: devices)
     bench = Bench(evidence=LocalEvidence(places=make_host(folder / "host", told)), runner=runner)
-    return verify_target(factory, NAME, VerifyOptions(level="quick", runner="unshare"), bench, Quiet())
+    return prove_image(factory, NAME, VerifyOptions(level="quick", runner="unshare"), bench, Quiet())
 
 
 def test_a_run_in_a_real_image_is_a_report_that_nobody_trusts(factory: Factory, tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def put_image(factory: Factory, target: Target, **labels: str | None) -> str:
 
 def run(factory: Factory, name: str = NAME, bench: Any = None, **options: Any) -> workflow.Verified:
     chosen = verify.VerifyOptions(**{"level": "quick", "runner": "unshare", **options})
-    return workflow.verify_target(factory, name, chosen, bench or make_bench(), Quiet())
+    return workflow.prove_image(factory, name, chosen, bench or make_bench(), Quiet())
 
 
 # --- which image ---------------------------------------------------------------------------------
