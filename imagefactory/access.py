@@ -13,16 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from imagefactory.errors import UsageError
+from imagefactory.lock.conda.channels import Channels, find_channels
+from imagefactory.lock.debian.sources import DebianMirror, find_mirror
+from imagefactory.lock.pypi.index import PackageIndex, find_index, trusting
+from imagefactory.lock.pypi.uv import UvLocker
+from imagefactory.oci.credentials import find_credentials
 from imagefactory.oci.layout import Layout
+from imagefactory.oci.mirrors import split_place
+from imagefactory.oci.transfer import Brake
 from imagefactory.settings.load import Settings
 
 if TYPE_CHECKING:
-    from imagefactory.lock.conda.channels import Channels
-    from imagefactory.lock.debian.sources import DebianMirror
-    from imagefactory.lock.pypi.index import PackageIndex
-    from imagefactory.lock.pypi.uv import UvLocker
     from imagefactory.oci.registry.client import Registry
-    from imagefactory.oci.transfer import Brake
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,28 +41,23 @@ class Access:
 
 
 def package_index(access: Access) -> PackageIndex:
-    from imagefactory.lock.pypi.index import find_index, trusting
 
     found = find_index(access.settings.index, environ=access.environ, prefix=Path(sys.prefix))
     return trusting(found, access.settings.certificates_path)
 
 
 def uv_locker(index: PackageIndex) -> UvLocker:
-    from imagefactory.lock.pypi.uv import UvLocker
 
     return UvLocker(index, python=Path(sys.executable))
 
 
 def conda_channels(access: Access) -> Channels:
     """How this machine reaches conda's channels."""
-    from imagefactory.lock.conda.channels import find_channels
-
     certificates = package_index(access).certificates
     return find_channels(access.settings.channels.value, access.environ, certificates)
 
 
 def debian_mirror(access: Access) -> DebianMirror:
-    from imagefactory.lock.debian.sources import find_mirror
 
     settings = access.settings
     debs = settings.cache_path / "debs"
@@ -70,8 +67,6 @@ def debian_mirror(access: Access) -> DebianMirror:
 
 def registry_place(access: Access, given: str = "") -> tuple[str, str]:
     """(host, path) of the registry to use: what was given, else the setting. Raises UsageError for none."""
-    from imagefactory.oci.mirrors import split_place
-
     place = given or access.settings.registry.value
     if not place:
         raise UsageError(
@@ -90,7 +85,6 @@ def open_registry(access: Access, host: str, brake: Brake | None = None) -> Regi
 
     `brake` cuts its waits between attempts short when the transfer it serves has failed.
     """
-    from imagefactory.oci.credentials import find_credentials
     from imagefactory.oci.registry.client import Registry
     from imagefactory.oci.registry.exchange import RegistryOptions
 

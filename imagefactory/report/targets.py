@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from imagefactory.lock.files import Unsolvable
 from imagefactory.model import Lock, Target
 from imagefactory.oci.model import Image
 from imagefactory.progress import format_bytes
 from imagefactory.report.text import format_fields
-
-if TYPE_CHECKING:
-    from imagefactory.lock.files import Unsolvable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

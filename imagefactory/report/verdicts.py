@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from imagefactory.model import CheckState
 from imagefactory.report.text import format_table
+from imagefactory.stages.promote import Promotion
+from imagefactory.stages.revoke import Revoke
+from imagefactory.verdicts.found import Found
 from imagefactory.verify.model import Judged, Standing, Verdict
-
-if TYPE_CHECKING:
-    from imagefactory.stages.promote import Promotion
-    from imagefactory.stages.revoke import Revoke
-    from imagefactory.verdicts.found import Found
-    from imagefactory.verify.reconcile import Reconciled
+from imagefactory.verify.reconcile import Reconciled
 
 _HEADER = (
     "STANDING", "OUTCOME", "CAPABILITY", "GPU", "DRIVER", "SUITE", "CHECKS", "SIGNED BY", "EVIDENCE",

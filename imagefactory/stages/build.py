@@ -12,12 +12,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from imagefactory.access import Access, conda_channels, debian_mirror, package_index, uv_locker
+from imagefactory.access import Access, conda_channels, debian_mirror, open_registry, package_index, uv_locker
+from imagefactory.engines.apptainer_command import ApptainerCommand
+from imagefactory.engines.base_image import BaseImage, BaseWanted, ensure_base, recall_base
+from imagefactory.engines.docker_daemon import DockerDaemon
+from imagefactory.engines.protocol import Engine
+from imagefactory.engines.pulled_base import PullWanted, ensure_pulled_base, recall_pulled_base
+from imagefactory.engines.site import BuildSecrets, find_secrets
 from imagefactory.errors import DownloadError, LockError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.files import used
+from imagefactory.lock.debian.file import read_base_lock
+from imagefactory.lock.download import PackageCache
 from imagefactory.model import Base, Definition, Lock, LockedConda, LockedPackage, LockedWheel, Report, Target
 from imagefactory.oci.model import Image, Sif
 from imagefactory.progress import Progress
@@ -25,11 +32,7 @@ from imagefactory.settings.choices import ENGINES
 from imagefactory.stages.define import define_target
 from imagefactory.stages.run import make_runner, unpack_image
 from imagefactory.stages.store import cache_lock
-
-if TYPE_CHECKING:
-    from imagefactory.engines.base_image import BaseImage, BaseWanted
-    from imagefactory.engines.protocol import Engine
-    from imagefactory.engines.site import BuildSecrets
+from imagefactory.verify.smoke import Trial, smoke
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +84,6 @@ def check_build(options: BuildOptions) -> None:
 
 def build_image(factory: Factory, definition: Definition, options: BuildOptions, progress: Progress) -> Built:
     """An image of that definition in the store, started and tried; what is there already is kept."""
-    from imagefactory.verify.smoke import Trial, smoke
-
     layout, target = factory.layout, definition.target
     engine = _make_engine(factory, options.engine)
     runner_name = options.runner or ENGINES[options.engine].runner
@@ -154,7 +155,6 @@ def _make_engine(access: Access, name: str) -> Engine:
 
 def _docker_engine(access: Access) -> Engine:
     from imagefactory.engines.docker import DockerEngine
-    from imagefactory.engines.docker_daemon import DockerDaemon
 
     return DockerEngine(
         access.layout,
@@ -166,7 +166,6 @@ def _docker_engine(access: Access) -> Engine:
 
 def _apptainer_engine(access: Access) -> Engine:
     from imagefactory.engines.apptainer import ApptainerEngine
-    from imagefactory.engines.apptainer_command import ApptainerCommand
 
     return ApptainerEngine(
         access.layout,
@@ -177,8 +176,6 @@ def _apptainer_engine(access: Access) -> Engine:
 
 def _build_secrets(access: Access, channels: tuple[str, ...]) -> BuildSecrets:
     """What a build in a container gets to know of this machine; `channels` are those that it asks."""
-    from imagefactory.engines.site import find_secrets
-
     site = conda_channels(access).site(channels) if channels else None
     return find_secrets(package_index(access), access.environ, site)
 
@@ -192,7 +189,6 @@ def _packages(access: Access, lock: Lock, progress: Progress) -> dict[LockedPack
 
 
 def _fetched(access: Access, lock: Lock, progress: Progress) -> dict[LockedPackage, Path]:
-    from imagefactory.lock.download import PackageCache
 
     folder = access.settings.cache_path
     fetched: list[tuple[LockedPackage, Path]] = []
@@ -216,7 +212,6 @@ def _fetched(access: Access, lock: Lock, progress: Progress) -> dict[LockedPacka
 
 
 def _base(factory: Factory, base: Base, progress: Progress, *, locked: bool) -> BaseImage:
-    from imagefactory.engines.base_image import ensure_base
 
     if base.image:
         return _pulled_base(factory, base, progress)
@@ -224,8 +219,6 @@ def _base(factory: Factory, base: Base, progress: Progress, *, locked: bool) -> 
 
 
 def _recalled_base(factory: Factory, base: Base) -> BaseImage | None:
-    from imagefactory.engines.base_image import recall_base
-    from imagefactory.engines.pulled_base import recall_pulled_base
 
     if base.image:
         return recall_pulled_base(factory.layout, base)
@@ -233,8 +226,6 @@ def _recalled_base(factory: Factory, base: Base) -> BaseImage | None:
 
 
 def _wanted_base(factory: Factory, base: Base, *, locked: bool) -> BaseWanted:
-    from imagefactory.engines.base_image import BaseWanted
-    from imagefactory.lock.debian.file import read_base_lock
 
     path = factory.base_lock_path(base)
     lock = read_base_lock(path)
@@ -251,8 +242,6 @@ def _wanted_base(factory: Factory, base: Base, *, locked: bool) -> BaseWanted:
 
 
 def _pulled_base(access: Access, base: Base, progress: Progress) -> BaseImage:
-    from imagefactory.access import open_registry
-    from imagefactory.engines.pulled_base import PullWanted, ensure_pulled_base
 
     wanted = PullWanted(
         base=base,

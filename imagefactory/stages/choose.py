@@ -9,14 +9,20 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 
-from imagefactory.access import Access
+from imagefactory.access import Access, open_registry, registry_place, repository_of
 from imagefactory.errors import BuildError, NothingSelectedError, StaleError, UsageError
 from imagefactory.factory import Factory
+from imagefactory.lock.files import lock_digest
 from imagefactory.model import Definition, Target
+from imagefactory.oci.graph import Place, read_manifest
+from imagefactory.oci.mirrors import resolve
 from imagefactory.oci.model import Descriptor, Image, Sif
-from imagefactory.oci.store import DIGEST, Reference, check_digest
+from imagefactory.oci.sif import TARGET, is_sif_manifest, load_sif
+from imagefactory.oci.store import DIGEST, Reference, check_digest, parse_reference
 from imagefactory.progress import Progress
+from imagefactory.recipes.expand import select_one
 from imagefactory.stages.define import define_target
+from imagefactory.stages.pull import local_name, pull_image, target_reference
 from imagefactory.stages.stored import stored_image, stored_sif
 from imagefactory.verify.model import Subject
 from imagefactory.verify.report import shown
@@ -51,9 +57,6 @@ def choose_image(factory: Factory, name: str, registry: str, progress: Progress)
 
 def check_name(factory: Factory, name: str) -> None:
     """Raises for a name that means nothing, without fetching or reading an image."""
-    from imagefactory.oci.store import parse_reference
-    from imagefactory.recipes.expand import select_one
-
     plain, at, digest = name.partition("@")
     if "/" in name:
         parse_reference(name)
@@ -73,9 +76,6 @@ def subject_of(made: Image | Sif, target: str) -> Subject:
 def _find(
     factory: Factory, name: str, registry: str, progress: Progress
 ) -> tuple[Image | Sif, Reference | None]:
-    from imagefactory.oci.store import parse_reference
-    from imagefactory.recipes.expand import select_one
-    from imagefactory.stages.pull import target_reference
 
     check_name(factory, name)
     layout = factory.layout
@@ -107,7 +107,6 @@ def _find(
 
 
 def _load(access: Access, name: str, descriptor: Descriptor) -> Image | Sif:
-    from imagefactory.oci.sif import is_sif_manifest, load_sif
 
     layout = access.layout
     if is_sif_manifest(json.loads(layout.read(descriptor))):
@@ -117,11 +116,6 @@ def _load(access: Access, name: str, descriptor: Descriptor) -> Image | Sif:
 
 def _from_registry(access: Access, wanted: Reference, progress: Progress) -> tuple[Image | Sif, Reference]:
     """Pulled under a name of its own, made of the digest: what a target's tag points to here stays."""
-    from imagefactory.access import open_registry
-    from imagefactory.oci.graph import Place, read_manifest
-    from imagefactory.oci.mirrors import resolve
-    from imagefactory.stages.pull import local_name, pull_image
-
     asked = resolve(wanted, access.settings.mirror_map)
     place = Place(store=open_registry(access, asked.registry), repository=asked.repository)
     digest = read_manifest(place, asked.wanted).descriptor.digest
@@ -137,7 +131,6 @@ def _from_registry(access: Access, wanted: Reference, progress: Progress) -> tup
 
 
 def _in_registry(access: Access, target: Target, subject: Subject, registry: str) -> Reference:
-    from imagefactory.access import open_registry, registry_place, repository_of
 
     host, path = registry_place(access, registry)
     repository = repository_of(path, target.family)
@@ -151,8 +144,6 @@ def _in_registry(access: Access, target: Target, subject: Subject, registry: str
 
 def definition_of(factory: Factory, made: Image | Sif, name: str) -> Definition:
     """What the image must be, by the target and lock that it says it was made of."""
-    from imagefactory.lock.files import lock_digest
-
     told = _labels(factory, made)
     target = next((one for one in factory.targets if one.name == told.get(TARGET_LABEL)), None)
     if target is None:
@@ -181,8 +172,6 @@ def definition_of(factory: Factory, made: Image | Sif, name: str) -> Definition:
 
 def _labels(access: Access, made: Image | Sif) -> dict[str, str]:
     """What an image says of itself in its config, a .sif in its manifest: the target's name there alone."""
-    from imagefactory.oci.sif import TARGET
-
     layout = access.layout
     if isinstance(made, Image):
         config = json.loads(layout.read(Descriptor(media_type="", digest=made.config, size=0)))

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from datetime import datetime
 
 from imagefactory.access import Access, open_registry
 from imagefactory.errors import UsageError
+from imagefactory.oci.candidates import CANDIDATE, pushed_record
+from imagefactory.oci.graph import Place, read_graph
+from imagefactory.oci.mirrors import resolve
+from imagefactory.oci.store import Reference
+from imagefactory.oci.transfer import Brake, Sending, Sent, no_origins, send
 from imagefactory.progress import Progress
-
-if TYPE_CHECKING:
-    from datetime import datetime
-
-    from imagefactory.oci.store import Reference
-    from imagefactory.oci.transfer import Sent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +36,6 @@ class Copied:
 
 def copy_image(access: Access, wanted: Copying, progress: Progress) -> Copied:
     """From registry to registry; blobs stream through, within one registry they are mounted."""
-    from imagefactory.oci.candidates import CANDIDATE, pushed_record
-    from imagefactory.oci.graph import Place, read_graph
-    from imagefactory.oci.mirrors import resolve
-    from imagefactory.oci.transfer import Brake, Sending, no_origins, send
-
     source, destination = wanted.source, wanted.destination
     if not destination.tag or destination.digest:
         raise UsageError(

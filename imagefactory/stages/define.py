@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from imagefactory.factory import Factory
 from imagefactory.model import Definition, Target
+from imagefactory.render.define import define
 from imagefactory.stages.lock import locks_below, require_lock
 
 
 def define_target(factory: Factory, target: Target) -> Definition:
-    from imagefactory.render.define import define
 
     lock, under = require_lock(factory, target), locks_below(factory, target)
     return define(target, factory.base_of(target), lock, under)

@@ -9,6 +9,7 @@ from imagefactory.access import Access
 from imagefactory.errors import BuildError, UsageError
 from imagefactory.model import Target
 from imagefactory.oci.model import Sif
+from imagefactory.oci.sif import copy_sif
 from imagefactory.progress import Progress
 from imagefactory.stages.stored import ensure_sif, stored_image, stored_sif
 
@@ -26,8 +27,6 @@ def export_sif(access: Access, target: Target, options: SifExport, progress: Pro
 
     Raises BuildError when there is neither, UsageError for a compression that a built one has not.
     """
-    from imagefactory.oci.sif import copy_sif
-
     with access.layout.in_use(progress):
         image = stored_image(access, target)
         sif = stored_sif(access, target) if image is None else None

@@ -6,18 +6,32 @@ scan.py reads the bytes; here is what the name means, and which word says where 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
 import os
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from imagefactory.access import Access
+from imagefactory.access import Access, package_index
 from imagefactory.errors import BuildError, NothingSelectedError, UsageError
+from imagefactory.factory import Factory
+from imagefactory.gpu.frameworks import Role, find_framework, role_of
+from imagefactory.gpu.knowledge import scanned
 from imagefactory.gpu.model import Contents, Package
-from imagefactory.model import LockedConda, LockedPackage, Target
-from imagefactory.oci.store import DIGEST
+from imagefactory.lock.download import PackageCache
+from imagefactory.model import Lock, LockedConda, LockedPackage, Target
+from imagefactory.oci.graph import Place
+from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.model import Descriptor
+from imagefactory.oci.sif import is_sif_manifest, load_sif
+from imagefactory.oci.store import DIGEST, parse_reference
 from imagefactory.progress import Progress, Quiet
+from imagefactory.recipes.expand import select_one
+from imagefactory.scan.files import find_in
+from imagefactory.scan.findings import format_contents
+from imagefactory.scan.records import LayerScan, format_scan, parse_scan
+from imagefactory.stages.lock import read_target_lock
 from imagefactory.stages.scan import (
     Inspected,
     find_place,
@@ -26,14 +40,9 @@ from imagefactory.stages.scan import (
     inspect_registry,
     scan_stored,
 )
-
-if TYPE_CHECKING:
-    from datetime import datetime
-
-    from imagefactory.factory import Factory
-    from imagefactory.model import Lock
-    from imagefactory.oci.model import Descriptor
-    from imagefactory.verify.model import Judged
+from imagefactory.stages.stored import stored_image, stored_sif
+from imagefactory.stages.verdicts import Judge
+from imagefactory.verify.model import Judged
 
 LARGE = 1 << 20  # bytes; the GPU code of a framework is in no package smaller than that
 
@@ -54,8 +63,6 @@ def inspect_place(access: Access, recipes: Callable[[], Factory], name: str, pro
             f"{name} does not exist", hint="name a file or folder that does, an image or a target"
         )
     if "/" in name:
-        from imagefactory.oci.store import parse_reference
-
         return inspect_registry(access, parse_reference(name), progress)
     if DIGEST.fullmatch(name):
         return _inspect_digest(access, name, progress)
@@ -74,10 +81,6 @@ def inspected_verdicts(access: Access, name: str, digest: str, now: datetime) ->
 
     A file's are none: those of the image that it was made from are not about the file.
     """
-    from imagefactory.oci.graph import Place
-    from imagefactory.oci.layout_store import LayoutStore
-    from imagefactory.stages.verdicts import Judge
-
     judge = Judge(access, now)
     if not digest or Path(name).exists():
         return ()
@@ -87,7 +90,6 @@ def inspected_verdicts(access: Access, name: str, digest: str, now: datetime) ->
 
 
 def _near(name: str, known: Iterable[str]) -> str:
-    import difflib
 
     return "".join(difflib.get_close_matches(name, known, n=1))
 
@@ -103,8 +105,6 @@ def _inspect_digest(access: Access, digest: str, progress: Progress) -> Inspecte
 
 def _inspect_stored(access: Access, name: str, descriptor: Descriptor, progress: Progress) -> Inspected:
     """An image of the store, or a .sif that is kept there."""
-    from imagefactory.oci.sif import is_sif_manifest, load_sif
-
     layout = access.layout
     if is_sif_manifest(json.loads(layout.read(descriptor))):
         return inspect_kept_sif(access, load_sif(layout, descriptor.digest), progress)
@@ -113,9 +113,6 @@ def _inspect_stored(access: Access, name: str, descriptor: Descriptor, progress:
 
 def _inspect_target(factory: Factory, name: str, progress: Progress) -> Inspected:
     """The target's image; else the .sif apptainer built; else what is known of its lock's packages."""
-    from imagefactory.recipes.expand import select_one
-    from imagefactory.stages.stored import stored_image, stored_sif
-
     target = select_one(factory.targets, name)
     image = stored_image(factory, target)
     if image is not None:
@@ -127,7 +124,6 @@ def _inspect_target(factory: Factory, name: str, progress: Progress) -> Inspecte
 
 
 def _inspect_lock(factory: Factory, target: Target, progress: Progress) -> Inspected:
-    from imagefactory.stages.lock import read_target_lock
 
     lock = read_target_lock(factory, target)
     if lock is None:
@@ -154,10 +150,6 @@ def _known_packages(
     access: Access, lock: Lock, progress: Progress
 ) -> tuple[list[Contents], list[Contents], list[LockedPackage]]:
     """What is known of a lock's packages: those scanned in the cache, those in the tables, the others."""
-    from imagefactory.access import package_index
-    from imagefactory.gpu.knowledge import scanned
-    from imagefactory.lock.download import PackageCache
-
     cache = PackageCache(access.settings.cache_path, package_index(access))
     absent = set(cache.missing(lock.packages))
     here = [package for package in lock.packages if package not in absent]
@@ -178,10 +170,6 @@ def _known_packages(
 
 def _scan_cached(path: Path, workers: int) -> Contents:
     """A package of the cache. What it tells is kept beside it, and goes with it."""
-    from imagefactory.scan.files import find_in
-    from imagefactory.scan.findings import format_contents
-    from imagefactory.scan.records import LayerScan, format_scan, parse_scan
-
     kept, known = path.with_name("scan.json"), None
     with contextlib.suppress(OSError, ValueError):
         known = parse_scan(json.loads(kept.read_bytes()))
@@ -213,8 +201,6 @@ def join_contents(source: str, lock: Lock, parts: Iterable[Contents]) -> Content
 
 def _answers(contents: Contents, missing: list[LockedPackage]) -> bool:
     """Whether what is known decides: the framework's own code is there, or nothing large is unknown."""
-    from imagefactory.gpu.frameworks import Role, find_framework, role_of
-
     framework = find_framework(contents)
     gates = any(role_of(one.path, framework)[0] is Role.GATES for one in contents.libraries)
     return gates or not missing

@@ -13,26 +13,32 @@ import os
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from imagefactory.access import Access
+from imagefactory.access import Access, open_registry, registry_place, repository_of
 from imagefactory.errors import CheckFailedError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.model import Outcome, Target
 from imagefactory.oci.model import Sif
+from imagefactory.oci.sif import kept_sifs
 from imagefactory.oci.store import Reference, parse_reference
 from imagefactory.progress import Progress
+from imagefactory.stages.candidates import Promoting
 from imagefactory.stages.choose import choose_image
-from imagefactory.stages.sign import ledger
-from imagefactory.stages.verify import VerifyOptions, predicted_of, utc_now
+from imagefactory.stages.promote import Promotion, promote
+from imagefactory.stages.sign import ledger, signing_key
+from imagefactory.stages.statements import attach_signed
+from imagefactory.stages.verdicts import local_place, place_of
+from imagefactory.stages.verify import VerifyOptions, keep_report, predicted_of, utc_now
+from imagefactory.verify.envelope import parse_envelope
+from imagefactory.verify.gpu import GpuAsk, ask_gpu, suite_argv, timeout_of
+from imagefactory.verify.keys import SigningKey
 from imagefactory.verify.kit.collect import Collected, collect_kit, read_nonce
+from imagefactory.verify.kit.make import KitOrder, make_kit
 from imagefactory.verify.model import GpuReport, Subject
 from imagefactory.verify.nonces import NONCE_BYTES, Ledger, NonceError, format_nonce
-
-if TYPE_CHECKING:
-    from imagefactory.stages.promote import Promotion
-    from imagefactory.verify.keys import SigningKey
-    from imagefactory.verify.statement import Signed
+from imagefactory.verify.smoke import digest_of
+from imagefactory.verify.statement import SIGNABLE, Signed, parse_verdict, sign
+from imagefactory.verify.trust import read_trust
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,13 +77,6 @@ def collect(
     CheckFailedError where the run says nothing of the image (`infrastructure`, `not-tested`), StatementError
     where the host's evidence does not show the GPU that the suite met: then nothing is spent.
     """
-    from imagefactory.stages.candidates import Promoting
-    from imagefactory.stages.promote import promote
-    from imagefactory.stages.sign import ledger
-    from imagefactory.stages.statements import attach_signed
-    from imagefactory.stages.verdicts import local_place, place_of
-    from imagefactory.stages.verify import keep_report
-
     kept = Ledger(options.ledger) if options.ledger else ledger(factory)
     made = known = unsettled(kept, folder)
     if made is None:
@@ -111,10 +110,6 @@ def unsettled(ledger: Ledger, folder: Path) -> tuple[Signed, str] | None:
 
 def sign_kit(access: Access, collected: Collected, ledger: Ledger, now: datetime) -> tuple[Signed, str]:
     """Signs what a kit brought back, and spends its nonce on that; gives the kit's reference too."""
-    from imagefactory.verify.smoke import digest_of
-    from imagefactory.verify.statement import SIGNABLE, sign
-    from imagefactory.verify.trust import read_trust
-
     report = collected.report
     if report.outcome not in SIGNABLE:
         raise CheckFailedError(
@@ -139,9 +134,6 @@ def format_signed(signed: Signed, reference: str) -> bytes:
 
 def parse_signed(data: bytes) -> tuple[Signed, str]:
     """Raises StatementError for what this program did not sign."""
-    from imagefactory.verify.envelope import parse_envelope
-    from imagefactory.verify.statement import Signed, parse_verdict
-
     texts = json.loads(data)
     envelope, test_result = texts["envelope"].encode("ascii"), texts["test_result"].encode("ascii")
     opened = parse_envelope(envelope, "the ledger")
@@ -151,7 +143,6 @@ def parse_signed(data: bytes) -> tuple[Signed, str]:
 
 
 def _key(access: Access) -> SigningKey:
-    from imagefactory.stages.sign import signing_key
 
     key = signing_key(access)
     if key is None:
@@ -164,8 +155,6 @@ def _key(access: Access) -> SigningKey:
 
 def _where(factory: Factory, report: GpuReport, reference: str, registry: str) -> Reference | None:
     """Where the image lies beside the store: the registry that is named, else that of the kit."""
-    from imagefactory.access import registry_place, repository_of
-
     if not registry:
         return parse_reference(reference) if reference else None
     target = _target(factory, report, "so nobody knows its repository")
@@ -212,11 +201,6 @@ def write_kit(
 
     Of the options, those of what is asked count. Raises UsageError where the folder holds something.
     """
-    from imagefactory.access import open_registry
-    from imagefactory.oci.sif import kept_sifs
-    from imagefactory.verify.gpu import GpuAsk, ask_gpu, suite_argv, timeout_of
-    from imagefactory.verify.kit.make import KitOrder, make_kit
-
     chosen = choose_image(factory, name, options.registry, progress)
     definition, where = chosen.definition, chosen.where
     with factory.layout.in_use(progress):

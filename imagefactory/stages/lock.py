@@ -8,24 +8,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from packaging.utils import canonicalize_name
 
 from imagefactory.access import Access, conda_channels, debian_mirror, package_index, uv_locker
 from imagefactory.errors import LockError, NothingSelectedError, StaleError, UnsolvableError, UsageError
 from imagefactory.factory import Factory
+from imagefactory.lock import Locker, LockRequest, files
+from imagefactory.lock.conda.locker import CondaLocker
+from imagefactory.lock.conda.own_tool import CondaLockLocker, find_tool
+from imagefactory.lock.content_hash import content_hash
+from imagefactory.lock.debian import file, solve
+from imagefactory.lock.debian.file import base_content_hash, read_base_lock
+from imagefactory.lock.files import (
+    CONDA,
+    UNSOLVABLE,
+    WHEELS,
+    Unsolvable,
+    check_facts,
+    check_kept,
+    lock_names,
+    lock_path,
+    read_lock,
+    read_unsolvable,
+)
 from imagefactory.model import Base, Lock, Outcome, Target
 from imagefactory.progress import Progress
 from imagefactory.settings.choices import SOLVERS
 
-if TYPE_CHECKING:
-    from imagefactory.lock import Locker
-    from imagefactory.lock.files import Unsolvable
-
 
 def read_target_lock(factory: Factory, target: Target) -> Lock | None:
     """The committed lock of a target, or None. Raises LockError when it is malformed."""
-    from imagefactory.lock.files import read_lock
-
     return read_lock(factory.lock_folder, target)
 
 
@@ -35,8 +48,6 @@ def require_lock(factory: Factory, target: Target) -> Lock:
     Raises LockError when there is none or it does not hold the framework and CUDA that the target
     names, StaleError when the recipe has moved on or the lock of the target that it is built on has.
     """
-    from imagefactory.lock.files import check_facts, lock_path
-
     lock, hint = read_target_lock(factory, target), f"imagefactory lock {target.name}"
     wanted = wanted_hash(factory, target)
     if lock is not None and lock.content_hash == wanted:
@@ -53,8 +64,6 @@ def require_lock(factory: Factory, target: Target) -> Lock:
 
 def wanted_hash(factory: Factory, target: Target) -> str:
     """The content hash that the target's lock must have. Raises LockError as `lock_below` does."""
-    from imagefactory.lock.content_hash import content_hash
-
     return content_hash(target, factory.base_of(target), lock_below(factory, target))
 
 
@@ -88,8 +97,6 @@ def lock_state(factory: Factory, target: Target) -> str:
 
 def _holds(lock: Lock, target: Target, under: Lock | None) -> bool:
     """Whether a lock of the right content hash is what locking writes, and not changed since."""
-    from imagefactory.lock.files import check_facts, check_kept
-
     try:
         check_facts(lock, target)
         check_kept(lock, under)
@@ -104,8 +111,6 @@ def read_why(factory: Factory, target: Target) -> Unsolvable | None:
     What was found for another recipe does not count, nor does a record that is malformed: locking makes
     it anew. Raises LockError as `lock_below` does.
     """
-    from imagefactory.lock.files import read_unsolvable
-
     try:
         why = read_unsolvable(factory.lock_folder, target)
     except LockError:
@@ -115,8 +120,6 @@ def read_why(factory: Factory, target: Target) -> Unsolvable | None:
 
 def base_state(factory: Factory, base: Base) -> str:
     """The same words for a base's lock. A base that is pulled is locked by its digest."""
-    from imagefactory.lock.debian.file import base_content_hash, read_base_lock
-
     if base.image:
         return "ok"
     try:
@@ -130,8 +133,6 @@ def base_state(factory: Factory, base: Base) -> str:
 
 def orphans(factory: Factory) -> tuple[Path, ...]:
     """Locks and definitions of targets and bases that no recipe makes any more."""
-    from imagefactory.lock.files import CONDA, UNSOLVABLE, WHEELS, lock_names
-
     root, folder = factory.settings.root_path, factory.lock_folder
     names = {target.name for target in factory.targets}
     files = {f"{name}.{UNSOLVABLE}" for name in names}
@@ -150,8 +151,6 @@ def holding(factory: Factory, targets: Sequence[Target], packages: Sequence[str]
 
     Raises NothingSelectedError when none does.
     """
-    from packaging.utils import canonicalize_name
-
     wanted = {canonicalize_name(package) for package in packages}
 
     def names(target: Target | None) -> set[str]:
@@ -201,9 +200,6 @@ def lock_target(factory: Factory, target: Target, options: LockOptions, progress
     Where there is no solution that is kept beside the locks. Raises UnsolvableError, LockError for a target
     below that has no lock, and what the solver's adapter raises.
     """
-    from imagefactory.lock import LockRequest, files
-    from imagefactory.lock.content_hash import content_hash
-
     _check_note(target, options.note)
     folder, base, under = factory.lock_folder, factory.base_of(target), lock_below(factory, target)
     try:
@@ -283,8 +279,6 @@ def lock_base(factory: Factory, base: Base, progress: Progress, *, update: bool)
 
     A base that is pulled has no lock but its digest, which only its recipe changes.
     """
-    from imagefactory.lock.debian import file, solve
-
     if base.image:
         return False
     path = factory.base_lock_path(base)
@@ -309,10 +303,7 @@ def _target_locker(access: Access, target: Target) -> Locker:
         return uv_locker(index)
     channels, records = conda_channels(access), access.settings.cache_path / "channels"
     if (solver := access.settings.solver.value) == SOLVERS[0]:
-        from imagefactory.lock.conda.locker import CondaLocker
-
         return CondaLocker(channels, records, lambda: uv_locker(index))
-    from imagefactory.lock.conda.own_tool import CondaLockLocker, find_tool
 
     tool = find_tool(solver, access.environ)
     return CondaLockLocker(tool, channels, records, lambda: uv_locker(index))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
+from imagefactory.access import open_registry, registry_place, repository_of
 from imagefactory.errors import (
     LockError,
     NothingSelectedError,
@@ -18,13 +19,24 @@ from imagefactory.errors import (
 from imagefactory.factory import Factory
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.cells import CellEvidence
+from imagefactory.gpu.inventory import read_gpus
+from imagefactory.gpu.knowledge import families
 from imagefactory.gpu.model import Contents
 from imagefactory.model import Target
+from imagefactory.oci.candidates import find_made, plain_tag
+from imagefactory.oci.graph import Place
 from imagefactory.oci.layout import Layout, reference
 from imagefactory.oci.model import Image
+from imagefactory.oci.store import Reference
 from imagefactory.plan import Device, Stage
 from imagefactory.pools.model import Inventory
+from imagefactory.scan.findings import format_contents
+from imagefactory.scan.layers import merge_layers
+from imagefactory.scan.records import recall_scan
+from imagefactory.stages.build import find_built
 from imagefactory.stages.lock import base_state, require_lock
+from imagefactory.stages.push import made_from
+from imagefactory.stages.verdicts import Judge
 from imagefactory.version_space import Row, parse_rows
 from imagefactory.versions import natural
 
@@ -74,8 +86,6 @@ def _read_stage(factory: Factory, target: Target, look: Look) -> Stage:
 
 
 def _look_in_store(factory: Factory, asking: Asking) -> Look:
-    from imagefactory.stages.build import find_built
-    from imagefactory.stages.verdicts import Judge
 
     tags, judge = frozenset(factory.layout.tags()), Judge(factory, asking.now)
 
@@ -102,12 +112,6 @@ def _look_in_store(factory: Factory, asking: Asking) -> Look:
 
 
 def _look_in_registry(factory: Factory, asking: Asking) -> Look:
-    from imagefactory.access import open_registry, registry_place, repository_of
-    from imagefactory.oci.candidates import find_made, plain_tag
-    from imagefactory.oci.graph import Place
-    from imagefactory.oci.store import Reference
-    from imagefactory.stages.push import made_from
-    from imagefactory.stages.verdicts import Judge
 
     host, path = registry_place(factory, asking.registry)
     registry, judge = open_registry(factory, host), Judge(factory, asking.now)
@@ -133,10 +137,6 @@ def _look_in_registry(factory: Factory, asking: Asking) -> Look:
 
 def recall_contents(layout: Layout, image: Image) -> Contents | None:
     """What earlier scans of an image's layers found, None where one of them was not scanned yet."""
-    from imagefactory.scan.findings import format_contents
-    from imagefactory.scan.layers import merge_layers
-    from imagefactory.scan.records import recall_scan
-
     scans = [recall_scan(layout, layer.descriptor.digest) for layer in image.layers]
     known = [scan for scan in scans if scan is not None]
     if not known or len(known) < len(scans):
@@ -146,8 +146,6 @@ def recall_contents(layout: Layout, image: Image) -> Contents | None:
 
 def read_devices(path: Path) -> tuple[Device, ...]:
     """The GPUs of a list, each kind once. Raises RecipeError naming file:line:column of every fault."""
-    from imagefactory.gpu.inventory import read_gpus
-
     kinds = (
         Device(capability=kind.capability, name=kind.own_name, driver=kind.driver) for kind in read_gpus(path)
     )
@@ -178,8 +176,6 @@ def inventory_devices(inventory: Inventory) -> tuple[Device, ...]:
 
 def read_rows(path: Path) -> tuple[Row, ...]:
     """The rows of a CSV. Raises RecipeError with file:line of its faults, UsageError for no file."""
-    from imagefactory.gpu.knowledge import families
-
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)

@@ -6,19 +6,23 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from imagefactory.access import Access, open_registry, registry_place, repository_of
 from imagefactory.errors import BuildError, RegistryError
 from imagefactory.factory import Factory
 from imagefactory.model import Target
+from imagefactory.oci.archive import check_output
+from imagefactory.oci.candidates import plain_tag
+from imagefactory.oci.graph import Graph, Place, choose_platform, parse_parts, read_graph, read_manifest
+from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.manifests import CONFIG_TYPES, MANIFEST_TYPES, PLATFORM
+from imagefactory.oci.mirrors import resolve
+from imagefactory.oci.sif import COMPRESSION, SIF_TYPE, copy_sif, is_sif_manifest, load_sif
+from imagefactory.oci.store import Reference, parse_reference
+from imagefactory.oci.transfer import Brake, Sending, Sent, send
 from imagefactory.progress import Progress
+from imagefactory.recipes.expand import select_one
 from imagefactory.stages.stored import ensure_sif
-
-if TYPE_CHECKING:
-    from imagefactory.oci.graph import Graph, Place
-    from imagefactory.oci.store import Reference
-    from imagefactory.oci.transfer import Sent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +39,6 @@ class Pulled:
 
 def target_reference(factory: Factory, text: str, registry: str = "") -> tuple[Target, Reference]:
     """`TARGET[:TAG][@sha256:...]` as a reference to the registry; without either, the target's own tag."""
-    from imagefactory.oci.candidates import plain_tag
-    from imagefactory.oci.store import parse_reference
-    from imagefactory.recipes.expand import select_one
-
     rest, at, digest = text.partition("@")
     name, colon, tag = rest.partition(":")
     target = select_one(factory.targets, name)
@@ -54,12 +54,6 @@ def pull_image(access: Access, wanted: Reference, name: str, progress: Progress)
 
     Raises RegistryError when the registry has no such image or none for linux/amd64.
     """
-    from imagefactory.oci.graph import Place, choose_platform, read_graph, read_manifest
-    from imagefactory.oci.layout_store import LayoutStore
-    from imagefactory.oci.manifests import PLATFORM
-    from imagefactory.oci.mirrors import resolve
-    from imagefactory.oci.transfer import Brake, Sending, send
-
     layout, asked = access.layout, resolve(wanted, access.settings.mirror_map)
     repository, _, tag = name.rpartition(":")
     with layout.in_use(progress), progress.stage(f"pull {asked}"):
@@ -75,9 +69,6 @@ def pull_image(access: Access, wanted: Reference, name: str, progress: Progress)
 
 def _insist_on_image(graph: Graph, asked: Reference) -> None:
     """Raises RegistryError for a .sif or another artifact, which must not become a target's image."""
-    from imagefactory.oci.graph import parse_parts
-    from imagefactory.oci.manifests import CONFIG_TYPES, MANIFEST_TYPES
-
     kinds = [
         parse_parts(one)[1][0].media_type
         for one in graph.manifests
@@ -113,14 +104,6 @@ def pull_sif(access: Access, wanted: Reference, options: SifPull, progress: Prog
     Where the registry holds a .sif, itself or made from that image, it is taken as it is; else the image
     is pulled into the store and made into one here. Raises RegistryError and ToolError.
     """
-    from imagefactory.oci.archive import check_output
-    from imagefactory.oci.graph import Place, choose_platform, read_graph, read_manifest
-    from imagefactory.oci.layout_store import LayoutStore
-    from imagefactory.oci.manifests import PLATFORM
-    from imagefactory.oci.mirrors import resolve
-    from imagefactory.oci.sif import copy_sif, load_sif
-    from imagefactory.oci.transfer import Sending, send
-
     check_output(options.output or Path("image.sif"))
     asked = resolve(wanted, access.settings.mirror_map)
     source = Place(store=open_registry(access, asked.registry), repository=asked.repository)
@@ -150,9 +133,6 @@ def pull_sif(access: Access, wanted: Reference, options: SifPull, progress: Prog
 
 def _sif_in_registry(source: Place, digest: str) -> str:
     """The manifest of the .sif that `digest` is or that was made from it, empty for none."""
-    from imagefactory.oci.graph import parse_parts, read_manifest
-    from imagefactory.oci.sif import COMPRESSION, SIF_TYPE, is_sif_manifest
-
     manifest = read_manifest(source, digest)
     if is_sif_manifest(json.loads(manifest.data)):
         return digest

@@ -6,23 +6,30 @@ Every push writes a candidate first, a tag named after its content that never mo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from datetime import datetime
 
 from imagefactory.access import Access, open_registry, registry_place, repository_of
 from imagefactory.errors import BuildError, LockError, StaleError, StoreError
 from imagefactory.factory import Factory
 from imagefactory.model import Target
-from imagefactory.oci.model import Image, Sif
+from imagefactory.oci.candidates import (
+    MADE_FROM,
+    candidate_tag,
+    check_tag,
+    plain_tag,
+    pushed_record,
+    read_pushed,
+    read_records,
+)
+from imagefactory.oci.graph import Place, read_graph
+from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.model import Descriptor, Image, Sif
+from imagefactory.oci.store import Reference
+from imagefactory.oci.transfer import Sending, Sent, origins_from, put_artifact, remember, send
 from imagefactory.progress import Progress
+from imagefactory.stages.build import find_built
+from imagefactory.stages.define import render_target
 from imagefactory.stages.stored import ensure_sif, stored_image, stored_sif
-
-if TYPE_CHECKING:
-    from datetime import datetime
-
-    from imagefactory.oci.graph import Place
-    from imagefactory.oci.model import Descriptor
-    from imagefactory.oci.store import Reference
-    from imagefactory.oci.transfer import Sent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +74,6 @@ def push_target(factory: Factory, target: Target, options: PushOptions, progress
     A target that apptainer alone has built is its .sif. Raises BuildError when nothing is built, UsageError
     for a tag that only promotion moves, RegistryError when the registry fails.
     """
-    from imagefactory.oci.candidates import candidate_tag
-
     with factory.layout.in_use(progress):
         made = options.made or stored_image(factory, target)
         image = made if isinstance(made, Image) else None
@@ -109,12 +114,6 @@ def _push(
     factory: Factory, root: PushRoot, options: PushOptions, progress: Progress
 ) -> tuple[Reference, Sent]:
     """The whole graph of `root`, with the record of when it was first pushed."""
-    from imagefactory.oci.candidates import check_tag, plain_tag, pushed_record
-    from imagefactory.oci.graph import Place, read_graph
-    from imagefactory.oci.layout_store import LayoutStore
-    from imagefactory.oci.store import Reference
-    from imagefactory.oci.transfer import Sending, origins_from, remember, send
-
     host, path = registry_place(factory, options.registry)
     for tag in options.tags:
         check_tag(tag, {plain_tag(other) for other in factory.targets})
@@ -149,8 +148,6 @@ def made_from(factory: Factory, target: Target, digest: str = "") -> str:
     LockError and StaleError without it, as `define_target` does.
     """
     from imagefactory.engines.layer_plan import hash_key
-    from imagefactory.stages.build import find_built
-    from imagefactory.stages.define import render_target
 
     settings, lock = factory.settings, factory.base_lock_path(factory.base_of(target))
     try:
@@ -170,9 +167,6 @@ def made_from(factory: Factory, target: Target, digest: str = "") -> str:
 
 def _tell_made_from(place: Place, candidate: Descriptor, now: datetime, made: str) -> None:
     """Lets a candidate that was there already say what it is made of, without making it any younger."""
-    from imagefactory.oci.candidates import MADE_FROM, pushed_record, read_pushed, read_records
-    from imagefactory.oci.transfer import put_artifact
-
     if not made:
         return
     records = read_records(place, candidate.digest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from imagefactory.access import open_registry, registry_place, repository_of
 from imagefactory.factory import Factory
 from imagefactory.oci.graph import Place
 from imagefactory.progress import Progress
@@ -18,8 +19,6 @@ def reconcile_all(
 
     Those of the families, and those of that host that the journal knows. Raises RegistryError.
     """
-    from imagefactory.access import open_registry, registry_place, repository_of
-
     host, path = registry_place(factory, registry)
     journal, store = Journal(factory.layout.path), open_registry(factory, host)
     repositories = {repository_of(path, target.family) for target in factory.targets}

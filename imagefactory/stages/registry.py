@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from imagefactory.access import open_registry, registry_place, repository_of
 from imagefactory.factory import Factory
 from imagefactory.model import Target
+from imagefactory.oci.candidates import Tagged, plain_tag, read_tagged
+from imagefactory.oci.graph import Place
+from imagefactory.oci.prune import Fate, plan_prune, remove_candidate
 from imagefactory.progress import Progress
+from imagefactory.stages.verdicts import count_valid
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
-    from imagefactory.oci.candidates import Tagged
-    from imagefactory.oci.prune import Fate
     from imagefactory.oci.registry.client import Registry
 
 
@@ -32,9 +33,6 @@ def list_registry(
     factory: Factory, targets: Sequence[Target], registry: str, progress: Progress
 ) -> tuple[Shelf, ...]:
     """The tags of the targets' repositories, with what they point to."""
-    from imagefactory.oci.candidates import plain_tag, read_tagged
-    from imagefactory.oci.graph import Place
-
     host, path = registry_place(factory, registry)
     store = open_registry(factory, host)
     plain = {plain_tag(target) for target in factory.targets}
@@ -76,11 +74,6 @@ def prune_registry(factory: Factory, family: str, options: PruneOptions, progres
 
     The registry's own collection frees their bytes. Raises RegistryError when it refuses to delete.
     """
-    from imagefactory.oci.candidates import plain_tag, read_tagged
-    from imagefactory.oci.graph import Place
-    from imagefactory.oci.prune import plan_prune
-    from imagefactory.stages.verdicts import count_valid
-
     host, path = registry_place(factory, options.registry)
     store, repository = open_registry(factory, host), repository_of(path, family)
     with progress.stage(f"prune {host}/{repository}"):
@@ -94,7 +87,6 @@ def prune_registry(factory: Factory, family: str, options: PruneOptions, progres
 
 
 def _prune_one(store: Registry, repository: str, fate: Fate) -> Fate:
-    from imagefactory.oci.prune import remove_candidate
 
     tag = remove_candidate(store, repository, fate) if fate.remove else ""
     return replace(fate, remove=False, why=f"{tag} points to it now") if tag else fate

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from imagefactory.access import Access
 from imagefactory.errors import CheckFailedError, UsageError
@@ -22,11 +21,9 @@ from imagefactory.verdicts.found import find_verdicts
 from imagefactory.verdicts.subject import read_subject
 from imagefactory.verify.attached import Statement, put_statement
 from imagefactory.verify.judgement import out_of_period
+from imagefactory.verify.keys import SigningKey
 from imagefactory.verify.model import Judged, Standing, Subject
 from imagefactory.verify.revocation import Withdrawal, judge_revocations, sign_revocation
-
-if TYPE_CHECKING:
-    from imagefactory.verify.keys import SigningKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from imagefactory.access import Access
+from imagefactory.engines.apptainer_command import ApptainerCommand
+from imagefactory.engines.docker_daemon import DockerDaemon, run_name
 from imagefactory.errors import BuildError
 from imagefactory.model import Completed, RunSpec, Target
 from imagefactory.oci.model import Image, Sif
+from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Progress
 from imagefactory.settings.choices import ENGINES, RUNNERS
 from imagefactory.stages.stored import ensure_sif, stored_image, stored_sif
-
-if TYPE_CHECKING:
-    from imagefactory.verify.runners.protocol import Runner
+from imagefactory.verify.runners.apptainer import ApptainerRunner
+from imagefactory.verify.runners.docker import DockerRunner
+from imagefactory.verify.runners.protocol import Runner
+from imagefactory.verify.runners.unshare import UnshareRunner
 
 
 def make_runner(access: Access, name: str, target: str, progress: Progress) -> Runner:
     """The runner called `name`; `target` is what a .sif that has to be made is named after."""
-    from imagefactory.engines.apptainer_command import ApptainerCommand
-    from imagefactory.engines.docker_daemon import DockerDaemon
-    from imagefactory.verify.runners.apptainer import ApptainerRunner
-    from imagefactory.verify.runners.docker import DockerRunner
-    from imagefactory.verify.runners.unshare import UnshareRunner
-
     layout, environ = access.layout, access.environ
     makers: dict[str, Callable[[], Runner]] = {
         "unshare": lambda: UnshareRunner(layout, progress=progress),
@@ -70,8 +67,6 @@ def ready_runner(
     elif name == "apptainer" and isinstance(made, Image):
         made = ensure_sif(access, made, target, progress, compression="fast")
     elif name == "docker" and isinstance(made, Image):
-        from imagefactory.engines.docker_daemon import DockerDaemon, run_name
-
         # Here, where no collection can take what the daemon is still loading.
         DockerDaemon(access.environ).ensure(access.layout, made, run_name(made), progress)
     return runner, made
@@ -79,8 +74,6 @@ def ready_runner(
 
 def unpack_image(access: Access, image: Image, progress: Progress) -> None:
     """Unpacks what is missing of `image`, layer by layer, shared between images."""
-    from imagefactory.oci.unpack import Unpacked
-
     layout = access.layout
     workers = access.settings.worker_count
     Unpacked(layout.path / "unpacked").unpack(image.layers, layout.blob_path, progress, workers=workers)

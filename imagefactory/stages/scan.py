@@ -7,19 +7,22 @@ import hashlib
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from imagefactory.access import Access
+from imagefactory.access import Access, open_registry
 from imagefactory.errors import RegistryError, StoreError, UsageError
 from imagefactory.gpu.model import Contents
+from imagefactory.oci.graph import ATTESTATION, Manifest, Place, choose_platform, parse_parts, read_manifest
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.manifests import MANIFEST_LIMIT
+from imagefactory.oci.manifests import CONFIG_TYPES, INDEX_TYPES, MANIFEST_LIMIT, PLATFORM
+from imagefactory.oci.mirrors import resolve
 from imagefactory.oci.model import Image, Layer, Sif
+from imagefactory.oci.sif import sifs_of
+from imagefactory.oci.store import Reference, parse_reference
 from imagefactory.progress import Progress
-
-if TYPE_CHECKING:
-    from imagefactory.oci.graph import Manifest, Place
-    from imagefactory.oci.store import Reference
+from imagefactory.scan.files import scan_folder, scan_path
+from imagefactory.scan.layers import ScanShelf, layout_shelf, scan_image
+from imagefactory.scan.sif import is_sif, unpacked_sif
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +42,6 @@ def inspect_made(access: Access, made: Image | Sif, progress: Progress) -> Inspe
 
 
 def inspect_path(access: Access, path: Path, progress: Progress) -> Inspected:
-    from imagefactory.scan.files import scan_path
-    from imagefactory.scan.sif import is_sif
 
     workers = access.settings.worker_count
     if path.is_file():
@@ -56,9 +57,6 @@ def inspect_path(access: Access, path: Path, progress: Progress) -> Inspected:
 
 def _inspect_sif(access: Access, path: Path, progress: Progress) -> Inspected:
     """By the image it was made from, where the store has that; else unpacked."""
-    from imagefactory.scan.files import scan_folder
-    from imagefactory.scan.sif import unpacked_sif
-
     image = _origin(access.layout, path)
     if image is not None:
         found = scan_stored(access, image, progress)
@@ -72,8 +70,6 @@ def _inspect_sif(access: Access, path: Path, progress: Progress) -> Inspected:
 
 def _origin(layout: Layout, path: Path) -> Image | None:
     """The image of the store that the .sif at `path` was made from, told by the file's sha256."""
-    from imagefactory.oci.sif import sifs_of
-
     size, digest = path.stat().st_size, ""
     for name, descriptor in layout.tags().items():
         with contextlib.suppress(StoreError):
@@ -97,7 +93,6 @@ def inspect_kept_sif(access: Access, sif: Sif, progress: Progress) -> Inspected:
 
 
 def scan_stored(access: Access, image: Image, progress: Progress) -> Inspected:
-    from imagefactory.scan.layers import layout_shelf, scan_image
 
     layout = access.layout
     with layout.in_use(progress):
@@ -108,10 +103,6 @@ def scan_stored(access: Access, image: Image, progress: Progress) -> Inspected:
 
 def inspect_registry(access: Access, wanted: Reference, progress: Progress) -> Inspected:
     """An image of a registry: of its layers those not known are read through, none is kept."""
-    from imagefactory.oci.graph import choose_platform, read_manifest
-    from imagefactory.oci.manifests import PLATFORM
-    from imagefactory.scan.layers import ScanShelf, scan_image
-
     asked, place = find_place(access, str(wanted))
     root = read_manifest(place, asked.wanted)
     root = read_manifest(place, choose_platform(root, PLATFORM).digest)
@@ -128,20 +119,12 @@ def inspect_registry(access: Access, wanted: Reference, progress: Progress) -> I
 
 def find_place(access: Access, name: str) -> tuple[Reference, Place]:
     """What a full reference asks for, and where: a mirror, if the site has one."""
-    from imagefactory.access import open_registry
-    from imagefactory.oci.graph import Place
-    from imagefactory.oci.mirrors import resolve
-    from imagefactory.oci.store import parse_reference
-
     asked = resolve(parse_reference(name), access.settings.mirror_map)
     return asked, Place(store=open_registry(access, asked.registry), repository=asked.repository)
 
 
 def _image_manifest(place: Place, root: Manifest) -> Manifest:
     """The image's own manifest, also where its index is the root."""
-    from imagefactory.oci.graph import ATTESTATION, parse_parts, read_manifest
-    from imagefactory.oci.manifests import INDEX_TYPES
-
     if root.descriptor.media_type not in INDEX_TYPES:
         return root
     parse_parts(root)  # well-formed from here on
@@ -153,8 +136,6 @@ def _image_manifest(place: Place, root: Manifest) -> Manifest:
 
 
 def _registry_layers(place: Place, manifest: Manifest) -> tuple[Layer, ...]:
-    from imagefactory.oci.graph import parse_parts
-    from imagefactory.oci.manifests import CONFIG_TYPES
 
     config, *blobs = parse_parts(manifest)[1]
     if config.media_type not in CONFIG_TYPES:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from imagefactory.access import Access
 from imagefactory.errors import StatementError
+from imagefactory.verify.envelope import format_json
+from imagefactory.verify.keys import SigningKey, find_key, read_signing_key
 from imagefactory.verify.model import GpuReport
 from imagefactory.verify.nonces import Ledger, Run
-
-if TYPE_CHECKING:
-    from imagefactory.verify.keys import SigningKey
-    from imagefactory.verify.statement import Signed
+from imagefactory.verify.report import format_gpu_report
+from imagefactory.verify.statement import SIGNABLE, Signed, sign
+from imagefactory.verify.trust import read_trust
 
 
 def ledger(access: Access) -> Ledger:
@@ -32,8 +32,6 @@ class SignedReport:
 
 def signing_key(access: Access) -> SigningKey | None:
     """The key that signs on this machine, None where it holds none. Raises for one that cannot be used."""
-    from imagefactory.verify.keys import find_key, read_signing_key
-
     path = find_key(access.settings.signing_key.value, access.environ)
     return read_signing_key(path) if path else None
 
@@ -43,11 +41,6 @@ def sign_report(access: Access, report: GpuReport, key: SigningKey | None, now: 
 
     What cannot be signed (no key, no run on a GPU that the host knows) stays a report. Raises NonceError.
     """
-    from imagefactory.verify.envelope import format_json
-    from imagefactory.verify.report import format_gpu_report
-    from imagefactory.verify.statement import SIGNABLE, sign
-    from imagefactory.verify.trust import read_trust
-
     if report.outcome not in SIGNABLE:
         return SignedReport(signed=None, why=f"unsigned: '{report.outcome}' says nothing of the image")
     if key is None:

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from imagefactory.access import Access
 from imagefactory.errors import FactoryError, StoreError, UsageError
@@ -24,9 +23,7 @@ from imagefactory.stages.verdicts import ANY, called, local_place, place_of
 from imagefactory.verdicts.subject import read_subject
 from imagefactory.verify.attached import Journal, Statement, attach, put_all
 from imagefactory.verify.model import Subject
-
-if TYPE_CHECKING:
-    from imagefactory.verify.statement import Signed
+from imagefactory.verify.statement import Signed
 
 
 def attach_signed(

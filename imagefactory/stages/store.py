@@ -6,9 +6,11 @@ from datetime import datetime
 from pathlib import Path
 
 from imagefactory.access import Access
+from imagefactory.engines.conda_prefix import remove_extracted
 from imagefactory.errors import RegistryError
 from imagefactory.factory import Factory
 from imagefactory.files import used_by_nobody
+from imagefactory.lock.debian.file import read_base_lock
 from imagefactory.oci.candidates import REVOCATION_TYPE
 from imagefactory.progress import Progress
 from imagefactory.stages.lock import read_target_lock
@@ -47,9 +49,6 @@ def collect_cache(factory: Factory, progress: Progress, *, dry_run: bool) -> int
 
     Gives the bytes freed. Waits for running builds, as `store gc` does.
     """
-    from imagefactory.engines.conda_prefix import remove_extracted
-    from imagefactory.lock.debian.file import read_base_lock
-
     locks = [lock for target in factory.targets if (lock := read_target_lock(factory, target))]
     bases = [found for base in factory.bases if (found := read_base_lock(factory.base_lock_path(base)))]
     needed = {package.sha256 for lock in locks for package in lock.packages}

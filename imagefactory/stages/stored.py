@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from imagefactory.access import Access
+from imagefactory.engines.apptainer_command import ApptainerCommand
 from imagefactory.model import Target
 from imagefactory.oci.layout import reference
 from imagefactory.oci.model import Image, Sif
+from imagefactory.oci.sif import find_sif as find
+from imagefactory.oci.sif import sif_reference
 from imagefactory.progress import Progress
 
 
@@ -16,16 +19,12 @@ def stored_image(access: Access, target: Target) -> Image | None:
 
 def stored_sif(access: Access, target: Target) -> Sif | None:
     """The .sif that apptainer built from the target's definition, or None."""
-    from imagefactory.oci.sif import find_sif as find
-    from imagefactory.oci.sif import sif_reference
-
     return find(access.layout, sif_reference(target))
 
 
 def ensure_sif(access: Access, image: Image, target: str, progress: Progress, *, compression: str) -> Sif:
     """The kept .sif of an image of the store, made if need be. The caller holds the layout's `in_use`."""
     from imagefactory.engines.apptainer import SifMaker
-    from imagefactory.engines.apptainer_command import ApptainerCommand
 
     return SifMaker(access.layout, ApptainerCommand(access.environ)).make(
         image, target, compression, progress

@@ -14,11 +14,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from imagefactory.errors import FactoryError, NothingSelectedError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.model import Outcome, Target
+from imagefactory.pools.htcondor.classify import NodeFound, read_node, read_result
+from imagefactory.pools.htcondor.dag import check_folder, write_sweep
 from imagefactory.pools.images import ImagePlace, choose_kind, ensure_image, kept_sif, read_pool_stages
 from imagefactory.pools.model import (
     TRANSFERS,
@@ -45,15 +46,11 @@ from imagefactory.pools.sweep_file import (
 )
 from imagefactory.pools.underway import Images, Looking, is_left, leave_out_underway, read_underway
 from imagefactory.progress import Progress
+from imagefactory.settings.load import Settings
 from imagefactory.stages.sign import ledger
 from imagefactory.verify.model import FULL
 from imagefactory.verify.nonces import LIFETIME
 from imagefactory.verify.smoke import suite_digest
-
-if TYPE_CHECKING:
-    from imagefactory.pools.htcondor.classify import NodeFound
-    from imagefactory.settings.load import Settings
-
 
 JOB = re.compile(r"[0-9]{1,10}\.[0-9]{1,10}")
 SUBMITTED = "submitted.json"
@@ -106,8 +103,6 @@ def prepare_sweep(
     bench: SweepBench,
 ) -> Prepared:
     """Decides; makes and sends nothing. Raises UsageError for options that cannot be."""
-    from imagefactory.pools.htcondor.dag import check_folder
-
     check_limits(options.limits)
     find_site(options.site)
     now = bench.clock()
@@ -175,8 +170,6 @@ def make_sweep(factory: Factory, prepared: Prepared, bench: SweepBench, progress
 
     Raises NothingSelectedError where nothing is left to verify, UsageError for a folder that is in use.
     """
-    from imagefactory.pools.htcondor.dag import write_sweep
-
     folder = prepared.place.folder
     if not prepared.plan.cells:
         raise NothingSelectedError(
@@ -245,8 +238,6 @@ def submit_sweep(folder: Path, pool: Pool) -> str:
 
     Raises UsageError for a folder that is no whole sweep, or of which nothing is left to run; ToolError.
     """
-    from imagefactory.pools.htcondor.classify import read_node
-
     sweep, jobs = read_sweep(folder), read_submitted(folder)
     if not any(_left(read_node(folder, node.name, sweep.limits)) for node in sweep.nodes):
         raise UsageError(
@@ -307,8 +298,6 @@ class SweepStatus:
 
 def read_status(folder: Path, pool: Pool | None) -> SweepStatus:
     """From the jobs' logs; with `pool` also whether it is still driven. Raises UsageError, ToolError."""
-    from imagefactory.pools.htcondor.classify import read_result
-
     sweep = read_sweep(folder)
     driven = pool.running(folder) if pool else None  # before the logs: what ends in between is seen there
     return SweepStatus(

@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from imagefactory.access import Access
+from imagefactory.catalogue.model import Catalogue, CataloguedImage, Offer
+from imagefactory.catalogue.offers import find_image, judge_offer
+from imagefactory.catalogue.reading import read_catalogue
 from imagefactory.combos import Combo, Entry, Told, columns, make_combos
 from imagefactory.errors import LockError, StaleError, UsageError
 from imagefactory.factory import Factory
@@ -25,7 +27,10 @@ from imagefactory.oci.candidates import CANDIDATE, plain_tag
 from imagefactory.oci.graph import Place
 from imagefactory.oci.sif import SIF_TYPE
 from imagefactory.plan import Device, PlanInput, Ruling, Stage, make_plan
+from imagefactory.pools.planning import NO_MATCH
+from imagefactory.pools.sweep_file import read_collected, read_sweep
 from imagefactory.progress import Progress
+from imagefactory.settings.load import Settings
 from imagefactory.stages.candidates import Promoting, list_verdicts
 from imagefactory.stages.lock import read_why
 from imagefactory.stages.plan import Asking, read_stages
@@ -33,12 +38,9 @@ from imagefactory.stages.verdicts import find_in, local_place, read_court, regis
 from imagefactory.verdicts.found import Found
 from imagefactory.verdicts.subject import read_subject
 from imagefactory.verify.judgement import EMPTY_CONFIG
+from imagefactory.verify.model import Subject
+from imagefactory.verify.trust import read_trust
 from imagefactory.version_ranges import Range, make_ranges
-
-if TYPE_CHECKING:
-    from imagefactory.catalogue.model import Catalogue, CataloguedImage, Offer
-    from imagefactory.settings.load import Settings
-    from imagefactory.verify.model import Subject
 
 FORMAT = "imagefactory.tables/1"
 MARKDOWN_FILE, JSON_FILE = "combos.md", "combos.json"
@@ -190,9 +192,6 @@ def _read_sweeps(asked: TablesAsked) -> tuple[tuple[Told, ...], tuple[str, ...]]
 
 def read_told(folder: Path) -> tuple[Told, ...]:
     """What the last `collect` of a sweep found. Raises UsageError for a folder that is no sweep's."""
-    from imagefactory.pools.planning import NO_MATCH
-    from imagefactory.pools.sweep_file import read_collected, read_sweep
-
     sweep = read_sweep(folder)
     nodes = {node.name: node for node in sweep.nodes}
     told = [
@@ -238,10 +237,6 @@ def read_catalogued(
 
     Raises what read_catalogue raises, and NothingSelectedError for a name that it does not have.
     """
-    from imagefactory.catalogue.offers import judge_offer
-    from imagefactory.catalogue.reading import read_catalogue
-    from imagefactory.verify.trust import read_trust
-
     catalogue = read_catalogue(settings, environ, asked.now)
     trust = read_trust(settings.files)
     images = select_images(catalogue, names)
@@ -260,8 +255,6 @@ def read_catalogued(
 
 def select_images(catalogue: Catalogue, names: Sequence[str]) -> tuple[CataloguedImage, ...]:
     """The images of these targets; a name may be a pattern (`pytorch-2.*`). None: all."""
-    from imagefactory.catalogue.offers import find_image
-
     found: dict[str, CataloguedImage] = {}
     for name in names or ("*",):
         matching = [one for one in catalogue.images if fnmatchcase(one.target, name)]

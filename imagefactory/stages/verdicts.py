@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import datetime
 from functools import cached_property
 
-from imagefactory.access import Access
+from imagefactory.access import Access, open_registry, registry_place, repository_of
 from imagefactory.oci.candidates import VERDICT_TYPE
 from imagefactory.oci.graph import Place
 from imagefactory.oci.layout_store import LayoutStore
@@ -33,16 +33,12 @@ def local_place(access: Access, family: str) -> Place:
 
 def registry_of(access: Access, family: str, registry: str = "") -> Place:
     """A family's repository in a registry (`host[/path]`), without it in that of the settings."""
-    from imagefactory.access import open_registry, registry_place, repository_of
-
     host, path = registry_place(access, registry)
     return Place(store=open_registry(access, host), repository=repository_of(path, family))
 
 
 def place_of(access: Access, where: Reference) -> Place:
     """Where a reference leads; without a registry, the store on this machine."""
-    from imagefactory.access import open_registry
-
     store = open_registry(access, where.registry) if where.registry else LayoutStore(access.layout)
     return Place(store=store, repository=where.repository)
 

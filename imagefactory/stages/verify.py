@@ -12,25 +12,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from imagefactory.access import Access
 from imagefactory.errors import UsageError
-from imagefactory.files import replace_text
+from imagefactory.files import explain_full_disk, replace_text
+from imagefactory.gpu.capability import parse_capability
 from imagefactory.oci.model import Image, Sif
 from imagefactory.progress import Progress
 from imagefactory.settings.choices import ENGINES
 from imagefactory.stages.choose import Chosen
 from imagefactory.stages.run import ready_runner
+from imagefactory.stages.scan import inspect_made
 from imagefactory.stages.sign import ledger
 from imagefactory.verify.evidence import LocalEvidence
+from imagefactory.verify.gpu import GpuAsk, GpuTrial, verify_gpu
 from imagefactory.verify.model import FULL, Evidence, GpuReport, Hardware
 from imagefactory.verify.nonces import NONCE_BYTES, Run, format_nonce
-
-if TYPE_CHECKING:
-    from imagefactory.verify.runners.protocol import Runner
-    from imagefactory.verify.suite.gpu.context import Predicted
-
+from imagefactory.verify.predicted import predict_coverage
+from imagefactory.verify.report import format_gpu_report
+from imagefactory.verify.runners.protocol import Runner
+from imagefactory.verify.smoke import suite_digest
+from imagefactory.verify.suite.gpu.context import Predicted
 
 _HERE = LocalEvidence()
 
@@ -69,10 +71,6 @@ def predicted_of(
     access: Access, chosen: Chosen, hardware: Hardware | None, progress: Progress
 ) -> dict[str, Predicted]:
     """What a scan of the image lets one expect, by capability."""
-    from imagefactory.gpu.capability import parse_capability
-    from imagefactory.stages.scan import inspect_made
-    from imagefactory.verify.predicted import predict_coverage
-
     contents = inspect_made(access, chosen.made, progress).contents
     here = [parse_capability(gpu.capability) for gpu in hardware.gpus] if hardware else []
     return predict_coverage(contents, here)
@@ -86,9 +84,6 @@ def verify_image(
     Raises NoGpuError where the machine shows no GPU, before anything is started. The nonce is issued here and
     spent by `sign_report`.
     """
-    from imagefactory.verify.gpu import GpuAsk, GpuTrial, verify_gpu
-    from imagefactory.verify.smoke import suite_digest
-
     hardware = bench.evidence.read()
     name = runner_name(access, chosen.made, options.runner)
     nonce = format_nonce(bench.random(NONCE_BYTES))
@@ -141,9 +136,6 @@ def check_output(path: Path) -> None:
 
 def keep_report(access: Access, report: GpuReport, output: Path | None) -> Path:
     """Writes the unsigned report beside and renames it; without `output` into the store, by its nonce."""
-    from imagefactory.files import explain_full_disk
-    from imagefactory.verify.report import format_gpu_report
-
     path = output or access.layout.path / "reports" / f"{report.nonce}.json"
     data = json.dumps(format_gpu_report(report), indent=1) + "\n"
     with explain_full_disk(path.parent):

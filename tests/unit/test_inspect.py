@@ -278,7 +278,7 @@ def test_an_image_of_a_registry_is_read_through_and_remembered(
 
 def test_a_config_without_end_is_malformed(monkeypatch: pytest.MonkeyPatch) -> None:
     config = Descriptor(media_type=CONFIG_TYPE, digest="sha256:" + "0" * 64, size=100_000)
-    monkeypatch.setattr("imagefactory.oci.graph.parse_parts", lambda _: ((), (config,)))
+    monkeypatch.setattr("imagefactory.stages.scan.parse_parts", lambda _: ((), (config,)))
     place = SimpleNamespace(repository="x", store=SimpleNamespace(read=lambda *_: iter([b"[" * 100_000])))
     manifest = SimpleNamespace(descriptor=config)
     with pytest.raises(errors.RegistryError, match="is malformed: RecursionError"):
@@ -343,7 +343,7 @@ def test_packages_of_the_cache_are_scanned_once(tmp_path: Path, monkeypatch: pyt
     path = make_wheel(tmp_path, "torch", {"torch/lib/libtorch_cuda.so": TORCH}, version="2.3.1")
     first = inspect._scan_cached(path, 1)
     assert [one.path for one in first.libraries] == ["torch/lib/libtorch_cuda.so"]
-    monkeypatch.setattr("imagefactory.scan.files.find_in", None)
+    monkeypatch.setattr("imagefactory.stages.inspect.find_in", None)
     assert inspect._scan_cached(path, 1) == first
     (tmp_path / "scan.json").write_text("{}")
     monkeypatch.undo()

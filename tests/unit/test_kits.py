@@ -21,7 +21,7 @@ from imagefactory.model import Outcome, Target
 from imagefactory.oci.layout import reference
 from imagefactory.oci.model import Image
 from imagefactory.progress import Quiet
-from imagefactory.stages import kits
+from imagefactory.stages import kits, promote, statements
 from imagefactory.stages.kits import CollectedKit, CollectOptions, KitPlace, collect, write_kit
 from imagefactory.stages.push import PushOptions, push_target
 from imagefactory.stages.sign import ledger
@@ -201,20 +201,18 @@ def test_what_was_signed_arrives_when_the_registry_is_back(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The nonce is spent and the registry is down: the next call attaches the very same verdict."""
-    from imagefactory.stages import statements
-
     site.runs()
     attach = statements.attach_signed
 
     def refuse(*_: Any) -> tuple[str, ...]:
         raise RegistryError("it is down")
 
-    monkeypatch.setattr(statements, "attach_signed", refuse)
+    monkeypatch.setattr(kits, "attach_signed", refuse)
     with pytest.raises(RegistryError):
         site.collects()
     first = kits.unsettled(site.bench.ledger, site.bench.kit)
     assert first is not None
-    monkeypatch.setattr(statements, "attach_signed", attach)
+    monkeypatch.setattr(kits, "attach_signed", attach)
     done = site.collects()
     assert done.again
     assert (done.signed, [judged.proves for judged in site.judged()]) == (first[0], [True])
@@ -225,18 +223,16 @@ def test_what_was_signed_arrives_when_the_registry_is_back(
 def test_tags_that_could_not_move_are_moved_by_the_same_call_again(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from imagefactory.stages import promote
-
     site.runs()
     move = promote.promote
 
     def refuse(*_: Any) -> None:
         raise RegistryError("it is down")
 
-    monkeypatch.setattr(promote, "promote", refuse)
+    monkeypatch.setattr(kits, "promote", refuse)
     with pytest.raises(RegistryError):
         site.collects(promote=True)
-    monkeypatch.setattr(promote, "promote", move)
+    monkeypatch.setattr(kits, "promote", move)
     done = site.collects(promote=True)
     assert done.again
     assert done.promotion is not None

@@ -164,7 +164,7 @@ def test_a_light_install_says_that_it_cannot_compare(
     def missing(*_: object) -> None:
         raise ModuleNotFoundError("No module named 'zstandard'", name="zstandard")
 
-    monkeypatch.setattr(build, "find_built", missing)
+    monkeypatch.setattr("imagefactory.stages.plan.find_built", missing)
     found = stage(factory, target)
     assert found.missing == "the image in the store cannot be compared without zstandard"
     assert not found.block

@@ -34,7 +34,7 @@ from imagefactory.pools.planning import SweepAsk
 from imagefactory.pools.sweep_file import CollectedNode, read_collected, read_sweep
 from imagefactory.progress import Quiet
 from imagefactory.settings.choices import Setting
-from imagefactory.stages import build, statements
+from imagefactory.stages import build, plan, push, statements
 from imagefactory.stages.kits import CollectOptions
 from imagefactory.stages.sign import ledger
 from imagefactory.stages.sweep import (
@@ -104,7 +104,8 @@ def site(factory: Factory, target: Target, monkeypatch: pytest.MonkeyPatch) -> I
     def build_target(*_: object) -> None:
         raise BuildError("nothing is built in this test")
 
-    monkeypatch.setattr(build, "find_built", find_built)
+    for stage in (build, plan, push):
+        monkeypatch.setattr(stage, "find_built", find_built)
     monkeypatch.setattr(build, "build_target", build_target)
     put_image(factory, target)
     key = make_key(keys_folder(factory.environ), "lab")
