@@ -1,0 +1,29 @@
+"""The suite's digest, by which verdicts and records name it: where its files lie must not change it."""
+
+from __future__ import annotations
+
+import pytest
+
+from imagefactory.verify.smoke import digest_of, read_suite
+
+# Of the suite as it is: change it with the suite, never because the files went elsewhere. With another digest
+# every image is to be verified anew.
+PRESENT = "sha256:eecf2382a1a887085dfb736e53e23c46b4b37868608c06562e26c99a180da375"
+
+
+def test_the_suite_is_the_one_that_verdicts_name() -> None:
+    assert digest_of(read_suite()) == PRESENT
+
+
+def test_its_files_have_names_of_their_own_folder() -> None:
+    names = set(read_suite())
+    assert {"__init__.py", "smoke.py", "verify.py", "checks/__init__.py", "gpu/suite.py"} <= names
+    assert not any(name.startswith(("/", "suite/", "imagefactory/")) for name in names)
+
+
+@pytest.mark.parametrize("change", ["name", "content"])
+def test_another_name_or_content_is_another_suite(change: str) -> None:
+    files = dict(read_suite())
+    content = files.pop("table.py")
+    files["tables.py" if change == "name" else "table.py"] = content if change == "name" else content + b"\n"
+    assert digest_of(files) != PRESENT
