@@ -43,11 +43,11 @@ from imagefactory.stages.define import define_target
 from imagefactory.stages.kits import CollectOptions
 from imagefactory.stages.sign import ledger
 from imagefactory.stages.sweep import SweepBench, SweepOptions, format_id, prepare_sweep, site_lines
-from imagefactory.verify.gpu import GpuAsk
-from imagefactory.verify.keys import keys_folder, make_key
+from imagefactory.verdicts.keys import keys_folder, make_key
+from imagefactory.verify.gpu_run import GpuAsk
 from imagefactory.verify.model import FULL, Subject
 from imagefactory.verify.nonces import NONCE_BYTES, format_nonce
-from imagefactory.verify.smoke import suite_digest
+from imagefactory.verify.suite_files import suite_digest
 from tests.unit.sweep_made_here import PoolMadeHere, inventory, play, pool_gpu
 
 ROOT = Path(__file__).parents[1]

@@ -25,11 +25,11 @@ from imagefactory.factory import Factory, read_factory
 from imagefactory.model import Completed, RunSpec
 from imagefactory.oci.model import Image, Sif
 from imagefactory.progress import Quiet
+from imagefactory.runners.unshare import UnshareRunner
 from imagefactory.settings.load import load_settings
 from imagefactory.stages.choose import choose_image
 from imagefactory.stages.verify import Bench, VerifyOptions, verify_image
-from imagefactory.verify.model import QUICK, EvidenceKind, Gpu, Hardware
-from imagefactory.verify.runners.unshare import UnshareRunner
+from imagefactory.verify.model import QUICK, EvidenceKind, GpuIdentity, Hardware
 
 GOAL = 2.0
 NAME = "no GPU: made up by a benchmark"
@@ -40,7 +40,7 @@ class MadeUp:
     """Evidence of no GPU at all."""
 
     def read(self) -> Hardware:
-        gpu = Gpu(name=NAME, capability="8.0", uuid=UUID, memory=1 << 34)
+        gpu = GpuIdentity(name=NAME, capability="8.0", uuid=UUID, memory=1 << 34)
         return Hardware(
             kind=EvidenceKind.LOCAL, driver="0.0", gpus=(gpu,), known=(UUID,), nodes=("/dev/nvidia0",)
         )

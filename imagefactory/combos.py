@@ -26,8 +26,8 @@ from imagefactory.gpu.frameworks import frameworks
 from imagefactory.gpu.model import Answer
 from imagefactory.model import Outcome
 from imagefactory.plan import NOTHING_KNOWN, Ruling
-from imagefactory.verify.claims import REFUSALS, verified_claims
-from imagefactory.verify.model import Judged, Standing, Verdict
+from imagefactory.verdicts.claims import REFUSALS, verified_claims
+from imagefactory.verdicts.model import Judged, Standing, Verdict
 from imagefactory.versions import natural
 
 

@@ -12,8 +12,8 @@ from imagefactory.gpu.known_bad import find_rule
 from imagefactory.gpu.model import Answer, Basis, Cell, Claim, Contents, Question
 from imagefactory.gpu.predict import INTEGRATED
 from imagefactory.model import Lock, Target
-from imagefactory.verify.claims import verified_claims
-from imagefactory.verify.model import Judged
+from imagefactory.verdicts.claims import verified_claims
+from imagefactory.verdicts.model import Judged
 from imagefactory.versions import natural
 
 ANY = Capability(0, 0)

@@ -18,8 +18,8 @@ from imagefactory.gpu.knowledge.toolkits import native_driver
 from imagefactory.gpu.known_bad import find_rule
 from imagefactory.gpu.model import Answer, Basis, Cell, Claim, Question
 from imagefactory.model import Lock, Target
-from imagefactory.verify.claims import REFUSALS, verified_claims
-from imagefactory.verify.model import Judged
+from imagefactory.verdicts.claims import REFUSALS, verified_claims
+from imagefactory.verdicts.model import Judged
 from imagefactory.versions import nearest
 
 Judge = Callable[[Question, CellEvidence], Cell]

@@ -34,8 +34,8 @@ from imagefactory.pools.proven import Grounds
 from imagefactory.pools.sites import Site
 from imagefactory.progress import Progress
 from imagefactory.render.define import PREFIX
-from imagefactory.verify.model import Judged, Standing
-from imagefactory.verify.trust import Trust
+from imagefactory.verdicts.model import Judged, Standing
+from imagefactory.verdicts.trust import Trust
 
 PYTHON = f"{PREFIX}/bin/python"
 LARGEST_ROWS = 1 << 20

@@ -14,12 +14,11 @@ from dataclasses import dataclass, replace
 from imagefactory.errors import RecipeError
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.cells import CellEvidence, answer_cell
-from imagefactory.gpu.drivers import older
+from imagefactory.gpu.drivers import driver_floor, older
 from imagefactory.gpu.knowledge.toolkits import native_driver
 from imagefactory.gpu.model import Answer, Basis, Claim, Question
 from imagefactory.plan import GPU_NOT_LISTED, NO_MATCH, UNSOLVABLE, Device, Judge, Ruling, weigh
 from imagefactory.recipes.yaml_tree import show
-from imagefactory.render.define import driver_floor
 from imagefactory.versions import natural, nearest
 
 MAX_ROWS = 20_000

@@ -19,9 +19,12 @@ from imagefactory.catalogue.model import Catalogue, CataloguedImage, CataloguedS
 from imagefactory.errors import StatementError, UsageError
 from imagefactory.gpu.model import Answer, Basis, Claim
 from imagefactory.oci.store import parse_reference
-from imagefactory.verify.envelope import Form, format_json, parse_json, seal
-from imagefactory.verify.judgement import open_signed, out_of_period
-from imagefactory.verify.model import Standing, Subject
+from imagefactory.verdicts.envelope import EnvelopeForm, format_json, parse_json, seal
+from imagefactory.verdicts.judgement import open_signed, out_of_period
+from imagefactory.verdicts.model import Standing
+from imagefactory.verdicts.statement import SKEW
+from imagefactory.verdicts.trust import Trust
+from imagefactory.verify.model import Subject
 from imagefactory.verify.report import (
     CAPABILITY,
     DIGEST,
@@ -33,18 +36,16 @@ from imagefactory.verify.report import (
     parse_time,
     word,
 )
-from imagefactory.verify.statement import SKEW
-from imagefactory.verify.trust import Trust
 
 if TYPE_CHECKING:
-    from imagefactory.verify.keys import SigningKey
+    from imagefactory.verdicts.keys import SigningKey
 
 T = TypeVar("T")
 
 FORMAT = 1
 CATALOGUE_TYPE = "application/vnd.imagefactory.catalogue+json"
 LARGEST = 96 << 20
-FORM = Form(payload_type=CATALOGUE_TYPE, largest=LARGEST)
+FORM = EnvelopeForm(payload_type=CATALOGUE_TYPE, largest=LARGEST)
 LIFE = timedelta(days=30)
 MOST_IMAGES, MOST_OTHERS = 5000, 1000
 

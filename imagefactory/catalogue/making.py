@@ -41,9 +41,10 @@ from imagefactory.progress import Progress
 from imagefactory.stages.lock import require_lock
 from imagefactory.stages.verdicts import ANY, find_in, local_place, read_court
 from imagefactory.verdicts.found import find_verdicts
+from imagefactory.verdicts.judgement import Court
+from imagefactory.verdicts.model import Judged, Standing
 from imagefactory.verdicts.subject import read_subject
-from imagefactory.verify.judgement import Court
-from imagefactory.verify.model import Judged, Standing, Subject
+from imagefactory.verify.model import Subject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +219,7 @@ def _of_another(judged: Judged, subject: Subject) -> bool:
 
 
 def _readable(envelopes: Mapping[str, bytes]) -> Iterator[tuple[str, bytes]]:
-    from imagefactory.verify.envelope import parse_envelope
+    from imagefactory.verdicts.envelope import parse_envelope
 
     for digest, data in envelopes.items():
         try:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from imagefactory.gpu.model import Claim
-from imagefactory.verify.model import Judged, Subject
+from imagefactory.verdicts.model import Judged
+from imagefactory.verify.model import Subject
 
 Envelopes = tuple[tuple[str, bytes], ...]
 

@@ -12,12 +12,13 @@ from datetime import datetime
 
 from imagefactory.catalogue.model import Catalogue, CataloguedImage, Envelopes, Offer, OfferedSif
 from imagefactory.errors import NothingSelectedError
-from imagefactory.verify.judgement import Court, judge_verdicts
-from imagefactory.verify.model import Judged, Subject
+from imagefactory.verdicts.judgement import Court, judge_verdicts
+from imagefactory.verdicts.model import Judged
+from imagefactory.verdicts.revocation import judge_revocations
+from imagefactory.verdicts.trust import Trust
+from imagefactory.verify.model import Subject
 from imagefactory.verify.report import shown
-from imagefactory.verify.revocation import judge_revocations
-from imagefactory.verify.smoke import suite_digest
-from imagefactory.verify.trust import Trust
+from imagefactory.verify.suite_files import suite_digest
 from imagefactory.versions import nearest
 
 

@@ -34,8 +34,8 @@ from imagefactory.oci.mirrors import resolve, split_place, split_tagged
 from imagefactory.oci.model import Descriptor
 from imagefactory.oci.store import Reference
 from imagefactory.settings.load import Settings
+from imagefactory.verdicts.trust import read_trust
 from imagefactory.verify.report import DIGEST, format_time
-from imagefactory.verify.trust import read_trust
 
 REPOSITORY, CURRENT = "catalogue", "current"
 ARTIFACT_TYPE = "application/vnd.imagefactory.catalogue.v1+json"

@@ -98,7 +98,7 @@ def build(
 
 
 def _built_json(built: Built, factory: Factory) -> dict[str, object]:
-    from imagefactory.verify.smoke import format_report
+    from imagefactory.verify.smoke_record import format_report
 
     return {
         "target": built.target.name,

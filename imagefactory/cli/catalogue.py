@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from imagefactory.catalogue.model import Catalogue, CataloguedImage
     from imagefactory.factory import Factory
     from imagefactory.oci.graph import Place
-    from imagefactory.verify.keys import SigningKey
-    from imagefactory.verify.model import Judged
+    from imagefactory.verdicts.keys import SigningKey
+    from imagefactory.verdicts.model import Judged
 
 
 @click.command()
@@ -52,7 +52,7 @@ def catalogue(call: Call, /, names: tuple[str, ...], place: str, as_json: bool, 
     from imagefactory.catalogue.making import Making, catalogue_of
     from imagefactory.catalogue.offers import judge_offer
     from imagefactory.recipes.expand import select
-    from imagefactory.verify.trust import read_trust
+    from imagefactory.verdicts.trust import read_trust
 
     factory, now = call.factory, datetime.now(UTC)
     key = None if options["dry_run"] else _signing_key(factory, now)
@@ -87,8 +87,8 @@ def catalogue(call: Call, /, names: tuple[str, ...], place: str, as_json: bool, 
 def _signing_key(factory: Factory, now: datetime) -> SigningKey:
     """The key that signs. Raises CheckFailedError where there is none that this factory itself believes."""
     from imagefactory.stages.sign import signing_key
-    from imagefactory.verify.judgement import out_of_period
-    from imagefactory.verify.trust import read_trust
+    from imagefactory.verdicts.judgement import out_of_period
+    from imagefactory.verdicts.trust import read_trust
 
     key = signing_key(factory)
     if key is None:
@@ -144,7 +144,7 @@ def _same_place(setting: str, place: str) -> bool:
 
 def _proven(judged: Iterable[Judged]) -> list[str]:
     from imagefactory.gpu.model import Answer
-    from imagefactory.verify.claims import verified_claims
+    from imagefactory.verdicts.claims import verified_claims
 
     return [str(one) for one, claim in verified_claims(judged).items() if claim.answer is Answer.YES]
 

@@ -16,7 +16,8 @@ from imagefactory.errors import EXIT_OK, EXIT_TOOL
 @click.pass_context
 def doctor(ctx: click.Context, as_json: bool) -> None:
     """Say what this machine has and lacks for building, and the command that mends it."""
-    from imagefactory.doctor import can_build, examine
+    from imagefactory.doctor.judge import can_build
+    from imagefactory.doctor.look import examine
 
     findings = examine(ctx.obj.settings, environ=os.environ)
     good = can_build(findings)

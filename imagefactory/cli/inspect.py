@@ -48,7 +48,7 @@ def inspect(
     from imagefactory.report.inspect import RUNS, Inspection, format_answer, format_inspection
     from imagefactory.report.inspect_json import inspection_json, prediction_json
     from imagefactory.stages.inspect import inspect_place, inspected_verdicts
-    from imagefactory.verify.claims import verified_claims
+    from imagefactory.verdicts.claims import verified_claims
 
     amd = _amd_target(gpu or "")
     if amd and (driver or capability):

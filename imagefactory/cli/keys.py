@@ -36,7 +36,7 @@ def keys() -> None:
 @click.argument("name")
 def new(name: str) -> None:
     """Make a key: NAME.pem, which only you can read, and NAME.pub, which you may give to anybody."""
-    from imagefactory.verify.keys import keys_folder, make_key
+    from imagefactory.verdicts.keys import keys_folder, make_key
 
     folder = keys_folder(os.environ)
     key = make_key(folder, name)
@@ -51,8 +51,8 @@ def new(name: str) -> None:
 @click.pass_context
 def show(ctx: click.Context, as_json: bool) -> None:
     """List the keys that this factory trusts and those that you have, by name."""
-    from imagefactory.verify.keys import keys_folder, own_keys
-    from imagefactory.verify.trust import list_keys, read_trust
+    from imagefactory.verdicts.keys import keys_folder, own_keys
+    from imagefactory.verdicts.trust import list_keys, read_trust
 
     own = own_keys(keys_folder(os.environ))
     rows = list_keys(read_trust(ctx.obj.settings.files), own, datetime.now(UTC))
@@ -110,8 +110,8 @@ def trust(
     """
     from dataclasses import replace
 
-    from imagefactory.verify.keys import check_name, keys_folder, read_public
-    from imagefactory.verify.trust import Grant, add_key, read_text, write_text
+    from imagefactory.verdicts.keys import check_name, keys_folder, read_public
+    from imagefactory.verdicts.trust import Grant, add_key, read_text, write_text
 
     found = read_public(key, keys_folder(os.environ))
     found = replace(found, name=check_name(name or found.name))
@@ -139,7 +139,7 @@ def retire(ctx: click.Context, /, name: str, day: datetime | None, **options: bo
     What it signed before stays good until it expires. A key that was stolen can write any date: delete its
     whole [[trust]] row instead.
     """
-    from imagefactory.verify.trust import read_text, retire_key, write_text
+    from imagefactory.verdicts.trust import read_text, retire_key, write_text
 
     path = _file(ctx, user=options["user"])
     text, where = read_text(path), str(path)

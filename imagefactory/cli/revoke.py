@@ -100,7 +100,7 @@ def _one(factory: Factory, name: str, registry: str, capability: str) -> tuple[P
     from imagefactory.stages.candidates import target_at
     from imagefactory.stages.pull import target_reference
     from imagefactory.stages.verdicts import place_of
-    from imagefactory.verify.promotion import pointer
+    from imagefactory.verdicts.tags import pointer
 
     if "/" in name:
         refuse_registry(name, registry)

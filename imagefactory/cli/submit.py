@@ -117,7 +117,7 @@ def submit(call: Call, /, name: str, check: Path | None, listed: bool, as_json: 
     if not name:
         raise UsageError("no target is named", hint="see what there is: imagefactory submit --list")
     from imagefactory.submitting import check_files, make_submit, write_made
-    from imagefactory.verify.trust import read_trust
+    from imagefactory.verdicts.trust import read_trust
 
     now = datetime.now(UTC)
     wanted = _wanted(call, name, options)
@@ -238,7 +238,7 @@ def _list(call: Call, options: dict[str, Any], *, as_json: bool) -> None:
 
     from imagefactory.report.text import format_table
     from imagefactory.submitting import list_offers
-    from imagefactory.verify.trust import read_trust
+    from imagefactory.verdicts.trust import read_trust
 
     now = datetime.now(UTC)
     catalogue = _catalogue(call, now)
@@ -264,7 +264,7 @@ def _check(call: Call, path: Path, options: dict[str, Any], *, as_json: bool) ->
     from imagefactory.pools.htcondor.submit_reader import read_submit_file
     from imagefactory.pools.sites import find_site
     from imagefactory.report.submit_check import check_json, format_check
-    from imagefactory.verify.trust import read_trust
+    from imagefactory.verdicts.trust import read_trust
 
     now, settings = datetime.now(UTC), call.settings
     trust, file = read_trust(settings.files), read_submit_file(path)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from imagefactory.oci.graph import Place
     from imagefactory.verdicts.found import Found
-    from imagefactory.verify.model import Judged
+    from imagefactory.verdicts.model import Judged
 
 NAME = "TARGET|REFERENCE"
 
@@ -62,7 +62,7 @@ def verdicts(call: Call, /, name: str, place: str, as_json: bool, **options: Any
     """
     from imagefactory.report.verdicts import format_verdicts
     from imagefactory.stages.candidates import capability_proven
-    from imagefactory.verify.trust import read_trust
+    from imagefactory.verdicts.trust import read_trust
 
     found = _find(call, name, place, datetime.now(UTC))
     keys = {key.keyid: key.name for key in read_trust(call.settings.files).keys}

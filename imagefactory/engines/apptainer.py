@@ -17,10 +17,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from imagefactory.engines.apptainer_command import COMPRESSIONS, ApptainerCommand, SifOrder
-from imagefactory.engines.base_image import BaseImage
+from imagefactory.engines.base.image import BaseImage
+from imagefactory.engines.build_secrets import AskSecrets, linker_failure
 from imagefactory.engines.protocol import Packages
-from imagefactory.engines.site import AskSecrets, linker_failure
 from imagefactory.errors import BuildError, StoreError
 from imagefactory.files import explain_full_disk
 from imagefactory.model import Definition
@@ -31,6 +30,7 @@ from imagefactory.oci.sif import SifOrigin, keep_sif, load_sif, sif_reference
 from imagefactory.progress import Progress
 from imagefactory.render.folders import render
 from imagefactory.render.steps import SITE
+from imagefactory.runners.apptainer_command import COMPRESSIONS, ApptainerCommand, SifOrder
 
 DEFINITION = "apptainer.def"
 LENT = "image"

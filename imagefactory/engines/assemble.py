@@ -9,7 +9,6 @@ linked into a staging prefix first (conda_prefix.py), and each is read from ther
 from __future__ import annotations
 
 import hashlib
-import re
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,11 +16,11 @@ from itertools import chain
 from pathlib import Path
 
 from imagefactory import __version__
-from imagefactory.engines.base_image import BaseImage, format_time, write_index
-from imagefactory.engines.conda_layer import AlteredError, lay_changes
-from imagefactory.engines.conda_prefix import (
-    Claim,
-    Prefix,
+from imagefactory.engines.base.image import BaseImage, write_index
+from imagefactory.engines.conda.layer import AlteredError, lay_changes
+from imagefactory.engines.conda.prefix import (
+    LinkedPrefix,
+    PathClaim,
     Staging,
     extracted_folder,
     forget_extracted,
@@ -29,8 +28,9 @@ from imagefactory.engines.conda_prefix import (
     run_scripts,
     staged,
 )
+from imagefactory.engines.image_config import format_config, inherited
 from imagefactory.engines.layer_plan import (
-    Bench,
+    LayerInputs,
     LayerPlan,
     Part,
     conda_part,
@@ -51,7 +51,7 @@ from imagefactory.engines.layer_work import (
     read_laid_of,
 )
 from imagefactory.engines.protocol import Packages
-from imagefactory.engines.wheel_layer import Place
+from imagefactory.engines.wheel_layer import Prefix
 from imagefactory.errors import BuildError, StoreError
 from imagefactory.files import explain_full_disk
 from imagefactory.model import Definition, LockedConda, LockedPackage, LockedWheel, Mount, RunSpec
@@ -147,7 +147,7 @@ class AssembleEngine:
         groups: Sequence[Sequence[LockedPackage]],
         files: Mapping[LockedPackage, Path],
         progress: Progress,
-    ) -> Iterator[Prefix | None]:
+    ) -> Iterator[LinkedPrefix | None]:
         """The target's conda packages, linked; None for a target without any."""
         if not definition.lock.conda:
             yield None
@@ -165,13 +165,18 @@ class AssembleEngine:
             yield prefix
 
     def _run_scripts(
-        self, prefix: Prefix, plans: Sequence[LayerPlan], bench: Bench, base: BaseImage, progress: Progress
+        self,
+        prefix: LinkedPrefix,
+        plans: Sequence[LayerPlan],
+        bench: LayerInputs,
+        base: BaseImage,
+        progress: Progress,
     ) -> MadeLayer:
         """The layer of what post-link scripts change, run in the base: found, or made.
 
         It is the last one. What wheels brought they may not change: other engines run them before.
         """
-        from imagefactory.verify.runners.unshare import UnshareRunner
+        from imagefactory.runners.unshare import UnshareRunner
 
         names = ", ".join(script.name for script in prefix.scripts)
         linked = [part.key for plan in plans for part in plan.parts if part.linked]
@@ -227,18 +232,18 @@ class AssembleEngine:
 
     def require(self) -> str:
         """The engine's version. Raises ToolError when this machine cannot run commands in a base."""
-        from imagefactory.verify.runners.unshare import UnshareRunner
+        from imagefactory.runners.unshare import UnshareRunner
 
         UnshareRunner(self.layout).require()
         return __version__
 
-    def _bench(self, definition: Definition, base: BaseImage, prefix: Prefix | None) -> Bench:
+    def _bench(self, definition: Definition, base: BaseImage, prefix: LinkedPrefix | None) -> LayerInputs:
         conda = prefix is not None
-        return Bench(
+        return LayerInputs(
             store=self.layout.path,
             segments=self.cache / "segments",
             codec=self.codec,
-            place=Place(prefix=definition.prefix, python=definition.target.python, venv=not conda),
+            place=Prefix(prefix=definition.prefix, python=definition.target.python, venv=not conda),
             epoch=base.epoch,
             base_folders=base.folders,
             compiler=conda_python(definition.lock) if conda else base.identity,
@@ -311,56 +316,7 @@ class AssembleEngine:
         )
 
 
-def format_config(definition: Definition, base: BaseImage, layers: Sequence[Layer]) -> dict[str, object]:
-    """The OCI image config. Its one clock is the base's.
-
-    Of a pulled base's config its variables stay, below ours; its user, entry point, labels and the like
-    do not: who pulls the image gets root and a Python, whatever it stands on.
-    """
-    created = format_time(base.epoch)
-    os_name, architecture = definition.target.platform.split("/")
-    return {
-        "created": created,
-        "architecture": architecture,
-        "os": os_name,
-        "config": {
-            "Env": [f"{name}={value}" for name, value in merge_environment(definition, base)],
-            "Cmd": ["python"],
-            "WorkingDir": "/",
-            "Labels": dict(definition.labels),
-        },
-        "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
-        "history": [{"created": created, "created_by": f"imagefactory: {layer.title}"} for layer in layers],
-    }
-
-
-def inherited(environment: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """A base's variables that hold for what stands on it: not PATH, nor Python's own.
-
-    PYTHONPATH and its like would lead the environment's Python to packages that nobody locked.
-    """
-    return tuple(
-        (name, value)
-        for name, value in environment
-        if re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name)
-        and name != "PATH"
-        and not re.fullmatch("PYTHON[A-Z0-9]+", name)
-    )
-
-
-def merge_environment(definition: Definition, base: BaseImage) -> tuple[tuple[str, str], ...]:
-    """The definition's variables, then those of the base that it does not set.
-
-    The base's folders come last in PATH, so what it adds (/usr/local/cuda/bin) is found.
-    """
-    ours = dict(definition.environment)
-    theirs = dict(base.image.environment)
-    folders = [*ours.get("PATH", "").split(":"), *theirs.get("PATH", "").split(":")]
-    ours["PATH"] = ":".join(dict.fromkeys(folder for folder in folders if folder.startswith("/")))
-    return (*ours.items(), *((n, v) for n, v in inherited(base.image.environment) if n not in ours))
-
-
-def describe_claims(claims: Iterable[Claim]) -> Iterator[str]:
+def describe_claims(claims: Iterable[PathClaim]) -> Iterator[str]:
     """A line for each two conda packages that bring one path with different content."""
     paths: dict[tuple[str, str], list[str]] = {}
     for claim in claims:

@@ -58,7 +58,7 @@ def command(build: Build) -> tuple[str, ...]:
     )
 
 
-class Kind(StrEnum):
+class BuildEventKind(StrEnum):
     BEGAN = "began"
     OUTPUT = "output"
     DONE = "done"
@@ -68,38 +68,40 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class BuildEvent:
     """One line. `step` is None for what stands outside of all steps.
 
     `text` is the step's name when it began, what it printed, or why it failed; `seconds` what a step
     that is done took.
     """
 
-    kind: Kind
+    kind: BuildEventKind
     step: int | None
     text: str
     seconds: float = 0.0
 
 
-def parse_line(line: str) -> Event:
+def parse_line(line: str) -> BuildEvent:
     """What a line says. Escapes and control characters are gone from `text`; nothing else is changed."""
     numbered = _NUMBERED.fullmatch(line.rstrip("\r\n"))
     if not numbered:
-        return Event(kind=Kind.OTHER, step=None, text=clean(line))
+        return BuildEvent(kind=BuildEventKind.OTHER, step=None, text=clean(line))
     step, rest = int(numbered[1]), numbered[2]
     printed, done = _OUTPUT.fullmatch(rest), _DONE.fullmatch(rest)
     if printed:
-        return Event(kind=Kind.OUTPUT, step=step, text=clean(printed[2]))
+        return BuildEvent(kind=BuildEventKind.OUTPUT, step=step, text=clean(printed[2]))
     if done:
-        return Event(kind=Kind.DONE, step=step, text="", seconds=float(done[1]))
+        return BuildEvent(kind=BuildEventKind.DONE, step=step, text="", seconds=float(done[1]))
     if rest == "CACHED":
-        return Event(kind=Kind.CACHED, step=step, text="")
+        return BuildEvent(kind=BuildEventKind.CACHED, step=step, text="")
     if rest.startswith("ERROR: "):
         # In full: the command comes first, how it ended last.
-        return Event(kind=Kind.FAILED, step=step, text=clean(rest.removeprefix("ERROR: "), longest=len(rest)))
+        return BuildEvent(
+            kind=BuildEventKind.FAILED, step=step, text=clean(rest.removeprefix("ERROR: "), longest=len(rest))
+        )
     if rest.startswith(("[", "exporting to ")):
-        return Event(kind=Kind.BEGAN, step=step, text=clean(rest))
-    return Event(kind=Kind.OTHER, step=step, text=clean(rest))  # transfers, `...`, CANCELED
+        return BuildEvent(kind=BuildEventKind.BEGAN, step=step, text=clean(rest))
+    return BuildEvent(kind=BuildEventKind.OTHER, step=step, text=clean(rest))  # transfers, `...`, CANCELED
 
 
 def clean(line: str, *, longest: int = LONGEST_LINE) -> str:
@@ -110,7 +112,7 @@ def clean(line: str, *, longest: int = LONGEST_LINE) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class BuildFailure:
     """Why a build failed: the step's short name (empty outside of one), the reason, the last lines."""
 
     step: str
@@ -124,25 +126,25 @@ class Transcript:
     def __init__(self) -> None:
         self._names: dict[int, str] = {}
         self._tails: dict[int | None, deque[str]] = {}
-        self._failed: Event | None = None
+        self._failed: BuildEvent | None = None
         self._finished: set[tuple[str, str]] = set()
         self._stages: dict[str, int] = {}
 
-    def feed(self, line: str) -> Event:
+    def feed(self, line: str) -> BuildEvent:
         """Takes in one line and gives what it says."""
         event = parse_line(line)
-        if event.kind is Kind.BEGAN and event.step is not None:
+        if event.kind is BuildEventKind.BEGAN and event.step is not None:
             self._names[event.step] = event.text
             place = _PLACE.match(event.text)
             if place:
                 self._stages[place[1] or ""] = int(place[3])
-        elif event.kind is Kind.FAILED:
+        elif event.kind is BuildEventKind.FAILED:
             self._failed = event
-        elif event.kind in (Kind.DONE, Kind.CACHED) and event.step is not None:
+        elif event.kind in (BuildEventKind.DONE, BuildEventKind.CACHED) and event.step is not None:
             place = _PLACE.match(self._names.get(event.step, ""))
             if place:
                 self._finished.add((place[1] or "", place[2]))
-        elif event.text and event.kind in (Kind.OUTPUT, Kind.OTHER):
+        elif event.text and event.kind in (BuildEventKind.OUTPUT, BuildEventKind.OTHER):
             self._tails.setdefault(event.step, deque(maxlen=TAIL_LINES)).append(event.text)
         return event
 
@@ -169,14 +171,16 @@ class Transcript:
             text = f"{stage}{place[2]}/{place[3]}: {_PREAMBLE.sub('', ' '.join(text[place.end() :].split()))}"
         return text if len(text) <= LONGEST_NAME else text[:LONGEST_NAME] + " ..."
 
-    def failure(self) -> Failure:
+    def failure(self) -> BuildFailure:
         """Why the build failed, once it has."""
         outside = tuple(self._tails.get(None, ()))
         if self._failed is not None:
             tail = tuple(self._tails.get(self._failed.step, ()))
-            return Failure(step=self.name(self._failed.step), reason=_reason(self._failed.text), tail=tail)
+            return BuildFailure(
+                step=self.name(self._failed.step), reason=_reason(self._failed.text), tail=tail
+            )
         errors = [text.removeprefix("ERROR: ") for text in outside if text.startswith("ERROR: ")]
-        return Failure(step="", reason=errors[-1] if errors else "it gave no reason", tail=outside)
+        return BuildFailure(step="", reason=errors[-1] if errors else "it gave no reason", tail=outside)
 
 
 def _reason(text: str) -> str:

@@ -18,11 +18,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from imagefactory.engines.base_image import BaseImage, write_index
-from imagefactory.engines.buildx import Build, Kind, Transcript, command, pip_note
-from imagefactory.engines.docker_daemon import DockerDaemon
+from imagefactory.engines.base.image import BaseImage, write_index
+from imagefactory.engines.build_secrets import AskSecrets, BuildSecrets, linker_failure
+from imagefactory.engines.buildx import Build, BuildEventKind, Transcript, command, pip_note
 from imagefactory.engines.protocol import Packages
-from imagefactory.engines.site import AskSecrets, BuildSecrets, linker_failure
 from imagefactory.errors import BuildError, StoreError, ToolError
 from imagefactory.files import explain_full_disk
 from imagefactory.model import Definition
@@ -41,6 +40,7 @@ from imagefactory.oci.model import Descriptor, Image, Layer, Sif
 from imagefactory.progress import Progress, format_seconds
 from imagefactory.render.folders import render, write_definitions
 from imagefactory.render.steps import CERTIFICATES, CHANNELS, PIP_CONF
+from imagefactory.runners.docker_daemon import DockerDaemon
 
 OLDEST_DOCKER = (23, 0)
 """Its BuildKit (0.11) is the first that takes SOURCE_DATE_EPOCH."""
@@ -119,7 +119,7 @@ class DockerEngine:
             files, secrets = render(definition), self.secrets(definition.lock.channels)
             key, name = self._key(files, base), definition.target.name
             temporary = f"imagefactory/build:{key[:12]}"
-            job = _Job(definition=definition, base=base, files=files, tag=temporary)
+            job = _DockerBuild(definition=definition, base=base, files=files, tag=temporary)
             with self.layout.locked(f"docker-{key}"), self._removed(temporary):
                 base_name = f"imagefactory/base:{base.image.config.removeprefix('sha256:')[:12]}"
                 with progress.stage(f"{name}: docker build"):
@@ -148,7 +148,7 @@ class DockerEngine:
 
     # --- building --------------------------------------------------------------------------------
 
-    def _build(self, job: _Job, secrets: BuildSecrets, progress: Progress) -> None:
+    def _build(self, job: _DockerBuild, secrets: BuildSecrets, progress: Progress) -> None:
         given = [(PIP_CONF, f"env={PIP_CONF_VARIABLE}")]
         # The environment is for this user's eyes alone and leaves nothing behind after a kill.
         environment = {**self._environment(), PIP_CONF_VARIABLE: secrets.pip_conf}
@@ -208,7 +208,7 @@ class DockerEngine:
 
     # --- into the store --------------------------------------------------------------------------
 
-    def _bring_in(self, job: _Job, progress: Progress) -> Image:
+    def _bring_in(self, job: _DockerBuild, progress: Progress) -> Image:
         packer, definition = codec(self.codec), job.definition
         built = self.daemon.inspect(job.tag)
         if built is None:
@@ -236,7 +236,7 @@ class DockerEngine:
             layers.append(titled)
         return self._write(job, taken, layers)
 
-    def _write(self, job: _Job, taken: TakenImage, layers: Sequence[Layer]) -> Image:
+    def _write(self, job: _DockerBuild, taken: TakenImage, layers: Sequence[Layer]) -> Image:
         definition = job.definition
         # The config's own bytes: its digest is the image's id in the daemon.
         config = self.layout.add(taken.config, CONFIG_TYPE)
@@ -263,7 +263,7 @@ class DockerEngine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
+class _DockerBuild:
     definition: Definition
     base: BaseImage
     files: Mapping[str, str]
@@ -327,13 +327,13 @@ def _watch(lines: Iterator[str], transcript: Transcript, progress: Progress) -> 
             event = transcript.feed(line)
             task.advance(transcript.finished - before)
             name = transcript.name(event.step)
-            if event.kind in (Kind.OUTPUT, Kind.DONE) and name and event.step not in told:
+            if event.kind in (BuildEventKind.OUTPUT, BuildEventKind.DONE) and name and event.step not in told:
                 told.add(event.step)  # steps that BuildKit had in its cache are not worth a line
                 if transcript.counts(event.step):
                     progress.note(f"  step {before + 1} of {transcript.total}, {name}")
-            if event.kind is Kind.OUTPUT and (note := pip_note(event.text)):
+            if event.kind is BuildEventKind.OUTPUT and (note := pip_note(event.text)):
                 progress.note(f"    {note}")
-            if event.kind is Kind.DONE and event.seconds >= NOTED_SECONDS:
+            if event.kind is BuildEventKind.DONE and event.seconds >= NOTED_SECONDS:
                 progress.note(f"    {name.partition(':')[0]}: {format_seconds(event.seconds)}")
 
 

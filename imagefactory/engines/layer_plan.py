@@ -10,14 +10,14 @@ from pathlib import Path
 
 import installer
 
-from imagefactory.engines import conda_install
-from imagefactory.engines.conda_layer import read_record
-from imagefactory.engines.conda_prefix import Prefix
-from imagefactory.engines.wheel_layer import Place
+from imagefactory.engines.conda.layer import read_record
+from imagefactory.engines.conda.prefix import LinkedPrefix
+from imagefactory.engines.wheel_layer import Prefix
 from imagefactory.errors import BuildError
 from imagefactory.model import Definition, Lock, LockedConda, LockedPackage, LockedWheel
 from imagefactory.oci.layers import LAYERS_VERSION, codec
 from imagefactory.oci.manifests import canonical_json
+from imagefactory.render import conda_install
 
 OWN_LAYER_BYTES = 8_000_000
 """A package of this size or more gets a layer to itself; smaller ones are not worth one."""
@@ -32,7 +32,7 @@ MOST_LAYERS = 110
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
+class LayerInputs:
     """What every layer of one build has in common; what decides bytes goes into each layer's key.
 
     `interpreter` is the Python that makes byte code and `environment` what it needs to start; `compiler`
@@ -43,7 +43,7 @@ class Bench:
     store: Path
     segments: Path
     codec: str
-    place: Place
+    place: Prefix
     epoch: int
     base_folders: tuple[Path, ...]
     compiler: str
@@ -139,7 +139,7 @@ def group_packages(definition: Definition) -> tuple[tuple[LockedPackage, ...], .
     return tuple(groups)
 
 
-def wheel_part(wheel: LockedWheel, path: Path, bench: Bench) -> Part:
+def wheel_part(wheel: LockedWheel, path: Path, bench: LayerInputs) -> Part:
     key = hash_key(
         "wheel",
         wheel.filename,
@@ -154,7 +154,7 @@ def wheel_part(wheel: LockedWheel, path: Path, bench: Bench) -> Part:
     return Part(key=key, path=path, size=wheel.size)
 
 
-def conda_part(package: LockedConda, prefix: Prefix, bench: Bench) -> Part:
+def conda_part(package: LockedConda, prefix: LinkedPrefix, bench: LayerInputs) -> Part:
     """A linked package. A library without Python code is the same for every Python."""
     record = read_record(prefix.record(package))
     key = hash_key(

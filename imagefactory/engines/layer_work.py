@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from imagefactory.engines.conda_layer import lay_package
-from imagefactory.engines.layer_plan import Bench, LayerPlan, Part, hash_key, in_working_order
+from imagefactory.engines.conda.layer import lay_package
+from imagefactory.engines.layer_plan import LayerInputs, LayerPlan, Part, hash_key, in_working_order
 from imagefactory.engines.pyc import BaseCompiler
 from imagefactory.engines.wheel_layer import LaidFile, lay_wheel
 from imagefactory.errors import BuildError
@@ -35,7 +35,7 @@ from imagefactory.progress import Progress
 
 
 def make_layers(
-    plans: Sequence[LayerPlan], bench: Bench, workers: int, progress: Progress
+    plans: Sequence[LayerPlan], bench: LayerInputs, workers: int, progress: Progress
 ) -> list[MadeLayer]:
     """The layers of `plans`, found or made by up to `workers` processes, in the plans' order."""
     layout = Layout(bench.store)
@@ -81,7 +81,7 @@ class MadeLayer:
 class Worker:
     """What a worker process holds between layers: its compiler and the way to report."""
 
-    bench: Bench
+    bench: LayerInputs
     report: Callable[[int], None]
     compiler: BaseCompiler
 
@@ -122,7 +122,7 @@ def _own_segment(worker: Worker, plan: LayerPlan, blob: BlobWriter, plain: hashl
 def _shared_segments(worker: Worker, plan: LayerPlan, blob: BlobWriter, plain: hashlib._Hash) -> bytes:
     """Folders first, each once, then the packages' segments; a file of several comes with the first."""
     packer = codec(worker.bench.codec)
-    kept: list[_Kept] = []
+    kept: list[_KeptSegment] = []
     files: set[str] = set()
     for part in plan.parts:
         segment = _segment(worker, part, frozenset())
@@ -144,7 +144,7 @@ def _shared_segments(worker: Worker, plan: LayerPlan, blob: BlobWriter, plain: h
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Kept:
+class _KeptSegment:
     """A segment on disk, the paths in it (byte code too), and the lines of what its package lays."""
 
     path: Path
@@ -153,7 +153,7 @@ class _Kept:
     laid: bytes
 
 
-def _segment(worker: Worker, part: Part, skip: frozenset[str]) -> _Kept:
+def _segment(worker: Worker, part: Part, skip: frozenset[str]) -> _KeptSegment:
     """The tar entries of a small package but those of `skip`, compressed; kept for its neighbours' changes.
 
     A kept segment is used only while it has the digest it was made with: a cache is nobody's treasure.
@@ -168,7 +168,7 @@ def _segment(worker: Worker, part: Part, skip: frozenset[str]) -> _Kept:
                 if not skip:
                     worker.report(part.size)
                 folders, files = json.loads(paths)
-                return _Kept(path=path, folders=tuple(folders), files=tuple(files), laid=laid)
+                return _KeptSegment(path=path, folders=tuple(folders), files=tuple(files), laid=laid)
     except (FileNotFoundError, ValueError):
         pass
     with explain_full_disk(path.parent, setting="cache"):
@@ -188,7 +188,7 @@ def _segment(worker: Worker, part: Part, skip: frozenset[str]) -> _Kept:
             Path(name).replace(path)
         finally:
             Path(name).unlink(missing_ok=True)
-    return _Kept(path=path, folders=folders, files=files, laid=laid)
+    return _KeptSegment(path=path, folders=folders, files=files, laid=laid)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +234,7 @@ def laid_path(layout: Layout, key: str) -> Path:
 _worker: Worker | None = None
 
 
-def _begin(bench: Bench, sink: int, parent: int) -> None:
+def _begin(bench: LayerInputs, sink: int, parent: int) -> None:
     """First thing in a worker process: dies with its parent, leaves Ctrl-C to it.
 
     At its end it waits for its sandbox, which would still be removing folders of the store otherwise.
@@ -249,8 +249,8 @@ def _begin(bench: Bench, sink: int, parent: int) -> None:
     multiprocessing.util.Finalize(None, _worker.compiler.close, exitpriority=0)
 
 
-def new_worker(bench: Bench, report: Callable[[int], None]) -> Worker:
-    from imagefactory.verify.runners.unshare import UnshareRunner
+def new_worker(bench: LayerInputs, report: Callable[[int], None]) -> Worker:
+    from imagefactory.runners.unshare import UnshareRunner
 
     runner = UnshareRunner(Layout(bench.store))
 

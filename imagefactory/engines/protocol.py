@@ -11,7 +11,7 @@ from imagefactory.oci.model import Image, Sif
 from imagefactory.progress import Progress
 
 if TYPE_CHECKING:
-    from imagefactory.engines.base_image import BaseImage
+    from imagefactory.engines.base.image import BaseImage
 
 Packages = Callable[[], Mapping[LockedPackage, Path]]
 """Fetches the locked packages into the cache, for engines that take them from there."""

@@ -41,7 +41,7 @@ LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Prefix:
     """Where a wheel goes: the environment's `prefix` in the image (`/opt/env`) and its Python (`3.11`).
 
     `venv` is false where that Python is the environment's own.
@@ -82,7 +82,7 @@ class Compiler(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Archive:
+class OpenWheel:
     """A wheel's open file, and who hears of the bytes read from it."""
 
     file: IO[bytes]
@@ -92,7 +92,7 @@ class Archive:
 class Member:
     """One file of a wheel as a stream of inflated chunks, its CRC checked at the end."""
 
-    def __init__(self, archive: Archive, info: zipfile.ZipInfo, record: tuple[str, str, str]) -> None:
+    def __init__(self, archive: OpenWheel, info: zipfile.ZipInfo, record: tuple[str, str, str]) -> None:
         self._archive, self.info, self.record = archive.file, info, record
         self._report = archive.report
         self.size = info.file_size
@@ -147,7 +147,7 @@ def _inflate(packed: Iterator[bytes]) -> Iterator[bytes]:
 class WheelSource(WheelFile):
     """A wheel read in sorted order; refuses what no wheel may hold."""
 
-    def __init__(self, archive: zipfile.ZipFile, raw: Archive) -> None:
+    def __init__(self, archive: zipfile.ZipFile, raw: OpenWheel) -> None:
         super().__init__(archive)
         self._raw = raw
         seen: set[str] = set()
@@ -190,7 +190,7 @@ def _refuse_bad_path(path: str) -> None:
 class LayerDestination(WheelDestination):
     """Writes what pypa/installer hands out as tar entries below `place`."""
 
-    def __init__(self, segment: Segment, place: Place, distribution: str) -> None:
+    def __init__(self, segment: Segment, place: Prefix, distribution: str) -> None:
         self.segment, self.place, self.distribution = segment, place, distribution
         self.laid: list[LaidFile] = []
         self.sources: list[tuple[str, Member]] = []
@@ -247,7 +247,7 @@ class LayerDestination(WheelDestination):
 
 
 def lay_wheel(
-    wheel: Path, place: Place, segment: Segment, compiler: Compiler, *, report: Callable[[int], None]
+    wheel: Path, place: Prefix, segment: Segment, compiler: Compiler, *, report: Callable[[int], None]
 ) -> tuple[LaidFile, ...]:
     """Writes everything `wheel` installs below `place` into `segment`, its .pyc files last.
 
@@ -261,7 +261,7 @@ def lay_wheel(
     try:
         with zipfile.ZipFile(wheel) as archive, wheel.open("rb") as raw, warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # shipped __pycache__ is left out, as pip does
-            source = WheelSource(archive, Archive(file=raw, report=report))
+            source = WheelSource(archive, OpenWheel(file=raw, report=report))
             destination = LayerDestination(segment, place, source.distribution)
             install(source, destination, {"INSTALLER": b"imagefactory\n"})
             _compile(destination, compiler, place)
@@ -294,7 +294,7 @@ def _mend(wheel: Path) -> str:
     return f"if the file is damaged, `rm {wheel}` and build again: it is fetched and checked anew"
 
 
-def _compile(destination: LayerDestination, compiler: Compiler, place: Place) -> None:
+def _compile(destination: LayerDestination, compiler: Compiler, place: Prefix) -> None:
     tag = "cpython-" + place.python.replace(".", "")
     for target, member in destination.sources:
         pyc = compiler.compile(f"/{target}", member.bytes())

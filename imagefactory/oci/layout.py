@@ -6,7 +6,7 @@
     unpacked/<diff id>/                          layers ready to run (oci/unpack.py)
     pushed/<host>.json                           which repository there has which blob (oci/transfer.py)
     checks/                                      passed smoke tests (verify/smoke.py)
-    journal/<host>/<repository>.jsonl            what was attached to a registry (verify/attached.py)
+    journal/<host>/<repository>.jsonl            what was attached to a registry (verdicts/attached.py)
     scans/<diff id>.json                         what a layer holds for GPUs (scan/records.py)
     sizes/<digest>.json                          what a packed layer has unpacked (catalogue/measures.py)
     bases/                                       locks of bases whose published packages are gone

@@ -14,7 +14,7 @@ from imagefactory.oci.store import Reference, parse_reference
 from imagefactory.pools.model import ImageKind, Node
 from imagefactory.pools.sweep_file import GONE, CollectedNode
 from imagefactory.progress import Progress
-from imagefactory.verify.attached import MOST_REFUSED
+from imagefactory.verdicts.attached import MOST_REFUSED
 from imagefactory.verify.model import Subject
 from imagefactory.verify.nonces import Spending
 
@@ -162,9 +162,9 @@ class Attacher:
 
 def read_signers(place: Place, manifest: str, keys: Mapping[str, bytes]) -> Mapping[str, str]:
     """Of the verdicts about an image that one of `keys` signed, the key's id by the run's nonce."""
-    from imagefactory.verify.attached import read_verdicts
-    from imagefactory.verify.envelope import is_signed_by, parse_envelope
-    from imagefactory.verify.statement import parse_verdict
+    from imagefactory.verdicts.attached import read_verdicts
+    from imagefactory.verdicts.envelope import is_signed_by, parse_envelope
+    from imagefactory.verdicts.statement import parse_verdict
 
     found: dict[str, str] = {}
     for one in read_verdicts(place, manifest):

@@ -36,15 +36,15 @@ from imagefactory.pools.sweep_file import (
 )
 from imagefactory.progress import Progress
 from imagefactory.stages.kits import CollectOptions, format_signed, parse_signed
+from imagefactory.verdicts.statement import SIGNABLE, Signed, sign
 from imagefactory.verify.kit.program import EXPECTATIONS, KIT
 from imagefactory.verify.model import GpuReport
-from imagefactory.verify.nonces import Issued, Ledger, NonceError, Spending, check_open
-from imagefactory.verify.smoke import digest_of, suite_digest
-from imagefactory.verify.statement import SIGNABLE, Signed, sign
+from imagefactory.verify.nonces import Issued, NonceError, NonceLedger, Spending, check_open
+from imagefactory.verify.suite_files import digest_of, suite_digest
 
 if TYPE_CHECKING:
     from imagefactory.stages.promote import Promotion
-    from imagefactory.verify.keys import SigningKey
+    from imagefactory.verdicts.keys import SigningKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ def collect_sweep(
     A node whose verdict cannot be attached is among the faults; its siblings go on.
     """
     from imagefactory.stages.sign import ledger, signing_key
-    from imagefactory.verify.trust import read_trust
+    from imagefactory.verdicts.trust import read_trust
 
     sweep = read_sweep(folder)
     earlier = {one.result.node: one for one in _read_earlier(folder)}
@@ -83,7 +83,7 @@ def collect_sweep(
     signer = Signer(
         factory=factory,
         folder=folder,
-        ledger=Ledger(options.ledger) if options.ledger else ledger(factory),
+        ledger=NonceLedger(options.ledger) if options.ledger else ledger(factory),
         key=signing_key(factory),
         days=trust.policy.days,
         now=now,
@@ -207,7 +207,7 @@ class Signer:
 
     factory: Factory
     folder: Path
-    ledger: Ledger
+    ledger: NonceLedger
     key: SigningKey | None
     days: int
     now: datetime

@@ -26,7 +26,7 @@ from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.drivers import parse_driver
 from imagefactory.pools.htcondor.ads import ATTRIBUTE, CUDA, DEVICE, ID, NAME
 from imagefactory.pools.model import Inventory, Machine, PoolGpu
-from imagefactory.verify.report_file import clean
+from imagefactory.verify.suite_report import clean
 from imagefactory.versions import nearest
 
 FORMAT = "imagefactory.inventory/1"

@@ -17,12 +17,12 @@ from imagefactory.pools.planning import QueuedCell
 from imagefactory.pools.sizes import disk_of, memory_of
 from imagefactory.progress import Progress
 from imagefactory.stages.define import define_target
-from imagefactory.verify.gpu import GpuAsk, ask_gpu, suite_argv, timeout_of
+from imagefactory.suite.gpu.context import Predicted
+from imagefactory.verify.gpu_run import GpuAsk, ask_gpu, suite_argv, timeout_of
 from imagefactory.verify.kit.program import EXPECTATIONS, FORMAT, KIT
-from imagefactory.verify.nonces import LIFETIME, NONCE_BYTES, Run, format_nonce
+from imagefactory.verify.nonces import LIFETIME, NONCE_BYTES, AskedRun, format_nonce
 from imagefactory.verify.report import format_time
-from imagefactory.verify.smoke import digest_of, suite_digest
-from imagefactory.verify.suite.gpu.context import Predicted
+from imagefactory.verify.suite_files import digest_of, suite_digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class NodeKit:
     """A node with the files that say what is asked of its image, and what its nonce is spent on."""
 
     node: Node
-    run: Run
+    run: AskedRun
     texts: Mapping[str, bytes]
 
 
@@ -102,7 +102,7 @@ def make_node_kit(node: Node, definition: Definition, ask: GpuAsk, now: datetime
         "expires": format_time((now + LIFETIME).replace(microsecond=0)),
     }
     texts = {KIT: _text(kit), EXPECTATIONS: _text(ask_gpu(definition, ask))}
-    run = Run(subject=node.image.subject, suite=suite, level=ask.level, kit=digest_of(texts))
+    run = AskedRun(subject=node.image.subject, suite=suite, level=ask.level, kit=digest_of(texts))
     return NodeKit(node=node, run=run, texts=texts)
 
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from imagefactory.errors import NothingSelectedError, UsageError
 from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.cells import answer_cell
-from imagefactory.gpu.drivers import older
+from imagefactory.gpu.drivers import driver_floor, older
 from imagefactory.gpu.knowledge import families
 from imagefactory.gpu.knowledge.toolkits import native_driver
 from imagefactory.model import Target
@@ -40,8 +40,7 @@ from imagefactory.plan import (
 )
 from imagefactory.pools.model import Inventory, LeftOut, Machine, PoolGpu, PoolImage
 from imagefactory.pools.sizes import KB, MB, disk_of, format_size, memory_of
-from imagefactory.render.define import driver_floor
-from imagefactory.verify.model import Judged, Verdict
+from imagefactory.verdicts.model import Judged, Verdict
 from imagefactory.versions import natural, nearest
 
 NEWEST, BLOCKED, NO_MATCH, VERIFIED = "newest", "blocked", "no-match", "verified"

@@ -15,8 +15,8 @@ from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.drivers import older, parse_driver
 from imagefactory.gpu.knowledge.tables import numbers
 from imagefactory.gpu.model import Answer, Basis, Claim
-from imagefactory.verify.claims import verified_claims
-from imagefactory.verify.model import Judged, Standing
+from imagefactory.verdicts.claims import verified_claims
+from imagefactory.verdicts.model import Judged, Standing
 
 _RUNS = (Answer.YES, Answer.PTX)
 
@@ -53,7 +53,7 @@ def proven_grounds(judged: Sequence[Judged]) -> Grounds:
     """What verdicts that can be relied on say of one image.
 
     A class begins at the lowest driver from which on every verdict says verified: a pass holds for its
-    driver and newer ones until a newer one fails (verify/claims.py).
+    driver and newer ones until a newer one fails (verdicts/claims.py).
     """
     cudas = _cudas(judged)
     classes, refused = [], []

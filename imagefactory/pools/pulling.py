@@ -14,7 +14,7 @@ from imagefactory.factory import Factory
 from imagefactory.oci.store import Reference, parse_reference
 from imagefactory.pools.attaching import reference_of
 from imagefactory.pools.model import Node
-from imagefactory.verify.attached import MOST_REFUSED
+from imagefactory.verdicts.attached import MOST_REFUSED
 
 SECONDS = 15.0
 

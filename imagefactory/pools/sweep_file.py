@@ -26,7 +26,7 @@ from imagefactory.errors import StatementError, UsageError
 from imagefactory.files import explain_full_disk
 from imagefactory.pools.model import NodeResult, Sweep
 from imagefactory.verify.report import format_time, line, parse_time, shown
-from imagefactory.verify.report_file import clean
+from imagefactory.verify.suite_report import clean
 
 FORMAT = 1
 SWEEP, COLLECTED = "sweep.json", "collected.json"

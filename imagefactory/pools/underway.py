@@ -36,8 +36,8 @@ from imagefactory.pools.sweep_file import (
     read_collected,
     read_sweep,
 )
+from imagefactory.verdicts.statement import SIGNABLE
 from imagefactory.verify.nonces import LIFETIME
-from imagefactory.verify.statement import SIGNABLE
 
 Images = Mapping[tuple[str, str], str]
 """By target and capability, the image that a job would run: as `image_of` names it."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from imagefactory.recipes import match_spec
 from imagefactory.recipes.match_spec import channel_name, normal_spec, parse_spec
 from imagefactory.recipes.yaml_tree import show
-from imagefactory.verify.suite import table
-from imagefactory.verify.suite.gpu import table as gpu_table
+from imagefactory.suite import table
+from imagefactory.suite.gpu import table as gpu_table
 
-# The checks of the CPU-level smoke test (verify/suite), in the order in which they run.
+# The checks of the CPU-level smoke test (suite), in the order in which they run.
 SMOKE_CHECKS = ("packages", "libraries", "import", "cuda-version", "compute", "compiler", "unprivileged")
 # The checks of the GPU suite that a recipe may do without: not those that tell a GPU from none, nor controls.
 WAIVABLE = tuple(

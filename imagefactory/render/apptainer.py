@@ -6,7 +6,7 @@ from imagefactory.model import Definition, LockedConda
 from imagefactory.render.define import framework_package
 from imagefactory.render.steps import SITE, copies, steps
 from imagefactory.render.templating import COMMAND, facts, fill
-from imagefactory.verify.suite.table import FRAMEWORKS, module_of
+from imagefactory.suite.table import FRAMEWORKS, module_of
 
 
 def render_apptainer(definition: Definition) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from imagefactory.errors import LockError, RecipeError
+from imagefactory.gpu.drivers import driver_floor
 from imagefactory.lock.files import lock_digest
 from imagefactory.lock.pypi.tags import MACHINES
 from imagefactory.model import Base, Definition, Lock, LockedPackage, Target
@@ -61,25 +62,6 @@ def define(target: Target, base: Base, lock: Lock, under: tuple[Lock, ...] = ())
         labels=tuple(labels.items()),
         under=under,
     )
-
-
-def driver_floor(cuda: str) -> str:
-    """The oldest CUDA version whose driver runs an image of CUDA version `cuda` ("12.1", "12").
-
-    NVIDIA's container tools compare `cuda>=X` with the newest CUDA version the driver offers and
-    refuse to start the container when it is older. From CUDA 11 on, programs of one major version
-    run on every driver of that major version ("minor version compatibility" in NVIDIA's CUDA
-    Compatibility guide): driver 525, the first of 12.x, offers 12.0 and runs 12.4's libraries. So
-    the floor is the major version's `.0`; a higher one would refuse GPUs that work, and a lower one
-    would only turn a clear refusal into a failed cudaGetDeviceCount. The exception, an older driver
-    with NVIDIA's cuda-compat package, is none here: the images carry no such package. Before 11
-    each minor version needs its own driver.
-    """
-    found = re.fullmatch(r"(\d+)(?:\.(\d+))?", cuda)
-    if not found:
-        raise RecipeError([f"cuda '{cuda}' is not a version (write 12.1, or 12)"])
-    major, minor = int(found[1]), int(found[2] or 0)
-    return f"{major}.{0 if major >= 11 else minor}"
 
 
 def framework_package(target: Target, lock: Lock) -> LockedPackage:

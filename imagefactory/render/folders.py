@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from imagefactory import engines
 from imagefactory.errors import FactoryError, UsageError
 from imagefactory.files import replace_text
 from imagefactory.lock.files import format_lock_files
@@ -16,7 +15,7 @@ from imagefactory.render.apptainer import render_apptainer
 from imagefactory.render.dockerfile import render_dockerfile
 from imagefactory.render.steps import INSTALLER, LINKER, explicit_lists
 
-_INSTALLER = Path(engines.__file__).parent / "conda_install.py"
+_INSTALLER = Path(__file__).with_name("conda_install.py")
 _LINKER = Path(__file__).parent / LINKER
 _OF_LOCKS = re.compile(r"requirements\.txt|conda-lock\.yml|explicit(-\d+)?\.txt|install\.py|rattler\.txt")
 """The files whose being there depends on the lock."""

@@ -9,8 +9,8 @@ from imagefactory.report.text import format_table
 from imagefactory.stages.promote import Promotion
 from imagefactory.stages.revoke import Revoke
 from imagefactory.verdicts.found import Found
-from imagefactory.verify.model import Judged, Standing, Verdict
-from imagefactory.verify.reconcile import Reconciled
+from imagefactory.verdicts.model import Judged, Standing, Verdict
+from imagefactory.verdicts.reconcile import Reconciled
 
 _HEADER = (
     "STANDING", "OUTCOME", "CAPABILITY", "GPU", "DRIVER", "SUITE", "CHECKS", "SIGNED BY", "EVIDENCE",

@@ -32,9 +32,9 @@ ENGINES = {
 }
 """The engines that `build --engine` takes, by name; `assemble` is the embedded default."""
 RUNNERS = {
-    "unshare": RunnerRow(module="imagefactory.verify.runners.unshare", extra="build"),
-    "docker": RunnerRow(module="imagefactory.verify.runners.docker", extra="docker"),
-    "apptainer": RunnerRow(module="imagefactory.verify.runners.apptainer", extra="apptainer"),
+    "unshare": RunnerRow(module="imagefactory.runners.unshare", extra="build"),
+    "docker": RunnerRow(module="imagefactory.runners.docker", extra="docker"),
+    "apptainer": RunnerRow(module="imagefactory.runners.apptainer", extra="apptainer"),
 }
 """The runners that `--runner` takes, by name."""
 SOLVERS = ("rattler", "conda", "mamba", "micromamba")

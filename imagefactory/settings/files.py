@@ -20,7 +20,7 @@ from imagefactory.web import redact
 
 FILE_NAME = "imagefactory.toml"
 JUDGED_ELSEWHERE = ("policy", "trust")
-"""Tables of imagefactory.toml that verify/trust.py reads."""
+"""Tables of imagefactory.toml that verdicts/trust.py reads."""
 TABLES = {
     "mirrors": '"docker.io" = "registry.example.org/hub"',
     "channels": '"conda-forge" = "https://mirror.example.org/conda-forge"',

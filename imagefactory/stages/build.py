@@ -14,12 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from imagefactory.access import Access, conda_channels, debian_mirror, open_registry, package_index, uv_locker
-from imagefactory.engines.apptainer_command import ApptainerCommand
-from imagefactory.engines.base_image import BaseImage, BaseWanted, ensure_base, recall_base
-from imagefactory.engines.docker_daemon import DockerDaemon
+from imagefactory.engines.base.image import BaseImage, BaseWanted, ensure_base, recall_base
+from imagefactory.engines.base.pulled import PullWanted, ensure_pulled_base, recall_pulled_base
+from imagefactory.engines.build_secrets import BuildSecrets, find_secrets
 from imagefactory.engines.protocol import Engine
-from imagefactory.engines.pulled_base import PullWanted, ensure_pulled_base, recall_pulled_base
-from imagefactory.engines.site import BuildSecrets, find_secrets
 from imagefactory.errors import DownloadError, LockError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.files import used
@@ -28,11 +26,14 @@ from imagefactory.lock.download import PackageCache
 from imagefactory.model import Base, Definition, Lock, LockedConda, LockedPackage, LockedWheel, Report, Target
 from imagefactory.oci.model import Image, Sif
 from imagefactory.progress import Progress
+from imagefactory.runners.apptainer_command import ApptainerCommand
+from imagefactory.runners.docker_daemon import DockerDaemon
 from imagefactory.settings.choices import ENGINES
 from imagefactory.stages.define import define_target
 from imagefactory.stages.run import make_runner, unpack_image
 from imagefactory.stages.store import cache_lock
-from imagefactory.verify.smoke import Trial, smoke
+from imagefactory.verify.model import Trial
+from imagefactory.verify.smoke import smoke
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

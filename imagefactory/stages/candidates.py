@@ -18,10 +18,10 @@ from imagefactory.oci.transfer import WORKERS
 from imagefactory.progress import Progress
 from imagefactory.stages.verdicts import ANY, find_in, local_place, read_court
 from imagefactory.verdicts.found import Found, find_verdicts
+from imagefactory.verdicts.judgement import Court
+from imagefactory.verdicts.model import Judged
 from imagefactory.verdicts.subject import read_subject
-from imagefactory.verify.judgement import Court
-from imagefactory.verify.model import Judged
-from imagefactory.verify.promotion import Candidate, Stand, newest_first, stand
+from imagefactory.verdicts.tags import Stand, TagCandidate, newest_first, stand
 
 
 def capability_proven(judged: Sequence[Judged], capability: str) -> bool:
@@ -51,7 +51,7 @@ class _Root:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Read:
-    candidate: Candidate
+    candidate: TagCandidate
     found: Found
 
 
@@ -112,7 +112,7 @@ def _read_candidate(access: Access, wanted: Promoting, court: Court, root: _Root
         pushed = wanted.now if root.built else max(times, default=None)
     else:
         pushed = read_pushed(read_records(place, root.digest))
-    candidate = Candidate(name=root.name, digest=root.digest, pushed=pushed, judged=judged)
+    candidate = TagCandidate(name=root.name, digest=root.digest, pushed=pushed, judged=judged)
     return _Read(candidate=candidate, found=replace(found, tags=root.tags))
 
 

@@ -42,7 +42,7 @@ from imagefactory.stages.scan import (
 )
 from imagefactory.stages.stored import stored_image, stored_sif
 from imagefactory.stages.verdicts import Judge
-from imagefactory.verify.model import Judged
+from imagefactory.verdicts.model import Judged
 
 LARGE = 1 << 20  # bytes; the GPU code of a framework is in no package smaller than that
 

@@ -1,6 +1,6 @@
 """Kits: written for a machine that has a GPU and no factory; what came back made into a verdict and attached.
 
-    write_kit ... collect_kit -> sign, spend the nonce -> attach_signed, promote
+    write_kit ... verify.kit_collect -> sign, spend the nonce -> attach_signed, promote
 
 The nonce is spent before anything is attached, and what was signed is kept with it until it has arrived. So a
 call that was killed or met a registry that was down is simply made again; it signs nothing a second time.
@@ -29,16 +29,16 @@ from imagefactory.stages.sign import ledger, signing_key
 from imagefactory.stages.statements import attach_signed
 from imagefactory.stages.verdicts import local_place, place_of
 from imagefactory.stages.verify import VerifyOptions, keep_report, predicted_of, utc_now
-from imagefactory.verify.envelope import parse_envelope
-from imagefactory.verify.gpu import GpuAsk, ask_gpu, suite_argv, timeout_of
-from imagefactory.verify.keys import SigningKey
-from imagefactory.verify.kit.collect import Collected, collect_kit, read_nonce
-from imagefactory.verify.kit.make import KitOrder, make_kit
+from imagefactory.verdicts.envelope import parse_envelope
+from imagefactory.verdicts.keys import SigningKey
+from imagefactory.verdicts.statement import SIGNABLE, Signed, parse_verdict, sign
+from imagefactory.verdicts.trust import read_trust
+from imagefactory.verify.gpu_run import GpuAsk, ask_gpu, suite_argv, timeout_of
+from imagefactory.verify.kit_collect import CollectedReport, collect_kit, read_nonce
+from imagefactory.verify.kit_make import KitOrder, make_kit
 from imagefactory.verify.model import GpuReport, Subject
-from imagefactory.verify.nonces import NONCE_BYTES, Ledger, NonceError, format_nonce
-from imagefactory.verify.smoke import digest_of
-from imagefactory.verify.statement import SIGNABLE, Signed, parse_verdict, sign
-from imagefactory.verify.trust import read_trust
+from imagefactory.verify.nonces import NONCE_BYTES, NonceError, NonceLedger, format_nonce
+from imagefactory.verify.suite_files import digest_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ def collect(
     CheckFailedError where the run says nothing of the image (`infrastructure`, `not-tested`), StatementError
     where the host's evidence does not show the GPU that the suite met: then nothing is spent.
     """
-    kept = Ledger(options.ledger) if options.ledger else ledger(factory)
+    kept = NonceLedger(options.ledger) if options.ledger else ledger(factory)
     made = known = unsettled(kept, folder)
     if made is None:
         collected = collect_kit(folder, kept, now, factory.environ)
@@ -99,7 +99,7 @@ def collect(
     )
 
 
-def unsettled(ledger: Ledger, folder: Path) -> tuple[Signed, str] | None:
+def unsettled(ledger: NonceLedger, folder: Path) -> tuple[Signed, str] | None:
     """What an earlier call signed for this kit and could not attach, and the kit's reference; mostly None."""
     try:
         data = ledger.unsettled(read_nonce(folder))
@@ -108,7 +108,9 @@ def unsettled(ledger: Ledger, folder: Path) -> tuple[Signed, str] | None:
     return parse_signed(data) if data else None
 
 
-def sign_kit(access: Access, collected: Collected, ledger: Ledger, now: datetime) -> tuple[Signed, str]:
+def sign_kit(
+    access: Access, collected: CollectedReport, ledger: NonceLedger, now: datetime
+) -> tuple[Signed, str]:
     """Signs what a kit brought back, and spends its nonce on that; gives the kit's reference too."""
     report = collected.report
     if report.outcome not in SIGNABLE:
@@ -222,7 +224,7 @@ def write_kit(
             if isinstance(kept.found, Sif)
         ),
     )
-    kept = Ledger(place.ledger) if place.ledger else ledger(factory)
+    kept = NonceLedger(place.ledger) if place.ledger else ledger(factory)
     issued = make_kit(place.folder, order, kept, utc_now())
     return KitWritten(
         subject=chosen.subject,

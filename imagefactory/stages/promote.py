@@ -24,7 +24,7 @@ from imagefactory.progress import Progress
 from imagefactory.stages.candidates import Promoting, read_candidates
 from imagefactory.stages.statements import writing
 from imagefactory.stages.verdicts import read_court
-from imagefactory.verify.promotion import Rule, TagFate, decide_tags
+from imagefactory.verdicts.tags import PromotionRule, TagFate, decide_tags
 
 if TYPE_CHECKING:
     pass
@@ -55,7 +55,9 @@ def promote(access: Access, wanted: Promoting, progress: Progress) -> Promotion:
     """
     place, court = wanted.place, read_court(access, wanted.now)
     local = isinstance(place.store, LayoutStore)
-    rule = Rule(plain=plain_tag(wanted.target), capabilities=wanted.target.capabilities, pointers_only=local)
+    rule = PromotionRule(
+        plain=plain_tag(wanted.target), capabilities=wanted.target.capabilities, pointers_only=local
+    )
     with writing(access, place, progress), progress.stage(f"{wanted.target.name}: tags in {place}"):
         for _ in range(TRIES):
             read, tags = read_candidates(access, wanted, court, progress)

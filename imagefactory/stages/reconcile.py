@@ -8,8 +8,8 @@ from imagefactory.access import open_registry, registry_place, repository_of
 from imagefactory.factory import Factory
 from imagefactory.oci.graph import Place
 from imagefactory.progress import Progress
-from imagefactory.verify.attached import Journal
-from imagefactory.verify.reconcile import Reconciled, known_statements, reconcile
+from imagefactory.verdicts.attached import Journal
+from imagefactory.verdicts.reconcile import Reconciled, known_statements, reconcile
 
 
 def reconcile_all(

@@ -17,13 +17,14 @@ from imagefactory.stages.candidates import Promoting, belongs
 from imagefactory.stages.promote import Promotion, promote
 from imagefactory.stages.statements import Attaching, attach_to, writing
 from imagefactory.stages.verdicts import ANY, find_in, local_place, read_court
+from imagefactory.verdicts.attached import Statement, put_statement
 from imagefactory.verdicts.found import find_verdicts
+from imagefactory.verdicts.judgement import out_of_period
+from imagefactory.verdicts.keys import SigningKey
+from imagefactory.verdicts.model import Judged, Standing
+from imagefactory.verdicts.revocation import Withdrawal, judge_revocations, sign_revocation
 from imagefactory.verdicts.subject import read_subject
-from imagefactory.verify.attached import Statement, put_statement
-from imagefactory.verify.judgement import out_of_period
-from imagefactory.verify.keys import SigningKey
-from imagefactory.verify.model import Judged, Standing, Subject
-from imagefactory.verify.revocation import Withdrawal, judge_revocations, sign_revocation
+from imagefactory.verify.model import Subject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from imagefactory.access import Access
-from imagefactory.engines.apptainer_command import ApptainerCommand
-from imagefactory.engines.docker_daemon import DockerDaemon, run_name
 from imagefactory.errors import BuildError
 from imagefactory.model import Completed, RunSpec, Target
 from imagefactory.oci.model import Image, Sif
 from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Progress
+from imagefactory.runners.apptainer import ApptainerRunner
+from imagefactory.runners.apptainer_command import ApptainerCommand
+from imagefactory.runners.docker import DockerRunner
+from imagefactory.runners.docker_daemon import DockerDaemon, run_name
+from imagefactory.runners.protocol import Runner
+from imagefactory.runners.unshare import UnshareRunner
 from imagefactory.settings.choices import ENGINES, RUNNERS
 from imagefactory.stages.stored import ensure_sif, stored_image, stored_sif
-from imagefactory.verify.runners.apptainer import ApptainerRunner
-from imagefactory.verify.runners.docker import DockerRunner
-from imagefactory.verify.runners.protocol import Runner
-from imagefactory.verify.runners.unshare import UnshareRunner
 
 
 def make_runner(access: Access, name: str, target: str, progress: Progress) -> Runner:

@@ -8,18 +8,18 @@ from datetime import datetime
 
 from imagefactory.access import Access
 from imagefactory.errors import StatementError
-from imagefactory.verify.envelope import format_json
-from imagefactory.verify.keys import SigningKey, find_key, read_signing_key
+from imagefactory.verdicts.envelope import format_json
+from imagefactory.verdicts.keys import SigningKey, find_key, read_signing_key
+from imagefactory.verdicts.statement import SIGNABLE, Signed, sign
+from imagefactory.verdicts.trust import read_trust
 from imagefactory.verify.model import GpuReport
-from imagefactory.verify.nonces import Ledger, Run
+from imagefactory.verify.nonces import AskedRun, NonceLedger
 from imagefactory.verify.report import format_gpu_report
-from imagefactory.verify.statement import SIGNABLE, Signed, sign
-from imagefactory.verify.trust import read_trust
 
 
-def ledger(access: Access) -> Ledger:
+def ledger(access: Access) -> NonceLedger:
     """The nonces of this store."""
-    return Ledger(access.layout.path / "nonces")
+    return NonceLedger(access.layout.path / "nonces")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ def sign_report(access: Access, report: GpuReport, key: SigningKey | None, now: 
         return SignedReport(signed=None, why=f"unsigned: '{report.outcome}' says nothing of the image")
     if key is None:
         return SignedReport(signed=None, why="unsigned: no key (imagefactory keys new NAME)")
-    run = Run(subject=report.subject, suite=report.suite, level=report.level)
+    run = AskedRun(subject=report.subject, suite=report.suite, level=report.level)
     result = hashlib.sha256(format_json(format_gpu_report(report))).hexdigest()
     days = read_trust(access.settings.files).policy.days
     try:

@@ -20,10 +20,10 @@ from imagefactory.oci.store import Reference
 from imagefactory.oci.transfer import WORKERS
 from imagefactory.progress import Progress
 from imagefactory.stages.verdicts import ANY, called, local_place, place_of
+from imagefactory.verdicts.attached import Journal, Statement, attach, put_all
+from imagefactory.verdicts.statement import Signed
 from imagefactory.verdicts.subject import read_subject
-from imagefactory.verify.attached import Journal, Statement, attach, put_all
 from imagefactory.verify.model import Subject
-from imagefactory.verify.statement import Signed
 
 
 def attach_signed(

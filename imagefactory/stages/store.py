@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 
 from imagefactory.access import Access
-from imagefactory.engines.conda_prefix import remove_extracted
+from imagefactory.engines.conda.prefix import remove_extracted
 from imagefactory.errors import RegistryError
 from imagefactory.factory import Factory
 from imagefactory.files import used_by_nobody
@@ -15,8 +15,9 @@ from imagefactory.oci.candidates import REVOCATION_TYPE
 from imagefactory.progress import Progress
 from imagefactory.stages.lock import read_target_lock
 from imagefactory.stages.verdicts import ANY, find_in, local_place, read_court
+from imagefactory.verdicts.model import Standing
 from imagefactory.verdicts.subject import read_subject
-from imagefactory.verify.model import Standing, Subject
+from imagefactory.verify.model import Subject
 
 
 def worth_keeping(access: Access, now: datetime) -> tuple[str, ...]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from imagefactory.access import Access
-from imagefactory.engines.apptainer_command import ApptainerCommand
 from imagefactory.model import Target
 from imagefactory.oci.layout import reference
 from imagefactory.oci.model import Image, Sif
 from imagefactory.oci.sif import find_sif as find
 from imagefactory.oci.sif import sif_reference
 from imagefactory.progress import Progress
+from imagefactory.runners.apptainer_command import ApptainerCommand
 
 
 def stored_image(access: Access, target: Target) -> Image | None:

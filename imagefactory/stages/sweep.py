@@ -50,7 +50,7 @@ from imagefactory.settings.load import Settings
 from imagefactory.stages.sign import ledger
 from imagefactory.verify.model import FULL
 from imagefactory.verify.nonces import LIFETIME
-from imagefactory.verify.smoke import suite_digest
+from imagefactory.verify.suite_files import suite_digest
 
 JOB = re.compile(r"[0-9]{1,10}\.[0-9]{1,10}")
 SUBMITTED = "submitted.json"

@@ -36,10 +36,10 @@ from imagefactory.stages.lock import read_why
 from imagefactory.stages.plan import Asking, read_stages
 from imagefactory.stages.verdicts import find_in, local_place, read_court, registry_of
 from imagefactory.verdicts.found import Found
+from imagefactory.verdicts.judgement import EMPTY_CONFIG
 from imagefactory.verdicts.subject import read_subject
-from imagefactory.verify.judgement import EMPTY_CONFIG
+from imagefactory.verdicts.trust import read_trust
 from imagefactory.verify.model import Subject
-from imagefactory.verify.trust import read_trust
 from imagefactory.version_ranges import Range, make_ranges
 
 FORMAT = "imagefactory.tables/1"

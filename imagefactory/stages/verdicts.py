@@ -5,7 +5,6 @@ What a verdict is worth is judged each time it is read, by the trust that the se
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import datetime
 from functools import cached_property
 
@@ -14,13 +13,12 @@ from imagefactory.oci.candidates import VERDICT_TYPE
 from imagefactory.oci.graph import Place
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.model import Image, Sif
-from imagefactory.oci.store import Reference
-from imagefactory.verdicts.found import Found, find_verdicts
+from imagefactory.verdicts.judgement import Court
+from imagefactory.verdicts.model import Judged
 from imagefactory.verdicts.subject import read_subject
-from imagefactory.verify.judgement import Court
-from imagefactory.verify.model import Judged, Subject
-from imagefactory.verify.smoke import suite_digest
-from imagefactory.verify.trust import read_trust
+from imagefactory.verdicts.trust import read_trust
+from imagefactory.verify.model import Subject
+from imagefactory.verify.suite_files import suite_digest
 
 ANY = "any"
 """A repository of the store on this machine, where all of them share one pool."""

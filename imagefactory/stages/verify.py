@@ -19,20 +19,20 @@ from imagefactory.files import explain_full_disk, replace_text
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.oci.model import Image, Sif
 from imagefactory.progress import Progress
+from imagefactory.runners.protocol import Runner
 from imagefactory.settings.choices import ENGINES
 from imagefactory.stages.choose import Chosen
 from imagefactory.stages.run import ready_runner
 from imagefactory.stages.scan import inspect_made
 from imagefactory.stages.sign import ledger
+from imagefactory.suite.gpu.context import Predicted
 from imagefactory.verify.evidence import LocalEvidence
-from imagefactory.verify.gpu import GpuAsk, GpuTrial, verify_gpu
+from imagefactory.verify.gpu_run import GpuAsk, GpuTrial, verify_gpu
 from imagefactory.verify.model import FULL, Evidence, GpuReport, Hardware
-from imagefactory.verify.nonces import NONCE_BYTES, Run, format_nonce
+from imagefactory.verify.nonces import NONCE_BYTES, AskedRun, format_nonce
 from imagefactory.verify.predicted import predict_coverage
 from imagefactory.verify.report import format_gpu_report
-from imagefactory.verify.runners.protocol import Runner
-from imagefactory.verify.smoke import suite_digest
-from imagefactory.verify.suite.gpu.context import Predicted
+from imagefactory.verify.suite_files import suite_digest
 
 _HERE = LocalEvidence()
 
@@ -87,7 +87,7 @@ def verify_image(
     hardware = bench.evidence.read()
     name = runner_name(access, chosen.made, options.runner)
     nonce = format_nonce(bench.random(NONCE_BYTES))
-    run = Run(subject=chosen.subject, suite=suite_digest(), level=options.level)
+    run = AskedRun(subject=chosen.subject, suite=suite_digest(), level=options.level)
     with access.layout.in_use(progress):
         ledger(access).issue(nonce, run, bench.clock())
         ask = GpuAsk(

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from imagefactory.oci.graph import Place
-from imagefactory.verify.attached import Attached, read_revocations, read_verdicts
-from imagefactory.verify.judgement import Court, judge_verdicts
-from imagefactory.verify.model import Judged, Standing, Subject
-from imagefactory.verify.revocation import judge_revocations
+from imagefactory.verdicts.attached import Attached, read_revocations, read_verdicts
+from imagefactory.verdicts.judgement import Court, judge_verdicts
+from imagefactory.verdicts.model import Judged, Standing
+from imagefactory.verdicts.revocation import judge_revocations
+from imagefactory.verify.model import Subject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Protocol
 
-from imagefactory.model import CheckResult, Outcome
+from imagefactory.model import CheckResult, Definition, Outcome
+from imagefactory.oci.model import Image, Sif
 
 QUICK, FULL = "quick", "full"
 LEVELS = (QUICK, FULL)
@@ -34,7 +35,7 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class GpuIdentity:
     """A GPU as the driver tells it. `uuid` is `GPU-...`, `memory` bytes."""
 
     name: str
@@ -62,12 +63,12 @@ class Hardware:
 
     kind: EvidenceKind
     driver: str
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[GpuIdentity, ...]
     known: tuple[str, ...]
     nodes: tuple[str, ...]
     notes: tuple[tuple[str, str], ...] = ()
 
-    def gpu_of(self, uuid: str) -> Gpu | None:
+    def gpu_of(self, uuid: str) -> GpuIdentity | None:
         """The GPU that libcuda calls `uuid`; of an instance of one (MIG) that the notes name, the whole GPU.
 
         libcuda tells bytes without a prefix, so an instance may be called `GPU-...` inside: digits decide.
@@ -109,7 +110,7 @@ class GpuReport:
     ended: datetime
     runner: str
     hardware: Hardware | None
-    device: Gpu | None
+    device: GpuIdentity | None
     cuda: str
     checks: tuple[CheckResult, ...]
     outcome: Outcome
@@ -119,82 +120,19 @@ class GpuReport:
     rehearsal: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """A signed statement about one run. `report` is what it says; its outcome may be any word.
+TIMEOUT_SECONDS = 900.0
 
-    `keyid` is that of the key that signed it, `digest` that of the artifact that carries it in a store, empty
-    before it is attached. It holds from `issued` until `expires`, for its GPU's capability and for drivers
-    from its own on.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One smoke test to do. `nonce` is fresh random text that the report must bring back.
+
+    `runner` is its name: a pass with one says nothing of another. `timeout` is seconds for each of the
+    two runs.
     """
 
-    report: GpuReport
-    issued: datetime
-    expires: datetime
-    keyid: str
-    digest: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Revocation:
-    """A signed statement that verdicts of a subject hold no longer, signed by the key `keyid`.
-
-    It speaks of verdicts of `subjects` (manifest and config digests) that were issued up to `before`: of
-    those whose artifacts are `verdicts`, all where that is empty, and of one `capability`, all where that is
-    empty.
-    """
-
-    subjects: tuple[str, ...]
-    verdicts: tuple[str, ...]
-    capability: str
-    before: datetime
-    why: str
-    keyid: str
-
-    def covers(self, verdict: Verdict) -> bool:
-        """Whether it takes this verdict back. Who may say so is judged when it is read."""
-        report = verdict.report
-        capability = report.device.capability if report.device else ""
-        return (
-            bool({report.subject.manifest, report.subject.config} & set(self.subjects))
-            and verdict.issued <= self.before
-            and (not self.verdicts or verdict.digest in self.verdicts)
-            and self.capability in ("", capability)
-        )
-
-
-class Standing(StrEnum):
-    """Whether a verdict can be relied on, in the word that says why not."""
-
-    GOOD = "good"
-    UNSIGNED = "unsigned"
-    EDITED = "edited"
-    WRONG_KEY = "wrong-key"
-    KEY_RETIRED = "key-retired"
-    OTHER_SUBJECT = "other-subject"
-    OTHER_SUITE = "other-suite"
-    EXPIRED = "expired"
-    NOT_YET = "not-yet"
-    REPLAYED = "replayed"
-    EVIDENCE_REFUSED = "evidence-refused"
-    REVOKED = "revoked"
-    MALFORMED = "malformed"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
-    """A verdict as found in a store, None where it cannot be read, and whether it can be relied on."""
-
-    digest: str
-    standing: Standing
-    why: str
-    verdict: Verdict | None
-
-    @property
-    def proves(self) -> bool:
-        """Whether it says `verified` and can be relied on."""
-        return (
-            self.standing is Standing.GOOD
-            and self.verdict is not None
-            and self.verdict.report.outcome is Outcome.VERIFIED
-        )
+    image: Image | Sif
+    definition: Definition
+    nonce: str
+    runner: str = "unshare"
+    timeout: float = TIMEOUT_SECONDS

@@ -48,7 +48,7 @@ class NonceError(CheckFailedError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class AskedRun:
     """What a nonce is for: an image, a suite by its digest, a level; `kit` is the digest of what is asked.
 
     `kit` is empty where the machine that issues also runs, and nothing travels.
@@ -65,7 +65,7 @@ class Issued:
     """A nonce and its times. `spent` is None until it is; `result` is the digest of what it was spent on."""
 
     nonce: str
-    run: Run
+    run: AskedRun
     issued: datetime
     expires: datetime
     spent: datetime | None = None
@@ -77,7 +77,7 @@ class Spending:
     """A nonce to spend on a run: `result` and `signed` as `Ledger.spend` has them."""
 
     nonce: str
-    run: Run
+    run: AskedRun
     result: str
     signed: bytes = b""
 
@@ -88,18 +88,18 @@ def format_nonce(random: bytes) -> str:
     return random.hex()
 
 
-class Ledger:
+class NonceLedger:
     """The nonces in `folder`. Every method may raise StoreError for a folder that cannot be written."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def issue(self, nonce: str, run: Run, now: datetime) -> Issued:
+    def issue(self, nonce: str, run: AskedRun, now: datetime) -> Issued:
         """Remembers a fresh nonce. Raises StoreError where it is known already."""
         (issued,) = self.issue_all({nonce: run}, now)
         return issued
 
-    def issue_all(self, runs: Mapping[str, Run], now: datetime) -> tuple[Issued, ...]:
+    def issue_all(self, runs: Mapping[str, AskedRun], now: datetime) -> tuple[Issued, ...]:
         """As `issue`, for many: what expired long ago is looked for once, and the disk is waited for once."""
         given = [Issued(nonce=one, run=run, issued=now, expires=now + LIFETIME) for one, run in runs.items()]
         with _told(self.folder):
@@ -134,7 +134,7 @@ class Ledger:
             hint="collect it where its kit was made, or name that ledger: --ledger DIR",
         )
 
-    def check(self, nonce: str, run: Run, now: datetime) -> Issued:
+    def check(self, nonce: str, run: AskedRun, now: datetime) -> Issued:
         """What is known of a nonce that may be spent on `run`; raises NonceError saying why not.
 
         Nothing is changed.
@@ -163,7 +163,7 @@ class Ledger:
             )
         return known
 
-    def spend(self, nonce: str, run: Run, *, result: str, now: datetime, signed: bytes = b"") -> Issued:
+    def spend(self, nonce: str, run: AskedRun, *, result: str, now: datetime, signed: bytes = b"") -> Issued:
         """Spends a nonce on `run`, once for all processes; raises NonceError as `check` does.
 
         `result` is the digest of what came of the run. The nonce is spent when this returns, whatever
@@ -324,7 +324,7 @@ def _parse(path: Path, nonce: str) -> tuple[Issued, bytes]:
         whole = bool(signed) and hashlib.sha256(signed).hexdigest() == data.get("signed")
         issued = Issued(
             nonce=nonce,
-            run=Run(
+            run=AskedRun(
                 subject=Subject(**data["subject"]), suite=data["suite"], level=data["level"], kit=data["kit"]
             ),
             issued=_time(data["issued"]),

@@ -13,7 +13,7 @@ from imagefactory.gpu.knowledge.gpu_names import capabilities
 from imagefactory.gpu.model import Answer, Contents, Library, Reach
 from imagefactory.gpu.predict import predict
 from imagefactory.gpu.rules import generic_modules, runs
-from imagefactory.verify.suite.gpu.context import Predicted
+from imagefactory.suite.gpu.context import Predicted
 
 RUNS = (Answer.YES, Answer.PTX, Answer.PARTLY)
 

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from imagefactory.errors import StatementError
 from imagefactory.model import CheckResult, CheckState, Completed, Outcome
-from imagefactory.verify.model import LEVELS, EvidenceKind, Gpu, GpuReport, Hardware, Subject
-from imagefactory.verify.report_file import format_row
+from imagefactory.verify.model import LEVELS, EvidenceKind, GpuIdentity, GpuReport, Hardware, Subject
+from imagefactory.verify.suite_report import format_row
 
 T = TypeVar("T")
 
@@ -86,7 +86,7 @@ def format_hardware(hardware: Hardware) -> dict[str, Any]:
     }
 
 
-def format_gpu(gpu: Gpu) -> dict[str, Any]:
+def format_gpu(gpu: GpuIdentity) -> dict[str, Any]:
     return {"name": gpu.name, "capability": gpu.capability, "uuid": gpu.uuid, "memory": gpu.memory}
 
 
@@ -150,13 +150,13 @@ def parse_hardware(value: object, where: str) -> Hardware:
     )
 
 
-def parse_gpu(value: object, where: str) -> Gpu:
+def parse_gpu(value: object, where: str) -> GpuIdentity:
     """Raises StatementError for anything but what `format_gpu` gives."""
     row = fields(value, where, "name capability uuid memory")
     memory = row["memory"]
     if isinstance(memory, bool) or not isinstance(memory, int) or not 0 <= memory < 1 << 53:
         raise fault(f"{where}.memory", "that is no count of bytes")
-    return Gpu(
+    return GpuIdentity(
         name=line(row["name"], f"{where}.name"),
         capability=word(row["capability"], f"{where}.capability", CAPABILITY),
         uuid=word(row["uuid"], f"{where}.uuid", UUID),

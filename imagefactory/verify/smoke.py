@@ -7,62 +7,43 @@ no work by mistake; it is no proof against an image that lies on purpose.
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import hashlib
 import json
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-from imagefactory.errors import FactoryError, UsageError
-from imagefactory.model import CheckResult, CheckState, Completed, Definition, Mount, Outcome, Report, RunSpec
-from imagefactory.oci.model import Image, Sif
+from imagefactory.errors import FactoryError
+from imagefactory.model import CheckResult, CheckState, Completed, Mount, Outcome, Report, RunSpec
 from imagefactory.progress import Progress, format_seconds
-from imagefactory.verify.report_file import (
+from imagefactory.runners.protocol import Runner
+from imagefactory.suite import table
+from imagefactory.verify.model import Trial
+from imagefactory.verify.smoke_record import read_record, record_name, write_record
+from imagefactory.verify.suite_files import (
+    EXPECT_MOUNT,
+    EXPECTATIONS_NAME,
+    REPORT_MOUNT,
+    REPORT_NAME,
+    SUITE_MOUNT,
+    digest_of,
+    expectations,
+    read_suite,
+    write_suite,
+)
+from imagefactory.verify.suite_report import (
     ReportFault,
+    SmokeReport,
     SuiteCheck,
-    format_row,
     how_it_ended,
-    parse_fields,
-    parse_row,
+    parse_smoke_report,
     read_report,
 )
-from imagefactory.verify.runners.protocol import Runner
-from imagefactory.verify.suite import table
-
-SUITE_FOLDER = Path(__file__).parent / "suite"
-SUITE_MOUNT, EXPECT_MOUNT, REPORT_MOUNT = (
-    "/imagefactory/suite",
-    "/imagefactory/expect",
-    "/imagefactory/report",
-)
-EXPECTATIONS_NAME, REPORT_NAME = "expectations.json", "report.json"
-TIMEOUT_SECONDS = 900.0
-RECORD_FORMAT = REPORT_FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """One smoke test to do. `nonce` is fresh random text that the report must bring back.
-
-    `runner` is its name: a pass with one says nothing of another. `timeout` is seconds for each of the
-    two runs.
-    """
-
-    image: Image | Sif
-    definition: Definition
-    nonce: str
-    runner: str = "unshare"
-    timeout: float = TIMEOUT_SECONDS
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdicts:
+class SmokeOutcome:
     """The checks of one run of the suite and, if one failed, the word for why."""
 
     checks: tuple[CheckResult, ...]
@@ -70,72 +51,6 @@ class Verdicts:
 
 
 # --- what is asked -------------------------------------------------------------------------------
-
-
-@functools.cache
-def read_suite() -> Mapping[str, bytes]:
-    """The suite's files by relative name, without compiled ones; read once in a process."""
-    return MappingProxyType(
-        {
-            path.relative_to(SUITE_FOLDER).as_posix(): path.read_bytes()
-            for path in sorted(SUITE_FOLDER.rglob("*.py"))
-            if path.is_file()
-        }
-    )
-
-
-def digest_of(files: Mapping[str, bytes]) -> str:
-    """sha256 over sorted names and contents, each with its length before it."""
-    total = hashlib.sha256()
-    for name in sorted(files):
-        for part in (name.encode(), files[name]):
-            total.update(len(part).to_bytes(8, "little") + part)
-    return f"sha256:{total.hexdigest()}"
-
-
-def suite_digest() -> str:
-    """The digest by which a passed result names the suite that it passed."""
-    return digest_of(read_suite())
-
-
-def expectations(definition: Definition) -> dict[str, Any]:
-    """What the image must be, for the suite: pure, without nonce and user.
-
-    Raises UsageError for a check the suite does not have, or not for this framework: of one that it does
-    not know it checks what holds for every package.
-    """
-    target, lock = definition.target, definition.lock
-    unknown = sorted(set(target.checks) - set(table.CHECKS))
-    if unknown:
-        raise UsageError(
-            f"{target.where}: the smoke test has no check '{unknown[0]}'",
-            hint=f"the checks are {', '.join(table.CHECKS)}",
-        )
-    beyond = sorted(set(target.checks) - set(table.OTHER_CHECKS))
-    if beyond and target.framework not in table.FRAMEWORKS:
-        raise UsageError(
-            f"{target.where}: the smoke test knows no '{beyond[0]}' for '{target.framework}', only for "
-            f"{', '.join(sorted(table.FRAMEWORKS))}",
-            hint=f"write checks: [{', '.join(table.OTHER_CHECKS)}]",
-        )
-    packages = {wheel.name: wheel.version for wheel in lock.wheels}
-    conda = {package.name: f"{package.version} {package.build}" for package in lock.conda}
-    versions = {package.name: package.version for package in lock.packages}
-    return {
-        "format": table.FORMAT,
-        "target": target.name,
-        "framework": target.framework,
-        "version": versions.get(target.framework, target.version),
-        "cuda": target.cuda,
-        "python": target.python,
-        "packages": packages,
-        "conda": conda,
-        "checks": [name for name in table.CHECKS if name in target.checks],
-    }
-
-
-def required_checks(definition: Definition) -> tuple[str, ...]:
-    return tuple(name for name in table.CHECKS if name in definition.target.checks)
 
 
 # --- the test ------------------------------------------------------------------------------------
@@ -157,7 +72,7 @@ def smoke(trial: Trial, runner: Runner, records: Path, progress: Progress) -> Re
         return known
     with tempfile.TemporaryDirectory(prefix="imagefactory-smoke-", ignore_cleanup_errors=True) as folder:
         write_suite(Path(folder, "suite"), files)
-        verdicts = _run_all(_Bench(trial=trial, folder=Path(folder), asked=asked), runner, progress)
+        verdicts = _run_all(_SmokeFiles(trial=trial, folder=Path(folder), asked=asked), runner, progress)
     report = Report(
         target=trial.definition.target.name,
         image=trial.image.digest,
@@ -185,7 +100,7 @@ class _Way:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Bench:
+class _SmokeFiles:
     """A trial, the folder on the host in which its files lie, and what is asked of the image."""
 
     trial: Trial
@@ -193,11 +108,11 @@ class _Bench:
     asked: Mapping[str, Any]
 
 
-def _run_all(bench: _Bench, runner: Runner, progress: Progress) -> Verdicts:
+def _run_all(bench: _SmokeFiles, runner: Runner, progress: Progress) -> SmokeOutcome:
     """One run as root, then one as an ordinary user where the recipe asks for it."""
     required = bench.asked["checks"]
     plain = tuple(name for name in required if name != "unprivileged")
-    verdicts = Verdicts(checks=(), failure=None)
+    verdicts = SmokeOutcome(checks=(), failure=None)
     with progress.task("checks", total=len(required), unit="checks") as task:
         if plain:
             verdicts = _run(bench, runner, _Way(name="root", checks=plain, uid=0, strict=False))
@@ -216,7 +131,7 @@ def _run_all(bench: _Bench, runner: Runner, progress: Progress) -> Verdicts:
     return merged
 
 
-def _run(bench: _Bench, runner: Runner, way: _Way) -> Verdicts:
+def _run(bench: _SmokeFiles, runner: Runner, way: _Way) -> SmokeOutcome:
     """One run of the suite, judged."""
     trial, nonce = bench.trial, f"{bench.trial.nonce}-{way.name}"
     asked = {
@@ -233,14 +148,14 @@ def _run(bench: _Bench, runner: Runner, way: _Way) -> Verdicts:
         reason = f"the runner could not start it: {error.message}{hint}"
         return _nothing_ran(way.checks, CheckState.NOT_RUN, reason, Outcome.INFRASTRUCTURE)
     try:
-        found = parse_report(read_report(report), nonce)
+        found = parse_smoke_report(read_report(report), nonce)
     except ReportFault as fault:
         if completed.timed_out:
             reason = f"stopped after {format_seconds(trial.timeout)}, before it wrote a report"
             return _nothing_ran(way.checks, CheckState.FAILED, reason, Outcome.TIMEOUT)
         reason = f"{fault}; {how_it_ended(completed)}"
         return _nothing_ran(way.checks, CheckState.FAILED, reason, Outcome.LOAD_FAILED)
-    return judge(found, way.checks, completed, bench.asked)
+    return smoke_outcome(found, way.checks, completed, bench.asked)
 
 
 def _prepare(folder: Path, name: str, asked: Mapping[str, Any]) -> Path:
@@ -256,7 +171,7 @@ def _prepare(folder: Path, name: str, asked: Mapping[str, Any]) -> Path:
     return report / REPORT_NAME
 
 
-def _spec(bench: _Bench, way: _Way) -> RunSpec:
+def _spec(bench: _SmokeFiles, way: _Way) -> RunSpec:
     return RunSpec(
         argv=(
             f"{bench.trial.definition.prefix}/bin/python",
@@ -277,52 +192,19 @@ def _spec(bench: _Bench, way: _Way) -> RunSpec:
     )
 
 
-def _nothing_ran(names: Sequence[str], state: CheckState, reason: str, failure: Outcome) -> Verdicts:
+def _nothing_ran(names: Sequence[str], state: CheckState, reason: str, failure: Outcome) -> SmokeOutcome:
     checks = tuple(
         CheckResult(name=name, state=state, detail=reason, seconds=0.0, numbers=()) for name in names
     )
-    return Verdicts(checks=checks, failure=failure)
-
-
-def write_suite(folder: Path, files: Mapping[str, bytes]) -> None:
-    """A copy that every user can read, whatever this machine's umask: the bytes the digest speaks of."""
-    for name, data in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-        path.chmod(0o644)
-    for path in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
-        path.chmod(0o755)
+    return SmokeOutcome(checks=checks, failure=failure)
 
 
 # --- reading what the image wrote ----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SuiteReport:
-    """What the suite wrote. `running` names the check it was in when it last wrote, empty at the end."""
-
-    running: str
-    rows: tuple[SuiteCheck, ...]
-
-
-def parse_report(data: bytes, nonce: str) -> SuiteReport:
-    """Raises ReportFault for anything but a report of this suite's format with this nonce."""
-    document = parse_fields(data, ("format", "nonce", "target", "python", "running", "checks"))
-    if document["format"] != table.FORMAT:
-        raise ReportFault("its report has another format")
-    if document["nonce"] != nonce:
-        raise ReportFault("its report does not bring back the nonce of this run")
-    running, rows = document["running"], document["checks"]
-    if not isinstance(rows, list) or not isinstance(running, str) or running not in ("", *table.CHECKS):
-        raise ReportFault("its report names no checks")
-    words = (table.LOAD_FAILED, table.WRONG_NUMBERS)
-    return SuiteReport(running=running, rows=tuple(parse_row(row, table.CHECKS, words) for row in rows))
-
-
-def judge(
-    report: SuiteReport, names: Sequence[str], completed: Completed, asked: Mapping[str, Any]
-) -> Verdicts:
+def smoke_outcome(
+    report: SmokeReport, names: Sequence[str], completed: Completed, asked: Mapping[str, Any]
+) -> SmokeOutcome:
     """Every check that was asked for, once and in order: passed only if the run as a whole says so too."""
     rows: dict[str, SuiteCheck] = {}
     for row in report.rows:
@@ -335,7 +217,7 @@ def judge(
     failure: Outcome | None = None
     results = []
     for name in names:
-        result, word = _judge_one(name, rows.get(name), report, completed)
+        result, word = _outcome_of(name, rows.get(name), report, completed)
         excused = table.check_not_applicable(framework, name, locked)
         if result.state is CheckState.NOT_APPLICABLE and not excused:
             result = replace(result, state=CheckState.FAILED, detail="claims not to apply, but it does")
@@ -348,11 +230,11 @@ def judge(
         reason = f"all checks say they passed, but {reason}"
         results[-1] = replace(results[-1], state=CheckState.FAILED, detail=reason)
         failure = Outcome.TIMEOUT if completed.timed_out else Outcome.LOAD_FAILED
-    return Verdicts(checks=tuple(results), failure=failure)
+    return SmokeOutcome(checks=tuple(results), failure=failure)
 
 
-def _judge_one(
-    name: str, row: SuiteCheck | None, report: SuiteReport, completed: Completed
+def _outcome_of(
+    name: str, row: SuiteCheck | None, report: SmokeReport, completed: Completed
 ) -> tuple[CheckResult, Outcome | None]:
     if row is not None:
         if row.result.state in (CheckState.PASSED, CheckState.NOT_APPLICABLE):
@@ -370,7 +252,7 @@ def _judge_one(
     return CheckResult(name=name, state=CheckState.NOT_RUN, detail=missing, seconds=0.0), word
 
 
-def merge(first: Verdicts, second: Verdicts) -> Verdicts:
+def merge(first: SmokeOutcome, second: SmokeOutcome) -> SmokeOutcome:
     """The unprivileged run becomes one check of the report: passed when all of its checks passed."""
     bad = [check for check in second.checks if check.state is not CheckState.PASSED]
     worst = bad[0] if bad else None
@@ -386,91 +268,13 @@ def merge(first: Verdicts, second: Verdicts) -> Verdicts:
             (f"{check.name}-{key}", value) for check in second.checks for key, value in check.numbers
         ),
     )
-    return Verdicts(checks=(*first.checks, check), failure=first.failure or second.failure)
+    return SmokeOutcome(checks=(*first.checks, check), failure=first.failure or second.failure)
 
 
 # --- records of what passed ----------------------------------------------------------------------
 
 
-def record_name(config: str, suite: str, asked: Mapping[str, Any]) -> str:
-    """File name of a record: it changes with the image's content, the suite and what is expected."""
-    expected = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
-    return f"{config.removeprefix('sha256:')}.{suite.removeprefix('sha256:')[:32]}.{expected[:32]}.json"
-
-
-def read_record(path: Path, trial: Trial, suite: str) -> Report | None:
-    """The pass that was kept; None when there is none or what is there is not one of this image and suite."""
-    try:
-        document = json.loads(path.read_bytes())
-        kept = document["report"]
-        whole = (
-            document["format"] == RECORD_FORMAT
-            and kept["config"] == trial.image.config
-            and kept["suite"] == suite
-            and kept["passed"] is True
-            and {row["name"] for row in kept["checks"]} == set(required_checks(trial.definition))
-        )
-        if not whole:
-            return None
-        return Report(
-            target=trial.definition.target.name,
-            image=trial.image.digest,
-            config=trial.image.config,
-            suite=suite,
-            passed=True,
-            failure=None,
-            gpu=Outcome.NOT_TESTED,
-            checks=tuple(
-                CheckResult(
-                    name=row["name"],
-                    state=CheckState(row["state"]),
-                    detail=str(row["detail"]),
-                    seconds=float(row["seconds"]),
-                    numbers=tuple((str(key), float(value)) for key, value in sorted(row["numbers"].items())),
-                )
-                for row in kept["checks"]
-            ),
-            from_record=True,
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-
-
-def write_record(path: Path, report: Report) -> None:
-    """Beside and renamed. A record that cannot be kept costs the next call a run and is no error."""
-    document = {"format": RECORD_FORMAT, "report": format_report(report)}
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, beside = tempfile.mkstemp(prefix=f".{path.name[:16]}-", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(document, file, indent=1, sort_keys=True)
-                file.write("\n")
-                file.flush()
-                os.fsync(file.fileno())
-            Path(beside).replace(path)
-        except OSError:
-            Path(beside).unlink(missing_ok=True)
-
-
 # --- showing it ----------------------------------------------------------------------------------
-
-
-def format_report(report: Report) -> dict[str, Any]:
-    """The report as JSON; `format` is its version."""
-    return {
-        "format": REPORT_FORMAT,
-        "target": report.target,
-        "image": report.image,
-        "config": report.config,
-        "suite": report.suite,
-        "level": "cpu",
-        "passed": report.passed,
-        "failure": report.failure.value if report.failure else None,
-        "gpu": report.gpu.value,
-        "from_record": report.from_record,
-        "checks": [format_row(check) for check in report.checks],
-    }
 
 
 def format_table(report: Report) -> tuple[str, ...]:

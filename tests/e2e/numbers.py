@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from imagefactory.verify.suite.gpu import table
+from imagefactory.suite.gpu import table
 from tests.e2e import rehearsal
 from tests.e2e.conftest import Factory
 

@@ -10,8 +10,8 @@ from imagefactory.factory import read_factory
 from imagefactory.recipes.expand import select_one
 from imagefactory.settings.load import load_settings
 from imagefactory.stages.define import define_target
-from imagefactory.verify.gpu import GpuAsk, ask_gpu
-from imagefactory.verify.smoke import read_suite, write_suite
+from imagefactory.verify.gpu_run import GpuAsk, ask_gpu
+from imagefactory.verify.suite_files import read_suite, write_suite
 from tests.e2e.conftest import Factory
 
 NONCE = "5eed"

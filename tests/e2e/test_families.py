@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.verify.suite.gpu.portability.models import MODELS
+from imagefactory.suite.gpu.portability.models import MODELS
 from tests.e2e import rehearsal
 from tests.e2e.conftest import Factory
 from tests.e2e.numbers import assert_numbers

@@ -29,13 +29,13 @@ from imagefactory.oci.candidates import CANDIDATE, VERDICT_TYPE
 from imagefactory.oci.graph import Place, read_manifest
 from imagefactory.oci.registry.client import Registry
 from imagefactory.settings.load import load_settings
+from imagefactory.verdicts.attached import Statement, attach
+from imagefactory.verdicts.claims import verified_claims
+from imagefactory.verdicts.keys import read_signing_key
+from imagefactory.verdicts.statement import sign
 from imagefactory.verdicts.subject import read_subject
-from imagefactory.verify.attached import Statement, attach
-from imagefactory.verify.claims import verified_claims
-from imagefactory.verify.keys import read_signing_key
-from imagefactory.verify.smoke import suite_digest
-from imagefactory.verify.statement import sign
-from imagefactory.verify.trust import read_trust
+from imagefactory.verdicts.trust import read_trust
+from imagefactory.verify.suite_files import suite_digest
 from tests.e2e.conftest import ROOT, Factory, copy_store
 from tests.unit.verdicts_made_here import HOST, whole_report
 

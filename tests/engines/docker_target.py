@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from imagefactory.engines.base_image import BaseImage, format_time, write_index
+from imagefactory.engines.base.image import BaseImage, format_time, write_index
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.model import Base, Definition, Lock, Target, Where
 from imagefactory.oci.layers import CHUNK, codec

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from imagefactory.engines import base_image
 from imagefactory.engines.assemble import AssembleEngine
-from imagefactory.engines.base_image import BaseImage
+from imagefactory.engines.base import image as base_image
+from imagefactory.engines.base.image import BaseImage
 from imagefactory.factory import Factory, read_factory
 from imagefactory.lock.debian.file import read_base_lock
 from imagefactory.lock.files import write_lock

@@ -23,9 +23,8 @@ from pathlib import Path
 import pytest
 
 from imagefactory.engines.apptainer import ApptainerEngine, SifMaker, lend_layout
-from imagefactory.engines.apptainer_command import ApptainerCommand, SifOrder
-from imagefactory.engines.base_image import BaseImage
-from imagefactory.engines.site import BuildSecrets, find_secrets
+from imagefactory.engines.base.image import BaseImage
+from imagefactory.engines.build_secrets import BuildSecrets, find_secrets
 from imagefactory.errors import BuildError, ToolError, UsageError
 from imagefactory.factory import read_factory
 from imagefactory.lock.pypi.index import PackageIndex
@@ -39,9 +38,10 @@ from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.sif import find_sif, load_sif, sifs_of
 from imagefactory.oci.transfer import Sending, send
 from imagefactory.progress import Quiet
+from imagefactory.runners.apptainer import ApptainerRunner
+from imagefactory.runners.apptainer_command import ApptainerCommand, SifOrder
 from imagefactory.settings.load import load_settings
 from imagefactory.stages.define import define_target
-from imagefactory.verify.runners.apptainer import ApptainerRunner
 from tests.e2e.conftest import TINY_RECIPE, Factory
 from tests.services.apptainer import ORDINARY_UID, as_ordinary_user
 
@@ -175,7 +175,7 @@ def test_a_killed_factory_takes_its_build_along(ground: Ground, bench: Path) -> 
     code = f"""
         import os
         from pathlib import Path
-        from imagefactory.engines.apptainer_command import ApptainerCommand, SifOrder
+        from imagefactory.runners.apptainer_command import ApptainerCommand, SifOrder
         order = SifOrder(folder=Path({str(bench)!r}), spec="x.def", output=Path({str(bench / "x.sif")!r}))
         ApptainerCommand(os.environ).build(order, lambda line: print(line, flush=True))
     """
@@ -571,9 +571,9 @@ def test_gpus_are_demanded_first(ground: Ground) -> None:
 DRIVER = """
 import json, os, sys
 from pathlib import Path
-from imagefactory.engines.apptainer_command import ApptainerCommand
+from imagefactory.runners.apptainer_command import ApptainerCommand
 from imagefactory.model import Descriptor, RunSpec, Sif
-from imagefactory.verify.runners.apptainer import ApptainerRunner
+from imagefactory.runners.apptainer import ApptainerRunner
 sif = Sif(name="x", digest="", file=Descriptor(media_type="", digest="", size=0), path=Path(sys.argv[1]),
           made_from="", compression="")
 runner = ApptainerRunner(ApptainerCommand(os.environ), None)

@@ -28,7 +28,7 @@ from pathlib import Path
 import pytest
 
 import imagefactory
-from imagefactory.engines import bases
+from imagefactory.engines.base import build, fetch, look
 from imagefactory.errors import BuildError, DownloadError, LockError
 from imagefactory.lock.debian.file import base_content_hash, read_base_lock, write_base_lock
 from imagefactory.lock.debian.solve import lock_base
@@ -163,16 +163,16 @@ def locks(room: Path, own: DebianMirror) -> dict[str, BaseLock]:
 
 
 @pytest.fixture(scope="module")
-def fetched(own: DebianMirror, locks: dict[str, BaseLock]) -> dict[str, bases.FetchedBase]:
+def fetched(own: DebianMirror, locks: dict[str, BaseLock]) -> dict[str, fetch.FetchedBase]:
     return {
-        name: bases.fetch_base(base, locks[name], own, Quiet(), locked=True) for name, base in BASES.items()
+        name: fetch.fetch_base(base, locks[name], own, Quiet(), locked=True) for name, base in BASES.items()
     }
 
 
 @pytest.fixture(scope="module")
-def tars(room: Path, fetched: dict[str, bases.FetchedBase]) -> dict[str, bases.BaseTar]:
-    def build(name: str) -> bases.BaseTar:
-        return bases.build_base(fetched[name], room / f"{name}.tar", Quiet(), environ=os.environ)
+def tars(room: Path, fetched: dict[str, fetch.FetchedBase]) -> dict[str, build.BaseTar]:
+    def build(name: str) -> build.BaseTar:
+        return build.build_base(fetched[name], room / f"{name}.tar", Quiet(), environ=os.environ)
 
     with ThreadPoolExecutor(len(BASES)) as pool:
         return dict(zip(BASES, pool.map(build, BASES), strict=True))
@@ -190,7 +190,7 @@ def stranger(room: Path) -> Iterator[str]:
 ELSEWHERE = """
 import json, os, sys
 from pathlib import Path
-from imagefactory.engines.bases import build_base, fetch_base
+from imagefactory.engines.base.build import build_base, fetch_base
 from imagefactory.lock.debian.archive import find_mirror, read_base_lock
 from imagefactory.model import Base, Where
 from imagefactory.progress import Quiet
@@ -206,7 +206,7 @@ print(os.geteuid(), os.uname().nodename, build_base(fetched, out, Quiet(), envir
 
 def test_the_same_bytes_for_another_user_host_mirror_folder_zone_language_and_umask(
     room: Path,
-    tars: dict[str, bases.BaseTar],
+    tars: dict[str, build.BaseTar],
     stranger: str,
     mirror: PassingMirror,
 ) -> None:
@@ -279,7 +279,7 @@ threading.Thread(target=end_in_the_middle, daemon=True).start()
 
 
 def test_a_killed_build_takes_all_along(
-    room: Path, tars: dict[str, bases.BaseTar], fetched: dict[str, bases.FetchedBase], own: DebianMirror
+    room: Path, tars: dict[str, build.BaseTar], fetched: dict[str, fetch.FetchedBase], own: DebianMirror
 ) -> None:
     base, scratch = BASES["debian-12"], room / "killed"
     (scratch / "out").mkdir(parents=True)
@@ -300,7 +300,7 @@ def test_a_killed_build_takes_all_along(
     # The kernel ends a pid namespace at once, but not in no time.
     wait_for(lambda: not running_in(left), "what ran in the root ends")
     assert str(left) not in Path("/proc/self/mounts").read_text()
-    with bases._scratch(environ):  # the next build
+    with build._scratch(environ):  # the next build
         assert not left.exists()
     assert not (scratch / "out/a.tar").exists()
 
@@ -310,7 +310,7 @@ TORN_DOWN = '#!/bin/sh\n[ "$1" != --version ] || exec echo mmdebstrap 1.3.5\nkil
 
 
 def test_mmdebstraps_hangup_reaches_nobody_elses_processes(
-    tmp_path: Path, fetched: dict[str, bases.FetchedBase]
+    tmp_path: Path, fetched: dict[str, fetch.FetchedBase]
 ) -> None:
     double = tmp_path / "bin/mmdebstrap"
     double.parent.mkdir()
@@ -321,7 +321,7 @@ def test_mmdebstraps_hangup_reaches_nobody_elses_processes(
     before = signal.signal(signal.SIGHUP, lambda number, _: heard.append(number))
     try:
         with pytest.raises(BuildError, match="mmdebstrap ended with"):
-            bases.build_base(fetched["debian-12"], tmp_path / "base.tar", Quiet(), environ=environ)
+            build.build_base(fetched["debian-12"], tmp_path / "base.tar", Quiet(), environ=environ)
     finally:
         signal.signal(signal.SIGHUP, before)
     assert heard == []
@@ -342,7 +342,7 @@ def running_in(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("name", BASES)
 def test_the_layer_holds_nothing_of_its_making(
-    name: str, tars: dict[str, bases.BaseTar], locks: dict[str, BaseLock], own: DebianMirror, room: Path
+    name: str, tars: dict[str, build.BaseTar], locks: dict[str, BaseLock], own: DebianMirror, room: Path
 ) -> None:
     hosts = [uri.split("/")[2].encode() for uri in (own.main, own.security) if "//" in uri]
     host, epoch = os.uname().nodename, locks[name].source_date_epoch
@@ -362,7 +362,7 @@ def test_the_layer_holds_nothing_of_its_making(
                 assert str(room).encode() not in content, member.name
                 assert not [one for one in hosts if b"//" + one in content], member.name
                 if member.name in ("etc/hostname", "etc/hosts", "etc/resolv.conf"):
-                    assert content == bases.fixed_files(BASES[name])[member.name]
+                    assert content == look.fixed_files(BASES[name])[member.name]
                     assert host.encode() not in content or host == "localhost"
                 if member.name == "etc/shadow":  # the one file of a base that holds a day
                     days = {line.split(":")[2] for line in content.decode().splitlines()}
@@ -395,7 +395,7 @@ apt-get check -qq
 
 
 @pytest.mark.parametrize("name", BASES)
-def test_a_base_has_what_gpu_work_needs(name: str, room: Path, tars: dict[str, bases.BaseTar]) -> None:
+def test_a_base_has_what_gpu_work_needs(name: str, room: Path, tars: dict[str, build.BaseTar]) -> None:
     root = room / f"{name}.root"
     root.mkdir()
     subprocess.run(["tar", "-xf", tars[name].path, "-C", root, "--numeric-owner"], check=True)
@@ -430,15 +430,15 @@ def with_stale(lock: BaseLock, name: str) -> BaseLock:
 
 
 def test_locked_packages_that_are_gone(
-    own: DebianMirror, locks: dict[str, BaseLock], fetched: dict[str, bases.FetchedBase]
+    own: DebianMirror, locks: dict[str, BaseLock], fetched: dict[str, fetch.FetchedBase]
 ) -> None:
     base, lock = BASES["debian-12"], locks["debian-12"]
     stale, notes = with_stale(lock, "unzip"), Notes()
     with pytest.raises(BuildError, match=r"unzip 0\.1-1") as caught:
-        bases.fetch_base(base, stale, own, notes, locked=True)
+        fetch.fetch_base(base, stale, own, notes, locked=True)
     assert "lock base:debian-12" in caught.value.hint
     assert notes.lines == []
-    newer = bases.fetch_base(base, stale, own, notes)
+    newer = fetch.fetch_base(base, stale, own, notes)
     version = next(one.version for one in lock.packages if one.name == "unzip")
     assert [str(one) for one in newer.moved] == [f"unzip 0.1-1 -> {version}"]
     assert not newer.published
@@ -453,13 +453,13 @@ def test_a_package_of_another_content_is_refused(own: DebianMirror, locks: dict[
         replace(one, sha256="0" * 64) if one.name == "unzip" else one for one in locks["debian-12"].packages
     )
     with pytest.raises(DownloadError, match=r"unzip .* has sha256"):
-        bases.fetch_base(BASES["debian-12"], replace(locks["debian-12"], packages=packages), own, Quiet())
+        fetch.fetch_base(BASES["debian-12"], replace(locks["debian-12"], packages=packages), own, Quiet())
 
 
-def without_unzip(fetched: bases.FetchedBase, debs: Path) -> tuple[Path, str]:
+def without_unzip(fetched: fetch.FetchedBase, debs: Path) -> tuple[Path, str]:
     """A cache that lacks one package; that package's path in it, and its file's name."""
     for path, package in zip(fetched.debs, fetched.lock.packages, strict=True):
-        target = bases.deb_path(debs, package)
+        target = fetch.deb_path(debs, package)
         target.parent.mkdir(parents=True)
         if package.name == "unzip":
             lacking = target
@@ -469,7 +469,7 @@ def without_unzip(fetched: bases.FetchedBase, debs: Path) -> tuple[Path, str]:
 
 
 def test_tampered_truncated_and_interrupted_downloads(
-    tmp_path: Path, fetched: dict[str, bases.FetchedBase], mirror: PassingMirror
+    tmp_path: Path, fetched: dict[str, fetch.FetchedBase], mirror: PassingMirror
 ) -> None:
     one = fetched["debian-12"]
     path, name = without_unzip(one, tmp_path)
@@ -477,10 +477,10 @@ def test_tampered_truncated_and_interrupted_downloads(
     for change in (flip, lambda body: body[:-100]):
         mirror.damage = {name: change}
         with pytest.raises(DownloadError, match=r"unzip"):
-            bases.fetch_base(one.base, one.lock, found, Quiet(), locked=True)
+            fetch.fetch_base(one.base, one.lock, found, Quiet(), locked=True)
         assert not path.exists()
     mirror.damage, mirror.asked = {}, []
-    again = bases.fetch_base(one.base, one.lock, found, Quiet(), locked=True)
+    again = fetch.fetch_base(one.base, one.lock, found, Quiet(), locked=True)
     assert [asked for asked in mirror.asked if asked.endswith(".deb")] == [
         asked for asked in mirror.asked if asked.endswith(name)
     ]
@@ -490,23 +490,23 @@ def test_tampered_truncated_and_interrupted_downloads(
     partial.mkdir()
     path.rename(partial / name)
     mirror.asked = []
-    bases.fetch_base(one.base, one.lock, found, Quiet(), locked=True)
+    fetch.fetch_base(one.base, one.lock, found, Quiet(), locked=True)
     assert path.is_file()
     assert not [asked for asked in mirror.asked if asked.endswith(".deb")]
 
 
 def test_a_damaged_cache_heals_and_is_never_built_from(
-    tmp_path: Path, fetched: dict[str, bases.FetchedBase], own: DebianMirror
+    tmp_path: Path, fetched: dict[str, fetch.FetchedBase], own: DebianMirror
 ) -> None:
     one = fetched["debian-12"]
     path, _ = without_unzip(one, tmp_path / "debs")
     good = next(deb for deb in one.debs if deb.name == path.name)
     path.write_bytes(flip(good.read_bytes()))
-    debs = tuple(bases.deb_path(tmp_path / "debs", package) for package in one.lock.packages)
+    debs = tuple(fetch.deb_path(tmp_path / "debs", package) for package in one.lock.packages)
     with pytest.raises(DownloadError, match=r"^unzip .* has sha256"):
-        bases.build_base(replace(one, debs=debs), tmp_path / "a.tar", Quiet(), environ=os.environ)
+        build.build_base(replace(one, debs=debs), tmp_path / "a.tar", Quiet(), environ=os.environ)
     assert not (tmp_path / "a.tar").exists()
-    bases.fetch_base(one.base, one.lock, replace(own, debs=tmp_path / "debs"), Quiet(), locked=True)
+    fetch.fetch_base(one.base, one.lock, replace(own, debs=tmp_path / "debs"), Quiet(), locked=True)
     assert path.read_bytes() == good.read_bytes()
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from imagefactory.engines.assemble import AssembleEngine
-from imagefactory.engines.base_image import BaseImage
+from imagefactory.engines.base.image import BaseImage
 from imagefactory.errors import BuildError
 from imagefactory.model import Base, Completed, Definition, Lock, LockedPackage, RunSpec
 from imagefactory.oci.collect import collect
@@ -24,7 +24,7 @@ from imagefactory.oci.layout import Layout
 from imagefactory.oci.model import Image
 from imagefactory.progress import Quiet
 from imagefactory.render.define import define
-from imagefactory.verify.runners.unshare import UnshareRunner
+from imagefactory.runners.unshare import UnshareRunner
 from tests.engines import docker_target
 from tests.services.channel_made import ADDRESS, PYTHON, MadeChannel, make_channel
 from tests.services.children import LIMIT, child, wait_for

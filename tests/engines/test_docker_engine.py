@@ -22,10 +22,9 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.engines.base_image import BaseImage, write_index
+from imagefactory.engines.base.image import BaseImage, write_index
+from imagefactory.engines.build_secrets import BuildSecrets, find_secrets
 from imagefactory.engines.docker import DockerEngine
-from imagefactory.engines.docker_daemon import DockerDaemon
-from imagefactory.engines.site import BuildSecrets, find_secrets
 from imagefactory.errors import BuildError, FactoryError, ToolError, UsageError
 from imagefactory.model import Completed, Definition, Mount, RunSpec
 from imagefactory.oci.layers import codec
@@ -33,9 +32,12 @@ from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import CONFIG_TYPE, canonical_json, format_descriptor
 from imagefactory.oci.model import Image
 from imagefactory.progress import Lines, Quiet
-from imagefactory.verify.runners.docker import OUTPUT_LIMIT, OWNER, DockerRunner
-from imagefactory.verify.runners.unshare import UnshareRunner
-from imagefactory.verify.smoke import Trial, smoke
+from imagefactory.runners.docker import OUTPUT_LIMIT, DockerRunner
+from imagefactory.runners.docker_daemon import DockerDaemon
+from imagefactory.runners.docker_owner import OWNER
+from imagefactory.runners.unshare import UnshareRunner
+from imagefactory.verify.model import Trial
+from imagefactory.verify.smoke import smoke
 from tests.engines.docker_target import EPOCH, Index, index_server, make_base_tar, make_target, store_base
 from tests.services import docker_daemon
 from tests.services.children import LIMIT, child, wait_for
@@ -217,7 +219,7 @@ def test_failed_build_shows_the_last_lines_and_leaves_nothing(bench: Bench) -> N
 CHILD = """
 import pickle, sys
 from imagefactory.engines.docker import DockerEngine
-from imagefactory.engines.docker_daemon import DockerDaemon
+from imagefactory.runners.docker_daemon import DockerDaemon
 from imagefactory.oci.layout import CONFIG_TYPE, Layout, canonical_json, format_descriptor
 from imagefactory.progress import Quiet
 store, environ, definition, base, secrets = pickle.load(open(sys.argv[1], "rb"))
@@ -480,10 +482,10 @@ def test_damaged_layer_never_becomes_an_image(bench: Bench, tmp_path: Path) -> N
 
 RUN_CHILD = """
 import os, pickle, sys
-from imagefactory.engines.docker_daemon import DockerDaemon
+from imagefactory.runners.docker_daemon import DockerDaemon
 from imagefactory.model import RunSpec
 from imagefactory.oci.layout import CONFIG_TYPE, Layout, canonical_json, format_descriptor
-from imagefactory.verify.runners.docker import DockerRunner
+from imagefactory.runners.docker import DockerRunner
 store, environ, image, spec = pickle.load(open(sys.argv[1], "rb"))
 done = DockerRunner(Layout(store), DockerDaemon(environ)).run(image, spec)
 sys.exit(done.returncode)

@@ -16,7 +16,7 @@ import pytest
 
 from imagefactory.gpu.model import Library
 from imagefactory.scan.fatbin import CodeReader, scan_bytes, scan_file
-from imagefactory.verify.suite.gpu import kernels
+from imagefactory.suite.gpu import kernels
 from tests.services.nvcc import Nvcc, install_nvcc
 from tests.services.processes import ServiceError
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from imagefactory.verify import smoke
-from imagefactory.verify.suite.gpu import table
+from imagefactory.suite.gpu import table
+from imagefactory.verify import suite_files
 from tests.services.environments import Environment
 from tests.services.libcuda import VARIABLE, build_libcuda
 from tests.unit.gpu_suite_made_here import make_expectations
@@ -35,7 +35,7 @@ class Lab:
             framework=framework, packages=dict(environment.packages), cuda="12", rehearsal=True
         )
         (folder / "expectations.json").write_text(json.dumps(asked))
-        smoke.write_suite(folder / "suite", smoke.read_suite())
+        suite_files.write_suite(folder / "suite", suite_files.read_suite())
 
     def run(self, *arguments: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
         command = [self.environment.python, "-I", "-B", *arguments]

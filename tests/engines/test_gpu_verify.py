@@ -22,17 +22,17 @@ from imagefactory.model import CheckState, Lock, LockedWheel, Outcome
 from imagefactory.oci.layout import reference
 from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, canonical_json, format_descriptor
 from imagefactory.progress import Quiet
+from imagefactory.runners.gpu_devices import GpuDevices
+from imagefactory.runners.unshare import UnshareRunner
 from imagefactory.settings.load import load_settings
 from imagefactory.stages.define import define_target
 from imagefactory.stages.lock import wanted_hash
 from imagefactory.stages.verdicts import find_in, local_place, read_court
 from imagefactory.stages.verify import Bench, VerifyOptions
+from imagefactory.suite.gpu import table
+from imagefactory.verdicts.keys import keys_folder, make_key
+from imagefactory.verdicts.model import Standing
 from imagefactory.verify.evidence import LocalEvidence
-from imagefactory.verify.keys import keys_folder, make_key
-from imagefactory.verify.model import Standing
-from imagefactory.verify.runners.gpu_devices import GpuDevices
-from imagefactory.verify.runners.unshare import UnshareRunner
-from imagefactory.verify.suite.gpu import table
 from imagefactory.workflow import Verified, prove_image
 from tests.engines.test_sandbox import PYTHON, entry, host_files
 from tests.services import libcuda

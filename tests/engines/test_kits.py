@@ -29,11 +29,12 @@ from imagefactory.stages.kits import CollectedKit, CollectOptions, KitPlace, col
 from imagefactory.stages.push import PushOptions, push_target
 from imagefactory.stages.verdicts import find_in, read_court, registry_of
 from imagefactory.stages.verify import VerifyOptions
-from imagefactory.verify.keys import keys_folder, make_key
+from imagefactory.suite.gpu import table
+from imagefactory.verdicts.keys import keys_folder, make_key
+from imagefactory.verdicts.model import Standing
+from imagefactory.verdicts.trust import Grant, add_key
 from imagefactory.verify.kit.hardware import Places
-from imagefactory.verify.model import EvidenceKind, Standing
-from imagefactory.verify.suite.gpu import table
-from imagefactory.verify.trust import Grant, add_key
+from imagefactory.verify.model import EvidenceKind
 from tests.engines.test_gpu_verify import NAME, factory  # noqa: F401
 from tests.services import libcuda
 from tests.services.apptainer import ORDINARY_UID, as_ordinary_user
@@ -256,7 +257,7 @@ def test_trusted_and_promoted_the_tag_of_the_capability_follows(ground: Ground) 
     kit = ground.kit("promoted")
     made_up(ground, kit, "--runner", "docker", programs=ground.programs())
     folder = keys_folder(ground.factory.environ)
-    from imagefactory.verify.keys import read_public
+    from imagefactory.verdicts.keys import read_public
 
     today = datetime.now(UTC).date()
     grant = Grant(

@@ -19,9 +19,9 @@ from imagefactory.catalogue.document import LIFE, sign_catalogue
 from imagefactory.catalogue.model import Catalogue, CataloguedImage, CataloguedSif
 from imagefactory.oci.manifests import digest_of
 from imagefactory.oci.sif import sif_name
-from imagefactory.verify.model import Gpu, Subject
-from imagefactory.verify.smoke import suite_digest
-from imagefactory.verify.statement import sign
+from imagefactory.verdicts.statement import sign
+from imagefactory.verify.model import GpuIdentity, Subject
+from imagefactory.verify.suite_files import suite_digest
 from tests.services.condor import CondorPool
 from tests.unit.catalogue_made_here import make_image
 from tests.unit.verdicts_made_here import HOST, LAB, digest, whole_report
@@ -71,7 +71,7 @@ def catalogued(target: str, sif: Path, proven: Mapping[str, str]) -> CataloguedI
     subject = Subject(target=target, index=digest("6"), manifest=digest("6"), config=sha256)
 
     def envelope(number: int, capability: str, cuda: str) -> tuple[str, bytes]:
-        gpu = Gpu(
+        gpu = GpuIdentity(
             name=f"made up {capability}",
             capability=capability,
             uuid=f"GPU-0000000{number}-89ab-cdef-0123-456789abcdef",

@@ -28,14 +28,14 @@ from imagefactory.settings.load import load_settings
 from imagefactory.stages.candidates import Promoting
 from imagefactory.stages.promote import promote
 from imagefactory.stages.statements import writing
+from imagefactory.verdicts.attached import Journal, Statement, attach
+from imagefactory.verdicts.keys import PublicKey
+from imagefactory.verdicts.reconcile import reconcile
+from imagefactory.verdicts.statement import sign
 from imagefactory.verdicts.subject import read_subject
-from imagefactory.verify.attached import Journal, Statement, attach
-from imagefactory.verify.keys import PublicKey
+from imagefactory.verdicts.trust import Grant, add_key
 from imagefactory.verify.model import Subject
-from imagefactory.verify.reconcile import reconcile
-from imagefactory.verify.smoke import suite_digest
-from imagefactory.verify.statement import sign
-from imagefactory.verify.trust import Grant, add_key
+from imagefactory.verify.suite_files import suite_digest
 from tests.services.registry import RegistryOptions as ServedOptions
 from tests.services.registry import registry_server
 from tests.store_contract import image_index, image_manifest

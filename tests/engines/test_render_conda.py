@@ -24,13 +24,11 @@ import pytest
 
 import imagefactory.render
 from imagefactory.engines.apptainer import ApptainerEngine, SifMaker
-from imagefactory.engines.apptainer_command import ApptainerCommand
 from imagefactory.engines.assemble import AssembleEngine
-from imagefactory.engines.base_image import BaseImage
+from imagefactory.engines.base.image import BaseImage
+from imagefactory.engines.build_secrets import BuildSecrets, find_secrets
 from imagefactory.engines.docker import DockerEngine
-from imagefactory.engines.docker_daemon import DockerDaemon
 from imagefactory.engines.protocol import Engine
-from imagefactory.engines.site import BuildSecrets, find_secrets
 from imagefactory.errors import BuildError
 from imagefactory.lock.conda.channels import Channels
 from imagefactory.model import Definition, Lock, LockedPackage, LockedWheel, Mount, RunSpec
@@ -40,11 +38,14 @@ from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Lines, Quiet
 from imagefactory.render.define import define
 from imagefactory.render.folders import render, write_definitions
-from imagefactory.verify.runners.apptainer import ApptainerRunner
-from imagefactory.verify.runners.docker import DockerRunner
-from imagefactory.verify.runners.protocol import Runner
-from imagefactory.verify.runners.unshare import UnshareRunner
-from imagefactory.verify.smoke import Trial, smoke
+from imagefactory.runners.apptainer import ApptainerRunner
+from imagefactory.runners.apptainer_command import ApptainerCommand
+from imagefactory.runners.docker import DockerRunner
+from imagefactory.runners.docker_daemon import DockerDaemon
+from imagefactory.runners.protocol import Runner
+from imagefactory.runners.unshare import UnshareRunner
+from imagefactory.verify.model import Trial
+from imagefactory.verify.smoke import smoke
 from tests.engines.docker_target import BASE, TARGET, Index, index_server, make_base_tar, store_base
 from tests.services.channel_made import PYTHON, MadeChannel, make_channel
 from tests.services.channels import ChannelOptions, ChannelServer, Fault, channel_server

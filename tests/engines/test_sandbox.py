@@ -43,7 +43,7 @@ import json, os, signal, subprocess, sys
 from pathlib import Path
 from imagefactory.errors import FactoryError
 from imagefactory.model import Descriptor, Image, Layer, Mount, RunSpec
-from imagefactory.verify.runners.unshare import UnshareRunner
+from imagefactory.runners.unshare import UnshareRunner
 
 request = json.loads(sys.argv[1])
 
@@ -799,7 +799,7 @@ def test_the_gpu_suite_asks_the_driver(
         PYTHON, "-I", "-B", "/imagefactory/suite/verify.py",
         "/expect/expectations.json", "/report/report.json",
         mounts=[
-            [str(ground / "python/imagefactory/verify/suite"), "/imagefactory/suite", False],
+            [str(ground / "python/imagefactory/suite"), "/imagefactory/suite", False],
             [str(folder / "driver"), "/driver", False],
             [str(folder / "expect"), "/expect", False],
             [str(folder / "report"), "/report", True],

@@ -21,8 +21,8 @@ from imagefactory.oci.manifests import digest_of
 from imagefactory.oci.sif import sif_name
 from imagefactory.pools.model import ImageKind
 from imagefactory.pools.sites import SITES, Site
+from imagefactory.verdicts.statement import sign
 from imagefactory.verify.model import Subject
-from imagefactory.verify.statement import sign
 from tests.services.condor import CondorPool
 from tests.unit.catalogue_made_here import make_catalogue, make_image
 from tests.unit.verdicts_made_here import HOST, LAB, MADE_UP, SUITE, digest, whole_report

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from imagefactory.verify import smoke
-from imagefactory.verify.suite import table
+from imagefactory.suite import table
+from imagefactory.verify import suite_files, suite_report
 from tests.services.environments import Environment
 
 # distribution of the recipe -> (operations that must have numbers, hint)
@@ -49,13 +49,13 @@ def outcome(
     }
     (folder / "expectations.json").write_text(json.dumps(expectations))
     suite = folder / "suite"
-    smoke.write_suite(suite, smoke.read_suite())
+    suite_files.write_suite(suite, suite_files.read_suite())
     command = [environment.python, "-I", "-B", suite / "smoke.py"]
     done = subprocess.run(
         [*command, folder / "expectations.json", folder / "report.json"], capture_output=True, timeout=1200
     )
     assert done.returncode == 1, done.stderr[-2000:]
-    report = smoke.parse_report((folder / "report.json").read_bytes(), "5eed")
+    report = suite_report.parse_smoke_report((folder / "report.json").read_bytes(), "5eed")
     return framework, {row.result.name: row.result for row in report.rows}
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from imagefactory.catalogue.document import LIFE
 from imagefactory.catalogue.model import Catalogue, CataloguedImage, CataloguedSif
 from imagefactory.gpu.model import Answer, Basis, Claim
+from imagefactory.verdicts.statement import sign
 from imagefactory.verify.model import GpuReport, Subject
-from imagefactory.verify.statement import sign
 from tests.unit.verdicts_made_here import LAB, NOW, SUBJECT, SUITE, digest, whole_report
 
 PREDICTED = Claim(

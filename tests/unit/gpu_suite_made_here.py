@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from imagefactory.verify.smoke import SUITE_FOLDER
-from imagefactory.verify.suite.gpu import table
+from imagefactory.suite.gpu import table
+from imagefactory.verify.suite_files import SUITE_FOLDER
 from tests.services.libcuda import VARIABLE
 
 Row = dict[str, Any]

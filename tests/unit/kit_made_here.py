@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.oci.model import Descriptor, Image, Layer
+from imagefactory.suite.gpu import table
 from imagefactory.verify.kit.hardware import Places
-from imagefactory.verify.kit.make import KitOrder, make_kit
 from imagefactory.verify.kit.program import main
+from imagefactory.verify.kit_make import KitOrder, make_kit
 from imagefactory.verify.model import Subject
-from imagefactory.verify.nonces import Issued, Ledger, format_nonce
-from imagefactory.verify.suite.gpu import table
+from imagefactory.verify.nonces import Issued, NonceLedger, format_nonce
 from tests.services.gpu_host import UUID, Told, make_host
 
 NONCE = format_nonce(bytes(range(16)))
@@ -107,7 +107,7 @@ sys.exit(answer.get("code", 0))
 class Bench:
     """A ledger, a kit in `kit`, a machine with a GPU, and the folder of the programs."""
 
-    ledger: Ledger
+    ledger: NonceLedger
     issued: Issued
     kit: Path
     places: Places
@@ -136,7 +136,7 @@ class Bench:
 
 def make_bench(folder: Path, order: KitOrder = ORDER, told: Told | None = None) -> Bench:
     """A kit of `order`, made now; its programs answer nothing yet."""
-    ledger = Ledger(folder / "nonces")
+    ledger = NonceLedger(folder / "nonces")
     issued = make_kit(folder / "kit", order, ledger, datetime.now(UTC))
     places = make_host(folder / "host", told)
     programs = folder / "bin"

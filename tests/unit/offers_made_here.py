@@ -12,7 +12,8 @@ from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.model import Answer, Basis, Claim
 from imagefactory.model import Outcome
 from imagefactory.pools.proven import GpuClass
-from imagefactory.verify.model import Judged, Standing, Subject
+from imagefactory.verdicts.model import Judged, Standing
+from imagefactory.verify.model import Subject
 from tests.unit.test_claims import judged as judged_verdict
 
 NOW = datetime(2026, 11, 22, 6, tzinfo=UTC)

@@ -11,7 +11,7 @@ from typing import Any
 
 from imagefactory.pools.model import Inventory, Machine, PoolGpu
 from imagefactory.pools.sweep_file import read_sweep
-from imagefactory.verify.suite.gpu import table
+from imagefactory.suite.gpu import table
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 DRIVER, CUDA = "550.90.07", "12.4"

@@ -20,18 +20,18 @@ import pytest
 
 from imagefactory.engines import layer_plan, layer_work
 from imagefactory.engines.assemble import AssembleEngine, check_conflicts
-from imagefactory.engines.base_image import BaseImage
+from imagefactory.engines.base.image import BaseImage
 from imagefactory.engines.layer_plan import (
     BUCKETS,
     MORE_OWN_LAYERS,
     MOST_OWN_LAYERS,
     OWN_LAYER_BYTES,
-    Bench,
+    LayerInputs,
     LayerPlan,
     wheel_part,
 )
 from imagefactory.engines.pyc import BaseCompiler
-from imagefactory.engines.wheel_layer import Place
+from imagefactory.engines.wheel_layer import Prefix
 from imagefactory.errors import BuildError
 from imagefactory.model import Base, Definition, Lock, LockedWheel, Target, Where
 from imagefactory.oci.layers import codec
@@ -47,22 +47,22 @@ BASE = Base(
 )
 
 
-def bench(tmp_path: Path) -> Bench:
-    return Bench(
+def bench(tmp_path: Path) -> LayerInputs:
+    return LayerInputs(
         store=tmp_path / "store",
         segments=tmp_path / "segments",
         codec="zstd",
-        place=Place(prefix="/opt/env", python=PYTHON),
+        place=Prefix(prefix="/opt/env", python=PYTHON),
         epoch=1,
         base_folders=(tmp_path,),
         compiler="p",
     )
 
 
-def plan_layers(*groups: Mapping[LockedWheel, Path] | Bench) -> tuple[LayerPlan, ...]:
+def plan_layers(*groups: Mapping[LockedWheel, Path] | LayerInputs) -> tuple[LayerPlan, ...]:
     """The plan of groups of wheels; the last argument is the bench."""
     *wheels, bench = groups
-    assert isinstance(bench, Bench)
+    assert isinstance(bench, LayerInputs)
     return layer_plan.plan_layers(
         [{w: wheel_part(w, path, bench) for w, path in group.items()} for group in wheels]  # type: ignore[union-attr]
     )
@@ -138,7 +138,7 @@ def test_all_that_decides_the_bytes_is_in_the_key(tmp_path: Path, field: str) ->
         "codec": "gzip",
         "epoch": 2,
         "compiler": "q",
-        "place": Place(prefix="/opt/other", python=PYTHON),
+        "place": Prefix(prefix="/opt/other", python=PYTHON),
     }
     wheels = {wheel_of("a", 1): Path("/a")}
     one, other = bench(tmp_path), replace(bench(tmp_path), **{field: others[field]})  # type: ignore[arg-type]
@@ -162,7 +162,7 @@ def test_one_path_with_two_contents_names_both_wheels() -> None:
 def compile_with_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
     """Byte code by this Python: the sandbox and a base need more than unit tests have."""
 
-    def new_worker(bench: Bench, report: Callable[[int], None]) -> layer_work.Worker:
+    def new_worker(bench: LayerInputs, report: Callable[[int], None]) -> layer_work.Worker:
         def start(argv: tuple[str, ...]) -> subprocess.Popen[bytes]:
             env = {"PYTHONHASHSEED": "0"}
             return subprocess.Popen((sys.executable, *argv[1:]), stdin=-1, stdout=-1, env=env)
@@ -372,7 +372,7 @@ def test_nothing_a_worker_started_outlives_the_build(tmp_path: Path, monkeypatch
     # Slow to end, as a sandbox may be; the file says that it has.
     around = 'touch "$0/$$.began"; "$@"; sleep 0.5; mv "$0/$$.began" "$0/$$.ended"'
 
-    def new_worker(bench: Bench, report: Callable[[int], None]) -> layer_work.Worker:
+    def new_worker(bench: LayerInputs, report: Callable[[int], None]) -> layer_work.Worker:
         def start(argv: tuple[str, ...]) -> subprocess.Popen[bytes]:
             argv = ("sh", "-c", around, str(ended), sys.executable, *argv[1:])
             return subprocess.Popen(argv, stdin=-1, stdout=-1)

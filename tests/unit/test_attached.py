@@ -22,7 +22,7 @@ from imagefactory.oci.model import Descriptor
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.store import Store
 from imagefactory.progress import Quiet
-from imagefactory.verify.attached import (
+from imagefactory.verdicts.attached import (
     MOST_REFUSED,
     Journal,
     Rows,
@@ -35,17 +35,13 @@ from imagefactory.verify.attached import (
     read_revocations,
     read_verdicts,
 )
-from imagefactory.verify.envelope import LARGEST, format_json
-from imagefactory.verify.judgement import judge_verdicts
-from imagefactory.verify.model import Standing, Subject
-from imagefactory.verify.reconcile import known_statements, reconcile
-from imagefactory.verify.revocation import (
-    Withdrawal,
-    format_revocation,
-    judge_revocations,
-    sign_revocation,
-)
-from imagefactory.verify.statement import sign
+from imagefactory.verdicts.envelope import LARGEST, format_json
+from imagefactory.verdicts.judgement import judge_verdicts
+from imagefactory.verdicts.model import Standing
+from imagefactory.verdicts.reconcile import known_statements, reconcile
+from imagefactory.verdicts.revocation import Withdrawal, format_revocation, judge_revocations, sign_revocation
+from imagefactory.verdicts.statement import sign
+from imagefactory.verify.model import Subject
 from tests.store_contract import image_manifest
 from tests.unit.registry_made_here import RegistryMadeHere, Ways, registry_made_here
 from tests.unit.verdicts_made_here import (

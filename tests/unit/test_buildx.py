@@ -8,7 +8,7 @@ from imagefactory.engines.buildx import (
     LONGEST_LINE,
     TAIL_LINES,
     Build,
-    Kind,
+    BuildEventKind,
     Transcript,
     clean,
     command,
@@ -102,21 +102,26 @@ def test_command() -> None:
 @pytest.mark.parametrize(
     ("line", "kind", "step", "text"),
     [
-        ("#6 [base 2/3] RUN x\n", Kind.BEGAN, 6, "[base 2/3] RUN x"),
-        ("#6 0.234 hello  there\n", Kind.OUTPUT, 6, "hello  there"),
-        ("#6 0.234\n", Kind.OUTPUT, 6, ""),
-        ("#6 CACHED\n", Kind.CACHED, 6, ""),
-        ("#6 DONE 12.5s\n", Kind.DONE, 6, ""),
-        ("#6 ERROR: process failed: exit code: 1\n", Kind.FAILED, 6, "process failed: exit code: 1"),
-        ("#6 CANCELED\n", Kind.OTHER, 6, "CANCELED"),
-        ("#6 ...\n", Kind.OTHER, 6, "..."),
-        ("#6 sha256:00 1.05MB / 2.10MB 0.2s\n", Kind.OTHER, 6, "sha256:00 1.05MB / 2.10MB 0.2s"),
-        ("ERROR: failed to solve: x\n", Kind.OTHER, None, "ERROR: failed to solve: x"),
-        ("\n", Kind.OTHER, None, ""),
-        ("# a comment in a Dockerfile\n", Kind.OTHER, None, "# a comment in a Dockerfile"),
+        ("#6 [base 2/3] RUN x\n", BuildEventKind.BEGAN, 6, "[base 2/3] RUN x"),
+        ("#6 0.234 hello  there\n", BuildEventKind.OUTPUT, 6, "hello  there"),
+        ("#6 0.234\n", BuildEventKind.OUTPUT, 6, ""),
+        ("#6 CACHED\n", BuildEventKind.CACHED, 6, ""),
+        ("#6 DONE 12.5s\n", BuildEventKind.DONE, 6, ""),
+        (
+            "#6 ERROR: process failed: exit code: 1\n",
+            BuildEventKind.FAILED,
+            6,
+            "process failed: exit code: 1",
+        ),
+        ("#6 CANCELED\n", BuildEventKind.OTHER, 6, "CANCELED"),
+        ("#6 ...\n", BuildEventKind.OTHER, 6, "..."),
+        ("#6 sha256:00 1.05MB / 2.10MB 0.2s\n", BuildEventKind.OTHER, 6, "sha256:00 1.05MB / 2.10MB 0.2s"),
+        ("ERROR: failed to solve: x\n", BuildEventKind.OTHER, None, "ERROR: failed to solve: x"),
+        ("\n", BuildEventKind.OTHER, None, ""),
+        ("# a comment in a Dockerfile\n", BuildEventKind.OTHER, None, "# a comment in a Dockerfile"),
     ],
 )
-def test_lines(line: str, kind: Kind, step: int | None, text: str) -> None:
+def test_lines(line: str, kind: BuildEventKind, step: int | None, text: str) -> None:
     event = parse_line(line)
     assert (event.kind, event.step, event.text) == (kind, step, text)
 

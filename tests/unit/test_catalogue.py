@@ -38,11 +38,11 @@ from imagefactory.errors import (
 from imagefactory.gpu.capability import Capability
 from imagefactory.model import Outcome
 from imagefactory.settings.load import load_settings
-from imagefactory.verify.claims import verified_claims
-from imagefactory.verify.envelope import format_json, parse_envelope, seal
-from imagefactory.verify.model import Standing
-from imagefactory.verify.revocation import Withdrawal, sign_revocation
-from imagefactory.verify.trust import Trust
+from imagefactory.verdicts.claims import verified_claims
+from imagefactory.verdicts.envelope import format_json, parse_envelope, seal
+from imagefactory.verdicts.model import Standing
+from imagefactory.verdicts.revocation import Withdrawal, sign_revocation
+from imagefactory.verdicts.trust import Trust
 from tests.unit.catalogue_made_here import SIF_SUBJECT, make_catalogue, make_image, signed
 from tests.unit.verdicts_made_here import (
     DAY,
@@ -394,7 +394,7 @@ from pathlib import Path
 from imagefactory.catalogue.offers import find_offer
 from imagefactory.catalogue.reading import read_catalogue
 from imagefactory.settings.load import load_settings
-from imagefactory.verify.trust import read_trust
+from imagefactory.verdicts.trust import read_trust
 environ = {{"HOME": "/nowhere", "XDG_CONFIG_DIRS": "/nowhere"}}
 settings = load_settings(directory=None, start=Path.cwd(), environ=environ)
 now = datetime.fromisoformat({NOW.isoformat()!r})

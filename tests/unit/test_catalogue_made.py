@@ -23,7 +23,7 @@ from imagefactory.catalogue.offers import find_offer
 from imagefactory.catalogue.publishing import make_catalogue_artifact
 from imagefactory.catalogue.reading import CURRENT, pack, read_catalogue
 from imagefactory.cli import cli
-from imagefactory.engines.base_image import write_index
+from imagefactory.engines.base.image import write_index
 from imagefactory.errors import (
     CheckFailedError,
     NothingSelectedError,
@@ -46,11 +46,11 @@ from imagefactory.progress import Quiet
 from imagefactory.settings.choices import Setting
 from imagefactory.settings.load import load_settings
 from imagefactory.stages.push import PushOptions, push_target
+from imagefactory.verdicts.attached import Statement, attach
+from imagefactory.verdicts.keys import make_key, read_signing_key
+from imagefactory.verdicts.revocation import Withdrawal, sign_revocation
 from imagefactory.verdicts.subject import read_subject
-from imagefactory.verify.attached import Statement, attach
-from imagefactory.verify.keys import make_key, read_signing_key
-from imagefactory.verify.revocation import Withdrawal, sign_revocation
-from imagefactory.verify.trust import read_trust
+from imagefactory.verdicts.trust import read_trust
 from tests.unit.catalogue_made_here import PREDICTED
 from tests.unit.registry_made_here import RegistryMadeHere
 from tests.unit.test_cli import Call, call, root  # noqa: F401
@@ -215,7 +215,7 @@ def test_a_new_lock_takes_nothing_away_that_is_verified(
 
 def _put_newer(factory: Factory, target: Target) -> str:
     from imagefactory.engines.assemble import AssembleEngine
-    from imagefactory.engines.base_image import recall_base
+    from imagefactory.engines.base.image import recall_base
     from imagefactory.oci.layout import reference
     from imagefactory.stages import build, define
 

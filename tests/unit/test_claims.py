@@ -13,13 +13,14 @@ from imagefactory.gpu.model import Answer, Basis, Question
 from imagefactory.model import Outcome
 from imagefactory.plan import PRUNING, Device, PlanInput, Stage, State, make_plan
 from imagefactory.report.compat import letters
+from imagefactory.verdicts.claims import REFUSALS, verified_claims
+from imagefactory.verdicts.model import Judged, Standing, Verdict
 from imagefactory.verify import model
-from imagefactory.verify.claims import REFUSALS, verified_claims
-from imagefactory.verify.model import EvidenceKind, GpuReport, Hardware, Judged, Standing, Subject, Verdict
+from imagefactory.verify.model import EvidenceKind, GpuReport, Hardware, Subject
 from tests.unit.test_plan import BUILT, TARGET
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
-DEVICE = model.Gpu(name="NVIDIA A100-SXM4-40GB", capability="8.0", uuid="GPU-1", memory=40 << 30)
+DEVICE = model.GpuIdentity(name="NVIDIA A100-SXM4-40GB", capability="8.0", uuid="GPU-1", memory=40 << 30)
 AMPERE, ADA = Capability(8, 0), Capability(8, 9)
 QUESTION = Question(framework="torch", version="2.3", cuda="12.1", capability=AMPERE)
 

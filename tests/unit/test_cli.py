@@ -16,7 +16,7 @@ from imagefactory import cli, errors
 from imagefactory.errors import FactoryError
 from imagefactory.oci.layout import Layout
 from imagefactory.recipes.values import SMOKE_CHECKS
-from imagefactory.verify.suite.table import CHECKS
+from imagefactory.suite.table import CHECKS
 from tests.unit.test_layout import add_image
 
 ROOT = Path(__file__).parents[2]

@@ -37,8 +37,8 @@ from imagefactory.stages.statements import attach_signed
 from imagefactory.stages.tables import Tables, TablesAsked, read_catalogued
 from imagefactory.stages.verdicts import local_place
 from imagefactory.verdicts.subject import read_subject
+from imagefactory.verdicts.trust import TrustedKey
 from imagefactory.verify.model import Subject
-from imagefactory.verify.trust import TrustedKey
 from tests.unit.catalogue_made_here import make_catalogue, make_image, signed
 from tests.unit.test_cli_registries import call, json_of  # noqa: F401
 from tests.unit.test_cli_verdicts import QUIET, Bench, bench  # noqa: F401

@@ -32,11 +32,11 @@ from imagefactory.settings.load import load_settings
 from imagefactory.stages import promote
 from imagefactory.stages.push import PushOptions, push_target
 from imagefactory.stages.statements import attach_signed
+from imagefactory.verdicts.keys import find_key, read_signing_key
+from imagefactory.verdicts.statement import Signed, sign
 from imagefactory.verdicts.subject import read_subject
-from imagefactory.verify.keys import find_key, read_signing_key
-from imagefactory.verify.promotion import Candidate, Rule, TagFate, decide_tags
-from imagefactory.verify.smoke import suite_digest
-from imagefactory.verify.statement import Signed, sign
+from imagefactory.verdicts.tags import PromotionRule, TagCandidate, TagFate, decide_tags
+from imagefactory.verify.suite_files import suite_digest
 from tests.unit.registry_made_here import RegistryMadeHere, Ways, registry_made_here
 from tests.unit.test_cli_registries import (  # noqa: F401
     Call,
@@ -278,7 +278,7 @@ def test_without_a_trusted_key_nothing_counts(bench: Bench) -> None:
 def test_what_is_no_verdict_is_shown_as_malformed(bench: Bench) -> None:
     first = bench.push(b"a", 1)
     from imagefactory.oci.graph import make_artifact
-    from imagefactory.verify.attached import Statement
+    from imagefactory.verdicts.attached import Statement
 
     client = Registry(bench.registry.host)
     there = client.manifest("one", bench.manifest(first))
@@ -447,7 +447,9 @@ def test_another_promoter_at_the_same_tags(bench: Bench, monkeypatch: pytest.Mon
     bench.verify(first)
     decided: list[dict[str, str]] = []
 
-    def decide(rule: Rule, candidates: Sequence[Candidate], tags: Mapping[str, str]) -> tuple[TagFate, ...]:
+    def decide(
+        rule: PromotionRule, candidates: Sequence[TagCandidate], tags: Mapping[str, str]
+    ) -> tuple[TagFate, ...]:
         fates = decide_tags(rule, candidates, tags)
         decided.append(dict(tags))
         there = bench.registry.find("one").tags

@@ -34,7 +34,7 @@ from imagefactory.report.tables import (
     tables_json,
 )
 from imagefactory.stages.tables import Tables
-from imagefactory.verify.model import Standing
+from imagefactory.verdicts.model import Standing
 from imagefactory.version_ranges import make_ranges, neighbours
 from tests.unit.test_claims import NOW, judged
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 
-from imagefactory.engines import conda_install
-from imagefactory.engines.conda_install import Channels, Failure, parse_explicit
+from imagefactory.render import conda_install
+from imagefactory.render.conda_install import Channels, Failure, parse_explicit
 from tests.services import conda_package
 from tests.services.channel_made import ADDRESS, PYTHON, MadeChannel, make_channel
 from tests.services.children import LIMIT, child, wait_for

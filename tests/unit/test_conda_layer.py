@@ -21,22 +21,23 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.engines import conda_prefix, layer_work
+from imagefactory.engines import layer_work
 from imagefactory.engines.assemble import AssembleEngine, check_conflicts, describe_claims
-from imagefactory.engines.base_image import BaseImage
-from imagefactory.engines.conda_layer import lay_changes
-from imagefactory.engines.conda_prefix import (
+from imagefactory.engines.base.image import BaseImage
+from imagefactory.engines.conda import prefix
+from imagefactory.engines.conda.layer import lay_changes
+from imagefactory.engines.conda.prefix import (
     Change,
-    Claim,
-    Prefix,
+    LinkedPrefix,
+    PathClaim,
     Staging,
     remove_extracted,
     run_scripts,
     staged,
 )
-from imagefactory.engines.layer_plan import OWN_LAYER_BYTES, Bench, Part, plan_layers
+from imagefactory.engines.layer_plan import OWN_LAYER_BYTES, LayerInputs, Part, plan_layers
 from imagefactory.engines.pyc import BaseCompiler
-from imagefactory.engines.wheel_layer import Place
+from imagefactory.engines.wheel_layer import Prefix
 from imagefactory.errors import BuildError, ToolError
 from imagefactory.model import Base, Definition, Lock, LockedConda, LockedPackage, LockedWheel, Target, Where
 from imagefactory.oci.layers import END_OF_ARCHIVE, Segment, codec
@@ -93,7 +94,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> MadeChannel:
 
 @pytest.fixture(autouse=True)
 def compile_with_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    def new_worker(bench: Bench, report: Callable[[int], None]) -> layer_work.Worker:
+    def new_worker(bench: LayerInputs, report: Callable[[int], None]) -> layer_work.Worker:
         def start(argv: tuple[str, ...]) -> subprocess.Popen[bytes]:
             env = {"PYTHONHASHSEED": "0"}
             return subprocess.Popen((sys.executable, *argv[1:]), stdin=-1, stdout=-1, env=env)
@@ -391,14 +392,14 @@ def test_without_py_rattler_the_extra_is_named(
     tmp_path: Path, made: MadeChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     factory_, lock = factory(tmp_path, made, *FEW)
-    monkeypatch.setattr(conda_prefix.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(prefix.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ToolError, match="py-rattler") as caught:
         factory_.build(lock)
     assert "imagefactory[conda]" in caught.value.hint
 
 
 def test_claims_are_told_once_for_two_packages() -> None:
-    claims = [Claim(path=f"p{n}", kept="a", lost="b", same=n == 2) for n in (3, 1, 2)]
+    claims = [PathClaim(path=f"p{n}", kept="a", lost="b", same=n == 2) for n in (3, 1, 2)]
     lines = list(describe_claims(claims))
     assert lines == ["a and b both bring p1 and 1 more, not the same: that of a is kept"]
 
@@ -407,11 +408,13 @@ def test_claims_are_told_once_for_two_packages() -> None:
 
 
 @pytest.fixture
-def scripted(tmp_path: Path) -> Iterator[Callable[..., tuple[Prefix, tuple[Change, ...]]]]:
+def scripted(tmp_path: Path) -> Iterator[Callable[..., tuple[LinkedPrefix, tuple[Change, ...]]]]:
     """Links one package with a script and runs it, without a sandbox, where it lies."""
     channel = MadeChannel(folder=tmp_path / "channel")
 
-    def run(text: str, more: Mapping[str, File | bytes] | None = None) -> tuple[Prefix, tuple[Change, ...]]:
+    def run(
+        text: str, more: Mapping[str, File | bytes] | None = None
+    ) -> tuple[LinkedPrefix, tuple[Change, ...]]:
         script = File(data=f"#!/bin/bash\nset -e\n{text}\n".encode(), executable=True)
         files: dict[str, File | bytes] = {
             "bin/.s-post-link.sh": script,
@@ -439,7 +442,7 @@ def scripted(tmp_path: Path) -> Iterator[Callable[..., tuple[Prefix, tuple[Chang
 
 
 def test_what_scripts_change_is_found(
-    scripted: Callable[[str], tuple[Prefix, tuple[Change, ...]]], tmp_path: Path
+    scripted: Callable[[str], tuple[LinkedPrefix, tuple[Change, ...]]], tmp_path: Path
 ) -> None:
     _, changes = scripted(
         'cd "$PREFIX"\necho new > new.txt\nmkdir -p deep/er\nln -s new.txt link\n'
@@ -457,21 +460,21 @@ def test_what_scripts_change_is_found(
 
 
 def test_a_folder_that_a_script_removes_is_told_once(
-    scripted: Callable[[str], tuple[Prefix, tuple[Change, ...]]],
+    scripted: Callable[[str], tuple[LinkedPrefix, tuple[Change, ...]]],
 ) -> None:
     _, changes = scripted('rm -r "$PREFIX/data"')
     assert changes == (Change(path="data", removed=True),)
 
 
 def test_a_folder_that_a_script_makes_a_file_is_told_once(
-    scripted: Callable[[str], tuple[Prefix, tuple[Change, ...]]],
+    scripted: Callable[[str], tuple[LinkedPrefix, tuple[Change, ...]]],
 ) -> None:
     _, changes = scripted('rm -r "$PREFIX/data"; echo x > "$PREFIX/data"')
     assert changes == (Change(path="data"),)
 
 
 def test_a_file_of_this_machine_is_not_written_through_a_link_of_a_package(
-    scripted: Callable[..., tuple[Prefix, tuple[Change, ...]]], tmp_path: Path
+    scripted: Callable[..., tuple[LinkedPrefix, tuple[Change, ...]]], tmp_path: Path
 ) -> None:
     mine = tmp_path / "mine.txt"
     mine.write_text("mine\n")
@@ -483,7 +486,7 @@ def test_a_file_of_this_machine_is_not_written_through_a_link_of_a_package(
 
 @pytest.mark.parametrize("name", [".wh.b.txt", "two\nlines", "tab\tthere"])
 def test_a_name_that_no_image_can_hold_is_refused(
-    scripted: Callable[[str], tuple[Prefix, tuple[Change, ...]]], name: str
+    scripted: Callable[[str], tuple[LinkedPrefix, tuple[Change, ...]]], name: str
 ) -> None:
     with pytest.raises(BuildError, match=r"the post-link scripts of s make .*data/"):
         scripted(f'touch "$PREFIX/data/"{shlex.quote(name)}')
@@ -506,7 +509,7 @@ def test_byte_code_follows_what_scripts_change(tmp_path: Path) -> None:
 
     out = io.BytesIO()
     segment = Segment(codec("gzip"), out, hashlib.sha256(), epoch=1)
-    laid = lay_changes(tmp_path, changes, Place(prefix="/opt/env", python=PYTHON), segment, Compiler())
+    laid = lay_changes(tmp_path, changes, Prefix(prefix="/opt/env", python=PYTHON), segment, Compiler())
     segment.raw(END_OF_ARCHIVE)
     segment.close()
     with tarfile.open(fileobj=io.BytesIO(out.getvalue())) as tar:
@@ -525,7 +528,9 @@ def test_byte_code_follows_what_scripts_change(tmp_path: Path) -> None:
         )
 
 
-def test_a_script_that_fails_is_named(scripted: Callable[[str], tuple[Prefix, tuple[Change, ...]]]) -> None:
+def test_a_script_that_fails_is_named(
+    scripted: Callable[[str], tuple[LinkedPrefix, tuple[Change, ...]]],
+) -> None:
     with pytest.raises(BuildError, match=r"post-link script of s 1\.0 ended with 1: .*no-such-file"):
         scripted("cat /no-such-file")
 

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from imagefactory.engines.docker import parse_version
-from imagefactory.engines.docker_daemon import DockerDaemon
 from imagefactory.errors import ToolError, UsageError
 from imagefactory.model import Mount, RunSpec
-from imagefactory.verify.runners import docker as runner
-from imagefactory.verify.runners.docker import arguments, explain, is_alive, not_started, plan
+from imagefactory.runners import docker_owner
+from imagefactory.runners.docker import arguments, explain, not_started, plan
+from imagefactory.runners.docker_daemon import DockerDaemon
+from imagefactory.runners.docker_owner import is_alive
 
 SPEC = RunSpec(argv=("python", "-c", "print(1)"))
 
@@ -130,8 +131,8 @@ def test_refusals_of_the_daemon_are_errors(said: str, error: type[Exception], hi
 
 
 def test_owners() -> None:
-    boot = runner._boot()
-    mine = runner._owner()
+    boot = docker_owner.boot_id()
+    mine = docker_owner.this_process()
     assert is_alive(mine, boot)
     gone = re.sub(
         r"\d+$", lambda found: str(int(found[0]) + 1), mine

@@ -8,17 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.doctor import (
-    MODULES,
-    Attempt,
-    Disk,
-    Facts,
-    Finding,
-    Probe,
-    State,
-    _ask_conda,
-    can_build,
-    decide,
+from imagefactory.doctor.ask import _ask_conda
+from imagefactory.doctor.facts import MODULES, Diagnosis, Disk, Health, MachineFacts, Probe, SandboxAttempt
+from imagefactory.doctor.judge import can_build, decide
+from imagefactory.doctor.look import (
     examine,
     gather,
     has_subordinate_ids,
@@ -30,12 +23,14 @@ from imagefactory.errors import ToolError
 from imagefactory.settings.load import load_settings
 
 REACHED = {"package index", "debian mirror", "registry", "docker"}
-REFUSED = Attempt(refusal="this machine refuses user namespaces (user-namespace: Operation not permitted)")
-HEALTHY = Facts(
+REFUSED = SandboxAttempt(
+    refusal="this machine refuses user namespaces (user-namespace: Operation not permitted)"
+)
+HEALTHY = MachineFacts(
     python=(3, 11, 2), machine="x86_64", libc=("glibc", "2.36"), kernel="6.1.0-25-amd64", uid=0, user="root",
     cores=8, capabilities=(1 << 41) - 1, seccomp=0, container="",
     sysctls=(("user/max_user_namespaces", "15000"),),
-    sandbox=Attempt(refusal=""), tools=(("mmdebstrap", "/usr/bin/mmdebstrap"), ("uv", "/usr/bin/uv")),
+    sandbox=SandboxAttempt(refusal=""), tools=(("mmdebstrap", "/usr/bin/mmdebstrap"), ("uv", "/usr/bin/uv")),
     modules=MODULES, keyrings=("/usr/share/keyrings/debian-archive-keyring.gpg",), apt_sources=("bookworm",),
     debian_mirror="", subuid=False, subgid=False,
     disks=(
@@ -55,7 +50,7 @@ HEALTHY = Facts(
 )  # fmt: skip
 
 
-def refusing(*names: str, **changes: object) -> Facts:
+def refusing(*names: str, **changes: object) -> MachineFacts:
     """HEALTHY where these probes were refused."""
     probes = tuple(
         replace(probe, found="", refusal="no answer", remedy="mend it") if probe.name in names else probe
@@ -64,8 +59,8 @@ def refusing(*names: str, **changes: object) -> Facts:
     return replace(HEALTHY, probes=probes, **changes)  # type: ignore[arg-type]
 
 
-def bad(facts: Facts) -> list[Finding]:
-    return [finding for finding in decide(facts) if finding.state is not State.OK]
+def bad(facts: MachineFacts) -> list[Diagnosis]:
+    return [finding for finding in decide(facts) if finding.state is not Health.OK]
 
 
 def test_healthy_machine() -> None:
@@ -87,7 +82,7 @@ def test_why_user_namespaces_are_denied(change: dict[str, object], remedy: str) 
     facts = replace(HEALTHY, sandbox=REFUSED, subuid=True, subgid=True,
                     tools=(*HEALTHY.tools, ("newuidmap", "/usr/bin/newuidmap")), **change)  # type: ignore[arg-type] # fmt: skip
     (finding,) = bad(facts)
-    assert (finding.name, finding.state) == ("user namespaces", State.DENIED)
+    assert (finding.name, finding.state) == ("user namespaces", Health.DENIED)
     assert remedy in finding.remedy
     assert not can_build((finding,))
 
@@ -99,37 +94,37 @@ def test_settings_for_ordinary_users_do_not_explain_a_refusal_of_root() -> None:
 
 
 def test_overlay_denied_is_its_own_finding() -> None:
-    refusal = Attempt(
+    refusal = SandboxAttempt(
         refusal="this machine refuses a mount that the sandbox needs (overlay: Invalid argument)"
     )
     findings = {
         finding.name: finding for finding in decide(replace(HEALTHY, sandbox=refusal, kernel="5.4.0"))
     }
-    assert findings["user namespaces"].state is State.OK
-    assert findings["overlay"].state is State.DENIED
-    assert findings["kernel"].state is State.MISSING
+    assert findings["user namespaces"].state is Health.OK
+    assert findings["overlay"].state is Health.DENIED
+    assert findings["kernel"].state is Health.MISSING
 
 
 @pytest.mark.parametrize(("change", "name", "state", "remedy"), [
-    ({"python": (3, 10, 4)}, "python", State.MISSING, "3.11"),
-    ({"machine": "aarch64"}, "platform", State.MISSING, "x86_64"),
-    ({"libc": ("", "")}, "platform", State.WARNING, "glibc"),
-    ({"tools": (("uv", "/u"),)}, "mmdebstrap", State.MISSING, "apt-get install mmdebstrap"),
-    ({"keyrings": ()}, "debian keyring", State.MISSING, "debian-archive-keyring"),
-    ({"apt_sources": ()}, "debian mirror", State.MISSING, "IMAGEFACTORY_DEBIAN_MIRROR"),
+    ({"python": (3, 10, 4)}, "python", Health.MISSING, "3.11"),
+    ({"machine": "aarch64"}, "platform", Health.MISSING, "x86_64"),
+    ({"libc": ("", "")}, "platform", Health.WARNING, "glibc"),
+    ({"tools": (("uv", "/u"),)}, "mmdebstrap", Health.MISSING, "apt-get install mmdebstrap"),
+    ({"keyrings": ()}, "debian keyring", Health.MISSING, "debian-archive-keyring"),
+    ({"apt_sources": ()}, "debian mirror", Health.MISSING, "IMAGEFACTORY_DEBIAN_MIRROR"),
     ({"tools": (("mmdebstrap", "/m"),), "modules": tuple(m for m in MODULES if m != "uv")},
-     "uv", State.MISSING, "[build]"),
-    ({"modules": ("uv", "isal")}, "build packages", State.MISSING, "[build]"),
-    ({"cores": 1}, "cores", State.WARNING, ""),
-    ({"gpu_nodes": ()}, "GPU", State.WARNING, "imagefactory run --gpus"),
-    ({"driver_libraries": ()}, "GPU", State.MISSING, "ldconfig"),
-    ({"gpu_nodes": ("/dev/nvidia0",)}, "GPU", State.DENIED, "nvidia-modprobe"),
-    ({"uid": 1000, "user": "ann"}, "subordinate ids", State.MISSING, "apt-get install uidmap"),
+     "uv", Health.MISSING, "[build]"),
+    ({"modules": ("uv", "isal")}, "build packages", Health.MISSING, "[build]"),
+    ({"cores": 1}, "cores", Health.WARNING, ""),
+    ({"gpu_nodes": ()}, "GPU", Health.WARNING, "imagefactory run --gpus"),
+    ({"driver_libraries": ()}, "GPU", Health.MISSING, "ldconfig"),
+    ({"gpu_nodes": ("/dev/nvidia0",)}, "GPU", Health.DENIED, "nvidia-modprobe"),
+    ({"uid": 1000, "user": "ann"}, "subordinate ids", Health.MISSING, "apt-get install uidmap"),
     ({"uid": 1000, "user": "ann", "tools": (*HEALTHY.tools, ("newuidmap", "/n"))},
-     "subordinate ids", State.MISSING,
+     "subordinate ids", Health.MISSING,
      "usermod --add-subuids 100000-165535 --add-subgids 100000-165535 ann"),
 ])  # fmt: skip
-def test_single_faults(change: dict[str, object], name: str, state: State, remedy: str) -> None:
+def test_single_faults(change: dict[str, object], name: str, state: Health, remedy: str) -> None:
     (finding,) = bad(replace(HEALTHY, **change))  # type: ignore[arg-type]
     assert (finding.name, finding.state) == (name, state)
     assert remedy in finding.remedy
@@ -145,8 +140,8 @@ def test_disks() -> None:
     full, shut = (replace(disk, free=1_000_000) for disk in HEALTHY.disks)
     findings = bad(replace(HEALTHY, disks=(full, replace(shut, writable=False))))
     assert [(finding.name, finding.state) for finding in findings] == [
-        ("store", State.WARNING),
-        ("cache", State.DENIED),
+        ("store", Health.WARNING),
+        ("cache", Health.DENIED),
     ]
     assert "$IMAGEFACTORY_CACHE" in findings[1].detail
     assert "10.0 GB" in findings[0].detail
@@ -162,14 +157,14 @@ def test_a_configured_mirror_needs_no_apt() -> None:
 @pytest.mark.parametrize("engine", ["docker", "apptainer"])
 def test_an_engine_is_needed_where_it_is_the_configured_one(engine: str) -> None:
     (finding,) = bad(refusing(engine))
-    assert (finding.name, finding.state, finding.needed_for) == (engine, State.WARNING, engine)
+    assert (finding.name, finding.state, finding.needed_for) == (engine, Health.WARNING, engine)
     assert f"only --engine {engine} needs it" in finding.detail
     assert can_build((finding,))
     (finding,) = bad(refusing(engine, engine=engine, runner=engine))
-    assert (finding.state, finding.needed_for, finding.remedy) == (State.MISSING, "build", "mend it")
+    assert (finding.state, finding.needed_for, finding.remedy) == (Health.MISSING, "build", "mend it")
     assert not can_build((finding,))
     (finding,) = bad(refusing(engine, runner=engine))
-    assert (finding.state, finding.needed_for) == (State.MISSING, "run")
+    assert (finding.state, finding.needed_for) == (Health.MISSING, "run")
 
 
 def test_a_sandbox_is_needed_by_the_unshare_runner_and_by_assemble() -> None:
@@ -179,13 +174,13 @@ def test_a_sandbox_is_needed_by_the_unshare_runner_and_by_assemble() -> None:
     by_docker = replace(refused, engine="docker", runner="docker")
     assert can_build(decide(by_docker))
     (finding,) = bad(by_docker)
-    assert (finding.state, finding.needed_for) == (State.DENIED, "unshare")
+    assert (finding.state, finding.needed_for) == (Health.DENIED, "unshare")
 
 
 def test_what_the_network_refuses() -> None:
     for name, needed_for in (("package index", "build"), ("debian mirror", "build"), ("registry", "push")):
         (finding,) = bad(refusing(name))
-        assert (finding.name, finding.state, finding.needed_for) == (name, State.DENIED, needed_for)
+        assert (finding.name, finding.state, finding.needed_for) == (name, Health.DENIED, needed_for)
         assert "no answer" in finding.detail
         assert finding.remedy == "mend it"
         assert can_build((finding,)) == (needed_for == "push")
@@ -193,7 +188,7 @@ def test_what_the_network_refuses() -> None:
 
 def test_conda_is_for_recipes_of_conda_alone() -> None:
     (finding,) = bad(refusing("conda"))
-    assert (finding.state, finding.needed_for, finding.remedy) == (State.WARNING, "conda", "mend it")
+    assert (finding.state, finding.needed_for, finding.remedy) == (Health.WARNING, "conda", "mend it")
     assert can_build((finding,))
 
 
@@ -258,7 +253,7 @@ def test_this_machine_can_be_looked_at(tmp_path: Path) -> None:
     unreached = {finding.name: finding for finding in findings if finding.name in REACHED}
     assert set(unreached) == REACHED
     for finding in unreached.values():
-        assert finding.state in (State.DENIED, State.WARNING)
+        assert finding.state in (Health.DENIED, Health.WARNING)
         assert finding.remedy
     assert not any("hunter2" in finding.detail + finding.remedy for finding in findings)
 
@@ -273,7 +268,7 @@ def test_a_nonsensical_mirror_is_not_ok(tmp_path: Path) -> None:
     }
     settings = load_settings(directory=tmp_path, start=tmp_path, environ=environ)
     findings = {finding.name: finding for finding in examine(settings, environ=environ)}
-    assert findings["debian mirror"].state is State.DENIED
+    assert findings["debian mirror"].state is Health.DENIED
     assert "'nonsense' is not an address" in findings["debian mirror"].detail
     assert "registry" not in findings
     assert not can_build(tuple(findings.values()))

@@ -18,10 +18,10 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from imagefactory.errors import StatementError
-from imagefactory.verify.envelope import format_json, parse_envelope
-from imagefactory.verify.judgement import judge_verdict
-from imagefactory.verify.model import Judged, Standing
-from imagefactory.verify.statement import format_statement, format_verdict, parse_verdict, sign
+from imagefactory.verdicts.envelope import format_json, parse_envelope
+from imagefactory.verdicts.judgement import judge_verdict
+from imagefactory.verdicts.model import Judged, Standing
+from imagefactory.verdicts.statement import format_statement, format_verdict, parse_verdict, sign
 from tests.unit.verdicts_made_here import (
     COURT,
     LAB,
@@ -50,7 +50,7 @@ BOTH = replace(
     TRUST,
     keys=(LAB_TRUSTED, replace(LAB_TRUSTED, name="two", keyid=STRANGER.keyid, public=STRANGER.public)),
 )
-SCHEMA = json.loads((files("imagefactory.verify") / "verdict.schema.json").read_text())
+SCHEMA = json.loads((files("imagefactory.verdicts") / "verdict.schema.json").read_text())
 VALIDATOR = Draft202012Validator(SCHEMA)
 
 Path = tuple[str | int, ...]

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from imagefactory.model import CheckState, Completed, Outcome
-from imagefactory.verify.gpu_judge import MEASURED, Brought, GpuRun, judge_gpu, not_started
-from imagefactory.verify.model import EvidenceKind, Gpu, GpuReport, Hardware, Subject
+from imagefactory.suite.gpu import table
+from imagefactory.verify.gpu_outcome import MEASURED, Brought, GpuRun, not_started, outcome_of
+from imagefactory.verify.model import EvidenceKind, GpuIdentity, GpuReport, Hardware, Subject
 from imagefactory.verify.report import format_gpu_report, parse_gpu_report
-from imagefactory.verify.suite.gpu import table
 from tests.unit.verdicts_made_here import NOW, SUITE, digest
 
 UUID = "GPU-01234567-89ab-cdef-0123-456789abcdef"
@@ -23,7 +23,7 @@ DEVICE = {"name": "A GPU of the tests", "capability": "8.0", "uuid": UUID, "memo
 HOST = Hardware(
     kind=EvidenceKind.LOCAL,
     driver="550.54.15",
-    gpus=(Gpu(name="A GPU of the tests", capability="8.0", uuid=UUID, memory=1 << 34),),
+    gpus=(GpuIdentity(name="A GPU of the tests", capability="8.0", uuid=UUID, memory=1 << 34),),
     known=(UUID,),
     nodes=("/dev/nvidia0",),
     notes=(("nvml-driver", "550.54.15"),),
@@ -99,7 +99,7 @@ def judge(
     run = run or make_run()
     document = whole(run)
     change(document)
-    report = judge_gpu(run, Brought(report=json.dumps(document).encode(), fault="", completed=completed))
+    report = outcome_of(run, Brought(report=json.dumps(document).encode(), fault="", completed=completed))
     # Whatever an image writes, what becomes of it can be written and read again.
     assert parse_gpu_report(json.loads(json.dumps(format_gpu_report(report))), "here") == report
     assert [check.name for check in report.checks] == list(table.checks_of(run.asked["level"]))
@@ -169,14 +169,14 @@ def test_reports_that_are_not_believed(change: Change, words: str) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"PASSED", b"[1]", b"null", b"\xff\xfe", b"[" * 100_000, b'{"a": 1}'])
 def test_junk_instead_of_a_report(data: bytes) -> None:
-    report = judge_gpu(make_run(), Brought(report=data, fault="", completed=GOOD))
+    report = outcome_of(make_run(), Brought(report=data, fault="", completed=GOOD))
     assert report.outcome is Outcome.LOAD_FAILED
     assert "its last words were: PASSED" in report.reason
 
 
 def test_no_report_at_all_after_a_time_out() -> None:
     completed = replace(GOOD, timed_out=True, returncode=137)
-    report = judge_gpu(make_run(), Brought(report=b"", fault="it wrote no report", completed=completed))
+    report = outcome_of(make_run(), Brought(report=b"", fault="it wrote no report", completed=completed))
     assert report.outcome is Outcome.TIMEOUT
     assert set(states(report).values()) == {CheckState.FAILED}
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from imagefactory.verify.smoke import SUITE_FOLDER
-from imagefactory.verify.suite.context import Expected, Failure
-from imagefactory.verify.suite.gpu import libraries, pinned, table, tolerances
-from imagefactory.verify.suite.gpu.context import Asked, GpuContext
-from imagefactory.verify.suite.gpu.driver import Driver, DriverError
-from imagefactory.verify.suite.gpu.frameworks import words
+from imagefactory.suite.context import Expected, Failure
+from imagefactory.suite.gpu import libraries, pinned, table, tolerances
+from imagefactory.suite.gpu.context import Asked, GpuContext
+from imagefactory.suite.gpu.driver import Driver, DriverError
+from imagefactory.suite.gpu.frameworks import words
+from imagefactory.verify.suite_files import SUITE_FOLDER
 from tests.services.libcuda import build_libcuda
 
 CUDNN, NCCL = "/site/nvidia/cudnn/lib/libcudnn.so.9", "/site/nvidia/nccl/lib/libnccl.so.2"

@@ -19,12 +19,12 @@ from imagefactory.lock.files import read_lock
 from imagefactory.model import Target
 from imagefactory.recipes.expand import expand_all
 from imagefactory.recipes.read import read_bases, read_recipes
-from imagefactory.verify.suite import table as frameworks
-from imagefactory.verify.suite.context import Failure
-from imagefactory.verify.suite.gpu import table
-from imagefactory.verify.suite.gpu.checks import portability
-from imagefactory.verify.suite.gpu.context import Refusal
-from imagefactory.verify.suite.gpu.portability import locked, measure, models, runtime
+from imagefactory.suite import table as frameworks
+from imagefactory.suite.context import Failure
+from imagefactory.suite.gpu import table
+from imagefactory.suite.gpu.checks import portability
+from imagefactory.suite.gpu.context import Refusal
+from imagefactory.suite.gpu.portability import locked, measure, models, runtime
 
 ROOT = Path(__file__).parents[2]
 CUDA = "CUDAExecutionProvider"
@@ -93,7 +93,7 @@ def test_the_family_changes_nothing_below() -> None:
 
 def test_every_exporter_has_its_names() -> None:
     for name in locked.EXPORTERS:
-        module = importlib.import_module(f"imagefactory.verify.suite.gpu.portability.{name}")
+        module = importlib.import_module(f"imagefactory.suite.gpu.portability.{name}")
         assert name == module.NAME
         for function in (
             "version",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from imagefactory.errors import StatementError
 from imagefactory.verify.report import HIDDEN, format_gpu_report, format_time, parse_gpu_report, parse_time
-from imagefactory.verify.report_file import clean
+from imagefactory.verify.suite_report import clean
 from tests.unit.verdicts_made_here import whole_report
 
 

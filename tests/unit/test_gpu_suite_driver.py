@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.verify.smoke import SUITE_FOLDER
-from imagefactory.verify.suite.gpu import driver, kernels, table
-from imagefactory.verify.suite.gpu.checks import driver as checks
+from imagefactory.suite.gpu import driver, kernels, table
+from imagefactory.suite.gpu.checks import driver as checks
+from imagefactory.verify.suite_files import SUITE_FOLDER
 from tests.services import libcuda
 
 from .gpu_suite_made_here import Ground, Ran, copy_suite, make_expectations

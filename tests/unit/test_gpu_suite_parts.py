@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from imagefactory.verify.suite.gpu import suite as gpu_suite
-from imagefactory.verify.suite.gpu import table
-from imagefactory.verify.suite.gpu.checks import coverage
-from imagefactory.verify.suite.gpu.context import Predicted, parse_asked
-from imagefactory.verify.suite.gpu.part import failed_row, make_row
-from imagefactory.verify.suite.gpu.suite import (
+from imagefactory.suite.gpu import suite as gpu_suite
+from imagefactory.suite.gpu import table
+from imagefactory.suite.gpu.checks import coverage
+from imagefactory.suite.gpu.context import Predicted, parse_asked
+from imagefactory.suite.gpu.part import failed_row, make_row
+from imagefactory.suite.gpu.suite import (
     Ended,
     Job,
     Row,

@@ -18,7 +18,7 @@ from imagefactory.recipes.environments import LIMITS, parse_wish, read_wish
 from imagefactory.recipes.expand import expand_all, select
 from imagefactory.recipes.read import read_bases, read_recipes
 from imagefactory.recipes.recipe import parse_recipe
-from imagefactory.verify.suite import table
+from imagefactory.suite import table
 
 FOLDER = Path(__file__).parents[2] / "recipes"
 BASES = read_bases(FOLDER)

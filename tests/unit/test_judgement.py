@@ -14,18 +14,13 @@ from typing import Any
 import pytest
 
 from imagefactory.model import CheckState, Outcome
-from imagefactory.verify.envelope import format_json
-from imagefactory.verify.judgement import (
-    EMPTY_CONFIG,
-    Court,
-    expires,
-    judge_verdict,
-    judge_verdicts,
-)
-from imagefactory.verify.keys import PublicKey
-from imagefactory.verify.model import EvidenceKind, Judged, Revocation, Standing, Subject
-from imagefactory.verify.statement import format_verdict, sign
-from imagefactory.verify.trust import Grant, Policy, Trust, add_key
+from imagefactory.verdicts.envelope import format_json
+from imagefactory.verdicts.judgement import EMPTY_CONFIG, Court, expires, judge_verdict, judge_verdicts
+from imagefactory.verdicts.keys import PublicKey
+from imagefactory.verdicts.model import Judged, Revocation, Standing
+from imagefactory.verdicts.statement import format_verdict, sign
+from imagefactory.verdicts.trust import Grant, Policy, Trust, add_key
+from imagefactory.verify.model import EvidenceKind, Subject
 from tests.unit.verdicts_made_here import (
     COURT,
     DAY,
@@ -265,9 +260,9 @@ for name in ("cryptography", "tomlkit", "requests", "tenacity", "rich", "jinja2"
     sys.modules[name] = None
 from datetime import datetime
 from pathlib import Path
-from imagefactory.verify.judgement import Court, judge_verdict
+from imagefactory.verdicts.judgement import Court, judge_verdict
 from imagefactory.verify.model import Subject
-from imagefactory.verify.trust import read_trust
+from imagefactory.verdicts.trust import read_trust
 trust = read_trust((Path("imagefactory.toml"),))
 court = Court(trust=trust, suite={SUITE!r}, now=datetime.fromisoformat({NOW.isoformat()!r}))
 subject = Subject(target="", index="", manifest={SUBJECT.manifest!r}, config={SUBJECT.config!r})

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import (
 from imagefactory.cli import cli
 from imagefactory.errors import EXIT_USAGE, StatementError, UsageError
 from imagefactory.settings.load import load_settings
-from imagefactory.verify.keys import (
+from imagefactory.verdicts.keys import (
     PublicKey,
     find_key,
     format_public,
@@ -35,8 +35,8 @@ from imagefactory.verify.keys import (
     read_public,
     read_signing_key,
 )
+from imagefactory.verdicts.trust import Grant, Policy, Trust, add_key, parse_trust, read_trust, retire_key
 from imagefactory.verify.model import EvidenceKind
-from imagefactory.verify.trust import Grant, Policy, Trust, add_key, parse_trust, read_trust, retire_key
 from tests.unit.verdicts_made_here import LAB, STRANGER
 
 ROW = f"""\

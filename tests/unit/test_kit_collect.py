@@ -16,12 +16,12 @@ import pytest
 
 from imagefactory.errors import CheckFailedError, NoGpuError, StatementError, UsageError
 from imagefactory.model import CheckState, Outcome
-from imagefactory.verify.kit import collect as room
-from imagefactory.verify.kit.collect import Collected, collect_kit
+from imagefactory.suite.gpu import table
+from imagefactory.verdicts.statement import missing_evidence
+from imagefactory.verify import kit_collect as room
+from imagefactory.verify.kit_collect import CollectedReport, collect_kit
 from imagefactory.verify.model import EvidenceKind
-from imagefactory.verify.nonces import LIFETIME, Ledger, NonceError
-from imagefactory.verify.statement import missing_evidence
-from imagefactory.verify.suite.gpu import table
+from imagefactory.verify.nonces import LIFETIME, NonceError, NonceLedger
 from tests.services.gpu_host import UUID
 from tests.unit.kit_made_here import (
     NONCE,
@@ -59,10 +59,12 @@ def bench(template: Bench, tmp_path: Path) -> Bench:
     folders = {name: tmp_path / name for name in ("kit", "bin", "nonces")}
     for name, folder in folders.items():
         shutil.copytree(template.kit.parent / name, folder)
-    return replace(template, kit=folders["kit"], programs=folders["bin"], ledger=Ledger(folders["nonces"]))
+    return replace(
+        template, kit=folders["kit"], programs=folders["bin"], ledger=NonceLedger(folders["nonces"])
+    )
 
 
-def collect(bench: Bench) -> Collected:
+def collect(bench: Bench) -> CollectedReport:
     return collect_kit(bench.kit, bench.ledger, now(), {})
 
 
@@ -227,7 +229,7 @@ def test_another_gpu_a_pull_that_fails_and_a_runner_that_does_not_start(tmp_path
 
 def test_a_folder_without_a_result_or_without_a_kit(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is no kit"):
-        collect_kit(tmp_path, Ledger(tmp_path / "nonces"), now(), {})
+        collect_kit(tmp_path, NonceLedger(tmp_path / "nonces"), now(), {})
     bench = make_bench(tmp_path)
     with pytest.raises(UsageError, match="no result yet"):
         collect(bench)

@@ -19,9 +19,10 @@ from typing import Any
 import pytest
 
 from imagefactory.errors import UsageError
-from imagefactory.verify.kit import make, program
-from imagefactory.verify.kit.make import make_kit
+from imagefactory.verify import kit_make
+from imagefactory.verify.kit import program
 from imagefactory.verify.kit.program import LARGEST_REPORT, read_report, visible_gpus
+from imagefactory.verify.kit_make import make_kit
 from tests.services.children import LIMIT, child
 from tests.services.gpu_host import UUID, Told
 from tests.unit.kit_made_here import (
@@ -59,7 +60,7 @@ def files_below(folder: Path) -> set[str]:
 
 def test_a_kit_holds_what_it_needs_and_nothing_of_imagefactory(bench: Bench) -> None:
     files = {name for name in files_below(bench.kit) if not name.startswith("suite/")}
-    assert files == {"run.py", "kit.json", "expectations.json"} | {f"kit/{name}" for name in make.CARRIED}
+    assert files == {"run.py", "kit.json", "expectations.json"} | {f"kit/{name}" for name in kit_make.CARRIED}
     for path in bench.kit.rglob("*.py"):
         tree = ast.parse(path.read_text(), feature_version=(3, 9))
         named = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]

@@ -27,10 +27,11 @@ from imagefactory.stages.push import PushOptions, push_target
 from imagefactory.stages.sign import ledger
 from imagefactory.stages.verdicts import find_in, read_court, registry_of
 from imagefactory.stages.verify import VerifyOptions
-from imagefactory.verify.keys import PublicKey, keys_folder, make_key
-from imagefactory.verify.model import EvidenceKind, Judged, Standing
-from imagefactory.verify.nonces import Ledger, NonceError
-from imagefactory.verify.trust import Grant, add_key
+from imagefactory.verdicts.keys import PublicKey, keys_folder, make_key
+from imagefactory.verdicts.model import Judged, Standing
+from imagefactory.verdicts.trust import Grant, add_key
+from imagefactory.verify.model import EvidenceKind
+from imagefactory.verify.nonces import NonceError, NonceLedger
 from tests.services.gpu_host import make_host
 from tests.unit.kit_made_here import Bench, answer, docker, suite_report
 from tests.unit.registry_made_here import RegistryMadeHere, registry_made_here
@@ -309,7 +310,8 @@ def test_the_command_shows_checks_and_says_who_saw_the_gpu(
     site.runs()
     capsys.readouterr()
     assert (
-        command("collect", str(site.bench.kit), "--ledger", str(Ledger(site.bench.ledger.folder).folder)) == 0
+        command("collect", str(site.bench.kit), "--ledger", str(NonceLedger(site.bench.ledger.folder).folder))
+        == 0
     )
     told = capsys.readouterr().out
     assert "vector-add" in told

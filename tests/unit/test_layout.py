@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.engines.base_image import write_index
+from imagefactory.engines.base.image import write_index
 from imagefactory.errors import StoreError
 from imagefactory.oci.collect import collect
 from imagefactory.oci.layout import BlobWriter, Layout

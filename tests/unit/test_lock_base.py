@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from imagefactory.cli import cli
-from imagefactory.engines import bases
+from imagefactory.engines.base import build, builder, fetch, look, tar
 from imagefactory.errors import BuildError, DownloadError, LockError, ToolError
 from imagefactory.lock.debian import archive, file, sources
 from imagefactory.lock.debian.file import (
@@ -288,14 +288,14 @@ def test_what_apt_says() -> None:
 
 def test_moved_packages_are_named_old_and_new() -> None:
     newer = replace(LOCK, packages=(package("gcc", "4:12.2.0-3"), package("libc6", "2.37-1"), package("zip")))
-    moved = bases.compare_locks(LOCK, newer)
+    moved = fetch.compare_locks(LOCK, newer)
     assert [str(one) for one in moved] == [
         "libc6 2.36-9+deb12u14 -> 2.37-1",
         "python3 1.0-1 -> (gone)",
         "zip (not there) -> 1.0-1",
     ]
-    assert "not the published one" in bases.describe_moved(BASE, moved)[0]
-    assert bases.describe_moved(BASE, ()) == []
+    assert "not the published one" in fetch.describe_moved(BASE, moved)[0]
+    assert fetch.describe_moved(BASE, ()) == []
 
 
 def test_a_deb_is_verified_to_the_byte(tmp_path: Path) -> None:
@@ -303,10 +303,10 @@ def test_a_deb_is_verified_to_the_byte(tmp_path: Path) -> None:
     for content, word in ((b"goo", "3 bytes"), (b"evil", "has sha256")):
         path.write_bytes(content)
         with pytest.raises(DownloadError, match=rf"a 1\.0-1: a\.deb .*{word}"):
-            bases.verify_deb(path, locked)
+            fetch.verify_deb(path, locked)
     path.write_bytes(b"good")
-    bases.verify_deb(path, locked)
-    assert bases.deb_path(tmp_path, package("gcc", "4:12.2.0-3")).name == "gcc_12.2.0-3_amd64.deb"
+    fetch.verify_deb(path, locked)
+    assert fetch.deb_path(tmp_path, package("gcc", "4:12.2.0-3")).name == "gcc_12.2.0-3_amd64.deb"
     assert file.downloaded_filename(package("gcc", "4:12.2.0-3")) == "gcc_4%3a12.2.0-3_amd64.deb"
 
 
@@ -337,7 +337,7 @@ def test_a_deb_is_verified_to_the_byte(tmp_path: Path) -> None:
     ],
 )
 def test_left_out(path: str) -> None:
-    assert not bases.is_kept(path, is_folder=False)
+    assert not look.is_kept(path, is_folder=False)
 
 
 @pytest.mark.parametrize(
@@ -359,13 +359,13 @@ def test_left_out(path: str) -> None:
     ],
 )
 def test_kept(path: str) -> None:
-    assert bases.is_kept(path, is_folder=path in ("usr/share/man", "usr/share/doc/gcc", "var/log", "tmp"))
+    assert look.is_kept(path, is_folder=path in ("usr/share/man", "usr/share/doc/gcc", "var/log", "tmp"))
 
 
 def dpkg_excludes(path: str) -> bool:
     """What dpkg does with the rules (dpkg(1): the last that matches wins, * matches slashes)."""
     excluded = False
-    for line in bases.DPKG_EXCLUDES.splitlines():
+    for line in look.DPKG_EXCLUDES.splitlines():
         rule, _, pattern = line.partition("=")
         if rule in ("path-exclude", "path-include") and fnmatch.fnmatchcase("/" + path, pattern):
             excluded = rule == "path-exclude"
@@ -387,31 +387,31 @@ def test_the_rules_left_in_the_image_are_those_it_was_made_with() -> None:
         "usr/bin/gcc",
         "etc/passwd",
     ):
-        assert bases.is_excluded(path, is_folder=False) == dpkg_excludes(path), path
+        assert look.is_excluded(path, is_folder=False) == dpkg_excludes(path), path
 
 
 def test_fixed_files_name_no_address() -> None:
-    for path, content in bases.fixed_files(BASE).items():
+    for path, content in look.fixed_files(BASE).items():
         assert b"://" not in content, path
         assert all(line.startswith(b"#") for line in content.splitlines()) or "apt" not in path
 
 
 def test_the_key_follows_the_lock() -> None:
-    assert bases.base_key(LOCK) == bases.base_key(parse_base_lock(TEXT, "x"))
-    assert bases.base_key(LOCK) != bases.base_key(replace(LOCK, source_date_epoch=1))
+    assert look.base_key(LOCK) == look.base_key(parse_base_lock(TEXT, "x"))
+    assert look.base_key(LOCK) != look.base_key(replace(LOCK, source_date_epoch=1))
 
 
 def test_commands() -> None:
-    command = bases.mmdebstrap_command(LOCK, Path("/s p/debs"), Path("/o"), as_root=False)
+    command = build.mmdebstrap_command(LOCK, Path("/s p/debs"), Path("/o"), as_root=False)
     assert command[:5] == ["setpriv", "--pdeathsig", "TERM", "--", "mmdebstrap"]
     assert "--mode=unshare" in command
     assert "--include=gcc,libc6,python3" in command
     assert command[-3:] == ["bookworm", "-", "deb [trusted=yes] copy:///s%20p/debs ./"]
-    rooted = bases.mmdebstrap_command(LOCK, Path("/d"), Path("/o"), as_root=True)
+    rooted = build.mmdebstrap_command(LOCK, Path("/d"), Path("/o"), as_root=True)
     assert rooted[:6] == ["setpriv", "--pdeathsig", "KILL", "--", "unshare", "--mount"]
     assert rooted[rooted.index("mmdebstrap") - 2 :][:2] == ["--kill-child", "--"]
     environ = {"LANG": "de", "TMPDIR": "/u", "PATH": "", "http_proxy": "p"}
-    assert bases.build_environment(LOCK, Path("/t"), environ) == {
+    assert build.build_environment(LOCK, Path("/t"), environ) == {
         "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "HOME": "/root",
         "LC_ALL": "C.UTF-8",
@@ -420,8 +420,8 @@ def test_commands() -> None:
         "PYTHONHASHSEED": "0",
         "TMPDIR": "/t",
     }
-    assert bases.format_release("trixie", b"abc").splitlines()[1:2] == ["Codename: trixie"]
-    assert bases.format_packages([("Package: a\n", "a.deb", package("a"))]) == (
+    assert build.format_release("trixie", b"abc").splitlines()[1:2] == ["Codename: trixie"]
+    assert build.format_packages([("Package: a\n", "a.deb", package("a"))]) == (
         f"Package: a\nFilename: ./a.deb\nSize: 1\nSHA256: {package('a').sha256}\n\n"
     )
 
@@ -431,7 +431,7 @@ def test_a_killed_builds_folder_is_cleared_and_a_running_ones_is_not(tmp_path: P
     dead = tmp_path / "imagefactory-base-dead"
     (dead / "debs").mkdir(parents=True)
     (dead / ".lock").touch()
-    with bases._scratch(environ) as running, bases._scratch(environ) as other:
+    with build._scratch(environ) as running, build._scratch(environ) as other:
         assert not dead.exists()
         assert {running, other} == set(tmp_path.iterdir())
     assert list(tmp_path.iterdir()) == []
@@ -441,12 +441,12 @@ def test_no_other_build_takes_a_folder_that_is_just_made_or_being_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environ = {"TMPDIR": str(tmp_path), "PATH": "/usr/bin:/bin"}
-    flock, remove = fcntl.flock, bases._remove
+    flock, remove = fcntl.flock, build._remove
     removed: list[Path] = []
 
     def another_build() -> None:
         monkeypatch.undo()
-        with bases._scratch(environ):
+        with build._scratch(environ):
             pass
 
     def lock_late(*arguments: Any) -> None:
@@ -460,9 +460,9 @@ def test_no_other_build_takes_a_folder_that_is_just_made_or_being_removed(
         remove(scratch, environ)
 
     monkeypatch.setattr(fcntl, "flock", lock_late)
-    with bases._scratch(environ) as scratch:
+    with build._scratch(environ) as scratch:
         assert scratch.is_dir()
-        monkeypatch.setattr(bases, "_remove", remove_slowly)
+        monkeypatch.setattr(build, "_remove", remove_slowly)
     assert removed == [scratch]
     assert list(tmp_path.iterdir()) == []
 
@@ -511,18 +511,18 @@ TREE_ENTRIES = (
 )
 
 
-def fetched() -> bases.FetchedBase:
-    return bases.FetchedBase(base=BASE, lock=LOCK, debs=(), moved=())
+def fetched() -> fetch.FetchedBase:
+    return fetch.FetchedBase(base=BASE, lock=LOCK, debs=(), moved=())
 
 
 def test_a_layer_is_what_was_made_less_what_a_host_leaks(tmp_path: Path) -> None:
-    written = bases.write_layer(made(*TREE_ENTRIES), tmp_path / "a.tar", fetched())
+    written = tar.write_layer(made(*TREE_ENTRIES), tmp_path / "a.tar", fetched())
     data = (tmp_path / "a.tar").read_bytes()
     assert hashlib.sha256(data).hexdigest() == written.sha256
     assert len(data) == written.size
-    bases.check_installed(written.installed, LOCK)
-    with tarfile.open(tmp_path / "a.tar") as tar:
-        members = {member.name: member for member in tar}
+    tar.check_installed(written.installed, LOCK)
+    with tarfile.open(tmp_path / "a.tar") as layer:
+        members = {member.name: member for member in layer}
         assert list(members) == sorted(members, key=lambda name: name.split("/"))
         assert {"dev", "etc/machine-id", "etc/apt/sources.list", "var/log"} <= members.keys()
         assert "var/log/dpkg.log" not in members
@@ -534,7 +534,7 @@ def test_a_layer_is_what_was_made_less_what_a_host_leaks(tmp_path: Path) -> None
         old = members["etc/old"]
         assert (old.uid, old.gid, old.uname, old.mode, old.mtime) == (7, 42, "", 0o640, 5)
         assert max(member.mtime for member in members.values()) == LOCK.source_date_epoch
-        hostname = tar.extractfile("etc/hostname")
+        hostname = layer.extractfile("etc/hostname")
         assert hostname is not None
         assert hostname.read() == b"localhost\n"
 
@@ -553,25 +553,25 @@ def test_what_no_base_may_hold_is_refused(
     tmp_path: Path, odd: tuple[tarfile.TarInfo, bytes | None], word: str
 ) -> None:
     with pytest.raises(BuildError, match=word):
-        bases.write_layer(made(*TREE_ENTRIES, odd), tmp_path / "a.tar", fetched())
+        tar.write_layer(made(*TREE_ENTRIES, odd), tmp_path / "a.tar", fetched())
 
 
 def test_a_truncated_tar_is_refused(tmp_path: Path) -> None:
     whole = made(*TREE_ENTRIES).read()
     for size in (0, 100, whole.index(STATUS.encode()) + 10):
         with pytest.raises(tarfile.TarError):
-            bases.write_layer(io.BytesIO(whole[:size]), tmp_path / "a.tar", fetched())
+            tar.write_layer(io.BytesIO(whole[:size]), tmp_path / "a.tar", fetched())
 
 
 def test_other_packages_than_locked_are_refused() -> None:
-    installed = bases.parse_status(STATUS.replace("2.36-9+deb12u14", "2.37-1"))
+    installed = tar.parse_status(STATUS.replace("2.36-9+deb12u14", "2.37-1"))
     with pytest.raises(BuildError, match=r"libc6 2\.36-9\+deb12u14 amd64, libc6 2\.37-1 amd64"):
-        bases.check_installed(frozenset(installed), LOCK)
+        tar.check_installed(frozenset(installed), LOCK)
 
 
 # --- what the machine must have ------------------------------------------------------------------
 
-READY = bases.BuilderFacts(
+READY = builder.BuilderFacts(
     is_root=False,
     mmdebstrap="1.3.5",
     has_newuidmap=True,
@@ -596,15 +596,15 @@ def test_what_is_missing_is_said_with_the_command_that_mends_it(
     changes: dict[str, object], hint: str
 ) -> None:
     with pytest.raises(ToolError) as caught:
-        bases.check_builder(replace(READY, **changes))  # type: ignore[arg-type]
+        builder.check_builder(replace(READY, **changes))  # type: ignore[arg-type]
     assert hint in caught.value.hint
 
 
 def test_a_ready_machine_passes() -> None:
-    bases.check_builder(READY)
-    bases.check_builder(replace(READY, is_root=True, has_newuidmap=False, has_subordinate_ids=False))
-    assert bases.has_range("bob:1:65536\nada:100000:65536\n", ("ada", "1000"))
-    assert not bases.has_range("ada:100000:10\nbob:1:65536\nada\n", ("ada", "1000"))
+    builder.check_builder(READY)
+    builder.check_builder(replace(READY, is_root=True, has_newuidmap=False, has_subordinate_ids=False))
+    assert builder.has_range("bob:1:65536\nada:100000:65536\n", ("ada", "1000"))
+    assert not builder.has_range("ada:100000:10\nbob:1:65536\nada\n", ("ada", "1000"))
 
 
 def test_a_pulled_base_is_locked_by_its_digest(tmp_path: Path) -> None:

@@ -14,7 +14,15 @@ import pytest
 
 from imagefactory.errors import StoreError
 from imagefactory.verify.model import Subject
-from imagefactory.verify.nonces import KEPT, LIFETIME, Ledger, NonceError, Run, Spending, format_nonce
+from imagefactory.verify.nonces import (
+    KEPT,
+    LIFETIME,
+    AskedRun,
+    NonceError,
+    NonceLedger,
+    Spending,
+    format_nonce,
+)
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 NONCE = format_nonce(bytes(range(16)))
@@ -25,23 +33,23 @@ SUBJECT = Subject(
     manifest=f"sha256:{'b' * 64}",
     config=f"sha256:{'c' * 64}",
 )
-RUN = Run(subject=SUBJECT, suite=f"sha256:{'e' * 64}", level="quick", kit=f"sha256:{'f' * 64}")
+RUN = AskedRun(subject=SUBJECT, suite=f"sha256:{'e' * 64}", level="quick", kit=f"sha256:{'f' * 64}")
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    made = Ledger(tmp_path / "nonces")
+def ledger(tmp_path: Path) -> NonceLedger:
+    made = NonceLedger(tmp_path / "nonces")
     made.issue(NONCE, RUN, NOW)
     return made
 
 
-def refused(ledger: Ledger, run: Run = RUN, *, nonce: str = NONCE, now: datetime = NOW) -> str:
+def refused(ledger: NonceLedger, run: AskedRun = RUN, *, nonce: str = NONCE, now: datetime = NOW) -> str:
     with pytest.raises(NonceError) as raised:
         ledger.spend(nonce, run, result=RESULT, now=now)
     return raised.value.word
 
 
-def test_a_nonce_is_spent_once(ledger: Ledger) -> None:
+def test_a_nonce_is_spent_once(ledger: NonceLedger) -> None:
     later = NOW + timedelta(days=13)
     spent = ledger.spend(NONCE, RUN, result=RESULT, now=later)
     assert (spent.spent, spent.result, spent.issued) == (later, RESULT, NOW)
@@ -49,16 +57,16 @@ def test_a_nonce_is_spent_once(ledger: Ledger) -> None:
     assert ledger.look(NONCE) == spent
 
 
-def test_what_was_signed_waits_until_it_has_arrived(ledger: Ledger) -> None:
+def test_what_was_signed_waits_until_it_has_arrived(ledger: NonceLedger) -> None:
     assert ledger.unsettled(NONCE) == b""
     ledger.spend(NONCE, RUN, result=RESULT, now=NOW, signed=b"a verdict")
-    assert Ledger(ledger.folder).unsettled(NONCE) == b"a verdict"
+    assert NonceLedger(ledger.folder).unsettled(NONCE) == b"a verdict"
     ledger.settle(NONCE)
     assert ledger.unsettled(NONCE) == b""
     assert refused(ledger) == "replayed"
 
 
-def test_what_a_loser_signed_is_never_taken_up(ledger: Ledger) -> None:
+def test_what_a_loser_signed_is_never_taken_up(ledger: NonceLedger) -> None:
     ledger.spend(NONCE, RUN, result=RESULT, now=NOW, signed=b"the winner's")
     with pytest.raises(NonceError, match="replayed"):
         ledger.spend(NONCE, RUN, result=f"sha256:{'9' * 64}", now=NOW, signed=b"the loser's")
@@ -67,14 +75,14 @@ def test_what_a_loser_signed_is_never_taken_up(ledger: Ledger) -> None:
 
 
 @pytest.mark.parametrize("signed", [b"\n}\n", b"{\n}\n\n}\n", bytes(range(256))])
-def test_whatever_was_signed_ends_no_entry(ledger: Ledger, signed: bytes) -> None:
+def test_whatever_was_signed_ends_no_entry(ledger: NonceLedger, signed: bytes) -> None:
     spent = ledger.spend(NONCE, RUN, result=RESULT, now=NOW, signed=signed)
     assert ledger.unsettled(NONCE) == signed
     ledger.settle(NONCE)
     assert (ledger.look(NONCE), ledger.unsettled(NONCE)) == (spent, b"")
 
 
-def test_what_is_left_of_something_signed_counts_as_nothing(ledger: Ledger) -> None:
+def test_what_is_left_of_something_signed_counts_as_nothing(ledger: NonceLedger) -> None:
     """Another process cuts it off while this one reads, or a disk lost its end."""
     spent = ledger.spend(NONCE, RUN, result=RESULT, now=NOW, signed=b"a verdict")
     path = ledger.folder / "spent" / f"{NONCE}.json"
@@ -90,7 +98,7 @@ def spendings(*nonces: str) -> list[Spending]:
     return [Spending(nonce=one, run=RUN, result=RESULT, signed=one.encode()) for one in nonces]
 
 
-def test_many_are_spent_at_once_and_one_that_cannot_be_stops_nobody(ledger: Ledger) -> None:
+def test_many_are_spent_at_once_and_one_that_cannot_be_stops_nobody(ledger: NonceLedger) -> None:
     first, second, unknown = "1" * 32, "2" * 32, "3" * 32
     ledger.issue_all({first: RUN, second: RUN}, NOW)
     ledger.spend(NONCE, RUN, result=RESULT, now=NOW, signed=b"earlier")
@@ -110,7 +118,7 @@ def test_many_are_spent_at_once_and_one_that_cannot_be_stops_nobody(ledger: Ledg
 
 
 def test_a_kill_while_many_are_spent_leaves_each_spent_or_not(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    ledger: NonceLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nonces = [str(number) * 32 for number in range(1, 5)]
     ledger.issue_all(dict.fromkeys(nonces, RUN), NOW)
@@ -125,14 +133,14 @@ def test_a_kill_while_many_are_spent_leaves_each_spent_or_not(
         patched.setattr(os, "link", kill)
         with pytest.raises(KeyboardInterrupt):
             ledger.spend_all(spendings(*nonces), NOW)
-    left = Ledger(ledger.folder)
+    left = NonceLedger(ledger.folder)
     assert [left.unsettled(one) for one in nonces] == [nonces[0].encode(), nonces[1].encode(), b"", b""]
     refusals = left.spend_all(spendings(*nonces), NOW)
     assert {nonce: error.word for nonce, error in refusals.items()} == dict.fromkeys(nonces[:2], "replayed")
     assert [left.unsettled(one) for one in nonces] == [one.encode() for one in nonces]
 
 
-def test_only_what_is_spent_is_settled(ledger: Ledger, tmp_path: Path) -> None:
+def test_only_what_is_spent_is_settled(ledger: NonceLedger, tmp_path: Path) -> None:
     (tmp_path / "mine.json").write_text("mine\n}\nmine")
     ledger.settle_all({NONCE, "0" * 32, "../../mine", ""})
     assert (tmp_path / "mine.json").read_text() == "mine\n}\nmine"
@@ -140,10 +148,10 @@ def test_only_what_is_spent_is_settled(ledger: Ledger, tmp_path: Path) -> None:
     ledger.spend(NONCE, RUN, result=RESULT, now=NOW)
 
 
-def test_one_of_many_at_once_spends_it(ledger: Ledger) -> None:
+def test_one_of_many_at_once_spends_it(ledger: NonceLedger) -> None:
     def spend(_: int) -> str:
         try:
-            Ledger(ledger.folder).spend(NONCE, RUN, result=RESULT, now=NOW)
+            NonceLedger(ledger.folder).spend(NONCE, RUN, result=RESULT, now=NOW)
         except NonceError as error:
             return error.word
         return "spent"
@@ -153,7 +161,7 @@ def test_one_of_many_at_once_spends_it(ledger: Ledger) -> None:
     assert sorted(words) == ["replayed"] * 23 + ["spent"]
 
 
-def test_a_spent_nonce_stays_spent_when_its_file_is_put_back(ledger: Ledger) -> None:
+def test_a_spent_nonce_stays_spent_when_its_file_is_put_back(ledger: NonceLedger) -> None:
     path = ledger.folder / f"{NONCE}.json"
     before = path.read_bytes()
     ledger.spend(NONCE, RUN, result=RESULT, now=NOW)
@@ -163,12 +171,12 @@ def test_a_spent_nonce_stays_spent_when_its_file_is_put_back(ledger: Ledger) -> 
         ledger.issue(NONCE, RUN, NOW)
 
 
-def test_a_nonce_expires(ledger: Ledger) -> None:
+def test_a_nonce_expires(ledger: NonceLedger) -> None:
     assert refused(ledger, now=NOW + LIFETIME) == "expired"
 
 
 @pytest.mark.parametrize("nonce", ["0" * 32, "", "../../etc/passwd", NONCE.upper(), NONCE + "\n"])
-def test_a_nonce_of_somebody_else_is_unknown(ledger: Ledger, nonce: str) -> None:
+def test_a_nonce_of_somebody_else_is_unknown(ledger: NonceLedger, nonce: str) -> None:
     assert refused(ledger, nonce=nonce) == "unknown"
 
 
@@ -184,14 +192,14 @@ def test_a_nonce_of_somebody_else_is_unknown(ledger: Ledger, nonce: str) -> None
     ],
 )
 def test_a_nonce_is_for_one_image_suite_and_kit(
-    ledger: Ledger, change: Callable[[Run], Run], word: str
+    ledger: NonceLedger, change: Callable[[AskedRun], AskedRun], word: str
 ) -> None:
     assert refused(ledger, change(RUN)) == word
     ledger.spend(NONCE, RUN, result=RESULT, now=NOW)  # and a refusal spends nothing
 
 
 @pytest.mark.parametrize("change", [{"format": 2}, {"nonce": "0" * 32}, {"spent": "now"}, {"level": "all"}])
-def test_a_damaged_entry_is_refused(ledger: Ledger, change: dict[str, object]) -> None:
+def test_a_damaged_entry_is_refused(ledger: NonceLedger, change: dict[str, object]) -> None:
     path = ledger.folder / f"{NONCE}.json"
     path.write_text(json.dumps({**json.loads(path.read_bytes()), **change}))
     with pytest.raises(StoreError, match="damaged"):
@@ -201,7 +209,7 @@ def test_a_damaged_entry_is_refused(ledger: Ledger, change: dict[str, object]) -
         ledger.look(NONCE)
 
 
-def test_old_entries_are_forgotten_and_stay_refused(ledger: Ledger) -> None:
+def test_old_entries_are_forgotten_and_stay_refused(ledger: NonceLedger) -> None:
     ledger.spend(NONCE, RUN, result=RESULT, now=NOW, signed=b"never arrived")
     for name in (".nonce-killed", "mine.txt"):
         (ledger.folder / name).write_text("")
@@ -215,4 +223,4 @@ def test_old_entries_are_forgotten_and_stay_refused(ledger: Ledger) -> None:
 def test_a_ledger_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="cannot be written"):
-        Ledger(tmp_path / "file" / "nonces").issue(NONCE, RUN, NOW)
+        NonceLedger(tmp_path / "file" / "nonces").issue(NONCE, RUN, NOW)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.engines import base_image
 from imagefactory.engines.assemble import AssembleEngine
-from imagefactory.engines.base_image import recall_base
+from imagefactory.engines.base import image as base_image
+from imagefactory.engines.base.image import recall_base
 from imagefactory.factory import Factory, read_factory
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.model import Package
@@ -34,12 +34,12 @@ from imagefactory.settings.load import load_settings
 from imagefactory.stages import build, define
 from imagefactory.stages.plan import Asking, read_stages
 from imagefactory.stages.push import PushOptions, push_target
+from imagefactory.verdicts.attached import Statement, attach
+from imagefactory.verdicts.keys import PublicKey
+from imagefactory.verdicts.statement import sign
 from imagefactory.verdicts.subject import read_subject
-from imagefactory.verify.attached import Statement, attach
-from imagefactory.verify.keys import PublicKey
-from imagefactory.verify.smoke import suite_digest
-from imagefactory.verify.statement import sign
-from imagefactory.verify.trust import Grant, add_key
+from imagefactory.verdicts.trust import Grant, add_key
+from imagefactory.verify.suite_files import suite_digest
 from tests.unit.registry_made_here import RegistryMadeHere, registry_made_here
 from tests.unit.test_cli import Call, call, root  # noqa: F401
 from tests.unit.test_layout import add_image

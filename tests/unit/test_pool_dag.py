@@ -16,7 +16,7 @@ import pytest
 from imagefactory.errors import UsageError
 from imagefactory.pools.htcondor.dag import format_dag, make_suite_tar, node_folder, write_sweep
 from imagefactory.pools.model import ImageKind
-from imagefactory.verify.smoke import digest_of, suite_digest
+from imagefactory.verify.suite_files import digest_of, suite_digest
 from tests.unit.pool_made_here import DOCKER, node, sweep
 
 WHOLE = """\

@@ -12,8 +12,8 @@ from imagefactory.errors import StatementError
 from imagefactory.model import Outcome
 from imagefactory.pools.htcondor.evidence import JobAnswer, judge_job, parse_job_run
 from imagefactory.pools.model import Attempt, Ending, PoolGpu
+from imagefactory.verdicts.statement import is_simulated, missing_evidence, sign
 from imagefactory.verify.model import EvidenceKind, GpuReport
-from imagefactory.verify.statement import is_simulated, missing_evidence, sign
 from tests.unit.kit_made_here import ASKED, SUBJECT
 from tests.unit.sweep_made_here import NOTHING_SEEN, UUID, pool_gpu, seen, suite_report
 from tests.unit.verdicts_made_here import LAB

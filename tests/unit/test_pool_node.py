@@ -25,8 +25,8 @@ from imagefactory.pools.htcondor import classify, dag
 from imagefactory.pools.htcondor.classify import read_node, read_result
 from imagefactory.pools.htcondor.node import inside, post
 from imagefactory.pools.model import Ending, Limits
-from imagefactory.verify.kit.make import format_kit
-from imagefactory.verify.smoke import suite_digest
+from imagefactory.verify.kit_make import format_kit
+from imagefactory.verify.suite_files import suite_digest
 from tests.unit.kit_made_here import ASKED, NONCE, ORDER
 from tests.unit.pool_made_here import (
     MADE,

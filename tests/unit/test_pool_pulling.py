@@ -25,7 +25,7 @@ from imagefactory.pools.htcondor.classify import CUT, NodeFiles, Posted, classif
 from imagefactory.pools.htcondor.events import parse_attempts
 from imagefactory.pools.model import ImageKind, Limits, Node
 from imagefactory.pools.pulling import PullAsker
-from imagefactory.verify.attached import MOST_REFUSED
+from imagefactory.verdicts.attached import MOST_REFUSED
 from tests.unit.pool_made_here import aborted, executing, failed_start, held, node, submitted, terminated
 from tests.unit.registry_made_here import RegistryMadeHere, Ways, registry_made_here
 from tests.unit.test_verification import factory, target  # noqa: F401

@@ -9,11 +9,11 @@ from datetime import timedelta
 import pytest
 
 from imagefactory.model import Outcome
-from imagefactory.verify.model import Judged, Standing, Verdict
-from imagefactory.verify.promotion import (
-    Candidate,
-    Rule,
+from imagefactory.verdicts.model import Judged, Standing, Verdict
+from imagefactory.verdicts.tags import (
+    PromotionRule,
     Stand,
+    TagCandidate,
     TagFate,
     decide_tags,
     newest_first,
@@ -22,7 +22,7 @@ from imagefactory.verify.promotion import (
 )
 from tests.unit.verdicts_made_here import DAY, HOST, LAB, MADE_UP, NOW, digest, whole_report
 
-RULE = Rule(plain="2.3-cu121", capabilities=("8.0", "9.0"))
+RULE = PromotionRule(plain="2.3-cu121", capabilities=("8.0", "9.0"))
 PLAIN, SM80, SM90 = "2.3-cu121", "2.3-cu121-sm80", "2.3-cu121-sm90"
 A, B, C = digest("1"), digest("2"), digest("3")
 
@@ -45,16 +45,16 @@ def judged(
     return Judged(digest=digest("f"), standing=standing, why="", verdict=verdict)
 
 
-def candidate(where: str, day: int | None, *found: Judged) -> Candidate:
+def candidate(where: str, day: int | None, *found: Judged) -> TagCandidate:
     pushed = None if day is None else NOW + day * DAY
-    return Candidate(name=f"{PLAIN}-{where[7:19]}", digest=where, pushed=pushed, judged=found)
+    return TagCandidate(name=f"{PLAIN}-{where[7:19]}", digest=where, pushed=pushed, judged=found)
 
 
-def fates(tags: dict[str, str], *candidates: Candidate, rule: Rule = RULE) -> dict[str, TagFate]:
+def fates(tags: dict[str, str], *candidates: TagCandidate, rule: PromotionRule = RULE) -> dict[str, TagFate]:
     return {fate.tag: fate for fate in decide_tags(rule, candidates, tags)}
 
 
-def after(tags: dict[str, str], *candidates: Candidate, rule: Rule = RULE) -> dict[str, str]:
+def after(tags: dict[str, str], *candidates: TagCandidate, rule: PromotionRule = RULE) -> dict[str, str]:
     found = fates(tags, *candidates, rule=rule)
     return {tag: fate.after for tag, fate in found.items() if fate.after}
 
@@ -164,7 +164,7 @@ def test_a_malformed_one_is_no_reason_to_fall_over() -> None:
 
 
 def test_sm_86_is_never_inferred_from_sm_80() -> None:
-    rule = Rule(plain=PLAIN, capabilities=("8.6",))
+    rule = PromotionRule(plain=PLAIN, capabilities=("8.6",))
     assert after({}, candidate(A, 1, judged("8.0")), rule=rule) == {SM80: A}
 
 

@@ -16,7 +16,7 @@ from imagefactory.pools.proven import (
     proven_grounds,
     with_predictions,
 )
-from imagefactory.verify.model import Standing
+from imagefactory.verdicts.model import Standing
 from tests.unit.offers_made_here import expired, failed, prediction, verdict
 
 

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.engines.assemble import format_config, inherited, merge_environment
-from imagefactory.engines.base_image import BaseImage
-from imagefactory.engines.pulled_base import (
+from imagefactory.engines.base.image import BaseImage
+from imagefactory.engines.base.pulled import (
     LAYER_TYPES,
     NEWEST,
     OLDEST,
     PullWanted,
+    check_carried,
     ensure_pulled_base,
-    judge,
     parse_created,
     platform_manifest,
 )
+from imagefactory.engines.image_config import format_config, inherited, merge_environment
 from imagefactory.errors import BuildError, RegistryError
 from imagefactory.model import Base, Completed, Where
 from imagefactory.oci.graph import Manifest
@@ -73,17 +73,17 @@ def said(stdout: str, returncode: int = 0, stderr: str = "") -> Completed:
 
 @pytest.mark.parametrize("libc", ["glibc 2.36", "glibc 2.41", "glibc 2.36.9000", "glibc 3.0"])
 def test_an_image_as_the_recipe_says(libc: str) -> None:
-    judge(BASE, said(f"3.11\n{libc}\n"))
+    check_carried(BASE, said(f"3.11\n{libc}\n"))
 
 
 def test_an_image_of_which_no_python_is_said() -> None:
     bare = replace(BASE, python="")
-    judge(bare, said("glibc 2.36\n"))
+    check_carried(bare, said("glibc 2.36\n"))
     with pytest.raises(BuildError, match=r"carries glibc 2\.31, older than the 2\.36"):
-        judge(bare, said("glibc 2.31\n"))
+        check_carried(bare, said("glibc 2.31\n"))
     for probed in (said("", 127), said("undefined\n", 1), said("")):
         with pytest.raises(BuildError, match="does not say which C library"):
-            judge(bare, probed)
+            check_carried(bare, probed)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_an_image_of_which_no_python_is_said() -> None:
 )  # fmt: skip
 def test_an_image_that_is_not_as_the_recipe_says(probed: Completed, message: str, hint: str) -> None:
     with pytest.raises(BuildError) as caught:
-        judge(BASE, probed)
+        check_carried(BASE, probed)
     assert caught.value.message.startswith(f"recipes/pytorch.yaml:6:7: {BASE.image} ")
     assert message in caught.value.message
     assert hint in caught.value.hint
@@ -211,7 +211,7 @@ def test_nothing_else_of_the_bases_config_is_kept() -> None:
 
 def test_the_place_of_python_decides_what_is_found() -> None:
     """Two recipes may say of one image where its Python is; what was tried for one is not for the other."""
-    from imagefactory.engines.pulled_base import _key
+    from imagefactory.engines.base.pulled import _key
 
     keys = {
         _key(BASE),

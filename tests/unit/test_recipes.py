@@ -20,7 +20,7 @@ from imagefactory.recipes.read import read_bases, read_recipes
 from imagefactory.recipes.reader import MAX_FAULTS
 from imagefactory.recipes.recipe import parse_recipe
 from imagefactory.recipes.yaml_tree import MAX_BYTES, MAX_DEPTH, MAX_NODES
-from imagefactory.verify.suite.gpu import table as gpu_table
+from imagefactory.suite.gpu import table as gpu_table
 
 ROOT = Path(__file__).parents[2]
 FILE = "recipes/torch.yaml"

@@ -15,7 +15,7 @@ from imagefactory.recipes import values
 from imagefactory.recipes.bases import all_bases, parse_bases
 from imagefactory.recipes.expand import expand_all
 from imagefactory.recipes.recipe import parse_recipe
-from imagefactory.verify.suite import table
+from imagefactory.suite import table
 
 FILE = "recipes/torch.yaml"
 FORGE = "https://conda.anaconda.org/conda-forge"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import LockError, RecipeError, UsageError
+from imagefactory.gpu.drivers import driver_floor
 from imagefactory.lock.files import read_lock
 from imagefactory.lock.pypi.requirements import parse_lock
 from imagefactory.model import Base, Definition, Lock, LockedWheel, Target, Where
@@ -18,11 +19,11 @@ from imagefactory.recipes.expand import expand_all
 from imagefactory.recipes.read import read_bases, read_recipes
 from imagefactory.render import quoting
 from imagefactory.render.apptainer import render_apptainer
-from imagefactory.render.define import define, driver_floor, pyvenv_cfg, venv_links
+from imagefactory.render.define import define, pyvenv_cfg, venv_links
 from imagefactory.render.dockerfile import instructions, render_dockerfile
 from imagefactory.render.folders import check_definitions, render, write_definitions
 from imagefactory.render.templating import _environment
-from imagefactory.verify.suite import table
+from imagefactory.suite import table
 
 ROOT = Path(__file__).parents[2]
 WHERE = Where(file="recipes/pytorch.yaml", line=7, column=3)
@@ -119,7 +120,7 @@ def test_definitions_are_what_the_recipes_give() -> None:
 
 @pytest.mark.parametrize("framework", list(table.FRAMEWORKS))
 def test_definition_imports_the_module_that_the_suite_imports(framework: str) -> None:
-    name = f"imagefactory.verify.suite.frameworks.{table.FRAMEWORKS[framework]}"
+    name = f"imagefactory.suite.frameworks.{table.FRAMEWORKS[framework]}"
     assert dict(importlib.import_module(name).MODULES)[framework] == table.module_of(framework)
 
 

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagefactory.engines import conda_install
 from imagefactory.errors import LockError, RecipeError
 from imagefactory.lock.files import lock_digest
 from imagefactory.model import Base, Definition, Lock, LockedConda, LockedWheel, Target
-from imagefactory.render import folders
+from imagefactory.render import conda_install, folders
 from imagefactory.render.apptainer import render_apptainer
 from imagefactory.render.define import define
 from imagefactory.render.dockerfile import instructions, render_dockerfile

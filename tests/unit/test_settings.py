@@ -20,9 +20,9 @@ from imagefactory.lock.pypi.index import find_index, trusting
 from imagefactory.settings import files
 from imagefactory.settings.choices import ENGINES, RUNNERS
 from imagefactory.settings.load import Settings, load_settings
-from imagefactory.verify.keys import SigningKey
+from imagefactory.verdicts.keys import SigningKey
+from imagefactory.verdicts.trust import read_trust
 from imagefactory.verify.model import EvidenceKind
-from imagefactory.verify.trust import read_trust
 from tests.unit.conftest import SITE_FOLDERS
 from tests.unit.verdicts_made_here import LAB, STRANGER
 

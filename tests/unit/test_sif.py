@@ -16,16 +16,6 @@ from pathlib import Path
 import pytest
 
 from imagefactory.engines.apptainer import lend_layout
-from imagefactory.engines.apptainer_command import (
-    CAPABILITIES,
-    ApptainerCommand,
-    Machine,
-    SifOrder,
-    clean,
-    explain_missing,
-    lacking_capabilities,
-    mount_option,
-)
 from imagefactory.errors import BuildError, FactoryError, StoreError, ToolError, UsageError
 from imagefactory.model import Mount, RunSpec
 from imagefactory.oci.collect import collect
@@ -47,7 +37,17 @@ from imagefactory.oci.sif import (
     sifs_of,
 )
 from imagefactory.progress import Quiet
-from imagefactory.verify.runners.apptainer import ApptainerRunner, Caller, explain, plan
+from imagefactory.runners.apptainer import ApptainerCaller, ApptainerRunner, explain, plan
+from imagefactory.runners.apptainer_command import (
+    CAPABILITIES,
+    ApptainerCommand,
+    ApptainerMachine,
+    SifOrder,
+    clean,
+    explain_missing,
+    lacking_capabilities,
+    mount_option,
+)
 
 SIF = b"#!/usr/bin/env run-singularity\n\0SIF_MAGIC\0 and the rest"
 TARGET = "pytorch-2.3-cu121"
@@ -304,7 +304,7 @@ def test_much_on_both_streams_ends(tmp_path: Path) -> None:
 
 # --- what is missing -------------------------------------------------------------------------------
 
-HERE = Machine(
+HERE = ApptainerMachine(
     version="1.4.5",
     uid=0,
     mksquashfs_help="Compressors:\n\tgzip (default)\n\tzstd\n",
@@ -345,7 +345,7 @@ def test_nothing_is_missing() -> None:
 def test_no_apptainer_and_another_program_of_that_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("imagefactory.engines.apptainer_command.SYSTEM_FOLDERS", "")
+    monkeypatch.setattr("imagefactory.runners.apptainer_command.SYSTEM_FOLDERS", "")
     with pytest.raises(ToolError, match="there is no apptainer here") as missing:
         ApptainerCommand({"PATH": str(tmp_path)}).require(building=False)
     assert "install apptainer" in missing.value.hint
@@ -377,11 +377,11 @@ def test_lines_are_fit_for_a_terminal() -> None:
 
 # --- how a command is started ----------------------------------------------------------------------
 
-ROOT = Caller(uid=0, gid=0, unshare="/usr/bin/unshare")
-USER = Caller(uid=1000, gid=1000, unshare="/usr/bin/unshare")
+ROOT = ApptainerCaller(uid=0, gid=0, unshare="/usr/bin/unshare")
+USER = ApptainerCaller(uid=1000, gid=1000, unshare="/usr/bin/unshare")
 
 
-def options(spec: RunSpec, caller: Caller) -> tuple[list[str], list[str]]:
+def options(spec: RunSpec, caller: ApptainerCaller) -> tuple[list[str], list[str]]:
     """What stands before apptainer, and its options."""
     argv = plan("/usr/bin/apptainer", "/store/x.sif", spec, caller, started=5).argv
     at, end = argv.index("/usr/bin/apptainer"), argv.index("/store/x.sif")
@@ -422,7 +422,9 @@ UNSHARE = "/usr/bin/unshare"
         ),
     ],
 )
-def test_plan(caller: Caller, changes: dict[str, object], before: list[str], after: list[str]) -> None:
+def test_plan(
+    caller: ApptainerCaller, changes: dict[str, object], before: list[str], after: list[str]
+) -> None:
     spec = RunSpec(argv=("python", "-c", "1"), **changes)  # type: ignore[arg-type]
     assert options(spec, caller) == (before, [*ALWAYS, *after])
 

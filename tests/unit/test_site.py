@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.engines import site
-from imagefactory.engines.conda_install import Failure
-from imagefactory.engines.site import BuildSecrets, find_secrets, linker_failure
+from imagefactory.engines import build_secrets
+from imagefactory.engines.build_secrets import BuildSecrets, find_secrets, linker_failure
 from imagefactory.errors import UsageError
 from imagefactory.lock.conda.channels import Channels, ChannelSite
 from imagefactory.lock.pypi.index import PackageIndex
+from imagefactory.render.conda_install import Failure
 
 PLAIN = PackageIndex(url="", origin="uv's default", certificates="", proxy="", environment=())
 
@@ -121,11 +121,11 @@ def test_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = tmp_path / "bundle.pem"
     bundle.write_bytes(b"PEM")
     assert find_secrets(replace(PLAIN, certificates=str(bundle)), {}).certificates == b"PEM"
-    monkeypatch.setattr(site, "DEBIAN_BUNDLE", tmp_path / "debian.crt")
+    monkeypatch.setattr(build_secrets, "DEBIAN_BUNDLE", tmp_path / "debian.crt")
     assert find_secrets(PLAIN, {}).certificates is None
     (tmp_path / "debian.crt").write_bytes(b"DEBIAN")
     assert find_secrets(replace(PLAIN, certificates=str(tmp_path)), {}).certificates == b"DEBIAN"
-    bundle.write_bytes(b"x" * (site.LARGEST_SECRET + 1))
+    bundle.write_bytes(b"x" * (build_secrets.LARGEST_SECRET + 1))
     with pytest.raises(UsageError, match="more than a build takes"):
         find_secrets(replace(PLAIN, certificates=str(bundle)), {})
 
@@ -151,9 +151,9 @@ def test_channels_stand_in_a_file_of_their_own(tmp_path: Path) -> None:
 
 
 def test_channels_are_asked_through_this_machines_proxies() -> None:
-    site = ChannelSite(text='{"mirrors": {}, "auth": {}}', hidden=(), loopback=False)
+    build_secrets = ChannelSite(text='{"mirrors": {}, "auth": {}}', hidden=(), loopback=False)
     environ = {"HTTPS_PROXY": "http://ada:pr0xy@127.0.0.1:3128", "no_proxy": "near.example.org"}
-    secrets = find_secrets(PLAIN, environ, site)
+    secrets = find_secrets(PLAIN, environ, build_secrets)
     assert json.loads(secrets.channels)["proxies"] == {
         "https_proxy": "http://ada:pr0xy@127.0.0.1:3128",
         "no_proxy": "near.example.org",

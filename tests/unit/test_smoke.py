@@ -32,8 +32,8 @@ from imagefactory.model import (
 )
 from imagefactory.oci.model import Image
 from imagefactory.progress import Quiet
-from imagefactory.verify import smoke
-from imagefactory.verify.suite import table
+from imagefactory.suite import table
+from imagefactory.verify import model, smoke, smoke_record, suite_files
 from tests.services.children import LIMIT, child, kill_group
 
 VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -91,7 +91,7 @@ def make_definition(**changes: Any) -> Definition:
 
 def make_trial(
     nonce: str = "5eed", *, timeout: float = 60.0, config: str = "c", **changes: Any
-) -> smoke.Trial:
+) -> model.Trial:
     image = Image(
         name="pytorch-1.13-cu117",
         digest="sha256:" + "a" * 64,
@@ -101,7 +101,7 @@ def make_trial(
         layers=(),
         environment=(),
     )
-    return smoke.Trial(image=image, definition=make_definition(**changes), nonce=nonce, timeout=timeout)
+    return model.Trial(image=image, definition=make_definition(**changes), nonce=nonce, timeout=timeout)
 
 
 def make_environment(folder: Path, fault: str = "") -> Path:
@@ -186,9 +186,9 @@ class ScriptedRunner:
 
     def run(self, image: Image, spec: RunSpec) -> Completed:
         mounts = {mount.target: mount.source for mount in spec.mounts}
-        asked = json.loads((mounts[smoke.EXPECT_MOUNT] / smoke.EXPECTATIONS_NAME).read_text())
+        asked = json.loads((mounts[suite_files.EXPECT_MOUNT] / suite_files.EXPECTATIONS_NAME).read_text())
         self.asked.append(asked)
-        self.write(mounts[smoke.REPORT_MOUNT] / smoke.REPORT_NAME, asked)
+        self.write(mounts[suite_files.REPORT_MOUNT] / suite_files.REPORT_NAME, asked)
         return self.completed
 
 
@@ -229,7 +229,7 @@ def scripted(
     return runner
 
 
-def run(trial: smoke.Trial, runner: Any, records: Path) -> Report:
+def run(trial: model.Trial, runner: Any, records: Path) -> Report:
     return smoke.smoke(trial, runner, records, Quiet())
 
 
@@ -253,7 +253,7 @@ def test_a_good_image_passes_and_is_not_tried_again(environment: Path, tmp_path:
     compute = next(check for check in report.checks if check.name == "compute")
     assert dict(compute.numbers)["gradient-float32-error"] < 1e-5
     assert "torch 1.13.1+cu117" in details(report)
-    assert report.suite == smoke.suite_digest()
+    assert report.suite == suite_files.suite_digest()
 
     again = run(make_trial("another nonce"), runner, tmp_path / "records")
     assert again == replace(report, from_record=True)
@@ -535,7 +535,7 @@ def test_no_second_run_after_a_failure(tmp_path: Path) -> None:
 
 
 def test_expectations_hold_lock_and_recipe() -> None:
-    assert smoke.expectations(make_definition(checks=("compute", "packages"))) == {
+    assert suite_files.expectations(make_definition(checks=("compute", "packages"))) == {
         "format": 1,
         "target": "pytorch-1.13-cu117",
         "framework": "torch",
@@ -557,13 +557,13 @@ def test_expectations_hold_lock_and_recipe() -> None:
 )
 def test_recipes_the_suite_cannot_serve(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=f"recipes/pytorch.yaml:7:5: .*{words}"):
-        smoke.expectations(make_definition(**changes))
+        suite_files.expectations(make_definition(**changes))
 
 
 @pytest.mark.parametrize(
     "other", [make_trial(config="d"), make_trial(cuda="11.8"), make_trial(checks=("packages",))]
 )
-def test_a_record_holds_for_one_image_and_one_expectation(tmp_path: Path, other: smoke.Trial) -> None:
+def test_a_record_holds_for_one_image_and_one_expectation(tmp_path: Path, other: model.Trial) -> None:
     runner = scripted()
     run(make_trial(), runner, tmp_path)
     assert not run(other, runner, tmp_path).from_record
@@ -573,7 +573,7 @@ def test_a_record_holds_for_one_image_and_one_expectation(tmp_path: Path, other:
 def test_another_suite_asks_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = scripted()
     run(make_trial(), runner, tmp_path)
-    files = {**smoke.read_suite(), "checks/compute.py": b"# another\n"}
+    files = {**suite_files.read_suite(), "checks/compute.py": b"# another\n"}
     monkeypatch.setattr(smoke, "read_suite", lambda: files)
     assert not run(make_trial(), runner, tmp_path).from_record
 
@@ -610,16 +610,18 @@ def test_nothing_half_written_stays_among_the_records(tmp_path: Path) -> None:
 
 def test_the_suites_digest_is_of_names_and_contents() -> None:
     files = {"a.py": b"1", "b.py": b"2"}
-    assert smoke.digest_of(files) == smoke.digest_of(dict(reversed(files.items())))
+    assert suite_files.digest_of(files) == suite_files.digest_of(dict(reversed(files.items())))
     for other in ({"a.py": b"12", "b.py": b""}, {"a.pyb": b"1", ".py": b"2"}, {"a.py": b"1"}):
-        assert smoke.digest_of(other) != smoke.digest_of(files)
-    assert {"smoke.py", "table.py", "frameworks/torch.py", "checks/compute.py"} <= set(smoke.read_suite())
+        assert suite_files.digest_of(other) != suite_files.digest_of(files)
+    assert {"smoke.py", "table.py", "frameworks/torch.py", "checks/compute.py"} <= set(
+        suite_files.read_suite()
+    )
 
 
 def test_the_suite_is_readable_for_every_user(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
-        smoke.write_suite(tmp_path / "suite", smoke.read_suite())
+        suite_files.write_suite(tmp_path / "suite", suite_files.read_suite())
     finally:
         os.umask(before)
     modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "suite").rglob("*") if path.is_file()}
@@ -628,14 +630,14 @@ def test_the_suite_is_readable_for_every_user(tmp_path: Path) -> None:
 
 
 def test_the_suite_imports_nothing_of_imagefactory() -> None:
-    for name, data in smoke.read_suite().items():
+    for name, data in suite_files.read_suite().items():
         assert b"from imagefactory" not in data, name
         assert b"import imagefactory" not in data, name
 
 
 def test_a_report_shown(tmp_path: Path) -> None:
     report = run(make_trial(), scripted(), tmp_path)
-    document = json.loads(json.dumps(smoke.format_report(report)))
+    document = json.loads(json.dumps(smoke_record.format_report(report)))
     assert document["format"] == 1
     assert (document["passed"], document["failure"], document["gpu"]) == (True, None, "not-tested")
     assert document["checks"][0]["numbers"] == {"count": 1.0}

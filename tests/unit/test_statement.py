@@ -15,8 +15,8 @@ from securesystemslib.signer import SSlibKey
 
 from imagefactory.errors import StatementError
 from imagefactory.model import CheckState, Outcome
-from imagefactory.verify.envelope import LARGEST, PAYLOAD_TYPE, format_json, parse_envelope, parse_json
-from imagefactory.verify.statement import (
+from imagefactory.verdicts.envelope import LARGEST, PAYLOAD_TYPE, format_json, parse_envelope, parse_json
+from imagefactory.verdicts.statement import (
     SIGNABLE,
     TEST_RESULT,
     VERDICT,

@@ -32,9 +32,9 @@ from imagefactory.submitting import (
     summary,
     write_made,
 )
+from imagefactory.verdicts.statement import sign
+from imagefactory.verdicts.trust import Policy, Trust
 from imagefactory.verify.model import Hardware
-from imagefactory.verify.statement import sign
-from imagefactory.verify.trust import Policy, Trust
 from tests.unit.catalogue_made_here import SIF_SUBJECT, make_catalogue, make_image, signed
 from tests.unit.test_cli import Said
 from tests.unit.verdicts_made_here import (

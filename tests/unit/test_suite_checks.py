@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from imagefactory.verify.suite import elf, onnx_model, reference, table
-from imagefactory.verify.suite.checks import compute, cuda, imports, libraries, packages, unprivileged
-from imagefactory.verify.suite.context import Context, Expected, Failure, parse_expected, same_version
+from imagefactory.suite import elf, onnx_model, reference, table
+from imagefactory.suite.checks import compute, cuda, imports, libraries, packages, unprivileged
+from imagefactory.suite.context import Context, Expected, Failure, parse_expected, same_version
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
@@ -369,7 +369,7 @@ def test_every_framework_file_has_the_same_functions() -> None:
         "compilers",
     }
     for distribution, name in table.FRAMEWORKS.items():
-        module = importlib.import_module(f"imagefactory.verify.suite.frameworks.{name}")
+        module = importlib.import_module(f"imagefactory.suite.frameworks.{name}")
         excused = {
             operation
             for owner, operation, kind in table.OPERATIONS_NOT_APPLICABLE
@@ -444,7 +444,7 @@ def fake_program(path: Path, text: str) -> None:
 
 
 def test_an_assembler_must_start_and_make_gpu_code(tmp_path: Path) -> None:
-    jax = importlib.import_module("imagefactory.verify.suite.frameworks.jax")
+    jax = importlib.import_module("imagefactory.suite.frameworks.jax")
     context, program = make_context(tmp_path), tmp_path / "nvidia/cuda_nvcc/bin/ptxas"
     with pytest.raises(Failure, match=r"there is no nvidia/\*/bin/ptxas"):
         jax.compilers(context, str(tmp_path))
@@ -462,14 +462,14 @@ def test_an_assembler_must_start_and_make_gpu_code(tmp_path: Path) -> None:
 
 
 def test_a_torch_without_triton_fails(tmp_path: Path) -> None:
-    torch = importlib.import_module("imagefactory.verify.suite.frameworks.torch")
+    torch = importlib.import_module("imagefactory.suite.frameworks.torch")
     with pytest.raises(Failure, match="the lock holds no triton"):
         torch.compilers(make_context(tmp_path, packages={"torch": "2.3.1"}), str(tmp_path))
 
 
 def test_a_triton_that_cannot_start_is_said_with_its_reason(tmp_path: Path) -> None:
     """As triton 2.3 without setuptools; here there is no triton for the interpreter at all."""
-    torch = importlib.import_module("imagefactory.verify.suite.frameworks.torch")
+    torch = importlib.import_module("imagefactory.suite.frameworks.torch")
     context = make_context(tmp_path, packages={"torch": "2.3.1", "triton": "2.3.1"})
     with pytest.raises(Failure, match="triton has no ptxas"):
         torch.compilers(context, str(tmp_path))
@@ -484,7 +484,7 @@ def test_the_empty_libcuda_answers_an_error(tmp_path: Path) -> None:
     header = tmp_path / "cuda.h"
     header.write_text("CUresult CUDAAPI cuInit(unsigned int flags);\n#define cuMemAlloc cuMemAlloc_v2\n")
     text = (
-        "import ctypes, sys; from imagefactory.verify.suite import triton_build as made\n"
+        "import ctypes, sys; from imagefactory.suite import triton_build as made\n"
         "made.make_empty_libcuda(sys.argv[1], sys.argv[2]); driver = ctypes.CDLL('libcuda.so.1')\n"
         "print(driver.cuInit(0), driver.cuMemAlloc_v2(0))\n"
     )

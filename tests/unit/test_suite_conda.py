@@ -18,13 +18,13 @@ import pytest
 
 from imagefactory.errors import UsageError
 from imagefactory.model import LockedConda
-from imagefactory.verify import smoke
-from imagefactory.verify.suite import conda, table
-from imagefactory.verify.suite.checks import imports, libraries, packages
-from imagefactory.verify.suite.context import Context, Failure, same_release
-from imagefactory.verify.suite.frameworks import jax as jax_file
-from imagefactory.verify.suite.frameworks import other, ptxas
-from imagefactory.verify.suite.frameworks import torch as torch_file
+from imagefactory.suite import conda, table
+from imagefactory.suite.checks import imports, libraries, packages
+from imagefactory.suite.context import Context, Failure, same_release
+from imagefactory.suite.frameworks import jax as jax_file
+from imagefactory.suite.frameworks import other, ptxas
+from imagefactory.suite.frameworks import torch as torch_file
+from imagefactory.verify import suite_files
 from tests.unit.test_smoke import make_definition
 from tests.unit.test_suite_checks import add_package, fake_program, library, make_context
 
@@ -389,10 +389,10 @@ def test_expectations_name_builds_and_refuse_checks_that_are_not_for_all() -> No
     )
     made = make_definition(framework="tiny", checks=("packages", "import"))
     definition = replace(made, lock=replace(made.lock, conda=(package,)))
-    asked = smoke.expectations(definition)
+    asked = suite_files.expectations(definition)
     assert (asked["conda"], asked["version"]) == ({"tiny": "1.0 h1_0"}, "1.0")
     with pytest.raises(UsageError, match="knows no 'compute' for 'tiny'") as caught:
-        smoke.expectations(make_definition(framework="tiny", checks=("packages", "compute")))
+        suite_files.expectations(make_definition(framework="tiny", checks=("packages", "compute")))
     assert caught.value.hint == "write checks: [packages, libraries, import, unprivileged]"
 
 

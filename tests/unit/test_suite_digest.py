@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from imagefactory.verify.smoke import digest_of, read_suite
+from imagefactory.verify.suite_files import digest_of, read_suite
 
 # Of the suite as it is: change it with the suite, never because the files went elsewhere. With another digest
 # every image is to be verified anew.

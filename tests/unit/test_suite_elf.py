@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.verify.suite import elf
+from imagefactory.suite import elf
 
 
 def compile_library(path: Path, *options: str) -> Path:

@@ -23,7 +23,7 @@ from imagefactory.pools.planning import (
     parse_tuple,
     plan_sweep,
 )
-from imagefactory.verify.model import Judged, Standing, Verdict
+from imagefactory.verdicts.model import Judged, Standing, Verdict
 from tests.unit.sweep_made_here import inventory, pool_gpu
 from tests.unit.test_plan import TARGET, claim
 from tests.unit.verdicts_made_here import DAY, HOST, MADE_UP, NOW, whole_report

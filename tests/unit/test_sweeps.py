@@ -49,12 +49,13 @@ from imagefactory.stages.sweep import (
     submit_sweep,
 )
 from imagefactory.stages.verdicts import ANY, find_in, local_place, read_court, registry_of
-from imagefactory.verify import attached
-from imagefactory.verify.attached import MOST_REFUSED, Statement, put_statement
-from imagefactory.verify.keys import keys_folder, make_key
-from imagefactory.verify.model import EvidenceKind, Standing, Subject
-from imagefactory.verify.nonces import Ledger
-from imagefactory.verify.trust import Grant, add_key
+from imagefactory.verdicts import attached
+from imagefactory.verdicts.attached import MOST_REFUSED, Statement, put_statement
+from imagefactory.verdicts.keys import keys_folder, make_key
+from imagefactory.verdicts.model import Standing
+from imagefactory.verdicts.trust import Grant, add_key
+from imagefactory.verify.model import EvidenceKind, Subject
+from imagefactory.verify.nonces import NonceLedger
 from tests.unit.registry_made_here import RegistryMadeHere, registry_made_here
 from tests.unit.sweep_made_here import (
     ABORTED,
@@ -200,7 +201,7 @@ def test_a_kill_while_spending_or_settling_signs_nothing_twice(
     """The second of two nodes is not spent yet; or all is attached, and the ledger does not know that."""
     folder = site.makes().folder
     site.pool.play(folder)
-    own, calls = getattr(Ledger, step), iter((True, False) if step == "_spend" else (False,))
+    own, calls = getattr(NonceLedger, step), iter((True, False) if step == "_spend" else (False,))
 
     def kill(*args: Any, **more: Any) -> object:
         if not next(calls):
@@ -208,7 +209,7 @@ def test_a_kill_while_spending_or_settling_signs_nothing_twice(
         return own(*args, **more)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Ledger, step, kill)
+        patched.setattr(NonceLedger, step, kill)
         with pytest.raises(KeyboardInterrupt):
             site.collects(folder)
     done = site.collects(folder)

@@ -13,8 +13,8 @@ import pytest
 
 from imagefactory.errors import StoreError, ToolError, UsageError
 from imagefactory.model import Mount, RunSpec
-from imagefactory.verify.runners import sandbox
-from imagefactory.verify.runners.gpu_devices import (
+from imagefactory.runners import sandbox
+from imagefactory.runners.gpu_devices import (
     GpuDevices,
     count_gpus,
     find_device_nodes,
@@ -22,13 +22,14 @@ from imagefactory.verify.runners.gpu_devices import (
     parse_driver_version,
     parse_linker_cache,
 )
-from imagefactory.verify.runners.unshare import Caller, Place, SandboxPlan, explain, identity_map, plan
+from imagefactory.runners.sandbox_plan import Caller, SandboxPaths, SandboxPlan, identity_map, plan
+from imagefactory.runners.unshare import explain
 
 ALL = (1 << 41) - 1
 FULL = "         0          0 4294967295\n"
 ROOT = Caller(pid=9, uid=0, gid=0, capabilities=ALL, uid_map=FULL, gid_map=FULL, machine="x86_64")
 USER = replace(ROOT, uid=1000, gid=1001, capabilities=0)
-PLACE = Place(
+PLACE = SandboxPaths(
     lower=(Path("/s/a"), Path("/s/b")),
     scratch=Path("/s/run"),
     environment=(("PATH", "/opt/env/bin"), ("A", "1")),

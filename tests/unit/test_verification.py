@@ -40,10 +40,11 @@ from imagefactory.stages import choose, sign, verify
 from imagefactory.stages.define import define_target
 from imagefactory.stages.push import PushOptions, push_target
 from imagefactory.stages.verdicts import find_in, local_place, read_court, registry_of
-from imagefactory.verify.keys import keys_folder, make_key
-from imagefactory.verify.model import Hardware, Standing
+from imagefactory.verdicts.keys import keys_folder, make_key
+from imagefactory.verdicts.model import Standing
+from imagefactory.verdicts.trust import Grant, add_key
+from imagefactory.verify.model import Hardware
 from imagefactory.verify.nonces import NonceError
-from imagefactory.verify.trust import Grant, add_key
 from tests.unit.registry_made_here import registry_made_here
 from tests.unit.test_gpu_judge import HOST
 from tests.unit.test_layout import write_index

@@ -22,8 +22,10 @@ from imagefactory.gpu.model import Contents, Library, Modules
 from imagefactory.model import Completed, Outcome, RunSpec
 from imagefactory.oci.model import Image
 from imagefactory.report.verify import format_gpu_run, format_latencies, format_number
+from imagefactory.suite.gpu import table
+from imagefactory.suite.gpu.context import Predicted, parse_asked
 from imagefactory.verify.evidence import LocalEvidence, parse_evidence
-from imagefactory.verify.gpu import (
+from imagefactory.verify.gpu_run import (
     GpuAsk,
     GpuTrial,
     ask_gpu,
@@ -32,12 +34,10 @@ from imagefactory.verify.gpu import (
     verify_gpu,
     visible_gpus,
 )
-from imagefactory.verify.model import EvidenceKind, Gpu, GpuReport, Hardware, Subject
+from imagefactory.verify.model import EvidenceKind, GpuIdentity, GpuReport, Hardware, Subject
 from imagefactory.verify.predicted import predict_coverage
 from imagefactory.verify.report import format_gpu_report, parse_gpu_report
-from imagefactory.verify.smoke import suite_digest
-from imagefactory.verify.suite.gpu import table
-from imagefactory.verify.suite.gpu.context import Predicted, parse_asked
+from imagefactory.verify.suite_files import suite_digest
 from tests.services import libcuda
 from tests.services.gpu_host import Told, make_host
 from tests.unit.test_gpu_judge import HOST, make_run, whole
@@ -46,7 +46,7 @@ from tests.unit.verdicts_made_here import digest
 
 NONCE = "0123456789abcdef0123456789abcdef"
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-OTHER_GPU = Gpu(
+OTHER_GPU = GpuIdentity(
     name="Another", capability="9.0", uuid="GPU-99999999-89ab-cdef-0123-456789abcdef", memory=1 << 35
 )
 
@@ -141,7 +141,7 @@ def test_what_the_runner_is_asked_for() -> None:
     ],
 )
 def test_which_gpu_the_image_gets_to_see(
-    gpus: tuple[Gpu, ...], capability: str, visible: str, environment: tuple[tuple[str, str], ...]
+    gpus: tuple[GpuIdentity, ...], capability: str, visible: str, environment: tuple[tuple[str, str], ...]
 ) -> None:
     host = replace(HOST, gpus=gpus)
     gpu = choose_gpu(host, capability)

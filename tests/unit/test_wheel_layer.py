@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from imagefactory.engines.pyc import BaseCompiler
-from imagefactory.engines.wheel_layer import Compiler, LaidFile, Place, lay_wheel
+from imagefactory.engines.wheel_layer import Compiler, LaidFile, Prefix, lay_wheel
 from imagefactory.errors import BuildError
 from imagefactory.oci.layers import END_OF_ARCHIVE, Segment, codec
 from tests.unit.wheels_made_here import make_wheel
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
-PLACE = Place(prefix="/opt/env", python=PYTHON)
+PLACE = Prefix(prefix="/opt/env", python=PYTHON)
 SITE = f"opt/env/lib/python{PYTHON}/site-packages"
 
 

@@ -13,12 +13,12 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from securesystemslib.signer import CryptoSigner, SSlibKey
 
 from imagefactory.model import CheckResult, CheckState, Outcome
-from imagefactory.verify.envelope import format_json, seal
-from imagefactory.verify.judgement import Court
-from imagefactory.verify.keys import SigningKey, keyid_of
-from imagefactory.verify.model import EvidenceKind, Gpu, GpuReport, Hardware, Subject
-from imagefactory.verify.suite.gpu import table
-from imagefactory.verify.trust import Policy, Trust, TrustedKey
+from imagefactory.suite.gpu import table
+from imagefactory.verdicts.envelope import format_json, seal
+from imagefactory.verdicts.judgement import Court
+from imagefactory.verdicts.keys import SigningKey, keyid_of
+from imagefactory.verdicts.trust import Policy, Trust, TrustedKey
+from imagefactory.verify.model import EvidenceKind, GpuIdentity, GpuReport, Hardware, Subject
 
 NOW = datetime(2026, 11, 22, 3, 0, 0, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -30,7 +30,7 @@ def digest(letter: str) -> str:
 
 SUITE = digest("d")
 SUBJECT = Subject(target="pytorch-2.3-cu121", index=digest("a"), manifest=digest("b"), config=digest("c"))
-MADE_UP = Gpu(
+MADE_UP = GpuIdentity(
     name="A GPU of the tests",
     capability="8.0",
     uuid="GPU-01234567-89ab-cdef-0123-456789abcdef",

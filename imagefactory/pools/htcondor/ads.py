@@ -24,7 +24,7 @@ from imagefactory.errors import ToolError
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.drivers import parse_driver
 from imagefactory.pools.model import Inventory, Machine, PoolGpu
-from imagefactory.verify.report_file import clean
+from imagefactory.verify.suite_report import clean
 
 Ad = Mapping[str, Any]
 

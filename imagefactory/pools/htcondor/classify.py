@@ -29,7 +29,7 @@ from imagefactory.pools.model import TRIED_AGAIN, Attempt, Ending, Limits, Node,
 from imagefactory.progress import format_seconds
 from imagefactory.verify.kit.program import EXPECTATIONS, KIT, RESULT, RUN
 from imagefactory.verify.kit.start import REPORT
-from imagefactory.verify.report_file import clean
+from imagefactory.verify.suite_report import clean
 
 POSTED, ERR = "post.json", "err"
 LONGEST_WORDS = 300

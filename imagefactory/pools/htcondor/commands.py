@@ -17,7 +17,7 @@ from pathlib import Path
 from imagefactory.errors import ToolError, UsageError
 from imagefactory.pools.htcondor.ads import parse_ads, parse_status
 from imagefactory.pools.model import Inventory
-from imagefactory.verify.report_file import clean
+from imagefactory.verify.suite_report import clean
 
 DAG = "sweep.dag"
 """The DAG in a sweep's folder."""

@@ -22,10 +22,10 @@ from imagefactory.errors import UsageError
 from imagefactory.pools.htcondor.gpu_request import WHOLE_GPUS
 from imagefactory.pools.htcondor.node.post import MOST_SHADOWS, MOST_STARTS
 from imagefactory.pools.model import TRANSFERS, ImageKind, Limits, Node, Sweep
-from imagefactory.verify.kit.make import CARRIED
-from imagefactory.verify.kit.make import HERE as KIT_FOLDER
 from imagefactory.verify.kit.program import EXPECTATIONS, KIT, RESULT
-from imagefactory.verify.smoke import read_suite
+from imagefactory.verify.kit_make import CARRIED
+from imagefactory.verify.kit_make import HERE as KIT_FOLDER
+from imagefactory.verify.suite_files import read_suite
 
 DAG, SUITE, INSIDE, POST = "sweep.dag", "suite.tar", "inside.py", "post.py"
 NODES, JOB_LOG = "nodes", "job.log"

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from imagefactory.pools.htcondor.ads import read_gpu
 from imagefactory.pools.htcondor.node.post import EXECUTING, OWN_LIMITS, Event, follow, split_events
 from imagefactory.pools.model import Attempt, Ending, PoolGpu
-from imagefactory.verify.report_file import clean
+from imagefactory.verify.suite_report import clean
 
 LIMITS_OVER = "removed by its limits"
 """How the text of an attempt begins that its own `periodic_remove` ended."""

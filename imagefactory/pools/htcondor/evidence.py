@@ -18,20 +18,20 @@ from typing import Any
 from imagefactory.errors import StatementError
 from imagefactory.model import Completed, Outcome
 from imagefactory.pools.model import Attempt, PoolGpu
+from imagefactory.verdicts.statement import missing_evidence
 from imagefactory.verify.evidence import parse_evidence
-from imagefactory.verify.gpu_judge import Brought, GpuRun, SuiteReport, judge_gpu, parse_suite_report
-from imagefactory.verify.model import EvidenceKind, Gpu, GpuReport, Hardware, Subject, digits_of
+from imagefactory.verify.gpu_outcome import Brought, GpuRun, GpuSuiteReport, outcome_of, parse_suite_report
+from imagefactory.verify.model import EvidenceKind, GpuIdentity, GpuReport, Hardware, Subject, digits_of
 from imagefactory.verify.nonces import NONCE
 from imagefactory.verify.report import DIGEST, UUID, fault, fields, line, parse_completed, parse_time, word
-from imagefactory.verify.report_file import ReportFault, clean
-from imagefactory.verify.statement import missing_evidence
+from imagefactory.verify.suite_report import ReportFault, clean
 
 RUNNER = "htcondor"
 FORMAT = 1
 LONGEST_RUN = 14 * 86400.0
 _CUDA = re.compile(r"[0-9]{1,3}\.[0-9]{1,2}")
 _SHORT = re.compile(r"(?:GPU|MIG)-(?![0-9a-f]{2}223334)([0-9a-f]{8})")
-"""A short name, but for those that condor_gpu_discovery makes up (verify/statement.py, is_simulated)."""
+"""A short name, but for those that condor_gpu_discovery makes up (verdicts/statement.py, is_simulated)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ def parse_job_run(data: bytes, where: str) -> JobRun:
     )
 
 
-def pool_hardware(attempt: Attempt, run: JobRun, met: Gpu | None) -> Hardware | None:
+def pool_hardware(attempt: Attempt, run: JobRun, met: GpuIdentity | None) -> Hardware | None:
     """The startd's word on the GPU of a job's last start as evidence; None where it had none.
 
     A startd that tells a short name alone (`GPU-a0223334`) is taken at it: where the suite met a GPU of that
@@ -90,7 +90,7 @@ def pool_hardware(attempt: Attempt, run: JobRun, met: Gpu | None) -> Hardware | 
         return None
     uuid = gpu.uuid or (met.uuid if met and _is_short_for(gpu.id, met.uuid) else "")
     inside = run.hardware.driver if run.hardware else ""
-    told = Gpu(name=gpu.name, capability=gpu.capability, uuid=uuid, memory=gpu.memory)
+    told = GpuIdentity(name=gpu.name, capability=gpu.capability, uuid=uuid, memory=gpu.memory)
     known = (told,) if UUID.fullmatch(uuid) else ()
     notes = {
         "machine": attempt.machine,
@@ -110,7 +110,7 @@ def pool_hardware(attempt: Attempt, run: JobRun, met: Gpu | None) -> Hardware | 
     )
 
 
-def disagreement(gpu: PoolGpu, run: JobRun, met: SuiteReport) -> str:
+def disagreement(gpu: PoolGpu, run: JobRun, met: GpuSuiteReport) -> str:
     """Where the startd and the job speak of two GPUs or drivers, with both values; empty where they agree."""
     device, told = met.device, "the startd"
     if device is None:
@@ -157,7 +157,7 @@ class JobAnswer:
 
 
 def judge_job(kit: Mapping[str, Any], asked: Mapping[str, Any], answer: JobAnswer) -> GpuReport:
-    """The report of a job: the suite's rules (verify/gpu_judge.py), and the startd's GPU beside the suite's.
+    """The report of a job: the suite's rules (verify/gpu_outcome), and the startd's GPU beside the suite's.
 
     `kit` and `asked` are kit.json and expectations.json, believed. A run is never `verified` where a word on
     the GPU is missing: the startd's, or that of the driver's kernel module, which shows in every container.
@@ -182,7 +182,7 @@ def judge_job(kit: Mapping[str, Any], asked: Mapping[str, Any], answer: JobAnswe
     )
     missing = "" if answer.report is not None else "it wrote no report that can be read"
     brought = Brought(report=answer.report or b"", fault=missing, completed=run.completed, parsed=met)
-    report = judge_gpu(judged, brought)
+    report = outcome_of(judged, brought)
     why = _other_image(kit, run) or (disagreement(attempt.gpu, run, met) if attempt.gpu and met else "")
     if why:
         return replace(report, outcome=Outcome.INFRASTRUCTURE, reason=clean(why))
@@ -203,7 +203,7 @@ def _other_image(kit: Mapping[str, Any], run: JobRun) -> str:
     return f"the job's .sif was {run.image}, the node's is {wanted}: put that file there"
 
 
-def _met(answer: JobAnswer, asked: Mapping[str, Any]) -> SuiteReport | None:
+def _met(answer: JobAnswer, asked: Mapping[str, Any]) -> GpuSuiteReport | None:
     try:
         return parse_suite_report(answer.report or b"", asked)
     except ReportFault:

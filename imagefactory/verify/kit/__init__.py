@@ -1,6 +1,5 @@
-"""Kits: a folder that verifies an image on a machine without imagefactory, and what comes back of it.
+"""The program of a kit: a folder that verifies an image on a machine without imagefactory.
 
-`run.py` and `hardware.py` travel in every kit and need nothing but Python 3.9's standard library; this
-process reads its own machine with the same `hardware.py`. `make.py` writes a kit, `collect.py` reads what it
-brought back.
+It travels in every kit and needs nothing but Python 3.9's standard library; this process reads its own
+machine with the same `hardware.py`. kit_make.py writes a kit, kit_collect.py reads what it brought back.
 """

@@ -26,7 +26,7 @@ class Stop(Exception):
         self.code, self.outcome = code, outcome
 
 
-class Ended(NamedTuple):
+class EndedProcess(NamedTuple):
     """How the run inside ended. `said` are its last lines."""
 
     returncode: int
@@ -35,7 +35,7 @@ class Ended(NamedTuple):
     said: Sequence[str]
 
 
-def follow(argv: Sequence[str], environ: Mapping[str, str], timeout: float) -> Ended:
+def follow(argv: Sequence[str], environ: Mapping[str, str], timeout: float) -> EndedProcess:
     """Runs a command, shows its lines as printable ones, and ends it and all below it when time is over."""
     began, timed_out = time.monotonic(), False
     said: deque[str] = deque(maxlen=40)
@@ -71,7 +71,7 @@ def follow(argv: Sequence[str], environ: Mapping[str, str], timeout: float) -> E
         end_group(process)
     reader.join(10)
     code = process.returncode if process.returncode >= 0 else 128 - process.returncode
-    return Ended(code, timed_out, round(time.monotonic() - began, 3), tuple(said))
+    return EndedProcess(code, timed_out, round(time.monotonic() - began, 3), tuple(said))
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:

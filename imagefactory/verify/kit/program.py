@@ -94,7 +94,7 @@ def visible_gpus(hardware: Mapping[str, Any], gpu: Mapping[str, Any], environ: M
 # --- the run -------------------------------------------------------------------------------------
 
 
-class Job(NamedTuple):
+class KitJob(NamedTuple):
     """What one run of a kit is given: the caller's words and environment, where this machine tells of GPUs.
 
     `work` is a folder of its own; what belongs into the kit's `result` is collected in `work/result`.
@@ -125,7 +125,7 @@ def main(
         if facts["started"] >= kit.expires:
             raise Stop(f"this kit was good until {kit.expires}: make a new one", EXIT_USAGE)
         with _work(folder) as work:
-            job = Job(kit, options.runner, options.image, environ, places, work)
+            job = KitJob(kit, options.runner, options.image, environ, places, work)
             code = _run(job, facts)
             _write(work / RESULT / RUN, format_run(kit, environ, facts))
             _replace(work / RESULT, folder / RESULT)
@@ -163,7 +163,7 @@ def format_run(kit: Kit, environ: Mapping[str, str], facts: Mapping[str, Any]) -
     }
 
 
-def _run(job: Job, facts: dict[str, Any]) -> int:
+def _run(job: KitJob, facts: dict[str, Any]) -> int:
     """Without a GPU nothing is pulled and nothing started. Raises Stop for what is no result of a run."""
     try:
         return _try(job, facts)
@@ -174,7 +174,7 @@ def _run(job: Job, facts: dict[str, Any]) -> int:
         return stop.code
 
 
-def _try(job: Job, facts: dict[str, Any]) -> int:
+def _try(job: KitJob, facts: dict[str, Any]) -> int:
     kit, work = job.kit, job.work
     try:
         seen = hardware.read_hardware(job.places)

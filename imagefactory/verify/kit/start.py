@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .processes import EXIT_TOOL, EXIT_USAGE, Ended, Stop, ask, follow, must, say
+from .processes import EXIT_TOOL, EXIT_USAGE, EndedProcess, Stop, ask, follow, must, say
 
 RUNNERS = ("docker", "apptainer")
 
@@ -182,7 +182,7 @@ class Docker:
             raise Stop(f"{named or self.kit.reference} is not the image that this kit is for", EXIT_USAGE)
         return str(here["Id"])
 
-    def run(self, image: str, work: Path, visible: str) -> Ended:
+    def run(self, image: str, work: Path, visible: str) -> EndedProcess:
         """Raises Stop where the container was not started."""
         name = f"imagefactory-kit-{self.kit.nonce[:12]}-{os.getpid()}"
         argv = docker_argv(self.kit, image, work, name, visible)
@@ -265,7 +265,7 @@ class Apptainer:
             )
         return str(path)
 
-    def run(self, image: str, work: Path, visible: str) -> Ended:
+    def run(self, image: str, work: Path, visible: str) -> EndedProcess:
         (work / "scratch").mkdir()
         inside = {"APPTAINERENV_CUDA_VISIBLE_DEVICES": visible} if visible else {}
         argv = apptainer_argv(self.kit, self.program, image, work, os.geteuid())

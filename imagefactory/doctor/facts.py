@@ -1,0 +1,101 @@
+"""The values of the doctor: what it sees of a machine, and what it says of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+MODULES = ("uv", "isal", "zstandard", "installer", "jinja2", "requests", "tenacity", "rich")
+
+
+class Health(StrEnum):
+    OK = "ok"
+    MISSING = "missing"
+    DENIED = "denied"
+    WARNING = "warning"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """One line of the doctor's answer. `remedy` is a command or a setting, empty when all is well.
+
+    `needed_for` is `build`, `run`, `push`, `gpu` or `comfort`, or the name of an engine or runner that is
+    not the configured one: without what is needed for `build` or `run` and is missing or denied, the
+    README's first command cannot end well.
+    """
+
+    name: str
+    state: Health
+    detail: str
+    remedy: str = ""
+    needed_for: str = "build"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxAttempt:
+    """A thing that was really tried: what the machine said when it refused, else an empty string."""
+
+    refusal: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """Something that was asked whether it works: what it said (`found`), else why not and what mends it."""
+
+    name: str
+    found: str = ""
+    refusal: str = ""
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disk:
+    """Free bytes of the file system that holds, or would hold, a folder."""
+
+    name: str
+    path: str
+    origin: str
+    free: int
+    writable: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineFacts:
+    """What `gather` saw. `sysctls` lacks the names that this kernel does not have.
+
+    `engine` and `runner` are those that a build here uses; `probes` are of engines and of the network.
+    """
+
+    python: tuple[int, int, int]
+    machine: str
+    libc: tuple[str, str]
+    kernel: str
+    uid: int
+    user: str
+    cores: int
+    capabilities: int
+    seccomp: int
+    container: str
+    sysctls: tuple[tuple[str, str], ...]
+    sandbox: SandboxAttempt
+    tools: tuple[tuple[str, str], ...]
+    modules: tuple[str, ...]
+    keyrings: tuple[str, ...]
+    apt_sources: tuple[str, ...]
+    debian_mirror: str
+    subuid: bool
+    subgid: bool
+    disks: tuple[Disk, ...]
+    gpu_nodes: tuple[str, ...]
+    driver: str
+    driver_libraries: tuple[str, ...]
+    engine: str = "assemble"
+    runner: str = "unshare"
+    probes: tuple[Probe, ...] = ()
+
+    def probe(self, name: str) -> Probe | None:
+        return next((probe for probe in self.probes if probe.name == name), None)
+
+    def use(self, name: str) -> str:
+        """What an engine or runner is needed for here: `build`, `run`, or itself alone."""
+        return "build" if name == self.engine else "run" if name == self.runner else name

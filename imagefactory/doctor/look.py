@@ -1,0 +1,190 @@
+"""Looks at this machine: its files and programs, and a sandbox that is really tried."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import pwd
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from imagefactory.doctor.ask import ask_all
+from imagefactory.doctor.facts import MODULES, Diagnosis, Disk, MachineFacts, SandboxAttempt
+from imagefactory.doctor.judge import decide
+from imagefactory.errors import FactoryError
+from imagefactory.runners.gpu_devices import (
+    find_device_nodes,
+    parse_driver_version,
+    parse_linker_cache,
+    read_linker_cache,
+)
+from imagefactory.settings.choices import ENGINES
+from imagefactory.settings.load import Settings
+
+SYSCTLS = (
+    "kernel/unprivileged_userns_clone",
+    "kernel/apparmor_restrict_unprivileged_userns",
+    "user/max_user_namespaces",
+    "user/max_mnt_namespaces",
+    "user/max_pid_namespaces",
+    "user/max_net_namespaces",
+)
+TOOLS = ("mmdebstrap", "newuidmap", "uv", "apt-get")
+
+
+KEYRINGS = ("usr/share/keyrings", "etc/apt/trusted.gpg.d", "etc/apt/keyrings")
+
+
+def examine(settings: Settings, *, environ: Mapping[str, str]) -> tuple[Diagnosis, ...]:
+    """Looks at this machine. The sandbox is really tried, in a child process and a temporary folder."""
+    return decide(gather(settings, environ=environ))
+
+
+def gather(settings: Settings, *, environ: Mapping[str, str], root: Path = Path("/")) -> MachineFacts:
+    """The facts of this machine; `root` is where its files are found."""
+    status = _fields((root / "proc/self/status").read_text())
+    user = _user_name()
+    nodes = find_device_nodes(root / "dev")
+    version = root / "proc/driver/nvidia/version"
+    return MachineFacts(
+        python=sys.version_info[:3],
+        machine=platform.machine(),
+        libc=platform.libc_ver(),
+        kernel=platform.release(),
+        uid=os.geteuid(),
+        user=user,
+        cores=len(os.sched_getaffinity(0)),
+        capabilities=int(status.get("CapEff", "0"), 16),
+        seccomp=int(status.get("Seccomp", "0")),
+        container=_container(root, environ),
+        sysctls=tuple(
+            (name, path.read_text().strip())
+            for name in SYSCTLS
+            if (path := root / "proc/sys" / name).is_file()
+        ),
+        sandbox=try_sandbox(),
+        tools=tuple(
+            (name, found) for name in TOOLS if (found := shutil.which(name, path=environ.get("PATH")))
+        ),
+        modules=tuple(name for name in MODULES if importlib.util.find_spec(name)),
+        keyrings=tuple(
+            str(path)
+            for folder in KEYRINGS
+            for pattern in ("debian-archive-keyring.*", "debian-archive-*-stable.*")
+            for path in sorted((root / folder).glob(pattern))
+        ),
+        apt_sources=read_apt_sources(root / "etc/apt"),
+        debian_mirror=settings.debian_mirror.value,
+        subuid=has_subordinate_ids(root / "etc/subuid", user),
+        subgid=has_subordinate_ids(root / "etc/subgid", user),
+        disks=(
+            _look_at_disk("store", settings.store_path, settings.store.origin),
+            _look_at_disk("cache", settings.cache_path, settings.cache.origin),
+        ),
+        gpu_nodes=tuple(map(str, nodes)),
+        driver=parse_driver_version(version.read_text()) if version.is_file() else "",
+        driver_libraries=_driver_libraries() if nodes else (),
+        engine=settings.engine.value,
+        runner=settings.runner.value or ENGINES[settings.engine.value].runner,
+        probes=ask_all(settings, environ),
+    )
+
+
+def try_sandbox() -> SandboxAttempt:
+    """Makes a sandbox with everything but a command: what refuses it would refuse every run."""
+    from imagefactory.runners.unshare import attempt
+
+    try:
+        with tempfile.TemporaryDirectory(prefix="imagefactory-doctor-") as folder:
+            attempt(Path(folder) / "run")
+    except FactoryError as error:
+        return SandboxAttempt(refusal=error.message)
+    return SandboxAttempt(refusal="")
+
+
+def read_apt_sources(folder: Path) -> tuple[str, ...]:
+    """Suites that apt knows, from both formats of its sources; () if none."""
+    suites: dict[str, None] = {}
+    for path in (folder / "sources.list", *sorted((folder / "sources.list.d").glob("*"))):
+        if not path.is_file() or path.suffix not in (".list", ".sources"):
+            continue
+        text = path.read_text(errors="replace")
+        suites.update(
+            dict.fromkeys(parse_sources_list(text) if path.suffix == ".list" else parse_deb822(text))
+        )
+    return tuple(suites)
+
+
+def parse_sources_list(text: str) -> tuple[str, ...]:
+    """Suites of one-line sources: `deb [options] address suite component...`."""
+    lines = (re.match(r"^\s*deb\s+(?:\[[^\]]*\]\s+)?\S+\s+(\S+)", line) for line in text.splitlines())
+    return tuple(match[1] for match in lines if match)
+
+
+def parse_deb822(text: str) -> tuple[str, ...]:
+    """Suites of sources in paragraphs; those with `Enabled: no` are left out."""
+    suites: list[str] = []
+    for paragraph in re.split(r"\n\s*\n", text):
+        lines = "\n".join(line for line in paragraph.splitlines() if not line.startswith("#"))
+        fields = {
+            key.lower(): value for key, value in re.findall(r"^([A-Za-z-]+):[ \t]*(.*)$", lines, re.MULTILINE)
+        }
+        if fields.get("enabled", "yes").strip().lower() != "no" and "deb" in fields.get("types", "").split():
+            suites += fields.get("suites", "").split()
+    return tuple(suites)
+
+
+def has_subordinate_ids(path: Path, user: str) -> bool:
+    """Whether /etc/subuid or /etc/subgid gives `user` a range of at least 65,536 ids."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    fields = [line.split(":") for line in lines]
+    return any(len(f) == 3 and f[0] == user and f[2].isdigit() and int(f[2]) >= 65536 for f in fields)
+
+
+def _fields(text: str) -> dict[str, str]:
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
+
+
+def _user_name() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
+def _container(root: Path, environ: Mapping[str, str]) -> str:
+    """The container this runs in, by the marks that docker, podman and systemd leave; "" if none."""
+    if (root / ".dockerenv").exists():
+        return "docker"
+    if (root / "run/.containerenv").exists():
+        return "podman"
+    return environ.get("container", "")
+
+
+def _look_at_disk(name: str, path: Path, origin: str) -> Disk:
+    there = next((folder for folder in (path, *path.parents) if folder.is_dir()), Path("/"))
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            writable = True
+    except OSError:
+        writable = False
+    return Disk(
+        name=name, path=str(path), origin=origin, free=shutil.disk_usage(there).free, writable=writable
+    )
+
+
+def _driver_libraries() -> tuple[str, ...]:
+    try:
+        text = read_linker_cache()
+    except (FactoryError, subprocess.SubprocessError):
+        return ()
+    return tuple(name for name, _ in parse_linker_cache(text, machine=platform.machine()))

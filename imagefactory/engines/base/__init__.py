@@ -1,0 +1,1 @@
+"""What images stand on: bases from Debian's packages, and bases pulled from registries."""

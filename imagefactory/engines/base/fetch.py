@@ -1,0 +1,218 @@
+"""The locked .debs of a base, in the cache: what is missing is fetched, each file held against its hash."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from imagefactory.errors import BuildError, DownloadError
+from imagefactory.lock.debian.archive import Archive, open_archive
+from imagefactory.lock.debian.file import deb_filename, downloaded_filename
+from imagefactory.lock.debian.solve import solve_base
+from imagefactory.lock.debian.sources import DebianMirror
+from imagefactory.model import Base, BaseLock, DebianPackage
+from imagefactory.progress import Progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """A locked package the archive no longer has. `old` or `new` is empty where there is none."""
+
+    name: str
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.old or '(not there)'} -> {self.new or '(gone)'}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchedBase:
+    """All the .debs of a base, each with its locked hash, in the order of `lock.packages`.
+
+    `lock` is what they are: the lock that was asked for, or a newer one when `moved` is not empty.
+    """
+
+    base: Base
+    lock: BaseLock
+    debs: tuple[Path, ...]
+    moved: tuple[Moved, ...]
+
+    @property
+    def published(self) -> bool:
+        """Whether this is the base of the committed lock, whose digest is the published one."""
+        return not self.moved
+
+
+def fetch_base(
+    base: Base, lock: BaseLock, mirror: DebianMirror, progress: Progress, *, locked: bool = False
+) -> FetchedBase:
+    """Bring the locked .debs into the cache; only what is missing is fetched.
+
+    When the archive no longer has some of them, the suite's newer packages are solved and fetched
+    instead, and `moved` says which; with `locked` a BuildError lists them. Raises DownloadError for a
+    .deb that is not the locked one, LockError when the archive's indexes cannot be read.
+    """
+    with _exclusive(mirror.debs, progress):
+        moved: tuple[Moved, ...] = ()
+        missing = _missing(lock, mirror.debs)
+        if missing:
+            with open_archive(mirror, lock.suite, progress) as archive:
+                gone = _gone(missing, archive)
+                if gone and locked:
+                    raise BuildError(
+                        f"{base.name}: the archive no longer has {len(gone)} of its locked packages:\n"
+                        + "\n".join(f"  {package.name} {package.version}" for package in gone),
+                        hint=f"'imagefactory lock base:{base.name} --update-all' takes the newer ones; "
+                        "a debian-mirror that keeps old versions gives the locked ones",
+                    )
+                if gone:
+                    newer = solve_base(base, archive)
+                    moved = compare_locks(lock, newer)
+                    lock, missing = newer, _missing(newer, mirror.debs)
+                _download(missing, archive, mirror.debs, progress)
+        for line in describe_moved(base, moved):
+            progress.note(line)
+    debs = tuple(deb_path(mirror.debs, package) for package in lock.packages)
+    return FetchedBase(base=base, lock=lock, debs=debs, moved=moved)
+
+
+def compare_locks(old: BaseLock, new: BaseLock) -> tuple[Moved, ...]:
+    """Packages whose version or content differs, sorted by name."""
+    before = {package.name: package for package in old.packages}
+    after = {package.name: package for package in new.packages}
+    return tuple(
+        Moved(
+            name=name,
+            old=before[name].version if name in before else "",
+            new=after[name].version if name in after else "",
+        )
+        for name in sorted(before | after)
+        if before.get(name) != after.get(name)
+    )
+
+
+def describe_moved(base: Base, moved: Sequence[Moved]) -> list[str]:
+    """Lines that say what is not as locked; none when all is."""
+    if not moved:
+        return []
+    return [
+        f"{base.name}: Debian's archive has moved on; {len(moved)} packages are newer than locked, "
+        "so the digest of this base and of images on it is not the published one:",
+        *(f"  {one}" for one in moved),
+    ]
+
+
+def deb_path(debs: Path, package: DebianPackage) -> Path:
+    """Where the cache keeps a package's file."""
+    return debs / package.sha256[:2] / package.sha256 / deb_filename(package)
+
+
+def verify_deb(path: Path, package: DebianPackage) -> None:
+    """Raises DownloadError unless the file at `path` is the locked one, to the byte."""
+    size = path.stat().st_size
+    if size != package.size:
+        raise DownloadError(
+            f"{package.name} {package.version}: {path.name} has {size} bytes, locked are {package.size}",
+            hint="run the command again; if it stays, the mirror is damaged or not to be trusted",
+        )
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != package.sha256:
+        raise DownloadError(
+            f"{package.name} {package.version}: {path.name} has sha256 {found}, locked is {package.sha256}",
+            hint="run the command again; if it stays, the mirror is damaged or not to be trusted",
+        )
+
+
+def _missing(lock: BaseLock, debs: Path) -> list[DebianPackage]:
+    """What the cache lacks. A damaged file there counts as missing and is removed."""
+    missing = []
+    for package in lock.packages:
+        path = deb_path(debs, package)
+        try:
+            verify_deb(path, package)
+        except FileNotFoundError:
+            missing.append(package)
+        except DownloadError:
+            path.unlink()
+            missing.append(package)
+    return missing
+
+
+def _gone(missing: Sequence[DebianPackage], archive: Archive) -> list[DebianPackage]:
+    offers = archive.offered([package.name for package in missing])
+    gone = []
+    for package in missing:
+        offer = offers.get((package.name, package.version))
+        if offer is None:
+            gone.append(package)
+        elif offer != package:
+            raise DownloadError(
+                f"{package.name} {package.version}: the archive's has sha256 {offer.sha256}, "
+                f"locked is {package.sha256}",
+                hint="one version must be one file: distrust this mirror or restore the lock from git",
+            )
+    return gone
+
+
+def _download(packages: Sequence[DebianPackage], archive: Archive, debs: Path, progress: Progress) -> None:
+    """Through a folder that survives a killed process, so that nothing is fetched twice."""
+    partial = debs / "partial"
+    partial.mkdir(exist_ok=True)
+    remaining = [package for package in packages if not _adopt(package, partial, debs)]
+    if remaining:
+        try:
+            archive.download(remaining, partial, progress)
+        except DownloadError:
+            for package in remaining:  # what did arrive whole need not be fetched again
+                _adopt(package, partial, debs)
+            raise
+    for package in remaining:
+        path = partial / downloaded_filename(package)
+        try:
+            verify_deb(path, package)
+        except DownloadError:
+            path.unlink()
+            raise
+        _keep(path, package, debs)
+    shutil.rmtree(partial)
+
+
+def _adopt(package: DebianPackage, partial: Path, debs: Path) -> bool:
+    """Take a file that an earlier, interrupted download has left whole."""
+    path = partial / downloaded_filename(package)
+    try:
+        verify_deb(path, package)
+    except (FileNotFoundError, DownloadError):
+        return False
+    _keep(path, package, debs)
+    return True
+
+
+def _keep(path: Path, package: DebianPackage, debs: Path) -> None:
+    final = deb_path(debs, package)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    path.chmod(0o644)
+    path.replace(final)
+
+
+@contextmanager
+def _exclusive(debs: Path, progress: Progress) -> Iterator[None]:
+    """One process at a time fetches into a cache; the others wait. A killed one's lock is freed."""
+    try:
+        debs.mkdir(parents=True, exist_ok=True)
+        with (debs / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                progress.note("another process fetches Debian packages; waiting for it")
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+    except OSError as error:
+        raise BuildError(f"{debs}: {error}", hint="free the disk or mend the folder's rights") from error

@@ -1,0 +1,195 @@
+"""A base as an image of the store: found, or made from Debian's packages and kept under what made it."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from imagefactory.engines.base.build import BaseTar, build_base
+from imagefactory.engines.base.fetch import fetch_base
+from imagefactory.engines.base.look import base_key
+from imagefactory.errors import LockError
+from imagefactory.files import explain_full_disk
+from imagefactory.lock.debian.file import format_base_lock, parse_base_lock
+from imagefactory.lock.debian.sources import DebianMirror
+from imagefactory.model import Base, BaseLock
+from imagefactory.oci.layers import CHUNK, codec
+from imagefactory.oci.layout import BlobWriter, Layout
+from imagefactory.oci.manifests import (
+    CONFIG_TYPE,
+    INDEX_TYPE,
+    MANIFEST_TYPE,
+    TITLE,
+    canonical_json,
+    format_descriptor,
+)
+from imagefactory.oci.model import Descriptor, Image, Layer
+from imagefactory.oci.unpack import Unpacked
+from imagefactory.progress import Progress
+from imagefactory.render.define import SYSTEM_PATH
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseImage:
+    """A base in the store: its own image, and where its layers are unpacked, lowest first.
+
+    `identity` names what decided it (the locked packages); `published` is false when the mirror no
+    longer had them and the suite's newer ones were taken. `epoch` is the clock of what is built on it,
+    seconds since 1970.
+    """
+
+    image: Image
+    folders: tuple[Path, ...]
+    identity: str
+    epoch: int
+    published: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseWanted:
+    """A base to find or make. `locked` stops where a locked package is gone from the mirror.
+
+    `mirror` is asked only when something has to be fetched; `environ` is the caller's environment.
+    """
+
+    base: Base
+    lock: BaseLock
+    codec: str
+    mirror: Callable[[], DebianMirror]
+    environ: Mapping[str, str]
+    locked: bool
+
+
+def ensure_base(layout: Layout, wanted: BaseWanted, progress: Progress) -> BaseImage:
+    """The base's layer in the store, unpacked, tagged `base:<name>`. The caller holds `in_use`.
+
+    When the mirror no longer has the locked packages, the suite's newer ones are taken (and said), and
+    what they were is remembered, so that the next build takes the same. Raises BuildError with
+    `locked`, LockError for a lock of another base.
+    """
+    if wanted.lock.base != wanted.base.name:
+        raise LockError(f"the lock is of base {wanted.lock.base}, not {wanted.base.name}")
+    with layout.locked(f"base-{wanted.base.name}"), explain_full_disk(layout.path):
+        for lock in (wanted.lock, *([] if wanted.locked else _remembered(layout, wanted))):
+            layer = layout.recall_layer(_layer_key(lock, wanted.codec))
+            if layer is not None:
+                return _finish(layout, wanted, (lock, layer), progress)
+        with progress.stage(f"{wanted.base.name}: base from Debian's packages"):
+            fetched = fetch_base(wanted.base, wanted.lock, wanted.mirror(), progress, locked=wanted.locked)
+            lock = fetched.lock
+            if not fetched.published:
+                layout.write_file(_memory(layout, wanted), format_base_lock(lock).encode())
+            layer = layout.recall_layer(_layer_key(lock, wanted.codec))
+            if layer is None:
+                layout.tmp.mkdir(parents=True, exist_ok=True)
+                with tempfile.TemporaryDirectory(dir=layout.tmp, prefix="base-") as folder:
+                    made = build_base(fetched, Path(folder) / "base.tar", progress, environ=wanted.environ)
+                    layer = _compress(layout, made, wanted)
+                layout.record_layer(_layer_key(lock, wanted.codec), layer)
+        return _finish(layout, wanted, (lock, layer), progress)
+
+
+def recall_base(layout: Layout, wanted: BaseWanted) -> BaseImage | None:
+    """The base as `ensure_base` left it in the store, None where that would make it. Unpacks nothing."""
+    for lock in (wanted.lock, *([] if wanted.locked else _remembered(layout, wanted))):
+        layer = layout.recall_layer(_layer_key(lock, wanted.codec))
+        if layer is None:
+            continue
+        image = layout.image(f"base:{wanted.base.name}")
+        if image is None or [one.diff_id for one in image.layers] != [layer.diff_id]:
+            return None
+        published = lock == wanted.lock
+        epoch = lock.source_date_epoch
+        return BaseImage(image=image, folders=(), identity=base_key(lock), epoch=epoch, published=published)
+    return None
+
+
+def _finish(
+    layout: Layout, wanted: BaseWanted, found: tuple[BaseLock, Layer], progress: Progress
+) -> BaseImage:
+    lock, layer = found
+    folders = Unpacked(layout.path / "unpacked").unpack([layer], layout.blob_path, progress)
+    published = lock == wanted.lock
+    if not published:
+        progress.note(
+            f"{wanted.base.name}: made of newer packages than the locked ones, which Debian's mirror no "
+            "longer has: the digest is not the published one (--locked stops instead)"
+        )
+    return BaseImage(
+        image=_tag(layout, wanted.base.name, layer, lock.source_date_epoch),
+        folders=tuple(folders),
+        identity=base_key(lock),
+        epoch=lock.source_date_epoch,
+        published=published,
+    )
+
+
+def _layer_key(lock: BaseLock, codec_name: str) -> str:
+    return hashlib.sha256(canonical_json(["base", base_key(lock), codec(codec_name).identity])).hexdigest()
+
+
+def _memory(layout: Layout, wanted: BaseWanted) -> Path:
+    return layout.path / "bases" / f"{base_key(wanted.lock).removeprefix('sha256:')}.lock"
+
+
+def _remembered(layout: Layout, wanted: BaseWanted) -> tuple[BaseLock, ...]:
+    path = _memory(layout, wanted)
+    return (parse_base_lock(path.read_text(encoding="utf-8"), str(path)),) if path.exists() else ()
+
+
+def _compress(layout: Layout, made: BaseTar, wanted: BaseWanted) -> Layer:
+    packer = codec(wanted.codec)
+    with explain_full_disk(layout.path), BlobWriter(layout) as blob, made.path.open("rb") as file:
+        compressor = packer.compressor()
+        while data := file.read(CHUNK):
+            blob.write(compressor.compress(data))
+        blob.write(compressor.flush())
+        descriptor = blob.commit(packer.media_type)
+    return Layer(descriptor=descriptor, diff_id=f"sha256:{made.sha256}", title=wanted.base.name)
+
+
+def _tag(layout: Layout, name: str, layer: Layer, epoch: int) -> Image:
+    """Makes the base's own image (a few small blobs) and tags it."""
+    created = format_time(epoch)
+    config = {
+        "created": created,
+        "architecture": "amd64",
+        "os": "linux",
+        "config": {"Env": [f"PATH={SYSTEM_PATH}"], "Cmd": ["bash"], "WorkingDir": "/"},
+        "rootfs": {"type": "layers", "diff_ids": [layer.diff_id]},
+        "history": [{"created": created, "created_by": f"imagefactory: {name}"}],
+    }
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST_TYPE,
+        "config": format_descriptor(layout.add(canonical_json(config), CONFIG_TYPE)),
+        "layers": [{**format_descriptor(layer.descriptor), "annotations": {TITLE: name}}],
+    }
+    index = write_index(layout, manifest, "linux/amd64")
+    tag = f"base:{name}"
+    known = layout.tags().get(tag)
+    if known is None or known.digest != index.digest:
+        layout.tag(tag, index)
+    return layout.load(tag, index)
+
+
+def write_index(layout: Layout, manifest: Mapping[str, object], platform: str) -> Descriptor:
+    """Adds `manifest` and an image index of it alone; gives the index's descriptor."""
+    os_name, architecture = platform.split("/")
+    entry = {
+        **format_descriptor(layout.add(canonical_json(manifest), MANIFEST_TYPE)),
+        "platform": {"architecture": architecture, "os": os_name},
+    }
+    index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [entry]}
+    if "annotations" in manifest:
+        index["annotations"] = manifest["annotations"]
+    return layout.add(canonical_json(index), INDEX_TYPE)
+
+
+def format_time(epoch: int) -> str:
+    """Seconds since 1970 as OCI's configs write times."""
+    return datetime.datetime.fromtimestamp(epoch, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

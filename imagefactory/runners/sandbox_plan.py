@@ -1,0 +1,171 @@
+"""What a sandbox of the unshare runner shall be, decided without making one."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from imagefactory.errors import ToolError, UsageError
+from imagefactory.model import RunSpec
+from imagefactory.runners.gpu_devices import DRIVER_FOLDER, GpuDevices
+from imagefactory.runners.sandbox import ARCHITECTURES
+from imagefactory.runners.spec import planned_mounts
+
+HOSTNAME = "imagefactory"
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+ID_MAPPERS = 0x000000C0  # CAP_SETGID and CAP_SETUID, as bits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who asks: process id, effective ids, the effective capabilities' bits, and /proc/self/*id_map."""
+
+    pid: int
+    uid: int
+    gid: int
+    capabilities: int
+    uid_map: str
+    gid_map: str
+    machine: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedMount:
+    source: str
+    target: str
+    writable: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxPlan:
+    """All that sandbox.py needs to know, as plain values for JSON.
+
+    `lower` are the layers' folders, lowest first; `scratch` is the folder to make the scratch folder in;
+    `driver` is None without GPUs. An empty `argv` is a trial: everything is set up and nothing is run.
+    """
+
+    argv: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...]
+    workdir: str
+    uid: int
+    gid: int
+    uid_map: str
+    gid_map: str
+    deny_setgroups: bool
+    lower: tuple[str, ...]
+    scratch: str
+    hostname: str
+    network: bool
+    read_only: bool
+    tty: bool
+    mounts: tuple[PlannedMount, ...]
+    driver: dict[str, Any] | None
+    timeout: float | None
+    caller: int
+    machine: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxPaths:
+    """Where a sandbox is made of what: layers' folders (lowest first), the image's environment, scratch."""
+
+    lower: tuple[Path, ...]
+    scratch: Path
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+def plan(
+    place: SandboxPaths, spec: RunSpec, caller: Caller, *, gpus: GpuDevices | None, tty: bool
+) -> SandboxPlan:
+    """Decides a sandbox. Raises UsageError for a spec that cannot be, ToolError for a strange machine."""
+    if caller.machine not in ARCHITECTURES:
+        raise ToolError(
+            f"the unshare runner does not know the processor '{caller.machine}'",
+            hint=f"it runs on {', '.join(sorted(ARCHITECTURES))}",
+        )
+    if spec.gpus and gpus is None:
+        raise ToolError("no GPU", hint="run this where `nvidia-smi` lists a GPU, or do not ask for one")
+    _refuse_nul(spec)
+    if not spec.workdir.startswith("/"):
+        raise UsageError(
+            f"workdir '{spec.workdir}' is not an absolute path", hint="write a path of the image"
+        )
+    if not 0 <= spec.uid < 2**32 - 1:
+        raise UsageError(f"uid {spec.uid} cannot be", hint="write 0 or 65534")
+    root = caller.uid == 0 and caller.capabilities & ID_MAPPERS == ID_MAPPERS
+    driver = None
+    environment = {"PATH": PATH, **dict(place.environment), **dict(spec.environment)}
+    if tty:
+        environment.setdefault("TERM", "xterm")
+    if spec.gpus and gpus is not None:
+        driver = {"folder": DRIVER_FOLDER, **asdict(gpus)}
+        searched = environment.get("LD_LIBRARY_PATH")
+        libraries = f"{DRIVER_FOLDER}/libraries"
+        environment["LD_LIBRARY_PATH"] = f"{searched}:{libraries}" if searched else libraries
+        environment["PATH"] += f":{DRIVER_FOLDER}/programs"
+    return SandboxPlan(
+        argv=spec.argv,
+        environment=tuple(environment.items()),
+        workdir=spec.workdir,
+        uid=spec.uid,
+        gid=spec.uid,
+        uid_map=identity_map(caller.uid_map) if root else f"{spec.uid} {caller.uid} 1\n",
+        gid_map=identity_map(caller.gid_map) if root else f"{spec.uid} {caller.gid} 1\n",
+        deny_setgroups=not root,
+        # An overlay takes a folder once. A layer that stands twice (a Dockerfile's steps that change nothing
+        # all give the same one) says all that it says in its upper place.
+        lower=tuple(reversed(dict.fromkeys(map(str, reversed(place.lower))))),
+        scratch=str(place.scratch),
+        hostname=HOSTNAME,
+        network=spec.network,
+        read_only=spec.read_only,
+        tty=tty,
+        mounts=_plan_mounts(spec),
+        driver=driver,
+        timeout=spec.timeout,
+        caller=caller.pid,
+        machine=caller.machine,
+    )
+
+
+def identity_map(own: str) -> str:
+    """A map in which every id of the caller's own namespace (/proc/self/uid_map) stays itself."""
+    ranges = [line.split() for line in own.splitlines() if line.strip()]
+    return "".join(f"{inside} {inside} {count}\n" for inside, _, count in ranges)
+
+
+def _plan_mounts(spec: RunSpec) -> tuple[PlannedMount, ...]:
+    return tuple(
+        PlannedMount(source=str(mount.source), target=mount.target, writable=mount.writable)
+        for mount in planned_mounts(spec)
+    )
+
+
+def _refuse_nul(spec: RunSpec) -> None:
+    texts = [*spec.argv, spec.workdir, *(text for pair in spec.environment for text in pair)]
+    if any("\0" in text for text in texts):
+        raise UsageError("a NUL character cannot be part of a command", hint="remove it")
+    for name, _ in spec.environment:
+        if not name or "=" in name:
+            raise UsageError(f"'{name}' is not the name of a variable", hint="write NAME=VALUE")
+
+
+def read_caller(proc: Path = Path("/proc/self")) -> Caller:
+    """The facts about this process that decide how it may make a user namespace."""
+    status = (proc / "status").read_text()
+    effective = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return Caller(
+        pid=os.getpid(),
+        uid=os.geteuid(),
+        gid=os.getegid(),
+        capabilities=int(effective[1], 16) if effective else 0,
+        uid_map=(proc / "uid_map").read_text(),
+        gid_map=(proc / "gid_map").read_text(),
+        machine=platform.machine(),
+    )

@@ -1,0 +1,298 @@
+"""The runner that needs nothing but the kernel: an image's command in namespaces of its own.
+
+`plan` decides what the sandbox shall be, `sandbox.py` makes it (a helper process, which becomes
+process 1 inside), and `UnshareRunner` starts that helper and reads what it says. It works as root and
+as an ordinary user, without newuidmap.
+
+What holds inside, for both:
+- its own user namespace; no capability in any set, no_new_privs, no nested user namespaces, a seccomp
+  filter (key rings, bpf, io_uring, perf, userfaultfd, vsock, terminal injection, setuid files);
+- its own pid, mount, ipc, uts and cgroup namespaces and, unless `network` is asked for, an empty
+  network with loopback only. With `network` it is the host's network, abstract sockets included;
+- an overlay over the image's layers: changes go to a scratch folder under the store that is removed
+  at the end (to memory, where the file system cannot hold them); with `read_only` only /tmp, /dev/shm
+  and writable mounts take writes;
+- of the host's files, only `spec.mounts`; of its environment, nothing; of its terminal, nothing:
+  an interactive command gets a pseudo-terminal of the sandbox's own.
+
+As root the ids inside are the ids outside, so that files keep their owners, and `spec.uid` is the
+caller's uid of that number without its powers. As an ordinary user `spec.uid` stands for the caller,
+whose supplementary groups stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import platform
+import selectors
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from imagefactory.errors import FactoryError, StoreError, ToolError, UsageError
+from imagefactory.model import Completed, RunSpec
+from imagefactory.oci.model import Image, Sif
+from imagefactory.oci.unpack import Unpacked
+from imagefactory.progress import Progress, Quiet
+from imagefactory.runners.gpu_devices import GpuDevices, find_gpus
+from imagefactory.runners.sandbox_plan import SandboxPaths, SandboxPlan, plan, read_caller
+
+SANDBOX = Path(__file__).with_name("sandbox.py")
+OUTPUT_LIMIT = 16 << 20  # bytes kept of each stream; a stranger's image may print without end
+
+Pipe = int | IO[Any] | None
+
+
+class LayersOnDisk(Protocol):
+    """What the runner needs of an image layout on disk."""
+
+    @property
+    def path(self) -> Path:
+        """The store's folder."""
+
+    def blob_path(self, digest: str) -> Path:
+        """The file of a blob."""
+
+
+# --- running -------------------------------------------------------------------------------------
+
+
+class UnshareRunner:
+    """Runs commands in images of `layout`; their layers are unpacked once under `<store>/unpacked`.
+
+    `find` says what a run with GPUs gets to see of them.
+    """
+
+    def __init__(
+        self,
+        layout: LayersOnDisk,
+        *,
+        progress: Progress | None = None,
+        find: Callable[[], GpuDevices] = find_gpus,
+    ) -> None:
+        self.layout = layout
+        self.progress = progress or Quiet()
+        self.find = find
+        self.unpacked = Unpacked(layout.path / "unpacked")
+        self.scratch = layout.path / "run"
+
+    def require(self) -> str:
+        """`unshare (Linux 6.1.0)`. Makes a whole sandbox once, without a command, to know that it can."""
+        attempt(self.scratch)
+        return f"unshare (Linux {platform.release()})"
+
+    def run(self, image: Image | Sif, spec: RunSpec) -> Completed:
+        """Runs `spec.argv` in `image`. 127 and 126 mean, as for shells, not found and not executable.
+
+        Not captured and on a terminal, the command is interactive. Of captured output the first 16 MiB
+        of each stream are kept. Raises UsageError, ToolError or StoreError when it was never started.
+        """
+        _refuse_empty(spec)
+        if isinstance(image, Sif):
+            raise ToolError(
+                f"the unshare runner cannot run {image.name}, a .sif file", hint="--runner apptainer"
+            )
+        lower = self.unpacked.unpack(image.layers, self.layout.blob_path, self.progress)
+        place = SandboxPaths(lower=lower, scratch=self.scratch, environment=image.environment)
+        tty = not spec.capture and os.isatty(0) and os.isatty(1)
+        decided = plan(place, spec, read_caller(), gpus=self.find() if spec.gpus else None, tty=tty)
+        stdin = subprocess.DEVNULL if spec.capture else None
+        output = subprocess.PIPE if spec.capture else None
+        with signals_left_to_the_command(interactive=not spec.capture):
+            sandbox = Sandbox(decided, stdin=stdin, stdout=output, stderr=output)
+            try:
+                stdout, stderr = sandbox.collect()
+                ended = sandbox.wait()
+            except BaseException:
+                sandbox.end()
+                raise
+        return Completed(
+            returncode=ended["returncode"],
+            stdout=stdout,
+            stderr=stderr,
+            seconds=ended["seconds"],
+            timed_out=ended["timed_out"],
+        )
+
+    def start(
+        self, lower: Sequence[Path], spec: RunSpec, *, stdin: Pipe, stdout: Pipe, stderr: Pipe = None
+    ) -> subprocess.Popen[bytes]:
+        """A command in the given layers' folders (lowest first), for a caller that talks with it.
+
+        The process returned stands for the command: its signals are passed on, its end is the command's
+        (128 + N for signal N), killing it ends everything inside. `spec.capture` has no meaning here.
+        """
+        _refuse_empty(spec)
+        place = SandboxPaths(lower=tuple(lower), scratch=self.scratch)
+        decided = plan(place, spec, read_caller(), gpus=self.find() if spec.gpus else None, tty=False)
+        sandbox = Sandbox(decided, stdin=stdin, stdout=stdout, stderr=stderr)
+        sandbox.status.close()
+        return sandbox.process
+
+
+def attempt(scratch: Path) -> None:
+    """Makes and leaves a whole sandbox. Raises ToolError, with what to do, when this machine refuses it.
+
+    `scratch` is made if need be; what a killed process left there is removed by the next sandbox.
+    """
+    decided = plan(
+        SandboxPaths(lower=(), scratch=scratch), RunSpec(argv=()), read_caller(), gpus=None, tty=False
+    )
+    null = subprocess.DEVNULL
+    Sandbox(decided, stdin=null, stdout=null, stderr=null).wait()
+
+
+class Sandbox:
+    """A running helper. The constructor returns when the command runs, or raises why it does not."""
+
+    def __init__(self, decided: SandboxPlan, *, stdin: Pipe, stdout: Pipe, stderr: Pipe) -> None:
+        self.decided = decided
+        plan_out, plan_in = os.pipe()
+        status_out, status_in = os.pipe()
+        # Only what a Python built against libraries of its own may need; the command never sees it.
+        kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+        command = [sys.executable, "-I", "-S", str(SANDBOX), str(plan_out), str(status_in)]
+        try:
+            self.process: subprocess.Popen[bytes] = subprocess.Popen(
+                command, stdin=stdin, stdout=stdout, stderr=stderr, env=kept, pass_fds=(plan_out, status_in)
+            )
+        except OSError as error:
+            os.close(status_out)
+            os.close(plan_in)
+            raise ToolError(
+                f"the sandbox cannot be started: {error}", hint=f"is {sys.executable} still there?"
+            ) from error
+        finally:
+            os.close(plan_out)
+            os.close(status_in)
+        with os.fdopen(plan_in, "wb") as file, contextlib.suppress(BrokenPipeError):
+            file.write(json.dumps(asdict(decided)).encode())
+        self.status = os.fdopen(status_out, "r", encoding="utf-8")
+        try:
+            event = self._event()
+        except BaseException:
+            self.end()
+            raise
+        if event["event"] == "failed":
+            self.end()
+            raise explain(event["step"], event["errno"], event["detail"])
+
+    def collect(self) -> tuple[str, str]:
+        """What the command prints until it ends; ("", "") where that was not asked for."""
+        kept: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
+        cut: set[str] = set()
+        with selectors.DefaultSelector() as selector:
+            for name in kept:
+                stream = getattr(self.process, name)
+                if stream is not None:
+                    selector.register(stream, selectors.EVENT_READ, name)
+            while selector.get_map():
+                for key, _ in selector.select():
+                    data = os.read(key.fd, 1 << 16)
+                    if not data:
+                        selector.unregister(key.fileobj)
+                        continue
+                    room = OUTPUT_LIMIT - len(kept[key.data])
+                    kept[key.data] += data[:room]
+                    if len(data) > room:
+                        cut.add(key.data)
+        texts = []
+        for name, data_kept in kept.items():
+            text = data_kept.decode(errors="replace")
+            texts.append(f"{text}\n[cut after {OUTPUT_LIMIT} bytes]\n" if name in cut else text)
+        return texts[0], texts[1]
+
+    def wait(self) -> dict[str, Any]:
+        """How the command ended: returncode, timed_out, seconds."""
+        event = self._event()
+        self.process.wait()
+        self.end()
+        if event["event"] != "ended":
+            raise explain(event["step"], event["errno"], event["detail"])
+        return event
+
+    def end(self) -> None:
+        """Ends everything inside, however it is, and lets the helper tidy up."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGUSR2)
+            try:
+                self.process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self.status.close()
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
+
+    def _event(self) -> dict[str, Any]:
+        line = self.status.readline()
+        if not line:
+            code = self.process.wait()
+            return {"event": "failed", "step": "helper", "errno": 0, "detail": f"it ended with {code}"}
+        event: dict[str, Any] = json.loads(line)
+        return event
+
+
+@contextlib.contextmanager
+def signals_left_to_the_command(*, interactive: bool) -> Iterator[None]:
+    """Ctrl-C is for the command of an uncaptured run, which decides what it means."""
+    try:
+        before = signal.getsignal(signal.SIGINT) if interactive else None
+        if interactive:
+            signal.signal(signal.SIGINT, lambda *_: None)
+    except ValueError:  # not the main thread, where no signal arrives anyway
+        before = None
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
+
+
+def _refuse_empty(spec: RunSpec) -> None:
+    if not spec.argv or not spec.argv[0]:
+        raise UsageError("there is no command to run", hint="write one after `--`")
+
+
+# --- what this process is, and what went wrong -----------------------------------------------------
+
+
+def explain(step: str, number: int, detail: str) -> FactoryError:
+    """The error for a sandbox that could not be made at `step` (errno `number`)."""
+    if step == "workdir":
+        return UsageError(f"the image has no such folder to work in: {detail}", hint="name another workdir")
+    if step in ("mount-source", "mount"):
+        return UsageError(
+            f"this cannot be shown inside the image: {detail}", hint="look at the mount's paths"
+        )
+    if step == "image":
+        return StoreError(
+            f"the image has no folder there, but a link or file: {detail}", hint="it is not usable"
+        )
+    if step == "layers":
+        return StoreError(f"a layer cannot be read: {detail}", hint="run again: layers are unpacked anew")
+    if step == "scratch" and number in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EPERM, errno.EDQUOT):
+        return StoreError(
+            f"no room for the sandbox's changes: {detail}", hint="free space in the store, or name another"
+        )
+    if step in ("user-namespace", "user-namespace-map", "namespaces", "private-mounts", "network-namespace"):
+        return ToolError(
+            f"this machine refuses user namespaces ({step}: {detail})",
+            hint="`imagefactory doctor` says which setting does, and the command that changes it",
+        )
+    if step in ("proc", "overlay", "mount-source", "sys", "dev"):
+        return ToolError(
+            f"this machine refuses a mount that the sandbox needs ({step}: {detail})",
+            hint="`imagefactory doctor` says why: an old kernel, or a container that covers parts of /proc",
+        )
+    return ToolError(
+        f"the sandbox could not be made ({step}: {detail})", hint="`imagefactory doctor` looks closer"
+    )

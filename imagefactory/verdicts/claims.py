@@ -1,0 +1,86 @@
+"""What verdicts say of cells: the claims that tables call *verified*, by compute capability. Pure.
+
+Only verdicts that can be relied on (Standing.GOOD) speak, each for the capability of its GPU alone: sm_86
+is never inferred from sm_80. A pass holds for its driver and newer ones, a failure too; a driver that was
+too old says that older ones are as well. Outcomes that say nothing of the image (`infrastructure`,
+`timeout`, `no-gpu` and the like) are no claims: a test would tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from imagefactory.gpu.capability import Capability, parse_capability
+from imagefactory.gpu.drivers import older, parse_driver
+from imagefactory.gpu.model import Answer, Basis, Claim
+from imagefactory.model import Outcome
+from imagefactory.verdicts.model import Judged, Standing, Verdict
+
+SUITE = "suite"
+"""The rule of a claim that says yes."""
+REFUSALS = (Outcome.WRONG_NUMBERS, Outcome.NO_KERNEL, Outcome.DRIVER_TOO_OLD, Outcome.LOAD_FAILED)
+"""The outcomes that say that an image is of no use there. Each is the rule of its claim."""
+_SPEAKING = (Outcome.VERIFIED, *REFUSALS)
+
+
+def verified_claims(judged: Iterable[Judged], driver: str = "") -> Mapping[Capability, Claim]:
+    """The claim of each capability on which verdicts of one image speak of `driver` (empty: of any).
+
+    Of several the one of the newest driver that is not newer than `driver` counts, then the newest verdict;
+    without a driver the newest verdict, where a driver that was too old says nothing of others.
+    """
+    found: dict[Capability, Verdict] = {}
+    for one in judged:
+        verdict = one.verdict
+        if verdict is None or one.standing is not Standing.GOOD or not _speaks(verdict, driver):
+            continue
+        capability = _capability(verdict)
+        if capability is not None and (
+            capability not in found or _weight(verdict, driver) > _weight(found[capability], driver)
+        ):
+            found[capability] = verdict
+    return {capability: _claim(verdict) for capability, verdict in sorted(found.items())}
+
+
+def _speaks(verdict: Verdict, driver: str) -> bool:
+    """Whether it says anything of a GPU with that driver."""
+    report = verdict.report
+    if report.outcome not in _SPEAKING or report.rehearsal or report.hardware is None:
+        return False
+    try:
+        if report.outcome is Outcome.DRIVER_TOO_OLD:
+            return bool(driver) and not older(report.hardware.driver, driver)
+        return not driver or not older(driver, report.hardware.driver)
+    except ValueError:  # no version that can be compared: it holds for nothing that is asked about
+        return False
+
+
+def _capability(verdict: Verdict) -> Capability | None:
+    device = verdict.report.device
+    try:
+        return parse_capability(device.capability) if device else None
+    except ValueError:
+        return None
+
+
+def _weight(verdict: Verdict, driver: str) -> tuple[object, ...]:
+    hardware = verdict.report.hardware
+    near = parse_driver(hardware.driver) if driver and hardware else ()
+    return near, verdict.issued, verdict.digest
+
+
+def _claim(verdict: Verdict) -> Claim:
+    report = verdict.report
+    driver = report.hardware.driver if report.hardware else ""
+    gpu = report.device.name if report.device else ""
+    passed = report.outcome is Outcome.VERIFIED
+    where = f"on {gpu}, driver {driver}, {report.ended:%Y-%m-%d}"
+    said = f"passed the {report.level} suite {where}" if passed else f"{where}: {report.reason}"
+    return Claim(
+        basis=Basis.VERIFIED,
+        answer=Answer.YES if passed else Answer.NO,
+        rule=SUITE if passed else report.outcome.value,
+        reason=said,
+        source=f"verdict {verdict.digest or 'not attached'} of key {verdict.keyid[:12]}",
+        driver=driver if passed else "",
+    )

@@ -1,0 +1,128 @@
+"""Signed bytes: one spelling of JSON, in a DSSE envelope with one Ed25519 signature.
+
+Bytes that this module would not have written are refused, so nothing is left to the opinions of two readers:
+a key that stands there twice, another spelling of a number, base64 with bits left over, a second signature.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from imagefactory.verify.report import fault, fields, shown
+
+if TYPE_CHECKING:
+    from imagefactory.verdicts.keys import SigningKey
+
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+LARGEST = 1 << 20
+
+# Order of Ed25519's base point (RFC 8032, 5.1): a signature whose S is not below it is another's spelling.
+_ORDER = (1 << 252) + 27742317777372353535851937790883648493
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvelopeForm:
+    """What is signed: its type, which the signature covers, and how many bytes an envelope has at most."""
+
+    payload_type: str
+    largest: int
+
+
+IN_TOTO = EnvelopeForm(payload_type=PAYLOAD_TYPE, largest=LARGEST)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """A DSSE envelope, not checked against any key yet. `signature` is 64 bytes, none where nobody signed."""
+
+    payload: bytes
+    payload_type: str
+    keyid: str
+    signature: bytes
+
+
+def seal(payload: bytes, key: SigningKey, form: EnvelopeForm = IN_TOTO) -> bytes:
+    """An in-toto statement's bytes, or those of another form, as a signed envelope."""
+    from securesystemslib.dsse import Envelope as Dsse
+
+    envelope = Dsse(payload, form.payload_type, {})
+    envelope.sign(key.signer)
+    return format_json(envelope.to_dict())
+
+
+def format_json(value: object) -> bytes:
+    """The one spelling: keys sorted, no spaces, ASCII."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def parse_json(data: bytes, where: str, largest: int = LARGEST) -> object:
+    """Raises StatementError for what `format_json` would have written in another way, or not at all."""
+    if len(data) > largest:
+        raise fault(where, f"it has more than {largest} bytes")
+    try:
+        value = json.loads(data)
+        same = format_json(value) == data
+    except (ValueError, RecursionError) as error:
+        raise fault(where, f"it is no JSON: {shown(str(error))}") from error
+    if not same:
+        raise fault(where, "it is spelt in another way than this program does, or names a key twice")
+    return value
+
+
+def parse_envelope(data: bytes, where: str, form: EnvelopeForm = IN_TOTO) -> Envelope:
+    """Raises StatementError for anything but one envelope of that form with one signature."""
+    row = fields(parse_json(data, where, form.largest), where, "payload payloadType signatures")
+    signatures = row["signatures"]
+    if row["payloadType"] != form.payload_type:
+        raise fault(f"{where}: payloadType", f"that is not {form.payload_type}")
+    if not isinstance(signatures, list):
+        raise fault(f"{where}: signatures", "that is no list")
+    if not signatures:
+        return Envelope(
+            payload=_decode(row["payload"], f"{where}: payload"),
+            payload_type=form.payload_type,
+            keyid="",
+            signature=b"",
+        )
+    if len(signatures) > 1:
+        raise fault(f"{where}: signatures", "there is more than one")
+    signature = fields(signatures[0], f"{where}: signatures[0]", "keyid sig")
+    keyid, raw = signature["keyid"], _decode(signature["sig"], f"{where}: signatures[0].sig")
+    if not isinstance(keyid, str) or len(keyid) != 64 or set(keyid) - set("0123456789abcdef"):
+        raise fault(f"{where}: signatures[0].keyid", "that is no key's id")
+    if len(raw) != 64 or int.from_bytes(raw[32:], "little") >= _ORDER:
+        raise fault(f"{where}: signatures[0].sig", "that is no Ed25519 signature")
+    payload = _decode(row["payload"], f"{where}: payload")
+    return Envelope(payload=payload, payload_type=form.payload_type, keyid=keyid, signature=raw)
+
+
+def is_signed_by(envelope: Envelope, keyid: str, public: bytes) -> bool:
+    """Whether this key made the signature, over the payload and its type. `public` is the raw 32 bytes."""
+    from securesystemslib.dsse import Envelope as Dsse
+    from securesystemslib.exceptions import VerificationError
+    from securesystemslib.signer import Signature, SSlibKey
+
+    signature = Signature(envelope.keyid, envelope.signature.hex())
+    key = SSlibKey(keyid, "ed25519", "ed25519", {"public": public.hex()})
+    try:
+        Dsse(envelope.payload, envelope.payload_type, {envelope.keyid: signature}).verify([key], 1)
+    except VerificationError:
+        return False
+    return True
+
+
+def _decode(value: object, where: str) -> bytes:
+    """Standard base64 in its one spelling: padding there, no bits left over, no line breaks."""
+    if not isinstance(value, str) or not value.isascii():
+        raise fault(where, "that is no base64")
+    try:
+        data = base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise fault(where, "that is no base64") from error
+    if base64.b64encode(data).decode("ascii") != value:
+        raise fault(where, "that is base64 with another spelling")
+    return data

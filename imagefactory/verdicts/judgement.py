@@ -1,0 +1,164 @@
+"""Judging: whether a verdict found in a store can be relied on, in one word.
+
+    bytes + Subject + Court -> judge_verdict() -> Judged(standing, why)
+
+Pure: clock, trust and revocations are given. What no trusted key signed is still read, so that tables can
+show what it claims, and never counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from imagefactory.errors import StatementError
+from imagefactory.verdicts.envelope import IN_TOTO, Envelope, EnvelopeForm, is_signed_by, parse_envelope
+from imagefactory.verdicts.model import Judged, Revocation, Standing, Verdict
+from imagefactory.verdicts.statement import SKEW, missing_evidence, parse_verdict
+from imagefactory.verdicts.trust import Trust, TrustedKey
+from imagefactory.verify.model import Subject
+from imagefactory.verify.report import format_time
+
+# Digest of `{}`, the empty descriptor of the OCI image specification.
+EMPTY_CONFIG = "sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Court:
+    """By what a verdict is judged: whom to believe, the present suite's digest, what was revoked, and now."""
+
+    trust: Trust
+    suite: str
+    now: datetime
+    revocations: tuple[Revocation, ...] = ()
+
+    @property
+    def suites(self) -> tuple[str, ...]:
+        return (self.suite, *self.trust.policy.suites)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """An envelope and what its signature is worth: `standing` is GOOD for a trusted key's, `why` one line."""
+
+    envelope: Envelope | None
+    key: TrustedKey | None
+    standing: Standing
+    why: str
+
+
+def open_signed(data: bytes, trust: Trust, form: EnvelopeForm = IN_TOTO) -> Opened:
+    """Reads an envelope of ours and checks its signature; nothing of the payload is looked at."""
+    try:
+        envelope = parse_envelope(data, "envelope", form)
+    except StatementError as error:
+        return Opened(envelope=None, key=None, standing=Standing.MALFORMED, why=error.message)
+    if not envelope.signature:
+        return Opened(envelope=envelope, key=None, standing=Standing.UNSIGNED, why="nobody signed it")
+    key = trust.key(envelope.keyid)
+    if key is None:
+        why = f"no trusted key is {envelope.keyid[:16]}..."
+        return Opened(envelope=envelope, key=None, standing=Standing.WRONG_KEY, why=why)
+    if not is_signed_by(envelope, key.keyid, key.public):
+        why = f"it is not what '{key.name}' signed"
+        return Opened(envelope=envelope, key=None, standing=Standing.EDITED, why=why)
+    return Opened(envelope=envelope, key=key, standing=Standing.GOOD, why=f"signed by '{key.name}'")
+
+
+def out_of_period(key: TrustedKey, issued: datetime) -> tuple[Standing, str] | None:
+    """Why a key is not believed for what it issued then; None where it is."""
+    if issued < key.since:
+        return Standing.WRONG_KEY, f"'{key.name}' is trusted from {format_time(key.since)} on only"
+    if issued >= key.until:
+        return Standing.KEY_RETIRED, f"'{key.name}' was trusted until {format_time(key.until)}"
+    return None
+
+
+def judge_verdict(data: bytes, digest: str, subject: Subject, court: Court) -> Judged:
+    """One word for one envelope. `digest` is that of the artifact that carries it.
+
+    The first that fails decides: envelope, key, signature, statement, the key's period, subject, suite,
+    evidence, revocation, time. `replayed` needs the others beside it: `judge_verdicts`.
+    """
+    opened = open_signed(data, court.trust)
+    if opened.envelope is None:
+        return Judged(digest=digest, standing=opened.standing, why=opened.why, verdict=None)
+    try:
+        verdict = parse_verdict(opened.envelope.payload, "statement", opened.envelope.keyid)
+    except StatementError as error:
+        standing, why = (Standing.MALFORMED, error.message) if opened.key else (opened.standing, opened.why)
+        return Judged(digest=digest, standing=standing, why=why, verdict=None)
+    verdict = replace(verdict, digest=digest)
+    standing, why = opened.standing, opened.why
+    if opened.key is not None:
+        standing, why = _judge(verdict, opened.key, subject, court) or (standing, why)
+    return Judged(digest=digest, standing=standing, why=why, verdict=verdict)
+
+
+def judge_verdicts(found: Mapping[str, bytes], subject: Subject, court: Court) -> tuple[Judged, ...]:
+    """All envelopes of a subject, by the digest of their artifact, the earliest issued first.
+
+    A nonce is spent once: of two statements that bring the same one, the later is `replayed`.
+    """
+    judged = [judge_verdict(data, digest, subject, court) for digest, data in found.items()]
+    judged.sort(key=_order)
+    first: dict[str, Verdict] = {}
+    result = []
+    for one in judged:
+        if one.standing is Standing.GOOD and one.verdict is not None:
+            known = first.setdefault(one.verdict.report.nonce, one.verdict)
+            if replace(known, digest="") != replace(one.verdict, digest=""):
+                why = f"its nonce is that of {known.digest}"
+                one = replace(one, standing=Standing.REPLAYED, why=why)
+        result.append(one)
+    return tuple(result)
+
+
+def expires(verdict: Verdict, trust: Trust) -> datetime:
+    """When it stops to count here: by its own word or by this factory's policy, whichever is earlier."""
+    return verdict.issued + min(verdict.expires - verdict.issued, timedelta(days=trust.policy.days))
+
+
+def concerns(verdict: Verdict, subject: Subject) -> bool:
+    """Whether it speaks of this subject: the manifest or, as it fixes the content, the config is the same.
+
+    Artifacts share the empty config, which fixes nothing.
+    """
+    own = verdict.report.subject
+    return own.manifest == subject.manifest or own.config == subject.config != EMPTY_CONFIG
+
+
+def _judge(verdict: Verdict, key: TrustedKey, subject: Subject, court: Court) -> tuple[Standing, str] | None:
+    late = out_of_period(key, verdict.issued)
+    if late:
+        return late
+    report = verdict.report
+    if not concerns(verdict, subject):
+        return Standing.OTHER_SUBJECT, f"it speaks of {report.subject.manifest}"
+    if report.suite not in court.suites:
+        return (
+            Standing.OTHER_SUITE,
+            f"it is of the suite {report.suite[:19]}..., not of {court.suite[:19]}...",
+        )
+    gap = missing_evidence(report)
+    if gap or report.hardware is None:
+        return Standing.EVIDENCE_REFUSED, gap
+    kind = report.hardware.kind
+    if kind not in court.trust.policy.evidence or kind not in key.evidence:
+        whose = f"'{key.name}'" if kind in court.trust.policy.evidence else "the policy"
+        return Standing.EVIDENCE_REFUSED, f"{whose} takes no evidence of kind '{kind}'"
+    revoked = next((one for one in court.revocations if one.covers(verdict)), None)
+    if revoked:
+        return Standing.REVOKED, revoked.why
+    if verdict.issued - court.now > SKEW:
+        return Standing.NOT_YET, f"it is issued at {format_time(verdict.issued)}, which is still to come"
+    end = expires(verdict, court.trust)
+    if court.now >= end:
+        return Standing.EXPIRED, f"it held until {format_time(end)}"
+    return None
+
+
+def _order(judged: Judged) -> tuple[bool, str, str]:
+    issued = "" if judged.verdict is None else judged.verdict.issued.strftime("%Y%m%d%H%M%S")
+    return judged.verdict is None, issued, judged.digest

@@ -1,0 +1,253 @@
+"""Statements: what a verdict says as bytes, signed, and read again.
+
+    GpuReport -> sign() -> Signed          payload -> parse_verdict() -> Verdict
+
+A statement is an in-toto Statement v1 about two digests, the image's manifest and its config. Its predicate
+is the report, as report.py writes it, with `issued` and `expires` (verdict.schema.json).
+
+The names of predicate types look like addresses and are none: nothing is ever fetched from there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from imagefactory.errors import StatementError
+from imagefactory.model import CheckState, Outcome
+from imagefactory.suite.gpu import table
+from imagefactory.verdicts.envelope import format_json, parse_envelope, parse_json, seal
+from imagefactory.verdicts.model import Verdict
+from imagefactory.verify.model import EvidenceKind, GpuReport, Subject, digits_of
+from imagefactory.verify.report import (
+    fault,
+    fields,
+    format_gpu_report,
+    format_time,
+    parse_gpu_report,
+    parse_time,
+)
+
+if TYPE_CHECKING:
+    from imagefactory.verdicts.keys import SigningKey
+
+STATEMENT = "https://in-toto.io/Statement/v1"
+VERDICT = "https://imagefactory.dev/verdict/v1"
+TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"
+
+LONGEST_LIFE = timedelta(days=366)
+SKEW = timedelta(minutes=5)
+"""How far the clocks of two machines may be apart."""
+
+SIGNABLE = (
+    Outcome.VERIFIED,
+    Outcome.WRONG_NUMBERS,
+    Outcome.NO_KERNEL,
+    Outcome.DRIVER_TOO_OLD,
+    Outcome.LOAD_FAILED,
+    Outcome.TIMEOUT,
+)
+"""What a run on a GPU says of an image; the other words are about the machine or about no run at all."""
+
+_SIMULATED = re.compile(r"[0-9a-f]{2}223334-4445-5667-899a-abbccddeeff0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signed:
+    """A verdict and its two envelopes: its own, and a test-result statement for other tools."""
+
+    verdict: Verdict
+    envelope: bytes
+    test_result: bytes
+
+
+# --- signing -------------------------------------------------------------------------------------
+
+
+def sign(report: GpuReport, key: SigningKey, *, now: datetime, days: int) -> Signed:
+    """Makes a verdict of a report, good for `days` days. Its outcome may be any of SIGNABLE.
+
+    Raises StatementError for a rehearsal, for a report that contradicts itself or leaves a check out, where
+    no run on a GPU is behind it, and where the host's evidence of that GPU is missing or does not fit it.
+    """
+    why = contradiction(report) or missing_evidence(report) or _missing_check(report)
+    if why:
+        raise StatementError(f"this report cannot be signed: {why}", hint="see what the run itself said")
+    if report.ended - now > SKEW:
+        raise StatementError(
+            f"this report cannot be signed: it ended at {format_time(report.ended)}, which is still to come",
+            hint="set the clocks of both machines",
+        )
+    issued = now.replace(microsecond=0)
+    verdict = Verdict(report=report, issued=issued, expires=issued + timedelta(days=days), keyid=key.keyid)
+    payload = format_verdict(verdict)
+    parse_verdict(payload, "the statement to sign", key.keyid)  # nothing is signed that nobody would read
+    envelope, test_result = seal(payload, key), seal(format_test_result(verdict), key)
+    for data in (envelope, test_result):
+        parse_envelope(data, "the statement to sign")  # base64 is a third longer
+    return Signed(verdict=verdict, envelope=envelope, test_result=test_result)
+
+
+def contradiction(report: GpuReport) -> str:
+    """Why the report does not hold together; empty where it does."""
+    states = {check.name: check.state for check in report.checks}
+    if report.rehearsal:
+        return "it is a rehearsal on the CPU"
+    if report.outcome not in SIGNABLE:
+        return f"its outcome '{report.outcome}' is not that of a run on a GPU"
+    if any(states.get(name) is not CheckState.NOT_RUN for name in report.waived):
+        return "it waives a check that ran, or that it does not have"
+    if report.outcome is not Outcome.VERIFIED:
+        return ""
+    for name, state in states.items():
+        if state is CheckState.FAILED or (state is CheckState.NOT_RUN and name not in report.waived):
+            return f"it says verified, and '{name}' is {state}"
+    return "" if CheckState.PASSED in states.values() else "it says verified, and no check passed"
+
+
+def missing_evidence(report: GpuReport) -> str:
+    """Why the host's evidence does not show the GPU that the suite met; empty where it does.
+
+    The GPU, or the one that its MIG instance is a part of, must be told by NVML with the same capability and
+    by /proc, the machine must have a device node, and the driver must be known. Of a pool's job the startd
+    tells the GPU, and it sees no node; what is simulated there is no GPU.
+    """
+    hardware, device = report.hardware, report.device
+    if hardware is None:
+        return "the host saw no GPU"
+    if device is None:
+        return "the suite met no GPU"
+    pool = hardware.kind is EvidenceKind.HTCONDOR
+    if not hardware.driver or not (hardware.nodes or pool):
+        return "nobody told the driver" if pool else "the host told no driver or no device node"
+    teller = "the startd" if pool else "NVML"
+    gpu = hardware.gpu_of(device.uuid)
+    if gpu is None:
+        return f"the suite met {device.uuid}, which {teller} does not tell"
+    if gpu.uuid not in hardware.known:
+        return f"the suite met {device.uuid}, which /proc/driver/nvidia does not tell"
+    if gpu.capability != device.capability:
+        return f"the suite met capability {device.capability}, and {teller} tells {gpu.capability}"
+    return "the startd simulates that GPU" if pool and is_simulated(gpu.uuid) else ""
+
+
+def is_simulated(uuid: str) -> bool:
+    """Whether that is the UUID of a GPU that condor_gpu_discovery makes up (`-simulate`).
+
+    Source: condor_gpu_discovery, the simulated devices: one pattern, whose first byte counts them.
+    """
+    return bool(_SIMULATED.fullmatch(digits_of(uuid)))
+
+
+def _missing_check(report: GpuReport) -> str:
+    names = {check.name for check in report.checks}
+    missing = [name for name in table.checks_of(report.level) if name not in names]
+    return f"the level '{report.level}' has the check '{missing[0]}', it does not" if missing else ""
+
+
+# --- what is said ----------------------------------------------------------------------------------
+
+
+def format_verdict(verdict: Verdict) -> bytes:
+    """The statement's bytes. `keyid` and `digest` are not part of them."""
+    report = verdict.report
+    predicate = {
+        **format_gpu_report(report),
+        "issued": format_time(verdict.issued),
+        "expires": format_time(verdict.expires),
+    }
+    return format_statement(report.subject, VERDICT, predicate)
+
+
+def format_test_result(verdict: Verdict) -> bytes:
+    """The same as a test-result statement v0.1, which other tools read; less is said, and it expires never.
+
+    Source: in-toto attestation framework, predicates/test-result. WARNED is a pass with checks waived. Where
+    it ran is an annotation of the suite, so that two runs never make one statement.
+    """
+    report = verdict.report
+    device, driver = report.device, report.hardware.driver if report.hardware else ""
+    where = {"capability": device.capability, "gpu": device.name} if device else {}
+    named = {state: [check.name for check in report.checks if check.state is state] for state in CheckState}
+    passed = "WARNED" if report.waived else "PASSED"
+    predicate = {
+        "result": passed if report.outcome is Outcome.VERIFIED else "FAILED",
+        "configuration": [
+            {
+                "name": f"gpu-suite-{report.level}",
+                "digest": {"sha256": report.suite.removeprefix("sha256:")},
+                "annotations": {**where, "driver": driver, "nonce": report.nonce},
+            }
+        ],
+        "passedTests": named[CheckState.PASSED],
+        "warnedTests": list(report.waived),
+        "failedTests": named[CheckState.FAILED],
+    }
+    return format_statement(report.subject, TEST_RESULT, predicate)
+
+
+def format_statement(subject: Subject, kind: str, predicate: Mapping[str, Any]) -> bytes:
+    """An in-toto Statement v1 about the manifest and the config of `subject`."""
+    digests = (("manifest", subject.manifest), ("config", subject.config))
+    return format_json(
+        {
+            "_type": STATEMENT,
+            "subject": [
+                {
+                    "name": f"{subject.target or 'image'}/{part}",
+                    "digest": {"sha256": digest[len("sha256:") :]},
+                }
+                for part, digest in digests
+            ],
+            "predicateType": kind,
+            "predicate": predicate,
+        }
+    )
+
+
+# --- reading it again ------------------------------------------------------------------------------
+
+
+def parse_verdict(payload: bytes, where: str, keyid: str) -> Verdict:
+    """The verdict that a statement's bytes say. Raises StatementError for bytes that are not a verdict's.
+
+    That includes a validity that is none, and a run that ended after it was signed.
+    """
+    predicate = parse_predicate(payload, where, VERDICT)
+    own = ("issued", "expires")
+    report = parse_gpu_report({key: value for key, value in predicate.items() if key not in own}, where)
+    for name in own:
+        if name not in predicate:
+            raise fault(where, f"'{name}' is missing")
+    verdict = Verdict(
+        report=report,
+        issued=parse_time(predicate["issued"], f"{where}: issued"),
+        expires=parse_time(predicate["expires"], f"{where}: expires"),
+        keyid=keyid,
+    )
+    if not timedelta(0) < verdict.expires - verdict.issued <= LONGEST_LIFE:
+        raise fault(f"{where}: expires", f"that is not within {LONGEST_LIFE.days} days after it was issued")
+    if report.ended - verdict.issued > SKEW:
+        raise fault(f"{where}: ended", "that is after it was signed")
+    why = contradiction(report)
+    if why:
+        raise fault(where, why)
+    if format_verdict(verdict) != payload:
+        raise fault(where, "its subjects are not those of its report, or it is spelt in another way")
+    return verdict
+
+
+def parse_predicate(payload: bytes, where: str, kind: str) -> Mapping[str, Any]:
+    """The predicate of a statement of this kind, in the one spelling. Raises StatementError."""
+    statement = fields(parse_json(payload, where), where, "_type subject predicateType predicate")
+    if statement["_type"] != STATEMENT:
+        raise fault(f"{where}: _type", f"that is not {STATEMENT}")
+    if statement["predicateType"] != kind:
+        raise fault(f"{where}: predicateType", f"that is not {kind}")
+    predicate = statement["predicate"]
+    if not isinstance(predicate, dict):
+        raise fault(f"{where}: predicate", "that is no object")
+    return predicate

@@ -1,0 +1,193 @@
+"""Which image the tags of a target point to, by the verdicts that can be relied on. Pure.
+
+    2.3-cu121-sm80   the newest candidate that is verified for 8.0
+    2.3-cu121        the newest candidate that is verified for every capability that the recipe requires
+
+A tag never goes to an older candidate, unless the one that it points to was taken back (`revoke`) or a later
+run says no: then it goes to the newest other one that fulfils the rule, and away where there is none. An
+expired verdict moves nothing by itself. Annotations tell which candidate is newer; what is verified, signed
+statements alone tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+
+from imagefactory.gpu.capability import parse_capability
+from imagefactory.gpu.drivers import older
+from imagefactory.model import Outcome
+from imagefactory.verdicts.model import Judged, Standing, Verdict
+
+DENIALS = (Outcome.WRONG_NUMBERS, Outcome.NO_KERNEL, Outcome.LOAD_FAILED)
+"""Outcomes that speak against the image itself, not against the machine that ran it."""
+_NO_TIME = datetime.min.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TagCandidate:
+    """An image that tags may point to. `digest` is what they would point to, an index or a manifest.
+
+    `name` is what a person calls it (its candidate's tag), `pushed` when it came, None where nobody knows:
+    then it counts as older than all others.
+    """
+
+    name: str
+    digest: str
+    pushed: datetime | None
+    judged: tuple[Judged, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromotionRule:
+    """What a target asks: its plain tag, and the capabilities on which that must be verified.
+
+    With `pointers_only` the plain tag stays as it is: in the store on this machine a build sets it.
+    """
+
+    plain: str
+    capabilities: tuple[str, ...]
+    pointers_only: bool = False
+
+
+class Stand(StrEnum):
+    """How a candidate stands with a capability."""
+
+    PROVEN = "proven"
+    OPEN = "open"
+    DENIED = "denied"
+    REVOKED = "revoked"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TagFate:
+    """What becomes of a tag. `before` and `after` are digests, empty for none; `why` is one line.
+
+    `proven` says whether what it points to afterwards fulfils the tag's rule.
+    """
+
+    tag: str
+    before: str
+    after: str
+    proven: bool
+    why: str
+
+    @property
+    def moved(self) -> bool:
+        return self.before != self.after
+
+
+def pointer(plain: str, capability: str) -> str:
+    """The tag of a target for one capability: `2.3-cu121-sm80`."""
+    return f"{plain}-{parse_capability(capability).sm.replace('_', '')}"
+
+
+def capability_of(verdict: Verdict) -> str:
+    """The capability that a verdict speaks of, empty where its run met no GPU."""
+    return verdict.report.device.capability if verdict.report.device else ""
+
+
+def stand(judged: Sequence[Judged], capability: str) -> tuple[Stand, str]:
+    """How the verdicts of one image stand with a capability, and why in a few words.
+
+    A verdict that says `verified` holds until a later one, on that driver or a newer one, says no.
+    """
+    about = [(one, one.verdict) for one in judged if one.verdict and capability_of(one.verdict) == capability]
+    good = [verdict for one, verdict in about if one.standing is Standing.GOOD]
+    denials = [verdict for verdict in good if verdict.report.outcome in DENIALS]
+    for verdict in good:
+        if verdict.report.outcome is Outcome.VERIFIED and not any(_denies(one, verdict) for one in denials):
+            return Stand.PROVEN, "verified"
+    if denials:
+        return Stand.DENIED, max(denials, key=_ended).report.outcome.value
+    passed = [one for one, verdict in about if verdict.report.outcome is Outcome.VERIFIED]
+    words = {one.standing for one in passed} - {Standing.GOOD}
+    if Standing.REVOKED in words:
+        return Stand.REVOKED, Standing.REVOKED.value
+    if words:
+        return Stand.OPEN, ", ".join(sorted(words))
+    return Stand.OPEN, max(good, key=_ended).report.outcome.value if good else Outcome.NOT_TESTED.value
+
+
+def _ended(verdict: Verdict) -> datetime:
+    return verdict.report.ended
+
+
+def _denies(denial: Verdict, verdict: Verdict) -> bool:
+    theirs, ours = (one.report.hardware.driver if one.report.hardware else "" for one in (denial, verdict))
+    try:
+        on_older = older(theirs, ours)
+    except ValueError:  # a driver that no rule can compare: what was seen last counts
+        on_older = False
+    return _ended(denial) > _ended(verdict) and not on_older
+
+
+def decide_tags(
+    rule: PromotionRule, candidates: Sequence[TagCandidate], tags: Mapping[str, str]
+) -> tuple[TagFate, ...]:
+    """What becomes of the target's tags, those of single capabilities first.
+
+    `tags` are what the target's tags point to now, by tag; what they point to should be among `candidates`.
+    """
+    newest = _newest_first(candidates)
+    spoken = {capability_of(one.verdict) for each in newest for one in each.judged if one.verdict} - {""}
+    asked = sorted({*rule.capabilities, *spoken}, key=parse_capability)
+    wanted: list[tuple[str, tuple[str, ...]]] = [(pointer(rule.plain, one), (one,)) for one in asked]
+    if not rule.pointers_only:
+        wanted.append((rule.plain, rule.capabilities))
+    return tuple(_decide(tag, needs, newest, tags.get(tag, "")) for tag, needs in wanted)
+
+
+def newest_first(candidates: Sequence[TagCandidate]) -> tuple[str, ...]:
+    """The candidates' digests, those of an unknown time last."""
+    return tuple(one.digest for one in _newest_first(candidates))
+
+
+def _newest_first(candidates: Sequence[TagCandidate]) -> list[TagCandidate]:
+    return sorted(candidates, key=lambda one: (one.pushed or _NO_TIME, one.name), reverse=True)
+
+
+def _decide(tag: str, needs: Sequence[str], newest: Sequence[TagCandidate], before: str) -> TagFate:
+    at = next((i for i, one in enumerate(newest) if one.digest == before), None)
+    taken = "" if at is None else _taken_back(newest[at], needs)
+    for i, one in enumerate(newest):
+        if any(stand(one.judged, need)[0] is not Stand.PROVEN for need in needs):
+            continue
+        why = f"{one.name} is verified for {_list(needs)}"
+        if at is not None and i > at and not taken:
+            break
+        if taken:
+            why = f"{newest[at or 0].name} is {taken}; {why}"
+        return TagFate(tag=tag, before=before, after=one.digest, proven=True, why=why)
+    if taken:
+        why = f"{newest[at or 0].name} is {taken}, and no other candidate is verified for {_list(needs)}"
+        return TagFate(tag=tag, before=before, after="", proven=False, why=why)
+    return TagFate(tag=tag, before=before, after=before, proven=False, why=_why_not(newest, at, needs))
+
+
+def _taken_back(candidate: TagCandidate, needs: Sequence[str]) -> str:
+    """Why a candidate may not keep a tag, empty where nothing speaks against it."""
+    for need in needs:
+        how, word = stand(candidate.judged, need)
+        if how in (Stand.DENIED, Stand.REVOKED):
+            return f"{word} on {need}"
+    return ""
+
+
+def _why_not(newest: Sequence[TagCandidate], at: int | None, needs: Sequence[str]) -> str:
+    """What is missing for the newest candidate, or for the one that the tag points to."""
+    if not newest:
+        return "no candidate"
+    one = newest[at or 0]
+    lacks = [
+        f"{need} ({word})"
+        for need, (how, word) in ((need, stand(one.judged, need)) for need in needs)
+        if how is not Stand.PROVEN
+    ]
+    return f"{one.name} lacks {', '.join(lacks)}"
+
+
+def _list(capabilities: Sequence[str]) -> str:
+    return ", ".join(capabilities)

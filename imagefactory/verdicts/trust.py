@@ -1,0 +1,322 @@
+"""Whom a factory believes: the [[trust]] rows and the [policy] of the files imagefactory.toml.
+
+    [[trust]]
+    name = "lab"
+    keyid = "<64 hex digits>"
+    public = "<base64 of the raw 32 bytes>"
+    from = 2026-01-01          # a date is its first moment in UTC; a time with its offset is taken too
+    until = 2027-01-01         # what was issued from then on is not believed
+    evidence = ["local"]       # left out: all that the policy takes
+
+    [policy]
+    evidence = ["local", "kit", "htcondor", "actions"]
+    expires-days = 90
+    suites = ["sha256:..."]    # digests of older suites that still count; the present one always does
+
+The rows of all files count: the factory's, the user's and the site's (settings_files.py). Where two of them
+have the same key or name, the nearest file's row does; of policies the nearest counts alone.
+
+A retired key's verdicts of before `until` stay good until they expire: the row says so, and whoever holds the
+key also writes the dates. Of a key that was stolen, the whole row has to go.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+from imagefactory.errors import UsageError
+from imagefactory.settings.files import read_document
+from imagefactory.verdicts.keys import NAME, PublicKey, check_name, parse_public
+from imagefactory.verify.model import EvidenceKind
+from imagefactory.verify.report import DIGEST, format_time, shown
+
+DEFAULT_EVIDENCE = (EvidenceKind.LOCAL, EvidenceKind.KIT, EvidenceKind.HTCONDOR, EvidenceKind.ACTIONS)
+DEFAULT_DAYS = 90
+MOST_DAYS = 366
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrustedKey:
+    """Believed for what it issued in [`since`, `until`), where the GPU was seen in one of these ways."""
+
+    name: str
+    keyid: str
+    public: bytes
+    since: datetime
+    until: datetime
+    evidence: tuple[EvidenceKind, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """A verdict holds `days` at most; `suites` are digests of suites that count beside the present one."""
+
+    evidence: tuple[EvidenceKind, ...] = DEFAULT_EVIDENCE
+    days: int = DEFAULT_DAYS
+    suites: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trust:
+    """Without keys nothing is believed."""
+
+    keys: tuple[TrustedKey, ...] = ()
+    policy: Policy = Policy()
+
+    def key(self, keyid: str) -> TrustedKey | None:
+        return next((key for key in self.keys if key.keyid == keyid), None)
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+def read_trust(files: Sequence[Path]) -> Trust:
+    """What these files say (`Settings.files`), the nearest first; nobody is trusted where none is there."""
+    documents = [(read_document(path), str(path)) for path in files]
+    nearest = next((one for one in documents if "policy" in one[0]), ({}, ""))
+    policy = _parse_policy(nearest[0].get("policy", {}), f"{nearest[1]}: [policy]")
+    keys: list[TrustedKey] = []
+    for document, where in documents:
+        own = _parse_keys(document, where, policy)
+        known = {word for key in keys for word in (key.name, key.keyid)}
+        keys += [key for key in own if not {key.name, key.keyid} & known]
+    return Trust(keys=tuple(keys), policy=policy)
+
+
+def parse_trust(text: str, where: str) -> Trust:
+    """What one file says. Raises UsageError that names the file and the key for anything but that."""
+    try:
+        document = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UsageError(f"{where}: cannot be read as TOML: {error}", hint="mend that line") from error
+    policy = _parse_policy(document.get("policy", {}), f"{where}: [policy]")
+    return Trust(keys=_parse_keys(document, where, policy), policy=policy)
+
+
+def _parse_keys(document: Mapping[str, Any], where: str, policy: Policy) -> tuple[TrustedKey, ...]:
+    """The rows of one file, each key and name once. A row without evidence of its own takes the policy's."""
+    rows = document.get("trust", [])
+    if not isinstance(rows, list):
+        raise UsageError(f"{where}: 'trust' is not a list of tables", hint="write [[trust]] above each key")
+    keys = tuple(_parse_key(row, f"{where}: [[trust]] {n}", policy) for n, row in enumerate(rows, start=1))
+    for what in ("name", "keyid"):
+        values = [getattr(key, what) for key in keys]
+        twice = next((value for value in values if values.count(value) > 1), None)
+        if twice:
+            raise UsageError(f"{where}: the {what} '{twice}' is trusted twice", hint="leave one row of it")
+    return keys
+
+
+def _parse_policy(row: object, where: str) -> Policy:
+    table = _table(row, where, ("evidence", "expires-days", "suites"))
+    days, suites = table.get("expires-days", DEFAULT_DAYS), table.get("suites", [])
+    if isinstance(days, bool) or not isinstance(days, int) or not 1 <= days <= MOST_DAYS:
+        raise UsageError(f"{where} expires-days: not a count of days", hint=f"write 1 to {MOST_DAYS}")
+    if not isinstance(suites, list) or not all(isinstance(s, str) and DIGEST.fullmatch(s) for s in suites):
+        raise UsageError(f"{where} suites: not a list of digests", hint='write ["sha256:<64 hex digits>"]')
+    return Policy(
+        evidence=_parse_evidence(table.get("evidence", list(DEFAULT_EVIDENCE)), where),
+        days=days,
+        suites=tuple(suites),
+    )
+
+
+def _parse_key(row: object, where: str, policy: Policy) -> TrustedKey:
+    table = _table(row, where, ("name", "keyid", "public", "from", "until", "evidence"))
+    for name in ("name", "keyid", "public", "from", "until"):
+        if name not in table:
+            raise UsageError(
+                f"{where}: '{name}' is missing", hint="imagefactory keys trust FILE writes whole rows"
+            )
+    name, text = table["name"], table["public"]
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise UsageError(f"{where} name: cannot be a key's name", hint="small letters, digits, '.', '_', '-'")
+    if not isinstance(text, str):
+        raise UsageError(f"{where} public: not a string", hint="write the key in base64")
+    key = parse_public(text.encode("utf-8"), f"{where} public")
+    if table["keyid"] != key.keyid:
+        raise UsageError(
+            f"{where} keyid: it is not that of the public key of '{name}'",
+            hint=f"compare both with their owner's; that key's is {key.keyid}",
+        )
+    since, until = (_parse_moment(table[word], f"{where} {word}") for word in ("from", "until"))
+    if until < since:
+        raise UsageError(f"{where} until: that is before 'from'", hint="write the later one there")
+    evidence = _parse_evidence(table.get("evidence", list(policy.evidence)), where)
+    return TrustedKey(name=name, keyid=key.keyid, public=key.raw, since=since, until=until, evidence=evidence)
+
+
+def _parse_evidence(value: object, where: str) -> tuple[EvidenceKind, ...]:
+    words = ", ".join(EvidenceKind)
+    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+        raise UsageError(f"{where} evidence: not a list of words", hint=f"the words are {words}")
+    unknown = [word for word in value if word not in tuple(EvidenceKind)]
+    if unknown:
+        raise UsageError(
+            f"{where} evidence: '{shown(unknown[0])}' is not known", hint=f"the words are {words}"
+        )
+    return tuple(EvidenceKind(word) for word in value)
+
+
+def _parse_moment(value: object, where: str) -> datetime:
+    """A date is its first moment in UTC."""
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        with contextlib.suppress(OverflowError):  # at either end of the calendar
+            return value.astimezone(UTC)
+    elif isinstance(value, date) and not isinstance(value, datetime):
+        return datetime(value.year, value.month, value.day, tzinfo=UTC)
+    raise UsageError(f"{where}: not a date", hint="write 2026-01-31 or 2026-01-31T12:00:00Z, without quotes")
+
+
+def _table(value: object, where: str, known: tuple[str, ...]) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise UsageError(f"{where}: not a table", hint=f"its keys are {', '.join(known)}")
+    for key in value:
+        if key not in known:
+            raise UsageError(f"{where}: unknown key '{shown(key)}'", hint=f"its keys are {', '.join(known)}")
+    return value
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: cannot be read: {error}", hint="it is a text in UTF-8") from error
+
+
+# --- changing ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """What `keys trust` writes: how long a key is believed, and for which evidence (empty: the policy's)."""
+
+    key: PublicKey
+    since: date
+    until: date
+    evidence: tuple[EvidenceKind, ...] = ()
+
+
+def add_key(text: str, grant: Grant, where: str) -> str:
+    """imagefactory.toml with one more [[trust]] row; everything else stays as a person wrote it.
+
+    Raises UsageError where that name or key is trusted already.
+    """
+    for key in parse_trust(text, where).keys:
+        if grant.key.name == key.name or grant.key.keyid == key.keyid:
+            raise UsageError(
+                f"{where}: '{key.name}' is trusted already, until {key.until:%Y-%m-%d}",
+                hint="retire it, or change its dates there; a new key needs a name of its own",
+            )
+    lines = [
+        "[[trust]]",
+        f'name = "{check_name(grant.key.name)}"',
+        f'keyid = "{grant.key.keyid}"',
+        f'public = "{base64.b64encode(grant.key.raw).decode("ascii")}"',
+        f"from = {grant.since.isoformat()}",
+        f"until = {grant.until.isoformat()}",
+    ]
+    if grant.evidence:
+        lines.append(f"evidence = {json.dumps(list(grant.evidence))}")
+    row = "\n".join(lines) + "\n"
+    before = text.rstrip("\n")
+    return _checked(f"{before}\n\n{row}" if before else row, text, where)
+
+
+def retire_key(text: str, name: str, until: date, where: str) -> str:
+    """imagefactory.toml with that key believed only for what it issued before `until` (a date or a time).
+
+    Raises UsageError where no such key is trusted, or where its time was over before.
+    """
+    import tomlkit
+
+    key = next((key for key in parse_trust(text, where).keys if name in (key.name, key.keyid)), None)
+    if key is None:
+        raise UsageError(f"{where}: no key '{name}' is trusted", hint="imagefactory keys show lists them")
+    if key.until <= _parse_moment(until, "--on"):
+        raise UsageError(
+            f"{where}: '{key.name}' is trusted until {key.until:%Y-%m-%d %H:%M} UTC, which is earlier",
+            hint="nothing is left to do",
+        )
+    document = tomlkit.parse(text)
+    rows: Any = document["trust"]
+    row = next(row for row in rows if row["name"] == key.name)
+    row["until"] = max(_parse_moment(until, "--on"), key.since) if isinstance(until, datetime) else until
+    return _checked(tomlkit.dumps(document), text, where)
+
+
+def _checked(text: str, before: str, where: str) -> str:
+    """The edit touched the rows of trust and nothing else, and can be read."""
+    parse_trust(text, where)
+    old, new = tomllib.loads(before), tomllib.loads(text)
+    if {**old, "trust": 0} != {**new, "trust": 0}:
+        raise UsageError(f"{where}: a row cannot be written there", hint="write [[trust]] at the file's end")
+    return text
+
+
+def read_text(path: Path) -> str:
+    """The text of an imagefactory.toml. Raises UsageError where there is none."""
+    if not path.is_file():
+        raise UsageError(
+            f"{path.parent} has no {path.name}",
+            hint="go to a factory, name it (imagefactory -C DIR keys ...), or write your own file: --user",
+        )
+    return _read(path)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes an imagefactory.toml beside and renames it."""
+    path = path.resolve()
+    beside = path.with_name(f".{path.name}.new")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.chmod(path.stat().st_mode & 0o777 if path.exists() else 0o644)
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise UsageError(f"{path}: cannot be written: {error.strerror}", hint="look at its rights") from error
+
+
+# --- telling ---------------------------------------------------------------------------------------
+
+
+def list_keys(trust: Trust, own: Sequence[PublicKey], now: datetime) -> list[dict[str, Any]]:
+    """Trusted keys and a user's own, by name, as JSON. `state` is trusted, retired, later or not-trusted."""
+    mine = {key.keyid: key for key in own}
+    rows = []
+    for key in trust.keys:
+        started = "trusted" if key.since <= now else "later"
+        rows.append(
+            {
+                "name": key.name,
+                "keyid": key.keyid,
+                "public": base64.b64encode(key.public).decode("ascii"),
+                "state": "retired" if key.until <= now else started,
+                "from": format_time(key.since),
+                "until": format_time(key.until),
+                "evidence": [kind for kind in key.evidence if kind in trust.policy.evidence],
+                "own": mine.pop(key.keyid, None) is not None,
+            }
+        )
+    rows += [
+        {
+            "name": key.name,
+            "keyid": key.keyid,
+            "public": base64.b64encode(key.raw).decode("ascii"),
+            "state": "not-trusted",
+            "from": None,
+            "until": None,
+            "evidence": [],
+            "own": True,
+        }
+        for key in mine.values()
+    ]
+    return sorted(rows, key=lambda row: str(row["name"]))

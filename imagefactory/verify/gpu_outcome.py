@@ -1,0 +1,315 @@
+"""What one makes of a run of the GPU suite: the strict parser of its report, and the one word for it. Pure.
+
+The same rules hold for a run on this machine and for what a kit brought back.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from imagefactory.model import CheckResult, CheckState, Completed, Outcome
+from imagefactory.suite import table as frameworks
+from imagefactory.suite.gpu import table
+from imagefactory.verify.model import GpuIdentity, GpuReport, Hardware, Subject, digits_of
+from imagefactory.verify.suite_report import (
+    ReportFault,
+    SuiteCheck,
+    clean,
+    how_it_ended,
+    parse_fields,
+    parse_row,
+)
+
+MOST_NUMBERS = 256
+MEASURED = ("vector-add", "matmul", "reduction", "convolution", "transfers")
+"""Checks that measure: one that passed without a number did nothing."""
+CONTRADICTION = "contradiction"
+"""The number by which a coverage check says that it found what was not predicted."""
+
+_FIELDS = ("format", "nonce", "target", "python", "level", "rehearsal", "cuda", "device", "running", "checks")
+_CUDA = re.compile(r"[0-9]{1,3}\.[0-9]{1,2}")
+_CAPABILITY = re.compile(r"[1-9][0-9]?\.[0-9]")
+_UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuRun:
+    """A run as the host knows it. `asked` is what stood in the expectations, `suite` its files' digest.
+
+    `waive` are checks that need not run, by the recipe. `hardware` is None where the host saw no GPU.
+    """
+
+    subject: Subject
+    suite: str
+    asked: Mapping[str, Any]
+    waive: tuple[str, ...]
+    runner: str
+    hardware: Hardware | None
+    started: datetime
+    ended: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Brought:
+    """What came out of the image. `report` is what it wrote; `fault` says why there is none to be read.
+
+    `parsed` is the same report, where somebody took it apart before.
+    """
+
+    report: bytes
+    fault: str
+    completed: Completed
+    parsed: GpuSuiteReport | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSuiteReport:
+    """The suite's report. `running` names the check it was in when it last wrote, empty at the end."""
+
+    cuda: str
+    device: GpuIdentity | None
+    running: str
+    rows: tuple[SuiteCheck, ...]
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+def parse_suite_report(data: bytes, asked: Mapping[str, Any]) -> GpuSuiteReport:
+    """Raises ReportFault for anything but a report of this suite's format that answers `asked`."""
+    document = parse_fields(data, _FIELDS)
+    if document["format"] != table.FORMAT or isinstance(document["format"], bool):
+        raise ReportFault("its report has another format")
+    if document["nonce"] != asked["nonce"]:
+        raise ReportFault("its report does not bring back the nonce of this run")
+    for key in ("target", "level", "rehearsal"):
+        if document[key] != asked[key] or type(document[key]) is not type(asked[key]):
+            raise ReportFault(f"its report is of another {key}")
+    running, rows, cuda = document["running"], document["checks"], document["cuda"]
+    names = table.checks_of(asked["level"])
+    if not isinstance(rows, list) or not isinstance(running, str) or running not in ("", *names):
+        raise ReportFault("its report names no checks")
+    if not isinstance(cuda, str) or not (cuda == "" or _CUDA.fullmatch(cuda)):
+        raise ReportFault("its report has a version of CUDA that is none")
+    checks = tuple(parse_row(row, names, table.OUTCOMES) for row in rows)
+    if any(len(check.result.numbers) > MOST_NUMBERS for check in checks):
+        raise ReportFault(f"a check in its report has more than {MOST_NUMBERS} numbers")
+    if len({check.result.name for check in checks}) != len(checks):
+        raise ReportFault("its report has a check twice")
+    return GpuSuiteReport(cuda=cuda, device=_parse_device(document["device"]), running=running, rows=checks)
+
+
+def _parse_device(value: object) -> GpuIdentity | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict) or set(value) != {"name", "capability", "uuid", "memory"}:
+        raise ReportFault("its report has a device without the fields of one")
+    name, capability, uuid, memory = (value[key] for key in ("name", "capability", "uuid", "memory"))
+    whole = (
+        isinstance(name, str)
+        and isinstance(capability, str)
+        and _CAPABILITY.fullmatch(capability)
+        and isinstance(uuid, str)
+        and _UUID.fullmatch(uuid)
+        and isinstance(memory, int)
+        and not isinstance(memory, bool)
+        and 0 < memory < 1 << 53
+    )
+    if not whole:
+        raise ReportFault("its report has a device that is none")
+    return GpuIdentity(name=clean(name), capability=capability, uuid=uuid, memory=memory)
+
+
+# --- judging -------------------------------------------------------------------------------------
+
+
+def not_started(run: GpuRun, outcome: Outcome, reason: str) -> GpuReport:
+    """The report of a run of which nothing was started inside."""
+    return _whole(run, _all(run, CheckState.NOT_RUN, reason), outcome, reason)
+
+
+def outcome_of(run: GpuRun, brought: Brought) -> GpuReport:
+    """Every check of the level, once and in order, and the one word for the run as a whole.
+
+    VERIFIED only where all that applies passed, measured something, on a GPU that the host knows by itself,
+    in a process that ended well. A rehearsal is never more than `not-tested`.
+    """
+    completed = brought.completed
+    try:
+        if brought.fault:
+            raise ReportFault(brought.fault)
+        found = brought.parsed or parse_suite_report(brought.report, run.asked)
+    except ReportFault as fault:
+        if completed.timed_out:
+            reason = "stopped, because it took too long, before it wrote a report that can be read"
+            return _whole(run, _all(run, CheckState.FAILED, reason), Outcome.TIMEOUT, reason)
+        reason = f"{fault}; {how_it_ended(completed)}"
+        return _whole(run, _all(run, CheckState.FAILED, reason), Outcome.LOAD_FAILED, reason)
+    found = replace(found, device=_as_the_host_says(found.device, run.hardware))
+    rows = {row.result.name: row for row in found.rows}
+    judged = [
+        _check_outcome(name, rows.get(name), found, run) for name in table.checks_of(run.asked["level"])
+    ]
+    judged = [_one_that_ended(pair, completed, found) for pair in judged]
+    checks = tuple(check for check, _ in judged)
+    outcome, reason = _outcome(run, found, judged, completed)
+    report = _whole(run, checks, outcome, reason)
+    return replace(
+        report,
+        device=found.device,
+        cuda=found.cuda,
+        waived=tuple(one.name for one in checks if _waived(one, run)),
+        contradictions=_contradictions(run, found, judged),
+    )
+
+
+def _check_outcome(
+    name: str, row: SuiteCheck | None, found: GpuSuiteReport, run: GpuRun
+) -> tuple[CheckResult, Outcome | None]:
+    """The check as it counts, and the word where it stands in the way; None for the rest of it."""
+    if row is None:
+        missing = (
+            f"'{found.running}' came first and did not end" if found.running else "its report leaves it out"
+        )
+        return CheckResult(name=name, state=CheckState.NOT_RUN, detail=missing, seconds=0.0), None
+    check, state = row.result, row.result.state
+    framework = frameworks.FRAMEWORKS.get(run.asked["framework"], frameworks.OTHER)
+    locked = {name: text.partition(" ")[0] for name, text in run.asked["conda"].items()}
+    excused = table.not_applicable(framework, name, {**locked, **run.asked["packages"]})
+    if state is CheckState.FAILED:
+        return check, Outcome(row.outcome or table.LOAD_FAILED)
+    if state is CheckState.NOT_APPLICABLE and not excused:
+        return _failed(check, "claims not to apply, but it does"), Outcome.LOAD_FAILED
+    if state is CheckState.PASSED and name in MEASURED and not check.numbers:
+        return _failed(check, "says it passed and has measured nothing"), Outcome.LOAD_FAILED
+    return check, None
+
+
+def _failed(check: CheckResult, detail: str) -> CheckResult:
+    return replace(check, state=CheckState.FAILED, detail=detail)
+
+
+def _one_that_ended(
+    pair: tuple[CheckResult, Outcome | None], completed: Completed, found: GpuSuiteReport
+) -> tuple[CheckResult, Outcome | None]:
+    """The check that was running when the whole suite went down has failed."""
+    check, _ = pair
+    if check.name != found.running or check.state is not CheckState.NOT_RUN:
+        return pair
+    if completed.timed_out:
+        return _failed(check, "stopped: it took too long"), Outcome.TIMEOUT
+    return _failed(check, how_it_ended(completed)), Outcome.LOAD_FAILED
+
+
+def _waived(check: CheckResult, run: GpuRun) -> bool:
+    return check.state is CheckState.NOT_RUN and check.name in run.waive
+
+
+def _outcome(
+    run: GpuRun,
+    found: GpuSuiteReport,
+    judged: Sequence[tuple[CheckResult, Outcome | None]],
+    completed: Completed,
+) -> tuple[Outcome, str]:
+    """The first that holds: another GPU than the host's, than was asked for; a failure; what is missing."""
+    rehearsal, wanted = run.asked["rehearsal"], run.asked["capability"]
+    if stranger := _stranger(found.device, run):
+        return Outcome.INFRASTRUCTURE, stranger
+    failed = next(((check, word) for check, word in judged if word is not None), None)
+    if found.device and wanted and found.device.capability != wanted:
+        return Outcome.WRONG_GPU, f"asked for {wanted}, met {found.device.name} ({found.device.capability})"
+    if failed:
+        return failed[1], f"{failed[0].name}: {failed[0].detail}"
+    left = [check for check, _ in judged if check.state is CheckState.NOT_RUN]
+    if completed.timed_out:
+        return Outcome.TIMEOUT, "no check says it failed, but it did not end in time"
+    if found.running or completed.returncode not in ((0, 1) if left else (0,)):
+        return Outcome.LOAD_FAILED, f"no check says it failed, but {how_it_ended(completed)}"
+    open_ones = [check for check in left if not _waived(check, run)]
+    if rehearsal:
+        return Outcome.NOT_TESTED, "a rehearsal on the CPU, which says nothing of a GPU"
+    if found.device is None:
+        return Outcome.LOAD_FAILED, "no check says it failed, and it names no GPU that it ran on"
+    if open_ones:
+        return Outcome.NOT_TESTED, f"{open_ones[0].name} did not run: {open_ones[0].detail}"
+    passed = sum(check.state is CheckState.PASSED for check, _ in judged)
+    return Outcome.VERIFIED, f"{passed} checks passed on {found.device.name} ({found.device.capability})"
+
+
+def _stranger(device: GpuIdentity | None, run: GpuRun) -> str:
+    """Why the GPU that the suite met is none that the host knows; empty where it is."""
+    if device is None:
+        return ""
+    if run.asked["rehearsal"]:
+        return "a rehearsal on the CPU names a GPU"
+    if run.hardware is None:
+        return "the suite names a GPU, and the host did not see one"
+    known = run.hardware.gpu_of(device.uuid)
+    if known is None:
+        return f"the suite met the GPU {device.uuid}, which is none of this host's"
+    if known.capability != device.capability:
+        return f"the suite says {device.uuid} has capability {device.capability}, the host {known.capability}"
+    return ""
+
+
+def _as_the_host_says(device: GpuIdentity | None, hardware: Hardware | None) -> GpuIdentity | None:
+    """A GPU that the host knows has the host's name for it, whatever the image calls it.
+
+    libcuda tells bytes alone; whether they name a GPU or an instance of one (MIG), the host knows too.
+    """
+    if device is None or hardware is None:
+        return device
+    told = {digits_of(gpu.uuid): (gpu.uuid, gpu.name) for gpu in hardware.gpus}
+    told |= {digits_of(one): (one, device.name) for one, _ in hardware.notes if one.startswith("MIG-")}
+    uuid, name = told.get(digits_of(device.uuid), (device.uuid, device.name))
+    return replace(device, uuid=uuid, name=name)
+
+
+def _contradictions(
+    run: GpuRun, found: GpuSuiteReport, judged: Sequence[tuple[CheckResult, Outcome | None]]
+) -> tuple[str, ...]:
+    """Where the coverage checks and the scan of the image differ, either way.
+
+    A check that failed for another reason than missing code says nothing of what was predicted.
+    """
+    predicted = run.asked["predicted"].get(found.device.capability, {}) if found.device else {}
+    claims = {"native-code": predicted.get("native"), "ptx-code": predicted.get("ptx")}
+    return tuple(
+        f"{check.name}: {check.detail}"
+        for check, word in judged
+        if check.name in claims
+        and (
+            dict(check.numbers).get(CONTRADICTION) == 1.0
+            or (word is Outcome.NO_KERNEL and claims[check.name])
+        )
+    )
+
+
+def _all(run: GpuRun, state: CheckState, reason: str) -> tuple[CheckResult, ...]:
+    return tuple(
+        CheckResult(name=name, state=state, detail=reason, seconds=0.0)
+        for name in table.checks_of(run.asked["level"])
+    )
+
+
+def _whole(run: GpuRun, checks: tuple[CheckResult, ...], outcome: Outcome, reason: str) -> GpuReport:
+    return GpuReport(
+        subject=run.subject,
+        suite=run.suite,
+        level=run.asked["level"],
+        nonce=run.asked["nonce"],
+        started=run.started,
+        ended=run.ended,
+        runner=run.runner,
+        hardware=run.hardware,
+        device=None,
+        cuda="",
+        checks=checks,
+        outcome=outcome,
+        reason=clean(reason),
+        rehearsal=run.asked["rehearsal"],
+    )

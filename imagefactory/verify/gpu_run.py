@@ -1,0 +1,182 @@
+"""The GPU suite seen from the host: what is asked of an image, and the run inside it.
+
+A report says what one run saw and proves nothing; signing is another room's. Without a GPU on the host
+nothing is started inside, and nothing falls back to the CPU.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from imagefactory.errors import FactoryError
+from imagefactory.model import Definition, Mount, Outcome, RunSpec
+from imagefactory.oci.model import Image, Sif
+from imagefactory.runners.protocol import Runner
+from imagefactory.suite.gpu import table
+from imagefactory.suite.gpu.context import Predicted
+from imagefactory.verify.gpu_outcome import Brought, GpuRun, not_started, outcome_of
+from imagefactory.verify.model import FULL, GpuIdentity, GpuReport, Hardware, Subject
+from imagefactory.verify.suite_files import (
+    EXPECT_MOUNT,
+    EXPECTATIONS_NAME,
+    REPORT_MOUNT,
+    REPORT_NAME,
+    SUITE_MOUNT,
+    digest_of,
+    expectations,
+    read_suite,
+    write_suite,
+)
+from imagefactory.verify.suite_report import ReportFault, clean, read_report
+
+ENTRY = "verify.py"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuAsk:
+    """What a person wants to know. `capability` is the one the GPU must have (`8.0`), empty for any.
+
+    `predicted` is by capability. `visible` is the caller's own CUDA_VISIBLE_DEVICES: a batch system's word
+    on which GPUs are its job's. A `rehearsal` is for tests alone.
+    """
+
+    nonce: str
+    level: str = FULL
+    capability: str = ""
+    predicted: Mapping[str, Predicted]
+    visible: str = ""
+    rehearsal: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuTrial:
+    """One run to make: `made` is what runs, `runner` the name of what starts it.
+
+    `hardware` is what the host says of its GPUs, None in a rehearsal alone.
+    """
+
+    made: Image | Sif
+    subject: Subject
+    definition: Definition
+    ask: GpuAsk
+    runner: str
+    hardware: Hardware | None
+
+
+def ask_gpu(definition: Definition, ask: GpuAsk) -> dict[str, Any]:
+    """The expectations that the suite reads. Pure. Raises UsageError as the smoke test's do."""
+    from imagefactory.gpu.drivers import driver_floor
+
+    common = expectations(definition)
+    return {
+        **{key: common[key] for key in ("target", "framework", "version", "cuda", "python")},
+        "packages": common["packages"],
+        "conda": common["conda"],
+        "format": table.FORMAT,
+        "nonce": ask.nonce,
+        "level": ask.level,
+        "capability": ask.capability,
+        "driver": driver_floor(definition.target.cuda),
+        "predicted": {key: asdict(row) for key, row in sorted(ask.predicted.items())},
+        "rehearsal": ask.rehearsal,
+    }
+
+
+def timeout_of(level: str) -> float:
+    """Seconds after which the whole run is ended: each part has its own end before."""
+    return table.SECONDS[level] * len(table.LEVELS[level]) + 60.0
+
+
+def suite_argv(definition: Definition) -> tuple[str, ...]:
+    """The command inside the image."""
+    return (
+        f"{definition.prefix}/bin/python",
+        "-I",
+        "-B",
+        f"{SUITE_MOUNT}/{ENTRY}",
+        f"{EXPECT_MOUNT}/{EXPECTATIONS_NAME}",
+        f"{REPORT_MOUNT}/{REPORT_NAME}",
+    )
+
+
+def verify_gpu(trial: GpuTrial, runner: Runner, clock: Callable[[], datetime]) -> GpuReport:
+    """Runs the suite in the image on a GPU of this machine. Every way it can end is a report.
+
+    Without a GPU of the capability that is asked for nothing is started; a runner that could not start it is
+    `infrastructure`.
+    """
+    files, started = read_suite(), clock()
+    run = GpuRun(
+        subject=trial.subject,
+        suite=digest_of(files),
+        asked=ask_gpu(trial.definition, trial.ask),
+        waive=trial.definition.target.waive,
+        runner=trial.runner,
+        hardware=trial.hardware,
+        started=started,
+        ended=started,
+    )
+    environment: tuple[tuple[str, str], ...] = ()
+    if not trial.ask.rehearsal:
+        if trial.hardware is None:
+            return not_started(run, Outcome.NO_GPU, "the host saw no GPU")
+        gpu = choose_gpu(trial.hardware, trial.ask.capability)
+        if gpu is None:
+            there = ", ".join(f"{one.name} ({one.capability})" for one in trial.hardware.gpus)
+            reason = f"asked for a GPU of capability {trial.ask.capability}, this machine has {there}"
+            return not_started(run, Outcome.WRONG_GPU, reason)
+        environment = visible_gpus(trial.hardware, gpu, trial.ask.visible)
+    with tempfile.TemporaryDirectory(prefix="imagefactory-verify-", ignore_cleanup_errors=True) as folder:
+        spec = _prepare(Path(folder), files, run.asked, trial)
+        try:
+            completed = runner.run(trial.made, replace(spec, environment=environment))
+        except FactoryError as error:
+            hint = f" ({error.hint})" if error.hint else ""
+            reason = f"the runner could not start it: {error.message}{hint}"
+            return not_started(replace(run, ended=clock()), Outcome.INFRASTRUCTURE, clean(reason))
+        data, fault = b"", ""
+        try:
+            data = read_report(Path(folder, "report", REPORT_NAME))
+        except ReportFault as error:
+            fault = str(error)
+    brought = Brought(report=data, fault=fault, completed=completed)
+    return outcome_of(replace(run, ended=clock()), brought)
+
+
+def choose_gpu(hardware: Hardware, capability: str) -> GpuIdentity | None:
+    """The first GPU of this capability, or the first at all where none is asked for."""
+    return next((gpu for gpu in hardware.gpus if capability in ("", gpu.capability)), None)
+
+
+def visible_gpus(hardware: Hardware, gpu: GpuIdentity, visible: str) -> tuple[tuple[str, str], ...]:
+    """What the image's environment says of GPUs: the batch system's word, else one GPU of several."""
+    if visible:
+        return ((VISIBLE, visible),)
+    return ((VISIBLE, gpu.uuid),) if len(hardware.gpus) > 1 else ()
+
+
+def _prepare(folder: Path, files: Mapping[str, bytes], asked: Mapping[str, Any], trial: GpuTrial) -> RunSpec:
+    """Writes suite and expectations and makes the report's folder; answers the run."""
+    suite, expect, report = (folder / name for name in ("suite", "expect", "report"))
+    write_suite(suite, files)
+    write_suite(expect, {EXPECTATIONS_NAME: json.dumps(asked, indent=1, sort_keys=True).encode()})
+    report.mkdir()
+    # The image's user writes here, whoever that is on the host; the folder above is closed to others.
+    report.chmod(0o777)
+    return RunSpec(
+        argv=suite_argv(trial.definition),
+        gpus=not trial.ask.rehearsal,
+        mounts=(
+            Mount(source=suite, target=SUITE_MOUNT),
+            Mount(source=expect, target=EXPECT_MOUNT),
+            Mount(source=report, target=REPORT_MOUNT, writable=True),
+        ),
+        timeout=timeout_of(trial.ask.level),
+    )

@@ -1,0 +1,228 @@
+"""What a kit brought back: read with care, judged by the rules of a run on this machine, ready to be signed.
+
+The folder was elsewhere. What was asked is believed because its digest stands in the ledger, under the nonce;
+what came back is believed as far as a key's owner signs for whoever ran the kit, and the verdict says `kit`,
+or `actions` where a job of the very run of GitHub ran it that collects it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from imagefactory.errors import CheckFailedError, NoGpuError, StatementError, UsageError
+from imagefactory.model import Outcome
+from imagefactory.verify.evidence import parse_evidence
+from imagefactory.verify.gpu_outcome import Brought, GpuRun, outcome_of
+from imagefactory.verify.kit.program import EVIDENCE, EXPECTATIONS, FORMAT, KIT, RESULT, RUN
+from imagefactory.verify.kit.start import REPORT, RUNNERS
+from imagefactory.verify.model import EvidenceKind, GpuReport, Hardware, Subject
+from imagefactory.verify.nonces import NONCE, AskedRun, NonceError, NonceLedger
+from imagefactory.verify.report import fault, fields, line, parse_completed, parse_time, shown, word
+from imagefactory.verify.suite_files import digest_of, suite_digest
+
+LARGEST = 1 << 20
+MOST_FILES = 500
+LONGEST_RUN = 86400.0
+STOPPED = (Outcome.NO_GPU, Outcome.WRONG_GPU, Outcome.PULL_FAILED, Outcome.INFRASTRUCTURE)
+"""Words of a kit that started nothing inside: nothing to sign, and its nonce is not spent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folder:
+    """The bytes of a kit that came back. `evidence` and `report` are None where there are none."""
+
+    kit: bytes
+    expectations: bytes
+    suite: str
+    run: bytes
+    evidence: bytes | None
+    report: bytes | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectedReport:
+    """A kit's run, judged. `run` is what its nonce is spent on; `reference` where the image can be pulled."""
+
+    report: GpuReport
+    run: AskedRun
+    reference: str
+
+
+def collect_kit(
+    folder: Path, ledger: NonceLedger, now: datetime, environ: Mapping[str, str]
+) -> CollectedReport:
+    """Judges what the kit in `folder` brought back. Signs and spends nothing.
+
+    `environ` tells which job of GitHub collects, where one does.
+
+    Raises UsageError for a folder that is no kit, or has no result; NonceError for a nonce that cannot be
+    spent on it (unknown, replayed, expired, another suite, a kit that was changed); NoGpuError and
+    CheckFailedError where nothing was started inside, with the word for why; StatementError for a result that
+    no kit writes.
+    """
+    found, where = read_folder(folder), str(folder)
+    nonce = read_nonce(folder)
+    known = ledger.look(nonce)
+    texts = {KIT: found.kit, EXPECTATIONS: found.expectations}
+    run = replace(known.run, suite=suite_digest(), kit=digest_of(texts))
+    ledger.check(nonce, run, now)
+    if found.suite != run.suite:
+        raise NonceError(
+            "other-suite", f"the suite in {folder} was changed after the kit was made", hint="make a new kit"
+        )
+    # From here on kit.json and expectations.json are as this ledger's owner wrote them.
+    kit = json.loads(found.kit)
+    report = outcome_of_folder(found, kit, where, environ)
+    return CollectedReport(report=report, run=run, reference=kit["reference"])
+
+
+def read_nonce(folder: Path) -> str:
+    """The nonce that kit.json names; nothing of it is believed yet."""
+    data = _read(folder / KIT)
+    if data is None:
+        raise UsageError(f"{folder} is no kit", hint="name the folder that `verify --kit DIR` wrote")
+    try:
+        return str(json.loads(data)["nonce"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UsageError(f"{folder} is no kit: {KIT} cannot be read", hint="name a kit's folder") from error
+
+
+def outcome_of_folder(
+    found: Folder, kit: Mapping[str, Any], where: str, environ: Mapping[str, str]
+) -> GpuReport:
+    """The report of what came back for `kit`, which is believed. Pure. Raises as `collect_kit`."""
+    at = f"{where}/{RESULT}/{RUN}"
+    facts = parse_run(found.run, at)
+    if facts["nonce"] != kit["nonce"]:
+        raise fault(f"{at}: nonce", "it is of another kit")
+    if facts["suite"] != kit["suite"]:
+        raise fault(f"{at}: suite", "it ran another suite")
+    if facts["outcome"]:
+        raise _stopped(Outcome(facts["outcome"]), facts["reason"])
+    if found.evidence is None:
+        raise fault(f"{where}/{RESULT}/{EVIDENCE}", "it is missing: nobody saw a GPU")
+    kind = EvidenceKind.ACTIONS if _same_run(facts["actions"] or {}, environ) else EvidenceKind.KIT
+    evidence = parse_evidence(_json(found.evidence, f"{where}/{EVIDENCE}"), kind, f"{where}/{EVIDENCE}")
+    asked = json.loads(found.expectations)
+    judged = GpuRun(
+        subject=Subject(**kit["subject"]),
+        suite=kit["suite"],
+        asked=asked,
+        waive=tuple(kit["waive"]),
+        runner=facts["runner"],
+        hardware=_with_job(evidence, facts["actions"]),
+        started=parse_time(facts["started"], f"{at}: started"),
+        ended=parse_time(facts["ended"], f"{at}: ended"),
+    )
+    missing = "" if found.report is not None else "it wrote no report that can be read"
+    brought = Brought(report=found.report or b"", fault=missing, completed=facts["completed"])
+    return outcome_of(judged, brought)
+
+
+def _stopped(outcome: Outcome, reason: str) -> CheckFailedError:
+    kind = NoGpuError if outcome is Outcome.NO_GPU else CheckFailedError
+    return kind(
+        f"{outcome}: {reason}", hint="nothing was verified; this kit can still be run on another machine"
+    )
+
+
+def _same_run(told: Mapping[str, str], environ: Mapping[str, str]) -> bool:
+    """Whether the kit ran in the run of GitHub that collects it: elsewhere anybody can write such names."""
+    names = ("GITHUB_REPOSITORY", "GITHUB_RUN_ID")
+    here = environ.get("GITHUB_ACTIONS") == "true"
+    return here and all(environ.get(name) and told.get(name) == environ[name] for name in names)
+
+
+def _with_job(hardware: Hardware, actions: Mapping[str, str] | None) -> Hardware:
+    """The job of GitHub that ran the kit, as it says itself."""
+    notes = tuple(sorted((actions or {}).items()))
+    return replace(hardware, notes=(*hardware.notes, *notes))
+
+
+# --- reading it ----------------------------------------------------------------------------------
+
+
+def parse_run(data: bytes, where: str) -> Mapping[str, Any]:
+    """run.json, every value checked; `completed` is how the suite ended. Raises StatementError."""
+    row = fields(
+        _json(data, where),
+        where,
+        "format nonce suite runner actions outcome reason started ended returncode timed_out seconds said",
+    )
+    whole = (
+        row["format"] == FORMAT
+        and not isinstance(row["format"], bool)
+        and row["outcome"] in ("", *STOPPED)
+        and (row["runner"] in RUNNERS or (row["runner"] == "" and row["outcome"] != ""))
+    )
+    if not whole:
+        raise fault(where, "it has a value that no kit writes")
+    word(row["nonce"], f"{where}: nonce", NONCE)
+    line(row["reason"], where)
+    if row["actions"] is not None:
+        names = "GITHUB_REPOSITORY GITHUB_RUN_ID GITHUB_RUN_ATTEMPT GITHUB_JOB RUNNER_NAME"
+        for text in fields(row["actions"], f"{where}: actions", names).values():
+            line(text, f"{where}: actions")
+    return {**row, "completed": parse_completed(row, where, LONGEST_RUN)}
+
+
+def read_folder(folder: Path) -> Folder:
+    """Raises UsageError for what is no kit or has no result; links and files of any size are refused."""
+    kit, expectations = _read(folder / KIT), _read(folder / EXPECTATIONS)
+    if kit is None or expectations is None:
+        raise UsageError(f"{folder} is no kit", hint="name the folder that `verify --kit DIR` wrote")
+    run = _read(folder / RESULT / RUN)
+    if run is None:
+        raise UsageError(
+            f"{folder} has no result yet", hint=f"run it where the GPU is: python3 {folder}/run.py"
+        )
+    return Folder(
+        kit=kit,
+        expectations=expectations,
+        suite=_suite(folder / "suite"),
+        run=run,
+        evidence=_read(folder / RESULT / EVIDENCE),
+        report=_read(folder / RESULT / REPORT),
+    )
+
+
+def _suite(folder: Path) -> str:
+    """The digest of the suite that lies there, empty for what is none: a link may lead to a whole disk."""
+    paths = [] if folder.is_symlink() else list(islice(folder.rglob("*.py"), MOST_FILES + 1))
+    names = [path.relative_to(folder).as_posix() for path in paths]
+    if not 0 < len(names) <= MOST_FILES or not all(name.isascii() for name in names):
+        return ""
+    return digest_of({name: _read(path) or b"" for name, path in zip(names, paths, strict=True)})
+
+
+def _read(path: Path) -> bytes | None:
+    """A plain file's bytes, None where there is none. Raises UsageError for a link, a pipe, a large file."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise UsageError(f"{shown(str(path))}: {error.strerror}", hint="a kit holds plain files") from error
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)  # fdopen refuses a folder in words of its own, and leaves it open
+        raise UsageError(f"{shown(str(path))} is not a plain file", hint="a kit holds plain files")
+    with os.fdopen(handle, "rb") as file:
+        data = file.read(LARGEST + 1)
+    if len(data) > LARGEST:
+        raise UsageError(f"{shown(str(path))} has more than {LARGEST} bytes", hint="that is none of a kit's")
+    return data
+
+
+def _json(data: bytes, where: str) -> object:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise StatementError(f"{shown(where)} is not JSON", hint="run the kit again") from error

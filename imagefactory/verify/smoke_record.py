@@ -1,0 +1,97 @@
+"""Records of smoke tests that passed, and the report as JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from imagefactory.model import CheckResult, CheckState, Outcome, Report
+from imagefactory.verify.model import Trial
+from imagefactory.verify.suite_files import required_checks
+from imagefactory.verify.suite_report import format_row
+
+RECORD_FORMAT = REPORT_FORMAT = 1
+
+
+def record_name(config: str, suite: str, asked: Mapping[str, Any]) -> str:
+    """File name of a record: it changes with the image's content, the suite and what is expected."""
+    expected = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+    return f"{config.removeprefix('sha256:')}.{suite.removeprefix('sha256:')[:32]}.{expected[:32]}.json"
+
+
+def read_record(path: Path, trial: Trial, suite: str) -> Report | None:
+    """The pass that was kept; None when there is none or what is there is not one of this image and suite."""
+    try:
+        document = json.loads(path.read_bytes())
+        kept = document["report"]
+        whole = (
+            document["format"] == RECORD_FORMAT
+            and kept["config"] == trial.image.config
+            and kept["suite"] == suite
+            and kept["passed"] is True
+            and {row["name"] for row in kept["checks"]} == set(required_checks(trial.definition))
+        )
+        if not whole:
+            return None
+        return Report(
+            target=trial.definition.target.name,
+            image=trial.image.digest,
+            config=trial.image.config,
+            suite=suite,
+            passed=True,
+            failure=None,
+            gpu=Outcome.NOT_TESTED,
+            checks=tuple(
+                CheckResult(
+                    name=row["name"],
+                    state=CheckState(row["state"]),
+                    detail=str(row["detail"]),
+                    seconds=float(row["seconds"]),
+                    numbers=tuple((str(key), float(value)) for key, value in sorted(row["numbers"].items())),
+                )
+                for row in kept["checks"]
+            ),
+            from_record=True,
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def write_record(path: Path, report: Report) -> None:
+    """Beside and renamed. A record that cannot be kept costs the next call a run and is no error."""
+    document = {"format": RECORD_FORMAT, "report": format_report(report)}
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, beside = tempfile.mkstemp(prefix=f".{path.name[:16]}-", dir=path.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(document, file, indent=1, sort_keys=True)
+                file.write("\n")
+                file.flush()
+                os.fsync(file.fileno())
+            Path(beside).replace(path)
+        except OSError:
+            Path(beside).unlink(missing_ok=True)
+
+
+def format_report(report: Report) -> dict[str, Any]:
+    """The report as JSON; `format` is its version."""
+    return {
+        "format": REPORT_FORMAT,
+        "target": report.target,
+        "image": report.image,
+        "config": report.config,
+        "suite": report.suite,
+        "level": "cpu",
+        "passed": report.passed,
+        "failure": report.failure.value if report.failure else None,
+        "gpu": report.gpu.value,
+        "from_record": report.from_record,
+        "checks": [format_row(check) for check in report.checks],
+    }

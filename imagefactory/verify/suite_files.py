@@ -1,0 +1,100 @@
+"""The suite as it goes into an image: its files, their digest, where they are mounted, what is expected."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from imagefactory import suite
+from imagefactory.errors import UsageError
+from imagefactory.model import Definition
+from imagefactory.suite import table
+
+SUITE_FOLDER = Path(suite.__file__).parent
+SUITE_MOUNT, EXPECT_MOUNT, REPORT_MOUNT = (
+    "/imagefactory/suite",
+    "/imagefactory/expect",
+    "/imagefactory/report",
+)
+EXPECTATIONS_NAME, REPORT_NAME = "expectations.json", "report.json"
+
+
+@functools.cache
+def read_suite() -> Mapping[str, bytes]:
+    """The suite's files by relative name, without compiled ones; read once in a process."""
+    return MappingProxyType(
+        {
+            path.relative_to(SUITE_FOLDER).as_posix(): path.read_bytes()
+            for path in sorted(SUITE_FOLDER.rglob("*.py"))
+            if path.is_file()
+        }
+    )
+
+
+def digest_of(files: Mapping[str, bytes]) -> str:
+    """sha256 over sorted names and contents, each with its length before it."""
+    total = hashlib.sha256()
+    for name in sorted(files):
+        for part in (name.encode(), files[name]):
+            total.update(len(part).to_bytes(8, "little") + part)
+    return f"sha256:{total.hexdigest()}"
+
+
+def suite_digest() -> str:
+    """The digest by which a passed result names the suite that it passed."""
+    return digest_of(read_suite())
+
+
+def expectations(definition: Definition) -> dict[str, Any]:
+    """What the image must be, for the suite: pure, without nonce and user.
+
+    Raises UsageError for a check the suite does not have, or not for this framework: of one that it does
+    not know it checks what holds for every package.
+    """
+    target, lock = definition.target, definition.lock
+    unknown = sorted(set(target.checks) - set(table.CHECKS))
+    if unknown:
+        raise UsageError(
+            f"{target.where}: the smoke test has no check '{unknown[0]}'",
+            hint=f"the checks are {', '.join(table.CHECKS)}",
+        )
+    beyond = sorted(set(target.checks) - set(table.OTHER_CHECKS))
+    if beyond and target.framework not in table.FRAMEWORKS:
+        raise UsageError(
+            f"{target.where}: the smoke test knows no '{beyond[0]}' for '{target.framework}', only for "
+            f"{', '.join(sorted(table.FRAMEWORKS))}",
+            hint=f"write checks: [{', '.join(table.OTHER_CHECKS)}]",
+        )
+    packages = {wheel.name: wheel.version for wheel in lock.wheels}
+    conda = {package.name: f"{package.version} {package.build}" for package in lock.conda}
+    versions = {package.name: package.version for package in lock.packages}
+    return {
+        "format": table.FORMAT,
+        "target": target.name,
+        "framework": target.framework,
+        "version": versions.get(target.framework, target.version),
+        "cuda": target.cuda,
+        "python": target.python,
+        "packages": packages,
+        "conda": conda,
+        "checks": [name for name in table.CHECKS if name in target.checks],
+    }
+
+
+def required_checks(definition: Definition) -> tuple[str, ...]:
+    return tuple(name for name in table.CHECKS if name in definition.target.checks)
+
+
+def write_suite(folder: Path, files: Mapping[str, bytes]) -> None:
+    """A copy that every user can read, whatever this machine's umask: the bytes the digest speaks of."""
+    for name, data in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        path.chmod(0o644)
+    for path in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
+        path.chmod(0o755)
