@@ -12,7 +12,7 @@ from typing import Any
 from imagefactory.errors import ToolError, UsageError
 from imagefactory.model import RunSpec
 from imagefactory.runners.gpu_devices import DRIVER_FOLDER, GpuDevices
-from imagefactory.runners.sandbox import ARCHITECTURES
+from imagefactory.runners.sandbox.seccomp import ARCHITECTURES
 from imagefactory.runners.spec import planned_mounts
 
 HOSTNAME = "imagefactory"
@@ -44,7 +44,7 @@ class PlannedMount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxPlan:
-    """All that sandbox.py needs to know, as plain values for JSON.
+    """All that the program in sandbox/ needs to know, as plain values for JSON.
 
     `lower` are the layers' folders, lowest first; `scratch` is the folder to make the scratch folder in;
     `driver` is None without GPUs. An empty `argv` is a trial: everything is set up and nothing is run.

@@ -1,6 +1,6 @@
 """The runner that needs nothing but the kernel: an image's command in namespaces of its own.
 
-`plan` decides what the sandbox shall be, `sandbox.py` makes it (a helper process, which becomes
+`sandbox_plan` decides what the sandbox shall be, `sandbox/` makes it (a helper process, which becomes
 process 1 inside), and `UnshareRunner` starts that helper and reads what it says. It works as root and
 as an ordinary user, without newuidmap.
 
@@ -44,7 +44,7 @@ from imagefactory.progress import Progress, Quiet
 from imagefactory.runners.gpu_devices import GpuDevices, find_gpus
 from imagefactory.runners.sandbox_plan import SandboxPaths, SandboxPlan, plan, read_caller
 
-SANDBOX = Path(__file__).with_name("sandbox.py")
+SANDBOX = Path(__file__).with_name("sandbox")
 OUTPUT_LIMIT = 16 << 20  # bytes kept of each stream; a stranger's image may print without end
 
 Pipe = int | IO[Any] | None

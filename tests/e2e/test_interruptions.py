@@ -170,13 +170,15 @@ def test_killed_at_any_moment_and_run_again(tiny: Factory, wanted: str, scratch:
 
 
 @pytest.mark.parametrize(
-    ("moment", "program"), [(INSTALLING, "mmdebstrap"), (SEGMENT, "sandbox.py")], ids=["base", "layers"]
+    ("moment", "program"),
+    [(INSTALLING, "mmdebstrap"), (SEGMENT, "/runners/sandbox ")],
+    ids=["base", "layers"],
 )
 def test_no_process_outlives_a_killed_build(
     tiny: Factory, scratch: Path, wanted: str, base_store: Path, moment: Moment, program: str
 ) -> None:
-    store = fresh(tiny, scratch, f"orphans-{program}", None if moment is INSTALLING else base_store)
-    folder = str(scratch / f"orphans-{program}")
+    store = fresh(tiny, scratch, f"orphans-{moment.event}", None if moment is INSTALLING else base_store)
+    folder = str(scratch / f"orphans-{moment.event}")
     with stopped(store, moment) as process, contextlib.ExitStack() as opened:
         below = {}
         for pid in stemming_from(process.pid):

@@ -13,7 +13,6 @@ import pytest
 
 from imagefactory.errors import StoreError, ToolError, UsageError
 from imagefactory.model import Mount, RunSpec
-from imagefactory.runners import sandbox
 from imagefactory.runners.gpu_devices import (
     GpuDevices,
     count_gpus,
@@ -22,6 +21,7 @@ from imagefactory.runners.gpu_devices import (
     parse_driver_version,
     parse_linker_cache,
 )
+from imagefactory.runners.sandbox import keeper, seccomp
 from imagefactory.runners.sandbox_plan import Caller, SandboxPaths, SandboxPlan, identity_map, plan
 from imagefactory.runners.unshare import explain
 
@@ -60,8 +60,8 @@ def test_a_folder_that_another_sandbox_has_just_removed_is_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each removes its own at its end, when others may be looking through them."""
-    monkeypatch.setattr(sandbox.os, "listdir", lambda _: ["gone"])
-    folder, lock = sandbox.make_scratch(str(tmp_path / "run"))
+    monkeypatch.setattr(keeper.os, "listdir", lambda _: ["gone"])
+    folder, lock = keeper.make_scratch(str(tmp_path / "run"))
     os.close(lock)
     assert Path(folder).parent == tmp_path / "run"
 
@@ -160,46 +160,46 @@ def test_errors_by_step() -> None:
 def verdict(number: int, *arguments: int, audit: int = 0xC000003E) -> int:
     padded = [*arguments, 0, 0, 0, 0, 0, 0][:6]
     data = struct.pack("=iIQ6Q", number, audit, 0, *padded)
-    program, place, word = sandbox.seccomp_program("x86_64"), 0, 0
+    program, place, word = seccomp.seccomp_program("x86_64"), 0, 0
     while True:
         code, if_true, if_false, value = program[place]
         place += 1
-        if code == sandbox.RETURN:
+        if code == seccomp.RETURN:
             return value
-        if code == sandbox.LOAD:
+        if code == seccomp.LOAD:
             word = struct.unpack_from("=I", data, value)[0]
         else:
             holds = {
-                sandbox.JUMP_EQUAL: word == value,
-                sandbox.JUMP_AT_LEAST: word >= value,
-                sandbox.JUMP_ANY_BIT: bool(word & value),
+                seccomp.JUMP_EQUAL: word == value,
+                seccomp.JUMP_AT_LEAST: word >= value,
+                seccomp.JUMP_ANY_BIT: bool(word & value),
             }[code]
             place += if_true if holds else if_false
 
 
 @pytest.mark.parametrize(("number", "arguments", "expected"), [
-    (0, (), sandbox.ALLOW), (59, (), sandbox.ALLOW), (250, (), sandbox.NOT_PERMITTED),
-    (425, (), sandbox.NO_CALL),
-    (437, (), sandbox.NO_CALL), (90, (0, 0o755), sandbox.ALLOW), (90, (0, 0o4755), sandbox.NOT_PERMITTED),
-    (91, (0, 0o2755), sandbox.NOT_PERMITTED), (452, (0, 0, 0o4000), sandbox.NOT_PERMITTED),
-    (257, (0, 0, 0, 0o6777), sandbox.ALLOW), (257, (0, 0, 0o100, 0o6777), sandbox.NOT_PERMITTED),
-    (2, (0, 0o101, 0o644), sandbox.ALLOW), (2, (0, 0o20000000, 0o4644), sandbox.NOT_PERMITTED),
-    (41, (1,), sandbox.ALLOW), (41, (2,), sandbox.ALLOW), (41, (10,), sandbox.ALLOW),
-    (41, (16,), sandbox.ALLOW),
-    (41, (40,), sandbox.REFUSE | errno.EAFNOSUPPORT), (41, (17,), sandbox.REFUSE | errno.EAFNOSUPPORT),
-    (16, (0, 0x5401), sandbox.ALLOW), (16, (0, 0x5412), sandbox.NOT_PERMITTED),
-    (16, (0, 0x541C), sandbox.NOT_PERMITTED),
-    (16, (0, 0xFF00005412), sandbox.NOT_PERMITTED), (0x40000000, (), sandbox.NO_CALL),
+    (0, (), seccomp.ALLOW), (59, (), seccomp.ALLOW), (250, (), seccomp.NOT_PERMITTED),
+    (425, (), seccomp.NO_CALL),
+    (437, (), seccomp.NO_CALL), (90, (0, 0o755), seccomp.ALLOW), (90, (0, 0o4755), seccomp.NOT_PERMITTED),
+    (91, (0, 0o2755), seccomp.NOT_PERMITTED), (452, (0, 0, 0o4000), seccomp.NOT_PERMITTED),
+    (257, (0, 0, 0, 0o6777), seccomp.ALLOW), (257, (0, 0, 0o100, 0o6777), seccomp.NOT_PERMITTED),
+    (2, (0, 0o101, 0o644), seccomp.ALLOW), (2, (0, 0o20000000, 0o4644), seccomp.NOT_PERMITTED),
+    (41, (1,), seccomp.ALLOW), (41, (2,), seccomp.ALLOW), (41, (10,), seccomp.ALLOW),
+    (41, (16,), seccomp.ALLOW),
+    (41, (40,), seccomp.REFUSE | errno.EAFNOSUPPORT), (41, (17,), seccomp.REFUSE | errno.EAFNOSUPPORT),
+    (16, (0, 0x5401), seccomp.ALLOW), (16, (0, 0x5412), seccomp.NOT_PERMITTED),
+    (16, (0, 0x541C), seccomp.NOT_PERMITTED),
+    (16, (0, 0xFF00005412), seccomp.NOT_PERMITTED), (0x40000000, (), seccomp.NO_CALL),
 ])  # fmt: skip
 def test_filter(number: int, arguments: tuple[int, ...], expected: int) -> None:
     assert verdict(number, *arguments) == expected
-    assert verdict(number, *arguments, audit=0x40000003) == sandbox.NO_CALL  # 32-bit
+    assert verdict(number, *arguments, audit=0x40000003) == seccomp.NO_CALL  # 32-bit
 
 
 def test_filter_exists_for_every_architecture() -> None:
-    for machine in sandbox.ARCHITECTURES:
-        program = sandbox.seccomp_program(machine)
-        assert program[-1] == (sandbox.RETURN, 0, 0, sandbox.ALLOW)
+    for machine in seccomp.ARCHITECTURES:
+        program = seccomp.seccomp_program(machine)
+        assert program[-1] == (seccomp.RETURN, 0, 0, seccomp.ALLOW)
         assert all(
             jump < len(program) - place for place, (_, *jumps, _) in enumerate(program) for jump in jumps
         )

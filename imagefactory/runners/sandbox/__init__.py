@@ -1,0 +1,17 @@
+"""What makes a sandbox, from the inside: a program of its own, started as `python -I -S .../runners/sandbox`.
+
+Only the standard library, and nothing of imagefactory: init.py becomes process 1 of a sandbox. Its files find
+each other by relative names, because imagefactory reads some of them too: it asks which processors are known.
+
+Two processes come of it. The *keeper* (keeper.py) stays outside: it holds locks on the layers, passes
+signals on, watches the caller and the clock, relays the terminal and removes the scratch folder. The *init*
+(init.py) is process 1 inside: it builds the file system (root.py), gives up every privilege, starts the
+command and reaps.
+If the caller dies, the keeper ends the init; if the keeper dies, the kernel does; and with the init
+dies every process of its pid namespace, however often it forked away.
+
+All mounts from the host are cloned as detached trees first and attached after the old root is gone, so
+no symbolic link of a stranger's image can lead a mount to a path of the host. From then on every path is the
+image's: so no function here imports a module.
+Needs Linux 5.12 (mount_setattr; overlay in user namespaces came with 5.11).
+"""

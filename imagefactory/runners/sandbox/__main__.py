@@ -1,0 +1,24 @@
+"""Starts the program: python -I -S .../runners/sandbox PLAN_FD STATUS_FD
+
+It reads a plan (JSON, made by `sandbox_plan.plan`) from PLAN_FD and says on STATUS_FD, as JSON lines, when
+the command runs (`started`), how it ended (`ended`) or why it was never started (`failed`).
+
+The folder becomes the package `imagefactory_sandbox`, and leaves the places where Python searches modules:
+none of its names can hide one of the standard library.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import types
+
+PACKAGE = "imagefactory_sandbox"
+
+if __name__ == "__main__":
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [path for path in sys.path if path != here]
+    package = sys.modules[PACKAGE] = types.ModuleType(PACKAGE)
+    package.__path__ = [here]
+    sys.exit(importlib.import_module(f"{PACKAGE}.keeper").main(int(sys.argv[1]), int(sys.argv[2])))

@@ -1,0 +1,195 @@
+"""Process 1 inside: it builds the file system, gives up every privilege, starts the command and reaps."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import select
+import signal
+import socket
+import struct
+from typing import Any
+
+from .root import Root
+from .seccomp import ARCHITECTURES, install_seccomp
+from .streams import forget_stdio, write_file
+from .syscalls import (
+    CLONE_NEWCGROUP,
+    CLONE_NEWIPC,
+    CLONE_NEWNET,
+    CLONE_NEWNS,
+    CLONE_NEWUTS,
+    KEYCTL_JOIN_SESSION_KEYRING,
+    LIBC,
+    PR_CAP_AMBIENT,
+    PR_CAPBSET_DROP,
+    PR_SET_DUMPABLE,
+    PR_SET_NO_NEW_PRIVS,
+    PR_SET_PDEATHSIG,
+    PR_SET_SECUREBITS,
+    SECUREBITS_LOCKED,
+    SetupError,
+    check,
+    prctl,
+    raise_loopback,
+    step,
+    syscall,
+    unshare,
+    wipe_arguments,
+)
+
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+
+
+class Init:
+    def __init__(
+        self, plan: dict[str, Any], scratch: str, report: int, alive: int, terminal: socket.socket
+    ) -> None:
+        self.plan, self.scratch = plan, scratch
+        self.report, self.alive, self.terminal = report, alive, terminal
+
+    def run(self, mask: set[signal.Signals | int]) -> None:
+        code = 125
+        try:
+            code = self.live(mask)
+        except SetupError as error:
+            fields = {"step": error.step, "errno": error.number, "detail": error.detail}
+            os.write(self.report, json.dumps(fields).encode())
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                detail = f"{type(error).__name__}: {error}"
+                os.write(self.report, json.dumps({"step": "bug", "errno": 0, "detail": detail}).encode())
+        finally:
+            os._exit(code)
+
+    def live(self, mask: set[signal.Signals | int]) -> int:
+        self.tie_to_keeper()
+        os.umask(0o022)
+        os.setsid()
+        with step("namespaces"):
+            unshare(CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP)
+        if not self.plan["network"]:
+            with step("network-namespace"):
+                unshare(CLONE_NEWNET)
+                raise_loopback()
+        with step("hostname"):
+            socket.sethostname(self.plan["hostname"])
+        root = Root(self.plan, self.scratch)
+        root.build()
+        with step("terminal"):
+            follower = self.open_terminal()
+        with step("limits"):
+            write_file("/proc/sys/user/max_user_namespaces", "0")
+        root.protect_proc()
+        self.give_up_privileges()
+        if not self.plan["argv"]:
+            return 0  # a trial: everything but a command
+        return self.serve(follower, mask)
+
+    def tie_to_keeper(self) -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        poll = select.poll()
+        poll.register(self.alive, 0)
+        if poll.poll(0):
+            os._exit(125)
+
+    def open_terminal(self) -> int | None:
+        """A pseudo-terminal of the sandbox's own; its other side goes to the keeper."""
+        if not self.plan["tty"]:
+            self.terminal.close()
+            return None
+        master, follower = os.openpty()
+        os.fchown(follower, self.plan["uid"], self.plan["gid"])
+        socket.send_fds(self.terminal, [b"t"], [master])
+        os.close(master)
+        self.terminal.close()
+        return follower
+
+    # Privileges
+
+    def give_up_privileges(self) -> None:
+        plan = self.plan
+        with step("privileges"):
+            write_file("/proc/self/comm", "init")
+            with contextlib.suppress(OSError):  # a kernel without key rings
+                calls = ARCHITECTURES[plan["machine"]]
+                syscall(calls["keyctl"], KEYCTL_JOIN_SESSION_KEYRING, None)
+            prctl(PR_CAP_AMBIENT, 4)
+            for capability in range(64):
+                try:
+                    prctl(PR_CAPBSET_DROP, capability)
+                except OSError as error:
+                    if error.errno != errno.EINVAL:
+                        raise
+                    break  # one more than the kernel knows
+            prctl(PR_SET_SECUREBITS, SECUREBITS_LOCKED)
+            if not plan["deny_setgroups"]:
+                os.setgroups([])
+            os.setresgid(plan["gid"], plan["gid"], plan["gid"])
+            os.setresuid(plan["uid"], plan["uid"], plan["uid"])
+            header, nothing = struct.pack("=Ii", 0x20080522, 0), bytes(24)
+            check(LIBC.capset(header, nothing))
+            prctl(PR_SET_NO_NEW_PRIVS, 1)
+            # The kernel forgets both when credentials change. Not dumpable: nothing inside may trace this
+            # process or follow its /proc/1/exe, which is the host's Python.
+            prctl(PR_SET_DUMPABLE, 0)
+            self.tie_to_keeper()
+            wipe_arguments()
+            install_seccomp(plan["machine"])
+
+    # The command
+
+    def serve(self, follower: int | None, mask: set[signal.Signals | int]) -> int:
+        for number in FORWARDED:
+            signal.signal(number, self.forward)
+        child = os.fork()
+        if child == 0:
+            self.become_command(follower)
+        self.child = child
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # what came during the set-up is passed on now
+        os.close(self.report)
+        if follower is not None:
+            os.close(follower)
+        forget_stdio()
+        while True:
+            pid, status = os.waitpid(-1, 0)
+            if pid == child:
+                code = os.waitstatus_to_exitcode(status)
+                return code if code >= 0 else 128 - code
+
+    def forward(self, number: int, _: Any) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.child, number)
+
+    def become_command(self, follower: int | None) -> None:
+        plan = self.plan
+        try:
+            for number in signal.valid_signals():
+                with contextlib.suppress(OSError, ValueError):
+                    signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            if follower is not None:
+                os.setsid()
+                fcntl.ioctl(follower, 0x540E, 0)  # TIOCSCTTY
+                for fd in (0, 1, 2):
+                    os.dup2(follower, fd)
+            if self.report != 3:
+                os.dup2(self.report, 3, inheritable=False)
+            os.closerange(4, 1 << 30)
+            with step("workdir", plan["workdir"]):
+                os.chdir(plan["workdir"])
+            environment = {os.fsencode(key): os.fsencode(value) for key, value in plan["environment"]}
+            os.execvpe(plan["argv"][0], plan["argv"], environment)
+        except SetupError as error:
+            os.write(
+                3, json.dumps({"step": error.step, "errno": error.number, "detail": error.detail}).encode()
+            )
+        except OSError as error:
+            missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
+            os.write(2, f"{plan['argv'][0]}: {error.strerror}\n".encode(errors="replace"))
+            os._exit(127 if missing else 126)
+        finally:
+            os._exit(125)

@@ -1,0 +1,261 @@
+"""The process that stays outside: it prepares, starts the init, watches it and tidies up."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .init import FORWARDED, Init
+from .streams import Relay, forget_stdio, read_all, receive_terminal, write_file
+from .syscalls import CLONE_NEWPID, CLONE_NEWUSER, SetupError, step, unshare
+
+END_NOW = signal.SIGUSR2
+
+
+def make_scratch(parent: str) -> tuple[str, int]:
+    """A new folder under `parent`, locked as long as this process lives; dead ones there are removed."""
+    with step("scratch", parent):
+        os.makedirs(parent, mode=0o700, exist_ok=True)
+        os.chmod(parent, 0o700)
+        gate = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        try:
+            for name in os.listdir(parent):
+                old = os.path.join(parent, name)
+                try:
+                    fd = os.open(old, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                except FileNotFoundError:  # its own keeper has just removed it
+                    continue
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    remove(old)
+                except BlockingIOError:
+                    pass
+                finally:
+                    os.close(fd)
+            folder = tempfile.mkdtemp(dir=parent)
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        finally:
+            os.close(gate)
+        for name, mode in (
+            ("root", 0o755),
+            ("skeleton", 0o755),
+            ("upper", 0o755),
+            ("work", 0o700),
+            ("tmp", 0o1777),
+        ):
+            path = os.path.join(folder, name)
+            os.mkdir(path)
+            os.chmod(path, mode)
+    return folder, lock
+
+
+def remove(folder: str) -> None:
+    """rm -rf, also through folders whose modes shut their owner out."""
+
+    def unlock(_: Callable[..., Any], path: str, __: Any) -> None:
+        with contextlib.suppress(OSError):
+            os.chmod(os.path.dirname(path), 0o700)
+            if stat.S_ISDIR(os.lstat(path).st_mode):
+                os.chmod(path, 0o700)
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                os.unlink(path)
+
+    shutil.rmtree(folder, onerror=unlock)
+
+
+def make_skeleton(folder: str, plan: dict[str, Any]) -> None:
+    """The mount points that an image may lack: the lowest layer, so that all the image has wins."""
+    folders = ["/proc", "/sys", "/dev", "/tmp"]
+    files = ["/etc/hosts", *(["/etc/resolv.conf"] if plan["network"] else [])]
+    if plan["driver"]:
+        folders.append(plan["driver"]["folder"])
+    for entry in plan["mounts"]:
+        (folders if os.path.isdir(entry["source"]) else files).append(entry["target"])
+    for name in (*folders, *map(os.path.dirname, files)):
+        place = folder + name
+        os.makedirs(place, mode=0o755, exist_ok=True)
+    for name in files:
+        with open(folder + name, "a"):
+            pass
+
+
+def lock_layers(paths: Sequence[str]) -> list[int]:
+    """Shared locks: while they are held, the layers are not collected."""
+    held = []
+    for path in paths:
+        with step("layers", path):
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            held.append(fd)
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            seen, now = os.fstat(fd), os.stat(path)
+            if (seen.st_dev, seen.st_ino) != (now.st_dev, now.st_ino):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    return held
+
+
+def enter_user_namespace(plan: dict[str, Any]) -> None:
+    """A user namespace for this process, mapped by a child that stayed outside."""
+    target = os.getpid()
+    ready, go = os.pipe()
+    mapper = os.fork()
+    if mapper == 0:
+        code = 0
+        os.close(go)
+        try:
+            if os.read(ready, 1):
+                if plan["deny_setgroups"]:
+                    write_file(f"/proc/{target}/setgroups", "deny")
+                write_file(f"/proc/{target}/uid_map", plan["uid_map"])
+                write_file(f"/proc/{target}/gid_map", plan["gid_map"])
+        except OSError as error:
+            code = error.errno or 1
+        os._exit(code)
+    os.close(ready)
+    try:
+        with step("user-namespace"):
+            unshare(CLONE_NEWUSER)
+        os.write(go, b"1")
+    finally:
+        os.close(go)
+        code = os.waitstatus_to_exitcode(os.waitpid(mapper, 0)[1])
+    if code:
+        raise SetupError("user-namespace-map", max(code, 0), os.strerror(max(code, 0)))
+    with step("pid-namespace"):
+        unshare(CLONE_NEWPID)
+
+
+class Keeper:
+    def __init__(self, plan: dict[str, Any], status: int) -> None:
+        self.plan, self.status = plan, status
+        self.init = 0
+        self.end_now = False
+        self.timed_out = False
+
+    def say(self, **fields: Any) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self.status, json.dumps(fields).encode() + b"\n")
+
+    def run(self) -> int:
+        plan = self.plan
+        caller = os.pidfd_open(plan["caller"])
+        if os.getppid() != plan["caller"]:
+            return 1  # it died before we looked
+        for number in (*FORWARDED, END_NOW):
+            signal.signal(number, self.on_signal)
+        scratch = ""
+        try:
+            held = lock_layers(plan["lower"])
+            scratch, lock = make_scratch(plan["scratch"])
+            with step("scratch", scratch):
+                make_skeleton(os.path.join(scratch, "skeleton"), plan)
+                with open(os.path.join(scratch, "hosts"), "w") as hosts:
+                    hosts.write(f"127.0.0.1 localhost {plan['hostname']}\n::1 localhost\n")
+            enter_user_namespace(plan)
+            code = self.keep(caller, scratch)
+            del held, lock
+        except SetupError as error:
+            self.say(event="failed", step=error.step, errno=error.number, detail=error.detail)
+            code = 125
+        finally:
+            if scratch:
+                remove(scratch)
+        return code
+
+    def on_signal(self, number: int, _: Any) -> None:
+        if number == END_NOW:
+            self.end_now = True
+            self.kill_init(signal.SIGKILL)
+        else:
+            self.kill_init(number)
+
+    def kill_init(self, number: int) -> None:
+        if self.init:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.init, number)
+
+    def keep(self, caller: int, scratch: str) -> int:
+        report, report_in = os.pipe()
+        alive_out, alive = os.pipe()
+        terminal, terminal_in = socket.socketpair()
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*FORWARDED, END_NOW))
+        with step("fork"):
+            self.init = os.fork()
+        if self.init == 0:
+            os.close(report)
+            os.close(alive)
+            terminal.close()
+            os.close(self.status)
+            os.close(caller)
+            Init(self.plan, scratch, report_in, alive_out, terminal_in).run(mask)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        os.close(report_in)
+        os.close(alive_out)
+        terminal_in.close()
+        if not self.plan["tty"]:
+            forget_stdio()
+        init = os.pidfd_open(self.init)
+        master = receive_terminal(terminal) if self.plan["tty"] else None
+        failure = read_all(report)
+        if failure:
+            os.waitpid(self.init, 0)
+            self.init = 0
+            found = json.loads(failure)
+            raise SetupError(found["step"], found["errno"], found["detail"])
+        self.say(event="started")
+        began = time.monotonic()
+        with contextlib.ExitStack() as shown:
+            relay = None if master is None else shown.enter_context(Relay(master))
+            self.watch(caller, init, relay, began)
+            if relay:
+                relay.drain()
+        code = os.waitstatus_to_exitcode(os.waitpid(self.init, 0)[1])
+        self.init = 0
+        seconds = time.monotonic() - began
+        if code < 0:
+            code = 128 - code
+        self.say(event="ended", returncode=code, timed_out=self.timed_out, seconds=seconds)
+        return code
+
+    def watch(self, caller: int, init: int, relay: Relay | None, began: float) -> None:
+        """Returns when the init has ended: by itself, by the clock, or because the caller is gone."""
+        poll = select.poll()
+        poll.register(init, select.POLLIN)
+        poll.register(caller, select.POLLIN)
+        if relay:
+            relay.register(poll)
+        deadline = None if self.plan["timeout"] is None else began + self.plan["timeout"]
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
+            events = dict(poll.poll(left))
+            if init in events:
+                return
+            if caller in events:
+                poll.unregister(caller)
+                self.kill_init(signal.SIGKILL)
+            if relay:
+                relay.pass_on(events, poll)
+            if deadline is not None and time.monotonic() >= deadline:
+                self.timed_out, deadline = True, None
+                self.kill_init(signal.SIGKILL)
+
+
+def main(plan_fd: int, status_fd: int) -> int:
+    for fd in (plan_fd, status_fd):
+        os.set_inheritable(fd, False)
+    plan = json.loads(read_all(plan_fd))
+    return Keeper(plan, status_fd).run()
