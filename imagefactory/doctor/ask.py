@@ -9,25 +9,28 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from imagefactory.doctor.facts import Probe
+from imagefactory.engines.build_secrets import find_secrets
 from imagefactory.errors import FactoryError, ToolError
+from imagefactory.lock.conda.channels import find_channels
+from imagefactory.lock.conda.own_tool import find_tool
+from imagefactory.lock.debian.archive import reach
+from imagefactory.lock.debian.sources import find_mirror
+from imagefactory.lock.pypi.index import PackageIndex, find_index, trusting
+from imagefactory.lock.pypi.uv import UvLocker
+from imagefactory.oci.credentials import find_credentials
+from imagefactory.oci.layout import Layout
+from imagefactory.oci.mirrors import split_place
+from imagefactory.recipes.read import read_bases
+from imagefactory.runners.apptainer_command import ApptainerCommand
+from imagefactory.runners.docker_daemon import DockerDaemon
 from imagefactory.settings.choices import SOLVERS
 from imagefactory.settings.load import Settings
 from imagefactory.web import redact
 
-if TYPE_CHECKING:
-    from imagefactory.lock.pypi.index import PackageIndex
-
 SECONDS = 10
 """How long one thing of the network may take to answer."""
-
-
-# --- judging -------------------------------------------------------------------------------------
-
-
-# --- looking -------------------------------------------------------------------------------------
 
 
 def ask_all(settings: Settings, environ: Mapping[str, str]) -> tuple[Probe, ...]:
@@ -60,17 +63,12 @@ def _ask(name: str, question: Callable[[], str]) -> Probe:
 
 
 def _index(settings: Settings, environ: Mapping[str, str]) -> PackageIndex:
-    from imagefactory.lock.pypi.index import find_index, trusting
-
     found = find_index(settings.index, environ=environ, prefix=Path(sys.prefix))
     return trusting(found, settings.certificates_path)
 
 
 def _ask_docker(settings: Settings, environ: Mapping[str, str]) -> str:
-    from imagefactory.engines.build_secrets import find_secrets
-    from imagefactory.engines.docker import DockerEngine
-    from imagefactory.oci.layout import Layout
-    from imagefactory.runners.docker_daemon import DockerDaemon
+    from imagefactory.engines.docker import DockerEngine  # renders by jinja2, which is an extra's
 
     engine = DockerEngine(
         Layout(settings.store_path),
@@ -82,23 +80,17 @@ def _ask_docker(settings: Settings, environ: Mapping[str, str]) -> str:
 
 
 def _ask_apptainer(environ: Mapping[str, str]) -> str:
-    from imagefactory.runners.apptainer_command import ApptainerCommand
-
     return f"apptainer {ApptainerCommand(environ).require(building=True)}"
 
 
 def _ask_conda(settings: Settings, environ: Mapping[str, str]) -> str:
     """What solves and links conda's packages. Channels are not asked: recipes say which."""
-    from imagefactory.lock.conda.channels import find_channels
-
     try:
         found = f"py-rattler {importlib.metadata.version('py-rattler')}"
     except importlib.metadata.PackageNotFoundError:
         raise ToolError("py-rattler is not installed", hint="pip install 'imagefactory[conda]'") from None
     solver = settings.solver.value
     if solver != SOLVERS[0]:
-        from imagefactory.lock.conda.own_tool import find_tool
-
         found += f", {find_tool(solver, environ).name()} solves"
     channels = find_channels(settings.channels.value, environ, "")
     elsewhere = ", ".join(f"{true} at {redact(asked)}" for true, asked in channels.mirrors)
@@ -106,8 +98,6 @@ def _ask_conda(settings: Settings, environ: Mapping[str, str]) -> str:
 
 
 def _ask_index(settings: Settings, environ: Mapping[str, str]) -> str:
-    from imagefactory.lock.pypi.uv import UvLocker
-
     index = _index(settings, environ)
     patience = (("UV_HTTP_TIMEOUT", str(SECONDS)), ("UV_HTTP_RETRIES", "0"))
     impatient = replace(index, environment=(*index.environment, *patience))
@@ -117,9 +107,6 @@ def _ask_index(settings: Settings, environ: Mapping[str, str]) -> str:
 
 def _ask_mirror(settings: Settings, environ: Mapping[str, str]) -> str:
     """Asks for what `lock` and a base's build begin with, by apt's own means."""
-    from imagefactory.lock.debian.archive import reach
-    from imagefactory.lock.debian.sources import find_mirror
-
     found = find_mirror(settings.debian_mirror.value, Path(), environ, etc_apt=Path("/etc/apt"))
     suites = _suites(settings)
     reach(replace(found, certificates=settings.certificates.value), suites, seconds=SECONDS)
@@ -128,8 +115,6 @@ def _ask_mirror(settings: Settings, environ: Mapping[str, str]) -> str:
 
 def _suites(settings: Settings) -> tuple[str, ...]:
     """The suites of the factory's bases."""
-    from imagefactory.recipes.read import read_bases
-
     try:
         bases = read_bases(settings.root_path / "recipes")
     except FactoryError:
@@ -138,8 +123,7 @@ def _suites(settings: Settings) -> tuple[str, ...]:
 
 
 def _ask_registry(settings: Settings, environ: Mapping[str, str]) -> str:
-    from imagefactory.oci.credentials import find_credentials
-    from imagefactory.oci.mirrors import split_place
+    # Of requests and tenacity: where they are missing, the doctor is there to say so.
     from imagefactory.oci.registry.client import Registry
     from imagefactory.oci.registry.exchange import Patience, RegistryOptions
 

@@ -24,6 +24,7 @@ from imagefactory.runners.gpu_devices import (
     parse_linker_cache,
     read_linker_cache,
 )
+from imagefactory.runners.unshare import attempt
 from imagefactory.settings.choices import ENGINES
 from imagefactory.settings.load import Settings
 
@@ -98,8 +99,6 @@ def gather(settings: Settings, *, environ: Mapping[str, str], root: Path = Path(
 
 def try_sandbox() -> SandboxAttempt:
     """Makes a sandbox with everything but a command: what refuses it would refuse every run."""
-    from imagefactory.runners.unshare import attempt
-
     try:
         with tempfile.TemporaryDirectory(prefix="imagefactory-doctor-") as folder:
             attempt(Path(folder) / "run")

@@ -3,7 +3,7 @@
 The digest is a function of lock, recipe, base and the codec's version alone. `plan_layers` decides
 which packages share a layer; worker processes make layers; layers are kept by what went into them, so
 another image with the same package writes nothing. Wheels become layers directly; conda's packages are
-linked into a staging prefix first (conda_prefix.py), and each is read from there.
+linked into a staging prefix first (conda/prefix.py), and each is read from there.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ from imagefactory.oci.manifests import (
 from imagefactory.oci.model import Descriptor, Image, Layer, Sif
 from imagefactory.progress import Progress
 from imagefactory.render.define import pyvenv_cfg, venv_links
+from imagefactory.runners.unshare import UnshareRunner
 
 HISTORY = "conda-meta/history"
 
@@ -176,8 +177,6 @@ class AssembleEngine:
 
         It is the last one. What wheels brought they may not change: other engines run them before.
         """
-        from imagefactory.runners.unshare import UnshareRunner
-
         names = ", ".join(script.name for script in prefix.scripts)
         linked = [part.key for plan in plans for part in plan.parts if part.linked]
         given = (codec(bench.codec).identity, base.identity, bench.compiler)
@@ -232,8 +231,6 @@ class AssembleEngine:
 
     def require(self) -> str:
         """The engine's version. Raises ToolError when this machine cannot run commands in a base."""
-        from imagefactory.runners.unshare import UnshareRunner
-
         UnshareRunner(self.layout).require()
         return __version__
 

@@ -14,16 +14,13 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit
 
 from imagefactory.errors import UsageError
+from imagefactory.lock.conda.channels import ChannelSite
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.render.steps import CERTIFICATES, CHANNELS, PIP_CONF
 from imagefactory.web import local_path, on_loopback, redact
-
-if TYPE_CHECKING:
-    from imagefactory.lock.conda.channels import ChannelSite
 
 DEBIAN_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
 LARGEST_SECRET = 500 * 1024

@@ -32,6 +32,7 @@ from imagefactory.oci.layout import BlobWriter, Layout
 from imagefactory.oci.manifests import canonical_json
 from imagefactory.oci.model import Layer
 from imagefactory.progress import Progress
+from imagefactory.runners.unshare import UnshareRunner
 
 
 def make_layers(
@@ -250,8 +251,6 @@ def _begin(bench: LayerInputs, sink: int, parent: int) -> None:
 
 
 def new_worker(bench: LayerInputs, report: Callable[[int], None]) -> Worker:
-    from imagefactory.runners.unshare import UnshareRunner
-
     runner = UnshareRunner(Layout(bench.store))
 
     def start(argv: tuple[str, ...]) -> subprocess.Popen[bytes]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from imagefactory.engines.base.image import BaseImage
 from imagefactory.model import Definition, LockedPackage
 from imagefactory.oci.model import Image, Sif
 from imagefactory.progress import Progress
-
-if TYPE_CHECKING:
-    from imagefactory.engines.base.image import BaseImage
 
 Packages = Callable[[], Mapping[LockedPackage, Path]]
 """Fetches the locked packages into the cache, for engines that take them from there."""

@@ -5,6 +5,7 @@ What a verdict is worth is judged each time it is read, by the trust that the se
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 from functools import cached_property
 
@@ -13,6 +14,8 @@ from imagefactory.oci.candidates import VERDICT_TYPE
 from imagefactory.oci.graph import Place
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.model import Image, Sif
+from imagefactory.oci.store import Reference
+from imagefactory.verdicts.found import Found, find_verdicts
 from imagefactory.verdicts.judgement import Court
 from imagefactory.verdicts.model import Judged
 from imagefactory.verdicts.subject import read_subject

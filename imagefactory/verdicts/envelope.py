@@ -10,12 +10,9 @@ import base64
 import binascii
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from imagefactory.verdicts.keys import SigningKey
 from imagefactory.verify.report import fault, fields, shown
-
-if TYPE_CHECKING:
-    from imagefactory.verdicts.keys import SigningKey
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 LARGEST = 1 << 20

@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from imagefactory.errors import StatementError
 from imagefactory.verdicts.envelope import seal
 from imagefactory.verdicts.judgement import Court, open_signed, out_of_period
+from imagefactory.verdicts.keys import SigningKey
 from imagefactory.verdicts.model import Revocation, Standing
 from imagefactory.verdicts.statement import SKEW, format_statement, parse_predicate
 from imagefactory.verify.model import Subject
@@ -31,9 +32,6 @@ from imagefactory.verify.report import (
     parse_time,
     word,
 )
-
-if TYPE_CHECKING:
-    from imagefactory.verdicts.keys import SigningKey
 
 REVOCATION = "https://imagefactory.dev/revocation/v1"
 FORMAT = 1

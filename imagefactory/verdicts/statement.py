@@ -14,12 +14,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from imagefactory.errors import StatementError
 from imagefactory.model import CheckState, Outcome
 from imagefactory.suite.gpu import table
 from imagefactory.verdicts.envelope import format_json, parse_envelope, parse_json, seal
+from imagefactory.verdicts.keys import SigningKey
 from imagefactory.verdicts.model import Verdict
 from imagefactory.verify.model import EvidenceKind, GpuReport, Subject, digits_of
 from imagefactory.verify.report import (
@@ -30,9 +31,6 @@ from imagefactory.verify.report import (
     parse_gpu_report,
     parse_time,
 )
-
-if TYPE_CHECKING:
-    from imagefactory.verdicts.keys import SigningKey
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 VERDICT = "https://imagefactory.dev/verdict/v1"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.errors import FactoryError
+from imagefactory.gpu.drivers import driver_floor
 from imagefactory.model import Definition, Mount, Outcome, RunSpec
 from imagefactory.oci.model import Image, Sif
 from imagefactory.runners.protocol import Runner
@@ -72,8 +73,6 @@ class GpuTrial:
 
 def ask_gpu(definition: Definition, ask: GpuAsk) -> dict[str, Any]:
     """The expectations that the suite reads. Pure. Raises UsageError as the smoke test's do."""
-    from imagefactory.gpu.drivers import driver_floor
-
     common = expectations(definition)
     return {
         **{key: common[key] for key in ("target", "framework", "version", "cuda", "python")},

@@ -20,6 +20,7 @@ from imagefactory.files import explain_full_disk
 from imagefactory.model import Base, Completed, RunSpec
 from imagefactory.oci.graph import ATTESTATION, Manifest, Place, choose_platform, read_graph, read_manifest
 from imagefactory.oci.layout import Layout
+from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.manifests import (
     CONFIG_TYPE,
     CONFIG_TYPES,
@@ -36,6 +37,7 @@ from imagefactory.oci.store import Reference, Store, parse_reference
 from imagefactory.oci.transfer import Sending, send
 from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Progress
+from imagefactory.runners.unshare import UnshareRunner
 
 REPOSITORY = "base"
 # The same bytes under the image specification's names: what is built on a base is an OCI image.
@@ -152,8 +154,6 @@ def _recall(layout: Layout, key: str, base: Base) -> tuple[Descriptor, Image] | 
 
 def _pull(layout: Layout, wanted: PullWanted, progress: Progress) -> Descriptor:
     """Brings the platform's manifest and its blobs; gives an index of it alone, as the store keeps images."""
-    from imagefactory.oci.layout_store import LayoutStore
-
     base = wanted.base
     asked = parse_reference(base.image)
     found = resolve(asked, wanted.mirrors)
@@ -242,8 +242,6 @@ def _config(layout: Layout, image: Image) -> Mapping[str, Any]:
 
 def _try(layout: Layout, base: Base, image: Image) -> None:
     """Starts the image's Python. Raises BuildError for what is not as the recipe says."""
-    from imagefactory.runners.unshare import UnshareRunner
-
     config = _config(layout, image)
     platform = f"{config.get('os')}/{config.get('architecture')}"
     if platform != PLATFORM:
