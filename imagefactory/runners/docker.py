@@ -1,6 +1,6 @@
 """The runner for machines with docker: an image's command in a container of the daemon.
 
-`container` decides, the SDK acts. What holds inside is what the unshare runner gives, as far as docker
+`plan` decides, the SDK acts. What holds inside is what the unshare runner gives, as far as docker
 can: no capability, no new privileges, docker's own seccomp filter, namespaces of its own, an empty
 network (with `network` the host's), no variable of the host. With `read_only` only /tmp, /dev/shm and
 writable mounts take writes. The container is removed at the end, and with it every change.
@@ -41,7 +41,6 @@ OUTPUT_LIMIT = 16 << 20
 MOST_PROCESSES = 32768
 SHARED_MEMORY = "50%"
 """Of the machine's memory: what a tmpfs has by itself. Docker's own 64 MB stop data loaders."""
-"""Label of our containers: who waits for them, so that what a killed runner left is found."""
 KILLED = 128 + signal.SIGKILL
 GRACE_SECONDS = 10
 """What a command gets to end by itself when its runner is told to: as long as `docker stop` gives."""
@@ -381,6 +380,3 @@ def _signals_left_to_the_command() -> Iterator[None]:
     finally:
         if before is not None:
             signal.signal(signal.SIGINT, before)
-
-
-# --- who waits for a container ---------------------------------------------------------------------

@@ -6,6 +6,7 @@ import os
 import re
 
 OWNER = "imagefactory.owner"
+"""Label of our containers: who waits for them, so that what a killed runner left is found."""
 
 
 def boot_id() -> str:
@@ -14,6 +15,7 @@ def boot_id() -> str:
 
 
 def this_process() -> str:
+    """The label's value: this machine since it was booted, and this process by id and beginning."""
     return f"{boot_id()}/{os.getpid()}/{_began(os.getpid())}"
 
 

@@ -61,9 +61,6 @@ class LayersOnDisk(Protocol):
         """The file of a blob."""
 
 
-# --- running -------------------------------------------------------------------------------------
-
-
 class UnshareRunner:
     """Runs commands in images of `layout`; their layers are unpacked once under `<store>/unpacked`.
 
@@ -260,9 +257,6 @@ def signals_left_to_the_command(*, interactive: bool) -> Iterator[None]:
 def _refuse_empty(spec: RunSpec) -> None:
     if not spec.argv or not spec.argv[0]:
         raise UsageError("there is no command to run", hint="write one after `--`")
-
-
-# --- what this process is, and what went wrong -----------------------------------------------------
 
 
 def explain(step: str, number: int, detail: str) -> FactoryError:

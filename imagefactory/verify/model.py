@@ -1,9 +1,9 @@
-"""The frozen values of verification: what was asked, what the host saw, what the suite said, what was signed.
+"""The frozen values of verification: what was asked, what the host saw, what the suite said.
 
     Subject + Ask -> (a run on a GPU) -> GpuReport -> Verdict
 
-A report is unsigned and proves nothing; a verdict is a report that somebody signed who saw the GPU. Times are
-aware and in UTC, digests `sha256:<64 hex>`, memory bytes, capabilities `8.0`.
+A report is unsigned and proves nothing; a verdict (verdicts/) is one that somebody signed who saw the GPU.
+Times are aware and in UTC, digests `sha256:<64 hex>`, memory bytes, capabilities `8.0`.
 """
 
 from __future__ import annotations

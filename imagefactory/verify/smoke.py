@@ -50,12 +50,6 @@ class SmokeOutcome:
     failure: Outcome | None
 
 
-# --- what is asked -------------------------------------------------------------------------------
-
-
-# --- the test ------------------------------------------------------------------------------------
-
-
 def smoke(trial: Trial, runner: Runner, records: Path, progress: Progress) -> Report:
     """Runs the CPU-level checks in the image, or answers from the record of an earlier pass.
 
@@ -199,7 +193,7 @@ def _nothing_ran(names: Sequence[str], state: CheckState, reason: str, failure: 
     return SmokeOutcome(checks=checks, failure=failure)
 
 
-# --- reading what the image wrote ----------------------------------------------------------------
+# --- what one makes of its report ----------------------------------------------------------------
 
 
 def smoke_outcome(
@@ -269,12 +263,6 @@ def merge(first: SmokeOutcome, second: SmokeOutcome) -> SmokeOutcome:
         ),
     )
     return SmokeOutcome(checks=(*first.checks, check), failure=first.failure or second.failure)
-
-
-# --- records of what passed ----------------------------------------------------------------------
-
-
-# --- showing it ----------------------------------------------------------------------------------
 
 
 def format_table(report: Report) -> tuple[str, ...]:

@@ -35,15 +35,6 @@ from imagefactory.lock.debian.sources import search_path
 from imagefactory.model import BaseLock, DebianPackage
 from imagefactory.progress import Progress
 
-# --- what a base looks like: everything here decides the bytes -----------------------------------
-
-
-# --- fetching ------------------------------------------------------------------------------------
-
-
-# --- building ------------------------------------------------------------------------------------
-
-
 _LOG_TAIL = 30
 _SCRATCH = "imagefactory-base-"
 
@@ -225,12 +216,6 @@ def _install(
         )
     check_installed(result.installed, fetched.lock)
     return result
-
-
-# --- the layer tar -------------------------------------------------------------------------------
-
-
-# --- what the machine must have ------------------------------------------------------------------
 
 
 @contextmanager
