@@ -26,23 +26,23 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from imagefactory.factory import Factory, read_factory
 from imagefactory.gpu.capability import Capability
+from imagefactory.matrix.plan import TargetStatus
 from imagefactory.model import Outcome
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.manifests import CONFIG_TYPE, canonical_json, format_descriptor
-from imagefactory.plan import Stage
-from imagefactory.pools.collecting import collect_sweep
 from imagefactory.pools.htcondor.dag import write_sweep
 from imagefactory.pools.model import ImageKind, PoolImage, Sweep
-from imagefactory.pools.nodes import make_node, make_node_kit
-from imagefactory.pools.planning import QueuedCell
-from imagefactory.pools.sweep_file import read_sweep, write_sweep_file
-from imagefactory.pools.underway import Looking, image_of, read_underway
 from imagefactory.progress import Quiet
 from imagefactory.settings.load import load_settings
+from imagefactory.stages.collect import collect_sweep
 from imagefactory.stages.define import define_target
 from imagefactory.stages.kits import CollectOptions
 from imagefactory.stages.sign import ledger
 from imagefactory.stages.sweep import SweepBench, SweepOptions, format_id, prepare_sweep, site_lines
+from imagefactory.stages.sweep_nodes import make_node, make_node_kit
+from imagefactory.sweeps.cells import QueuedCell
+from imagefactory.sweeps.sweep_file import read_sweep, write_sweep_file
+from imagefactory.sweeps.underway import Looking, image_of, read_underway
 from imagefactory.verdicts.keys import keys_folder, make_key
 from imagefactory.verify.gpu_run import GpuAsk
 from imagefactory.verify.model import FULL, Subject
@@ -117,7 +117,11 @@ def make(factory: Factory, folder: Path, count: int, bench: SweepBench) -> None:
     target = next(one for one in factory.targets if one.name == NAME)
     definition, image, now = define_target(factory, target), put_image(factory), bench.clock()
     cell = QueuedCell(
-        stage=Stage(target=target), capability=Capability(8, 0), cuda="12.0", gpus=1, reason="a benchmark"
+        stage=TargetStatus(target=target),
+        capability=Capability(8, 0),
+        cuda="12.0",
+        gpus=1,
+        reason="a benchmark",
     )
     with timed(f"write {count} nodes", WRITE_GOAL):
         kits = []

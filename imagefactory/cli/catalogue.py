@@ -14,10 +14,10 @@ from imagefactory.errors import CheckFailedError, NothingSelectedError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from imagefactory.catalogue.making import Made
     from imagefactory.catalogue.model import Catalogue, CataloguedImage
     from imagefactory.factory import Factory
     from imagefactory.oci.graph import Place
+    from imagefactory.stages.catalogue import MadeCatalogue
     from imagefactory.verdicts.keys import SigningKey
     from imagefactory.verdicts.model import Judged
 
@@ -49,9 +49,9 @@ def catalogue(call: Call, /, names: tuple[str, ...], place: str, as_json: bool, 
 
     It holds for 30 days: make it anew after each promotion, and each night.
     """
-    from imagefactory.catalogue.making import Making, catalogue_of
     from imagefactory.catalogue.offers import judge_offer
     from imagefactory.recipes.expand import select
+    from imagefactory.stages.catalogue import Making, catalogue_of
     from imagefactory.verdicts.trust import read_trust
 
     factory, now = call.factory, datetime.now(UTC)
@@ -108,7 +108,7 @@ def _signing_key(factory: Factory, now: datetime) -> SigningKey:
 
 def _place(factory: Factory, registry: str) -> Place:
     from imagefactory.access import open_registry, registry_place
-    from imagefactory.catalogue.reading import catalogue_place
+    from imagefactory.catalogue.package import catalogue_place
     from imagefactory.oci.graph import Place
 
     host, path = registry_place(factory, registry)
@@ -121,7 +121,7 @@ def _write(
 ) -> list[str]:
     """Signs it and brings it where it is read; says where that is."""
     from imagefactory.catalogue.document import sign_catalogue
-    from imagefactory.catalogue.publishing import publish_catalogue, write_catalogue
+    from imagefactory.catalogue.publish import publish_catalogue, write_catalogue
 
     made, key = what
     envelope = sign_catalogue(made, key)
@@ -137,7 +137,7 @@ def _write(
 
 
 def _same_place(setting: str, place: str) -> bool:
-    from imagefactory.catalogue.reading import CURRENT, catalogue_place
+    from imagefactory.catalogue.package import CURRENT, catalogue_place
 
     return not setting.startswith("/") and str(catalogue_place(setting)) == f"{place}:{CURRENT}"
 
@@ -149,7 +149,7 @@ def _proven(judged: Iterable[Judged]) -> list[str]:
     return [str(one) for one, claim in verified_claims(judged).items() if claim.answer is Answer.YES]
 
 
-def _as_json(made: Made, proven: dict[str, list[str]], written: list[str]) -> dict[str, object]:
+def _as_json(made: MadeCatalogue, proven: dict[str, list[str]], written: list[str]) -> dict[str, object]:
     from imagefactory.verify.report import format_time
 
     def row(image: CataloguedImage) -> dict[str, object]:

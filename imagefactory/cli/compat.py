@@ -14,8 +14,8 @@ from imagefactory.cli.output import Call, complete_targets, json_option, say, sa
 from imagefactory.errors import EXIT_CHECK, NothingSelectedError, StoreError, UsageError
 
 if TYPE_CHECKING:
-    from imagefactory.compat import Candidate, Gpu, Known, Row
     from imagefactory.factory import Factory
+    from imagefactory.matrix.compat import CompatGpu, CompatRow, CoverCandidate, KnownTarget
     from imagefactory.model import Target
     from imagefactory.oci.layout import Layout
     from imagefactory.stages.verdicts import Judge
@@ -97,7 +97,7 @@ def compat(call: Call, /, names: tuple[str, ...], as_json: bool, **asked: Any) -
 
 def _table(call: Call, names: tuple[str, ...], *, as_json: bool) -> None:
     """Families and frameworks: versions x CUDA x capability, recipes or not; else targets x capability."""
-    from imagefactory.compat import columns, rows
+    from imagefactory.matrix.compat import columns, rows
     from imagefactory.report.compat import format_rows
 
     gpus = columns()
@@ -107,8 +107,8 @@ def _table(call: Call, names: tuple[str, ...], *, as_json: bool) -> None:
     return say(format_rows(table, [gpu.capability for gpu in gpus]))
 
 
-def _one_gpu(call: Call, gpu: Gpu, names: tuple[str, ...], *, as_json: bool) -> None:
-    from imagefactory.compat import rows, serves
+def _one_gpu(call: Call, gpu: CompatGpu, names: tuple[str, ...], *, as_json: bool) -> None:
+    from imagefactory.matrix.compat import rows, serves
     from imagefactory.report.compat import format_gpu
 
     table = rows(_candidates(call, names), (gpu,))
@@ -121,12 +121,12 @@ def _one_gpu(call: Call, gpu: Gpu, names: tuple[str, ...], *, as_json: bool) -> 
 
 
 def _cover(call: Call, file: Path, names: tuple[str, ...], *, as_json: bool) -> None:
-    from imagefactory.compat import Gpu, by_group, cover
-    from imagefactory.gpu.inventory import read_gpus
+    from imagefactory.matrix.compat import CompatGpu, by_group, cover
+    from imagefactory.matrix.gpus import read_gpus
     from imagefactory.report.compat import cover_json, format_covers
 
     gpus = [
-        Gpu(
+        CompatGpu(
             name=one.own_name or str(one.capability),
             capability=one.capability,
             driver=one.driver,
@@ -143,12 +143,12 @@ def _cover(call: Call, file: Path, names: tuple[str, ...], *, as_json: bool) -> 
         raise click.exceptions.Exit(EXIT_CHECK)
 
 
-def _gpu(name: str | None, capability: str | None, driver: str) -> Gpu:
+def _gpu(name: str | None, capability: str | None, driver: str) -> CompatGpu:
     """The GPU asked about. Raises UsageError for what is none."""
-    from imagefactory.compat import Gpu
     from imagefactory.gpu.capability import parse_capability
     from imagefactory.gpu.drivers import parse_driver
     from imagefactory.gpu.knowledge import find_gpu
+    from imagefactory.matrix.compat import CompatGpu
 
     try:
         if driver:
@@ -157,22 +157,22 @@ def _gpu(name: str | None, capability: str | None, driver: str) -> Gpu:
         raise UsageError(str(error), hint="`nvidia-smi` shows it at the top") from error
     if name is not None:
         found = find_gpu(name)
-        return Gpu(name=found.name, capability=found.capability, driver=driver)
+        return CompatGpu(name=found.name, capability=found.capability, driver=driver)
     try:
         asked = parse_capability(capability or "")
     except ValueError as error:
         raise UsageError(str(error), hint="--capability 8.6, or --gpu with a name") from error
-    return Gpu(name=str(asked), capability=asked, driver=driver)
+    return CompatGpu(name=str(asked), capability=asked, driver=driver)
 
 
-def _candidates(call: Call, names: tuple[str, ...], *, every_version: bool = False) -> list[Candidate]:
+def _candidates(call: Call, names: tuple[str, ...], *, every_version: bool = False) -> list[CoverCandidate]:
     """What `names` ask for: targets, families, frameworks; all targets when empty.
 
     Where no recipe makes anything of a framework, its known versions stand for it; with `every_version` they
     stand beside the targets too. Raises NothingSelectedError for a name that means nothing.
     """
-    from imagefactory.compat import releases, with_releases
     from imagefactory.gpu.knowledge import families
+    from imagefactory.matrix.compat import releases, with_releases
 
     factory = _factory(call)
     targets = factory.targets if factory else ()
@@ -182,7 +182,7 @@ def _candidates(call: Call, names: tuple[str, ...], *, every_version: bool = Fal
             if targets
             else [one for name in families().values() for one in releases(name)]
         )
-    found: dict[str, Candidate] = {}
+    found: dict[str, CoverCandidate] = {}
     for name in names:
         framework = families().get(name, name if name in families().values() else "")
         family = [  # what is built on others is asked for by its own name
@@ -235,9 +235,9 @@ def _factory(call: Call) -> Factory | None:
     return call.factory
 
 
-def _read(factory: Factory | None, targets: Sequence[Target]) -> list[Candidate]:
+def _read(factory: Factory | None, targets: Sequence[Target]) -> list[CoverCandidate]:
     """Targets with their locks. One that is stale or malformed is judged by its recipe alone."""
-    from imagefactory.compat import Known, candidate_of
+    from imagefactory.matrix.compat import KnownTarget, candidate_of
     from imagefactory.model import Outcome
     from imagefactory.oci.layout import reference
     from imagefactory.stages.lock import lock_state, read_target_lock, read_why
@@ -251,14 +251,14 @@ def _read(factory: Factory | None, targets: Sequence[Target]) -> list[Candidate]
         state = lock_state(factory, target)
         why = read_why(factory, target) if state == Outcome.UNSOLVABLE else None
         lock = read_target_lock(factory, target) if state == "ok" else None
-        known = Known(lock=lock, state=state, unsolvable=why.reason if why else "")
+        known = KnownTarget(lock=lock, state=state, unsolvable=why.reason if why else "")
         if lock and reference(target) in tags:
             known = _recall(factory.layout, target, known, judge)
         made.append(candidate_of(target, known))
     return made
 
 
-def _recall(layout: Layout, target: Target, known: Known, judge: Judge) -> Known:
+def _recall(layout: Layout, target: Target, known: KnownTarget, judge: Judge) -> KnownTarget:
     """With what an earlier scan of the target's image found, unless a layer of it was never scanned."""
     from imagefactory.oci.layout import reference
     from imagefactory.stages.plan import recall_contents
@@ -272,7 +272,7 @@ def _recall(layout: Layout, target: Target, known: Known, judge: Judge) -> Known
     return replace(known, image=contents, verdicts=verdicts)
 
 
-def _say_rows(rows: Sequence[Row], gpus: Sequence[Gpu]) -> None:
+def _say_rows(rows: Sequence[CompatRow], gpus: Sequence[CompatGpu]) -> None:
     from imagefactory.report.compat import gpu_json, row_json
 
     say_json("compat", {"gpus": [gpu_json(gpu) for gpu in gpus], "rows": [row_json(row) for row in rows]})

@@ -22,12 +22,12 @@ from imagefactory.cli.pool import find_inventory, inventory_option
 from imagefactory.errors import UsageError
 
 if TYPE_CHECKING:
-    from imagefactory.plan import Device, Plan, PlannedCell, Ruling
-    from imagefactory.version_space import JudgedRow
+    from imagefactory.matrix.plan import Plan, PlanGpu, PlannedCell, Ruling
+    from imagefactory.matrix.rows import JudgedRow
 
 
 def _complete_rules(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
-    from imagefactory.plan import PRUNING
+    from imagefactory.matrix.plan import PRUNING
 
     return [rule for rule in PRUNING if rule.startswith(incomplete)]
 
@@ -103,7 +103,7 @@ def plan(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
 
     Exit code 0 whatever is pruned or blocked.
     """
-    from imagefactory.plan import check_rules
+    from imagefactory.matrix.plan import check_rules
     from imagefactory.stages.plan import inventory_devices, read_devices
 
     asked = _Asked(**given)
@@ -156,9 +156,9 @@ class _Asked:
 
 
 def _targets(
-    call: Call, asked: _Asked, given: tuple[tuple[str, ...], tuple[Device, ...], frozenset[str]]
+    call: Call, asked: _Asked, given: tuple[tuple[str, ...], tuple[PlanGpu, ...], frozenset[str]]
 ) -> None:
-    from imagefactory.plan import PlanInput, make_plan
+    from imagefactory.matrix.plan import PlanInput, make_plan
     from imagefactory.recipes.expand import select
     from imagefactory.report.plan import format_kits, format_matrix, format_plan, summary
     from imagefactory.stages.plan import Asking, read_stages
@@ -178,11 +178,11 @@ def _targets(
         say(format_plan(made, terminal_width()))
 
 
-def _rows(asked: _Asked, path: Path, listed: tuple[tuple[Device, ...], str], allow: frozenset[str]) -> None:
-    from imagefactory.plan import unused_rules
+def _rows(asked: _Asked, path: Path, listed: tuple[tuple[PlanGpu, ...], str], allow: frozenset[str]) -> None:
+    from imagefactory.matrix.plan import unused_rules
+    from imagefactory.matrix.rows import RowsInput, judge_rows
     from imagefactory.report.plan import format_rows
     from imagefactory.stages.plan import read_rows
-    from imagefactory.version_space import RowsInput, judge_rows
 
     devices, pool = listed
     given = RowsInput(

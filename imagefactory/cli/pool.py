@@ -32,8 +32,8 @@ def inventory_option(command: Callable[P, None]) -> Callable[P, None]:
 def find_inventory(path: Path | None, now: datetime) -> Inventory:
     """What a file says of a pool, or the pool itself. Raises UsageError for the file, ToolError for the pool,
     NothingSelectedError where there is no GPU."""
-    from imagefactory.pools.htcondor.commands import HTCondor
-    from imagefactory.pools.inventory_file import read_inventory
+    from imagefactory.pools.htcondor.pool import HTCondor
+    from imagefactory.pools.inventory import read_inventory
 
     found = read_inventory(path) if path else HTCondor(environ=os.environ).inventory(now)
     if not found.machines:
@@ -69,7 +69,7 @@ def pool(inventory: Path | None, machines: bool, save: Path | None, as_json: boo
 
     Exit code 3 where there is no GPU, 6 where the pool cannot be asked.
     """
-    from imagefactory.pools.inventory_file import inventory_json, write_inventory
+    from imagefactory.pools.inventory import inventory_json, write_inventory
     from imagefactory.report.pool import format_machines, format_pool, kind_json, kinds_of
 
     found = find_inventory(inventory, datetime.now(UTC))

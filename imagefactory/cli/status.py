@@ -25,9 +25,9 @@ def status(call: Call, sweep: str, as_json: bool) -> None:
 
     Exit code 0 whatever became of it: `collect` judges. A sweep whose files cannot be read leaves the others.
     """
-    from imagefactory.pools.sweep_file import format_value
     from imagefactory.report.sweep import format_status, headline
     from imagefactory.stages.sweep import find_sweep, find_sweeps, read_status
+    from imagefactory.sweeps.sweep_file import format_value
 
     folders = (find_sweep(call.settings, sweep),) if sweep else find_sweeps(call.settings)
     pool: Pool | None = find_pool()

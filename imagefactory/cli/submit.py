@@ -26,9 +26,9 @@ from imagefactory.errors import EXIT_CHECK, UsageError
 
 if TYPE_CHECKING:
     from imagefactory.catalogue.model import Catalogue, CataloguedImage, Offer
-    from imagefactory.pools.htcondor.submit_file import Run
     from imagefactory.pools.model import Inventory
-    from imagefactory.submitting import Made, Wanted
+    from imagefactory.submit.make import SubmitAsk, SubmitMade
+    from imagefactory.submit.submit_file import SubmitRun
 
 SITES = ("chtc", "ospool", "generic")
 KINDS = ("docker", "oras", "sif", "osdf")
@@ -116,7 +116,7 @@ def submit(call: Call, /, name: str, check: Path | None, listed: bool, as_json: 
         return
     if not name:
         raise UsageError("no target is named", hint="see what there is: imagefactory submit --list")
-    from imagefactory.submitting import check_files, make_submit, write_made
+    from imagefactory.submit.make import check_files, make_submit, write_made
     from imagefactory.verdicts.trust import read_trust
 
     now = datetime.now(UTC)
@@ -125,7 +125,7 @@ def submit(call: Call, /, name: str, check: Path | None, listed: bool, as_json: 
     check_files(made, call.progress)
     written = write_made(made, force=options["force"])
     if as_json:
-        from imagefactory.submitting import summary
+        from imagefactory.submit.make import summary
 
         say_json("submit", {**summary(made), "site": wanted.site.name, "files": list(written)})
     else:
@@ -133,20 +133,20 @@ def submit(call: Call, /, name: str, check: Path | None, listed: bool, as_json: 
 
 
 def _catalogue(call: Call, now: datetime, *names: str) -> Catalogue:
-    from imagefactory.catalogue.reading import read_catalogue
+    from imagefactory.stages.read_catalogue import read_catalogue
 
     return read_catalogue(call.settings, os.environ, now, names)
 
 
-def _wanted(call: Call, name: str, options: dict[str, Any]) -> Wanted:
+def _wanted(call: Call, name: str, options: dict[str, Any]) -> SubmitAsk:
     """The options as values. Raises UsageError for those that are none."""
     from imagefactory.pools.model import ImageKind
     from imagefactory.pools.sites import find_site
-    from imagefactory.submitting import Wanted, read_rows
+    from imagefactory.submit.make import SubmitAsk, read_rows
 
     columns, rows = read_rows(options["dag"]) if options["dag"] else ((), ())
     settings = call.settings
-    return Wanted(
+    return SubmitAsk(
         target=name,
         site=find_site(options["site"] or settings.site.value),
         kind=ImageKind(options["kind"]) if options["kind"] else None,
@@ -159,16 +159,16 @@ def _wanted(call: Call, name: str, options: dict[str, Any]) -> Wanted:
     )
 
 
-def _run(name: str, options: dict[str, Any]) -> Run:
-    from imagefactory.pools.htcondor.submit_file import Run
+def _run(name: str, options: dict[str, Any]) -> SubmitRun:
     from imagefactory.pools.sizes import parse_size, parse_time
+    from imagefactory.submit.submit_file import SubmitRun
 
     memory, disk, gpu_memory = (
         parse_size(options[key]) if options[key] else 0 for key in ("memory", "disk", "gpu_memory")
     )
     if options["arguments"] and not options["executable"]:
         raise UsageError("--arguments are for a program of yours", hint="name it: --executable train.sh")
-    return Run(
+    return SubmitRun(
         name=_file_name(options["output"]) or name,
         executable=options["executable"],
         inputs=options["input"],
@@ -207,7 +207,7 @@ def _arguments(text: str, columns: tuple[str, ...]) -> tuple[str, ...]:
         ) from error
 
 
-def _format(made: Made, written: tuple[str, ...]) -> str:
+def _format(made: SubmitMade, written: tuple[str, ...]) -> str:
     image = made.taken.form.image
     lines = [f"wrote {' and '.join(written)}", f"  image  {image.address}"]
     for one in made.taken.classes:
@@ -237,7 +237,7 @@ def _list(call: Call, options: dict[str, Any], *, as_json: bool) -> None:
     from dataclasses import asdict
 
     from imagefactory.report.text import format_table
-    from imagefactory.submitting import list_offers
+    from imagefactory.submit.make import list_offers
     from imagefactory.verdicts.trust import read_trust
 
     now = datetime.now(UTC)
@@ -260,10 +260,10 @@ def _check(call: Call, path: Path, options: dict[str, Any], *, as_json: bool) ->
     """Exit 9 where something is wrong. What is not to be had (a pool, a catalogue) is said, and not known."""
     from imagefactory.catalogue.model import Catalogue
     from imagefactory.catalogue.offers import judge_offer
-    from imagefactory.pools.htcondor.check import Surroundings, check_submit_file
-    from imagefactory.pools.htcondor.submit_reader import read_submit_file
     from imagefactory.pools.sites import find_site
     from imagefactory.report.submit_check import check_json, format_check
+    from imagefactory.submit.check.check import Surroundings, check_submit_file
+    from imagefactory.submit.check.reader import read_submit_file
     from imagefactory.verdicts.trust import read_trust
 
     now, settings = datetime.now(UTC), call.settings

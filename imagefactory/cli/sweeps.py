@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from imagefactory.cli.output import Failures
     from imagefactory.factory import Factory
     from imagefactory.model import Target
-    from imagefactory.pools.collecting import CollectedSweep
-    from imagefactory.pools.model import Limits, Pool
-    from imagefactory.pools.sweep_file import CollectedNode
+    from imagefactory.pools.model import JobLimits, Pool
+    from imagefactory.stages.collect import CollectedSweep
     from imagefactory.stages.kits import CollectOptions
     from imagefactory.stages.sweep import Made, Prepared, SweepBench, SweepOptions
+    from imagefactory.sweeps.sweep_file import CollectedNode
 
 POLL = 15.0
 """Seconds between two looks of --wait: the logs are read, and one condor_q is asked."""
@@ -64,7 +64,7 @@ def verify_on_pool(call: Call, names: tuple[str, ...], given: dict[str, Any]) ->
 
 def find_pool() -> Pool:
     """This machine's pool. Tests put another one here."""
-    from imagefactory.pools.htcondor.commands import HTCondor
+    from imagefactory.pools.htcondor.pool import HTCondor
 
     return HTCondor(environ=os.environ)
 
@@ -78,8 +78,8 @@ def sweep_bench() -> SweepBench:
 
 def _options(factory: Factory, given: dict[str, Any]) -> SweepOptions:
     from imagefactory.gpu.capability import parse_capability
-    from imagefactory.pools.planning import SweepAsk, check_allowed
     from imagefactory.stages.sweep import SweepOptions
+    from imagefactory.sweeps.cells import SweepAsk, check_allowed
 
     try:
         capabilities = tuple(sorted({parse_capability(text) for text in given["capability"]}))
@@ -101,11 +101,11 @@ def _options(factory: Factory, given: dict[str, Any]) -> SweepOptions:
     )
 
 
-def _limits(given: dict[str, Any]) -> Limits:
-    from imagefactory.pools.model import Limits
+def _limits(given: dict[str, Any]) -> JobLimits:
+    from imagefactory.pools.model import JobLimits
 
     named = {name: given[name] for name in ("idle", "held", "run", "retries") if given[name] is not None}
-    return Limits(**named)
+    return JobLimits(**named)
 
 
 def _targets(
@@ -114,8 +114,8 @@ def _targets(
     """The targets that are asked for; of a tuple the one, on its capability alone."""
     from dataclasses import replace
 
-    from imagefactory.pools.planning import choose_tuple, parse_tuple
     from imagefactory.recipes.expand import select
+    from imagefactory.sweeps.tuples import choose_tuple, parse_tuple
 
     if not given["wanted"]:
         if not names:
@@ -139,10 +139,10 @@ def _say_plan(prepared: Prepared, *, as_json: bool, quiet: bool) -> None:
 
 def _submitted(call: Call, folder: Path, given: dict[str, Any], made: Made | None = None) -> None:
     """Says what runs now, or waits for it and collects."""
-    from imagefactory.pools.sweep_file import read_sweep
     from imagefactory.report.sweep import left_out_json
     from imagefactory.stages.kits import CollectOptions
     from imagefactory.stages.sweep import submit_sweep
+    from imagefactory.sweeps.sweep_file import read_sweep
 
     sweep, as_json = read_sweep(folder), given["as_json"]
     with collecting() as failures:
@@ -213,8 +213,8 @@ def _wait(call: Call, folder: Path) -> None:
 
 def as_sweep(call: Call, given: Path) -> Path | None:
     """The folder of a sweep that a person names by its id or path; None for anything else."""
-    from imagefactory.pools.sweep_file import ID, SWEEP
     from imagefactory.stages.sweep import find_sweep
+    from imagefactory.sweeps.sweep_file import ID, SWEEP
 
     if ID.fullmatch(str(given)) or (given / SWEEP).is_file():
         return find_sweep(call.settings, str(given))
@@ -225,9 +225,9 @@ def collect_jobs(
     call: Call, folder: Path, options: CollectOptions, failures: Failures, *, as_json: bool
 ) -> list[dict[str, object]]:
     """Collects a sweep, shows it, and gives its rows; what is not verified goes to `failures` too."""
-    from imagefactory.pools.collecting import collect_sweep
     from imagefactory.report.sweep import format_collected, headline
     from imagefactory.report.verdicts import format_promotion
+    from imagefactory.stages.collect import collect_sweep
 
     done = collect_sweep(call.factory, folder, options, datetime.now(UTC), call.progress)
     results = [one.result for one in done.nodes]

@@ -117,7 +117,7 @@ def _read(call: Call, names: tuple[str, ...], asked: TablesAsked) -> Tables:
 
 def _capabilities(texts: Sequence[str], inventory: Path | None) -> tuple[Capability, ...]:
     from imagefactory.gpu.capability import parse_capability
-    from imagefactory.pools.inventory_file import read_inventory
+    from imagefactory.pools.inventory import read_inventory
 
     try:
         asked = [parse_capability(text) for text in texts]

@@ -8,7 +8,7 @@
     checks/                                      passed smoke tests (verify/smoke.py)
     journal/<host>/<repository>.jsonl            what was attached to a registry (verdicts/attached.py)
     scans/<diff id>.json                         what a layer holds for GPUs (scan/records.py)
-    sizes/<digest>.json                          what a packed layer has unpacked (catalogue/measures.py)
+    sizes/<digest>.json                          what a layer has unpacked (stages/catalogue_measures.py)
     bases/                                       locks of bases whose published packages are gone
     locks/, tmp/                                 who works here, and what is half done
 

@@ -41,7 +41,7 @@ class PoolGpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class PoolMachine:
     """A machine of a pool. `attributes` are the plain values of its ad that jobs may ask for.
 
     `start` is its START expression, which says whom it takes; empty where it is not known.
@@ -62,7 +62,7 @@ class Inventory:
 
     pool: str
     taken: datetime
-    machines: tuple[Machine, ...]
+    machines: tuple[PoolMachine, ...]
     notes: tuple[str, ...] = ()
 
     @property
@@ -103,7 +103,7 @@ TRANSFERS = timedelta(hours=6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class JobLimits:
     """How long a job may wait, be held and run; how often what the pool broke is tried again."""
 
     idle: timedelta = timedelta(hours=24)
@@ -113,7 +113,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class SweepNode:
     """One job: one image on one capability. `name` has letters, digits, `-` and `_` only.
 
     `cuda` is the lowest that the GPU's driver must take, empty for any. `timeout` is the suite's, in seconds.
@@ -151,9 +151,9 @@ class Sweep:
     made: datetime
     level: str
     site: str
-    nodes: tuple[Node, ...]
+    nodes: tuple[SweepNode, ...]
     left_out: tuple[LeftOut, ...] = ()
-    limits: Limits = field(default_factory=Limits)
+    limits: JobLimits = field(default_factory=JobLimits)
 
 
 # --- what became of it ---------------------------------------------------------------------------
@@ -176,7 +176,7 @@ class Ending(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class JobAttempt:
     """One job of a node. `job` is `12.0`; `code` its exit code, signal or hold code; `text` what was said.
 
     `gpu` is the startd's word on the GPU of its last start, None where it never started or had none.
@@ -202,7 +202,7 @@ class NodeResult:
     node: str
     outcome: Outcome | None
     reason: str
-    attempts: tuple[Attempt, ...] = ()
+    attempts: tuple[JobAttempt, ...] = ()
 
 
 class Pool(Protocol):

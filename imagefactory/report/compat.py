@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from imagefactory.compat import RUNS, Candidate, Cover, Gpu, Row, Unserved, faults, serves
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.compared import Difference
 from imagefactory.gpu.model import Answer, Cell, Claim
+from imagefactory.matrix.compat import (
+    RUNS,
+    CompatGpu,
+    CompatRow,
+    Cover,
+    CoverCandidate,
+    Unserved,
+    faults,
+    serves,
+)
 from imagefactory.report.text import Sources, format_table
 
 LETTERS = {
@@ -28,7 +37,7 @@ LEGEND = (
 ALIKE = "5.0-6.1: all cards from 5.0 to 6.1 alike; GPUs beside an ARM processor (8.7, 11.0) are left out"
 
 
-def format_gpu(gpu: Gpu, rows: Sequence[Row], width: int | None = None) -> str:
+def format_gpu(gpu: CompatGpu, rows: Sequence[CompatRow], width: int | None = None) -> str:
     """What runs on one GPU and why the rest does not, folded to `width`. Each row has one cell."""
     sources, warnings = Sources(), Sources("!{}")
     running = [row for row in rows if serves(row.cells[0])]
@@ -42,17 +51,17 @@ def format_gpu(gpu: Gpu, rows: Sequence[Row], width: int | None = None) -> str:
     return "\n".join([*lines, *more])
 
 
-def _is_blank(row: Row) -> bool:
+def _is_blank(row: CompatRow) -> bool:
     """Whether it is of a version that no recipe makes and of which nothing is known."""
     return not row.candidate.name and not any(cell.claims for cell in row.cells)
 
 
-def _blank(rows: Sequence[Row]) -> list[str]:
+def _blank(rows: Sequence[CompatRow]) -> list[str]:
     titles = [row.candidate.title for row in rows if _is_blank(row)]
     return ["", f"nothing is known of {'; '.join(titles)}"] if titles else []
 
 
-def _gpu_row(row: Row, sources: Sources, warnings: Sources) -> tuple[str, ...]:
+def _gpu_row(row: CompatRow, sources: Sources, warnings: Sources) -> tuple[str, ...]:
     cell = row.cells[0]
     if not cell.claims:
         return row.candidate.title, Answer.UNKNOWN.value, "", "", "nothing is known of it"
@@ -75,7 +84,7 @@ def _differ(one: Claim, other: Claim) -> bool:
     return (one.answer in RUNS) != (other.answer in RUNS)
 
 
-def format_rows(rows: Sequence[Row], capabilities: Sequence[Capability]) -> str:
+def format_rows(rows: Sequence[CompatRow], capabilities: Sequence[Capability]) -> str:
     """Candidates x capabilities, two letters a cell. Each row has a cell for each capability.
 
     Neighbours that are alike in every row are one column.
@@ -104,7 +113,7 @@ def _span(capabilities: Sequence[Capability], indexes: Sequence[int]) -> str:
     return str(first) if first == last else f"{first}-{last}"
 
 
-def _unlocked(rows: Sequence[Row]) -> list[str]:
+def _unlocked(rows: Sequence[CompatRow]) -> list[str]:
     """Which targets are told of without what a lock says."""
     told = [
         f"{one.name} ({one.lock})" for one in (row.candidate for row in rows) if one.lock not in ("", "ok")
@@ -138,7 +147,7 @@ def _cover(cover: Cover, sources: Sources) -> str:
     return "\n".join(lines)
 
 
-def _served(gpu: Gpu, cell: Cell, sources: Sources) -> tuple[str, ...]:
+def _served(gpu: CompatGpu, cell: Cell, sources: Sources) -> tuple[str, ...]:
     first = cell.claims[0]
     floor = f", driver {first.driver} or newer" if first.driver and not gpu.driver else ""
     told = [f"{first.basis} {sources.mark([first.source])}{floor}"]
@@ -198,11 +207,11 @@ def difference_json(one: Difference) -> dict[str, object]:
 # --- JSON ----------------------------------------------------------------------------------------
 
 
-def row_json(row: Row) -> dict[str, object]:
+def row_json(row: CompatRow) -> dict[str, object]:
     return {**candidate_json(row.candidate), "cells": [cell_json(cell) for cell in row.cells]}
 
 
-def candidate_json(candidate: Candidate) -> dict[str, object]:
+def candidate_json(candidate: CoverCandidate) -> dict[str, object]:
     asked = candidate.question
     return {
         "target": candidate.name,
@@ -256,7 +265,7 @@ def cover_json(cover: Cover) -> dict[str, object]:
     }
 
 
-def gpu_json(gpu: Gpu) -> dict[str, object]:
+def gpu_json(gpu: CompatGpu) -> dict[str, object]:
     return {
         "gpu": gpu.name,
         "capability": str(gpu.capability),

@@ -9,19 +9,19 @@ from collections.abc import Callable, Iterable, Sequence
 
 from imagefactory.errors import UsageError
 from imagefactory.gpu.model import Answer
-from imagefactory.plan import (
+from imagefactory.matrix.plan import (
     GPU_NOT_LISTED,
     NO_MATCH,
     UNSOLVABLE,
-    Device,
+    CellState,
     Plan,
+    PlanGpu,
     PlannedCell,
     PlannedTarget,
     Ruling,
-    State,
 )
+from imagefactory.matrix.rows import JudgedRow
 from imagefactory.report.text import Sources, format_table, wrap
-from imagefactory.version_space import JudgedRow
 
 DEVICE = ("gpu", "capability", "driver")
 MAX_JOBS = 256
@@ -31,11 +31,11 @@ _NO_CLAIM = (GPU_NOT_LISTED, NO_MATCH, UNSOLVABLE)
 """Rules that rest on what this call was given or met, so no page documents and no scan predicts them."""
 _MANNER = {Answer.PTX: " through PTX", Answer.PARTLY: " in part"}
 _DOING = {
-    State.BUILD: "to build",
-    State.VERIFY: "to verify",
-    State.UNCHANGED: "unchanged",
-    State.BLOCKED: "blocked",
-    State.PRUNED: "pruned",
+    CellState.BUILD: "to build",
+    CellState.VERIFY: "to verify",
+    CellState.UNCHANGED: "unchanged",
+    CellState.BLOCKED: "blocked",
+    CellState.PRUNED: "pruned",
 }
 
 
@@ -61,16 +61,16 @@ def _format_target(planned: PlannedTarget, sources: Sources, width: int) -> list
     lines = [f"{planned.target.name}  {planned.state}: {planned.reason}"]
     if planned.hint:
         lines.append(f"  what to do: {planned.hint}")
-    for state in (State.BUILD, State.VERIFY, State.UNCHANGED, State.BLOCKED):
+    for state in (CellState.BUILD, CellState.VERIFY, CellState.UNCHANGED, CellState.BLOCKED):
         cells = [cell for cell in planned.cells if cell.state is state]
         for how, alike in _grouped(cells, lambda ruling: _how(ruling, sources)):
             add(str(state), f"{_marked(alike)}: {how}")
         for claim in dict.fromkeys(claim for cell in cells for claim in cell.ruling.warnings):
             where = _places(cell for cell in cells if claim in cell.ruling.warnings)
             add("", f"warning for {where}: {claim.reason} {sources.mark([claim.source])}")
-    pruned = [cell for cell in planned.cells if cell.state is State.PRUNED]
+    pruned = [cell for cell in planned.cells if cell.state is CellState.PRUNED]
     for why, alike in _grouped(pruned, lambda ruling: _why(ruling, sources)):
-        add(str(State.PRUNED), f"{_places(alike)}: {why}")
+        add(str(CellState.PRUNED), f"{_places(alike)}: {why}")
     return lines
 
 
@@ -133,7 +133,7 @@ def summary(plan: Plan) -> str:
 
 def _counted(noun: str, by_state: dict[str, int]) -> str:
     total = sum(by_state.values())
-    parts = ", ".join(f"{number} {_DOING[State(state)]}" for state, number in by_state.items() if number)
+    parts = ", ".join(f"{number} {_DOING[CellState(state)]}" for state, number in by_state.items() if number)
     return f"{total} {noun if total != 1 else noun[:-1]}" + (f": {parts}" if parts else "")
 
 
@@ -141,7 +141,7 @@ def counts(plan: Plan) -> dict[str, dict[str, int]]:
     """How many `targets` and `cells` are in each state."""
     targets, cells = [one.state for one in plan.targets], [one.state for one in plan.cells]
     return {
-        noun: {state.value: Counter(states)[state] for state in State}
+        noun: {state.value: Counter(states)[state] for state in CellState}
         for noun, states in (("targets", targets), ("cells", cells))
     }
 
@@ -206,7 +206,7 @@ def format_kits(plan: Plan) -> str:
     """
     jobs = []
     for planned in plan.targets:
-        cells = [cell for cell in planned.cells if cell.state in (State.BUILD, State.VERIFY)]
+        cells = [cell for cell in planned.cells if cell.state in (CellState.BUILD, CellState.VERIFY)]
         if cells:
             kits = [f"{cell.device.capability}/{kit_name(cell.device)}" for cell in cells if plan.on_gpus]
             jobs.append(
@@ -220,14 +220,14 @@ def format_kits(plan: Plan) -> str:
     return "targets=" + json.dumps({"include": jobs}, separators=(",", ":"))
 
 
-def kit_name(device: Device) -> str:
+def kit_name(device: PlanGpu) -> str:
     """`sm80-a100-535.54.03`, or `sm80-a100-cuda12.4`: of letters, digits, dots and dashes."""
     told = device.driver or (f"cuda{device.cuda}" if device.cuda else "")
     words = (label(device), device.name, told)
     return "-".join(re.sub(r"[^a-z0-9.]+", "-", word.lower()).strip("-.") for word in words if word)
 
 
-def label(device: Device) -> str:
+def label(device: PlanGpu) -> str:
     """`sm80`: what a runner with such a GPU is labelled."""
     return f"sm{device.capability.major}{device.capability.minor}"
 
@@ -244,7 +244,7 @@ def format_matrix(plan: Plan, *, kits: bool = False) -> str:
         _job(planned, cell) | (_kit(cell) if kits and isinstance(cell, PlannedCell) else {})
         for planned in plan.targets
         for cell in (planned.cells if plan.on_gpus else (planned,))
-        if cell.state in (State.BUILD, State.VERIFY)
+        if cell.state in (CellState.BUILD, CellState.VERIFY)
     )
     jobs = list({tuple(job.items()): job for job in every}.values())
     if len(jobs) > MAX_JOBS:
@@ -275,5 +275,5 @@ def _kit(cell: PlannedCell) -> dict[str, str]:
     return {"kit": kit_name(cell.device), "runner": label(cell.device)}
 
 
-def device_json(device: Device) -> dict[str, str]:
+def device_json(device: PlanGpu) -> dict[str, str]:
     return dict(zip(DEVICE, (device.name, str(device.capability), device.driver), strict=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from imagefactory.pools.model import Inventory, Machine, PoolGpu
+from imagefactory.pools.model import Inventory, PoolGpu, PoolMachine
 from imagefactory.report.text import format_table
 from imagefactory.versions import natural
 
@@ -32,7 +32,7 @@ class Kind:
 
 def kinds_of(inventory: Inventory) -> tuple[Kind, ...]:
     """Every kind of GPU, the newest capability first; a MIG slice is a kind of its own."""
-    found: dict[tuple[str, str, int, str, str, bool], list[tuple[Machine, PoolGpu]]] = {}
+    found: dict[tuple[str, str, int, str, str, bool], list[tuple[PoolMachine, PoolGpu]]] = {}
     for machine in inventory.machines:
         for gpu in machine.gpus:
             key = (gpu.capability, gpu.name, gpu.memory, gpu.driver, gpu.cuda, gpu.mig)

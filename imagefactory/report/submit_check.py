@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from imagefactory.pools.htcondor.check import Checked, CheckedJobs, Reached, told_causes
-from imagefactory.pools.htcondor.submit_rules import Severity
 from imagefactory.report.text import format_table, wrap
+from imagefactory.submit.check.check import Checked, CheckedJobs, Reached, told_causes
+from imagefactory.submit.check.rules import Severity
 
 WIDTH, MIN_WIDTH = 110, 60
 

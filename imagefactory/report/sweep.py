@@ -6,16 +6,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
-from imagefactory.pools.model import Ending, LeftOut, Limits, NodeResult, Sweep
-from imagefactory.pools.planning import QueuedCell, SweepPlan
-from imagefactory.pools.sweep_file import CollectedNode
+from imagefactory.pools.model import Ending, JobLimits, LeftOut, NodeResult, Sweep
 from imagefactory.progress import format_seconds
 from imagefactory.report.text import format_table
+from imagefactory.sweeps.cells import QueuedCell, SweepPlan
+from imagefactory.sweeps.sweep_file import CollectedNode
 
 FEW = 3
 
 
-def format_sweep_plan(plan: SweepPlan, limits: Limits, width: int | None = None) -> str:
+def format_sweep_plan(plan: SweepPlan, limits: JobLimits, width: int | None = None) -> str:
     """What would be queued, then what is left out, by rule, then what is not known of other sweeps."""
     blocks = []
     if plan.cells:
@@ -44,7 +44,7 @@ def format_left_out(left_out: Iterable[LeftOut], width: int | None = None) -> st
     return format_table(header, table, width)
 
 
-def summary(plan: SweepPlan, limits: Limits) -> str:
+def summary(plan: SweepPlan, limits: JobLimits) -> str:
     """One line: jobs, and what is left out by rule."""
     rules = Counter(one.rule for one in plan.left_out)
     told = ", ".join(f"{count} {rule}" for rule, count in sorted(rules.items()))

@@ -14,13 +14,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from imagefactory.combos import INVALID, REPORTED, VERIFIED, Combo, State, unite
 from imagefactory.gpu.capability import Capability
+from imagefactory.matrix.combos import INVALID, REPORTED, VERIFIED, Combo, ComboState, unite
+from imagefactory.matrix.ranges import Range
 from imagefactory.model import Outcome
 from imagefactory.report.text import format_table
 from imagefactory.stages.tables import FORMAT, JSON_FILE, MARKDOWN_FILE, Tables
 from imagefactory.verify.report import format_time
-from imagefactory.version_ranges import Range
 
 HEADER = "Framework, Compute Capability, Cuda Library, Framework Version"
 INVALID_HEADER = f"{HEADER}, Failure Cause"
@@ -34,7 +34,7 @@ VALID_FILE, INVALID_FILE, RANGES_FILE = "valid_combos.csv", "invalid_combos.csv"
 
 def format_valid(combos: Iterable[Combo]) -> str:
     """`valid_combos.csv`."""
-    return _csv(HEADER, [_columns(one) for one in unite(combos) if one.state is State.VALID])
+    return _csv(HEADER, [_columns(one) for one in unite(combos) if one.state is ComboState.VALID])
 
 
 def format_invalid(combos: Iterable[Combo]) -> str:
@@ -87,7 +87,7 @@ def tables_json(tables: Tables) -> dict[str, object]:
 def counts(combos: Iterable[Combo]) -> dict[str, int]:
     """How many combinations are in each state, several targets of one counted once."""
     found = Counter(one.state for one in unite(combos))
-    return {state.value: found[state] for state in State}
+    return {state.value: found[state] for state in ComboState}
 
 
 def _combo_json(combo: Combo) -> dict[str, object]:
@@ -125,7 +125,7 @@ _NOBODY = "No key is trusted here, so nothing can be called valid."
 def format_summary(tables: Tables) -> str:
     """Version ranges by framework and capability, and how many combinations there are of each state."""
     number = counts(tables.combos)
-    foot = ", ".join(f"{number[state]} {state}" for state in State if number[state]) or "nothing"
+    foot = ", ".join(f"{number[state]} {state}" for state in ComboState if number[state]) or "nothing"
     lines = [f"{sum(number.values())} combinations in {tables.place}: {foot}"]
     lines += [] if tables.trusted else [_NOBODY]
     lines += tables.notes
@@ -138,7 +138,11 @@ def format_summary(tables: Tables) -> str:
 
 def _range_table(ranges: Sequence[Range]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """A row for each framework and capability, a column for each state that there is."""
-    states = [state for state in State if state is State.VALID or any(one.state is state for one in ranges)]
+    states = [
+        state
+        for state in ComboState
+        if state is ComboState.VALID or any(one.state is state for one in ranges)
+    ]
     header = ("Framework", "Capability", *(state.capitalize() for state in states))
     rows = [
         (framework, str(capability), *(_told(some, state) for state in states))
@@ -152,15 +156,15 @@ def _by_gpu(ranges: Iterable[Range]) -> Iterable[tuple[tuple[str, Capability], l
         yield key, list(some)
 
 
-def _told(ranges: Iterable[Range], state: State) -> str:
+def _told(ranges: Iterable[Range], state: ComboState) -> str:
     return ", ".join(one.versions for one in ranges if one.state is state)
 
 
 def format_markdown(tables: Tables) -> str:
     """The same tables for a page: ranges, then what is valid and invalid with its reasons."""
-    valid = [one for one in tables.combos if one.state is State.VALID]
+    valid = [one for one in tables.combos if one.state is ComboState.VALID]
     invalid = [one for one in tables.combos if one.state in INVALID]
-    untested = [one for one in tables.combos if one.state is State.NOT_TESTED]
+    untested = [one for one in tables.combos if one.state is ComboState.NOT_TESTED]
     parts = [
         "# Which framework runs on which GPU",
         f"Made {tables.made:%Y-%m-%d} of {_cell(tables.place)}.",

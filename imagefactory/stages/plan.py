@@ -19,16 +19,17 @@ from imagefactory.errors import (
 from imagefactory.factory import Factory
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.cells import CellEvidence
-from imagefactory.gpu.inventory import read_gpus
 from imagefactory.gpu.knowledge import families
 from imagefactory.gpu.model import Contents
+from imagefactory.matrix.gpus import read_gpus
+from imagefactory.matrix.plan import PlanGpu, TargetStatus
+from imagefactory.matrix.rows import SpaceRow, parse_rows
 from imagefactory.model import Target
 from imagefactory.oci.candidates import find_made, plain_tag
 from imagefactory.oci.graph import Place
 from imagefactory.oci.layout import Layout, reference
 from imagefactory.oci.model import Image
 from imagefactory.oci.store import Reference
-from imagefactory.plan import Device, Stage
 from imagefactory.pools.model import Inventory
 from imagefactory.scan.findings import format_contents
 from imagefactory.scan.layers import merge_layers
@@ -37,7 +38,6 @@ from imagefactory.stages.build import find_built
 from imagefactory.stages.lock import base_state, require_lock
 from imagefactory.stages.push import made_from
 from imagefactory.stages.verdicts import Judge
-from imagefactory.version_space import Row, parse_rows
 from imagefactory.versions import natural
 
 MAX_BYTES = 4 * 1024 * 1024
@@ -51,7 +51,7 @@ class Asking:
     registry: str = ""
 
 
-def read_stages(factory: Factory, targets: Sequence[Target], asking: Asking) -> tuple[Stage, ...]:
+def read_stages(factory: Factory, targets: Sequence[Target], asking: Asking) -> tuple[TargetStatus, ...]:
     """How far each target is: its lock and its base's, and whether store or registry has what they give.
 
     Raises UsageError for no registry, RegistryError for one that cannot be asked.
@@ -59,7 +59,7 @@ def read_stages(factory: Factory, targets: Sequence[Target], asking: Asking) -> 
     look = _look_in_registry(factory, asking) if asking.registry else _look_in_store(factory, asking)
     bases = {base.name: base_state(factory, base) for base in factory.bases}
     return tuple(
-        Stage(
+        TargetStatus(
             target=target,
             block=f"the lock of base {target.base}: {bases[target.base]}",
             hint=f"imagefactory lock base:{target.base}",
@@ -70,15 +70,15 @@ def read_stages(factory: Factory, targets: Sequence[Target], asking: Asking) -> 
     )
 
 
-Look = Callable[[Stage], Stage]
+Look = Callable[[TargetStatus], TargetStatus]
 """Completes the stage of a target whose lock holds."""
 
 
-def _read_stage(factory: Factory, target: Target, look: Look) -> Stage:
+def _read_stage(factory: Factory, target: Target, look: Look) -> TargetStatus:
     try:
-        stage = Stage(target=target, lock=require_lock(factory, target))
+        stage = TargetStatus(target=target, lock=require_lock(factory, target))
     except (LockError, StaleError) as error:
-        return Stage(target=target, block=error.message, hint=error.hint)
+        return TargetStatus(target=target, block=error.message, hint=error.hint)
     try:
         return look(stage)
     except (LockError, StoreError) as error:
@@ -89,7 +89,7 @@ def _look_in_store(factory: Factory, asking: Asking) -> Look:
 
     tags, judge = frozenset(factory.layout.tags()), Judge(factory, asking.now)
 
-    def look(stage: Stage) -> Stage:
+    def look(stage: TargetStatus) -> TargetStatus:
         name, engine = reference(stage.target), factory.settings.engine.value
         if not tags & {name, f"{name}.sif"}:
             return stage
@@ -117,7 +117,7 @@ def _look_in_registry(factory: Factory, asking: Asking) -> Look:
     registry, judge = open_registry(factory, host), Judge(factory, asking.now)
     registry.check()
 
-    def look(stage: Stage) -> Stage:
+    def look(stage: TargetStatus) -> TargetStatus:
         target = stage.target
         place = Place(store=registry, repository=repository_of(path, target.family))
         found = find_made(place, plain_tag(target), made_from(factory, target))
@@ -144,24 +144,25 @@ def recall_contents(layout: Layout, image: Image) -> Contents | None:
     return format_contents(f"the image {image.name} in the store", merge_layers(known))
 
 
-def read_devices(path: Path) -> tuple[Device, ...]:
+def read_devices(path: Path) -> tuple[PlanGpu, ...]:
     """The GPUs of a list, each kind once. Raises RecipeError naming file:line:column of every fault."""
     kinds = (
-        Device(capability=kind.capability, name=kind.own_name, driver=kind.driver) for kind in read_gpus(path)
+        PlanGpu(capability=kind.capability, name=kind.own_name, driver=kind.driver)
+        for kind in read_gpus(path)
     )
     return tuple(dict.fromkeys(kinds))
 
 
-def inventory_devices(inventory: Inventory) -> tuple[Device, ...]:
+def inventory_devices(inventory: Inventory) -> tuple[PlanGpu, ...]:
     """The kinds of GPU that a pool has, by capability and driver, each once; slices (MIG) are none of them.
 
     A kind has a name where all its GPUs have one. Raises NothingSelectedError where there is none.
     """
-    names: dict[Device, set[str]] = {}
+    names: dict[PlanGpu, set[str]] = {}
     for gpu in inventory.gpus:
         if not gpu.mig:
             cuda = "" if gpu.driver else gpu.cuda
-            kind = Device(capability=parse_capability(gpu.capability), driver=gpu.driver, cuda=cuda)
+            kind = PlanGpu(capability=parse_capability(gpu.capability), driver=gpu.driver, cuda=cuda)
             names.setdefault(kind, set()).add(gpu.name)
     if not names:
         raise NothingSelectedError(
@@ -174,7 +175,7 @@ def inventory_devices(inventory: Inventory) -> tuple[Device, ...]:
     )
 
 
-def read_rows(path: Path) -> tuple[Row, ...]:
+def read_rows(path: Path) -> tuple[SpaceRow, ...]:
     """The rows of a CSV. Raises RecipeError with file:line of its faults, UsageError for no file."""
     try:
         with path.open("rb") as file:

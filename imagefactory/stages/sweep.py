@@ -2,7 +2,7 @@
 
     targets + inventory -> prepare_sweep -> make_sweep (images, nonces, files) -> submit -> status -> collect
 
-All that a sweep is lies in its folder, so any process may go on with it; pools/collecting.py makes verdicts
+All that a sweep is lies in its folder, so any process may go on with it; stages/collect.py makes verdicts
 of what came back.
 """
 
@@ -20,22 +20,25 @@ from imagefactory.factory import Factory
 from imagefactory.model import Outcome, Target
 from imagefactory.pools.htcondor.classify import NodeFound, read_node, read_result
 from imagefactory.pools.htcondor.dag import check_folder, write_sweep
-from imagefactory.pools.images import ImagePlace, choose_kind, ensure_image, kept_sif, read_pool_stages
 from imagefactory.pools.model import (
     TRANSFERS,
     TRIED_AGAIN,
     ImageKind,
     Inventory,
+    JobLimits,
     LeftOut,
-    Limits,
     NodeResult,
     Pool,
     Sweep,
 )
-from imagefactory.pools.nodes import NodeKit, NodeOrder, make_nodes
-from imagefactory.pools.planning import ROOM, QueuedCell, SweepAsk, SweepPlan, check_room, plan_sweep
 from imagefactory.pools.sites import GENERIC, find_site
-from imagefactory.pools.sweep_file import (
+from imagefactory.progress import Progress
+from imagefactory.settings.load import Settings
+from imagefactory.stages.sign import ledger
+from imagefactory.stages.sweep_images import ImagePlace, choose_kind, ensure_image, kept_sif, read_pool_stages
+from imagefactory.stages.sweep_nodes import NodeKit, NodeOrder, make_nodes
+from imagefactory.sweeps.cells import ROOM, QueuedCell, SweepAsk, SweepPlan, check_room, plan_sweep
+from imagefactory.sweeps.sweep_file import (
     ID,
     SWEEP,
     CollectedNode,
@@ -44,10 +47,7 @@ from imagefactory.pools.sweep_file import (
     write_document,
     write_sweep_file,
 )
-from imagefactory.pools.underway import Images, Looking, is_left, leave_out_underway, read_underway
-from imagefactory.progress import Progress
-from imagefactory.settings.load import Settings
-from imagefactory.stages.sign import ledger
+from imagefactory.sweeps.underway import Images, Looking, is_left, leave_out_underway, read_underway
 from imagefactory.verify.model import FULL
 from imagefactory.verify.nonces import LIFETIME
 from imagefactory.verify.suite_files import suite_digest
@@ -70,7 +70,7 @@ class SweepOptions:
     image: str = ""
     registry: str = ""
     site: str = GENERIC
-    limits: Limits = field(default_factory=Limits)
+    limits: JobLimits = field(default_factory=JobLimits)
     folder: Path | None = None
 
 
@@ -144,7 +144,7 @@ class SweepBench:
     user: int | None = None
 
 
-def check_limits(limits: Limits) -> None:
+def check_limits(limits: JobLimits) -> None:
     """A sweep's nonces are good for LIFETIME: whatever comes back later cannot be signed."""
     longest = (limits.idle + limits.held + limits.run + TRANSFERS) * (limits.retries + 1)
     if longest > LIFETIME:

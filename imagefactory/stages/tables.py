@@ -14,33 +14,33 @@ from pathlib import Path
 from imagefactory.access import Access
 from imagefactory.catalogue.model import Catalogue, CataloguedImage, Offer
 from imagefactory.catalogue.offers import find_image, judge_offer
-from imagefactory.catalogue.reading import read_catalogue
-from imagefactory.combos import Combo, Entry, Told, columns, make_combos
 from imagefactory.errors import LockError, StaleError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.files import replace_text
 from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.cells import CellEvidence
 from imagefactory.gpu.model import Answer
+from imagefactory.matrix.combos import Combo, ComboEntry, Told, columns, make_combos
+from imagefactory.matrix.plan import PlanGpu, PlanInput, Ruling, TargetStatus, make_plan
+from imagefactory.matrix.ranges import Range, make_ranges
 from imagefactory.model import Outcome, Target
 from imagefactory.oci.candidates import CANDIDATE, plain_tag
 from imagefactory.oci.graph import Place
 from imagefactory.oci.sif import SIF_TYPE
-from imagefactory.plan import Device, PlanInput, Ruling, Stage, make_plan
-from imagefactory.pools.planning import NO_MATCH
-from imagefactory.pools.sweep_file import read_collected, read_sweep
 from imagefactory.progress import Progress
 from imagefactory.settings.load import Settings
 from imagefactory.stages.candidates import Promoting, list_verdicts
 from imagefactory.stages.lock import read_why
 from imagefactory.stages.plan import Asking, read_stages
+from imagefactory.stages.read_catalogue import read_catalogue
 from imagefactory.stages.verdicts import find_in, local_place, read_court, registry_of
+from imagefactory.sweeps.cells import NO_MATCH
+from imagefactory.sweeps.sweep_file import read_collected, read_sweep
 from imagefactory.verdicts.found import Found
 from imagefactory.verdicts.judgement import EMPTY_CONFIG
 from imagefactory.verdicts.subject import read_subject
 from imagefactory.verdicts.trust import read_trust
 from imagefactory.verify.model import Subject
-from imagefactory.version_ranges import Range, make_ranges
 
 FORMAT = "imagefactory.tables/1"
 MARKDOWN_FILE, JSON_FILE = "combos.md", "combos.json"
@@ -104,7 +104,7 @@ def _place_name(access: Access, registry: str) -> str:
     return " and ".join(filter(None, (str(access.settings.store_path), access.settings.registry.value)))
 
 
-def _solved(factory: Factory, stage: Stage) -> Stage:
+def _solved(factory: Factory, stage: TargetStatus) -> TargetStatus:
     """A stage that is blocked because locking found no environment says so as a rule of the plan."""
     if not stage.block:
         return stage
@@ -123,7 +123,7 @@ def _places(access: Access, family: str, registry: str) -> tuple[Place, ...]:
     return (local, registry_of(access, family)) if access.settings.registry.value else (local,)
 
 
-def _read_entry(access: Access, stage: Stage, asked: TablesAsked, progress: Progress) -> Entry:
+def _read_entry(access: Access, stage: TargetStatus, asked: TablesAsked, progress: Progress) -> ComboEntry:
     """With every image of the target in its places, the newest first, then the .sif files."""
     target, court = stage.target, read_court(access, asked.now)
     found: list[Found] = []
@@ -132,7 +132,7 @@ def _read_entry(access: Access, stage: Stage, asked: TablesAsked, progress: Prog
         files = _sifs(place, target, images)
         found += images
         found += [find_in(access, place, read_subject(place, one), court) for one in files]
-    return Entry(
+    return ComboEntry(
         target=target.name,
         framework=target.framework,
         version=target.version,
@@ -161,15 +161,15 @@ def _sifs(place: Place, target: Target, found: Sequence[Found]) -> list[str]:
 
 
 def _with_rulings(
-    entries: Sequence[Entry], stages: Sequence[Stage], capabilities: Sequence[Capability]
-) -> list[Entry]:
+    entries: Sequence[ComboEntry], stages: Sequence[TargetStatus], capabilities: Sequence[Capability]
+) -> list[ComboEntry]:
     """What a plan would make of every cell, verdicts left aside."""
     if not capabilities:
         return list(entries)
     plan = make_plan(
         PlanInput(
             stages=tuple(replace(stage, verdicts=()) for stage in stages),
-            devices=tuple(Device(capability=one) for one in capabilities),
+            devices=tuple(PlanGpu(capability=one) for one in capabilities),
         )
     )
     return [
@@ -263,11 +263,11 @@ def select_images(catalogue: Catalogue, names: Sequence[str]) -> tuple[Catalogue
     return tuple(found.values())
 
 
-def _offered(offer: Offer) -> Entry:
+def _offered(offer: Offer) -> ComboEntry:
     image = offer.image
     claims = {parse_capability(capability): claim for capability, claim in image.predicted}
     subjects = (image.subject, *(one.sif.subject for one in offer.sifs))
-    return Entry(
+    return ComboEntry(
         target=image.target,
         framework=image.framework,
         version=image.target.removeprefix(f"{image.family}-").partition("-")[0],

@@ -24,11 +24,11 @@ import yaml
 
 from imagefactory.catalogue.model import Offer
 from imagefactory.catalogue.offers import judge_offer
-from imagefactory.catalogue.reading import read_catalogue
 from imagefactory.oci.candidates import CANDIDATE, VERDICT_TYPE
 from imagefactory.oci.graph import Place, read_manifest
 from imagefactory.oci.registry.client import Registry
 from imagefactory.settings.load import load_settings
+from imagefactory.stages.read_catalogue import read_catalogue
 from imagefactory.verdicts.attached import Statement, attach
 from imagefactory.verdicts.claims import verified_claims
 from imagefactory.verdicts.keys import read_signing_key

@@ -12,12 +12,13 @@ import pytest
 
 from imagefactory.catalogue.document import CATALOGUE_TYPE, sign_catalogue
 from imagefactory.catalogue.model import Catalogue
-from imagefactory.catalogue.publishing import publish_catalogue
-from imagefactory.catalogue.reading import CURRENT, read_catalogue
+from imagefactory.catalogue.package import CURRENT
+from imagefactory.catalogue.publish import publish_catalogue
 from imagefactory.errors import RegistryError, StatementError
 from imagefactory.oci.graph import Place
 from imagefactory.oci.registry.client import Registry
 from imagefactory.settings.load import load_settings
+from imagefactory.stages.read_catalogue import read_catalogue
 from tests.unit.catalogue_made_here import make_catalogue, make_image
 from tests.unit.verdicts_made_here import LAB, NOW, STRANGER
 

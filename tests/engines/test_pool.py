@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.pools.inventory_file import read_inventory
-from imagefactory.pools.sweep_file import read_sweep
+from imagefactory.pools.inventory import read_inventory
 from imagefactory.stages.verdicts import find_in, local_place, read_court
+from imagefactory.sweeps.sweep_file import read_sweep
 from imagefactory.verdicts.model import Standing
 from tests.engines.pool_ground import PoolGround, make_ground
 from tests.engines.pool_sweeps import BAD, SweepRun, node, somebody_else, submit, wait_for

@@ -13,10 +13,10 @@ import htcondor2  # noqa: F401 - HTCondor's own functions of the language
 import pytest
 
 from imagefactory.catalogue.model import Offer
-from imagefactory.pools.htcondor.check import Surroundings, check_submit_file
-from imagefactory.pools.htcondor.submit_reader import read_submit_file
-from imagefactory.pools.inventory_file import read_inventory
+from imagefactory.pools.inventory import read_inventory
 from imagefactory.pools.sites import find_site
+from imagefactory.submit.check.check import Surroundings, check_submit_file
+from imagefactory.submit.check.reader import read_submit_file
 from tests.services.condor import MACHINES as EVERY
 from tests.services.condor import CondorPool
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from imagefactory.pools.htcondor.classify import CUT
-from imagefactory.pools.sweep_file import read_sweep
+from imagefactory.sweeps.sweep_file import read_sweep
 from tests.engines.pool_ground import PoolGround, make_ground
 from tests.engines.pool_sweeps import BAD, SweepRun, node, somebody_else, submit
 from tests.services.authority import Certificate, make_authority

@@ -11,7 +11,7 @@ from imagefactory.catalogue.model import Catalogue, CataloguedImage, CataloguedS
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.model import Answer, Basis, Claim
 from imagefactory.model import Outcome
-from imagefactory.pools.proven import GpuClass
+from imagefactory.submit.proven import GpuClass
 from imagefactory.verdicts.model import Judged, Standing
 from imagefactory.verify.model import Subject
 from tests.unit.test_claims import judged as judged_verdict

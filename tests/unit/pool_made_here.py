@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from imagefactory.pools.model import ImageKind, Limits, Node, PoolImage, Sweep
+from imagefactory.pools.model import ImageKind, JobLimits, PoolImage, Sweep, SweepNode
 from tests.unit.kit_made_here import NONCE, SUBJECT
 
 MADE = datetime(2026, 11, 22, 6, 0, tzinfo=UTC)
@@ -14,7 +14,7 @@ DOCKER = f"docker://127.0.0.1:5000/tiny@sha256:{'a' * 64}"
 PYTHON = "/opt/env/bin/python"
 
 
-def node(name: str = "tiny-8_0", **more: Any) -> Node:
+def node(name: str = "tiny-8_0", **more: Any) -> SweepNode:
     image = PoolImage(kind=ImageKind.DOCKER, address=DOCKER, subject=SUBJECT, size=1, unpacked=1)
     given: dict[str, Any] = {
         "name": name,
@@ -28,17 +28,17 @@ def node(name: str = "tiny-8_0", **more: Any) -> Node:
         "timeout": 600.0,
         "python": PYTHON,
     }
-    return Node(**{**given, **more})
+    return SweepNode(**{**given, **more})
 
 
-def sweep(*nodes: Node, **limits: Any) -> Sweep:
+def sweep(*nodes: SweepNode, **limits: Any) -> Sweep:
     return Sweep(
         id="20261122-060000-abcd",
         made=MADE,
         level="quick",
         site="generic",
         nodes=nodes,
-        limits=Limits(**limits),
+        limits=JobLimits(**limits),
     )
 
 

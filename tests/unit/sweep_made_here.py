@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from imagefactory.pools.model import Inventory, Machine, PoolGpu
-from imagefactory.pools.sweep_file import read_sweep
+from imagefactory.pools.model import Inventory, PoolGpu, PoolMachine
 from imagefactory.suite.gpu import table
+from imagefactory.sweeps.sweep_file import read_sweep
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 DRIVER, CUDA = "550.90.07", "12.4"
@@ -35,7 +35,7 @@ def pool_gpu(capability: str = "8.0", **changes: Any) -> PoolGpu:
 def inventory(*gpus: PoolGpu) -> Inventory:
     """A machine for each GPU."""
     machines = (
-        Machine(name=f"gpu{number}.pool.test", attributes={}, start="", gpus=(gpu,))
+        PoolMachine(name=f"gpu{number}.pool.test", attributes={}, start="", gpus=(gpu,))
         for number, gpu in enumerate(gpus or (pool_gpu("7.0"), pool_gpu("8.0")))
     )
     return Inventory(pool="pool.test", taken=datetime(2026, 1, 2, tzinfo=UTC), machines=tuple(machines))

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from imagefactory.catalogue import reading
 from imagefactory.catalogue.document import (
     FORM,
     LIFE,
@@ -26,8 +25,8 @@ from imagefactory.catalogue.document import (
 )
 from imagefactory.catalogue.model import Catalogue
 from imagefactory.catalogue.offers import find_offer
-from imagefactory.catalogue.publishing import make_catalogue_artifact
-from imagefactory.catalogue.reading import catalogue_place, pack, parse_layer, read_catalogue, unpack
+from imagefactory.catalogue.package import catalogue_place, pack, parse_layer, unpack
+from imagefactory.catalogue.publish import make_catalogue_artifact
 from imagefactory.errors import (
     FactoryError,
     NothingSelectedError,
@@ -38,6 +37,7 @@ from imagefactory.errors import (
 from imagefactory.gpu.capability import Capability
 from imagefactory.model import Outcome
 from imagefactory.settings.load import load_settings
+from imagefactory.stages.read_catalogue import read_catalogue
 from imagefactory.verdicts.claims import verified_claims
 from imagefactory.verdicts.envelope import format_json, parse_envelope, seal
 from imagefactory.verdicts.model import Standing
@@ -319,7 +319,8 @@ def test_an_older_one_does_not_come_back(tmp_path: Path) -> None:
 def test_a_wrong_file_is_refused_by_name(
     tmp_path: Path, data: bytes | None, kind: type[FactoryError], word: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "LARGEST", 100_000)
+    monkeypatch.setattr("imagefactory.stages.read_catalogue.LARGEST", 100_000)
+    monkeypatch.setattr("imagefactory.catalogue.package.LARGEST", 100_000)
     path = tmp_path / "catalogue.json"
     if data is not None:
         path.write_bytes(data)
@@ -392,7 +393,7 @@ for name in ("cryptography", "tomlkit", "requests", "tenacity", "rich", "jinja2"
 from datetime import datetime
 from pathlib import Path
 from imagefactory.catalogue.offers import find_offer
-from imagefactory.catalogue.reading import read_catalogue
+from imagefactory.stages.read_catalogue import read_catalogue
 from imagefactory.settings.load import load_settings
 from imagefactory.verdicts.trust import read_trust
 environ = {{"HOME": "/nowhere", "XDG_CONFIG_DIRS": "/nowhere"}}

@@ -16,12 +16,10 @@ import zstandard
 from click.testing import CliRunner, Result
 
 from imagefactory.catalogue.document import sign_catalogue
-from imagefactory.catalogue.making import Making, catalogue_of
-from imagefactory.catalogue.measures import Facts, facts_of, unpacked_size
 from imagefactory.catalogue.model import Catalogue, CataloguedImage
 from imagefactory.catalogue.offers import find_offer
-from imagefactory.catalogue.publishing import make_catalogue_artifact
-from imagefactory.catalogue.reading import CURRENT, pack, read_catalogue
+from imagefactory.catalogue.package import CURRENT, pack
+from imagefactory.catalogue.publish import make_catalogue_artifact
 from imagefactory.cli import cli
 from imagefactory.engines.base.image import write_index
 from imagefactory.errors import (
@@ -45,7 +43,10 @@ from imagefactory.oci.sif import SifOrigin, keep_sif, sif_reference
 from imagefactory.progress import Quiet
 from imagefactory.settings.choices import Setting
 from imagefactory.settings.load import load_settings
+from imagefactory.stages.catalogue import Making, catalogue_of
+from imagefactory.stages.catalogue_measures import ImageFacts, facts_of, unpacked_size
 from imagefactory.stages.push import PushOptions, push_target
+from imagefactory.stages.read_catalogue import read_catalogue
 from imagefactory.verdicts.attached import Statement, attach
 from imagefactory.verdicts.keys import make_key, read_signing_key
 from imagefactory.verdicts.revocation import Withdrawal, sign_revocation
@@ -114,7 +115,9 @@ def test_a_candidate_with_its_verdict_is_offered(
 
 
 def test_the_driver_is_the_lowest_that_runs_machine_code(target: Target) -> None:
-    assert facts_of(target, None, ()) == Facts(version="2.3", runtime="12.1", driver="525", minor_compat=True)
+    assert facts_of(target, None, ()) == ImageFacts(
+        version="2.3", runtime="12.1", driver="525", minor_compat=True
+    )
     claims = [
         (one, replace(PREDICTED, answer=answer, driver=driver))
         for one, answer, driver in (

@@ -23,8 +23,8 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.pools.inventory_file import write_inventory
-from imagefactory.pools.model import Inventory, Machine, PoolGpu
+from imagefactory.pools.inventory import write_inventory
+from imagefactory.pools.model import Inventory, PoolGpu, PoolMachine
 from imagefactory.versions import natural
 from tests.unit.test_cli import Call, call  # noqa: F401
 
@@ -53,7 +53,7 @@ def pool_of_2022(recorded: Path, tmp_path: Path) -> Path:
                 known = newest.get(row["capability"], "0")
                 newest[row["capability"]] = max(known, row["cuda"], key=natural)
     machines = tuple(
-        Machine(name=f"sm{capability}", attributes={}, start="", gpus=(_gpu(capability, cuda),))
+        PoolMachine(name=f"sm{capability}", attributes={}, start="", gpus=(_gpu(capability, cuda),))
         for capability, cuda in newest.items()
     )
     place = tmp_path / "pool-of-2022.json"

@@ -7,11 +7,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from imagefactory.compat import Candidate, Gpu, cell, cover, serves
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.model import Answer, Basis, Question
+from imagefactory.matrix.compat import CompatGpu, CoverCandidate, cell, cover, serves
+from imagefactory.matrix.plan import PRUNING, CellState, PlanGpu, PlanInput, TargetStatus, make_plan
 from imagefactory.model import Outcome
-from imagefactory.plan import PRUNING, Device, PlanInput, Stage, State, make_plan
 from imagefactory.report.compat import letters
 from imagefactory.verdicts.claims import REFUSALS, verified_claims
 from imagefactory.verdicts.model import Judged, Standing, Verdict
@@ -136,48 +136,48 @@ def test_a_driver_that_is_no_version_is_not_compared() -> None:
 # --- in plans and tables -------------------------------------------------------------------------
 
 
-def states(*verdicts: Judged, driver: str = "", allow: str = "", missing: str = "") -> State:
-    stage = Stage(target=TARGET, missing=missing, image=BUILT, verdicts=verdicts)
+def states(*verdicts: Judged, driver: str = "", allow: str = "", missing: str = "") -> CellState:
+    stage = TargetStatus(target=TARGET, missing=missing, image=BUILT, verdicts=verdicts)
     given = PlanInput(
         stages=(stage,),
-        devices=(Device(capability=AMPERE, driver=driver),),
+        devices=(PlanGpu(capability=AMPERE, driver=driver),),
         allow=frozenset(allow.split()),
     )
     return make_plan(given).cells[0].state
 
 
 def test_what_is_proven_is_unchanged_until_its_image_is_another() -> None:
-    assert states(judged()) is State.UNCHANGED
-    assert states(judged(), driver="525") is State.VERIFY
-    assert states(judged(capability="8.6")) is State.VERIFY
-    assert states(judged(standing=Standing.EXPIRED)) is State.VERIFY
-    assert states(judged(), missing="its lock is new") is State.BUILD
+    assert states(judged()) is CellState.UNCHANGED
+    assert states(judged(), driver="525") is CellState.VERIFY
+    assert states(judged(capability="8.6")) is CellState.VERIFY
+    assert states(judged(standing=Standing.EXPIRED)) is CellState.VERIFY
+    assert states(judged(), missing="its lock is new") is CellState.BUILD
 
 
 @pytest.mark.parametrize("outcome", REFUSALS)
 def test_what_failed_there_is_pruned_and_tried_again_when_that_is_allowed(outcome: Outcome) -> None:
-    assert states(judged(outcome), driver="535") is State.PRUNED
-    assert states(judged(outcome), driver="535", allow=outcome.value) is State.VERIFY
+    assert states(judged(outcome), driver="535") is CellState.PRUNED
+    assert states(judged(outcome), driver="535", allow=outcome.value) is CellState.VERIFY
 
 
 def test_tables_show_what_was_verified_before_all_else() -> None:
-    candidate = Candidate(name="t", group="torch", question=QUESTION, verdicts=(judged(),))
-    proven = cell(candidate, Gpu(name="A100", capability=AMPERE))
+    candidate = CoverCandidate(name="t", group="torch", question=QUESTION, verdicts=(judged(),))
+    proven = cell(candidate, CompatGpu(name="A100", capability=AMPERE))
     assert letters(proven).startswith("Yv")
     assert serves(proven)
-    assert not letters(cell(candidate, Gpu(name="L40", capability=ADA))).startswith("Yv")
+    assert not letters(cell(candidate, CompatGpu(name="L40", capability=ADA))).startswith("Yv")
     failed = replace(candidate, verdicts=(judged(Outcome.WRONG_NUMBERS),))
-    refused = cell(failed, Gpu(name="A100", capability=AMPERE))
+    refused = cell(failed, CompatGpu(name="A100", capability=AMPERE))
     assert letters(refused) == "-v"
     assert not serves(refused)
 
 
 def test_a_cover_takes_what_is_verified_before_what_is_newer() -> None:
     old, new = (
-        Candidate(name=name, group="torch", question=replace(QUESTION, version=version))
+        CoverCandidate(name=name, group="torch", question=replace(QUESTION, version=version))
         for name, version in (("old", "2.1"), ("new", "2.3"))
     )
-    gpus = (Gpu(name="A100", capability=AMPERE),)
+    gpus = (CompatGpu(name="A100", capability=AMPERE),)
     assert [one.candidate.name for one in cover("torch", (old, new), gpus).images] == ["new"]
     proven = replace(old, verdicts=(judged(),))
     assert [one.candidate.name for one in cover("torch", (proven, new), gpus).images] == ["old"]

@@ -15,27 +15,27 @@ import pytest
 
 from imagefactory.catalogue.document import sign_catalogue
 from imagefactory.catalogue.model import CataloguedImage
-from imagefactory.combos import State
 from imagefactory.errors import NothingSelectedError
+from imagefactory.matrix.combos import ComboState
 from imagefactory.model import Outcome
-from imagefactory.pools.inventory_file import write_inventory
+from imagefactory.pools.inventory import write_inventory
 from imagefactory.pools.model import (
     ImageKind,
     Inventory,
     LeftOut,
-    Machine,
-    Node,
     NodeResult,
     PoolGpu,
     PoolImage,
+    PoolMachine,
     Sweep,
+    SweepNode,
 )
-from imagefactory.pools.sweep_file import CollectedNode, write_collected, write_sweep_file
 from imagefactory.report.tables import HEADER
 from imagefactory.settings.load import load_settings
 from imagefactory.stages.statements import attach_signed
 from imagefactory.stages.tables import Tables, TablesAsked, read_catalogued
 from imagefactory.stages.verdicts import local_place
+from imagefactory.sweeps.sweep_file import CollectedNode, write_collected, write_sweep_file
 from imagefactory.verdicts.subject import read_subject
 from imagefactory.verdicts.trust import TrustedKey
 from imagefactory.verify.model import Subject
@@ -57,7 +57,7 @@ def tables(bench: Bench, *arguments: str, code: int = 0) -> dict[str, dict[str, 
 def collected(folder: Path, subject: Subject, outcome: Outcome) -> None:
     """What a `collect` would have left: one node of the target on 9.0, and one cell that was left out."""
     image = PoolImage(kind=ImageKind.SIF, address="/images/one.sif", subject=subject, size=1, unpacked=1)
-    node = Node(
+    node = SweepNode(
         name="one-sm90",
         target=TARGET,
         capability="9.0",
@@ -191,7 +191,7 @@ def test_columns_can_be_asked_for(bench: Bench, tmp_path: Path) -> None:  # noqa
     gpu = PoolGpu(
         id="GPU-1", uuid="", name="G", capability="10.3", memory=0, driver="", cuda="", mig=False, free=True
     )
-    machine = Machine(name="m", attributes={}, start="", gpus=(gpu,))
+    machine = PoolMachine(name="m", attributes={}, start="", gpus=(gpu,))
     inventory = Inventory(pool="p", taken=datetime(2026, 11, 22, tzinfo=UTC), machines=(machine,))
     write_inventory(tmp_path / "pool.json", inventory)
     assert "10.3" in tables(bench, "--inventory", str(tmp_path / "pool.json"))
@@ -226,8 +226,12 @@ def test_a_catalogue_is_enough(tmp_path: Path) -> None:
     image = make_image(envelopes=(signed(whole_report(), "8"),), required=("8.0", "9.0"))
     made = catalogued(tmp_path, "pytorch-2.*", image=image)
     rows = {str(one.capability): one for one in made.combos}
-    assert (rows["8.0"].state, rows["8.0"].version, rows["8.0"].framework) == (State.VALID, "2.3", "pytorch")
-    assert rows["9.0"].state is not State.VALID
+    assert (rows["8.0"].state, rows["8.0"].version, rows["8.0"].framework) == (
+        ComboState.VALID,
+        "2.3",
+        "pytorch",
+    )
+    assert rows["9.0"].state is not ComboState.VALID
 
 
 def test_a_catalogue_lacks_a_name(tmp_path: Path) -> None:

@@ -10,19 +10,12 @@ from datetime import timedelta
 
 import pytest
 
-from imagefactory.combos import (
-    Combo,
-    Entry,
-    State,
-    Told,
-    columns,
-    make_combos,
-    unite,
-)
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.model import Answer, Basis, Claim
+from imagefactory.matrix.combos import Combo, ComboEntry, ComboState, Told, columns, make_combos, unite
+from imagefactory.matrix.plan import Ruling
+from imagefactory.matrix.ranges import make_ranges, neighbours
 from imagefactory.model import Outcome
-from imagefactory.plan import Ruling
 from imagefactory.report.tables import (
     HEADER,
     INVALID_HEADER,
@@ -35,7 +28,6 @@ from imagefactory.report.tables import (
 )
 from imagefactory.stages.tables import Tables
 from imagefactory.verdicts.model import Standing
-from imagefactory.version_ranges import make_ranges, neighbours
 from tests.unit.test_claims import NOW, judged
 
 VOLTA, AMPERE, HOPPER = Capability(7, 0), Capability(8, 0), Capability(9, 0)
@@ -45,8 +37,8 @@ NO = Claim(
 YES = replace(NO, answer=Answer.YES, rule="code", reason="has sm_80 code")
 
 
-def entry(version: str = "2.3", cuda: str = "12.1", **changes: object) -> Entry:
-    made = Entry(
+def entry(version: str = "2.3", cuda: str = "12.1", **changes: object) -> ComboEntry:
+    made = ComboEntry(
         target=f"pytorch-{version}-cu{cuda.replace('.', '')}",
         framework="torch",
         version=version,
@@ -70,7 +62,7 @@ def told(outcome: Outcome, days: int = 0, **changes: object) -> Told:
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-def one(made: Entry, *sweeps: Told) -> Combo:
+def one(made: ComboEntry, *sweeps: Told) -> Combo:
     (combo,) = make_combos([made], sweeps, [AMPERE])
     return combo
 
@@ -85,8 +77,8 @@ def rows(text: str) -> list[list[str]]:
 def test_a_good_verdict_makes_it_valid_for_its_capability_alone() -> None:
     combos = make_combos([entry(judged=((judged(),),))], (), [AMPERE, HOPPER])
     assert [(combo.capability, combo.state) for combo in combos] == [
-        (AMPERE, State.VALID),
-        (HOPPER, State.NOT_TESTED),
+        (AMPERE, ComboState.VALID),
+        (HOPPER, ComboState.NOT_TESTED),
     ]
     assert (combos[0].framework, combos[0].driver, combos[0].cause) == ("pytorch", "535.54.03", "")
     assert "passed the full suite" in combos[0].reason
@@ -95,27 +87,27 @@ def test_a_good_verdict_makes_it_valid_for_its_capability_alone() -> None:
 @pytest.mark.parametrize("standing", [one for one in Standing if one is not Standing.GOOD])
 def test_no_verdict_that_cannot_be_relied_on_counts(standing: Standing) -> None:
     combo = one(entry(judged=((judged(standing=standing),),)), told(Outcome.VERIFIED))
-    assert combo.state is State.NOT_TESTED
+    assert combo.state is ComboState.NOT_TESTED
     assert standing.value in combo.reason
 
 
 def test_a_sweep_that_says_verified_without_a_verdict_proves_nothing() -> None:
     combo = one(entry(), told(Outcome.VERIFIED))
-    assert (combo.state, combo.cause) == (State.NOT_TESTED, Outcome.NOT_TESTED)
+    assert (combo.state, combo.cause) == (ComboState.NOT_TESTED, Outcome.NOT_TESTED)
     assert "there is none" in combo.reason
 
 
 @pytest.mark.parametrize(
     ("outcome", "state"),
     [
-        (Outcome.WRONG_NUMBERS, State.FAILED),
-        (Outcome.NO_KERNEL, State.FAILED),
-        (Outcome.LOAD_FAILED, State.FAILED),
-        (Outcome.DRIVER_TOO_OLD, State.FAILED),
-        (Outcome.TIMEOUT, State.UNDECIDED),
+        (Outcome.WRONG_NUMBERS, ComboState.FAILED),
+        (Outcome.NO_KERNEL, ComboState.FAILED),
+        (Outcome.LOAD_FAILED, ComboState.FAILED),
+        (Outcome.DRIVER_TOO_OLD, ComboState.FAILED),
+        (Outcome.TIMEOUT, ComboState.UNDECIDED),
     ],
 )
-def test_a_signed_no_has_its_own_word(outcome: Outcome, state: State) -> None:
+def test_a_signed_no_has_its_own_word(outcome: Outcome, state: ComboState) -> None:
     combo = one(entry(judged=((judged(outcome),),)), told(Outcome.HELD))
     assert (combo.state, combo.cause, combo.basis) == (state, outcome, "verified")
     assert "535.54.03" in combo.reason
@@ -126,7 +118,7 @@ def test_a_signed_no_has_its_own_word(outcome: Outcome, state: State) -> None:
 )
 def test_every_outcome_of_a_sweep_keeps_its_word(outcome: Outcome) -> None:
     combo = one(entry(), told(outcome))
-    assert combo.state in (State.FAILED, State.UNDECIDED)
+    assert combo.state in (ComboState.FAILED, ComboState.UNDECIDED)
     assert (combo.cause, combo.basis, combo.source) == (outcome, "reported", "sweep sweep-0")
     assert rows(format_invalid([combo]))[1] == ["pytorch", "8.0", "12.1", "2.3", outcome.value]
 
@@ -134,31 +126,31 @@ def test_every_outcome_of_a_sweep_keeps_its_word(outcome: Outcome) -> None:
 def test_the_newest_sweep_of_this_image_counts() -> None:
     other = told(Outcome.NO_KERNEL, images=frozenset({"sha256:other"}))
     assert one(entry(), told(Outcome.HELD, 2), told(Outcome.TIMEOUT, 1), other).cause == Outcome.TIMEOUT
-    assert one(entry(), other).state is State.NOT_TESTED
+    assert one(entry(), other).state is ComboState.NOT_TESTED
     assert (
         one(entry(images=frozenset()), told(Outcome.NO_MATCH, images=frozenset())).cause == Outcome.NO_MATCH
     )
 
 
 def test_a_removed_job_is_not_tested() -> None:
-    assert one(entry(), told(Outcome.NOT_TESTED)).state is State.NOT_TESTED
+    assert one(entry(), told(Outcome.NOT_TESTED)).state is ComboState.NOT_TESTED
 
 
 def test_what_is_foretold_is_called_so() -> None:
     rulings: Mapping[Capability, Ruling] = {AMPERE: Ruling(claim=NO, against=(NO,))}
     combo = one(entry(rulings=rulings))
-    assert (combo.state, combo.cause, combo.basis) == (State.RULED_OUT, "no-code", "predicted")
+    assert (combo.state, combo.cause, combo.basis) == (ComboState.RULED_OUT, "no-code", "predicted")
     assert rows(format_invalid([combo]))[1][-1] == "no-code (predicted)"
     unsolvable = replace(NO, rule="unsolvable", basis=Basis.DOCUMENTED)
     combo = one(entry(rulings={AMPERE: Ruling(claim=unsolvable, against=(unsolvable,))}, block="no lock"))
     assert rows(format_invalid([combo]))[1][-1] == "unsolvable"
     combo = one(entry(rulings={AMPERE: Ruling(claim=YES)}))
-    assert (combo.state, combo.basis) == (State.NOT_TESTED, "predicted")
+    assert (combo.state, combo.basis) == (ComboState.NOT_TESTED, "predicted")
 
 
 def test_a_verdict_weighs_more_than_what_is_foretold() -> None:
     rulings = {AMPERE: Ruling(claim=NO, against=(NO,))}
-    assert one(entry(rulings=rulings, judged=((judged(),),))).state is State.VALID
+    assert one(entry(rulings=rulings, judged=((judged(),),))).state is ComboState.VALID
 
 
 def test_columns_are_what_anybody_asks_requires_tries_or_proves() -> None:
@@ -171,14 +163,14 @@ def test_columns_are_what_anybody_asks_requires_tries_or_proves() -> None:
     ]
     odd = judged(capability="none")
     assert columns([entry(judged=((odd,),))]) == ()
-    assert one(entry(judged=((odd,),))).state is State.NOT_TESTED
+    assert one(entry(judged=((odd,),))).state is ComboState.NOT_TESTED
 
 
 def test_what_is_proven_of_one_image_is_not_of_another() -> None:
     old, new = (judged(days=9),), (judged(Outcome.NO_KERNEL),)
     combo = one(entry(judged=(new, old)))
-    assert (combo.state, "2026-11-13" in combo.reason) == (State.VALID, True)
-    assert one(entry(judged=((*new, *old),))).state is State.FAILED
+    assert (combo.state, "2026-11-13" in combo.reason) == (ComboState.VALID, True)
+    assert one(entry(judged=((*new, *old),))).state is ComboState.FAILED
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -198,10 +190,10 @@ def test_several_targets_of_one_combination_are_one_line() -> None:
     conda = entry(target="pytorch-conda-2.3-cu121", framework="pytorch")
     combos = make_combos([other, conda, proven], (), [AMPERE])
     assert len(combos) == 3
-    assert [found.state for found in unite(combos)] == [State.VALID]
+    assert [found.state for found in unite(combos)] == [ComboState.VALID]
     assert [found.cause for found in unite(combos[:2])] == [Outcome.NO_KERNEL]
     held = make_combos([replace(proven, judged=()), conda], [told(Outcome.HELD)], [AMPERE])
-    assert [found.state for found in unite(held)] == [State.NOT_TESTED]
+    assert [found.state for found in unite(held)] == [ComboState.NOT_TESTED]
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagefactory import cli, errors
-from imagefactory.compat import (
+from imagefactory.gpu.capability import parse_capability, parse_code
+from imagefactory.gpu.cells import CellEvidence
+from imagefactory.gpu.compared import Difference
+from imagefactory.gpu.model import Answer, Basis, Contents, Library, Modules, Package, Question
+from imagefactory.matrix.compat import (
     ANY,
     RUNS,
-    Candidate,
-    Gpu,
+    CompatGpu,
+    CoverCandidate,
     by_group,
     columns,
     cover,
@@ -31,10 +35,6 @@ from imagefactory.compat import (
     rows,
     with_releases,
 )
-from imagefactory.gpu.capability import parse_capability, parse_code
-from imagefactory.gpu.cells import CellEvidence
-from imagefactory.gpu.compared import Difference
-from imagefactory.gpu.model import Answer, Basis, Contents, Library, Modules, Package, Question
 from imagefactory.oci.layout import Layout
 from imagefactory.report.compat import (
     LEGEND,
@@ -53,8 +53,8 @@ from tests.unit.test_layout import add_image
 ROOT = Path(__file__).parents[2]
 
 
-def gpu(capability: str, name: str = "", driver: str = "") -> Gpu:
-    return Gpu(name=name or capability, capability=parse_capability(capability), driver=driver)
+def gpu(capability: str, name: str = "", driver: str = "") -> CompatGpu:
+    return CompatGpu(name=name or capability, capability=parse_capability(capability), driver=driver)
 
 
 def contents_of(source: str, version: str, *codes: str, cuda: str = "12.1") -> Contents:
@@ -68,11 +68,13 @@ def contents_of(source: str, version: str, *codes: str, cuda: str = "12.1") -> C
     )
 
 
-def candidate(name: str, version: str, *codes: str, cuda: str = "12.1") -> Candidate:
+def candidate(name: str, version: str, *codes: str, cuda: str = "12.1") -> CoverCandidate:
     """A target whose image was scanned."""
     contents = contents_of(f"{name}'s image", version, *codes, cuda=cuda)
     question = Question(framework="torch", version=version, cuda=cuda, capability=ANY)
-    return Candidate(name=name, group="pytorch", question=question, evidence=CellEvidence(contents=contents))
+    return CoverCandidate(
+        name=name, group="pytorch", question=question, evidence=CellEvidence(contents=contents)
+    )
 
 
 # --- the fewest sets -------------------------------------------------------------------------------
@@ -142,10 +144,10 @@ def test_machine_code_beats_ptx_and_then_the_newest_wins() -> None:
     assert found.candidate.name == "through-ptx"
 
 
-def documented(name: str, version: str, cuda: str) -> Candidate:
+def documented(name: str, version: str, cuda: str) -> CoverCandidate:
     """Of conda's pytorch channel: what its build scripts list is known, and nothing was scanned."""
     question = Question(framework="pytorch::pytorch", version=version, cuda=cuda, capability=ANY)
-    return Candidate(name=name, group="pytorch", question=question)
+    return CoverCandidate(name=name, group="pytorch", question=question)
 
 
 def test_ptx_that_is_only_documented_serves_where_nothing_better_does() -> None:
@@ -181,7 +183,7 @@ def test_a_gpu_that_nothing_serves_is_said_with_what_comes_nearest() -> None:
     assert "has no code for 6.1" in text
 
 
-def faulty(name: str, version: str, *codes: str, packages: tuple[tuple[str, str], ...]) -> Candidate:
+def faulty(name: str, version: str, *codes: str, packages: tuple[tuple[str, str], ...]) -> CoverCandidate:
     """The same with packages of which faults are known."""
     made = candidate(name, version, *codes)
     contents = made.evidence.contents

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from imagefactory.errors import RecipeError, UsageError
 from imagefactory.gpu.capability import Capability
-from imagefactory.gpu.inventory import parse_gpus, read_gpus
+from imagefactory.matrix.gpus import parse_gpus, read_gpus
 
 GOOD = """\
 # The cluster

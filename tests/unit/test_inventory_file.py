@@ -12,14 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagefactory.errors import UsageError
-from imagefactory.pools import inventory_file
+from imagefactory.pools import inventory
 from imagefactory.pools.htcondor.ads import parse_ads
-from imagefactory.pools.inventory_file import (
-    format_inventory,
-    parse_inventory,
-    read_inventory,
-    write_inventory,
-)
+from imagefactory.pools.inventory import format_inventory, parse_inventory, read_inventory, write_inventory
 from imagefactory.pools.model import Inventory
 from tests.unit.ads_made_here import A100, MIG_SLICE, V100, gpu, slot
 
@@ -152,7 +147,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     file.write_bytes(b"\xff")
     with pytest.raises(UsageError, match="not UTF-8"):
         read_inventory(file)
-    monkeypatch.setattr(inventory_file, "MAX_BYTES", 100)
+    monkeypatch.setattr(inventory, "MAX_BYTES", 100)
     file.write_text(json.dumps(SMALL))
     with pytest.raises(UsageError, match="larger than"):
         read_inventory(file)

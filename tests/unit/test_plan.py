@@ -21,23 +21,23 @@ from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.cells import CellEvidence, answer_cell
 from imagefactory.gpu.knowledge import capabilities, families
 from imagefactory.gpu.model import Answer, Basis, Cell, Claim, Question
-from imagefactory.model import Target, Where
-from imagefactory.plan import (
+from imagefactory.matrix.plan import (
     GPU_NOT_LISTED,
     NO_MATCH,
     PRUNING,
-    Device,
-    Judge,
+    Answerer,
+    CellState,
     Plan,
+    PlanGpu,
     PlanInput,
-    Stage,
-    State,
+    TargetStatus,
     check_rules,
     make_plan,
     weigh,
 )
+from imagefactory.matrix.rows import MAX_ROWS, JudgedRow, RowsInput, SpaceRow, judge_rows, parse_rows
+from imagefactory.model import Target, Where
 from imagefactory.report.plan import MAX_JOBS, format_matrix, format_plan, format_rows
-from imagefactory.version_space import MAX_ROWS, JudgedRow, Row, RowsInput, judge_rows, parse_rows
 from tests.unit.test_cli import Call, call, root  # noqa: F401
 
 DATA = Path(__file__).parents[1] / "data"
@@ -60,9 +60,9 @@ TARGET = Target(
     where=Where(file="recipes/torchy.yaml", line=3, column=5),
 )
 BUILT = "sha256:" + "a" * 64
-V100 = Device(capability=Capability(7, 0), name="V100", driver="535")
-A100 = Device(capability=Capability(8, 0), name="A100")
-L40 = Device(capability=Capability(8, 9), name="L40")
+V100 = PlanGpu(capability=Capability(7, 0), name="V100", driver="535")
+A100 = PlanGpu(capability=Capability(8, 0), name="A100")
+L40 = PlanGpu(capability=Capability(8, 9), name="L40")
 
 
 def claim(rule: str, answer: Answer = Answer.NO, basis: Basis = Basis.PREDICTED) -> Claim:
@@ -72,7 +72,9 @@ def claim(rule: str, answer: Answer = Answer.NO, basis: Basis = Basis.PREDICTED)
 CODE = claim("code", Answer.YES)
 
 
-def judging(known: dict[str, Sequence[Claim]], warnings: dict[str, Sequence[Claim]] | None = None) -> Judge:
+def judging(
+    known: dict[str, Sequence[Claim]], warnings: dict[str, Sequence[Claim]] | None = None
+) -> Answerer:
     """A judge with claims and warnings by capability."""
 
     def answer(question: Question, evidence: CellEvidence) -> Cell:
@@ -83,12 +85,12 @@ def judging(known: dict[str, Sequence[Claim]], warnings: dict[str, Sequence[Clai
     return answer
 
 
-def planned(stage: Stage, judge: Judge, *devices: Device, allow: str = "") -> Plan:
+def planned(stage: TargetStatus, judge: Answerer, *devices: PlanGpu, allow: str = "") -> Plan:
     allowed = frozenset(allow.split())
     return make_plan(PlanInput(stages=(stage,), devices=devices, allow=allowed, judge=judge))
 
 
-def states(plan: Plan) -> dict[str, State]:
+def states(plan: Plan) -> dict[str, CellState]:
     return {str(cell.device.capability): cell.state for cell in plan.cells}
 
 
@@ -96,41 +98,41 @@ def states(plan: Plan) -> dict[str, State]:
 
 
 def test_without_gpus_the_recipes_capabilities_are_planned() -> None:
-    plan = planned(Stage(target=TARGET), judging({}))
-    assert states(plan) == {"7.0": State.BUILD, "8.0": State.BUILD}
+    plan = planned(TargetStatus(target=TARGET), judging({}))
+    assert states(plan) == {"7.0": CellState.BUILD, "8.0": CellState.BUILD}
     assert all(cell.required for cell in plan.cells)
     assert plan.targets[0].reason == "not in the store"
 
 
 def test_what_nothing_is_known_of_stays_in() -> None:
-    (cell,) = planned(Stage(target=TARGET), judging({}), A100).cells
-    assert (cell.state, cell.ruling.claim) == (State.BUILD, None)
+    (cell,) = planned(TargetStatus(target=TARGET), judging({}), A100).cells
+    assert (cell.state, cell.ruling.claim) == (CellState.BUILD, None)
     assert "nothing is known" in cell.ruling.reason
 
 
 def test_an_image_that_is_what_the_lock_gives_is_not_built() -> None:
-    there = Stage(target=TARGET, missing="", image=BUILT)
+    there = TargetStatus(target=TARGET, missing="", image=BUILT)
     judge = judging({"8.0": [CODE]})
-    assert states(planned(there, judge)) == {"7.0": State.UNCHANGED, "8.0": State.UNCHANGED}
+    assert states(planned(there, judge)) == {"7.0": CellState.UNCHANGED, "8.0": CellState.UNCHANGED}
     (target,) = planned(there, judge, A100).targets
-    assert (target.state, target.cells[0].state, target.image) == (State.VERIFY, State.VERIFY, BUILT)
+    assert (target.state, target.cells[0].state, target.image) == (CellState.VERIFY, CellState.VERIFY, BUILT)
     assert "what the lock gives" in target.reason
 
 
 def test_what_is_verified_in_the_very_image_is_unchanged_and_elsewhere_it_is_not() -> None:
     passed = claim("suite", Answer.YES, Basis.VERIFIED)
     evidence = CellEvidence(verified={Capability(8, 0): passed})
-    there = Stage(target=TARGET, missing="", image=BUILT, evidence=evidence)
-    assert states(planned(there, judging({}), A100))["8.0"] is State.UNCHANGED
-    assert states(planned(replace(there, missing="gone"), judging({}), A100))["8.0"] is State.BUILD
+    there = TargetStatus(target=TARGET, missing="", image=BUILT, evidence=evidence)
+    assert states(planned(there, judging({}), A100))["8.0"] is CellState.UNCHANGED
+    assert states(planned(replace(there, missing="gone"), judging({}), A100))["8.0"] is CellState.BUILD
 
 
 def test_without_a_lock_a_cell_is_blocked_unless_it_is_pruned() -> None:
-    stuck = Stage(target=TARGET, block="it has no lock", hint="imagefactory lock it")
+    stuck = TargetStatus(target=TARGET, block="it has no lock", hint="imagefactory lock it")
     (target,) = planned(stuck, judging({"7.0": [claim("no-code")]})).targets
-    assert [cell.state for cell in target.cells] == [State.PRUNED, State.BLOCKED]
+    assert [cell.state for cell in target.cells] == [CellState.PRUNED, CellState.BLOCKED]
     assert (target.state, target.reason, target.hint) == (
-        State.BLOCKED,
+        CellState.BLOCKED,
         "it has no lock",
         "imagefactory lock it",
     )
@@ -138,12 +140,12 @@ def test_without_a_lock_a_cell_is_blocked_unless_it_is_pruned() -> None:
 
 def test_a_target_whose_cells_are_all_pruned_is_not_built() -> None:
     no = [claim("no-code")]
-    (target,) = planned(Stage(target=TARGET), judging({"7.0": no, "8.0": no})).targets
-    assert (target.state, target.image, target.hint) == (State.PRUNED, "", "")
+    (target,) = planned(TargetStatus(target=TARGET), judging({"7.0": no, "8.0": no})).targets
+    assert (target.state, target.image, target.hint) == (CellState.PRUNED, "", "")
 
 
 def test_a_gpu_beyond_the_recipe_is_planned_and_said_so() -> None:
-    plan = planned(Stage(target=TARGET), judging({}), L40)
+    plan = planned(TargetStatus(target=TARGET), judging({}), L40)
     assert not plan.cells[0].required
     assert "L40 (8.9) beyond the recipe" in format_plan(plan)
 
@@ -155,7 +157,7 @@ def test_the_question_carries_driver_and_capability() -> None:
         asked.append(question)
         return Cell(question=question, claims=())
 
-    planned(Stage(target=TARGET), listen, V100)
+    planned(TargetStatus(target=TARGET), listen, V100)
     (question,) = asked
     assert (question.framework, question.version, question.cuda) == ("torch", "2.3", "12.1")
     assert (question.capability, question.driver) == (Capability(7, 0), "535")
@@ -201,8 +203,10 @@ def test_what_prunes_and_what_is_allowed(
 
 
 def test_an_override_is_shown_and_one_that_changes_nothing_too() -> None:
-    plan = planned(Stage(target=TARGET), judging({"7.0": [NO]}), allow="no-code driver-floor known-bad")
-    assert states(plan) == {"7.0": State.BUILD, "8.0": State.BUILD}
+    plan = planned(
+        TargetStatus(target=TARGET), judging({"7.0": [NO]}), allow="no-code driver-floor known-bad"
+    )
+    assert states(plan) == {"7.0": CellState.BUILD, "8.0": CellState.BUILD}
     assert plan.unused == ("driver-floor", "known-bad")
     text = format_plan(plan)
     assert "  build     7.0: allowed, though no-code: because of no-code" in text
@@ -212,8 +216,8 @@ def test_an_override_is_shown_and_one_that_changes_nothing_too() -> None:
 
 def test_what_runs_in_part_is_tested_where_the_recipe_asks_for_it() -> None:
     part = claim("partly", Answer.PARTLY)
-    plan = planned(Stage(target=TARGET), judging({"8.0": [part], "8.9": [part]}), A100, L40)
-    assert states(plan) == {"8.0": State.BUILD, "8.9": State.PRUNED}
+    plan = planned(TargetStatus(target=TARGET), judging({"8.0": [part], "8.9": [part]}), A100, L40)
+    assert states(plan) == {"8.0": CellState.BUILD, "8.9": CellState.PRUNED}
     text = format_plan(plan)
     assert "  build     A100 (8.0): predicted to run in part [1]\n" in text
     assert "            warning for A100 (8.0): because of partly [1]\n" in text
@@ -242,7 +246,7 @@ def test_what_a_known_fault_prunes(rule: str, prunes: bool) -> None:
 
 
 def test_a_pruned_cell_says_rule_reason_source_and_how_to_override() -> None:
-    text = format_plan(planned(Stage(target=TARGET), judging({"7.0": [NO]})))
+    text = format_plan(planned(TargetStatus(target=TARGET), judging({"7.0": [NO]})))
     assert "  pruned    7.0: no-code, predicted: because of no-code [1]" in text
     assert "to plan what was pruned: --allow no-code" in text
     assert "\n1 target: 1 to build; 2 cells: 1 to build, 1 pruned\n" in text
@@ -261,7 +265,7 @@ def test_rules_that_do_not_exist_are_refused_with_the_nearest() -> None:
 
 def test_the_matrix_is_one_line_of_text_values_with_what_is_to_be_done() -> None:
     no_v100 = judging({"7.0": [NO]})
-    line = format_matrix(planned(Stage(target=TARGET), no_v100, V100, A100))
+    line = format_matrix(planned(TargetStatus(target=TARGET), no_v100, V100, A100))
     assert "\n" not in line
     name, _, value = line.partition("=")
     (job,) = json.loads(value)["include"]
@@ -279,12 +283,12 @@ def test_the_matrix_is_one_line_of_text_values_with_what_is_to_be_done() -> None
         "driver": "",
         "state": "build",
     }
-    unchanged = planned(Stage(target=TARGET, missing="", image=BUILT), no_v100)
+    unchanged = planned(TargetStatus(target=TARGET, missing="", image=BUILT), no_v100)
     assert format_matrix(unchanged) == 'matrix={"include":[]}'
 
 
 def test_more_jobs_than_github_runs_are_refused() -> None:
-    stages = tuple(Stage(target=replace(TARGET, name=f"torchy-{i}")) for i in range(MAX_JOBS // 2 + 1))
+    stages = tuple(TargetStatus(target=replace(TARGET, name=f"torchy-{i}")) for i in range(MAX_JOBS // 2 + 1))
     most = make_plan(PlanInput(stages=stages[:-1], devices=(V100, A100), judge=judging({})))
     assert len(json.loads(format_matrix(most).partition("=")[2])["include"]) == MAX_JOBS
     with pytest.raises(UsageError, match=f"{MAX_JOBS + 2} jobs"):
@@ -293,8 +297,8 @@ def test_more_jobs_than_github_runs_are_refused() -> None:
 
 def test_gpus_that_jobs_cannot_tell_apart_are_one_job() -> None:
     """Of a pool that tells what CUDA drivers take, and no drivers."""
-    devices = tuple(Device(capability=Capability(8, 0), name="A100", cuda=cuda) for cuda in ("12.2", "12.4"))
-    made = planned(Stage(target=TARGET), judging({}), *devices)
+    devices = tuple(PlanGpu(capability=Capability(8, 0), name="A100", cuda=cuda) for cuda in ("12.2", "12.4"))
+    made = planned(TargetStatus(target=TARGET), judging({}), *devices)
     assert len(made.cells) == 2
     (job,) = json.loads(format_matrix(made).partition("=")[2])["include"]
     assert (job["gpu"], job["driver"]) == ("A100", "")
@@ -303,7 +307,10 @@ def test_gpus_that_jobs_cannot_tell_apart_are_one_job() -> None:
 
 
 def test_without_gpus_the_matrix_has_a_job_for_each_image_to_build() -> None:
-    stages = (Stage(target=TARGET), Stage(target=replace(TARGET, name="there"), missing="", image=BUILT))
+    stages = (
+        TargetStatus(target=TARGET),
+        TargetStatus(target=replace(TARGET, name="there"), missing="", image=BUILT),
+    )
     made = make_plan(PlanInput(stages=stages, judge=judging({"7.0": [NO]})))
     (job,) = json.loads(format_matrix(made).partition("=")[2])["include"]
     assert (job["target"], job["state"]) == ("torchy-2.3-cu121", "build")
@@ -317,7 +324,7 @@ def test_a_plan_of_nothing_says_so() -> None:
 @pytest.mark.parametrize("width", [None, 70, 300])
 def test_a_plan_fits_the_terminal(width: int | None) -> None:
     long = replace(NO, reason="word " * 60 + "end")
-    plan = planned(Stage(target=TARGET), judging({"7.0": [long]}))
+    plan = planned(TargetStatus(target=TARGET), judging({"7.0": [long]}))
     lines = format_plan(plan, width).splitlines()
     assert max(map(len, lines)) <= min(width or 110, 110)
     assert "            word " in "\n".join(lines)
@@ -328,7 +335,7 @@ def test_a_plan_fits_the_terminal(width: int | None) -> None:
 HEADER = "framework,framework_version,cuda,capability,outcome\n"
 
 
-def rows(text: str) -> tuple[Row, ...]:
+def rows(text: str) -> tuple[SpaceRow, ...]:
     return parse_rows(text, "space.csv", families())
 
 
@@ -378,7 +385,7 @@ def test_a_fault_of_a_row_is_told_with_file_and_line(text: str, told: str) -> No
 @given(st.text(st.characters(codec="utf-8"), max_size=200), st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_any_text_is_read_or_refused(text: str, headed: bool) -> None:
-    found: list[Row] = []
+    found: list[SpaceRow] = []
     faults: list[str] = []
     try:
         found = list(rows(HEADER + text if headed else text))
@@ -416,7 +423,7 @@ def test_rows_meet_the_listed_gpus_of_their_capability_and_their_drivers() -> No
     )
 
 
-def in_a_pool(text: str, *devices: Device, **how: bool) -> list[tuple[bool, str]]:
+def in_a_pool(text: str, *devices: PlanGpu, **how: bool) -> list[tuple[bool, str]]:
     """Whether each row is pruned in a pool of such GPUs, and why."""
     given = RowsInput(
         rows=rows(HEADER + text), devices=devices, judge=judging({}), pool="the inventory", **how
@@ -425,7 +432,7 @@ def in_a_pool(text: str, *devices: Device, **how: bool) -> list[tuple[bool, str]
 
 
 def test_rows_meet_a_pool_once_by_the_newest_driver_of_their_capability() -> None:
-    old, new = (Device(capability=Capability(8, 0), cuda=cuda) for cuda in ("11.4", "12.2"))
+    old, new = (PlanGpu(capability=Capability(8, 0), cuda=cuda) for cuda in ("11.4", "12.2"))
     assert [pruned for pruned, _ in in_a_pool("torch,2.3,12.1,8.0,\n", new, old)] == [False]
     assert in_a_pool("torch,2.3,12.1,9.0,\n", new, old) == [(True, "no GPU there has capability 9.0")]
     assert in_a_pool("torch,2.3,12.1,8.0,\n", old) == [
@@ -435,7 +442,7 @@ def test_rows_meet_a_pool_once_by_the_newest_driver_of_their_capability() -> Non
 
 def test_one_driver_in_a_pool_is_enough_be_it_newer_than_any_that_is_known() -> None:
     text = "torch,2.9,13.0,8.0,\n"
-    known, newer, untold = (Device(capability=Capability(8, 0), cuda=cuda) for cuda in ("12.4", "13.99", ""))
+    known, newer, untold = (PlanGpu(capability=Capability(8, 0), cuda=cuda) for cuda in ("12.4", "13.99", ""))
     assert newer.oldest_driver == ""  # no table has it
     for pool in ((known, newer), (newer, known), (known, untold)):
         assert [pruned for pruned, _ in in_a_pool(text, *pool)] == [False], pool
@@ -443,17 +450,17 @@ def test_one_driver_in_a_pool_is_enough_be_it_newer_than_any_that_is_known() -> 
 
 
 def test_a_driver_of_the_same_major_is_enough_unless_one_asks_for_the_very_cuda() -> None:
-    device = Device(capability=Capability(8, 0), cuda="12.2")
+    device = PlanGpu(capability=Capability(8, 0), cuda="12.2")
     assert [pruned for pruned, _ in in_a_pool("torch,2.6,12.4,8.0,\n", device)] == [False]
     assert in_a_pool("torch,2.6,12.4,8.0,\n", device, strict=True) == [
         (True, "the drivers of GPUs with 8.0 take CUDA 12.2 at most, and CUDA 12.4 is needed")
     ]
-    told = Device(capability=Capability(8, 0), driver="535.129.03")
+    told = PlanGpu(capability=Capability(8, 0), driver="535.129.03")
     assert [pruned for pruned, _ in in_a_pool("torch,2.6,12.2,8.0,\n", told, strict=True)] == [False]
     assert in_a_pool("torch,2.6,12.4,8.0,\n", told, strict=True) == [
         (True, "the drivers of GPUs with 8.0 are 535.129.03 at most, and CUDA 12.4 is needed")
     ]
-    untold = Device(capability=Capability(8, 0))
+    untold = PlanGpu(capability=Capability(8, 0))
     assert [pruned for pruned, _ in in_a_pool("torch,2.6,12.4,8.0,\n", untold, strict=True)] == [False]
 
 

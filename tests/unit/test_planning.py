@@ -19,6 +19,7 @@ from imagefactory.factory import Factory, read_factory
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.model import Package
 from imagefactory.lock.debian.file import read_base_lock
+from imagefactory.matrix.plan import CellState, PlanGpu, PlanInput, TargetStatus, make_plan
 from imagefactory.model import Target
 from imagefactory.oci.candidates import CREATED, VERDICT_TYPE, read_pushed, read_records
 from imagefactory.oci.graph import Place, read_manifest
@@ -26,7 +27,6 @@ from imagefactory.oci.layout import Layout, reference
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.model import Layer
 from imagefactory.oci.registry.client import Registry
-from imagefactory.plan import Device, PlanInput, Stage, State, make_plan
 from imagefactory.progress import Quiet
 from imagefactory.scan.findings import FileFinding
 from imagefactory.scan.records import RECORDS, LayerScan, format_scan
@@ -63,7 +63,7 @@ def target(factory: Factory) -> Target:
     return next(one for one in factory.targets if one.name == NAME)
 
 
-def stage(factory: Factory, target: Target, registry: str = "") -> Stage:
+def stage(factory: Factory, target: Target, registry: str = "") -> TargetStatus:
     (found,) = read_stages(factory, [target], Asking(now=NOW, registry=registry))
     return found
 
@@ -292,15 +292,15 @@ def test_a_verdict_there_leaves_nothing_to_do_until_it_expires(
     bare = elsewhere(factory, tmp_path)
     verdict_on(factory, Place(store=Registry(there.host), repository="pytorch"), pushed)
 
-    def state(now: datetime, driver: str = "") -> State:
+    def state(now: datetime, driver: str = "") -> CellState:
         found = read_stages(bare, [target], Asking(now=now, registry=there.host))
-        a100 = Device(capability=Capability(8, 0), driver=driver)
+        a100 = PlanGpu(capability=Capability(8, 0), driver=driver)
         return make_plan(PlanInput(stages=found, devices=(a100,))).targets[0].state
 
-    assert state(NOW) is State.UNCHANGED
-    assert state(NOW, "550.54.15") is State.UNCHANGED
-    assert state(NOW, "535") is State.VERIFY
-    assert state(NOW + timedelta(days=91)) is State.VERIFY
+    assert state(NOW) is CellState.UNCHANGED
+    assert state(NOW, "550.54.15") is CellState.UNCHANGED
+    assert state(NOW, "535") is CellState.VERIFY
+    assert state(NOW + timedelta(days=91)) is CellState.VERIFY
 
 
 def test_a_verdict_that_nobody_trusts_changes_nothing(

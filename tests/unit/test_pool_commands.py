@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import ToolError, UsageError
-from imagefactory.pools.htcondor.commands import HTCondor
+from imagefactory.pools.htcondor.pool import HTCondor
 from tests.unit.ads_made_here import A100, H100, MIG_SLICE, V100, gpu, slot, status
 from tests.unit.test_cli import Call, call  # noqa: F401
 

@@ -13,7 +13,7 @@ from imagefactory.model import Outcome
 from imagefactory.pools.htcondor.classify import NodeFiles, Posted, classify
 from imagefactory.pools.htcondor.events import parse_attempts
 from imagefactory.pools.htcondor.node.post import ARRIVED, decide, follow, split_events
-from imagefactory.pools.model import Attempt, Ending, Limits
+from imagefactory.pools.model import Ending, JobAttempt, JobLimits
 from tests.unit.pool_made_here import (
     GPU,
     UUID,
@@ -35,7 +35,7 @@ MISSING = "Transfer input files failure at access point. Details: reading from f
 NO_ROOM = "Transfer output files failure at execution point. Details: writing: (errno 28) No space left"
 
 
-def attempts(log: str | bytes, latest: datetime = LATEST) -> tuple[Attempt, ...]:
+def attempts(log: str | bytes, latest: datetime = LATEST) -> tuple[JobAttempt, ...]:
     data = log if isinstance(log, bytes) else log.encode()
     return parse_attempts(data, latest, lambda naive: naive.replace(tzinfo=WEST).astimezone(UTC))
 
@@ -164,7 +164,7 @@ def test_no_bytes_break_the_reader() -> None:
         cut = data[made.randrange(len(data)) :] if made.random() < 0.3 else data
         for one in attempts(bytes(cut)):
             assert one.text.isprintable()
-            classify((one,), NodeFiles(), Limits())
+            classify((one,), NodeFiles(), JobLimits())
     assert attempts(made.randbytes(20_000)) == ()
     assert attempts(b"") == ()
 
@@ -178,7 +178,7 @@ def test_a_line_of_megabytes_is_shortened() -> None:
 
 GOOD = NodeFiles(run=b"{}", report=b"{}")
 BAD = NodeFiles(run=b"", broken=True, err="FATAL: stat /opt/nopy: no such file or directory")
-LIMITS = Limits()
+LIMITS = JobLimits()
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 
 from imagefactory.errors import StatementError
 from imagefactory.model import Outcome
-from imagefactory.pools.htcondor.evidence import JobAnswer, judge_job, parse_job_run
-from imagefactory.pools.model import Attempt, Ending, PoolGpu
+from imagefactory.pools.htcondor.evidence import JobAnswer, job_report, parse_job_run
+from imagefactory.pools.model import Ending, JobAttempt, PoolGpu
 from imagefactory.verdicts.statement import is_simulated, missing_evidence, sign
 from imagefactory.verify.model import EvidenceKind, GpuReport
 from tests.unit.kit_made_here import ASKED, SUBJECT
@@ -58,7 +58,7 @@ def run_json(**changes: Any) -> bytes:
 def judged(
     gpu: PoolGpu | None, run: dict[str, Any] | None = None, report: dict[str, Any] | None = None
 ) -> GpuReport:
-    attempt = Attempt(
+    attempt = JobAttempt(
         job="12.0",
         ending=Ending.EXITED,
         code=0,
@@ -72,7 +72,7 @@ def judged(
     )
     told = json.dumps(suite_report(QUESTION, **(report or {}))).encode()
     run_ = parse_job_run(run_json(**(run or {})), "run.json")
-    return judge_job(KIT, QUESTION, JobAnswer(run=run_, report=told, attempt=attempt))
+    return job_report(KIT, QUESTION, JobAnswer(run=run_, report=told, attempt=attempt))
 
 
 def device(**changes: Any) -> dict[str, Any]:

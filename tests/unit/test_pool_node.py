@@ -24,7 +24,7 @@ from imagefactory.model import Outcome
 from imagefactory.pools.htcondor import classify, dag
 from imagefactory.pools.htcondor.classify import read_node, read_result
 from imagefactory.pools.htcondor.node import inside, post
-from imagefactory.pools.model import Ending, Limits
+from imagefactory.pools.model import Ending, JobLimits
 from imagefactory.verify.kit_make import format_kit
 from imagefactory.verify.suite_files import suite_digest
 from tests.unit.kit_made_here import ASKED, NONCE, ORDER
@@ -224,7 +224,7 @@ def brings(folder: Path, run: bytes | None = None, report: bytes | None = b"{}")
 def test_a_run_that_came_back_is_done(folder: Path) -> None:
     brings(folder)
     assert after(folder, WHOLE, 0) == 0
-    found = read_node(folder, NODE, Limits())
+    found = read_node(folder, NODE, JobLimits())
     assert found.result.outcome is None
     assert (found.run, found.report) == (json.dumps({"nonce": NONCE}).encode(), b"{}")
     assert not list((folder / "nodes" / NODE).glob("attempt-*"))
@@ -233,7 +233,7 @@ def test_a_run_that_came_back_is_done(folder: Path) -> None:
 def test_without_a_report_it_is_the_suites_fault_not_the_pools(folder: Path) -> None:
     brings(folder, report=None)
     assert after(folder, WHOLE, 0) == 0
-    found = read_node(folder, NODE, Limits())
+    found = read_node(folder, NODE, JobLimits())
     assert found.run is not None
     assert found.report is None
 
@@ -261,13 +261,13 @@ def test_garbage_is_tried_again_and_kept(folder: Path, run: bytes | None, report
         "result",
     ]
     assert (place / "attempt-1/result/report.json").read_bytes() == report
-    found = read_node(folder, NODE, Limits()).result
+    found = read_node(folder, NODE, JobLimits()).result
     assert found.outcome is None
     assert found.reason.startswith("to be tried again: it brought back no result that can be read")
     brings(folder, run, report)
     again = WHOLE.replace("(012.", "(013.")
     assert after(folder, again, 0, (2, 2)) == 1
-    found = read_node(folder, NODE, Limits()).result
+    found = read_node(folder, NODE, JobLimits()).result
     assert (found.outcome, len(found.attempts)) == (Outcome.INFRASTRUCTURE, 2)
 
 
@@ -285,14 +285,14 @@ def test_what_is_no_plain_file_is_not_read(folder: Path, name: str) -> None:
         spoil(place)
         shutil.rmtree(folder / "nodes" / NODE / "attempt-1", ignore_errors=True)
         assert after(folder, WHOLE, 0) == 1
-        assert read_node(folder, NODE, Limits()).run is None
+        assert read_node(folder, NODE, JobLimits()).run is None
 
 
 def test_what_broke_and_then_held_has_the_last_word(folder: Path) -> None:
     assert after(folder, submitted() + executing() + terminated(255), 255) == 1
     brings(folder)
     assert after(folder, WHOLE.replace("(012.", "(013."), 0, (1, 2)) == 0
-    found = read_node(folder, NODE, Limits())
+    found = read_node(folder, NODE, JobLimits())
     assert [one.code for one in found.result.attempts] == [255, 0]
     assert found.run is not None
 
@@ -326,19 +326,19 @@ def test_a_removed_job_is_tried_again_only_where_the_pool_broke_it(folder: Path,
 
 def test_a_next_job_that_never_came_to_be_is_the_last_word(folder: Path) -> None:
     assert after(folder, submitted() + executing() + terminated(255), 255) == 1
-    assert read_node(folder, NODE, Limits()).result.outcome is None
+    assert read_node(folder, NODE, JobLimits()).result.outcome is None
     assert post_script(folder, NODE, "-1001", "0.0", "2", "2") == 1
-    found = read_node(folder, NODE, Limits()).result
+    found = read_node(folder, NODE, JobLimits()).result
     assert (found.outcome, found.reason) == (Outcome.INFRASTRUCTURE, "condor_submit did not take it")
     with (folder / "nodes" / NODE / "job.log").open("a") as file:  # gone on with
         file.write(submitted(13) + executing(13))
-    assert read_node(folder, NODE, Limits()).result.outcome is None
+    assert read_node(folder, NODE, JobLimits()).result.outcome is None
 
 
 def test_what_condor_submit_refuses_is_tried_again(folder: Path) -> None:
     arguments = [NODE, "-1001", "0.0", "2", "2"]  # as DAGMan starts it
     assert subprocess.run([folder / "post.py", *arguments], cwd=folder, timeout=60).returncode == 1
-    found = read_node(folder, NODE, Limits()).result
+    found = read_node(folder, NODE, JobLimits()).result
     assert (found.outcome, found.reason) == (Outcome.INFRASTRUCTURE, "condor_submit did not take it")
 
 
@@ -353,7 +353,7 @@ def test_a_job_whose_end_the_log_does_not_tell_is_lost(folder: Path, monkeypatch
     """The script waits for the log; here it does not get what it waits for."""
     monkeypatch.setattr(post, "LOG_SECONDS", 0.0)
     assert after(folder, submitted() + executing(), 0, (2, 2)) == 1
-    found = read_node(folder, NODE, Limits()).result
+    found = read_node(folder, NODE, JobLimits()).result
     assert found.attempts[-1].ending is Ending.RUNNING
     assert found.outcome is Outcome.INFRASTRUCTURE
 
@@ -383,7 +383,7 @@ def test_what_ends_while_it_is_read_is_told_of_one_moment(
         return reading(place)
 
     monkeypatch.setattr(classify, "read_files", slowly)
-    found = read_node(folder, NODE, Limits())
+    found = read_node(folder, NODE, JobLimits())
     assert found.result.outcome is None, found.result.reason
     assert found.run is not None
     assert found.result.attempts[-1].job == ("13.0" if "(013" in between else "12.0")
@@ -393,7 +393,7 @@ def test_what_ends_while_it_is_read_is_told_of_one_moment(
 def test_a_result_that_answers_nothing_is_no_word_on_the_image(folder: Path) -> None:
     brings(folder)
     after(folder, WHOLE, 0)
-    found = read_result(folder, node(), Limits())
+    found = read_result(folder, node(), JobLimits())
     assert found.outcome is Outcome.INFRASTRUCTURE
 
 
@@ -402,6 +402,6 @@ def test_a_run_without_a_gpu_is_told_as_the_suite_tells_it(folder: Path) -> None
     run_inside(job)
     (job / "result").rename(folder / "nodes" / NODE / "result")
     assert after(folder, WHOLE, 0) == 0
-    found = read_result(folder, node(), Limits())
+    found = read_result(folder, node(), JobLimits())
     assert found.outcome is not Outcome.VERIFIED
     assert found.outcome is not None

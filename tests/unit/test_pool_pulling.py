@@ -23,8 +23,8 @@ from imagefactory.oci.model import Descriptor
 from imagefactory.oci.registry.client import Registry
 from imagefactory.pools.htcondor.classify import CUT, NodeFiles, Posted, classify
 from imagefactory.pools.htcondor.events import parse_attempts
-from imagefactory.pools.model import ImageKind, Limits, Node
-from imagefactory.pools.pulling import PullAsker
+from imagefactory.pools.model import ImageKind, JobLimits, SweepNode
+from imagefactory.stages.pulling import PullAsker
 from imagefactory.verdicts.attached import MOST_REFUSED
 from tests.unit.pool_made_here import aborted, executing, failed_start, held, node, submitted, terminated
 from tests.unit.registry_made_here import RegistryMadeHere, Ways, registry_made_here
@@ -48,7 +48,7 @@ def words(log: str, err: str = "") -> tuple[Outcome | None, str]:
     now = datetime.now(UTC)
     found = parse_attempts((submitted() + log).encode(), now, lambda naive: naive.replace(tzinfo=UTC))
     posted = Posted(job="12.0", again=True, left=False, why="")
-    return classify(found, NodeFiles(broken=True, err=err, posted=posted), Limits())
+    return classify(found, NodeFiles(broken=True, err=err, posted=posted), JobLimits())
 
 
 @pytest.mark.parametrize("address", [IMAGE, FILE])
@@ -106,7 +106,7 @@ def put(host: str) -> str:
     return registry.put_manifest("gpu/tiny", canonical_json(parts), MANIFEST_TYPE).digest
 
 
-def of(host: str, digest: str, kind: ImageKind = ImageKind.DOCKER) -> Node:
+def of(host: str, digest: str, kind: ImageKind = ImageKind.DOCKER) -> SweepNode:
     one = node()
     return replace(one, image=replace(one.image, kind=kind, address=f"{kind}://{host}/gpu/tiny@{digest}"))
 

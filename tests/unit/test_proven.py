@@ -9,7 +9,7 @@ import pytest
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.model import Answer, Basis
 from imagefactory.model import Outcome
-from imagefactory.pools.proven import (
+from imagefactory.submit.proven import (
     Grounds,
     cuda_of_driver,
     known_capabilities,

@@ -19,15 +19,15 @@ from imagefactory.errors import UsageError
 from imagefactory.gpu.model import Answer
 from imagefactory.model import Outcome
 from imagefactory.pools.htcondor.ads import parse_ads
-from imagefactory.pools.htcondor.check import Checked, Surroundings, check_submit_file
-from imagefactory.pools.htcondor.classads import MAX_EXPRESSION, literal, make_ad, parse_expression
-from imagefactory.pools.htcondor.submit_file import Run, Taken, format_submit
-from imagefactory.pools.htcondor.submit_reader import parse_submit_file
 from imagefactory.pools.model import ImageKind, Inventory
-from imagefactory.pools.offered import choose_form, forms_of
 from imagefactory.pools.sites import SITES, Site, find_site
 from imagefactory.pools.sizes import GB
 from imagefactory.report.submit_check import check_json, format_check
+from imagefactory.submit.check.check import Checked, Surroundings, check_submit_file
+from imagefactory.submit.check.classads import MAX_EXPRESSION, literal, make_ad, parse_expression
+from imagefactory.submit.check.reader import parse_submit_file
+from imagefactory.submit.forms import choose_form, forms_of
+from imagefactory.submit.submit_file import SubmitRun, TakenImage, format_submit
 from tests.unit.ads_made_here import A100, H100, MIG_SLICE, V100, gpu, slot
 from tests.unit.offers_made_here import (
     IMAGE,
@@ -510,10 +510,10 @@ def test_what_submit_writes_is_right_and_reaches_what_is_proven(site: Site, kind
     offered = offer(*proofs, of_sif=proofs)
     places = {ImageKind.SIF: "/staging/images", ImageKind.OSDF: "osdf:///chtc/staging/images"}
     form = choose_form(forms_of(offered, places.get(kind, "")), site, kind)
-    taken = Taken(
+    taken = TakenImage(
         target=IMAGE.target, platform=IMAGE.platform, form=form, classes=form.grounds.classes, judged=NOW
     )
-    text = format_submit(taken, Run(name="train", executable="train.sh", memory=GB, disk=14 * GB), site)
+    text = format_submit(taken, SubmitRun(name="train", executable="train.sh", memory=GB, disk=14 * GB), site)
     pool = [{**ad, "Arch": "X86_64", "TotalSlotDisk": 10**9, "Disk": 10**9} for ad in MACHINES]
     checked = check(text, offered=offered, site=site.name, inventory=parse_ads(pool, NOW))
     assert found(checked) == set(), text

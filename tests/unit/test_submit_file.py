@@ -15,26 +15,26 @@ from imagefactory.cli.submit import SITES as CLI_SITES
 from imagefactory.errors import NothingSelectedError, UsageError
 from imagefactory.gpu.model import Basis
 from imagefactory.model import Outcome
-from imagefactory.pools.htcondor.gpu_request import WHOLE_GPUS, format_gpu_request
-from imagefactory.pools.htcondor.submit_file import (
+from imagefactory.pools.model import ImageKind
+from imagefactory.pools.sites import SITES, find_site
+from imagefactory.pools.sizes import GB, disk_of, format_size, image_disk, memory_of, parse_size, parse_time
+from imagefactory.settings.choices import SITES as SETTING_SITES
+from imagefactory.submit.forms import choose_form, forms_of
+from imagefactory.submit.gpu_request import WHOLE_GPUS, format_gpu_request
+from imagefactory.submit.submit_file import (
     ROWS_MOST,
     RUN,
-    Run,
-    Taken,
+    SubmitRun,
+    TakenImage,
     check_columns,
     format_arguments,
     format_runs,
     format_submit,
 )
-from imagefactory.pools.model import ImageKind
-from imagefactory.pools.offered import choose_form, forms_of
-from imagefactory.pools.sites import SITES, find_site
-from imagefactory.pools.sizes import GB, disk_of, format_size, image_disk, memory_of, parse_size, parse_time
-from imagefactory.settings.choices import SITES as SETTING_SITES
 from tests.unit.offers_made_here import IMAGE, NOW, SIF, digest, failed, gpu_class, offer, verdict
 
 GENERIC = find_site("generic")
-RUNS = Run(name="train", executable="train.sh")
+RUNS = SubmitRun(name="train", executable="train.sh")
 WHOLE = f"""\
 # pytorch-2.3-cu121, manifest {digest("b")}
 # Made by imagefactory on 2026-11-22. The GPUs below are those, and no others, on which
@@ -77,10 +77,10 @@ queue
 """
 
 
-def taken(*capabilities: str, basis: Basis = Basis.VERIFIED) -> Taken:
+def taken(*capabilities: str, basis: Basis = Basis.VERIFIED) -> TakenImage:
     (form,) = forms_of(offer(verdict("8.0")), "")
     classes = tuple(gpu_class(one, basis=basis) for one in capabilities or ("8.0",))
-    return Taken(target=IMAGE.target, platform=IMAGE.platform, form=form, classes=classes, judged=NOW)
+    return TakenImage(target=IMAGE.target, platform=IMAGE.platform, form=form, classes=classes, judged=NOW)
 
 
 def commands(text: str) -> dict[str, str]:

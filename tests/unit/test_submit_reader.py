@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from imagefactory.errors import UsageError
-from imagefactory.pools.htcondor.submit_language import Jobs
-from imagefactory.pools.htcondor.submit_reader import (
+from imagefactory.submit.check.language import Jobs
+from imagefactory.submit.check.reader import (
     MAX_BYTES,
     MAX_LINES,
     MAX_QUEUES,

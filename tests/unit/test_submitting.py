@@ -16,15 +16,14 @@ from imagefactory.catalogue.document import LIFE, sign_catalogue
 from imagefactory.catalogue.model import Catalogue
 from imagefactory.errors import CheckFailedError, NothingSelectedError, UsageError
 from imagefactory.model import Outcome
-from imagefactory.pools.htcondor.submit_file import Run
-from imagefactory.pools.inventory_file import write_inventory
-from imagefactory.pools.model import ImageKind, Inventory, Machine, PoolGpu
+from imagefactory.pools.inventory import write_inventory
+from imagefactory.pools.model import ImageKind, Inventory, PoolGpu, PoolMachine
 from imagefactory.pools.sites import find_site
 from imagefactory.progress import Quiet
-from imagefactory.submitting import (
+from imagefactory.submit.make import (
     LARGEST_ROWS,
-    Made,
-    Wanted,
+    SubmitAsk,
+    SubmitMade,
     check_files,
     make_submit,
     parse_rows,
@@ -32,6 +31,7 @@ from imagefactory.submitting import (
     summary,
     write_made,
 )
+from imagefactory.submit.submit_file import SubmitRun
 from imagefactory.verdicts.statement import sign
 from imagefactory.verdicts.trust import Policy, Trust
 from imagefactory.verify.model import Hardware
@@ -50,21 +50,21 @@ from tests.unit.verdicts_made_here import (
 )
 
 NAME = "pytorch-2.3-cu121"
-WANTED = Wanted(
+WANTED = SubmitAsk(
     target=NAME,
     site=find_site("generic"),
     kind=None,
     folder="",
-    run=Run(name="train", executable="train.sh"),
+    run=SubmitRun(name="train", executable="train.sh"),
 )
 
 
-def make(catalogue: Catalogue | None = None, trust: Trust = TRUST, **changes: object) -> Made:
+def make(catalogue: Catalogue | None = None, trust: Trust = TRUST, **changes: object) -> SubmitMade:
     wanted = replace(WANTED, **changes)  # type: ignore[arg-type]
     return make_submit(catalogue or make_catalogue(), wanted, trust, NOW)
 
 
-def lines(made: Made) -> list[str]:
+def lines(made: SubmitMade) -> list[str]:
     return made.text.splitlines()
 
 
@@ -166,7 +166,7 @@ def test_a_name_that_is_not_there() -> None:
     ("framework", "said"), [("torch", "torch.cuda.get_device_name()"), ("other", "sys.version")]
 )
 def test_without_a_program_of_ones_own_the_framework_is_tried(framework: str, said: str) -> None:
-    made = make(make_catalogue(make_image(framework=framework)), run=Run(name="train", executable=""))
+    made = make(make_catalogue(make_image(framework=framework)), run=SubmitRun(name="train", executable=""))
     assert "executable = /opt/env/bin/python" in lines(made)
     assert "transfer_executable = false" in lines(made)
     assert any(line.startswith("arguments = ") and said in line for line in lines(made))
@@ -480,7 +480,7 @@ def pool_of(*gpus: tuple[str, str]) -> Inventory:
         "HasFileTransferPluginMethods": "https,osdf,file", "HasCHTCStaging": True,
     }  # fmt: skip
     machines = [
-        Machine(
+        PoolMachine(
             name=f"gpu{number}.example.org",
             attributes=attributes,
             start="",

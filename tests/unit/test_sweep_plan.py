@@ -11,27 +11,20 @@ from imagefactory.errors import NothingSelectedError, UsageError
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.cells import CellEvidence
 from imagefactory.gpu.model import Answer, Cell, Question
+from imagefactory.matrix.plan import Answerer, TargetStatus
 from imagefactory.model import Outcome
-from imagefactory.plan import Judge, Stage
 from imagefactory.pools.model import Inventory
-from imagefactory.pools.planning import (
-    SweepAsk,
-    SweepPlan,
-    check_allowed,
-    choose_tuple,
-    driver_of,
-    parse_tuple,
-    plan_sweep,
-)
+from imagefactory.sweeps.cells import SweepAsk, SweepPlan, check_allowed, driver_of, plan_sweep
+from imagefactory.sweeps.tuples import choose_tuple, parse_tuple
 from imagefactory.verdicts.model import Judged, Standing, Verdict
 from tests.unit.sweep_made_here import inventory, pool_gpu
 from tests.unit.test_plan import TARGET, claim
 from tests.unit.verdicts_made_here import DAY, HOST, MADE_UP, NOW, whole_report
 
-STAGE = Stage(target=TARGET, missing="", image="sha256:" + "a" * 64)
+STAGE = TargetStatus(target=TARGET, missing="", image="sha256:" + "a" * 64)
 
 
-def known(answers: dict[str, Answer], rule: str = "no-code") -> Judge:
+def known(answers: dict[str, Answer], rule: str = "no-code") -> Answerer:
     def judge(question: Question, _: CellEvidence) -> Cell:
         answer = answers.get(str(question.capability))
         return Cell(question=question, claims=(claim(rule, answer),) if answer else ())
@@ -39,7 +32,7 @@ def known(answers: dict[str, Answer], rule: str = "no-code") -> Judge:
     return judge
 
 
-def plan(*stages: Stage, gpus: Inventory | None = None, **asked: Any) -> SweepPlan:
+def plan(*stages: TargetStatus, gpus: Inventory | None = None, **asked: Any) -> SweepPlan:
     return plan_sweep(stages or (STAGE,), gpus or inventory(), SweepAsk(**{"judge": known({}), **asked}))
 
 
@@ -82,7 +75,7 @@ def test_a_capability_that_the_pool_lacks_matches_nothing() -> None:
     made = plan(capabilities=(Capability(9, 0), Capability(8, 0)))
     assert queued(made) == [(TARGET.name, "8.0", "12.0")]
     assert left(made) == [("9.0", "no-match")]
-    wide = Stage(target=replace(TARGET, capabilities=("7.0", "9.0")))
+    wide = TargetStatus(target=replace(TARGET, capabilities=("7.0", "9.0")))
     assert left(plan(wide)) == [("9.0", "no-match")]
 
 
@@ -108,7 +101,7 @@ def test_slices_of_gpus_are_another_class() -> None:
 
 def test_the_newest_versions_of_each_family() -> None:
     stages = [
-        Stage(target=replace(TARGET, name=f"{family}-{version}", family=family, version=version))
+        TargetStatus(target=replace(TARGET, name=f"{family}-{version}", family=family, version=version))
         for family, version in (("torchy", "2.9"), ("torchy", "2.10"), ("torchy", "1.13"), ("flow", "2.1"))
     ]
     made = plan(*stages, newest=2, capabilities=(Capability(8, 0),))
@@ -117,7 +110,9 @@ def test_the_newest_versions_of_each_family() -> None:
 
 
 def test_what_cannot_be_built_is_blocked() -> None:
-    made = plan(Stage(target=TARGET, block="it has no lock", hint="imagefactory lock torchy-2.3-cu121"))
+    made = plan(
+        TargetStatus(target=TARGET, block="it has no lock", hint="imagefactory lock torchy-2.3-cu121")
+    )
     assert left(made) == [("7.0", "blocked"), ("8.0", "blocked")]
 
 

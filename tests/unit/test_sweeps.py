@@ -25,16 +25,13 @@ from imagefactory.oci.layout import reference
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.model import Image, Sif
 from imagefactory.oci.sif import SifOrigin, keep_sif
-from imagefactory.pools.attaching import Attacher, Draft, Sealed
-from imagefactory.pools.collecting import CollectedSweep, collect_sweep
-from imagefactory.pools.images import choose_kind
-from imagefactory.pools.inventory_file import write_inventory
-from imagefactory.pools.model import ImageKind, Limits, NodeResult
-from imagefactory.pools.planning import SweepAsk
-from imagefactory.pools.sweep_file import CollectedNode, read_collected, read_sweep
+from imagefactory.pools.inventory import write_inventory
+from imagefactory.pools.model import ImageKind, JobLimits, NodeResult
 from imagefactory.progress import Quiet
 from imagefactory.settings.choices import Setting
 from imagefactory.stages import build, plan, push, statements
+from imagefactory.stages.attach import Attacher, NodeDraft, Sealed
+from imagefactory.stages.collect import CollectedSweep, collect_sweep
 from imagefactory.stages.kits import CollectOptions
 from imagefactory.stages.sign import ledger
 from imagefactory.stages.sweep import (
@@ -48,7 +45,10 @@ from imagefactory.stages.sweep import (
     read_submitted,
     submit_sweep,
 )
+from imagefactory.stages.sweep_images import choose_kind
 from imagefactory.stages.verdicts import ANY, find_in, local_place, read_court, registry_of
+from imagefactory.sweeps.cells import SweepAsk
+from imagefactory.sweeps.sweep_file import CollectedNode, read_collected, read_sweep
 from imagefactory.verdicts import attached
 from imagefactory.verdicts.attached import MOST_REFUSED, Statement, put_statement
 from imagefactory.verdicts.keys import keys_folder, make_key
@@ -260,7 +260,7 @@ def test_a_registry_that_is_down_is_not_asked_for_every_image(
     for number in [*range(9), 0, 0]:
         own = replace(node.image.subject, manifest=f"sha256:{number:064x}")
         drafts.append(
-            Draft(node=replace(node, image=replace(node.image, subject=own)), one=one, signed=sealed)
+            NodeDraft(node=replace(node, image=replace(node.image, subject=own)), one=one, signed=sealed)
         )
     done = Attacher(site.factory, "", Quiet()).attach_all(drafts)
     assert [str(draft.fault) for draft in done] == ["it is down"] * 11
@@ -435,7 +435,7 @@ def test_a_damaged_nonce_stops_its_own_node_alone(site: Site) -> None:
 
 def test_limits_that_outlive_the_nonces_are_refused(site: Site) -> None:
     with pytest.raises(UsageError, match="signed within 14"):
-        site.makes(limits=Limits(idle=timedelta(days=5)))
+        site.makes(limits=JobLimits(idle=timedelta(days=5)))
 
 
 def test_a_folder_that_htcondor_cannot_name_is_refused_before_anything_is_made(

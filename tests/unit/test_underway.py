@@ -17,25 +17,14 @@ import pytest
 
 from imagefactory.errors import CheckFailedError, ToolError, UsageError
 from imagefactory.gpu.capability import Capability
+from imagefactory.matrix.plan import TargetStatus
 from imagefactory.model import Outcome
-from imagefactory.plan import Stage
-from imagefactory.pools import collecting, underway
-from imagefactory.pools.collecting import collect_sweep
-from imagefactory.pools.htcondor.commands import HTCondor
 from imagefactory.pools.htcondor.events import LIMITS_OVER
+from imagefactory.pools.htcondor.pool import HTCondor
 from imagefactory.pools.model import LeftOut, NodeResult
-from imagefactory.pools.planning import QueuedCell, SweepAsk, SweepPlan, check_allowed
-from imagefactory.pools.sweep_file import (
-    GONE,
-    NO_KEY,
-    UNSIGNED,
-    CollectedNode,
-    read_collected,
-    read_sweep,
-    write_sweep_file,
-)
-from imagefactory.pools.underway import InHand, SweepSeen, leave_out_underway, state_of
 from imagefactory.progress import Quiet
+from imagefactory.stages import collect
+from imagefactory.stages.collect import collect_sweep
 from imagefactory.stages.kits import CollectOptions
 from imagefactory.stages.sign import ledger
 from imagefactory.stages.sweep import (
@@ -46,6 +35,18 @@ from imagefactory.stages.sweep import (
     prepare_sweep,
     read_status,
 )
+from imagefactory.sweeps import underway
+from imagefactory.sweeps.cells import QueuedCell, SweepAsk, SweepPlan, check_allowed
+from imagefactory.sweeps.sweep_file import (
+    GONE,
+    NO_KEY,
+    UNSIGNED,
+    CollectedNode,
+    read_collected,
+    read_sweep,
+    write_sweep_file,
+)
+from imagefactory.sweeps.underway import InHand, SweepSeen, leave_out_underway, state_of
 from imagefactory.verify.nonces import LIFETIME
 from tests.unit.sweep_made_here import (
     ABORTED,
@@ -90,7 +91,11 @@ def seen(name: str = "20261122-120000-aaaa", **changes: Any) -> SweepSeen:
 def plan(*capabilities: str) -> SweepPlan:
     cells = (
         QueuedCell(
-            stage=Stage(target=TARGET), capability=Capability(int(one[0]), 0), cuda="", gpus=1, reason=""
+            stage=TargetStatus(target=TARGET),
+            capability=Capability(int(one[0]), 0),
+            cuda="",
+            gpus=1,
+            reason="",
         )
         for one in capabilities or ("7.0", "8.0")
     )
@@ -510,7 +515,7 @@ def test_collecting_again_finds_what_was_signed_and_signs_nothing(
         (forgotten / "collected.json").write_text(damage)
     nonces = [node.nonce for node in read_sweep(forgotten).nodes]
     before = [ledger(site.factory).look(nonce) for nonce in nonces]
-    monkeypatch.setattr(collecting, "sign", lambda *_, **__: pytest.fail("it is signed a second time"))
+    monkeypatch.setattr(collect, "sign", lambda *_, **__: pytest.fail("it is signed a second time"))
     done = site.collects(forgotten, promote=True)
     place = (str(site.factory.layout.path), f"{site.registry.host}/pytorch")
     assert [(one.result.outcome, one.attached) for one in done.nodes] == [(Outcome.VERIFIED, place)] * 2
@@ -566,7 +571,7 @@ def test_a_disk_that_is_full_when_the_memory_is_written_loses_nothing(
         raise UsageError("No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(collecting, "write_collected", full)
+        patched.setattr(collect, "write_collected", full)
         with pytest.raises(UsageError):
             site.collects(folder, promote=True)
     done = site.collects(folder, promote=True)

@@ -23,7 +23,7 @@ from typing import Any, TypeGuard
 from imagefactory.errors import ToolError
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.drivers import parse_driver
-from imagefactory.pools.model import Inventory, Machine, PoolGpu
+from imagefactory.pools.model import Inventory, PoolGpu, PoolMachine
 from imagefactory.verify.suite_report import clean
 
 Ad = Mapping[str, Any]
@@ -257,7 +257,7 @@ def _cuda(properties: Ad) -> str:
 # --- a machine -----------------------------------------------------------------------------------
 
 
-def _join(startd: str, slots: list[_Slot], seen: set[tuple[object, ...]]) -> Machine:
+def _join(startd: str, slots: list[_Slot], seen: set[tuple[object, ...]]) -> PoolMachine:
     """A machine of its slots. What it offers is its greatest one's; GPUs of `seen` are not told again."""
     slots.sort(key=lambda slot: (-len(slot.gpus), -_size(slot.attributes.get("Memory"))))
     gpus: list[PoolGpu] = []
@@ -269,7 +269,7 @@ def _join(startd: str, slots: list[_Slot], seen: set[tuple[object, ...]]) -> Mac
                 gpus.append(gpu)
             elif not gpu.free:
                 gpus = [replace(one, free=False) if one.id == gpu.id else one for one in gpus]
-    return Machine(
+    return PoolMachine(
         name=startd,
         attributes=slots[0].attributes,
         start=slots[0].start,

@@ -25,7 +25,7 @@ from imagefactory.pools.htcondor.node.post import (
     parse_object,
     read,
 )
-from imagefactory.pools.model import TRIED_AGAIN, Attempt, Ending, Limits, Node, NodeResult
+from imagefactory.pools.model import TRIED_AGAIN, Ending, JobAttempt, JobLimits, NodeResult, SweepNode
 from imagefactory.progress import format_seconds
 from imagefactory.verify.kit.program import EXPECTATIONS, KIT, RESULT, RUN
 from imagefactory.verify.kit.start import REPORT
@@ -83,7 +83,9 @@ class NodeFound:
 # --- deciding ------------------------------------------------------------------------------------
 
 
-def classify(attempts: Sequence[Attempt], files: NodeFiles, limits: Limits) -> tuple[Outcome | None, str]:
+def classify(
+    attempts: Sequence[JobAttempt], files: NodeFiles, limits: JobLimits
+) -> tuple[Outcome | None, str]:
     """The word for a node and a line on why. None while it waits, runs or is to be tried again, and for a run
     that is to be judged.
     """
@@ -105,7 +107,7 @@ def classify(attempts: Sequence[Attempt], files: NodeFiles, limits: Limits) -> t
     return outcome, reason
 
 
-def _word(last: Attempt, files: NodeFiles, limits: Limits) -> tuple[Outcome | None, str]:
+def _word(last: JobAttempt, files: NodeFiles, limits: JobLimits) -> tuple[Outcome | None, str]:
     """The word for one job, whatever comes after it."""
     match last.ending:
         case Ending.WAITING:
@@ -129,7 +131,7 @@ def _word(last: Attempt, files: NodeFiles, limits: Limits) -> tuple[Outcome | No
     return None, "the suite has run"
 
 
-def _held(last: Attempt, limits: Limits) -> tuple[Outcome | None, str]:
+def _held(last: JobAttempt, limits: JobLimits) -> tuple[Outcome | None, str]:
     text = _not_had(last.text, last.machine) if _NOT_HAD.search(last.text) else last.text[:LONGEST_WORDS]
     told = f"held ({last.code}): {text}"
     if last.ended is None:
@@ -148,7 +150,7 @@ def _held(last: Attempt, limits: Limits) -> tuple[Outcome | None, str]:
     return Outcome.HELD, told
 
 
-def _removed(last: Attempt, limits: Limits) -> tuple[Outcome | None, str]:
+def _removed(last: JobAttempt, limits: JobLimits) -> tuple[Outcome | None, str]:
     if last.ended is None or not last.text.startswith(LIMITS_OVER):
         return Outcome.NOT_TESTED, f"removed: {last.text}"[:LONGEST_WORDS]
     if last.text == RAN_OUT:
@@ -183,7 +185,7 @@ def _time(time: timedelta) -> str:
 # --- reading -------------------------------------------------------------------------------------
 
 
-def read_node(folder: Path, name: str, limits: Limits) -> NodeFound:
+def read_node(folder: Path, name: str, limits: JobLimits) -> NodeFound:
     """The state of a node of the sweep in `folder`. Raises UsageError for a name that is none."""
     place = node_folder(folder, name)
     attempts, files = _read_both(place)
@@ -196,9 +198,9 @@ def read_node(folder: Path, name: str, limits: Limits) -> NodeFound:
     return NodeFound(result=result, settled=settled)
 
 
-def read_result(folder: Path, node: Node, limits: Limits) -> NodeResult:
+def read_result(folder: Path, node: SweepNode, limits: JobLimits) -> NodeResult:
     """As `read_node`, with the word of a run that was brought back; what it signs is collect's to say."""
-    from imagefactory.pools.htcondor.evidence import JobAnswer, judge_job, parse_job_run
+    from imagefactory.pools.htcondor.evidence import JobAnswer, job_report, parse_job_run
 
     found = read_node(folder, node.name, limits)
     if found.run is None:
@@ -208,14 +210,14 @@ def read_result(folder: Path, node: Node, limits: Limits) -> NodeResult:
         kit, asked = (json.loads(read(place / name, LARGEST_FILE) or b"") for name in (KIT, EXPECTATIONS))
         run = parse_job_run(found.run, f"{node.name}/{RESULT}/{RUN}")
         answer = JobAnswer(run=run, report=found.report, attempt=found.result.attempts[-1])
-        report = judge_job(kit, asked, answer)
+        report = job_report(kit, asked, answer)
     except (StatementError, ValueError, KeyError, TypeError, AttributeError) as error:
         said = error.message if isinstance(error, StatementError) else "its files were changed"
         return replace(found.result, outcome=Outcome.INFRASTRUCTURE, reason=clean(said))
     return replace(found.result, outcome=report.outcome, reason=report.reason)
 
 
-def _read_both(place: Path) -> tuple[tuple[Attempt, ...], NodeFiles]:
+def _read_both(place: Path) -> tuple[tuple[JobAttempt, ...], NodeFiles]:
     """The jobs, and the files of the last of them. A job may end while both are read, and the next one too:
     what lies there is of the jobs that the log tells only where the log is the same before and after.
     """
@@ -228,7 +230,7 @@ def _read_both(place: Path) -> tuple[tuple[Attempt, ...], NodeFiles]:
             return _attempts(path, log), files
 
 
-def _attempts(path: Path, log: bytes | None) -> tuple[Attempt, ...]:
+def _attempts(path: Path, log: bytes | None) -> tuple[JobAttempt, ...]:
     """The jobs in a log; none where there is no log yet."""
     if log is None:
         return ()

@@ -19,9 +19,9 @@ from datetime import timedelta
 from pathlib import Path
 
 from imagefactory.errors import UsageError
-from imagefactory.pools.htcondor.gpu_request import WHOLE_GPUS
 from imagefactory.pools.htcondor.node.post import MOST_SHADOWS, MOST_STARTS
-from imagefactory.pools.model import TRANSFERS, ImageKind, Limits, Node, Sweep
+from imagefactory.pools.model import TRANSFERS, ImageKind, JobLimits, Sweep, SweepNode
+from imagefactory.submit.gpu_request import WHOLE_GPUS
 from imagefactory.verify.kit.program import EXPECTATIONS, KIT, RESULT
 from imagefactory.verify.kit_make import CARRIED
 from imagefactory.verify.kit_make import HERE as KIT_FOLDER
@@ -81,7 +81,7 @@ def format_dag(sweep: Sweep, lines: Sequence[str] = ()) -> str:
     return f"SUBMIT-DESCRIPTION {DESCRIPTION} {{\n{common}\n}}\n\n{nodes}\n"
 
 
-def _description(limits: Limits) -> tuple[str, ...]:
+def _description(limits: JobLimits) -> tuple[str, ...]:
     """What all jobs share. `$(...)` are the VARS of a node."""
     inputs = (KIT, EXPECTATIONS, *(f"../../{name}" for name in (SUITE, INSIDE, EMPTY)))
     return (
@@ -112,7 +112,7 @@ def _description(limits: Limits) -> tuple[str, ...]:
     )
 
 
-def _removal(limits: Limits) -> str:
+def _removal(limits: JobLimits) -> str:
     """Ends what would hang a DAG: too long idle, held, running, or started again and again without an end.
 
     46 and 47 hold a job whose time is over, and nobody can mend that. `allowed_execute_duration` alone is not
@@ -135,14 +135,14 @@ def _seconds(time: timedelta) -> int:
     return max(1, round(time.total_seconds()))
 
 
-def format_gpu(node: Node) -> str:
+def format_gpu(node: SweepNode) -> str:
     """`require_gpus` of a node. A slice (MIG) is another class: left out unless the node says otherwise."""
     whole = "" if node.mig else f" && {WHOLE_GPUS}"
     floor = f" && DriverVersion >= {_checked(node.cuda, _CUDA, 'version of CUDA')}" if node.cuda else ""
     return f"Capability == {_checked(node.capability, _CAPABILITY, 'compute capability')}{floor}{whole}"
 
 
-def _format_node(node: Node, limits: Limits) -> str:
+def _format_node(node: SweepNode, limits: JobLimits) -> str:
     name = _checked(node.name, _NAME, "name of a node")
     image = _checked(node.image.address, _IMAGE[node.image.kind], f"address of a {node.image.kind} image")
     values = {

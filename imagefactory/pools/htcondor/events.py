@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 
 from imagefactory.pools.htcondor.ads import read_gpu
 from imagefactory.pools.htcondor.node.post import EXECUTING, OWN_LIMITS, Event, follow, split_events
-from imagefactory.pools.model import Attempt, Ending, PoolGpu
+from imagefactory.pools.model import Ending, JobAttempt, PoolGpu
 from imagefactory.verify.suite_report import clean
 
 LIMITS_OVER = "removed by its limits"
@@ -36,7 +36,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:@-]{0,254}")
 
 def parse_attempts(
     data: bytes, latest: datetime, to_utc: Callable[[datetime], datetime]
-) -> tuple[Attempt, ...]:
+) -> tuple[JobAttempt, ...]:
     """The jobs of a node's log, the oldest first; at most the last MOST_JOBS.
 
     Logs have local times, some without a year: `to_utc` takes a naive time to UTC, and no time is later than
@@ -45,11 +45,11 @@ def parse_attempts(
     jobs: dict[str, list[Event]] = {}
     for event in split_events(data):
         jobs.setdefault(event.job, []).append(event)
-    clock = _Clock(latest, to_utc)
+    clock = _LogClock(latest, to_utc)
     return tuple(_attempt(job, events, clock) for job, events in list(jobs.items())[-MOST_JOBS:])
 
 
-def _attempt(job: str, events: list[Event], clock: _Clock) -> Attempt:
+def _attempt(job: str, events: list[Event], clock: _LogClock) -> JobAttempt:
     last = follow(events)
     starts = [event for event in events if event.number == EXECUTING]
     told = _attributes(starts[-1]) if starts else {}
@@ -57,7 +57,7 @@ def _attempt(job: str, events: list[Event], clock: _Clock) -> Attempt:
     if last.ending == Ending.REMOVED and OWN_LIMITS in last.text:
         why = last.trouble or last.step
         text = RAN_OUT if last.cut else f"{LIMITS_OVER}: {why}" if why else LIMITS_OVER
-    return Attempt(
+    return JobAttempt(
         job=job,
         ending=Ending(last.ending) if last.ending else Ending.LOST,
         code=last.code,
@@ -141,7 +141,7 @@ def _slot(event: Event) -> str:
 # --- times ---------------------------------------------------------------------------------------
 
 
-class _Clock:
+class _LogClock:
     """Times of a log in UTC."""
 
     def __init__(self, latest: datetime, to_utc: Callable[[datetime], datetime]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from imagefactory.errors import StatementError
 from imagefactory.model import Completed, Outcome
-from imagefactory.pools.model import Attempt, PoolGpu
+from imagefactory.pools.model import JobAttempt, PoolGpu
 from imagefactory.verdicts.statement import missing_evidence
 from imagefactory.verify.evidence import parse_evidence
 from imagefactory.verify.gpu_outcome import Brought, GpuRun, GpuSuiteReport, outcome_of, parse_suite_report
@@ -77,7 +77,7 @@ def parse_job_run(data: bytes, where: str) -> JobRun:
     )
 
 
-def pool_hardware(attempt: Attempt, run: JobRun, met: GpuIdentity | None) -> Hardware | None:
+def pool_hardware(attempt: JobAttempt, run: JobRun, met: GpuIdentity | None) -> Hardware | None:
     """The startd's word on the GPU of a job's last start as evidence; None where it had none.
 
     A startd that tells a short name alone (`GPU-a0223334`) is taken at it: where the suite met a GPU of that
@@ -153,10 +153,10 @@ class JobAnswer:
 
     run: JobRun
     report: bytes | None
-    attempt: Attempt
+    attempt: JobAttempt
 
 
-def judge_job(kit: Mapping[str, Any], asked: Mapping[str, Any], answer: JobAnswer) -> GpuReport:
+def job_report(kit: Mapping[str, Any], asked: Mapping[str, Any], answer: JobAnswer) -> GpuReport:
     """The report of a job: the suite's rules (verify/gpu_outcome), and the startd's GPU beside the suite's.
 
     `kit` and `asked` are kit.json and expectations.json, believed. A run is never `verified` where a word on

@@ -1,0 +1,83 @@
+"""A signed catalogue on its way to its readers: an artifact of the registry, or a file."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+from imagefactory.catalogue.package import ARTIFACT_TYPE, CURRENT, LARGEST_PACKED, LAYER_TYPE, pack
+from imagefactory.errors import RegistryError, StatementError, UsageError
+from imagefactory.oci.candidates import CREATED
+from imagefactory.oci.graph import EMPTY, EMPTY_TYPE, Artifact, Manifest, Place
+from imagefactory.oci.manifests import MANIFEST_TYPE, canonical_json, digest_of, format_descriptor
+from imagefactory.oci.model import Descriptor
+from imagefactory.oci.store import Reference
+from imagefactory.oci.transfer import put_artifact
+
+
+def make_catalogue_artifact(envelope: bytes, made: datetime) -> Artifact:
+    """Its manifest and blobs (image-spec 1.1, an artifact without a subject). Pure.
+
+    Raises StatementError for one that nobody would read.
+    """
+    packed = pack(envelope)
+    if len(packed) > LARGEST_PACKED:
+        raise StatementError(
+            f"the catalogue has {len(packed)} bytes packed, more than {LARGEST_PACKED}",
+            hint="make one of fewer targets: imagefactory catalogue TARGET...",
+        )
+    empty = Descriptor(media_type=EMPTY_TYPE, digest=digest_of(EMPTY), size=len(EMPTY))
+    layer = Descriptor(media_type=LAYER_TYPE, digest=digest_of(packed), size=len(packed))
+    data = canonical_json(
+        {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST_TYPE,
+            "artifactType": ARTIFACT_TYPE,
+            "config": format_descriptor(empty),
+            "layers": [format_descriptor(layer)],
+            "annotations": {CREATED: made.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")},
+        }
+    )
+    descriptor = Descriptor(media_type=MANIFEST_TYPE, digest=digest_of(data), size=len(data))
+    return Artifact(
+        manifest=Manifest(descriptor=descriptor, data=data), blobs=((empty, EMPTY), (layer, packed))
+    )
+
+
+def publish_catalogue(place: Place, envelope: bytes, made: datetime) -> tuple[Reference, ...]:
+    """Puts it under a tag of its own, then lets `current` point to it; gives both.
+
+    Raises RegistryError, also where another wrote `current` meanwhile.
+    """
+    artifact = make_catalogue_artifact(envelope, made)
+    put_artifact(place, artifact)
+    digest = artifact.manifest.descriptor.digest
+    own = f"{made.astimezone(UTC):%Y%m%d}-{digest.removeprefix('sha256:')[:12]}"
+    references = []
+    for tag in (own, CURRENT):
+        put = place.store.put_manifest(place.repository, artifact.manifest.data, MANIFEST_TYPE, tag)
+        there = place.store.manifest(place.repository, tag)
+        if put.digest != digest or there is None or there[0].digest != digest:
+            raise RegistryError(
+                f"{place}:{tag} is not the catalogue that was put there",
+                hint="does another write it at the same time? run it again",
+            )
+        references.append(
+            Reference(registry=place.store.name, repository=place.repository, tag=tag, digest=digest)
+        )
+    return tuple(references)
+
+
+def write_catalogue(path: Path, envelope: bytes) -> None:
+    """The envelope as a file, beside and renamed; packed where the name ends in `.gz`. Raises UsageError."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        beside.write_bytes(pack(envelope) if path.suffix == ".gz" else envelope)
+        beside.replace(path)
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be written: {error.strerror}", hint="name another: --output FILE"
+        ) from error
+    finally:
+        beside.unlink(missing_ok=True)

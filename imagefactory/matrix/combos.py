@@ -1,0 +1,271 @@
+"""Which combinations are proven: framework x version x CUDA x capability. Pure.
+
+    entries (targets with their verdicts, what is known of them) + what sweeps told -> combos
+
+    valid       a verdict that can be relied on says `verified` for an image of it, on that capability
+    failed      the suite ran there and said no (claims.REFUSALS)
+    ruled-out   nobody ran it: a rule of the plan speaks against it (plan.PRUNING)
+    undecided   it was tried, and what came of it says nothing of the image (`held`, `timeout`, `no-match`)
+    not-tested  all else; it is never shown as one of the others
+
+What a word stands on is its basis, and nothing is mixed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from itertools import chain, groupby
+
+from imagefactory.gpu import knowledge
+from imagefactory.gpu.capability import Capability, parse_capability
+from imagefactory.gpu.frameworks import frameworks
+from imagefactory.gpu.model import Answer
+from imagefactory.matrix.plan import NOTHING_KNOWN, Ruling
+from imagefactory.model import Outcome
+from imagefactory.verdicts.claims import REFUSALS, verified_claims
+from imagefactory.verdicts.model import Judged, Standing, Verdict
+from imagefactory.versions import natural
+
+
+class ComboState(StrEnum):
+    """What a table says of a combination."""
+
+    VALID = "valid"
+    FAILED = "failed"
+    RULED_OUT = "ruled-out"
+    UNDECIDED = "undecided"
+    NOT_TESTED = "not-tested"
+
+
+INVALID = (ComboState.FAILED, ComboState.RULED_OUT, ComboState.UNDECIDED)
+"""The states with a cause: what the old tables called invalid."""
+
+VERIFIED, REPORTED = "verified", "reported"
+"""Bases beside `predicted` and `documented`: a verdict says so, or a sweep told it and nobody signed it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComboEntry:
+    """A target with what is known of it. `images` are the digests of its images and .sif files.
+
+    `judged` are the verdicts on each of these, the newest image first: what is proven of one is not of
+    another. `rulings` say what a plan makes of each capability, verdicts left aside. `required` are the
+    capabilities that its recipe requires. `block` says why there is nothing to test, empty where there is.
+    """
+
+    target: str
+    framework: str
+    version: str
+    cuda: str
+    images: frozenset[str]
+    judged: tuple[tuple[Judged, ...], ...]
+    rulings: Mapping[Capability, Ruling] = field(default_factory=dict)
+    required: tuple[Capability, ...] = ()
+    block: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What became of one node of a sweep. `sweep` is the sweep's id.
+
+    `images` are the digests that it was for; empty for what speaks of the pool alone (`no-match`).
+    """
+
+    target: str
+    capability: Capability
+    outcome: Outcome
+    reason: str
+    sweep: str
+    made: datetime
+    images: frozenset[str]
+
+    @property
+    def source(self) -> str:
+        return f"sweep {self.sweep}"
+
+    def concerns(self, entry: ComboEntry) -> bool:
+        """Whether it speaks of an image that the target has."""
+        return not self.images or bool(self.images & entry.images)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Combo:
+    """One target on one capability. `cause` is empty where it is valid, `driver` the one that proved it.
+
+    `framework` is the family's word (`pytorch`), whatever the source calls it. `basis` is what the reason
+    stands on, of one that is not tested too: what is predicted of it, say.
+    """
+
+    target: str
+    framework: str
+    version: str
+    cuda: str
+    capability: Capability
+    state: ComboState
+    cause: str
+    basis: str
+    reason: str
+    source: str
+    driver: str = ""
+
+
+# --- one target on one capability ----------------------------------------------------------------
+
+
+def columns(
+    entries: Iterable[ComboEntry], told: Iterable[Told] = (), asked: Iterable[Capability] = ()
+) -> tuple[Capability, ...]:
+    """The capabilities of a table: asked about, required by a recipe, tried, or spoken of by a verdict."""
+    found = {*asked, *(one.capability for one in told)}
+    for entry in entries:
+        found |= {*entry.required, *_capabilities(entry.judged)}
+    return tuple(sorted(found))
+
+
+def make_combos(
+    entries: Iterable[ComboEntry], told: Iterable[Told], capabilities: Sequence[Capability]
+) -> tuple[Combo, ...]:
+    """Every entry on every capability.
+
+    A verdict decides; of several images one that is proven is enough. Without one the newest that a sweep
+    told of an image that is there, then what is known.
+    """
+    tried: dict[tuple[str, Capability], list[Told]] = {}
+    for one in sorted(told, key=lambda one: one.made, reverse=True):
+        tried.setdefault((one.target, one.capability), []).append(one)
+    combos = []
+    for entry in entries:
+        for capability in capabilities:
+            of_it = (one for one in tried.get((entry.target, capability), ()) if one.concerns(entry))
+            combos.append(_combo(entry, capability, next(of_it, None)))
+    return tuple(combos)
+
+
+def _capabilities(judged: Iterable[tuple[Judged, ...]]) -> set[Capability]:
+    """Where verdicts that can be relied on speak."""
+    return {capability for capability, _ in _signed(judged)}
+
+
+def _signed(judged: Iterable[tuple[Judged, ...]]) -> Iterator[tuple[Capability, Verdict]]:
+    for one in chain.from_iterable(judged):
+        if one.standing is Standing.GOOD and one.verdict and one.verdict.report.device:
+            with contextlib.suppress(ValueError):  # a capability that is none says nothing of any
+                yield parse_capability(one.verdict.report.device.capability), one.verdict
+
+
+def _combo(entry: ComboEntry, capability: Capability, told: Told | None) -> Combo:
+    state, cause, basis, reason, source, driver = _judge(entry, capability, told)
+    return Combo(
+        target=entry.target,
+        framework=family_word(entry.framework),
+        version=entry.version,
+        cuda=entry.cuda,
+        capability=capability,
+        state=state,
+        cause=cause,
+        basis=basis,
+        reason=reason,
+        source=source,
+        driver=driver,
+    )
+
+
+_Said = tuple[ComboState, str, str, str, str, str]
+
+
+def _judge(entry: ComboEntry, capability: Capability, told: Told | None) -> _Said:
+    claims = [found for one in entry.judged if (found := verified_claims(one).get(capability))]
+    for claim in claims:
+        if claim.answer is Answer.YES:
+            return ComboState.VALID, "", VERIFIED, claim.reason, claim.source, claim.driver
+    if claims:
+        return ComboState.FAILED, claims[0].rule, VERIFIED, claims[0].reason, claims[0].source, ""
+    word = _other_word(entry.judged, capability)
+    if word is not None:
+        return word
+    if told is not None and told.outcome is Outcome.VERIFIED:
+        why = f"a run said verified, and no verdict of it counts: {_standing(entry, capability)}"
+        return ComboState.NOT_TESTED, Outcome.NOT_TESTED, "", why, told.source, ""
+    if told is not None and told.outcome is not Outcome.NOT_TESTED:
+        return _state(told.outcome), told.outcome, REPORTED, told.reason, told.source, ""
+    ruling = entry.rulings.get(capability)
+    if ruling is not None and ruling.pruned and ruling.claim is not None:
+        by = ruling.claim
+        return ComboState.RULED_OUT, by.rule, by.basis, by.reason, by.source, ""
+    if entry.block:
+        return ComboState.NOT_TESTED, Outcome.NOT_TESTED, "", entry.block, "", ""
+    if ruling is None or ruling.claim is None:
+        return ComboState.NOT_TESTED, Outcome.NOT_TESTED, "", NOTHING_KNOWN, "", ""
+    by = ruling.claim
+    return ComboState.NOT_TESTED, Outcome.NOT_TESTED, by.basis, by.reason, by.source, ""
+
+
+def _state(outcome: Outcome) -> ComboState:
+    """Of what was tried and is not verified: whether that speaks against the image."""
+    return ComboState.FAILED if outcome in REFUSALS else ComboState.UNDECIDED
+
+
+def _other_word(judged: Iterable[tuple[Judged, ...]], capability: Capability) -> _Said | None:
+    """The newest signed word that is no claim about the image itself (`timeout`, an old driver)."""
+    found = [verdict for where, verdict in _signed(judged) if where == capability]
+    if not found:
+        return None
+    newest = max(found, key=lambda verdict: (verdict.issued, verdict.digest))
+    report = newest.report
+    driver = report.hardware.driver if report.hardware else ""
+    reason = f"driver {driver}, {report.ended:%Y-%m-%d}: {report.reason}"
+    source = f"verdict {newest.digest or 'not attached'} of key {newest.keyid[:12]}"
+    return _state(report.outcome), report.outcome, VERIFIED, reason, source, ""
+
+
+def _standing(entry: ComboEntry, capability: Capability) -> str:
+    """Why the verdicts there are do not count."""
+    words = {
+        one.standing.value
+        for one in chain.from_iterable(entry.judged)
+        if one.standing is not Standing.GOOD
+        and one.verdict
+        and one.verdict.report.device
+        and one.verdict.report.device.capability == str(capability)
+    }
+    return ", ".join(sorted(words)) or "there is none"
+
+
+def family_word(framework: str) -> str:
+    """What a family calls packages of PyPI and conda: `torch` is `pytorch`, `jaxlib` `jax`."""
+    names = {distribution: family for family, distribution in knowledge.families().items()}
+    there = knowledge.pypi_names().get(framework, (framework,))
+    bring = (row.name for row in frameworks() if framework in row.packages)
+    return next((names[name] for name in (framework, *there, *bring) if name in names), framework)
+
+
+# --- one line a combination ----------------------------------------------------------------------
+
+
+def unite(combos: Iterable[Combo]) -> tuple[Combo, ...]:
+    """One for each framework, version, CUDA and capability, sorted: several targets may be of the same.
+
+    It is valid where any of them is. A verdict that says no weighs more than a target that was not tested,
+    and that more than what became of another one in a sweep, or what is foretold of it.
+    """
+    ordered = sorted(combos, key=lambda one: (order(one), _rank(one), one.target))
+    return tuple(next(alike) for _, alike in groupby(ordered, key=order))
+
+
+def order(combo: Combo) -> tuple[object, ...]:
+    """Framework, version, CUDA and capability, numbers by their size."""
+    return combo.framework, natural(combo.version), natural(combo.cuda), combo.capability
+
+
+def _rank(combo: Combo) -> int:
+    if combo.state is ComboState.VALID:
+        return 0
+    if combo.state is ComboState.NOT_TESTED:
+        return 2
+    if combo.state is ComboState.FAILED and combo.basis == VERIFIED:
+        return 1
+    return 4 if combo.state is ComboState.RULED_OUT else 3

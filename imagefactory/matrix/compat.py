@@ -1,0 +1,332 @@
+"""Tables of cells: what runs on a GPU, a framework's versions on all of them, the fewest images. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from imagefactory.gpu import knowledge
+from imagefactory.gpu.capability import Capability
+from imagefactory.gpu.cells import NOTHING, CellEvidence, answer_cell, ask
+from imagefactory.gpu.known_bad import find_rule
+from imagefactory.gpu.model import Answer, Basis, Cell, Claim, Contents, Question
+from imagefactory.gpu.predict import INTEGRATED
+from imagefactory.model import Lock, Target
+from imagefactory.verdicts.claims import verified_claims
+from imagefactory.verdicts.model import Judged
+from imagefactory.versions import natural
+
+ANY = Capability(0, 0)
+"""Stands in the question of a candidate until a GPU is asked about."""
+OLDEST = Capability(5, 0)
+"""The first column of a table: no framework here is built for older GPUs."""
+RUNS = (Answer.YES, Answer.PTX)
+"""The answers of what runs whole."""
+_NOT = 2
+Grade = tuple[int, int]
+"""How well a GPU is served, lower is better: 1 for through PTX, then how little is known (`_DOUBT`)."""
+_DOUBT = {Basis.VERIFIED: 0, Basis.PREDICTED: 1, Basis.DOCUMENTED: 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoverCandidate:
+    """A framework version with a CUDA version: a target of the recipes, or one that no recipe makes.
+
+    `name` is the target's, empty for the latter. Of `group` one alone is wanted: the family of a target, else
+    the framework. `question` is what is asked of it, whatever its capability and driver. `lock` is the state
+    of the target's lock; where that is not `ok`, the versions of the recipe alone are known. `verdicts` are
+    those of its image.
+    """
+
+    name: str
+    group: str
+    question: Question
+    evidence: CellEvidence = NOTHING
+    lock: str = ""
+    verdicts: tuple[Judged, ...] = ()
+
+    @property
+    def title(self) -> str:
+        asked = self.question
+        return self.name or f"{asked.framework} {asked.version}, CUDA {asked.cuda}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompatGpu:
+    """A GPU asked about. `driver` is empty where any will do; `count` is how many of it there are."""
+
+    name: str
+    capability: Capability
+    driver: str = ""
+    count: int = 1
+
+    @property
+    def title(self) -> str:
+        told = "" if self.name == str(self.capability) else f"{self.name}, "
+        return f"{told}compute capability {self.capability}{f', driver {self.driver}' if self.driver else ''}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompatRow:
+    """One candidate and its cells, in the order of the GPUs or capabilities asked about."""
+
+    candidate: CoverCandidate
+    cells: tuple[Cell, ...]
+
+
+def rows(candidates: Iterable[CoverCandidate], gpus: Sequence[CompatGpu]) -> tuple[CompatRow, ...]:
+    """Every candidate judged on every GPU, in the order given."""
+    asked = {(gpu.capability, gpu.driver): gpu for gpu in gpus}
+    made = []
+    for one in candidates:
+        cells = {key: cell(one, gpu) for key, gpu in asked.items()}
+        made.append(CompatRow(candidate=one, cells=tuple(cells[gpu.capability, gpu.driver] for gpu in gpus)))
+    return tuple(made)
+
+
+def cell(candidate: CoverCandidate, gpu: CompatGpu) -> Cell:
+    question = replace(candidate.question, capability=gpu.capability, driver=gpu.driver)
+    claims = {**candidate.evidence.verified, **verified_claims(candidate.verdicts, gpu.driver)}
+    return answer_cell(question, replace(candidate.evidence, verified=claims))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownTarget:
+    """What is at hand of a target: its lock if that is current, and the word for its state.
+
+    `unsolvable` is why it has no solution, empty for one that may have. `image` is what is known of its image
+    in the store, which counts as long as that holds what the lock does, and with it its `verdicts`.
+    """
+
+    lock: Lock | None
+    state: str
+    unsolvable: str = ""
+    image: Contents | None = None
+    verdicts: tuple[Judged, ...] = ()
+
+
+def candidate_of(target: Target, known: KnownTarget) -> CoverCandidate:
+    """A target as its lock has it, or as its recipe has it where there is none."""
+    question, image = ask(target, known.lock, ANY), known.image
+    contents = image if image and _holds(image, question) else None
+    evidence = CellEvidence(unsolvable=known.unsolvable, contents=contents)
+    return CoverCandidate(
+        name=target.name,
+        group=target.family,
+        question=question,
+        evidence=evidence,
+        lock=known.state,
+        verdicts=known.verdicts if contents else (),
+    )
+
+
+def _holds(image: Contents, question: Question) -> bool:
+    """Whether an image has the locked version of every package of the lock that it names."""
+    held = {one.name: one.version for one in image.packages}
+    both = [(name, version) for name, version in question.packages if name in held]
+    return bool(both) and all(held[name] == version for name, version in both)
+
+
+def releases(framework: str) -> tuple[CoverCandidate, ...]:
+    """The versions of a distribution (`torch`) x CUDA that are known, recipe or not, the newest first."""
+    found = {(one.version, one.cuda): one for one in knowledge.releases(framework)}
+    return newest_first(
+        CoverCandidate(
+            name="",
+            group=framework,
+            question=Question(framework=framework, version=version, cuda=cuda, capability=ANY),
+        )
+        for version, cuda in found
+    )
+
+
+def with_releases(candidates: Iterable[CoverCandidate], framework: str) -> tuple[CoverCandidate, ...]:
+    """Candidates and all versions x CUDA of their framework that none of them is, the newest first."""
+    own = tuple(candidates)
+    made = {(one.question.framework, one.question.version, one.question.cuda) for one in own}
+    more = (
+        one for one in releases(framework) if (framework, one.question.version, one.question.cuda) not in made
+    )
+    return newest_first((*own, *more))
+
+
+def columns() -> tuple[CompatGpu, ...]:
+    """The capabilities of GPUs that are cards of their own, with any driver. Tables leave out what is
+    soldered beside an ARM processor (rule R2 names them): no image of x86-64 runs there."""
+    return tuple(
+        CompatGpu(name=str(one), capability=one)
+        for one in knowledge.capabilities()
+        if one not in INTEGRATED and one >= OLDEST
+    )
+
+
+def newest_first(candidates: Iterable[CoverCandidate]) -> tuple[CoverCandidate, ...]:
+    """By framework version, then CUDA, the newest first; what is equal stays in order."""
+    return tuple(
+        sorted(
+            candidates,
+            key=lambda one: (natural(one.question.version), natural(one.question.cuda)),
+            reverse=True,
+        )
+    )
+
+
+def faults(cell: Cell) -> tuple[Claim, ...]:
+    """The known faults of what runs, save those that only cost time."""
+    return tuple(claim for claim in cell.warnings if claim.answer is not Answer.YES and cell.answer in RUNS)
+
+
+def serves(cell: Cell) -> bool:
+    """Whether an image is of use there: it runs whole, and is not known to fail or to compute wrongly."""
+    return _rank(cell) < _NOT
+
+
+def by_group(candidates: Iterable[CoverCandidate]) -> tuple[tuple[str, tuple[CoverCandidate, ...]], ...]:
+    """Candidates by the group of which one alone is wanted, in the order of its first."""
+    groups: dict[str, list[CoverCandidate]] = {}
+    for one in candidates:
+        groups.setdefault(one.group, []).append(one)
+    return tuple((group, tuple(some)) for group, some in groups.items())
+
+
+# --- the fewest images ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoverChoice:
+    """An image of a cover and the GPUs that it is for, each with what is known of it there."""
+
+    candidate: CoverCandidate
+    serves: tuple[tuple[CompatGpu, Cell], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unserved:
+    """A GPU that nothing serves: the candidate that comes nearest, and why it does not serve."""
+
+    gpu: CompatGpu
+    candidate: CoverCandidate | None
+    claim: Claim | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cover:
+    """The fewest images of a group that serve the GPUs, and the GPUs that none of it serves."""
+
+    group: str
+    images: tuple[CoverChoice, ...]
+    unserved: tuple[Unserved, ...]
+
+
+def cover(group: str, candidates: Sequence[CoverCandidate], gpus: Sequence[CompatGpu]) -> Cover:
+    """The exact minimum of images; of several minima the one with the best grades, then the newest.
+
+    A GPU is served by what is known to run whole there. Where there is none, by what some calls fail in, or
+    by PTX that no scan has found: what a page lists is the framework's own code, and scans find libraries
+    without it. What is known not to run or to compute wrongly there serves nobody.
+    """
+    table = rows(newest_first(candidates), gpus)
+    best = [min((_rank(row.cells[index]) for row in table), default=_NOT) for index in range(len(gpus))]
+    graded = [
+        {i: _grade(one) for i, one in enumerate(row.cells) if _rank(one) == best[i] < _NOT} for row in table
+    ]
+    chosen = fewest(graded)
+    given: dict[int, list[tuple[CompatGpu, Cell]]] = {index: [] for index in chosen}
+    for number, gpu in enumerate(gpus):
+        able = [index for index in chosen if number in graded[index]]
+        if able:
+            first = min(able, key=lambda index: (graded[index][number], index))
+            given[first].append((gpu, table[first].cells[number]))
+    served = frozenset[int]().union(*graded)
+    return Cover(
+        group=group,
+        images=tuple(
+            CoverChoice(candidate=table[index].candidate, serves=tuple(given[index])) for index in chosen
+        ),
+        unserved=tuple(_unserved(table, i, gpu) for i, gpu in enumerate(gpus) if i not in served),
+    )
+
+
+def fewest(graded: Sequence[Mapping[int, Grade]]) -> tuple[int, ...]:
+    """Indexes of the fewest of `graded` whose elements are those of all, each with a grade.
+
+    Of several such, the one with the least sum of its elements' best grades, then the first by indexes.
+    Exact: branches on the element that the fewest hold, one more at each round. Left out is what takes no
+    better answer away: elements that come with another one, and what an earlier one has as well graded.
+    """
+    useful = [
+        index
+        for index, one in enumerate(graded)
+        if one and not any(_replaces(other, one) for other in graded[:index])
+    ]
+    union = frozenset[int]().union(*graded)
+    holders = {frozenset(index for index in useful if element in graded[index]) for element in union}
+    needed = sorted(sorted(one) for one in holders if not any(other < one for other in holders))
+    sets = [frozenset(i for i, one in enumerate(needed) if index in one) for index in range(len(graded))]
+    wanted = frozenset(range(len(needed)))
+    for size in range(len(useful) + 1):
+        if found := _of_size(sets, useful, wanted, size):
+            return min(found, key=lambda chosen: (_cost([graded[index] for index in chosen], union), chosen))
+    return ()
+
+
+def _replaces(one: Mapping[int, Grade], other: Mapping[int, Grade]) -> bool:
+    return all(element in one and one[element] <= grade for element, grade in other.items())
+
+
+def _cost(chosen: Sequence[Mapping[int, Grade]], union: Iterable[int]) -> Grade:
+    grades = [min(one[element] for one in chosen if element in one) for element in union]
+    return sum(first for first, _ in grades), sum(second for _, second in grades)
+
+
+def _of_size(
+    sets: Sequence[frozenset[int]], useful: Sequence[int], wanted: frozenset[int], size: int
+) -> list[tuple[int, ...]]:
+    """All covers of `wanted` by at most `size` sets, each sorted."""
+    found: set[tuple[int, ...]] = set()
+    seen: set[tuple[int, ...]] = set()
+
+    def go(chosen: tuple[int, ...], missing: frozenset[int]) -> None:
+        if not missing:
+            found.add(chosen)
+            return
+        left = size - len(chosen)
+        if left * max(len(sets[index] & missing) for index in useful) < len(missing):
+            return
+        rarest = min(missing, key=lambda one: (sum(one in sets[index] for index in useful), one))
+        for index in useful:
+            more = tuple(sorted((*chosen, index)))
+            if rarest in sets[index] and more not in seen:
+                seen.add(more)
+                go(more, missing - sets[index])
+
+    go((), wanted)
+    return list(found)
+
+
+def _rank(cell: Cell) -> int:
+    """0 for what runs whole; 1 where some calls fail or PTX is only documented; `_NOT` for the rest."""
+    answers = {claim.answer for claim in faults(cell) if not _is_triton(claim)}
+    if cell.answer not in RUNS or Answer.NO in answers:
+        return _NOT
+    return 1 if answers or _grade(cell) == (1, _DOUBT[Basis.DOCUMENTED]) else 0
+
+
+def _grade(cell: Cell) -> Grade:
+    return int(cell.answer is Answer.PTX), _DOUBT[cell.claims[0].basis]
+
+
+def _is_triton(fault: Claim) -> bool:
+    """Whether it is of Triton alone: a framework runs without, as those do that came before it."""
+    rule = find_rule(fault.rule)
+    return rule is not None and {name for name, _ in rule.needs} == {"triton"}
+
+
+def _unserved(table: Sequence[CompatRow], number: int, gpu: CompatGpu) -> Unserved:
+    if not table:
+        return Unserved(gpu=gpu, candidate=None, claim=None)
+    order = (*RUNS, Answer.PARTLY, Answer.UNKNOWN, Answer.NO)
+    row = min(table, key=lambda row: order.index(row.cells[number].answer))
+    nearest = row.cells[number]
+    against = tuple(claim for claim in faults(nearest) if claim.answer is Answer.NO) or nearest.claims
+    return Unserved(gpu=gpu, candidate=row.candidate, claim=against[0] if against else None)

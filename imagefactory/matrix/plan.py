@@ -1,0 +1,296 @@
+"""What is worth building and testing: targets x GPUs -> cells, each planned, pruned, blocked or unchanged.
+
+Pure. A cell is judged by what is known of framework x CUDA x driver x capability (gpu/cells.py). What is
+known to fail is pruned under the name of a rule, with its reason and source, and comes back by that name
+(`--allow`). What nothing is known of stays in: a test would tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from imagefactory.errors import UsageError
+from imagefactory.gpu.capability import Capability, parse_capability
+from imagefactory.gpu.cells import CellEvidence, answer_cell, ask
+from imagefactory.gpu.knowledge.toolkits import native_driver
+from imagefactory.gpu.known_bad import find_rule
+from imagefactory.gpu.model import Answer, Basis, Cell, Claim, Question
+from imagefactory.model import Lock, Target
+from imagefactory.verdicts.claims import REFUSALS, verified_claims
+from imagefactory.verdicts.model import Judged
+from imagefactory.versions import nearest
+
+Answerer = Callable[[Question, CellEvidence], Cell]
+
+GPU_NOT_LISTED = "gpu-not-listed"
+"""The rule of a row whose capability none of the listed GPUs has."""
+NO_MATCH = "no-match"
+"""The rule of a row for which a pool has no GPU, be it for its capability or its driver."""
+UNSOLVABLE = "unsolvable"
+KNOWN_BAD = "known-bad"
+"""Allows every `known-bad:ID` at once."""
+PRUNING = (
+    "no-code",
+    "partly",
+    "not-documented",
+    "toolkit-dropped",
+    "driver-floor",
+    "cuda-not-offered",
+    "no-gpu-code",
+    UNSOLVABLE,
+    *REFUSALS,
+    KNOWN_BAD,
+    GPU_NOT_LISTED,
+    NO_MATCH,
+)
+"""The rules that prune; cells.py says what they mean."""
+NOTHING_KNOWN = "nothing is known of it: a test would tell"
+
+
+class CellState(StrEnum):
+    """What is to be done about a cell or a target.
+
+    `build`: make the image, then verify it there. `verify`: the image is there, verify it. `unchanged`: the
+    image in the store is what the lock gives, and nothing is left to do. `blocked`: no lock to build from.
+    """
+
+    BUILD = "build"
+    VERIFY = "verify"
+    UNCHANGED = "unchanged"
+    BLOCKED = "blocked"
+    PRUNED = "pruned"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanGpu:
+    """A kind of GPU to plan for; `name` and `driver` are empty where only the capability is asked about.
+
+    `cuda` is the newest that its driver takes, where that is all that is told of the driver.
+    """
+
+    capability: Capability
+    name: str = ""
+    driver: str = ""
+    cuda: str = ""
+
+    @property
+    def oldest_driver(self) -> str:
+        """Its driver, else the oldest that takes such a CUDA; empty where neither is known."""
+        return self.driver or (native_driver(self.cuda) if self.cuda else "")
+
+    def __str__(self) -> str:
+        known = [str(self.capability)] if self.name else []
+        known += [f"driver {self.driver}"] if self.driver else []
+        known += [f"a driver for CUDA {self.cuda}"] if self.cuda and not self.driver else []
+        return f"{self.name or self.capability} ({', '.join(known)})" if known else str(self.capability)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetStatus:
+    """How far a target is. `lock` is None where there is none that holds.
+
+    `block` says why nothing can be built from it, empty where something can, and `hint` what mends that.
+    `missing` says why an image must be made, empty where the one in the store is what the lock gives; `image`
+    is that one's digest, `verdicts` what is said of it. Where a registry was asked in place of the store
+    `reference` is the whole name of that image there.
+    """
+
+    target: Target
+    lock: Lock | None = None
+    block: str = ""
+    hint: str = ""
+    missing: str = "not in the store"
+    image: str = ""
+    reference: str = ""
+    evidence: CellEvidence = field(default_factory=CellEvidence)
+    verdicts: tuple[Judged, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanInput:
+    """`devices` are the GPUs to plan for; none stands for the capabilities that each recipe requires.
+
+    `allow` are rules that prune nothing.
+    """
+
+    stages: tuple[TargetStatus, ...]
+    devices: tuple[PlanGpu, ...] = ()
+    allow: frozenset[str] = frozenset()
+    judge: Answerer = answer_cell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ruling:
+    """Whether a cell is worth a test. `claim` is what decided, None where nothing is known.
+
+    `against` are all claims that prune it: it comes back by `--allow` of each of their rules. `allowed` are
+    those that would have pruned it, `warnings` what is known against it and prunes nothing.
+    """
+
+    claim: Claim | None
+    against: tuple[Claim, ...] = ()
+    allowed: tuple[Claim, ...] = ()
+    warnings: tuple[Claim, ...] = ()
+
+    @property
+    def pruned(self) -> bool:
+        return bool(self.against)
+
+    @property
+    def reason(self) -> str:
+        return self.claim.reason if self.claim else NOTHING_KNOWN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedCell:
+    """One target on one kind of GPU; `required`: the recipe asks for that capability."""
+
+    device: PlanGpu
+    state: CellState
+    ruling: Ruling
+    required: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedTarget:
+    """One target: `state` is the most that is to be done for any of its cells, `reason` one line.
+
+    `image` is the digest of what is there, `reference` its name where a registry holds it.
+    """
+
+    target: Target
+    state: CellState
+    reason: str
+    hint: str
+    image: str
+    reference: str
+    cells: tuple[PlannedCell, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """`on_gpus` is whether GPUs were listed, to verify on. `unused` are rules that were allowed and would
+    have pruned nothing here."""
+
+    targets: tuple[PlannedTarget, ...]
+    on_gpus: bool = False
+    unused: tuple[str, ...] = ()
+
+    @property
+    def cells(self) -> tuple[PlannedCell, ...]:
+        return tuple(cell for target in self.targets for cell in target.cells)
+
+
+def make_plan(given: PlanInput) -> Plan:
+    """Every target with every cell of its own, each planned or said why not."""
+    targets = tuple(_plan_target(stage, given) for stage in given.stages)
+    unused = unused_rules(given.allow, (cell.ruling for target in targets for cell in target.cells))
+    return Plan(targets=targets, on_gpus=bool(given.devices), unused=unused)
+
+
+def _plan_target(stage: TargetStatus, given: PlanInput) -> PlannedTarget:
+    required = tuple(parse_capability(text) for text in stage.target.capabilities)
+    devices = given.devices or tuple(PlanGpu(capability=capability) for capability in required)
+    cells = []
+    for device in devices:
+        question = ask(stage.target, stage.lock, device.capability, device.oldest_driver)
+        is_required = device.capability in required
+        known = {**stage.evidence.verified, **verified_claims(stage.verdicts, device.oldest_driver)}
+        evidence = replace(stage.evidence, verified=known)
+        ruling = weigh(given.judge(question, evidence), given.allow, required=is_required)
+        state = _cell_state(stage, ruling, verifying=bool(given.devices))
+        cells.append(PlannedCell(device=device, state=state, ruling=ruling, required=is_required))
+    state = next(state for state in _BY_WEIGHT if any(cell.state is state for cell in cells) or not cells)
+    return PlannedTarget(
+        target=stage.target,
+        state=state,
+        reason=_target_reason(stage, state),
+        hint=stage.hint if state is CellState.BLOCKED else "",
+        image="" if stage.block or stage.missing else stage.image,
+        reference="" if stage.block or stage.missing else stage.reference,
+        cells=tuple(cells),
+    )
+
+
+_BY_WEIGHT = (CellState.BUILD, CellState.BLOCKED, CellState.VERIFY, CellState.UNCHANGED, CellState.PRUNED)
+
+
+def _cell_state(stage: TargetStatus, ruling: Ruling, *, verifying: bool) -> CellState:
+    """`verifying`: GPUs are listed, so there is something to verify on."""
+    if ruling.pruned:
+        return CellState.PRUNED
+    if stage.block:
+        return CellState.BLOCKED
+    if stage.missing:
+        return CellState.BUILD
+    claim = ruling.claim
+    verified = claim is not None and (claim.basis, claim.answer) == (Basis.VERIFIED, Answer.YES)
+    return CellState.VERIFY if verifying and not verified else CellState.UNCHANGED
+
+
+def _target_reason(stage: TargetStatus, state: CellState) -> str:
+    if state is CellState.PRUNED:
+        return "no GPU asked about is left"
+    if state is CellState.BLOCKED:
+        return stage.block
+    where = "candidate in the registry" if stage.reference else "image in the store"
+    return stage.missing or f"the {where} is what the lock gives: nothing to build"
+
+
+# --- what prunes ---------------------------------------------------------------------------------
+
+
+def weigh(cell: Cell, allow: frozenset[str], *, required: bool = False) -> Ruling:
+    """Whether a cell is worth a test.
+
+    The weightiest basis that says anything decides: each of its claims that says `no` prunes. So does one
+    that says `partly`, unless the cell is `required`: then a test decides, and the claim is a warning. Known
+    faults prune where nothing runs or results are wrong, unless on every GPU alike; others are warnings. A
+    cell comes back when all that prunes it is allowed.
+    """
+    said = [claim for claim in cell.claims if claim.basis is cell.claims[0].basis]
+    part = tuple(claim for claim in said if claim.answer is Answer.PARTLY)
+    against = [claim for claim in said if claim.answer is Answer.NO]
+    against += [] if required else part
+    against += [claim for claim in cell.warnings if _is_grave(claim)]
+    allowed = tuple(claim for claim in against if _is_allowed(claim.rule, allow))
+    left = tuple(claim for claim in against if claim not in allowed)
+    first = next((claim for claim in cell.claims if claim.answer is not Answer.UNKNOWN), None)
+    return Ruling(
+        claim=left[0] if left else first,
+        against=left,
+        allowed=allowed,
+        warnings=tuple(claim for claim in (*part, *cell.warnings) if claim not in against),
+    )
+
+
+def _is_grave(fault: Claim) -> bool:
+    """Whether a known fault is a reason against a test on this GPU. One that has no row is taken for one."""
+    rule = find_rule(fault.rule)
+    if rule is None:
+        return fault.answer is Answer.NO
+    return rule.effect == "does not run" or (rule.effect == "wrong results" and bool(rule.capabilities))
+
+
+def _is_allowed(rule: str, allow: frozenset[str]) -> bool:
+    return rule in allow or (rule.startswith(f"{KNOWN_BAD}:") and KNOWN_BAD in allow)
+
+
+def unused_rules(allow: frozenset[str], rulings: Iterable[Ruling]) -> tuple[str, ...]:
+    """The rules of `allow` that would have pruned nothing."""
+    met = {claim.rule for ruling in rulings for claim in ruling.allowed}
+    return tuple(
+        sorted(rule for rule in allow if not any(_is_allowed(one, frozenset({rule})) for one in met))
+    )
+
+
+def check_rules(rules: Sequence[str]) -> frozenset[str]:
+    """The rules to allow. Raises UsageError for a word that is no rule."""
+    for rule in rules:
+        if rule not in PRUNING and not rule.startswith(f"{KNOWN_BAD}:"):
+            near = nearest(rule, PRUNING)
+            meant = f"did you mean '{near}'?" if near else f"the rules are {', '.join(PRUNING)}"
+            raise UsageError(f"--allow {rule[:60]}: there is no such rule", hint=meant)
+    return frozenset(rules)

@@ -1,0 +1,232 @@
+"""A version space that no recipe makes: rows of framework x version x CUDA x capability, judged one by one.
+
+Pure. Every row is accepted or pruned, with a reason, by the same rules as a plan (plan.py).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from imagefactory.errors import RecipeError
+from imagefactory.gpu.capability import parse_capability
+from imagefactory.gpu.cells import CellEvidence, answer_cell
+from imagefactory.gpu.drivers import driver_floor, older
+from imagefactory.gpu.knowledge.toolkits import native_driver
+from imagefactory.gpu.model import Answer, Basis, Claim, Question
+from imagefactory.matrix.plan import GPU_NOT_LISTED, NO_MATCH, UNSOLVABLE, Answerer, PlanGpu, Ruling, weigh
+from imagefactory.recipes.yaml_tree import show
+from imagefactory.versions import natural, nearest
+
+MAX_ROWS = 20_000
+COLUMNS = ("framework", "version", "cuda", "capability")
+OPTIONAL = ("driver", "outcome")
+UNSOLVED = ("environment resolution failure", "unsolvable")
+"""Outcomes, in small letters, that say that no environment could be solved: CHTC's word, and ours."""
+_ALIASES = {"framework_version": "version"}
+_NUMBERS = {
+    "version": (r"[0-9]{1,4}(\.[0-9]{1,6}){0,3}", "a version such as 2.3"),
+    "cuda": (r"[0-9]{1,2}(\.[0-9]{1,2})?", "a CUDA version such as 12.1, or 12"),
+    "driver": (r"([0-9]{1,4}(\.[0-9]{1,4}){0,3})?", "a driver's version such as 535.54.03, or nothing"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpaceRow:
+    """One line of a version space. `framework` is the distribution; `given` as the file calls it.
+
+    `where` is `file:line`; `outcome` whatever the file says became of it, empty where it says nothing.
+    """
+
+    where: str
+    given: str
+    framework: str
+    version: str
+    cuda: str
+    device: PlanGpu
+    outcome: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedRow:
+    row: SpaceRow
+    ruling: Ruling
+
+
+def parse_rows(text: str, file: str, families: Mapping[str, str]) -> tuple[SpaceRow, ...]:
+    """Rows of a CSV with the columns framework, version, cuda, capability and perhaps driver, outcome.
+
+    `families` says which distribution a family's name stands for (`pytorch` -> `torch`); either may be
+    written. Empty lines and those that begin with `#` are passed over. Raises RecipeError naming file:line
+    of every fault.
+    """
+    lines = _lines(text, file)
+    header_where, header = next(lines, (f"{file}:1", []))
+    columns = [_ALIASES.get(name.strip().lower(), name.strip().lower()) for name in header]
+    _check_header(header_where, columns)
+    faults: list[str] = []
+    rows: list[SpaceRow] = []
+    for where, values in lines:
+        if len(rows) + len(faults) >= MAX_ROWS:
+            raise RecipeError([f"{where}: more than {MAX_ROWS:,} rows"], hint="judge it in parts")
+        if len(values) != len(columns):
+            faults.append(f"{where}: {len(values)} values for {len(columns)} columns ({','.join(columns)})")
+            continue
+        found = dict(zip(columns, (value.strip() for value in values), strict=True))
+        wrong = tuple(_row_faults(where, found, families))
+        faults += wrong
+        if not wrong:
+            rows.append(_row(where, found, families))
+    if faults:
+        more = [f"{file}: and {len(faults) - 20} more faults"] if len(faults) > 20 else []
+        raise RecipeError([*faults[:20], *more])
+    return tuple(rows)
+
+
+def _lines(text: str, file: str) -> Iterator[tuple[str, list[str]]]:
+    """`file:line` and the values of each line that holds any."""
+    reader = csv.reader(io.StringIO(text.removeprefix("\ufeff")), strict=True)
+    try:
+        for values in reader:
+            if any(value.strip() for value in values) and not values[0].lstrip().startswith("#"):
+                yield f"{file}:{reader.line_num}", values
+    except csv.Error as error:
+        raise RecipeError([f"{file}:{reader.line_num}: no CSV: {error}"]) from error
+
+
+def _check_header(where: str, columns: Sequence[str]) -> None:
+    known = (*COLUMNS, *OPTIONAL)
+    missing = [name for name in COLUMNS if name not in columns]
+    unknown = [name for name in columns if name not in known]
+    hint = f"write the header {','.join(COLUMNS)}, and {' and '.join(OPTIONAL)} if you like"
+    if unknown:
+        near = nearest(unknown[0], known)
+        meant = f" (did you mean '{near}'?)" if near else ""
+        raise RecipeError([f"{where}: unknown column {show(unknown[0])}{meant}"], hint=hint)
+    if missing or len(set(columns)) < len(columns):
+        what = f"there is no column {missing[0]}" if missing else "a column stands there twice"
+        raise RecipeError([f"{where}: {what}"], hint=hint)
+
+
+def _row_faults(where: str, found: Mapping[str, str], families: Mapping[str, str]) -> Iterator[str]:
+    if hidden := next((column for column, value in found.items() if not value.isprintable()), ""):
+        yield f"{where}: {hidden} holds a character that cannot be seen"
+        return
+    name = found["framework"].lower()
+    names = sorted({*families, *families.values()})
+    if name not in names:
+        near = nearest(name, names)
+        meant = f"did you mean '{near}'?" if near else f"the frameworks are {', '.join(names)}"
+        yield f"{where}: unknown framework '{name[:40]}' ({meant})"
+    for column, (pattern, example) in _NUMBERS.items():
+        if not re.fullmatch(pattern, found.get(column, ""), re.ASCII) and (column in found):
+            yield f"{where}: {column} '{found[column][:40]}' (write {example})"
+    try:
+        parse_capability(found["capability"])
+    except ValueError as error:
+        yield f"{where}: {error}"
+
+
+def _row(where: str, found: Mapping[str, str], families: Mapping[str, str]) -> SpaceRow:
+    name = found["framework"].lower()
+    return SpaceRow(
+        where=where,
+        given=name,
+        framework=families.get(name, name),
+        version=found["version"],
+        cuda=found["cuda"],
+        device=PlanGpu(capability=parse_capability(found["capability"]), driver=found.get("driver", "")),
+        outcome=found.get("outcome", ""),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsInput:
+    """Rows, and the GPUs to judge them by: none for each row's own capability.
+
+    `pool` says whose they are where they are a pool's, empty for a list of a person's: in a pool one GPU of a
+    capability is enough. `strict` demands a driver that takes the row's very CUDA, as CHTC's
+    gpu-compatibility-testing asked of a machine; else any of the same major will do, as NVIDIA documents.
+    `recorded` believes the rows' own outcomes where they say that no environment could be solved.
+    """
+
+    rows: tuple[SpaceRow, ...]
+    devices: tuple[PlanGpu, ...] = ()
+    allow: frozenset[str] = frozenset()
+    judge: Answerer = answer_cell
+    pool: str = ""
+    strict: bool = False
+    recorded: bool = False
+
+
+def judge_rows(given: RowsInput) -> tuple[JudgedRow, ...]:
+    """Each row, accepted or pruned; with a person's GPUs once for each of its capability, and its driver.
+
+    In a pool once, by the newest driver on which it is not pruned. A row that names a driver keeps it.
+    """
+    judged: list[JudgedRow] = []
+    for row in given.rows:
+        fitting = [device for device in given.devices if device.capability == row.device.capability]
+        if given.pool:
+            fitting.sort(key=lambda device: natural(device.cuda or device.driver), reverse=True)
+        every = [_judge_row(row, device, given) for device in fitting or (None,)]
+        judged += [min(every, key=lambda one: one.ruling.pruned)] if given.pool else every
+    return tuple(judged)
+
+
+def _judge_row(row: SpaceRow, listed: PlanGpu | None, given: RowsInput) -> JudgedRow:
+    """A row on one kind of GPU, None where none that is listed has its capability."""
+    own, device = row.device.driver, listed or row.device
+    asked = replace(row, device=replace(device, driver=own, cuda="") if own else device)
+    question = Question(
+        framework=row.framework,
+        version=row.version,
+        cuda=row.cuda,
+        capability=device.capability,
+        driver=asked.device.oldest_driver,
+    )
+    cell = given.judge(question, CellEvidence())
+    against = (*_recorded(row, given), *_unmatched(row, listed, given))
+    cell = replace(cell, warnings=(*against, *cell.warnings))
+    return JudgedRow(row=asked, ruling=weigh(cell, given.allow))
+
+
+def _recorded(row: SpaceRow, given: RowsInput) -> Iterator[Claim]:
+    if given.recorded and row.outcome.lower() in UNSOLVED:
+        reason = f"recorded as '{row.outcome}', not solved here"
+        yield _against(UNSOLVABLE, reason, f"the rows of {row.where.rpartition(':')[0]}")
+
+
+def _unmatched(row: SpaceRow, listed: PlanGpu | None, given: RowsInput) -> Iterator[Claim]:
+    """Why a listed GPU is none for the row, or all of them where none has its capability."""
+    capability = row.device.capability
+    if given.devices and listed is None:
+        if given.pool:
+            yield _against(NO_MATCH, f"no GPU there has capability {capability}", given.pool)
+        else:
+            reason = f"none of the listed GPUs has capability {capability}"
+            yield _against(GPU_NOT_LISTED, reason, "the list of GPUs")
+    elif given.pool and listed is not None and not row.device.driver:
+        needed = row.cuda if given.strict else driver_floor(row.cuda)
+        if not _takes(listed, needed):
+            most = f"take CUDA {listed.cuda} at most" if listed.cuda else f"are {listed.driver} at most"
+            yield _against(
+                NO_MATCH,
+                f"the drivers of GPUs with {capability} {most}, and CUDA {needed} is needed",
+                given.pool,
+            )
+
+
+def _takes(device: PlanGpu, cuda: str) -> bool:
+    """Whether its driver takes programs of that CUDA version; one of which nothing is told may."""
+    if device.cuda:
+        return natural(device.cuda) >= natural(cuda)
+    first = native_driver(cuda)
+    return not device.driver or not first or not older(device.driver, first)
+
+
+def _against(rule: str, reason: str, source: str) -> Claim:
+    return Claim(basis=Basis.DOCUMENTED, answer=Answer.NO, rule=rule, reason=reason, source=source)

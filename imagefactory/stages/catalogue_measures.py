@@ -1,0 +1,107 @@
+"""What a catalogue says of an image beside its digests: versions, driver, predictions, its unpacked size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from imagefactory.errors import StoreError, ToolError
+from imagefactory.factory import Factory
+from imagefactory.gpu.cells import CellEvidence, answer_cell, ask
+from imagefactory.gpu.drivers import cuda_floor, older, parse_driver
+from imagefactory.gpu.frameworks import cuda_of
+from imagefactory.gpu.knowledge.gpu_names import capabilities
+from imagefactory.gpu.model import Answer, Basis, Claim, Contents, Package
+from imagefactory.matrix.plan import weigh
+from imagefactory.model import Lock, LockedConda, Target
+from imagefactory.oci.inflate import DamagedError, plain_layer
+from imagefactory.oci.layers import CHUNK
+from imagefactory.oci.layout import Layout
+from imagefactory.oci.model import Image, Layer
+
+SIZES = "sizes"
+"""Records of the store: what a layer has unpacked, by the digest of the packed one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageFacts:
+    """`version` of the framework and `runtime`, the CUDA that came, `driver` and `minor_compat` as
+    CataloguedImage has them."""
+
+    version: str
+    runtime: str
+    driver: str
+    minor_compat: bool
+
+
+def facts_of(target: Target, lock: Lock | None, predicted: Sequence[tuple[str, Claim]]) -> ImageFacts:
+    """What is known of an image by its lock, without one by its target alone.
+
+    Programs of a CUDA major start on the first driver of that major (gpu/drivers.py, rule R6), unless their
+    code is packed so that older drivers cannot read it (R7); what must be compiled from PTX needs more, and
+    its claim says so. `driver` is the lowest of what runs as machine code, and `minor_compat` says whether
+    that is the major's first.
+    """
+    packages = lock.packages if lock else ()
+    names = {target.framework, target.framework.replace("_", "-").lower()}
+    version = next((one.version for one in packages if one.name in names), target.version)
+    contents = Contents(
+        source="the lock",
+        libraries=(),
+        packages=tuple(
+            Package(
+                name=one.name, version=one.version, build=one.build if isinstance(one, LockedConda) else ""
+            )
+            for one in packages
+        ),
+    )
+    runtime = cuda_of(contents) or target.cuda
+    floor = cuda_floor(runtime).driver
+    native = [one.driver for _, one in predicted if one.answer is Answer.YES and one.driver]
+    driver = min(native, key=parse_driver, default=floor)
+    return ImageFacts(
+        version=version,
+        runtime=runtime,
+        driver=driver,
+        minor_compat=bool(floor and driver and not older(floor, driver)),
+    )
+
+
+def predicted_claims(
+    factory: Factory, target: Target, lock: Lock | None, image: Image | None
+) -> tuple[tuple[str, Claim], ...]:
+    """What one expects of each known capability, by rule plan.weigh: a reason against it comes first.
+
+    Nothing of an image whose lock is not known.
+    """
+    from imagefactory.stages.plan import recall_contents
+
+    if lock is None:
+        return ()
+    evidence = CellEvidence(contents=recall_contents(factory.layout, image) if image else None)
+    found = []
+    for capability in capabilities():
+        claim = weigh(answer_cell(ask(target, lock, capability), evidence), frozenset()).claim
+        if claim is not None and claim.basis is not Basis.VERIFIED:
+            found.append((str(capability), claim))
+    return tuple(found)
+
+
+def unpacked_size(layout: Layout, image: Image) -> int:
+    """Bytes of the layers' tars together, 0 where one cannot be read here. Each is read once, then known."""
+    try:
+        return sum(_plain_size(layout, layer) for layer in image.layers)
+    except (StoreError, ToolError, DamagedError, OSError):
+        return 0
+
+
+def _plain_size(layout: Layout, layer: Layer) -> int:
+    key = layer.descriptor.digest.removeprefix("sha256:")
+    known = layout.recall(SIZES, key)
+    if known and isinstance(known.get("size"), int):
+        return int(known["size"])
+    with layout.blob_path(layer.descriptor.digest).open("rb") as file:
+        chunks = iter(lambda: file.read(CHUNK), b"")
+        size = sum(map(len, plain_layer(layer.descriptor.media_type, chunks)))
+    layout.record(SIZES, key, {"size": size})
+    return size

@@ -1,0 +1,281 @@
+"""From a sweep that came back to verdicts: each node judged once, signed once, attached where its image lies.
+
+    the job's log and files -> NodeResult, judge_job -> sign, spend the nonce -> attach -> collected.json
+
+A node that is still at work is left for the next call. What was signed and could not be attached is attached
+by the next call; nothing is signed a second time. collected.json may be lost: what was signed and attached is
+then found where the images lie, by the nonces.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from imagefactory.errors import FactoryError, StatementError, UsageError
+from imagefactory.factory import Factory
+from imagefactory.model import Outcome
+from imagefactory.pools.htcondor.classify import NodeFound, read_node
+from imagefactory.pools.htcondor.dag import node_folder
+from imagefactory.pools.htcondor.evidence import JobAnswer, job_report, parse_job_run
+from imagefactory.pools.model import NodeResult, Sweep, SweepNode
+from imagefactory.progress import Progress
+from imagefactory.stages.attach import Attacher, NodeDraft, Sealed, find_target, reference_of
+from imagefactory.stages.kits import CollectOptions, format_signed, parse_signed
+from imagefactory.stages.pulling import PullAsker
+from imagefactory.sweeps.sweep_file import (
+    NO_KEY,
+    UNSIGNED,
+    CollectedNode,
+    read_collected,
+    read_sweep,
+    write_collected,
+)
+from imagefactory.verdicts.statement import SIGNABLE, Signed, sign
+from imagefactory.verify.kit.program import EXPECTATIONS, KIT
+from imagefactory.verify.model import GpuReport
+from imagefactory.verify.nonces import Issued, NonceError, NonceLedger, Spending, check_open
+from imagefactory.verify.suite_files import digest_of, suite_digest
+
+if TYPE_CHECKING:
+    from imagefactory.stages.promote import Promotion
+    from imagefactory.verdicts.keys import SigningKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectedSweep:
+    """All nodes of a sweep, and what went wrong beside them (a registry that is down, tags not moved)."""
+
+    folder: Path
+    sweep: Sweep
+    nodes: tuple[CollectedNode, ...]
+    faults: tuple[tuple[str, FactoryError], ...]
+    promotions: tuple[Promotion, ...] = ()
+
+    @property
+    def waiting(self) -> int:
+        """Nodes that have no outcome yet."""
+        return sum(one.result.outcome is None for one in self.nodes)
+
+    @property
+    def verified(self) -> bool:
+        return all(one.result.outcome is Outcome.VERIFIED for one in self.nodes)
+
+
+def collect_sweep(
+    factory: Factory, folder: Path, options: CollectOptions, now: datetime, progress: Progress
+) -> CollectedSweep:
+    """Judges, signs and attaches what came back so far. Raises UsageError for a folder that is no sweep.
+
+    A node whose verdict cannot be attached is among the faults; its siblings go on.
+    """
+    from imagefactory.stages.sign import ledger, signing_key
+    from imagefactory.verdicts.trust import read_trust
+
+    sweep = read_sweep(folder)
+    earlier = {one.result.node: one for one in _read_earlier(folder)}
+    trust = read_trust(factory.settings.files)
+    signer = Signer(
+        factory=factory,
+        folder=folder,
+        ledger=NonceLedger(options.ledger) if options.ledger else ledger(factory),
+        key=signing_key(factory),
+        days=trust.policy.days,
+        now=now,
+        suite=suite_digest(),
+    )
+    attacher = Attacher(factory, options.registry, progress)
+    earlier = {node: one for node, one in earlier.items() if one.attached}
+    with progress.task("judging", total=len(sweep.nodes), unit="nodes") as task:
+        drafts: list[NodeDraft] = []
+        for node in sweep.nodes:
+            known = earlier.get(node.name)
+            again = known is None or known.nonce != node.nonce
+            drafts.append(
+                _draft(node, sweep, signer) if again or not known else NodeDraft(node=node, one=known)
+            )
+            task.advance(1)
+    drafts = _explained(drafts, factory, progress)
+    spending = [one.spending for one in drafts if one.spending]
+    refused = signer.ledger.spend_all(spending, now) if spending else {}
+    drafts = [_spent(draft, refused.get(draft.node.nonce)) for draft in drafts]
+    with progress.stage(f"attaching {sum(draft.signed is not None for draft in drafts)} verdicts"):
+        drafts = attacher.attach_all(drafts)
+    if any(draft.lost for draft in drafts):
+        own = {signer.key.keyid: signer.key.public} if signer.key else {}
+        with progress.stage("looking for verdicts that were attached before"):
+            drafts = attacher.find_again(drafts, {key.keyid: key.public for key in trust.keys} | own)
+    nodes = [draft.one for draft in drafts]
+    faults = [(draft.node.name, draft.fault) for draft in drafts if draft.fault]
+    write_collected(folder, nodes)
+    signer.ledger.settle_all({one.nonce for one in nodes if one.attached})
+    promotions: list[Promotion] = []
+    if options.promote:
+        attached = {one.target for one in nodes if one.attached}
+        for node in {node.target: node for node in sweep.nodes if node.target in attached}.values():
+            try:
+                promotions.append(_promote(factory, node, attacher, now))
+            except FactoryError as error:
+                faults.append((node.target, error))
+    return CollectedSweep(
+        folder=folder,
+        sweep=sweep,
+        nodes=tuple(nodes),
+        faults=tuple(faults),
+        promotions=tuple(promotions),
+    )
+
+
+def _read_earlier(folder: Path) -> tuple[CollectedNode, ...]:
+    """What an earlier call found; nothing where that is damaged or lost, as all of it is made anew."""
+    try:
+        return read_collected(folder)
+    except UsageError:
+        return ()
+
+
+def _draft(node: SweepNode, sweep: Sweep, signer: Signer) -> NodeDraft:
+    """What became of a node, judged, and signed where that can be; nothing is spent yet."""
+    found = read_node(signer.folder, node.name, sweep.limits)
+    one = CollectedNode(result=found.result, target=node.target, capability=node.capability, nonce=node.nonce)
+    if found.run is None or not found.result.attempts:
+        return NodeDraft(node=node, one=one)
+    try:
+        known = signer.ledger.look(node.nonce)
+        report = job_report(*signer.asked(node, known), _answer(found, node))
+    except StatementError as error:
+        return NodeDraft(
+            node=node, one=replace(one, result=_judged(found, Outcome.INFRASTRUCTURE, error.message))
+        )
+    except FactoryError as error:
+        one = replace(one, result=_judged(found, Outcome.NOT_TESTED, error.message))
+        return NodeDraft(node=node, one=one, fault=None if isinstance(error, NonceError) else error)
+    one = replace(
+        one,
+        result=_judged(found, report.outcome, report.reason),
+        gpu=report.device.name if report.device else "",
+        driver=report.hardware.driver if report.device and report.hardware else "",
+    )
+    try:
+        signed, spending, why = signer.sign(report, node, known)
+    except FactoryError as error:
+        return NodeDraft(node=node, one=replace(one, why=f"{UNSIGNED}{error.message}"), fault=error)
+    lost = known.spent is not None and signed is None
+    return NodeDraft(node=node, one=replace(one, why=why), signed=signed, spending=spending, lost=lost)
+
+
+def _explained(drafts: list[NodeDraft], factory: Factory, progress: Progress) -> list[NodeDraft]:
+    """Those whose image was not pulled, with what its registry says of it now."""
+    count = sum(draft.one.result.outcome is Outcome.PULL_FAILED for draft in drafts)
+    if not count:
+        return drafts
+    asker = PullAsker(factory)
+    with progress.stage(f"asking for the images of {count} nodes that could not be pulled"):
+        return [
+            replace(draft, one=replace(draft.one, why=asker.explain(draft.node)))
+            if draft.one.result.outcome is Outcome.PULL_FAILED
+            else draft
+            for draft in drafts
+        ]
+
+
+def _spent(draft: NodeDraft, refused: NonceError | None) -> NodeDraft:
+    if refused is None:
+        return draft
+    one = replace(draft.one, why=f"{UNSIGNED}{refused.message}")
+    return replace(draft, one=one, signed=None, fault=refused)
+
+
+def _judged(found: NodeFound, outcome: Outcome, reason: str) -> NodeResult:
+    return replace(found.result, outcome=outcome, reason=reason)
+
+
+def _answer(found: NodeFound, node: SweepNode) -> JobAnswer:
+    run = parse_job_run(found.run or b"", f"{node.name}/run.json")
+    return JobAnswer(run=run, report=found.report, attempt=found.result.attempts[-1])
+
+
+# --- signing ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signer:
+    """Who signs the nodes of the sweep in `folder`; `key` is None where this machine holds none."""
+
+    factory: Factory
+    folder: Path
+    ledger: NonceLedger
+    key: SigningKey | None
+    days: int
+    now: datetime
+    suite: str
+
+    def asked(self, node: SweepNode, known: Issued) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """kit.json and expectations.json, as the ledger's owner wrote them; `known` is what the ledger says.
+
+        Raises NonceError where they were changed, or are of another suite.
+        """
+        place = node_folder(self.folder, node.name)
+        try:
+            texts = {name: (place / name).read_bytes() for name in (KIT, EXPECTATIONS)}
+        except OSError as error:
+            raise StatementError(f"{error.filename}: {error.strerror}", hint="make a new sweep") from error
+        if known.run.kit != digest_of(texts):
+            raise NonceError(
+                "edited", f"what {node.name} asks of its image was changed", hint="make a new sweep"
+            )
+        if known.run.suite != self.suite:
+            raise NonceError(
+                "other-suite",
+                f"it ran the suite {known.run.suite[:19]}..., this imagefactory has another",
+                hint="collect it with the imagefactory that made it, or make a new sweep",
+            )
+        return json.loads(texts[KIT]), json.loads(texts[EXPECTATIONS])
+
+    def sign(
+        self, report: GpuReport, node: SweepNode, known: Issued
+    ) -> tuple[Sealed | None, Spending | None, str]:
+        """The verdict, what is to be spent on it, and a line; no verdict where the report stays one.
+
+        One that was signed before and did not arrive needs nothing spent. Raises NonceError, StoreError.
+        """
+        if known.spent is not None:
+            data = self.ledger.unsettled(node.nonce)
+            waiting = _sealed(parse_signed(data)[0]) if data else None
+            return waiting, None, f"signed on {known.spent:%Y-%m-%d %H:%M} UTC"
+        if report.outcome not in SIGNABLE:
+            return None, None, f"{UNSIGNED}'{report.outcome}' says nothing of the image"
+        if self.key is None:
+            return None, None, NO_KEY
+        check_open(known, self.now)
+        try:
+            signed = sign(report, self.key, now=self.now, days=self.days)
+        except StatementError as error:
+            return None, None, f"{UNSIGNED}{error.message}"
+        data = format_signed(signed, reference_of(node))
+        result = f"sha256:{hashlib.sha256(data).hexdigest()}"
+        spending = Spending(nonce=node.nonce, run=known.run, result=result, signed=data)
+        return _sealed(signed), spending, f"signed by '{self.key.name}'"
+
+
+def _sealed(signed: Signed) -> Sealed:
+    verdict = signed.verdict
+    return Sealed(
+        keyid=verdict.keyid, expires=verdict.expires, envelopes=(signed.envelope, signed.test_result)
+    )
+
+
+def _promote(factory: Factory, node: SweepNode, attacher: Attacher, now: datetime) -> Promotion:
+    """Lets the tags of a node's target follow its verdicts."""
+    from imagefactory.stages.candidates import Promoting
+    from imagefactory.stages.promote import promote
+    from imagefactory.stages.verdicts import local_place, place_of
+
+    target, where = find_target(factory, node.target), attacher.where(node)
+    place = place_of(factory, where) if where else local_place(factory, target.family)
+    return promote(factory, Promoting(target=target, place=place, now=now), attacher.progress)

@@ -1,0 +1,157 @@
+"""Where a catalogue is read: a file, the registry, or the factory itself, made there at once.
+
+    <cache>/catalogues/<64 hex>                     what was fetched, by the digest of its layer
+    <cache>/catalogues-seen/<64 hex>                when the newest was made that a place had, by its name
+
+How it lies in a registry is said in catalogue/package.py. What is cached is looked at as strictly as what
+comes: its digest, its signature, its time. One request asks which one is current. Whoever can move that tag
+cannot bring back an older one, without what was revoked since, for who saw the newer one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from imagefactory.catalogue.document import LARGEST, open_catalogue
+from imagefactory.catalogue.model import Catalogue
+from imagefactory.catalogue.package import catalogue_place, parse_layer, unpack
+from imagefactory.errors import RegistryError, StatementError, UsageError
+from imagefactory.factory import is_factory, read_factory
+from imagefactory.files import replace_text
+from imagefactory.oci.graph import Place
+from imagefactory.oci.mirrors import resolve
+from imagefactory.oci.model import Descriptor
+from imagefactory.oci.store import Reference
+from imagefactory.settings.load import Settings
+from imagefactory.verdicts.trust import read_trust
+from imagefactory.verify.report import format_time
+
+KEPT = 4  # in the cache
+_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
+
+
+def read_catalogue(
+    settings: Settings, environ: Mapping[str, str], now: datetime, names: Sequence[str] = ()
+) -> Catalogue:
+    """The catalogue of the setting `catalogue`, else the factory's own, else that of the setting `registry`.
+
+    In a factory only its own file and the environment name another: what a user or a site set is for those
+    who have none. A factory's own is made now, of the targets `names` alone (none: of all), and nobody signed
+    it. Any other must be signed by a key that is trusted here, and hold. Raises UsageError where none is
+    named, StatementError for one that is refused, RegistryError for one that cannot be had.
+    """
+    place = settings.catalogue.value
+    if is_factory(settings) and not (place and _near(settings)):
+        from imagefactory.progress import Quiet
+        from imagefactory.recipes.expand import select
+        from imagefactory.stages.catalogue import Making, catalogue_of
+
+        factory = read_factory(settings, environ)
+        making = Making(targets=select(factory.targets, tuple(names)), now=now, named=bool(names))
+        return catalogue_of(factory, making, Quiet()).catalogue
+    if place.startswith("/"):
+        where, data = place, _read_file(Path(place))
+    else:
+        reference = catalogue_place(place or settings.registry.value)
+        where, data = str(reference), _read_registry(settings, environ, reference)
+    catalogue = open_catalogue(unpack(data, where), read_trust(settings.files), now, where)
+    _refuse_older(settings.cache_path / "catalogues-seen", where, catalogue.made)
+    return catalogue
+
+
+def _refuse_older(folder: Path, where: str, made: datetime) -> None:
+    """Remembers when the newest catalogue of a place was made. A cache that fails remembers nothing.
+
+    Raises StatementError for one that is older.
+    """
+    path, text = folder / hashlib.sha256(os.fsencode(where)).hexdigest(), format_time(made)
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        seen = path.read_text(encoding="ascii")
+        if _TIME.fullmatch(seen) and seen > text:
+            raise StatementError(
+                f"{where} is refused: it was made at {text}, and one of {seen} was there before",
+                hint=f"ask whoever runs the factory for a new one; if they went back to this one: rm {path}",
+            )
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_text(path, text)
+
+
+def _near(settings: Settings) -> bool:
+    """Whether the factory itself, or this call, names a catalogue."""
+    return settings.catalogue.origin.startswith("$") or settings.catalogue.origin == str(settings.files[0])
+
+
+def _read_file(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(LARGEST + 1)
+    except OSError as error:
+        raise UsageError(
+            f"catalogue: {path}: {error.strerror}",
+            hint="name the file that `imagefactory catalogue --output FILE` wrote",
+        ) from error
+    if len(data) > LARGEST:
+        raise StatementError(f"{path}: has more than {LARGEST} bytes", hint="is that a catalogue?")
+    return data
+
+
+# --- from a registry -----------------------------------------------------------------------------
+
+
+def _read_registry(settings: Settings, environ: Mapping[str, str], reference: Reference) -> bytes:
+    from imagefactory.access import Access, open_registry
+
+    access = Access(settings=settings, environ=environ)
+    asked = resolve(reference, settings.mirror_map)
+    place = Place(store=open_registry(access, asked.registry), repository=asked.repository)
+    found = place.store.manifest(place.repository, asked.wanted)
+    if found is None:
+        raise RegistryError(
+            f"there is no catalogue {reference}",
+            hint="whoever runs the factory makes one: imagefactory catalogue; is the setting right? "
+            "(imagefactory settings)",
+        )
+    layer = parse_layer(found[1], str(asked))
+    return _cached(settings.cache_path / "catalogues", layer, lambda: _fetch(place, layer))
+
+
+def _fetch(place: Place, layer: Descriptor) -> bytes:
+    return b"".join(place.store.read(place.repository, layer))
+
+
+def _cached(folder: Path, layer: Descriptor, fetch: Callable[[], bytes]) -> bytes:
+    """The layer's bytes, from the cache where they are whole there. A cache that fails is none."""
+    path = folder / layer.digest.removeprefix("sha256:")
+    with contextlib.suppress(OSError):
+        if path.stat().st_size == layer.size:
+            data = path.read_bytes()
+            if f"sha256:{hashlib.sha256(data).hexdigest()}" == layer.digest:
+                os.utime(path)  # the last asked for is the last to go
+                return data
+    data = fetch()
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        beside = folder / f".{path.name}.{os.getpid()}"
+        try:
+            beside.write_bytes(data)
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+        _forget_old(folder)
+    return data
+
+
+def _forget_old(folder: Path) -> None:
+    for path in sorted(_files(folder), key=lambda path: -path.stat().st_mtime_ns)[KEPT:]:
+        path.unlink(missing_ok=True)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.iterdir() if path.is_file())

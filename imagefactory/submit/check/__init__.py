@@ -1,0 +1,1 @@
+"""What is wrong with a submit file for a pool: read, understood, matched with machines, and told."""

@@ -1,0 +1,185 @@
+"""What a job of a submit file asks of machines and GPUs. Pure.
+
+What becomes of commands was seen with 23.9's `condor_submit -dry-run`: `gpus_minimum_runtime = 12.1` is
+`MaxSupportedVersion >= 12010`; a bound is dropped without a word where `require_gpus` names its attribute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from imagefactory.errors import UsageError
+from imagefactory.pools.sizes import MB, parse_size
+from imagefactory.submit.check.classads import Expression, Plain, literal, make_ad, parse_expression
+from imagefactory.submit.check.language import Jobs
+
+BOUNDS = {
+    "gpus_minimum_capability": ("Capability", ">="),
+    "gpus_maximum_capability": ("Capability", "<="),
+    "gpus_minimum_memory": ("GlobalMemoryMb", ">="),
+    "gpus_minimum_runtime": ("MaxSupportedVersion", ">="),
+}
+"""Commands of condor_submit for GPUs, and what they compare."""
+GPU_ATTRIBUTES = (
+    "Id", "Capability", "DeviceName", "DeviceUuid", "DriverVersion", "MaxSupportedVersion", "NvidiaDriver",
+    "GlobalMemoryMb", "DevicePciBusId", "ECCEnabled", "ClockMhz", "ComputeUnits", "CoresPerCU",
+)  # fmt: skip
+"""What condor_gpu_discovery tells of a GPU, with `-extra`. Inventories have the first eight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobAsk:
+    """What a job asks of a machine. Memory and disk are bytes, 0 where nothing is asked.
+
+    `gpu` holds for GPUs, `requirements` for machines; None where all do. `needs` are attributes of machines
+    that must be true. `ad` is what machines are shown of the job. `faults` are (command, what is wrong).
+    """
+
+    gpus: int
+    cpus: int
+    memory: int
+    disk: int
+    gpu: Expression | None
+    requirements: Expression | None
+    needs: tuple[str, ...]
+    ad: Mapping[str, Plain]
+    faults: tuple[tuple[str, str], ...]
+
+
+def read_asked(jobs: Jobs, needs: tuple[str, ...]) -> JobAsk:
+    """What the jobs of one `queue` ask. What cannot be read is a fault, and as if it was not there."""
+    reader = _AskReader(jobs)
+    memory, disk = reader.size("request_memory", MB), reader.size("request_disk", 1024)
+    gpus = (reader.number("request_gpus") or 1) if jobs.asks_gpus else 0
+    cpus = reader.number("request_cpus") or 1
+    gpu = reader.gpu_expression() if gpus else None
+    requirements = reader.expression("requirements", reader.cuda_version())
+    own = {
+        key.removeprefix("my."): found
+        for key, setting in jobs.settings.items()
+        if key.startswith("my.") and (found := literal(jobs.value(setting.key))) is not None
+    }
+    asked: dict[str, Plain] = {
+        "JobUniverse": 5,
+        "RequestGPUs": gpus,
+        "RequestCpus": cpus,
+        "RequestMemory": memory // MB,
+        "RequestDisk": disk // 1024,
+    }
+    return JobAsk(
+        gpus=gpus,
+        cpus=cpus,
+        memory=memory,
+        disk=disk,
+        gpu=gpu,
+        requirements=requirements,
+        needs=needs,
+        ad={**asked, **own},
+        faults=tuple(reader.faults),
+    )
+
+
+def cancelled(jobs: Jobs) -> tuple[str, ...]:
+    """The bounds that condor_submit drops because `require_gpus` names what they compare."""
+    try:
+        expression = parse_expression(jobs.value("require_gpus")) if "require_gpus" in jobs.settings else None
+    except UsageError:
+        return ()
+    if expression is None:
+        return ()
+    return tuple(
+        key for key, (name, _) in BOUNDS.items() if key in jobs.settings and expression.names_any(name)
+    )
+
+
+class _AskReader:
+    """Reads the commands of one `queue`; what is wrong is kept, so that all of it can be told."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        self.jobs = jobs
+        self.faults: list[tuple[str, str]] = []
+
+    def value(self, key: str) -> str:
+        """Its value; empty where it is not set or where only the submission tells it."""
+        if self.jobs.unknown(key):
+            return ""
+        return self.jobs.value(key)
+
+    def number(self, key: str) -> int:
+        text = self.value(key)
+        found = _at_first(text) if text else 0
+        if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < 1e6:
+            self.faults.append((key, f"'{text[:40]}' is no number that can be read here"))
+            return 1
+        return int(found)
+
+    def size(self, key: str, unit: int) -> int:
+        text = self.value(key)
+        if not text:
+            return 0
+        if not (text.isascii() and text.isdigit()):
+            with contextlib.suppress(UsageError):
+                return parse_size(text)
+        found = _at_first(text)
+        if isinstance(found, int | float) and not isinstance(found, bool) and 0 <= found < 1e15:
+            return int(found * unit)
+        self.faults.append((key, f"'{text[:40]}' is no size that can be read here"))
+        return 0
+
+    def expression(self, key: str, more: str = "") -> Expression | None:
+        text = self.value(key)
+        both = f"({text}) && {more}" if text and more else text or more
+        try:
+            return parse_expression(both) if both else None
+        except UsageError as error:
+            self.faults.append((key, f"{error.message}; {error.hint}"))
+            return None
+
+    def gpu_expression(self) -> Expression | None:
+        own = self.expression("require_gpus")
+        parts = [f"({own.text})"] if own else []
+        dropped = cancelled(self.jobs)
+        for key, (name, how) in BOUNDS.items():
+            text = self.value(key)
+            if not text or key in dropped:
+                continue
+            number = _bound(key, text)
+            if number is None:
+                self.faults.append((key, f"'{text[:40]}' is no {'size' if 'memory' in key else 'version'}"))
+            else:
+                parts.append(f"{name} {how} {number}")
+        return parse_expression(" && ".join(parts)) if parts else None
+
+    def cuda_version(self) -> str:
+        """condor_submit compares it with an attribute of old machines, in an encoding of its own."""
+        text = self.value("cuda_version")
+        found = re.fullmatch(r"([0-9]{1,2})(?:\.([0-9]{1,2}))?", text)
+        return (
+            f"{int(found[1]) * 1000 + int(found[2] or 0)} <= TARGET.CUDAMaxSupportedVersion" if found else ""
+        )
+
+
+def _at_first(text: str) -> Plain | None:
+    """What an expression comes to before the job ran: of itself it knows no `MemoryUsage` then."""
+    try:
+        return parse_expression(text).value(make_ad({}), make_ad({}))
+    except UsageError:
+        return None
+
+
+def _bound(key: str, text: str) -> int | float | None:
+    """The number that a bound compares with: capabilities as they are, MB, 12.1 as 12010."""
+    if key == "gpus_minimum_memory":
+        try:
+            return -(-parse_size(text) // MB)
+        except UsageError:
+            return None
+    if not re.fullmatch(r"[0-9]{1,3}(?:\.[0-9]{1,2})?", text):
+        return None
+    if key != "gpus_minimum_runtime":
+        return float(text)
+    major, _, minor = text.partition(".")
+    return int(major) * 1000 + int(minor or 0) * 10

@@ -1,0 +1,348 @@
+"""From a target's name to a submit file in this folder: what is offered, what of it is proven, what to write.
+
+    Catalogue + trust -> Offer -> Form -> text -> FILE.sub (and FILE.dag with run-1/, run-2/, ...)
+
+Nothing is submitted, and nothing outside of the folder is written. Raises FactoryError alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+from imagefactory.catalogue.model import Catalogue, Offer
+from imagefactory.catalogue.offers import find_offer, judge_offer
+from imagefactory.errors import CheckFailedError, NothingSelectedError, UsageError
+from imagefactory.pools.model import ImageKind
+from imagefactory.pools.sites import Site
+from imagefactory.progress import Progress
+from imagefactory.render.define import PREFIX
+from imagefactory.submit.forms import ImageForm, choose_form, expected_grounds, forms_of
+from imagefactory.submit.proven import Grounds
+from imagefactory.submit.submit_file import (
+    ROWS_MOST,
+    RUN,
+    SubmitRun,
+    TakenImage,
+    folder_of,
+    format_runs,
+    format_submit,
+)
+from imagefactory.verdicts.model import Judged, Standing
+from imagefactory.verdicts.trust import Trust
+
+PYTHON = f"{PREFIX}/bin/python"
+LARGEST_ROWS = 1 << 20
+_CHUNK = 1 << 20
+_TRIALS = {
+    "torch": "import torch; print(torch.__version__, torch.cuda.get_device_name())",
+    "tensorflow": "import tensorflow as tf; print(tf.__version__, tf.config.list_physical_devices('GPU'))",
+    "jax": "import jax; print(jax.__version__, jax.devices('gpu'))",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitAsk:
+    """What a person asked for. `kind` is None for what fits best, `run.executable` empty for a first trial.
+
+    `folder` is where .sif files lie, `predicted` whether predictions are taken too. `rows` are of a sweep,
+    without the count of runs.
+    """
+
+    target: str
+    site: Site
+    kind: ImageKind | None
+    folder: str
+    run: SubmitRun
+    rows: tuple[tuple[str, ...], ...] = ()
+    predicted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitMade:
+    """A submit file not yet written, and the DAG of a sweep, empty for one job."""
+
+    taken: TakenImage
+    run: SubmitRun
+    text: str
+    dag: str = ""
+
+
+def make_submit(catalogue: Catalogue, wanted: SubmitAsk, trust: Trust, now: datetime) -> SubmitMade:
+    """Decides all that the file says. Pure.
+
+    Raises NothingSelectedError for a target or form that is not offered, CheckFailedError where nothing of
+    it may be relied on, UsageError for a value that cannot stand in a submit file.
+    """
+    offer = find_offer(catalogue, wanted.target, trust, now)
+    form = choose_form(forms_of(offer, wanted.folder), wanted.site, wanted.kind)
+    image = offer.image
+    hoped = expected_grounds(form.grounds, image)
+    grounds = hoped if wanted.predicted else form.grounds
+    if not grounds.classes:
+        raise _not_proven(offer, form, hoped, trust)
+    taken = TakenImage(
+        target=image.target,
+        platform=image.platform,
+        form=form,
+        classes=grounds.classes,
+        judged=now,
+    )
+    run = wanted.run if wanted.run.executable else _first_trial(wanted.run, image.framework)
+    text = format_submit(taken, run, wanted.site)
+    dag = format_runs(f"{run.name}.sub", run.columns[1:], wanted.rows) if run.columns else ""
+    return SubmitMade(taken=taken, run=run, text=text, dag=dag)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offered:
+    """One line of what a catalogue offers: capabilities (`8.0`) on which it is verified, and is predicted to
+    run, and the kinds of image there are; `kind` is the one that those are verified of."""
+
+    target: str
+    kind: str
+    kinds: tuple[str, ...]
+    verified: tuple[str, ...]
+    predicted: tuple[str, ...]
+
+
+def list_offers(catalogue: Catalogue, wanted: SubmitAsk, trust: Trust, now: datetime) -> tuple[Offered, ...]:
+    """All that a catalogue offers for a site, as `make_submit` would take it; no target is asked for.
+
+    Raises NothingSelectedError where that is nothing.
+    """
+    rows = []
+    for image in catalogue.images:
+        forms = forms_of(judge_offer(catalogue, image, trust, now), wanted.folder)
+        try:
+            form = choose_form(forms, wanted.site, wanted.kind)
+        except NothingSelectedError:
+            continue
+        hoped = expected_grounds(form.grounds, image)
+        rows.append(
+            Offered(
+                target=image.target,
+                kind=form.image.kind.value,
+                kinds=tuple(dict.fromkeys(one.image.kind.value for one in forms)),
+                verified=tuple(str(one.capability) for one in form.grounds.classes),
+                predicted=tuple(str(one.capability) for one in hoped.classes if not one.proven),
+            )
+        )
+    if not rows:
+        raise NothingSelectedError(
+            f"nothing is offered that a job can take (site {wanted.site.name})",
+            hint="push images and verify them; what can be built: imagefactory list",
+        )
+    return tuple(rows)
+
+
+def read_rows(text: str) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """`--dag`: a count, or the name of a CSV file whose first row names columns. As (columns, rows).
+
+    The first column is `run`, which no row has. Raises UsageError, naming the line.
+    """
+    if text.isascii() and text.isdigit() and len(text) <= 9:
+        count = int(text)
+        if not 0 < count <= ROWS_MOST:
+            raise UsageError(f"a sweep has 1 to {ROWS_MOST:,} runs, not {count:,}", hint="make several")
+        return (RUN,), ((),) * count
+    path = Path(text)
+    try:
+        with path.open("rb") as file:
+            data = file.read(LARGEST_ROWS + 1)
+        said = data.decode("utf-8-sig")  # spreadsheets write a mark in front
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise UsageError(
+            f"--dag {text[:80]}: {why}", hint="write how many runs, or the name of a CSV file of values"
+        ) from error
+    if len(data) > LARGEST_ROWS:
+        raise UsageError(f"{path} has more than {LARGEST_ROWS:,} bytes", hint="make several sweeps")
+    return parse_rows(said, path.name)
+
+
+def parse_rows(text: str, where: str) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """The rows of a CSV file of values. Empty lines are passed over."""
+    reader = csv.reader(io.StringIO(text), strict=True)
+    rows: list[tuple[str, ...]] = []
+    columns: tuple[str, ...] = ()
+    try:
+        for row in reader:
+            cells = tuple(cell.strip() for cell in row)
+            if not any(cells):
+                continue
+            if not columns:
+                columns = cells
+            elif len(cells) != len(columns):
+                raise UsageError(
+                    f"{where}:{reader.line_num}: {len(cells)} values for {len(columns)} columns",
+                    hint=f"write one for each of {', '.join(columns)}",
+                )
+            else:
+                rows.append(cells)
+    except csv.Error as error:
+        raise UsageError(f"{where}:{reader.line_num}: {error}", hint="write values with commas") from error
+    if not rows:
+        raise UsageError(
+            f"{where}: no values", hint="name columns in the first line (lr,seed), then a line a run"
+        )
+    return (RUN, *columns), tuple(rows)
+
+
+# --- looking and writing ---------------------------------------------------------------------------
+
+
+def check_files(made: SubmitMade, progress: Progress) -> None:
+    """Looks whether what the job takes along is there, and is what it must be. Raises UsageError."""
+    if not made.run.in_image:
+        _check_program(Path(made.run.executable))
+    for path in made.run.inputs:
+        if "://" not in path and not Path(path).exists():
+            raise UsageError(f"--input {path}: there is no such file", hint="write its path from this folder")
+    image = made.taken.form.image
+    if image.kind is ImageKind.SIF:
+        _check_sif(Path(image.address), made, progress)
+
+
+def write_made(made: SubmitMade, *, force: bool) -> tuple[str, ...]:
+    """Writes the files into the current folder; their names. Raises UsageError where they are here."""
+    name = made.run.name
+    if made.dag and (rescues := sorted(Path().glob(f"{name}.dag.rescue*"))):
+        raise UsageError(
+            f"{rescues[0]} is here: DAGMan would go on with that sweep, and leave out what it has done",
+            hint=f"rm {rescues[0]}, or write another name: -o NAME.sub",
+        )
+    texts = {f"{name}.sub": made.text} | ({f"{name}.dag": made.dag} if made.dag else {})
+    folders = [folder_of(number) for number in range(1, made.dag.count("\nVARS ") + 1)]
+    if not force:
+        there = [path for path in texts if os.path.lexists(path)]
+        there += [folder for folder in folders if os.path.lexists(folder) and not _is_empty(Path(folder))]
+        if there:
+            raise UsageError(
+                f"{there[0]} is here already",
+                hint="write --force to write over it, "
+                + ("or go to another folder" if there[0] in folders else "or another name: -o NAME.sub"),
+            )
+    for folder in folders:
+        Path(folder).mkdir(exist_ok=True)
+    for path, text in texts.items():
+        beside = Path(f".{path}.{os.getpid()}.part")
+        try:
+            beside.write_text(text, encoding="ascii")
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+    return tuple(texts)
+
+
+def _is_empty(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
+
+
+def _check_program(path: Path) -> None:
+    """The machine that runs it knows neither this folder nor what is installed here."""
+    try:
+        with path.open("rb") as file:
+            line = file.readline(256)
+    except OSError as error:
+        raise UsageError(
+            f"--executable {path}: {error.strerror}", hint="name a program of this folder, such as train.sh"
+        ) from error
+    if line.startswith(b"#!") and line.rstrip(b"\n").endswith(b"\r"):
+        raise UsageError(
+            f"{path} has lines that end as on Windows: no machine finds its interpreter",
+            hint=f"sed -i 's/\\r$//' {path}",
+        )
+    if not line.startswith((b"#!", b"\x7fELF")):
+        raise UsageError(
+            f"{path} says not what runs it",
+            hint="begin it with #!/bin/sh, #!/bin/bash or #!/usr/bin/env python3",
+        )
+
+
+def _check_sif(path: Path, made: SubmitMade, progress: Progress) -> None:
+    """That the file is the one that was verified. A folder that this machine does not see is passed over."""
+    image, name = made.taken.form.image, path.name
+    if not path.parent.is_dir():
+        return
+    if not path.is_file():
+        into = "" if path.parent == Path() else f"  (in {path.parent})"
+        raise UsageError(f"{path} is not there", hint=f"{made.taken.form.fetch}{into}")
+    sha256 = hashlib.sha256()
+    with path.open("rb") as file, progress.task(f"checking {name}", total=path.stat().st_size) as task:
+        while data := file.read(_CHUNK):
+            sha256.update(data)
+            task.advance(len(data))
+    if sha256.hexdigest() != image.sha256.removeprefix("sha256:"):
+        raise UsageError(
+            f"{path} is another file than the one offered", hint=f"rm {path}; {made.taken.form.fetch}"
+        )
+
+
+# --- deciding --------------------------------------------------------------------------------------
+
+
+def _first_trial(run: SubmitRun, framework: str) -> SubmitRun:
+    """Without a program of one's own: the framework says which GPU it sees."""
+    said = _TRIALS.get(framework, "import sys; print(sys.version)")
+    return replace(run, executable=PYTHON, in_image=True, arguments=("-c", said))
+
+
+def _not_proven(offer: Offer, form: ImageForm, hoped: Grounds, trust: Trust) -> CheckFailedError:
+    """Why there is nothing to write, and what is predicted."""
+    name, kind = offer.image.target, form.image.kind
+    judged = _judged_of(offer, form)
+    said = [f"{name} ({kind}) is not verified on any GPU, as far as you trust who says so"]
+    if not trust.keys:
+        said[0] = f"{name}: no key is trusted here, so no verdict counts"
+    poor = [one for one in judged if one.standing is not Standing.GOOD]
+    said += [f"a verdict is {one.standing.value}: {one.why}" for one in poor[:5]]
+    said += [f"not {capability}: {why}" for capability, why in form.grounds.refused]
+    guessed = [str(one.capability) for one in hoped.classes]
+    against = [
+        str(capability) for capability, _ in hoped.refused if (capability, _) not in form.grounds.refused
+    ]
+    said.append(f"predicted: it runs on {', '.join(guessed)}" if guessed else "nothing is predicted either")
+    said += [f"predicted or documented: not on {', '.join(against)}"] if against else []
+    hint = f"verify it: imagefactory verify {name} --on htcondor"
+    if not trust.keys or any(one.standing is Standing.WRONG_KEY for one in poor):
+        hint = "trust the key of who verifies: imagefactory keys trust [--user] FILE.pub, or write [[trust]]"
+    if guessed:
+        hint += f"; or take the risk: imagefactory submit {name} --accept predicted"
+    return CheckFailedError("; ".join(said), hint=hint)
+
+
+def _judged_of(offer: Offer, form: ImageForm) -> Sequence[Judged]:
+    own = next((one.judged for one in offer.sifs if one.sif.subject == form.image.subject), None)
+    return offer.judged if own is None else own
+
+
+def summary(made: SubmitMade) -> Mapping[str, object]:
+    """What was decided, for `--json`."""
+    image = made.taken.form.image
+    return {
+        "target": made.taken.target,
+        "image": {
+            "kind": image.kind.value,
+            "address": image.address,
+            "manifest": image.subject.manifest,
+            "config": image.subject.config,
+        },
+        "gpus": [
+            {
+                "capability": str(one.capability),
+                "cuda": one.cuda,
+                "basis": one.claim.basis.value,
+                "reason": one.claim.reason,
+                "source": one.claim.source,
+            }
+            for one in made.taken.classes
+        ],
+        "not": [{"capability": str(one), "reason": why} for one, why in made.taken.form.grounds.refused],
+    }

@@ -1,0 +1,313 @@
+"""What other sweeps have in hand: cells whose job is queued already, or has ended and nobody collected it.
+
+    the store's sweeps, one look at the queue -> SweepSeen -> leave_out_underway -> SweepPlan
+
+A cell is the very image on a capability: the same target made of another lock is another one. Only what is
+certain holds a cell back. Of a sweep that cannot be read, that is another user's or that nobody can ask the
+queue about nothing is guessed: the cell is queued, and a note says so. A sweep that nothing drives any more
+(cancelled, never submitted, its DAGMan gone) gives its cells back, but for results that came; the note says
+how it would be gone on with instead. Sweeps outside of the store (`--folder`) are not known, nor such as are
+older than their nonces: what they bring back can be signed no more.
+"""
+
+from __future__ import annotations
+
+import json
+import pwd
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+
+from imagefactory.errors import FactoryError, ToolError, UsageError
+from imagefactory.model import Outcome
+from imagefactory.pools.model import TRIED_AGAIN, LeftOut, Pool, Sweep, SweepNode
+from imagefactory.sweeps.cells import QUEUED, UNCOLLECTED, QueuedCell, SweepPlan
+from imagefactory.sweeps.sweep_file import (
+    GONE,
+    ID,
+    NO_KEY,
+    SWEEP,
+    UNSIGNED,
+    CollectedNode,
+    Wanted,
+    read_collected,
+    read_sweep,
+)
+from imagefactory.verdicts.statement import SIGNABLE
+from imagefactory.verify.nonces import LIFETIME
+
+Images = Mapping[tuple[str, str], str]
+"""By target and capability, the image that a job would run: as `image_of` names it."""
+
+
+class InHand(StrEnum):
+    """How far a node is that may still bring a verdict: open, or what was not done yet about its result."""
+
+    OPEN = "open"
+    ENDED = "not collected"
+    NOT_SIGNED = "not signed"
+    NOT_ATTACHED = "signed, and not attached yet"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepSeen:
+    """A sweep of the store as far as it has cells of a plan in hand, by target and capability.
+
+    `name` is what commands take for it. `driven`: something on the pool works on it; None where that is not
+    known, and `why` says why not.
+    """
+
+    name: str
+    folder: Path
+    made: datetime
+    driven: bool | None
+    cells: Mapping[tuple[str, str], InHand]
+    why: str = ""
+
+
+# --- deciding --------------------------------------------------------------------------------------
+
+
+def leave_out_underway(plan: SweepPlan, seen: Sequence[SweepSeen], allow: frozenset[str]) -> SweepPlan:
+    """A plan without the cells that a sweep has in hand; the newest sweep that has one tells of it. Pure."""
+    newest = sorted(seen, key=lambda one: one.made, reverse=True)
+    kept, left_out = [], list(plan.left_out)
+    given: Counter[int] = Counter()
+    for cell in plan.cells:
+        key = _key(cell)
+        having = [(number, one) for number, one in enumerate(newest) if key in one.cells]
+        held = (_held(one, one.cells[key]) for _, one in having)
+        rule, reason = next((found for found in held if found and found[0] not in allow), ("", ""))
+        if rule:
+            left_out.append(LeftOut(target=key[0], capability=key[1], rule=rule, reason=reason))
+            continue
+        kept.append(cell)
+        doubtful = [number for number, one in having if not _held(one, one.cells[key])]
+        if doubtful and QUEUED not in allow:
+            given[doubtful[0]] += 1
+    notes = tuple(_told(newest[number], count) for number, count in sorted(given.items()))
+    return SweepPlan(cells=tuple(kept), left_out=tuple(left_out), notes=plan.notes + notes)
+
+
+def _key(cell: QueuedCell) -> tuple[str, str]:
+    return cell.stage.target.name, str(cell.capability)
+
+
+def _held(seen: SweepSeen, state: InHand) -> tuple[str, str] | None:
+    """The rule and reason by which it holds a cell back; None where it does not for certain."""
+    if state is not InHand.OPEN:
+        return UNCOLLECTED, f"ended in sweep {seen.name}, {state}: imagefactory collect {seen.name}"
+    if seen.driven:
+        since = f"since {seen.made.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+        return QUEUED, f"queued in sweep {seen.name}, {since}: imagefactory status {seen.name}"
+    return None
+
+
+def _told(seen: SweepSeen, count: int) -> str:
+    cells = f"{count} of these cells {'is' if count == 1 else 'are'}"
+    if seen.driven is None:
+        return f"{cells} queued, though sweep {seen.name} may have the same in hand: {seen.why}"
+    again = f"imagefactory verify --on htcondor --folder {seen.folder}"
+    return (
+        f"{cells} queued anew: sweep {seen.name} stopped without an answer; to go on with it instead: {again}"
+    )
+
+
+# --- reading ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looking:
+    """Who looks, and when: `pool` is None where no queue can be asked, `user` None for whoever it is.
+
+    `suite` is the digest of this program's suite: what another one's brings back is none of ours to collect.
+    """
+
+    now: datetime
+    suite: str
+    pool: Pool | None = None
+    user: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Candidate:
+    folder: Path
+    sweep: Sweep
+    nodes: tuple[SweepNode, ...]
+    collected: Mapping[str, CollectedNode]
+    owner: str
+
+
+def image_of(node: SweepNode) -> str:
+    """A .sif by its file; an image by where jobs pull it, since its verdict is looked for there."""
+    return node.image.sha256 or node.image.address
+
+
+def _recent(place: Path, now: datetime) -> list[Path]:
+    """The folders there whose nonces may still be good, the newest first: a sweep's name is its time."""
+    try:
+        return sorted((path for path in place.iterdir() if not _is_over(path.name, now)), reverse=True)
+    except FileNotFoundError:
+        return []
+
+
+def _is_over(name: str, now: datetime) -> bool:
+    if not (found := ID.fullmatch(name)):
+        return False
+    try:
+        return datetime.strptime(f"{found[1]}Z", "%Y%m%d-%H%M%S%z") + LIFETIME <= now
+    except ValueError:
+        return False
+
+
+def read_underway(
+    place: Path, images: Images, looking: Looking
+) -> tuple[tuple[SweepSeen, ...], tuple[str, ...]]:
+    """What the sweeps in `place` have in hand of those cells, and a note for each that cannot be read.
+
+    The queue is asked once, and only where a sweep may have something: before the logs, so that what ends
+    meanwhile is seen in them.
+    """
+    notes: list[str] = []
+    try:
+        folders = _recent(place, looking.now) if images else []
+    except OSError as error:
+        return (), (f"the sweeps in {place} are passed over: {error.strerror}",)
+    found = [one for folder in folders if (one := _candidate(folder, images, looking, notes))]
+    driven: frozenset[Path] | None = None
+    why = "the queue was not asked"
+    if looking.pool and any(not one.owner for one in found):
+        try:
+            driven = looking.pool.driven()
+        except ToolError as error:
+            why = error.message
+    seen = []
+    for one in found:
+        try:
+            seen.append(_look(one, driven, why, looking))
+        except (FactoryError, OSError) as error:
+            notes.append(_passed_over(one.folder, error))
+    return tuple(seen), tuple(notes)
+
+
+def _candidate(folder: Path, images: Images, looking: Looking, notes: list[str]) -> _Candidate | None:
+    """A sweep that has nodes of these cells whose verdict has not arrived; most have none."""
+
+    def wanted(target: str, capability: str) -> bool:
+        return (target, capability) in images
+
+    try:
+        owner = (folder / SWEEP).stat().st_uid
+        sweep = read_sweep(folder, wanted)
+        collected = _collected(folder, wanted)
+    except (FileNotFoundError, NotADirectoryError):
+        return None  # it is being made, or deleted
+    except (FactoryError, OSError) as error:
+        notes.append(_passed_over(folder, error))
+        return None
+    nodes = tuple(
+        node
+        for node in sweep.nodes
+        if images.get((node.target, node.capability)) == image_of(node)
+        and not (node.nonce in collected and collected[node.nonce].attached)
+    )
+    if not nodes or sweep.made + LIFETIME <= looking.now:
+        return None
+    foreign = looking.user is not None and owner != looking.user
+    return _Candidate(
+        folder=folder,
+        sweep=sweep,
+        nodes=nodes,
+        collected=collected,
+        owner=_user(owner) if foreign else "",
+    )
+
+
+def _collected(folder: Path, wanted: Wanted) -> Mapping[str, CollectedNode]:
+    try:
+        return {one.nonce: one for one in read_collected(folder, wanted)}
+    except UsageError:  # it can be lost: `collect` writes it anew
+        return {}
+
+
+def _look(one: _Candidate, driven: frozenset[Path] | None, why: str, looking: Looking) -> SweepSeen:
+    seen = SweepSeen(
+        name=one.folder.name if ID.fullmatch(one.folder.name) else str(one.folder),
+        folder=one.folder,
+        made=one.sweep.made,
+        driven=None if driven is None else one.folder.resolve() in driven,
+        cells={},
+        why=why,
+    )
+    if one.owner:
+        cells = {(node.target, node.capability): InHand.OPEN for node in one.nodes}
+        return replace(seen, driven=None, why=f"it is a sweep of user {one.owner}", cells=cells)
+    if _suite(one) != looking.suite:
+        return seen
+    return replace(seen, cells=_states(one))
+
+
+def _suite(one: _Candidate) -> str:
+    """The suite that a sweep's jobs run, by its digest; empty where its files do not tell."""
+    from imagefactory.pools.htcondor.dag import node_folder
+    from imagefactory.verify.kit.program import KIT
+
+    try:
+        return str(json.loads((node_folder(one.folder, one.nodes[0].name) / KIT).read_bytes())["suite"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _states(one: _Candidate) -> Mapping[tuple[str, str], InHand]:
+    from imagefactory.pools.htcondor.classify import read_node, read_result
+
+    cells: dict[tuple[str, str], InHand] = {}
+    for node in one.nodes:
+        key = (node.target, node.capability)
+        if key in cells:
+            continue
+        found = read_node(one.folder, node.name, one.sweep.limits)
+        if found.run is None:
+            if is_left(found.result.outcome, settled=found.settled):
+                cells[key] = InHand.OPEN
+            continue
+        result = read_result(one.folder, node, one.sweep.limits)
+        state = state_of(result.outcome, one.collected.get(node.nonce))
+        if state:
+            cells[key] = state
+    return cells
+
+
+def is_left(outcome: Outcome | None, *, settled: bool) -> bool:
+    """Whether a DAG that is at work, or is gone on with, still runs a node that has brought back no run.
+
+    What never ended, what was removed with DAGMan (so that no POST script ran), and what the pool broke.
+    """
+    return outcome in (None, *TRIED_AGAIN) or not settled
+
+
+def state_of(outcome: Outcome | None, known: CollectedNode | None) -> InHand | None:
+    """What is left to do about a run that came back; None where no verdict can come of it. Pure."""
+    if known is None or known.result.outcome is None:
+        return InHand.ENDED if outcome in SIGNABLE else None
+    if known.result.outcome not in SIGNABLE:
+        return None
+    if known.why == NO_KEY:
+        return InHand.NOT_SIGNED
+    final = known.why.startswith(UNSIGNED) or known.why.endswith(GONE)
+    return None if final else InHand.NOT_ATTACHED
+
+
+def _passed_over(folder: Path, error: FactoryError | OSError) -> str:
+    said = error.message if isinstance(error, FactoryError) else f"{error.filename}: {error.strerror}"
+    return f"sweep {folder.name} is passed over, and what it has in hand is not known: {said}"
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
