@@ -24,8 +24,6 @@ REPOSITORY, CURRENT = "catalogue", "current"
 ARTIFACT_TYPE = "application/vnd.imagefactory.catalogue.v1+json"
 LAYER_TYPE = "application/vnd.dsse.envelope.v1+json+gzip"
 LARGEST_PACKED = 64 << 20
-
-
 _MAGIC = b"\x1f\x8b"
 _PIECE = 1 << 20
 

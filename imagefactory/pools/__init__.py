@@ -1,1 +1,1 @@
-"""Pools: where GPUs are that a batch system gives out, and how images are verified and used there."""
+"""Pools: where GPUs are that a batch system gives out, and how images are verified there."""

@@ -15,11 +15,9 @@ from collections.abc import Sequence
 
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.knowledge.tables import numbers
+from imagefactory.pools.htcondor.ads import WHOLE_GPUS
 from imagefactory.pools.sizes import MB, format_size
 from imagefactory.submit.proven import GpuClass, known_capabilities
-
-WHOLE_GPUS = 'regexp(" mig ", DeviceName, "i") =!= true'
-"""Holds for what is no slice, by its name as CUDA tells it: `NVIDIA A100-SXM4-40GB MIG 1g.5gb`."""
 
 
 def format_gpu_request(

@@ -15,12 +15,13 @@ from imagefactory.cli.submit import SITES as CLI_SITES
 from imagefactory.errors import NothingSelectedError, UsageError
 from imagefactory.gpu.model import Basis
 from imagefactory.model import Outcome
+from imagefactory.pools.htcondor.ads import WHOLE_GPUS
 from imagefactory.pools.model import ImageKind
 from imagefactory.pools.sites import SITES, find_site
 from imagefactory.pools.sizes import GB, disk_of, format_size, image_disk, memory_of, parse_size, parse_time
 from imagefactory.settings.choices import SITES as SETTING_SITES
 from imagefactory.submit.forms import choose_form, forms_of
-from imagefactory.submit.gpu_request import WHOLE_GPUS, format_gpu_request
+from imagefactory.submit.gpu_request import format_gpu_request
 from imagefactory.submit.submit_file import (
     ROWS_MOST,
     RUN,

@@ -1,1 +1,1 @@
-"""HTCondor as a pool: its ads, its DAGs, its logs, its submit files."""
+"""HTCondor as a pool: its commands, its ads, its DAGs, its logs."""

@@ -40,6 +40,8 @@ DEVICE = r"[A-Za-z0-9][A-Za-z0-9 ._+()/:-]{0,99}"
 ATTRIBUTE = r"[A-Za-z_][A-Za-z0-9_.]{0,99}"
 CUDA = r"[0-9]{1,2}\.[0-9]{1,2}"
 MIG = re.compile(r"\bMIG\b|\b[0-9]g\.[0-9]+gb\b")
+WHOLE_GPUS = 'regexp(" mig ", DeviceName, "i") =!= true'
+"""Holds for what is no slice, by its name as CUDA tells it: `NVIDIA A100-SXM4-40GB MIG 1g.5gb`."""
 AMD = re.compile(r"\b(amd|radeon|instinct|gfx[0-9a-f]+)\b", re.IGNORECASE)
 _EXPRESSION = re.compile(r"/Expr\((.*)\)/", re.DOTALL)
 _WHOLE = {

@@ -19,9 +19,9 @@ from datetime import timedelta
 from pathlib import Path
 
 from imagefactory.errors import UsageError
+from imagefactory.pools.htcondor.ads import WHOLE_GPUS
 from imagefactory.pools.htcondor.node.post import MOST_SHADOWS, MOST_STARTS
 from imagefactory.pools.model import TRANSFERS, ImageKind, JobLimits, Sweep, SweepNode
-from imagefactory.submit.gpu_request import WHOLE_GPUS
 from imagefactory.verify.kit.program import EXPECTATIONS, KIT, RESULT
 from imagefactory.verify.kit_make import CARRIED
 from imagefactory.verify.kit_make import HERE as KIT_FOLDER
