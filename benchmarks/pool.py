@@ -38,7 +38,7 @@ from imagefactory.stages.collect import collect_sweep
 from imagefactory.stages.define import define_target
 from imagefactory.stages.kits import CollectOptions
 from imagefactory.stages.sign import ledger
-from imagefactory.stages.sweep import SweepBench, SweepOptions, format_id, prepare_sweep, site_lines
+from imagefactory.stages.sweep import SweepBench, SweepOptions, format_id, prepare_sweep
 from imagefactory.stages.sweep_nodes import make_node, make_node_kit
 from imagefactory.sweeps.cells import QueuedCell
 from imagefactory.sweeps.sweep_file import read_sweep, write_sweep_file
@@ -139,7 +139,7 @@ def make(factory: Factory, folder: Path, count: int, bench: SweepBench) -> None:
         )
         ledger(factory).issue_all({kit.node.nonce: kit.run for kit in kits}, now)
         write_sweep_file(folder, sweep)
-        write_sweep(folder, sweep, {kit.node.name: kit.texts for kit in kits}, site_lines(sweep, folder))
+        write_sweep(folder, sweep, {kit.node.name: kit.texts for kit in kits})
 
 
 def look(folder: Path, bench: SweepBench) -> None:
@@ -157,7 +157,7 @@ def look(folder: Path, bench: SweepBench) -> None:
         write_sweep_file(place / format_id(began, bytes(2)), replace(made, made=began, nodes=nodes))
     newest = place / format_id(made.made, bytes(2))
     (newest / "nodes").symlink_to(folder / "nodes")
-    looking = Looking(now=bench.clock(), suite=suite_digest(), pool=PoolMadeHere(), user=os.geteuid())
+    looking = Looking(now=bench.clock(), suite=suite_digest(), pools=bench.pools, user=os.geteuid())
     with timed(f"look into {NIGHTS} sweeps of {len(nodes)} nodes", PLAN_GOAL):
         seen, notes = read_underway(place, images, looking)
     print(f"  for {len(images)} cells, of which {len(seen[0].cells)} are in hand")
@@ -180,7 +180,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=2000)
     parser.add_argument("--folder", type=Path, help="Default: a temporary one. It is emptied at the end.")
     given = parser.parse_args()
-    bench = SweepBench(clock=lambda: datetime.now(UTC), random=os.urandom)
+    bench = SweepBench(clock=lambda: datetime.now(UTC), random=os.urandom, pools=lambda _: PoolMadeHere())
     with tempfile.TemporaryDirectory(dir=given.folder, prefix="imagefactory-pool-") as name:
         factory, folder = make_factory(Path(name)), Path(name, "sweep")
         plan(factory, bench)

@@ -17,8 +17,10 @@ def cancel(call: Call, sweep: str) -> None:
     Its files stay: `collect` still takes what had come back, and `verify --on htcondor --folder DIR` goes on.
     """
     from imagefactory.stages.sweep import find_sweep
+    from imagefactory.sweeps.sweep_file import read_pool
 
-    folder, pool = find_sweep(call.settings, sweep), find_pool()
+    folder = find_sweep(call.settings, sweep)
+    pool = find_pool(read_pool(folder))
     there = pool.running(folder)
     pool.cancel(folder)
     done = "canceled" if there else "nothing of it was in the queue"

@@ -12,6 +12,7 @@ import click
 
 from imagefactory.cli.output import json_option, say, say_json
 from imagefactory.errors import NothingSelectedError
+from imagefactory.pools import HTCONDOR, open_pool
 
 if TYPE_CHECKING:
     from imagefactory.pools.model import Inventory
@@ -29,13 +30,12 @@ def inventory_option(command: Callable[P, None]) -> Callable[P, None]:
     )(command)
 
 
-def find_inventory(path: Path | None, now: datetime) -> Inventory:
+def find_inventory(path: Path | None, now: datetime, pool: str = HTCONDOR) -> Inventory:
     """What a file says of a pool, or the pool itself. Raises UsageError for the file, ToolError for the pool,
     NothingSelectedError where there is no GPU."""
-    from imagefactory.pools.htcondor.pool import HTCondor
     from imagefactory.pools.inventory import read_inventory
 
-    found = read_inventory(path) if path else HTCondor(environ=os.environ).inventory(now)
+    found = read_inventory(path) if path else open_pool(pool, os.environ).inventory(now)
     if not found.machines:
         where = str(path) if path else f"the pool {found.pool}".rstrip()
         said = f" ({'; '.join(found.notes[:3])})" if found.notes else ""

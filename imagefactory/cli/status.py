@@ -12,7 +12,6 @@ from imagefactory.cli.sweeps import find_pool
 from imagefactory.errors import ToolError
 
 if TYPE_CHECKING:
-    from imagefactory.pools.model import Pool
     from imagefactory.stages.sweep import SweepStatus
 
 
@@ -30,17 +29,17 @@ def status(call: Call, sweep: str, as_json: bool) -> None:
     from imagefactory.sweeps.sweep_file import format_value
 
     folders = (find_sweep(call.settings, sweep),) if sweep else find_sweeps(call.settings)
-    pool: Pool | None = find_pool()
+    queue = True
     found: list[SweepStatus] = []
     with collecting() as failures:
         for folder in folders:
             with failures.of(folder.name):
                 try:
-                    found.append(read_status(folder, pool))
+                    found.append(read_status(folder, find_pool, queue=queue))
                 except ToolError as error:  # the logs tell most of it without the pool's commands
                     complain(error)
-                    pool = None
-                    found.append(read_status(folder, pool))
+                    queue = False
+                    found.append(read_status(folder, find_pool, queue=queue))
         if as_json:
             rows = [_status_json(one, format_value(one.results)) for one in found]
             say_json("status", {"sweeps": rows})

@@ -12,9 +12,9 @@ import click
 
 from imagefactory.cli.pool import inventory_option
 from imagefactory.errors import UsageError
+from imagefactory.pools import POOLS
 
 P = ParamSpec("P")
-POOLS = ("htcondor",)
 IMAGES = ("docker", "oras", "sif")
 _TIME = re.compile(r"([0-9]{1,6})([smhdw])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -55,7 +55,7 @@ def sweep_options(command: Callable[P, None]) -> Callable[P, None]:
         click.option(
             "--on",
             "pool",
-            type=click.Choice(POOLS),
+            type=click.Choice(tuple(POOLS)),
             help="Verify on a pool: one job for each image and capability.",
         ),
         click.option("--newest", type=click.IntRange(1), metavar="N", help="The N newest versions alone."),

@@ -19,6 +19,7 @@ from imagefactory.cli.output import (
 from imagefactory.cli.pool import find_inventory
 from imagefactory.cli.sweep_options import refuse_again
 from imagefactory.errors import CheckFailedError, ToolError, UsageError
+from imagefactory.pools import open_pool
 
 if TYPE_CHECKING:
     from imagefactory.cli.output import Failures
@@ -45,13 +46,13 @@ def verify_on_pool(call: Call, names: tuple[str, ...], given: dict[str, Any]) ->
             raise UsageError(f"--{name} has no meaning on a pool", hint="leave it out")
     factory, progress, folder = call.factory, call.progress, given["folder"]
     as_json = given["as_json"]
-    if folder is not None and (folder / "sweep.dag").is_file():
+    if folder is not None and find_pool(given["pool"]).is_whole(folder):
         refuse_again(names, given)
         return _submitted(call, folder.absolute(), given)
-    pool, bench = find_pool(), sweep_bench()
+    pool, bench = find_pool(given["pool"]), sweep_bench()
     options = _options(factory, given)
     targets, options = _targets(factory, names, given, options)
-    inventory = find_inventory(given["inventory"], bench.clock())
+    inventory = find_inventory(given["inventory"], bench.clock(), given["pool"])
     if not given["dry_run"]:
         pool.require()
     prepared = prepare_sweep(factory, targets, inventory, options, bench)
@@ -62,18 +63,16 @@ def verify_on_pool(call: Call, names: tuple[str, ...], given: dict[str, Any]) ->
     return _submitted(call, made.folder, given, made)
 
 
-def find_pool() -> Pool:
-    """This machine's pool. Tests put another one here."""
-    from imagefactory.pools.htcondor.pool import HTCondor
-
-    return HTCondor(environ=os.environ)
+def find_pool(name: str) -> Pool:
+    """A pool of this machine. Tests put another one here."""
+    return open_pool(name, os.environ)
 
 
 def sweep_bench() -> SweepBench:
-    """The time, random bytes, the pool and who asks it. Tests put others here."""
+    """The time, random bytes, the pools and who asks them. Tests put others here."""
     from imagefactory.stages.sweep import SweepBench
 
-    return SweepBench(clock=lambda: datetime.now(UTC), random=os.urandom, pool=find_pool(), user=os.geteuid())
+    return SweepBench(clock=lambda: datetime.now(UTC), random=os.urandom, pools=find_pool, user=os.geteuid())
 
 
 def _options(factory: Factory, given: dict[str, Any]) -> SweepOptions:
@@ -95,6 +94,7 @@ def _options(factory: Factory, given: dict[str, Any]) -> SweepOptions:
         level=given["level"],
         image=given["image"] or "",
         registry=given["registry"],
+        pool=given["pool"],
         site=given["site"] or factory.settings.site.value,
         limits=_limits(given),
         folder=given["folder"].absolute() if given["folder"] else None,
@@ -149,9 +149,9 @@ def _submitted(call: Call, folder: Path, given: dict[str, Any], made: Made | Non
         for name, fault in made.faults if made else ():
             failures.of(name).add(fault)
         try:
-            job = submit_sweep(folder, find_pool())
+            job = submit_sweep(folder, find_pool)
         except ToolError as error:
-            again = f"then go on with it: imagefactory verify --on htcondor --folder {folder}"
+            again = f"then go on with it: imagefactory verify --on {sweep.pool} --folder {folder}"
             raise ToolError(error.message, hint=f"{error.hint}; {again}") from error
         if given["wait"]:
             _wait(call, folder)
@@ -186,13 +186,12 @@ def _wait(call: Call, folder: Path) -> None:
     """
     from imagefactory.stages.sweep import read_status
 
-    pool, progress = find_pool(), call.progress
-    first = read_status(folder, None)
+    progress, first = call.progress, read_status(folder, find_pool, queue=False)
     with progress.task(f"sweep {first.sweep.id}", total=len(first.results), unit="nodes") as task:
         known = failed = 0
         while True:
             try:
-                now, failed = read_status(folder, pool), 0
+                now, failed = read_status(folder, find_pool), 0
             except ToolError:
                 if (failed := failed + 1) > PATIENCE:
                     raise
@@ -206,7 +205,7 @@ def _wait(call: Call, folder: Path) -> None:
                 raise CheckFailedError(
                     f"nothing on the pool works on {folder} any more, and "
                     f"{len(now.results) - now.ended} nodes are not done",
-                    hint=f"go on with it: imagefactory verify --on htcondor --folder {folder}",
+                    hint=f"go on with it: imagefactory verify --on {first.sweep.pool} --folder {folder}",
                 )
             time.sleep(POLL)
 

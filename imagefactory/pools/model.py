@@ -8,15 +8,16 @@ Capabilities are written `8.0`, memory and disk are bytes, times are aware and i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from imagefactory.model import Outcome
-from imagefactory.verify.model import Subject
+from imagefactory.pools import HTCONDOR
+from imagefactory.verify.model import GpuReport, Subject
 
 # --- what there is -------------------------------------------------------------------------------
 
@@ -145,7 +146,10 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """What one `verify --on` asks of a pool. `site` is a row of sites.py, `level` the suite's."""
+    """What one `verify --on` asks of `pool`, a row of POOLS.
+
+    `site` is a row of sites.py, `level` the suite's.
+    """
 
     id: str
     made: datetime
@@ -154,6 +158,7 @@ class Sweep:
     nodes: tuple[SweepNode, ...]
     left_out: tuple[LeftOut, ...] = ()
     limits: JobLimits = field(default_factory=JobLimits)
+    pool: str = HTCONDOR
 
 
 # --- what became of it ---------------------------------------------------------------------------
@@ -205,10 +210,28 @@ class NodeResult:
     attempts: tuple[JobAttempt, ...] = ()
 
 
-class Pool(Protocol):
-    """Where verification runs. Every method raises ToolError where the pool's commands are missing or fail.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFound:
+    """A node's state. Where `run` is there, the suite ran and ended: the outcome is None and to be told.
 
-    One backend, one file: htcondor/; slurm would be the next.
+    `run` and `report` are the job's files as they came back, for the pool alone to read. `settled`: its last
+    job has ended for good, and no other follows.
+    """
+
+    result: NodeResult
+    settled: bool = False
+    run: bytes | None = None
+    report: bytes | None = None
+
+
+# --- where it runs -------------------------------------------------------------------------------
+
+
+class Pool(Protocol):
+    """Where verification runs: its queue, and what its jobs read and write in a sweep's folder.
+
+    What asks the queue raises ToolError where the pool's commands are missing or fail; the folder is read and
+    written without them. One pool, one folder beside this file, one row of POOLS.
     """
 
     def require(self) -> str:
@@ -228,3 +251,31 @@ class Pool(Protocol):
 
     def cancel(self, folder: Path) -> None:
         """Removes its jobs."""
+
+    def check_folder(self, folder: Path) -> None:
+        """Raises UsageError for a folder that jobs could not name, before anything is made for it."""
+
+    def write(self, folder: Path, sweep: Sweep, texts: Mapping[str, Mapping[str, bytes]]) -> None:
+        """All that the jobs need beside sweep.json, such that a folder that is not whole is known by it.
+
+        `texts` are per node kit.json and expectations.json. Raises UsageError.
+        """
+
+    def is_whole(self, folder: Path) -> bool:
+        """Whether a sweep lies there that `write` has ended with."""
+
+    def read_node(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeFound:
+        """What became of a node, by what its jobs left. Raises UsageError for a name that is none."""
+
+    def read_result(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeResult:
+        """As `read_node`, with the word of a run that came back; what it signs is collect's to say."""
+
+    def job_report(self, kit: Mapping[str, Any], asked: Mapping[str, Any], found: NodeFound) -> GpuReport:
+        """The report of a run that came back; `kit` and `asked` are kit.json and expectations.json, believed.
+
+        Raises StatementError for a run that is none, or of another kit or suite.
+        """
+
+
+Pools = Callable[[str], Pool]
+"""Opens the pool of a name: a row of POOLS."""

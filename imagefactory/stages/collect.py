@@ -1,6 +1,6 @@
 """From a sweep that came back to verdicts: each node judged once, signed once, attached where its image lies.
 
-    the job's log and files -> NodeResult, judge_job -> sign, spend the nonce -> attach -> collected.json
+    what a job left -> NodeFound -> its report -> sign, spend the nonce -> attach -> collected.json
 
 A node that is still at work is left for the next call. What was signed and could not be attached is attached
 by the next call; nothing is signed a second time. collected.json may be lost: what was signed and attached is
@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any
 from imagefactory.errors import FactoryError, StatementError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.model import Outcome
-from imagefactory.pools.htcondor.classify import NodeFound, read_node
-from imagefactory.pools.htcondor.dag import node_folder
-from imagefactory.pools.htcondor.evidence import JobAnswer, job_report, parse_job_run
-from imagefactory.pools.model import NodeResult, Sweep, SweepNode
+from imagefactory.pools import open_pool
+from imagefactory.pools.folder import node_folder
+from imagefactory.pools.model import NodeFound, NodeResult, Pool, Sweep, SweepNode
 from imagefactory.progress import Progress
 from imagefactory.stages.attach import Attacher, NodeDraft, Sealed, find_target, reference_of
 from imagefactory.stages.kits import CollectOptions, format_signed, parse_signed
@@ -80,9 +79,11 @@ def collect_sweep(
     sweep = read_sweep(folder)
     earlier = {one.result.node: one for one in _read_earlier(folder)}
     trust = read_trust(factory.settings.files)
+    pool = open_pool(sweep.pool, factory.environ)
     signer = Signer(
         factory=factory,
         folder=folder,
+        pool=pool,
         ledger=NonceLedger(options.ledger) if options.ledger else ledger(factory),
         key=signing_key(factory),
         days=trust.policy.days,
@@ -141,13 +142,13 @@ def _read_earlier(folder: Path) -> tuple[CollectedNode, ...]:
 
 def _draft(node: SweepNode, sweep: Sweep, signer: Signer) -> NodeDraft:
     """What became of a node, judged, and signed where that can be; nothing is spent yet."""
-    found = read_node(signer.folder, node.name, sweep.limits)
+    found = signer.pool.read_node(signer.folder, node, sweep.limits)
     one = CollectedNode(result=found.result, target=node.target, capability=node.capability, nonce=node.nonce)
     if found.run is None or not found.result.attempts:
         return NodeDraft(node=node, one=one)
     try:
         known = signer.ledger.look(node.nonce)
-        report = job_report(*signer.asked(node, known), _answer(found, node))
+        report = signer.pool.job_report(*signer.asked(node, known), found)
     except StatementError as error:
         return NodeDraft(
             node=node, one=replace(one, result=_judged(found, Outcome.INFRASTRUCTURE, error.message))
@@ -195,11 +196,6 @@ def _judged(found: NodeFound, outcome: Outcome, reason: str) -> NodeResult:
     return replace(found.result, outcome=outcome, reason=reason)
 
 
-def _answer(found: NodeFound, node: SweepNode) -> JobAnswer:
-    run = parse_job_run(found.run or b"", f"{node.name}/run.json")
-    return JobAnswer(run=run, report=found.report, attempt=found.result.attempts[-1])
-
-
 # --- signing ---------------------------------------------------------------------------------------
 
 
@@ -209,6 +205,7 @@ class Signer:
 
     factory: Factory
     folder: Path
+    pool: Pool
     ledger: NonceLedger
     key: SigningKey | None
     days: int

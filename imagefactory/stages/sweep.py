@@ -12,14 +12,13 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
 from imagefactory.errors import FactoryError, NothingSelectedError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.model import Outcome, Target
-from imagefactory.pools.htcondor.classify import NodeFound, read_node, read_result
-from imagefactory.pools.htcondor.dag import check_folder, write_sweep
+from imagefactory.pools import HTCONDOR
 from imagefactory.pools.model import (
     TRANSFERS,
     TRIED_AGAIN,
@@ -27,8 +26,9 @@ from imagefactory.pools.model import (
     Inventory,
     JobLimits,
     LeftOut,
+    NodeFound,
     NodeResult,
-    Pool,
+    Pools,
     Sweep,
 )
 from imagefactory.pools.sites import GENERIC, find_site
@@ -52,7 +52,8 @@ from imagefactory.verify.model import FULL
 from imagefactory.verify.nonces import LIFETIME
 from imagefactory.verify.suite_files import suite_digest
 
-JOB = re.compile(r"[0-9]{1,10}\.[0-9]{1,10}")
+JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""What a pool calls a job: `12.0`, `123456`."""
 SUBMITTED = "submitted.json"
 FAILED = "failed"
 """The rule of a cell whose image could not be had."""
@@ -62,13 +63,15 @@ FAILED = "failed"
 class SweepOptions:
     """`image` is docker, oras, sif or empty; `registry` HOST[/PATH], empty for the setting.
 
-    `folder` is where the sweep is written, None for the store's own place; `site` a row of sites.py.
+    `folder` is where the sweep is written, None for the store's own place; `pool` is a row of POOLS, `site`
+    one of sites.py.
     """
 
     asked: SweepAsk = field(default_factory=SweepAsk)
     level: str = FULL
     image: str = ""
     registry: str = ""
+    pool: str = HTCONDOR
     site: str = GENERIC
     limits: JobLimits = field(default_factory=JobLimits)
     folder: Path | None = None
@@ -110,10 +113,10 @@ def prepare_sweep(
     registry = options.registry or factory.settings.registry.value
     kind = choose_kind(factory, options.image, registry)
     folder = options.folder or sweeps_folder(factory.settings) / name
-    check_folder(folder)
+    bench.pools(options.pool).check_folder(folder)
     place = ImagePlace(kind=kind, registry=registry, folder=folder, now=now)
     plan = plan_sweep(read_pool_stages(factory, targets, place), inventory, options.asked)
-    looking = Looking(now=now, suite=suite_digest(), pool=bench.pool, user=bench.user)
+    looking = Looking(now=now, suite=suite_digest(), pools=bench.pools, queue=bench.queue, user=bench.user)
     seen, notes = read_underway(sweeps_folder(factory.settings), _images(factory, plan, kind), looking)
     plan = leave_out_underway(replace(plan, notes=notes), seen, options.asked.allow)
     return Prepared(plan=plan, inventory=inventory, place=place, id=name, options=options)
@@ -133,14 +136,15 @@ def _images(factory: Factory, plan: SweepPlan, kind: ImageKind) -> Images:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepBench:
-    """What a sweep takes from this process: the time, and random bytes for its nonces.
+    """What a sweep takes from this process: the time, random bytes for its nonces, and who opens pools.
 
-    `pool` and `user` are whom to ask for the sweeps at work, and who is; None for nobody, and for anybody.
+    `queue` says whether these may be asked for the sweeps at work, `user` who asks, None for anybody.
     """
 
     clock: Callable[[], datetime]
     random: Callable[[int], bytes]
-    pool: Pool | None = None
+    pools: Pools
+    queue: bool = True
     user: int | None = None
 
 
@@ -203,10 +207,11 @@ def make_sweep(factory: Factory, prepared: Prepared, bench: SweepBench, progress
         nodes=tuple(kit.node for kit in kits),
         left_out=tuple(left_out),
         limits=prepared.options.limits,
+        pool=prepared.options.pool,
     )
     ledger(factory).issue_all({kit.node.nonce: kit.run for kit in kits}, sweep.made)
     write_sweep_file(folder, sweep)
-    write_sweep(folder, sweep, {kit.node.name: kit.texts for kit in kits}, site_lines(sweep, folder))
+    bench.pools(sweep.pool).write(folder, sweep, {kit.node.name: kit.texts for kit in kits})
     return Made(sweep=sweep, folder=folder, faults=tuple(faults), notes=prepared.plan.notes)
 
 
@@ -215,31 +220,14 @@ def _failed(cell: QueuedCell, error: FactoryError) -> LeftOut:
     return LeftOut(target=cell.stage.target.name, capability=str(cell.capability), rule=FAILED, reason=reason)
 
 
-def site_lines(sweep: Sweep, folder: Path) -> tuple[str, ...]:
-    """The site's own submit commands, and what the place of its images asks for. Pure.
-
-    A job is as long as its suite may be, not as it could be held on to. A .sif that does not lie in the
-    sweep's own folder is in one that the machines share, so it is not sent through the access point.
-    """
-    site = find_site(sweep.site)
-    longest = min(sweep.limits.run, timedelta(seconds=max(node.timeout for node in sweep.nodes)))
-    needs = {need for node in sweep.nodes for need in site.requirements(node.image.address)}
-    lines = [line for line in site.lines(longest) if not line.startswith("allowed_execute_duration")]
-    if needs:
-        lines.append(f"requirements = {' && '.join(sorted(needs))}")
-    images = {node.image for node in sweep.nodes}
-    if all(one.kind is ImageKind.SIF and folder not in Path(one.address).parents for one in images):
-        lines.append("transfer_container = false")
-    return tuple(lines)
-
-
-def submit_sweep(folder: Path, pool: Pool) -> str:
+def submit_sweep(folder: Path, pools: Pools) -> str:
     """Submits a sweep, or goes on with it where its DAG ended early; gives the job that drives it.
 
     Raises UsageError for a folder that is no whole sweep, or of which nothing is left to run; ToolError.
     """
     sweep, jobs = read_sweep(folder), read_submitted(folder)
-    if not any(_left(read_node(folder, node.name, sweep.limits)) for node in sweep.nodes):
+    pool = pools(sweep.pool)
+    if not any(_left(pool.read_node(folder, node, sweep.limits)) for node in sweep.nodes):
         raise UsageError(
             f"every node of {folder} has its outcome: submitted again, all would run again",
             hint=f"imagefactory collect {folder}",
@@ -296,14 +284,15 @@ class SweepStatus:
         return self.done and not (self.driven and any(one.outcome in open_ones for one in self.results))
 
 
-def read_status(folder: Path, pool: Pool | None) -> SweepStatus:
-    """From the jobs' logs; with `pool` also whether it is still driven. Raises UsageError, ToolError."""
+def read_status(folder: Path, pools: Pools, *, queue: bool = True) -> SweepStatus:
+    """From what the jobs left; with `queue` also whether it is still driven. Raises UsageError, ToolError."""
     sweep = read_sweep(folder)
-    driven = pool.running(folder) if pool else None  # before the logs: what ends in between is seen there
+    pool = pools(sweep.pool)
+    driven = pool.running(folder) if queue else None  # before the logs: what ends in between is seen there
     return SweepStatus(
         folder=folder,
         sweep=sweep,
-        results=tuple(read_result(folder, node, sweep.limits) for node in sweep.nodes),
+        results=tuple(pool.read_result(folder, node, sweep.limits) for node in sweep.nodes),
         jobs=read_submitted(folder),
         driven=driven,
         collected=read_collected(folder),

@@ -24,6 +24,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from imagefactory.errors import StatementError, UsageError
 from imagefactory.files import explain_full_disk
+from imagefactory.pools import HTCONDOR
 from imagefactory.pools.model import NodeResult, Sweep
 from imagefactory.verify.report import format_time, line, parse_time, shown
 from imagefactory.verify.suite_report import clean
@@ -76,7 +77,10 @@ def read_sweep(folder: Path, wanted: Wanted | None = None) -> Sweep:
         raise UsageError(f"{folder} is no sweep", hint="imagefactory status lists those of this store")
 
     def narrow(value: object) -> object:
-        if wanted is None or not isinstance(value, dict):
+        if not isinstance(value, dict):
+            return value
+        value = {"pool": HTCONDOR, **value}
+        if wanted is None:
             return value
         return {**value, "nodes": _narrowed(value.get("nodes"), wanted), "left_out": []}
 
@@ -87,9 +91,22 @@ def read_sweep(folder: Path, wanted: Wanted | None = None) -> Sweep:
     return sweep
 
 
+def read_pool(folder: Path) -> str:
+    """The pool of a sweep, also of one whose file is damaged: to end it, no more of it need be known."""
+    try:
+        name = json.loads((folder / SWEEP).read_bytes())["sweep"]["pool"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return HTCONDOR
+    return name if isinstance(name, str) else HTCONDOR
+
+
 def write_sweep_file(folder: Path, sweep: Sweep) -> None:
     """Raises UsageError where the folder cannot be written."""
-    write_document(folder / SWEEP, {"format": FORMAT, "sweep": format_value(sweep)})
+    row = format_value(sweep)
+    assert isinstance(row, dict)
+    if sweep.pool == HTCONDOR:  # as all were written before there was another
+        del row["pool"]
+    write_document(folder / SWEEP, {"format": FORMAT, "sweep": row})
 
 
 def read_collected(folder: Path, wanted: Wanted | None = None) -> tuple[CollectedNode, ...]:

@@ -23,7 +23,9 @@ from pathlib import Path
 
 from imagefactory.errors import FactoryError, ToolError, UsageError
 from imagefactory.model import Outcome
-from imagefactory.pools.model import TRIED_AGAIN, LeftOut, Pool, Sweep, SweepNode
+from imagefactory.pools import HTCONDOR
+from imagefactory.pools.folder import node_folder
+from imagefactory.pools.model import TRIED_AGAIN, LeftOut, Pool, Pools, Sweep, SweepNode
 from imagefactory.sweeps.cells import QUEUED, UNCOLLECTED, QueuedCell, SweepPlan
 from imagefactory.sweeps.sweep_file import (
     GONE,
@@ -37,10 +39,12 @@ from imagefactory.sweeps.sweep_file import (
     read_sweep,
 )
 from imagefactory.verdicts.statement import SIGNABLE
+from imagefactory.verify.kit.program import KIT
 from imagefactory.verify.nonces import LIFETIME
 
 Images = Mapping[tuple[str, str], str]
 """By target and capability, the image that a job would run: as `image_of` names it."""
+NOT_ASKED = "the queue was not asked"
 
 
 class InHand(StrEnum):
@@ -66,6 +70,7 @@ class SweepSeen:
     driven: bool | None
     cells: Mapping[tuple[str, str], InHand]
     why: str = ""
+    pool: str = HTCONDOR
 
 
 # --- deciding --------------------------------------------------------------------------------------
@@ -110,7 +115,7 @@ def _told(seen: SweepSeen, count: int) -> str:
     cells = f"{count} of these cells {'is' if count == 1 else 'are'}"
     if seen.driven is None:
         return f"{cells} queued, though sweep {seen.name} may have the same in hand: {seen.why}"
-    again = f"imagefactory verify --on htcondor --folder {seen.folder}"
+    again = f"imagefactory verify --on {seen.pool} --folder {seen.folder}"
     return (
         f"{cells} queued anew: sweep {seen.name} stopped without an answer; to go on with it instead: {again}"
     )
@@ -121,14 +126,17 @@ def _told(seen: SweepSeen, count: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looking:
-    """Who looks, and when: `pool` is None where no queue can be asked, `user` None for whoever it is.
+    """Who looks, and when: `pools` opens them, and `queue` says whether they may be asked what is at work.
+
+    `user` is None for whoever it is.
 
     `suite` is the digest of this program's suite: what another one's brings back is none of ours to collect.
     """
 
     now: datetime
     suite: str
-    pool: Pool | None = None
+    pools: Pools
+    queue: bool = True
     user: int | None = None
 
 
@@ -168,8 +176,8 @@ def read_underway(
 ) -> tuple[tuple[SweepSeen, ...], tuple[str, ...]]:
     """What the sweeps in `place` have in hand of those cells, and a note for each that cannot be read.
 
-    The queue is asked once, and only where a sweep may have something: before the logs, so that what ends
-    meanwhile is seen in them.
+    A pool's queue is asked once, and only where a sweep may have something: before the logs, so that what
+    ends meanwhile is seen in them.
     """
     notes: list[str] = []
     try:
@@ -177,17 +185,15 @@ def read_underway(
     except OSError as error:
         return (), (f"the sweeps in {place} are passed over: {error.strerror}",)
     found = [one for folder in folders if (one := _candidate(folder, images, looking, notes))]
-    driven: frozenset[Path] | None = None
-    why = "the queue was not asked"
-    if looking.pool and any(not one.owner for one in found):
-        try:
-            driven = looking.pool.driven()
-        except ToolError as error:
-            why = error.message
+    queues = {}
+    if looking.queue:
+        queues = {
+            name: _queue(looking.pools, name) for name in {one.sweep.pool for one in found if not one.owner}
+        }
     seen = []
     for one in found:
         try:
-            seen.append(_look(one, driven, why, looking))
+            seen.append(_look(one, queues.get(one.sweep.pool, NOT_ASKED), looking))
         except (FactoryError, OSError) as error:
             notes.append(_passed_over(one.folder, error))
     return tuple(seen), tuple(notes)
@@ -233,48 +239,52 @@ def _collected(folder: Path, wanted: Wanted) -> Mapping[str, CollectedNode]:
         return {}
 
 
-def _look(one: _Candidate, driven: frozenset[Path] | None, why: str, looking: Looking) -> SweepSeen:
+def _queue(pools: Pools, name: str) -> frozenset[Path] | str:
+    """The folders of the sweeps that are driven on a pool, or why that is not known."""
+    try:
+        return pools(name).driven()
+    except (ToolError, UsageError) as error:
+        return error.message
+
+
+def _look(one: _Candidate, queue: frozenset[Path] | str, looking: Looking) -> SweepSeen:
     seen = SweepSeen(
         name=one.folder.name if ID.fullmatch(one.folder.name) else str(one.folder),
         folder=one.folder,
         made=one.sweep.made,
-        driven=None if driven is None else one.folder.resolve() in driven,
+        driven=None if isinstance(queue, str) else one.folder.resolve() in queue,
         cells={},
-        why=why,
+        why=queue if isinstance(queue, str) else "",
+        pool=one.sweep.pool,
     )
     if one.owner:
         cells = {(node.target, node.capability): InHand.OPEN for node in one.nodes}
         return replace(seen, driven=None, why=f"it is a sweep of user {one.owner}", cells=cells)
     if _suite(one) != looking.suite:
         return seen
-    return replace(seen, cells=_states(one))
+    return replace(seen, cells=_states(one, looking.pools(one.sweep.pool)))
 
 
 def _suite(one: _Candidate) -> str:
     """The suite that a sweep's jobs run, by its digest; empty where its files do not tell."""
-    from imagefactory.pools.htcondor.dag import node_folder
-    from imagefactory.verify.kit.program import KIT
-
     try:
         return str(json.loads((node_folder(one.folder, one.nodes[0].name) / KIT).read_bytes())["suite"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 
 
-def _states(one: _Candidate) -> Mapping[tuple[str, str], InHand]:
-    from imagefactory.pools.htcondor.classify import read_node, read_result
-
+def _states(one: _Candidate, pool: Pool) -> Mapping[tuple[str, str], InHand]:
     cells: dict[tuple[str, str], InHand] = {}
     for node in one.nodes:
         key = (node.target, node.capability)
         if key in cells:
             continue
-        found = read_node(one.folder, node.name, one.sweep.limits)
+        found = pool.read_node(one.folder, node, one.sweep.limits)
         if found.run is None:
             if is_left(found.result.outcome, settled=found.settled):
                 cells[key] = InHand.OPEN
             continue
-        result = read_result(one.folder, node, one.sweep.limits)
+        result = pool.read_result(one.folder, node, one.sweep.limits)
         state = state_of(result.outcome, one.collected.get(node.nonce))
         if state:
             cells[key] = state

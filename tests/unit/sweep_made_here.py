@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from imagefactory.pools.htcondor.pool import SweepFolder
 from imagefactory.pools.model import Inventory, PoolGpu, PoolMachine
 from imagefactory.suite.gpu import table
 from imagefactory.sweeps.sweep_file import read_sweep
@@ -68,7 +69,7 @@ ABORTED = """009 ({job}.000.000) {time} Job was aborted.
 
 
 @dataclass
-class PoolMadeHere:
+class PoolMadeHere(SweepFolder):
     """Takes sweeps; `play` runs the jobs of one. `held` and the like are a test's own lines of a log."""
 
     gpus: Inventory = field(default_factory=inventory)

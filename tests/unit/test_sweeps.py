@@ -25,8 +25,9 @@ from imagefactory.oci.layout import reference
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.model import Image, Sif
 from imagefactory.oci.sif import SifOrigin, keep_sif
+from imagefactory.pools import HTCONDOR
 from imagefactory.pools.inventory import write_inventory
-from imagefactory.pools.model import ImageKind, JobLimits, NodeResult
+from imagefactory.pools.model import ImageKind, JobLimits, NodeResult, Pool
 from imagefactory.progress import Quiet
 from imagefactory.settings.choices import Setting
 from imagefactory.stages import build, plan, push, statements
@@ -82,12 +83,16 @@ class Site:
     registry: RegistryMadeHere
     pool: PoolMadeHere
 
+    def opens(self, name: str) -> Pool:
+        assert name == HTCONDOR
+        return self.pool
+
     def makes(self, **changes: Any) -> Made:
         options = SweepOptions(**{"level": "quick", "registry": self.registry.host, **changes})
-        bench = SweepBench(clock=lambda: datetime.now(UTC), random=os.urandom)
+        bench = SweepBench(clock=lambda: datetime.now(UTC), random=os.urandom, pools=self.opens, queue=False)
         prepared = prepare_sweep(self.factory, (self.target,), self.pool.gpus, options, bench)
         made = make_sweep(self.factory, prepared, bench, Quiet())
-        submit_sweep(made.folder, self.pool)
+        submit_sweep(made.folder, self.opens)
         return made
 
     def collects(self, folder: Path, **options: Any) -> CollectedSweep:
@@ -358,7 +363,7 @@ def test_what_is_still_at_work_is_left_for_the_next_call(site: Site) -> None:
     done = site.collects(folder)
     assert words(done) == {V100: "verified", A100: "None"}
     assert done.waiting == 1
-    status = read_status(folder, site.pool)
+    status = read_status(folder, site.opens)
     assert (status.ended, status.done, status.driven) == (1, False, False)
     play(folder, A100)
     assert words(site.collects(folder)) == {V100: "verified", A100: "verified"}
@@ -392,11 +397,11 @@ def test_nothing_left_is_an_answer_of_its_own(site: Site) -> None:
 
 def test_a_sweep_that_is_done_is_not_submitted_again(site: Site) -> None:
     folder = site.makes().folder
-    submit_sweep(folder, site.pool)  # nothing has come back: it is gone on with
+    submit_sweep(folder, site.opens)  # nothing has come back: it is gone on with
     assert read_submitted(folder) == ("1.0", "2.0")
     site.pool.play(folder)
     with pytest.raises(UsageError, match="has its outcome"):
-        submit_sweep(folder, site.pool)
+        submit_sweep(folder, site.opens)
 
 
 def test_a_sweep_whose_jobs_were_removed_with_it_can_be_gone_on_with(site: Site) -> None:
@@ -404,15 +409,15 @@ def test_a_sweep_whose_jobs_were_removed_with_it_can_be_gone_on_with(site: Site)
     folder = site.makes().folder
     for node in (V100, A100):
         log(folder, node, SUBMITTED, STARTED, ABORTED)
-    status = read_status(folder, site.pool)
+    status = read_status(folder, site.opens)
     assert [one.outcome for one in status.results] == [Outcome.NOT_TESTED] * 2
-    submit_sweep(folder, site.pool)
+    submit_sweep(folder, site.opens)
     assert read_submitted(folder) == ("1.0", "2.0")
     for node in (V100, A100):  # now a person removed each of them, and DAGMan took that for an answer
         posted = {"job": "12.0", "again": False, "left": False, "why": "", "format": 1, "return": -1002}
         (folder / "nodes" / node / "post.json").write_text(json.dumps(posted))
     with pytest.raises(UsageError, match="has its outcome"):
-        submit_sweep(folder, site.pool)
+        submit_sweep(folder, site.opens)
 
 
 def test_a_sweep_that_nobody_noted_as_submitted_is_not_run_again(site: Site) -> None:
@@ -420,7 +425,7 @@ def test_a_sweep_that_nobody_noted_as_submitted_is_not_run_again(site: Site) -> 
     site.pool.play(folder)
     (folder / "submitted.json").unlink()
     with pytest.raises(UsageError, match="has its outcome"):
-        submit_sweep(folder, site.pool)
+        submit_sweep(folder, site.opens)
 
 
 def test_a_damaged_nonce_stops_its_own_node_alone(site: Site) -> None:
@@ -468,7 +473,7 @@ def test_one_image_that_cannot_be_had_leaves_its_siblings_alone(site: Site) -> N
     lock = site.factory.lock_folder / f"{NAME}.requirements.txt"
     (site.factory.lock_folder / f"{other.name}.requirements.txt").write_text(lock.read_text())
     options = SweepOptions(level="quick", registry=site.registry.host)
-    bench = SweepBench(clock=lambda: datetime.now(UTC), random=os.urandom)
+    bench = SweepBench(clock=lambda: datetime.now(UTC), random=os.urandom, pools=site.opens, queue=False)
     prepared = prepare_sweep(site.factory, (site.target,), site.pool.gpus, options, bench)
     lost = replace(prepared.plan.cells[0].stage, target=other)
     cells = (replace(prepared.plan.cells[0], stage=lost), *prepared.plan.cells)
@@ -620,7 +625,7 @@ def pool(site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> PoolMad
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(site.factory.settings.root_path)
     for module in (cancel, status, sweeps):
-        monkeypatch.setattr(module, "find_pool", lambda: site.pool)
+        monkeypatch.setattr(module, "find_pool", site.opens)
     monkeypatch.setattr(sweeps, "POLL", 0.0)
     write_inventory(tmp_path / "pool.json", site.pool.gpus)
     return site.pool

@@ -203,7 +203,7 @@ def test_a_result_holds_its_cell_while_collect_can_make_a_verdict_of_it(
 
 
 def prepares(site: Site, **changes: Any) -> Prepared:  # noqa: F811
-    given = {"pool": site.pool, "user": os.geteuid(), **changes}
+    given = {"pools": site.opens, "user": os.geteuid(), **changes}
     asked, image = given.pop("asked", SweepAsk()), given.pop("image", "")
     options = SweepOptions(level="quick", registry=site.registry.host, image=image, asked=asked)
     bench = SweepBench(
@@ -259,7 +259,7 @@ def test_what_ended_without_a_word_on_the_image_is_queued_again(site: Site) -> N
     (folder / "nodes" / A100 / "post.json").write_text(
         json.dumps({"job": "12.0", "again": False, "left": False, "why": "", "format": 1, "return": -1002})
     )
-    outcomes = [one.outcome for one in read_status(folder, None).results]
+    outcomes = [one.outcome for one in read_status(folder, site.opens, queue=False).results]
     assert outcomes == [Outcome.NO_GPU, Outcome.NO_MATCH]
     made = prepares(site)
     assert (queued(made.plan), made.plan.notes) == (["7.0", "8.0"], ())

@@ -15,8 +15,10 @@ from pathlib import Path
 
 from imagefactory.errors import StatementError
 from imagefactory.model import Outcome
-from imagefactory.pools.htcondor.dag import JOB_LOG, node_folder
+from imagefactory.pools.folder import node_folder
+from imagefactory.pools.htcondor.dag import JOB_LOG
 from imagefactory.pools.htcondor.events import LIMITS_OVER, RAN_OUT, parse_attempts
+from imagefactory.pools.htcondor.evidence import JobAnswer, job_report, parse_job_run
 from imagefactory.pools.htcondor.node.post import (
     LARGEST_FILE,
     LARGEST_LOG,
@@ -25,7 +27,15 @@ from imagefactory.pools.htcondor.node.post import (
     parse_object,
     read,
 )
-from imagefactory.pools.model import TRIED_AGAIN, Ending, JobAttempt, JobLimits, NodeResult, SweepNode
+from imagefactory.pools.model import (
+    TRIED_AGAIN,
+    Ending,
+    JobAttempt,
+    JobLimits,
+    NodeFound,
+    NodeResult,
+    SweepNode,
+)
 from imagefactory.progress import format_seconds
 from imagefactory.verify.kit.program import EXPECTATIONS, KIT, RESULT, RUN
 from imagefactory.verify.kit.start import REPORT
@@ -65,19 +75,6 @@ class NodeFiles:
     broken: bool = False
     err: str = ""
     posted: Posted | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeFound:
-    """A node's state. Where `run` is there, the suite ran and ended: the outcome is None and to be judged.
-
-    `settled`: the POST script has spoken of the last job, and wants no other.
-    """
-
-    result: NodeResult
-    settled: bool = False
-    run: bytes | None = None
-    report: bytes | None = None
 
 
 # --- deciding ------------------------------------------------------------------------------------
@@ -200,8 +197,6 @@ def read_node(folder: Path, name: str, limits: JobLimits) -> NodeFound:
 
 def read_result(folder: Path, node: SweepNode, limits: JobLimits) -> NodeResult:
     """As `read_node`, with the word of a run that was brought back; what it signs is collect's to say."""
-    from imagefactory.pools.htcondor.evidence import JobAnswer, job_report, parse_job_run
-
     found = read_node(folder, node.name, limits)
     if found.run is None:
         return found.result

@@ -19,16 +19,18 @@ from datetime import timedelta
 from pathlib import Path
 
 from imagefactory.errors import UsageError
+from imagefactory.pools.folder import NODES, checked_name, write_nodes
 from imagefactory.pools.htcondor.ads import WHOLE_GPUS
 from imagefactory.pools.htcondor.node.post import MOST_SHADOWS, MOST_STARTS
 from imagefactory.pools.model import TRANSFERS, ImageKind, JobLimits, Sweep, SweepNode
+from imagefactory.pools.sites import find_site
 from imagefactory.verify.kit.program import EXPECTATIONS, KIT, RESULT
 from imagefactory.verify.kit_make import CARRIED
 from imagefactory.verify.kit_make import HERE as KIT_FOLDER
 from imagefactory.verify.suite_files import read_suite
 
 DAG, SUITE, INSIDE, POST = "sweep.dag", "suite.tar", "inside.py", "post.py"
-NODES, JOB_LOG = "nodes", "job.log"
+JOB_LOG = "job.log"
 EMPTY = f"empty/{RESULT}"
 PROGRAMS = Path(__file__).parent / "node"
 DESCRIPTION = "verify"
@@ -50,7 +52,6 @@ NO_CUDA = "amd|instinct|radeon|gfx"
 LARGEST_OUTPUT_MB = 16
 CPUS = 1
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,199}")
 _CAPABILITY = re.compile(r"[1-9][0-9]?\.[0-9]")
 _CUDA = re.compile(r"[0-9]{1,3}\.[0-9]{1,2}")
 _PATH = r"(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_.+@-]+)+"
@@ -143,7 +144,7 @@ def format_gpu(node: SweepNode) -> str:
 
 
 def _format_node(node: SweepNode, limits: JobLimits) -> str:
-    name = _checked(node.name, _NAME, "name of a node")
+    name = checked_name(node.name)
     image = _checked(node.image.address, _IMAGE[node.image.kind], f"address of a {node.image.kind} image")
     values = {
         "node": name,
@@ -180,6 +181,24 @@ def _megabytes(size: int) -> int:
     return max(1, -(-size // (1 << 20)))
 
 
+def site_lines(sweep: Sweep, folder: Path) -> tuple[str, ...]:
+    """The site's own submit commands, and what the place of its images asks for. Pure.
+
+    A job is as long as its suite may be, not as it could be held on to. A .sif that does not lie in the
+    sweep's own folder is in one that the machines share, so it is not sent through the access point.
+    """
+    site = find_site(sweep.site)
+    longest = min(sweep.limits.run, timedelta(seconds=max(node.timeout for node in sweep.nodes)))
+    needs = {need for node in sweep.nodes for need in site.requirements(node.image.address)}
+    lines = [line for line in site.lines(longest) if not line.startswith("allowed_execute_duration")]
+    if needs:
+        lines.append(f"requirements = {' && '.join(sorted(needs))}")
+    images = {node.image for node in sweep.nodes}
+    if all(one.kind is ImageKind.SIF and folder not in Path(one.address).parents for one in images):
+        lines.append("transfer_container = false")
+    return tuple(lines)
+
+
 # --- files ---------------------------------------------------------------------------------------
 
 
@@ -205,15 +224,13 @@ def make_suite_tar() -> bytes:
     return packed.getvalue()
 
 
-def write_sweep(
-    folder: Path, sweep: Sweep, texts: Mapping[str, Mapping[str, bytes]], lines: Sequence[str] = ()
-) -> None:
+def write_sweep(folder: Path, sweep: Sweep, texts: Mapping[str, Mapping[str, bytes]]) -> None:
     """Writes all of a sweep but sweep.json; sweep.dag is last, so with it the folder is whole.
 
     `texts` are per node kit.json and expectations.json. May be called again for a folder that is not whole.
     Raises UsageError where the folder cannot be written.
     """
-    dag = format_dag(sweep, lines)
+    dag = format_dag(sweep, site_lines(sweep, folder))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / SUITE).write_bytes(make_suite_tar())
@@ -221,11 +238,7 @@ def write_sweep(
         for program in (INSIDE, POST):
             (folder / program).write_bytes((PROGRAMS / program).read_bytes())
         (folder / POST).chmod(0o755)
-        for node in sweep.nodes:
-            place = node_folder(folder, node.name)
-            place.mkdir(parents=True, exist_ok=True)
-            for name in (KIT, EXPECTATIONS):
-                (place / name).write_bytes(texts[node.name][name])
+        write_nodes(folder, sweep, texts)
         beside = folder / f".{DAG}-{os.getpid()}"
         beside.write_text(dag, encoding="ascii")
         beside.replace(folder / DAG)
@@ -234,8 +247,3 @@ def write_sweep(
             f"{error.filename or folder} cannot be written: {error.strerror}",
             hint="name another folder: --folder DIR",
         ) from error
-
-
-def node_folder(folder: Path, name: str) -> Path:
-    """Raises UsageError for a name that could leave the folder."""
-    return folder / NODES / _checked(name, _NAME, "name of a node")

@@ -13,14 +13,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from imagefactory.errors import ToolError, UsageError
 from imagefactory.pools.htcondor.ads import parse_ads, parse_status
-from imagefactory.pools.model import Inventory
+from imagefactory.pools.htcondor.classify import read_node, read_result
+from imagefactory.pools.htcondor.dag import DAG, check_folder, write_sweep
+from imagefactory.pools.htcondor.evidence import JobAnswer, job_report, parse_job_run
+from imagefactory.pools.model import (
+    Inventory,
+    JobLimits,
+    NodeFound,
+    NodeResult,
+    Pool,
+    Sweep,
+    SweepNode,
+)
+from imagefactory.verify.kit.program import RUN
+from imagefactory.verify.model import GpuReport
 from imagefactory.verify.suite_report import clean
 
-DAG = "sweep.dag"
-"""The DAG in a sweep's folder."""
 GPU_SLOTS = "TotalGPUs > 0 && DynamicSlot =!= true"
 SCHEDULER_UNIVERSE = 7
 LEAVING = (3, 4)
@@ -36,8 +48,32 @@ AWAY = (
 )
 
 
+class SweepFolder:
+    """The half of the pool that asks nobody: what its jobs read and write in a sweep's folder."""
+
+    def check_folder(self, folder: Path) -> None:
+        check_folder(folder)
+
+    def write(self, folder: Path, sweep: Sweep, texts: Mapping[str, Mapping[str, bytes]]) -> None:
+        write_sweep(folder, sweep, texts)
+
+    def is_whole(self, folder: Path) -> bool:
+        return (folder / DAG).is_file()
+
+    def read_node(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeFound:
+        return read_node(folder, node.name, limits)
+
+    def read_result(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeResult:
+        return read_result(folder, node, limits)
+
+    def job_report(self, kit: Mapping[str, Any], asked: Mapping[str, Any], found: NodeFound) -> GpuReport:
+        run = parse_job_run(found.run or b"", f"{found.result.node}/{RUN}")
+        answer = JobAnswer(run=run, report=found.report, attempt=found.result.attempts[-1])
+        return job_report(kit, asked, answer)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HTCondor:
+class HTCondor(SweepFolder):
     """The pool of this machine's configuration. `environ` is what its commands see (CONDOR_CONFIG, PATH)."""
 
     environ: Mapping[str, str]
@@ -159,6 +195,11 @@ class HTCondor:
                 f"{argv[0]} failed (exit code {done.returncode}): {_tail(words)}", hint=_hint(argv[0], words)
             )
         return said
+
+
+def make_pool(environ: Mapping[str, str]) -> Pool:
+    """The row of POOLS."""
+    return HTCondor(environ=environ)
 
 
 def _checked(folder: Path) -> Path:

@@ -1,0 +1,115 @@
+"""A pool beside HTCondor, as one row of POOLS names it: all that sweeps need of one is here.
+
+Its queue is a file in the sweep's folder. Its jobs run when `run_jobs` is called.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from imagefactory.errors import StatementError, UsageError
+from imagefactory.model import Completed, Outcome
+from imagefactory.pools.folder import node_folder, write_nodes
+from imagefactory.pools.model import (
+    Ending,
+    Inventory,
+    JobAttempt,
+    JobLimits,
+    NodeFound,
+    NodeResult,
+    Pool,
+    Sweep,
+    SweepNode,
+)
+from imagefactory.verify.gpu_outcome import Brought, GpuRun, outcome_of
+from imagefactory.verify.model import EvidenceKind, GpuIdentity, GpuReport, Hardware, Subject
+from tests.unit.sweep_made_here import DRIVER, UUID, inventory, pool_gpu, suite_report
+
+BATCH, QUEUE = "jobs.batch", "queue"
+THEN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+class OneRow:
+    def require(self) -> str:
+        return "1.0"
+
+    def inventory(self, now: datetime) -> Inventory:
+        return inventory(pool_gpu("8.0"))
+
+    def submit(self, folder: Path) -> str:
+        (folder / QUEUE).touch()
+        return "4711"
+
+    def running(self, folder: Path) -> bool:
+        return (folder / QUEUE).exists()
+
+    def driven(self) -> frozenset[Path]:
+        return frozenset()
+
+    def cancel(self, folder: Path) -> None:
+        (folder / QUEUE).unlink(missing_ok=True)
+
+    def check_folder(self, folder: Path) -> None:
+        if " " in str(folder):
+            raise UsageError(f"{folder} has a space", hint="name another: --folder DIR")
+
+    def write(self, folder: Path, sweep: Sweep, texts: Mapping[str, Mapping[str, bytes]]) -> None:
+        write_nodes(folder, sweep, texts)
+        (folder / BATCH).write_text("".join(f"{node.name}\n" for node in sweep.nodes))
+
+    def is_whole(self, folder: Path) -> bool:
+        return (folder / BATCH).exists()
+
+    def read_node(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeFound:
+        try:
+            report = (node_folder(folder, node.name) / "answer").read_bytes()
+        except FileNotFoundError:
+            return NodeFound(result=NodeResult(node=node.name, outcome=None, reason="waiting"))
+        attempt = JobAttempt(
+            job="4711", ending=Ending.EXITED, code=0, text="", machine="one", slot="", gpu=pool_gpu(),
+            submitted=THEN, started=THEN, ended=THEN,
+        )  # fmt: skip
+        result = NodeResult(node=node.name, outcome=None, reason="the suite has run", attempts=(attempt,))
+        return NodeFound(result=result, settled=True, run=b"0", report=report)
+
+    def read_result(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeResult:
+        found = self.read_node(folder, node, limits)
+        outcome = Outcome.VERIFIED if found.run is not None else None
+        return NodeResult(
+            node=node.name, outcome=outcome, reason=found.result.reason, attempts=found.result.attempts
+        )
+
+    def job_report(self, kit: Mapping[str, Any], asked: Mapping[str, Any], found: NodeFound) -> GpuReport:
+        if found.report is None or json.loads(found.report)["nonce"] != kit["nonce"]:
+            raise StatementError("it is of another node", hint="make a new sweep")
+        gpu = GpuIdentity(name="NVIDIA Test GPU", capability=kit["capability"], uuid=UUID, memory=16 << 30)
+        run = GpuRun(
+            subject=Subject(**kit["subject"]),
+            suite=kit["suite"],
+            asked=asked,
+            waive=tuple(kit["waive"]),
+            runner="one-row",
+            hardware=Hardware(
+                kind=EvidenceKind.KIT, driver=DRIVER, gpus=(gpu,), known=(UUID,), nodes=("/dev/nvidia0",)
+            ),
+            started=THEN,
+            ended=THEN,
+        )
+        ended = Completed(returncode=int(found.run or b"1"), stdout="", stderr="", seconds=1.0)
+        return outcome_of(run, Brought(report=found.report, fault="", completed=ended))
+
+
+def make_pool(environ: Mapping[str, str]) -> Pool:
+    return OneRow()
+
+
+def run_jobs(folder: Path) -> None:
+    for name in (folder / BATCH).read_text().splitlines():
+        place = node_folder(folder, name)
+        asked = json.loads((place / "expectations.json").read_bytes())
+        (place / "answer").write_text(json.dumps(suite_report(asked)))
+    (folder / QUEUE).unlink()
