@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from imagefactory.catalogue.model import Catalogue, CataloguedImage, CataloguedSif, Envelopes
 from imagefactory.errors import StatementError, UsageError
@@ -21,6 +21,7 @@ from imagefactory.gpu.model import Answer, Basis, Claim
 from imagefactory.oci.store import parse_reference
 from imagefactory.verdicts.envelope import EnvelopeForm, format_json, parse_json, seal
 from imagefactory.verdicts.judgement import open_signed, out_of_period
+from imagefactory.verdicts.keys import SigningKey
 from imagefactory.verdicts.model import Standing
 from imagefactory.verdicts.statement import SKEW
 from imagefactory.verdicts.trust import Trust
@@ -36,9 +37,6 @@ from imagefactory.verify.report import (
     parse_time,
     word,
 )
-
-if TYPE_CHECKING:
-    from imagefactory.verdicts.keys import SigningKey
 
 T = TypeVar("T")
 

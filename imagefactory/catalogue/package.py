@@ -8,6 +8,7 @@ It is an OCI artifact of one layer, the envelope packed by gzip.
 
 from __future__ import annotations
 
+import gzip
 import json
 import zlib
 
@@ -48,8 +49,6 @@ def catalogue_place(text: str) -> Reference:
 
 def pack(envelope: bytes) -> bytes:
     """By gzip, the same bytes every time."""
-    import gzip
-
     return gzip.compress(envelope, 9, mtime=0)
 
 

@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING
 
+from imagefactory.access import registry_place, repository_of
 from imagefactory.errors import CheckFailedError, FactoryError, RegistryError, StatementError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.model import Target
+from imagefactory.oci.graph import Place
 from imagefactory.oci.store import Reference, parse_reference
 from imagefactory.pools.model import ImageKind, SweepNode
 from imagefactory.progress import Progress
+from imagefactory.stages.statements import Attaching, attach_all, attachings, places_of
+from imagefactory.stages.verdicts import called
 from imagefactory.sweeps.sweep_file import GONE, CollectedNode
-from imagefactory.verdicts.attached import MOST_REFUSED
+from imagefactory.verdicts.attached import MOST_REFUSED, read_verdicts
+from imagefactory.verdicts.envelope import is_signed_by, parse_envelope
+from imagefactory.verdicts.statement import parse_verdict
 from imagefactory.verify.model import Subject
 from imagefactory.verify.nonces import Spending
-
-if TYPE_CHECKING:
-    from imagefactory.oci.graph import Place
-    from imagefactory.stages.statements import Attaching
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +66,6 @@ class Attacher:
 
     def attach_all(self, drafts: Sequence[NodeDraft]) -> list[NodeDraft]:
         """Each draft with the places that have its verdict now, or with what went wrong."""
-        from imagefactory.stages.statements import attach_all, attachings
-        from imagefactory.stages.verdicts import called
-
         drafts = list(drafts)
         waiting: dict[str, list[tuple[int, Attaching]]] = {}
         places: dict[str, Place] = {}
@@ -102,8 +100,6 @@ class Attacher:
         return [self._find_again(draft, keys) if draft.lost else draft for draft in drafts]
 
     def _find_again(self, draft: NodeDraft, keys: Mapping[str, bytes]) -> NodeDraft:
-        from imagefactory.stages.verdicts import called
-
         nonce, found = draft.node.nonce, {}
         try:
             for place, subject in self.places(draft):
@@ -128,8 +124,6 @@ class Attacher:
         After MOST_REFUSED images in a row that a registry did not show, each asked for again and again, no
         other is asked for.
         """
-        from imagefactory.stages.statements import places_of
-
         own = draft.node.image.subject
         if own.manifest not in self._places:
             if len(self._down) >= MOST_REFUSED:
@@ -146,8 +140,6 @@ class Attacher:
         return found
 
     def where(self, node: SweepNode) -> Reference | None:
-        from imagefactory.access import registry_place, repository_of
-
         if not self.registry:
             reference = reference_of(node)
             return parse_reference(reference) if reference else None
@@ -162,10 +154,6 @@ class Attacher:
 
 def read_signers(place: Place, manifest: str, keys: Mapping[str, bytes]) -> Mapping[str, str]:
     """Of the verdicts about an image that one of `keys` signed, the key's id by the run's nonce."""
-    from imagefactory.verdicts.attached import read_verdicts
-    from imagefactory.verdicts.envelope import is_signed_by, parse_envelope
-    from imagefactory.verdicts.statement import parse_verdict
-
     found: dict[str, str] = {}
     for one in read_verdicts(place, manifest):
         try:

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from imagefactory.access import open_registry, registry_place, repository_of
 from imagefactory.catalogue.document import LIFE
 from imagefactory.catalogue.model import Catalogue, CataloguedImage, CataloguedSif, Envelopes
 from imagefactory.errors import (
@@ -37,9 +38,12 @@ from imagefactory.oci.sif import SIF_TYPE, is_sif_manifest
 from imagefactory.oci.store import Reference
 from imagefactory.oci.transfer import WORKERS
 from imagefactory.progress import Progress
+from imagefactory.stages.build import find_built
 from imagefactory.stages.catalogue_measures import facts_of, predicted_claims, unpacked_size
 from imagefactory.stages.lock import require_lock
+from imagefactory.stages.push import made_from
 from imagefactory.stages.verdicts import ANY, find_in, local_place, read_court
+from imagefactory.verdicts.envelope import parse_envelope
 from imagefactory.verdicts.found import find_verdicts
 from imagefactory.verdicts.judgement import Court
 from imagefactory.verdicts.model import Judged, Standing
@@ -111,8 +115,6 @@ def _shelves(factory: Factory, making: Making) -> _Shelves:
     if not (making.registry or factory.settings.registry.value):
         places = {family: local_place(factory, family) for family in families}
         return _Shelves(places=places, host="", name=str(factory.layout.path))
-    from imagefactory.access import open_registry, registry_place, repository_of
-
     host, path = registry_place(factory, making.registry)
     store = open_registry(factory, host)
     store.check()
@@ -161,12 +163,8 @@ def _catalogue_one(
 def _made(factory: Factory, target: Target, place: Place) -> str:
     """The digest of what the present lock gives, empty where it is not there."""
     if isinstance(place.store, LayoutStore):
-        from imagefactory.stages.build import find_built
-
         built = find_built(factory, target)
         return built.digest if built else ""
-    from imagefactory.stages.push import made_from
-
     found = find_made(place, plain_tag(target), made_from(factory, target))
     return found.digest if found else ""
 
@@ -219,8 +217,6 @@ def _of_another(judged: Judged, subject: Subject) -> bool:
 
 
 def _readable(envelopes: Mapping[str, bytes]) -> Iterator[tuple[str, bytes]]:
-    from imagefactory.verdicts.envelope import parse_envelope
-
     for digest, data in envelopes.items():
         try:
             parse_envelope(data, digest)

@@ -18,6 +18,7 @@ from imagefactory.oci.inflate import DamagedError, plain_layer
 from imagefactory.oci.layers import CHUNK
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.model import Image, Layer
+from imagefactory.stages.plan import recall_contents
 
 SIZES = "sizes"
 """Records of the store: what a layer has unpacked, by the digest of the packed one."""
@@ -74,8 +75,6 @@ def predicted_claims(
 
     Nothing of an image whose lock is not known.
     """
-    from imagefactory.stages.plan import recall_contents
-
     if lock is None:
         return ()
     evidence = CellEvidence(contents=recall_contents(factory.layout, image) if image else None)

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from imagefactory.errors import FactoryError, StatementError, UsageError
 from imagefactory.factory import Factory
@@ -25,8 +25,12 @@ from imagefactory.pools.folder import node_folder
 from imagefactory.pools.model import NodeFound, NodeResult, Pool, Sweep, SweepNode
 from imagefactory.progress import Progress
 from imagefactory.stages.attach import Attacher, NodeDraft, Sealed, find_target, reference_of
+from imagefactory.stages.candidates import Promoting
 from imagefactory.stages.kits import CollectOptions, format_signed, parse_signed
+from imagefactory.stages.promote import Promotion, promote
 from imagefactory.stages.pulling import PullAsker
+from imagefactory.stages.sign import ledger, signing_key
+from imagefactory.stages.verdicts import local_place, place_of
 from imagefactory.sweeps.sweep_file import (
     NO_KEY,
     UNSIGNED,
@@ -35,15 +39,13 @@ from imagefactory.sweeps.sweep_file import (
     read_sweep,
     write_collected,
 )
+from imagefactory.verdicts.keys import SigningKey
 from imagefactory.verdicts.statement import SIGNABLE, Signed, sign
+from imagefactory.verdicts.trust import read_trust
 from imagefactory.verify.kit.program import EXPECTATIONS, KIT
 from imagefactory.verify.model import GpuReport
 from imagefactory.verify.nonces import Issued, NonceError, NonceLedger, Spending, check_open
 from imagefactory.verify.suite_files import digest_of, suite_digest
-
-if TYPE_CHECKING:
-    from imagefactory.stages.promote import Promotion
-    from imagefactory.verdicts.keys import SigningKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +75,6 @@ def collect_sweep(
 
     A node whose verdict cannot be attached is among the faults; its siblings go on.
     """
-    from imagefactory.stages.sign import ledger, signing_key
-    from imagefactory.verdicts.trust import read_trust
-
     sweep = read_sweep(folder)
     earlier = {one.result.node: one for one in _read_earlier(folder)}
     trust = read_trust(factory.settings.files)
@@ -269,10 +268,6 @@ def _sealed(signed: Signed) -> Sealed:
 
 def _promote(factory: Factory, node: SweepNode, attacher: Attacher, now: datetime) -> Promotion:
     """Lets the tags of a node's target follow its verdicts."""
-    from imagefactory.stages.candidates import Promoting
-    from imagefactory.stages.promote import promote
-    from imagefactory.stages.verdicts import local_place, place_of
-
     target, where = find_target(factory, node.target), attacher.where(node)
     place = place_of(factory, where) if where else local_place(factory, target.family)
     return promote(factory, Promoting(target=target, place=place, now=now), attacher.progress)

@@ -11,6 +11,8 @@ from pathlib import Path
 from imagefactory.access import package_index
 from imagefactory.errors import FactoryError
 from imagefactory.factory import Factory
+from imagefactory.oci.registry.client import Registry
+from imagefactory.oci.registry.exchange import Patience, RegistryOptions
 from imagefactory.oci.store import Reference, parse_reference
 from imagefactory.pools.model import SweepNode
 from imagefactory.stages.attach import reference_of
@@ -41,9 +43,6 @@ class PullAsker:
         return self._told[reference]
 
     def _ask(self, where: Reference, address: str) -> str:
-        from imagefactory.oci.registry.client import Registry
-        from imagefactory.oci.registry.exchange import Patience, RegistryOptions
-
         trusted = package_index(self.factory).certificates
         options = RegistryOptions(
             certificates=Path(trusted) if trusted else None,

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
+from imagefactory.access import open_registry
 from imagefactory.catalogue.document import LARGEST, open_catalogue
 from imagefactory.catalogue.model import Catalogue
 from imagefactory.catalogue.package import catalogue_place, parse_layer, unpack
@@ -28,7 +29,10 @@ from imagefactory.oci.graph import Place
 from imagefactory.oci.mirrors import resolve
 from imagefactory.oci.model import Descriptor
 from imagefactory.oci.store import Reference
+from imagefactory.progress import Quiet
+from imagefactory.recipes.expand import select
 from imagefactory.settings.load import Settings
+from imagefactory.stages.catalogue import Making, catalogue_of
 from imagefactory.verdicts.trust import read_trust
 from imagefactory.verify.report import format_time
 
@@ -48,10 +52,6 @@ def read_catalogue(
     """
     place = settings.catalogue.value
     if is_factory(settings) and not (place and _near(settings)):
-        from imagefactory.progress import Quiet
-        from imagefactory.recipes.expand import select
-        from imagefactory.stages.catalogue import Making, catalogue_of
-
         factory = read_factory(settings, environ)
         making = Making(targets=select(factory.targets, tuple(names)), now=now, named=bool(names))
         return catalogue_of(factory, making, Quiet()).catalogue
@@ -106,8 +106,6 @@ def _read_file(path: Path) -> bytes:
 
 
 def _read_registry(settings: Settings, environ: Mapping[str, str], reference: Reference) -> bytes:
-    from imagefactory.access import Access, open_registry
-
     access = Access(settings=settings, environ=environ)
     asked = resolve(reference, settings.mirror_map)
     place = Place(store=open_registry(access, asked.registry), repository=asked.repository)

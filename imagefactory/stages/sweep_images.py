@@ -15,20 +15,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from imagefactory.errors import CheckFailedError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.matrix.plan import TargetStatus
 from imagefactory.model import Target
+from imagefactory.oci.graph import Place, parse_parts, read_manifest
 from imagefactory.oci.model import Image, Sif
+from imagefactory.oci.sif import copy_sif, sif_name, sifs_of
+from imagefactory.oci.store import parse_reference
 from imagefactory.pools.model import ImageKind, PoolImage
 from imagefactory.progress import Progress
+from imagefactory.stages.build import BuildOptions, build_target, find_built
 from imagefactory.stages.choose import subject_of
 from imagefactory.stages.plan import Asking, read_stages
-
-if TYPE_CHECKING:
-    from imagefactory.oci.graph import Place
+from imagefactory.stages.push import PushOptions, push_target
+from imagefactory.stages.stored import ensure_sif, stored_image, stored_sif
+from imagefactory.stages.verdicts import Judge, place_of
+from imagefactory.verdicts.subject import read_subject
 
 OSDF = "osdf://"
 CHOICES = (ImageKind.DOCKER, ImageKind.ORAS, ImageKind.SIF)
@@ -72,8 +76,6 @@ def read_pool_stages(
     factory: Factory, targets: Sequence[Target], place: ImagePlace
 ) -> tuple[TargetStatus, ...]:
     """How far each target is, with the verdicts on what the pool would run. Raises as `read_stages`."""
-    from imagefactory.stages.verdicts import Judge
-
     if place.kind is ImageKind.DOCKER:
         return read_stages(factory, targets, Asking(now=place.now, registry=place.registry))
     stages = read_stages(factory, targets, Asking(now=place.now))
@@ -88,9 +90,6 @@ def read_pool_stages(
 
 def kept_sif(factory: Factory, target: Target) -> Sif | None:
     """The .sif that the store has for what the target's tag points to; makes none."""
-    from imagefactory.oci.sif import sifs_of
-    from imagefactory.stages.stored import stored_image, stored_sif
-
     image = stored_image(factory, target)
     if image is None:
         return stored_sif(factory, target)
@@ -114,8 +113,6 @@ def ensure_image(factory: Factory, stage: TargetStatus, place: ImagePlace, progr
 
 def _made(factory: Factory, target: Target, progress: Progress) -> Image | Sif:
     """What the lock gives, from the store where it is there."""
-    from imagefactory.stages.build import BuildOptions, build_target, find_built
-
     made = find_built(factory, target)
     if made is None:
         settings = factory.settings
@@ -131,8 +128,6 @@ def _made(factory: Factory, target: Target, progress: Progress) -> Image | Sif:
 
 
 def _push(factory: Factory, target: Target, place: ImagePlace, progress: Progress) -> str:
-    from imagefactory.stages.push import PushOptions, push_target
-
     made = _made(factory, target, progress)
     if isinstance(made, Sif):
         raise UsageError(
@@ -145,10 +140,6 @@ def _push(factory: Factory, target: Target, place: ImagePlace, progress: Progres
 
 def _in_registry(factory: Factory, target: Target, reference: str) -> PoolImage:
     """Of an image that this machine may have never seen: its registry tells what it is and how large."""
-    from imagefactory.oci.store import parse_reference
-    from imagefactory.stages.verdicts import place_of
-    from imagefactory.verdicts.subject import read_subject
-
     where = parse_reference(reference)
     place = place_of(factory, where)
     subject = replace(read_subject(place, where.wanted), target=target.name)
@@ -163,8 +154,6 @@ def _in_registry(factory: Factory, target: Target, reference: str) -> PoolImage:
 
 
 def _size(place: Place, manifest: str) -> int:
-    from imagefactory.oci.graph import parse_parts, read_manifest
-
     _, blobs = parse_parts(read_manifest(place, manifest))
     return sum(blob.size for blob in blobs)
 
@@ -175,9 +164,6 @@ def unpacked_of(size: int) -> int:
 
 
 def _sif(factory: Factory, target: Target, progress: Progress) -> Sif:
-    from imagefactory.oci.sif import sifs_of
-    from imagefactory.stages.stored import ensure_sif
-
     made = _made(factory, target, progress)
     if isinstance(made, Sif):
         return made
@@ -203,8 +189,6 @@ def _of_sif(target: Target, sif: Sif, kind: ImageKind, address: str) -> PoolImag
 def _pushed_sif(
     factory: Factory, target: Target, sif: Sif, place: ImagePlace, progress: Progress
 ) -> PoolImage:
-    from imagefactory.stages.push import PushOptions, push_target
-
     options = PushOptions(now=place.now, registry=place.registry, made=sif)
     where = push_target(factory, target, options, progress).reference
     address = f"oras://{where.registry}/{where.repository}@{where.digest}"
@@ -213,8 +197,6 @@ def _pushed_sif(
 
 def _file(factory: Factory, target: Target, sif: Sif, place: ImagePlace, progress: Progress) -> PoolImage:
     """The name carries the digest, so a file that is there whole is the one."""
-    from imagefactory.oci.sif import copy_sif, sif_name
-
     name, shared = sif_name(target.name, sif.file.digest), factory.settings.sif_folder.value
     if place.kind is ImageKind.OSDF:
         return _of_sif(target, sif, ImageKind.OSDF, f"{shared.rstrip('/')}/{name}")

@@ -10,17 +10,22 @@ from datetime import datetime
 
 from imagefactory.factory import Factory
 from imagefactory.gpu.capability import Capability
+from imagefactory.gpu.cells import ask as question_of
+from imagefactory.gpu.cells import scanned_contents
 from imagefactory.matrix.plan import TargetStatus
 from imagefactory.model import Definition
 from imagefactory.pools.model import PoolImage, SweepNode
 from imagefactory.pools.sizes import disk_of, memory_of
 from imagefactory.progress import Progress
 from imagefactory.stages.define import define_target
+from imagefactory.stages.scan import inspect_made
+from imagefactory.stages.stored import stored_image
 from imagefactory.suite.gpu.context import Predicted
 from imagefactory.sweeps.cells import QueuedCell
 from imagefactory.verify.gpu_run import GpuAsk, ask_gpu, suite_argv, timeout_of
 from imagefactory.verify.kit.program import EXPECTATIONS, FORMAT, KIT
 from imagefactory.verify.nonces import LIFETIME, NONCE_BYTES, AskedRun, format_nonce
+from imagefactory.verify.predicted import predict_coverage
 from imagefactory.verify.report import format_time
 from imagefactory.verify.suite_files import digest_of, suite_digest
 
@@ -116,14 +121,9 @@ def predict_stage(
     factory: Factory, stage: TargetStatus, definition: Definition, progress: Progress
 ) -> dict[str, Predicted]:
     """What a scan lets one expect: of the image, or of the wheels where this machine never had it."""
-    from imagefactory.gpu.cells import ask, scanned_contents
-    from imagefactory.stages.scan import inspect_made
-    from imagefactory.stages.stored import stored_image
-    from imagefactory.verify.predicted import predict_coverage
-
     image = stored_image(factory, stage.target)
     if image is not None and stage.image in ("", image.digest):
         with factory.layout.in_use(progress):
             return predict_coverage(inspect_made(factory, image, progress).contents)
-    contents = scanned_contents(ask(definition.target, definition.lock, Capability(8, 0)))
+    contents = scanned_contents(question_of(definition.target, definition.lock, Capability(8, 0)))
     return predict_coverage(contents) if contents is not None else {}

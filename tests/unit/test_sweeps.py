@@ -30,7 +30,7 @@ from imagefactory.pools.inventory import write_inventory
 from imagefactory.pools.model import ImageKind, JobLimits, NodeResult, Pool
 from imagefactory.progress import Quiet
 from imagefactory.settings.choices import Setting
-from imagefactory.stages import build, plan, push, statements
+from imagefactory.stages import attach, build, plan, push, sweep_images
 from imagefactory.stages.attach import Attacher, NodeDraft, Sealed
 from imagefactory.stages.collect import CollectedSweep, collect_sweep
 from imagefactory.stages.kits import CollectOptions
@@ -110,9 +110,9 @@ def site(factory: Factory, target: Target, monkeypatch: pytest.MonkeyPatch) -> I
     def build_target(*_: object) -> None:
         raise BuildError("nothing is built in this test")
 
-    for stage in (build, plan, push):
+    for stage in (build, plan, push, sweep_images):
         monkeypatch.setattr(stage, "find_built", find_built)
-    monkeypatch.setattr(build, "build_target", build_target)
+    monkeypatch.setattr(sweep_images, "build_target", build_target)
     put_image(factory, target)
     key = make_key(keys_folder(factory.environ), "lab")
     today = datetime.now(UTC).date()
@@ -257,7 +257,7 @@ def test_a_registry_that_is_down_is_not_asked_for_every_image(
         asked.append(own.manifest)
         raise RegistryError("it is down")
 
-    monkeypatch.setattr(statements, "places_of", refuse)
+    monkeypatch.setattr(attach, "places_of", refuse)
     found = NodeResult(node=node.name, outcome=None, reason="", attempts=())
     one = CollectedNode(result=found, target=NAME, capability="8.0", nonce=node.nonce)
     sealed = Sealed(keyid="", expires=datetime.now(UTC), envelopes=(b"", b""))
