@@ -23,7 +23,7 @@ from imagefactory.errors import UsageError
 
 if TYPE_CHECKING:
     from imagefactory.matrix.plan import Plan, PlanGpu, PlannedCell, Ruling
-    from imagefactory.matrix.rows import JudgedRow
+    from imagefactory.matrix.rows import RuledRow
 
 
 def _complete_rules(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
@@ -180,7 +180,7 @@ def _targets(
 
 def _rows(asked: _Asked, path: Path, listed: tuple[tuple[PlanGpu, ...], str], allow: frozenset[str]) -> None:
     from imagefactory.matrix.plan import unused_rules
-    from imagefactory.matrix.rows import RowsInput, judge_rows
+    from imagefactory.matrix.rows import RowsInput, rule_rows
     from imagefactory.report.plan import format_rows
     from imagefactory.stages.plan import read_rows
 
@@ -193,7 +193,7 @@ def _rows(asked: _Asked, path: Path, listed: tuple[tuple[PlanGpu, ...], str], al
         strict=asked.strict_drivers,
         recorded=asked.recorded,
     )
-    judged = judge_rows(given)
+    judged = rule_rows(given)
     unused = unused_rules(allow, (one.ruling for one in judged))
     if asked.as_json:
         say_json("rows", {"rows": [_row_json(one) for one in judged], "unused_rules": unused})
@@ -235,7 +235,7 @@ def _cell_json(cell: PlannedCell) -> dict[str, object]:
     }
 
 
-def _row_json(one: JudgedRow) -> dict[str, object]:
+def _row_json(one: RuledRow) -> dict[str, object]:
     from imagefactory.report.plan import device_json
 
     row = one.row

@@ -158,7 +158,7 @@ def _signed(judged: Iterable[tuple[Judged, ...]]) -> Iterator[tuple[Capability, 
 
 
 def _combo(entry: ComboEntry, capability: Capability, told: Told | None) -> Combo:
-    state, cause, basis, reason, source, driver = _judge(entry, capability, told)
+    state, cause, basis, reason, source, driver = _say(entry, capability, told)
     return Combo(
         target=entry.target,
         framework=family_word(entry.framework),
@@ -177,7 +177,7 @@ def _combo(entry: ComboEntry, capability: Capability, told: Told | None) -> Comb
 _Said = tuple[ComboState, str, str, str, str, str]
 
 
-def _judge(entry: ComboEntry, capability: Capability, told: Told | None) -> _Said:
+def _say(entry: ComboEntry, capability: Capability, told: Told | None) -> _Said:
     claims = [found for one in entry.judged if (found := verified_claims(one).get(capability))]
     for claim in claims:
         if claim.answer is Answer.YES:

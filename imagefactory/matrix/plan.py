@@ -118,7 +118,7 @@ class PlanInput:
     stages: tuple[TargetStatus, ...]
     devices: tuple[PlanGpu, ...] = ()
     allow: frozenset[str] = frozenset()
-    judge: Answerer = answer_cell
+    answer: Answerer = answer_cell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +199,7 @@ def _plan_target(stage: TargetStatus, given: PlanInput) -> PlannedTarget:
         is_required = device.capability in required
         known = {**stage.evidence.verified, **verified_claims(stage.verdicts, device.oldest_driver)}
         evidence = replace(stage.evidence, verified=known)
-        ruling = weigh(given.judge(question, evidence), given.allow, required=is_required)
+        ruling = weigh(given.answer(question, evidence), given.allow, required=is_required)
         state = _cell_state(stage, ruling, verifying=bool(given.devices))
         cells.append(PlannedCell(device=device, state=state, ruling=ruling, required=is_required))
     state = next(state for state in _BY_WEIGHT if any(cell.state is state for cell in cells) or not cells)

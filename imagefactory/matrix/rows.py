@@ -1,6 +1,6 @@
-"""A version space that no recipe makes: rows of framework x version x CUDA x capability, judged one by one.
+"""A version space that no recipe makes: rows of framework x version x CUDA x capability, each by itself.
 
-Pure. Every row is accepted or pruned, with a reason, by the same rules as a plan (plan.py).
+Pure. Every row is accepted or pruned, with a reason, by the same rules as a plan (matrix/plan.py).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SpaceRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JudgedRow:
+class RuledRow:
     row: SpaceRow
     ruling: Ruling
 
@@ -156,28 +156,28 @@ class RowsInput:
     rows: tuple[SpaceRow, ...]
     devices: tuple[PlanGpu, ...] = ()
     allow: frozenset[str] = frozenset()
-    judge: Answerer = answer_cell
+    answer: Answerer = answer_cell
     pool: str = ""
     strict: bool = False
     recorded: bool = False
 
 
-def judge_rows(given: RowsInput) -> tuple[JudgedRow, ...]:
+def rule_rows(given: RowsInput) -> tuple[RuledRow, ...]:
     """Each row, accepted or pruned; with a person's GPUs once for each of its capability, and its driver.
 
     In a pool once, by the newest driver on which it is not pruned. A row that names a driver keeps it.
     """
-    judged: list[JudgedRow] = []
+    judged: list[RuledRow] = []
     for row in given.rows:
         fitting = [device for device in given.devices if device.capability == row.device.capability]
         if given.pool:
             fitting.sort(key=lambda device: natural(device.cuda or device.driver), reverse=True)
-        every = [_judge_row(row, device, given) for device in fitting or (None,)]
+        every = [_rule_row(row, device, given) for device in fitting or (None,)]
         judged += [min(every, key=lambda one: one.ruling.pruned)] if given.pool else every
     return tuple(judged)
 
 
-def _judge_row(row: SpaceRow, listed: PlanGpu | None, given: RowsInput) -> JudgedRow:
+def _rule_row(row: SpaceRow, listed: PlanGpu | None, given: RowsInput) -> RuledRow:
     """A row on one kind of GPU, None where none that is listed has its capability."""
     own, device = row.device.driver, listed or row.device
     asked = replace(row, device=replace(device, driver=own, cuda="") if own else device)
@@ -188,10 +188,10 @@ def _judge_row(row: SpaceRow, listed: PlanGpu | None, given: RowsInput) -> Judge
         capability=device.capability,
         driver=asked.device.oldest_driver,
     )
-    cell = given.judge(question, CellEvidence())
+    cell = given.answer(question, CellEvidence())
     against = (*_recorded(row, given), *_unmatched(row, listed, given))
     cell = replace(cell, warnings=(*against, *cell.warnings))
-    return JudgedRow(row=asked, ruling=weigh(cell, given.allow))
+    return RuledRow(row=asked, ruling=weigh(cell, given.allow))
 
 
 def _recorded(row: SpaceRow, given: RowsInput) -> Iterator[Claim]:

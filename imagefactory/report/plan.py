@@ -20,7 +20,7 @@ from imagefactory.matrix.plan import (
     PlannedTarget,
     Ruling,
 )
-from imagefactory.matrix.rows import JudgedRow
+from imagefactory.matrix.rows import RuledRow
 from imagefactory.report.text import Sources, format_table, wrap
 
 DEVICE = ("gpu", "capability", "driver")
@@ -149,7 +149,7 @@ def counts(plan: Plan) -> dict[str, dict[str, int]]:
 # --- rows ----------------------------------------------------------------------------------------
 
 
-def format_rows(judged: Sequence[JudgedRow], unused: Sequence[str], width: int | None = None) -> str:
+def format_rows(judged: Sequence[RuledRow], unused: Sequence[str], width: int | None = None) -> str:
     """A row for each: accepted or pruned, and why, folded to `width`."""
     sources, rows = Sources(), []
     for one in judged:
@@ -165,7 +165,7 @@ def format_rows(judged: Sequence[JudgedRow], unused: Sequence[str], width: int |
     return "\n".join([table, "", *foot])
 
 
-def _outcomes(judged: Sequence[JudgedRow]) -> list[str]:
+def _outcomes(judged: Sequence[RuledRow]) -> list[str]:
     """How the rows that the file says something of fell, by what it says."""
     found: dict[str, Counter[str]] = {}
     for one in judged:
@@ -177,7 +177,7 @@ def _outcomes(judged: Sequence[JudgedRow]) -> list[str]:
     ]
 
 
-def rows_summary(judged: Sequence[JudgedRow]) -> str:
+def rows_summary(judged: Sequence[RuledRow]) -> str:
     """`40 rows: 31 accepted (30 documented, 1 of which nothing is known), 9 pruned (9 toolkit-dropped)`."""
     kept = Counter(_ground(one.ruling) for one in judged if not one.ruling.pruned)
     gone = Counter(one.ruling.against[0].rule for one in judged if one.ruling.pruned)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from imagefactory.access import open_registry
+from imagefactory.access import Access, open_registry
 from imagefactory.catalogue.document import LARGEST, open_catalogue
 from imagefactory.catalogue.model import Catalogue
 from imagefactory.catalogue.package import catalogue_place, parse_layer, unpack

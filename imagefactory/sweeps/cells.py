@@ -1,8 +1,9 @@
 """Which images are to be verified on which capabilities of a pool: stages + inventory -> cells. Pure.
 
 A cell is one image on one capability, and one job: whichever GPU of that capability runs it speaks for all.
-What plan.py prunes is left out under its rule, then what no GPU there can match and what a good verdict has
-proven already. A cell comes back by `allow` of its rule, but for `no-match`: such a job would wait in vain.
+What matrix/plan.py prunes is left out under its rule, then what no GPU there can match and what a good
+verdict has proven already. A cell comes back by `allow` of its rule, but for `no-match`: such a job would
+wait in vain.
 
     newest     an older version than the newest ones that were asked for
     blocked    there is no lock to build from
@@ -58,7 +59,7 @@ class SweepAsk:
     newest: int = 0
     mig: bool = False
     allow: frozenset[str] = frozenset()
-    judge: Answerer = answer_cell
+    answer: Answerer = answer_cell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +98,7 @@ def plan_sweep(stages: Sequence[TargetStatus], inventory: Inventory, asked: Swee
     cells: list[QueuedCell] = []
     devices = {(one, driver_of(gpu)) for one in wanted for gpu in there.get(one, ())}
     listed = tuple(PlanGpu(capability=one, driver=driver) for one, driver in sorted(devices))
-    plan = make_plan(PlanInput(stages=kept, devices=listed, allow=asked.allow, judge=asked.judge))
+    plan = make_plan(PlanInput(stages=kept, devices=listed, allow=asked.allow, answer=asked.answer))
     for stage, planned in zip(kept, plan.targets, strict=True):
         found = _by_device(planned.cells) if listed else {}
         for capability in wanted:

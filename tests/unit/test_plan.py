@@ -35,7 +35,7 @@ from imagefactory.matrix.plan import (
     make_plan,
     weigh,
 )
-from imagefactory.matrix.rows import MAX_ROWS, JudgedRow, RowsInput, SpaceRow, judge_rows, parse_rows
+from imagefactory.matrix.rows import MAX_ROWS, RowsInput, RuledRow, SpaceRow, parse_rows, rule_rows
 from imagefactory.model import Target, Where
 from imagefactory.report.plan import MAX_JOBS, format_matrix, format_plan, format_rows
 from tests.unit.test_cli import Call, call, root  # noqa: F401
@@ -87,7 +87,7 @@ def judging(
 
 def planned(stage: TargetStatus, judge: Answerer, *devices: PlanGpu, allow: str = "") -> Plan:
     allowed = frozenset(allow.split())
-    return make_plan(PlanInput(stages=(stage,), devices=devices, allow=allowed, judge=judge))
+    return make_plan(PlanInput(stages=(stage,), devices=devices, allow=allowed, answer=judge))
 
 
 def states(plan: Plan) -> dict[str, CellState]:
@@ -289,10 +289,10 @@ def test_the_matrix_is_one_line_of_text_values_with_what_is_to_be_done() -> None
 
 def test_more_jobs_than_github_runs_are_refused() -> None:
     stages = tuple(TargetStatus(target=replace(TARGET, name=f"torchy-{i}")) for i in range(MAX_JOBS // 2 + 1))
-    most = make_plan(PlanInput(stages=stages[:-1], devices=(V100, A100), judge=judging({})))
+    most = make_plan(PlanInput(stages=stages[:-1], devices=(V100, A100), answer=judging({})))
     assert len(json.loads(format_matrix(most).partition("=")[2])["include"]) == MAX_JOBS
     with pytest.raises(UsageError, match=f"{MAX_JOBS + 2} jobs"):
-        format_matrix(make_plan(PlanInput(stages=stages, devices=(V100, A100), judge=judging({}))))
+        format_matrix(make_plan(PlanInput(stages=stages, devices=(V100, A100), answer=judging({}))))
 
 
 def test_gpus_that_jobs_cannot_tell_apart_are_one_job() -> None:
@@ -311,7 +311,7 @@ def test_without_gpus_the_matrix_has_a_job_for_each_image_to_build() -> None:
         TargetStatus(target=TARGET),
         TargetStatus(target=replace(TARGET, name="there"), missing="", image=BUILT),
     )
-    made = make_plan(PlanInput(stages=stages, judge=judging({"7.0": [NO]})))
+    made = make_plan(PlanInput(stages=stages, answer=judging({"7.0": [NO]})))
     (job,) = json.loads(format_matrix(made).partition("=")[2])["include"]
     assert (job["target"], job["state"]) == ("torchy-2.3-cu121", "build")
     assert (job["gpu"], job["capability"], job["driver"]) == ("", "", "")
@@ -406,29 +406,29 @@ def test_all_faults_are_told_up_to_a_number_and_rows_are_bounded() -> None:
 
 def test_rows_meet_the_listed_gpus_of_their_capability_and_their_drivers() -> None:
     (first, second) = rows(HEADER + "torch,2.3,12.1,7.0,\ntorch,2.3,12.1,9.0,\n")
-    judged = judge_rows(RowsInput(rows=(first, second), devices=(V100, A100), judge=judging({})))
+    judged = rule_rows(RowsInput(rows=(first, second), devices=(V100, A100), answer=judging({})))
     assert [(str(one.row.device), one.ruling.pruned) for one in judged] == [
         ("V100 (7.0, driver 535)", False),
         ("9.0", True),
     ]
     assert judged[1].ruling.claim is not None
     assert judged[1].ruling.claim.rule == "gpu-not-listed"
-    allowed = judge_rows(
-        RowsInput(rows=(second,), devices=(V100,), allow=frozenset({"gpu-not-listed"}), judge=judging({}))
+    allowed = rule_rows(
+        RowsInput(rows=(second,), devices=(V100,), allow=frozenset({"gpu-not-listed"}), answer=judging({}))
     )
     assert not allowed[0].ruling.pruned
     own = replace(first, device=replace(first.device, driver="470"))
     assert (
-        judge_rows(RowsInput(rows=(own,), devices=(V100,), judge=judging({})))[0].row.device.driver == "470"
+        rule_rows(RowsInput(rows=(own,), devices=(V100,), answer=judging({})))[0].row.device.driver == "470"
     )
 
 
 def in_a_pool(text: str, *devices: PlanGpu, **how: bool) -> list[tuple[bool, str]]:
     """Whether each row is pruned in a pool of such GPUs, and why."""
     given = RowsInput(
-        rows=rows(HEADER + text), devices=devices, judge=judging({}), pool="the inventory", **how
+        rows=rows(HEADER + text), devices=devices, answer=judging({}), pool="the inventory", **how
     )
-    return [(one.ruling.pruned, one.ruling.reason) for one in judge_rows(given)]
+    return [(one.ruling.pruned, one.ruling.reason) for one in rule_rows(given)]
 
 
 def test_rows_meet_a_pool_once_by_the_newest_driver_of_their_capability() -> None:
@@ -471,15 +471,15 @@ def test_recorded_outcomes_stand_for_a_solver_where_they_are_asked_to() -> None:
         True,
         "recorded as 'Environment Resolution Failure', not solved here",
     )
-    given = RowsInput(rows=rows(HEADER + text), judge=judging({}), recorded=True)
-    assert "unsolvable: recorded as" in format_rows(judge_rows(given), ())  # no page documents that
+    given = RowsInput(rows=rows(HEADER + text), answer=judging({}), recorded=True)
+    assert "unsolvable: recorded as" in format_rows(rule_rows(given), ())  # no page documents that
     allowed = replace(given, allow=frozenset({"unsolvable"}))
-    assert not any(one.ruling.pruned for one in judge_rows(allowed))
+    assert not any(one.ruling.pruned for one in rule_rows(allowed))
 
 
 def test_a_table_of_rows_says_why_and_what_became_of_them() -> None:
     found = rows(HEADER + "pytorch,2.3,12.1,7.0,valid\npytorch,2.3,12.1,8.0,\n")
-    text = format_rows(judge_rows(RowsInput(rows=found, judge=judging({"8.0": [NO]}))), ("partly",))
+    text = format_rows(rule_rows(RowsInput(rows=found, answer=judging({"8.0": [NO]}))), ("partly",))
     assert "OUTCOME" in text
     assert "no-code, predicted: because of no-code [1]" in text
     assert (
@@ -496,17 +496,15 @@ def read_table(name: str) -> list[dict[str, str]]:
     return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 
 
-def judged_space(
-    framework: str, versions: Sequence[tuple[str, str]]
-) -> dict[tuple[str, str, str], JudgedRow]:
+def judged_space(framework: str, versions: Sequence[tuple[str, str]]) -> dict[tuple[str, str, str], RuledRow]:
     """Every (version, CUDA) on every known capability, judged by what the tree knows."""
     lines = [f"{framework},{v},{cuda},{one}," for v, cuda in versions for one in capabilities()]
-    judged = judge_rows(RowsInput(rows=rows(HEADER + "\n".join(lines))))
+    judged = rule_rows(RowsInput(rows=rows(HEADER + "\n".join(lines))))
     assert len(judged) == len(lines) > 0
     return {(one.row.version, one.row.cuda, str(one.row.device.capability)): one for one in judged}
 
 
-def assert_explained(judged: JudgedRow) -> None:
+def assert_explained(judged: RuledRow) -> None:
     """A row is accepted on a ground or pruned by a rule, with a reason and a source; or nothing is known."""
     claim = judged.ruling.claim
     if claim is None:
@@ -576,7 +574,7 @@ def test_cogs_tensorflow_table_is_accepted_or_pruned_row_by_row() -> None:
         assert "cuda-not-offered" in rules, (version, cuda)
 
 
-def question_of(one: JudgedRow) -> Question:
+def question_of(one: RuledRow) -> Question:
     row = one.row
     return Question(
         framework=row.framework, version=row.version, cuda=row.cuda, capability=row.device.capability

@@ -33,7 +33,7 @@ def known(answers: dict[str, Answer], rule: str = "no-code") -> Answerer:
 
 
 def plan(*stages: TargetStatus, gpus: Inventory | None = None, **asked: Any) -> SweepPlan:
-    return plan_sweep(stages or (STAGE,), gpus or inventory(), SweepAsk(**{"judge": known({}), **asked}))
+    return plan_sweep(stages or (STAGE,), gpus or inventory(), SweepAsk(**{"answer": known({}), **asked}))
 
 
 def queued(made: SweepPlan) -> list[tuple[str, str, str]]:
@@ -65,10 +65,10 @@ def test_a_capability_is_one_job_however_many_gpus_have_it() -> None:
 
 def test_what_is_known_to_fail_is_left_out_under_its_rule_and_comes_back_by_it() -> None:
     judge = known({"7.0": Answer.NO, "8.0": Answer.YES})
-    made = plan(judge=judge)
+    made = plan(answer=judge)
     assert queued(made) == [(TARGET.name, "8.0", "12.0")]
     assert left(made) == [("7.0", "no-code")]
-    assert len(plan(judge=judge, allow=frozenset({"no-code"})).cells) == 2
+    assert len(plan(answer=judge, allow=frozenset({"no-code"})).cells) == 2
 
 
 def test_a_capability_that_the_pool_lacks_matches_nothing() -> None:
@@ -146,7 +146,7 @@ def test_what_a_suite_said_against_an_image_prunes() -> None:
     from imagefactory.gpu.cells import answer_cell
 
     refused = verdict(outcome=Outcome.WRONG_NUMBERS)
-    made = plan(replace(STAGE, verdicts=(refused,)), judge=answer_cell, capabilities=(Capability(8, 0),))
+    made = plan(replace(STAGE, verdicts=(refused,)), answer=answer_cell, capabilities=(Capability(8, 0),))
     assert left(made) == [("8.0", "wrong-numbers")]
 
 

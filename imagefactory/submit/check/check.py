@@ -250,7 +250,7 @@ def _moving(image: JobImage, line: int, catalogue: Catalogue | None) -> SubmitFi
 def _reached(case: _Case) -> Iterator[Reached]:
     groups: dict[tuple[Capability, str, str], list[GpuPlace]] = {}
     for place in case.reach.reached if case.reach else ():
-        word, why = judge_gpu(place.gpu, case.grounds)
+        word, why = known_on(place.gpu, case.grounds)
         groups.setdefault((parse_capability(place.gpu.capability), word, why), []).append(place)
     for (capability, word, why), places in sorted(groups.items()):
         yield Reached(
@@ -263,7 +263,7 @@ def _reached(case: _Case) -> Iterator[Reached]:
         )
 
 
-def judge_gpu(gpu: PoolGpu, grounds: Grounds | None) -> tuple[str, str]:
+def known_on(gpu: PoolGpu, grounds: Grounds | None) -> tuple[str, str]:
     """What is known of an image on one GPU, as a word of this room and why; two empty texts for nothing.
 
     Pools tell the newest CUDA that a driver takes, so that decides; a GPU that tells none is not known.
@@ -338,7 +338,7 @@ def _unverified(case: _Case, reached: Sequence[Reached]) -> Iterator[SubmitFindi
             yield wrong(line, "unverified", f"{target} is verified on no GPU", "imagefactory verify it first")
         return
     missed = [place.gpu for place in case.reach.places if place.unasked]
-    more = [gpu.capability for gpu in missed if judge_gpu(gpu, case.grounds)[0] == VERIFIED]
+    more = [gpu.capability for gpu in missed if known_on(gpu, case.grounds)[0] == VERIFIED]
     if more:
         kinds = ", ".join(sorted(set(more), key=parse_capability))
         text = f"it is verified on {len(more)} GPUs more, of {kinds}, which these jobs leave out"
