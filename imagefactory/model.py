@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
+
+from imagefactory.documents import LARGEST_NUMBER, Name, Pairs, Within
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,11 +354,11 @@ class CheckState(StrEnum):
 class CheckResult:
     """One check of the suite: `detail` is one line for a person, `numbers` what was measured."""
 
-    name: str
+    name: Name
     state: CheckState
     detail: str
-    seconds: float
-    numbers: tuple[tuple[str, float], ...] = ()
+    seconds: Annotated[float, Within(0, LARGEST_NUMBER)]
+    numbers: Annotated[tuple[tuple[str, float], ...], Pairs()] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

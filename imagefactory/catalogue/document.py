@@ -11,11 +11,26 @@ does so for that long at most.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import Annotated, Any
 
 from imagefactory.catalogue.model import Catalogue, CataloguedImage, CataloguedSif, Envelopes
+from imagefactory.documents import (
+    Capability,
+    Count,
+    Digest,
+    Fields,
+    Fixed,
+    Matching,
+    Most,
+    Name,
+    Pairs,
+    fault,
+    format_time,
+    format_value,
+    parse_value,
+)
 from imagefactory.errors import StatementError, UsageError
 from imagefactory.gpu.model import Answer, Basis, Claim
 from imagefactory.oci.store import parse_reference
@@ -26,19 +41,6 @@ from imagefactory.verdicts.model import Standing
 from imagefactory.verdicts.statement import SKEW
 from imagefactory.verdicts.trust import Trust
 from imagefactory.verify.model import Subject
-from imagefactory.verify.report import (
-    CAPABILITY,
-    DIGEST,
-    NAME,
-    fault,
-    fields,
-    format_time,
-    line,
-    parse_time,
-    word,
-)
-
-T = TypeVar("T")
 
 FORMAT = 1
 CATALOGUE_TYPE = "application/vnd.imagefactory.catalogue+json"
@@ -53,6 +55,63 @@ _NUMBERS = re.compile(r"[0-9]{1,5}(?:\.[0-9]{1,5}){0,3}")
 _FRAMEWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _PLATFORM = re.compile(r"[a-z0-9]+/[a-z0-9]+(?:/[a-z0-9]+)?")
 _RULE = re.compile(r"[a-z0-9][a-z0-9:._-]{0,127}")
+
+_SUBJECT = Fields(index=Digest, manifest=Digest, config=Digest)
+_CLAIM = Fields(
+    capability=Capability,
+    basis=Basis,
+    answer=Answer,
+    rule=Annotated[str, Matching(_RULE)],
+    reason=str,
+    source=str,
+    driver=Annotated[str, Matching(_NUMBERS, empty=True)],
+)
+_PLACE = {
+    "reference": str,
+    "subject": Annotated[object, _SUBJECT],
+    "size": Count,
+    "envelopes": Annotated[tuple[tuple[str, object], ...], Pairs(), Most(MOST_OTHERS)],
+    "revocations": Annotated[tuple[tuple[str, object], ...], Pairs(), Most(MOST_OTHERS)],
+}
+_SIF = Fields(sha256=Digest, **_PLACE)
+_IMAGE = Fields(
+    target=Name,
+    family=Name,
+    framework=Annotated[str, Matching(_FRAMEWORK)],
+    version=Annotated[str, Matching(_VERSION)],
+    cuda=Annotated[str, Matching(_NUMBERS)],
+    python=Annotated[str, Matching(_NUMBERS)],
+    platform=Annotated[str, Matching(_PLATFORM)],
+    unpacked=Count,
+    runtime=Annotated[str, Matching(_NUMBERS, empty=True)],
+    minor_compat=bool,
+    driver=Annotated[str, Matching(_NUMBERS, empty=True)],
+    required=Annotated[tuple[Capability, ...], Most(MOST_OTHERS)],
+    predicted=Annotated[tuple[Annotated[object, _CLAIM], ...], Most(MOST_OTHERS)],
+    sifs=Annotated[tuple[Annotated[object, _SIF], ...], Most(MOST_OTHERS)],
+    **_PLACE,
+)
+_PLAIN = (
+    "target",
+    "family",
+    "framework",
+    "version",
+    "cuda",
+    "python",
+    "platform",
+    "unpacked",
+    "runtime",
+    "minor_compat",
+    "driver",
+    "required",
+)
+_CATALOGUE = Fields(
+    format=Annotated[int, Fixed(FORMAT)],
+    made=datetime,
+    expires=datetime,
+    suites=Annotated[tuple[Digest, ...], Most(MOST_OTHERS)],
+    images=Annotated[tuple[object, ...], Most(MOST_IMAGES)],
+)
 
 
 # --- signing -------------------------------------------------------------------------------------
@@ -127,53 +186,24 @@ def format_catalogue(catalogue: Catalogue) -> bytes:
 
 def _format_image(image: CataloguedImage) -> dict[str, Any]:
     return {
-        "target": image.target,
-        "family": image.family,
-        "framework": image.framework,
-        "version": image.version,
-        "cuda": image.cuda,
-        "python": image.python,
-        "platform": image.platform,
-        "reference": image.reference,
-        "subject": _format_subject(image.subject),
-        "size": image.size,
-        "unpacked": image.unpacked,
-        "runtime": image.runtime,
-        "minor_compat": image.minor_compat,
-        "driver": image.driver,
-        "required": list(image.required),
+        **{name: getattr(image, name) for name in _PLAIN},
+        **_format_place(image),
         "predicted": [
-            {"capability": capability, **_format_claim(claim)} for capability, claim in image.predicted
+            {"capability": capability, **format_value(claim)} for capability, claim in image.predicted
         ],
-        "sifs": [
-            {
-                "sha256": sif.sha256,
-                "size": sif.size,
-                "reference": sif.reference,
-                "subject": _format_subject(sif.subject),
-                "envelopes": _format_envelopes(sif.envelopes),
-                "revocations": _format_envelopes(sif.revocations),
-            }
-            for sif in image.sifs
-        ],
-        "envelopes": _format_envelopes(image.envelopes),
-        "revocations": _format_envelopes(image.revocations),
+        "sifs": [{"sha256": sif.sha256, **_format_place(sif)} for sif in image.sifs],
     }
 
 
-def _format_subject(subject: Subject) -> dict[str, str]:
-    """Without the target, which stands above."""
-    return {"index": subject.index, "manifest": subject.manifest, "config": subject.config}
-
-
-def _format_claim(claim: Claim) -> dict[str, str]:
+def _format_place(image: CataloguedImage | CataloguedSif) -> dict[str, Any]:
+    """Its subject without the target, which stands above."""
+    subject = image.subject
     return {
-        "basis": claim.basis.value,
-        "answer": claim.answer.value,
-        "rule": claim.rule,
-        "reason": claim.reason,
-        "source": claim.source,
-        "driver": claim.driver,
+        "reference": image.reference,
+        "subject": {"index": subject.index, "manifest": subject.manifest, "config": subject.config},
+        "size": image.size,
+        "envelopes": _format_envelopes(image.envelopes),
+        "revocations": _format_envelopes(image.revocations),
     }
 
 
@@ -187,14 +217,14 @@ def _format_envelopes(envelopes: Envelopes) -> dict[str, object]:
 
 def parse_catalogue(payload: bytes, where: str, keyid: str) -> Catalogue:
     """The catalogue of a payload. Raises StatementError for what `format_catalogue` does not write."""
-    row = fields(parse_json(payload, where, LARGEST), where, "format made expires suites images")
-    if row["format"] != FORMAT or isinstance(row["format"], bool):
-        raise fault(f"{where}: format", f"this version reads {FORMAT}")
+    row = _CATALOGUE.parse(parse_json(payload, where, LARGEST), where)
     catalogue = Catalogue(
-        made=parse_time(row["made"], f"{where}: made"),
-        expires=parse_time(row["expires"], f"{where}: expires"),
-        suites=_list(row["suites"], f"{where}: suites", lambda one, at: word(one, at, DIGEST)),
-        images=_list(row["images"], f"{where}: images", _parse_image, MOST_IMAGES),
+        made=row["made"],
+        expires=row["expires"],
+        suites=row["suites"],
+        images=tuple(
+            _parse_image(value, f"{where}: images[{number}]") for number, value in enumerate(row["images"])
+        ),
         keyid=keyid,
     )
     if not timedelta(0) < catalogue.expires - catalogue.made <= LIFE:
@@ -206,109 +236,55 @@ def parse_catalogue(payload: bytes, where: str, keyid: str) -> Catalogue:
 
 
 def _parse_image(value: object, where: str) -> CataloguedImage:
-    row = fields(
-        value,
-        where,
-        "target family framework version cuda python platform reference subject size unpacked runtime "
-        "minor_compat driver required predicted sifs envelopes revocations",
-    )
-    target = word(row["target"], f"{where}: target", NAME)
-    at = f"{where} ({target})"
-    subject = _parse_subject(row["subject"], f"{at}: subject", target)
-    if not isinstance(row["minor_compat"], bool):
-        raise fault(f"{at}: minor_compat", "that is neither true nor false")
+    row = _IMAGE.parse(value, where)
+    at = f"{where} ({row['target']})"
+    subject = Subject(target=row["target"], **row["subject"])
     return CataloguedImage(
-        target=target,
-        family=word(row["family"], f"{at}: family", NAME),
-        framework=word(row["framework"], f"{at}: framework", _FRAMEWORK),
-        version=word(row["version"], f"{at}: version", _VERSION),
-        cuda=word(row["cuda"], f"{at}: cuda", _NUMBERS),
-        python=word(row["python"], f"{at}: python", _NUMBERS),
-        platform=word(row["platform"], f"{at}: platform", _PLATFORM),
-        reference=_reference(row["reference"], f"{at}: reference", subject),
-        subject=subject,
-        size=_count(row["size"], f"{at}: size"),
-        unpacked=_count(row["unpacked"], f"{at}: unpacked"),
-        runtime=word(row["runtime"], f"{at}: runtime", _NUMBERS, empty=True),
-        minor_compat=row["minor_compat"],
-        driver=word(row["driver"], f"{at}: driver", _NUMBERS, empty=True),
-        required=_list(row["required"], f"{at}: required", lambda one, there: word(one, there, CAPABILITY)),
-        predicted=_list(row["predicted"], f"{at}: predicted", _parse_claim),
-        sifs=_list(row["sifs"], f"{at}: sifs", lambda one, there: _parse_sif(one, there, target)),
-        envelopes=_parse_envelopes(row["envelopes"], f"{at}: envelopes"),
-        revocations=_parse_envelopes(row["revocations"], f"{at}: revocations"),
+        **{
+            **row,
+            "reference": _reference(row["reference"], f"{at}: reference", subject),
+            "subject": subject,
+            "predicted": tuple(_parse_claim(claim, f"{at}: predicted") for claim in row["predicted"]),
+            "sifs": tuple(_parse_sif(sif, f"{at}: sifs", row["target"]) for sif in row["sifs"]),
+            "envelopes": _parse_envelopes(row["envelopes"], f"{at}: envelopes"),
+            "revocations": _parse_envelopes(row["revocations"], f"{at}: revocations"),
+        }
     )
 
 
-def _parse_sif(value: object, where: str, target: str) -> CataloguedSif:
-    row = fields(value, where, "sha256 size reference subject envelopes revocations")
-    subject = _parse_subject(row["subject"], f"{where}: subject", target)
-    sha256 = word(row["sha256"], f"{where}: sha256", DIGEST)
-    if sha256 != subject.config:
+def _parse_sif(row: Mapping[str, Any], where: str, target: str) -> CataloguedSif:
+    subject = Subject(target=target, **row["subject"])
+    if row["sha256"] != subject.config:
         raise fault(f"{where}: sha256", "that is not the file of its subject")
     return CataloguedSif(
-        sha256=sha256,
-        size=_count(row["size"], f"{where}: size"),
-        reference=_reference(row["reference"], f"{where}: reference", subject),
-        subject=subject,
-        envelopes=_parse_envelopes(row["envelopes"], f"{where}: envelopes"),
-        revocations=_parse_envelopes(row["revocations"], f"{where}: revocations"),
+        **{
+            **row,
+            "reference": _reference(row["reference"], f"{where}: reference", subject),
+            "subject": subject,
+            "envelopes": _parse_envelopes(row["envelopes"], f"{where}: envelopes"),
+            "revocations": _parse_envelopes(row["revocations"], f"{where}: revocations"),
+        }
     )
 
 
-def _parse_subject(value: object, where: str, target: str) -> Subject:
-    row = fields(value, where, "index manifest config")
-    digests = {name: word(row[name], f"{where}.{name}", DIGEST) for name in ("index", "manifest", "config")}
-    return Subject(target=target, **digests)
-
-
-def _parse_claim(value: object, where: str) -> tuple[str, Claim]:
-    row = fields(value, where, "capability basis answer rule reason source driver")
-    known = {"basis": tuple(Basis), "answer": tuple(Answer)}
-    for name, words in known.items():
-        if row[name] not in words:
-            raise fault(f"{where}.{name}", f"that is none of {', '.join(words)}")
-    if row["basis"] == Basis.VERIFIED:
+def _parse_claim(row: Mapping[str, Any], where: str) -> tuple[str, Claim]:
+    if row["basis"] is Basis.VERIFIED:
         raise fault(f"{where}.basis", "a catalogue verifies nothing: verdicts do")
-    claim = Claim(
-        basis=Basis(row["basis"]),
-        answer=Answer(row["answer"]),
-        rule=word(row["rule"], f"{where}.rule", _RULE),
-        reason=line(row["reason"], f"{where}.reason"),
-        source=line(row["source"], f"{where}.source"),
-        driver=word(row["driver"], f"{where}.driver", _NUMBERS, empty=True),
-    )
-    return word(row["capability"], f"{where}.capability", CAPABILITY), claim
+    return row["capability"], Claim(**{name: one for name, one in row.items() if name != "capability"})
 
 
-def _parse_envelopes(value: object, where: str) -> Envelopes:
-    if not isinstance(value, dict) or len(value) > MOST_OTHERS:
-        raise fault(where, f"that is no object of at most {MOST_OTHERS} envelopes")
-    return tuple((word(digest, where, DIGEST), format_json(one)) for digest, one in value.items())
+def _parse_envelopes(value: tuple[tuple[str, object], ...], where: str) -> Envelopes:
+    return tuple((parse_value(digest, Digest, where), format_json(one)) for digest, one in value)
 
 
-def _reference(value: object, where: str, subject: Subject) -> str:
+def _reference(value: str, where: str, subject: Subject) -> str:
     """HOST/NAME@sha256:..., the digest that of the subject; it reaches submit files."""
     if value == "":
         return ""
     try:
-        found = parse_reference(value) if isinstance(value, str) else None
+        found = parse_reference(value)
     except UsageError:
         found = None
     if found is None or found.tag or found.digest != subject.index:
         raise fault(where, "that is no HOST/NAME@sha256:... of its subject")
     return str(found)
-
-
-def _count(value: object, where: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 53:
-        raise fault(where, "that is no count of bytes")
-    return value
-
-
-def _list(
-    value: object, where: str, parse: Callable[[object, str], T], most: int = MOST_OTHERS
-) -> tuple[T, ...]:
-    if not isinstance(value, list) or len(value) > most:
-        raise fault(where, f"that is no list of at most {most}")
-    return tuple(parse(item, f"{where}[{number}]") for number, item in enumerate(value))

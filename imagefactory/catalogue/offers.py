@@ -11,13 +11,13 @@ from dataclasses import replace
 from datetime import datetime
 
 from imagefactory.catalogue.model import Catalogue, CataloguedImage, Envelopes, Offer, OfferedSif
+from imagefactory.documents import shown
 from imagefactory.errors import NothingSelectedError
 from imagefactory.verdicts.judgement import Court, judge_verdicts
 from imagefactory.verdicts.model import Judged
 from imagefactory.verdicts.revocation import judge_revocations
 from imagefactory.verdicts.trust import Trust
 from imagefactory.verify.model import Subject
-from imagefactory.verify.report import shown
 from imagefactory.verify.suite_files import suite_digest
 from imagefactory.versions import nearest
 

@@ -13,13 +13,13 @@ import json
 import zlib
 
 from imagefactory.catalogue.document import LARGEST
+from imagefactory.documents import DIGEST
 from imagefactory.errors import RegistryError, StatementError, UsageError
 from imagefactory.oci.inflate import GZIP, DamagedError, inflate
 from imagefactory.oci.manifests import artifact_type, parse_descriptor
 from imagefactory.oci.mirrors import split_place, split_tagged
 from imagefactory.oci.model import Descriptor
 from imagefactory.oci.store import Reference
-from imagefactory.verify.report import DIGEST
 
 REPOSITORY, CURRENT = "catalogue", "current"
 ARTIFACT_TYPE = "application/vnd.imagefactory.catalogue.v1+json"

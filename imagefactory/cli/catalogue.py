@@ -150,7 +150,7 @@ def _proven(judged: Iterable[Judged]) -> list[str]:
 
 
 def _as_json(made: MadeCatalogue, proven: dict[str, list[str]], written: list[str]) -> dict[str, object]:
-    from imagefactory.verify.report import format_time
+    from imagefactory.documents import format_time
 
     def row(image: CataloguedImage) -> dict[str, object]:
         return {

@@ -98,7 +98,8 @@ def _as_text(done: CollectedKit) -> str:
 
 def _as_json(folder: Path, done: CollectedKit) -> dict[str, object]:
     from imagefactory.cli.promote import promotion_json
-    from imagefactory.verify.report import format_gpu_report, format_time
+    from imagefactory.documents import format_time
+    from imagefactory.verify.report import format_gpu_report
 
     return {
         "kit": str(folder),

@@ -26,7 +26,7 @@ def status(call: Call, sweep: str, as_json: bool) -> None:
     """
     from imagefactory.report.sweep import format_status, headline
     from imagefactory.stages.sweep import find_sweep, find_sweeps, read_status
-    from imagefactory.sweeps.sweep_file import format_value
+    from imagefactory.sweeps.sweep_file import format_results
 
     folders = (find_sweep(call.settings, sweep),) if sweep else find_sweeps(call.settings)
     queue = True
@@ -41,7 +41,7 @@ def status(call: Call, sweep: str, as_json: bool) -> None:
                     queue = False
                     found.append(read_status(folder, find_pool, queue=queue))
         if as_json:
-            rows = [_status_json(one, format_value(one.results)) for one in found]
+            rows = [_status_json(one, format_results(one.results)) for one in found]
             say_json("status", {"sweeps": rows})
         elif not folders:
             say("no sweep was made here: imagefactory verify TARGET --on htcondor")

@@ -129,7 +129,8 @@ def _found_json(found: Found, keys: Mapping[str, str]) -> dict[str, object]:
 
 
 def _judged_json(judged: Judged, keys: Mapping[str, str]) -> dict[str, object]:
-    from imagefactory.verify.report import format_gpu_report, format_time
+    from imagefactory.documents import format_time
+    from imagefactory.verify.report import format_gpu_report
 
     row: dict[str, object] = {
         "digest": judged.digest,

@@ -178,7 +178,8 @@ def _as_text(done: Verified) -> str:
 
 def _as_json(name: str, done: Verified) -> dict[str, object]:
     from imagefactory.cli.promote import promotion_json
-    from imagefactory.verify.report import format_gpu_report, format_time
+    from imagefactory.documents import format_time
+    from imagefactory.verify.report import format_gpu_report
 
     signed = done.signed.signed
     return {

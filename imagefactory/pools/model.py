@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
+from imagefactory.documents import Most
 from imagefactory.model import Outcome
 from imagefactory.pools import HTCONDOR
 from imagefactory.verify.model import GpuReport, Subject
@@ -144,6 +145,9 @@ class LeftOut:
     reason: str
 
 
+MOST_NODES = 20_000
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
     """What one `verify --on` asks of `pool`, a row of POOLS.
@@ -155,8 +159,8 @@ class Sweep:
     made: datetime
     level: str
     site: str
-    nodes: tuple[SweepNode, ...]
-    left_out: tuple[LeftOut, ...] = ()
+    nodes: Annotated[tuple[SweepNode, ...], Most(MOST_NODES)]
+    left_out: Annotated[tuple[LeftOut, ...], Most(50 * MOST_NODES)] = ()
     limits: JobLimits = field(default_factory=JobLimits)
     pool: str = HTCONDOR
 

@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass, replace
 
 from imagefactory.access import Access, open_registry, registry_place, repository_of
+from imagefactory.documents import shown
 from imagefactory.errors import BuildError, NothingSelectedError, StaleError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.lock.files import lock_digest
@@ -25,7 +26,6 @@ from imagefactory.stages.define import define_target
 from imagefactory.stages.pull import local_name, pull_image, target_reference
 from imagefactory.stages.stored import stored_image, stored_sif
 from imagefactory.verify.model import Subject
-from imagefactory.verify.report import shown
 
 TARGET_LABEL, LOCK_LABEL = "imagefactory.target", "imagefactory.lock"
 

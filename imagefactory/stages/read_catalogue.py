@@ -22,6 +22,7 @@ from imagefactory.access import Access, open_registry
 from imagefactory.catalogue.document import LARGEST, open_catalogue
 from imagefactory.catalogue.model import Catalogue
 from imagefactory.catalogue.package import catalogue_place, parse_layer, unpack
+from imagefactory.documents import format_time
 from imagefactory.errors import RegistryError, StatementError, UsageError
 from imagefactory.factory import is_factory, read_factory
 from imagefactory.files import replace_text
@@ -34,7 +35,6 @@ from imagefactory.recipes.expand import select
 from imagefactory.settings.load import Settings
 from imagefactory.stages.catalogue import Making, catalogue_of
 from imagefactory.verdicts.trust import read_trust
-from imagefactory.verify.report import format_time
 
 KEPT = 4  # in the cache
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")

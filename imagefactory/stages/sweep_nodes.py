@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 
+from imagefactory.documents import format_time
 from imagefactory.factory import Factory
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.cells import ask as question_of
@@ -26,7 +27,6 @@ from imagefactory.verify.gpu_run import GpuAsk, ask_gpu, suite_argv, timeout_of
 from imagefactory.verify.kit.program import EXPECTATIONS, FORMAT, KIT
 from imagefactory.verify.nonces import LIFETIME, NONCE_BYTES, AskedRun, format_nonce
 from imagefactory.verify.predicted import predict_coverage
-from imagefactory.verify.report import format_time
 from imagefactory.verify.suite_files import digest_of, suite_digest
 
 

@@ -9,30 +9,25 @@ The parser takes exactly what the formatter gives, field by field as model.py de
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import re
 import tempfile
-import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from datetime import datetime, timedelta
-from enum import StrEnum
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any
 
+from imagefactory.documents import Most, format_value, parse_value
 from imagefactory.errors import StatementError, UsageError
 from imagefactory.files import explain_full_disk
 from imagefactory.pools import HTCONDOR
-from imagefactory.pools.model import NodeResult, Sweep
-from imagefactory.verify.report import format_time, line, parse_time, shown
+from imagefactory.pools.model import MOST_NODES, NodeResult, Sweep
 from imagefactory.verify.suite_report import clean
 
 FORMAT = 1
 SWEEP, COLLECTED = "sweep.json", "collected.json"
 LARGEST = 64 << 20
-MOST_NODES = 20_000
 ID = re.compile(r"([0-9]{8}-[0-9]{6})-[0-9a-f]{4}")
 """A sweep's name, and that of its folder in the store: when it was made, in UTC."""
 UNSIGNED = "unsigned: "
@@ -63,6 +58,9 @@ class CollectedNode:
     attached: tuple[str, ...] = ()
 
 
+_NODES = Annotated[tuple[CollectedNode, ...], Most(MOST_NODES)]
+
+
 # --- files ---------------------------------------------------------------------------------------
 
 
@@ -86,8 +84,6 @@ def read_sweep(folder: Path, wanted: Wanted | None = None) -> Sweep:
 
     sweep = _parse(found, folder / SWEEP, ("sweep", Sweep), narrow)
     assert isinstance(sweep, Sweep)
-    if len(sweep.nodes) > MOST_NODES:
-        raise UsageError(f"{folder / SWEEP} has more than {MOST_NODES} nodes", hint="split it")
     return sweep
 
 
@@ -102,8 +98,7 @@ def read_pool(folder: Path) -> str:
 
 def write_sweep_file(folder: Path, sweep: Sweep) -> None:
     """Raises UsageError where the folder cannot be written."""
-    row = format_value(sweep)
-    assert isinstance(row, dict)
+    row = _printable(format_value(sweep))
     if sweep.pool == HTCONDOR:  # as all were written before there was another
         del row["pool"]
     write_document(folder / SWEEP, {"format": FORMAT, "sweep": row})
@@ -121,14 +116,20 @@ def read_collected(folder: Path, wanted: Wanted | None = None) -> tuple[Collecte
     def narrow(value: object) -> object:
         return value if wanted is None else _narrowed(value, wanted)
 
-    value = _parse(found, folder / COLLECTED, ("nodes", tuple[CollectedNode, ...]), narrow)
+    value = _parse(found, folder / COLLECTED, ("nodes", _NODES), narrow)
     assert isinstance(value, tuple)
     return value
 
 
 def write_collected(folder: Path, nodes: Sequence[CollectedNode]) -> None:
     """Raises UsageError where the folder cannot be written."""
-    write_document(folder / COLLECTED, {"format": FORMAT, "nodes": format_value(tuple(nodes))})
+    told = _printable(format_value(tuple(nodes), _NODES))
+    write_document(folder / COLLECTED, {"format": FORMAT, "nodes": told})
+
+
+def format_results(results: tuple[NodeResult, ...]) -> Any:
+    """What is known of nodes, as JSON."""
+    return _printable(format_value(results, tuple[NodeResult, ...]))
 
 
 def _read(path: Path) -> bytes | None:
@@ -195,64 +196,10 @@ def write_document(path: Path, value: Mapping[str, object]) -> None:
         raise UsageError(f"{path} cannot be written: {error.strerror}", hint=again) from error
 
 
-# --- values --------------------------------------------------------------------------------------
-
-
-def format_value(value: object) -> object:
-    """A frozen value as JSON: times as in reports, durations in seconds, tuples as lists."""
-    if isinstance(value, StrEnum):
-        return value.value
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: format_value(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, datetime):
-        return format_time(value)
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, tuple):
-        return [format_value(one) for one in value]
+def _printable(value: Any) -> Any:
+    """JSON with its texts as one printable line each: a job's log says what it likes."""
+    if isinstance(value, dict):
+        return {name: _printable(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_printable(one) for one in value]
     return clean(value) if isinstance(value, str) else value
-
-
-def parse_value(value: object, kind: Any, where: str) -> object:
-    """The value of `kind` that `format_value` made this of. Raises StatementError for anything else."""
-    if get_origin(kind) in (Union, types.UnionType):
-        (own,) = (one for one in get_args(kind) if one is not types.NoneType)
-        return None if value is None else parse_value(value, own, where)
-    if get_origin(kind) is tuple:
-        if not isinstance(value, list):
-            raise _fault(where, "a list")
-        return tuple(parse_value(one, get_args(kind)[0], f"{where}[{n}]") for n, one in enumerate(value))
-    if is_dataclass(kind) and isinstance(kind, type):
-        return _parse_fields(value, kind, where)
-    if kind is datetime:
-        return parse_time(value, where)
-    if kind is str:
-        return line(value, where)
-    if kind in (float, timedelta):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1e10:
-            raise _fault(where, "a number of seconds")
-        return timedelta(seconds=value) if kind is timedelta else float(value)
-    if isinstance(kind, type) and issubclass(kind, StrEnum):
-        if not isinstance(value, str) or value not in tuple(kind):
-            raise _fault(where, f"one of {', '.join(kind)}")
-        return kind(value)
-    if type(value) is not kind or (isinstance(value, int) and abs(value) >= 1 << 53):
-        raise _fault(where, f"a value of kind '{kind.__name__}'")
-    return value
-
-
-def _parse_fields(value: object, kind: Any, where: str) -> object:
-    known = _fields_of(kind)
-    if not isinstance(value, dict) or set(value) != set(known):
-        raise _fault(where, f"an object with the fields {', '.join(known)}")
-    return kind(**{name: parse_value(value[name], own, f"{where}.{name}") for name, own in known.items()})
-
-
-@functools.cache
-def _fields_of(kind: Any) -> Mapping[str, Any]:
-    """The kinds of a dataclass's fields, by name: a sweep has thousands of values of few kinds."""
-    return get_type_hints(kind)
-
-
-def _fault(where: str, wanted: str) -> StatementError:
-    return StatementError(f"{shown(where)} is not {wanted}")

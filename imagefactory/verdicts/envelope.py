@@ -11,14 +11,18 @@ import binascii
 import json
 from dataclasses import dataclass
 
+from imagefactory.documents import Fields, fault, shown
 from imagefactory.verdicts.keys import SigningKey
-from imagefactory.verify.report import fault, fields, shown
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 LARGEST = 1 << 20
 
 # Order of Ed25519's base point (RFC 8032, 5.1): a signature whose S is not below it is another's spelling.
 _ORDER = (1 << 252) + 27742317777372353535851937790883648493
+
+
+_ENVELOPE = Fields(payload=object, payloadType=object, signatures=object)
+_SIGNATURE = Fields(keyid=object, sig=object)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +76,7 @@ def parse_json(data: bytes, where: str, largest: int = LARGEST) -> object:
 
 def parse_envelope(data: bytes, where: str, form: EnvelopeForm = IN_TOTO) -> Envelope:
     """Raises StatementError for anything but one envelope of that form with one signature."""
-    row = fields(parse_json(data, where, form.largest), where, "payload payloadType signatures")
+    row = _ENVELOPE.parse(parse_json(data, where, form.largest), where)
     signatures = row["signatures"]
     if row["payloadType"] != form.payload_type:
         raise fault(f"{where}: payloadType", f"that is not {form.payload_type}")
@@ -87,7 +91,7 @@ def parse_envelope(data: bytes, where: str, form: EnvelopeForm = IN_TOTO) -> Env
         )
     if len(signatures) > 1:
         raise fault(f"{where}: signatures", "there is more than one")
-    signature = fields(signatures[0], f"{where}: signatures[0]", "keyid sig")
+    signature = _SIGNATURE.parse(signatures[0], f"{where}: signatures[0]")
     keyid, raw = signature["keyid"], _decode(signature["sig"], f"{where}: signatures[0].sig")
     if not isinstance(keyid, str) or len(keyid) != 64 or set(keyid) - set("0123456789abcdef"):
         raise fault(f"{where}: signatures[0].keyid", "that is no key's id")

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from imagefactory.documents import format_time
 from imagefactory.errors import StatementError
 from imagefactory.verdicts.envelope import IN_TOTO, Envelope, EnvelopeForm, is_signed_by, parse_envelope
 from imagefactory.verdicts.model import Judged, Revocation, Standing, Verdict
 from imagefactory.verdicts.statement import SKEW, missing_evidence, parse_verdict
 from imagefactory.verdicts.trust import Trust, TrustedKey
 from imagefactory.verify.model import Subject
-from imagefactory.verify.report import format_time
 
 # Digest of `{}`, the empty descriptor of the OCI image specification.
 EMPTY_CONFIG = "sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"

@@ -12,8 +12,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Annotated
 
+from imagefactory.documents import (
+    CAPABILITY,
+    Digest,
+    Matching,
+    Most,
+    fault,
+    format_document,
+    format_time,
+    parse_document,
+    parse_value,
+)
 from imagefactory.errors import StatementError
 from imagefactory.verdicts.envelope import seal
 from imagefactory.verdicts.judgement import Court, open_signed, out_of_period
@@ -21,17 +32,6 @@ from imagefactory.verdicts.keys import SigningKey
 from imagefactory.verdicts.model import Revocation, Standing
 from imagefactory.verdicts.statement import SKEW, format_statement, parse_predicate
 from imagefactory.verify.model import Subject
-from imagefactory.verify.report import (
-    CAPABILITY,
-    DIGEST,
-    NAME,
-    fault,
-    fields,
-    format_time,
-    line,
-    parse_time,
-    word,
-)
 
 REVOCATION = "https://imagefactory.dev/revocation/v1"
 FORMAT = 1
@@ -48,8 +48,8 @@ class Withdrawal:
 
     subject: Subject
     why: str
-    verdicts: tuple[str, ...] = ()
-    capability: str = ""
+    verdicts: Annotated[tuple[Digest, ...], Most(MOST_VERDICTS)] = ()
+    capability: Annotated[str, Matching(CAPABILITY, empty=True)] = ""
 
 
 def sign_revocation(withdrawal: Withdrawal, key: SigningKey, now: datetime) -> bytes:
@@ -61,44 +61,18 @@ def sign_revocation(withdrawal: Withdrawal, key: SigningKey, now: datetime) -> b
 
 def format_revocation(withdrawal: Withdrawal, now: datetime) -> bytes:
     """The statement's bytes."""
-    subject = withdrawal.subject
-    predicate = {
-        "format": FORMAT,
-        "subject": {
-            "target": subject.target,
-            "index": subject.index,
-            "manifest": subject.manifest,
-            "config": subject.config,
-        },
-        "verdicts": list(withdrawal.verdicts),
-        "capability": withdrawal.capability,
-        "why": withdrawal.why,
-        "issued": format_time(now.replace(microsecond=0)),
-    }
-    return format_statement(subject, REVOCATION, predicate)
+    predicate = {"issued": format_time(now.replace(microsecond=0)), **format_document(withdrawal, FORMAT)}
+    return format_statement(withdrawal.subject, REVOCATION, predicate)
 
 
 def parse_revocation(payload: bytes, where: str, keyid: str) -> Revocation:
     """What `format_revocation` wrote. Raises StatementError for any other bytes."""
-    row = fields(
-        parse_predicate(payload, where, REVOCATION), where, "format subject verdicts capability why issued"
-    )
-    if row["format"] != FORMAT or isinstance(row["format"], bool):
-        raise fault(f"{where}: format", f"this version reads {FORMAT}")
-    part = fields(row["subject"], f"{where}: subject", "target index manifest config")
-    subject = Subject(
-        target=word(part["target"], f"{where}: subject.target", NAME, empty=True),
-        index=word(part["index"], f"{where}: subject.index", DIGEST),
-        manifest=word(part["manifest"], f"{where}: subject.manifest", DIGEST),
-        config=word(part["config"], f"{where}: subject.config", DIGEST),
-    )
-    withdrawal = Withdrawal(
-        subject=subject,
-        why=_why(row["why"], f"{where}: why"),
-        verdicts=_digests(row["verdicts"], f"{where}: verdicts"),
-        capability=word(row["capability"], f"{where}: capability", CAPABILITY, empty=True),
-    )
-    issued = parse_time(row["issued"], f"{where}: issued")
+    row = dict(parse_predicate(payload, where, REVOCATION))
+    issued = parse_value(row.pop("issued", None), datetime, f"{where}: issued")
+    withdrawal = parse_document(row, Withdrawal, FORMAT, where)
+    subject = withdrawal.subject
+    if not withdrawal.why.strip():
+        raise fault(f"{where}: why", "it gives no reason")
     if format_revocation(withdrawal, issued) != payload:
         raise fault(where, "its subjects are not what it says, or it is spelt in another way")
     return Revocation(
@@ -109,19 +83,6 @@ def parse_revocation(payload: bytes, where: str, keyid: str) -> Revocation:
         why=withdrawal.why,
         keyid=keyid,
     )
-
-
-def _why(value: Any, where: str) -> str:
-    text = line(value, where)
-    if not text.strip():
-        raise fault(where, "it gives no reason")
-    return text
-
-
-def _digests(value: Any, where: str) -> tuple[str, ...]:
-    if not isinstance(value, list) or len(value) > MOST_VERDICTS:
-        raise fault(where, f"that is no list of at most {MOST_VERDICTS}")
-    return tuple(word(one, where, DIGEST) for one in value)
 
 
 # --- which of them count -------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from imagefactory.documents import Fields, fault, format_time
 from imagefactory.errors import StatementError
 from imagefactory.model import CheckState, Outcome
 from imagefactory.suite.gpu import table
@@ -23,14 +24,7 @@ from imagefactory.verdicts.envelope import format_json, parse_envelope, parse_js
 from imagefactory.verdicts.keys import SigningKey
 from imagefactory.verdicts.model import Verdict
 from imagefactory.verify.model import EvidenceKind, GpuReport, Subject, digits_of
-from imagefactory.verify.report import (
-    fault,
-    fields,
-    format_gpu_report,
-    format_time,
-    parse_gpu_report,
-    parse_time,
-)
+from imagefactory.verify.report import format_gpu_report, parse_gpu_report
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 VERDICT = "https://imagefactory.dev/verdict/v1"
@@ -51,6 +45,10 @@ SIGNABLE = (
 """What a run on a GPU says of an image; the other words are about the machine or about no run at all."""
 
 _SIMULATED = re.compile(r"[0-9a-f]{2}223334-4445-5667-899a-abbccddeeff0")
+
+
+_STATEMENT = Fields(_type=object, subject=object, predicateType=object, predicate=object)
+_PERIOD = Fields(issued=datetime, expires=datetime)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,15 +215,8 @@ def parse_verdict(payload: bytes, where: str, keyid: str) -> Verdict:
     predicate = parse_predicate(payload, where, VERDICT)
     own = ("issued", "expires")
     report = parse_gpu_report({key: value for key, value in predicate.items() if key not in own}, where)
-    for name in own:
-        if name not in predicate:
-            raise fault(where, f"'{name}' is missing")
-    verdict = Verdict(
-        report=report,
-        issued=parse_time(predicate["issued"], f"{where}: issued"),
-        expires=parse_time(predicate["expires"], f"{where}: expires"),
-        keyid=keyid,
-    )
+    period = _PERIOD.parse({key: value for key, value in predicate.items() if key in own}, where)
+    verdict = Verdict(report=report, keyid=keyid, **period)
     if not timedelta(0) < verdict.expires - verdict.issued <= LONGEST_LIFE:
         raise fault(f"{where}: expires", f"that is not within {LONGEST_LIFE.days} days after it was issued")
     if report.ended - verdict.issued > SKEW:
@@ -240,7 +231,7 @@ def parse_verdict(payload: bytes, where: str, keyid: str) -> Verdict:
 
 def parse_predicate(payload: bytes, where: str, kind: str) -> Mapping[str, Any]:
     """The predicate of a statement of this kind, in the one spelling. Raises StatementError."""
-    statement = fields(parse_json(payload, where), where, "_type subject predicateType predicate")
+    statement = _STATEMENT.parse(parse_json(payload, where), where)
     if statement["_type"] != STATEMENT:
         raise fault(f"{where}: _type", f"that is not {STATEMENT}")
     if statement["predicateType"] != kind:

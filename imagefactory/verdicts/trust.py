@@ -32,11 +32,11 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
+from imagefactory.documents import DIGEST, format_time, shown
 from imagefactory.errors import UsageError
 from imagefactory.settings.files import read_document
 from imagefactory.verdicts.keys import NAME, PublicKey, check_name, parse_public
 from imagefactory.verify.model import EvidenceKind
-from imagefactory.verify.report import DIGEST, format_time, shown
 
 DEFAULT_EVIDENCE = (EvidenceKind.LOCAL, EvidenceKind.KIT, EvidenceKind.HTCONDOR, EvidenceKind.ACTIONS)
 DEFAULT_DAYS = 90

@@ -7,11 +7,21 @@ a frozen value.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from imagefactory.documents import Fields, Fixed, Pairs
 from imagefactory.errors import NoGpuError
 from imagefactory.verify.kit.hardware import FORMAT, HINT, MACHINE, NoGpu, Places, read_hardware
-from imagefactory.verify.model import EvidenceKind, Hardware
-from imagefactory.verify.report import fault, fields, parse_hardware
+from imagefactory.verify.model import DeviceNode, EvidenceKind, GpuIdentity, Hardware, Uuid, Version
+
+_EVIDENCE = Fields(
+    format=Annotated[int, Fixed(FORMAT)],
+    driver=Version,
+    gpus=tuple[GpuIdentity, ...],
+    known=tuple[Uuid, ...],
+    nodes=tuple[DeviceNode, ...],
+    notes=Annotated[tuple[tuple[str, str], ...], Pairs()],
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +41,6 @@ class LocalEvidence:
 
 def parse_evidence(value: object, kind: EvidenceKind, where: str) -> Hardware:
     """What `read_hardware` gave, here or elsewhere. Raises StatementError for anything else."""
-    row = fields(value, where, "format driver gpus known nodes notes")
-    if row["format"] != FORMAT or isinstance(row["format"], bool):
-        raise fault(f"{where}: format", f"this version reads {FORMAT}")
-    if not isinstance(row["notes"], dict):
-        raise fault(f"{where}: notes", "that is no object")
-    notes = [{"name": name, "text": text} for name, text in sorted(row["notes"].items())]
-    rest = {key: row[key] for key in ("driver", "gpus", "known", "nodes")}
-    return parse_hardware({"kind": kind.value, **rest, "notes": notes}, where)
+    row = _EVIDENCE.parse(value, where)
+    del row["format"]
+    return Hardware(kind=kind, **row)

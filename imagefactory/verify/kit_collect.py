@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from imagefactory.documents import Among, Fields, Fixed, Matching, Named, fault, shown
 from imagefactory.errors import CheckFailedError, NoGpuError, StatementError, UsageError
 from imagefactory.model import Outcome
 from imagefactory.verify.evidence import parse_evidence
@@ -25,7 +26,7 @@ from imagefactory.verify.kit.program import EVIDENCE, EXPECTATIONS, FORMAT, KIT,
 from imagefactory.verify.kit.start import REPORT, RUNNERS
 from imagefactory.verify.model import EvidenceKind, GpuReport, Hardware, Subject
 from imagefactory.verify.nonces import NONCE, AskedRun, NonceError, NonceLedger
-from imagefactory.verify.report import fault, fields, line, parse_completed, parse_time, shown, word
+from imagefactory.verify.report import completed_of, end_of
 from imagefactory.verify.suite_files import digest_of, suite_digest
 
 LARGEST = 1 << 20
@@ -33,6 +34,21 @@ MOST_FILES = 500
 LONGEST_RUN = 86400.0
 STOPPED = (Outcome.NO_GPU, Outcome.WRONG_GPU, Outcome.PULL_FAILED, Outcome.INFRASTRUCTURE)
 """Words of a kit that started nothing inside: nothing to sign, and its nonce is not spent."""
+
+
+_ACTIONS = ("GITHUB_REPOSITORY", "GITHUB_RUN_ID", "GITHUB_RUN_ATTEMPT", "GITHUB_JOB", "RUNNER_NAME")
+_RUN = Fields(
+    format=Annotated[int, Fixed(FORMAT)],
+    nonce=Annotated[str, Matching(NONCE)],
+    suite=str,
+    runner=Annotated[str, Among(("", *RUNNERS))],
+    actions=Annotated[tuple[str, str, str, str, str], Named(_ACTIONS)] | None,
+    outcome=Annotated[str, Among(("", *STOPPED))],
+    reason=str,
+    started=datetime,
+    ended=datetime,
+    **end_of(LONGEST_RUN),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +135,8 @@ def outcome_of_folder(
         waive=tuple(kit["waive"]),
         runner=facts["runner"],
         hardware=_with_job(evidence, facts["actions"]),
-        started=parse_time(facts["started"], f"{at}: started"),
-        ended=parse_time(facts["ended"], f"{at}: ended"),
+        started=facts["started"],
+        ended=facts["ended"],
     )
     missing = "" if found.report is not None else "it wrote no report that can be read"
     brought = Brought(report=found.report or b"", fault=missing, completed=facts["completed"])
@@ -152,26 +168,11 @@ def _with_job(hardware: Hardware, actions: Mapping[str, str] | None) -> Hardware
 
 def parse_run(data: bytes, where: str) -> Mapping[str, Any]:
     """run.json, every value checked; `completed` is how the suite ended. Raises StatementError."""
-    row = fields(
-        _json(data, where),
-        where,
-        "format nonce suite runner actions outcome reason started ended returncode timed_out seconds said",
-    )
-    whole = (
-        row["format"] == FORMAT
-        and not isinstance(row["format"], bool)
-        and row["outcome"] in ("", *STOPPED)
-        and (row["runner"] in RUNNERS or (row["runner"] == "" and row["outcome"] != ""))
-    )
-    if not whole:
+    row = _RUN.parse(_json(data, where), where)
+    if not row["runner"] and not row["outcome"]:
         raise fault(where, "it has a value that no kit writes")
-    word(row["nonce"], f"{where}: nonce", NONCE)
-    line(row["reason"], where)
-    if row["actions"] is not None:
-        names = "GITHUB_REPOSITORY GITHUB_RUN_ID GITHUB_RUN_ATTEMPT GITHUB_JOB RUNNER_NAME"
-        for text in fields(row["actions"], f"{where}: actions", names).values():
-            line(text, f"{where}: actions")
-    return {**row, "completed": parse_completed(row, where, LONGEST_RUN)}
+    actions = row["actions"] and dict(zip(_ACTIONS, row["actions"], strict=True))
+    return {**row, "actions": actions, "completed": completed_of(row)}
 
 
 def read_folder(folder: Path) -> Folder:

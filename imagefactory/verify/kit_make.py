@@ -18,12 +18,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from imagefactory.documents import format_time
 from imagefactory.errors import UsageError
 from imagefactory.oci.model import Image, Sif
 from imagefactory.verify.kit.program import EXPECTATIONS, FORMAT, KIT
 from imagefactory.verify.model import Subject
 from imagefactory.verify.nonces import LIFETIME, AskedRun, Issued, NonceLedger
-from imagefactory.verify.report import format_time
 from imagefactory.verify.suite_files import digest_of, read_suite, write_suite
 
 HERE = Path(__file__).parent / "kit"

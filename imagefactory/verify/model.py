@@ -8,16 +8,24 @@ Times are aware and in UTC, digests `sha256:<64 hex>`, memory bytes, capabilitie
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Protocol
+from typing import Annotated, Protocol
 
+from imagefactory.documents import NAME, Among, Capability, Count, Digest, Matching, Name, Named
 from imagefactory.model import CheckResult, Definition, Outcome
 from imagefactory.oci.model import Image, Sif
 
 QUICK, FULL = "quick", "full"
 LEVELS = (QUICK, FULL)
+
+UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+Uuid = Annotated[str, Matching(UUID)]
+DeviceNode = Annotated[str, Matching(re.compile(r"/dev/nvidia[0-9]{1,3}"))]
+Version = Annotated[str, Matching(re.compile(r"[0-9]{1,5}(?:\.[0-9]{1,5}){1,3}"), empty=True)]
+Nonce = Annotated[str, Matching(re.compile(r"[A-Za-z0-9_-]{16,128}"))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +36,10 @@ class Subject:
     to, the same as `manifest` where there is none above. `target` is its name, empty where nobody knows it.
     """
 
-    target: str
-    index: str
-    manifest: str
-    config: str
+    target: Annotated[str, Matching(NAME, empty=True)]
+    index: Digest
+    manifest: Digest
+    config: Digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +47,9 @@ class GpuIdentity:
     """A GPU as the driver tells it. `uuid` is `GPU-...`, `memory` bytes."""
 
     name: str
-    capability: str
-    uuid: str
-    memory: int
+    capability: Capability
+    uuid: Uuid
+    memory: Count
 
 
 class EvidenceKind(StrEnum):
@@ -62,11 +70,11 @@ class Hardware:
     """
 
     kind: EvidenceKind
-    driver: str
+    driver: Version
     gpus: tuple[GpuIdentity, ...]
-    known: tuple[str, ...]
-    nodes: tuple[str, ...]
-    notes: tuple[tuple[str, str], ...] = ()
+    known: tuple[Uuid, ...]
+    nodes: tuple[DeviceNode, ...]
+    notes: tuple[Annotated[tuple[str, str], Named(("name", "text"))], ...] = ()
 
     def gpu_of(self, uuid: str) -> GpuIdentity | None:
         """The GPU that libcuda calls `uuid`; of an instance of one (MIG) that the notes name, the whole GPU.
@@ -103,19 +111,19 @@ class GpuReport:
     """
 
     subject: Subject
-    suite: str
-    level: str
-    nonce: str
+    suite: Digest
+    level: Annotated[str, Among(LEVELS)]
+    nonce: Nonce
     started: datetime
     ended: datetime
-    runner: str
+    runner: Name
     hardware: Hardware | None
     device: GpuIdentity | None
-    cuda: str
+    cuda: Version
     checks: tuple[CheckResult, ...]
     outcome: Outcome
     reason: str
-    waived: tuple[str, ...] = ()
+    waived: tuple[Name, ...] = ()
     contradictions: tuple[str, ...] = ()
     rehearsal: bool = False
 

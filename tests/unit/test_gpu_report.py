@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from imagefactory.documents import HIDDEN, format_time, parse_value
 from imagefactory.errors import StatementError
-from imagefactory.verify.report import HIDDEN, format_gpu_report, format_time, parse_gpu_report, parse_time
+from imagefactory.verify.report import format_gpu_report, parse_gpu_report
 from imagefactory.verify.suite_report import clean
 from tests.unit.verdicts_made_here import whole_report
 
@@ -45,7 +46,7 @@ def test_a_report_survives_json() -> None:
         ({"cuda": "12"}, "cuda"),
         ({"checks": [1]}, r"checks\[0\]: that is no object"),
         ({"checks": [document()["checks"][0]] * 2}, "a check stands there twice"),
-        ({"checks": [{**document()["checks"][0], "seconds": -1}]}, "below 0"),
+        ({"checks": [{**document()["checks"][0], "seconds": -1}]}, "seconds: that is not from 0 to"),
         ({"checks": [{**document()["checks"][0], "seconds": float("nan")}]}, "seconds: that is no number"),
         ({"checks": [{**document()["checks"][0], "numbers": {"a": True}}]}, "numbers.a: that is no number"),
         ({"checks": [{**document()["checks"][0], "numbers": {str(n): 1 for n in range(300)}}]}, "numbers"),
@@ -88,7 +89,9 @@ def test_every_field_is_needed(field: str) -> None:
 def test_times_are_utc_in_one_spelling() -> None:
     east = datetime(2026, 11, 22, 5, tzinfo=timezone(timedelta(hours=2)))
     assert format_time(east) == "2026-11-22T03:00:00Z"
-    assert parse_time("2026-11-22T03:00:00.000001Z", "x") == datetime(2026, 11, 22, 3, 0, 0, 1, tzinfo=UTC)
+    assert parse_value("2026-11-22T03:00:00.000001Z", datetime, "x") == datetime(
+        2026, 11, 22, 3, 0, 0, 1, tzinfo=UTC
+    )
     for text in (
         "2026-11-22T03:00:00+00:00",
         "2026-11-22T03:00:00.000000Z",
@@ -97,7 +100,7 @@ def test_times_are_utc_in_one_spelling() -> None:
         None,
     ):
         with pytest.raises(StatementError):
-            parse_time(text, "x")
+            parse_value(text, datetime, "x")
 
 
 @settings(max_examples=300, deadline=None)

@@ -13,17 +13,18 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
+from imagefactory.documents import DIGEST, Digest, Fields, Fixed, Matching
 from imagefactory.errors import StatementError
 from imagefactory.model import Completed, Outcome
 from imagefactory.pools.model import JobAttempt, PoolGpu
 from imagefactory.verdicts.statement import missing_evidence
 from imagefactory.verify.evidence import parse_evidence
 from imagefactory.verify.gpu_outcome import Brought, GpuRun, GpuSuiteReport, outcome_of, parse_suite_report
-from imagefactory.verify.model import EvidenceKind, GpuIdentity, GpuReport, Hardware, Subject, digits_of
+from imagefactory.verify.model import UUID, EvidenceKind, GpuIdentity, GpuReport, Hardware, Subject, digits_of
 from imagefactory.verify.nonces import NONCE
-from imagefactory.verify.report import DIGEST, UUID, fault, fields, line, parse_completed, parse_time, word
+from imagefactory.verify.report import completed_of, end_of
 from imagefactory.verify.suite_report import ReportFault, clean
 
 RUNNER = "htcondor"
@@ -32,6 +33,19 @@ LONGEST_RUN = 14 * 86400.0
 _CUDA = re.compile(r"[0-9]{1,3}\.[0-9]{1,2}")
 _SHORT = re.compile(r"(?:GPU|MIG)-(?![0-9a-f]{2}223334)([0-9a-f]{8})")
 """A short name, but for those that condor_gpu_discovery makes up (verdicts/statement.py, is_simulated)."""
+
+
+_RUN = Fields(
+    format=Annotated[int, Fixed(FORMAT)],
+    nonce=Annotated[str, Matching(NONCE)],
+    suite=Digest,
+    image=Annotated[str, Matching(DIGEST, empty=True)],
+    started=datetime,
+    ended=datetime,
+    hardware=object,
+    no_gpu=str,
+    **end_of(LONGEST_RUN),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,23 +72,12 @@ def parse_job_run(data: bytes, where: str) -> JobRun:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise StatementError(f"{where} is not JSON", hint="the job's file is garbage") from error
-    names = "format nonce suite image started ended returncode timed_out seconds said hardware no_gpu"
-    row = fields(document, where, names)
-    if row["format"] != FORMAT or isinstance(row["format"], bool):
-        raise fault(where, f"its format is not {FORMAT}")
+    row = _RUN.parse(document, where)
     seen = row["hardware"]
     if seen is not None:
         seen = parse_evidence(seen, EvidenceKind.HTCONDOR, f"{where}: hardware")
-    return JobRun(
-        nonce=word(row["nonce"], f"{where}: nonce", NONCE),
-        suite=word(row["suite"], f"{where}: suite", DIGEST),
-        image=word(row["image"], f"{where}: image", DIGEST, empty=True),
-        started=parse_time(row["started"], f"{where}: started"),
-        ended=parse_time(row["ended"], f"{where}: ended"),
-        completed=parse_completed(row, where, LONGEST_RUN),
-        hardware=seen,
-        no_gpu=line(row["no_gpu"], f"{where}: no_gpu"),
-    )
+    kept = {name: row[name] for name in ("nonce", "suite", "image", "started", "ended", "no_gpu")}
+    return JobRun(completed=completed_of(row), hardware=seen, **kept)
 
 
 def pool_hardware(attempt: JobAttempt, run: JobRun, met: GpuIdentity | None) -> Hardware | None:

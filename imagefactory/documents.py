@@ -1,0 +1,380 @@
+"""Frozen values as strict JSON and back: one codec, by the kinds of their fields.
+
+    format_value(value, kind) -> what json.dumps takes
+    parse_value(found, kind, where) -> the value that `format_value` made this of
+
+A dataclass is an object with exactly its fields, a tuple a list, an enumeration its word, a time its text in
+UTC, a duration its seconds. What a kind does not say stands beside it: `Annotated[str, Among(WORDS)]`. What
+is read may come from a stranger: a text is one printable line, lists and numbers have bounds, and nothing
+is mended.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, is_dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+from imagefactory.errors import StatementError
+
+LONGEST_TEXT = 4096
+MOST_ROWS = 256
+LARGEST_COUNT = (1 << 53) - 1  # what every reader of JSON takes for a whole number
+LARGEST_NUMBER = 1e300
+LONGEST = 1e10  # seconds
+HIDDEN = (
+    "\u0000-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+    "\ud800-\udfff\ufeff\ufff9-\ufffb"
+)
+"""Characters that steer a terminal or hide in a text: controls, bidirectional marks, halves of pairs."""
+
+_LINE = re.compile(f"[^{HIDDEN}]*")
+_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{6})?Z")
+
+
+# --- what a kind does not say ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """A text that matches all of a pattern, or is empty where `empty` says so."""
+
+    pattern: re.Pattern[str]
+    empty: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """One value alone, such as the version of a format."""
+
+    value: object
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """A number from `least` to `most`."""
+
+    least: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True)
+class Most:
+    """The rows that a list or an object has at most, in place of `MOST_ROWS`."""
+
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Among:
+    """One of these words."""
+
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Pairs of a text and a value, as one object, by the texts in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A tuple of some values, as an object with these fields."""
+
+    names: tuple[str, ...]
+
+
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+CAPABILITY = re.compile(r"[1-9][0-9]?\.[0-9]")
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
+
+Digest = Annotated[str, Matching(DIGEST)]
+Capability = Annotated[str, Matching(CAPABILITY)]
+Name = Annotated[str, Matching(NAME)]
+Count = Annotated[int, Within(0, LARGEST_COUNT)]
+
+
+# --- there and back -------------------------------------------------------------------------------
+
+
+class _Fault(Exception):
+    """What is wrong with a value; `path` is where it stands, from the innermost name outwards."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.path: list[str] = []
+
+
+@dataclass(frozen=True, slots=True)
+class _Codec:
+    format: Callable[[Any], object]
+    parse: Callable[[object], Any]
+
+
+def format_value(value: Any, kind: Any = None) -> Any:
+    """The value as JSON. `kind` is needed where its own type does not say all: for a tuple."""
+    own: Any = type(value)
+    return _codec(kind or own).format(value)
+
+
+def parse_value(value: object, kind: Any, where: str) -> Any:
+    """The value of `kind` that `format_value` made this of. `where` is what messages begin with.
+
+    Raises StatementError for anything else.
+    """
+    return _told(_codec(kind).parse, value, where)
+
+
+def format_document(value: object, version: int) -> dict[str, Any]:
+    """A dataclass's value with the version of its form, as `format`, before its fields."""
+    return {"format": version, **format_value(value)}
+
+
+def parse_document(value: object, kind: Any, version: int, where: str) -> Any:
+    """The value of `kind` that `format_document` made this of. Raises StatementError for anything else."""
+    if not isinstance(value, dict) or "format" not in value:
+        raise fault(where, "'format' is missing")
+    parse_value(value["format"], Annotated[int, Fixed(version)], f"{where}: format")
+    return parse_value({name: one for name, one in value.items() if name != "format"}, kind, where)
+
+
+class Fields:
+    """An object with these fields, each of its kind, that becomes a dict and no value of its own.
+
+    The kind `object` takes any JSON; as a note beside it, a Fields is a field of another.
+    """
+
+    def __init__(self, **kinds: Any) -> None:
+        self.read = _object_codec({name: _codec(kind) for name, kind in kinds.items()}, dict).parse
+
+    def parse(self, value: object, where: str) -> dict[str, Any]:
+        """The values by their names. Raises StatementError for anything else."""
+        found = _told(self.read, value, where)
+        assert isinstance(found, dict)
+        return found
+
+
+def _told(parse: Callable[[object], Any], value: object, where: str) -> Any:
+    try:
+        return parse(value)
+    except _Fault as found:
+        at = "".join(reversed(found.path)).lstrip(".")
+        raise fault(f"{where}: {at}" if at else where, str(found)) from None
+
+
+def fault(where: str, what: str) -> StatementError:
+    return StatementError(
+        f"{shown(where)}: {what}",
+        hint="it was not written by this program, or was changed since: verify again",
+    )
+
+
+def shown(text: str) -> str:
+    """A stranger's text for a message: one line, not long, nothing in it that steers a terminal."""
+    return re.sub(f"[{HIDDEN}]", "?", text[:200])
+
+
+def format_time(time: datetime) -> str:
+    """`2026-11-22T02:15:26Z`, with microseconds where there are some."""
+    return time.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _parse_time(value: object) -> datetime:
+    if isinstance(value, str) and _TIME.fullmatch(value):
+        try:
+            time = datetime.fromisoformat(value)
+        except ValueError:
+            pass
+        else:
+            if format_time(time) == value:
+                return time
+    raise _Fault("that is no time such as 2026-01-31T12:00:00Z")
+
+
+@functools.cache
+def _codec(kind: Any) -> _Codec:
+    """How values of a kind are written and read; made once, as a sweep has thousands of them."""
+    notes: tuple[Any, ...] = ()
+    if get_origin(kind) is Annotated:
+        kind, *rest = get_args(kind)
+        notes = tuple(rest)
+    for note in notes:
+        if isinstance(note, Fields):
+            return _Codec(_same, note.read)
+        if isinstance(note, Fixed):
+            return _Codec(_same, _fixed_parser(note.value))
+    if get_origin(kind) in (Union, types.UnionType):
+        (own,) = (one for one in get_args(kind) if one is not types.NoneType)
+        inner = _codec(Annotated[own, *notes] if notes else own)
+        return _Codec(
+            lambda value: None if value is None else inner.format(value),
+            lambda value: None if value is None else inner.parse(value),
+        )
+    if get_origin(kind) is tuple:
+        return _tuple_codec(get_args(kind), notes)
+    if isinstance(kind, type) and is_dataclass(kind):
+        return _object_codec(
+            {name: _codec(own) for name, own in get_type_hints(kind, include_extras=True).items()}, kind
+        )
+    if kind is datetime:
+        return _Codec(format_time, _parse_time)
+    if kind is timedelta:
+        seconds = _number_parser(float, Within(0, LONGEST))
+        return _Codec(lambda value: value.total_seconds(), lambda value: timedelta(seconds=seconds(value)))
+    if kind is bool:
+        return _Codec(_same, _parse_flag)
+    if kind in (int, float):
+        usual = (
+            Within(-LARGEST_COUNT, LARGEST_COUNT) if kind is int else Within(-LARGEST_NUMBER, LARGEST_NUMBER)
+        )
+        return _Codec(_same, _number_parser(kind, _of(Within, notes, usual)))
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        parse = _word_parser(tuple(member.value for member in kind))
+        return _Codec(lambda value: value.value, lambda value: kind(parse(value)))
+    if kind is str:
+        return _Codec(_same, _text_parser(notes))
+    if kind is object:
+        return _Codec(_same, _same)
+    raise TypeError(f"no JSON is agreed on for {kind}")
+
+
+def _of(kind: type[Any], notes: tuple[Any, ...], usual: Any) -> Any:
+    return next((note for note in notes if isinstance(note, kind)), usual)
+
+
+def _same(value: object) -> object:
+    return value
+
+
+def _text_parser(notes: tuple[Any, ...]) -> Callable[[object], str]:
+    if words := _of(Among, notes, None):
+        return _word_parser(words.words)
+    form = _of(Matching, notes, None)
+    if form is None:
+        return _parse_line
+    pattern, empty = form.pattern, form.empty
+
+    def parse(value: object) -> str:
+        if not isinstance(value, str) or not (pattern.fullmatch(value) or (empty and not value)):
+            raise _Fault("that value has not the form it must have")
+        return value
+
+    return parse
+
+
+def _parse_line(value: object) -> str:
+    if not isinstance(value, str) or len(value) > LONGEST_TEXT or not _LINE.fullmatch(value):
+        raise _Fault(f"that is not one printable line of at most {LONGEST_TEXT} characters")
+    return value
+
+
+def _word_parser(words: tuple[str, ...]) -> Callable[[object], str]:
+    def parse(value: object) -> str:
+        if not isinstance(value, str) or value not in words:
+            raise _Fault(f"that is none of {', '.join(words)}")
+        return value
+
+    return parse
+
+
+def _fixed_parser(only: object) -> Callable[[object], object]:
+    def parse(value: object) -> object:
+        if value != only or type(value) is not type(only):
+            raise _Fault(f"this version reads {only}")
+        return value
+
+    return parse
+
+
+def _parse_flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise _Fault("that is neither true nor false")
+    return value
+
+
+def _number_parser(kind: type[int] | type[float], bounds: Within) -> Callable[[object], Any]:
+    def parse(value: object) -> int | float:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int if kind is int else (int, float))
+            or value != value
+        ):
+            raise _Fault(f"that is no {'whole ' if kind is int else ''}number")
+        if not bounds.least <= value <= bounds.most:
+            raise _Fault(f"that is not from {bounds.least:g} to {bounds.most:g}")
+        return kind(value)
+
+    return parse
+
+
+def _object_codec(codecs: Mapping[str, _Codec], make: Callable[..., Any]) -> _Codec:
+    names = set(codecs)
+
+    def parse(value: object) -> Any:
+        if not isinstance(value, dict):
+            raise _Fault("that is no object")
+        if set(value) != names:
+            name = min(names ^ set(value))
+            raise _Fault(f"'{shown(name)}' is {'missing' if name in names else 'no field'}")
+        return make(**{name: _at(f".{name}", codec.parse, value[name]) for name, codec in codecs.items()})
+
+    return _Codec(
+        lambda value: {name: codec.format(getattr(value, name)) for name, codec in codecs.items()}, parse
+    )
+
+
+def _tuple_codec(kinds: tuple[Any, ...], notes: tuple[Any, ...]) -> _Codec:
+    if len(kinds) == 2 and kinds[1] is ...:
+        most = _of(Most, notes, Most(MOST_ROWS)).rows
+        if _of(Pairs, notes, None):
+            return _pairs_codec(_codec(get_args(kinds[0])[1]), most)
+        return _list_codec(_codec(kinds[0]), most)
+    codecs = tuple(_codec(kind) for kind in kinds)
+    if named := _of(Named, notes, None):
+        members = _object_codec(
+            dict(zip(named.names, codecs, strict=True)), lambda **found: tuple(found.values())
+        )
+        return _Codec(
+            lambda value: {
+                name: codec.format(one) for name, codec, one in zip(named.names, codecs, value, strict=True)
+            },
+            members.parse,
+        )
+
+    def parse(value: object) -> tuple[Any, ...]:
+        if not isinstance(value, list) or len(value) != len(codecs):
+            raise _Fault(f"that is no list of {len(codecs)}")
+        return tuple(_at(f"[{n}]", codec.parse, value[n]) for n, codec in enumerate(codecs))
+
+    return _Codec(lambda value: [codec.format(one) for codec, one in zip(codecs, value, strict=True)], parse)
+
+
+def _list_codec(codec: _Codec, most: int) -> _Codec:
+    def parse(value: object) -> tuple[Any, ...]:
+        if not isinstance(value, list) or len(value) > most:
+            raise _Fault(f"that is no list of at most {most}")
+        return tuple(_at(f"[{n}]", codec.parse, one) for n, one in enumerate(value))
+
+    return _Codec(lambda value: [codec.format(one) for one in value], parse)
+
+
+def _pairs_codec(codec: _Codec, most: int) -> _Codec:
+    def parse(value: object) -> tuple[tuple[str, Any], ...]:
+        if not isinstance(value, dict) or len(value) > most:
+            raise _Fault(f"that is no object of at most {most}")
+        return tuple((_parse_line(name), _at(f".{name}", codec.parse, value[name])) for name in sorted(value))
+
+    return _Codec(lambda value: {name: codec.format(one) for name, one in value}, parse)
+
+
+def _at(name: str, parse: Callable[[object], Any], value: object) -> Any:
+    try:
+        return parse(value)
+    except _Fault as found:
+        found.path.append(name)
+        raise
