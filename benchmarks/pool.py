@@ -48,7 +48,7 @@ from imagefactory.verify.gpu_run import GpuAsk
 from imagefactory.verify.model import FULL, Subject
 from imagefactory.verify.nonces import NONCE_BYTES, format_nonce
 from imagefactory.verify.suite_files import suite_digest
-from tests.unit.sweep_made_here import PoolMadeHere, inventory, play, pool_gpu
+from tests.made.sweep import PoolMadeHere, inventory, play, pool_gpu
 
 ROOT = Path(__file__).parents[1]
 PLAN_GOAL, WRITE_GOAL, COLLECT_GOAL, MEMORY_GOAL = 2.0, 5.0, 10.0, 300

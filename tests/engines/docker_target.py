@@ -23,7 +23,7 @@ from imagefactory.oci.model import Layer
 from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Quiet
 from imagefactory.render.define import SYSTEM_PATH, define
-from tests.unit.wheels_made_here import locked, make_wheel
+from tests.made.wheels import locked, make_wheel
 
 EPOCH = 1_700_000_000
 WHERE = Where(file="recipes/tiny.yaml", line=1, column=1)

@@ -19,8 +19,8 @@ from imagefactory.oci.graph import Place
 from imagefactory.oci.registry.client import Registry
 from imagefactory.settings.load import load_settings
 from imagefactory.stages.read_catalogue import read_catalogue
-from tests.unit.catalogue_made_here import make_catalogue, make_image
-from tests.unit.verdicts_made_here import LAB, NOW, STRANGER
+from tests.made.catalogue import make_catalogue, make_image
+from tests.made.verdicts import LAB, NOW, STRANGER
 
 
 def read(folder: Path, place: str) -> Catalogue:

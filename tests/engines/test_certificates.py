@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.made.wheels import make_wheel
 from tests.services.authority import make_authority
-from tests.unit.wheels_made_here import make_wheel
 
 RECIPE = """\
 family: lab

@@ -26,10 +26,10 @@ from imagefactory.progress import Quiet
 from imagefactory.render.define import define
 from imagefactory.runners.unshare import UnshareRunner
 from tests.engines import docker_target
+from tests.made.wheels import locked, make_wheel
 from tests.services.channel_made import ADDRESS, PYTHON, MadeChannel, make_channel
 from tests.services.children import LIMIT, child, wait_for
 from tests.services.conda_package import CondaPackage, File, pack
-from tests.unit.wheels_made_here import locked, make_wheel
 
 BASE = Base(
     name="debian-12", suite="bookworm", python="", glibc="2.36", packages=(), public="x",

@@ -16,9 +16,9 @@ import pytest
 
 from imagefactory.suite.gpu import table
 from imagefactory.verify import suite_files
+from tests.made.gpu_suite import make_expectations
 from tests.services.environments import Environment
 from tests.services.libcuda import VARIABLE, build_libcuda
-from tests.unit.gpu_suite_made_here import make_expectations
 
 DATA = Path(__file__).parents[1] / "data"
 FRAMEWORKS = ("jax", "onnxruntime-gpu")

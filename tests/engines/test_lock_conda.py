@@ -25,7 +25,7 @@ from imagefactory.lock.files import format_lock_files, read_lock, write_lock
 from imagefactory.model import Lock, Target
 from imagefactory.progress import Quiet
 from imagefactory.recipes.match_spec import CHANNEL_ROOT, channel_address
-from tests.lock_checker import Record, check_lock, moved, read_records
+from tests.made.lock_checker import Record, check_lock, moved, read_records
 from tests.services.channels import ChannelServer, Fault, channel_server, real_folder
 from tests.unit.test_lock_conda import BASE, no_pip, pins
 from tests.unit.test_lock_conda import target as tiny

@@ -20,7 +20,7 @@ from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Lock, LockedConda
 from imagefactory.progress import Quiet
 from imagefactory.recipes.match_spec import CHANNEL_ROOT
-from tests.lock_checker import check_lock, moved, read_records
+from tests.made.lock_checker import check_lock, moved, read_records
 from tests.services.channels import ChannelServer
 from tests.services.conda_double import VERSION, write_double
 from tests.unit.test_lock_files import BASE, TARGET

@@ -22,9 +22,9 @@ from imagefactory.oci.sif import sif_name
 from imagefactory.verdicts.statement import sign
 from imagefactory.verify.model import GpuIdentity, Subject
 from imagefactory.verify.suite_files import suite_digest
+from tests.made.catalogue import make_image
+from tests.made.verdicts import HOST, LAB, digest, whole_report
 from tests.services.condor import CondorPool
-from tests.unit.catalogue_made_here import make_image
-from tests.unit.verdicts_made_here import HOST, LAB, digest, whole_report
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 PROGRAM = """\

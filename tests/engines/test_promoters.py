@@ -36,10 +36,10 @@ from imagefactory.verdicts.subject import read_subject
 from imagefactory.verdicts.trust import Grant, add_key
 from imagefactory.verify.model import Subject
 from imagefactory.verify.suite_files import suite_digest
+from tests.made.store_contract import image_index, image_manifest
+from tests.made.verdicts import HOST, LAB, MADE_UP, whole_report
 from tests.services.registry import RegistryOptions as ServedOptions
 from tests.services.registry import registry_server
-from tests.store_contract import image_index, image_manifest
-from tests.unit.verdicts_made_here import HOST, LAB, MADE_UP, whole_report
 
 ROUNDS, PROMOTERS = 50, 6
 PROMOTING_ROUNDS = 2

@@ -29,7 +29,7 @@ from imagefactory.oci.model import Descriptor
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.transfer import Sending, send
 from imagefactory.progress import Quiet
-from tests.unit.wheels_made_here import make_wheel
+from tests.made.wheels import make_wheel
 
 ROOT = Path(__file__).parents[2]
 FAKE_TORCH = ROOT / "tests" / "data" / "fake_torch.py"

@@ -24,9 +24,17 @@ from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, digest_of
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.registry.exchange import Patience, RegistryOptions
 from imagefactory.oci.store import Store
+from tests.made.store_contract import (
+    StoreContract,
+    blob,
+    image_index,
+    image_manifest,
+    noise,
+    put_blob,
+    source,
+)
 from tests.services.registry import RegistryOptions as ServerOptions
 from tests.services.registry import RegistryServer, registry_server
-from tests.store_contract import StoreContract, blob, image_index, image_manifest, noise, put_blob, source
 
 USERS = {"builder": "open-sesame-4711"}
 # docker-registry rewrites its files in place: who reads at that moment gets a 500, also several in a row.

@@ -47,9 +47,9 @@ from imagefactory.runners.unshare import UnshareRunner
 from imagefactory.verify.model import Trial
 from imagefactory.verify.smoke import smoke
 from tests.engines.docker_target import BASE, TARGET, Index, index_server, make_base_tar, store_base
+from tests.made.wheels import locked, make_wheel
 from tests.services.channel_made import PYTHON, MadeChannel, make_channel
 from tests.services.channels import ChannelOptions, ChannelServer, Fault, channel_server
-from tests.unit.wheels_made_here import locked, make_wheel
 
 CHANNEL = "https://conda.anaconda.org/made"
 USER, CANARY, INDEX_CANARY = "ada", "canary-c0nda-Yt6w", "canary-1ndex-Ub2k"

@@ -30,9 +30,9 @@ from pathlib import Path
 import pytest
 
 import imagefactory
+from tests.made.gpu_suite import make_expectations
 from tests.services.children import LIMIT, child
 from tests.services.libcuda import UUID, build_libcuda
-from tests.unit.gpu_suite_made_here import make_expectations
 
 PYTHON = "/usr/bin/python3"
 ORDINARY_UID = 61234  # no account has it

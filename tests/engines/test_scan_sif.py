@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.unit.gpu_code_made_here import library
+from tests.made.gpu_code import library
 from tests.unit.test_scan import VERSION
 
 ROOT = Path(__file__).parents[2]

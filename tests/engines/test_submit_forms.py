@@ -23,9 +23,9 @@ from imagefactory.pools.model import ImageKind
 from imagefactory.pools.sites import SITES, Site
 from imagefactory.verdicts.statement import sign
 from imagefactory.verify.model import Subject
+from tests.made.catalogue import make_catalogue, make_image
+from tests.made.verdicts import HOST, LAB, MADE_UP, SUITE, digest, whole_report
 from tests.services.condor import CondorPool
-from tests.unit.catalogue_made_here import make_catalogue, make_image
-from tests.unit.verdicts_made_here import HOST, LAB, MADE_UP, SUITE, digest, whole_report
 
 HOUR = timedelta(hours=1)
 DRIVERS = {"12.2": "535.54.03", "12.4": "550.54.15", "13.0": "580.65.06"}

@@ -17,7 +17,7 @@ from pathlib import Path
 from imagefactory.lock.pypi.index import find_index
 from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.settings.choices import Setting
-from tests.unit.wheels_made_here import record_row
+from tests.made.wheels import record_row
 
 
 @dataclass

@@ -38,7 +38,7 @@ from imagefactory.oci.layers import codec
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.model import Image, Layer
 from imagefactory.progress import Quiet, Task
-from tests.unit.wheels_made_here import locked, make_wheel
+from tests.made.wheels import locked, make_wheel
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 WHERE = Where(file="recipes/demo.yaml", line=1, column=1)

@@ -42,9 +42,9 @@ from imagefactory.verdicts.reconcile import known_statements, reconcile
 from imagefactory.verdicts.revocation import Withdrawal, format_revocation, judge_revocations, sign_revocation
 from imagefactory.verdicts.statement import sign
 from imagefactory.verify.model import Subject
-from tests.store_contract import image_manifest
-from tests.unit.registry_made_here import RegistryMadeHere, Ways, registry_made_here
-from tests.unit.verdicts_made_here import (
+from tests.made.registry import RegistryMadeHere, Ways, registry_made_here
+from tests.made.store_contract import image_manifest
+from tests.made.verdicts import (
     COURT,
     DAY,
     LAB,

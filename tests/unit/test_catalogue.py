@@ -43,8 +43,8 @@ from imagefactory.verdicts.envelope import format_json, parse_envelope, seal
 from imagefactory.verdicts.model import Standing
 from imagefactory.verdicts.revocation import Withdrawal, sign_revocation
 from imagefactory.verdicts.trust import Trust
-from tests.unit.catalogue_made_here import SIF_SUBJECT, make_catalogue, make_image, signed
-from tests.unit.verdicts_made_here import (
+from tests.made.catalogue import SIF_SUBJECT, make_catalogue, make_image, signed
+from tests.made.verdicts import (
     DAY,
     LAB,
     LAB_TRUSTED,

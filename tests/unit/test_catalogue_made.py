@@ -52,8 +52,9 @@ from imagefactory.verdicts.keys import make_key, read_signing_key
 from imagefactory.verdicts.revocation import Withdrawal, sign_revocation
 from imagefactory.verdicts.subject import read_subject
 from imagefactory.verdicts.trust import read_trust
-from tests.unit.catalogue_made_here import PREDICTED
-from tests.unit.registry_made_here import RegistryMadeHere
+from tests.made.catalogue import PREDICTED
+from tests.made.registry import RegistryMadeHere
+from tests.made.verdicts import LAB, NOW
 from tests.unit.test_cli import Call, call, root  # noqa: F401
 from tests.unit.test_layout import add_image
 from tests.unit.test_planning import (  # noqa: F401
@@ -68,7 +69,6 @@ from tests.unit.test_planning import (  # noqa: F401
     there,
     verdict_on,
 )
-from tests.unit.verdicts_made_here import LAB, NOW
 
 Files = Mapping[str, str]
 

@@ -31,7 +31,7 @@ from imagefactory.oci.model import Descriptor, Sif
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.sif import SifOrigin, keep_sif
 from imagefactory.progress import Quiet
-from tests.unit.registry_made_here import PASSWORD, USER, RegistryMadeHere, Ways, registry_made_here
+from tests.made.registry import PASSWORD, USER, RegistryMadeHere, Ways, registry_made_here
 from tests.unit.test_cli import Said
 
 ROOT = Path(__file__).parents[2]

@@ -39,10 +39,10 @@ from imagefactory.sweeps.sweep_file import CollectedNode, write_collected, write
 from imagefactory.verdicts.subject import read_subject
 from imagefactory.verdicts.trust import TrustedKey
 from imagefactory.verify.model import Subject
-from tests.unit.catalogue_made_here import make_catalogue, make_image, signed
+from tests.made.catalogue import make_catalogue, make_image, signed
+from tests.made.verdicts import LAB, LAB_TRUSTED, NOW, whole_report
 from tests.unit.test_cli_registries import call, json_of  # noqa: F401
 from tests.unit.test_cli_verdicts import QUIET, Bench, bench  # noqa: F401
-from tests.unit.verdicts_made_here import LAB, LAB_TRUSTED, NOW, whole_report
 
 FILES = {"valid_combos.csv", "invalid_combos.csv", "version_ranges.csv", "combos.md", "combos.json"}
 TARGET = "one-12.1-cu121"

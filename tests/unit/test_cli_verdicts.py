@@ -37,7 +37,8 @@ from imagefactory.verdicts.statement import Signed, sign
 from imagefactory.verdicts.subject import read_subject
 from imagefactory.verdicts.tags import PromotionRule, TagCandidate, TagFate, decide_tags
 from imagefactory.verify.suite_files import suite_digest
-from tests.unit.registry_made_here import RegistryMadeHere, Ways, registry_made_here
+from tests.made.registry import RegistryMadeHere, Ways, registry_made_here
+from tests.made.verdicts import HOST, MADE_UP, whole_report
 from tests.unit.test_cli_registries import (  # noqa: F401
     Call,
     call,
@@ -45,7 +46,6 @@ from tests.unit.test_cli_registries import (  # noqa: F401
     registry,
     stored_image,
 )
-from tests.unit.verdicts_made_here import HOST, MADE_UP, whole_report
 
 QUIET = Quiet()
 

@@ -44,6 +44,8 @@ from imagefactory.oci.layers import END_OF_ARCHIVE, Segment, codec
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.model import Image, Layer
 from imagefactory.progress import Quiet
+from tests.made.wheels import locked as locked_wheel
+from tests.made.wheels import make_wheel
 from tests.services.channel_made import (
     ADDRESS,
     PYTHON,
@@ -53,8 +55,6 @@ from tests.services.channel_made import (
     pure_packages,
 )
 from tests.services.conda_package import PLACEHOLDER, CondaPackage, File, pack
-from tests.unit.wheels_made_here import locked as locked_wheel
-from tests.unit.wheels_made_here import make_wheel
 
 WHERE = Where(file="recipes/tiny.yaml", line=1, column=1)
 BASE = Base(name="debian-12", suite="bookworm", python="", glibc="2.36", packages=(), public="x", where=WHERE)

@@ -22,7 +22,7 @@ from imagefactory.verdicts.envelope import format_json, parse_envelope
 from imagefactory.verdicts.judgement import judge_verdict
 from imagefactory.verdicts.model import Judged, Standing
 from imagefactory.verdicts.statement import format_statement, format_verdict, parse_verdict, sign
-from tests.unit.verdicts_made_here import (
+from tests.made.verdicts import (
     COURT,
     LAB,
     LAB_TRUSTED,

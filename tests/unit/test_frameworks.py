@@ -16,7 +16,7 @@ from imagefactory.gpu.frameworks import (
 from imagefactory.gpu.knowledge import families
 from imagefactory.gpu.model import Answer, Contents, Library
 from imagefactory.gpu.predict import predict_all
-from tests.unit.contents_made_here import contents, library, tensorflow_2_18, torch_2_3
+from tests.made.contents import contents, library, tensorflow_2_18, torch_2_3
 
 PREFIX = "opt/env/lib/python3.11/site-packages/"
 

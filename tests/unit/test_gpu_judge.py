@@ -14,7 +14,7 @@ from imagefactory.suite.gpu import table
 from imagefactory.verify.gpu_outcome import MEASURED, Brought, GpuRun, not_started, outcome_of
 from imagefactory.verify.model import EvidenceKind, GpuIdentity, GpuReport, Hardware, Subject
 from imagefactory.verify.report import format_gpu_report, parse_gpu_report
-from tests.unit.verdicts_made_here import NOW, SUITE, digest
+from tests.made.verdicts import NOW, SUITE, digest
 
 UUID = "GPU-01234567-89ab-cdef-0123-456789abcdef"
 PART = "MIG-aaaaaaaa-89ab-cdef-0123-456789abcdef"

@@ -14,7 +14,7 @@ from imagefactory.documents import HIDDEN, format_time, parse_value
 from imagefactory.errors import StatementError
 from imagefactory.verify.report import format_gpu_report, parse_gpu_report
 from imagefactory.verify.suite_report import clean
-from tests.unit.verdicts_made_here import whole_report
+from tests.made.verdicts import whole_report
 
 
 def document(**changes: Any) -> dict[str, Any]:

@@ -14,9 +14,8 @@ import pytest
 from imagefactory.suite.gpu import driver, kernels, table
 from imagefactory.suite.gpu.checks import driver as checks
 from imagefactory.verify.suite_files import SUITE_FOLDER
+from tests.made.gpu_suite import Ground, Ran, copy_suite, make_expectations
 from tests.services import libcuda
-
-from .gpu_suite_made_here import Ground, Ran, copy_suite, make_expectations
 
 # T0 alone: no framework of the suite.
 GOOD = make_expectations(capability="8.0", framework="numpy", packages={"numpy": "2.0.0"})

@@ -27,9 +27,8 @@ from imagefactory.suite.gpu.suite import (
     why_blocked,
     why_ended,
 )
+from tests.made.gpu_suite import Ground, Ran, copy_suite, make_expectations
 from tests.services import libcuda
-
-from .gpu_suite_made_here import Ground, Ran, copy_suite, make_expectations
 
 NATIVE_ONLY = {"8.0": {"native": True, "ptx": False, "runs": True, "reason": "sm_80, no PTX"}}
 

@@ -23,12 +23,12 @@ from imagefactory.oci.sif import SifOrigin, keep_sif
 from imagefactory.progress import Quiet
 from imagefactory.report.inspect import Inspection, answer_amd, format_inspection, library_versions
 from imagefactory.stages import inspect, scan
-from tests.unit.gpu_code_made_here import library
-from tests.unit.registry_made_here import RegistryMadeHere, Ways, registry_made_here
+from tests.made.gpu_code import library
+from tests.made.registry import RegistryMadeHere, Ways, registry_made_here
+from tests.made.wheels import make_wheel
 from tests.unit.test_cli import Said
 from tests.unit.test_layout import add_image
 from tests.unit.test_scan import VERSION, sif, tar
-from tests.unit.wheels_made_here import make_wheel
 
 ROOT = Path(__file__).parents[2]
 SITE = "opt/env/lib/python3.11/site-packages"

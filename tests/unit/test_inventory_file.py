@@ -16,7 +16,7 @@ from imagefactory.pools import inventory
 from imagefactory.pools.htcondor.ads import parse_ads
 from imagefactory.pools.inventory import format_inventory, parse_inventory, read_inventory, write_inventory
 from imagefactory.pools.model import Inventory
-from tests.unit.ads_made_here import A100, MIG_SLICE, V100, gpu, slot
+from tests.made.ads import A100, MIG_SLICE, V100, gpu, slot
 
 NOW = datetime(2026, 11, 22, 6, tzinfo=UTC)
 SMALL: dict[str, Any] = {

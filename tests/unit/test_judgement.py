@@ -21,7 +21,7 @@ from imagefactory.verdicts.model import Judged, Revocation, Standing
 from imagefactory.verdicts.statement import format_verdict, sign
 from imagefactory.verdicts.trust import Grant, Policy, Trust, add_key
 from imagefactory.verify.model import EvidenceKind, Subject
-from tests.unit.verdicts_made_here import (
+from tests.made.verdicts import (
     COURT,
     DAY,
     HOST,

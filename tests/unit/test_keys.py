@@ -37,7 +37,7 @@ from imagefactory.verdicts.keys import (
 )
 from imagefactory.verdicts.trust import Grant, Policy, Trust, add_key, parse_trust, read_trust, retire_key
 from imagefactory.verify.model import EvidenceKind
-from tests.unit.verdicts_made_here import LAB, STRANGER
+from tests.made.verdicts import LAB, STRANGER
 
 ROW = f"""\
 [[trust]]

@@ -22,8 +22,7 @@ from imagefactory.verify import kit_collect as room
 from imagefactory.verify.kit_collect import CollectedReport, collect_kit
 from imagefactory.verify.model import EvidenceKind
 from imagefactory.verify.nonces import LIFETIME, NonceError, NonceLedger
-from tests.services.gpu_host import UUID
-from tests.unit.kit_made_here import (
+from tests.made.kit import (
     NONCE,
     ORDER,
     REFERENCE,
@@ -36,6 +35,7 @@ from tests.unit.kit_made_here import (
     open_files,
     suite_report,
 )
+from tests.services.gpu_host import UUID
 
 STRANGER = "GPU-99999999-2222-3333-4444-555555555555"
 

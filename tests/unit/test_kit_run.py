@@ -23,9 +23,7 @@ from imagefactory.verify import kit_make
 from imagefactory.verify.kit import program
 from imagefactory.verify.kit.program import LARGEST_REPORT, read_report, visible_gpus
 from imagefactory.verify.kit_make import make_kit
-from tests.services.children import LIMIT, child
-from tests.services.gpu_host import UUID, Told
-from tests.unit.kit_made_here import (
+from tests.made.kit import (
     CONFIG,
     INDEX,
     MANIFEST,
@@ -42,6 +40,8 @@ from tests.unit.kit_made_here import (
     open_files,
     suite_report,
 )
+from tests.services.children import LIMIT, child
+from tests.services.gpu_host import UUID, Told
 
 GOOD = {"report": suite_report(), "says": ["driver: passed - 12.4"]}
 

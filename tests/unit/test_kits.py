@@ -32,9 +32,9 @@ from imagefactory.verdicts.model import Judged, Standing
 from imagefactory.verdicts.trust import Grant, add_key
 from imagefactory.verify.model import EvidenceKind
 from imagefactory.verify.nonces import NonceError, NonceLedger
+from tests.made.kit import Bench, answer, docker, suite_report
+from tests.made.registry import RegistryMadeHere, registry_made_here
 from tests.services.gpu_host import make_host
-from tests.unit.kit_made_here import Bench, answer, docker, suite_report
-from tests.unit.registry_made_here import RegistryMadeHere, registry_made_here
 from tests.unit.test_verification import NAME, factory, put_image, target  # noqa: F401
 
 TAG = "2.3-cu121-sm80"

@@ -8,7 +8,7 @@ from packaging.specifiers import SpecifierSet
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.known_bad import components, known_bad, rules, versions_in, versions_of
 from imagefactory.gpu.model import Contents
-from tests.unit.contents_made_here import contents
+from tests.made.contents import contents
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from imagefactory.oci.manifests import (
 )
 from imagefactory.oci.model import Descriptor, Layer
 from imagefactory.progress import Quiet
-from tests.store_contract import artifact, blob, image_manifest
+from tests.made.store_contract import artifact, blob, image_manifest
 
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
 

@@ -40,10 +40,10 @@ from imagefactory.verdicts.statement import sign
 from imagefactory.verdicts.subject import read_subject
 from imagefactory.verdicts.trust import Grant, add_key
 from imagefactory.verify.suite_files import suite_digest
-from tests.unit.registry_made_here import RegistryMadeHere, registry_made_here
+from tests.made.registry import RegistryMadeHere, registry_made_here
+from tests.made.verdicts import LAB, NOW, whole_report
 from tests.unit.test_cli import Call, call, root  # noqa: F401
 from tests.unit.test_layout import add_image
-from tests.unit.verdicts_made_here import LAB, NOW, whole_report
 
 NAME = "pytorch-2.3-cu121"
 

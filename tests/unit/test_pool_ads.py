@@ -14,7 +14,7 @@ from imagefactory.errors import ToolError
 from imagefactory.pools.htcondor import ads
 from imagefactory.pools.htcondor.ads import parse_ads, parse_status
 from imagefactory.pools.model import Inventory, PoolGpu
-from tests.unit.ads_made_here import A100, A100_80, H100, MI210, MIG_SLICE, V100, dynamic, gpu, slot, status
+from tests.made.ads import A100, A100_80, H100, MI210, MIG_SLICE, V100, dynamic, gpu, slot, status
 
 NOW = datetime(2026, 11, 22, 6, tzinfo=UTC)
 

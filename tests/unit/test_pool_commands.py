@@ -11,7 +11,7 @@ import pytest
 
 from imagefactory.errors import ToolError, UsageError
 from imagefactory.pools.htcondor.pool import HTCondor
-from tests.unit.ads_made_here import A100, H100, MIG_SLICE, V100, gpu, slot, status
+from tests.made.ads import A100, H100, MIG_SLICE, V100, gpu, slot, status
 from tests.unit.test_cli import Call, call  # noqa: F401
 
 NOW = datetime(2026, 11, 22, 6, tzinfo=UTC)

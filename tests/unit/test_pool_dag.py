@@ -18,7 +18,7 @@ from imagefactory.pools.folder import node_folder
 from imagefactory.pools.htcondor.dag import format_dag, make_suite_tar, write_sweep
 from imagefactory.pools.model import ImageKind
 from imagefactory.verify.suite_files import digest_of, suite_digest
-from tests.unit.pool_made_here import DOCKER, node, sweep
+from tests.made.pool import DOCKER, node, sweep
 
 WHOLE = """\
 SUBMIT-DESCRIPTION verify {

@@ -14,7 +14,7 @@ from imagefactory.pools.htcondor.classify import NodeFiles, Posted, classify
 from imagefactory.pools.htcondor.events import parse_attempts
 from imagefactory.pools.htcondor.node.post import ARRIVED, decide, follow, split_events
 from imagefactory.pools.model import Ending, JobAttempt, JobLimits
-from tests.unit.pool_made_here import (
+from tests.made.pool import (
     GPU,
     UUID,
     aborted,

@@ -14,9 +14,9 @@ from imagefactory.pools.htcondor.evidence import JobAnswer, job_report, parse_jo
 from imagefactory.pools.model import Ending, JobAttempt, PoolGpu
 from imagefactory.verdicts.statement import is_simulated, missing_evidence, sign
 from imagefactory.verify.model import EvidenceKind, GpuReport
-from tests.unit.kit_made_here import ASKED, SUBJECT
-from tests.unit.sweep_made_here import NOTHING_SEEN, UUID, pool_gpu, seen, suite_report
-from tests.unit.verdicts_made_here import LAB
+from tests.made.kit import ASKED, SUBJECT
+from tests.made.sweep import NOTHING_SEEN, UUID, pool_gpu, seen, suite_report
+from tests.made.verdicts import LAB
 
 NOW = datetime(2026, 1, 2, 4, tzinfo=UTC)
 SUITE = "sha256:" + "d" * 64

@@ -27,8 +27,8 @@ from imagefactory.pools.htcondor.node import inside, post
 from imagefactory.pools.model import Ending, JobLimits
 from imagefactory.verify.kit_make import format_kit
 from imagefactory.verify.suite_files import suite_digest
-from tests.unit.kit_made_here import ASKED, NONCE, ORDER
-from tests.unit.pool_made_here import (
+from tests.made.kit import ASKED, NONCE, ORDER
+from tests.made.pool import (
     MADE,
     aborted,
     event,

@@ -26,8 +26,8 @@ from imagefactory.pools.htcondor.events import parse_attempts
 from imagefactory.pools.model import ImageKind, JobLimits, SweepNode
 from imagefactory.stages.pulling import PullAsker
 from imagefactory.verdicts.attached import MOST_REFUSED
-from tests.unit.pool_made_here import aborted, executing, failed_start, held, node, submitted, terminated
-from tests.unit.registry_made_here import RegistryMadeHere, Ways, registry_made_here
+from tests.made.pool import aborted, executing, failed_start, held, node, submitted, terminated
+from tests.made.registry import RegistryMadeHere, Ways, registry_made_here
 from tests.unit.test_verification import factory, target  # noqa: F401
 
 IMAGE = f"docker://registry.example.org/gpu/tiny@sha256:{'d' * 64}"

@@ -16,7 +16,7 @@ from imagefactory.gpu.knowledge import Documented, capabilities
 from imagefactory.gpu.model import Answer, Contents, Modules, Prediction, Reach
 from imagefactory.gpu.predict import predict, predict_all, with_driver
 from imagefactory.gpu.rules import generic_modules, reach, runs, usual_codes
-from tests.unit.contents_made_here import (
+from tests.made.contents import (
     contents,
     library,
     tensorflow_2_18,

@@ -20,7 +20,7 @@ from imagefactory.verdicts.tags import (
     pointer,
     stand,
 )
-from tests.unit.verdicts_made_here import DAY, HOST, LAB, MADE_UP, NOW, digest, whole_report
+from tests.made.verdicts import DAY, HOST, LAB, MADE_UP, NOW, digest, whole_report
 
 RULE = PromotionRule(plain="2.3-cu121", capabilities=("8.0", "9.0"))
 PLAIN, SM80, SM90 = "2.3-cu121", "2.3-cu121-sm80", "2.3-cu121-sm90"

@@ -17,7 +17,7 @@ from imagefactory.submit.proven import (
     with_predictions,
 )
 from imagefactory.verdicts.model import Standing
-from tests.unit.offers_made_here import expired, failed, prediction, verdict
+from tests.made.offers import expired, failed, prediction, verdict
 
 
 def said(grounds: Grounds) -> dict[str, str]:

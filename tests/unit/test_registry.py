@@ -22,8 +22,7 @@ from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, canonical_json
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.registry.exchange import Patience, RegistryOptions
 from imagefactory.oci.registry.tokens import parse_challenge
-from tests.store_contract import artifact, blob, image_manifest, noise, put_blob, source
-from tests.unit.registry_made_here import (
+from tests.made.registry import (
     PASSWORD,
     USER,
     Asked,
@@ -32,6 +31,7 @@ from tests.unit.registry_made_here import (
     registry_made_here,
     sha256,
 )
+from tests.made.store_contract import artifact, blob, image_manifest, noise, put_blob, source
 
 QUICK = Patience(first_wait=0.0005, longest_wait=0.01, connect=60, read=60, commit=60)
 LARGE = noise(2_500_000, seed=1)
@@ -594,7 +594,7 @@ def test_no_secret_comes_out(
 def test_a_token_that_holds_the_password_is_hidden_whole(
     server: RegistryMadeHere, monkeypatch: pytest.MonkeyPatch, token: str
 ) -> None:
-    monkeypatch.setattr("tests.unit.registry_made_here.secrets.token_urlsafe", lambda _: token)
+    monkeypatch.setattr("tests.made.registry.secrets.token_urlsafe", lambda _: token)
     server.fault = lambda asked: "echo" if token in asked.headers.get("authorization", "") else None
     with pytest.raises(RegistryError, match=r"Bearer \*\*\*") as caught:
         client(server).tags("a/b")

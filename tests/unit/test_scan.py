@@ -30,9 +30,9 @@ from imagefactory.scan.findings import parse_facts, read_name
 from imagefactory.scan.layers import ScanShelf, layout_shelf, merge_layers, scan_image, scan_layer
 from imagefactory.scan.records import LayerScan, format_scan, parse_scan
 from imagefactory.scan.sif import MAGIC, is_sif, read_partition, unpacked_sif
-from tests.unit.gpu_code_made_here import library
+from tests.made.gpu_code import library
+from tests.made.wheels import make_wheel
 from tests.unit.test_layout import add_image
-from tests.unit.wheels_made_here import make_wheel
 
 TORCH = library(("sm_70", "sm_80", "compute_90/8.0"), ("sm_70", "sm_80", "compute_90/8.0"), ("sm_80",))
 VERSION = b"""from typing import Optional

@@ -23,8 +23,8 @@ from imagefactory.settings.load import Settings, load_settings
 from imagefactory.verdicts.keys import SigningKey
 from imagefactory.verdicts.trust import read_trust
 from imagefactory.verify.model import EvidenceKind
+from tests.made.verdicts import LAB, STRANGER
 from tests.unit.conftest import SITE_FOLDERS
-from tests.unit.verdicts_made_here import LAB, STRANGER
 
 ROOT = Path(__file__).parents[2]
 

@@ -26,7 +26,7 @@ from imagefactory.verdicts.statement import (
     parse_verdict,
     sign,
 )
-from tests.unit.verdicts_made_here import HOST, LAB, MADE_UP, NOW, SUBJECT, payload_of, whole_report
+from tests.made.verdicts import HOST, LAB, MADE_UP, NOW, SUBJECT, payload_of, whole_report
 
 PART = "MIG-11111111-2222-3333-4444-555555555555"
 

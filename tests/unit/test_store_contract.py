@@ -14,8 +14,8 @@ from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.registry.exchange import Patience, RegistryOptions
 from imagefactory.oci.store import Store
-from tests.store_contract import StoreContract
-from tests.unit.registry_made_here import PASSWORD, USER, Ways, registry_made_here
+from tests.made.registry import PASSWORD, USER, Ways, registry_made_here
+from tests.made.store_contract import StoreContract
 
 _NUMBERS = count()
 

@@ -28,8 +28,8 @@ from imagefactory.submit.check.classads import MAX_EXPRESSION, literal, make_ad,
 from imagefactory.submit.check.reader import parse_submit_file
 from imagefactory.submit.forms import choose_form, forms_of
 from imagefactory.submit.submit_file import SubmitRun, TakenImage, format_submit
-from tests.unit.ads_made_here import A100, H100, MIG_SLICE, V100, gpu, slot
-from tests.unit.offers_made_here import (
+from tests.made.ads import A100, H100, MIG_SLICE, V100, gpu, slot
+from tests.made.offers import (
     IMAGE,
     REFERENCE,
     SIF,

@@ -32,7 +32,7 @@ from imagefactory.submit.submit_file import (
     format_runs,
     format_submit,
 )
-from tests.unit.offers_made_here import IMAGE, NOW, SIF, digest, failed, gpu_class, offer, verdict
+from tests.made.offers import IMAGE, NOW, SIF, digest, failed, gpu_class, offer, verdict
 
 GENERIC = find_site("generic")
 RUNS = SubmitRun(name="train", executable="train.sh")

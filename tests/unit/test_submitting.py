@@ -35,9 +35,8 @@ from imagefactory.submit.submit_file import SubmitRun
 from imagefactory.verdicts.statement import sign
 from imagefactory.verdicts.trust import Policy, Trust
 from imagefactory.verify.model import Hardware
-from tests.unit.catalogue_made_here import SIF_SUBJECT, make_catalogue, make_image, signed
-from tests.unit.test_cli import Said
-from tests.unit.verdicts_made_here import (
+from tests.made.catalogue import SIF_SUBJECT, make_catalogue, make_image, signed
+from tests.made.verdicts import (
     HOST,
     LAB,
     MADE_UP,
@@ -48,6 +47,7 @@ from tests.unit.verdicts_made_here import (
     digest,
     whole_report,
 )
+from tests.unit.test_cli import Said
 
 NAME = "pytorch-2.3-cu121"
 WANTED = SubmitAsk(

@@ -57,8 +57,8 @@ from imagefactory.verdicts.model import Standing
 from imagefactory.verdicts.trust import Grant, add_key
 from imagefactory.verify.model import EvidenceKind, Subject
 from imagefactory.verify.nonces import NonceLedger
-from tests.unit.registry_made_here import RegistryMadeHere, registry_made_here
-from tests.unit.sweep_made_here import (
+from tests.made.registry import RegistryMadeHere, registry_made_here
+from tests.made.sweep import (
     ABORTED,
     ENDED,
     NOTHING_SEEN,

@@ -48,7 +48,7 @@ from imagefactory.sweeps.sweep_file import (
 )
 from imagefactory.sweeps.underway import InHand, SweepSeen, leave_out_underway, state_of
 from imagefactory.verify.nonces import LIFETIME
-from tests.unit.sweep_made_here import (
+from tests.made.sweep import (
     ABORTED,
     NOTHING_SEEN,
     STARTED,

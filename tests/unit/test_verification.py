@@ -45,7 +45,7 @@ from imagefactory.verdicts.model import Standing
 from imagefactory.verdicts.trust import Grant, add_key
 from imagefactory.verify.model import Hardware
 from imagefactory.verify.nonces import NonceError
-from tests.unit.registry_made_here import registry_made_here
+from tests.made.registry import registry_made_here
 from tests.unit.test_gpu_judge import HOST
 from tests.unit.test_layout import write_index
 from tests.unit.test_smoke import ScriptedRunner

@@ -38,11 +38,11 @@ from imagefactory.verify.model import EvidenceKind, GpuIdentity, GpuReport, Hard
 from imagefactory.verify.predicted import predict_coverage
 from imagefactory.verify.report import format_gpu_report, parse_gpu_report
 from imagefactory.verify.suite_files import suite_digest
+from tests.made.verdicts import digest
 from tests.services import libcuda
 from tests.services.gpu_host import Told, make_host
 from tests.unit.test_gpu_judge import HOST, make_run, whole
 from tests.unit.test_smoke import PREFIX, ProcessRunner, ScriptedRunner, make_definition, make_trial
-from tests.unit.verdicts_made_here import digest
 
 NONCE = "0123456789abcdef0123456789abcdef"
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

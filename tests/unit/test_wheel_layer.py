@@ -17,7 +17,7 @@ from imagefactory.engines.pyc import BaseCompiler
 from imagefactory.engines.wheel_layer import Compiler, LaidFile, Prefix, lay_wheel
 from imagefactory.errors import BuildError
 from imagefactory.oci.layers import END_OF_ARCHIVE, Segment, codec
-from tests.unit.wheels_made_here import make_wheel
+from tests.made.wheels import make_wheel
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 PLACE = Prefix(prefix="/opt/env", python=PYTHON)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from imagefactory.pools.model import ImageKind, JobLimits, PoolImage, Sweep, SweepNode
-from tests.unit.kit_made_here import NONCE, SUBJECT
+from tests.made.kit import NONCE, SUBJECT
 
 MADE = datetime(2026, 11, 22, 6, 0, tzinfo=UTC)
 UUID = "a1b2c3d4-4445-5667-899a-abbccddee001"

@@ -11,7 +11,7 @@ from imagefactory.catalogue.model import Catalogue, CataloguedImage, CataloguedS
 from imagefactory.gpu.model import Answer, Basis, Claim
 from imagefactory.verdicts.statement import sign
 from imagefactory.verify.model import GpuReport, Subject
-from tests.unit.verdicts_made_here import LAB, NOW, SUBJECT, SUITE, digest, whole_report
+from tests.made.verdicts import LAB, NOW, SUBJECT, SUITE, digest, whole_report
 
 PREDICTED = Claim(
     basis=Basis.PREDICTED, answer=Answer.YES, rule="code", reason="sm_80", source="scan of x", driver="525.60"
