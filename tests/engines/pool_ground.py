@@ -19,7 +19,7 @@ from pathlib import Path
 
 from imagefactory.engines.assemble import AssembleEngine
 from imagefactory.engines.base import image as base_image
-from imagefactory.engines.base.image import BaseImage
+from imagefactory.engines.base.image import BaseImage, write_index
 from imagefactory.factory import Factory, read_factory
 from imagefactory.lock.debian.file import read_base_lock
 from imagefactory.lock.files import write_lock
@@ -33,7 +33,6 @@ from imagefactory.stages.lock import wanted_hash
 from tests.engines.test_sandbox import PYTHON, entry, host_files
 from tests.services import libcuda
 from tests.services.condor import CondorPool
-from tests.unit.test_layout import write_index
 
 TREE = Path(__file__).parents[2]
 LIBRARY = "usr/lib/x86_64-linux-gnu/libcuda.so.1"

@@ -45,10 +45,10 @@ from imagefactory.oci.store import Source
 from imagefactory.oci.transfer import Sending, Sent, origins_from, remember, send
 from imagefactory.progress import Quiet
 from tests.engines.faults import LINE, STUCK, Fault, FaultProxy, Storm
+from tests.made.families import LAYER, candidate_of, make_root, stored_image
 from tests.made.registry import Ways, registry_made_here
 from tests.services import registry as services
 from tests.services.children import LIMIT, child, kill_group, wait_for
-from tests.unit.test_cli_registries import LAYER, candidate_of, make_root, stored_image
 
 PUSHES, LEAST_FAULTS, REAL_PUSHES = 2000, 5000, 300
 WORKERS = 2

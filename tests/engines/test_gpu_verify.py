@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from imagefactory.engines.base.image import write_index
 from imagefactory.factory import Factory, read_factory
 from imagefactory.lock.files import write_lock
 from imagefactory.model import CheckState, Lock, LockedWheel, Outcome
@@ -37,7 +38,6 @@ from imagefactory.workflow import Verified, prove_image
 from tests.engines.test_sandbox import PYTHON, entry, host_files
 from tests.services import libcuda
 from tests.services.gpu_host import Told, make_host
-from tests.unit.test_layout import write_index
 
 ROOT = Path(__file__).parents[2]
 NAME = "tiny-12.1-cu121"

@@ -26,9 +26,9 @@ from imagefactory.model import Lock, Target
 from imagefactory.progress import Quiet
 from imagefactory.recipes.match_spec import CHANNEL_ROOT, channel_address
 from tests.made.lock_checker import Record, check_lock, moved, read_records
+from tests.made.solving import BASE, no_pip, pins
+from tests.made.solving import target as tiny
 from tests.services.channels import ChannelServer, Fault, channel_server, real_folder
-from tests.unit.test_lock_conda import BASE, no_pip, pins
-from tests.unit.test_lock_conda import target as tiny
 
 FORGE = ("conda-forge",)
 PYTORCH = ("pytorch", "nvidia", "conda-forge")
@@ -354,7 +354,7 @@ from pathlib import Path
 from imagefactory.errors import LockError
 from imagefactory.lock.conda.channels import find_channels
 from tests.engines.test_lock_conda import MAIN, lock
-from tests.unit.test_lock_conda import no_pip
+from tests.made.solving import no_pip
 from imagefactory.lock.conda.locker import CondaLocker
 setting, cache = sys.argv[1:]
 try:

@@ -20,16 +20,21 @@ from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Lock, LockedConda
 from imagefactory.progress import Quiet
 from imagefactory.recipes.match_spec import CHANNEL_ROOT
+from tests.made.conda_lock import BASE, TARGET
 from tests.made.lock_checker import check_lock, moved, read_records
+from tests.made.place import Place, make_place
 from tests.services.channels import ChannelServer
 from tests.services.conda_double import VERSION, write_double
-from tests.unit.test_lock_files import BASE, TARGET
-from tests.unit.test_locking import Place, place  # noqa: F401
 
 NEWER = (
     ("numpy 1.27.0 py311h0_0", ("python >=3.11,<3.12.0a0",)),
     ("pytorch 2.3.1 cuda121_py311_1", ("python >=3.11,<3.12.0a0", "numpy", "cuda-version 12.1.*", "__cuda")),
 )
+
+
+@pytest.fixture
+def place(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    return make_place(capsys, tmp_path, monkeypatch)
 
 
 @pytest.fixture
@@ -41,14 +46,14 @@ def solver(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     return path
 
 
-def lock_of(place: Place) -> Lock:  # noqa: F811
+def lock_of(place: Place) -> Lock:
     lock = read_lock(place.root / "lockfiles", place.factory.targets[0])
     assert lock is not None
     return lock
 
 
 @pytest.mark.parametrize("solver", ["micromamba", "conda"], indirect=True)
-def test_it_locks_what_rattler_locks(place: Place, solver: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_it_locks_what_rattler_locks(place: Place, solver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, err = place.call("lock", "tiny-*")
     assert (code, out) == (0, "tiny-2.3-cu121: locked 4 packages, 4.0 kB\n"), err
     lock = lock_of(place)
@@ -61,7 +66,7 @@ def test_it_locks_what_rattler_locks(place: Place, solver: Path, monkeypatch: py
     assert lock_of(place).solver.startswith("py-rattler")
 
 
-def test_what_is_locked_stays_and_what_is_named_moves(place: Place, solver: Path) -> None:  # noqa: F811
+def test_what_is_locked_stays_and_what_is_named_moves(place: Place, solver: Path) -> None:
     place.call("lock", "tiny-*")
     place.offer(*NEWER)
     place.ask('"extra"')
@@ -73,7 +78,7 @@ def test_what_is_locked_stays_and_what_is_named_moves(place: Place, solver: Path
     assert (code, out.splitlines()[1:]) == (0, ["  ~ pytorch 2.3.1, cuda121_py311_0 -> cuda121_py311_1"])
 
 
-def test_what_has_no_solution_is_told_as_by_rattler(place: Place, solver: Path) -> None:  # noqa: F811
+def test_what_has_no_solution_is_told_as_by_rattler(place: Place, solver: Path) -> None:
     place.ask('"numpy >=2"')
     code, _, err = place.call("lock", "tiny-*")
     assert code == 5
@@ -97,14 +102,14 @@ def test_what_is_kept_of_a_failure_names_no_places_of_this_machine(tmp_path: Pat
     assert error.tree == f"Could not solve: {told}"
 
 
-def test_a_channel_that_is_gone_is_no_unsolvable_target(place: Place, solver: Path) -> None:  # noqa: F811
+def test_a_channel_that_is_gone_is_no_unsolvable_target(place: Place, solver: Path) -> None:
     (place.root / "channel" / "linux-64" / "repodata.json").write_text("{")
     code, _, err = place.call("lock", "tiny-*")
     assert (code, f"{solver.name} by conda-lock failed" in err) == (5, True)
     assert place.states() == {"tiny-2.3-cu121": "none"}
 
 
-def test_a_solver_that_is_not_here_is_never_fetched(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_a_solver_that_is_not_here_is_never_fetched(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ToolError, match="the solver 'mamba' is not here"):
         find_tool("mamba", {"PATH": "/nonexistent"})
     monkeypatch.setenv("IMAGEFACTORY_SOLVER", "micromamba")

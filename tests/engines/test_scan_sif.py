@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.made.gpu_code import library
-from tests.unit.test_scan import VERSION
+from tests.made.scanned import VERSION
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,7 +14,7 @@ from imagefactory.model import Outcome
 from imagefactory.submit.proven import GpuClass
 from imagefactory.verdicts.model import Judged, Standing
 from imagefactory.verify.model import Subject
-from tests.unit.test_claims import judged as judged_verdict
+from tests.made.claims import judged as judged_verdict
 
 NOW = datetime(2026, 11, 22, 6, tzinfo=UTC)
 GB = 2**30

@@ -33,18 +33,16 @@ from imagefactory.engines.layer_plan import (
 from imagefactory.engines.pyc import BaseCompiler
 from imagefactory.engines.wheel_layer import Prefix
 from imagefactory.errors import BuildError
-from imagefactory.model import Base, Definition, Lock, LockedWheel, Target, Where
+from imagefactory.model import Definition, LockedWheel
 from imagefactory.oci.layers import codec
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.model import Image, Layer
 from imagefactory.progress import Quiet, Task
+from tests.made.values import make_base, make_lock, make_target
 from tests.made.wheels import locked, make_wheel
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
-WHERE = Where(file="recipes/demo.yaml", line=1, column=1)
-BASE = Base(
-    name="debian-12", suite="bookworm", python=PYTHON, glibc="2.36", packages=(), public="x", where=WHERE
-)
+BASE = make_base(python=PYTHON)
 
 
 def bench(tmp_path: Path) -> LayerInputs:
@@ -173,15 +171,8 @@ def compile_with_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def definition(wheels: Mapping[LockedWheel, Path], label: str = "x") -> Definition:
-    target = Target(
-        name="demo-1.0-cu12", family="demo", description="d", source="pypi", framework="demo", version="1.0",
-        cuda="12", python=PYTHON, base="debian-12", platform="linux/amd64", capabilities=(), checks=(),
-        requirements=(), constraints=(), environment=(), where=WHERE,
-    )  # fmt: skip
-    lock = Lock(
-        target=target.name, content_hash="sha256:0", python=PYTHON, platform="manylinux_2_36_x86_64",
-        solver="uv", wheels=tuple(wheels),
-    )  # fmt: skip
+    target = make_target(name="demo-1.0-cu12", framework="demo", version="1.0", cuda="12", python=PYTHON)
+    lock = make_lock(target=target.name, python=PYTHON, wheels=tuple(wheels))
     environment, labels = (("PATH", "/opt/env/bin"),), (("imagefactory.target", label),)
     return Definition(
         target=target, base=BASE, lock=lock, prefix="/opt/env", environment=environment, labels=labels

@@ -1,4 +1,3 @@
-# ruff: noqa: F811
 """A factory makes a catalogue of what its registry has, and others read it there with no factory at all."""
 
 from __future__ import annotations
@@ -53,22 +52,11 @@ from imagefactory.verdicts.revocation import Withdrawal, sign_revocation
 from imagefactory.verdicts.subject import read_subject
 from imagefactory.verdicts.trust import read_trust
 from tests.made.catalogue import PREDICTED
+from tests.made.factory import NAME
+from tests.made.layout import add_image
+from tests.made.pushed import elsewhere, push, put_base, verdict_on
 from tests.made.registry import RegistryMadeHere
 from tests.made.verdicts import LAB, NOW
-from tests.unit.test_cli import Call, call, root  # noqa: F401
-from tests.unit.test_layout import add_image
-from tests.unit.test_planning import (  # noqa: F401
-    NAME,
-    elsewhere,
-    factory,
-    push,
-    pushed,
-    put_base,
-    put_image,
-    target,
-    there,
-    verdict_on,
-)
 
 Files = Mapping[str, str]
 
@@ -83,8 +71,8 @@ def the_image(catalogue: Catalogue) -> CataloguedImage:
     return image
 
 
-def family(there: RegistryMadeHere) -> Place:
-    return Place(store=Registry(there.host), repository="pytorch")
+def family(registry: RegistryMadeHere) -> Place:
+    return Place(store=Registry(registry.host), repository="pytorch")
 
 
 # --- made ----------------------------------------------------------------------------------------
@@ -93,15 +81,15 @@ def family(there: RegistryMadeHere) -> Place:
 def test_a_candidate_with_its_verdict_is_offered(
     factory: Factory,
     target: Target,
-    there: RegistryMadeHere,
+    registry: RegistryMadeHere,
     pushed: str,
     tmp_path: Path,
 ) -> None:
-    verdict_on(factory, family(there), pushed)
-    catalogue = made_of(factory, target, there.host)
+    verdict_on(factory, family(registry), pushed)
+    catalogue = made_of(factory, target, registry.host)
     image = the_image(catalogue)
-    assert image.reference == f"{there.host}/pytorch@{pushed}"
-    assert image.subject == replace(read_subject(family(there), pushed), target=NAME)
+    assert image.reference == f"{registry.host}/pytorch@{pushed}"
+    assert image.subject == replace(read_subject(family(registry), pushed), target=NAME)
     assert (image.version.startswith("2.3"), image.cuda, image.runtime) == (True, "12.1", "12.1")
     assert (image.size, image.unpacked) == (len(b"layer"), len(b"layer"))  # that layer is not packed
     claims = dict(image.predicted)
@@ -110,7 +98,7 @@ def test_a_candidate_with_its_verdict_is_offered(
     assert {claim.basis for claim in claims.values()} <= {Basis.PREDICTED, Basis.DOCUMENTED}
     offer = find_offer(catalogue, NAME, read_trust(factory.settings.files), NOW)
     assert [one.proves for one in offer.judged] == [True]
-    bare = the_image(made_of(elsewhere(factory, tmp_path), target, there.host))  # its store is empty
+    bare = the_image(made_of(elsewhere(factory, tmp_path), target, registry.host))  # its store is empty
     assert bare == replace(image, unpacked=0)
 
 
@@ -180,12 +168,12 @@ def test_a_layer_that_cannot_be_read_has_no_known_size(tmp_path: Path) -> None:
 def test_what_is_not_there_is_left_out_and_said(
     factory: Factory,
     target: Target,
-    there: RegistryMadeHere,
+    registry: RegistryMadeHere,
 ) -> None:
-    making = Making(targets=(target,), now=NOW, registry=there.host)
+    making = Making(targets=(target,), now=NOW, registry=registry.host)
     made = catalogue_of(factory, making, Quiet())
     assert made.catalogue.images == ()
-    assert made.left_out == ((NAME, f"{there.host}/pytorch has no image of what the lock gives"),)
+    assert made.left_out == ((NAME, f"{registry.host}/pytorch has no image of what the lock gives"),)
     with pytest.raises(NothingSelectedError, match=NAME):
         catalogue_of(factory, replace(making, named=True), Quiet())
 
@@ -193,11 +181,11 @@ def test_what_is_not_there_is_left_out_and_said(
 def test_a_new_lock_takes_nothing_away_that_is_verified(
     factory: Factory,
     target: Target,
-    there: RegistryMadeHere,
+    registry: RegistryMadeHere,
     pushed: str,
 ) -> None:
     """The tag that people use points to an older image with a verdict; the new candidate has none yet."""
-    place = family(there)
+    place = family(registry)
     verdict_on(factory, place, pushed)
     old = read_manifest(place, pushed)
     place.store.put_manifest("pytorch", old.data, old.descriptor.media_type, "2.3-cu121")
@@ -208,12 +196,12 @@ def test_a_new_lock_takes_nothing_away_that_is_verified(
     path.write_text(format_base_lock(replace(lock, packages=(first, *lock.packages[1:]))))
     put_base(factory, target)
     newer = _put_newer(factory, target)
-    assert push(factory, target, there) == newer != pushed
-    image = the_image(made_of(factory, target, there.host))
+    assert push(factory, target, registry) == newer != pushed
+    image = the_image(made_of(factory, target, registry.host))
     assert image.subject.index == pushed
     assert image.predicted == ()  # of what lock it was made nobody knows
     verdict_on(factory, place, newer)
-    assert the_image(made_of(factory, target, there.host)).subject.index == newer
+    assert the_image(made_of(factory, target, registry.host)).subject.index == newer
 
 
 def _put_newer(factory: Factory, target: Target) -> str:
@@ -234,16 +222,16 @@ def _put_newer(factory: Factory, target: Target) -> str:
 def test_what_was_taken_back_is_not_in_it(
     factory: Factory,
     target: Target,
-    there: RegistryMadeHere,
+    registry: RegistryMadeHere,
     pushed: str,
 ) -> None:
-    place = family(there)
+    place = family(registry)
     verdict_on(factory, place, pushed)
     subject = replace(read_subject(place, pushed), target=NAME)
     back = sign_revocation(Withdrawal(subject=subject, why="a bad night"), LAB, NOW)
     manifest = read_manifest(place, subject.manifest).descriptor
     attach(place, Statement(kind=REVOCATION_TYPE, subject=manifest, envelope=back))
-    image = the_image(made_of(factory, target, there.host))
+    image = the_image(made_of(factory, target, registry.host))
     assert image.envelopes == ()
     assert [data for _, data in image.revocations] == [back]
 
@@ -251,15 +239,15 @@ def test_what_was_taken_back_is_not_in_it(
 def test_verdicts_of_the_store_count_and_expired_ones_do_not(
     factory: Factory,
     target: Target,
-    there: RegistryMadeHere,
+    registry: RegistryMadeHere,
     pushed: str,
 ) -> None:
     from imagefactory.oci.layout_store import LayoutStore
 
     verdict_on(factory, Place(store=LayoutStore(factory.layout), repository=""), pushed)
-    assert len(the_image(made_of(factory, target, there.host)).envelopes) == 1
+    assert len(the_image(made_of(factory, target, registry.host)).envelopes) == 1
     later = NOW + timedelta(days=91)
-    assert the_image(made_of(factory, target, there.host, later)).envelopes == ()
+    assert the_image(made_of(factory, target, registry.host, later)).envelopes == ()
 
 
 def test_a_factory_without_a_registry_offers_its_store(
@@ -301,13 +289,13 @@ def trust_row(signer: Path) -> str:
     )
 
 
-def run(factory: Factory, signer: Path, there: RegistryMadeHere, *more: str) -> Result:
+def run(factory: Factory, signer: Path, registry: RegistryMadeHere, *more: str) -> Result:
     environ = {
         "XDG_CONFIG_HOME": str(signer),
         "XDG_CONFIG_DIRS": str(signer / "none"),
         "IMAGEFACTORY_STORE": factory.settings.store.value,
         "IMAGEFACTORY_CACHE": factory.settings.cache.value,
-        "IMAGEFACTORY_REGISTRY": there.host,
+        "IMAGEFACTORY_REGISTRY": registry.host,
     }
     root = str(factory.settings.root_path)
     return CliRunner().invoke(cli, ["-C", root, "--progress", "quiet", "catalogue", NAME, *more], env=environ)
@@ -337,111 +325,111 @@ def read_as(folder: Path, text: str, now: datetime | None = None) -> Catalogue:
 
 def test_what_a_factory_publishes_somebody_without_one_reads(
     factory: Factory,
-    there: RegistryMadeHere,
+    registry: RegistryMadeHere,
     pushed: str,
     signer: Path,
     tmp_path: Path,
 ) -> None:
     now = datetime.now(UTC)
-    verdict_on(factory, family(there), pushed, now)
+    verdict_on(factory, family(registry), pushed, now)
     toml = factory.settings.root_path / "imagefactory.toml"
     lab = toml.read_text()
     toml.write_text(lab + "\n" + trust_row(signer))
-    ran = run(factory, signer, there, "--json")
+    ran = run(factory, signer, registry, "--json")
     assert ran.exit_code == 0, ran.output
     told = json.loads(ran.stdout)
     assert told["images"][0]["verified"] == ["8.0"]
     own, current = told["written"]
-    assert current.startswith(f"{there.host}/catalogue:{CURRENT}@sha256:")
+    assert current.startswith(f"{registry.host}/catalogue:{CURRENT}@sha256:")
     assert f":{told['made'][:10].replace('-', '')}-" in own
     assert "note:" not in ran.stderr
-    toml.write_text(f'catalogue = "{there.host}"\n{toml.read_text()}')
-    assert "note:" not in run(factory, signer, there).output
-    toml.write_text(toml.read_text().replace(there.host, f"{there.host}/other", 1))
-    assert f"take another: catalogue = {there.host}/other" in run(factory, signer, there).output
-    text = f'registry = "{there.host}"\n{trust_row(signer)}\n{lab}'
+    toml.write_text(f'catalogue = "{registry.host}"\n{toml.read_text()}')
+    assert "note:" not in run(factory, signer, registry).output
+    toml.write_text(toml.read_text().replace(registry.host, f"{registry.host}/other", 1))
+    assert f"take another: catalogue = {registry.host}/other" in run(factory, signer, registry).output
+    text = f'registry = "{registry.host}"\n{trust_row(signer)}\n{lab}'
     read = read_as(tmp_path, text)
-    assert the_image(read).reference == f"{there.host}/pytorch@{pushed}"
+    assert the_image(read).reference == f"{registry.host}/pytorch@{pushed}"
     empty, environ = as_researcher(tmp_path, text)
     settings = load_settings(directory=None, start=empty, environ=environ)
     (judged,) = find_offer(read, NAME, read_trust(settings.files), datetime.now(UTC)).judged
     assert judged.proves
-    asked = there.count["GET blob"]
-    assert read_as(tmp_path, f'catalogue = "{there.host}:current"\n{text}') == read
-    assert there.count["GET blob"] == asked  # it was cached
+    asked = registry.count["GET blob"]
+    assert read_as(tmp_path, f'catalogue = "{registry.host}:current"\n{text}') == read
+    assert registry.count["GET blob"] == asked  # it was cached
     (cached,) = (tmp_path / "researcher" / "cache" / "imagefactory" / "catalogues").iterdir()
     cached.write_bytes(cached.read_bytes()[:-1] + b"?")
     assert read_as(tmp_path, text) == read
-    assert there.count["GET blob"] == asked + 1  # what is cached is looked at
+    assert registry.count["GET blob"] == asked + 1  # what is cached is looked at
     with pytest.raises(StatementError, match="expired"):
         read_as(tmp_path, text, now + timedelta(days=31))
     with pytest.raises(StatementError, match="wrong-key"):
-        read_as(tmp_path, f'registry = "{there.host}"\n{lab}')
+        read_as(tmp_path, f'registry = "{registry.host}"\n{lab}')
 
 
 def test_a_file_is_written_and_nothing_pushed(
     factory: Factory,
-    there: RegistryMadeHere,
+    registry: RegistryMadeHere,
     pushed: str,
     signer: Path,
     tmp_path: Path,
 ) -> None:
     (factory.settings.root_path / "imagefactory.toml").write_text(trust_row(signer))
     for name in ("catalogue.json", "catalogue.json.gz"):
-        ran = run(factory, signer, there, "--output", str(tmp_path / name))
+        ran = run(factory, signer, registry, "--output", str(tmp_path / name))
         assert ran.exit_code == 0, ran.output
         assert "verified on nothing" in ran.stdout
         read = read_as(tmp_path, f'catalogue = "{tmp_path / name}"\n{trust_row(signer)}')
         assert the_image(read).subject.index == pushed
-    assert "catalogue" not in there.shelves.repositories
-    ran = run(factory, signer, there, "--output", str(tmp_path / "no" / "folder"))
+    assert "catalogue" not in registry.shelves.repositories
+    ran = run(factory, signer, registry, "--output", str(tmp_path / "no" / "folder"))
     assert ran.exit_code != 0
 
 
 def test_without_a_key_that_counts_nothing_is_written(
     factory: Factory,
-    there: RegistryMadeHere,
+    registry: RegistryMadeHere,
     pushed: str,
     signer: Path,
     tmp_path: Path,
 ) -> None:
     assert pushed
     (factory.settings.root_path / "imagefactory.toml").write_text("")
-    ran = run(factory, signer, there)
+    ran = run(factory, signer, registry)
     assert isinstance(ran.exception, CheckFailedError)
     assert "it is not trusted" in ran.exception.message
-    ran = run(factory, tmp_path / "nobody", there)
+    ran = run(factory, tmp_path / "nobody", registry)
     assert isinstance(ran.exception, CheckFailedError)
     assert "there is no key" in ran.exception.message
-    ran = run(factory, tmp_path / "nobody", there, "--dry-run")
+    ran = run(factory, tmp_path / "nobody", registry, "--dry-run")
     assert ran.exit_code == 0, ran.output
-    assert "catalogue" not in there.shelves.repositories
+    assert "catalogue" not in registry.shelves.repositories
 
 
 def test_sif_files_come_with_their_own_verdicts(
     factory: Factory,
     target: Target,
-    there: RegistryMadeHere,
+    registry: RegistryMadeHere,
     pushed: str,
 ) -> None:
     layout = factory.layout
-    verdict_on(factory, family(there), pushed)
-    image = the_image(made_of(factory, target, there.host))
+    verdict_on(factory, family(registry), pushed)
+    image = the_image(made_of(factory, target, registry.host))
     manifest = layout.manifest(image.subject.manifest)
     assert manifest is not None
     path = layout.path / "x.sif"
     path.write_bytes(b"a file")
     origin = SifOrigin(target=NAME, compression="fast", subject=manifest[0])
     kept = keep_sif(layout, path, origin)
-    (sif,) = the_image(made_of(factory, target, there.host)).sifs
+    (sif,) = the_image(made_of(factory, target, registry.host)).sifs
     assert (sif.sha256, sif.size, sif.reference, sif.envelopes) == (kept.file.digest, 6, "", ())
-    options = PushOptions(now=NOW, registry=there.host, made=kept)
+    options = PushOptions(now=NOW, registry=registry.host, made=kept)
     push_target(factory, target, options, Quiet())
-    verdict_on(factory, family(there), kept.digest)
-    catalogue = made_of(factory, target, there.host)
+    verdict_on(factory, family(registry), kept.digest)
+    catalogue = made_of(factory, target, registry.host)
     image = the_image(catalogue)
     (sif,) = image.sifs
-    assert sif.reference == f"{there.host}/pytorch@{kept.digest}"
+    assert sif.reference == f"{registry.host}/pytorch@{kept.digest}"
     assert (sif.subject.config, sif.subject.manifest) == (kept.file.digest, kept.digest)
     assert not image.only_sif
     offer = find_offer(catalogue, NAME, read_trust(factory.settings.files), NOW)
@@ -450,46 +438,46 @@ def test_sif_files_come_with_their_own_verdicts(
 
 
 def test_a_target_that_apptainer_built_is_its_sif(
-    factory: Factory, target: Target, there: RegistryMadeHere
+    factory: Factory, target: Target, registry: RegistryMadeHere
 ) -> None:
     layout = factory.layout
     path = layout.path / "x.sif"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"a file")
     kept = keep_sif(layout, path, SifOrigin(target=NAME, compression="fast"), tag=sif_reference(target))
-    pushed = push_target(factory, target, PushOptions(now=NOW, registry=there.host), Quiet())
+    pushed = push_target(factory, target, PushOptions(now=NOW, registry=registry.host), Quiet())
     assert pushed.reference.digest == kept.digest
-    shelf = there.repository("pytorch")
+    shelf = registry.repository("pytorch")
     shelf.tags["2.3-cu121"] = kept.digest  # as if it were promoted
-    image = the_image(made_of(factory, target, there.host))
+    image = the_image(made_of(factory, target, registry.host))
     assert image.only_sif
     assert (image.size, image.unpacked, image.subject.config) == (6, 0, kept.file.digest)
-    assert sign_catalogue(made_of(factory, target, there.host), LAB)
+    assert sign_catalogue(made_of(factory, target, registry.host), LAB)
 
 
 def test_a_registry_that_has_none_says_who_makes_one(
-    there: RegistryMadeHere,
+    registry: RegistryMadeHere,
     signer: Path,
     tmp_path: Path,
 ) -> None:
     with pytest.raises(RegistryError, match="there is no catalogue") as caught:
-        read_as(tmp_path, f'registry = "{there.host}/gpu"\n{trust_row(signer)}')
-    assert f"{there.host}/gpu/catalogue:current" in caught.value.message
+        read_as(tmp_path, f'registry = "{registry.host}/gpu"\n{trust_row(signer)}')
+    assert f"{registry.host}/gpu/catalogue:current" in caught.value.message
 
 
 def test_another_artifact_there_is_no_catalogue(
     factory: Factory,
-    there: RegistryMadeHere,
+    registry: RegistryMadeHere,
     pushed: str,
     signer: Path,
     tmp_path: Path,
 ) -> None:
-    with there.lock:
-        shelf = there.repository("pytorch")
-        there.shelves.repositories["catalogue"] = shelf
+    with registry.lock:
+        shelf = registry.repository("pytorch")
+        registry.shelves.repositories["catalogue"] = shelf
         shelf.tags["current"] = pushed
     with pytest.raises(RegistryError, match="is no catalogue"):
-        read_as(tmp_path, f'registry = "{there.host}"\n{trust_row(signer)}')
+        read_as(tmp_path, f'registry = "{registry.host}"\n{trust_row(signer)}')
 
 
 def test_the_same_catalogue_is_the_same_artifact() -> None:
@@ -500,24 +488,24 @@ def test_the_same_catalogue_is_the_same_artifact() -> None:
 
 def test_nothing_to_catalogue_selects_nothing(
     factory: Factory,
-    there: RegistryMadeHere,
+    registry: RegistryMadeHere,
     signer: Path,
 ) -> None:
-    ran = run(factory, signer, there, "--dry-run")
+    ran = run(factory, signer, registry, "--dry-run")
     assert isinstance(ran.exception, NothingSelectedError)
 
 
 def test_keys_trusted_by_a_site_judge_verdicts_too(
     factory: Factory,
     target: Target,
-    there: RegistryMadeHere,
+    registry: RegistryMadeHere,
     pushed: str,
     tmp_path: Path,
 ) -> None:
-    verdict_on(factory, family(there), pushed)
+    verdict_on(factory, family(registry), pushed)
     mine = factory.settings.root_path / "imagefactory.toml"
     site = tmp_path / "site.toml"
     mine.rename(site)
-    assert the_image(made_of(factory, target, there.host)).envelopes == ()
+    assert the_image(made_of(factory, target, registry.host)).envelopes == ()
     both = replace(factory, settings=replace(factory.settings, files=(mine, site)))
-    assert len(the_image(made_of(both, target, there.host)).envelopes) == 1
+    assert len(the_image(made_of(both, target, registry.host)).envelopes) == 1

@@ -17,6 +17,7 @@ from imagefactory.lock.conda.solver import Solver, first_question, name_of, run
 from imagefactory.recipes.match_spec import CHANNEL_ROOT, channel_address
 from imagefactory.settings.load import load_settings
 from imagefactory.web import Patience, RefusedError, redact
+from tests.made.solving import target
 from tests.services.channels import (
     ChannelOptions,
     ChannelServer,
@@ -25,7 +26,6 @@ from tests.services.channels import (
     record,
     write_channel,
 )
-from tests.unit.test_lock_conda import target
 
 FORGE = f"{CHANNEL_ROOT}/conda-forge"
 QUICK = Patience(attempts=2, first_wait=0.01, longest_wait=0.02)

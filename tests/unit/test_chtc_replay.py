@@ -26,7 +26,7 @@ import pytest
 from imagefactory.pools.inventory import write_inventory
 from imagefactory.pools.model import Inventory, PoolGpu, PoolMachine
 from imagefactory.versions import natural
-from tests.unit.test_cli import Call, call  # noqa: F401
+from tests.made.command import Call
 
 VARIABLE = "FACTORY_TEST_FACTS"
 VALID, UNSOLVED, UNMATCHED = "valid", "Environment Resolution Failure", "Failure to Match"
@@ -70,7 +70,7 @@ def _gpu(capability: str, cuda: str) -> PoolGpu:
 def test_at_most_sixty_of_the_240_are_queued_and_no_valid_one_is_lost(
     recorded: Path,
     pool_of_2022: Path,
-    call: Call,  # noqa: F811
+    call: Call,
 ) -> None:
     said = call(
         "plan",
@@ -99,7 +99,7 @@ def test_at_most_sixty_of_the_240_are_queued_and_no_valid_one_is_lost(
 
 def test_what_tables_know_prunes_most_of_it_before_any_record_is_believed(
     recorded: Path,
-    call: Call,  # noqa: F811
+    call: Call,
 ) -> None:
     rows = call("plan", "--tuples", str(recorded), "--json").json()["rows"]
     pruned = [row for row in rows if row["state"] == "pruned"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -14,49 +13,11 @@ from imagefactory.matrix.plan import PRUNING, CellState, PlanGpu, PlanInput, Tar
 from imagefactory.model import Outcome
 from imagefactory.report.compat import letters
 from imagefactory.verdicts.claims import REFUSALS, verified_claims
-from imagefactory.verdicts.model import Judged, Standing, Verdict
-from imagefactory.verify import model
-from imagefactory.verify.model import EvidenceKind, GpuReport, Hardware, Subject
-from tests.unit.test_plan import BUILT, TARGET
+from imagefactory.verdicts.model import Judged, Standing
+from tests.made.claims import BUILT, TARGET, judged
 
-NOW = datetime(2026, 11, 22, tzinfo=UTC)
-DEVICE = model.GpuIdentity(name="NVIDIA A100-SXM4-40GB", capability="8.0", uuid="GPU-1", memory=40 << 30)
 AMPERE, ADA = Capability(8, 0), Capability(8, 9)
 QUESTION = Question(framework="torch", version="2.3", cuda="12.1", capability=AMPERE)
-
-
-def judged(
-    outcome: Outcome = Outcome.VERIFIED,
-    driver: str = "535.54.03",
-    capability: str = "8.0",
-    days: int = 0,
-    standing: Standing = Standing.GOOD,
-) -> Judged:
-    """A verdict of `days` ago as a judge found it."""
-    device, when = replace(DEVICE, capability=capability), NOW - timedelta(days=days)
-    hardware = Hardware(
-        kind=EvidenceKind.LOCAL, driver=driver, gpus=(device,), known=(device.uuid,), nodes=("/dev/nvidia0",)
-    )
-    report = GpuReport(
-        subject=Subject(target="t", index=BUILT, manifest=BUILT, config=BUILT),
-        suite=BUILT,
-        level="full",
-        nonce="0" * 32,
-        started=when,
-        ended=when,
-        runner="docker",
-        hardware=hardware,
-        device=device,
-        cuda="12.4",
-        checks=(),
-        outcome=outcome,
-        reason="all checks passed" if outcome is Outcome.VERIFIED else f"the reason of {outcome}",
-    )
-    digest = f"sha256:{days:064x}"
-    verdict = Verdict(
-        report=report, issued=when, expires=when + timedelta(days=90), keyid="k" * 64, digest=digest
-    )
-    return Judged(digest=digest, standing=standing, why="", verdict=verdict)
 
 
 # --- what speaks ---------------------------------------------------------------------------------

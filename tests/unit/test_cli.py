@@ -6,8 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,50 +15,10 @@ from imagefactory.errors import FactoryError
 from imagefactory.oci.layout import Layout
 from imagefactory.recipes.values import SMOKE_CHECKS
 from imagefactory.suite.table import CHECKS
-from tests.unit.test_layout import add_image
+from tests.made.command import Call
+from tests.made.layout import add_image
 
 ROOT = Path(__file__).parents[2]
-
-
-@dataclass(frozen=True)
-class Said:
-    code: int
-    out: str
-    err: str
-
-    def json(self) -> dict[str, object]:
-        value = json.loads(self.out)
-        assert isinstance(value, dict)
-        return value
-
-
-Call = Callable[..., Said]
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """The command line in this process, on a store and cache of the test's own."""
-    monkeypatch.setenv("IMAGEFACTORY_STORE", str(tmp_path / "store"))
-    monkeypatch.setenv("IMAGEFACTORY_CACHE", str(tmp_path / "cache"))
-
-    def run(*arguments: str, root: Path = ROOT) -> Said:
-        with pytest.raises(SystemExit) as ended:
-            cli.main(["-C", str(root), *arguments])
-        said = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return Said(ended.value.code, said.out, said.err)
-
-    return run
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """A copy of the repository's recipes and locks that a test may break."""
-    folder = tmp_path / "root"
-    for name in ("recipes", "lockfiles"):
-        shutil.copytree(ROOT / name, folder / name)
-    (folder / "definitions").mkdir()
-    return folder
 
 
 def test_list_shows_every_target_and_its_lock(call: Call) -> None:

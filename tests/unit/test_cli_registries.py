@@ -5,132 +5,36 @@ from __future__ import annotations
 import base64
 import json
 import re
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from imagefactory import cli, errors
+from imagefactory import errors
 from imagefactory.cli.registry import parse_age
 from imagefactory.errors import UsageError
 from imagefactory.oci.candidates import PUSHED_TYPE
 from imagefactory.oci.graph import Graph, Place, read_graph
-from imagefactory.oci.layout import Layout
-from imagefactory.oci.layout_store import LayoutStore
-from imagefactory.oci.manifests import (
-    CONFIG_TYPE,
-    INDEX_TYPE,
-    MANIFEST_TYPE,
-    canonical_json,
-    format_descriptor,
+from imagefactory.oci.layout import (
+    Layout,
 )
+from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.model import Descriptor, Sif
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.sif import SifOrigin, keep_sif
 from imagefactory.progress import Quiet
+from tests.made.command import Call, json_of
+from tests.made.families import candidate_of, put_index, stored_image
 from tests.made.registry import PASSWORD, USER, RegistryMadeHere, Ways, registry_made_here
-from tests.unit.test_cli import Said
 
 ROOT = Path(__file__).parents[2]
-LAYER = "application/vnd.oci.image.layer.v1.tar+zstd"
-RECIPE = """\
-family: {family}
-description: For tests of registries
-source: pypi
-framework: nvidia-cuda-runtime-cu12
-platform: linux/amd64
-base: debian-12
-python: "3.11"
-capabilities: ["8.0"]
-checks: [packages]
-matrix:
-  - version: "12.1"
-    cuda: ["12.1"]
-"""
-SECOND_ROW = '  - version: "12.4"\n    cuda: ["12.4"]\n'
-
-Call = Callable[..., Said]
-
-
-def make_root(folder: Path) -> Path:
-    """A factory of the families `one` (two targets) and `two`."""
-    (folder / "recipes").mkdir(parents=True)
-    (folder / "imagefactory.toml").write_text("")
-    shutil.copy(ROOT / "recipes" / "bases.yaml", folder / "recipes")
-    (folder / "recipes" / "one.yaml").write_text(RECIPE.format(family="one") + SECOND_ROW)
-    (folder / "recipes" / "two.yaml").write_text(RECIPE.format(family="two"))
-    return folder
-
-
-def put_index(
-    store: LayoutStore, repository: str, layers: list[bytes], platforms: list[str], tag: str
-) -> None:
-    rows = []
-    for architecture in platforms:
-        blobs = [store.layout.add(layer, LAYER) for layer in (*layers, architecture.encode())]
-        config = {
-            "architecture": architecture,
-            "os": "linux",
-            "config": {"Env": [f"FAMILY={repository}"]},
-            "rootfs": {"type": "layers", "diff_ids": [blob.digest for blob in blobs]},
-        }
-        manifest = {
-            "schemaVersion": 2,
-            "mediaType": MANIFEST_TYPE,
-            "config": format_descriptor(store.layout.add(canonical_json(config), CONFIG_TYPE)),
-            "layers": [format_descriptor(blob) for blob in blobs],
-        }
-        row = format_descriptor(store.put_manifest(repository, canonical_json(manifest), MANIFEST_TYPE))
-        rows.append({**row, "platform": {"os": "linux", "architecture": architecture}})
-    index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": rows}
-    store.put_manifest(repository, canonical_json(index), INDEX_TYPE, tag)
-
-
-def stored_image(path: Path, family: str, layers: list[bytes], tag: str = "12.1-cu121") -> Graph:
-    """What a build would have left in the store: an image under the tag of a target."""
-    layout = Layout(path)
-    store = LayoutStore(layout)
-    with layout.in_use(Quiet()):
-        put_index(store, family, layers, ["amd64"], tag)
-    return read_graph(Place(store=store, repository=family), tag)
-
-
-def candidate_of(graph: Graph) -> str:
-    return f"12.1-cu121-{graph.root.descriptor.digest[7:19]}"
 
 
 @pytest.fixture
-def call(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
-    for name in ("REGISTRY_AUTH_FILE", "XDG_RUNTIME_DIR"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
-    monkeypatch.setenv("IMAGEFACTORY_CACHE", str(tmp_path / "cache"))
-    root = make_root(tmp_path / "root")
-
-    def run(*arguments: str, store: str = "store", code: int = 0) -> Said:
-        monkeypatch.setenv("IMAGEFACTORY_STORE", str(tmp_path / store))
-        with pytest.raises(SystemExit) as ended:
-            cli.main(["-C", str(root), *arguments])
-        said = capsys.readouterr()
-        assert ended.value.code == code, said
-        return Said(code, said.out, said.err)
-
-    return run
-
-
-def json_of(said: Said, kind: str) -> Any:
-    value = said.json()
-    assert value["format"] == f"imagefactory.{kind}/1"
-    return value
-
-
-@pytest.fixture
-def registry() -> Iterator[RegistryMadeHere]:
-    with registry_made_here() as made:
-        yield made
+def call(call_families: Call) -> Call:
+    return call_families
 
 
 @pytest.fixture

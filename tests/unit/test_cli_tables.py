@@ -40,15 +40,15 @@ from imagefactory.verdicts.subject import read_subject
 from imagefactory.verdicts.trust import TrustedKey
 from imagefactory.verify.model import Subject
 from tests.made.catalogue import make_catalogue, make_image, signed
+from tests.made.command import json_of
+from tests.made.signing import QUIET, Bench
 from tests.made.verdicts import LAB, LAB_TRUSTED, NOW, whole_report
-from tests.unit.test_cli_registries import call, json_of  # noqa: F401
-from tests.unit.test_cli_verdicts import QUIET, Bench, bench  # noqa: F401
 
 FILES = {"valid_combos.csv", "invalid_combos.csv", "version_ranges.csv", "combos.md", "combos.json"}
 TARGET = "one-12.1-cu121"
 
 
-def tables(bench: Bench, *arguments: str, code: int = 0) -> dict[str, dict[str, Any]]:  # noqa: F811
+def tables(bench: Bench, *arguments: str, code: int = 0) -> dict[str, dict[str, Any]]:
     """The rows of the target, by capability."""
     said = bench.call("tables", TARGET, "--json", *arguments, code=code)
     return {row["capability"]: row for row in json_of(said, "tables")["combos"]}
@@ -80,7 +80,7 @@ def collected(folder: Path, subject: Subject, outcome: Outcome) -> None:
     write_collected(folder, [CollectedNode(result=result, target=TARGET, capability="9.0", nonce=node.nonce)])
 
 
-def sign_here(bench: Bench, content: bytes) -> Subject:  # noqa: F811
+def sign_here(bench: Bench, content: bytes) -> Subject:
     """An image in the store that is verified for 8.0."""
     digest = bench.build(content).root.descriptor.digest
     place = local_place(bench.factory, "one")
@@ -89,7 +89,7 @@ def sign_here(bench: Bench, content: bytes) -> Subject:  # noqa: F811
     return read_subject(place, digest)
 
 
-def test_what_is_proven_in_the_store_is_valid(bench: Bench, tmp_path: Path) -> None:  # noqa: F811
+def test_what_is_proven_in_the_store_is_valid(bench: Bench, tmp_path: Path) -> None:
     sign_here(bench, b"a")
     out = tmp_path / "out"
     said = bench.call("tables", "--output", str(out))
@@ -104,17 +104,17 @@ def test_what_is_proven_in_the_store_is_valid(bench: Bench, tmp_path: Path) -> N
     assert again == {path.name: path.read_text() for path in out.iterdir() if path.suffix == ".csv"}
 
 
-def test_a_tag_alone_proves_nothing(bench: Bench) -> None:  # noqa: F811
+def test_a_tag_alone_proves_nothing(bench: Bench) -> None:
     bench.push(b"a", 1)
     assert {row["state"] for row in tables(bench).values()} <= {"not-tested", "ruled-out"}
 
 
-def test_verdicts_of_the_registry_count_where_it_is_asked(bench: Bench) -> None:  # noqa: F811
+def test_verdicts_of_the_registry_count_where_it_is_asked(bench: Bench) -> None:
     bench.verify(bench.push(b"a", 1))
     assert tables(bench, "--registry", bench.registry.host)["8.0"]["state"] == "valid"
 
 
-def test_what_sweeps_told_stands_beside_it(bench: Bench) -> None:  # noqa: F811
+def test_what_sweeps_told_stands_beside_it(bench: Bench) -> None:
     subject = sign_here(bench, b"a")
     collected(bench.folder / "store" / "sweeps" / "20261122-000000-aaaa", subject, Outcome.HELD)
     rows = tables(bench)
@@ -128,7 +128,7 @@ def test_what_sweeps_told_stands_beside_it(bench: Bench) -> None:  # noqa: F811
     assert (rows["12.0"]["state"], rows["12.0"]["cause"]) == ("undecided", "no-match")
 
 
-def test_a_sweep_of_another_image_says_nothing(bench: Bench, tmp_path: Path) -> None:  # noqa: F811
+def test_a_sweep_of_another_image_says_nothing(bench: Bench, tmp_path: Path) -> None:
     sign_here(bench, b"a")
     other = Subject(target=TARGET, **dict.fromkeys(("index", "manifest", "config"), "sha256:" + "f" * 64))
     folder = tmp_path / "elsewhere"
@@ -139,7 +139,7 @@ def test_a_sweep_of_another_image_says_nothing(bench: Bench, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("file", "text"), [("sweep.json", "{"), ("collected.json", '{"format": 9}')])
 def test_a_malformed_sweep_of_the_store_is_told_and_stops_nothing(
-    bench: Bench,  # noqa: F811
+    bench: Bench,
     file: str,
     text: str,
 ) -> None:
@@ -159,7 +159,7 @@ def test_a_malformed_sweep_of_the_store_is_told_and_stops_nothing(
     assert str(broken) in bench.call("tables", "--sweep", str(broken), code=2).err
 
 
-def test_files_of_others_are_left_alone(bench: Bench, tmp_path: Path) -> None:  # noqa: F811
+def test_files_of_others_are_left_alone(bench: Bench, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "valid_combos.csv").write_text("mine")
@@ -170,7 +170,7 @@ def test_files_of_others_are_left_alone(bench: Bench, tmp_path: Path) -> None:  
     assert (out / "valid_combos.csv").read_text().startswith(HEADER)
 
 
-def test_without_trust_nothing_is_valid(bench: Bench) -> None:  # noqa: F811
+def test_without_trust_nothing_is_valid(bench: Bench) -> None:
     sign_here(bench, b"a")
     (bench.folder / "root" / "imagefactory.toml").write_text("")
     assert tables(bench, "--capability", "8.0")["8.0"]["state"] == "not-tested"
@@ -182,11 +182,11 @@ def test_without_trust_nothing_is_valid(bench: Bench) -> None:  # noqa: F811
     ("arguments", "said"),
     [(("--capability", "x"), "no compute capability"), (("nothing-*",), "nothing-*")],
 )
-def test_bad_arguments_are_told(bench: Bench, arguments: tuple[str, ...], said: str) -> None:  # noqa: F811
+def test_bad_arguments_are_told(bench: Bench, arguments: tuple[str, ...], said: str) -> None:
     assert said in bench.call("tables", *arguments, code=3 if "nothing" in said else 2).err
 
 
-def test_columns_can_be_asked_for(bench: Bench, tmp_path: Path) -> None:  # noqa: F811
+def test_columns_can_be_asked_for(bench: Bench, tmp_path: Path) -> None:
     assert "12.1" in tables(bench, "--capability", "12.1")
     gpu = PoolGpu(
         id="GPU-1", uuid="", name="G", capability="10.3", memory=0, driver="", cuda="", mig=False, free=True

@@ -28,7 +28,7 @@ from imagefactory.report.tables import (
 )
 from imagefactory.stages.tables import Tables
 from imagefactory.verdicts.model import Standing
-from tests.unit.test_claims import NOW, judged
+from tests.made.claims import NOW, judged
 
 VOLTA, AMPERE, HOPPER = Capability(7, 0), Capability(8, 0), Capability(9, 0)
 NO = Claim(

@@ -6,8 +6,8 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagefactory import cli, errors
+from imagefactory import errors
 from imagefactory.gpu.capability import parse_capability, parse_code
 from imagefactory.gpu.cells import CellEvidence
 from imagefactory.gpu.compared import Difference
@@ -48,7 +48,8 @@ from imagefactory.report.compat import (
 from imagefactory.report.text import Sources
 from imagefactory.scan.findings import FileFinding
 from imagefactory.scan.records import LayerScan, format_scan
-from tests.unit.test_layout import add_image
+from tests.made.command import Call
+from tests.made.layout import add_image
 
 ROOT = Path(__file__).parents[2]
 
@@ -368,22 +369,10 @@ def test_differences_name_both_sources() -> None:
 
 # --- the command -------------------------------------------------------------------------------------
 
-Call = Callable[..., tuple[int, str, str]]
-
 
 @pytest.fixture
-def call(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
-    monkeypatch.setenv("IMAGEFACTORY_STORE", str(tmp_path / "store"))
-    monkeypatch.setenv("IMAGEFACTORY_CACHE", str(tmp_path / "cache"))
-
-    def run(*arguments: str, root: Path | None = ROOT) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            cli.main([*(["-C", str(root)] if root else []), "compat", *arguments])
-        said = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, said.out, said.err
-
-    return run
+def call(call: Call) -> Call:
+    return partial(call, "compat")
 
 
 def test_what_runs_on_a_gpu(call: Call) -> None:

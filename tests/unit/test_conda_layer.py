@@ -39,11 +39,12 @@ from imagefactory.engines.layer_plan import OWN_LAYER_BYTES, LayerInputs, Part, 
 from imagefactory.engines.pyc import BaseCompiler
 from imagefactory.engines.wheel_layer import Prefix
 from imagefactory.errors import BuildError, ToolError
-from imagefactory.model import Base, Definition, Lock, LockedConda, LockedPackage, LockedWheel, Target, Where
+from imagefactory.model import Definition, Lock, LockedConda, LockedPackage, LockedWheel
 from imagefactory.oci.layers import END_OF_ARCHIVE, Segment, codec
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.model import Image, Layer
 from imagefactory.progress import Quiet
+from tests.made.values import make_base, make_lock, make_target
 from tests.made.wheels import locked as locked_wheel
 from tests.made.wheels import make_wheel
 from tests.services.channel_made import (
@@ -56,13 +57,10 @@ from tests.services.channel_made import (
 )
 from tests.services.conda_package import PLACEHOLDER, CondaPackage, File, pack
 
-WHERE = Where(file="recipes/tiny.yaml", line=1, column=1)
-BASE = Base(name="debian-12", suite="bookworm", python="", glibc="2.36", packages=(), public="x", where=WHERE)
-TARGET = Target(
-    name="tinytorch-1.0-cu121", family="tinytorch", description="d", source="conda", framework="tinytorch",
-    version="1.0", cuda="12.1", python=PYTHON, base="debian-12", platform="linux/amd64", capabilities=(),
-    checks=(), requirements=("tinytorch 1.0.*",), constraints=(), environment=(), where=WHERE,
-    channels=(ADDRESS,),
+BASE = make_base(python="")
+TARGET = make_target(
+    name="tinytorch-1.0-cu121", source="conda", framework="tinytorch", version="1.0", python=PYTHON,
+    requirements=("tinytorch 1.0.*",), channels=(ADDRESS,),
 )  # fmt: skip
 FEW = ("python-3", "packaging", "tinytool-1.0", "tinyprefix", "oddpaths")
 
@@ -105,11 +103,9 @@ def compile_with_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lock_of(*packages: LockedPackage, target: str = TARGET.name) -> Lock:
-    return Lock(
+    return make_lock(
         target=target,
-        content_hash="sha256:" + "0" * 64,
         python=PYTHON,
-        platform="manylinux_2_36_x86_64",
         solver="py-rattler",
         wheels=tuple(one for one in packages if isinstance(one, LockedWheel)),
         conda=tuple(one for one in packages if isinstance(one, LockedConda)),

@@ -12,80 +12,15 @@ import pytest
 from imagefactory.model import CheckState, Completed, Outcome
 from imagefactory.suite.gpu import table
 from imagefactory.verify.gpu_outcome import MEASURED, Brought, GpuRun, not_started, outcome_of
-from imagefactory.verify.model import EvidenceKind, GpuIdentity, GpuReport, Hardware, Subject
+from imagefactory.verify.model import GpuReport
 from imagefactory.verify.report import format_gpu_report, parse_gpu_report
-from tests.made.verdicts import NOW, SUITE, digest
+from tests.made.gpu_run import DEVICE, make_run, whole
+from tests.made.verdicts import HOST, MADE_UP, SUITE
 
-UUID = "GPU-01234567-89ab-cdef-0123-456789abcdef"
+UUID = MADE_UP.uuid
 PART = "MIG-aaaaaaaa-89ab-cdef-0123-456789abcdef"
-SUBJECT = Subject(target="pytorch-2.3-cu121", index=digest("a"), manifest=digest("b"), config=digest("c"))
-DEVICE = {"name": "A GPU of the tests", "capability": "8.0", "uuid": UUID, "memory": 1 << 34}
-HOST = Hardware(
-    kind=EvidenceKind.LOCAL,
-    driver="550.54.15",
-    gpus=(GpuIdentity(name="A GPU of the tests", capability="8.0", uuid=UUID, memory=1 << 34),),
-    known=(UUID,),
-    nodes=("/dev/nvidia0",),
-    notes=(("nvml-driver", "550.54.15"),),
-)
 GOOD = Completed(returncode=0, stdout="PASSED\n", stderr="", seconds=1.0)
 Change = Callable[[dict[str, Any]], object]
-
-
-def make_run(**changes: Any) -> GpuRun:
-    asked = {
-        "format": table.FORMAT,
-        "nonce": "0123456789abcdef0123456789abcdef",
-        "target": "pytorch-2.3-cu121",
-        "framework": "torch",
-        "version": "2.3.1",
-        "cuda": "12.1",
-        "python": "3.11",
-        "packages": {"torch": "2.3.1"},
-        "conda": {},
-        "level": "quick",
-        "capability": "",
-        "driver": "12.0",
-        "predicted": {"8.0": {"native": True, "ptx": False, "runs": True, "reason": "sm_80 code"}},
-        "rehearsal": False,
-        **changes,
-    }
-    return GpuRun(
-        subject=SUBJECT,
-        suite=SUITE,
-        asked=asked,
-        waive=(),
-        runner="unshare",
-        hardware=HOST,
-        started=NOW,
-        ended=NOW,
-    )
-
-
-def whole(run: GpuRun) -> dict[str, Any]:
-    """The report of an image in which all is well."""
-    return {
-        "format": table.FORMAT,
-        "nonce": run.asked["nonce"],
-        "target": run.asked["target"],
-        "python": "3.11.2",
-        "level": run.asked["level"],
-        "rehearsal": run.asked["rehearsal"],
-        "cuda": "12.4",
-        "device": None if run.asked["rehearsal"] else dict(DEVICE),
-        "running": "",
-        "checks": [
-            {
-                "name": name,
-                "state": "passed",
-                "detail": f"{name} held",
-                "outcome": "",
-                "seconds": 0.5,
-                "numbers": {"n": 1.5},
-            }
-            for name in table.checks_of(run.asked["level"])
-        ],
-    }
 
 
 def row(document: dict[str, Any], name: str) -> dict[str, Any]:

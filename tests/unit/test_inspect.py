@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from imagefactory import cli, errors
+from imagefactory import errors
 from imagefactory.gpu.capability import Capability, Code, CodeKind
 from imagefactory.gpu.model import Answer, Contents, Library, Modules, Package
 from imagefactory.gpu.predict import predict_all
@@ -23,12 +23,12 @@ from imagefactory.oci.sif import SifOrigin, keep_sif
 from imagefactory.progress import Quiet
 from imagefactory.report.inspect import Inspection, answer_amd, format_inspection, library_versions
 from imagefactory.stages import inspect, scan
+from tests.made.command import Call
 from tests.made.gpu_code import library
+from tests.made.layout import add_image
 from tests.made.registry import RegistryMadeHere, Ways, registry_made_here
+from tests.made.scanned import VERSION, sif, tar
 from tests.made.wheels import make_wheel
-from tests.unit.test_cli import Said
-from tests.unit.test_layout import add_image
-from tests.unit.test_scan import VERSION, sif, tar
 
 ROOT = Path(__file__).parents[2]
 SITE = "opt/env/lib/python3.11/site-packages"
@@ -47,7 +47,6 @@ LAYERS = [
         (f"{SITE}/nvidia_nccl_cu12-2.20.5.dist-info/METADATA", b""),
     ),
 ]
-Call = Callable[..., Said]
 
 
 @pytest.fixture
@@ -59,21 +58,11 @@ def layout(tmp_path: Path) -> Layout:
 
 
 @pytest.fixture
-def call(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """The command line in this process and an empty folder, on a store and cache of the test's own."""
-    monkeypatch.setenv("IMAGEFACTORY_STORE", str(tmp_path / "store"))
-    monkeypatch.setenv("IMAGEFACTORY_CACHE", str(tmp_path / "cache"))
+def call(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """The command in an empty folder."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-
-    def run(*arguments: str, root: Path = ROOT) -> Said:
-        with pytest.raises(SystemExit) as ended:
-            cli.main(["-C", str(root), "inspect", *arguments])
-        said = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return Said(ended.value.code, said.out, said.err)
-
-    return run
+    return partial(call, "inspect")
 
 
 # --- what is told ----------------------------------------------------------------------------------

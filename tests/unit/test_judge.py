@@ -19,7 +19,8 @@ from imagefactory.gpu.model import (
     Package,
     Question,
 )
-from imagefactory.model import Lock, LockedConda, LockedWheel, Target, Where
+from imagefactory.model import LockedWheel
+from tests.made.values import make_conda, make_lock, make_target
 
 
 def asked(text: str, capability: str, driver: str = "") -> Question:
@@ -221,30 +222,13 @@ def test_verified_is_said_of_its_capability_alone() -> None:
 
 # --- questions of targets --------------------------------------------------------------------------
 
-TARGET = Target(
-    name="pytorch-2.3-cu121",
-    family="pytorch",
-    description="",
-    source="pypi",
-    framework="torch",
-    version="2.3",
-    cuda="12.1",
-    python="3.11",
-    base="debian-12",
-    platform="linux/amd64",
-    capabilities=("8.0",),
-    checks=(),
-    requirements=(),
-    constraints=(),
-    environment=(),
-    where=Where(file="x.yaml", line=1, column=1),
-)
+TARGET = make_target()
 EIGHT = Capability(8, 0)
 
 
 def test_a_question_holds_what_the_lock_holds() -> None:
     wheel = LockedWheel(name="torch", version="2.3.1", filename="t.whl", sha256="ab" * 32, size=1)
-    lock = Lock(target="t", content_hash="", python="3.11", platform="", solver="", wheels=(wheel,))
+    lock = make_lock(wheels=(wheel,))
     question = ask(TARGET, lock, EIGHT, "535")
     assert question == Question(
         framework="torch",
@@ -264,20 +248,7 @@ def test_a_channel_has_builds_of_its_own(channel: str) -> None:
     conda = replace(
         TARGET, source="conda", framework="pytorch", channels=(address, "https://conda.example/other")
     )
-    package = LockedConda(
-        name="pytorch",
-        version="2.3.1",
-        build="cuda121",
-        subdir="linux-64",
-        url=f"{address}/linux-64/pytorch-2.3.1-cuda121.conda",
-        filename="pytorch-2.3.1-cuda121.conda",
-        sha256="cd" * 32,
-        md5="",
-        size=1,
-        depends=(),
-    )
-    lock = Lock(
-        target="t", content_hash="", python="3.11", platform="", solver="", wheels=(), conda=(package,)
-    )
+    package = make_conda("pytorch 2.3.1 cuda121", channel=address)
+    lock = make_lock(wheels=(), conda=(package,))
     assert ask(conda, lock, EIGHT).framework == f"{channel}::pytorch"
     assert ask(conda, None, EIGHT).framework == f"{channel}::pytorch"

@@ -32,10 +32,10 @@ from imagefactory.verdicts.model import Judged, Standing
 from imagefactory.verdicts.trust import Grant, add_key
 from imagefactory.verify.model import EvidenceKind
 from imagefactory.verify.nonces import NonceError, NonceLedger
+from tests.made.factory import NAME, put_image
 from tests.made.kit import Bench, answer, docker, suite_report
 from tests.made.registry import RegistryMadeHere, registry_made_here
 from tests.services.gpu_host import make_host
-from tests.unit.test_verification import NAME, factory, put_image, target  # noqa: F401
 
 TAG = "2.3-cu121-sm80"
 
@@ -70,7 +70,7 @@ class Site:
 
 
 @pytest.fixture
-def site(factory: Factory, target: Target, tmp_path: Path) -> Iterator[Site]:  # noqa: F811
+def site(factory: Factory, target: Target, tmp_path: Path) -> Iterator[Site]:
     put_image(factory, target)
     image = factory.layout.image(reference(target))
     assert image is not None

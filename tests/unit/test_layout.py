@@ -9,38 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.engines.base.image import write_index
 from imagefactory.errors import StoreError
 from imagefactory.oci.collect import collect
 from imagefactory.oci.layout import BlobWriter, Layout
 from imagefactory.oci.layout_store import LayoutStore
-from imagefactory.oci.manifests import (
-    CONFIG_TYPE,
-    INDEX_TYPE,
-    MANIFEST_TYPE,
-    canonical_json,
-    digest_of,
-    format_descriptor,
-)
+from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, canonical_json, digest_of, format_descriptor
 from imagefactory.oci.model import Descriptor, Layer
 from imagefactory.progress import Quiet
+from tests.made.layout import LAYER_TYPE, add_image
 from tests.made.store_contract import artifact, blob, image_manifest
-
-LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
-
-
-def add_image(layout: Layout, name: str, contents: list[bytes]) -> Descriptor:
-    layers = [layout.add(content, LAYER_TYPE) for content in contents]
-    config = {"config": {"Env": ["A=1=2"]}, "rootfs": {"diff_ids": [layer.digest for layer in layers]}}
-    manifest = {
-        "schemaVersion": 2,
-        "mediaType": MANIFEST_TYPE,
-        "config": format_descriptor(layout.add(canonical_json(config), CONFIG_TYPE)),
-        "layers": [format_descriptor(layer) for layer in layers],
-    }
-    index = write_index(layout, manifest, "linux/amd64")
-    layout.tag(name, index)
-    return index
 
 
 @pytest.fixture

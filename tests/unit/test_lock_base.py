@@ -33,21 +33,14 @@ from imagefactory.lock.debian.sources import (
     parse_deb822_sources,
     parse_sources_list,
 )
-from imagefactory.model import Base, BaseLock, DebianPackage, Where
+from imagefactory.model import Base, BaseLock, DebianPackage
 from imagefactory.progress import Quiet
 from imagefactory.recipes.read import read_bases
+from tests.made.values import make_base
 
 TREE = Path(__file__).parents[2]
 
-BASE = Base(
-    name="debian-12",
-    suite="bookworm",
-    python="3.11",
-    glibc="2.36",
-    packages=("python3", "gcc"),
-    public="",
-    where=Where(file="bases.yaml", line=1, column=1),
-)
+BASE = make_base(packages=("python3", "gcc"))
 
 
 def package(name: str, version: str = "1.0-1", content: bytes = b"x") -> DebianPackage:

@@ -18,8 +18,9 @@ from rattler.package import BuildString, PackageName
 from rattler.version import VersionWithSource
 
 from imagefactory.model import Lock, LockedConda, Target
+from tests.made.conda_lock import LOCK, PYTORCH, TARGET
 from tests.made.lock_checker import Record, check_lock, compare, moved, parse_spec, read_records
-from tests.unit.test_lock_files import FORGE, LOCK, PYTORCH, TARGET
+from tests.made.values import FORGE
 
 # The order that conda's user guide gives as its example, and what channels have beside it.
 ORDERED = re.findall(

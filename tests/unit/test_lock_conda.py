@@ -17,17 +17,12 @@ from imagefactory.lock.conda.explain import shortened
 from imagefactory.lock.conda.locker import CondaLocker
 from imagefactory.lock.conda.solver import virtual_packages
 from imagefactory.lock.content_hash import content_hash
-from imagefactory.lock.pypi.uv import UvLocker
-from imagefactory.model import Base, Lock, Target, Where
+from imagefactory.model import Lock, Target
 from imagefactory.progress import Quiet
 from imagefactory.recipes.match_spec import CHANNEL_ROOT
+from tests.made.solving import BASE, SYSTEM, no_pip, pins, target
 from tests.services.channels import record, write_channel
 
-WHERE = Where(file="recipes/tiny.yaml", line=7, column=3)
-BASE = Base(
-    name="debian-12", suite="bookworm", python="3.11", glibc="2.36", packages=(), public="", where=WHERE
-)
-SYSTEM = (("__archspec", "x86_64"), ("__cuda", "12.1"), ("__glibc", "2.36"))
 RUNTIME = (
     record("python", "3.11.8"),
     record("python", "3.11.9"),
@@ -35,32 +30,6 @@ RUNTIME = (
     record("cuda-cudart", "12.1.105"),
     record("tiny", "1.0", "python >=3.11,<3.12.0a0", "cuda-cudart 12.1.*", build="cuda12.1_py311"),
 )
-
-
-def target(*requirements: str, **more: Any) -> Target:
-    asked = requirements or ("tiny 1.*",)
-    given: dict[str, Any] = {
-        "name": "tiny-1-cu121",
-        "family": "tiny",
-        "description": "",
-        "source": "conda",
-        "framework": "tiny",
-        "version": "1",
-        "cuda": "12.1",
-        "python": "3.11",
-        "base": "debian-12",
-        "platform": "linux/amd64",
-        "capabilities": (),
-        "checks": (),
-        "requirements": asked,
-        "constraints": (),
-        "environment": (),
-        "where": WHERE,
-        "channels": (f"{CHANNEL_ROOT}/conda-forge",),
-        "system": SYSTEM,
-        **more,
-    }
-    return Target(**given)
 
 
 class Site:
@@ -82,14 +51,6 @@ class Site:
     def lock(self, asked: Target, previous: Lock | None = None, *update: str, **more: Any) -> Lock:
         request = LockRequest(target=asked, base=BASE, previous=previous, update=update, **more)
         return self.locker.lock(request, Quiet())
-
-
-def no_pip() -> UvLocker:
-    raise AssertionError("nothing here comes from PyPI")
-
-
-def pins(lock: Lock) -> dict[str, str]:
-    return {package.name: package.version for package in lock.conda}
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -35,85 +34,10 @@ from imagefactory.lock.files import (
     write_unsolvable,
 )
 from imagefactory.lock.pypi.requirements import format_lock
-from imagefactory.model import Base, Lock, LockedConda, LockedWheel, Target, Where
+from imagefactory.model import Lock, LockedWheel
+from tests.made.conda_lock import BASE, LOCK, PYTORCH, TARGET
+from tests.made.values import FORGE, hexed, make_conda
 
-FORGE = "https://conda.anaconda.org/conda-forge"
-PYTORCH = "https://conda.anaconda.org/pytorch"
-WHERE = Where(file="recipes/pytorch-conda.yaml", line=7, column=5)
-BASE = Base(
-    name="debian-12", suite="bookworm", python="3.11", glibc="2.36", packages=(), public="", where=WHERE
-)
-TARGET = Target(
-    name="pytorch-conda-2.3-cu121",
-    family="pytorch-conda",
-    description="",
-    source="conda",
-    framework="pytorch",
-    version="2.3",
-    cuda="12.1",
-    python="3.11",
-    base="debian-12",
-    platform="linux/amd64",
-    capabilities=("8.0",),
-    checks=(),
-    requirements=("pytorch 2.3.*", "pytorch-cuda 12.1.*"),
-    constraints=("numpy <2",),
-    environment=(),
-    where=WHERE,
-    channels=(PYTORCH, FORGE),
-    system=(("__archspec", "x86_64"), ("__cuda", "12.1"), ("__glibc", "2.36")),
-)
-
-
-def hexed(text: str, kind: str = "sha256") -> str:
-    return hashlib.new(kind, text.encode()).hexdigest()
-
-
-def conda(spec: str, *depends: str, channel: str = FORGE, subdir: str = "linux-64") -> LockedConda:
-    """`conda("python 3.11.9 h1_0", "openssl >=3")`."""
-    name, version, build = spec.split()
-    filename = f"{name}-{version}-{build}.conda"
-    return LockedConda(
-        name=name,
-        version=version,
-        build=build,
-        subdir=subdir,
-        url=f"{channel}/{subdir}/{filename}",
-        filename=filename,
-        sha256=hexed(filename),
-        md5=hexed(filename, "md5"),
-        size=1000 + len(filename),
-        depends=depends,
-    )
-
-
-LOCK = Lock(
-    target=TARGET.name,
-    content_hash=content_hash(TARGET, BASE, None),
-    python="3.11",
-    platform="manylinux_2_36_x86_64",
-    solver="py-rattler 0.28.0",
-    wheels=(),
-    conda=(
-        conda("_libgcc_mutex 0.1 conda_forge"),
-        conda("cuda-cudart 12.1.105 0", "__glibc >=2.17,<3.0.a0"),
-        conda("numpy 1.26.4 py311h64a7726_0", "python >=3.11,<3.12.0a0", "python_abi 3.11.* *_cp311"),
-        conda("pip 24.0 pyhd8ed1ab_0", "python >=3.7", "setuptools", subdir="noarch"),
-        conda("python 3.11.9 hb806964_0_cpython", "_libgcc_mutex"),
-        conda("python_abi 3.11 4_cp311"),
-        conda(
-            "pytorch 2.3.1 py3.11_cuda12.1_cudnn8.9.2_0",
-            "numpy >=1.19,<2",
-            "python >=3.11",
-            "pytorch-cuda >=12.1,<12.2",
-            channel=PYTORCH,
-        ),
-        conda("pytorch-cuda 12.1 ha16c6d3_6", "cuda-cudart >=12.1,<12.2", channel=PYTORCH),
-        conda("setuptools 1!70.0 pyhd8ed1ab_0", "python", subdir="noarch"),
-    ),
-    channels=(PYTORCH, FORGE),
-    system=TARGET.system,
-)
 WHEEL = LockedWheel(
     name="einops", version="0.8.1", filename="einops-0.8.1-py3-none-any.whl", sha256=hexed("w"), size=64359
 )
@@ -148,7 +72,7 @@ def test_yaml_reads_every_scalar_as_the_text_it_was() -> None:
     odd = replace(
         LOCK,
         conda=tuple(
-            replace(conda(spec), sha256=digit * 64, md5=digit * 32)
+            replace(make_conda(spec), sha256=digit * 64, md5=digit * 32)
             for spec, digit in (("1e3 1.0 0", "1"), ("null 1e5 1_0", "0"), ("y 0x10 1e3", "e"))
         ),
     )
@@ -190,7 +114,9 @@ def test_a_channel_without_md5_is_told() -> None:
 
 def test_a_folder_and_a_port_as_channels() -> None:
     channels = ("file:///srv/channels/own", "http://127.0.0.1:8765/a/label/b")
-    packages = tuple(conda(f"{name} 1.0 0", channel=one) for name, one in zip("ab", channels, strict=True))
+    packages = tuple(
+        make_conda(f"{name} 1.0 0", channel=one) for name, one in zip("ab", channels, strict=True)
+    )
     lock = replace(LOCK, channels=channels, conda=packages)
     assert parse_conda_lock(format_conda_lock(lock), "x") == lock
 
@@ -454,7 +380,7 @@ def test_explicit_names_what_is_needed_first() -> None:
 
 
 def test_explicit_of_a_circle() -> None:
-    packages = (conda("a 1 0", "b"), conda("b 1 0", "a", "c"), conda("c 1 0"))
+    packages = (make_conda("a 1 0", "b"), make_conda("b 1 0", "a", "c"), make_conda("c 1 0"))
     lines = explicit(replace(LOCK, conda=packages)).splitlines()[2:]
     assert [line.rpartition("/")[2][0] for line in lines] == ["c", "b", "a"]
 
@@ -465,7 +391,7 @@ def test_explicit_of_a_circle() -> None:
 def swapped(spec: str, *more: str, without: str = "") -> Lock:
     """LOCK with one package in another version or build, `more` added and one taken."""
     packages = {one.name: one for one in LOCK.conda}
-    packages |= {one.split()[0]: conda(one) for one in (spec, *more)}
+    packages |= {one.split()[0]: make_conda(one) for one in (spec, *more)}
     packages.pop(without, None)
     return replace(LOCK, conda=tuple(packages[name] for name in sorted(packages)))
 
@@ -509,14 +435,14 @@ MISFITS = {
         "comes with CUDA 11.8 (pytorch 2.3.1 py3.11_cuda11.8_cudnn8_0)",
     ),
     "no cuda": (
-        replace(LOCK, conda=tuple(conda(s) for s in ("python 3.11.9 h_0", "pytorch 2.3.1 h_0"))),
+        replace(LOCK, conda=tuple(make_conda(s) for s in ("python 3.11.9 h_0", "pytorch 2.3.1 h_0"))),
         "bring no CUDA",
     ),
     "bounds alone": (
         replace(
             LOCK,
             conda=tuple(
-                conda(s) for s in ("cuda-version 12.1 h_3", "python 3.11.9 h_0", "pytorch 2.3.1 h_0")
+                make_conda(s) for s in ("cuda-version 12.1 h_3", "python 3.11.9 h_0", "pytorch 2.3.1 h_0")
             ),
         ),
         "bring no CUDA",

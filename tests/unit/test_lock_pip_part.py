@@ -13,51 +13,27 @@ from imagefactory.errors import LockError, UnsolvableError
 from imagefactory.gpu import knowledge
 from imagefactory.lock import LockRequest
 from imagefactory.lock.conda.pip_part import given_packages, lock_pip
-from imagefactory.model import Base, Lock, LockedConda, LockedWheel, Target, Where
+from imagefactory.model import LockedConda, LockedWheel, Where
+from tests.made.values import make_base, make_conda, make_lock, make_target
 from tests.services.package_index import Index, package_index, uv_locker
 
-WHERE = Where(file="recipes/lab.yaml", line=7, column=5)
-BASE = Base(
-    name="debian-12", suite="bookworm", python="3.13", glibc="2.36", packages=(), public="", where=WHERE
-)
-TARGET = Target(
+BASE = make_base(python="3.13")
+TARGET = make_target(
     name="lab-2.3-cu121",
     family="lab",
-    description="",
     source="conda",
     framework="pytorch",
-    version="2.3",
-    cuda="12.1",
-    python="3.11",
-    base="debian-12",
-    platform="linux/amd64",
-    capabilities=(),
-    checks=(),
     requirements=("pytorch 2.3.*",),
-    constraints=(),
-    environment=(),
-    where=WHERE,
     channels=("https://conda.anaconda.org/conda-forge",),
     system=(("__cuda", "12.1"), ("__glibc", "2.28")),
     pip=("tools",),
+    where=Where(file="recipes/lab.yaml", line=7, column=5),
 )
 REQUEST = LockRequest(target=TARGET, base=BASE)
 
 
 def package(name: str, version: str, *depends: str) -> LockedConda:
-    filename = f"{name}-{version}-0.conda"
-    return LockedConda(
-        name=name,
-        version=version,
-        build="0",
-        subdir="linux-64",
-        url=f"https://conda.anaconda.org/conda-forge/linux-64/{filename}",
-        filename=filename,
-        sha256="0" * 64,
-        md5="",
-        size=1,
-        depends=depends,
-    )
+    return make_conda(f"{name} {version} 0", *depends)
 
 
 CONDA = (
@@ -138,28 +114,13 @@ def test_wheels_fit_the_glibc_and_the_python_of_the_environment(index: Index, tm
     wheels = lock_pip(replace(REQUEST, target=replace(TARGET, pip=("small",))), CONDA, uv)
     assert pins(wheels) == ["small==1.5"]
     # uv has no platform for every C library; the next older one serves.
-    lock = Lock(
-        target="lab",
-        content_hash="",
-        python="3.11",
-        platform="manylinux_2_29_x86_64",
-        solver="",
-        wheels=wheels,
-    )
+    lock = make_lock(platform="manylinux_2_29_x86_64", wheels=wheels)
     assert list(uv.addresses(lock)) == [wheels[0].filename]
 
 
 def test_previous_wheels_stay_but_for_those_to_update(index: Index, tmp_path: Path) -> None:
     uv = uv_locker(index, tmp_path)
-    lock = Lock(
-        target=TARGET.name,
-        content_hash="sha256:" + "0" * 64,
-        python="3.11",
-        platform="manylinux_2_36_x86_64",
-        solver="uv",
-        wheels=lock_pip(REQUEST, CONDA, uv),
-        conda=CONDA,
-    )
+    lock = make_lock(target=TARGET.name, wheels=lock_pip(REQUEST, CONDA, uv), conda=CONDA)
     index.add("small", "1.1")
     index.add("tools", "1.1", needs=("small",))
     held = replace(REQUEST, previous=lock)

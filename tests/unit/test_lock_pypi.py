@@ -28,6 +28,7 @@ from imagefactory.model import Base, Lock, LockedWheel, Target, Where
 from imagefactory.progress import Quiet
 from imagefactory.settings.choices import Setting
 from imagefactory.web import redact
+from tests.made.values import make_base, make_lock, make_target
 from tests.services.package_index import Index, package_index
 from tests.services.package_index import uv_locker as locker
 
@@ -39,28 +40,8 @@ def fetch_all(folder: Path, uv: UvLocker, lock: Lock) -> dict[LockedWheel, Path]
     return PackageCache(folder, uv._index).fetch(lock.wheels, locate, Quiet())
 
 
-WHERE = Where(file="recipes/pytorch.yaml", line=7, column=5)
-BASE = Base(
-    name="debian-12", suite="bookworm", python="3.11", glibc="2.36", packages=(), public="", where=WHERE
-)
-TARGET = Target(
-    name="pytorch-2.3-cu121",
-    family="pytorch",
-    description="",
-    source="pypi",
-    framework="torch",
-    version="2.3",
-    cuda="12.1",
-    python="3.11",
-    base="debian-12",
-    platform="linux/amd64",
-    capabilities=("8.0",),
-    checks=(),
-    requirements=("torch==2.3.1", "numpy"),
-    constraints=("numpy<2",),
-    environment=(),
-    where=WHERE,
-)
+BASE = make_base()
+TARGET = make_target(requirements=("torch==2.3.1", "numpy"), constraints=("numpy<2",))
 
 
 def wheel(name: str, version: str, tag: str = "py3-none-any", *, size: int = 1000) -> LockedWheel:
@@ -69,12 +50,8 @@ def wheel(name: str, version: str, tag: str = "py3-none-any", *, size: int = 100
     return LockedWheel(name=name, version=version, filename=filename, sha256=digest, size=size)
 
 
-LOCK = Lock(
-    target=TARGET.name,
+LOCK = make_lock(
     content_hash=content_hash(TARGET, BASE, None),
-    python="3.11",
-    platform="manylinux_2_36_x86_64",
-    solver="uv 0.9.1",
     wheels=(
         wheel("numpy", "1.26.4", "cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64"),
         wheel("nvidia-cuda-runtime-cu12", "12.1.105", "py3-none-manylinux1_x86_64"),

@@ -6,126 +6,35 @@ py-rattler solves against a channel of records in a folder; no package is ever f
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from imagefactory import cli
-from imagefactory.factory import Factory, read_factory
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.files import WHEELS, format_lock_files, read_lock, write_lock
 from imagefactory.model import LockedWheel
 from imagefactory.report.locks import format_relock
-from imagefactory.settings.load import load_settings
 from imagefactory.stages.lock import Relock
-from tests.unit.test_lock_files import LOCK, TARGET, conda, hexed
+from tests.made.conda_lock import LOCK, TARGET
+from tests.made.place import Place, make_place
+from tests.made.values import hexed, make_conda
 
 ROOT = Path(__file__).parents[2]
-RECIPE = """\
-family: tiny
-description: A small framework from conda
-source: conda
-framework: pytorch
-channels: ["{channel}"]
-python: "3.11"
-base: debian-12
-platform: linux/amd64
-capabilities: ["8.0"]
-matrix:
-  - version: "2.3"
-    cuda: ["12.1"]
-    packages: [{packages}]
-    constraints: ["pytorch * *cuda*"]
-"""
 ON = """\
 family: more
 description: More on top
 on: tiny-2.3-cu121
 packages: [extra]
 """
-RECORDS = (
-    ("python 3.11.9 h0_0_cpython", ()),
-    ("python 3.12.4 h0_0_cpython", ()),
-    ("numpy 1.26.4 py311h0_0", ("python >=3.11,<3.12.0a0",)),
-    ("pytorch 2.3.1 cuda121_py311_0", ("python >=3.11,<3.12.0a0", "numpy", "cuda-version 12.1.*", "__cuda")),
-    ("pytorch 2.3.1 cpu_py311_1", ("python >=3.11,<3.12.0a0", "numpy")),
-    ("cuda-version 12.1 h0_0", ()),
-    ("extra 1.0 h0_0", ("numpy",)),
-)
-
-
-@dataclass(frozen=True)
-class Place:
-    """A factory with one conda family, and the channel that it asks."""
-
-    root: Path
-    call: Callable[..., tuple[int, str, str]]
-
-    def ask(self, packages: str = '"numpy <2"') -> None:
-        """Writes the recipe."""
-        text = RECIPE.format(channel=(self.root / "channel").as_uri(), packages=packages)
-        (self.root / "recipes" / "tiny.yaml").write_text(text)
-
-    def offer(self, *more: tuple[str, tuple[str, ...]]) -> None:
-        """Writes the channel's records."""
-        packages = {}
-        for spec, depends in (*RECORDS, *more):
-            name, version, build = spec.split()
-            filename = f"{name}-{version}-{build}.conda"
-            packages[filename] = {
-                "name": name,
-                "version": version,
-                "build": build,
-                "build_number": int((re.findall(r"_([0-9]+)", build) or ["0"])[-1]),
-                "depends": list(depends),
-                "sha256": hexed(filename),
-                "md5": hexed(filename, "md5"),
-                "size": 1000,
-                "subdir": "linux-64",
-            }
-        for subdir, held in (("linux-64", packages), ("noarch", {})):
-            folder = self.root / "channel" / subdir
-            folder.mkdir(parents=True, exist_ok=True)
-            data = {"info": {"subdir": subdir}, "packages": {}, "packages.conda": held}
-            (folder / "repodata.json").write_text(json.dumps(data))
-
-    @property
-    def factory(self) -> Factory:
-        return read_factory(load_settings(directory=self.root, start=self.root, environ={}), {})
-
-    def names(self) -> list[str]:
-        return sorted(path.name for path in (self.root / "lockfiles").iterdir())
-
-    def states(self) -> dict[str, str]:
-        _, out, _ = self.call("list", "--json")
-        return {row["target"]: row["lock"] for row in json.loads(out)["targets"]}
 
 
 @pytest.fixture
 def place(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    monkeypatch.setenv("IMAGEFACTORY_STORE", str(tmp_path / "store"))
-    monkeypatch.setenv("IMAGEFACTORY_CACHE", str(tmp_path / "cache"))
-    root = tmp_path / "root"
-    (root / "recipes").mkdir(parents=True)
-    shutil.copy(ROOT / "recipes" / "bases.yaml", root / "recipes")
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            cli.main(["-C", str(root), *arguments])
-        said = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, said.out, said.err
-
-    made = Place(root=root, call=call)
-    made.ask()
-    made.offer()
-    return made
+    return make_place(capsys, tmp_path, monkeypatch)
 
 
 def test_a_lock_is_solved_once_and_then_kept(place: Place) -> None:
@@ -139,7 +48,7 @@ def test_a_lock_is_solved_once_and_then_kept(place: Place) -> None:
 def test_an_unchanged_lock_of_300_packages_loads_no_solver(place: Place) -> None:
     """The import of rattler or conda-lock alone would take longer than the whole answer may."""
     target = place.factory.targets[0]
-    more = [conda(f"package{n} 1.{n} h{n}_0", "python", "numpy >=1,<3") for n in range(300)]
+    more = [make_conda(f"package{n} 1.{n} h{n}_0", "python", "numpy >=1,<3") for n in range(300)]
     channel = target.channels[0]
     here = (replace(one, url=f"{channel}/{one.subdir}/{one.filename}") for one in (*LOCK.conda, *more))
     packages = sorted(here, key=lambda one: one.name)

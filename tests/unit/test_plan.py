@@ -36,37 +36,14 @@ from imagefactory.matrix.plan import (
     weigh,
 )
 from imagefactory.matrix.rows import MAX_ROWS, RowsInput, RuledRow, SpaceRow, parse_rows, rule_rows
-from imagefactory.model import Target, Where
 from imagefactory.report.plan import MAX_JOBS, format_matrix, format_plan, format_rows
-from tests.unit.test_cli import Call, call, root  # noqa: F401
+from tests.made.claims import BUILT, TARGET, claim
+from tests.made.command import Call
 
 DATA = Path(__file__).parents[1] / "data"
-TARGET = Target(
-    name="torchy-2.3-cu121",
-    family="torchy",
-    description="A target of the tests",
-    source="pypi",
-    framework="torch",
-    version="2.3",
-    cuda="12.1",
-    python="3.11",
-    base="debian-12",
-    platform="linux/amd64",
-    capabilities=("7.0", "8.0"),
-    checks=("import",),
-    requirements=("torch==2.3.*",),
-    constraints=(),
-    environment=(),
-    where=Where(file="recipes/torchy.yaml", line=3, column=5),
-)
-BUILT = "sha256:" + "a" * 64
 V100 = PlanGpu(capability=Capability(7, 0), name="V100", driver="535")
 A100 = PlanGpu(capability=Capability(8, 0), name="A100")
 L40 = PlanGpu(capability=Capability(8, 9), name="L40")
-
-
-def claim(rule: str, answer: Answer = Answer.NO, basis: Basis = Basis.PREDICTED) -> Claim:
-    return Claim(basis=basis, answer=answer, rule=rule, reason=f"because of {rule}", source="a test")
 
 
 CODE = claim("code", Answer.YES)
@@ -597,7 +574,7 @@ def gpus(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_plan_shows_every_target_and_explains_every_cell(call: Call) -> None:  # noqa: F811
+def test_plan_shows_every_target_and_explains_every_cell(call: Call) -> None:
     said = call("plan", "--json").json()
     assert said["format"] == "imagefactory.plan/1"
     targets: Any = said["targets"]
@@ -611,7 +588,7 @@ def test_plan_shows_every_target_and_explains_every_cell(call: Call) -> None:  #
             assert cell["source"] or cell["answer"] == "unknown"
 
 
-def test_what_the_recipes_require_is_not_pruned(call: Call) -> None:  # noqa: F811
+def test_what_the_recipes_require_is_not_pruned(call: Call) -> None:
     """The committed recipes ask for nothing that is known to fail."""
     targets: Any = call("plan", "--json").json()["targets"]
     pruned = [
@@ -623,7 +600,7 @@ def test_what_the_recipes_require_is_not_pruned(call: Call) -> None:  # noqa: F8
     assert pruned == []
 
 
-def test_plan_for_listed_gpus_prunes_and_allows(call: Call, gpus: str) -> None:  # noqa: F811
+def test_plan_for_listed_gpus_prunes_and_allows(call: Call, gpus: str) -> None:
     said = call("plan", "pytorch-2.3-cu121", "pytorch-2.9-cu128", "--gpus", gpus)
     assert said.code == 0
     old, new = said.out.split("pytorch-2.9-cu128")
@@ -637,7 +614,7 @@ def test_plan_for_listed_gpus_prunes_and_allows(call: Call, gpus: str) -> None: 
     assert "RTX 5090 (12.0, driver 575) beyond the recipe: allowed, though no-code: " in again.out
 
 
-def test_an_old_driver_prunes(call: Call, tmp_path: Path) -> None:  # noqa: F811
+def test_an_old_driver_prunes(call: Call, tmp_path: Path) -> None:
     path = tmp_path / "old.yaml"
     path.write_text('- {name: A100, driver: "470.57"}\n')
     said: Any = call("plan", "pytorch-2.9-cu128", "--gpus", str(path), "--json").json()
@@ -645,7 +622,7 @@ def test_an_old_driver_prunes(call: Call, tmp_path: Path) -> None:  # noqa: F811
     assert (cell["state"], cell["rule"], cell["driver"]) == ("pruned", "driver-floor", "470.57")
 
 
-def test_the_matrix_goes_to_stdout_and_the_summary_to_stderr(call: Call, gpus: str) -> None:  # noqa: F811
+def test_the_matrix_goes_to_stdout_and_the_summary_to_stderr(call: Call, gpus: str) -> None:
     said = call("plan", "pytorch-2.3-cu121", "--gpus", gpus, "--github")
     assert said.code == 0
     assert said.out.count("\n") == 1
@@ -654,7 +631,7 @@ def test_the_matrix_goes_to_stdout_and_the_summary_to_stderr(call: Call, gpus: s
     assert said.err.startswith("1 target: 1 to build; 3 cells: 2 to build, 1 pruned")
 
 
-def test_without_a_lock_a_target_is_blocked(call: Call, root: Path) -> None:  # noqa: F811
+def test_without_a_lock_a_target_is_blocked(call: Call, root: Path) -> None:
     (root / "lockfiles" / "pytorch-2.3-cu121.requirements.txt").unlink()
     said = call("plan", "pytorch-2.3-cu121", root=root)
     assert said.code == 0
@@ -663,7 +640,7 @@ def test_without_a_lock_a_target_is_blocked(call: Call, root: Path) -> None:  # 
     assert json.loads(call("plan", "pytorch-2.3-cu121", "--github", root=root).out[7:])["include"] == []
 
 
-def test_wrong_files_are_told_with_file_and_line(call: Call, tmp_path: Path) -> None:  # noqa: F811
+def test_wrong_files_are_told_with_file_and_line(call: Call, tmp_path: Path) -> None:
     gpus_file, csv_file = tmp_path / "gpus.yaml", tmp_path / "space.csv"
     gpus_file.write_text("- name: V100\n- nme: A100\n")
     said = call("plan", "--gpus", str(gpus_file))
@@ -686,15 +663,15 @@ def test_wrong_files_are_told_with_file_and_line(call: Call, tmp_path: Path) -> 
         ("--tuples", "x.csv", "--github"),
     ],
 )
-def test_contradictions_are_exit_code_2(call: Call, arguments: tuple[str, ...]) -> None:  # noqa: F811
+def test_contradictions_are_exit_code_2(call: Call, arguments: tuple[str, ...]) -> None:
     assert call("plan", *arguments).code == errors.EXIT_USAGE
 
 
-def test_nothing_selected_is_exit_code_3(call: Call) -> None:  # noqa: F811
+def test_nothing_selected_is_exit_code_3(call: Call) -> None:
     assert call("plan", "no-such-target").code == errors.EXIT_NOTHING_SELECTED
 
 
-def test_rows_are_judged_from_the_command_line(call: Call, tmp_path: Path) -> None:  # noqa: F811
+def test_rows_are_judged_from_the_command_line(call: Call, tmp_path: Path) -> None:
     path = tmp_path / "space.csv"
     path.write_text(HEADER + "pytorch,2.3,12.1,7.0,valid\npytorch,2.3,9.0,7.0,\npytorch,2.3,12.1,12.0,\n")
     said = call("plan", "--tuples", str(path))

@@ -3,93 +3,39 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from imagefactory.engines.assemble import AssembleEngine
 from imagefactory.engines.base import image as base_image
-from imagefactory.engines.base.image import recall_base
-from imagefactory.factory import Factory, read_factory
+from imagefactory.factory import Factory
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.model import Package
 from imagefactory.lock.debian.file import read_base_lock
 from imagefactory.matrix.plan import CellState, PlanGpu, PlanInput, TargetStatus, make_plan
 from imagefactory.model import Target
-from imagefactory.oci.candidates import CREATED, VERDICT_TYPE, read_pushed, read_records
-from imagefactory.oci.graph import Place, read_manifest
+from imagefactory.oci.candidates import CREATED, read_pushed, read_records
+from imagefactory.oci.graph import Place
 from imagefactory.oci.layout import Layout, reference
 from imagefactory.oci.layout_store import LayoutStore
-from imagefactory.oci.model import Layer
 from imagefactory.oci.registry.client import Registry
-from imagefactory.progress import Quiet
 from imagefactory.scan.findings import FileFinding
 from imagefactory.scan.records import RECORDS, LayerScan, format_scan
-from imagefactory.settings.load import load_settings
-from imagefactory.stages import build, define
 from imagefactory.stages.plan import Asking, read_stages
-from imagefactory.stages.push import PushOptions, push_target
-from imagefactory.verdicts.attached import Statement, attach
-from imagefactory.verdicts.keys import PublicKey
-from imagefactory.verdicts.statement import sign
-from imagefactory.verdicts.subject import read_subject
-from imagefactory.verdicts.trust import Grant, add_key
-from imagefactory.verify.suite_files import suite_digest
-from tests.made.registry import RegistryMadeHere, registry_made_here
-from tests.made.verdicts import LAB, NOW, whole_report
-from tests.unit.test_cli import Call, call, root  # noqa: F401
-from tests.unit.test_layout import add_image
-
-NAME = "pytorch-2.3-cu121"
-
-
-@pytest.fixture
-def factory(root: Path, tmp_path: Path) -> Factory:  # noqa: F811
-    environ = {
-        **os.environ,
-        "IMAGEFACTORY_STORE": str(tmp_path / "store"),
-        "IMAGEFACTORY_CACHE": str(tmp_path / "cache"),
-    }
-    return read_factory(load_settings(directory=root, start=root, environ=environ), environ)
-
-
-@pytest.fixture
-def target(factory: Factory) -> Target:
-    return next(one for one in factory.targets if one.name == NAME)
+from tests.made.command import Call
+from tests.made.factory import NAME
+from tests.made.layout import add_image
+from tests.made.pushed import elsewhere, push, put_base, put_built, verdict_on
+from tests.made.registry import RegistryMadeHere
+from tests.made.verdicts import NOW
 
 
 def stage(factory: Factory, target: Target, registry: str = "") -> TargetStatus:
     (found,) = read_stages(factory, [target], Asking(now=NOW, registry=registry))
     return found
-
-
-def put_base(factory: Factory, target: Target, content: bytes = b"base") -> None:
-    """A base in the store as its committed lock's build leaves it, of other content."""
-    layout = factory.layout
-    blob = layout.add(content, "application/vnd.oci.image.layer.v1.tar")
-    layer = Layer(descriptor=blob, diff_id=blob.digest, title=target.base)
-    lock = read_base_lock(factory.base_lock_path(factory.base_of(target)))
-    assert lock is not None
-    layout.record_layer(base_image._layer_key(lock, factory.settings.codec.value), layer)
-    base_image._tag(layout, target.base, layer, lock.source_date_epoch)
-
-
-def put_image(factory: Factory, target: Target) -> str:
-    """An image of the target, recorded as the engine that makes one records it; its digest."""
-    layout, definition = factory.layout, define.define_target(factory, target)
-    wanted = build._wanted_base(factory, definition.base, locked=False)
-    base = recall_base(layout, wanted)
-    assert base is not None
-    index = add_image(layout, reference(target), [b"layer"])
-    engine = AssembleEngine(layout, layout.path, codec=factory.settings.codec.value, workers=1)
-    key = engine._image_key(definition, base)
-    layout.record("images", key, {"digest": index.digest, "size": index.size})
-    return index.digest
 
 
 def test_an_empty_store_is_looked_at_and_not_made(factory: Factory, target: Target) -> None:
@@ -101,14 +47,14 @@ def test_an_empty_store_is_looked_at_and_not_made(factory: Factory, target: Targ
 
 def test_the_image_of_the_lock_and_the_base_is_unchanged(factory: Factory, target: Target) -> None:
     put_base(factory, target)
-    digest = put_image(factory, target)
+    digest = put_built(factory, target)
     found = stage(factory, target)
     assert (found.missing, found.image) == ("", digest)
 
 
 def test_what_was_scanned_of_the_image_is_the_evidence(factory: Factory, target: Target) -> None:
     put_base(factory, target)
-    put_image(factory, target)
+    put_built(factory, target)
     layout = factory.layout
     assert stage(factory, target).evidence.contents is None
     image = layout.image(reference(target))
@@ -132,7 +78,7 @@ def test_an_image_of_something_else_under_the_targets_name_is_built_anew(
 
 def test_a_lost_layer_is_built_anew(factory: Factory, target: Target) -> None:
     put_base(factory, target)
-    put_image(factory, target)
+    put_built(factory, target)
     layout = factory.layout
     layout.blob_path(layout.add(b"layer", "x").digest).unlink()
     assert stage(factory, target).missing
@@ -140,7 +86,7 @@ def test_a_lost_layer_is_built_anew(factory: Factory, target: Target) -> None:
 
 def test_a_base_that_moved_on_changes_its_images(factory: Factory, target: Target) -> None:
     put_base(factory, target)
-    put_image(factory, target)
+    put_built(factory, target)
     path = factory.base_lock_path(factory.base_of(target))
     lock = read_base_lock(path)
     assert lock is not None
@@ -151,7 +97,7 @@ def test_a_base_that_moved_on_changes_its_images(factory: Factory, target: Targe
 
 def test_a_base_that_was_made_anew_changes_its_images(factory: Factory, target: Target) -> None:
     put_base(factory, target)
-    put_image(factory, target)
+    put_built(factory, target)
     put_base(factory, target, b"another")
     assert stage(factory, target).missing
 
@@ -195,57 +141,19 @@ def test_layouts_of_others_are_not_touched(factory: Factory, target: Target) -> 
 # --- candidates and verdicts of a registry --------------------------------------------------------
 
 
-@pytest.fixture
-def there() -> Iterator[RegistryMadeHere]:
-    with registry_made_here() as registry:
-        yield registry
-
-
-@pytest.fixture
-def pushed(factory: Factory, target: Target, there: RegistryMadeHere) -> str:
-    """The digest of the candidate that a push of what the lock gives left there."""
-    put_base(factory, target)
-    put_image(factory, target)
-    return push(factory, target, there)
-
-
-def push(factory: Factory, target: Target, there: RegistryMadeHere, now: datetime = NOW) -> str:
-    options = PushOptions(now=now, registry=there.host)
-    return push_target(factory, target, options, Quiet()).reference.digest
-
-
-def elsewhere(factory: Factory, folder: Path) -> Factory:
-    """The same recipes on a machine whose store is empty."""
-    store = replace(factory.settings.store, value=str(folder / "empty"))
-    return replace(factory, settings=replace(factory.settings, store=store))
-
-
-def verdict_on(factory: Factory, place: Place, index: str, now: datetime = NOW) -> None:
-    """A verdict of a made-up GPU beside an image, by a key that this factory is told to trust."""
-    subject = replace(read_subject(place, index), target=NAME)
-    report = whole_report(subject=subject, suite=suite_digest(), ended=now, started=now)
-    signed = sign(report, LAB, now=now, days=90)
-    manifest = read_manifest(place, subject.manifest).descriptor
-    attach(place, Statement(kind=VERDICT_TYPE, subject=manifest, envelope=signed.envelope))
-    public = PublicKey(name="lab", raw=LAB.public)
-    grant = Grant(key=public, since=now.date(), until=now.date() + timedelta(days=365))
-    path = factory.settings.root_path / "imagefactory.toml"
-    path.write_text(add_key("", grant, "imagefactory.toml"))
-
-
 def test_an_empty_store_finds_the_candidate_of_its_lock_in_the_registry(
-    factory: Factory, target: Target, there: RegistryMadeHere, pushed: str, tmp_path: Path
+    factory: Factory, target: Target, registry: RegistryMadeHere, pushed: str, tmp_path: Path
 ) -> None:
     bare = elsewhere(factory, tmp_path)
     assert stage(bare, target).missing == "not in the store"
-    found = stage(bare, target, there.host)
+    found = stage(bare, target, registry.host)
     assert (found.missing, found.image, found.verdicts) == ("", pushed, ())
-    assert found.reference == f"{there.host}/pytorch@{pushed}"
+    assert found.reference == f"{registry.host}/pytorch@{pushed}"
     assert not bare.layout.path.exists()
 
 
 def test_a_registry_without_that_candidate_has_it_built(
-    factory: Factory, target: Target, there: RegistryMadeHere, pushed: str
+    factory: Factory, target: Target, registry: RegistryMadeHere, pushed: str
 ) -> None:
     path = factory.base_lock_path(factory.base_of(target))
     lock = read_base_lock(path)
@@ -253,47 +161,47 @@ def test_a_registry_without_that_candidate_has_it_built(
     assert lock is not None
     first = replace(lock.packages[0], sha256="0" * 64)
     path.write_text(base_image.format_base_lock(replace(lock, packages=(first, *lock.packages[1:]))))
-    missing = stage(factory, target, there.host).missing
-    assert missing == f"{there.host}/pytorch has no candidate of what the lock gives"
+    missing = stage(factory, target, registry.host).missing
+    assert missing == f"{registry.host}/pytorch has no candidate of what the lock gives"
 
 
 def test_an_image_that_is_not_of_the_lock_says_of_none(
-    factory: Factory, target: Target, there: RegistryMadeHere
+    factory: Factory, target: Target, registry: RegistryMadeHere
 ) -> None:
     put_base(factory, target)
     add_image(factory.layout, reference(target), [b"another"])
-    index = push(factory, target, there)
-    place = Place(store=Registry(there.host), repository="pytorch")
+    index = push(factory, target, registry)
+    place = Place(store=Registry(registry.host), repository="pytorch")
     assert [sorted(row) for row in read_records(place, index)] == [[CREATED]]
-    assert stage(factory, target, there.host).missing
+    assert stage(factory, target, registry.host).missing
 
 
 def test_a_candidate_that_was_there_before_says_what_it_is_of_and_grows_no_younger(
-    factory: Factory, target: Target, there: RegistryMadeHere
+    factory: Factory, target: Target, registry: RegistryMadeHere
 ) -> None:
     put_base(factory, target)
     name = reference(target)
     descriptor = add_image(factory.layout, name, [b"layer"])  # nobody knows yet what it was made of
-    index = push(factory, target, there)
-    assert stage(factory, target, there.host).missing
-    assert put_image(factory, target) == descriptor.digest == index
+    index = push(factory, target, registry)
+    assert stage(factory, target, registry.host).missing
+    assert put_built(factory, target) == descriptor.digest == index
     for _ in range(2):
-        assert push(factory, target, there, NOW + timedelta(days=30)) == index
-    place = Place(store=Registry(there.host), repository="pytorch")
+        assert push(factory, target, registry, NOW + timedelta(days=30)) == index
+    place = Place(store=Registry(registry.host), repository="pytorch")
     records = read_records(place, index)
     assert len(records) == 2
     assert read_pushed(records) == NOW
-    assert stage(factory, target, there.host).image == index
+    assert stage(factory, target, registry.host).image == index
 
 
 def test_a_verdict_there_leaves_nothing_to_do_until_it_expires(
-    factory: Factory, target: Target, there: RegistryMadeHere, pushed: str, tmp_path: Path
+    factory: Factory, target: Target, registry: RegistryMadeHere, pushed: str, tmp_path: Path
 ) -> None:
     bare = elsewhere(factory, tmp_path)
-    verdict_on(factory, Place(store=Registry(there.host), repository="pytorch"), pushed)
+    verdict_on(factory, Place(store=Registry(registry.host), repository="pytorch"), pushed)
 
     def state(now: datetime, driver: str = "") -> CellState:
-        found = read_stages(bare, [target], Asking(now=now, registry=there.host))
+        found = read_stages(bare, [target], Asking(now=now, registry=registry.host))
         a100 = PlanGpu(capability=Capability(8, 0), driver=driver)
         return make_plan(PlanInput(stages=found, devices=(a100,))).targets[0].state
 
@@ -304,23 +212,22 @@ def test_a_verdict_there_leaves_nothing_to_do_until_it_expires(
 
 
 def test_a_verdict_that_nobody_trusts_changes_nothing(
-    factory: Factory, target: Target, there: RegistryMadeHere, pushed: str
+    factory: Factory, target: Target, registry: RegistryMadeHere, pushed: str
 ) -> None:
-    verdict_on(factory, Place(store=Registry(there.host), repository="pytorch"), pushed)
-    assert stage(factory, target, there.host).verdicts[0].proves
+    verdict_on(factory, Place(store=Registry(registry.host), repository="pytorch"), pushed)
+    assert stage(factory, target, registry.host).verdicts[0].proves
     (factory.settings.root_path / "imagefactory.toml").write_text("")
-    assert stage(factory, target, there.host).verdicts == ()
+    assert stage(factory, target, registry.host).verdicts == ()
 
 
 def test_plan_inspect_and_compat_show_what_was_verified_in_the_image_of_the_store(
-    call: Call,  # noqa: F811
-    root: Path,  # noqa: F811
+    call: Call,
     factory: Factory,
     target: Target,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     put_base(factory, target)
-    layout, index = factory.layout, put_image(factory, target)
+    layout, index = factory.layout, put_built(factory, target)
     image = layout.image(reference(target))
     assert image is not None
     (layer,) = image.layers
@@ -330,29 +237,32 @@ def test_plan_inspect_and_compat_show_what_was_verified_in_the_image_of_the_stor
     verdict_on(factory, Place(store=LayoutStore(layout), repository=""), index, datetime.now(UTC))
     monkeypatch.setenv("IMAGEFACTORY_STORE", str(layout.path))
     proof = "passed the quick suite on A GPU of the tests, driver 550.54.15"
-    said = call("inspect", NAME, root=root)
+    said = call("inspect", NAME, root=factory.settings.root_path)
     assert re.search(rf"^  verified +8.0: yes \(verified\): {proof}", said.out, re.MULTILINE)
-    answer = call("inspect", NAME, "--capability", "8.0", root=root)
+    answer = call("inspect", NAME, "--capability", "8.0", root=factory.settings.root_path)
     assert (answer.code, f"{NAME} on 8.0: yes (verified): {proof}" in answer.out) == (0, True)
-    older = call("inspect", NAME, "--capability", "8.0", "--driver", "535", "--json", root=root)
+    older = call(
+        "inspect", NAME, "--capability", "8.0", "--driver", "535", "--json", root=factory.settings.root_path
+    )
     assert older.json()["verified"] is None
-    (row,) = call("compat", NAME, "--capability", "8.0", "--json", root=root).json()["rows"]
+    (row,) = call("compat", NAME, "--capability", "8.0", "--json", root=factory.settings.root_path).json()[
+        "rows"
+    ]
     assert row["cells"][0]["claims"][0]["basis"] == "verified"
-    table = call("compat", NAME, "--capability", "8.0", root=root).out
+    table = call("compat", NAME, "--capability", "8.0", root=factory.settings.root_path).out
     assert re.search(rf"yes .*verified  +550.54.15  {proof}", table)
-    gpus = root / "gpus.yaml"
+    gpus = factory.settings.root_path / "gpus.yaml"
     gpus.write_text('- capability: "8.0"\n')
-    plan = call("plan", NAME, "--gpus", str(gpus), root=root)
+    plan = call("plan", NAME, "--gpus", str(gpus), root=factory.settings.root_path)
     assert f"{NAME}  unchanged" in plan.out
     assert "verified to run" in plan.out
 
 
 def test_the_jobs_of_a_registrys_plan_name_kits_runners_and_candidates(
-    call: Call,  # noqa: F811
-    root: Path,  # noqa: F811
+    call: Call,
     factory: Factory,
     target: Target,
-    there: RegistryMadeHere,
+    registry: RegistryMadeHere,
     pushed: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -360,7 +270,16 @@ def test_the_jobs_of_a_registrys_plan_name_kits_runners_and_candidates(
     monkeypatch.setenv("IMAGEFACTORY_STORE", str(tmp_path / "empty"))
     gpus = tmp_path / "gpus.yaml"
     gpus.write_text('- {name: A100, driver: "535.54.03"}\n- capability: "7.0"\n')
-    said = call("plan", NAME, "--gpus", str(gpus), "--registry", there.host, "--github", root=root)
+    said = call(
+        "plan",
+        NAME,
+        "--gpus",
+        str(gpus),
+        "--registry",
+        registry.host,
+        "--github",
+        root=factory.settings.root_path,
+    )
     matrix, targets = (json.loads(line.partition("=")[2])["include"] for line in said.out.splitlines())
     assert [(job["kit"], job["runner"], job["state"]) for job in matrix] == [
         ("sm80-a100-535.54.03", "sm80", "verify"),
@@ -368,9 +287,27 @@ def test_the_jobs_of_a_registrys_plan_name_kits_runners_and_candidates(
     ]
     kits = "8.0/sm80-a100-535.54.03 7.0/sm70"
     assert targets == [{"target": NAME, "state": "verify", "digest": pushed, "kits": kits}]
-    value = call("plan", NAME, "--gpus", str(gpus), "--registry", there.host, "--json", root=root).json()
-    assert value["targets"][0]["reference"] == f"{there.host}/pytorch@{pushed}"
-    there.shelves.repositories.clear()
-    said = call("plan", NAME, "--gpus", str(gpus), "--registry", there.host, "--github", root=root)
+    value = call(
+        "plan",
+        NAME,
+        "--gpus",
+        str(gpus),
+        "--registry",
+        registry.host,
+        "--json",
+        root=factory.settings.root_path,
+    ).json()
+    assert value["targets"][0]["reference"] == f"{registry.host}/pytorch@{pushed}"
+    registry.shelves.repositories.clear()
+    said = call(
+        "plan",
+        NAME,
+        "--gpus",
+        str(gpus),
+        "--registry",
+        registry.host,
+        "--github",
+        root=factory.settings.root_path,
+    )
     (job,) = json.loads(said.out.splitlines()[1].partition("=")[2])["include"]
     assert job == {"target": NAME, "state": "build", "digest": "", "kits": kits}

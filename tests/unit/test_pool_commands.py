@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,52 +11,13 @@ import pytest
 from imagefactory.errors import ToolError, UsageError
 from imagefactory.pools.htcondor.pool import HTCondor
 from tests.made.ads import A100, H100, MIG_SLICE, V100, gpu, slot, status
-from tests.unit.test_cli import Call, call  # noqa: F401
+from tests.made.command import Call
+from tests.made.programs import Program, calls
 
 NOW = datetime(2026, 11, 22, 6, tzinfo=UTC)
 VERSION = "$CondorVersion: 23.9.6 2026-07-12 PackageID: 23.9.6+dfsg-2.1+b10 $\n"
 SUBMITTED = "Submitting job(s).\n1 job(s) submitted to cluster 35.\n"
 AT_WORK = '[\n{\n  "ClusterId": 35,\n  "JobStatus": 2,\n  "ProcId": 0\n}\n]\n'
-
-Program = Callable[..., None]
-
-
-@pytest.fixture
-def programs(tmp_path: Path) -> Path:
-    """A folder that is all of PATH: what is not made there is not installed."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
-def program(programs: Path, tmp_path: Path) -> Program:
-    """Makes a command that notes where it is called with what, prints and ends."""
-
-    def make(name: str, prints: str = "", *, fails: str = "", code: int = 0) -> None:
-        (tmp_path / f"{name}.out").write_text(prints)
-        (tmp_path / f"{name}.err").write_text(fails)
-        file = programs / name
-        file.write_text(
-            f'#!/bin/sh\nprintf \'%s\\n\' "$PWD" {name} "$@" END >>{tmp_path}/calls\n'
-            f'while IFS= read -r line; do printf "%s\\n" "$line"; done <{tmp_path}/{name}.out\n'
-            f'while IFS= read -r line; do printf "%s\\n" "$line"; done <{tmp_path}/{name}.err >&2\n'
-            f"exit {code}\n"
-        )
-        file.chmod(0o755)
-
-    return make
-
-
-@pytest.fixture
-def pool(programs: Path) -> HTCondor:
-    return HTCondor(environ={"PATH": str(programs)})
-
-
-def calls(tmp_path: Path) -> list[list[str]]:
-    """Folder and words of each call."""
-    text = (tmp_path / "calls").read_text() if (tmp_path / "calls").exists() else ""
-    return [part.strip("\n").split("\n") for part in text.split("END\n") if part]
 
 
 @pytest.fixture
@@ -68,19 +28,21 @@ def sweep(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_version_is_told(pool: HTCondor, program: Program) -> None:
+def test_the_version_is_told(condor: HTCondor, program: Program) -> None:
     program("condor_version", VERSION + "$CondorPlatform: X86_64-Debian_13 $\n")
-    assert pool.require() == "23.9.6"
+    assert condor.require() == "23.9.6"
     program("condor_version", "hello\n")
     with pytest.raises(ToolError, match="condor_version said 'hello'"):
-        pool.require()
+        condor.require()
 
 
-def test_the_inventory_is_what_the_collector_knows(pool: HTCondor, program: Program, tmp_path: Path) -> None:
+def test_the_inventory_is_what_the_collector_knows(
+    condor: HTCondor, program: Program, tmp_path: Path
+) -> None:
     program("condor_status", status(slot("gpu01", [gpu("GPU-11111111", A100)])))
-    assert [machine.name for machine in pool.inventory(NOW).machines] == ["gpu01"]
+    assert [machine.name for machine in condor.inventory(NOW).machines] == ["gpu01"]
     program("condor_status", status())
-    assert pool.inventory(NOW).machines == ()
+    assert condor.inventory(NOW).machines == ()
     assert calls(tmp_path)[0][1:] == [
         "condor_status",
         "-const",
@@ -89,13 +51,13 @@ def test_the_inventory_is_what_the_collector_knows(pool: HTCondor, program: Prog
     ]
 
 
-def test_what_is_missing_or_fails_is_said_with_what_to_do(pool: HTCondor, program: Program) -> None:
+def test_what_is_missing_or_fails_is_said_with_what_to_do(condor: HTCondor, program: Program) -> None:
     with pytest.raises(ToolError, match="condor_status is not installed here") as missing:
-        pool.inventory(NOW)
+        condor.inventory(NOW)
     assert "--inventory FILE" in missing.value.hint
     program("condor_status", fails="Error: communication error\n\x1b[2JFailed to connect\n", code=1)
     with pytest.raises(ToolError, match="exit code 1") as failed:
-        pool.inventory(NOW)
+        condor.inventory(NOW)
     assert failed.value.message.endswith("Error: communication error / [2JFailed to connect")
     assert "cannot be reached" in failed.value.hint
 
@@ -108,11 +70,11 @@ def test_a_command_that_never_ends_is_ended(programs: Path) -> None:
 
 
 def test_a_sweep_is_submitted_in_its_own_folder(
-    pool: HTCondor, program: Program, sweep: Path, tmp_path: Path
+    condor: HTCondor, program: Program, sweep: Path, tmp_path: Path
 ) -> None:
     program("condor_q", "[\n]\n")
     program("condor_submit_dag", SUBMITTED)
-    assert pool.submit(sweep) == "35.0"
+    assert condor.submit(sweep) == "35.0"
     asked, submitted = calls(tmp_path)
     assert asked[1:4] == ["condor_q", "-const", f'JobUniverse == 7 && Iwd == "{sweep}"']
     assert submitted == [
@@ -130,86 +92,93 @@ def test_a_sweep_is_submitted_in_its_own_folder(
     ],
 )
 def test_a_sweep_that_was_begun_is_gone_on_with(
-    there: tuple[str, ...], options: list[str], pool: HTCondor, program: Program, sweep: Path, tmp_path: Path
+    there: tuple[str, ...],
+    options: list[str],
+    condor: HTCondor,
+    program: Program,
+    sweep: Path,
+    tmp_path: Path,
 ) -> None:
     program("condor_q", "")
     program("condor_submit_dag", SUBMITTED)
     for name in there:
         (sweep / name).touch()
-    pool.submit(sweep)
+    condor.submit(sweep)
     assert calls(tmp_path)[-1][4:] == [*options, "sweep.dag"]
 
 
 def test_a_sweep_that_runs_is_not_submitted_again(
-    pool: HTCondor, program: Program, sweep: Path, tmp_path: Path
+    condor: HTCondor, program: Program, sweep: Path, tmp_path: Path
 ) -> None:
     program("condor_q", AT_WORK)
     program("condor_submit_dag", SUBMITTED)
     with pytest.raises(UsageError, match=r"job 35\.0 drives this sweep already"):
-        pool.submit(sweep)
-    assert pool.running(sweep)
+        condor.submit(sweep)
+    assert condor.running(sweep)
     assert {words[1] for words in calls(tmp_path)} == {"condor_q"}
 
 
-def test_a_submission_that_names_no_job_is_no_success(pool: HTCondor, program: Program, sweep: Path) -> None:
+def test_a_submission_that_names_no_job_is_no_success(
+    condor: HTCondor, program: Program, sweep: Path
+) -> None:
     program("condor_q", "")
     program("condor_submit_dag", "all is well\n")
     with pytest.raises(ToolError, match="names no job"):
-        pool.submit(sweep)
+        condor.submit(sweep)
     program("condor_submit_dag", fails="ERROR: Cannot allocate a cluster id\n", code=1)
     with pytest.raises(ToolError) as root:
-        pool.submit(sweep)
+        condor.submit(sweep)
     assert "root may have none" in root.value.hint
 
 
 def test_a_sweep_is_cancelled_by_its_dagman(
-    pool: HTCondor, program: Program, sweep: Path, tmp_path: Path
+    condor: HTCondor, program: Program, sweep: Path, tmp_path: Path
 ) -> None:
     program("condor_q", AT_WORK)
     program("condor_rm")
-    pool.cancel(sweep)
+    condor.cancel(sweep)
     assert calls(tmp_path)[-1][1:] == ["condor_rm", "35.0"]
     program("condor_q", "")
-    pool.cancel(sweep)
-    assert not pool.running(sweep)
+    condor.cancel(sweep)
+    assert not condor.running(sweep)
     assert calls(tmp_path)[-1][1] == "condor_q"
 
 
 @pytest.mark.parametrize("status", [3, 4])
 def test_a_sweep_on_its_way_out_is_not_cancelled_twice(
-    status: int, pool: HTCondor, program: Program, sweep: Path
+    status: int, condor: HTCondor, program: Program, sweep: Path
 ) -> None:
     program("condor_q", AT_WORK.replace('"JobStatus": 2', f'"JobStatus": {status}'))
     program("condor_rm", fails="Job 35.0 not found\n", code=1)
-    pool.cancel(sweep)
-    assert pool.running(sweep)
+    condor.cancel(sweep)
+    assert condor.running(sweep)
 
 
 def test_a_sweep_that_ends_while_it_is_cancelled_is_cancelled(
-    pool: HTCondor, program: Program, programs: Path, sweep: Path, tmp_path: Path
+    condor: HTCondor, program: Program, programs: Path, sweep: Path, tmp_path: Path
 ) -> None:
     program("condor_q", AT_WORK)
     program("condor_rm", fails="Job 35.0 not found\n", code=1)
     with pytest.raises(ToolError, match="not found"):
-        pool.cancel(sweep)
+        condor.cancel(sweep)
     file = programs / "condor_rm"
     file.write_text(file.read_text().replace("exit 1", f": >{tmp_path}/condor_q.out\nexit 1"))
-    pool.cancel(sweep)
-    assert not pool.running(sweep)
+    condor.cancel(sweep)
+    assert not condor.running(sweep)
 
 
-def test_a_folder_that_an_expression_cannot_hold_is_refused(pool: HTCondor, tmp_path: Path) -> None:
+def test_a_folder_that_an_expression_cannot_hold_is_refused(condor: HTCondor, tmp_path: Path) -> None:
     odd = tmp_path / 'a" || true || "'
     odd.mkdir()
-    for do in (pool.submit, pool.running, pool.cancel):
+    for do in (condor.submit, condor.running, condor.cancel):
         with pytest.raises(UsageError, match="no folder of that name"):
             do(odd)
 
 
-def test_a_folder_that_is_not_there_is_said(pool: HTCondor, program: Program, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_is_said(condor: HTCondor, program: Program, tmp_path: Path) -> None:
     program("condor_submit")
     with pytest.raises(UsageError, match="no such folder"):
-        pool.dry_run(tmp_path / "none" / "x.sub")
+        condor.dry_run(tmp_path / "none" / "x.sub")
 
 
 # --- imagefactory pool ---------------------------------------------------------------------------
@@ -245,21 +214,21 @@ def four(program: Program, programs: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("four")
-def test_the_pool_is_shown_kind_by_kind(call: Call) -> None:  # noqa: F811
+def test_the_pool_is_shown_kind_by_kind(call: Call) -> None:
     said = call("pool")
     assert (said.code, said.err) == (0, "")
     assert said.out.startswith(TABLE)
 
 
 @pytest.mark.usefixtures("four")
-def test_the_pool_is_shown_machine_by_machine(call: Call) -> None:  # noqa: F811
+def test_the_pool_is_shown_machine_by_machine(call: Call) -> None:
     said = call("pool", "--machines")
     assert (said.code, said.err) == (0, "")
     assert said.out.startswith(MACHINES)
 
 
 @pytest.mark.usefixtures("four")
-def test_a_saved_pool_is_shown_the_same_without_the_pool(call: Call, tmp_path: Path) -> None:  # noqa: F811
+def test_a_saved_pool_is_shown_the_same_without_the_pool(call: Call, tmp_path: Path) -> None:
     file = tmp_path / "inventory.json"
     asked = call("pool", "--save", str(file))
     (tmp_path / "bin" / "condor_status").unlink()
@@ -279,7 +248,7 @@ def test_a_saved_pool_is_shown_the_same_without_the_pool(call: Call, tmp_path: P
 
 
 def test_a_pool_without_gpus_is_told(
-    call: Call,  # noqa: F811
+    call: Call,
     program: Program,
     programs: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -295,7 +264,7 @@ def test_a_pool_without_gpus_is_told(
 # --- plans by an inventory -----------------------------------------------------------------------
 
 
-def test_a_plan_is_for_the_kinds_of_gpus_of_an_inventory(call: Call, tmp_path: Path) -> None:  # noqa: F811
+def test_a_plan_is_for_the_kinds_of_gpus_of_an_inventory(call: Call, tmp_path: Path) -> None:
     gpus = [
         {"capability": "7.0", "name": "V100", "cuda": "11.4"},
         {"capability": "7.0", "name": "V100", "cuda": "11.4"},
@@ -335,5 +304,5 @@ def test_a_plan_is_for_the_kinds_of_gpus_of_an_inventory(call: Call, tmp_path: P
         ("--strict-drivers", "--tuples", "a.csv"),
     ],
 )
-def test_options_that_contradict_are_refused(options: tuple[str, ...], call: Call) -> None:  # noqa: F811
+def test_options_that_contradict_are_refused(options: tuple[str, ...], call: Call) -> None:
     assert call("plan", *options).code == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -28,7 +27,6 @@ from imagefactory.stages.pulling import PullAsker
 from imagefactory.verdicts.attached import MOST_REFUSED
 from tests.made.pool import aborted, executing, failed_start, held, node, submitted, terminated
 from tests.made.registry import RegistryMadeHere, Ways, registry_made_here
-from tests.unit.test_verification import factory, target  # noqa: F401
 
 IMAGE = f"docker://registry.example.org/gpu/tiny@sha256:{'d' * 64}"
 FILE = IMAGE.replace("docker", "oras")
@@ -91,12 +89,6 @@ def test_a_pool_that_does_not_try_images_before_tells_it_whole() -> None:
 # --- the registry, asked ---------------------------------------------------------------------------
 
 
-@pytest.fixture
-def registry() -> Iterator[RegistryMadeHere]:
-    with registry_made_here() as made:
-        yield made
-
-
 def put(host: str) -> str:
     """A manifest in `gpu/tiny`; its digest."""
     registry, config = Registry(host), b"{}"
@@ -113,7 +105,7 @@ def of(host: str, digest: str, kind: ImageKind = ImageKind.DOCKER) -> SweepNode:
 
 @pytest.mark.parametrize("kind", [ImageKind.DOCKER, ImageKind.ORAS])
 def test_what_is_there_is_the_machines_own_fault(
-    factory: Factory,  # noqa: F811
+    factory: Factory,
     registry: RegistryMadeHere,
     kind: ImageKind,
 ) -> None:
@@ -123,19 +115,19 @@ def test_what_is_there_is_the_machines_own_fault(
     assert f"`apptainer pull {mine.image.address}`" in told
 
 
-def test_what_is_gone_is_told(factory: Factory, registry: RegistryMadeHere) -> None:  # noqa: F811
+def test_what_is_gone_is_told(factory: Factory, registry: RegistryMadeHere) -> None:
     told = PullAsker(factory).explain(of(registry.host, f"sha256:{'d' * 64}"))
     assert told == f"{registry.host} has no such image any more: a new sweep sends it again"
 
 
-def test_it_asks_as_a_job_would_without_a_password(factory: Factory) -> None:  # noqa: F811
+def test_it_asks_as_a_job_would_without_a_password(factory: Factory) -> None:
     with registry_made_here(Ways(auth="basic")) as made:
         told = PullAsker(factory).explain(of(made.host, f"sha256:{'d' * 64}"))
     assert re.match(r"asked from here, without a password: .* 401 ", told), told
 
 
 def test_each_is_asked_once_and_a_registry_that_refuses_not_for_all(
-    factory: Factory,  # noqa: F811
+    factory: Factory,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[str] = []
@@ -152,7 +144,7 @@ def test_each_is_asked_once_and_a_registry_that_refuses_not_for_all(
     assert asked == digests[:MOST_REFUSED]
 
 
-def test_a_file_has_no_registry(factory: Factory) -> None:  # noqa: F811
+def test_a_file_has_no_registry(factory: Factory) -> None:
     one = node()
     file = replace(one, image=replace(one.image, kind=ImageKind.SIF, address="/shared/tiny.sif"))
     assert PullAsker(factory).explain(file) == ""

@@ -25,9 +25,8 @@ from imagefactory.stages.sweep import (
     submit_sweep,
 )
 from imagefactory.sweeps.sweep_file import SWEEP, read_pool, read_sweep
-from tests.unit import pool_of_one_row
-from tests.unit.test_sweeps import Site, site  # noqa: F401
-from tests.unit.test_verification import factory, target  # noqa: F401
+from tests.made import pool_of_one_row
+from tests.made.sweep_site import Site
 
 
 @pytest.fixture
@@ -36,18 +35,18 @@ def row(monkeypatch: pytest.MonkeyPatch) -> str:
     return "one-row"
 
 
-def bench_of(site: Site) -> SweepBench:  # noqa: F811
+def bench_of(site: Site) -> SweepBench:
     pools = partial(open_pool, environ=site.factory.environ)
     return SweepBench(clock=lambda: datetime.now(UTC), random=os.urandom, pools=pools)
 
 
-def left_out(site: Site, options: SweepOptions, bench: SweepBench) -> dict[str, str]:  # noqa: F811
+def left_out(site: Site, options: SweepOptions, bench: SweepBench) -> dict[str, str]:
     gpus = bench.pools(options.pool).inventory(bench.clock())
     plan = prepare_sweep(site.factory, (site.target,), gpus, options, bench).plan
     return {cell.capability: cell.rule for cell in plan.left_out}
 
 
-def test_a_pool_of_one_row_takes_a_sweep_to_its_verdicts(site: Site, row: str) -> None:  # noqa: F811
+def test_a_pool_of_one_row_takes_a_sweep_to_its_verdicts(site: Site, row: str) -> None:
     bench = bench_of(site)
     pool = bench.pools(row)
     gpus = pool.inventory(bench.clock())
@@ -73,7 +72,7 @@ def test_a_pool_of_one_row_takes_a_sweep_to_its_verdicts(site: Site, row: str) -
     assert left_out(site, options, bench)["8.0"] == "verified"
 
 
-def test_a_sweep_of_htcondor_is_written_as_before_there_was_another(site: Site) -> None:  # noqa: F811
+def test_a_sweep_of_htcondor_is_written_as_before_there_was_another(site: Site) -> None:
     folder = site.makes().folder
     assert "pool" not in json.loads((folder / SWEEP).read_bytes())["sweep"]
     assert (read_sweep(folder).pool, read_pool(folder)) == (HTCONDOR, HTCONDOR)
@@ -87,7 +86,7 @@ def test_a_damaged_sweep_can_be_ended_still(tmp_path: Path, text: str) -> None:
 
 
 def test_a_sweep_of_a_pool_that_is_not_known_here_is_passed_over_and_said(
-    site: Site,  # noqa: F811
+    site: Site,
     row: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

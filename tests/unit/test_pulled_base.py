@@ -22,7 +22,7 @@ from imagefactory.engines.base.pulled import (
 )
 from imagefactory.engines.image_config import format_config, inherited, merge_environment
 from imagefactory.errors import BuildError, RegistryError
-from imagefactory.model import Base, Completed, Where
+from imagefactory.model import Completed, Where
 from imagefactory.oci.graph import Manifest
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import INDEX_TYPE, LAYER_CODECS, MANIFEST_TYPE, canonical_json, digest_of
@@ -31,14 +31,12 @@ from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.registry.exchange import Patience, RegistryOptions
 from imagefactory.progress import Quiet
 from imagefactory.render.define import define
-from tests.unit.test_render import make_base, make_lock, make_target
+from tests.made.values import make_base, make_lock, make_target
 
 DIGEST = "sha256:" + "0a" * 32
-BASE = Base(
+BASE = make_base(
     name="cuda-0a0a0a0a0a0a",
     suite="",
-    python="3.11",
-    glibc="2.36",
     packages=(),
     public=f"docker.io/nvidia/cuda@{DIGEST}",
     where=Where(file="recipes/pytorch.yaml", line=6, column=7),

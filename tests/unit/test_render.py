@@ -14,7 +14,7 @@ from imagefactory.errors import LockError, RecipeError, UsageError
 from imagefactory.gpu.drivers import driver_floor
 from imagefactory.lock.files import read_lock
 from imagefactory.lock.pypi.requirements import parse_lock
-from imagefactory.model import Base, Definition, Lock, LockedWheel, Target, Where
+from imagefactory.model import Base, Definition, Lock, Target
 from imagefactory.recipes.expand import expand_all
 from imagefactory.recipes.read import read_bases, read_recipes
 from imagefactory.render import quoting
@@ -24,68 +24,10 @@ from imagefactory.render.dockerfile import instructions, render_dockerfile
 from imagefactory.render.folders import check_definitions, render, write_definitions
 from imagefactory.render.templating import _environment
 from imagefactory.suite import table
+from tests.made.rendered import body, sections
+from tests.made.values import make_base, make_lock, make_target
 
 ROOT = Path(__file__).parents[2]
-WHERE = Where(file="recipes/pytorch.yaml", line=7, column=3)
-
-
-def make_target(**changes: object) -> Target:
-    target = Target(
-        name="pytorch-2.3-cu121",
-        family="pytorch",
-        description="PyTorch with CUDA libraries",
-        source="pypi",
-        framework="torch",
-        version="2.3",
-        cuda="12.1",
-        python="3.11",
-        base="debian-12",
-        platform="linux/amd64",
-        capabilities=("8.0",),
-        checks=("packages",),
-        requirements=("torch==2.3.*",),
-        constraints=(),
-        environment=(("OMP_PLACES", "cores"),),
-        where=WHERE,
-    )
-    return replace(target, **changes)  # type: ignore[arg-type]
-
-
-def make_base(**changes: object) -> Base:
-    base = Base(
-        name="debian-12",
-        suite="bookworm",
-        python="3.11",
-        glibc="2.36",
-        packages=("python3", "gcc", "python3-venv"),
-        public="docker.io/library/debian:12-slim",
-        where=WHERE,
-    )
-    return replace(base, **changes)  # type: ignore[arg-type]
-
-
-def make_lock(**changes: object) -> Lock:
-    wheels = (
-        LockedWheel(
-            name="idna", version="3.7", filename="idna-3.7-py3-none-any.whl", sha256="2" * 64, size=66_836
-        ),
-        LockedWheel(
-            name="torch",
-            version="2.3.1",
-            filename="torch-2.3.1-cp311-cp311-manylinux1_x86_64.whl",
-            sha256="1" * 64,
-            size=779_000_000,
-        ),
-    )
-    lock = Lock(
-        target="pytorch-2.3-cu121",
-        content_hash="sha256:" + "0" * 64,
-        python="3.11",
-        platform="manylinux_2_36_x86_64",
-        solver="uv 0.9.1",
-        wheels=wheels,
-    )
-    return replace(lock, **changes)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -197,28 +139,7 @@ def test_what_does_not_fit_is_refused(target: Target, base: Base, lock: Lock, er
 # --- the files -------------------------------------------------------------------------------------
 
 
-def sections(text: str) -> tuple[dict[str, str], list[tuple[str, list[str]]]]:
-    """Header and sections of a definition as apptainer splits them: a line whose first word starts
-    with % begins a section, comments and blank lines of the header do not count."""
-    header: dict[str, str] = {}
-    found: list[tuple[str, list[str]]] = []
-    for line in text.splitlines():
-        if line.lstrip().startswith("%"):
-            found.append((line.strip()[1:], []))
-        elif found:
-            found[-1][1].append(line)
-        elif line.strip() and not line.lstrip().startswith("#"):
-            key, _, value = line.partition(":")
-            assert key.lower() not in header
-            header[key.lower()] = value.strip()
-    return header, found
-
-
 SECTIONS = ["arguments", "files", "post", "environment", "labels", "runscript", "test", "help"]
-
-
-def body(text: str, name: str) -> str:
-    return "\n".join(dict(sections(text)[1])[name])
 
 
 def test_definition_file_has_these_sections_alone(definition: Definition) -> None:

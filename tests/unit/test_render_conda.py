@@ -20,8 +20,8 @@ from imagefactory.render.define import define
 from imagefactory.render.dockerfile import instructions, render_dockerfile
 from imagefactory.render.folders import check_definitions, render, write_definitions
 from imagefactory.render.steps import copies, explicit_lists, steps
-from tests.unit.test_render import body, make_base, make_lock, make_target
-from tests.unit.test_render_fuzz import HOSTILE_TEXT, NAMES, SECTIONS, may_stand, parsed, section_names
+from tests.made.rendered import HOSTILE_TEXT, NAMES, SECTIONS, body, may_stand, parsed, section_names
+from tests.made.values import hexed, make_base, make_conda, make_lock, make_target
 
 ROOT = Path(__file__).parents[2]
 CHANNELS = ("https://conda.anaconda.org/pytorch", "https://conda.anaconda.org/conda-forge")
@@ -31,19 +31,7 @@ SYSTEM = (("__archspec", "x86_64"), ("__cuda", "12.1"), ("__glibc", "2.36"))
 def package(
     name: str, version: str = "1.0", *, build: str = "h1_0", depends: tuple[str, ...] = ()
 ) -> LockedConda:
-    filename = f"{name}-{version}-{build}.conda"
-    return LockedConda(
-        name=name,
-        version=version,
-        build=build,
-        subdir="linux-64",
-        url=f"{CHANNELS[1]}/linux-64/{filename}",
-        filename=filename,
-        sha256=f"{len(name):064x}",
-        md5="",
-        size=1_000_000,
-        depends=depends,
-    )
+    return make_conda(f"{name} {version} {build}", *depends)
 
 
 PYTORCH = package("pytorch", "2.3.1", build="py3.11_cuda12.1_cudnn8.9.2_0", depends=("python >=3.11", "mkl"))
@@ -236,7 +224,7 @@ def test_a_target_built_on_another_installs_its_packages_first() -> None:
         == explicit_lists(define(conda_target(), make_base(), conda_lock()))["explicit.txt"]
     )
     assert [line for line in lists["explicit-2.txt"].splitlines() if "://" in line] == [
-        f"{CHANNELS[1]}/linux-64/aaa-1.0-h1_0.conda#sha256:{3:064x}"
+        f"{CHANNELS[1]}/linux-64/aaa-1.0-h1_0.conda#sha256:{hexed('aaa-1.0-h1_0.conda')}"
     ]
     text = render_dockerfile(made)
     assert "--explicit /opt/install/explicit-1.txt \\\n        --explicit /opt/install/explicit-2.txt" in text

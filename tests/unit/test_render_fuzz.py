@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from dataclasses import replace
 
 import pytest
-from dockerfile_parse import DockerfileParser
-from dockerfile_parse.util import extract_key_values
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from imagefactory.errors import RecipeError, UsageError
-from imagefactory.model import Base, Definition, Lock, LockedWheel, Target, Where
+from imagefactory.model import Definition, Lock, LockedWheel, Target
 from imagefactory.recipes.expand import expand
 from imagefactory.recipes.recipe import parse_recipe
 from imagefactory.render.apptainer import render_apptainer
 from imagefactory.render.define import define
-from imagefactory.render.dockerfile import Instruction, instructions, render_dockerfile
-
-WHERE = Where(file="recipes/pytorch.yaml", line=1, column=1)
-BASE = Base(
-    name="debian-12",
-    suite="bookworm",
-    python="3.11",
-    glibc="2.36",
-    packages=("gcc", "python3", "python3-venv"),
-    public="docker.io/library/debian:12-slim",
-    where=WHERE,
-)
+from imagefactory.render.dockerfile import instructions, render_dockerfile
+from tests.made.rendered import BITS, HOSTILE_TEXT, NAMES, SECTIONS, may_stand, parsed, section_names
+from tests.made.values import make_base, make_lock, make_target
 
 
 def lock_for(target: Target) -> Lock:
@@ -41,91 +29,26 @@ def lock_for(target: Target) -> Lock:
         sha256="1" * 64,
         size=1000,
     )
-    return Lock(
-        target=target.name,
-        content_hash="sha256:" + "0" * 64,
-        python=target.python,
-        platform="manylinux_2_36_x86_64",
-        solver="uv 0.9.1",
-        wheels=(wheel,),
-    )
+    return make_lock(target=target.name, python=target.python, wheels=(wheel,))
 
-
-def parsed(text: str) -> tuple[Instruction, ...]:
-    """The instructions as dockerfile-parse finds them, in the model's terms."""
-    parser = DockerfileParser(fileobj=io.BytesIO(text.encode()))
-    found = []
-    for each in parser.structure:
-        keyword, value = each["instruction"], each["value"]
-        if keyword in ("ENV", "LABEL"):
-            pairs = extract_key_values(env_replace=False, args={}, envs={}, instruction_value=value)
-            found.append(Instruction(keyword=keyword, pairs=tuple(pairs)))
-        elif keyword != "COMMENT":
-            found.append(split_flags(keyword, value.split()))
-    return tuple(found)
-
-
-def split_flags(keyword: str, words: list[str]) -> Instruction:
-    """dockerfile-parse knows no flags: by Docker's reference they are the words with `--` in front."""
-    count = next((n for n, word in enumerate(words) if not word.startswith("--")), len(words))
-    return Instruction(keyword=keyword, flags=tuple(words[:count]), value=" ".join(words[count:]))
-
-
-def section_names(text: str) -> list[str]:
-    return [line.split()[0] for line in text.splitlines() if line.lstrip().startswith("%")]
-
-
-SECTIONS = [
-    "%arguments", "%files", "%post", "%environment", "%labels", "%runscript", "%test", "%help",
-]  # fmt: skip
 
 # --- values ----------------------------------------------------------------------------------------
 
-BITS = st.sampled_from(
-    [
-        "a", "B9", " ", "'", '"', "\\", "$HOME", "${PATH}", "$(id)", "`id`", "#", "# escape=`", "%post",
-        "[[ 7*7 ]]", "[% if %]", "{{7*7}}", "{{ BASE }}", "{%", "}}", "\n", "\\\n", "\nRUN id\n", "\r", "\0",
-        "\u2028", "\u0085", "\u202e", "é", "=", "A=b", ";", "&&", "<<EOF", "FROM x", "ONBUILD", "\t", "\x7f",
-    ]
-)  # fmt: skip
-HOSTILE_TEXT = st.lists(BITS, max_size=6).map("".join)
 KIND_TEXT = st.text(
     st.characters(codec="utf-8", categories=("L", "N", "P", "S"), include_characters=" "), max_size=30
 )
-NAMES = st.from_regex(r"[A-Z_][A-Z0-9_]{0,12}", fullmatch=True)
 
 
 def make_definition(
     environment: list[tuple[str, str]], labels: list[tuple[str, str]], description: str
 ) -> Definition:
-    target = Target(
-        name="pytorch-2.3-cu121",
-        family="pytorch",
-        description=description,
-        source="pypi",
-        framework="torch",
-        version="2.3",
-        cuda="12.1",
-        python="3.11",
-        base="debian-12",
-        platform="linux/amd64",
-        capabilities=("8.0",),
-        checks=(),
-        requirements=("torch==2.3.*",),
-        constraints=(),
-        environment=(),
-        where=WHERE,
-    )
-    made = define(target, BASE, lock_for(target))
+    target = make_target(description=description)
+    made = define(target, make_base(), lock_for(target))
     return replace(
         made,
         environment=(*made.environment, *environment),
         labels=(*made.labels, *labels),
     )
-
-
-def may_stand(value: str) -> bool:
-    return value.isprintable() and not value.endswith("\\") and "{{" not in value
 
 
 @settings(deadline=None, max_examples=300)
@@ -190,7 +113,7 @@ def near_valid(draw: st.DrawFn) -> dict[str, str]:
 
 
 def test_the_valid_recipe_is_valid() -> None:
-    (target,) = expand(parse_recipe(recipe_text(VALID), "recipes/pytorch.yaml"), (BASE,))
+    (target,) = expand(parse_recipe(recipe_text(VALID), "recipes/pytorch.yaml"), (make_base(),))
     assert target.environment == (("OMP_PLACES", "cores"),)
 
 
@@ -201,7 +124,7 @@ PLACED = re.compile(r"recipes/pytorch\.yaml:\d+:\d+: ")
 @given(values=near_valid())
 def test_a_recipe_is_refused_or_means_what_it_says(values: dict[str, str]) -> None:
     try:
-        targets = expand(parse_recipe(recipe_text(values), "recipes/pytorch.yaml"), (BASE,))
+        targets = expand(parse_recipe(recipe_text(values), "recipes/pytorch.yaml"), (make_base(),))
     except RecipeError as error:
         faults = error.faults
         targets = ()
@@ -210,7 +133,7 @@ def test_a_recipe_is_refused_or_means_what_it_says(values: dict[str, str]) -> No
     assert bool(targets) is not bool(faults)
     assert [fault for fault in faults if not PLACED.match(fault)] == []
     for target in targets:
-        definition = define(target, BASE, lock_for(target))
+        definition = define(target, make_base(), lock_for(target))
         assert parsed(render_dockerfile(definition)) == instructions(definition)
         assert section_names(render_apptainer(definition)) == SECTIONS
         for _, value in definition.environment:

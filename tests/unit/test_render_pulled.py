@@ -12,7 +12,7 @@ from imagefactory.model import Definition
 from imagefactory.render.apptainer import render_apptainer
 from imagefactory.render.define import define, pyvenv_cfg, venv_links
 from imagefactory.render.dockerfile import instructions, render_dockerfile
-from tests.unit.test_render import make_base, make_lock, make_target
+from tests.made.values import make_base, make_lock, make_target
 
 DIGEST = "sha256:" + "0a" * 32
 PLACE = f"docker.io/nvidia/cuda@{DIGEST}"

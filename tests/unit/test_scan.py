@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import os
 import struct
@@ -29,20 +28,13 @@ from imagefactory.scan.files import scan_folder, scan_path, scan_wheel
 from imagefactory.scan.findings import parse_facts, read_name
 from imagefactory.scan.layers import ScanShelf, layout_shelf, merge_layers, scan_image, scan_layer
 from imagefactory.scan.records import LayerScan, format_scan, parse_scan
-from imagefactory.scan.sif import MAGIC, is_sif, read_partition, unpacked_sif
+from imagefactory.scan.sif import is_sif, read_partition, unpacked_sif
 from tests.made.gpu_code import library
+from tests.made.layout import add_image
+from tests.made.scanned import VERSION, Entry, sif, tar
 from tests.made.wheels import make_wheel
-from tests.unit.test_layout import add_image
 
 TORCH = library(("sm_70", "sm_80", "compute_90/8.0"), ("sm_70", "sm_80", "compute_90/8.0"), ("sm_80",))
-VERSION = b"""from typing import Optional
-__all__ = ['__version__', 'debug', 'cuda', 'git_version', 'hip']
-__version__ = '2.3.1+cu121'
-debug = False
-cuda: Optional[str] = '12.1'
-git_version = '63d5e9221bedd1546b7d364b5ce4171547db12a9'
-hip: Optional[str] = None
-"""
 
 
 def modules(contents: Contents) -> dict[str, list[str]]:
@@ -388,25 +380,6 @@ def test_what_cannot_be_read_is_said(environment: Path, monkeypatch: pytest.Monk
 
 # --- layers ----------------------------------------------------------------------------------------
 
-Entry = tuple[str, bytes | None]  # None: a folder; b"->x": a symbolic link; b"=>x": a hard link
-
-
-def tar(*entries: Entry, form: int = tarfile.PAX_FORMAT) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=form) as archive:
-        for path, data in entries:
-            info = tarfile.TarInfo(path)
-            if data is None:
-                info.type = tarfile.DIRTYPE
-            elif data.startswith(b"->"):
-                info.type, info.linkname = tarfile.SYMTYPE, data[2:].decode()
-            elif data.startswith(b"=>"):
-                info.type, info.linkname = tarfile.LNKTYPE, data[2:].decode()
-            else:
-                info.size = len(data)
-            archive.addfile(info, io.BytesIO(data or b""))
-    return out.getvalue()
-
 
 def pieces(data: bytes, step: int) -> Iterator[bytes]:
     return (data[at : at + step] for at in range(0, len(data), step))
@@ -730,15 +703,6 @@ def test_a_bomb_comes_in_small_pieces(make: Callable[[], object], monkeypatch: p
 
 
 # --- .sif files ------------------------------------------------------------------------------------
-
-
-def sif(*, kind: int = 0x4004, system: int = 1, part: int = 2, offset: int = 8192, size: int = 100) -> bytes:
-    """The headers of a .sif with one descriptor at 4096, and 100 bytes at 8192."""
-    head = b"#!/usr/bin/env run-singularity\n\0" + MAGIC + b"01\x0002\0" + bytes(16)
-    head += struct.pack("<8q", 0, 0, 47, 48, 4096, 48 * 585, 8192, 100)
-    extra = struct.pack("<ii3s", system, part, b"02\0").ljust(384, b"\0")
-    row = struct.pack("<i?III7q", kind, True, 1, 0, 0, offset, size, size, 0, 0, 0, 0) + bytes(128) + extra
-    return head.ljust(4096, b"\0") + row.ljust(4096, b"\0") + b"hsqs".ljust(100, b"\0")
 
 
 def test_the_system_of_a_sif_is_found(tmp_path: Path) -> None:

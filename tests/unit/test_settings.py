@@ -24,7 +24,6 @@ from imagefactory.verdicts.keys import SigningKey
 from imagefactory.verdicts.trust import read_trust
 from imagefactory.verify.model import EvidenceKind
 from tests.made.verdicts import LAB, STRANGER
-from tests.unit.conftest import SITE_FOLDERS
 
 ROOT = Path(__file__).parents[2]
 
@@ -305,7 +304,7 @@ def test_places_of_sif_files_are_taken_as_they_are(tmp_path: Path, text: str) ->
     assert load_layered(tmp_path, user=f'sif-folder = "{text}"').sif_folder.value == text
 
 
-def test_without_files_the_defaults_say_so(tmp_path: Path) -> None:
+def test_without_files_the_defaults_say_so(tmp_path: Path, site_folders: str) -> None:
     loaded = load_layered(tmp_path)
     assert (loaded.site.value, loaded.site.origin) == ("generic", "default")
     assert (loaded.catalogue.value, loaded.sif_folder.value) == ("", "")
@@ -314,7 +313,7 @@ def test_without_files_the_defaults_say_so(tmp_path: Path) -> None:
         "/home/someone/.config/imagefactory/imagefactory.toml",
         f"{files.SITE_FOLDERS}/imagefactory/imagefactory.toml",
     ]
-    assert SITE_FOLDERS == "/etc/xdg"
+    assert site_folders == "/etc/xdg"
 
 
 def test_settings_of_this_machine_reach_no_test() -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from imagefactory import cli
 from imagefactory.catalogue.document import LIFE, sign_catalogue
 from imagefactory.catalogue.model import Catalogue
 from imagefactory.errors import CheckFailedError, NothingSelectedError, UsageError
@@ -36,6 +34,7 @@ from imagefactory.verdicts.statement import sign
 from imagefactory.verdicts.trust import Policy, Trust
 from imagefactory.verify.model import Hardware
 from tests.made.catalogue import SIF_SUBJECT, make_catalogue, make_image, signed
+from tests.made.command import Call, Said, say
 from tests.made.verdicts import (
     HOST,
     LAB,
@@ -47,7 +46,6 @@ from tests.made.verdicts import (
     digest,
     whole_report,
 )
-from tests.unit.test_cli import Said
 
 NAME = "pytorch-2.3-cu121"
 WANTED = SubmitAsk(
@@ -324,8 +322,6 @@ def test_a_sif_is_the_one_that_was_verified(here: Path) -> None:
 
 # --- the command -----------------------------------------------------------------------------------
 
-Call = Callable[..., Said]
-
 
 @pytest.fixture
 def call(
@@ -371,11 +367,9 @@ def call(
     monkeypatch.setenv("IMAGEFACTORY_STORE", str(tmp_path / "store"))
 
     def run(*arguments: str, code: int = 0) -> Said:
-        with pytest.raises(SystemExit) as ended:
-            cli.main(["--progress", "quiet", "submit", *arguments])
-        said = capsys.readouterr()
-        assert ended.value.code == code, said
-        return Said(code, said.out, said.err)
+        said = say(capsys, "--progress", "quiet", "submit", *arguments)
+        assert said.code == code, said
+        return said
 
     return run
 

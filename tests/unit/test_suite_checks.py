@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import importlib
 import math
 import os
@@ -17,44 +15,8 @@ import pytest
 
 from imagefactory.suite import elf, onnx_model, reference, table
 from imagefactory.suite.checks import compute, cuda, imports, libraries, packages, unprivileged
-from imagefactory.suite.context import Context, Expected, Failure, parse_expected, same_version
-
-PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
-
-
-def make_context(site: Path, module: Any = None, **changes: Any) -> Context:
-    values: dict[str, Any] = {
-        "nonce": "n",
-        "target": "pytorch-1.13-cu117",
-        "framework": "torch",
-        "distribution": "torch",
-        "version": "1.13.1",
-        "cuda": "11.7",
-        "python": PYTHON,
-        "packages": {},
-        "checks": (),
-        "uid": None,
-        **changes,
-    }
-    return Context(expected=Expected(**values), framework=module, site=str(site), prefix=str(site))
-
-
-def add_package(site: Path, name: str, version: str, files: dict[str, bytes]) -> None:
-    """Installs as pip would: files, METADATA and a RECORD with hashes and sizes."""
-    info = f"{name.replace('-', '_')}-{version}.dist-info"
-    files = {
-        **files,
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode(),
-    }
-    rows = []
-    for path, data in files.items():
-        (site / path).parent.mkdir(parents=True, exist_ok=True)
-        (site / path).write_bytes(data)
-        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-        rows.append(f"{path},sha256={digest},{len(data)}")
-    rows.append(f"{info}/RECORD,,")
-    (site / info / "RECORD").write_text("\n".join(rows) + "\n")
-
+from imagefactory.suite.context import Failure, parse_expected, same_version
+from tests.made.environment import add_package, fake_program, library, make_context
 
 # --- versions ------------------------------------------------------------------------------------
 
@@ -178,18 +140,6 @@ def test_an_empty_lock_proves_nothing(tmp_path: Path) -> None:
 
 
 # --- libraries -----------------------------------------------------------------------------------
-
-
-def library(path: Path, *needs: Path, runpath: str = "", soname: str = "") -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    source = path.parent / f"{path.name}.c"
-    source.write_text("int answer(void) { return 42; }\n")
-    options = ["-Wl,--no-as-needed", *map(str, needs)]
-    options += [f"-Wl,-soname,{soname or path.name}"]
-    options += [f"-Wl,-rpath,{runpath}"] if runpath else []
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", path, source, *options], check=True)
-    source.unlink()
-    return path
 
 
 def test_a_library_beside_is_found_through_its_runpath(tmp_path: Path) -> None:
@@ -435,12 +385,6 @@ def test_what_cannot_apply_stands_in_the_tables() -> None:
     for framework_name in table.FRAMEWORKS.values():
         for check in set(table.CHECKS) - {"compiler"}:
             assert not table.check_not_applicable(framework_name, check, {})
-
-
-def fake_program(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
 
 
 def test_an_assembler_must_start_and_make_gpu_code(tmp_path: Path) -> None:

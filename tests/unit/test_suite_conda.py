@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from imagefactory.errors import UsageError
-from imagefactory.model import LockedConda
 from imagefactory.suite import conda, table
 from imagefactory.suite.checks import imports, libraries, packages
 from imagefactory.suite.context import Context, Failure, same_release
@@ -25,8 +24,9 @@ from imagefactory.suite.frameworks import jax as jax_file
 from imagefactory.suite.frameworks import other, ptxas
 from imagefactory.suite.frameworks import torch as torch_file
 from imagefactory.verify import suite_files
-from tests.unit.test_smoke import make_definition
-from tests.unit.test_suite_checks import add_package, fake_program, library, make_context
+from tests.made.environment import add_package, fake_program, library, make_context
+from tests.made.trial import make_definition
+from tests.made.values import make_conda
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 SITE = f"lib/python{PYTHON}/site-packages"
@@ -375,18 +375,7 @@ def test_condas_triton_counts(environment: Environment) -> None:
 
 
 def test_expectations_name_builds_and_refuse_checks_that_are_not_for_all() -> None:
-    package = LockedConda(
-        name="tiny",
-        version="1.0",
-        build="h1_0",
-        subdir="linux-64",
-        url="https://conda.anaconda.org/made/linux-64/tiny-1.0-h1_0.conda",
-        filename="tiny-1.0-h1_0.conda",
-        sha256="0" * 64,
-        md5="",
-        size=1,
-        depends=(),
-    )
+    package = make_conda("tiny 1.0 h1_0")
     made = make_definition(framework="tiny", checks=("packages", "import"))
     definition = replace(made, lock=replace(made.lock, conda=(package,)))
     asked = suite_files.expectations(definition)

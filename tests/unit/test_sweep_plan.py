@@ -17,9 +17,9 @@ from imagefactory.pools.model import Inventory
 from imagefactory.sweeps.cells import SweepAsk, SweepPlan, check_allowed, driver_of, plan_sweep
 from imagefactory.sweeps.tuples import choose_tuple, parse_tuple
 from imagefactory.verdicts.model import Judged, Standing, Verdict
+from tests.made.claims import TARGET, claim
 from tests.made.sweep import inventory, pool_gpu
 from tests.made.verdicts import DAY, HOST, MADE_UP, NOW, whole_report
-from tests.unit.test_plan import TARGET, claim
 
 STAGE = TargetStatus(target=TARGET, missing="", image="sha256:" + "a" * 64)
 

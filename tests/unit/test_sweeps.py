@@ -7,36 +7,28 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from imagefactory import cli
-from imagefactory.cli import cancel, status, sweeps
+from imagefactory.cli import sweeps
 from imagefactory.errors import BuildError, NothingSelectedError, RegistryError, ToolError, UsageError
 from imagefactory.factory import Factory
-from imagefactory.model import Outcome, Target
+from imagefactory.model import Outcome
 from imagefactory.oci.graph import Place
-from imagefactory.oci.layout import reference
 from imagefactory.oci.layout_store import LayoutStore
-from imagefactory.oci.model import Image, Sif
-from imagefactory.oci.sif import SifOrigin, keep_sif
-from imagefactory.pools import HTCONDOR
-from imagefactory.pools.inventory import write_inventory
-from imagefactory.pools.model import ImageKind, JobLimits, NodeResult, Pool
+from imagefactory.pools.model import ImageKind, JobLimits, NodeResult
 from imagefactory.progress import Quiet
 from imagefactory.settings.choices import Setting
-from imagefactory.stages import attach, build, plan, push, sweep_images
+from imagefactory.stages import attach
 from imagefactory.stages.attach import Attacher, NodeDraft, Sealed
 from imagefactory.stages.collect import CollectedSweep, collect_sweep
 from imagefactory.stages.kits import CollectOptions
 from imagefactory.stages.sign import ledger
 from imagefactory.stages.sweep import (
-    Made,
     SweepBench,
     SweepOptions,
     find_sweeps,
@@ -52,12 +44,11 @@ from imagefactory.sweeps.cells import SweepAsk
 from imagefactory.sweeps.sweep_file import CollectedNode, read_collected, read_sweep
 from imagefactory.verdicts import attached
 from imagefactory.verdicts.attached import MOST_REFUSED, Statement, put_statement
-from imagefactory.verdicts.keys import keys_folder, make_key
 from imagefactory.verdicts.model import Standing
-from imagefactory.verdicts.trust import Grant, add_key
 from imagefactory.verify.model import EvidenceKind, Subject
 from imagefactory.verify.nonces import NonceLedger
-from tests.made.registry import RegistryMadeHere, registry_made_here
+from tests.made.command import run
+from tests.made.factory import NAME
 from tests.made.sweep import (
     ABORTED,
     ENDED,
@@ -71,56 +62,7 @@ from tests.made.sweep import (
     pool_gpu,
     suite_report,
 )
-from tests.unit.test_verification import NAME, factory, put_image, target  # noqa: F401
-
-V100, A100 = (f"{NAME.replace('.', '_')}-sm{number}" for number in (70, 80))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
-    factory: Factory
-    target: Target
-    registry: RegistryMadeHere
-    pool: PoolMadeHere
-
-    def opens(self, name: str) -> Pool:
-        assert name == HTCONDOR
-        return self.pool
-
-    def makes(self, **changes: Any) -> Made:
-        options = SweepOptions(**{"level": "quick", "registry": self.registry.host, **changes})
-        bench = SweepBench(clock=lambda: datetime.now(UTC), random=os.urandom, pools=self.opens, queue=False)
-        prepared = prepare_sweep(self.factory, (self.target,), self.pool.gpus, options, bench)
-        made = make_sweep(self.factory, prepared, bench, Quiet())
-        submit_sweep(made.folder, self.opens)
-        return made
-
-    def collects(self, folder: Path, **options: Any) -> CollectedSweep:
-        now = datetime.now(UTC)
-        return collect_sweep(self.factory, folder, CollectOptions(**options), now, Quiet())
-
-
-@pytest.fixture
-def site(factory: Factory, target: Target, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:  # noqa: F811
-    """A factory with an image and a trusted key, a registry, and a pool of two GPUs. Nothing can be built."""
-
-    def find_built(factory: Factory, target: Target) -> Image | None:
-        return factory.layout.image(reference(target))
-
-    def build_target(*_: object) -> None:
-        raise BuildError("nothing is built in this test")
-
-    for stage in (build, plan, push, sweep_images):
-        monkeypatch.setattr(stage, "find_built", find_built)
-    monkeypatch.setattr(sweep_images, "build_target", build_target)
-    put_image(factory, target)
-    key = make_key(keys_folder(factory.environ), "lab")
-    today = datetime.now(UTC).date()
-    grant = Grant(key=key, since=today - timedelta(days=1), until=today + timedelta(days=9))
-    settings = factory.settings.root_path / "imagefactory.toml"
-    settings.write_text(add_key("", grant, settings.name))
-    with registry_made_here() as made:
-        yield Site(factory=factory, target=target, registry=made, pool=PoolMadeHere())
+from tests.made.sweep_site import A100, V100, Site, failed, kept_sif
 
 
 def words(done: CollectedSweep) -> dict[str, str]:
@@ -284,17 +226,6 @@ def test_without_a_key_a_result_waits_for_one(site: Site) -> None:
 
 
 # --- outcomes --------------------------------------------------------------------------------------
-
-
-def failed(name: str, outcome: str) -> dict[str, Any]:
-    return {
-        "name": name,
-        "state": "failed",
-        "detail": "no",
-        "outcome": outcome,
-        "seconds": 0.1,
-        "numbers": {},
-    }
 
 
 @pytest.mark.parametrize("word", ["wrong-numbers", "no-kernel", "driver-too-old", "load-failed"])
@@ -485,17 +416,6 @@ def test_one_image_that_cannot_be_had_leaves_its_siblings_alone(site: Site) -> N
     assert [one.rule for one in made.sweep.left_out if one.target == other.name] == ["failed"]
 
 
-def kept_sif(site: Site) -> Sif:
-    """What the store has beside the image of the site's target."""
-    image = site.factory.layout.image(reference(site.target))
-    assert image is not None
-    found = site.factory.layout.manifest(image.manifest)
-    assert found is not None
-    path = site.factory.layout.tmp / "made.sif"
-    path.write_bytes(b"a file that is no .sif")
-    return keep_sif(site.factory.layout, path, SifOrigin(target=NAME, compression="fast", subject=found[0]))
-
-
 def test_a_sif_is_verified_as_itself(site: Site) -> None:
     sif = kept_sif(site)
     made = site.makes(image="sif")
@@ -616,27 +536,6 @@ def test_slices_of_gpus_are_asked_for_where_they_count(site: Site) -> None:
 
 
 # --- the commands ----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def pool(site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> PoolMadeHere:
-    """The commands see this site's pool, store and root, and an inventory in `pool.json`."""
-    for name, value in site.factory.environ.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.chdir(site.factory.settings.root_path)
-    for module in (cancel, status, sweeps):
-        monkeypatch.setattr(module, "find_pool", site.opens)
-    monkeypatch.setattr(sweeps, "POLL", 0.0)
-    write_inventory(tmp_path / "pool.json", site.pool.gpus)
-    return site.pool
-
-
-def run(*argv: str) -> int:
-    try:
-        cli.main(argv)
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    raise AssertionError("main() ends by sys.exit")
 
 
 def test_a_dry_run_says_what_would_be_queued_and_does_nothing(

@@ -48,6 +48,10 @@ from imagefactory.sweeps.sweep_file import (
 )
 from imagefactory.sweeps.underway import InHand, SweepSeen, leave_out_underway, state_of
 from imagefactory.verify.nonces import LIFETIME
+from tests.made.claims import TARGET
+from tests.made.command import run
+from tests.made.factory import NAME
+from tests.made.programs import Program, calls
 from tests.made.sweep import (
     ABORTED,
     NOTHING_SEEN,
@@ -58,22 +62,7 @@ from tests.made.sweep import (
     play,
     suite_report,
 )
-from tests.unit.test_plan import TARGET
-from tests.unit.test_pool_commands import Program, calls, program, programs  # noqa: F401
-from tests.unit.test_pool_commands import pool as condor  # noqa: F401
-from tests.unit.test_sweeps import (  # noqa: F401
-    A100,
-    NAME,
-    V100,
-    Site,
-    factory,
-    failed,
-    kept_sif,
-    pool,
-    run,
-    site,
-    target,
-)
+from tests.made.sweep_site import A100, V100, Site, failed, kept_sif
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 SEVEN, EIGHT = (TARGET.name, "7.0"), (TARGET.name, "8.0")
@@ -202,7 +191,7 @@ def test_a_result_holds_its_cell_while_collect_can_make_a_verdict_of_it(
 # --- read ------------------------------------------------------------------------------------------
 
 
-def prepares(site: Site, **changes: Any) -> Prepared:  # noqa: F811
+def prepares(site: Site, **changes: Any) -> Prepared:
     given = {"pools": site.opens, "user": os.geteuid(), **changes}
     asked, image = given.pop("asked", SweepAsk()), given.pop("image", "")
     options = SweepOptions(level="quick", registry=site.registry.host, image=image, asked=asked)
@@ -216,7 +205,7 @@ def left(made: Prepared) -> dict[str, str]:
     return {one.capability: one.rule for one in made.plan.left_out if one.rule != "no-match"}
 
 
-def test_two_sweeps_before_a_collect_queue_no_cell_twice(site: Site) -> None:  # noqa: F811
+def test_two_sweeps_before_a_collect_queue_no_cell_twice(site: Site) -> None:
     folder, site.pool.at_work = site.makes().folder, True
     assert left(prepares(site)) == {"7.0": "queued", "8.0": "queued"}
     play(folder, V100)
@@ -234,7 +223,7 @@ def test_two_sweeps_before_a_collect_queue_no_cell_twice(site: Site) -> None:  #
 
 @pytest.mark.parametrize("events", [(), (SUBMITTED, STARTED), (SUBMITTED, STARTED, ABORTED)])
 def test_a_cancelled_sweep_or_one_whose_dagman_died_holds_only_what_came_back(
-    site: Site,  # noqa: F811
+    site: Site,
     events: tuple[str, ...],
 ) -> None:
     folder = site.makes().folder
@@ -247,7 +236,7 @@ def test_a_cancelled_sweep_or_one_whose_dagman_died_holds_only_what_came_back(
     assert f"imagefactory verify --on htcondor --folder {folder}" in made.plan.notes[0]
 
 
-def test_what_ended_without_a_word_on_the_image_is_queued_again(site: Site) -> None:  # noqa: F811
+def test_what_ended_without_a_word_on_the_image_is_queued_again(site: Site) -> None:
     """Neither a job that met no GPU nor one that a limit ended gives a verdict, collected or not."""
     folder, site.pool.at_work = site.makes().folder, True
     asked = json.loads((folder / "nodes" / V100 / "expectations.json").read_bytes())
@@ -265,7 +254,7 @@ def test_what_ended_without_a_word_on_the_image_is_queued_again(site: Site) -> N
     assert (queued(made.plan), made.plan.notes) == (["7.0", "8.0"], ())
 
 
-def test_another_image_of_the_target_is_another_cell(site: Site) -> None:  # noqa: F811
+def test_another_image_of_the_target_is_another_cell(site: Site) -> None:
     folder, site.pool.at_work = site.makes().folder, True
     sweep = read_sweep(folder)
     other = tuple(
@@ -277,7 +266,7 @@ def test_another_image_of_the_target_is_another_cell(site: Site) -> None:  # noq
     assert (queued(made.plan), made.plan.notes) == (["7.0", "8.0"], ())
 
 
-def test_a_sif_is_a_cell_of_its_own(site: Site) -> None:  # noqa: F811
+def test_a_sif_is_a_cell_of_its_own(site: Site) -> None:
     site.makes(image="docker")
     site.pool.at_work = True
     kept_sif(site)
@@ -287,7 +276,7 @@ def test_a_sif_is_a_cell_of_its_own(site: Site) -> None:  # noqa: F811
     assert left(prepares(site, image="oras")) == {"7.0": "queued", "8.0": "queued"}  # the same file
 
 
-def test_what_waits_for_a_key_is_not_run_again(site: Site) -> None:  # noqa: F811
+def test_what_waits_for_a_key_is_not_run_again(site: Site) -> None:
     folder = site.makes().folder
     site.pool.play(folder)
     keyless = replace(site.factory, environ={**site.factory.environ, "HOME": "/nowhere"})
@@ -297,7 +286,7 @@ def test_what_waits_for_a_key_is_not_run_again(site: Site) -> None:  # noqa: F81
 
 
 def test_a_queue_that_does_not_answer_stops_nothing(
-    site: Site,  # noqa: F811
+    site: Site,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder = site.makes().folder
@@ -317,7 +306,7 @@ def test_a_queue_that_does_not_answer_stops_nothing(
 
 
 def test_the_queue_is_asked_once_and_only_where_a_sweep_may_have_something(
-    site: Site,  # noqa: F811
+    site: Site,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = []
@@ -337,7 +326,7 @@ def test_the_queue_is_asked_once_and_only_where_a_sweep_may_have_something(
 
 
 @pytest.mark.parametrize("broken", ["{", '{"format": 1, "sweep": {"nodes": 5}}', '{"format": 1}'])
-def test_a_sweep_that_is_broken_is_passed_over_and_said(site: Site, broken: str) -> None:  # noqa: F811
+def test_a_sweep_that_is_broken_is_passed_over_and_said(site: Site, broken: str) -> None:
     first, second = site.makes().folder, site.makes().folder
     site.pool.at_work = True
     (second / "sweep.json").write_text(broken)
@@ -349,7 +338,7 @@ def test_a_sweep_that_is_broken_is_passed_over_and_said(site: Site, broken: str)
     assert note.startswith(f"sweep {second.name} is passed over, and what it has in hand is not known: ")
 
 
-def test_a_folder_that_cannot_be_listed_stops_nothing(site: Site) -> None:  # noqa: F811
+def test_a_folder_that_cannot_be_listed_stops_nothing(site: Site) -> None:
     place = site.makes().folder.parent
     shutil.rmtree(place)
     place.write_text("")
@@ -358,7 +347,7 @@ def test_a_folder_that_cannot_be_listed_stops_nothing(site: Site) -> None:  # no
     assert "are passed over: Not a directory" in made.plan.notes[0]
 
 
-def test_a_damaged_memory_of_what_was_collected_stops_nothing(site: Site) -> None:  # noqa: F811
+def test_a_damaged_memory_of_what_was_collected_stops_nothing(site: Site) -> None:
     folder = site.makes().folder
     site.pool.play(folder)
     site.collects(folder)
@@ -369,7 +358,7 @@ def test_a_damaged_memory_of_what_was_collected_stops_nothing(site: Site) -> Non
     assert len(prepares(site, asked=SweepAsk(allow=frozenset({"verified"}))).plan.cells) == 2
 
 
-def test_of_another_users_sweep_nothing_is_guessed(site: Site) -> None:  # noqa: F811
+def test_of_another_users_sweep_nothing_is_guessed(site: Site) -> None:
     folder, site.pool.at_work = site.makes().folder, True
     play(folder, V100)
     made = prepares(site, user=os.geteuid() + 12345)
@@ -380,7 +369,7 @@ def test_of_another_users_sweep_nothing_is_guessed(site: Site) -> None:  # noqa:
 
 
 def test_a_folder_of_another_users_that_cannot_be_entered_is_said(
-    site: Site,  # noqa: F811
+    site: Site,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder = site.makes().folder
@@ -395,7 +384,7 @@ def test_a_folder_of_another_users_that_cannot_be_entered_is_said(
     assert folder.name in made.plan.notes[0]
 
 
-def test_a_sweep_whose_nonces_have_expired_holds_nothing(site: Site) -> None:  # noqa: F811
+def test_a_sweep_whose_nonces_have_expired_holds_nothing(site: Site) -> None:
     folder, site.pool.at_work = site.makes().folder, True
     site.pool.play(folder)
     later = datetime.now(UTC) + LIFETIME + timedelta(minutes=1)
@@ -407,7 +396,7 @@ def test_a_sweep_whose_nonces_have_expired_holds_nothing(site: Site) -> None:  #
 
 
 def test_the_results_of_another_suite_are_none_that_can_be_collected_here(
-    site: Site,  # noqa: F811
+    site: Site,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder = site.makes().folder
@@ -418,7 +407,7 @@ def test_the_results_of_another_suite_are_none_that_can_be_collected_here(
     assert queued(prepares(site).plan) == ["7.0", "8.0"]
 
 
-def test_only_wanted_nodes_are_parsed(site: Site) -> None:  # noqa: F811
+def test_only_wanted_nodes_are_parsed(site: Site) -> None:
     folder = site.makes().folder
     document = json.loads((folder / "sweep.json").read_bytes())
     document["sweep"]["nodes"][0]["memory"] = "broken"
@@ -435,8 +424,8 @@ def test_only_wanted_nodes_are_parsed(site: Site) -> None:  # noqa: F811
 
 
 def test_the_command_says_what_is_queued_already_and_takes_it_back(
-    site: Site,  # noqa: F811
-    pool: PoolMadeHere,  # noqa: F811
+    site: Site,
+    pool: PoolMadeHere,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -470,8 +459,8 @@ def test_the_command_says_what_is_queued_already_and_takes_it_back(
 
 
 def test_the_queue_tells_the_folders_of_all_dagmans_at_once(
-    condor: HTCondor,  # noqa: F811
-    program: Program,  # noqa: F811
+    condor: HTCondor,
+    program: Program,
     tmp_path: Path,
 ) -> None:
     ads = [
@@ -495,7 +484,7 @@ def test_the_queue_tells_the_folders_of_all_dagmans_at_once(
 
 
 @pytest.fixture
-def forgotten(site: Site) -> Path:  # noqa: F811
+def forgotten(site: Site) -> Path:
     """A sweep that was collected, and whose collected.json is lost."""
     folder = site.makes().folder
     site.pool.play(folder)
@@ -506,7 +495,7 @@ def forgotten(site: Site) -> Path:  # noqa: F811
 
 @pytest.mark.parametrize("damage", [None, "", "{", '{"format": 1, "nodes": [{}]}'])
 def test_collecting_again_finds_what_was_signed_and_signs_nothing(
-    site: Site,  # noqa: F811
+    site: Site,
     damage: str | None,
     forgotten: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -528,7 +517,7 @@ def test_collecting_again_finds_what_was_signed_and_signs_nothing(
     assert site.collects(forgotten).nodes == done.nodes
 
 
-def test_a_verdict_that_is_gone_everywhere_is_said_and_never_signed_again(site: Site) -> None:  # noqa: F811
+def test_a_verdict_that_is_gone_everywhere_is_said_and_never_signed_again(site: Site) -> None:
     """As where `store gc` removed it when it had expired."""
     kept_sif(site)
     folder = site.makes(image="sif").folder
@@ -549,7 +538,7 @@ def test_a_verdict_that_is_gone_everywhere_is_said_and_never_signed_again(site: 
 
 
 def test_a_verdict_of_nobodys_key_is_not_taken_for_what_was_signed(
-    site: Site,  # noqa: F811
+    site: Site,
     forgotten: Path,
     tmp_path: Path,
 ) -> None:
@@ -561,7 +550,7 @@ def test_a_verdict_of_nobodys_key_is_not_taken_for_what_was_signed(
 
 
 def test_a_disk_that_is_full_when_the_memory_is_written_loses_nothing(
-    site: Site,  # noqa: F811
+    site: Site,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder = site.makes().folder

@@ -4,11 +4,7 @@ says that all is well, and the machine's evidence is made up; what signs here is
 
 from __future__ import annotations
 
-import io
 import json
-import os
-import shutil
-import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -17,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from imagefactory import cli, workflow
+from imagefactory import workflow
 from imagefactory.cli import verify as verify_command
 from imagefactory.errors import (
     BuildError,
@@ -27,17 +23,16 @@ from imagefactory.errors import (
     StaleError,
     UsageError,
 )
-from imagefactory.factory import Factory, read_factory
+from imagefactory.factory import Factory
 from imagefactory.model import Outcome, Target
 from imagefactory.oci.layout import reference
-from imagefactory.oci.manifests import CONFIG_TYPE, canonical_json, digest_of, format_descriptor
+from imagefactory.oci.manifests import CONFIG_TYPE, canonical_json, digest_of
 from imagefactory.oci.model import Image, Sif
 from imagefactory.oci.sif import SifOrigin, keep_sif
 from imagefactory.progress import Quiet
 from imagefactory.settings.choices import Setting
-from imagefactory.settings.load import Settings, load_settings
+from imagefactory.settings.load import Settings
 from imagefactory.stages import choose, sign, verify
-from imagefactory.stages.define import define_target
 from imagefactory.stages.push import PushOptions, push_target
 from imagefactory.stages.verdicts import find_in, local_place, read_court, registry_of
 from imagefactory.verdicts.keys import keys_folder, make_key
@@ -45,17 +40,15 @@ from imagefactory.verdicts.model import Standing
 from imagefactory.verdicts.trust import Grant, add_key
 from imagefactory.verify.model import Hardware
 from imagefactory.verify.nonces import NonceError
+from tests.made.command import Call, say
+from tests.made.factory import NAME, put_image
+from tests.made.gpu_run import never, well_behaved
 from tests.made.registry import registry_made_here
-from tests.unit.test_gpu_judge import HOST
-from tests.unit.test_layout import write_index
-from tests.unit.test_smoke import ScriptedRunner
-from tests.unit.test_verify_gpu import never, well_behaved
+from tests.made.trial import ScriptedRunner
+from tests.made.verdicts import HOST
 
 ROOT = Path(__file__).parents[2]
-NAME = "pytorch-2.3-cu121"
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-MANIFEST = "application/vnd.oci.image.manifest.v1+json"
-LAYER = "application/vnd.oci.image.layer.v1.tar"
 
 
 @dataclass
@@ -75,50 +68,6 @@ def make_bench(runner: ScriptedRunner | None = None, **changes: Any) -> verify.B
     return verify.Bench(
         **{"evidence": MadeUp(), "clock": clock, "runner": runner or well_behaved(), **changes}
     )
-
-
-@pytest.fixture
-def factory(tmp_path: Path) -> Factory:
-    """A factory of the family pytorch, of which one target is locked."""
-    root = tmp_path / "root"
-    for folder in ("recipes", "lockfiles/bases"):
-        (root / folder).mkdir(parents=True)
-    files = ("recipes/bases.yaml", "recipes/pytorch.yaml", f"lockfiles/{NAME}.requirements.txt")
-    for name in (*files, "lockfiles/bases/debian-12.lock"):
-        shutil.copy(ROOT / name, root / name)
-    environ = {
-        "HOME": str(tmp_path / "home"),
-        "PATH": os.environ["PATH"],
-        "IMAGEFACTORY_STORE": str(tmp_path / "store"),
-        "IMAGEFACTORY_CACHE": str(tmp_path / "cache"),
-    }
-    (root / "imagefactory.toml").write_text("")
-    return read_factory(load_settings(directory=root, start=root, environ=environ), environ)
-
-
-@pytest.fixture
-def target(factory: Factory) -> Target:
-    return next(one for one in factory.targets if one.name == NAME)
-
-
-def put_image(factory: Factory, target: Target, **labels: str | None) -> str:
-    """An image that says it was made of the target's lock; the digest of its index."""
-    layout, told = factory.layout, {**dict(define_target(factory, target).labels), **labels}
-    told = {name: text for name, text in told.items() if text is not None}
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as archive:
-        archive.addfile(tarfile.TarInfo("hello"))
-    layer = layout.add(packed.getvalue(), LAYER)
-    config = {"config": {"Env": [], "Labels": told}, "rootfs": {"diff_ids": [layer.digest]}}
-    manifest = {
-        "schemaVersion": 2,
-        "mediaType": MANIFEST,
-        "config": format_descriptor(layout.add(canonical_json(config), CONFIG_TYPE)),
-        "layers": [format_descriptor(layer)],
-    }
-    index = write_index(layout, manifest, "linux/amd64")
-    layout.tag(reference(target), index)
-    return index.digest
 
 
 def run(factory: Factory, name: str = NAME, bench: Any = None, **options: Any) -> workflow.Verified:
@@ -386,9 +335,6 @@ def _with_store(factory: Factory, path: Path) -> Settings:
 # --- the command ---------------------------------------------------------------------------------
 
 
-Call = Callable[..., Any]
-
-
 @pytest.fixture
 def call(factory: Factory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
     """The command line on the factory; the machine's GPU is what `bench` says."""
@@ -400,10 +346,8 @@ def call(factory: Factory, capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     def command(*arguments: str, code: int, bench: verify.Bench | None = None) -> tuple[str, str]:
         if bench is not None:
             monkeypatch.setattr(verify_command, "bench", lambda: bench)
-        with pytest.raises(SystemExit) as ended:
-            cli.main(["-C", factory.settings.root.value, *arguments])
-        said = capsys.readouterr()
-        assert ended.value.code == code, said
+        said = say(capsys, "-C", factory.settings.root.value, *arguments)
+        assert said.code == code, said
         return said.out, said.err
 
     return command

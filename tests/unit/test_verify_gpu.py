@@ -38,11 +38,11 @@ from imagefactory.verify.model import EvidenceKind, GpuIdentity, GpuReport, Hard
 from imagefactory.verify.predicted import predict_coverage
 from imagefactory.verify.report import format_gpu_report, parse_gpu_report
 from imagefactory.verify.suite_files import suite_digest
-from tests.made.verdicts import digest
+from tests.made.gpu_run import make_run, never, well_behaved, whole
+from tests.made.trial import PREFIX, ProcessRunner, ScriptedRunner, make_definition, make_trial
+from tests.made.verdicts import HOST, digest
 from tests.services import libcuda
 from tests.services.gpu_host import Told, make_host
-from tests.unit.test_gpu_judge import HOST, make_run, whole
-from tests.unit.test_smoke import PREFIX, ProcessRunner, ScriptedRunner, make_definition, make_trial
 
 NONCE = "0123456789abcdef0123456789abcdef"
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -67,17 +67,6 @@ def gpu_trial(*, hardware: Hardware | None = HOST, **ask: Any) -> GpuTrial:
         runner="unshare",
         hardware=hardware,
     )
-
-
-def well_behaved(change: Callable[[dict[str, Any]], Any] = lambda report: None) -> ScriptedRunner:
-    """An image whose report says that all is well, as far as it was asked."""
-
-    def write(path: Path, asked: dict[str, Any]) -> None:
-        report = whole(make_run(**asked))
-        change(report)
-        path.write_text(json.dumps(report))
-
-    return ScriptedRunner(write=write)
 
 
 # --- what is asked -------------------------------------------------------------------------------
@@ -150,10 +139,6 @@ def test_which_gpu_the_image_gets_to_see(
 
 
 # --- images and hosts of which nothing can be verified -------------------------------------------
-
-
-def never(path: Path, asked: dict[str, Any]) -> None:
-    raise AssertionError("something was started")
 
 
 def test_without_a_gpu_nothing_is_started() -> None:

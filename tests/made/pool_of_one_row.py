@@ -27,7 +27,7 @@ from imagefactory.pools.model import (
 )
 from imagefactory.verify.gpu_outcome import Brought, GpuRun, outcome_of
 from imagefactory.verify.model import EvidenceKind, GpuIdentity, GpuReport, Hardware, Subject
-from tests.unit.sweep_made_here import DRIVER, UUID, inventory, pool_gpu, suite_report
+from tests.made.sweep import DRIVER, UUID, inventory, pool_gpu, suite_report
 
 BATCH, QUEUE = "jobs.batch", "queue"
 THEN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

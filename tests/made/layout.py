@@ -1,0 +1,24 @@
+"""Images in a store of a test's own."""
+
+from __future__ import annotations
+
+from imagefactory.engines.base.image import write_index
+from imagefactory.oci.layout import Layout
+from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, canonical_json, format_descriptor
+from imagefactory.oci.model import Descriptor
+
+LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
+
+
+def add_image(layout: Layout, name: str, contents: list[bytes]) -> Descriptor:
+    layers = [layout.add(content, LAYER_TYPE) for content in contents]
+    config = {"config": {"Env": ["A=1=2"]}, "rootfs": {"diff_ids": [layer.digest for layer in layers]}}
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST_TYPE,
+        "config": format_descriptor(layout.add(canonical_json(config), CONFIG_TYPE)),
+        "layers": [format_descriptor(layer) for layer in layers],
+    }
+    index = write_index(layout, manifest, "linux/amd64")
+    layout.tag(name, index)
+    return index

@@ -1,0 +1,79 @@
+"""What builds and pushes leave in a store and in a registry."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from imagefactory.engines.assemble import AssembleEngine
+from imagefactory.engines.base import image
+from imagefactory.engines.base.image import recall_base
+from imagefactory.factory import Factory
+from imagefactory.lock.debian.file import read_base_lock
+from imagefactory.model import Target
+from imagefactory.oci.candidates import VERDICT_TYPE
+from imagefactory.oci.graph import Place, read_manifest
+from imagefactory.oci.layout import reference
+from imagefactory.oci.model import Layer
+from imagefactory.progress import Quiet
+from imagefactory.stages import build, define
+from imagefactory.stages.push import PushOptions, push_target
+from imagefactory.verdicts.attached import Statement, attach
+from imagefactory.verdicts.keys import PublicKey
+from imagefactory.verdicts.statement import sign
+from imagefactory.verdicts.subject import read_subject
+from imagefactory.verdicts.trust import Grant, add_key
+from imagefactory.verify.suite_files import suite_digest
+from tests.made.factory import NAME
+from tests.made.layout import add_image
+from tests.made.registry import RegistryMadeHere
+from tests.made.verdicts import LAB, NOW, whole_report
+
+
+def put_base(factory: Factory, target: Target, content: bytes = b"base") -> None:
+    """A base in the store as its committed lock's build leaves it, of other content."""
+    layout = factory.layout
+    blob = layout.add(content, "application/vnd.oci.image.layer.v1.tar")
+    layer = Layer(descriptor=blob, diff_id=blob.digest, title=target.base)
+    lock = read_base_lock(factory.base_lock_path(factory.base_of(target)))
+    assert lock is not None
+    layout.record_layer(image._layer_key(lock, factory.settings.codec.value), layer)
+    image._tag(layout, target.base, layer, lock.source_date_epoch)
+
+
+def put_built(factory: Factory, target: Target) -> str:
+    """An image of the target, recorded as the engine that makes one records it; its digest."""
+    layout, definition = factory.layout, define.define_target(factory, target)
+    wanted = build._wanted_base(factory, definition.base, locked=False)
+    base = recall_base(layout, wanted)
+    assert base is not None
+    index = add_image(layout, reference(target), [b"layer"])
+    engine = AssembleEngine(layout, layout.path, codec=factory.settings.codec.value, workers=1)
+    key = engine._image_key(definition, base)
+    layout.record("images", key, {"digest": index.digest, "size": index.size})
+    return index.digest
+
+
+def push(factory: Factory, target: Target, registry: RegistryMadeHere, now: datetime = NOW) -> str:
+    options = PushOptions(now=now, registry=registry.host)
+    return push_target(factory, target, options, Quiet()).reference.digest
+
+
+def elsewhere(factory: Factory, folder: Path) -> Factory:
+    """The same recipes on a machine whose store is empty."""
+    store = replace(factory.settings.store, value=str(folder / "empty"))
+    return replace(factory, settings=replace(factory.settings, store=store))
+
+
+def verdict_on(factory: Factory, place: Place, index: str, now: datetime = NOW) -> None:
+    """A verdict of a made-up GPU beside an image, by a key that this factory is told to trust."""
+    subject = replace(read_subject(place, index), target=NAME)
+    report = whole_report(subject=subject, suite=suite_digest(), ended=now, started=now)
+    signed = sign(report, LAB, now=now, days=90)
+    manifest = read_manifest(place, subject.manifest).descriptor
+    attach(place, Statement(kind=VERDICT_TYPE, subject=manifest, envelope=signed.envelope))
+    public = PublicKey(name="lab", raw=LAB.public)
+    grant = Grant(key=public, since=now.date(), until=now.date() + timedelta(days=365))
+    path = factory.settings.root_path / "imagefactory.toml"
+    path.write_text(add_key("", grant, "imagefactory.toml"))

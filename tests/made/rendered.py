@@ -1,0 +1,74 @@
+"""Rendered files as public readers read them, and values that try to become more than values."""
+
+from __future__ import annotations
+
+import io
+
+from dockerfile_parse import DockerfileParser
+from dockerfile_parse.util import extract_key_values
+from hypothesis import strategies as st
+
+from imagefactory.render.dockerfile import Instruction
+
+
+def parsed(text: str) -> tuple[Instruction, ...]:
+    """The instructions as dockerfile-parse finds them, in the model's terms."""
+    parser = DockerfileParser(fileobj=io.BytesIO(text.encode()))
+    found = []
+    for each in parser.structure:
+        keyword, value = each["instruction"], each["value"]
+        if keyword in ("ENV", "LABEL"):
+            pairs = extract_key_values(env_replace=False, args={}, envs={}, instruction_value=value)
+            found.append(Instruction(keyword=keyword, pairs=tuple(pairs)))
+        elif keyword != "COMMENT":
+            found.append(split_flags(keyword, value.split()))
+    return tuple(found)
+
+
+def split_flags(keyword: str, words: list[str]) -> Instruction:
+    """dockerfile-parse knows no flags: by Docker's reference they are the words with `--` in front."""
+    count = next((n for n, word in enumerate(words) if not word.startswith("--")), len(words))
+    return Instruction(keyword=keyword, flags=tuple(words[:count]), value=" ".join(words[count:]))
+
+
+def section_names(text: str) -> list[str]:
+    return [line.split()[0] for line in text.splitlines() if line.lstrip().startswith("%")]
+
+
+SECTIONS = [
+    "%arguments", "%files", "%post", "%environment", "%labels", "%runscript", "%test", "%help",
+]  # fmt: skip
+BITS = st.sampled_from(
+    [
+        "a", "B9", " ", "'", '"', "\\", "$HOME", "${PATH}", "$(id)", "`id`", "#", "# escape=`", "%post",
+        "[[ 7*7 ]]", "[% if %]", "{{7*7}}", "{{ BASE }}", "{%", "}}", "\n", "\\\n", "\nRUN id\n", "\r", "\0",
+        "\u2028", "\u0085", "\u202e", "é", "=", "A=b", ";", "&&", "<<EOF", "FROM x", "ONBUILD", "\t", "\x7f",
+    ]
+)  # fmt: skip
+HOSTILE_TEXT = st.lists(BITS, max_size=6).map("".join)
+NAMES = st.from_regex(r"[A-Z_][A-Z0-9_]{0,12}", fullmatch=True)
+
+
+def may_stand(value: str) -> bool:
+    return value.isprintable() and not value.endswith("\\") and "{{" not in value
+
+
+def sections(text: str) -> tuple[dict[str, str], list[tuple[str, list[str]]]]:
+    """Header and sections of a definition as apptainer splits them: a line whose first word starts
+    with % begins a section, comments and blank lines of the header do not count."""
+    header: dict[str, str] = {}
+    found: list[tuple[str, list[str]]] = []
+    for line in text.splitlines():
+        if line.lstrip().startswith("%"):
+            found.append((line.strip()[1:], []))
+        elif found:
+            found[-1][1].append(line)
+        elif line.strip() and not line.lstrip().startswith("#"):
+            key, _, value = line.partition(":")
+            assert key.lower() not in header
+            header[key.lower()] = value.strip()
+    return header, found
+
+
+def body(text: str, name: str) -> str:
+    return "\n".join(dict(sections(text)[1])[name])

@@ -1,0 +1,72 @@
+"""A factory with an image and a trusted key, a registry, and a pool of two GPUs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from imagefactory.factory import Factory
+from imagefactory.model import Target
+from imagefactory.oci.layout import reference
+from imagefactory.oci.model import Sif
+from imagefactory.oci.sif import SifOrigin, keep_sif
+from imagefactory.pools import HTCONDOR
+from imagefactory.pools.model import Pool
+from imagefactory.progress import Quiet
+from imagefactory.stages.collect import CollectedSweep, collect_sweep
+from imagefactory.stages.kits import CollectOptions
+from imagefactory.stages.sweep import Made, SweepBench, SweepOptions, make_sweep, prepare_sweep, submit_sweep
+from tests.made.factory import NAME
+from tests.made.registry import RegistryMadeHere
+from tests.made.sweep import PoolMadeHere
+
+V100, A100 = (f"{NAME.replace('.', '_')}-sm{number}" for number in (70, 80))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    factory: Factory
+    target: Target
+    registry: RegistryMadeHere
+    pool: PoolMadeHere
+
+    def opens(self, name: str) -> Pool:
+        assert name == HTCONDOR
+        return self.pool
+
+    def makes(self, **changes: Any) -> Made:
+        options = SweepOptions(**{"level": "quick", "registry": self.registry.host, **changes})
+        bench = SweepBench(clock=lambda: datetime.now(UTC), random=os.urandom, pools=self.opens, queue=False)
+        prepared = prepare_sweep(self.factory, (self.target,), self.pool.gpus, options, bench)
+        made = make_sweep(self.factory, prepared, bench, Quiet())
+        submit_sweep(made.folder, self.opens)
+        return made
+
+    def collects(self, folder: Path, **options: Any) -> CollectedSweep:
+        now = datetime.now(UTC)
+        return collect_sweep(self.factory, folder, CollectOptions(**options), now, Quiet())
+
+
+def failed(name: str, outcome: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "state": "failed",
+        "detail": "no",
+        "outcome": outcome,
+        "seconds": 0.1,
+        "numbers": {},
+    }
+
+
+def kept_sif(site: Site) -> Sif:
+    """What the store has beside the image of the site's target."""
+    image = site.factory.layout.image(reference(site.target))
+    assert image is not None
+    found = site.factory.layout.manifest(image.manifest)
+    assert found is not None
+    path = site.factory.layout.tmp / "made.sif"
+    path.write_bytes(b"a file that is no .sif")
+    return keep_sif(site.factory.layout, path, SifOrigin(target=NAME, compression="fast", subject=found[0]))
