@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 
 from hypothesis import HealthCheck, settings
 
@@ -10,6 +12,11 @@ from hypothesis import HealthCheck, settings
 # interrupt a program would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Byte code is kept, whatever the machine says of it: else each process of a run compiles all tests and all of
+# imagefactory anew, which takes a quarter of the time.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # The same examples each time and everywhere: a change is judged by what it changes. How long one takes says
 # something of the machine alone.
