@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,9 @@ class Ran:
 
     def states(self) -> dict[str, tuple[str, str]]:
         return {name: (row["state"], row["outcome"]) for name, row in self.rows.items()}
+
+
+Run = Callable[..., Ran]
 
 
 def copy_suite(folder: Path, *, seconds: float = 60.0, changes: Mapping[str, tuple[str, str]] = {}) -> Path:

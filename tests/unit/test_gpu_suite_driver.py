@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import pytest
 from imagefactory.suite.gpu import driver, kernels, table
 from imagefactory.suite.gpu.checks import driver as checks
 from imagefactory.verify.suite_files import SUITE_FOLDER
-from tests.made.gpu_suite import Ground, Ran, copy_suite, make_expectations
+from tests.made.gpu_suite import Ground, Ran, Run, copy_suite, make_expectations
 from tests.services import libcuda
 
 # T0 alone: no framework of the suite.
@@ -78,28 +78,10 @@ MUTANTS = {
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return libcuda.build_libcuda(tmp_path_factory.mktemp("libcuda")).parent
-
-
-@pytest.fixture(scope="module")
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return copy_suite(tmp_path_factory.mktemp("suite"))
-
-
-Run = Callable[..., Ran]
-
-
-@pytest.fixture
-def run(library: Path, suite: Path, tmp_path: Path) -> Run:
-    return Ground(suite=suite, library=library, folder=tmp_path / "run").run
-
-
-@pytest.fixture(scope="module")
-def lied(library: Path, suite: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ran]:
+def lied(stand_in: Path, suite: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ran]:
     """The driver's part under each lie, two at a time."""
     folder = tmp_path_factory.mktemp("lies")
-    grounds = [Ground(suite=suite, library=library, folder=folder / str(at)) for at in range(len(LIES))]
+    grounds = [Ground(suite=suite, library=stand_in, folder=folder / str(at)) for at in range(len(LIES))]
     with ThreadPoolExecutor(2) as pool:
         ran = pool.map(lambda ground, lie: ground.run(GOOD, lie), grounds, LIES)
         return dict(zip(LIES, ran, strict=True))
@@ -175,11 +157,11 @@ def test_of_several_gpus_the_one_asked_for(run: Run) -> None:
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_the_controls_see_a_suite_that_looks_away(name: str, library: Path, tmp_path: Path) -> None:
+def test_the_controls_see_a_suite_that_looks_away(name: str, stand_in: Path, tmp_path: Path) -> None:
     """On an honest driver: the controls fail where the checks themselves prove nothing any more."""
     (file, old, new), text = MUTANTS[name]
     suite = copy_suite(tmp_path, changes={file: (old, new)})
-    ran = Ground(suite=suite, library=library, folder=tmp_path / "run").run(GOOD, part="driver")
+    ran = Ground(suite=suite, library=stand_in, folder=tmp_path / "run").run(GOOD, part="driver")
     assert ran.rows["vector-add"]["state"] == "passed"
     assert ran.rows["driver-controls"]["state"] == "failed"
     assert text in ran.rows["driver-controls"]["detail"]
@@ -195,9 +177,9 @@ def test_every_word_for_an_answer_of_the_driver_is_one_of_the_tables() -> None:
     assert set(checks.HINTS) >= {driver.JIT_COMPILER_NOT_FOUND, driver.SYSTEM_NOT_READY}
 
 
-def test_the_context_that_was_current_is_so_again(library: Path) -> None:
+def test_the_context_that_was_current_is_so_again(stand_in: Path) -> None:
     """A framework's own, in whose process T2 asks the driver; also where the work ends in an error."""
-    found = driver.Driver(str(library / "libcuda.so.1"))
+    found = driver.Driver(str(stand_in / "libcuda.so.1"))
     current, own = ctypes.c_void_p(), ctypes.c_void_p(4096)
     found.library.cuCtxPushCurrent_v2(own)
     for fails in (False, True):

@@ -27,27 +27,10 @@ from imagefactory.suite.gpu.suite import (
     why_blocked,
     why_ended,
 )
-from tests.made.gpu_suite import Ground, Ran, copy_suite, make_expectations
+from tests.made.gpu_suite import Ground, Run, copy_suite, make_expectations
 from tests.services import libcuda
 
 NATIVE_ONLY = {"8.0": {"native": True, "ptx": False, "runs": True, "reason": "sm_80, no PTX"}}
-
-Run = Callable[..., Ran]
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return libcuda.build_libcuda(tmp_path_factory.mktemp("libcuda")).parent
-
-
-@pytest.fixture(scope="module")
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return copy_suite(tmp_path_factory.mktemp("suite"))
-
-
-@pytest.fixture
-def run(library: Path, suite: Path, tmp_path: Path) -> Run:
-    return Ground(suite=suite, library=library, folder=tmp_path / "run").run
 
 
 # --- what is right -------------------------------------------------------------------------------
@@ -179,9 +162,9 @@ def test_a_framework_that_cannot_be_prepared_is_not_missing_code(run: Run) -> No
     assert ran.rows["matmul"]["detail"] == "'ptx-code' failed: load-failed"
 
 
-def test_a_driver_that_hangs_is_ended(library: Path, tmp_path: Path) -> None:
+def test_a_driver_that_hangs_is_ended(stand_in: Path, tmp_path: Path) -> None:
     hasty = copy_suite(tmp_path, seconds=1.0)
-    ran = Ground(suite=hasty, library=library, folder=tmp_path / "run").run(
+    ran = Ground(suite=hasty, library=stand_in, folder=tmp_path / "run").run(
         make_expectations(), "hang=cuInit"
     )
     assert ran.states()["driver"] == ("failed", "timeout")
@@ -240,10 +223,10 @@ def test_the_last_report_of_a_part_counts(tmp_path: Path, monkeypatch: pytest.Mo
     assert shown == ["jit", ""]
 
 
-def test_a_suite_that_is_ended_ends_its_part(suite: Path, library: Path, tmp_path: Path) -> None:
+def test_a_suite_that_is_ended_ends_its_part(suite: Path, stand_in: Path, tmp_path: Path) -> None:
     """And leaves a report that says where it was."""
     child = tmp_path / "child"
-    process, report = Ground(suite=suite, library=library, folder=tmp_path / "run").start(
+    process, report = Ground(suite=suite, library=stand_in, folder=tmp_path / "run").start(
         make_expectations(), FAKE_REDUCTION="hang-with-children", FAKE_CHILD=str(child)
     )
     wait_for(lambda: child.exists() and child.read_text() != "")

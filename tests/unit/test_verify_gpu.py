@@ -232,11 +232,6 @@ def test_evidence_that_no_driver_gave(change: dict[str, Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return libcuda.build_libcuda(tmp_path_factory.mktemp("libcuda")).parent
-
-
-@pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Hardware:
     told = Told(uuid=libcuda.UUID, name=libcuda.NAME, memory=libcuda.MEMORY)
     return LocalEvidence(places=make_host(tmp_path_factory.mktemp("host") / "machine", told)).read()
