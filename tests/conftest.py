@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # A shell starts what it puts into the background with SIGINT ignored, and programs inherit that: tests that
@@ -24,3 +26,11 @@ settings.register_profile(
     "any-machine", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("any-machine")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Stretches of the tests, so that mostly one worker makes what the tests of a file share."""
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log) if config.option.dist == "load" else None
