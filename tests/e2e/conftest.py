@@ -25,6 +25,7 @@ from tests.services.fixtures import (  # noqa: F401
     services_environment,
     services_folder,
 )
+from tests.services.once import once
 
 ROOT = Path(__file__).parents[2]
 COMMAND = (sys.executable, "-m", "imagefactory")
@@ -90,28 +91,38 @@ matrix:
 """
 
 
-@pytest.fixture(scope="session")
-def tiny_root(scratch: Path) -> Path:
-    """A factory of one small target, locked."""
-    root = scratch / "tiny"
+def make_root(root: Path, **recipes: str) -> Path:
+    """A factory's root with recipes, and the bases with their locks."""
     (root / "recipes").mkdir(parents=True)
     (root / "imagefactory.toml").write_text("")
-    (root / "recipes" / "tiny.yaml").write_text(TINY_RECIPE)
     shutil.copy(ROOT / "recipes" / "bases.yaml", root / "recipes")
     shutil.copytree(ROOT / "lockfiles" / "bases", root / "lockfiles" / "bases")
-    Factory(store=scratch / "no-store", cache=scratch / "cache", root=root).run("lock", "tiny-12.1-cu121")
+    for family, text in recipes.items():
+        (root / "recipes" / f"{family}.yaml").write_text(text)
     return root
 
 
-@pytest.fixture(scope="session")
-def base_store(tiny_root: Path, scratch: Path) -> Path:
-    """A store that holds the base and nothing else; what is copied of it need not make the base again."""
-    maker = Factory(store=scratch / "base-store", cache=scratch / "cache", root=tiny_root)
+def make_base_store(folder: Path) -> None:
+    """In `folder`: the tiny target's factory, locked; a store of the base alone; a cache with its .debs."""
+    root = make_root(folder / "tiny", tiny=TINY_RECIPE)
+    maker = Factory(store=folder / "store", cache=folder / "cache", root=root)
+    maker.run("lock", "tiny-12.1-cu121")
     maker.build("tiny-12.1-cu121", "--no-smoke")
     maker.run("store", "rm", "tiny:12.1-cu121")
     maker.run("store", "gc")
     assert list(Layout(maker.store).tags()) == ["base:debian-12"]
-    return maker.store
+
+
+@pytest.fixture(scope="session")
+def base_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store that holds the base and nothing else, of the whole run: it is lent (`lend`, `copy_store`)."""
+    return once(tmp_path_factory, "base", make_base_store) / "store"
+
+
+@pytest.fixture(scope="session")
+def tiny_root(base_store: Path) -> Path:
+    """A factory of one small target, locked; to be read only."""
+    return base_store.with_name("tiny")
 
 
 def copy_store(store: Path, path: Path) -> Path:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.e2e.conftest import ROOT, Factory, copy_store
+from tests.e2e.conftest import Factory, copy_store, make_root
 from tests.e2e.test_three_engines import RUNNERS, Seen, see
 from tests.services.channel_made import MadeChannel, make_channel
 from tests.services.channels import ChannelOptions, ChannelServer, Fault, channel_server
@@ -56,17 +56,6 @@ def channel(scratch: Path) -> MadeChannel:
 def server(channel: MadeChannel) -> Iterator[ChannelServer]:
     with channel_server(channel.folder.parent) as server:
         yield server
-
-
-def make_root(root: Path, **recipes: str) -> Path:
-    """A factory's root with recipes and the base that all of them take."""
-    (root / "recipes").mkdir(parents=True)
-    (root / "imagefactory.toml").write_text("")
-    shutil.copy(ROOT / "recipes" / "bases.yaml", root / "recipes")
-    shutil.copytree(ROOT / "lockfiles" / "bases", root / "lockfiles" / "bases")
-    for family, text in recipes.items():
-        (root / "recipes" / f"{family}.yaml").write_text(text)
-    return root
 
 
 @pytest.fixture(scope="module")

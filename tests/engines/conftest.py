@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import partial
+from pathlib import Path
 
 import pytest
 
+from tests.e2e.conftest import base_store, tiny_root  # noqa: F401
+from tests.engines.docker_target import make_base_tar
 from tests.services.channels import real_channels  # noqa: F401
-from tests.services.environments import Environment, make_environment
+from tests.services.environments import Environment, find_environment, make_environment
 from tests.services.fixtures import (  # noqa: F401
     apptainer,
     dockerd,
@@ -21,9 +24,20 @@ from tests.services.fixtures import (  # noqa: F401
     services_environment,
     services_folder,
 )
+from tests.services.once import once
 
 
 @pytest.fixture(scope="session")
 def environment_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Environment]:
     """A framework's environment, made when it is first asked for."""
-    return cache(lambda framework: make_environment(framework, tmp_path_factory.mktemp("framework")))
+
+    def environment(framework: str) -> Environment:
+        return find_environment(once(tmp_path_factory, framework, partial(make_environment, framework)))
+
+    return environment
+
+
+@pytest.fixture(scope="session")
+def debian_tar(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Debian with Python, as `make_base_tar` makes it."""
+    return once(tmp_path_factory, "debian", make_base_tar) / "base.tar"

@@ -42,7 +42,7 @@ from imagefactory.runners.apptainer import ApptainerRunner
 from imagefactory.runners.apptainer_command import ApptainerCommand, SifOrder
 from imagefactory.settings.load import load_settings
 from imagefactory.stages.define import define_target
-from tests.e2e.conftest import TINY_RECIPE, Factory
+from tests.e2e.conftest import Factory, lend
 from tests.services.apptainer import ORDINARY_UID, as_ordinary_user
 
 ROOT = Path(__file__).parents[2]
@@ -70,17 +70,11 @@ class Ground:
 
 
 @pytest.fixture(scope="module")
-def ground(apptainer: str) -> Iterator[Ground]:
+def ground(apptainer: str, tiny_root: Path, base_store: Path) -> Iterator[Ground]:
     folder = Path(tempfile.mkdtemp(prefix="apptainer-"))
     folder.chmod(0o755)  # an ordinary user looks in
-    root = folder / "tiny"
-    (root / "recipes").mkdir(parents=True)
-    (root / "imagefactory.toml").write_text("")
-    (root / "recipes" / "tiny.yaml").write_text(TINY_RECIPE)
-    shutil.copy(ROOT / "recipes" / "bases.yaml", root / "recipes")
-    shutil.copytree(ROOT / "lockfiles" / "bases", root / "lockfiles" / "bases")
-    made = Factory(store=folder / "store", cache=folder / "cache", root=root)
-    made.run("lock", TARGET)
+    root = shutil.copytree(tiny_root, folder / "tiny")
+    made = replace(lend(base_store, folder), root=root)
     made.run("build", "--engine", "assemble", "--no-smoke", TARGET)
     factory = read_factory(load_settings(directory=root, start=root, environ=made.environ), made.environ)
     layout = factory.layout

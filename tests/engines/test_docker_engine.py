@@ -38,7 +38,7 @@ from imagefactory.runners.docker_owner import OWNER
 from imagefactory.runners.unshare import UnshareRunner
 from imagefactory.verify.model import Trial
 from imagefactory.verify.smoke import smoke
-from tests.engines.docker_target import EPOCH, Index, index_server, make_base_tar, make_target, store_base
+from tests.engines.docker_target import EPOCH, Index, index_server, make_target, store_base
 from tests.services import docker_daemon
 from tests.services.children import LIMIT, child, wait_for
 from tests.services.docker import write_config
@@ -81,19 +81,12 @@ class Bench:
 
 
 @pytest.fixture(scope="module")
-def base_tar(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    tar = make_base_tar(tmp_path_factory.mktemp("base"))
-    yield tar
-    tar.unlink()
-
-
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory, base_tar: Path, dockerd: str) -> Iterator[Bench]:
+def bench(tmp_path_factory: pytest.TempPathFactory, debian_tar: Path, dockerd: str) -> Iterator[Bench]:
     folder = tmp_path_factory.mktemp("docker")
     definition = make_target(folder / "index")
     layout = Layout(folder / "store")
     with index_server(folder / "index", user="ada", password=CANARY) as index, layout.in_use(Quiet()):
-        base = store_base(layout, base_tar)
+        base = store_base(layout, debian_tar)
         daemon = DockerDaemon({**os.environ, "DOCKER_HOST": dockerd})
         yield Bench(layout=layout, base=base, definition=definition, index=index, daemon=daemon)
 

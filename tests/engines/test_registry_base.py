@@ -29,6 +29,7 @@ from imagefactory.oci.model import Descriptor
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.transfer import Sending, send
 from imagefactory.progress import Quiet
+from tests.e2e.conftest import lend
 from tests.made.wheels import make_wheel
 
 ROOT = Path(__file__).parents[2]
@@ -108,8 +109,9 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory, registry: str) -> Iterator[Site]:
+def site(tmp_path_factory: pytest.TempPathFactory, base_store: Path, registry: str) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("registry-base")
+    lend(base_store, folder)
     wheels = {
         "torch": ("1.13.1", {"torch/__init__.py": FAKE_TORCH.read_bytes()}),
         "nvidia_cuda_runtime_cu11": ("11.7.99", {"nvidia/cuda_runtime/__init__.py": b""}),

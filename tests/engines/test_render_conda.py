@@ -46,7 +46,7 @@ from imagefactory.runners.protocol import Runner
 from imagefactory.runners.unshare import UnshareRunner
 from imagefactory.verify.model import Trial
 from imagefactory.verify.smoke import smoke
-from tests.engines.docker_target import BASE, TARGET, Index, index_server, make_base_tar, store_base
+from tests.engines.docker_target import BASE, TARGET, Index, index_server, store_base
 from tests.made.wheels import locked, make_wheel
 from tests.services.channel_made import PYTHON, MadeChannel, make_channel
 from tests.services.channels import ChannelOptions, ChannelServer, Fault, channel_server
@@ -155,7 +155,9 @@ def wheel(scratch: Path) -> LockedWheel:
 
 
 @pytest.fixture(scope="module")
-def bench(scratch: Path, wheel: LockedWheel, dockerd: str, apptainer: str) -> Iterator[Bench]:
+def bench(
+    scratch: Path, wheel: LockedWheel, debian_tar: Path, dockerd: str, apptainer: str
+) -> Iterator[Bench]:
     channel = make_channel(scratch / "channels" / "made")
     target = replace(
         TARGET,
@@ -188,7 +190,7 @@ def bench(scratch: Path, wheel: LockedWheel, dockerd: str, apptainer: str) -> It
     ):
         yield Bench(
             layout=layout,
-            base=store_base(layout, make_base_tar(scratch)),
+            base=store_base(layout, debian_tar),
             definition=define(target, BASE, lock),
             channel=channel,
             server=server,

@@ -127,21 +127,12 @@ def made(scratch: Path) -> Iterator[tuple[Definition, str]]:
 
 
 @pytest.fixture(scope="module")
-def base_tar(made: tuple[Definition, str], scratch: Path) -> Path:
-    definition, _ = made
-    tar = scratch / "base.tar"
-    run("mmdebstrap", "--quiet", "--variant=apt", f"--include={','.join(definition.base.packages)}",
-        definition.base.suite, str(tar))  # fmt: skip
-    return tar
-
-
-@pytest.fixture(scope="module")
-def root(made: tuple[Definition, str], base_tar: Path, scratch: Path) -> Path:
+def root(made: tuple[Definition, str], debian_tar: Path, scratch: Path) -> Path:
     """The base after %post, as apptainer would leave it."""
     definition, index = made
     root = scratch / "root"
     root.mkdir()
-    run("tar", "--extract", "--file", str(base_tar), "--directory", str(root))
+    run("tar", "--extract", "--file", str(debian_tar), "--directory", str(root))
 
     # As `apptainer build --bind FOLDER:/mnt` shows it.
     (root / SITE.lstrip("/") / "pip.conf").write_text(pip_conf(index))
@@ -261,11 +252,11 @@ def test_definition_test_fails_on_another_version(made: tuple[Definition, str], 
 
 
 def test_dockerfile_gives_the_same_environment(
-    made: tuple[Definition, str], base_tar: Path, root: Path, scratch: Path
+    made: tuple[Definition, str], debian_tar: Path, root: Path, scratch: Path
 ) -> None:
     definition, index = made
     podman = ("podman", "--root", f"{scratch}/p", "--runroot", f"{scratch}/r", "--storage-driver", "vfs")
-    run(*podman, "import", str(base_tar), "localhost/base:1")
+    run(*podman, "import", str(debian_tar), "localhost/base:1")
     write_definitions(scratch / "definition", render(definition))
     (scratch / "pip.conf").write_text(pip_conf(index))
     build = (*podman, "build", "--isolation", "chroot", "--network", "host", "--layers=false",

@@ -25,15 +25,18 @@ class Environment:
     packages: Mapping[str, str]
 
 
-def make_environment(framework: str, folder: Path) -> Environment:
-    place = folder / "env"
+def make_environment(framework: str, place: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
     python = place / "bin/python"
     wanted = REQUIREMENTS / f"{PACKAGES[framework]}.txt"
     uv.install("--require-hashes", "--python", python, "--requirements", wanted)
+
+
+def find_environment(place: Path) -> Environment:
+    """What `make_environment` made there."""
     (site,) = place.glob("lib/python*/site-packages")
     packages = {
         re.sub(r"[-_.]+", "-", found.metadata["Name"]).lower(): found.version
         for found in distributions(path=[str(site)])
     }
-    return Environment(python=python, packages=packages)
+    return Environment(python=place / "bin/python", packages=packages)
