@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling, WorkStealingScheduling
 
 # A shell starts what it puts into the background with SIGINT ignored, and programs inherit that: tests that
 # interrupt a program would wait for ever.
@@ -16,7 +18,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Byte code is kept, whatever the machine says of it: else each process of a run compiles all tests and all of
-# imagefactory anew, which takes a quarter of the time.
+# imagefactory anew.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
@@ -28,9 +30,26 @@ settings.register_profile(
 settings.load_profile("any-machine")
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Stretches of the tests, so that mostly one worker makes what the tests of a file share."""
-    from xdist.scheduler import WorkStealingScheduling
+class Lanes(LoadFileScheduling):
+    """Files are dealt to the lanes in order. Those of HTCondor's pool go to one, which starts it once."""
 
-    return WorkStealingScheduling(config, log) if config.option.dist == "load" else None
+    def _split_scope(self, nodeid: str) -> str:
+        return "pool" if "/test_pool" in nodeid else super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Lanes | WorkStealingScheduling:
+    """Workers get stretches of the tests where nothing else is asked: one makes what those of a file share."""
+    return (
+        Lanes(config, log) if config.getoption("dist") == "loadfile" else WorkStealingScheduling(config, log)
+    )
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The command line of each test that failed, to type it alone."""
+    stats = terminalreporter.stats
+    failed = {report.nodeid: None for report in [*stats.get("failed", ()), *stats.get("error", ())]}
+    settings = [f"{name}={value}" for name, value in os.environ.items() if name.startswith("FACTORY_TEST_")]
+    python = os.path.relpath(sys.executable)
+    for nodeid in failed:
+        alone = [*settings, python, "-m", "pytest", nodeid]
+        terminalreporter.write_line("alone: " + shlex.join(alone))
