@@ -26,6 +26,9 @@ unit: ## unit tests only: seconds, no network, no root
 test: ## everything, as CI runs it
 	tests/run
 
+nightly: ## the same on large inputs, all families, long storms
+	tests/run nightly
+
 bench: ## the benchmark of the README's table
 	$(bin)/python benchmarks/main_job.py --folder .benchmark
 
@@ -41,4 +44,4 @@ requirements: ## solve the project's own dependencies anew
 	    --no-annotate --python-version 3.11 - --output-file requirements/$$framework.txt; done
 	sed -n '/^py-rattler==/,/[^\\]$$/p' requirements/build.txt | grep -v '# via' >imagefactory/render/rattler.txt
 
-.PHONY: help setup check format unit test bench scanned requirements
+.PHONY: help setup check format unit test nightly bench scanned requirements

@@ -38,7 +38,7 @@ class Lanes(LoadFileScheduling):
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Lanes | WorkStealingScheduling:
-    """Workers get stretches of the tests where nothing else is asked: one makes what those of a file share."""
+    """Where nothing is asked workers get stretches of the tests: one makes what those of a file share."""
     return (
         Lanes(config, log) if config.getoption("dist") == "loadfile" else WorkStealingScheduling(config, log)
     )

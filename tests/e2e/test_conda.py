@@ -23,6 +23,7 @@ from tests.e2e.conftest import Factory, copy_store, make_root
 from tests.e2e.test_three_engines import RUNNERS, Seen, see
 from tests.services.channel_made import MadeChannel, make_channel
 from tests.services.channels import ChannelOptions, ChannelServer, Fault, channel_server
+from tests.services.tier import many
 
 TRUE = "https://conda.anaconda.org/made"
 TARGET = "tinytorch-1.0-cu121"
@@ -273,7 +274,8 @@ def test_an_update_moves_that_package_and_one_layer(
 # --- what goes wrong -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", list(RUNNERS))
+# The other two by their definitions: tests/engines/test_render_conda.py.
+@pytest.mark.parametrize("engine", many(["assemble"], list(RUNNERS)))
 def test_a_changed_hash_is_refused(
     lab: Factory, seen: dict[str, Seen], dockerd: str, scratch: Path, engine: str
 ) -> None:

@@ -15,12 +15,30 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Factory, lend
+from tests.e2e.conftest import Factory, lend, make_root
+from tests.services.tier import many
 
 pytestmark = pytest.mark.timeout(2400)  # Two engines install gigabytes before the first test.
 
 RUNNERS = {"assemble": "unshare", "docker": "docker", "apptainer": "apptainer"}
-TARGETS = ("onnxruntime-1.18-cu118", "pytorch-2.3-cu121")
+SMALL = "small-12.1-cu121"
+TARGETS = many((SMALL,), (SMALL, "onnxruntime-1.18-cu118", "pytorch-2.3-cu121"))
+# Shared libraries beside Python, console scripts, a .pth file, and libraries of CUDA to be found.
+SMALL_RECIPE = """\
+family: small
+description: Packages that are installed in different ways, for a comparison of engines
+source: pypi
+framework: nvidia-cuda-runtime-cu12
+platform: linux/amd64
+base: debian-12
+python: "3.11"
+capabilities: ["8.0"]
+checks: [packages, libraries, unprivileged]
+packages: ["numpy==1.26.4", "coloredlogs==15.0.1", "nvidia-cuda-nvrtc-cu12==12.1.105"]
+matrix:
+  - version: "12.1"
+    cuda: ["12.1"]
+"""
 
 # What may differ, and why.
 MADE_BY_THE_INSTALLER = ("INSTALLER", "RECORD", "REQUESTED")  # in a package's .dist-info
@@ -33,6 +51,8 @@ class Seen:
 
     built: Mapping[str, Any]
     inside: Mapping[str, Any]
+    locked: frozenset[str]
+    """The names of the target's packages, as `show` tells them."""
 
     def files(self) -> dict[str, tuple[str, bool, str]]:
         """Every file but byte code and what an installer notes of itself: kind, executable, content.
@@ -69,7 +89,9 @@ def see(factory: Factory, target: str, engine: str) -> Seen:
     tools = Path(__file__).parent
     command = ("run", "--runner", RUNNERS[engine], "--mount", f"{tools}:/mnt", target)
     inside = factory.run(*command, "--", "python", "-B", "/mnt/lister.py").stdout
-    return Seen(built=built, inside=json.loads(inside))
+    locked = json.loads(factory.run("show", "--json", target).stdout)["packages"]
+    names = frozenset(package["name"] for package in locked)
+    return Seen(built=built, inside=json.loads(inside), locked=names)
 
 
 @pytest.fixture(scope="module", params=TARGETS)
@@ -80,6 +102,10 @@ def seen(
     target = request.param
     folder = scratch / f"three-{target}"
     mine = replace(lend(base_store, folder), extra={"DOCKER_HOST": dockerd})
+    if target == SMALL:
+        mine = replace(mine, root=make_root(folder / "root", small=SMALL_RECIPE))
+        mine.run("lock", target)
+        mine.run("render", target)
     found = {}
     try:
         for engine in RUNNERS:
@@ -102,16 +128,14 @@ def test_each_passes_the_same_smoke_test(seen: dict[str, Seen]) -> None:
     assert set(states["assemble"].values()) <= {"passed", "not-applicable"}
 
 
-def test_they_hold_the_same_packages_and_environment(seen: dict[str, Seen], factory: Factory) -> None:
+def test_they_hold_the_same_packages_and_environment(seen: dict[str, Seen]) -> None:
     for name in ("packages", "debian", "prefix", "python", "environment", "path", "console_scripts"):
         values = {engine: one.inside[name] for engine, one in seen.items()}
         if name == "environment":
             values = {engine: without_apptainers_own(value) for engine, value in values.items()}
         assert values["docker"] == values["apptainer"] == values["assemble"], name
-    target = seen["assemble"].built["target"]
-    locked = json.loads(factory.run("show", "--json", target).stdout)["packages"]
     normal = {name.lower().replace("_", "-").replace(".", "-") for name in seen["docker"].inside["packages"]}
-    assert normal == {package["name"] for package in locked}
+    assert normal == seen["assemble"].locked
 
 
 @pytest.mark.parametrize("engine", ["docker", "apptainer"])

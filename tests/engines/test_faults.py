@@ -49,8 +49,10 @@ from tests.made.families import LAYER, candidate_of, make_root, stored_image
 from tests.made.registry import Ways, registry_made_here
 from tests.services import registry as services
 from tests.services.children import LIMIT, child, kill_group, wait_for
+from tests.services.tier import many
 
-PUSHES, LEAST_FAULTS, REAL_PUSHES = 2000, 5000, 300
+PUSHES, REAL_PUSHES = many((500, 100), (2000, 300))
+LEAST_FAULTS = PUSHES * 5 // 2
 WORKERS = 2
 TARGETS = ("one-12.1-cu121", "two-12.1-cu121")
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
@@ -262,7 +264,7 @@ def judge(tally: Tally, *, pushes: int, faults: int) -> None:
 
 
 def test_thousands_of_faults_and_no_push_is_silently_wrong(tmp_path: Path) -> None:
-    """2,000 seeded pushes, at least 5,000 faults, in two processes."""
+    """Seeded pushes, 2,000 of them every night, in two processes."""
     with ProcessPoolExecutor(WORKERS, mp_context=multiprocessing.get_context("spawn")) as pool:
         futures = [
             pool.submit(push_many_here, range(n, PUSHES, WORKERS), tmp_path / f"store-{n}")

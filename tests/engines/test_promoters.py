@@ -40,8 +40,9 @@ from tests.made.store_contract import image_index, image_manifest
 from tests.made.verdicts import HOST, LAB, MADE_UP, whole_report
 from tests.services.registry import RegistryOptions as ServedOptions
 from tests.services.registry import registry_server
+from tests.services.tier import many
 
-ROUNDS, PROMOTERS = 50, 6
+ROUNDS, PROMOTERS = many(15, 50), 6
 PROMOTING_ROUNDS = 2
 CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "9.0", "12.0")
 ROOT = Path(__file__).parents[2]
