@@ -12,6 +12,19 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling, WorkStealingScheduling
 
+from tests.services.fixtures import (  # noqa: F401
+    apptainer,
+    dockerd,
+    nothing_big_stays,
+    podman,
+    podman_session,
+    pool,
+    pool_at_rest,
+    registry,
+    services_environment,
+    services_folder,
+)
+
 # A shell starts what it puts into the background with SIGINT ignored, and programs inherit that: tests that
 # interrupt a program would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

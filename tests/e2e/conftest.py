@@ -15,16 +15,7 @@ from typing import Any
 import pytest
 
 from imagefactory.oci.layout import Layout
-from tests.services.fixtures import (  # noqa: F401
-    apptainer,
-    dockerd,
-    nothing_big_stays,
-    podman,
-    podman_session,
-    registry,
-    services_environment,
-    services_folder,
-)
+from tests.services.fixtures import real_services  # noqa: F401
 from tests.services.once import once
 
 ROOT = Path(__file__).parents[2]

@@ -12,18 +12,7 @@ from tests.e2e.conftest import base_store, tiny_root  # noqa: F401
 from tests.engines.docker_target import make_base_tar
 from tests.services.channels import real_channels  # noqa: F401
 from tests.services.environments import Environment, find_environment, make_environment
-from tests.services.fixtures import (  # noqa: F401
-    apptainer,
-    dockerd,
-    nothing_big_stays,
-    podman,
-    podman_session,
-    pool,
-    pool_at_rest,
-    registry,
-    services_environment,
-    services_folder,
-)
+from tests.services.fixtures import real_services  # noqa: F401
 from tests.services.once import once
 
 

@@ -1,4 +1,4 @@
-"""The fixtures of tests/engines and tests/e2e: their conftest.py imports them by name.
+"""The fixtures of tests/engines and tests/e2e: tests/conftest.py imports them, so both share services.
 
 `services_environment` is the only one that changes this process: PATH leads to the engines, and docker,
 podman and apptainer find settings of the tests instead of a person's.
@@ -32,13 +32,13 @@ POOL = pytest.StashKey[CondorPool | None]()
 
 @contextmanager
 def known(stash: pytest.Stash, key: pytest.StashKey[Service | None], service: Service) -> Iterator[None]:
-    """For the fixtures of each file below. Suites in one run have services of their own: the last counts."""
-    before, stash[key] = stash.get(key, None), service
+    """For the fixtures of each file below."""
+    stash[key] = service
     yield
-    stash[key] = before
+    stash[key] = None
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def nothing_big_stays(request: pytest.FixtureRequest, services_folder: Path) -> Iterator[None]:
     """Images of several GB are freed before the next file of tests, in those services that run."""
     yield
@@ -55,12 +55,17 @@ def nothing_big_stays(request: pytest.FixtureRequest, services_folder: Path) -> 
         folder.mkdir(exist_ok=True)
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def pool_at_rest(request: pytest.FixtureRequest) -> Iterator[None]:
     """Each file of tests finds all machines of the pool free."""
     yield
     if found := request.config.stash.get(POOL, None):
         found.come_to_rest()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def real_services(services_environment: None, nothing_big_stays: None, pool_at_rest: None) -> None:
+    """What every file has that may use services: imported by the conftest.py of such."""
 
 
 @pytest.fixture(scope="session")
@@ -71,7 +76,7 @@ def services_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.rmtree(folder / "apptainer", ignore_errors=True)
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="session")
 def services_environment(services_folder: Path) -> Iterator[None]:
     """This process's environment, and so of all it starts."""
     mine = {
