@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import sys
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -57,12 +58,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Lanes |
     )
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """The command line of each test that failed, to type it alone."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+    """Last, the command line of each test that failed, to type it alone."""
+    yield
     stats = terminalreporter.stats
     failed = {report.nodeid: None for report in [*stats.get("failed", ()), *stats.get("error", ())]}
     settings = [f"{name}={value}" for name, value in os.environ.items() if name.startswith("FACTORY_TEST_")]
-    python = os.path.relpath(sys.executable)
     for nodeid in failed:
-        alone = [*settings, python, "-m", "pytest", nodeid]
+        alone = [*settings, os.path.relpath(sys.executable), "-m", "pytest", nodeid]
         terminalreporter.write_line("alone: " + shlex.join(alone))
