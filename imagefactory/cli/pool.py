@@ -12,7 +12,8 @@ import click
 
 from imagefactory.cli.output import json_option, say, say_json
 from imagefactory.errors import NothingSelectedError
-from imagefactory.pools import HTCONDOR, open_pool
+from imagefactory.pools.model import open_pool
+from imagefactory.settings.choices import HTCONDOR
 
 if TYPE_CHECKING:
     from imagefactory.pools.model import Inventory

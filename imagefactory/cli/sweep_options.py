@@ -12,7 +12,7 @@ import click
 
 from imagefactory.cli.pool import inventory_option
 from imagefactory.errors import UsageError
-from imagefactory.pools import POOLS
+from imagefactory.settings.choices import POOLS
 
 P = ParamSpec("P")
 IMAGES = ("docker", "oras", "sif")

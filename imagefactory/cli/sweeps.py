@@ -19,7 +19,7 @@ from imagefactory.cli.output import (
 from imagefactory.cli.pool import find_inventory
 from imagefactory.cli.sweep_options import refuse_again
 from imagefactory.errors import CheckFailedError, ToolError, UsageError
-from imagefactory.pools import open_pool
+from imagefactory.pools.model import open_pool
 
 if TYPE_CHECKING:
     from imagefactory.cli.output import Failures

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from imagefactory.doctor.facts import Probe
 from imagefactory.engines.build_secrets import find_secrets
+from imagefactory.engines.docker import DockerEngine
 from imagefactory.errors import FactoryError, ToolError
 from imagefactory.lock.conda.channels import find_channels
 from imagefactory.lock.conda.own_tool import find_tool
@@ -68,8 +69,6 @@ def _index(settings: Settings, environ: Mapping[str, str]) -> PackageIndex:
 
 
 def _ask_docker(settings: Settings, environ: Mapping[str, str]) -> str:
-    from imagefactory.engines.docker import DockerEngine  # renders by jinja2, which is an extra's
-
     engine = DockerEngine(
         Layout(settings.store_path),
         DockerDaemon(environ),

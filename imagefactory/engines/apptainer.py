@@ -15,10 +15,12 @@ import hashlib
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
+from imagefactory.access import Access
 from imagefactory.engines.base.image import BaseImage
-from imagefactory.engines.build_secrets import AskSecrets, linker_failure
+from imagefactory.engines.build_secrets import AskSecrets, linker_failure, secrets_of
 from imagefactory.engines.protocol import Packages
 from imagefactory.errors import BuildError, StoreError
 from imagefactory.files import explain_full_disk
@@ -35,6 +37,11 @@ from imagefactory.runners.apptainer_command import COMPRESSIONS, ApptainerComman
 DEFINITION = "apptainer.def"
 LENT = "image"
 """The name of a lent layout's folder. A .sif keeps it (`from: image`), so it says nothing of this machine."""
+
+
+def make_engine(access: Access) -> ApptainerEngine:
+    command = ApptainerCommand(access.environ)
+    return ApptainerEngine(access.layout, command, secrets=partial(secrets_of, access))
 
 
 class ApptainerEngine:

@@ -16,6 +16,7 @@ from itertools import chain
 from pathlib import Path
 
 from imagefactory import __version__
+from imagefactory.access import Access
 from imagefactory.engines.base.image import BaseImage, write_index
 from imagefactory.engines.conda.layer import AlteredError, lay_changes
 from imagefactory.engines.conda.prefix import (
@@ -71,6 +72,13 @@ from imagefactory.render.define import pyvenv_cfg, venv_links
 from imagefactory.runners.unshare import UnshareRunner
 
 HISTORY = "conda-meta/history"
+
+
+def make_engine(access: Access) -> AssembleEngine:
+    settings = access.settings
+    return AssembleEngine(
+        access.layout, settings.cache_path, codec=settings.codec.value, workers=settings.worker_count
+    )
 
 
 class AssembleEngine:

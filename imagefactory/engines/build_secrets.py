@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
+from imagefactory.access import Access, conda_channels, package_index
 from imagefactory.errors import UsageError
 from imagefactory.lock.conda.channels import ChannelSite
 from imagefactory.lock.pypi.index import PackageIndex
@@ -64,6 +65,12 @@ class BuildSecrets:
 
 AskSecrets = Callable[[tuple[str, ...]], BuildSecrets]
 """Gives the secrets of a build that asks these channels (true addresses, empty for none)."""
+
+
+def secrets_of(access: Access, channels: tuple[str, ...]) -> BuildSecrets:
+    """What a build in a container gets to know of this machine; `channels` are those that it asks."""
+    site = conda_channels(access).site(channels) if channels else None
+    return find_secrets(package_index(access), access.environ, site)
 
 
 def find_secrets(

@@ -16,10 +16,12 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
+from imagefactory.access import Access
 from imagefactory.engines.base.image import BaseImage, write_index
-from imagefactory.engines.build_secrets import AskSecrets, BuildSecrets, linker_failure
+from imagefactory.engines.build_secrets import AskSecrets, BuildSecrets, linker_failure, secrets_of
 from imagefactory.engines.buildx import Build, BuildEventKind, Transcript, command, pip_note
 from imagefactory.engines.protocol import Packages
 from imagefactory.errors import BuildError, StoreError, ToolError
@@ -51,6 +53,15 @@ VERSION = 1
 PIP_CONF_VARIABLE = "IMAGEFACTORY_PIP_CONF"
 CHANNELS_VARIABLE = "IMAGEFACTORY_CHANNELS_JSON"
 NOTED_SECONDS = 5.0
+
+
+def make_engine(access: Access) -> DockerEngine:
+    return DockerEngine(
+        access.layout,
+        DockerDaemon(access.environ),
+        codec=access.settings.codec.value,
+        secrets=partial(secrets_of, access),
+    )
 
 
 class DockerEngine:

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import installer
-
 from imagefactory.engines.conda.layer import read_record
 from imagefactory.engines.conda.prefix import LinkedPrefix
 from imagefactory.engines.wheel_layer import Prefix
@@ -140,6 +138,8 @@ def group_packages(definition: Definition) -> tuple[tuple[LockedPackage, ...], .
 
 
 def wheel_part(wheel: LockedWheel, path: Path, bench: LayerInputs) -> Part:
+    import installer
+
     key = hash_key(
         "wheel",
         wheel.filename,

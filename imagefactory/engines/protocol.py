@@ -16,6 +16,8 @@ Packages = Callable[[], Mapping[LockedPackage, Path]]
 
 
 class Engine(Protocol):
+    """The module of each has a `make_engine` that takes an Access; its row stands in settings/choices.py."""
+
     def require(self) -> str:
         """The engine's version. Raises ToolError, with what mends it, when it cannot work here."""
 

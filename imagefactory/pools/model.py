@@ -12,12 +12,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 from imagefactory.documents import Most
+from imagefactory.errors import UsageError
 from imagefactory.model import Outcome
-from imagefactory.pools import HTCONDOR
+from imagefactory.settings.choices import HTCONDOR, POOLS
 from imagefactory.verify.model import GpuReport, Subject
 
 # --- what there is -------------------------------------------------------------------------------
@@ -283,3 +285,13 @@ class Pool(Protocol):
 
 Pools = Callable[[str], Pool]
 """Opens the pool of a name: a row of POOLS."""
+
+
+def open_pool(name: str, environ: Mapping[str, str]) -> Pool:
+    """The pool of a row; nothing is asked of it yet. Raises UsageError for a name that has none."""
+    if name not in POOLS:
+        raise UsageError(
+            f"the pool '{name[:40]}' is not known", hint=f"this imagefactory knows {', '.join(POOLS)}"
+        )
+    pool: Pool = import_module(POOLS[name]).make_pool(environ)
+    return pool

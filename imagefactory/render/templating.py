@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from typing import TYPE_CHECKING, Any
 
 from imagefactory.model import Definition
 from imagefactory.progress import format_bytes
 from imagefactory.render.define import framework_package
 from imagefactory.render.quoting import FILTERS, insist
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 COMMAND = ("python",)
 """What an image starts when nothing else is asked for."""
@@ -23,6 +24,8 @@ COMMAND = ("python",)
 
 @cache
 def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         undefined=StrictUndefined,

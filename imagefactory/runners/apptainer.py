@@ -38,6 +38,7 @@ from imagefactory.model import Completed, RunSpec
 from imagefactory.oci.model import Image, Sif
 from imagefactory.runners.apptainer_command import ApptainerCommand, clean, mount_option
 from imagefactory.runners.gpu_devices import find_gpus
+from imagefactory.runners.protocol import RunnerGround
 from imagefactory.runners.spec import check_spec, planned_mounts
 from imagefactory.runners.unshare import signals_left_to_the_command
 
@@ -103,11 +104,19 @@ def plan(program: str, sif: str, spec: RunSpec, caller: ApptainerCaller, *, star
     )
 
 
+def make_runner(ground: RunnerGround) -> ApptainerRunner:
+    return ApptainerRunner(ApptainerCommand(ground.environ), ground.ensure_sif)
+
+
 class ApptainerRunner:
     """Runs commands in .sif files; `ensure_sif` gives the kept .sif of an image of the store."""
 
     def __init__(self, command: ApptainerCommand, ensure_sif: EnsureSif) -> None:
         self.command, self.ensure_sif = command, ensure_sif
+
+    def prepare(self, made: Image | Sif) -> Image | Sif:
+        """The .sif of an image."""
+        return self.ensure_sif(made) if isinstance(made, Image) else made
 
     def require(self) -> str:
         """`apptainer 1.4.5`. Raises ToolError when it is missing, too old or refused here."""

@@ -31,6 +31,7 @@ from imagefactory.oci.model import Image, Sif
 from imagefactory.progress import Progress, Quiet
 from imagefactory.runners.docker_daemon import DockerDaemon, run_name
 from imagefactory.runners.docker_owner import OWNER, boot_id, is_alive, this_process
+from imagefactory.runners.protocol import RunnerGround
 from imagefactory.runners.spec import check_spec, planned_mounts
 
 if TYPE_CHECKING:
@@ -89,6 +90,10 @@ def plan(spec: RunSpec, *, devices: tuple[str, ...] = (), tty: bool = False) -> 
     )
 
 
+def make_runner(ground: RunnerGround) -> DockerRunner:
+    return DockerRunner(ground.layout, DockerDaemon(ground.environ), progress=ground.progress)
+
+
 class DockerRunner:
     """Runs images of `layout` in containers of `daemon`, which gets those it lacks.
 
@@ -106,6 +111,12 @@ class DockerRunner:
     ) -> None:
         self.layout, self.daemon = layout, daemon
         self.progress, self.devices = progress or Quiet(), devices
+
+    def prepare(self, made: Image | Sif) -> Image | Sif:
+        """The same image, which the daemon has then."""
+        if isinstance(made, Image):
+            self.daemon.ensure(self.layout, made, run_name(made), self.progress)
+        return made
 
     def require(self) -> str:
         """`docker 26.1.5`, or podman's name and version where that answers."""

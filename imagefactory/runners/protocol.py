@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from imagefactory.model import Completed, RunSpec
+from imagefactory.oci.layout import Layout
 from imagefactory.oci.model import Image, Sif
+from imagefactory.progress import Progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerGround:
+    """What a runner may need of this machine; the module of each has a `make_runner` that takes it.
+
+    `workers` are processes, `ensure_sif` gives the kept .sif of an image of the store.
+    """
+
+    layout: Layout
+    environ: Mapping[str, str]
+    progress: Progress
+    workers: int
+    ensure_sif: Callable[[Image], Sif]
 
 
 class Runner(Protocol):
     def require(self) -> str:
         """The runner's version. Raises ToolError, with the command that mends it, when it cannot run here."""
+
+    def prepare(self, made: Image | Sif) -> Image | Sif:
+        """`made` as this runner starts it, brought to where it starts things from.
+
+        The caller holds the layout's `in_use`: no collection takes what is on its way.
+        """
 
     def run(self, image: Image | Sif, spec: RunSpec) -> Completed:
         """Runs `spec.argv` in `image`, which stays untouched.

@@ -42,6 +42,7 @@ from imagefactory.oci.model import Image, Sif
 from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Progress, Quiet
 from imagefactory.runners.gpu_devices import GpuDevices, find_gpus
+from imagefactory.runners.protocol import RunnerGround
 from imagefactory.runners.sandbox_plan import SandboxPaths, SandboxPlan, plan, read_caller
 
 SANDBOX = Path(__file__).with_name("sandbox")
@@ -61,10 +62,14 @@ class LayersOnDisk(Protocol):
         """The file of a blob."""
 
 
+def make_runner(ground: RunnerGround) -> UnshareRunner:
+    return UnshareRunner(ground.layout, progress=ground.progress, workers=ground.workers)
+
+
 class UnshareRunner:
     """Runs commands in images of `layout`; their layers are unpacked once under `<store>/unpacked`.
 
-    `find` says what a run with GPUs gets to see of them.
+    `find` says what a run with GPUs gets to see of them; `workers` processes unpack.
     """
 
     def __init__(
@@ -73,8 +78,9 @@ class UnshareRunner:
         *,
         progress: Progress | None = None,
         find: Callable[[], GpuDevices] = find_gpus,
+        workers: int = 1,
     ) -> None:
-        self.layout = layout
+        self.layout, self.workers = layout, workers
         self.progress = progress or Quiet()
         self.find = find
         self.unpacked = Unpacked(layout.path / "unpacked")
@@ -84,6 +90,12 @@ class UnshareRunner:
         """`unshare (Linux 6.1.0)`. Makes a whole sandbox once, without a command, to know that it can."""
         attempt(self.scratch)
         return f"unshare (Linux {platform.release()})"
+
+    def prepare(self, made: Image | Sif) -> Image | Sif:
+        """The same image, whose layers are unpacked then, each once for all images that share it."""
+        if isinstance(made, Image):
+            self.unpacked.unpack(made.layers, self.layout.blob_path, self.progress, workers=self.workers)
+        return made
 
     def run(self, image: Image | Sif, spec: RunSpec) -> Completed:
         """Runs `spec.argv` in `image`. 127 and 126 mean, as for shells, not found and not executable.

@@ -41,6 +41,10 @@ SOLVERS = ("rattler", "conda", "mamba", "micromamba")
 """What solves conda's packages."""
 SITES = ("generic", "chtc", "ospool")
 """Whose rules submit files follow."""
+HTCONDOR = "htcondor"
+"""The pool of a sweep that names none: there was no other."""
+POOLS = {HTCONDOR: "imagefactory.pools.htcondor.pool"}
+"""By the word of `verify --on`, the module whose `make_pool(environ)` gives the pool of this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

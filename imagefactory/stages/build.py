@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 
 from imagefactory.access import Access, conda_channels, debian_mirror, open_registry, package_index, uv_locker
 from imagefactory.engines.base.image import BaseImage, BaseWanted, ensure_base, recall_base
 from imagefactory.engines.base.pulled import PullWanted, ensure_pulled_base, recall_pulled_base
-from imagefactory.engines.build_secrets import BuildSecrets, find_secrets
 from imagefactory.engines.protocol import Engine
 from imagefactory.errors import DownloadError, LockError, UsageError
 from imagefactory.factory import Factory
@@ -26,11 +25,9 @@ from imagefactory.lock.download import PackageCache
 from imagefactory.model import Base, Definition, Lock, LockedConda, LockedPackage, LockedWheel, Report, Target
 from imagefactory.oci.model import Image, Sif
 from imagefactory.progress import Progress
-from imagefactory.runners.apptainer_command import ApptainerCommand
-from imagefactory.runners.docker_daemon import DockerDaemon
 from imagefactory.settings.choices import ENGINES
 from imagefactory.stages.define import define_target
-from imagefactory.stages.run import make_runner, unpack_image
+from imagefactory.stages.run import make_runner
 from imagefactory.stages.store import cache_lock
 from imagefactory.verify.model import Trial
 from imagefactory.verify.smoke import smoke
@@ -112,9 +109,8 @@ def build_image(factory: Factory, definition: Definition, options: BuildOptions,
         clock.lap("assemble")
         report = None
         if options.smoke:
-            if runner_name == "unshare" and isinstance(image, Image):
-                unpack_image(factory, image, progress)
-                clock.lap("unpack")
+            runner.prepare(image)
+            clock.lap("unpack")
             trial = Trial(image=image, definition=definition, nonce=secrets.token_hex(16), runner=runner_name)
             with progress.stage(f"{target.name}: smoke test on the CPU, inside the image, by {runner_name}"):
                 report = smoke(trial, runner, layout.path / "checks", progress)
@@ -140,45 +136,8 @@ def find_built(factory: Factory, target: Target) -> Image | Sif | None:
 
 
 def _make_engine(access: Access, name: str) -> Engine:
-    from imagefactory.engines.assemble import AssembleEngine
-
-    settings = access.settings
-    makers: dict[str, Callable[[], Engine]] = {
-        "assemble": lambda: AssembleEngine(
-            access.layout, settings.cache_path, codec=settings.codec.value, workers=settings.worker_count
-        ),
-        "docker": lambda: _docker_engine(access),
-        "apptainer": lambda: _apptainer_engine(access),
-    }
-    assert tuple(makers) == tuple(ENGINES)
-    return makers[name]()
-
-
-def _docker_engine(access: Access) -> Engine:
-    from imagefactory.engines.docker import DockerEngine
-
-    return DockerEngine(
-        access.layout,
-        DockerDaemon(access.environ),
-        codec=access.settings.codec.value,
-        secrets=lambda channels: _build_secrets(access, channels),
-    )
-
-
-def _apptainer_engine(access: Access) -> Engine:
-    from imagefactory.engines.apptainer import ApptainerEngine
-
-    return ApptainerEngine(
-        access.layout,
-        ApptainerCommand(access.environ),
-        secrets=lambda channels: _build_secrets(access, channels),
-    )
-
-
-def _build_secrets(access: Access, channels: tuple[str, ...]) -> BuildSecrets:
-    """What a build in a container gets to know of this machine; `channels` are those that it asks."""
-    site = conda_channels(access).site(channels) if channels else None
-    return find_secrets(package_index(access), access.environ, site)
+    engine: Engine = import_module(ENGINES[name].module).make_engine(access)
+    return engine
 
 
 def _packages(access: Access, lock: Lock, progress: Progress) -> dict[LockedPackage, Path]:

@@ -20,9 +20,8 @@ from typing import Any
 from imagefactory.errors import FactoryError, StatementError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.model import Outcome
-from imagefactory.pools import open_pool
 from imagefactory.pools.folder import node_folder
-from imagefactory.pools.model import NodeFound, NodeResult, Pool, Sweep, SweepNode
+from imagefactory.pools.model import NodeFound, NodeResult, Pool, Sweep, SweepNode, open_pool
 from imagefactory.progress import Progress
 from imagefactory.stages.attach import Attacher, NodeDraft, Sealed, find_target, reference_of
 from imagefactory.stages.candidates import Promoting

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from imagefactory.access import Access, open_registry, registry_place, repository_of
+from imagefactory.engines.layer_plan import hash_key
 from imagefactory.errors import BuildError, LockError, StaleError, StoreError
 from imagefactory.factory import Factory
 from imagefactory.model import Target
@@ -147,8 +148,6 @@ def made_from(factory: Factory, target: Target, digest: str = "") -> str:
     With `digest` it is that image's, and empty where the store does not know it for what those give. Raises
     LockError and StaleError without it, as `define_target` does.
     """
-    from imagefactory.engines.layer_plan import hash_key
-
     settings, lock = factory.settings, factory.base_lock_path(factory.base_of(target))
     try:
         if digest:

@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from importlib import import_module
 
 from imagefactory.access import Access
 from imagefactory.errors import BuildError
 from imagefactory.model import Completed, RunSpec, Target
 from imagefactory.oci.model import Image, Sif
-from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Progress
-from imagefactory.runners.apptainer import ApptainerRunner
-from imagefactory.runners.apptainer_command import ApptainerCommand
-from imagefactory.runners.docker import DockerRunner
-from imagefactory.runners.docker_daemon import DockerDaemon, run_name
-from imagefactory.runners.protocol import Runner
-from imagefactory.runners.unshare import UnshareRunner
+from imagefactory.runners.protocol import Runner, RunnerGround
 from imagefactory.settings.choices import ENGINES, RUNNERS
 from imagefactory.stages.stored import ensure_sif, stored_image, stored_sif
 
 
 def make_runner(access: Access, name: str, target: str, progress: Progress) -> Runner:
-    """The runner called `name`; `target` is what a .sif that has to be made is named after."""
-    layout, environ = access.layout, access.environ
-    makers: dict[str, Callable[[], Runner]] = {
-        "unshare": lambda: UnshareRunner(layout, progress=progress),
-        "docker": lambda: DockerRunner(layout, DockerDaemon(environ), progress=progress),
-        "apptainer": lambda: ApptainerRunner(
-            ApptainerCommand(environ),
-            lambda image: ensure_sif(access, image, target, progress, compression="fast"),
-        ),
-    }
-    assert tuple(makers) == tuple(RUNNERS)
-    return makers[name]()
+    """The runner of that row; `target` is what a .sif that has to be made is named after."""
+    ground = RunnerGround(
+        layout=access.layout,
+        environ=access.environ,
+        progress=progress,
+        workers=access.settings.worker_count,
+        ensure_sif=lambda image: ensure_sif(access, image, target, progress, compression="fast"),
+    )
+    runner: Runner = import_module(RUNNERS[name].module).make_runner(ground)
+    return runner
 
 
 def run_target(access: Access, target: Target, spec: RunSpec, runner: str, progress: Progress) -> Completed:
@@ -62,18 +54,4 @@ def ready_runner(
     """
     runner = make_runner(access, name, target, progress)
     runner.require()
-    if name == "unshare" and isinstance(made, Image):
-        unpack_image(access, made, progress)
-    elif name == "apptainer" and isinstance(made, Image):
-        made = ensure_sif(access, made, target, progress, compression="fast")
-    elif name == "docker" and isinstance(made, Image):
-        # Here, where no collection can take what the daemon is still loading.
-        DockerDaemon(access.environ).ensure(access.layout, made, run_name(made), progress)
-    return runner, made
-
-
-def unpack_image(access: Access, image: Image, progress: Progress) -> None:
-    """Unpacks what is missing of `image`, layer by layer, shared between images."""
-    layout = access.layout
-    workers = access.settings.worker_count
-    Unpacked(layout.path / "unpacked").unpack(image.layers, layout.blob_path, progress, workers=workers)
+    return runner, runner.prepare(made)

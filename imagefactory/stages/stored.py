@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from imagefactory.access import Access
+from imagefactory.engines.apptainer import SifMaker
 from imagefactory.model import Target
 from imagefactory.oci.layout import reference
 from imagefactory.oci.model import Image, Sif
@@ -24,8 +25,6 @@ def stored_sif(access: Access, target: Target) -> Sif | None:
 
 def ensure_sif(access: Access, image: Image, target: str, progress: Progress, *, compression: str) -> Sif:
     """The kept .sif of an image of the store, made if need be. The caller holds the layout's `in_use`."""
-    from imagefactory.engines.apptainer import SifMaker
-
     return SifMaker(access.layout, ApptainerCommand(access.environ)).make(
         image, target, compression, progress
     )

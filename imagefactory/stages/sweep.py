@@ -18,7 +18,6 @@ from pathlib import Path
 from imagefactory.errors import FactoryError, NothingSelectedError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.model import Outcome, Target
-from imagefactory.pools import HTCONDOR
 from imagefactory.pools.model import (
     TRANSFERS,
     TRIED_AGAIN,
@@ -33,6 +32,7 @@ from imagefactory.pools.model import (
 )
 from imagefactory.pools.sites import GENERIC, find_site
 from imagefactory.progress import Progress
+from imagefactory.settings.choices import HTCONDOR
 from imagefactory.settings.load import Settings
 from imagefactory.stages.sign import ledger
 from imagefactory.stages.sweep_images import ImagePlace, choose_kind, ensure_image, kept_sif, read_pool_stages

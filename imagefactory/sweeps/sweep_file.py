@@ -21,8 +21,8 @@ from typing import Annotated, Any
 from imagefactory.documents import Most, format_value, parse_value
 from imagefactory.errors import StatementError, UsageError
 from imagefactory.files import explain_full_disk
-from imagefactory.pools import HTCONDOR
 from imagefactory.pools.model import MOST_NODES, NodeResult, Sweep
+from imagefactory.settings.choices import HTCONDOR
 from imagefactory.verify.suite_report import clean
 
 FORMAT = 1

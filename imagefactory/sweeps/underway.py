@@ -23,9 +23,9 @@ from pathlib import Path
 
 from imagefactory.errors import FactoryError, ToolError, UsageError
 from imagefactory.model import Outcome
-from imagefactory.pools import HTCONDOR
 from imagefactory.pools.folder import node_folder
 from imagefactory.pools.model import TRIED_AGAIN, LeftOut, Pool, Pools, Sweep, SweepNode
+from imagefactory.settings.choices import HTCONDOR
 from imagefactory.sweeps.cells import QUEUED, UNCOLLECTED, QueuedCell, SweepPlan
 from imagefactory.sweeps.sweep_file import (
     GONE,

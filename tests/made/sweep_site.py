@@ -13,9 +13,9 @@ from imagefactory.model import Target
 from imagefactory.oci.layout import reference
 from imagefactory.oci.model import Sif
 from imagefactory.oci.sif import SifOrigin, keep_sif
-from imagefactory.pools import HTCONDOR
 from imagefactory.pools.model import Pool
 from imagefactory.progress import Quiet
+from imagefactory.settings.choices import HTCONDOR
 from imagefactory.stages.collect import CollectedSweep, collect_sweep
 from imagefactory.stages.kits import CollectOptions
 from imagefactory.stages.sweep import Made, SweepBench, SweepOptions, make_sweep, prepare_sweep, submit_sweep

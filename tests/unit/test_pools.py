@@ -12,8 +12,9 @@ import pytest
 
 from imagefactory.errors import UsageError
 from imagefactory.model import Outcome
-from imagefactory.pools import HTCONDOR, POOLS, open_pool
+from imagefactory.pools.model import open_pool
 from imagefactory.progress import Quiet
+from imagefactory.settings.choices import HTCONDOR, POOLS
 from imagefactory.stages.collect import collect_sweep
 from imagefactory.stages.kits import CollectOptions
 from imagefactory.stages.sweep import (

@@ -25,7 +25,6 @@ from imagefactory.recipes.match_spec import channel_address
 from imagefactory.web import Login, Patience, Web, on_loopback, redact
 
 if TYPE_CHECKING:  # only solving needs it
-    import requests
     from rattler import Gateway
 
 
@@ -95,7 +94,7 @@ class Channels:
             return basic["username"], basic["password"]
         bearer = credential.get("BearerToken")
 
-        def sign(request: requests.PreparedRequest) -> requests.PreparedRequest:
+        def sign(request: Any) -> Any:
             if bearer:
                 request.headers["Authorization"] = f"Bearer {bearer}"
             return request

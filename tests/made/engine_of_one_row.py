@@ -1,0 +1,69 @@
+"""An engine and a runner beside those that are there, as one row of ENGINES and one of RUNNERS name them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from imagefactory.access import Access
+from imagefactory.engines.base.image import BaseImage
+from imagefactory.engines.protocol import Engine, Packages
+from imagefactory.model import Completed, Definition, RunSpec
+from imagefactory.oci.layout import Layout, reference
+from imagefactory.oci.model import Image, Sif
+from imagefactory.progress import Progress
+from imagefactory.runners.protocol import Runner, RunnerGround
+from tests.made.layout import add_image
+
+
+@dataclass
+class OneLayer:
+    """Makes an image whose one layer says what it is made of."""
+
+    layout: Layout
+
+    def require(self) -> str:
+        return "one layer 1.0"
+
+    def find(self, definition: Definition, base: BaseImage) -> Image | Sif | None:
+        return self.layout.image(reference(definition.target))
+
+    def build(
+        self, definition: Definition, base: BaseImage, packages: Packages, progress: Progress
+    ) -> Image | Sif:
+        told = f"{definition.lock.content_hash} on {base.identity}".encode()
+        add_image(self.layout, reference(definition.target), [told])
+        made = self.layout.image(reference(definition.target))
+        assert made is not None
+        return made
+
+    def tag(self, definition: Definition, made: Image | Sif) -> None:
+        assert isinstance(made, Image)
+
+
+@dataclass
+class Echo:
+    """Starts nothing: a command's output is what was prepared, and the command."""
+
+    ground: RunnerGround
+    prepared: str = ""
+
+    def require(self) -> str:
+        return "echo 1.0"
+
+    def prepare(self, made: Image | Sif) -> Image | Sif:
+        assert isinstance(made, Image)
+        self.prepared = made.manifest
+        return made
+
+    def run(self, image: Image | Sif, spec: RunSpec) -> Completed:
+        return Completed(
+            returncode=0, stdout=f"{self.prepared} {' '.join(spec.argv)}", stderr="", seconds=0.0
+        )
+
+
+def make_engine(access: Access) -> Engine:
+    return OneLayer(access.layout)
+
+
+def make_runner(ground: RunnerGround) -> Runner:
+    return Echo(ground)
