@@ -1,0 +1,91 @@
+"""The house's rules that docs/architecture.md states: which way imports run, and how large things grow."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import grimp
+from importlinter.cli import lint_imports
+
+ROOT = Path(__file__).parents[2]
+HOUSE = ROOT / "imagefactory"
+FILES = sorted(HOUSE.rglob("*.py"))
+ENTRIES = 34
+LINES = 400
+# Copied whole into every definition, and run there by itself.
+ONE_FILE = {HOUSE / "render/conda_install.py"}
+# What `pip install imagefactory` alone does not bring.
+EXTRAS = {"classad2", "conda_lock", "cryptography", "docker", "htcondor2", "installer", "isal", "jinja2"} | {
+    *("rattler", "rich", "spython", "tomlkit", "uv", "zstandard")
+}
+# What it brings, and what quick commands do not wait for: a tenth of a second each.
+SLOW = {"requests", "securesystemslib", "tenacity", "urllib3"}
+# Programs that run elsewhere, where what they import may be missing or slow.
+TRAVELS = [
+    HOUSE / name
+    for name in (
+        "suite",
+        "verify/kit",
+        "pools/htcondor/node",
+        "runners/sandbox",
+        "render/conda_install.py",
+        "engines/pyc_server.py",
+    )
+]
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def imports_inside(path: Path) -> Iterator[str]:
+    """`file:line: module` of each import inside a function."""
+
+    def search(node: ast.AST, inside: bool) -> Iterator[str]:
+        if inside and isinstance(node, ast.Import | ast.ImportFrom):
+            names = (
+                [node.module or "."] if isinstance(node, ast.ImportFrom) else [one.name for one in node.names]
+            )
+            for module in names:
+                yield f"{named(path)}:{node.lineno}: {module}"
+        for child in ast.iter_child_nodes(node):
+            yield from search(child, inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+    return search(ast.parse(path.read_text()), inside=False)
+
+
+def test_imports_run_as_the_contract_says(tmp_path: Path) -> None:
+    assert lint_imports(config_filename=str(ROOT / "pyproject.toml"), cache_dir=str(tmp_path)) == 0
+
+
+def test_no_files_import_each_other_in_a_circle(tmp_path: Path) -> None:
+    graph = grimp.build_graph("imagefactory", cache_dir=str(tmp_path))
+    below = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
+    TopologicalSorter(below).prepare()  # raises CycleError, which names them
+
+
+def test_the_first_look_shows_few_things() -> None:
+    entries = [path for path in HOUSE.iterdir() if not path.name.startswith("__")]
+    assert len(entries) <= ENTRIES
+
+
+def test_no_file_is_long() -> None:
+    long = {named(path) for path in FILES if path not in ONE_FILE and path.read_text().count("\n") > LINES}
+    assert long == set()
+
+
+def test_imports_stand_at_the_top_of_a_file() -> None:
+    """Commands import what they need as they run, so that all start fast; extras may be missing."""
+    rooms = [path for path in FILES if not path.is_relative_to(HOUSE / "cli")]
+    late = [
+        line
+        for path in rooms
+        if not any(path.is_relative_to(place) for place in TRAVELS)
+        for line in imports_inside(path)
+        if (module := line.rsplit(": ", 1)[1]).split(".")[0] not in EXTRAS | SLOW
+        and not module.startswith("imagefactory.oci.registry.")  # where requests is
+    ]
+    assert late == []
