@@ -182,7 +182,7 @@ def test_without_rows_nothing_is_trusted(tmp_path: Path) -> None:
 
 
 def test_this_project_s_own_file_trusts_no_test_key() -> None:
-    assert read_trust((Path(__file__).parents[2] / "imagefactory.toml",)).keys == ()
+    assert read_trust((Path(__file__).parents[3] / "imagefactory.toml",)).keys == ()
 
 
 def test_a_row_is_a_key_with_a_period() -> None:

@@ -22,7 +22,7 @@ from imagefactory.recipes.recipe import parse_recipe
 from imagefactory.recipes.yaml_tree import MAX_BYTES, MAX_DEPTH, MAX_NODES
 from imagefactory.suite.gpu import table as gpu_table
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FILE = "recipes/torch.yaml"
 
 RECIPE = """\

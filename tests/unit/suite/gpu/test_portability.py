@@ -26,7 +26,7 @@ from imagefactory.suite.gpu.checks import portability
 from imagefactory.suite.gpu.context import Refusal
 from imagefactory.suite.gpu.portability import locked, measure, models, runtime
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 CUDA = "CUDAExecutionProvider"
 
 

@@ -27,7 +27,7 @@ from imagefactory.suite import table
 from tests.made.rendered import body, sections
 from tests.made.values import make_base, make_lock, make_target
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture

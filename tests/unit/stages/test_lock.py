@@ -23,7 +23,7 @@ from tests.made.conda_lock import LOCK, TARGET
 from tests.made.place import Place, make_place
 from tests.made.values import hexed, make_conda
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ON = """\
 family: more
 description: More on top

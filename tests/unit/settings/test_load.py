@@ -25,7 +25,7 @@ from imagefactory.verdicts.trust import read_trust
 from imagefactory.verify.model import EvidenceKind
 from tests.made.verdicts import LAB, STRANGER
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 ENVIRON = {"HOME": "/home/someone"}
 
@@ -227,7 +227,7 @@ def test_build_takes_the_configured_engine(tmp_path: Path) -> None:
         "IMAGEFACTORY_ENGINE": "docker",
         "DOCKER_HOST": f"unix://{tmp_path}/docker.sock",
     }
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     ran = CliRunner().invoke(cli, ["-C", str(root), "build", "pytorch-2.3-cu121"], env=environ)
     assert ran.exit_code == EXIT_TOOL, ran.output
     assert f"no docker daemon answers at unix://{tmp_path}/docker.sock" in ran.output

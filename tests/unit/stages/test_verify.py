@@ -47,7 +47,7 @@ from tests.made.registry import registry_made_here
 from tests.made.trial import ScriptedRunner
 from tests.made.verdicts import HOST
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 

@@ -38,7 +38,7 @@ from imagefactory.progress import Quiet
 from imagefactory.recipes.read import read_bases
 from tests.made.values import make_base
 
-TREE = Path(__file__).parents[2]
+TREE = Path(__file__).parents[4]
 
 BASE = make_base(packages=("python3", "gcc"))
 

@@ -23,7 +23,7 @@ from imagefactory.render.steps import copies, explicit_lists, steps
 from tests.made.rendered import HOSTILE_TEXT, NAMES, SECTIONS, body, may_stand, parsed, section_names
 from tests.made.values import hexed, make_base, make_conda, make_lock, make_target
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CHANNELS = ("https://conda.anaconda.org/pytorch", "https://conda.anaconda.org/conda-forge")
 SYSTEM = (("__archspec", "x86_64"), ("__cuda", "12.1"), ("__glibc", "2.36"))
 

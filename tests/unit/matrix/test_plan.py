@@ -40,7 +40,7 @@ from imagefactory.report.plan import MAX_JOBS, format_matrix, format_plan, forma
 from tests.made.claims import BUILT, TARGET, claim
 from tests.made.command import Call
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[2] / "data"
 V100 = PlanGpu(capability=Capability(7, 0), name="V100", driver="535")
 A100 = PlanGpu(capability=Capability(8, 0), name="A100")
 L40 = PlanGpu(capability=Capability(8, 9), name="L40")

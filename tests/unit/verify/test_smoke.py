@@ -23,7 +23,7 @@ from imagefactory.suite import table
 from imagefactory.verify import model, smoke, smoke_record, suite_files
 from tests.made.trial import PLAIN_CHECKS, VERSION, ProcessRunner, ScriptedRunner, make_definition, make_trial
 
-FAKE_TORCH = Path(__file__).parents[1] / "data" / "fake_torch.py"
+FAKE_TORCH = Path(__file__).parents[2] / "data" / "fake_torch.py"
 
 
 def make_environment(folder: Path, fault: str = "") -> Path:

@@ -20,7 +20,7 @@ from imagefactory.recipes.read import read_bases, read_recipes
 from imagefactory.recipes.recipe import parse_recipe
 from imagefactory.suite import table
 
-FOLDER = Path(__file__).parents[2] / "recipes"
+FOLDER = Path(__file__).parents[3] / "recipes"
 BASES = read_bases(FOLDER)
 
 ENVIRONMENT = """\

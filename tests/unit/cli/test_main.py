@@ -18,7 +18,7 @@ from imagefactory.suite.table import CHECKS
 from tests.made.command import Call
 from tests.made.layout import add_image
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_list_shows_every_target_and_its_lock(call: Call) -> None:

@@ -24,7 +24,7 @@ from imagefactory.recipes.expand import expand_all
 from imagefactory.recipes.read import read_bases
 from imagefactory.recipes.recipe import parse_recipe
 
-FOLDER = Path(__file__).parents[2] / "recipes"
+FOLDER = Path(__file__).parents[3] / "recipes"
 TEXTS = [
     path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.yaml")) if path.name != "bases.yaml"
 ]

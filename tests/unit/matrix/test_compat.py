@@ -51,7 +51,7 @@ from imagefactory.scan.records import LayerScan, format_scan
 from tests.made.command import Call
 from tests.made.layout import add_image
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def gpu(capability: str, name: str = "", driver: str = "") -> CompatGpu:

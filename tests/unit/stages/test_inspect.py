@@ -30,7 +30,7 @@ from tests.made.registry import RegistryMadeHere, Ways, registry_made_here
 from tests.made.scanned import VERSION, sif, tar
 from tests.made.wheels import make_wheel
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SITE = "opt/env/lib/python3.11/site-packages"
 TORCH = library(*[("sm_50", "sm_60", "sm_70", "sm_80", "sm_90")] * 12)
 LINALG = library(*[("sm_70", "sm_80", "sm_90")] * 3)

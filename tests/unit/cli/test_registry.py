@@ -29,7 +29,7 @@ from tests.made.command import Call, json_of
 from tests.made.families import candidate_of, put_index, stored_image
 from tests.made.registry import PASSWORD, USER, RegistryMadeHere, Ways, registry_made_here
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture

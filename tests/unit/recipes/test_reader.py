@@ -16,7 +16,7 @@ from imagefactory.recipes.bases import BASES_FILE, parse_bases
 from imagefactory.recipes.read import read_bases
 from imagefactory.recipes.recipe import parse_recipe
 
-FOLDER = Path(__file__).parents[2] / "recipes"
+FOLDER = Path(__file__).parents[3] / "recipes"
 FILES = sorted(path for path in FOLDER.glob("*.yaml"))
 
 RECIPE = """\
