@@ -1,6 +1,6 @@
 """Tags that follow verdicts.
 
-verify/promotion.py decides, here it is done. One at a time moves tags from one store; where another store's
+verdicts/tags.py decides, here it is done. One at a time moves tags from one store; where another store's
 promoter was at a tag meanwhile, all is read and decided anew.
 """
 

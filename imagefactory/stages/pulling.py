@@ -1,7 +1,8 @@
 """Why a machine could not pull an image, as far as this one can tell: it asks the registry as a job would.
 
-HTCondor keeps too little of what apptainer says on the machine (htcondor/classify.py), and what stands behind
-it is mostly one of three: the image is gone, the registry refuses or is down, or that machine alone is wrong.
+HTCondor keeps too little of what apptainer says on the machine (pools/htcondor/classify.py), and what stands
+behind it is mostly one of three: the image is gone, the registry refuses or is down, or that machine alone is
+wrong.
 """
 
 from __future__ import annotations

@@ -39,6 +39,20 @@ def command_of(words: list[str]) -> tuple[click.Command, list[str]] | None:
     return None if found is cli else (found, words)
 
 
+def test_files_that_the_architecture_names_are_there() -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    assert text.count("\n") <= 120
+    named = set(re.findall(r"`([a-z_]+(?:/[a-z_]+)*(?:/|\.py))`", text)) - {
+        "cli/x.py",
+        "stages/x.py",
+        "report/x.py",
+        "table.py",
+    }
+    assert len(named) > 30
+    places = (ROOT, ROOT / "imagefactory")
+    assert {name for name in named if not any((place / name).exists() for place in places)} == set()
+
+
 def named_options(command: click.Command) -> set[str]:
     names = {"--help", "-h"}
     for parameter in command.params:
