@@ -41,13 +41,11 @@ class Access:
 
 
 def package_index(access: Access) -> PackageIndex:
-
     found = find_index(access.settings.index, environ=access.environ, prefix=Path(sys.prefix))
     return trusting(found, access.settings.certificates_path)
 
 
 def uv_locker(index: PackageIndex) -> UvLocker:
-
     return UvLocker(index, python=Path(sys.executable))
 
 
@@ -58,7 +56,6 @@ def conda_channels(access: Access) -> Channels:
 
 
 def debian_mirror(access: Access) -> DebianMirror:
-
     settings = access.settings
     debs = settings.cache_path / "debs"
     found = find_mirror(settings.debian_mirror.value, debs, access.environ, etc_apt=Path("/etc/apt"))

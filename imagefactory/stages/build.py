@@ -149,7 +149,6 @@ def _packages(access: Access, lock: Lock, progress: Progress) -> dict[LockedPack
 
 
 def _fetched(access: Access, lock: Lock, progress: Progress) -> dict[LockedPackage, Path]:
-
     folder = access.settings.cache_path
     fetched: list[tuple[LockedPackage, Path]] = []
     if lock.conda:
@@ -172,21 +171,18 @@ def _fetched(access: Access, lock: Lock, progress: Progress) -> dict[LockedPacka
 
 
 def _base(factory: Factory, base: Base, progress: Progress, *, locked: bool) -> BaseImage:
-
     if base.image:
         return _pulled_base(factory, base, progress)
     return ensure_base(factory.layout, _wanted_base(factory, base, locked=locked), progress)
 
 
 def _recalled_base(factory: Factory, base: Base) -> BaseImage | None:
-
     if base.image:
         return recall_pulled_base(factory.layout, base)
     return recall_base(factory.layout, _wanted_base(factory, base, locked=False))
 
 
 def _wanted_base(factory: Factory, base: Base, *, locked: bool) -> BaseWanted:
-
     path = factory.base_lock_path(base)
     lock = read_base_lock(path)
     if lock is None:
@@ -202,7 +198,6 @@ def _wanted_base(factory: Factory, base: Base, *, locked: bool) -> BaseWanted:
 
 
 def _pulled_base(access: Access, base: Base, progress: Progress) -> BaseImage:
-
     wanted = PullWanted(
         base=base,
         mirrors=access.settings.mirror_map,

@@ -76,7 +76,6 @@ def subject_of(made: Image | Sif, target: str) -> Subject:
 def _find(
     factory: Factory, name: str, registry: str, progress: Progress
 ) -> tuple[Image | Sif, Reference | None]:
-
     check_name(factory, name)
     layout = factory.layout
     if "/" in name:
@@ -107,7 +106,6 @@ def _find(
 
 
 def _load(access: Access, name: str, descriptor: Descriptor) -> Image | Sif:
-
     layout = access.layout
     if is_sif_manifest(json.loads(layout.read(descriptor))):
         return load_sif(layout, descriptor.digest)
@@ -131,7 +129,6 @@ def _from_registry(access: Access, wanted: Reference, progress: Progress) -> tup
 
 
 def _in_registry(access: Access, target: Target, subject: Subject, registry: str) -> Reference:
-
     host, path = registry_place(access, registry)
     repository = repository_of(path, target.family)
     if open_registry(access, host).manifest(repository, subject.index) is None:

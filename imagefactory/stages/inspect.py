@@ -90,7 +90,6 @@ def inspected_verdicts(access: Access, name: str, digest: str, now: datetime) ->
 
 
 def _near(name: str, known: Iterable[str]) -> str:
-
     return "".join(difflib.get_close_matches(name, known, n=1))
 
 
@@ -124,7 +123,6 @@ def _inspect_target(factory: Factory, name: str, progress: Progress) -> Inspecte
 
 
 def _inspect_lock(factory: Factory, target: Target, progress: Progress) -> Inspected:
-
     lock = read_target_lock(factory, target)
     if lock is None:
         raise BuildError(

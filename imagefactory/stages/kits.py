@@ -145,7 +145,6 @@ def parse_signed(data: bytes) -> tuple[Signed, str]:
 
 
 def _key(access: Access) -> SigningKey:
-
     key = signing_key(access)
     if key is None:
         raise UsageError(

@@ -86,7 +86,6 @@ def _read_stage(factory: Factory, target: Target, look: Look) -> TargetStatus:
 
 
 def _look_in_store(factory: Factory, asking: Asking) -> Look:
-
     tags, judge = frozenset(factory.layout.tags()), Judge(factory, asking.now)
 
     def look(stage: TargetStatus) -> TargetStatus:
@@ -112,7 +111,6 @@ def _look_in_store(factory: Factory, asking: Asking) -> Look:
 
 
 def _look_in_registry(factory: Factory, asking: Asking) -> Look:
-
     host, path = registry_place(factory, asking.registry)
     registry, judge = open_registry(factory, host), Judge(factory, asking.now)
     registry.check()

@@ -87,6 +87,5 @@ def prune_registry(factory: Factory, family: str, options: PruneOptions, progres
 
 
 def _prune_one(store: Registry, repository: str, fate: Fate) -> Fate:
-
     tag = remove_candidate(store, repository, fate) if fate.remove else ""
     return replace(fate, remove=False, why=f"{tag} points to it now") if tag else fate

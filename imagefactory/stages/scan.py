@@ -42,7 +42,6 @@ def inspect_made(access: Access, made: Image | Sif, progress: Progress) -> Inspe
 
 
 def inspect_path(access: Access, path: Path, progress: Progress) -> Inspected:
-
     workers = access.settings.worker_count
     if path.is_file():
         try:
@@ -93,7 +92,6 @@ def inspect_kept_sif(access: Access, sif: Sif, progress: Progress) -> Inspected:
 
 
 def scan_stored(access: Access, image: Image, progress: Progress) -> Inspected:
-
     layout = access.layout
     with layout.in_use(progress):
         shelf = layout_shelf(layout, access.settings.worker_count)
@@ -136,7 +134,6 @@ def _image_manifest(place: Place, root: Manifest) -> Manifest:
 
 
 def _registry_layers(place: Place, manifest: Manifest) -> tuple[Layer, ...]:
-
     config, *blobs = parse_parts(manifest)[1]
     if config.media_type not in CONFIG_TYPES:
         raise RegistryError(

@@ -103,5 +103,4 @@ def with_payload(envelope: bytes, payload: bytes) -> bytes:
 
 def sealed(payload: bytes, key: SigningKey = LAB) -> bytes:
     """Signed by `key`, without any look at what is signed."""
-
     return seal(payload, key)

@@ -30,7 +30,6 @@ class Relay:
     """The caller's terminal in raw mode on one side, the sandbox's own pseudo-terminal on the other."""
 
     def __init__(self, master: int) -> None:
-
         self.master, self.open = master, True
         self.saved = termios.tcgetattr(0)
         self.resize()
