@@ -28,7 +28,7 @@ from imagefactory.progress import Quiet
 from imagefactory.runners.unshare import UnshareRunner
 from imagefactory.settings.load import load_settings
 from imagefactory.stages.choose import choose_image
-from imagefactory.stages.verify import Bench, VerifyOptions, verify_image
+from imagefactory.stages.verify import VerifyBench, VerifyOptions, verify_image
 from imagefactory.verify.model import QUICK, EvidenceKind, GpuIdentity, Hardware
 
 GOAL = 2.0
@@ -75,7 +75,7 @@ class Measured:
 
 def measure(factory: Factory, target: str) -> Measured:
     runner = WithoutGpu(factory)
-    bench = Bench(evidence=MadeUp(), clock=lambda: datetime.now(UTC), runner=runner)
+    bench = VerifyBench(evidence=MadeUp(), clock=lambda: datetime.now(UTC), runner=runner)
     began = time.perf_counter()
     chosen = choose_image(factory, target, "", Quiet())
     report = verify_image(factory, chosen, VerifyOptions(level=QUICK), bench, Quiet())

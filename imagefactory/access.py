@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from imagefactory.errors import UsageError
-from imagefactory.lock.conda.channels import Channels, find_channels
+from imagefactory.lock.conda.channels import ChannelAccess, find_channels
 from imagefactory.lock.debian.sources import DebianMirror, find_mirror
 from imagefactory.lock.pypi.index import PackageIndex, find_index, trusting
 from imagefactory.lock.pypi.uv import UvLocker
@@ -49,7 +49,7 @@ def uv_locker(index: PackageIndex) -> UvLocker:
     return UvLocker(index, python=Path(sys.executable))
 
 
-def conda_channels(access: Access) -> Channels:
+def conda_channels(access: Access) -> ChannelAccess:
     """How this machine reaches conda's channels."""
     certificates = package_index(access).certificates
     return find_channels(access.settings.channels.value, access.environ, certificates)

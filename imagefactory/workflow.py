@@ -25,7 +25,7 @@ from imagefactory.stages.push import Pushed, PushOptions, push_target
 from imagefactory.stages.sign import SignedReport, sign_report, signing_key
 from imagefactory.stages.statements import attach_signed
 from imagefactory.stages.verdicts import local_place, place_of
-from imagefactory.stages.verify import Bench, VerifyOptions, check_output, keep_report, verify_image
+from imagefactory.stages.verify import VerifyBench, VerifyOptions, check_output, keep_report, verify_image
 from imagefactory.verify.model import GpuReport
 
 
@@ -66,7 +66,7 @@ class Verified:
 
 
 def prove_image(
-    factory: Factory, name: str, options: VerifyOptions, bench: Bench, progress: Progress
+    factory: Factory, name: str, options: VerifyOptions, bench: VerifyBench, progress: Progress
 ) -> Verified:
     """From a name to a verdict. Raises NoGpuError where this machine has no GPU; nothing is fetched then."""
     check_name(factory, name)

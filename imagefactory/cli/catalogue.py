@@ -51,14 +51,16 @@ def catalogue(call: Call, /, names: tuple[str, ...], place: str, as_json: bool, 
     """
     from imagefactory.catalogue.offers import judge_offer
     from imagefactory.recipes.expand import select
-    from imagefactory.stages.catalogue import Making, catalogue_of
+    from imagefactory.stages.catalogue import CatalogueMaking, catalogue_of
     from imagefactory.verdicts.trust import read_trust
 
     factory, now = call.factory, datetime.now(UTC)
     key = None if options["dry_run"] else _signing_key(factory, now)
     if options["output"] is None and key:
         _ = _place(factory, place)  # before the work, not after it
-    making = Making(targets=select(factory.targets, names), now=now, registry=place, named=bool(names))
+    making = CatalogueMaking(
+        targets=select(factory.targets, names), now=now, registry=place, named=bool(names)
+    )
     made = catalogue_of(factory, making, call.progress)
     if not made.catalogue.images:
         raise NothingSelectedError(

@@ -11,7 +11,7 @@ from imagefactory.cli.output import Call, json_option, say, say_json
 from imagefactory.cli.push import sent_json
 
 if TYPE_CHECKING:
-    from imagefactory.stages.copy import Copied
+    from imagefactory.stages.copy import CopiedImage
 
 
 @click.command("copy")
@@ -45,7 +45,7 @@ def copy_(call: Call, source: str, destination: str, referrers: bool, as_json: b
     return say(format_copied(copied))
 
 
-def _copied_json(copied: Copied) -> dict[str, object]:
+def _copied_json(copied: CopiedImage) -> dict[str, object]:
     where = copied.destination
     return {
         "source": str(copied.source),

@@ -13,7 +13,7 @@ from imagefactory.errors import EXIT_CHECK, UsageError
 if TYPE_CHECKING:
     from imagefactory.gpu.capability import Capability
     from imagefactory.gpu.model import Prediction
-    from imagefactory.report.inspect import Asked
+    from imagefactory.report.inspect import Inquiry
     from imagefactory.stages.scan import Inspected
 
 
@@ -110,24 +110,24 @@ def _say_amd(name: str, target: str, found: Inspected, *, as_json: bool) -> None
     raise click.exceptions.Exit(0 if answer in RUNS else EXIT_CHECK)
 
 
-def _asked(gpu: str | None, capability: str | None, driver: str) -> tuple[Capability, Asked] | None:
+def _asked(gpu: str | None, capability: str | None, driver: str) -> tuple[Capability, Inquiry] | None:
     """The capability of the question, None without one. Raises UsageError."""
     from imagefactory.gpu.capability import parse_capability
     from imagefactory.gpu.knowledge import find_gpu
-    from imagefactory.report.inspect import Asked
+    from imagefactory.report.inspect import Inquiry
 
     if gpu and capability:
         raise UsageError("--gpu and --capability ask for the same", hint="leave one out")
     if gpu:
         known = find_gpu(gpu)
         title = f"{known.name} ({known.capability})"
-        return known.capability, Asked(title=title, driver=driver)
+        return known.capability, Inquiry(title=title, driver=driver)
     if capability:
         try:
             parsed = parse_capability(capability)
         except ValueError as error:
             raise UsageError(str(error), hint="a GPU's name goes with --gpu") from error
-        return parsed, Asked(title=str(parsed), driver=driver)
+        return parsed, Inquiry(title=str(parsed), driver=driver)
     return None
 
 

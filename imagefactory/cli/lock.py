@@ -44,7 +44,7 @@ def lock(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
         lock_target,
     )
 
-    asked = _Asked(**given)
+    asked = _LockAsk(**given)
     asked.refuse_contradictions(names)
     check, update, update_all, as_json = asked.check, asked.update, asked.update_all, asked.as_json
     factory, progress = call.factory, call.progress
@@ -92,7 +92,7 @@ def lock(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _LockAsk:
     """The options of `lock`."""
 
     check: bool
@@ -113,7 +113,7 @@ class _Asked:
 
 
 @contextmanager
-def _explaining(factory: Factory, target: Target, asked: _Asked) -> Iterator[None]:
+def _explaining(factory: Factory, target: Target, asked: _LockAsk) -> Iterator[None]:
     """Prints the solver's account, where it is asked for, of what it finds now or found when last asked."""
     from imagefactory.stages.lock import lock_state, read_why
 

@@ -106,7 +106,7 @@ def plan(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
     from imagefactory.matrix.plan import check_rules
     from imagefactory.stages.plan import inventory_devices, read_devices
 
-    asked = _Asked(**given)
+    asked = _PlanAsk(**given)
     asked.refuse_contradictions(names)
     allow = check_rules(asked.allow)
     devices, pool = read_devices(asked.gpus) if asked.gpus else (), ""
@@ -120,7 +120,7 @@ def plan(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _PlanAsk:
     """The options of `plan`."""
 
     gpus: Path | None
@@ -156,7 +156,7 @@ class _Asked:
 
 
 def _targets(
-    call: Call, asked: _Asked, given: tuple[tuple[str, ...], tuple[PlanGpu, ...], frozenset[str]]
+    call: Call, asked: _PlanAsk, given: tuple[tuple[str, ...], tuple[PlanGpu, ...], frozenset[str]]
 ) -> None:
     from imagefactory.matrix.plan import PlanInput, make_plan
     from imagefactory.recipes.expand import select
@@ -178,7 +178,9 @@ def _targets(
         say(format_plan(made, terminal_width()))
 
 
-def _rows(asked: _Asked, path: Path, listed: tuple[tuple[PlanGpu, ...], str], allow: frozenset[str]) -> None:
+def _rows(
+    asked: _PlanAsk, path: Path, listed: tuple[tuple[PlanGpu, ...], str], allow: frozenset[str]
+) -> None:
     from imagefactory.matrix.plan import unused_rules
     from imagefactory.matrix.rows import RowsInput, rule_rows
     from imagefactory.report.plan import format_rows

@@ -24,7 +24,7 @@ from imagefactory.verify.model import FULL, LEVELS
 
 if TYPE_CHECKING:
     from imagefactory.stages.kits import KitPlace, KitWritten
-    from imagefactory.stages.verify import Bench
+    from imagefactory.stages.verify import VerifyBench
     from imagefactory.workflow import Verified
 
 
@@ -127,11 +127,11 @@ def verify(ctx: click.Context, /, names: tuple[str, ...], **given: Any) -> None:
     return None
 
 
-def bench() -> Bench:
+def bench() -> VerifyBench:
     """This machine. Tests put another one here."""
-    from imagefactory.stages.verify import Bench
+    from imagefactory.stages.verify import VerifyBench
 
-    return Bench()
+    return VerifyBench()
 
 
 def _check_options(names: tuple[str, ...], given: dict[str, Any]) -> None:

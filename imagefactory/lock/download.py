@@ -145,14 +145,14 @@ class PackageCache:
                     for future in futures:
                         future.cancel()
                 errors = [future.exception() for future in futures if future in done]
-                failed = [error for error in errors if error and not isinstance(error, _StoppedError)]
+                failed = [error for error in errors if error and not isinstance(error, _StoppedDownloadError)]
                 if failed:
                     raise failed[0]
         finally:
             web.close()
 
 
-class _StoppedError(Exception):
+class _StoppedDownloadError(Exception):
     """Another transfer failed or the user interrupted; the part file is kept."""
 
 
@@ -199,7 +199,7 @@ class _Transfer:
                     break
                 except BlockingIOError:
                     if self.stop.wait(_LOOK_AGAIN):
-                        raise _StoppedError from None
+                        raise _StoppedDownloadError from None
             yield
 
     def _fetch(self) -> None:
@@ -243,7 +243,7 @@ class _Transfer:
                         hint="run the same command again later; what has come is kept",
                     ) from error
                 if self.stop.wait(self.patience.wait(failures, error.after)):
-                    raise _StoppedError from error
+                    raise _StoppedDownloadError from error
 
     def _continue(self) -> str:
         """Go on from the bytes in `part`, once; returns the sha256 of the whole."""
@@ -275,7 +275,7 @@ class _Transfer:
         try:
             for chunk in chunks:
                 if self.stop.is_set():
-                    raise _StoppedError
+                    raise _StoppedDownloadError
                 file.write(chunk)
                 update(chunk)
                 position += len(chunk)

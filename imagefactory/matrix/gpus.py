@@ -20,7 +20,7 @@ from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.knowledge import find_gpu
 from imagefactory.model import Where
 from imagefactory.recipes.reader import Reader
-from imagefactory.recipes.yaml_tree import Limits, Node, first_place, parse_tree, refused, show
+from imagefactory.recipes.yaml_tree import Limits, YamlNode, first_place, parse_tree, refused, show
 
 LIMITS = Limits(size=256 * 1024, nodes=20_000, depth=4)
 MAX_COUNT = 1_000_000
@@ -82,7 +82,7 @@ def parse_gpus(text: str, file: str) -> tuple[GpuKind, ...]:
     return tuple(kind for kind in kinds if kind)
 
 
-def _kind(item: Node, reader: Reader) -> GpuKind | None:
+def _kind(item: YamlNode, reader: Reader) -> GpuKind | None:
     """None for an entry with a fault, which the reader then holds."""
     if item.kind == "text":
         values = {"name": item}
@@ -126,7 +126,7 @@ _WRITE = {
 }
 
 
-def _text(node: Node, key: str, pattern: str, reader: Reader) -> str:
+def _text(node: YamlNode, key: str, pattern: str, reader: Reader) -> str:
     if node.kind != "text":
         reader.fault(node.where, f"'{key}' must be text, not {node.called}", f"write {_WRITE[key]}")
     elif not re.fullmatch(pattern, node.text, re.ASCII) or len(node.text) > 100:
@@ -136,7 +136,7 @@ def _text(node: Node, key: str, pattern: str, reader: Reader) -> str:
     return ""
 
 
-def _capability(node: Node, reader: Reader) -> Capability | None:
+def _capability(node: YamlNode, reader: Reader) -> Capability | None:
     try:
         return parse_capability(node.text)
     except ValueError:
@@ -147,7 +147,7 @@ def _capability(node: Node, reader: Reader) -> Capability | None:
     return None
 
 
-def _count(node: Node, reader: Reader) -> int:
+def _count(node: YamlNode, reader: Reader) -> int:
     if node.kind == "text" and re.fullmatch(r"[1-9][0-9]{0,6}", node.text) and int(node.text) <= MAX_COUNT:
         return int(node.text)
     said = show(node.text) if node.kind == "text" else node.called

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from imagefactory.errors import RecipeError
 from imagefactory.model import Base, Recipe
 from imagefactory.recipes.reader import Reader
-from imagefactory.recipes.yaml_tree import Node, parse_tree
+from imagefactory.recipes.yaml_tree import YamlNode, parse_tree
 
 BASES_FILE = "bases.yaml"
 
@@ -41,7 +41,7 @@ def parse_bases(text: str, file: str) -> tuple[Base, ...]:
     return tuple(bases)
 
 
-def _base(reader: Reader, node: Node) -> Base:
+def _base(reader: Reader, node: YamlNode) -> Base:
     """A row of bases.yaml: of Debian's packages, or with `image` one that is pulled by digest."""
     pulled = node.kind == "map" and any(key.text == "image" for key, _ in node.pairs)
     required = _IMAGE_REQUIRED if pulled else _BASE_REQUIRED

@@ -23,7 +23,7 @@ from imagefactory.recipes.wish import (
     take_match_spec,
     take_pip_line,
 )
-from imagefactory.recipes.yaml_tree import Limits, Node, parse_tree, refused, show, too_large
+from imagefactory.recipes.yaml_tree import Limits, YamlNode, parse_tree, refused, show, too_large
 
 # Locks of several platforms are large.
 LIMITS = Limits(size=32 * 1024 * 1024, nodes=1_000_000, depth=12)
@@ -86,7 +86,7 @@ def parse_wish(text: str, file: str, python: str, environment: str = "") -> Wish
 # --- environment.yml -----------------------------------------------------------------------------
 
 
-def _environment(root: Node, text: str, file: str, python: str) -> Wish:
+def _environment(root: YamlNode, text: str, file: str, python: str) -> Wish:
     wish, lines = Wish(file=file), text.split("\n")
     _refuse_selectors(root, lines)
     for key, value in root.pairs:
@@ -108,7 +108,7 @@ def _environment(root: Node, text: str, file: str, python: str) -> Wish:
     return wish
 
 
-def _refuse_selectors(root: Node, lines: list[str]) -> None:
+def _refuse_selectors(root: YamlNode, lines: list[str]) -> None:
     """conda-lock's and conda-build's ways to ask for a package on some platforms only."""
     found = []
     for item in _leaves(root):
@@ -122,14 +122,14 @@ def _refuse_selectors(root: Node, lines: list[str]) -> None:
         raise RecipeError(dict.fromkeys(found))
 
 
-def _leaves(node: Node) -> Iterator[Node]:
+def _leaves(node: YamlNode) -> Iterator[YamlNode]:
     if node.kind == "text":
         yield node
     for child in (*node.items, *(value for _, value in node.pairs)):
         yield from _leaves(child)
 
 
-def _dependency(wish: Wish, item: Node, python: str) -> None:
+def _dependency(wish: Wish, item: YamlNode, python: str) -> None:
     if item.kind == "text":
         take_match_spec(wish, item.text, item.where)
         return
@@ -145,7 +145,7 @@ def _dependency(wish: Wish, item: Node, python: str) -> None:
         wish.leave(item.where, "a list in a list is not read", "write its packages one level up")
 
 
-def _variables(wish: Wish, node: Node) -> None:
+def _variables(wish: Wish, node: YamlNode) -> None:
     for key, value in node.pairs:
         owned = key.text in OWNED_VARIABLES or key.text.startswith(OWNED_PREFIX)
         if not owned and RULES["variable"].allows(key.text) and RULES["value"].allows(value.text):

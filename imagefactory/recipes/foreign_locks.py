@@ -9,12 +9,12 @@ from imagefactory.model import Where
 from imagefactory.recipes.match_spec import parse_spec
 from imagefactory.recipes.values import RULES
 from imagefactory.recipes.wish import PLATFORM, Wish, take_channels, take_pip_line, text_of
-from imagefactory.recipes.yaml_tree import Node, refused, show
+from imagefactory.recipes.yaml_tree import YamlNode, refused, show
 
 PIXI_VERSIONS = ("4", "5", "6")
 
 
-def read_pixi_lock(root: Node, file: str, environment: str) -> Wish:
+def read_pixi_lock(root: YamlNode, file: str, environment: str) -> Wish:
     """One environment of a pixi.lock for linux-64, each package at its version."""
     version = root.get("version")
     if version is None or version.text not in PIXI_VERSIONS:
@@ -58,7 +58,7 @@ def read_pixi_lock(root: Node, file: str, environment: str) -> Wish:
     return wish
 
 
-def _pixi_wheels(root: Node) -> Mapping[str, tuple[str, str]]:
+def _pixi_wheels(root: YamlNode) -> Mapping[str, tuple[str, str]]:
     """Address -> name and version of the packages from PyPI."""
     found = {}
     packages = root.get("packages")
@@ -70,7 +70,7 @@ def _pixi_wheels(root: Node) -> Mapping[str, tuple[str, str]]:
     return found
 
 
-def read_conda_lock(root: Node, file: str) -> Wish:
+def read_conda_lock(root: YamlNode, file: str) -> Wish:
     """The packages of a conda-lock.yml for linux-64, each at its version."""
     version = root.get("version")
     if version is None or version.text != "1":
@@ -117,7 +117,7 @@ def read_conda_lock(root: Node, file: str) -> Wish:
     return wish
 
 
-def _locked_conda(wish: Wish, address: Node) -> None:
+def _locked_conda(wish: Wish, address: YamlNode) -> None:
     if "://" not in address.text:
         wish.leave(
             address.where,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from imagefactory.errors import RecipeError
 from imagefactory.model import Where
 from imagefactory.recipes.values import RULES, what_to_write, without_secrets
-from imagefactory.recipes.yaml_tree import Node, show
+from imagefactory.recipes.yaml_tree import YamlNode, show
 from imagefactory.versions import nearest
 
 MAX_FAULTS = 50
@@ -31,7 +31,9 @@ class Reader:
                 told[MAX_FAULTS:] = [f"{self.file}: and {len(told) - MAX_FAULTS} more faults"]
             raise RecipeError(told)
 
-    def mapping(self, node: Node, known: Sequence[str], required: Mapping[str, str]) -> dict[str, Node]:
+    def mapping(
+        self, node: YamlNode, known: Sequence[str], required: Mapping[str, str]
+    ) -> dict[str, YamlNode]:
         """Key -> value; unknown, repeated and missing keys are faults."""
         if node.kind != "map":
             self.fault(
@@ -40,7 +42,7 @@ class Reader:
                 f"write {_example(required, known)}",
             )
             return {}
-        found: dict[str, Node] = {}
+        found: dict[str, YamlNode] = {}
         for name, key, value in self.pairs(node, "keys"):
             if name in known:
                 found[name] = value
@@ -53,7 +55,7 @@ class Reader:
                 self.fault(node.where, f"'{name}' is missing", f"write {example}")
         return found
 
-    def pairs(self, node: Node | None, key: str) -> Iterator[tuple[str, Node, Node]]:
+    def pairs(self, node: YamlNode | None, key: str) -> Iterator[tuple[str, YamlNode, YamlNode]]:
         """Name, key node, value node of a map; repeated names are faults and come once."""
         if node is None:
             return
@@ -78,7 +80,7 @@ class Reader:
                 seen[name.text] = name.where
                 yield name.text, name, value
 
-    def items(self, node: Node | None, key: str, write: str) -> list[Node]:
+    def items(self, node: YamlNode | None, key: str, write: str) -> list[YamlNode]:
         """The items of a list that must not be empty."""
         if node is None:
             return []
@@ -88,7 +90,7 @@ class Reader:
             self.fault(node.where, f"'{key}' is empty", f"write {write}")
         return node.items
 
-    def text(self, node: Node | None, key: str, rule: str) -> str:
+    def text(self, node: YamlNode | None, key: str, rule: str) -> str:
         """The text that RULES[rule] allows; empty when the key is missing (which is told elsewhere)."""
         if node is None:
             return ""
@@ -115,7 +117,7 @@ class Reader:
             return node.text
         return ""
 
-    def image(self, node: Node | None, key: str) -> str:
+    def image(self, node: YamlNode | None, key: str) -> str:
         """A reference to an image by digest; docker's short names and floating tags are faults."""
         if node is None or node.kind != "text" or node.made or RULES["image"].allows(node.text):
             return self.text(node, key, "image")
@@ -133,7 +135,7 @@ class Reader:
             )
         return ""
 
-    def texts(self, node: Node | None, key: str, rule: str, *, empty: bool = True) -> tuple[str, ...]:
+    def texts(self, node: YamlNode | None, key: str, rule: str, *, empty: bool = True) -> tuple[str, ...]:
         """The texts of a list, each allowed by RULES[rule] and none twice; `empty` allows an empty list."""
         if node is None:
             return ()

@@ -28,7 +28,7 @@ from imagefactory.recipes.values import (
     normal_requirement,
     requirement_fault,
 )
-from imagefactory.recipes.yaml_tree import Node, parse_tree
+from imagefactory.recipes.yaml_tree import YamlNode, parse_tree
 from imagefactory.versions import natural
 
 # Key -> an example of the line, told when it is missing.
@@ -105,7 +105,7 @@ def parse_recipe(text: str, file: str) -> Recipe:
     )
 
 
-def _kind(root: Node) -> str:
+def _kind(root: YamlNode) -> str:
     """`pypi`, `conda`, or `on` for a family that is built on targets; empty where the text says none."""
     source = root.get("source")
     rows = root.get("matrix")
@@ -126,7 +126,7 @@ def _framework(kind: str, name: str) -> str:
     return name.lower() if kind == "conda" else canonical(name)
 
 
-def _refuse_misplaced(reader: Reader, section: Node, kind: str) -> None:
+def _refuse_misplaced(reader: Reader, section: YamlNode, kind: str) -> None:
     """Keys that exist, but not beside this source."""
     for key, value in section.pairs if section.kind == "map" else ():
         name = key.text
@@ -205,7 +205,7 @@ class _Common:
     pip: tuple[str, ...]
 
 
-def _named_base(reader: Reader, fields: Mapping[str, Node]) -> _NamedBase:
+def _named_base(reader: Reader, fields: Mapping[str, YamlNode]) -> _NamedBase:
     """`base` with what stands beside it: a name, or a reference to an image with its glibc."""
     node = fields.get("base")
     beside = {key: fields[key] for key in _BESIDE_IMAGE if key in fields}
@@ -237,7 +237,7 @@ def _image_name(image: str) -> str:
     return f"{re.sub('[^a-z0-9]+', '-', last)}-{digest[:12]}" if image else ""
 
 
-def _common(reader: Reader, fields: Mapping[str, Node], kind: str) -> _Common:
+def _common(reader: Reader, fields: Mapping[str, YamlNode], kind: str) -> _Common:
     def requirements(key: str, rule: str, kept: str = kind) -> tuple[str, ...]:
         return tuple(normal_requirement(text, kept) for text in reader.texts(fields.get(key), key, rule))
 
@@ -260,14 +260,14 @@ def _common(reader: Reader, fields: Mapping[str, Node], kind: str) -> _Common:
     )
 
 
-def _system(reader: Reader, node: Node | None) -> tuple[tuple[str, str], ...]:
+def _system(reader: Reader, node: YamlNode | None) -> tuple[tuple[str, str], ...]:
     """What the packages may count on of the machine, as far as it is written."""
     found = reader.mapping(node, _SYSTEM, {}) if node else {}
     rules = {"cuda": "driver", "glibc": "glibc", "archspec": "archspec"}
     return tuple((key, reader.text(found[key], key, rules[key])) for key in _SYSTEM if key in found)
 
 
-def _row(reader: Reader, fields: Mapping[str, Node], family: _Family, node: Node) -> MatrixRow:
+def _row(reader: Reader, fields: Mapping[str, YamlNode], family: _Family, node: YamlNode) -> MatrixRow:
     """One row of the matrix, completed by the family's values (added to packages, constraints and pip)."""
     row = reader.mapping(node, _ROW_KEYS, _ROW_REQUIRED)
     _refuse_misplaced(reader, node, family.kind)
@@ -309,7 +309,7 @@ def _row(reader: Reader, fields: Mapping[str, Node], family: _Family, node: Node
     )
 
 
-def _row_on(reader: Reader, fields: Mapping[str, Node], family: _Family, node: Node) -> MatrixRow:
+def _row_on(reader: Reader, fields: Mapping[str, YamlNode], family: _Family, node: YamlNode) -> MatrixRow:
     """What a family, or one of its rows, adds to another target. Only `expand` knows what fits there."""
     itself = family.common if "on" in fields else None
     row = fields if itself else reader.mapping(node, _ROW_KEYS, _ON)
@@ -349,7 +349,7 @@ def _row_on(reader: Reader, fields: Mapping[str, Node], family: _Family, node: N
 _MISSING_CAPABILITIES = 'write capabilities: ["8.0"] with those that the image must support'
 
 
-def _environment(reader: Reader, node: Node | None) -> tuple[tuple[str, str], ...]:
+def _environment(reader: Reader, node: YamlNode | None) -> tuple[tuple[str, str], ...]:
     values = {}
     for name, key, value in reader.pairs(node, "environment"):
         if not reader.text(key, "environment", "variable"):
@@ -360,7 +360,7 @@ def _environment(reader: Reader, node: Node | None) -> tuple[tuple[str, str], ..
     return tuple(values.items())
 
 
-def _check_fit(reader: Reader, node: Node, source: Source) -> None:
+def _check_fit(reader: Reader, node: YamlNode, source: Source) -> None:
     """Faults that only source and framework show; what is built `on` a target waits for `expand`."""
     for key, value in node.pairs if source.kind in SOURCES else ():
         for item in value.items:

@@ -13,7 +13,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from imagefactory.model import Where
 from imagefactory.recipes.match_spec import channel_address, channel_name, parse_spec
 from imagefactory.recipes.values import RULES, what_to_write, without_secrets
-from imagefactory.recipes.yaml_tree import Node, show
+from imagefactory.recipes.yaml_tree import YamlNode, show
 
 PLATFORM = "linux-64"
 
@@ -63,7 +63,7 @@ def minor_python(bounds: str) -> str:
     return found[1] if found else ""
 
 
-def take_channels(wish: Wish, node: Node) -> None:
+def take_channels(wish: Wish, node: YamlNode) -> None:
     for item in items_of(wish, node, "channels"):
         name = item.text if item.kind == "text" else (item.get("url") or item).text
         name = name.rstrip("/")
@@ -168,12 +168,12 @@ def _marker_values(python: str) -> dict[str, str]:
     }
 
 
-def text_of(node: Node, key: str) -> str:
+def text_of(node: YamlNode, key: str) -> str:
     found = node.get(key)
     return found.text if found else ""
 
 
-def items_of(wish: Wish, node: Node, key: str) -> list[Node]:
+def items_of(wish: Wish, node: YamlNode, key: str) -> list[YamlNode]:
     if node.kind != "list" and node.made != "nothing":
         wish.leave(node.where, f"'{key}' is not a list", f"write {key}: and its items, each after -")
     return node.items

@@ -41,7 +41,7 @@ _REFUSED_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 
 
 @dataclass(slots=True)
-class Node:
+class YamlNode:
     """A value and its place. By `kind` it has `text` (text), `items` (list) or `pairs` (map).
 
     `made` is what YAML would have made of an unquoted text ("a number"), empty when it stays text.
@@ -51,15 +51,15 @@ class Node:
     kind: str
     text: str = ""
     made: str = ""
-    items: list[Node] = field(default_factory=list)
-    pairs: list[tuple[Node, Node]] = field(default_factory=list)
+    items: list[YamlNode] = field(default_factory=list)
+    pairs: list[tuple[YamlNode, YamlNode]] = field(default_factory=list)
 
     @property
     def keys(self) -> tuple[str, ...]:
         """The texts of a map's keys."""
         return tuple(key.text for key, _ in self.pairs if key.kind == "text")
 
-    def get(self, key: str) -> Node | None:
+    def get(self, key: str) -> YamlNode | None:
         """The first value of a map under `key`."""
         return next((value for name, value in self.pairs if name.kind == "text" and name.text == key), None)
 
@@ -71,7 +71,7 @@ class Node:
         return {"list": "a list", "map": "keys and values"}[self.kind]
 
 
-def parse_tree(text: str, file: str, limits: Limits = RECIPE) -> Node:
+def parse_tree(text: str, file: str, limits: Limits = RECIPE) -> YamlNode:
     """The tree of a YAML text, built from the parser's events within fixed caps.
 
     Raises RecipeError with the first fault: what follows it cannot be trusted.
@@ -114,10 +114,10 @@ def _check_characters(text: str, file: str, limits: Limits) -> None:
             raise refused(where, f"holds the character {character!a}, which cannot be seen", "remove it")
 
 
-def _build(events: Iterator[Any], file: str, limits: Limits) -> Node:
-    open_nodes: list[Node] = []
-    keys: list[Node | None] = []  # the key that waits for its value, per open node
-    root: Node | None = None
+def _build(events: Iterator[Any], file: str, limits: Limits) -> YamlNode:
+    open_nodes: list[YamlNode] = []
+    keys: list[YamlNode | None] = []  # the key that waits for its value, per open node
+    root: YamlNode | None = None
     count = documents = 0
     for event in events:
         mark = event.start_mark
@@ -142,9 +142,9 @@ def _build(events: Iterator[Any], file: str, limits: Limits) -> Node:
         if count > limits.nodes:
             raise refused(where, f"holds more than {limits.nodes} values", "split it")
         if isinstance(event, yaml.ScalarEvent):
-            node = Node(where, "text", text=event.value, made=_made(event))
+            node = YamlNode(where, "text", text=event.value, made=_made(event))
         else:
-            node = Node(where, "map" if isinstance(event, yaml.MappingStartEvent) else "list")
+            node = YamlNode(where, "map" if isinstance(event, yaml.MappingStartEvent) else "list")
         if not open_nodes:
             root = node
         elif open_nodes[-1].kind == "list":

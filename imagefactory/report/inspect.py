@@ -50,7 +50,7 @@ class Inspection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Inquiry:
     """The GPU of one question: `title` as a person would say it, `driver` empty where none was named."""
 
     title: str
@@ -60,7 +60,7 @@ class Asked:
 # --- one question --------------------------------------------------------------------------------
 
 
-def format_answer(name: str, asked: Asked, prediction: Prediction, verified: Claim | None = None) -> str:
+def format_answer(name: str, asked: Inquiry, prediction: Prediction, verified: Claim | None = None) -> str:
     """One line: the answer, that it is a prediction, and why. What was verified there comes first."""
     on = f"{asked.title}, driver {asked.driver}" if asked.driver else asked.title
     if verified:

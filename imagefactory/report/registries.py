@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from imagefactory.oci.transfer import Sent
 from imagefactory.progress import format_bytes
 from imagefactory.report.text import format_fields, format_table
-from imagefactory.stages.copy import Copied
+from imagefactory.stages.copy import CopiedImage
 from imagefactory.stages.pull import Pulled, PulledSif
 from imagefactory.stages.push import Pushed
 from imagefactory.stages.registry import Pruned, Shelf
@@ -70,7 +70,7 @@ def format_pulled(pulled: Pulled, store: str) -> str:
     return f"{pulled.reference}\n{format_fields(fields)}"
 
 
-def format_copied(copied: Copied) -> str:
+def format_copied(copied: CopiedImage) -> str:
     fields = [("digest", f"{copied.destination.digest} (confirmed by the registry)")]
     fields += [("sent", _sent_line(copied.sent))]
     moved = [(name, text) for name, text in _tag_lines(copied.sent) if "moved by another" in text]

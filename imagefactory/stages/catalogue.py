@@ -52,7 +52,7 @@ from imagefactory.verify.model import Subject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Making:
+class CatalogueMaking:
     """What a catalogue is made of, and when. `registry` (`host[/path]`) is empty for the setting's; where
     that is empty too, it is made of the store on this machine. `named`: each target must be there.
     """
@@ -71,7 +71,7 @@ class MadeCatalogue:
     left_out: tuple[tuple[str, str], ...]
 
 
-def catalogue_of(factory: Factory, making: Making, progress: Progress) -> MadeCatalogue:
+def catalogue_of(factory: Factory, making: CatalogueMaking, progress: Progress) -> MadeCatalogue:
     """Raises RegistryError and StoreError, UsageError for a trust that cannot be read.
 
     Where `named` is set, NothingSelectedError for the first target that is not there.
@@ -110,7 +110,7 @@ class _Shelves:
     name: str
 
 
-def _shelves(factory: Factory, making: Making) -> _Shelves:
+def _shelves(factory: Factory, making: CatalogueMaking) -> _Shelves:
     families = sorted({target.family for target in making.targets})
     if not (making.registry or factory.settings.registry.value):
         places = {family: local_place(factory, family) for family in families}

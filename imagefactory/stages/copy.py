@@ -26,7 +26,7 @@ class Copying:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copied:
+class CopiedImage:
     """One copy; `destination` has the digest that its registry confirmed."""
 
     source: Reference
@@ -34,7 +34,7 @@ class Copied:
     sent: Sent
 
 
-def copy_image(access: Access, wanted: Copying, progress: Progress) -> Copied:
+def copy_image(access: Access, wanted: Copying, progress: Progress) -> CopiedImage:
     """From registry to registry; blobs stream through, within one registry they are mounted."""
     source, destination = wanted.source, wanted.destination
     if not destination.tag or destination.digest:
@@ -62,4 +62,4 @@ def copy_image(access: Access, wanted: Copying, progress: Progress) -> Copied:
         )
         target = registry if same else open_registry(access, destination.registry, brake)
         sent = send(place, target, sending, progress)
-    return Copied(source=source, destination=replace(destination, digest=sent.digest), sent=sent)
+    return CopiedImage(source=source, destination=replace(destination, digest=sent.digest), sent=sent)

@@ -33,7 +33,7 @@ from imagefactory.oci.store import Reference
 from imagefactory.progress import Quiet
 from imagefactory.recipes.expand import select
 from imagefactory.settings.load import Settings
-from imagefactory.stages.catalogue import Making, catalogue_of
+from imagefactory.stages.catalogue import CatalogueMaking, catalogue_of
 from imagefactory.verdicts.trust import read_trust
 
 KEPT = 4  # in the cache
@@ -53,7 +53,7 @@ def read_catalogue(
     place = settings.catalogue.value
     if is_factory(settings) and not (place and _near(settings)):
         factory = read_factory(settings, environ)
-        making = Making(targets=select(factory.targets, tuple(names)), now=now, named=bool(names))
+        making = CatalogueMaking(targets=select(factory.targets, tuple(names)), now=now, named=bool(names))
         return catalogue_of(factory, making, Quiet()).catalogue
     if place.startswith("/"):
         where, data = place, _read_file(Path(place))

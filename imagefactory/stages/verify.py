@@ -42,7 +42,7 @@ def utc_now() -> datetime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
+class VerifyBench:
     """What a verification needs of this machine. `runner` is None for the one that is asked for by name."""
 
     evidence: Evidence = _HERE
@@ -77,7 +77,7 @@ def predicted_of(
 
 
 def verify_image(
-    access: Access, chosen: Chosen, options: VerifyOptions, bench: Bench, progress: Progress
+    access: Access, chosen: Chosen, options: VerifyOptions, bench: VerifyBench, progress: Progress
 ) -> GpuReport:
     """Runs the GPU suite in the image on this machine.
 

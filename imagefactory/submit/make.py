@@ -29,7 +29,7 @@ from imagefactory.submit.submit_file import (
     ROWS_MOST,
     RUN,
     SubmitRun,
-    TakenImage,
+    SubmittedImage,
     folder_of,
     format_runs,
     format_submit,
@@ -68,7 +68,7 @@ class SubmitAsk:
 class SubmitMade:
     """A submit file not yet written, and the DAG of a sweep, empty for one job."""
 
-    taken: TakenImage
+    taken: SubmittedImage
     run: SubmitRun
     text: str
     dag: str = ""
@@ -87,7 +87,7 @@ def make_submit(catalogue: Catalogue, wanted: SubmitAsk, trust: Trust, now: date
     grounds = hoped if wanted.predicted else form.grounds
     if not grounds.classes:
         raise _not_proven(offer, form, hoped, trust)
-    taken = TakenImage(
+    taken = SubmittedImage(
         target=image.target,
         platform=image.platform,
         form=form,

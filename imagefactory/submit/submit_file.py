@@ -71,7 +71,7 @@ class SubmitRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TakenImage:
+class SubmittedImage:
     """The image a job runs in: `target` and `platform` are its own, `classes` the GPUs it may run on."""
 
     target: str
@@ -81,7 +81,7 @@ class TakenImage:
     judged: datetime
 
 
-def format_submit(taken: TakenImage, run: SubmitRun, site: Site) -> str:
+def format_submit(taken: SubmittedImage, run: SubmitRun, site: Site) -> str:
     """The text of a submit file. Raises UsageError for a value that cannot stand there."""
     image = taken.form.image
     address = _checked(_ADDRESS, image.address, "the address of an image")
@@ -232,7 +232,7 @@ def _logs(run: SubmitRun) -> list[str]:
 # --- comments --------------------------------------------------------------------------------------
 
 
-def _comments(taken: TakenImage, run: SubmitRun) -> list[str]:
+def _comments(taken: SubmittedImage, run: SubmitRun) -> list[str]:
     """What the file rests on, for the person who reads it later."""
     image = taken.form.image
     lines = [

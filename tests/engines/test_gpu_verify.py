@@ -29,7 +29,7 @@ from imagefactory.settings.load import load_settings
 from imagefactory.stages.define import define_target
 from imagefactory.stages.lock import wanted_hash
 from imagefactory.stages.verdicts import find_in, local_place, read_court
-from imagefactory.stages.verify import Bench, VerifyOptions
+from imagefactory.stages.verify import VerifyBench, VerifyOptions
 from imagefactory.suite.gpu import table
 from imagefactory.verdicts.keys import keys_folder, make_key
 from imagefactory.verdicts.model import Standing
@@ -129,7 +129,7 @@ def verify(factory: Factory, folder: Path, lies: str = "") -> Verified:
     told = Told(uuid=libcuda.UUID, name=libcuda.NAME, memory=libcuda.MEMORY)
     devices = GpuDevices(devices=(), libraries=(str(library),), links=(), programs=(), driver=told.driver)
     runner = UnshareRunner(factory.layout, find=lambda: devices)
-    bench = Bench(evidence=LocalEvidence(places=make_host(folder / "host", told)), runner=runner)
+    bench = VerifyBench(evidence=LocalEvidence(places=make_host(folder / "host", told)), runner=runner)
     return prove_image(factory, NAME, VerifyOptions(level="quick", runner="unshare"), bench, Quiet())
 
 

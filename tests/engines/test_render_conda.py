@@ -30,7 +30,7 @@ from imagefactory.engines.build_secrets import BuildSecrets, find_secrets
 from imagefactory.engines.docker import DockerEngine
 from imagefactory.engines.protocol import Engine
 from imagefactory.errors import BuildError
-from imagefactory.lock.conda.channels import Channels
+from imagefactory.lock.conda.channels import ChannelAccess
 from imagefactory.model import Definition, Lock, LockedPackage, LockedWheel, Mount, RunSpec
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.model import Image, Sif
@@ -77,7 +77,7 @@ class Bench:
     def secrets(self, channels: tuple[str, ...]) -> BuildSecrets:
         """As this machine reaches the channels that the engine names: by a mirror with a password."""
         assert channels == ((CHANNEL,) if channels else ())
-        known = Channels(
+        known = ChannelAccess(
             mirrors=((CHANNEL, f"{self.server.url}/made"),),
             credentials=(("127.0.0.1", {"BasicHTTP": {"username": USER, "password": CANARY}}),),
         )

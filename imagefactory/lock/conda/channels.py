@@ -48,7 +48,7 @@ class ChannelSite:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Channels:
+class ChannelAccess:
     """How this machine reaches channels. As a lock.index.Source it speaks HTTP through `web`.
 
     `mirrors` pairs the beginning of true addresses with where they are asked: an address or a `file:` URL,
@@ -218,7 +218,7 @@ class Channels:
         return {}
 
 
-def find_channels(setting: str, environ: Mapping[str, str], certificates: str) -> Channels:
+def find_channels(setting: str, environ: Mapping[str, str], certificates: str) -> ChannelAccess:
     """How this machine reaches channels.
 
     `setting` is the setting `channels` (`conda-forge=https://mirror/conda-forge,...`; folders absolute),
@@ -227,7 +227,7 @@ def find_channels(setting: str, environ: Mapping[str, str], certificates: str) -
     pairs = (item.strip().partition("=") for item in setting.split(",") if item.strip())
     mirrors = tuple((channel_address(true), _place(asked)) for true, _, asked in pairs)
     credentials = {**_netrc(environ), **_credentials_file(environ)}
-    return Channels(
+    return ChannelAccess(
         mirrors=mirrors, credentials=tuple(sorted(credentials.items())), certificates=certificates
     )
 

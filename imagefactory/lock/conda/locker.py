@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 
 from imagefactory.errors import LockError
 from imagefactory.lock import LockRequest
-from imagefactory.lock.conda.channels import Channels
+from imagefactory.lock.conda.channels import ChannelAccess
 from imagefactory.lock.conda.explain import explain
 from imagefactory.lock.conda.pip_part import lock_pip
 from imagefactory.lock.conda.solver import (
@@ -48,7 +48,7 @@ class CondaLocker:
     `cache` keeps the channels' records. One locker reads each channel's records once.
     """
 
-    def __init__(self, channels: Channels, cache: Path, pip: Callable[[], UvLocker]) -> None:
+    def __init__(self, channels: ChannelAccess, cache: Path, pip: Callable[[], UvLocker]) -> None:
         self._channels = channels
         self._cache = cache
         self._pip = pip

@@ -24,7 +24,7 @@ import yaml
 
 from imagefactory.errors import LockError, ToolError, UnsolvableError
 from imagefactory.lock import LockRequest
-from imagefactory.lock.conda.channels import Channels
+from imagefactory.lock.conda.channels import ChannelAccess
 from imagefactory.lock.conda.file import merge_depends
 from imagefactory.lock.conda.locker import CondaLocker
 from imagefactory.lock.conda.solver import SUBDIRS, CondaQuestion, Solver, first_question, run
@@ -87,7 +87,9 @@ class CondaLockLocker(CondaLocker):
     single packages alone is refused instead.
     """
 
-    def __init__(self, tool: CondaTool, channels: Channels, cache: Path, pip: Callable[[], UvLocker]) -> None:
+    def __init__(
+        self, tool: CondaTool, channels: ChannelAccess, cache: Path, pip: Callable[[], UvLocker]
+    ) -> None:
         super().__init__(channels, cache, pip)
         self._tool = tool
 

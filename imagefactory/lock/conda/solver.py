@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from imagefactory.errors import LockError
-from imagefactory.lock.conda.channels import Channels
+from imagefactory.lock.conda.channels import ChannelAccess
 from imagefactory.lock.conda.file import merge_depends
 from imagefactory.model import LockedConda, Target
 from imagefactory.recipes.match_spec import channel_address
@@ -96,7 +96,7 @@ def _end_gently() -> None:
 class Solver:
     """Answers questions about one target's channels."""
 
-    def __init__(self, target: Target, channels: Channels, gateway: Gateway) -> None:
+    def __init__(self, target: Target, channels: ChannelAccess, gateway: Gateway) -> None:
         import rattler
         import rattler.exceptions
 

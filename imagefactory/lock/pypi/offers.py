@@ -20,7 +20,7 @@ from imagefactory.model import Lock, LockedWheel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class WheelOffer:
     """A file that the index offers for a pin."""
 
     filename: str
@@ -42,9 +42,9 @@ def kept_wheels(previous: Lock | None, empty: Lock, update: tuple[str, ...]) -> 
     return {wheel.name: wheel for wheel in previous.wheels if wheel.name not in update}
 
 
-def parse_pylock(text: str, path: Path, target: str) -> dict[str, tuple[Offer, ...]]:
+def parse_pylock(text: str, path: Path, target: str) -> dict[str, tuple[WheelOffer, ...]]:
     """The files of a pylock.toml (PEP 751) that uv wrote at `path`."""
-    offers: dict[str, tuple[Offer, ...]] = {}
+    offers: dict[str, tuple[WheelOffer, ...]] = {}
     for package in tomllib.loads(text).get("packages", []):
         name = canonicalize_name(package["name"])
         if "version" not in package or "archive" in package or "vcs" in package or "directory" in package:
@@ -57,15 +57,15 @@ def parse_pylock(text: str, path: Path, target: str) -> dict[str, tuple[Offer, .
             url = wheel.get("url") or (path.parent / wheel["path"]).as_uri()
             filename = wheel.get("name") or unquote(urlsplit(url).path.rpartition("/")[2])
             sha256 = wheel.get("hashes", {}).get("sha256", "").lower()
-            found.append(Offer(filename=filename, url=url, sha256=sha256, size=wheel.get("size")))
+            found.append(WheelOffer(filename=filename, url=url, sha256=sha256, size=wheel.get("size")))
         offers[name] = tuple(found)
     return offers
 
 
-def best_offer(offers: Iterable[Offer], lock: Lock) -> tuple[LockedWheel, Offer] | None:
+def best_offer(offers: Iterable[WheelOffer], lock: Lock) -> tuple[LockedWheel, WheelOffer] | None:
     """The wheel an installer would take: the most specific tag, then the highest build number (PEP 427)."""
     rank = {tag: place for place, tag in enumerate(fitting_tags(lock.python, lock.platform))}
-    ranked: list[tuple[int, tuple[int, str], str, LockedWheel, Offer]] = []
+    ranked: list[tuple[int, tuple[int, str], str, LockedWheel, WheelOffer]] = []
     for offer in offers:
         try:
             name, version, build, offered = parse_wheel_filename(offer.filename)
@@ -84,7 +84,7 @@ def best_offer(offers: Iterable[Offer], lock: Lock) -> tuple[LockedWheel, Offer]
     return wheel, offer
 
 
-def address_of(wheel: LockedWheel, offers: Iterable[Offer], lock: Lock) -> str:
+def address_of(wheel: LockedWheel, offers: Iterable[WheelOffer], lock: Lock) -> str:
     """The URL of the locked file among `offers`, empty if it is not there."""
     for offer in offers:
         if offer.sha256 == wheel.sha256:

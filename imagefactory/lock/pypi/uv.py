@@ -23,7 +23,7 @@ from imagefactory.lock.pypi.explain import explain_failure, explain_on, unreache
 from imagefactory.lock.pypi.facts import check_facts
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.lock.pypi.offers import (
-    Offer,
+    WheelOffer,
     address_of,
     best_offer,
     kept_wheels,
@@ -205,7 +205,7 @@ class UvLocker:
         if done.returncode and "not found in the" not in done.stderr:
             raise unreached(done.stderr, self._index)
 
-    def offers(self, pins: Iterable[str], lock: Lock) -> dict[str, tuple[Offer, ...]]:
+    def offers(self, pins: Iterable[str], lock: Lock) -> dict[str, tuple[WheelOffer, ...]]:
         """For each pin (`name==version`) the fitting files that the index offers, by normalised name."""
         text = "".join(f"{pin}\n" for pin in pins)
         if not text:
@@ -278,7 +278,7 @@ class UvLocker:
         return max(fitting)
 
     def _choose(
-        self, offers: Mapping[str, tuple[Offer, ...]], empty: Lock, kept: Mapping[str, LockedWheel]
+        self, offers: Mapping[str, tuple[WheelOffer, ...]], empty: Lock, kept: Mapping[str, LockedWheel]
     ) -> tuple[LockedWheel, ...]:
         wheels = []
         for name, offered in sorted(offers.items()):
@@ -303,7 +303,10 @@ class UvLocker:
         return tuple(wheels)
 
     def _sizes(
-        self, wheels: tuple[LockedWheel, ...], offers: Mapping[str, tuple[Offer, ...]], progress: Progress
+        self,
+        wheels: tuple[LockedWheel, ...],
+        offers: Mapping[str, tuple[WheelOffer, ...]],
+        progress: Progress,
     ) -> tuple[LockedWheel, ...]:
         """The wheels with their sizes: what the index said of them, else asked from the server."""
         known = {o.sha256: o for offered in offers.values() for o in offered}
@@ -337,7 +340,7 @@ class UvLocker:
             for wheel in missing:
                 listed = project_files(web, pages[wheel]) if wheel in pages else ()
                 offers = [
-                    Offer(filename=file.filename, url=file.url, sha256=file.sha256, size=None)
+                    WheelOffer(filename=file.filename, url=file.url, sha256=file.sha256, size=None)
                     for file in listed
                 ]
                 url = address_of(wheel, offers, lock)

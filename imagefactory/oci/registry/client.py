@@ -18,7 +18,7 @@ from imagefactory.oci.model import Descriptor
 from imagefactory.oci.registry.download import Download
 from imagefactory.oci.registry.exchange import MALFORMED, Ask, RefusedError, RegistryOptions
 from imagefactory.oci.registry.referrers import Referrers
-from imagefactory.oci.registry.session import Session
+from imagefactory.oci.registry.session import RegistrySession
 from imagefactory.oci.registry.upload import Upload
 from imagefactory.oci.store import Source, check_digest, check_wanted
 
@@ -34,7 +34,7 @@ class Registry:
     """
 
     def __init__(self, host: str, options: RegistryOptions | None = None) -> None:
-        self.session = Session(host, options or RegistryOptions())
+        self.session = RegistrySession(host, options or RegistryOptions())
         self._download = Download(self.session)
         self._upload = Upload(self.session, self._download)
         self._referrers = Referrers(self.session, self._download, self._upload)

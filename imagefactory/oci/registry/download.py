@@ -18,7 +18,7 @@ from imagefactory.oci.registry.exchange import (
     TransientError,
     short_of,
 )
-from imagefactory.oci.registry.session import Response, Session, read_some
+from imagefactory.oci.registry.session import RegistrySession, Response, read_some
 from imagefactory.oci.store import check_digest, check_wanted
 
 _ACCEPT = ", ".join((*INDEX_TYPES, *MANIFEST_TYPES))
@@ -27,7 +27,7 @@ _ACCEPT = ", ".join((*INDEX_TYPES, *MANIFEST_TYPES))
 class Download:
     """What a registry has, asked for through `session`."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: RegistrySession) -> None:
         self.session = session
 
     def has(self, repository: str, descriptor: Descriptor) -> bool:
@@ -104,7 +104,7 @@ class Download:
 class _BlobReader:
     """One blob on its way out; `next` gives the following bytes, b"" at the end."""
 
-    def __init__(self, session: Session, repository: str, descriptor: Descriptor) -> None:
+    def __init__(self, session: RegistrySession, repository: str, descriptor: Descriptor) -> None:
         self.session, self.repository = session, repository
         self.place = session.place(repository, f"blobs/{descriptor.digest}")
         self.descriptor, self.position = descriptor, 0

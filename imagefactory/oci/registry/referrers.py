@@ -21,7 +21,7 @@ from imagefactory.oci.manifests import (
 from imagefactory.oci.model import Descriptor
 from imagefactory.oci.registry.download import Download
 from imagefactory.oci.registry.exchange import MALFORMED, RefusedError
-from imagefactory.oci.registry.session import Session
+from imagefactory.oci.registry.session import RegistrySession
 from imagefactory.oci.registry.upload import Upload
 from imagefactory.oci.store import check_digest
 
@@ -29,7 +29,7 @@ from imagefactory.oci.store import check_digest
 class Referrers:
     """The lists of who refers to what, read and written through `session`."""
 
-    def __init__(self, session: Session, download: Download, upload: Upload) -> None:
+    def __init__(self, session: RegistrySession, download: Download, upload: Upload) -> None:
         self.session, self.download, self.upload = session, download, upload
         self._attaching = threading.Lock()
 

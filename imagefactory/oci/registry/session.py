@@ -52,7 +52,7 @@ _HINTS = (
 )
 
 
-class Session:
+class RegistrySession:
     """How one registry is asked: its addresses, connections, tokens and faults.
 
     Safe to use from several threads.

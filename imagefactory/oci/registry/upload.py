@@ -18,7 +18,7 @@ from imagefactory.oci.manifests import digest_of
 from imagefactory.oci.model import Descriptor
 from imagefactory.oci.registry.download import Download
 from imagefactory.oci.registry.exchange import SMALL, Ask, RefusedError, TransientError, short_of
-from imagefactory.oci.registry.session import Response, Session
+from imagefactory.oci.registry.session import RegistrySession, Response
 from imagefactory.oci.store import Source, check_digest, check_wanted
 
 _BINARY = "application/octet-stream"
@@ -30,7 +30,7 @@ _LOST = frozenset(
 class Upload:
     """What is brought into a registry through `session`, and looked for there by `download`."""
 
-    def __init__(self, session: Session, download: Download) -> None:
+    def __init__(self, session: RegistrySession, download: Download) -> None:
         self.session, self.download = session, download
 
     def write(self, repository: str, descriptor: Descriptor, source: Source) -> int:

@@ -12,7 +12,7 @@ import pytest
 from imagefactory.engines import build_secrets
 from imagefactory.engines.build_secrets import BuildSecrets, find_secrets, linker_failure
 from imagefactory.errors import UsageError
-from imagefactory.lock.conda.channels import Channels, ChannelSite
+from imagefactory.lock.conda.channels import ChannelAccess, ChannelSite
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.render.conda_install import Failure
 
@@ -131,7 +131,7 @@ def test_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_channels_stand_in_a_file_of_their_own(tmp_path: Path) -> None:
-    known = Channels(
+    known = ChannelAccess(
         mirrors=(("https://conda.anaconda.org/made", "http://127.0.0.1:81/made"),),
         credentials=(("127.0.0.1", {"BearerToken": "t0ken/x"}),),
     )

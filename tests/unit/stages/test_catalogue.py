@@ -42,7 +42,7 @@ from imagefactory.oci.sif import SifOrigin, keep_sif, sif_reference
 from imagefactory.progress import Quiet
 from imagefactory.settings.choices import Setting
 from imagefactory.settings.load import load_settings
-from imagefactory.stages.catalogue import Making, catalogue_of
+from imagefactory.stages.catalogue import CatalogueMaking, catalogue_of
 from imagefactory.stages.catalogue_measures import ImageFacts, facts_of, unpacked_size
 from imagefactory.stages.push import PushOptions, push_target
 from imagefactory.stages.read_catalogue import read_catalogue
@@ -62,7 +62,7 @@ Files = Mapping[str, str]
 
 
 def made_of(factory: Factory, target: Target, registry: str = "", now: datetime = NOW) -> Catalogue:
-    making = Making(targets=(target,), now=now, registry=registry)
+    making = CatalogueMaking(targets=(target,), now=now, registry=registry)
     return catalogue_of(factory, making, Quiet()).catalogue
 
 
@@ -170,7 +170,7 @@ def test_what_is_not_there_is_left_out_and_said(
     target: Target,
     registry: RegistryMadeHere,
 ) -> None:
-    making = Making(targets=(target,), now=NOW, registry=registry.host)
+    making = CatalogueMaking(targets=(target,), now=NOW, registry=registry.host)
     made = catalogue_of(factory, making, Quiet())
     assert made.catalogue.images == ()
     assert made.left_out == ((NAME, f"{registry.host}/pytorch has no image of what the lock gives"),)

@@ -63,9 +63,9 @@ class MadeUp:
         return self.hardware
 
 
-def make_bench(runner: ScriptedRunner | None = None, **changes: Any) -> verify.Bench:
+def make_bench(runner: ScriptedRunner | None = None, **changes: Any) -> verify.VerifyBench:
     clock: Callable[[], datetime] = iter(NOW + timedelta(seconds=n) for n in range(1000)).__next__
-    return verify.Bench(
+    return verify.VerifyBench(
         **{"evidence": MadeUp(), "clock": clock, "runner": runner or well_behaved(), **changes}
     )
 
@@ -343,7 +343,7 @@ def call(factory: Factory, capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     for name in ("XDG_CONFIG_HOME", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
 
-    def command(*arguments: str, code: int, bench: verify.Bench | None = None) -> tuple[str, str]:
+    def command(*arguments: str, code: int, bench: verify.VerifyBench | None = None) -> tuple[str, str]:
         if bench is not None:
             monkeypatch.setattr(verify_command, "bench", lambda: bench)
         said = say(capsys, "-C", factory.settings.root.value, *arguments)

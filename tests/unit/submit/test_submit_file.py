@@ -26,7 +26,7 @@ from imagefactory.submit.submit_file import (
     ROWS_MOST,
     RUN,
     SubmitRun,
-    TakenImage,
+    SubmittedImage,
     check_columns,
     format_arguments,
     format_runs,
@@ -78,10 +78,12 @@ queue
 """
 
 
-def taken(*capabilities: str, basis: Basis = Basis.VERIFIED) -> TakenImage:
+def taken(*capabilities: str, basis: Basis = Basis.VERIFIED) -> SubmittedImage:
     (form,) = forms_of(offer(verdict("8.0")), "")
     classes = tuple(gpu_class(one, basis=basis) for one in capabilities or ("8.0",))
-    return TakenImage(target=IMAGE.target, platform=IMAGE.platform, form=form, classes=classes, judged=NOW)
+    return SubmittedImage(
+        target=IMAGE.target, platform=IMAGE.platform, form=form, classes=classes, judged=NOW
+    )
 
 
 def commands(text: str) -> dict[str, str]:

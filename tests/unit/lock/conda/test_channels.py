@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import LockError, ToolError, UsageError
-from imagefactory.lock.conda.channels import Channels, find_channels
+from imagefactory.lock.conda.channels import ChannelAccess, find_channels
 from imagefactory.lock.conda.solver import Solver, first_question, name_of, run
 from imagefactory.recipes.match_spec import CHANNEL_ROOT, channel_address
 from imagefactory.settings.load import load_settings
@@ -43,7 +43,7 @@ def server(folder: Path) -> Iterator[ChannelServer]:
         yield server
 
 
-def solve(channels: Channels, cache: Path, *names: str) -> dict[str, str]:
+def solve(channels: ChannelAccess, cache: Path, *names: str) -> dict[str, str]:
     """Name -> true address of what the solver finds."""
     asked = target("numpy", channels=tuple(map(channel_address, names or ("conda-forge",))))
     solver = Solver(asked, channels, channels.gateway(cache))
@@ -280,7 +280,7 @@ def test_a_channel_that_is_a_folder(folder: Path, tmp_path: Path) -> None:
 def test_a_channel_with_a_fault_is_told_and_mended(
     server: ChannelServer, tmp_path: Path, fault: Fault, message: str, hint: str
 ) -> None:
-    channels = Channels(mirrors=((CHANNEL_ROOT, server.url),), retries=1)
+    channels = ChannelAccess(mirrors=((CHANNEL_ROOT, server.url),), retries=1)
     server.fail(r"repodata\.json$", fault)
     with pytest.raises(LockError) as caught:
         solve(channels, tmp_path / "cache")
@@ -294,17 +294,17 @@ def test_a_channel_with_a_fault_is_told_and_mended(
 
 def test_a_channel_by_its_full_address_as_the_recipe_writes_it(server: ChannelServer, tmp_path: Path) -> None:
     written = server.url.replace("http://127.0.0.1", "http://LocalHost") + "/conda-forge"
-    assert solve(Channels(), tmp_path, written)["python"] == f"{written}/linux-64/python-3.11.9-0.conda"
+    assert solve(ChannelAccess(), tmp_path, written)["python"] == f"{written}/linux-64/python-3.11.9-0.conda"
 
 
 def test_a_passing_fault_is_not_noticed(server: ChannelServer, tmp_path: Path) -> None:
     server.fail(r"noarch/repodata\.json$", Fault(status=503, times=1))
     server.fail(r"linux-64/repodata\.json$", Fault(cut="connection", times=1))
-    assert len(solve(Channels(mirrors=((CHANNEL_ROOT, server.url),)), tmp_path / "cache")) == 2
+    assert len(solve(ChannelAccess(mirrors=((CHANNEL_ROOT, server.url),)), tmp_path / "cache")) == 2
 
 
 def test_records_that_did_not_change_are_not_sent_again(server: ChannelServer, tmp_path: Path) -> None:
-    channels = Channels(mirrors=((CHANNEL_ROOT, server.url),))
+    channels = ChannelAccess(mirrors=((CHANNEL_ROOT, server.url),))
     solve(channels, tmp_path / "cache")
     first = server.sent
     assert first > 0
@@ -314,7 +314,7 @@ def test_records_that_did_not_change_are_not_sent_again(server: ChannelServer, t
 
 def test_nobody_listens(tmp_path: Path) -> None:
     with pytest.raises(LockError, match=r"cannot be read: Connection refused .*\(2 times in a row\)"):
-        solve(Channels(mirrors=((CHANNEL_ROOT, "http://127.0.0.1:9"),), retries=1), tmp_path)
+        solve(ChannelAccess(mirrors=((CHANNEL_ROOT, "http://127.0.0.1:9"),), retries=1), tmp_path)
 
 
 def test_certificates_of_the_site(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,9 +326,9 @@ def test_certificates_of_the_site(folder: Path, tmp_path: Path, monkeypatch: pyt
     with channel_server(folder, ChannelOptions(certificate=server_pem)) as server:
         mirrors = ((CHANNEL_ROOT, server.url),)
         with pytest.raises(LockError, match="cannot be trusted: invalid peer certificate") as caught:
-            solve(Channels(mirrors=mirrors, retries=0), tmp_path / "cache")
+            solve(ChannelAccess(mirrors=mirrors, retries=0), tmp_path / "cache")
         assert "certificates" in caught.value.hint
-        trusting = Channels(mirrors=mirrors, certificates=str(authority), retries=0)
+        trusting = ChannelAccess(mirrors=mirrors, certificates=str(authority), retries=0)
         assert len(solve(trusting, tmp_path / "cache")) == 2
         web = trusting.web(patience=QUICK)
         assert web.size(trusting.address(f"{FORGE}/noarch/repodata.json")) > 0
@@ -340,7 +340,7 @@ def test_a_machine_that_trusts_nobody(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("SSL_CERT_DIR", "/nowhere")
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
     with pytest.raises(LockError, match="cannot be asked") as caught:
-        Channels().gateway(tmp_path)
+        ChannelAccess().gateway(tmp_path)
     assert "ca-certificates" in caught.value.hint
 
 
@@ -361,5 +361,5 @@ def make_certificates(folder: Path) -> tuple[Path, Path]:
 def test_without_rattler_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rattler", None)
     with pytest.raises(ToolError) as caught:
-        Channels().gateway(tmp_path)
+        ChannelAccess().gateway(tmp_path)
     assert caught.value.hint == "pip install 'imagefactory[conda]'"

@@ -27,7 +27,7 @@ from imagefactory.submit.check.check import Checked, Surroundings, check_submit_
 from imagefactory.submit.check.classads import MAX_EXPRESSION, literal, make_ad, parse_expression
 from imagefactory.submit.check.reader import parse_submit_file
 from imagefactory.submit.forms import choose_form, forms_of
-from imagefactory.submit.submit_file import SubmitRun, TakenImage, format_submit
+from imagefactory.submit.submit_file import SubmitRun, SubmittedImage, format_submit
 from tests.made.ads import A100, H100, MIG_SLICE, V100, gpu, slot
 from tests.made.offers import (
     IMAGE,
@@ -510,7 +510,7 @@ def test_what_submit_writes_is_right_and_reaches_what_is_proven(site: Site, kind
     offered = offer(*proofs, of_sif=proofs)
     places = {ImageKind.SIF: "/staging/images", ImageKind.OSDF: "osdf:///chtc/staging/images"}
     form = choose_form(forms_of(offered, places.get(kind, "")), site, kind)
-    taken = TakenImage(
+    taken = SubmittedImage(
         target=IMAGE.target, platform=IMAGE.platform, form=form, classes=form.grounds.classes, judged=NOW
     )
     text = format_submit(taken, SubmitRun(name="train", executable="train.sh", memory=GB, disk=14 * GB), site)
