@@ -566,7 +566,8 @@ DRIVER = """
 import json, os, sys
 from pathlib import Path
 from imagefactory.runners.apptainer_command import ApptainerCommand
-from imagefactory.model import Descriptor, RunSpec, Sif
+from imagefactory.model import RunSpec
+from imagefactory.oci.model import Descriptor, Sif
 from imagefactory.runners.apptainer import ApptainerRunner
 sif = Sif(name="x", digest="", file=Descriptor(media_type="", digest="", size=0), path=Path(sys.argv[1]),
           made_from="", compression="")

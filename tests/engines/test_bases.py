@@ -190,8 +190,10 @@ def stranger(room: Path) -> Iterator[str]:
 ELSEWHERE = """
 import json, os, sys
 from pathlib import Path
-from imagefactory.engines.base.build import build_base, fetch_base
-from imagefactory.lock.debian.archive import find_mirror, read_base_lock
+from imagefactory.engines.base.build import build_base
+from imagefactory.engines.base.fetch import fetch_base
+from imagefactory.lock.debian.file import read_base_lock
+from imagefactory.lock.debian.sources import find_mirror
 from imagefactory.model import Base, Where
 from imagefactory.progress import Quiet
 

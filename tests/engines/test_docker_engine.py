@@ -213,7 +213,7 @@ CHILD = """
 import pickle, sys
 from imagefactory.engines.docker import DockerEngine
 from imagefactory.runners.docker_daemon import DockerDaemon
-from imagefactory.oci.layout import CONFIG_TYPE, Layout, canonical_json, format_descriptor
+from imagefactory.oci.layout import Layout
 from imagefactory.progress import Quiet
 store, environ, definition, base, secrets = pickle.load(open(sys.argv[1], "rb"))
 engine = DockerEngine(Layout(store), DockerDaemon(environ), codec="zstd", secrets=lambda _: secrets)
@@ -477,7 +477,7 @@ RUN_CHILD = """
 import os, pickle, sys
 from imagefactory.runners.docker_daemon import DockerDaemon
 from imagefactory.model import RunSpec
-from imagefactory.oci.layout import CONFIG_TYPE, Layout, canonical_json, format_descriptor
+from imagefactory.oci.layout import Layout
 from imagefactory.runners.docker import DockerRunner
 store, environ, image, spec = pickle.load(open(sys.argv[1], "rb"))
 done = DockerRunner(Layout(store), DockerDaemon(environ)).run(image, spec)

@@ -42,7 +42,8 @@ DRIVER = """
 import json, os, signal, subprocess, sys
 from pathlib import Path
 from imagefactory.errors import FactoryError
-from imagefactory.model import Descriptor, Image, Layer, Mount, RunSpec
+from imagefactory.model import Mount, RunSpec
+from imagefactory.oci.model import Descriptor, Image, Layer
 from imagefactory.runners.unshare import UnshareRunner
 
 request = json.loads(sys.argv[1])
