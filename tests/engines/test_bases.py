@@ -171,11 +171,11 @@ def fetched(own: DebianMirror, locks: dict[str, BaseLock]) -> dict[str, fetch.Fe
 
 @pytest.fixture(scope="module")
 def tars(room: Path, fetched: dict[str, fetch.FetchedBase]) -> dict[str, build.BaseTar]:
-    def build(name: str) -> build.BaseTar:
+    def tar_of(name: str) -> build.BaseTar:
         return build.build_base(fetched[name], room / f"{name}.tar", Quiet(), environ=os.environ)
 
     with ThreadPoolExecutor(len(BASES)) as pool:
-        return dict(zip(BASES, pool.map(build, BASES), strict=True))
+        return dict(zip(BASES, pool.map(tar_of, BASES), strict=True))
 
 
 @pytest.fixture(scope="module")
