@@ -253,6 +253,8 @@ class _Handler(BaseHTTPRequestHandler):
             raise _Refused(403, "DENIED", f"not for\x1b[31m {self.headers.get('Authorization')}")
         if self.fault == "401":
             raise self._challenge("invalid_token")
+        if self.fault == "link":  # docker-registry, of a layer whose link is just being written anew
+            raise _Refused(400, "DIGEST_INVALID")
         if self.fault.isdigit():
             raise _Refused(
                 int(self.fault), "UNAVAILABLE", **({"Retry-After": self.amount} if self.amount else {})

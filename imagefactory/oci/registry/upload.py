@@ -272,9 +272,15 @@ class _ManifestPut:
             body=self.data,
             patient=True,
         )
-        with session.answer(ask) as response:
-            told = response.headers.get("Docker-Content-Digest", "")
-            self.listed = bool(response.headers.get("OCI-Subject"))
+        try:
+            with session.answer(ask) as response:
+                told = response.headers.get("Docker-Content-Digest", "")
+                self.listed = bool(response.headers.get("OCI-Subject"))
+        except RefusedError as error:
+            # docker-registry 2.8 says so too where another writer is writing the link of a layer anew.
+            if error.code != "DIGEST_INVALID":
+                raise
+            raise TransientError(str(error), status=error.status) from None
         if told.startswith("sha256:") and told != self.digest:
             raise RefusedError(f"it took another manifest than was sent: {told[:80]}")
         found = download.manifest_now(repository, self.digest)

@@ -354,6 +354,17 @@ def test_a_manifest_that_came_wrong_is_an_error(server: RegistryMadeHere) -> Non
             client(server).manifest("a/b", wanted)
 
 
+def test_a_manifest_is_put_again_where_a_link_of_its_layers_was_being_written(
+    server: RegistryMadeHere,
+) -> None:
+    server.fault = lambda asked: "link" if str(asked) == "PUT manifest" else None
+    with pytest.raises(RegistryError, match="400 DIGEST_INVALID"):
+        push(client(server))
+    server.fault = Script({"PUT manifest": ["link", "link"]})
+    pushed = push(client(server))
+    assert server.repository("a/b").tags["1.0"] in {digest_of(data) for data in pushed.values()}
+
+
 def test_a_manifest_of_great_length_is_not_read(server: RegistryMadeHere) -> None:
     data = canonical_json({"mediaType": INDEX_TYPE, "manifests": [], "x": "x" * (5 << 20)})
     server.repository("a/b").manifests[sha256(data)] = (INDEX_TYPE, data)
