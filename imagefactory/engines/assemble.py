@@ -37,7 +37,6 @@ from imagefactory.engines.layer_plan import (
     conda_part,
     conda_python,
     group_packages,
-    hash_key,
     linker,
     plan_layers,
     wheel_part,
@@ -65,6 +64,7 @@ from imagefactory.oci.manifests import (
     TITLE,
     canonical_json,
     format_descriptor,
+    hash_key,
 )
 from imagefactory.oci.model import Descriptor, Image, Layer, Sif
 from imagefactory.progress import Progress

@@ -13,8 +13,8 @@ from imagefactory.engines.conda.prefix import LinkedPrefix
 from imagefactory.engines.wheel_layer import Prefix
 from imagefactory.errors import BuildError
 from imagefactory.model import Definition, Lock, LockedConda, LockedPackage, LockedWheel
-from imagefactory.oci.layers import LAYERS_VERSION, codec
-from imagefactory.oci.manifests import canonical_json
+from imagefactory.oci.layers import codec
+from imagefactory.oci.manifests import hash_key
 from imagefactory.render import conda_install
 
 OWN_LAYER_BYTES = 8_000_000
@@ -179,10 +179,6 @@ def in_working_order(plans: Iterable[LayerPlan]) -> list[LayerPlan]:
     A bucket's bytes say little of its work: its packages are Python, whose byte code is made.
     """
     return sorted(plans, key=lambda plan: (not plan.shared, -plan.size, plan.key))
-
-
-def hash_key(*parts: str) -> str:
-    return hashlib.sha256(canonical_json([LAYERS_VERSION, *parts])).hexdigest()
 
 
 def conda_python(lock: Lock) -> str:

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from imagefactory.engines.conda.layer import lay_package
-from imagefactory.engines.layer_plan import LayerInputs, LayerPlan, Part, hash_key, in_working_order
+from imagefactory.engines.layer_plan import LayerInputs, LayerPlan, Part, in_working_order
 from imagefactory.engines.pyc import BaseCompiler
 from imagefactory.engines.wheel_layer import LaidFile, lay_wheel
 from imagefactory.errors import BuildError
@@ -29,7 +29,7 @@ from imagefactory.files import explain_full_disk
 from imagefactory.model import Mount, RunSpec
 from imagefactory.oci.layers import CHUNK, END_OF_ARCHIVE, Segment, Sink, codec
 from imagefactory.oci.layout import BlobWriter, Layout
-from imagefactory.oci.manifests import canonical_json
+from imagefactory.oci.manifests import canonical_json, hash_key
 from imagefactory.oci.model import Layer
 from imagefactory.progress import Progress
 from imagefactory.runners.unshare import UnshareRunner

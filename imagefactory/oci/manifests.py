@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from imagefactory.errors import StoreError
+from imagefactory.oci.layers import LAYERS_VERSION
 from imagefactory.oci.model import Descriptor
 
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
@@ -101,3 +102,7 @@ LAYER_CODECS = {
     "application/vnd.docker.image.rootfs.diff.tar": "tar",
     "application/vnd.docker.image.rootfs.diff.tar.gzip": "gzip",
 }
+
+
+def hash_key(*parts: str) -> str:
+    return hashlib.sha256(canonical_json([LAYERS_VERSION, *parts])).hexdigest()

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from imagefactory.access import Access, open_registry, registry_place, repository_of
-from imagefactory.engines.layer_plan import hash_key
 from imagefactory.errors import BuildError, LockError, StaleError, StoreError
 from imagefactory.factory import Factory
 from imagefactory.model import Target
@@ -24,6 +23,7 @@ from imagefactory.oci.candidates import (
 )
 from imagefactory.oci.graph import Place, read_graph
 from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.manifests import hash_key
 from imagefactory.oci.model import Descriptor, Image, Sif
 from imagefactory.oci.store import Reference
 from imagefactory.oci.transfer import Sending, Sent, origins_from, put_artifact, remember, send
