@@ -143,9 +143,3 @@ def _replacing(out: Path) -> Iterator[IO[bytes]]:
         raise StoreError(
             f"{error.filename or out}: {error.strerror}", hint="name a file in a folder of yours"
         ) from error
-
-
-# --- what docker loads and saves, as streams -------------------------------------------------------
-
-
-"""Bytes up to which a file of the stream is kept until it is known what it is; configs are far smaller."""

@@ -140,6 +140,7 @@ def take_docker(layout: Layout, stream: IO[bytes], taking: Taking) -> TakenImage
 
 _NO_IMAGE = (tarfile.TarError, zlib.error, EOFError, KeyError, IndexError, TypeError, ValueError)
 _SMALL = 1 << 20
+"""Bytes up to which a file of the stream is kept until it is known what it is; configs are far smaller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
