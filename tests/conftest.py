@@ -25,6 +25,7 @@ from tests.services.fixtures import (  # noqa: F401
     services_environment,
     services_folder,
 )
+from tests.services.tier import many
 
 # A shell starts what it puts into the background with SIGINT ignored, and programs inherit that: tests that
 # interrupt a program would wait for ever.
@@ -39,7 +40,11 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # The same examples each time and everywhere: a change is judged by what it changes. How long one takes says
 # something of the machine alone.
 settings.register_profile(
-    "any-machine", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "any-machine",
+    max_examples=many(60, 2000),
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("any-machine")
 

@@ -57,6 +57,7 @@ from tests.made.verdicts import (
     whole_report,
     with_payload,
 )
+from tests.services.tier import many
 
 TARGET = SUBJECT.target
 
@@ -158,7 +159,7 @@ def test_what_the_formatter_does_not_write_is_refused(change: Any) -> None:
 
 def test_bytes_changed_anywhere_end_in_a_refusal(envelope: bytes) -> None:
     chance = random.Random(7)
-    for _ in range(300):
+    for _ in range(many(100, 3000)):
         data = bytearray(pack(envelope) if chance.random() < 0.5 else envelope)
         for _ in range(chance.randint(1, 4)):
             data[chance.randrange(len(data))] = chance.randrange(256)

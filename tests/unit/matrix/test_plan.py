@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from imagefactory import errors
@@ -360,7 +360,6 @@ def test_a_fault_of_a_row_is_told_with_file_and_line(text: str, told: str) -> No
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=200), st.booleans())
-@settings(max_examples=150, deadline=None)
 def test_any_text_is_read_or_refused(text: str, headed: bool) -> None:
     found: list[SpaceRow] = []
     faults: list[str] = []

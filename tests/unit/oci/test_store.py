@@ -33,11 +33,9 @@ class TestLayoutStore(StoreContract):
 
 WAYS = {
     "plain": Ways(),
-    "no referrers API": Ways(referrers=False),
-    "basic": Ways(auth="basic"),
-    "token": Ways(auth="token", page=3),
+    "basic, no referrers API": Ways(auth="basic", referrers=False),
+    "tokens for twenty requests, pages": Ways(auth="token", token_uses=20, page=3),
     "token, no referrers API, redirects": Ways(auth="token", referrers=False, redirect=True),
-    "tokens for twenty requests": Ways(auth="token", token_uses=20),
 }
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from imagefactory.cli import main
@@ -486,7 +486,6 @@ SAMPLES = [
 ]
 
 
-@settings(max_examples=400, deadline=None)
 @given(
     sample=st.sampled_from(SAMPLES),
     edits=st.lists(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rattler import MatchSpec
 
@@ -129,7 +129,6 @@ def test_channels() -> None:
     assert channel_name("https://conda.example.org/lab") == "https://conda.example.org/lab"
 
 
-@settings(max_examples=100, deadline=None)
 @given(text=st.from_regex(match_spec.SPEC, fullmatch=True))
 def test_whatever_the_rule_allows_the_solver_reads(text: str) -> None:
     kept = normal_spec(text)

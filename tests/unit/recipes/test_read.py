@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from packaging.requirements import Requirement
 from rattler import MatchSpec
@@ -266,7 +266,6 @@ def assert_only_recipe_errors(text: str) -> None:
         assert len(fault) < 1000
 
 
-@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(text=st.sampled_from(TEXTS), mutations=st.lists(MUTATION, min_size=1, max_size=3))
 def test_near_valid_recipes(text: str, mutations: list[Mutation]) -> None:
     for mutate in mutations:
@@ -274,7 +273,6 @@ def test_near_valid_recipes(text: str, mutations: list[Mutation]) -> None:
     assert_only_recipe_errors(text)
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     field=st.sampled_from(
         [
@@ -352,7 +350,6 @@ def test_no_rule_hangs_on_what_it_refuses(rule: str) -> None:
         assert not re.fullmatch(found.pattern, text[: found.limit * 10 - 1] + "\n", re.ASCII)
 
 
-@settings(max_examples=100, deadline=None)
 @given(data=st.binary(max_size=200))
 def test_any_bytes(data: bytes) -> None:
     assert_only_recipe_errors(data.decode("latin-1"))

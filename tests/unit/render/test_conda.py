@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from imagefactory.errors import LockError, RecipeError
@@ -252,7 +252,6 @@ def test_the_definitions_own_test_looks_for_the_record(definition: Definition) -
     assert "import_module" not in render_apptainer(other)
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     environment=st.lists(st.tuples(NAMES, HOSTILE_TEXT), max_size=2),
     channel=HOSTILE_TEXT,

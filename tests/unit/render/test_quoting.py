@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from imagefactory.errors import RecipeError, UsageError
@@ -51,7 +51,6 @@ def make_definition(
     )
 
 
-@settings(deadline=None, max_examples=300)
 @given(
     environment=st.lists(st.tuples(NAMES, HOSTILE_TEXT | KIND_TEXT), max_size=4),
     labels=st.lists(
@@ -120,7 +119,6 @@ def test_the_valid_recipe_is_valid() -> None:
 PLACED = re.compile(r"recipes/pytorch\.yaml:\d+:\d+: ")
 
 
-@settings(deadline=None, max_examples=400)
 @given(values=near_valid())
 def test_a_recipe_is_refused_or_means_what_it_says(values: dict[str, str]) -> None:
     try:

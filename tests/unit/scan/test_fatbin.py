@@ -406,7 +406,7 @@ FORMS = st.tuples(
 )
 MARKS = [forward.FATBIN[:4], b"CCOB", forward.BUNDLE, b"\x7fELF\x02\x01"]
 JUNK = (st.binary(max_size=40) | st.sampled_from(MARKS)).filter(lambda raw: forward.FATBIN not in raw)
-QUICK = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @dataclass(frozen=True)

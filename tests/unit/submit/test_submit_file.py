@@ -33,6 +33,7 @@ from imagefactory.submit.submit_file import (
     format_submit,
 )
 from tests.made.offers import IMAGE, NOW, SIF, digest, failed, gpu_class, offer, verdict
+from tests.services.tier import many
 
 GENERIC = find_site("generic")
 RUNS = SubmitRun(name="train", executable="train.sh")
@@ -551,6 +552,7 @@ def test_every_line_of_every_file_is_one_command() -> None:
             assert text.endswith("\nqueue\n")
 
 
+VALUES = many(400, 8000)
 NASTY = [*"aB1 \n\r\\$(){}\"',;=#+-*/.~|&<>%@\t\0é", "queue", "$(Process)", "executable = x"]
 
 
@@ -560,7 +562,7 @@ def test_no_value_becomes_another_command() -> None:
     run = replace(RUNS, arguments=("x",), inputs=("x",), outputs=("x",), columns=(RUN, "lr"))
     usual = commands(format_submit(taken(), run, GENERIC)).keys()
     made = 0
-    for _ in range(4000):
+    for _ in range(VALUES):
         value = "".join(random.choices(NASTY, k=random.randint(1, 6)))
         field = random.choice(("name", "executable", "arguments", "inputs", "outputs"))
         asked = replace(run, **{field: value if field in ("name", "executable") else (value,)})  # type: ignore[arg-type]
@@ -571,13 +573,13 @@ def test_no_value_becomes_another_command() -> None:
         made += 1
         assert commands(text).keys() == usual, value
         assert text.splitlines().count("queue") == 1
-    assert made > 200
+    assert made > VALUES // 20
 
 
 def test_no_value_of_a_sweep_becomes_another_node() -> None:
     random = Random(8)
     made = 0
-    for _ in range(4000):
+    for _ in range(VALUES):
         value = "".join(random.choices(NASTY, k=random.randint(1, 6)))
         try:
             text = format_runs("train.sub", ("lr",), [(value,)])
@@ -586,4 +588,4 @@ def test_no_value_of_a_sweep_becomes_another_node() -> None:
         made += 1
         assert text == f'JOB run-1 train.sub\nVARS run-1 run="1" value_lr="{value}"\n'
         assert not set('"\\$\n') & set(value)
-    assert made > 200
+    assert made > VALUES // 20

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from imagefactory.documents import HIDDEN, format_time, parse_value
@@ -103,7 +103,6 @@ def test_times_are_utc_in_one_spelling() -> None:
             parse_value(text, datetime, "x")
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.text())
 def test_what_smoke_cleans_can_be_reported(text: str) -> None:
     report = whole_report(reason=clean(text))

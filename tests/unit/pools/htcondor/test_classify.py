@@ -27,6 +27,7 @@ from tests.made.pool import (
     terminated,
     transferring,
 )
+from tests.services.tier import many
 
 LATEST = datetime(2026, 11, 23, tzinfo=UTC)
 WEST = timezone(timedelta(hours=-6))
@@ -157,7 +158,7 @@ def test_words_of_a_job_are_no_events() -> None:
 def test_no_bytes_break_the_reader() -> None:
     made = random.Random(5)
     whole = (WHOLE + failed_start(NO_PULL, 13) + held(34, "memory", 14) + aborted(job=14)).encode()
-    for _ in range(400):
+    for _ in range(many(100, 4000)):
         data = bytearray(whole)
         for _ in range(made.randrange(1, 60)):
             data[made.randrange(len(data))] = made.randrange(256)

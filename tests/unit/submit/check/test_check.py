@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from imagefactory.catalogue.model import CataloguedImage, Offer
@@ -323,7 +323,6 @@ WORDS = (
 LINES = st.tuples(st.sampled_from(KEYS.split()), st.lists(st.sampled_from(WORDS.split()), max_size=6))
 
 
-@settings(max_examples=400, deadline=None)
 @given(st.lists(LINES, max_size=8))
 def test_strange_values_are_findings_and_no_crash(lines: list[tuple[str, list[str]]]) -> None:
     text = "\n".join(f"{key} = {''.join(words)}" for key, words in lines) + "\nrequest_gpus = 1\nqueue"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import htcondor2
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from imagefactory.errors import UsageError
@@ -107,7 +107,6 @@ LINES = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(LINES, max_size=12))
 def test_what_htcondor_takes_is_read_the_same(lines: list[str]) -> None:
     text = "\n".join([*lines, "queue"])

@@ -1,0 +1,356 @@
+"""Python locks by uv, from an index of our own."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from imagefactory.errors import LockError, ToolError, UnsolvableError
+from imagefactory.lock import LockRequest
+from imagefactory.lock.content_hash import content_hash
+from imagefactory.lock.download import PackageCache
+from imagefactory.lock.pypi.requirements import format_lock, parse_lock
+from imagefactory.lock.pypi.uv import UvLocker
+from imagefactory.model import Lock, LockedWheel
+from imagefactory.progress import Quiet
+from tests.made.values import make_base, make_target
+from tests.services.package_index import Index, package_index
+from tests.services.package_index import uv_locker as locker
+
+
+def fetch_all(folder: Path, uv: UvLocker, lock: Lock) -> dict[LockedWheel, Path]:
+    def locate(missing: tuple[LockedWheel, ...]) -> dict[str, str]:
+        return uv.addresses(replace(lock, wheels=missing))
+
+    return PackageCache(folder, uv._index).fetch(lock.wheels, locate, Quiet())
+
+
+BASE = make_base()
+TARGET = make_target(requirements=("torch==2.3.1", "numpy"), constraints=("numpy<2",))
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[Index]:
+    with package_index(tmp_path / "index") as index:
+        index.add("torch", "2.3.1", needs=("numpy", "nvidia-cuda-runtime-cu12==12.1.105"))
+        index.add("nvidia-cuda-runtime-cu12", "12.1.105", tag="py3-none-manylinux1_x86_64")
+        index.add("numpy", "1.26.3")
+        index.add("numpy", "2.0.0")
+        yield index
+
+
+REQUEST = LockRequest(target=TARGET, base=BASE)
+
+
+def versions(lock: Lock) -> dict[str, str]:
+    return {wheel.name: wheel.version for wheel in lock.wheels}
+
+
+@pytest.mark.parametrize("as_json", [False, True], ids=["html", "json"])
+def test_a_target_is_locked(index: Index, tmp_path: Path, as_json: bool) -> None:
+    index.json = as_json
+    uv = locker(index, tmp_path)
+    lock = uv.lock(REQUEST, Quiet())
+    assert versions(lock) == {"numpy": "1.26.3", "nvidia-cuda-runtime-cu12": "12.1.105", "torch": "2.3.1"}
+    for one in lock.wheels:
+        data = (index.folder / one.filename).read_bytes()
+        assert (one.size, one.sha256) == (len(data), hashlib.sha256(data).hexdigest())
+    assert (lock.target, lock.python, lock.platform) == (TARGET.name, "3.11", "manylinux_2_36_x86_64")
+    assert lock.solver == f"uv {uv.require()}"
+    assert lock.content_hash == content_hash(TARGET, BASE, None)
+    assert parse_lock(format_lock(lock), "x") == lock
+    assert locker(index, tmp_path).lock(REQUEST, Quiet()) == lock
+    assert "127.0.0.1" not in format_lock(lock)
+
+
+def test_an_unchanged_lock_asks_nobody(index: Index, tmp_path: Path) -> None:
+    uv = locker(index, tmp_path)
+    lock = uv.lock(REQUEST, Quiet())
+    index.requests.clear()
+    index.add("numpy", "1.26.4")
+    assert uv.lock(replace(REQUEST, previous=lock), Quiet()) is lock
+    assert index.requests == []
+    with pytest.raises(LockError, match=r"the recipe asks 12\.4"):
+        uv.lock(replace(REQUEST, previous=lock, target=replace(TARGET, cuda="12.4")), Quiet())
+
+
+def test_only_what_must_move_moves(index: Index, tmp_path: Path) -> None:
+    uv = locker(index, tmp_path)
+    lock = uv.lock(REQUEST, Quiet())
+    for name, version in (("numpy", "1.26.4"), ("extra", "1.0"), ("extra", "1.1")):
+        index.add(name, version)
+    more = replace(TARGET, requirements=(*TARGET.requirements, "extra"))
+    stale = uv.lock(replace(REQUEST, previous=lock, target=more), Quiet())
+    assert versions(stale) == versions(lock) | {"extra": "1.1"}
+    assert stale.content_hash != lock.content_hash
+    bound = replace(TARGET, constraints=("numpy!=1.26.3", "numpy<2"))
+    assert versions(uv.lock(replace(REQUEST, previous=lock, target=bound), Quiet()))["numpy"] == "1.26.4"
+
+
+def test_updates(index: Index, tmp_path: Path) -> None:
+    uv = locker(index, tmp_path)
+    wide = replace(TARGET, requirements=("torch==2.3.1", "numpy", "extra"))
+    index.add("extra", "1.0")
+    lock = uv.lock(replace(REQUEST, target=wide), Quiet())
+    index.add("numpy", "1.26.4")
+    index.add("extra", "1.1")
+    held = replace(REQUEST, target=wide, previous=lock)
+    assert versions(uv.lock(replace(held, update=("NumPy",)), Quiet())) == versions(lock) | {
+        "numpy": "1.26.4"
+    }
+    everything = versions(uv.lock(replace(held, update_all=True), Quiet()))
+    assert everything == versions(lock) | {"numpy": "1.26.4", "extra": "1.1"}
+    with pytest.raises(LockError, match="no package 'nunpy'") as caught:
+        uv.lock(replace(held, update=("nunpy",)), Quiet())
+    assert caught.value.hint == "did you mean 'numpy'?"
+    with pytest.raises(LockError, match="no lock yet"):
+        uv.lock(replace(REQUEST, update=("numpy",)), Quiet())
+
+
+def test_a_previous_files_name_follows_the_target(index: Index, tmp_path: Path) -> None:
+    uv = locker(index, tmp_path)
+    lock = uv.lock(REQUEST, Quiet())
+    renamed = uv.lock(replace(REQUEST, previous=replace(lock, target="old")), Quiet())
+    assert renamed == lock
+
+
+@pytest.mark.parametrize(
+    ("changed", "what", "hint"),
+    [
+        ({"requirements": ("torch==9.9",)}, "torch==9.9", "change the recipe"),
+        ({"requirements": ("torch==2.3.1", "numpy>=2")}, "numpy", "change the recipe"),
+        ({"requirements": ("torch==2.3.1", "source-only")}, "source-only", "wheels only"),
+        ({"requirements": ("torch==2.3.1", "musl-only")}, "musl-only", "wheel"),
+        ({"cuda": "12.4"}, "comes with CUDA 12.1", 'write cuda: ["12.1"]'),
+        ({"framework": "numpy", "version": "1.26", "requirements": ("numpy",)}, "no CUDA runtime", "nvidia"),
+        ({"platform": "linux/s390x"}, "linux/s390x", "linux/amd64"),
+    ],
+)
+def test_what_cannot_be_locked(
+    index: Index, tmp_path: Path, changed: dict[str, object], what: str, hint: str
+) -> None:
+    index.add("musl-only", "1.0", tag="cp311-cp311-musllinux_1_2_x86_64")
+    (index.folder / "source-only-1.0.tar.gz").write_bytes(b"")
+    index.publish("source-only", "source-only-1.0.tar.gz")
+    with pytest.raises(LockError) as caught:
+        locker(index, tmp_path).lock(replace(REQUEST, target=replace(TARGET, **changed)), Quiet())  # type: ignore[arg-type]
+    assert what in caught.value.message
+    assert TARGET.name in caught.value.message
+    assert hint in caught.value.hint
+    assert len(caught.value.message) < 900
+
+
+def test_no_index_is_said_without_its_password(index: Index, tmp_path: Path) -> None:
+    uv = locker(index, tmp_path, url="http://bob:hunter2@127.0.0.1:9/simple")
+    with pytest.raises(LockError) as caught:
+        uv.lock(REQUEST, Quiet())
+    assert "hunter2" not in caught.value.message + caught.value.hint
+    assert "http://127.0.0.1:9/simple ($IMAGEFACTORY_INDEX)" in caught.value.hint
+
+
+def test_an_index_that_tells_no_hashes_is_hashed_by_uv(index: Index, tmp_path: Path) -> None:
+    index.hashes = ""
+    uv = locker(index, tmp_path)
+    lock = uv.lock(REQUEST, Quiet())
+    assert {wheel.name: wheel.sha256 for wheel in lock.wheels} == {
+        wheel.name: hashlib.sha256((index.folder / wheel.filename).read_bytes()).hexdigest()
+        for wheel in lock.wheels
+    }
+    fetch_all(tmp_path / "cache", uv, lock)
+    index.hashes = "sha512"
+    with pytest.raises(LockError, match="gives no sha256 for"):
+        locker(index, tmp_path).lock(REQUEST, Quiet())
+
+
+@pytest.mark.parametrize("as_json", [False, True], ids=["html", "json"])
+def test_an_index_with_a_password_from_lock_to_wheels(index: Index, tmp_path: Path, as_json: bool) -> None:
+    index.password, index.json = "p@ss", as_json
+    uv = locker(index, tmp_path, url=index.url.replace("://", "://bob:p%40ss@"))
+    lock = uv.lock(REQUEST, Quiet())
+    assert "p@ss" not in format_lock(lock)
+    assert "bob" not in format_lock(lock)
+    paths = fetch_all(tmp_path / "cache", uv, lock)
+    assert {path.name for path in paths.values()} == {wheel.filename for wheel in lock.wheels}
+    index.hidden.update(index.rows["numpy"])  # the projects' pages are asked with the password too
+    with pytest.raises(LockError):
+        uv.addresses(lock)
+
+
+def test_a_better_wheel_that_came_later_changes_nothing(index: Index, tmp_path: Path) -> None:
+    uv = locker(index, tmp_path)
+    lock = uv.lock(REQUEST, Quiet())
+    for tag in ("cp311-cp311-manylinux_2_17_x86_64", "cp311-abi3-manylinux_2_28_x86_64"):
+        index.add("numpy", "1.26.3", tag=tag)
+    old = next(wheel for wheel in lock.wheels if wheel.name == "numpy")
+    assert uv.addresses(lock)[old.filename].endswith("/files/numpy-1.26.3-py3-none-any.whl")
+    index.add("extra", "1.0")
+    more = replace(TARGET, requirements=(*TARGET.requirements, "extra"))
+    assert old in uv.lock(replace(REQUEST, previous=lock, target=more), Quiet()).wheels
+    fresh = uv.lock(REQUEST, Quiet())
+    best = next(wheel for wheel in fresh.wheels if wheel.name == "numpy")
+    assert best.filename == "numpy-1.26.3-cp311-cp311-manylinux_2_17_x86_64.whl"
+
+
+def test_a_yanked_version_is_still_found(index: Index, tmp_path: Path) -> None:
+    uv = locker(index, tmp_path)
+    lock = uv.lock(REQUEST, Quiet())
+    index.yanked.update(index.rows["numpy"])
+    assert len(uv.addresses(lock)) == 3
+    index.add("numpy", "1.26.4")
+    assert versions(uv.lock(REQUEST, Quiet()))["numpy"] == "1.26.4"
+
+
+def test_a_file_that_uv_does_not_list_is_found_by_its_hash(index: Index, tmp_path: Path) -> None:
+    """A site whose uv.toml hides new uploads can still build what was locked elsewhere."""
+    uv = locker(index, tmp_path)
+    lock = uv.lock(REQUEST, Quiet())
+    hidden = next(wheel for wheel in lock.wheels if wheel.name == "numpy")
+    other = replace(hidden, filename="numpy-1.26.3-cp310-cp310-manylinux1_x86_64.whl")
+    (index.folder / other.filename).write_bytes(b"another file of the same version, not for this Python")
+    index.publish("numpy", other.filename)
+    digest = index.hash(other.filename)
+    moved = replace(lock, wheels=(replace(other, sha256=digest), *lock.wheels[1:]))
+    assert uv.addresses(moved)[other.filename].endswith(f"/files/{other.filename}")
+
+
+def test_a_file_that_is_gone_or_changed_is_said(index: Index, tmp_path: Path) -> None:
+    uv = locker(index, tmp_path)
+    index.add("numpy", "1.26.3", tag="cp311-cp311-manylinux_2_17_x86_64")
+    lock = uv.lock(REQUEST, Quiet())
+    gone = next(wheel for wheel in lock.wheels if wheel.name == "numpy")
+    index.hidden.add(gone.filename)
+    with pytest.raises(LockError, match=f"no longer has {re.escape(gone.filename)}") as caught:
+        uv.addresses(lock)
+    assert caught.value.hint == "imagefactory lock pytorch-2.3-cu121 --update numpy"
+    index.hidden.update(index.rows["numpy"])
+    with pytest.raises(LockError, match="no longer has what is locked") as caught:
+        uv.addresses(lock)
+    assert "--update" in caught.value.hint
+    index.hidden.clear()
+    index.lies[gone.filename] = "0" * 64
+    with pytest.raises(LockError, match="other bytes under the name"):
+        uv.addresses(lock)
+
+
+def test_an_index_of_files(index: Index, tmp_path: Path) -> None:
+    for name in index.rows:
+        page = tmp_path / "site" / "simple" / name / "index.html"
+        page.parent.mkdir(parents=True)
+        page.write_text(index.page(name)[1].replace("../../files/", f"{index.folder.as_uri()}/"))
+    uv = locker(index, tmp_path, url=(tmp_path / "site/simple").as_uri())
+    lock = uv.lock(REQUEST, Quiet())
+    fetch_all(tmp_path / "cache", uv, lock)
+    assert index.requests == []
+
+
+def test_uv_toml_beside_or_above_the_work_folder_has_no_say(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "uv.toml").write_text('index-url = "http://127.0.0.1:9/simple"\nno-index = true\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert len(locker(index, tmp_path).lock(REQUEST, Quiet()).wheels) == 3
+
+
+def test_without_uv_the_command_that_installs_it_is_named(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "uv", None)
+    with pytest.raises(ToolError) as caught:
+        locker(index, tmp_path).lock(REQUEST, Quiet())
+    assert caught.value.hint == "pip install 'imagefactory[build]'"
+
+
+def test_a_lock_is_a_requirements_file(index: Index, tmp_path: Path) -> None:
+    """An installer takes its pins and hashes without imagefactory (pip: tests/engines/test_lock_uv.py)."""
+    uv = locker(index, tmp_path)
+    lock = uv.lock(REQUEST, Quiet())
+    path, into = tmp_path / "lock.txt", tmp_path / "got"
+    path.write_text(format_lock(lock))
+    command = [
+        "pip",
+        "install",
+        "--require-hashes",
+        "--no-deps",
+        f"--target={into}",
+        f"--requirements={path}",
+    ]
+    command.append(f"--python={sys.executable}")
+    done = uv._run(command)
+    assert done.returncode == 0, done.stderr
+    assert len(list(into.glob("*.dist-info"))) == len(lock.wheels)
+    path.write_text(format_lock(lock).replace(lock.wheels[0].sha256, "0" * 64))
+    shutil.rmtree(into)
+    assert "Hash mismatch" in uv._run(command).stderr
+
+
+# --- a target on another -------------------------------------------------------------------------
+
+ON = replace(
+    TARGET,
+    name="mylab-2.3-cu121",
+    family="mylab",
+    on=TARGET.name,
+    requirements=(*TARGET.requirements, "extra"),
+)
+
+
+def test_a_target_on_another_keeps_every_wheel_of_it(index: Index, tmp_path: Path) -> None:
+    """Also where the index has newer and better files by now, and no longer offers a locked one."""
+    uv = locker(index, tmp_path)
+    under = uv.lock(REQUEST, Quiet())
+    index.add("numpy", "1.26.4")
+    index.add("numpy", "1.26.3", tag="cp311-cp311-manylinux_2_17_x86_64")
+    index.yanked.add("numpy-1.26.3-py3-none-any.whl")
+    index.add("extra", "1.0", needs=("numpy",))
+    lock = uv.lock(LockRequest(target=ON, base=BASE, under=under), Quiet())
+    assert versions(lock) == versions(under) | {"extra": "1.0"}
+    assert set(under.wheels) < set(lock.wheels)
+    assert lock.wheels == tuple(sorted(lock.wheels, key=lambda wheel: wheel.name))
+    assert (lock.target, lock.platform) == (ON.name, under.platform)
+    assert parse_lock(format_lock(lock), "x") == lock
+    again = LockRequest(target=ON, base=BASE, under=under, previous=lock)
+    index.requests.clear()
+    assert uv.lock(again, Quiet()) is lock
+    assert index.requests == []
+
+
+def test_what_lies_below_decides(index: Index, tmp_path: Path) -> None:
+    uv = locker(index, tmp_path)
+    under = uv.lock(REQUEST, Quiet())
+    index.add("extra", "1.0")
+    request = LockRequest(target=ON, base=BASE, under=under)
+    lock = uv.lock(request, Quiet())
+    index.add("numpy", "1.26.4")
+    index.add("extra", "1.1")
+    moved = uv.lock(replace(REQUEST, previous=under, update=("numpy",)), Quiet())
+    above = uv.lock(replace(request, under=moved, previous=lock), Quiet())
+    assert versions(above) == versions(lock) | {"numpy": "1.26.4"}
+    assert above.content_hash != lock.content_hash
+    own = uv.lock(replace(request, previous=lock, update=("extra",)), Quiet())
+    assert versions(own) == versions(lock) | {"extra": "1.1"}
+    assert versions(uv.lock(replace(request, previous=lock, update_all=True), Quiet())) == versions(own)
+    with pytest.raises(LockError, match=r"has 'numpy' from pytorch-2\.3-cu121") as caught:
+        uv.lock(replace(request, previous=lock, update=("numpy",)), Quiet())
+    assert caught.value.hint == "imagefactory lock pytorch-2.3-cu121 --update numpy"
+
+
+def test_what_does_not_go_with_what_lies_below(index: Index, tmp_path: Path) -> None:
+    uv = locker(index, tmp_path)
+    under = uv.lock(REQUEST, Quiet())
+    index.add("numpy", "1.26.4")
+    index.add("extra", "1.0", needs=("numpy>=1.26.4",))
+    with pytest.raises(UnsolvableError) as caught:
+        uv.lock(LockRequest(target=ON, base=BASE, under=under), Quiet())
+    assert "extra" in caught.value.message
+    assert "numpy==1.26.3" in caught.value.message
+    assert "every package of pytorch-2.3-cu121 stays" in caught.value.hint
+    assert "imagefactory lock pytorch-2.3-cu121 --update" in caught.value.hint
+    assert "No solution found" in caught.value.tree
