@@ -6,7 +6,6 @@ import importlib.util
 import os
 import platform
 import pwd
-import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from imagefactory.doctor.ask import ask_all
 from imagefactory.doctor.facts import MODULES, Diagnosis, Disk, MachineFacts, SandboxAttempt
 from imagefactory.doctor.judge import decide
 from imagefactory.errors import FactoryError
+from imagefactory.lock.debian.sources import read_sources
 from imagefactory.runners.gpu_devices import (
     find_device_nodes,
     parse_driver_version,
@@ -80,7 +80,7 @@ def gather(settings: Settings, *, environ: Mapping[str, str], root: Path = Path(
             for pattern in ("debian-archive-keyring.*", "debian-archive-*-stable.*")
             for path in sorted((root / folder).glob(pattern))
         ),
-        apt_sources=read_apt_sources(root / "etc/apt"),
+        apt_sources=tuple(dict.fromkeys(source.suite for source in read_sources(root / "etc/apt"))),
         debian_mirror=settings.debian_mirror.value,
         subuid=has_subordinate_ids(root / "etc/subuid", user),
         subgid=has_subordinate_ids(root / "etc/subgid", user),
@@ -105,38 +105,6 @@ def try_sandbox() -> SandboxAttempt:
     except FactoryError as error:
         return SandboxAttempt(refusal=error.message)
     return SandboxAttempt(refusal="")
-
-
-def read_apt_sources(folder: Path) -> tuple[str, ...]:
-    """Suites that apt knows, from both formats of its sources; () if none."""
-    suites: dict[str, None] = {}
-    for path in (folder / "sources.list", *sorted((folder / "sources.list.d").glob("*"))):
-        if not path.is_file() or path.suffix not in (".list", ".sources"):
-            continue
-        text = path.read_text(errors="replace")
-        suites.update(
-            dict.fromkeys(parse_sources_list(text) if path.suffix == ".list" else parse_deb822(text))
-        )
-    return tuple(suites)
-
-
-def parse_sources_list(text: str) -> tuple[str, ...]:
-    """Suites of one-line sources: `deb [options] address suite component...`."""
-    lines = (re.match(r"^\s*deb\s+(?:\[[^\]]*\]\s+)?\S+\s+(\S+)", line) for line in text.splitlines())
-    return tuple(match[1] for match in lines if match)
-
-
-def parse_deb822(text: str) -> tuple[str, ...]:
-    """Suites of sources in paragraphs; those with `Enabled: no` are left out."""
-    suites: list[str] = []
-    for paragraph in re.split(r"\n\s*\n", text):
-        lines = "\n".join(line for line in paragraph.splitlines() if not line.startswith("#"))
-        fields = {
-            key.lower(): value for key, value in re.findall(r"^([A-Za-z-]+):[ \t]*(.*)$", lines, re.MULTILINE)
-        }
-        if fields.get("enabled", "yes").strip().lower() != "no" and "deb" in fields.get("types", "").split():
-            suites += fields.get("suites", "").split()
-    return tuple(suites)
 
 
 def has_subordinate_ids(path: Path, user: str) -> bool:

@@ -15,9 +15,6 @@ from imagefactory.doctor.look import (
     examine,
     gather,
     has_subordinate_ids,
-    parse_deb822,
-    parse_sources_list,
-    read_apt_sources,
 )
 from imagefactory.errors import ToolError
 from imagefactory.settings.load import load_settings
@@ -202,25 +199,6 @@ def test_what_conda_works_with_is_told(tmp_path: Path) -> None:
     assert elsewhere.endswith("; https://conda.anaconda.org/conda-forge at http://127.0.0.1:1/forge")
     with pytest.raises(ToolError):
         ask(IMAGEFACTORY_SOLVER="micromamba")
-
-
-def test_apt_sources_of_both_formats(tmp_path: Path) -> None:
-    one_line = (
-        "# deb http://x old main\ndeb [signed-by=/k arch=amd64] http://x bookworm main\n"
-        "deb-src http://x src main\n"
-    )
-    paragraphs = (
-        "Types: deb\n# Suites: no\nURIs: http://x\nSuites: trixie trixie-updates\n\n"
-        "Types: deb\nEnabled: no\nSuites: sid\n\nTypes: deb-src\nSuites: trixie-src\n"
-    )
-    assert parse_sources_list(one_line) == ("bookworm",)
-    assert parse_deb822(paragraphs) == ("trixie", "trixie-updates")
-    (tmp_path / "sources.list.d").mkdir()
-    (tmp_path / "sources.list").write_text(one_line)
-    (tmp_path / "sources.list.d/debian.sources").write_text(paragraphs)
-    (tmp_path / "sources.list.d/old.save").write_text("deb http://x buster main\n")
-    assert read_apt_sources(tmp_path) == ("bookworm", "trixie", "trixie-updates")
-    assert read_apt_sources(tmp_path / "none") == ()
 
 
 def test_subordinate_ids(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from imagefactory.lock.debian.sources import (
     choose_archives,
     parse_deb822_sources,
     parse_sources_list,
+    read_sources,
 )
 from imagefactory.model import Base, BaseLock, DebianPackage
 from imagefactory.progress import Quiet
@@ -181,6 +182,16 @@ def test_deb822_sources() -> None:
     ]
     assert not found[0].check_valid_until
     assert "debian-archive" in found[0].signed_by
+
+
+def test_files_of_both_formats_are_read_and_no_others(tmp_path: Path) -> None:
+    (tmp_path / "sources.list.d").mkdir()
+    (tmp_path / "sources.list").write_text(ONE_LINE)
+    (tmp_path / "sources.list.d/debian.sources").write_text(DEB822)
+    (tmp_path / "sources.list.d/old.save").write_text("deb http://127.0.0.1/debian buster main\n")
+    suites = [source.suite for source in read_sources(tmp_path)]
+    assert suites == ["bookworm", "bookworm", "bookworm-security", "trixie", "trixie-updates"]
+    assert read_sources(tmp_path / "none") == ()
 
 
 def test_the_machines_sources_decide_unless_the_setting_does() -> None:
