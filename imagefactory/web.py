@@ -5,7 +5,6 @@ No address is known here: whoever asks brings it, and says how the web is reache
 
 from __future__ import annotations
 
-import random
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -26,10 +26,10 @@ Login: TypeAlias = "tuple[str, str] | Callable[[requests.PreparedRequest], reque
 """A user and password, or what adds them to a request; None for no answer."""
 
 
+_DICE = Random()  # noqa: S311
 _USERINFO = re.compile(r"(?<=://)[^\s/]*@")
 _TOKEN = re.compile(r"(://[^\s/]+/t/)[^\s/]+")  # as conda writes one into a channel's address
 _QUERY = re.compile(r"(/[^\s?#)]*)[?#][^\s)]*")
-_TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 522})
 
 
 def redact(text: str) -> str:
@@ -38,19 +38,30 @@ def redact(text: str) -> str:
 
 
 class TransientError(Exception):
-    """A fault that may be gone the next time; `after` is the server's Retry-After in seconds, or None."""
+    """A fault that may be gone the next time; `after` is the server's Retry-After in seconds, or None.
 
-    def __init__(self, message: str, after: float | None = None) -> None:
+    `status` is HTTP's, 0 if there was no answer at all.
+    """
+
+    def __init__(self, message: str, *, after: float | None = None, status: int = 0) -> None:
         super().__init__(message)
-        self.after = after
+        self.after, self.status = after, status
 
 
 class RefusedError(Exception):
-    """An answer that asking again will not change. `status` is HTTP's, 0 if there was no answer at all."""
+    """An answer that asking again will not change. `status` is HTTP's, 0 if there was none at all.
 
-    def __init__(self, message: str, status: int = 0) -> None:
+    `code` is what a registry calls it (`MANIFEST_UNKNOWN`).
+    """
+
+    def __init__(self, message: str, *, status: int = 0, code: str = "") -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.code = status, code
+
+
+def may_pass(status: int) -> bool:
+    """Whether the same request may be answered another time."""
+    return status in (408, 425, 429) or (status >= 500 and status != 501)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +70,8 @@ class Patience:
 
     `attempts` in a row may fail without one new byte. The wait between them begins at about `first_wait`
     seconds, doubles, is jittered and never longer than `longest_wait`, which also caps Retry-After.
-    `connect` and `read` are time-outs in seconds, `threads` how many transfers run at once.
+    `connect`, `read` and `commit` are time-outs in seconds; a registry may hash a whole blob before it
+    answers the request that ends its upload. `threads` is how many transfers run at once.
     """
 
     attempts: int = 6
@@ -67,11 +79,12 @@ class Patience:
     longest_wait: float = 60.0
     connect: float = 15.0
     read: float = 30.0
+    commit: float = 300.0
     threads: int = 6
 
-    def wait(self, failures: int, after: float | None) -> float:
+    def wait(self, failures: int, after: float | None, dice: Random = _DICE) -> float:
         """Seconds to wait after the `failures`-th failure in a row (from 1)."""
-        backoff = self.first_wait * 2.0 ** (failures - 1) * random.uniform(0.5, 1.0)  # noqa: S311
+        backoff = self.first_wait * 2.0 ** (failures - 1) * dice.uniform(0.5, 1.0)
         return min(max(backoff, after or 0.0), self.longest_wait)
 
     def retry(self, call: Callable[[], T], *, stop: threading.Event | None = None) -> T:
@@ -149,15 +162,15 @@ class Web:
                 # Given with each request: a session's own `verify` loses against REQUESTS_CA_BUNDLE.
                 verify=self._source.certificates or True,
             ) as response:
-                if response.status_code in _TRANSIENT_STATUS:
-                    raise TransientError(
-                        f"{shown} answered {response.status_code}", _retry_after(response.headers)
-                    )
-                if response.status_code >= 400:
-                    raise RefusedError(f"{shown} answered {response.status_code}", response.status_code)
+                status = response.status_code
+                if may_pass(status):
+                    after = retry_after(response.headers)
+                    raise TransientError(f"{shown} answered {status}", after=after, status=status)
+                if status >= 400:
+                    raise RefusedError(f"{shown} answered {status}", status=status)
                 yield response
         except requests.exceptions.SSLError as error:
-            text = f"{shown}: {_reason(error)}"
+            text = f"{shown}: {reason_of(error)}"
             if "CERTIFICATE_VERIFY_FAILED" in text:
                 raise RefusedError(text) from error
             raise TransientError(text) from error  # cut off in the middle
@@ -167,16 +180,16 @@ class Web:
             requests.exceptions.ChunkedEncodingError,
             requests.exceptions.ContentDecodingError,
         ) as error:
-            raise TransientError(f"{shown}: {_reason(error)}") from error
+            raise TransientError(f"{shown}: {reason_of(error)}") from error
         except requests.exceptions.RequestException as error:  # not a URL, too many redirects
-            raise RefusedError(f"{shown}: {_reason(error)}") from error
+            raise RefusedError(f"{shown}: {reason_of(error)}") from error
 
     def size(self, url: str) -> int:
         """Bytes of the file at `url`, asked without fetching it."""
         local = local_path(url)
         if local:
             if not local.is_file():
-                raise RefusedError(f"{local} does not exist", 404)
+                raise RefusedError(f"{local} does not exist", status=404)
             return local.stat().st_size
 
         def ask() -> int:
@@ -203,16 +216,19 @@ def local_path(url: str) -> Path | None:
     return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
 
-def _reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     """The innermost reason of a requests error, in words; the outer ones repeat it with addresses."""
     while True:
-        inner = getattr(error, "reason", None) or (error.args[0] if error.args else None)
+        inner = getattr(error, "reason", None)
         if not isinstance(inner, BaseException):
-            return re.sub(r"^<?\S+ object at 0x\w+>?: |^\S+\(host=.*?\): ", "", redact(str(inner or error)))
+            inner = next((word for word in reversed(error.args) if isinstance(word, BaseException)), None)
+        if inner is None:
+            text = str(error) or type(error).__name__
+            return re.sub(r"^<?\S+ object at 0x\w+>?: |^\S+\(host=.*?\): ", "", redact(text))
         error = inner
 
 
-def _retry_after(headers: Mapping[str, str]) -> float | None:
+def retry_after(headers: Mapping[str, str]) -> float | None:
     """Seconds of a Retry-After header. A date counts from the same answer's Date, so no clock is needed."""
     value = headers.get("Retry-After", "").strip()
     if value.isdigit():

@@ -28,7 +28,7 @@ from imagefactory.runners.apptainer_command import ApptainerCommand
 from imagefactory.runners.docker_daemon import DockerDaemon
 from imagefactory.settings.choices import SOLVERS
 from imagefactory.settings.load import Settings
-from imagefactory.web import redact
+from imagefactory.web import Patience, redact
 
 SECONDS = 10
 """How long one thing of the network may take to answer."""
@@ -124,7 +124,7 @@ def _suites(settings: Settings) -> tuple[str, ...]:
 def _ask_registry(settings: Settings, environ: Mapping[str, str]) -> str:
     # Of requests and tenacity: where they are missing, the doctor is there to say so.
     from imagefactory.oci.registry.client import Registry
-    from imagefactory.oci.registry.exchange import Patience, RegistryOptions
+    from imagefactory.oci.registry.exchange import RegistryOptions
 
     host, _ = split_place(settings.registry.value)
     credentials = find_credentials(environ)

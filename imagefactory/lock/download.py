@@ -294,7 +294,7 @@ class _Transfer:
         local = local_path(self.url)
         if local:
             if not local.is_file():
-                raise RefusedError(f"{local} does not exist", 404)
+                raise RefusedError(f"{local} does not exist", status=404)
             with local.open("rb") as file:
                 file.seek(position)
                 yield position, iter(lambda: file.read(CHUNK), b"")

@@ -13,11 +13,12 @@ from imagefactory.access import package_index
 from imagefactory.errors import FactoryError
 from imagefactory.factory import Factory
 from imagefactory.oci.registry.client import Registry
-from imagefactory.oci.registry.exchange import Patience, RegistryOptions
+from imagefactory.oci.registry.exchange import RegistryOptions
 from imagefactory.oci.store import Reference, parse_reference
 from imagefactory.pools.model import SweepNode
 from imagefactory.stages.attach import reference_of
 from imagefactory.verdicts.attached import MOST_REFUSED
+from imagefactory.web import Patience
 
 SECONDS = 15.0
 

@@ -40,10 +40,11 @@ from imagefactory.oci.manifests import (
 )
 from imagefactory.oci.model import Descriptor
 from imagefactory.oci.registry.client import Registry
-from imagefactory.oci.registry.exchange import Patience, RegistryOptions
+from imagefactory.oci.registry.exchange import RegistryOptions
 from imagefactory.oci.store import Source
 from imagefactory.oci.transfer import Sending, Sent, origins_from, remember, send
 from imagefactory.progress import Quiet
+from imagefactory.web import Patience
 from tests.engines.faults import LINE, STUCK, Fault, FaultProxy, Storm
 from tests.made.families import LAYER, candidate_of, make_root, stored_image
 from tests.made.registry import Ways, registry_made_here

@@ -22,7 +22,7 @@ from imagefactory.oci.candidates import candidate_tag
 from imagefactory.oci.graph import Place
 from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE
 from imagefactory.oci.registry.client import Registry
-from imagefactory.oci.registry.exchange import Patience, RegistryOptions
+from imagefactory.oci.registry.exchange import RegistryOptions
 from imagefactory.progress import Quiet
 from imagefactory.settings.load import load_settings
 from imagefactory.stages.candidates import Promoting
@@ -36,6 +36,7 @@ from imagefactory.verdicts.subject import read_subject
 from imagefactory.verdicts.trust import Grant, add_key
 from imagefactory.verify.model import Subject
 from imagefactory.verify.suite_files import suite_digest
+from imagefactory.web import Patience
 from tests.made.store_contract import image_index, image_manifest
 from tests.made.verdicts import HOST, LAB, MADE_UP, whole_report
 from tests.services.registry import RegistryOptions as ServedOptions

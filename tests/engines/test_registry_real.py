@@ -22,8 +22,9 @@ from imagefactory.errors import EXIT_REGISTRY, RegistryError
 from imagefactory.oci.credentials import Credential, anonymous
 from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, digest_of
 from imagefactory.oci.registry.client import Registry
-from imagefactory.oci.registry.exchange import Patience, RegistryOptions
+from imagefactory.oci.registry.exchange import RegistryOptions
 from imagefactory.oci.store import Store
+from imagefactory.web import Patience
 from tests.made.store_contract import (
     StoreContract,
     blob,

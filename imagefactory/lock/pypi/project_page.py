@@ -27,7 +27,7 @@ def project_files(web: Web, page: str) -> tuple[IndexFile, ...]:
     if local:
         path = local / "index.html" if local.is_dir() else local
         if not path.is_file():
-            raise RefusedError(f"{path} does not exist", 404)
+            raise RefusedError(f"{path} does not exist", status=404)
         return _parse_html(path.read_text(encoding="utf-8"), local.as_uri() + "/")
 
     def ask() -> tuple[IndexFile, ...]:

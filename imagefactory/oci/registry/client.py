@@ -16,11 +16,12 @@ from imagefactory.errors import RegistryError
 from imagefactory.oci.manifests import digest_of
 from imagefactory.oci.model import Descriptor
 from imagefactory.oci.registry.download import Download
-from imagefactory.oci.registry.exchange import MALFORMED, Ask, RefusedError, RegistryOptions
+from imagefactory.oci.registry.exchange import MALFORMED, Ask, RegistryOptions
 from imagefactory.oci.registry.referrers import Referrers
 from imagefactory.oci.registry.session import RegistrySession
 from imagefactory.oci.registry.upload import Upload
 from imagefactory.oci.store import Source, check_digest, check_wanted
+from imagefactory.web import RefusedError
 
 _DELETES_OFF = "deletion is switched off there (docker-registry: REGISTRY_STORAGE_DELETE_ENABLED=true)"
 _UNTAG_OFF = "it removes no tag by its name: remove the manifest, or point the tag to another image"

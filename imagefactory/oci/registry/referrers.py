@@ -20,10 +20,11 @@ from imagefactory.oci.manifests import (
 )
 from imagefactory.oci.model import Descriptor
 from imagefactory.oci.registry.download import Download
-from imagefactory.oci.registry.exchange import MALFORMED, RefusedError
+from imagefactory.oci.registry.exchange import MALFORMED
 from imagefactory.oci.registry.session import RegistrySession
 from imagefactory.oci.registry.upload import Upload
 from imagefactory.oci.store import check_digest
+from imagefactory.web import RefusedError
 
 
 class Referrers:

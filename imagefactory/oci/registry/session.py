@@ -17,20 +17,11 @@ import urllib3
 
 from imagefactory.errors import RegistryError, UsageError
 from imagefactory.oci.manifests import MANIFEST_LIMIT
-from imagefactory.oci.registry.exchange import (
-    CHUNK,
-    Ask,
-    RefusedError,
-    RegistryOptions,
-    TransientError,
-    origin_of,
-    parse_error,
-    reason_of,
-    retry_after,
-)
+from imagefactory.oci.registry.exchange import CHUNK, Ask, RegistryOptions, origin_of, parse_error
 from imagefactory.oci.registry.tokens import Tokens, parse_challenge
 from imagefactory.oci.store import HOST, check_repository
 from imagefactory.progress import format_bytes
+from imagefactory.web import RefusedError, TransientError, may_pass, reason_of, retry_after
 
 T = TypeVar("T")
 Response = requests.Response
@@ -288,7 +279,7 @@ class RegistrySession:
             code, words = parse_error(data)
         response.close()
         text = self._clean(f"{status} {code} {words}")
-        if status in (408, 425, 429) or (status >= 500 and status != 501):
+        if may_pass(status):
             return TransientError(text, after=retry_after(response.headers), status=status)
         return RefusedError(text, status=status, code=code)
 

@@ -13,14 +13,8 @@ from dataclasses import dataclass, field
 from urllib.parse import urlencode, urlsplit
 
 from imagefactory.oci.credentials import Credential
-from imagefactory.oci.registry.exchange import (
-    MALFORMED,
-    Ask,
-    RefusedError,
-    RegistryOptions,
-    TransientError,
-    host_of,
-)
+from imagefactory.oci.registry.exchange import MALFORMED, Ask, RegistryOptions, host_of
+from imagefactory.web import RefusedError, TransientError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,9 +17,10 @@ from imagefactory.errors import RegistryError, StoreError
 from imagefactory.oci.manifests import digest_of
 from imagefactory.oci.model import Descriptor
 from imagefactory.oci.registry.download import Download
-from imagefactory.oci.registry.exchange import SMALL, Ask, RefusedError, TransientError, short_of
+from imagefactory.oci.registry.exchange import SMALL, Ask, short_of
 from imagefactory.oci.registry.session import RegistrySession, Response
 from imagefactory.oci.store import Source, check_digest, check_wanted
+from imagefactory.web import RefusedError, TransientError
 
 _BINARY = "application/octet-stream"
 _LOST = frozenset(

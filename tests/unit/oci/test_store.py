@@ -12,8 +12,9 @@ from imagefactory.oci.credentials import Credential
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.registry.client import Registry
-from imagefactory.oci.registry.exchange import Patience, RegistryOptions
+from imagefactory.oci.registry.exchange import RegistryOptions
 from imagefactory.oci.store import Store
+from imagefactory.web import Patience
 from tests.made.registry import PASSWORD, USER, Ways, registry_made_here
 from tests.made.store_contract import StoreContract
 

@@ -28,9 +28,10 @@ from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import INDEX_TYPE, LAYER_CODECS, MANIFEST_TYPE, canonical_json, digest_of
 from imagefactory.oci.model import Descriptor, Image
 from imagefactory.oci.registry.client import Registry
-from imagefactory.oci.registry.exchange import Patience, RegistryOptions
+from imagefactory.oci.registry.exchange import RegistryOptions
 from imagefactory.progress import Quiet
 from imagefactory.render.define import define
+from imagefactory.web import Patience
 from tests.made.values import make_base, make_lock, make_target
 
 DIGEST = "sha256:" + "0a" * 32

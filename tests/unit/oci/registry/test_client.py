@@ -21,8 +21,9 @@ from imagefactory.errors import EXIT_REGISTRY, RegistryError, StoreError, UsageE
 from imagefactory.oci.credentials import Credential, anonymous
 from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, canonical_json, digest_of
 from imagefactory.oci.registry.client import Registry
-from imagefactory.oci.registry.exchange import Patience, RegistryOptions
+from imagefactory.oci.registry.exchange import RegistryOptions
 from imagefactory.oci.registry.tokens import parse_challenge
+from imagefactory.web import Patience
 from tests.made.registry import (
     PASSWORD,
     USER,
