@@ -9,22 +9,36 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from imagefactory.errors import StoreError
 from imagefactory.progress import Progress
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Writes a file beside `path` that all may read, and renames it. Raises OSError, and leaves no rest."""
-    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:200]}.")
+@contextmanager
+def replacing(path: Path, *, mode: int = 0o644, durable: bool = False) -> Iterator[IO[bytes]]:
+    """A file beside `path` that takes its place when all went well: a reader sees the old or the new one.
+
+    `durable`: not before its bytes are on the disk. Raises OSError, and leaves no rest.
+    """
+    handle, beside = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name[:200]}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as stream:
-            stream.write(text)
-        Path(beside).chmod(0o644)
+        with os.fdopen(handle, "w+b") as file:
+            yield file
+            file.flush()
+            os.fchmod(handle, mode)
+            if durable:
+                os.fsync(handle)
         Path(beside).replace(path)
     except BaseException:
         Path(beside).unlink(missing_ok=True)
         raise
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Writes `text` beside `path` and renames it. Raises OSError, and leaves no rest."""
+    with replacing(path) as file:
+        file.write(text.encode())
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)

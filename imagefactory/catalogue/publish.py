@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from datetime import UTC, datetime
 from pathlib import Path
 
 from imagefactory.catalogue.package import ARTIFACT_TYPE, CURRENT, LARGEST_PACKED, LAYER_TYPE, pack
 from imagefactory.errors import RegistryError, StatementError, UsageError
+from imagefactory.files import replacing
 from imagefactory.oci.candidates import CREATED
 from imagefactory.oci.graph import EMPTY, EMPTY_TYPE, Artifact, Manifest, Place
 from imagefactory.oci.manifests import MANIFEST_TYPE, canonical_json, digest_of, format_descriptor
@@ -71,13 +71,10 @@ def publish_catalogue(place: Place, envelope: bytes, made: datetime) -> tuple[Re
 
 def write_catalogue(path: Path, envelope: bytes) -> None:
     """The envelope as a file, beside and renamed; packed where the name ends in `.gz`. Raises UsageError."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        beside.write_bytes(pack(envelope) if path.suffix == ".gz" else envelope)
-        beside.replace(path)
+        with replacing(path) as file:
+            file.write(pack(envelope) if path.suffix == ".gz" else envelope)
     except OSError as error:
         raise UsageError(
             f"{path} cannot be written: {error.strerror}", hint="name another: --output FILE"
         ) from error
-    finally:
-        beside.unlink(missing_ok=True)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from imagefactory.errors import LockError
+from imagefactory.files import replace_text
 from imagefactory.lock.conda import facts as conda_facts
 from imagefactory.lock.conda import file as conda_file
 from imagefactory.lock.pypi import facts as wheel_facts
@@ -300,9 +300,5 @@ def _read_text(path: Path) -> str:
 
 
 def _replace_file(path: Path, text: str) -> None:
-    """Written beside `path` and renamed, so that a reader sees the old one or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-        beside = Path(folder) / path.name
-        beside.write_text(text, encoding="utf-8", newline="")
-        beside.replace(path)
+    replace_text(path, text)

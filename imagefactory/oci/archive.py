@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import re
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 from imagefactory.errors import StoreError, UsageError
+from imagefactory.files import replacing
 from imagefactory.oci.docker_archive import write_docker
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, REF_NAME, canonical_json, parse_descriptor
@@ -123,16 +122,8 @@ def _replacing(out: Path) -> Iterator[IO[bytes]]:
     folder = out.absolute().parent
     check_output(out)
     try:
-        handle, name = tempfile.mkstemp(dir=folder, prefix=f".{out.name}.")
-        beside = Path(name)
-        try:
-            with os.fdopen(handle, "w+b") as stream:
-                yield stream
-                os.fchmod(handle, 0o644)
-            beside.replace(out)
-        except BaseException:
-            beside.unlink(missing_ok=True)
-            raise
+        with replacing(out) as stream:
+            yield stream
     except FileNotFoundError as error:
         raise StoreError(f"{error.filename} is missing", hint=REBUILD) from error
     except OSError as error:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.errors import StoreError, UsageError
-from imagefactory.files import explain_full_disk
+from imagefactory.files import explain_full_disk, replacing
 from imagefactory.model import Target
 from imagefactory.oci.archive import check_output
 from imagefactory.oci.layers import CHUNK
@@ -141,9 +141,8 @@ def copy_sif(sif: Sif, output: Path, progress: Progress) -> None:
     """
     check_output(output)
     sha256 = hashlib.sha256()
-    beside = output.with_name(f".{output.name}.{os.getpid()}.part")
     try:
-        with sif.path.open("rb") as source, beside.open("wb") as file:
+        with sif.path.open("rb") as source, replacing(output, mode=0o755) as file:
             with progress.task(f"writing {output.name}", total=sif.file.size) as task:
                 while data := source.read(CHUNK):
                     sha256.update(data)
@@ -153,14 +152,10 @@ def copy_sif(sif: Sif, output: Path, progress: Progress) -> None:
                 raise StoreError(
                     f"the kept file of {sif.name} is damaged", hint=f"`rm {sif.path}`, and run it again"
                 )
-            os.fchmod(file.fileno(), 0o755)
-        beside.replace(output)
     except OSError as error:
         raise UsageError(
             f"{output} cannot be written: {error.strerror}", hint="name another: -o FILE"
         ) from error
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def find_sif(layout: Layout, tag: str) -> Sif | None:

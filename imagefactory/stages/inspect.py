@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
-import os
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 from imagefactory.access import Access, package_index
 from imagefactory.errors import BuildError, NothingSelectedError, UsageError
 from imagefactory.factory import Factory
+from imagefactory.files import replace_text
 from imagefactory.gpu.frameworks import Role, find_framework, role_of
 from imagefactory.gpu.knowledge import scanned
 from imagefactory.gpu.model import Contents, Package
@@ -173,10 +173,8 @@ def _scan_cached(path: Path, workers: int) -> Contents:
         known = parse_scan(json.loads(kept.read_bytes()))
     if known is None:
         known = LayerScan(found=find_in(path, Quiet(), workers=workers))
-        beside = kept.with_name(f".scan.{os.getpid()}")
         with contextlib.suppress(OSError):  # only a memory: the cache may be one that others fill
-            beside.write_text(json.dumps(format_scan(known)), encoding="utf-8")
-            beside.replace(kept)
+            replace_text(kept, json.dumps(format_scan(known)))
     return format_contents(path.name, known.found)
 
 

@@ -25,7 +25,7 @@ from imagefactory.catalogue.package import catalogue_place, parse_layer, unpack
 from imagefactory.documents import format_time
 from imagefactory.errors import RegistryError, StatementError, UsageError
 from imagefactory.factory import is_factory, read_factory
-from imagefactory.files import replace_text
+from imagefactory.files import replace_text, replacing
 from imagefactory.oci.graph import Place
 from imagefactory.oci.mirrors import resolve
 from imagefactory.oci.model import Descriptor
@@ -136,12 +136,8 @@ def _cached(folder: Path, layer: Descriptor, fetch: Callable[[], bytes]) -> byte
     data = fetch()
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        beside = folder / f".{path.name}.{os.getpid()}"
-        try:
-            beside.write_bytes(data)
-            beside.replace(path)
-        finally:
-            beside.unlink(missing_ok=True)
+        with replacing(path) as file:
+            file.write(data)
         _forget_old(folder)
     return data
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from imagefactory.access import package_index, uv_locker
 from imagefactory.errors import FactoryError, UsageError
 from imagefactory.factory import read_factory
+from imagefactory.files import replace_text
 from imagefactory.gpu.frameworks import Role, find_framework, role_of
 from imagefactory.gpu.knowledge.scans import ScannedWheel, parse_scanned, scanned
 from imagefactory.gpu.model import Contents, Library, Modules
@@ -135,7 +136,7 @@ def main(arguments: list[str], month: str) -> int:
             rows = {one.file: one for one in parse_scanned(_FILE.read_text(encoding="utf-8"))} | {
                 wheel.file: wheel
             }
-            _replace(_FILE, format_wheels(rows.values()))
+            replace_text(_FILE, format_wheels(rows.values()))
         else:
             print(format_wheel(wheel))
 
@@ -148,12 +149,6 @@ def main(arguments: list[str], month: str) -> int:
         print(f"{error.message}\n{error.hint}", file=sys.stderr)
         return error.exit_code
     return 0
-
-
-def _replace(path: Path, text: str) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
 
 
 def _scan_locks(month: str, progress: Progress, take: Callable[[ScannedWheel], None]) -> None:

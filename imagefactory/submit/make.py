@@ -19,6 +19,7 @@ from pathlib import Path
 from imagefactory.catalogue.model import Catalogue, Offer
 from imagefactory.catalogue.offers import find_offer, judge_offer
 from imagefactory.errors import CheckFailedError, NothingSelectedError, UsageError
+from imagefactory.files import replacing
 from imagefactory.pools.model import ImageKind
 from imagefactory.pools.sites import Site
 from imagefactory.progress import Progress
@@ -232,12 +233,8 @@ def write_made(made: SubmitMade, *, force: bool) -> tuple[str, ...]:
     for folder in folders:
         Path(folder).mkdir(exist_ok=True)
     for path, text in texts.items():
-        beside = Path(f".{path}.{os.getpid()}.part")
-        try:
-            beside.write_text(text, encoding="ascii")
-            beside.replace(path)
-        finally:
-            beside.unlink(missing_ok=True)
+        with replacing(Path(path)) as file:
+            file.write(text.encode("ascii"))
     return tuple(texts)
 
 

@@ -10,9 +10,7 @@ The parser takes exactly what the formatter gives, field by field as model.py de
 from __future__ import annotations
 
 import json
-import os
 import re
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +18,7 @@ from typing import Annotated, Any
 
 from imagefactory.documents import Most, format_value, parse_value
 from imagefactory.errors import StatementError, UsageError
-from imagefactory.files import explain_full_disk
+from imagefactory.files import explain_full_disk, replace_text
 from imagefactory.pools.model import MOST_NODES, NodeResult, Sweep
 from imagefactory.settings.choices import HTCONDOR
 from imagefactory.verify.suite_report import clean
@@ -182,15 +180,7 @@ def write_document(path: Path, value: Mapping[str, object]) -> None:
     try:
         with explain_full_disk(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
-            handle, beside = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-            try:
-                with os.fdopen(handle, "w", encoding="utf-8") as file:
-                    file.write(data)
-                Path(beside).chmod(0o644)
-                Path(beside).replace(path)
-            except BaseException:
-                Path(beside).unlink(missing_ok=True)
-                raise
+            replace_text(path, data)
     except OSError as error:
         again = "name another folder: --folder DIR" if path.name == SWEEP else "mend that, and run it again"
         raise UsageError(f"{path} cannot be written: {error.strerror}", hint=again) from error

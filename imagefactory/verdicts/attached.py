@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from imagefactory.errors import FactoryError, RegistryError, StoreError
-from imagefactory.files import explain_full_disk
+from imagefactory.files import explain_full_disk, replacing
 from imagefactory.oci.candidates import REVOCATION_TYPE, VERDICT_TYPE
 from imagefactory.oci.graph import EMPTY, EMPTY_TYPE, Artifact, Manifest, Place
 from imagefactory.oci.manifests import (
@@ -159,19 +159,14 @@ class Journal:
         return Rows(statements=tuple(found.values()), damaged=damaged)
 
     def keep(self, place: Place, statements: Iterable[Statement]) -> None:
-        """Writes the journal of `place` anew with these alone, beside and renamed. The caller is alone."""
+        """Writes the journal of `place` anew with these alone, by renaming. The caller is alone."""
         path = self._file(place)
         rows = b"".join(format_row(one) + b"\n" for one in statements)
         if not rows:
             path.unlink(missing_ok=True)
             return
-        with explain_full_disk(self.path):
-            beside = path.with_name(f".{path.name}.part")
-            with beside.open("wb") as file:
-                file.write(rows)
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(path)
+        with explain_full_disk(self.path), replacing(path, durable=True) as file:
+            file.write(rows)
 
     def places(self) -> tuple[tuple[str, str], ...]:
         """(host, repository) of all that was attached to."""

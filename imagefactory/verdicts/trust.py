@@ -34,6 +34,7 @@ from typing import Any
 
 from imagefactory.documents import DIGEST, format_time, shown
 from imagefactory.errors import UsageError
+from imagefactory.files import replacing
 from imagefactory.settings.files import read_document
 from imagefactory.verdicts.keys import NAME, PublicKey, check_name, parse_public
 from imagefactory.verify.model import EvidenceKind
@@ -275,13 +276,10 @@ def read_text(path: Path) -> str:
 def write_text(path: Path, text: str) -> None:
     """Writes an imagefactory.toml beside and renames it."""
     path = path.resolve()
-    beside = path.with_name(f".{path.name}.new")
     try:
-        beside.write_text(text, encoding="utf-8")
-        beside.chmod(path.stat().st_mode & 0o777 if path.exists() else 0o644)
-        beside.replace(path)
+        with replacing(path, mode=path.stat().st_mode & 0o777 if path.exists() else 0o644) as file:
+            file.write(text.encode())
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise UsageError(f"{path}: cannot be written: {error.strerror}", hint="look at its rights") from error
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from imagefactory.files import replacing
 from imagefactory.model import CheckResult, CheckState, Outcome, Report
 from imagefactory.verify.model import Trial
 from imagefactory.verify.suite_files import required_checks
@@ -68,16 +67,8 @@ def write_record(path: Path, report: Report) -> None:
     document = {"format": RECORD_FORMAT, "report": format_report(report)}
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, beside = tempfile.mkstemp(prefix=f".{path.name[:16]}-", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(document, file, indent=1, sort_keys=True)
-                file.write("\n")
-                file.flush()
-                os.fsync(file.fileno())
-            Path(beside).replace(path)
-        except OSError:
-            Path(beside).unlink(missing_ok=True)
+        with replacing(path, durable=True) as file:
+            file.write(json.dumps(document, indent=1, sort_keys=True).encode() + b"\n")
 
 
 def format_report(report: Report) -> dict[str, Any]:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
 from imagefactory.errors import LockError
+from imagefactory.files import replace_text
 from imagefactory.model import Base, BaseLock, DebianPackage
 
 ARCHITECTURE = "amd64"
@@ -106,14 +106,11 @@ def read_base_lock(path: Path) -> BaseLock | None:
 
 
 def write_base_lock(path: Path, lock: BaseLock) -> None:
-    """Write beside and rename: a reader sees the old lock or the new one."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    """A reader sees the old lock or the new one."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(format_base_lock(lock), encoding="utf-8")
-        beside.replace(path)
+        replace_text(path, format_base_lock(lock))
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise LockError(
             f"{path}: cannot be written: {error}", hint="free the disk or mend the rights"
         ) from error

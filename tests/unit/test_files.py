@@ -1,0 +1,44 @@
+"""Files that are whole at any moment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from imagefactory.files import replace_text, replacing
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_file_takes_its_place_when_all_is_written(tmp_path: Path, durable: bool) -> None:
+    path = tmp_path / ("n" * 250)
+    path.write_bytes(b"old")
+    with replacing(path, mode=0o755, durable=durable) as file:
+        file.write(b"new")
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new"
+    assert path.stat().st_mode & 0o777 == 0o755
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_fails_leaves_the_old_file_and_no_rest(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def write() -> None:
+        with replacing(path) as file:
+            file.write(b"half of the")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write()
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_text_is_written_as_it_is(tmp_path: Path) -> None:
+    replace_text(tmp_path / "file", "é\r\n\n")
+    assert (tmp_path / "file").read_bytes() == b"\xc3\xa9\r\n\n"
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o644
+    with pytest.raises(FileNotFoundError):
+        replace_text(tmp_path / "none" / "file", "")
