@@ -67,14 +67,17 @@ def revoke(access: Access, wanted: Revoking, key: SigningKey, progress: Progress
         )
     subject = read_subject(place, wanted.wanted)
     judged = find_in(access, place, subject, court).judged
-    before = {one.digest for one in judged if one.standing is Standing.GOOD}
+    good = [one for one in judged if one.standing is Standing.GOOD]
+    before = {one.digest for one in good}
+    # A clock that goes before this one dated some of them ahead, and those are meant as well.
+    until = max((one.verdict.issued for one in good if one.verdict), default=wanted.now)
     withdrawal = Withdrawal(
         subject=subject,
         why=wanted.why,
         verdicts=tuple(_whole_digest(one, judged) for one in wanted.verdicts),
         capability=wanted.capability,
     )
-    envelope = sign_revocation(withdrawal, key, wanted.now)
+    envelope = sign_revocation(withdrawal, key, max(wanted.now, until))
     known = judge_revocations({"": envelope}, subject, court).heeded
     after = find_verdicts(place, subject, replace(court, revocations=known)).judged
     taken = tuple(one.digest for one in after if one.standing is Standing.REVOKED and one.digest in before)

@@ -30,9 +30,9 @@ class Verdict:
 class Revocation:
     """A signed statement that verdicts of a subject hold no longer, signed by the key `keyid`.
 
-    It speaks of verdicts of `subjects` (manifest and config digests) that were issued up to `before`: of
-    those whose artifacts are `verdicts`, all where that is empty, and of one `capability`, all where that is
-    empty.
+    It speaks of verdicts of `subjects` (manifest and config digests): of those whose artifacts are
+    `verdicts`, where that is empty of all that were issued up to `before`; of one `capability`, all where
+    that is empty.
     """
 
     subjects: tuple[str, ...]
@@ -48,8 +48,7 @@ class Revocation:
         capability = report.device.capability if report.device else ""
         return (
             bool({report.subject.manifest, report.subject.config} & set(self.subjects))
-            and verdict.issued <= self.before
-            and (not self.verdicts or verdict.digest in self.verdicts)
+            and (verdict.digest in self.verdicts if self.verdicts else verdict.issued <= self.before)
             and self.capability in ("", capability)
         )
 

@@ -2,9 +2,9 @@
 
     format_revocation() -> seal() -> envelope          envelope -> read_revocation() -> Revocation
 
-A revocation speaks of the verdicts of one image that were signed until then, so a later run can verify the
-image again. It is an in-toto statement like a verdict, about the same two digests, attached to the same
-manifest, and read as strictly.
+A revocation speaks of the verdicts of one image that it names, or of all that were signed until then, so a
+later run can verify the image again. It is an in-toto statement like a verdict, about the same two digests,
+attached to the same manifest, and read as strictly.
 """
 
 from __future__ import annotations

@@ -72,6 +72,18 @@ def test_revoked_and_verified_again(bench: Bench) -> None:
     assert bench.tags == {"12.1-cu121": second, "12.1-cu121-sm80": second}
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_a_verdict_of_a_clock_that_goes_before_is_taken_back_at_once(bench: Bench, named: bool) -> None:
+    image, host = bench.push(b"a", 1), bench.registry.host
+    ahead = bench.verify(image, now=datetime.now(UTC) + timedelta(minutes=4))
+    more = ("--verdict", ahead[7:19]) if named else ()
+    bench.promote()
+    said = bench.call("revoke", "one-12.1-cu121", "--registry", host, "--why", "wrong sums", "--json", *more)
+    assert json_of(said, "revoke")["revoked"] == [ahead]
+    (row,) = json_of(bench.call("verdicts", f"{host}/one@{image}", "--json"), "verdicts")["images"]
+    assert [one["standing"] for one in row["verdicts"]] == ["revoked"]
+
+
 def test_what_is_no_image_stops_nobody(bench: Bench) -> None:
     """Whoever may push can tag anything as a candidate."""
     first = bench.push(b"a", 1)

@@ -135,6 +135,11 @@ WORDS: dict[str, tuple[dict[str, Any], Standing, str]] = {
         "the policy takes no evidence of kind 'local'",
     ),
     "revoked": ({"revocations": (REVOKED,)}, Standing.REVOKED, "wrong results in training"),
+    "revoked by name, whatever the clocks say": (
+        {"revocations": (replace(REVOKED, verdicts=(MINE,), before=NOW - DAY),)},
+        Standing.REVOKED,
+        "wrong results in training",
+    ),
     "revoked by name": (
         {"revocations": (replace(REVOKED, verdicts=(MINE,), capability="8.0"),)},
         Standing.REVOKED,
