@@ -167,12 +167,17 @@ def store_gc(call: Call, cache: bool, dry_run: bool, as_json: bool) -> None:
     layout, progress = Layout(call.settings.store_path), call.progress
     access = call.access
     now = datetime.now(UTC)
-    done = collect(layout, progress, lambda: worth_keeping(access, now), dry_run=dry_run)
-    freed = collect_cache(factory, progress, dry_run=dry_run) if factory else 0
-    if as_json:
-        return say_json("collected", {**dataclasses.asdict(done), "cache_bytes": freed, "dry_run": dry_run})
-    verb = "would free" if dry_run else "freed"
-    say(f"{verb} {format_bytes(done.bytes)}: {done.blobs} blobs, {done.unpacked} unpacked layers")
-    if cache:
-        say(f"{verb} {format_bytes(freed)} of the cache")
+    with collecting() as failures:
+        done = collect(layout, progress, lambda: worth_keeping(access, now), dry_run=dry_run)
+        freed = collect_cache(factory, progress, dry_run=dry_run) if factory else 0
+        for name, error in done.damaged:
+            with failures.of(name):
+                raise error
+        if as_json:
+            value = {**done.as_json(), "cache_bytes": freed, "dry_run": dry_run}
+            return say_json("collected", {**value, "errors": failures.as_json()})
+        verb = "would free" if dry_run else "freed"
+        say(f"{verb} {format_bytes(done.bytes)}: {done.blobs} blobs, {done.unpacked} unpacked layers")
+        if cache:
+            say(f"{verb} {format_bytes(freed)} of the cache")
     return None

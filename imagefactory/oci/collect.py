@@ -15,7 +15,14 @@ from typing import Any
 from imagefactory.errors import StoreError
 from imagefactory.files import entries_of
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.manifests import CONFIG_TYPES, INDEX_TYPES, MALFORMED, media_type_of, parse_descriptor
+from imagefactory.oci.manifests import (
+    CONFIG_TYPES,
+    INDEX_TYPES,
+    MALFORMED,
+    media_type_of,
+    parse_config,
+    parse_descriptor,
+)
 from imagefactory.oci.model import Descriptor
 from imagefactory.oci.tree import remove_tree
 from imagefactory.oci.unpack import Unpacked
@@ -27,12 +34,20 @@ _ABOUT_A_DIGEST = ("checks", "scans", "sizes")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freed:
-    """What `collect` removed (or would remove): blobs, unpacked layers and records, and their bytes."""
+    """What `collect` removed (or would remove): blobs, unpacked layers and records, and their bytes.
+
+    `damaged` says by their tags which images are not whole, and why; what they name is kept.
+    """
 
     blobs: int
     unpacked: int
     records: int
     bytes: int
+    damaged: tuple[tuple[str, StoreError], ...] = ()
+
+    def as_json(self) -> dict[str, object]:
+        """The counts."""
+        return {name: getattr(self, name) for name in ("blobs", "unpacked", "records", "bytes")}
 
 
 def collect(
@@ -84,7 +99,13 @@ def _remove_others(layout: Layout, needed: _Needed, *, dry_run: bool) -> Freed:
     # Running images hold their unpacked layers; what a killed one left under run/ the next one sweeps.
     unpacked = Unpacked(layout.path / "unpacked").collect(needed.diff_ids, dry_run=dry_run)
     freed += sum(size for _, size in unpacked)
-    return Freed(blobs=len(blobs), unpacked=len(unpacked), records=len(records), bytes=freed)
+    return Freed(
+        blobs=len(blobs),
+        unpacked=len(unpacked),
+        records=len(records),
+        bytes=freed,
+        damaged=tuple(needed.damaged),
+    )
 
 
 def _records(layout: Layout, digests: set[str]) -> list[Path]:
@@ -118,17 +139,16 @@ class _Needed:
         self.layout = layout
         self.digests: set[str] = set()
         self.diff_ids: set[str] = set()
+        self.damaged: list[tuple[str, StoreError]] = []
 
     def reach_tags(self) -> None:
-        """Adds all that tags need. Raises StoreError where one's image is not whole."""
+        """Adds all that tags need; of an image that is not whole, all that it names."""
         for name, descriptor in self.layout.tags().items():
             try:
                 self._reach(descriptor)
             except StoreError as error:
-                raise StoreError(
-                    f"{error.message} ({name} needs it); nothing was removed",
-                    hint=f"build {name} again, or drop it: `imagefactory store rm {name}`",
-                ) from error
+                hint = f"build or pull {name} again, or drop it: `imagefactory store rm {name}`"
+                self.damaged.append((name, StoreError(f"{name}: {error.message}", hint=hint)))
 
     def reach_whole(self, digest: str) -> None:
         """Adds what nobody named here: where it is not here or not whole, nothing is needed."""
@@ -185,19 +205,21 @@ class _Needed:
                 else:
                     self._reach_blobs(value)
             except MALFORMED as error:
-                raise StoreError(f"{descriptor.digest} in {layout.path} is no manifest") from error
+                raise StoreError(
+                    f"{descriptor.digest} in {layout.path} is no manifest, or its config is none: {error}"
+                ) from error
             records += layout.referring(descriptor.digest)
         return records
 
     def _reach_blobs(self, manifest: Mapping[str, Any]) -> None:
         layout = self.layout
         config, *layers = map(parse_descriptor, (manifest["config"], *manifest["layers"]))
+        self.digests |= {config.digest, *(layer.digest for layer in layers)}
         for descriptor in (config, *layers):
             if not layout.has(descriptor):
                 raise StoreError(f"{descriptor.digest} is missing from {layout.path}, or cut")
-            self.digests.add(descriptor.digest)
         if config.media_type in CONFIG_TYPES:
-            self.diff_ids |= set(json.loads(layout.read(config))["rootfs"]["diff_ids"])
+            self.diff_ids |= set(parse_config(layout.read(config), len(layers)).diff_ids)
 
 
 def _disk_bytes(path: Path) -> int:

@@ -9,13 +9,17 @@ from typing import Any
 
 from imagefactory.errors import RegistryError
 from imagefactory.oci.manifests import (
+    CONFIG_TYPES,
     INDEX_TYPES,
+    MALFORMED,
     MANIFEST_LIMIT,
     MANIFEST_TYPE,
     MANIFEST_TYPES,
+    ImageConfig,
     canonical_json,
     digest_of,
     format_descriptor,
+    parse_config,
     parse_descriptor,
 )
 from imagefactory.oci.model import Descriptor
@@ -138,7 +142,7 @@ def parse_parts(manifest: Manifest) -> tuple[tuple[Descriptor, ...], tuple[Descr
                 f"{digest} is a {kind!r}, which is no image",
                 hint="only OCI images, artifacts and docker's schema 2 can be moved",
             )
-    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+    except MALFORMED as error:
         raise RegistryError(f"the manifest {digest} is malformed: {type(error).__name__}: {error}") from error
     for part in (*children, *blobs):
         if not DIGEST.fullmatch(part.digest) or part.size < 0:
@@ -146,6 +150,20 @@ def parse_parts(manifest: Manifest) -> tuple[tuple[Descriptor, ...], tuple[Descr
                 f"the manifest {digest} names {part.digest[:80]!r}, which is no sha256 digest"
             )
     return tuple(children), tuple(blobs)
+
+
+def read_config(place: Place, manifest: Manifest) -> ImageConfig | None:
+    """The config of an image's manifest, None of an artifact's. Raises RegistryError for a malformed one."""
+    config, *layers = parse_parts(manifest)[1]
+    if config.media_type not in CONFIG_TYPES:
+        return None
+    called = f"the config of {manifest.descriptor.digest}"
+    if config.size > MANIFEST_LIMIT:
+        raise RegistryError(f"{called} has {config.size} bytes")
+    try:
+        return parse_config(b"".join(place.store.read(place.repository, config)), len(layers))
+    except MALFORMED as error:
+        raise RegistryError(f"{called} is malformed: {type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

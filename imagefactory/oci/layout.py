@@ -53,6 +53,7 @@ from imagefactory.oci.manifests import (
     digest_of,
     format_descriptor,
     media_type_of,
+    parse_config,
     parse_descriptor,
 )
 from imagefactory.oci.model import Descriptor, Image, Layer
@@ -295,22 +296,20 @@ class Layout:
         config_descriptor = parse_descriptor(manifest["config"])
         if config_descriptor.media_type not in CONFIG_TYPES:
             raise StoreError(f"{name} is an artifact ({artifact_type(manifest)}), not an image")
-        config = json.loads(self.read(config_descriptor))
+        config = parse_config(self.read(config_descriptor), len(manifest["layers"]))
         layers = tuple(
             Layer(
                 descriptor=parse_descriptor(entry),
                 diff_id=diff_id,
                 title=str(entry.get("annotations", {}).get(TITLE, "")),
             )
-            for entry, diff_id in zip(manifest["layers"], config["rootfs"]["diff_ids"], strict=True)
+            for entry, diff_id in zip(manifest["layers"], config.diff_ids, strict=True)
         )
         for layer in layers:
             if not self.has(layer.descriptor):
                 raise StoreError(
                     f"layer {layer.descriptor.digest} of {name} is missing or cut", hint=_REBUILD
                 )
-        variables = (config.get("config") or {}).get("Env") or []
-        environment = tuple((key, text) for key, _, text in (v.partition("=") for v in variables))
         return Image(
             name=name,
             digest=descriptor.digest,
@@ -318,7 +317,7 @@ class Layout:
             config=config_descriptor.digest,
             size=sum(layer.descriptor.size for layer in layers),
             layers=layers,
-            environment=environment,
+            environment=config.environment,
         )
 
     # --- records ---------------------------------------------------------------------------------

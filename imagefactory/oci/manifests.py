@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from imagefactory.errors import StoreError
@@ -79,7 +81,33 @@ def artifact_type(value: Mapping[str, Any]) -> str:
     return str(kind or "")
 
 
-MALFORMED = (KeyError, IndexError, TypeError, AttributeError, ValueError)
+MALFORMED = (KeyError, IndexError, TypeError, AttributeError, ValueError, RecursionError, OverflowError)
+"""What comes of reading JSON that somebody else wrote as if it were what it should be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageConfig:
+    """What is used here of an image's config (image-spec): the diff ids of its layers, and its variables."""
+
+    diff_ids: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...]
+
+
+def parse_config(data: bytes, layers: int) -> ImageConfig:
+    """The config of an image of so many layers. Raises one of MALFORMED for what is none."""
+    value = json.loads(data)
+    diff_ids, variables = value["rootfs"]["diff_ids"], (value.get("config") or {}).get("Env") or []
+    if not all(isinstance(one, str) for one in (*diff_ids, *variables)):
+        raise ValueError("a diff id or a variable is no text")
+    if len(diff_ids) != layers:
+        raise ValueError(f"it has {len(diff_ids)} diff ids, the image {layers} layers")
+    wrong = next((one for one in diff_ids if not re.fullmatch(r"sha256:[0-9a-f]{64}", one)), None)
+    if wrong is not None:
+        raise ValueError(f"{wrong[:80]!r} is no diff id")
+    split = (variable.partition("=") for variable in variables)
+    return ImageConfig(
+        diff_ids=tuple(diff_ids), environment=tuple((name, content) for name, _, content in split)
+    )
 
 
 def choose_image(name: str, entries: list[Mapping[str, Any]]) -> Descriptor:

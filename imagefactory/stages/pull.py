@@ -13,9 +13,17 @@ from imagefactory.factory import Factory
 from imagefactory.model import Target
 from imagefactory.oci.archive import check_output
 from imagefactory.oci.candidates import plain_tag
-from imagefactory.oci.graph import Graph, Place, choose_platform, parse_parts, read_graph, read_manifest
+from imagefactory.oci.graph import (
+    Graph,
+    Place,
+    choose_platform,
+    parse_parts,
+    read_config,
+    read_graph,
+    read_manifest,
+)
 from imagefactory.oci.layout_store import LayoutStore
-from imagefactory.oci.manifests import CONFIG_TYPES, MANIFEST_TYPES, PLATFORM
+from imagefactory.oci.manifests import MANIFEST_TYPES, PLATFORM
 from imagefactory.oci.mirrors import resolve
 from imagefactory.oci.sif import COMPRESSION, SIF_TYPE, copy_sif, is_sif_manifest, load_sif
 from imagefactory.oci.store import Reference, parse_reference
@@ -61,20 +69,20 @@ def pull_image(access: Access, wanted: Reference, name: str, progress: Progress)
         source = Place(store=open_registry(access, asked.registry, brake), repository=asked.repository)
         choice = choose_platform(read_manifest(source, asked.wanted), PLATFORM)
         graph = read_graph(source, choice.digest)
-        _insist_on_image(graph, asked)
+        _insist_on_image(source, graph, asked)
         sending = Sending(graph=graph, repository=repository, tags=(tag,), brake=brake)
         sent = send(source, LayoutStore(layout), sending, progress)
     return Pulled(name=name, reference=wanted, digest=sent.digest, whole=choice.whole, sent=sent)
 
 
-def _insist_on_image(graph: Graph, asked: Reference) -> None:
-    """Raises RegistryError for a .sif or another artifact, which must not become a target's image."""
-    kinds = [
-        parse_parts(one)[1][0].media_type
-        for one in graph.manifests
-        if one.descriptor.media_type in MANIFEST_TYPES
-    ]
-    if not set(kinds) & set(CONFIG_TYPES):
+def _insist_on_image(source: Place, graph: Graph, asked: Reference) -> None:
+    """Raises RegistryError for a .sif or another artifact, which must not become a target's image.
+
+    Also for an image whose config is malformed: it must not get a name here.
+    """
+    manifests = [one for one in graph.manifests if one.descriptor.media_type in MANIFEST_TYPES]
+    configs = [read_config(source, one) for one in manifests]
+    if not any(configs):
         raise RegistryError(f"{asked} is no image, but an artifact", hint="is it a .sif? add --format sif")
 
 

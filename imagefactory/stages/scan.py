@@ -7,14 +7,21 @@ import hashlib
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from imagefactory.access import Access, open_registry
 from imagefactory.errors import RegistryError, StoreError, UsageError
 from imagefactory.gpu.model import Contents
-from imagefactory.oci.graph import ATTESTATION, Manifest, Place, choose_platform, parse_parts, read_manifest
+from imagefactory.oci.graph import (
+    ATTESTATION,
+    Manifest,
+    Place,
+    choose_platform,
+    parse_parts,
+    read_config,
+    read_manifest,
+)
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.manifests import CONFIG_TYPES, INDEX_TYPES, MANIFEST_LIMIT, PLATFORM
+from imagefactory.oci.manifests import INDEX_TYPES, PLATFORM
 from imagefactory.oci.mirrors import resolve
 from imagefactory.oci.model import Image, Layer, Sif
 from imagefactory.oci.sif import sifs_of
@@ -134,22 +141,13 @@ def _image_manifest(place: Place, root: Manifest) -> Manifest:
 
 
 def _registry_layers(place: Place, manifest: Manifest) -> tuple[Layer, ...]:
-    config, *blobs = parse_parts(manifest)[1]
-    if config.media_type not in CONFIG_TYPES:
+    config = read_config(place, manifest)
+    if config is None:
         raise RegistryError(
             f"{place} {manifest.descriptor.digest} is no image, but an artifact",
             hint="a .sif? `imagefactory pull --format sif`, then inspect the file",
         )
-    if config.size > MANIFEST_LIMIT:
-        raise RegistryError(f"the config of {manifest.descriptor.digest} has {config.size} bytes")
-    try:
-        value: Any = json.loads(b"".join(place.store.read(place.repository, config)))
-        diff_ids = [str(each) for each in value["rootfs"]["diff_ids"]]
-        return tuple(
-            Layer(descriptor=blob, diff_id=diff_id, title="")
-            for blob, diff_id in zip(blobs, diff_ids, strict=True)
-        )
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise RegistryError(
-            f"the config of {manifest.descriptor.digest} is malformed: {type(error).__name__}: {error}"
-        ) from error
+    return tuple(
+        Layer(descriptor=blob, diff_id=diff_id, title="")
+        for blob, diff_id in zip(parse_parts(manifest)[1][1:], config.diff_ids, strict=True)
+    )

@@ -27,6 +27,7 @@ from imagefactory.files import explain_full_disk, replacing
 from imagefactory.oci.candidates import REVOCATION_TYPE, VERDICT_TYPE
 from imagefactory.oci.graph import EMPTY, EMPTY_TYPE, Artifact, Manifest, Place
 from imagefactory.oci.manifests import (
+    MALFORMED,
     MANIFEST_TYPE,
     artifact_type,
     canonical_json,
@@ -309,6 +310,3 @@ def _read_one(place: Place, digest: str, kind: str) -> Attached | None:
         return Attached(digest=digest, kind=kind, envelope=b"", fault="its envelope is missing there")
     data = b"".join(place.store.read(place.repository, layer))
     return Attached(digest=digest, kind=kind, envelope=data)
-
-
-MALFORMED = (KeyError, IndexError, TypeError, AttributeError, ValueError, RecursionError)

@@ -17,9 +17,9 @@ from imagefactory.oci.candidates import STATEMENT_TYPES
 from imagefactory.oci.graph import Place
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.layout_store import LayoutStore
-from imagefactory.oci.manifests import artifact_type, parse_descriptor
+from imagefactory.oci.manifests import MALFORMED, artifact_type, parse_descriptor
 from imagefactory.oci.model import Descriptor
-from imagefactory.verdicts.attached import MALFORMED, Journal, Statement, put_statement
+from imagefactory.verdicts.attached import Journal, Statement, put_statement
 
 TRIES = 5
 

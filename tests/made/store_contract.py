@@ -62,6 +62,26 @@ def image_manifest(store: Store, repository: str, *layers: bytes, **more: object
     return canonical_json(value)
 
 
+CONFIGS_THAT_ARE_NONE = {
+    "without end": b"[" * 100_000,
+    "a list": b"[]",
+    "without layers": b"{}",
+    "too few layers": b'{"rootfs": {"diff_ids": []}}',
+    "layers are objects": b'{"rootfs": {"diff_ids": [{}]}}',
+    "layers are paths": b'{"rootfs": {"diff_ids": ["../../etc"]}}',
+    "a variable is a number": canonical_json(
+        {"rootfs": {"diff_ids": [digest_of(b"one")]}, "config": {"Env": [1]}}
+    ),
+}
+
+
+def odd_image(store: Store, repository: str, config: bytes) -> bytes:
+    """A manifest of an image of one layer that has this config."""
+    value = json.loads(image_manifest(store, repository, b"one"))
+    value["config"] = format_descriptor(put_blob(store, repository, config, CONFIG_TYPE))
+    return canonical_json(value)
+
+
 def image_index(*manifests: Descriptor) -> bytes:
     rows = [format_descriptor(manifest) for manifest in manifests]
     return canonical_json({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": rows})

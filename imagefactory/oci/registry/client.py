@@ -13,10 +13,10 @@ import json
 from collections.abc import Iterator
 
 from imagefactory.errors import RegistryError
-from imagefactory.oci.manifests import digest_of
+from imagefactory.oci.manifests import MALFORMED, digest_of
 from imagefactory.oci.model import Descriptor
 from imagefactory.oci.registry.download import Download
-from imagefactory.oci.registry.exchange import MALFORMED, Ask, RegistryOptions
+from imagefactory.oci.registry.exchange import Ask, RegistryOptions
 from imagefactory.oci.registry.referrers import Referrers
 from imagefactory.oci.registry.session import RegistrySession
 from imagefactory.oci.registry.upload import Upload

@@ -7,9 +7,16 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 
-from imagefactory.oci.manifests import INDEX_TYPES, MANIFEST_LIMIT, MANIFEST_TYPES, digest_of, media_type_of
+from imagefactory.oci.manifests import (
+    INDEX_TYPES,
+    MALFORMED,
+    MANIFEST_LIMIT,
+    MANIFEST_TYPES,
+    digest_of,
+    media_type_of,
+)
 from imagefactory.oci.model import Descriptor
-from imagefactory.oci.registry.exchange import CHUNK, MALFORMED, SMALL, Ask, short_of
+from imagefactory.oci.registry.exchange import CHUNK, SMALL, Ask, short_of
 from imagefactory.oci.registry.session import RegistrySession, Response, read_some
 from imagefactory.oci.store import check_digest, check_wanted
 from imagefactory.web import RefusedError, TransientError

@@ -13,6 +13,7 @@ from random import Random
 from urllib.parse import urlsplit
 
 from imagefactory.oci.credentials import Credentials, anonymous
+from imagefactory.oci.manifests import MALFORMED
 from imagefactory.oci.model import Descriptor
 from imagefactory.progress import format_bytes
 from imagefactory.web import Patience
@@ -53,9 +54,6 @@ class Ask:
     headers: Mapping[str, str] = field(default_factory=dict)
     body: Callable[[], Iterable[bytes]] | bytes = b""
     patient: bool = False
-
-
-MALFORMED = (KeyError, IndexError, TypeError, AttributeError, ValueError, RecursionError, OverflowError)
 
 
 def parse_error(data: bytes) -> tuple[str, str]:

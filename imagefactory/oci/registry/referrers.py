@@ -13,6 +13,7 @@ from typing import Any
 from imagefactory.errors import RegistryError
 from imagefactory.oci.manifests import (
     INDEX_TYPE,
+    MALFORMED,
     artifact_type,
     canonical_json,
     format_descriptor,
@@ -20,7 +21,6 @@ from imagefactory.oci.manifests import (
 )
 from imagefactory.oci.model import Descriptor
 from imagefactory.oci.registry.download import Download
-from imagefactory.oci.registry.exchange import MALFORMED
 from imagefactory.oci.registry.session import RegistrySession
 from imagefactory.oci.registry.upload import Upload
 from imagefactory.oci.store import check_digest

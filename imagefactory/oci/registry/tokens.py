@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from urllib.parse import urlencode, urlsplit
 
 from imagefactory.oci.credentials import Credential
-from imagefactory.oci.registry.exchange import MALFORMED, Ask, RegistryOptions, host_of
+from imagefactory.oci.manifests import MALFORMED
+from imagefactory.oci.registry.exchange import Ask, RegistryOptions, host_of
 from imagefactory.web import RefusedError, TransientError
 
 

@@ -21,6 +21,7 @@ from imagefactory.oci.layout import (
     Layout,
 )
 from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.manifests import MANIFEST_TYPE
 from imagefactory.oci.model import Descriptor, Sif
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.sif import SifOrigin, keep_sif
@@ -28,6 +29,7 @@ from imagefactory.progress import Quiet
 from tests.made.command import Call, json_of
 from tests.made.families import candidate_of, put_index, stored_image
 from tests.made.registry import PASSWORD, USER, RegistryMadeHere, Ways, registry_made_here
+from tests.made.store_contract import CONFIGS_THAT_ARE_NONE, odd_image
 
 ROOT = Path(__file__).parents[3]
 
@@ -236,6 +238,18 @@ def test_pull_by_reference_gives_the_same_digest(
     assert image.digest == graph.root.descriptor.digest
     again = pulled(call, reference)
     assert (again["bytes_received"], again["blobs"]) == (0, {"received": 0, "present": 4})
+
+
+@pytest.mark.parametrize("config", CONFIGS_THAT_ARE_NONE.values(), ids=CONFIGS_THAT_ARE_NONE)
+def test_an_image_without_a_config_gets_no_name_here(
+    registry: RegistryMadeHere, call: Call, config: bytes
+) -> None:
+    client = Registry(registry.host)
+    client.put_manifest("odd", odd_image(client, "odd", config), MANIFEST_TYPE, "1")
+    said = call("pull", f"{registry.host}/odd:1", store="fresh", code=errors.EXIT_REGISTRY)
+    assert "config of sha256:" in said.err
+    assert "is malformed" in said.err
+    assert json_of(call("store", "list", "--json", store="fresh"), "store")["images"] == []
 
 
 @pytest.mark.parametrize("form", ["{target}@{digest}", "{target}:{tag}", "{target}:{tag}@{digest}"])

@@ -17,7 +17,7 @@ from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, canonical_json
 from imagefactory.oci.model import Descriptor, Layer
 from imagefactory.progress import Quiet
 from tests.made.layout import LAYER_TYPE, add_image
-from tests.made.store_contract import artifact, blob, image_manifest
+from tests.made.store_contract import CONFIGS_THAT_ARE_NONE, artifact, blob, image_manifest, odd_image
 
 
 @pytest.fixture
@@ -245,9 +245,29 @@ def test_of_an_index_all_that_is_here_is_kept(layout: Layout, store: LayoutStore
     put_index(store, "1", linux_arm64=arm, linux_amd64=amd, linux_s390x=absent)
     assert collect(layout, Quiet()).blobs == 0
     layout.blob_path(digest_of(b"arm")).unlink()
-    with pytest.raises(StoreError, match=r"missing.*nothing was removed"):
-        collect(layout, Quiet())
+    layout.add(b"loose", LAYER_TYPE)
+    done = collect(layout, Quiet())
+    ((name, error),) = done.damaged
+    assert (name, done.blobs) == ("a:1", 1)
+    assert "is missing" in error.message
+    assert "store rm a:1" in error.hint
     assert store.has("a", amd)
+
+
+@pytest.mark.parametrize("config", CONFIGS_THAT_ARE_NONE.values(), ids=CONFIGS_THAT_ARE_NONE)
+def test_an_image_without_a_config_stops_no_other(layout: Layout, store: LayoutStore, config: bytes) -> None:
+    put_image(store, b"two", tag="1")
+    bad = store.put_manifest("a", odd_image(store, "a", config), MANIFEST_TYPE, "bad")
+    with pytest.raises(StoreError, match="a:bad"):
+        layout.image("a:bad")
+    layout.add(b"loose", LAYER_TYPE)
+    done = collect(layout, Quiet())
+    assert ([name for name, _ in done.damaged], done.blobs) == (
+        ["a:bad"],
+        2,
+    )  # and the config that was put aside
+    assert all(store.has("a", kept) for kept in (bad, blob(b"one"), blob(config)))
+    assert layout.image("a:1") is not None
 
 
 def test_an_artifact_is_kept_and_is_no_image(layout: Layout, store: LayoutStore) -> None:

@@ -6,8 +6,7 @@ import json
 import shutil
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -17,12 +16,10 @@ from imagefactory.gpu.model import Answer, Contents, Library, Modules, Package
 from imagefactory.gpu.predict import predict_all
 from imagefactory.model import LockedWheel
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.manifests import CONFIG_TYPE
-from imagefactory.oci.model import Descriptor
 from imagefactory.oci.sif import SifOrigin, keep_sif
 from imagefactory.progress import Quiet
 from imagefactory.report.inspect import Inspection, answer_amd, format_inspection, library_versions
-from imagefactory.stages import inspect, scan
+from imagefactory.stages import inspect
 from tests.made.command import Call
 from tests.made.gpu_code import library
 from tests.made.layout import add_image
@@ -263,15 +260,6 @@ def test_an_image_of_a_registry_is_read_through_and_remembered(
         assert call(name).out == said.out
         assert _blobs_read(registry) == read + 1  # its config alone
         assert call(f"{registry.host}/pytorch:9").code == errors.EXIT_REGISTRY
-
-
-def test_a_config_without_end_is_malformed(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = Descriptor(media_type=CONFIG_TYPE, digest="sha256:" + "0" * 64, size=100_000)
-    monkeypatch.setattr("imagefactory.stages.scan.parse_parts", lambda _: ((), (config,)))
-    place = SimpleNamespace(repository="x", store=SimpleNamespace(read=lambda *_: iter([b"[" * 100_000])))
-    manifest = SimpleNamespace(descriptor=config)
-    with pytest.raises(errors.RegistryError, match="is malformed: RecursionError"):
-        scan._registry_layers(cast("Any", place), cast("Any", manifest))
 
 
 def _push(layout: Layout, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
