@@ -55,8 +55,9 @@ from imagefactory.engines.wheel_layer import Prefix
 from imagefactory.errors import BuildError, StoreError
 from imagefactory.files import explain_full_disk
 from imagefactory.model import Definition, LockedConda, LockedPackage, LockedWheel, Mount, RunSpec
+from imagefactory.oci.blob_writer import BlobWriter
 from imagefactory.oci.layers import END_OF_ARCHIVE, Segment, codec
-from imagefactory.oci.layout import BlobWriter, Layout, reference
+from imagefactory.oci.layout import Layout, reference
 from imagefactory.oci.manifests import (
     CONFIG_TYPE,
     INDEX_TYPE,

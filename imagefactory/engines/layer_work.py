@@ -27,8 +27,9 @@ from imagefactory.engines.wheel_layer import LaidFile, lay_wheel
 from imagefactory.errors import BuildError
 from imagefactory.files import explain_full_disk
 from imagefactory.model import Mount, RunSpec
+from imagefactory.oci.blob_writer import BlobWriter
 from imagefactory.oci.layers import CHUNK, END_OF_ARCHIVE, Segment, Sink, codec
-from imagefactory.oci.layout import BlobWriter, Layout
+from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import canonical_json, hash_key
 from imagefactory.oci.model import Layer
 from imagefactory.progress import Progress

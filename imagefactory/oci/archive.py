@@ -17,10 +17,10 @@ from typing import IO, Any
 from imagefactory.errors import StoreError, UsageError
 from imagefactory.files import replacing
 from imagefactory.oci.docker_archive import write_docker
-from imagefactory.oci.layout import Layout
+from imagefactory.oci.layout import REBUILD, Layout
 from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, REF_NAME, canonical_json, parse_descriptor
 from imagefactory.oci.model import Descriptor, Image
-from imagefactory.oci.plain_tar import REBUILD, PlainTar, damaged_blob, file_chunks, missing_blob
+from imagefactory.oci.plain_tar import PlainTar, file_chunks, missing_blob
 from imagefactory.progress import Progress
 
 FORMATS = ("oci-archive", "docker-archive")
@@ -74,7 +74,7 @@ def _oci(layout: Layout, image: Image, tar: PlainTar) -> Iterator[int]:
         hexes = descriptor.digest.removeprefix("sha256:")
         found = tar.stream(f"blobs/sha256/{hexes}", file_chunks(layout.blob_path(descriptor.digest)))
         if found != descriptor.digest:
-            raise damaged_blob(layout, descriptor.digest)
+            raise layout.damaged(descriptor.digest)
         if descriptor.digest in layers:
             yield descriptor.size
 

@@ -20,13 +20,13 @@ from typing import IO, Any
 
 from imagefactory.errors import StoreError
 from imagefactory.files import explain_full_disk
+from imagefactory.oci.blob_writer import BlobWriter
 from imagefactory.oci.layers import BLOCK, CHUNK, END_OF_ARCHIVE, Codec
-from imagefactory.oci.layout import BlobWriter, Layout
+from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import canonical_json
 from imagefactory.oci.model import Descriptor, Image, Layer
 from imagefactory.oci.plain_tar import (
     PlainTar,
-    damaged_blob,
     file_chunks,
     layer_tar,
     missing_blob,
@@ -38,7 +38,7 @@ def write_docker(layout: Layout, image: Image, tar: PlainTar) -> Iterator[int]:
     """Yields the (compressed) bytes of each layer that is written."""
     config = layout.read(Descriptor(media_type="", digest=image.config, size=0))
     if json.loads(config)["rootfs"]["diff_ids"] != [layer.diff_id for layer in image.layers]:
-        raise damaged_blob(layout, image.config)
+        raise layout.damaged(image.config)
     names = [f"{layer.diff_id.removeprefix('sha256:')}/layer.tar" for layer in image.layers]
     config_name = f"{image.config.removeprefix('sha256:')}.json"
     manifest = [{"Config": config_name, "RepoTags": [image.name], "Layers": names}]
@@ -50,7 +50,7 @@ def write_docker(layout: Layout, image: Image, tar: PlainTar) -> Iterator[int]:
             written.add(name)
             tar.folder(name.partition("/")[0])
             if tar.stream(name, layer_tar(layout, layer)) != layer.diff_id:
-                raise damaged_blob(layout, layer.descriptor.digest)
+                raise layout.damaged(layer.descriptor.digest)
         yield layer.descriptor.size
 
 
@@ -81,7 +81,7 @@ def stream_docker(layout: Layout, image: Image, name: str) -> Iterator[bytes]:
         except FileNotFoundError:
             raise missing_blob(layout, digest) from None
         if left:
-            raise damaged_blob(layout, digest)
+            raise layout.damaged(digest)
         yield bytes(-descriptor.size % BLOCK)
     yield END_OF_ARCHIVE
 

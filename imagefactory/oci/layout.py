@@ -23,7 +23,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from imagefactory.files import (
     used_by_nobody,
 )
 from imagefactory.model import Target
+from imagefactory.oci.blob_writer import BlobWriter
 from imagefactory.oci.manifests import (
     CONFIG_TYPES,
     INDEX_TYPE,
@@ -66,44 +67,6 @@ def reference(target: Target) -> str:
     return f"{target.family}:{target.name.removeprefix(target.family + '-')}"
 
 
-class BlobWriter:
-    """A blob on its way into the layout: hashed while written, visible only once committed."""
-
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
-        handle, self.path = create_in(layout.tmp, "blob-")
-        self._file = os.fdopen(handle, "wb")
-        self._hash = hashlib.sha256()
-        self.size = 0
-
-    def write(self, data: bytes) -> None:
-        self._file.write(data)
-        self._hash.update(data)
-        self.size += len(data)
-
-    @property
-    def digest(self) -> str:
-        """Of what was written so far."""
-        return f"sha256:{self._hash.hexdigest()}"
-
-    def commit(self, media_type: str) -> Descriptor:
-        self._file.flush()
-        os.fchmod(self._file.fileno(), 0o644)
-        self._file.close()
-        digest = self.digest
-        move_to(self.path, self.layout.blob_path(digest))
-        return Descriptor(media_type=media_type, digest=digest, size=self.size)
-
-    def __enter__(self) -> BlobWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            self._file.close()  # writes what is buffered, so a full disk speaks here too
-        finally:
-            self.path.unlink(missing_ok=True)
-
-
 class Layout:
     """The store in `path`. It is made when first written to."""
 
@@ -129,26 +92,39 @@ class Layout:
 
     def add(self, data: bytes, media_type: str) -> Descriptor:
         descriptor = Descriptor(media_type=media_type, digest=digest_of(data), size=len(data))
-        if not self._holds(descriptor):
+        if not self.holds(descriptor):
             with explain_full_disk(self.path), BlobWriter(self) as writer:
                 writer.write(data)
                 writer.commit(media_type)
         return descriptor
 
-    def _holds(self, descriptor: Descriptor) -> bool:
+    def holds(self, descriptor: Descriptor) -> bool:
+        """Whether the blob is there, every byte of it read. What is not as its digest says is removed."""
+        path = self.blob_path(descriptor.digest)
         try:
-            return digest_of(self.blob_path(descriptor.digest).read_bytes()) == descriptor.digest
+            with path.open("rb") as file:
+                found = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
         except FileNotFoundError:
             return False
+        if found != descriptor.digest:
+            with suppress(OSError):  # another's store, which he alone can mend
+                path.unlink()  # its size says that it is whole: nobody would make it anew
+        return found == descriptor.digest
+
+    def damaged(self, digest: str) -> StoreError:
+        """What to raise for a blob that could not be read as what it is; one that changed is removed."""
+        if self.holds(Descriptor(media_type="", digest=digest, size=0)):
+            return StoreError(f"blob {digest} in {self.path} is not what its manifest says")
+        return StoreError(f"blob {digest} in {self.path} was damaged, and is removed", hint=REBUILD)
 
     def read(self, descriptor: Descriptor) -> bytes:
         """The bytes of a small blob. Raises StoreError when it is missing or is not what its digest says."""
         try:
             data = self.blob_path(descriptor.digest).read_bytes()
         except FileNotFoundError:
-            raise StoreError(f"blob {descriptor.digest} is missing from {self.path}", hint=_REBUILD) from None
+            raise StoreError(f"blob {descriptor.digest} is missing from {self.path}", hint=REBUILD) from None
         if digest_of(data) != descriptor.digest:
-            raise StoreError(f"blob {descriptor.digest} in {self.path} is damaged", hint=_REBUILD)
+            raise self.damaged(descriptor.digest)
         return data
 
     def manifest(self, digest: str) -> tuple[Descriptor, bytes] | None:
@@ -307,9 +283,7 @@ class Layout:
         )
         for layer in layers:
             if not self.has(layer.descriptor):
-                raise StoreError(
-                    f"layer {layer.descriptor.digest} of {name} is missing or cut", hint=_REBUILD
-                )
+                raise StoreError(f"layer {layer.descriptor.digest} of {name} is missing or cut", hint=REBUILD)
         return Image(
             name=name,
             digest=descriptor.digest,
@@ -396,4 +370,4 @@ class Layout:
             yield
 
 
-_REBUILD = "build it again: `imagefactory build TARGET` makes what is missing"
+REBUILD = "build or pull it again: `imagefactory build TARGET` makes what is missing"

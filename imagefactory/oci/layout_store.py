@@ -13,7 +13,8 @@ from typing import Any
 
 from imagefactory.errors import StoreError
 from imagefactory.files import explain_full_disk
-from imagefactory.oci.layout import BlobWriter, Layout
+from imagefactory.oci.blob_writer import BlobWriter
+from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import INDEX_TYPES, MALFORMED, digest_of, media_type_of, parse_descriptor
 from imagefactory.oci.model import Descriptor
 from imagefactory.oci.store import DIGEST, Source, check_repository, check_wanted
@@ -22,10 +23,14 @@ _CHUNK = 1 << 20
 
 
 class LayoutStore:
-    """`layout` as a Store. Safe to use from several threads and processes. Raises StoreError."""
+    """`layout` as a Store. Safe to use from several threads and processes. Raises StoreError.
 
-    def __init__(self, layout: Layout) -> None:
+    With `every_byte` a blob that is there is read before it counts as one, and comes anew where it changed.
+    """
+
+    def __init__(self, layout: Layout, *, every_byte: bool = False) -> None:
         self.layout = layout
+        self._has = layout.holds if every_byte else layout.has
 
     @property
     def name(self) -> str:
@@ -34,7 +39,7 @@ class LayoutStore:
     # --- blobs -----------------------------------------------------------------------------------
 
     def has(self, repository: str, descriptor: Descriptor) -> bool:  # noqa: ARG002
-        return self.layout.has(descriptor)
+        return self._has(descriptor)
 
     def read(self, repository: str, descriptor: Descriptor, offset: int = 0) -> Iterator[bytes]:  # noqa: ARG002
         path = self.layout.blob_path(descriptor.digest)
@@ -54,11 +59,11 @@ class LayoutStore:
                     sha256.update(data)
                 yield data
         if left or (sha256 and f"sha256:{sha256.hexdigest()}" != descriptor.digest):
-            raise StoreError(f"blob {descriptor.digest} in {self.name} is damaged")
+            raise self.layout.damaged(descriptor.digest)
 
     def write(self, repository: str, descriptor: Descriptor, source: Source) -> int:  # noqa: ARG002
         """As Store has it: always from `source(0)`, for nothing is kept of what did not come whole."""
-        if self.layout.has(descriptor):
+        if self._has(descriptor):
             return 0
         with explain_full_disk(self.layout.path), BlobWriter(self.layout) as blob:
             for data in source(0):

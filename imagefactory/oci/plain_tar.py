@@ -12,7 +12,7 @@ from typing import IO
 
 from imagefactory.errors import StoreError
 from imagefactory.oci.layers import BLOCK, CHUNK, END_OF_ARCHIVE, codec
-from imagefactory.oci.layout import Layout
+from imagefactory.oci.layout import REBUILD, Layout
 from imagefactory.oci.model import Layer
 
 _RECORD = 10240
@@ -35,7 +35,7 @@ def layer_tar(layout: Layout, layer: Layer) -> Iterator[bytes]:
     except Exception as error:  # each codec has errors of its own; gzip's is an OSError without number
         if isinstance(error, StoreError) or (isinstance(error, OSError) and error.errno):
             raise
-        raise damaged_blob(layout, layer.descriptor.digest) from error
+        raise layout.damaged(layer.descriptor.digest) from error
 
 
 class PlainTar:
@@ -75,13 +75,6 @@ class PlainTar:
         info.mode = 0o755 if kind == tarfile.DIRTYPE else 0o644
         # GNU's format: one block whatever the size, so that it can be written over.
         self._stream.write(info.tobuf(tarfile.GNU_FORMAT))
-
-
-REBUILD = "build it again: `imagefactory build TARGET` makes what is missing"
-
-
-def damaged_blob(layout: Layout, digest: str) -> StoreError:
-    return StoreError(f"blob {digest} in {layout.path} is damaged", hint=REBUILD)
 
 
 def missing_blob(layout: Layout, digest: str) -> StoreError:

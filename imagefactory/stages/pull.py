@@ -71,7 +71,7 @@ def pull_image(access: Access, wanted: Reference, name: str, progress: Progress)
         graph = read_graph(source, choice.digest)
         _insist_on_image(source, graph, asked)
         sending = Sending(graph=graph, repository=repository, tags=(tag,), brake=brake)
-        sent = send(source, LayoutStore(layout), sending, progress)
+        sent = send(source, LayoutStore(layout, every_byte=True), sending, progress)
     return Pulled(name=name, reference=wanted, digest=sent.digest, whole=choice.whole, sent=sent)
 
 
@@ -124,7 +124,7 @@ def pull_sif(access: Access, wanted: Reference, options: SifPull, progress: Prog
             alone = not json.loads(graph.root.data).get("subject")
             tags = (f"{tag.removesuffix('.sif')}.sif",) if alone else (f"{tag}-{found[7:19]}.sif",)
             sending = Sending(graph=graph, repository=repository, tags=tags)
-            send(source, LayoutStore(access.layout), sending, progress)
+            send(source, LayoutStore(access.layout, every_byte=True), sending, progress)
             sif, how = load_sif(access.layout, found), "the registry's own"
             copy_sif(sif, output := options.output or Path(sif.name), progress)
     else:

@@ -16,8 +16,9 @@ from pathlib import Path
 from imagefactory.engines.base.image import BaseImage, format_time, write_index
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.model import Base, Definition, Lock, Target, Where
+from imagefactory.oci.blob_writer import BlobWriter
 from imagefactory.oci.layers import CHUNK, codec
-from imagefactory.oci.layout import BlobWriter, Layout
+from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, canonical_json, format_descriptor
 from imagefactory.oci.model import Layer
 from imagefactory.oci.unpack import Unpacked

@@ -17,8 +17,9 @@ from imagefactory.files import explain_full_disk
 from imagefactory.lock.debian.file import format_base_lock, parse_base_lock
 from imagefactory.lock.debian.sources import DebianMirror
 from imagefactory.model import Base, BaseLock
+from imagefactory.oci.blob_writer import BlobWriter
 from imagefactory.oci.layers import CHUNK, codec
-from imagefactory.oci.layout import BlobWriter, Layout
+from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import (
     CONFIG_TYPE,
     INDEX_TYPE,

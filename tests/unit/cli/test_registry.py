@@ -21,7 +21,7 @@ from imagefactory.oci.layout import (
     Layout,
 )
 from imagefactory.oci.layout_store import LayoutStore
-from imagefactory.oci.manifests import MANIFEST_TYPE
+from imagefactory.oci.manifests import MANIFEST_TYPE, digest_of
 from imagefactory.oci.model import Descriptor, Sif
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.sif import SifOrigin, keep_sif
@@ -238,6 +238,19 @@ def test_pull_by_reference_gives_the_same_digest(
     assert image.digest == graph.root.descriptor.digest
     again = pulled(call, reference)
     assert (again["bytes_received"], again["blobs"]) == (0, {"received": 0, "present": 4})
+
+
+def test_pull_brings_a_layer_anew_that_changed_here(
+    call: Call, registry: RegistryMadeHere, graph: Graph, tmp_path: Path
+) -> None:
+    push(call, registry, "one-12.1-cu121", path="")
+    reference = f"{registry.host}/one:{candidate_of(graph)}"
+    pulled(call, reference)
+    layer = max(graph.blobs, key=lambda blob: blob.size)
+    path = Layout(tmp_path / "fresh").blob_path(layer.digest)
+    path.write_bytes(b"x" * layer.size)
+    assert pulled(call, reference)["blobs"] == {"received": 1, "present": 3}
+    assert digest_of(path.read_bytes()) == layer.digest
 
 
 @pytest.mark.parametrize("config", CONFIGS_THAT_ARE_NONE.values(), ids=CONFIGS_THAT_ARE_NONE)

@@ -175,7 +175,7 @@ def test_harmed_layer_is_refused_and_the_old_file_stays(kind, harm, which, layou
 def test_config_that_names_other_layers_is_refused(layout: Layout, tmp_path: Path) -> None:
     image = make_image(layout)
     wrong = replace(image, layers=image.layers[::-1])
-    with pytest.raises(StoreError, match="damaged"):
+    with pytest.raises(StoreError, match="is not what its manifest says"):
         export(layout, wrong, tmp_path / "image.tar", kind="docker-archive", progress=Quiet())
 
 

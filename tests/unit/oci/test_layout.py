@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import StoreError
+from imagefactory.oci.blob_writer import BlobWriter
 from imagefactory.oci.collect import collect
-from imagefactory.oci.layout import BlobWriter, Layout
+from imagefactory.oci.layout import Layout
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, canonical_json, digest_of, format_descriptor
 from imagefactory.oci.model import Descriptor, Layer
@@ -268,6 +269,29 @@ def test_an_image_without_a_config_stops_no_other(layout: Layout, store: LayoutS
     )  # and the config that was put aside
     assert all(store.has("a", kept) for kept in (bad, blob(b"one"), blob(config)))
     assert layout.image("a:1") is not None
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_blob_that_changed_is_removed_where_it_is_read(layout: Layout, store: LayoutStore) -> None:
+    """Its size is right: who looks for what to make again would take it for whole."""
+    layer = Layer(descriptor=layout.add(b"one", LAYER_TYPE), diff_id=digest_of(b"one"), title="")
+    layout.record_layer("ab", layer)
+    whole = layout.add(b"two", LAYER_TYPE)
+    flip(layout.blob_path(layer.descriptor.digest))
+    assert layout.recall_layer("ab") == layer
+    with pytest.raises(StoreError, match="was damaged, and is removed") as caught:
+        list(store.read("a", layer.descriptor))
+    assert "build or pull it again" in caught.value.hint
+    assert layout.recall_layer("ab") is None
+    layout.add(b"one", LAYER_TYPE)
+    assert layout.recall_layer("ab") == layer
+    assert "is not what its manifest says" in layout.damaged(whole.digest).message
+    assert layout.has(whole)
 
 
 def test_an_artifact_is_kept_and_is_no_image(layout: Layout, store: LayoutStore) -> None:
