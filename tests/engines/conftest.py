@@ -14,6 +14,7 @@ from tests.services.channels import real_channels  # noqa: F401
 from tests.services.environments import Environment, find_environment, make_environment
 from tests.services.fixtures import real_services  # noqa: F401
 from tests.services.once import once
+from tests.services.sandbox import caller, ground, layers  # noqa: F401
 
 
 @pytest.fixture(scope="session")

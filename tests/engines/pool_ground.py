@@ -30,9 +30,9 @@ from imagefactory.oci.model import Descriptor, Layer
 from imagefactory.settings.load import load_settings
 from imagefactory.stages.define import define_target
 from imagefactory.stages.lock import wanted_hash
-from tests.engines.test_sandbox import PYTHON, entry, host_files
 from tests.services import libcuda
 from tests.services.condor import CondorPool
+from tests.services.sandbox import PYTHON, entry, host_files
 
 TREE = Path(__file__).parents[2]
 LIBRARY = "usr/lib/x86_64-linux-gnu/libcuda.so.1"

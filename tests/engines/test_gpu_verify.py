@@ -35,9 +35,9 @@ from imagefactory.verdicts.keys import keys_folder, make_key
 from imagefactory.verdicts.model import Standing
 from imagefactory.verify.evidence import LocalEvidence
 from imagefactory.workflow import Verified, prove_image
-from tests.engines.test_sandbox import PYTHON, entry, host_files
 from tests.services import libcuda
 from tests.services.gpu_host import Told, make_host
+from tests.services.sandbox import PYTHON, entry, host_files
 
 ROOT = Path(__file__).parents[2]
 NAME = "tiny-12.1-cu121"
