@@ -283,6 +283,16 @@ def explain(step: str, number: int, detail: str) -> FactoryError:
         return StoreError(
             f"the image has no folder there, but a link or file: {detail}", hint="it is not usable"
         )
+    if step == "target":
+        return StoreError(
+            f"{detail}, which is the sandbox's own",
+            hint="name another mount target, if it is one; else use another image",
+        )
+    if step == "openat2":
+        return ToolError(
+            f"this machine refuses a system call that the sandbox needs (openat2: {detail})",
+            hint="boot Linux 5.12 or newer; in a container, `imagefactory doctor` says how to start it",
+        )
     if step == "layers":
         return StoreError(f"a layer cannot be read: {detail}", hint="run again: layers are unpacked anew")
     if step == "scratch" and number in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EPERM, errno.EDQUOT):

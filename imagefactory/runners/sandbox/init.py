@@ -33,6 +33,7 @@ from .syscalls import (
     SECUREBITS_LOCKED,
     SetupError,
     check,
+    close_all_but,
     prctl,
     raise_loopback,
     step,
@@ -81,8 +82,6 @@ class Init:
         root.build()
         with step("terminal"):
             follower = self.open_terminal()
-        with step("limits"):
-            write_file("/proc/sys/user/max_user_namespaces", "0")
         root.protect_proc()
         self.give_up_privileges()
         if not self.plan["argv"]:
@@ -178,7 +177,7 @@ class Init:
                     os.dup2(follower, fd)
             if self.report != 3:
                 os.dup2(self.report, 3, inheritable=False)
-            os.closerange(4, 1 << 30)
+            close_all_but(3)
             with step("workdir", plan["workdir"]):
                 os.chdir(plan["workdir"])
             environment = {os.fsencode(key): os.fsencode(value) for key, value in plan["environment"]}

@@ -19,7 +19,7 @@ from typing import Any
 
 from .init import FORWARDED, Init
 from .streams import Relay, forget_stdio, read_all, receive_terminal, write_file
-from .syscalls import CLONE_NEWPID, CLONE_NEWUSER, SetupError, step, unshare
+from .syscalls import CLONE_NEWPID, CLONE_NEWUSER, SetupError, close_all_but, step, unshare
 
 END_NOW = signal.SIGUSR2
 
@@ -196,11 +196,8 @@ class Keeper:
         with step("fork"):
             self.init = os.fork()
         if self.init == 0:
-            os.close(report)
-            os.close(alive)
-            terminal.close()
-            os.close(self.status)
-            os.close(caller)
+            # Folders, locks and pipes of this process are no business of one that builds a stranger's root.
+            close_all_but(report_in, alive_out, terminal_in.fileno())
             Init(self.plan, scratch, report_in, alive_out, terminal_in).run(mask)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.close(report_in)
@@ -225,6 +222,7 @@ class Keeper:
                 relay.drain()
         code = os.waitstatus_to_exitcode(os.waitpid(self.init, 0)[1])
         self.init = 0
+        os.close(alive)  # open until now: its other end tells the init that this process lives
         seconds = time.monotonic() - began
         if code < 0:
             code = 128 - code
@@ -255,6 +253,7 @@ class Keeper:
 
 
 def main(plan_fd: int, status_fd: int) -> int:
+    close_all_but(plan_fd, status_fd)
     for fd in (plan_fd, status_fd):
         os.set_inheritable(fd, False)
     plan = json.loads(read_all(plan_fd))

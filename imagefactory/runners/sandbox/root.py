@@ -7,9 +7,11 @@ import ctypes
 import errno
 import os
 import stat
+import sys
 from typing import Any
 
 from .seccomp import ARCHITECTURES
+from .streams import write_file
 from .syscalls import (
     ATTR_NODEV,
     ATTR_NOEXEC,
@@ -30,11 +32,15 @@ from .syscalls import (
     clone_tree,
     close_folder,
     mount,
-    new_proc,
+    move,
+    new_mount,
+    open_beneath,
+    open_root,
     restrict,
     step,
     syscall,
 )
+from .targets import open_target
 
 # What a process of any user can read about, or do to, the whole machine. Missing ones are passed over.
 MASKED = (
@@ -45,6 +51,7 @@ MASKED = (
 )  # fmt: skip
 # With a GPU all of /sys is shown (NCCL and NVML read the machine's topology there), except these.
 MASKED_SYS = ("/sys/firmware", "/sys/fs", "/sys/kernel", "/sys/power", "/sys/hypervisor")
+CLOSED = ("proc", "sys", "dev")  # folders of the image that we cover, and where nothing else is mounted
 SYS_PARTS = ("/sys/devices/system/cpu", "/sys/devices/system/node")
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 
@@ -65,7 +72,11 @@ class Root:
         root = os.path.join(self.scratch, "root")
         self.mount_overlay(root)
         with step("proc"):
-            proc = new_proc()
+            proc = new_mount("proc", ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC)
+        with step(
+            "limits"
+        ):  # now, by a /proc that no path leads to: later the image's links would have a say
+            write_file("sys/user/max_user_namespaces", "0", folder=proc)
         device = ATTR_NOSUID | ATTR_NOEXEC
         devices = [
             (f"/dev/{name}", self.tree(f"/dev/{name}", device))
@@ -77,7 +88,7 @@ class Root:
         devices += [(path, self.tree(path, ATTR_NOSUID)) for path in driver["devices"]]
         libraries = [
             (
-                f"{driver['folder']}/{part}/{os.path.basename(path)}",
+                f"{part}/{os.path.basename(path)}",
                 self.tree(path, ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV),
             )
             for part in ("libraries", "programs")
@@ -98,29 +109,44 @@ class Root:
             syscall(ARCHITECTURES[plan["machine"]]["pivot_root"], b".", b".")
             check(LIBC.umount2(b".", ctypes.c_int(MNT_DETACH)))
             os.chdir("/")
-        # From here on every path is the image's.
-        for path in ("/proc", "/sys", "/dev", "/tmp"):
-            with step("image", path):
-                if not stat.S_ISDIR(os.lstat(path).st_mode):
-                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        with step("proc"):
-            attach(proc, "/proc")
-        with step("dev"):
-            self.make_dev(devices)
-        with step("sys"):
-            self.make_sys(system)
+        # From here on every path is the image's, and its files are no modules of ours.
+        sys.path.clear()
+        sys.meta_path.clear()
+        with step("openat2"):
+            self.root = open_root()
+        own = {name: self.open_own(name) for name in ("proc", "sys", "dev", "tmp")}
         with step("tmp"):
             if scratch_tmp is None:
-                mount("tmpfs", "/tmp", MS_NOSUID | MS_NODEV, "mode=1777")
-            else:
-                attach(scratch_tmp, "/tmp")
+                scratch_tmp = new_mount("tmpfs", ATTR_NOSUID | ATTR_NODEV, mode="1777")
+            attach(scratch_tmp, own["tmp"])
         if plan["driver"]:
             with step("driver"):
                 self.make_driver(driver, libraries)
         for target, tree in mounts:
             with step("mount", target):
-                self.make_target(target, tree)
-                attach(tree, target)
+                attach(tree, self.target(target, folder=is_folder(tree)))
+        # After all that an image's links lead to: until now they find no device, no setting and no process.
+        with step("dev"):
+            self.make_dev(own["dev"], devices)
+        with step("sys"):
+            self.make_sys(own["sys"], system)
+        with step("proc"):
+            attach(proc, own["proc"])
+        os.close(self.root)
+
+    def open_own(self, name: str) -> int:
+        with step("image", f"/{name}"):
+            place = open_beneath(self.root, name)
+            if not is_folder(place):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            return place
+
+    def target(self, path: str, *, folder: bool) -> int:
+        place = open_target(self.root, path, folder=folder, closed=CLOSED)
+        if is_folder(place) != folder:
+            number = errno.ENOTDIR if folder else errno.EISDIR
+            raise OSError(number, os.strerror(number))
+        return place
 
     def tree(self, path: str, attributes: int) -> int:
         with step("mount-source", path):
@@ -170,59 +196,53 @@ class Root:
             os.close(upper)
             os.close(work)
 
-    def make_dev(self, devices: list[tuple[str, int]]) -> None:
-        mount("tmpfs", "/dev", MS_NOSUID | MS_NOEXEC, "mode=0755,size=64k")
+    def make_dev(self, place: int, devices: list[tuple[str, int]]) -> None:
+        dev = new_mount("tmpfs", ATTR_NOSUID | ATTR_NOEXEC, mode="0755", size="64k")
+        move(dev, place)
         for path, tree in devices:
-            self.make_target(path, tree)
-            attach(tree, path)
+            attach(tree, open_target(dev, path.removeprefix("/dev/"), folder=is_folder(tree)))
         for name in ("shm", "pts", "mqueue"):
-            os.mkdir(f"/dev/{name}", 0o755)
+            os.mkdir(name, 0o755, dir_fd=dev)
         mount("tmpfs", "/dev/shm", MS_NOSUID | MS_NODEV, "mode=1777")
         mount("devpts", "/dev/pts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620")
         mount("mqueue", "/dev/mqueue", MS_NOSUID | MS_NODEV | MS_NOEXEC)
         links = {"ptmx": "pts/ptmx", "fd": "/proc/self/fd", "stdin": "/proc/self/fd/0"}
         links |= {"stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2"}
         for name, target in links.items():
-            os.symlink(target, f"/dev/{name}")
-        close_folder("/dev")
+            os.symlink(target, name, dir_fd=dev)
+        close_folder(dev)
+        os.close(dev)
 
-    def make_sys(self, parts: list[tuple[str, int]]) -> None:
+    def make_sys(self, place: int, parts: list[tuple[str, int]]) -> None:
         if self.plan["driver"]:
-            for path, tree in parts:
-                attach(tree, path)
+            ((_, tree),) = parts
+            attach(tree, place)
             for path in MASKED_SYS:
                 if os.path.isdir(path):
                     mount("tmpfs", path, MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, "mode=0555")
             return
-        mount("tmpfs", "/sys", MS_NOSUID | MS_NODEV | MS_NOEXEC, "mode=0755,size=64k")
+        system = new_mount("tmpfs", ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC, mode="0755", size="64k")
+        move(system, place)
         for path, tree in parts:
-            os.makedirs(path)
-            attach(tree, path)
-        close_folder("/sys")
+            attach(tree, open_target(system, path.removeprefix("/sys/"), folder=True))
+        close_folder(system)
+        os.close(system)
 
     def make_driver(self, driver: dict[str, Any], files: list[tuple[str, int]]) -> None:
-        mount("tmpfs", driver["folder"], MS_NOSUID | MS_NODEV, "mode=0755,size=1m")
-        for target, tree in files:
-            self.make_target(target, tree)
-            attach(tree, target)
+        folder = new_mount("tmpfs", ATTR_NOSUID | ATTR_NODEV, mode="0755", size="1m")
+        move(folder, self.target(driver["folder"], folder=True))
+        for path, tree in files:
+            attach(tree, open_target(folder, path, folder=is_folder(tree)))
         for name, target in driver["links"]:
             with contextlib.suppress(FileExistsError):
-                os.symlink(target, f"{driver['folder']}/libraries/{name}")
-        close_folder(driver["folder"])
-
-    def make_target(self, target: str, tree: int) -> None:
-        """The place for a mount: the skeleton has it, unless a link of the image leads elsewhere."""
-        if os.path.exists(target):
-            return
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        if stat.S_ISDIR(os.fstat(tree).st_mode):
-            os.mkdir(target)
-        else:
-            os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+                os.symlink(target, f"libraries/{name}", dir_fd=folder)
+        close_folder(folder)
+        os.close(folder)
 
     def protect_proc(self) -> None:
-        """What is the machine's and not a process's: read-only, or covered. Comes last, as we write there."""
+        """What is the machine's and not a process's: read-only, or covered."""
         with step("proc-masks"):
+            proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             for name in sorted(os.listdir("/proc")):
                 path = f"/proc/{name}"
                 found = os.lstat(path)
@@ -232,8 +252,13 @@ class Root:
                     if stat.S_ISDIR(found.st_mode):
                         mount("tmpfs", path, MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, "mode=0555")
                     else:
-                        attach(clone_tree("/dev/null"), path)
+                        attach(clone_tree("/dev/null"), open_beneath(proc, name))
                 elif stat.S_ISDIR(found.st_mode) or found.st_mode & 0o222:
                     tree = clone_tree(path)
                     restrict(tree, ATTR_RDONLY)
-                    attach(tree, path)
+                    attach(tree, open_beneath(proc, name))
+            os.close(proc)
+
+
+def is_folder(fd: int) -> bool:
+    return stat.S_ISDIR(os.fstat(fd).st_mode)

@@ -18,10 +18,11 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 1638
 MNT_DETACH = 2
 # System calls newer than most C libraries; their numbers are the same on every architecture.
 SYS_OPEN_TREE, SYS_MOVE_MOUNT, SYS_FSOPEN, SYS_FSCONFIG, SYS_FSMOUNT = 428, 429, 430, 431, 432
-SYS_MOUNT_SETATTR = 442
+SYS_CLOSE_RANGE, SYS_OPENAT2, SYS_MOUNT_SETATTR = 436, 437, 442
 AT_FDCWD, AT_EMPTY_PATH, AT_RECURSIVE, OPEN_TREE_CLONE = -100, 0x1000, 0x8000, 1
-MOVE_FROM_FD, MOVE_FOLLOWS_LINKS = 4, 0x10
-FSCONFIG_CREATE, FSOPEN_CLOEXEC, FSMOUNT_CLOEXEC = 6, 1, 1
+MOVE_FROM_FD, MOVE_TO_FD = 4, 0x40
+FSCONFIG_STRING, FSCONFIG_CREATE, FSOPEN_CLOEXEC, FSMOUNT_CLOEXEC = 1, 6, 1, 1
+RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH, RESOLVE_IN_ROOT = 2, 4, 8, 0x10
 ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV, ATTR_NOEXEC = 1, 2, 4, 8
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP = 1, 4, 22
 PR_CAPBSET_DROP, PR_SET_SECUREBITS, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 24, 28, 38, 47
@@ -89,26 +90,58 @@ def restrict(tree: int, attributes: int) -> None:
     syscall(SYS_MOUNT_SETATTR, tree, b"", flags, wanted, len(wanted))
 
 
-def attach(tree: int, target: str) -> None:
-    flags = MOVE_FROM_FD | MOVE_FOLLOWS_LINKS
-    syscall(SYS_MOVE_MOUNT, tree, b"", AT_FDCWD, os.fsencode(target), flags)
+def attach(tree: int, place: int) -> None:
+    """Mounts a detached tree on an open file or folder; both descriptors are closed."""
+    move(tree, place)
     os.close(tree)
 
 
-def new_proc() -> int:
-    """A detached /proc of this pid namespace."""
-    context = syscall(SYS_FSOPEN, b"proc", FSOPEN_CLOEXEC)
+def move(tree: int, place: int) -> None:
+    """The same, and `tree` stays open: it is then the mounted tree's top."""
+    syscall(SYS_MOVE_MOUNT, tree, b"", place, b"", MOVE_FROM_FD | MOVE_TO_FD)
+    os.close(place)
+
+
+def new_mount(kind: str, attributes: int, **options: str) -> int:
+    """A detached file system, seen by nobody yet; a new proc is that of this pid namespace."""
+    context = syscall(SYS_FSOPEN, kind.encode(), FSOPEN_CLOEXEC)
     try:
+        for name, value in options.items():
+            syscall(SYS_FSCONFIG, context, FSCONFIG_STRING, name.encode(), value.encode(), 0)
         syscall(SYS_FSCONFIG, context, FSCONFIG_CREATE, None, None, 0)
-        return syscall(SYS_FSMOUNT, context, FSMOUNT_CLOEXEC, ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC)
+        return syscall(SYS_FSMOUNT, context, FSMOUNT_CLOEXEC, attributes)
     finally:
         os.close(context)
 
 
-def close_folder(path: str) -> None:
-    """Makes the mount at `path` read-only; mounts below it keep their own state."""
+def close_folder(place: int) -> None:
+    """Makes the mount whose top is open read-only; mounts below it keep their own state."""
     wanted = struct.pack("=QQQQ", ATTR_RDONLY, 0, 0, 0)
-    syscall(SYS_MOUNT_SETATTR, AT_FDCWD, os.fsencode(path), 0, wanted, len(wanted))
+    syscall(SYS_MOUNT_SETATTR, place, b"", AT_EMPTY_PATH, wanted, len(wanted))
+
+
+def open_root() -> int:
+    """This process's root. As it asks for what may fail alone, only a kernel without openat2 refuses."""
+    return open_resolved(AT_FDCWD, "/", RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)
+
+
+def open_beneath(folder: int, name: str) -> int:
+    """What `name` in an open folder is, to be looked at; a link is opened itself."""
+    return open_resolved(folder, name, RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS)
+
+
+def open_resolved(folder: int, name: str, resolve: int) -> int:
+    how = struct.pack("=QQQ", os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, 0, resolve)
+    return syscall(SYS_OPENAT2, folder, os.fsencode(name), how, len(how))
+
+
+def close_all_but(*kept: int) -> None:
+    """Closes every descriptor above 2 but these. Python's closerange counts where its C library is old."""
+    first = 3
+    for fd in (*sorted(kept), 0xFFFFFFFF):
+        if first < fd:
+            syscall(SYS_CLOSE_RANGE, first, fd - 1, 0)
+        first = max(first, fd + 1)
 
 
 def raise_loopback() -> None:

@@ -1,0 +1,268 @@
+"""Images that want to reach the host while their sandbox is made: as root and as an ordinary user."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tarfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.services.children import child
+from tests.services.sandbox import ORDINARY_UID, Caller, add_layer, entry
+
+# Whatever folder of the host an open descriptor stands for, this is a path out of it.
+UP = "../" * 24
+DESCRIPTORS, LEAKED = range(3, 13), (4, 5, 7)
+NESTED = """
+import ctypes, errno
+libc = ctypes.CDLL(None, use_errno=True)
+print(errno.errorcode[ctypes.get_errno()] if libc.unshare(0x10000000) else "a namespace of its own")
+"""
+
+
+def with_links(caller: Caller, links: dict[str, str]) -> Caller:
+    """The same caller with an image in which the given paths are links."""
+    made = [(entry(name, mode=0o777, kind=tarfile.SYMTYPE, link=link), b"") for name, link in links.items()]
+    layer = add_layer(caller.ground / "blobs", f"links-{caller.name}", made)
+    return Caller(caller.name, caller.ground, caller.store, [*caller.layers, layer])
+
+
+@pytest.fixture
+def caller(caller: Caller) -> Caller:
+    """With a store of its own: what an attack unpacks there, other tests cannot always look through."""
+    store = caller.ground / f"attacked-{caller.name}"
+    store.mkdir(exist_ok=True)
+    own(caller, store)
+    return Caller(caller.name, caller.ground, store, caller.layers)
+
+
+def own(caller: Caller, path: Path) -> Path:
+    if caller.name == "user":
+        os.chown(path, ORDINARY_UID, ORDINARY_UID)
+    return path
+
+
+@pytest.fixture
+def folder(caller: Caller) -> Iterator[Path]:
+    """A folder of the host that the caller may write to."""
+    made = caller.ground / f"folder-{caller.name}"
+    made.mkdir()
+    yield own(caller, made)
+    shutil.rmtree(made)
+
+
+@pytest.fixture
+def shown(folder: Path, caller: Caller) -> Path:
+    """A folder to mount, with a file and what looks like the kernel's settings."""
+    settings = folder / "shown/user"
+    settings.mkdir(parents=True)
+    (folder / "shown/file").write_text("host")
+    (settings / "max_user_namespaces").write_text("1234")
+    for path in (settings.parent, settings, settings.parent / "file", settings / "max_user_namespaces"):
+        own(caller, path)
+    return folder / "shown"
+
+
+def under(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+# --- links, while the root is made -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("link", "target", "source"),
+    [
+        ("etc/hosts", "", ""),
+        ("etc/resolv.conf", "", ""),
+        ("data", "/data", "."),
+        ("data", "/data/chain/of/folders", "."),
+        ("data", "/data", "file"),
+    ],
+)
+def test_no_link_through_proc_makes_anything_on_the_host(
+    caller: Caller, shown: Path, link: str, target: str, source: str
+) -> None:
+    """By any of the descriptors that the processes which make a sandbox ever had."""
+    before = under(shown.parent)
+    mounts = [[str(shown / source), target, True]] if target else []
+    for number in LEAKED if target else DESCRIPTORS:
+        image = with_links(caller, {link: f"/proc/self/fd/{number}/{UP}{shown.parent}/made"})
+        told = image.run("true", mounts=mounts, network=link.endswith("resolv.conf"))
+        assert under(shown.parent) == before
+        assert told["error"] == "StoreError", told
+        assert f"leads {target or '/' + link} to /proc" in str(told["message"])
+
+
+@pytest.mark.parametrize(
+    "link",
+    ["/proc/sys", "../../../proc/sys", "second", "usr/../proc/./sys/", "/proc", "/sys", "/dev", "/dev/null",
+     "/sys/fs/cgroup", "/", "..", "/proc/self/root", "/proc/self/cwd/proc/sys", "/proc/1/root/proc/sys"],
+)  # fmt: skip
+def test_no_mount_covers_what_the_sandbox_is_made_of(caller: Caller, shown: Path, link: str) -> None:
+    """Else its init would write settings to the host's files, and have set nothing."""
+    image = with_links(caller, {"data": link, "second": "etc/../third", "third": "/proc/sys"})
+    for target in ("/data", "/data/user"):
+        if link in ("/", "..") and target == "/data/user":
+            continue  # that is /user, a place like others
+        told = image.run("python3", "-c", NESTED, mounts=[[str(shown), target, True]])
+        assert told["error"] == "StoreError", told
+        assert f"leads {target} to /" in str(told["message"])
+        assert "another mount target" in str(told["hint"])
+        assert (shown / "user/max_user_namespaces").read_text() == "1234"
+    assert under(shown) == ["file", "user", "user/max_user_namespaces"]
+
+
+def test_no_nested_user_namespace_with_mounts_anywhere(caller: Caller, shown: Path) -> None:
+    mounts = [[str(shown), target, True] for target in ("/data", "/etc", "/proc2", "/tmp", "/usr/local")]
+    assert caller.python(NESTED, mounts=mounts) in ("EPERM", "ENOSPC")
+    assert (shown / "user/max_user_namespaces").read_text() == "1234"
+
+
+def test_links_that_stay_in_the_image_are_followed(caller: Caller, shown: Path) -> None:
+    """As honest images have them: to a folder that is there, to one that is not yet, by a chain."""
+    name = "n\nl " + "x" * 200
+    image = with_links(
+        caller,
+        {
+            "data": "var/open",
+            "abs": "/opt/lower",
+            "dangling": "../srv/made/here",
+            "chain": "./chain2",
+            "chain2": f"/opt/{name}",
+            "etc/resolv.conf": "../run/systemd/resolve/stub-resolv.conf",
+            "etc/hosts": "/etc/hosts.image",
+            "top": "/",
+        },
+    )
+    code = f"""
+    for path in ("/var/open/file", "/opt/lower/file", "/srv/made/here/file", {f"/opt/{name}/file"!r},
+                 "/top/of/all/file", "/of/all/file", "/srv/file"):
+        print(open(path).read(), end=" ")
+    print(open("/etc/hosts.image").read().count("imagefactory"), open("/etc/hosts").read().count("localhost"))
+    print(open("/run/systemd/resolve/stub-resolv.conf").read() == open("/etc/resolv.conf").read())
+    """
+    mounts = [
+        *([str(shown), target, False] for target in ("/data", "/abs", "/dangling", "/chain", "/top/of/all")),
+        [str(shown / "file"), "/srv/file", False],
+    ]
+    assert image.python(code, mounts=mounts, network=True).split("\n") == ["host " * 7 + "1 2", "True"]
+
+
+@pytest.mark.parametrize(
+    ("links", "word"),
+    [
+        ({"data": "data"}, "symbolic links"),
+        ({"data": "a", "a": "b/x", "b": "a"}, "symbolic links"),
+        ({"data": "x" * 300}, "too long"),
+        ({"data": "x/" * 1900}, "too long"),
+        ({"data": "opt/file/in"}, "Not a directory"),
+        ({"data": "opt/file"}, "Not a directory"),  # a folder on a file
+    ],
+)
+def test_links_to_nowhere_are_told(caller: Caller, shown: Path, links: dict[str, str], word: str) -> None:
+    told = with_links(caller, links).run("true", mounts=[[str(shown), "/data", True]])
+    assert (told["error"], word in str(told["message"])) == ("UsageError", True), told
+    assert "/data" in str(told["message"])
+
+
+def test_a_mount_on_a_mount_finds_its_links_in_the_image(caller: Caller, folder: Path, shown: Path) -> None:
+    """What an earlier run left in a writable mount is no more to be trusted than the image."""
+    outer = folder / "outer"
+    outer.mkdir()
+    own(caller, outer)
+    leave = """
+    import os
+    os.symlink({out!r}, "/outer/in"); os.symlink("/proc/self/fd/4/../..", "/outer/proc")
+    os.symlink("../opt/lower", "/outer/fine")
+    """
+    out = str(folder / "made")
+    caller.python(leave.format(out=out), mounts=[[str(outer), "/outer", True]])
+    for name, error in (("in", None), ("in/deep/er", None), ("proc", "StoreError"), ("fine", None)):
+        mounts = [[str(outer), "/outer", True], [str(shown), f"/outer/{name}", False]]
+        told = caller.run("cat", f"/outer/{name}/file", mounts=mounts)
+        assert told.get("error") == error, told
+        assert error or told["stdout"] == "host"
+    assert not (folder / "made").exists()
+    assert under(outer) == ["fine", "in", "proc"]
+
+
+def test_links_swapped_while_sandboxes_are_made(caller: Caller, folder: Path, shown: Path) -> None:
+    """A folder and a link to the host take turns in the place of a target, as fast as they can."""
+    outer, victim = folder / "outer", folder / "victim"
+    for path in (outer, victim):
+        path.mkdir()
+        own(caller, path)
+    stop = threading.Event()
+
+    def swap() -> None:
+        (outer / "link").symlink_to(victim)
+        while not stop.is_set():
+            for name in ("link", "folder"):
+                if name == "folder":
+                    (outer / name).mkdir(exist_ok=True)
+                with contextlib.suppress(OSError):
+                    (outer / name).rename(outer / "in")
+                with contextlib.suppress(OSError):
+                    (outer / "in").rename(outer / name)
+                    shutil.rmtree(outer / "folder", ignore_errors=True)
+
+    swapping = threading.Thread(target=swap)
+    swapping.start()
+    try:
+        for _ in range(8):
+            mounts = [[str(outer), "/outer", True], [str(shown), "/outer/in/deep", False]]
+            told = caller.run("true", mounts=mounts)
+            assert told.get("error") in (None, "UsageError"), told
+    finally:
+        stop.set()
+        swapping.join()
+    assert under(victim) == []
+
+
+def test_the_driver_s_place_may_be_a_link_too(caller: Caller, shown: Path) -> None:
+    """The sandbox's own folders below /dev and /sys take no part of the image's tree."""
+    image = with_links(caller, {"usr/local": f"/proc/self/fd/4/{UP}{shown}"})
+    layer = add_layer(
+        caller.ground / "blobs",
+        f"devices-{caller.name}",
+        [
+            (entry("dev", kind=tarfile.DIRTYPE, mode=0o755), b""),
+            (entry("dev/null", kind=tarfile.SYMTYPE, link=str(shown / "made")), b""),
+            (entry("sys", kind=tarfile.DIRTYPE, mode=0o755), b""),
+            (entry("sys/devices", kind=tarfile.SYMTYPE, link=str(shown)), b""),
+        ],
+    )
+    image.layers.append(layer)
+    assert image.run("cat", "/dev/null")["stdout"] == ""
+    assert image.run("bash", "-c", "test -d /sys/devices/system && ! test -L /sys/devices")["returncode"] == 0
+    assert under(shown) == ["file", "user", "user/max_user_namespaces"]
+
+
+# --- descriptors -----------------------------------------------------------------------------------
+
+
+def test_the_init_holds_nothing_of_the_host(caller: Caller, folder: Path) -> None:
+    """Seen from outside, where it can be seen."""
+    gate = folder / "gate"
+    os.mkfifo(gate)
+    own(caller, gate)
+    leaked = os.open("/etc", os.O_RDONLY)
+    spec: dict[str, object] = {"argv": ["cat", "/gate"], "mounts": [[str(gate), "/gate", False]]}
+    silent = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with child(caller.command(spec), env=caller.environment(), pass_fds=(leaked,), **silent) as run:
+        writer = os.open(gate, os.O_WRONLY)  # until the command reads
+        (keeper,) = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+        (init,) = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
+        held = {path.name: str(path.readlink()) for path in Path(f"/proc/{init}/fd").iterdir()}
+        os.close(writer)
+        os.close(leaked)
+        run.wait()
+    assert {name: held.pop(name) for name in "012"} == dict.fromkeys("012", "/dev/null")
+    assert [place for place in held.values() if not place.startswith("pipe:")] == []
