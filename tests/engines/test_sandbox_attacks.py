@@ -226,9 +226,7 @@ def test_links_swapped_while_sandboxes_are_made(caller: Caller, folder: Path, sh
     assert under(victim) == []
 
 
-def test_the_driver_s_place_may_be_a_link_too(caller: Caller, shown: Path) -> None:
-    """The sandbox's own folders below /dev and /sys take no part of the image's tree."""
-    image = with_links(caller, {"usr/local": f"/proc/self/fd/4/{UP}{shown}"})
+def test_dev_and_sys_take_no_part_of_the_image(caller: Caller, shown: Path) -> None:
     layer = add_layer(
         caller.ground / "blobs",
         f"devices-{caller.name}",
@@ -239,9 +237,38 @@ def test_the_driver_s_place_may_be_a_link_too(caller: Caller, shown: Path) -> No
             (entry("sys/devices", kind=tarfile.SYMTYPE, link=str(shown)), b""),
         ],
     )
-    image.layers.append(layer)
+    image = Caller(caller.name, caller.ground, caller.store, [*caller.layers, layer])
     assert image.run("cat", "/dev/null")["stdout"] == ""
     assert image.run("bash", "-c", "test -d /sys/devices/system && ! test -L /sys/devices")["returncode"] == 0
+    assert under(shown) == ["file", "user", "user/max_user_namespaces"]
+
+
+def test_the_drivers_place_is_found_in_the_image_too(caller: Caller, shown: Path) -> None:
+    """Devices and files of this machine stand for a GPU and its driver."""
+    gpus: dict[str, object] = {
+        "devices": ["/dev/full", "/dev/fuse"],
+        "libraries": [str(shown / "file")],
+        "links": [["libcuda.so.1", "file"]],
+        "programs": [str(shown / "user/max_user_namespaces")],
+        "driver": "1",
+    }
+    code = """
+    import os
+    print(open("/usr/local/nvidia-driver/libraries/libcuda.so.1").read(), os.path.exists("/dev/fuse"),
+          open("/usr/local/nvidia-driver/programs/max_user_namespaces").read(), os.listdir("/sys/fs"))
+    """
+    seen = "host True 1234 []"
+    for link in ("", "opt/own"):
+        image = with_links(caller, {"usr/local": f"../{link}"} if link else {})
+        image.gpus = gpus
+        assert image.python(code, gpus=True) == seen
+    out = with_links(caller, {"usr/local": f"/proc/self/fd/4/{UP}{shown}"})
+    out.gpus = gpus
+    told = out.run("true", gpus=True)
+    assert (told["error"], "leads /usr/local/nvidia-driver to /proc" in str(told["message"])) == (
+        "StoreError",
+        True,
+    )
     assert under(shown) == ["file", "user", "user/max_user_namespaces"]
 
 

@@ -28,6 +28,7 @@ from pathlib import Path
 from imagefactory.errors import FactoryError
 from imagefactory.model import Mount, RunSpec
 from imagefactory.oci.model import Descriptor, Image, Layer
+from imagefactory.runners.gpu_devices import GpuDevices
 from imagefactory.runners.unshare import UnshareRunner
 
 request = json.loads(sys.argv[1])
@@ -49,7 +50,8 @@ spec["environment"] = tuple(map(tuple, spec.get("environment", ())))
 spec["mounts"] = tuple(
     Mount(source=Path(m[0]), target=m[1], writable=m[2]) for m in spec.get("mounts", ())
 )
-runner = UnshareRunner(Layout())
+found = GpuDevices(**request["gpus"]) if request["gpus"] else None
+runner = UnshareRunner(Layout(), find=lambda: found) if found else UnshareRunner(Layout())
 try:
     if request["mode"] == "start":
         lower = runner.unpacked.unpack(layers, Layout().blob_path, runner.progress)
@@ -158,14 +160,15 @@ def layers(ground: Path) -> list[list[object]]:
 
 
 class Caller:
-    """Runs the driver as one user, with one store."""
+    """Runs the driver as one user, with one store; `gpus` stands for the machine's own GPUs."""
 
     def __init__(self, name: str, ground: Path, store: Path, layers: list[list[object]]) -> None:
         self.name, self.ground, self.store, self.layers = name, ground, store, layers
+        self.gpus: dict[str, object] = {}
 
     def command(self, spec: dict[str, object], *, mode: str = "run") -> list[str]:
         request = {"store": str(self.store), "blobs": str(self.ground / "blobs"), "layers": self.layers,
-                   "spec": spec, "mode": mode}  # fmt: skip
+                   "spec": spec, "mode": mode, "gpus": self.gpus}  # fmt: skip
         python = [PYTHON, str(self.ground / "driver.py"), json.dumps(request)]
         if self.name == "user" and os.geteuid() == 0:
             identity = [f"--reuid={ORDINARY_UID}", f"--regid={ORDINARY_UID}", "--clear-groups"]
