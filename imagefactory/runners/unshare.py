@@ -12,8 +12,8 @@ What holds inside, for both:
 - an overlay over the image's layers: changes go to a scratch folder under the store that is removed
   at the end (to memory, where the file system cannot hold them); with `read_only` only /tmp, /dev/shm
   and writable mounts take writes;
-- of the host's files, only `spec.mounts`; of its environment, nothing; of its terminal, nothing:
-  an interactive command gets a pseudo-terminal of the sandbox's own.
+- of the host's files, only `spec.mounts`; of its environment, nothing; of its terminals, nothing:
+  each of the descriptors 0, 1 and 2 that is one becomes a pseudo-terminal of the sandbox's own.
 
 As root the ids inside are the ids outside, so that files keep their owners, and `spec.uid` is the
 caller's uid of that number without its powers. As an ordinary user `spec.uid` stands for the caller,

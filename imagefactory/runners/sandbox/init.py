@@ -11,6 +11,7 @@ import select
 import signal
 import socket
 import struct
+import termios
 from typing import Any
 
 from .root import Root
@@ -41,6 +42,7 @@ from .syscalls import (
     unshare,
     wipe_arguments,
 )
+from .terminals import find_terminals, open_terminal
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 
@@ -51,6 +53,7 @@ class Init:
     ) -> None:
         self.plan, self.scratch = plan, scratch
         self.report, self.alive, self.terminal = report, alive, terminal
+        self.groups = find_terminals(interactive=plan["tty"])
 
     def run(self, mask: set[signal.Signals | int]) -> None:
         code = 125
@@ -81,12 +84,12 @@ class Init:
         root = Root(self.plan, self.scratch)
         root.build()
         with step("terminal"):
-            follower = self.open_terminal()
+            followers = self.open_terminals()
         root.protect_proc()
         self.give_up_privileges()
         if not self.plan["argv"]:
             return 0  # a trial: everything but a command
-        return self.serve(follower, mask)
+        return self.serve(followers, mask)
 
     def tie_to_keeper(self) -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -95,17 +98,20 @@ class Init:
         if poll.poll(0):
             os._exit(125)
 
-    def open_terminal(self) -> int | None:
-        """A pseudo-terminal of the sandbox's own; its other side goes to the keeper."""
-        if not self.plan["tty"]:
-            self.terminal.close()
-            return None
-        master, follower = os.openpty()
-        os.fchown(follower, self.plan["uid"], self.plan["gid"])
-        socket.send_fds(self.terminal, [b"t"], [master])
-        os.close(master)
+    def open_terminals(self) -> list[int]:
+        """Pseudo-terminals of the sandbox's own, one a terminal; their other sides go to the keeper."""
+        followers, masters = [], []
+        for group in self.groups:
+            owner = (self.plan["uid"], self.plan["gid"])
+            master, follower = open_terminal(group, owner, interactive=self.plan["tty"] and 0 in group)
+            followers.append(follower)
+            masters.append(master)
+        if masters:
+            socket.send_fds(self.terminal, [b"t"], masters)
+        for master in masters:
+            os.close(master)
         self.terminal.close()
-        return follower
+        return followers
 
     # Privileges
 
@@ -141,16 +147,16 @@ class Init:
 
     # The command
 
-    def serve(self, follower: int | None, mask: set[signal.Signals | int]) -> int:
+    def serve(self, followers: list[int], mask: set[signal.Signals | int]) -> int:
         for number in FORWARDED:
             signal.signal(number, self.forward)
         child = os.fork()
         if child == 0:
-            self.become_command(follower)
+            self.become_command(followers)
         self.child = child
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # what came during the set-up is passed on now
         os.close(self.report)
-        if follower is not None:
+        for follower in followers:
             os.close(follower)
         forget_stdio()
         while True:
@@ -163,17 +169,18 @@ class Init:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.child, number)
 
-    def become_command(self, follower: int | None) -> None:
+    def become_command(self, followers: list[int]) -> None:
         plan = self.plan
         try:
             for number in signal.valid_signals():
                 with contextlib.suppress(OSError, ValueError):
                     signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
-            if follower is not None:
+            if plan["tty"]:
                 os.setsid()
-                fcntl.ioctl(follower, 0x540E, 0)  # TIOCSCTTY
-                for fd in (0, 1, 2):
+                fcntl.ioctl(followers[0], termios.TIOCSCTTY, 0)
+            for group, follower in zip(self.groups, followers, strict=True):
+                for fd in group:
                     os.dup2(follower, fd)
             if self.report != 3:
                 os.dup2(self.report, 3, inheritable=False)

@@ -18,8 +18,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .init import FORWARDED, Init
-from .streams import Relay, forget_stdio, read_all, receive_terminal, write_file
+from .streams import forget_stdio, read_all, write_file
 from .syscalls import CLONE_NEWPID, CLONE_NEWUSER, SetupError, close_all_but, step, unshare
+from .terminals import Relay, find_terminals, receive_terminals
 
 END_NOW = signal.SIGUSR2
 
@@ -203,10 +204,10 @@ class Keeper:
         os.close(report_in)
         os.close(alive_out)
         terminal_in.close()
-        if not self.plan["tty"]:
-            forget_stdio()
+        groups = find_terminals(interactive=self.plan["tty"])
+        forget_stdio(*(fd for group in groups for fd in group))
         init = os.pidfd_open(self.init)
-        master = receive_terminal(terminal) if self.plan["tty"] else None
+        masters = receive_terminals(terminal) if groups else []
         failure = read_all(report)
         if failure:
             os.waitpid(self.init, 0)
@@ -216,9 +217,12 @@ class Keeper:
         self.say(event="started")
         began = time.monotonic()
         with contextlib.ExitStack() as shown:
-            relay = None if master is None else shown.enter_context(Relay(master))
-            self.watch(caller, init, relay, began)
-            if relay:
+            relays = [
+                shown.enter_context(Relay(master, group, interactive=self.plan["tty"] and 0 in group))
+                for master, group in zip(masters, groups, strict=True)
+            ]
+            self.watch(caller, init, relays, began)
+            for relay in relays:
                 relay.drain()
         code = os.waitstatus_to_exitcode(os.waitpid(self.init, 0)[1])
         self.init = 0
@@ -229,23 +233,33 @@ class Keeper:
         self.say(event="ended", returncode=code, timed_out=self.timed_out, seconds=seconds)
         return code
 
-    def watch(self, caller: int, init: int, relay: Relay | None, began: float) -> None:
+    def watch(self, caller: int, init: int, relays: list[Relay], began: float) -> None:
         """Returns when the init has ended: by itself, by the clock, or because the caller is gone."""
+
+        def resize(*_: Any) -> None:
+            for relay in relays:
+                relay.resize()
+
+        signal.signal(signal.SIGWINCH, resize)
+        if not self.plan["tty"]:
+            # In the background this process neither reads nor stops: what is relayed is shown.
+            for number in (signal.SIGTTIN, signal.SIGTTOU):
+                signal.signal(number, signal.SIG_IGN)
         poll = select.poll()
         poll.register(init, select.POLLIN)
         poll.register(caller, select.POLLIN)
-        if relay:
-            relay.register(poll)
         deadline = None if self.plan["timeout"] is None else began + self.plan["timeout"]
         while True:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
-            events = dict(poll.poll(left))
+            waits = [wait for relay in relays if (wait := relay.register(poll)) is not None]
+            if deadline is not None:
+                waits.append(int(max(0.0, deadline - time.monotonic()) * 1000) + 1)
+            events = dict(poll.poll(min(waits, default=None)))
             if init in events:
                 return
             if caller in events:
                 poll.unregister(caller)
                 self.kill_init(signal.SIGKILL)
-            if relay:
+            for relay in relays:
                 relay.pass_on(events, poll)
             if deadline is not None and time.monotonic() >= deadline:
                 self.timed_out, deadline = True, None

@@ -1,0 +1,158 @@
+"""The caller's terminals, which no command gets: each is relayed to a pseudo-terminal of the sandbox's own.
+
+Where 0 and 1 are terminals the command is interactive: the caller's terminal is raw, and all else is up to
+the pseudo-terminal. Otherwise others use that terminal too, a pager behind a pipe for one. So it stays as it
+is, and lines are read while it gives lines, and to us: who wants keys takes it out of that mode.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import socket
+import termios
+import tty
+
+from .streams import write_all
+
+LOOK_AGAIN = 250  # milliseconds until a terminal is looked at again that is another program's now
+END_OF_FILE = b"\x04"
+INPUT, OUTPUT, LOCAL, CHARACTERS = 0, 1, 3, 6  # of what tcgetattr gives
+
+
+def find_terminals(*, interactive: bool) -> list[tuple[int, ...]]:
+    """Which of descriptors 0, 1 and 2 are terminals; those of one terminal stand together."""
+    devices = {fd: os.fstat(fd).st_rdev for fd in (0, 1, 2) if os.isatty(fd)}
+    return group_terminals(devices, interactive=interactive)
+
+
+def group_terminals(devices: dict[int, int], *, interactive: bool) -> list[tuple[int, ...]]:
+    """`devices` are the terminals' numbers by descriptor. An interactive command has 0 and 1 as one."""
+    same = {devices[1]: devices[0]} if interactive else {}
+    groups: dict[int, list[int]] = {}
+    for fd, device in sorted(devices.items()):
+        groups.setdefault(same.get(device, device), []).append(fd)
+    return [tuple(group) for group in groups.values()]
+
+
+def open_terminal(group: tuple[int, ...], owner: tuple[int, int], *, interactive: bool) -> tuple[int, int]:
+    """A new pseudo-terminal in the place of a caller's: the relay's side and the command's."""
+    master, follower = os.openpty()
+    os.fchown(follower, *owner)
+    copy_size(group[0], follower)
+    if not interactive:
+        # The caller's terminal edits lines, echoes and makes signals; here lines are only lines.
+        state = termios.tcgetattr(follower)
+        state[INPUT], state[LOCAL] = 0, termios.ICANON
+        state[OUTPUT] &= ~termios.OPOST
+        for special in (termios.VERASE, termios.VKILL, termios.VEOL):
+            state[CHARACTERS][special] = b"\0"
+        state[CHARACTERS][termios.VEOF] = END_OF_FILE
+        termios.tcsetattr(follower, termios.TCSANOW, state)
+    return master, follower
+
+
+def copy_size(source: int, target: int) -> None:
+    with contextlib.suppress(OSError):
+        fcntl.ioctl(target, termios.TIOCSWINSZ, fcntl.ioctl(source, termios.TIOCGWINSZ, bytes(8)))
+
+
+def receive_terminals(channel: socket.socket) -> list[int]:
+    """The relay's sides. The sandbox's init sends them, or ends without."""
+    return list(socket.recv_fds(channel, 1, 3)[1])
+
+
+class Relay:
+    """A terminal of the caller's on one side, the sandbox's own pseudo-terminal on the other."""
+
+    def __init__(self, master: int, group: tuple[int, ...], *, interactive: bool) -> None:
+        self.master, self.group, self.interactive = master, group, interactive
+        self.reads = 0 in group
+        self.shown_on = next((fd for fd in group if fd > 0), None)
+        self.open = True
+        self.pending = b""  # typed, and not taken yet
+        os.set_blocking(master, False)  # a command that reads nothing stops no clock
+        self.resize()
+        if interactive:
+            self.saved = termios.tcgetattr(0)
+            tty.setraw(0)
+
+    def __enter__(self) -> Relay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.interactive:
+            termios.tcsetattr(0, termios.TCSADRAIN, self.saved)
+
+    def resize(self) -> None:
+        copy_size(self.group[0], self.master)
+
+    def may_read(self) -> bool:
+        """Whether what is typed now is for this command."""
+        if self.interactive:
+            return True
+        try:
+            if os.tcgetpgrp(0) != os.getpgrp():
+                return False  # in the background
+        except OSError:
+            pass  # a terminal that starts no jobs
+        try:
+            return bool(termios.tcgetattr(0)[LOCAL] & termios.ICANON)
+        except termios.error:
+            return False
+
+    def register(self, poll: select.poll) -> int | None:
+        """Says what is waited for now, and for how many milliseconds at most (None: for ever)."""
+        if self.open:
+            poll.register(self.master, select.POLLIN | (select.POLLOUT if self.pending else 0))
+        if not self.reads:
+            return None
+        if self.open and not self.pending and self.may_read():
+            poll.register(0, select.POLLIN)
+            return None
+        with contextlib.suppress(KeyError):
+            poll.unregister(0)
+        return None if self.pending or not self.open else LOOK_AGAIN
+
+    def pass_on(self, events: dict[int, int], poll: select.poll) -> None:
+        if self.reads and 0 in events and self.may_read():
+            self.take(events[0], poll)
+        if self.pending:
+            with contextlib.suppress(OSError):
+                self.pending = self.pending[os.write(self.master, self.pending) :]
+        if self.open and self.master in events and not self.show():
+            poll.unregister(self.master)
+            self.open, self.pending = False, b""
+
+    def take(self, event: int, poll: select.poll) -> None:
+        try:
+            typed = os.read(0, 65536)
+        except OSError:  # hung up, or it has just become another program's
+            typed = b""
+        if typed:
+            whole = self.interactive or typed.endswith(b"\n")
+            self.pending = typed if whole else typed + END_OF_FILE  # as the terminal gives part of a line
+        elif self.interactive or event & (select.POLLHUP | select.POLLERR):
+            poll.unregister(0)
+            self.reads = False
+        else:
+            self.pending = END_OF_FILE
+
+    def show(self) -> bool:
+        """Passes on what the command has written. False at its end."""
+        try:
+            shown = os.read(self.master, 65536)
+        except BlockingIOError:
+            return True
+        except OSError:  # a pseudo-terminal whose other side is closed says EIO
+            return False
+        if self.shown_on is not None:
+            write_all(self.shown_on, shown)
+        return bool(shown)
+
+    def drain(self) -> None:
+        """What was written just before the end."""
+        while self.open and select.select([self.master], [], [], 0)[0]:
+            self.open = self.show()
