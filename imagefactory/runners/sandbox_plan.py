@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from imagefactory.errors import ToolError, UsageError
+from imagefactory.errors import StoreError, ToolError, UsageError
 from imagefactory.model import RunSpec
 from imagefactory.runners.gpu_devices import DRIVER_FOLDER, GpuDevices
 from imagefactory.runners.sandbox.seccomp import ARCHITECTURES
@@ -83,7 +83,11 @@ class SandboxPaths:
 def plan(
     place: SandboxPaths, spec: RunSpec, caller: Caller, *, gpus: GpuDevices | None, tty: bool
 ) -> SandboxPlan:
-    """Decides a sandbox. Raises UsageError for a spec that cannot be, ToolError for a strange machine."""
+    """Decides a sandbox.
+
+    Raises UsageError for a spec that cannot be, StoreError for an image that cannot, ToolError for a strange
+    machine.
+    """
     if caller.machine not in ARCHITECTURES:
         raise ToolError(
             f"the unshare runner does not know the processor '{caller.machine}'",
@@ -92,6 +96,7 @@ def plan(
     if spec.gpus and gpus is None:
         raise ToolError("no GPU", hint="run this where `nvidia-smi` lists a GPU, or do not ask for one")
     _refuse_nul(spec)
+    _check_image(place.environment)
     if not spec.workdir.startswith("/"):
         raise UsageError(
             f"workdir '{spec.workdir}' is not an absolute path", hint="write a path of the image"
@@ -154,6 +159,20 @@ def _refuse_nul(spec: RunSpec) -> None:
     for name, _ in spec.environment:
         if not name or "=" in name:
             raise UsageError(f"'{name}' is not the name of a variable", hint="write NAME=VALUE")
+
+
+def _check_image(environment: tuple[tuple[str, str], ...]) -> None:
+    """A stranger's image may set what no process can be given. Its texts are shown escaped."""
+    for name, text in environment:
+        try:
+            whole = os.fsencode(f"{name}={text}")
+        except UnicodeEncodeError:
+            whole = b"\0"
+        if not name or "=" in name or b"\0" in whole:
+            raise StoreError(
+                f"the image sets a variable that cannot be: {name[:100]!a}",
+                hint="it can be run by nobody; tell who made it",
+            )
 
 
 def read_caller(proc: Path = Path("/proc/self")) -> Caller:

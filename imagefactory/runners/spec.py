@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 
 from imagefactory.errors import UsageError
 from imagefactory.model import Mount, RunSpec
 
+PATH_LIMIT, NAME_LIMIT = 4000, 255  # bytes; PATH_MAX less the folder that a sandbox is made in
 RESERVED = ("/proc", "/sys", "/dev")
 
 
@@ -42,6 +44,14 @@ def planned_mounts(spec: RunSpec) -> tuple[Mount, ...]:
         if any(target == path or target.startswith(path + "/") for path in RESERVED):
             raise UsageError(
                 f"mount target '{entry.target}' is the sandbox's own", hint=f"not below {', '.join(RESERVED)}"
+            )
+        if "\0" in f"{entry.source}{target}":
+            raise UsageError("a NUL character cannot be part of a mount", hint="remove it")
+        names = os.fsencode(target).split(b"/")
+        if len(os.fsencode(target)) > PATH_LIMIT or any(len(name) > NAME_LIMIT for name in names):
+            raise UsageError(
+                f"mount target '{entry.target[:60]}...' is longer than Linux allows",
+                hint=f"{PATH_LIMIT} bytes, {NAME_LIMIT} between two slashes",
             )
         if not entry.source.is_absolute():
             raise UsageError(

@@ -141,6 +141,29 @@ def test_refused_specs(spec: RunSpec) -> None:
         decided(spec)
 
 
+@pytest.mark.parametrize("pair", [("A", "b\0"), ("A\0", "b"), ("", "b"), ("A", "\ud800"), ("A=", "b")])
+def test_an_image_that_sets_what_cannot_be(pair: tuple[str, str]) -> None:
+    place = replace(PLACE, environment=(("PATH", "/bin"), pair))
+    with pytest.raises(StoreError, match="the image sets a variable that cannot be") as told:
+        plan(place, RunSpec(argv=("true",)), ROOT, gpus=None, tty=False)
+    assert told.value.message.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("/h", "/a\0b"),
+        ("/h\0", "/a"),
+        ("/h", "/" + "x" * 256),
+        ("/h", "/x" * 2001),
+        ("/h", "/" + "\xe9" * 128),
+    ],
+)
+def test_mounts_whose_names_cannot_be(source: str, target: str) -> None:
+    with pytest.raises(UsageError, match=r"NUL|longer than Linux allows"):
+        decided(RunSpec(argv=("true",), mounts=(Mount(source=Path(source), target=target),)))
+
+
 def test_unknown_processor() -> None:
     with pytest.raises(ToolError, match="riscv64"):
         decided(RunSpec(argv=("true",)), replace(ROOT, machine="riscv64"))
