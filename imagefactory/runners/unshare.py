@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import platform
@@ -163,8 +164,8 @@ class Sandbox:
 
     def __init__(self, decided: SandboxPlan, *, stdin: Pipe, stdout: Pipe, stderr: Pipe) -> None:
         self.decided = decided
-        plan_out, plan_in = os.pipe()
-        status_out, status_in = os.pipe()
+        plan_out, plan_in = _pipe()
+        status_out, status_in = _pipe()
         # Only what a Python built against libraries of its own may need; the command never sees it.
         kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
         command = [sys.executable, "-I", "-S", str(SANDBOX), str(plan_out), str(status_in)]
@@ -181,7 +182,7 @@ class Sandbox:
         finally:
             os.close(plan_out)
             os.close(status_in)
-        with os.fdopen(plan_in, "wb") as file, contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(BrokenPipeError), os.fdopen(plan_in, "wb") as file:
             file.write(json.dumps(asdict(decided)).encode())
         self.status = os.fdopen(status_out, "r", encoding="utf-8")
         try:
@@ -264,6 +265,16 @@ def signals_left_to_the_command(*, interactive: bool) -> Iterator[None]:
     finally:
         if before is not None:
             signal.signal(signal.SIGINT, before)
+
+
+def _pipe() -> tuple[int, int]:
+    """Above 2, also where those below were closed by whoever started us: they are the command's."""
+    ends = os.pipe()
+    try:
+        return fcntl.fcntl(ends[0], fcntl.F_DUPFD_CLOEXEC, 3), fcntl.fcntl(ends[1], fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        for end in ends:
+            os.close(end)
 
 
 def _refuse_empty(spec: RunSpec) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import fcntl
+import json
 import os
 import shutil
+import signal
 import subprocess
+import sys
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -13,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.services.children import child
+from imagefactory.runners import sandbox
+from tests.services.children import LIMIT, child, wait_for
 from tests.services.sandbox import ORDINARY_UID, Caller, add_layer, entry
 
 # Whatever folder of the host an open descriptor stands for, this is a path out of it.
@@ -293,3 +299,64 @@ def test_the_init_holds_nothing_of_the_host(caller: Caller, folder: Path) -> Non
         run.wait()
     assert {name: held.pop(name) for name in "012"} == dict.fromkeys("012", "/dev/null")
     assert [place for place in held.values() if not place.startswith("pipe:")] == []
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("capture", [True, False])
+def test_a_closed_descriptor_becomes_nothing_else(
+    caller: Caller, folder: Path, closed: str, capture: bool
+) -> None:
+    """The next file that is opened would have its number, and the command that file."""
+    code = (
+        "import os; print([os.readlink(f'/proc/self/fd/{fd}') for fd in range(3)], file=open('/out/o', 'w'))"
+    )
+    spec: dict[str, object] = {"argv": ["python3", "-c", code], "mounts": [[str(folder), "/out", True]]}
+    command = ["bash", "-c", f'"$@" {closed}', "bash", *caller.command({**spec, "capture": capture})]
+    with child(command, env=caller.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        run.communicate(timeout=LIMIT)
+    held = ast.literal_eval((folder / "o").read_text())
+    null = {fd for fd in range(3) if held[fd] == "/dev/null"}
+    assert {fd for fd in range(3) if not held[fd].startswith("pipe:")} == null
+    wanted = {number for number, text in enumerate(("<&-", ">&-", "2>&-")) if text in closed.split()}
+    assert capture or null >= wanted
+
+
+# --- a caller that is gone -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("plan", [b"", b'{"argv": ["tr', b'{"caller": %d}'])
+def test_a_keeper_whose_caller_died_says_nothing(plan: bytes) -> None:
+    """Its caller died before it wrote the plan, as it wrote, or after."""
+    with child(["true"]) as gone:
+        gone.wait()
+    plan_out, plan_in = os.pipe()
+    os.write(plan_in, plan % gone.pid if b"%d" in plan else plan)
+    os.close(plan_in)
+    program = Path(sandbox.__file__).parent
+    command = [sys.executable, "-I", "-S", str(program), str(plan_out), "1"]
+    with child(command, pass_fds=(plan_out,), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as keeper:
+        os.close(plan_out)
+        assert keeper.communicate(timeout=LIMIT) == (b"", b"")
+        assert keeper.returncode == 1
+
+
+def test_an_end_asked_for_before_the_start_is_one(caller: Caller) -> None:
+    """It comes as the keeper waits for its turn to make a scratch folder."""
+    caller.run("true")  # makes the folder of scratch folders
+    turn = os.open(caller.store / "run", os.O_RDONLY)
+    fcntl.flock(turn, fcntl.LOCK_EX)
+    command = caller.command({"argv": ["sleep", "600"]})
+    with child(command, env=caller.environment(), stdout=subprocess.PIPE) as run:
+        children = Path(f"/proc/{run.pid}/task/{run.pid}/children")
+        wait_for(
+            lambda: children.read_text() and hears(int(children.read_text()), signal.SIGUSR2),
+            "the keeper to take signals",
+        )
+        os.kill(int(children.read_text()), signal.SIGUSR2)
+        os.close(turn)
+        assert json.loads(run.communicate(timeout=LIMIT)[0])["returncode"] == 137
+
+
+def hears(pid: int, number: int) -> bool:
+    caught = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "SigCgt" in line)
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)

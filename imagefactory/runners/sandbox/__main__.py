@@ -11,12 +11,17 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 import types
 
 PACKAGE = "imagefactory_sandbox"
 
 if __name__ == "__main__":
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        )  # Ctrl-C before the keeper listens ends it without a word
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [path for path in sys.path if path != here]
     package = sys.modules[PACKAGE] = types.ModuleType(PACKAGE)

@@ -197,5 +197,7 @@ class Init:
             missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
             os.write(2, f"{plan['argv'][0]}: {error.strerror}\n".encode(errors="replace"))
             os._exit(127 if missing else 126)
+        except ValueError as error:  # a text that no program can be given
+            os.write(3, json.dumps({"step": "command", "errno": 0, "detail": str(error)}).encode())
         finally:
             os._exit(125)

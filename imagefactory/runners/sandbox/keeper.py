@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .init import FORWARDED, Init
-from .streams import forget_stdio, read_all, write_file
+from .streams import fill_stdio, forget_stdio, read_all, write_file
 from .syscalls import CLONE_NEWPID, CLONE_NEWUSER, SetupError, close_all_but, step, unshare
 from .terminals import Relay, find_terminals, receive_terminals
 
@@ -152,30 +152,35 @@ class Keeper:
             os.write(self.status, json.dumps(fields).encode() + b"\n")
 
     def run(self) -> int:
-        plan = self.plan
-        caller = os.pidfd_open(plan["caller"])
-        if os.getppid() != plan["caller"]:
-            return 1  # it died before we looked
+        try:
+            caller = os.pidfd_open(self.plan["caller"])
+        except ProcessLookupError:
+            return 1  # it has died, and nobody is there to be told
+        if os.getppid() != self.plan["caller"]:
+            return 1
         for number in (*FORWARDED, END_NOW):
             signal.signal(number, self.on_signal)
-        scratch = ""
         try:
-            held = lock_layers(plan["lower"])
-            scratch, lock = make_scratch(plan["scratch"])
+            with step("helper"):
+                return self.prepare(caller)
+        except SetupError as error:
+            self.say(event="failed", step=error.step, errno=error.number, detail=error.detail)
+            return 125
+
+    def prepare(self, caller: int) -> int:
+        plan = self.plan
+        held = lock_layers(plan["lower"])
+        scratch, lock = make_scratch(plan["scratch"])
+        try:
             with step("scratch", scratch):
                 make_skeleton(os.path.join(scratch, "skeleton"), plan)
                 with open(os.path.join(scratch, "hosts"), "w") as hosts:
                     hosts.write(f"127.0.0.1 localhost {plan['hostname']}\n::1 localhost\n")
             enter_user_namespace(plan)
-            code = self.keep(caller, scratch)
-            del held, lock
-        except SetupError as error:
-            self.say(event="failed", step=error.step, errno=error.number, detail=error.detail)
-            code = 125
+            return self.keep(caller, scratch)
         finally:
-            if scratch:
-                remove(scratch)
-        return code
+            remove(scratch)
+            del held, lock
 
     def on_signal(self, number: int, _: Any) -> None:
         if number == END_NOW:
@@ -201,6 +206,8 @@ class Keeper:
             close_all_but(report_in, alive_out, terminal_in.fileno())
             Init(self.plan, scratch, report_in, alive_out, terminal_in).run(mask)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if self.end_now:  # asked for before there was an init to end
+            self.kill_init(signal.SIGKILL)
         os.close(report_in)
         os.close(alive_out)
         terminal_in.close()
@@ -268,7 +275,11 @@ class Keeper:
 
 def main(plan_fd: int, status_fd: int) -> int:
     close_all_but(plan_fd, status_fd)
+    fill_stdio()
     for fd in (plan_fd, status_fd):
         os.set_inheritable(fd, False)
-    plan = json.loads(read_all(plan_fd))
+    try:
+        plan = json.loads(read_all(plan_fd))
+    except ValueError:
+        return 1  # the caller died as it wrote
     return Keeper(plan, status_fd).run()

@@ -28,6 +28,13 @@ def write_all(fd: int, data: bytes) -> None:
             data = data[os.write(fd, data) :]
 
 
+def fill_stdio() -> None:
+    """Closed ones would be given to the next files that are opened, and those to the command."""
+    while (fd := os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)) < 3:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+
+
 def forget_stdio(*kept: int) -> None:
     """The command alone holds the pipes, so that their other ends see it close them."""
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)

@@ -75,16 +75,19 @@ class Relay:
         self.pending = b""  # typed, and not taken yet
         os.set_blocking(master, False)  # a command that reads nothing stops no clock
         self.resize()
-        if interactive:
-            self.saved = termios.tcgetattr(0)
-            tty.setraw(0)
+        self.saved = None
+        with contextlib.suppress(termios.error):  # hung up, as all reading and writing will say
+            if interactive:
+                self.saved = termios.tcgetattr(0)
+                tty.setraw(0)
 
     def __enter__(self) -> Relay:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.interactive:
-            termios.tcsetattr(0, termios.TCSADRAIN, self.saved)
+        with contextlib.suppress(termios.error):
+            if self.saved is not None:
+                termios.tcsetattr(0, termios.TCSADRAIN, self.saved)
 
     def resize(self) -> None:
         copy_size(self.group[0], self.master)
