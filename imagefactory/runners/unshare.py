@@ -6,7 +6,8 @@ as an ordinary user, without newuidmap.
 
 What holds inside, for both:
 - its own user namespace; no capability in any set, no_new_privs, no nested user namespaces, a seccomp
-  filter (key rings, bpf, io_uring, perf, userfaultfd, vsock, terminal injection, setuid files);
+  filter (key rings, bpf, io_uring, perf, fanotify, the kernel's log, userfaultfd, vsock, most of netlink,
+  terminal injection, setuid files);
 - its own pid, mount, ipc, uts and cgroup namespaces and, unless `network` is asked for, an empty
   network with loopback only. With `network` it is the host's network, abstract sockets included;
 - an overlay over the image's layers: changes go to a scratch folder under the store that is removed

@@ -413,6 +413,10 @@ ESCAPES = {
     "kernel log": ("opened('/dev/kmsg')", {"ENOENT"}),
     "vsock": ("call('socket', 40, 1, 0)", {"EAFNOSUPPORT"}),
     "packets": ("call('socket', 17, 3, 0)", {"EAFNOSUPPORT"}),
+    "netlink of the firewall": ("call('socket', 16, 3, 12)", {"EPROTONOSUPPORT"}),
+    "netlink of audits": ("call('socket', 16, 3, 9)", {"EPROTONOSUPPORT"}),
+    "kernel log by a call": ("call('klogctl', 10, None, 0)", {"EPERM"}),
+    "fanotify": ("call('fanotify_init', 0x200, 0)", {"EPERM"}),
     "raw socket": ("call('socket', 2, 3, 1)", {"EPERM"}),
     "type into a terminal": ("call('ioctl', 0, 0x5412, b'x')", {"EPERM"}),
     "type with high bits": ("call('ioctl', 0, ctypes.c_ulong(0x100005412), b'x')", {"EPERM"}),
@@ -428,6 +432,12 @@ def test_escapes_are_refused(caller: Caller) -> None:
     found = json.loads(text.splitlines()[-1])
     wrong = {name: found[name] for name, (_, refusals) in ESCAPES.items() if found[name] not in refusals}
     assert wrong == {}
+
+
+def test_interfaces_can_be_listed(caller: Caller) -> None:
+    """By netlink, as NCCL and glibc do."""
+    code = "import socket; socket.socket(16, 3, 0); socket.socket(16, 3, 15); print(socket.if_nameindex())"
+    assert caller.python(code) == "[(1, 'lo')]"
 
 
 def test_masked_files_are_empty(caller: Caller) -> None:

@@ -12,14 +12,15 @@ from .syscalls import PR_SET_SECCOMP, prctl
 ARCHITECTURES: dict[str, dict[str, int]] = {
     "x86_64": {
         "audit": 0xC000003E, "open": 2, "ioctl": 16, "socket": 41, "creat": 85, "chmod": 90, "fchmod": 91,
-        "mknod": 133, "pivot_root": 155, "add_key": 248, "request_key": 249, "keyctl": 250, "openat": 257,
-        "mknodat": 259, "fchmodat": 268, "perf_event_open": 298, "open_by_handle_at": 304, "bpf": 321,
-        "userfaultfd": 323,
+        "syslog": 103, "mknod": 133, "pivot_root": 155, "add_key": 248, "request_key": 249, "keyctl": 250,
+        "openat": 257, "mknodat": 259, "fchmodat": 268, "perf_event_open": 298, "fanotify_init": 300,
+        "fanotify_mark": 301, "open_by_handle_at": 304, "bpf": 321, "userfaultfd": 323,
     },
     "aarch64": {
         "audit": 0xC00000B7, "ioctl": 29, "mknodat": 33, "pivot_root": 41, "fchmod": 52, "fchmodat": 53,
-        "openat": 56, "socket": 198, "add_key": 217, "request_key": 218, "keyctl": 219,
-        "perf_event_open": 241, "open_by_handle_at": 265, "bpf": 280, "userfaultfd": 282,
+        "openat": 56, "syslog": 116, "socket": 198, "add_key": 217, "request_key": 218, "keyctl": 219,
+        "perf_event_open": 241, "fanotify_init": 262, "fanotify_mark": 263, "open_by_handle_at": 265,
+        "bpf": 280, "userfaultfd": 282,
     },
 }  # fmt: skip
 for _table in ARCHITECTURES.values():
@@ -29,8 +30,11 @@ ALLOW, REFUSE = 0x7FFF0000, 0x00050000
 NO_CALL = REFUSE | errno.ENOSYS
 NOT_PERMITTED = REFUSE | errno.EPERM
 # Reachable without any privilege, wide, and of no use to a computation. The kernel's key rings and vsock
-# are not wholly namespaced; the rest is there to be attacked.
-DENIED = ("add_key", "request_key", "keyctl", "perf_event_open", "open_by_handle_at", "bpf", "userfaultfd")
+# are not wholly namespaced, its log is the machine's; the rest is there to be attacked.
+DENIED = (
+    "add_key", "request_key", "keyctl", "perf_event_open", "open_by_handle_at", "bpf", "userfaultfd",
+    "syslog", "fanotify_init", "fanotify_mark",
+)  # fmt: skip
 UNKNOWN = ("io_uring_setup", "io_uring_enter", "io_uring_register", "openat2")
 # system call -> (index of its mode argument, index of its flags argument): setuid and setgid files made by
 # uid 0 of the sandbox would be the caller's on a writable mount of the host.
@@ -39,7 +43,8 @@ MODES: dict[str, tuple[int, int | None]] = {
     "creat": (1, None), "mknod": (1, None), "mknodat": (2, None), "open": (2, 1), "openat": (3, 2),
 }  # fmt: skip
 CREATES = 0o100 | 0o20000000  # O_CREAT, O_TMPFILE
-FAMILIES = (1, 2, 10, 16)  # unix, inet, inet6, netlink
+FAMILIES = (1, 2, 10)  # unix, inet, inet6
+NETLINK, NETLINK_PROTOCOLS = 16, (0, 15, 20)  # interfaces and routes, hot-plugging, RDMA: what NCCL looks at
 TERMINAL_INJECTION = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
 Instruction = tuple[int, int, int, int]
 
@@ -72,17 +77,25 @@ def seccomp_program(machine: str) -> list[Instruction]:
         tests = [argument(mode), (JUMP_ANY_BIT, 0, 1, 0o6000), (RETURN, 0, 0, NOT_PERMITTED)]
         guard = [argument(flags), (JUMP_ANY_BIT, 0, len(tests), CREATES)] if flags is not None else []
         rule(name, [*guard, *tests, (RETURN, 0, 0, ALLOW)])
-    several = len(FAMILIES)
-    families = [(JUMP_EQUAL, several - place, 0, family) for place, family in enumerate(FAMILIES)]
-    rule(
-        "socket", [argument(0), *families, (RETURN, 0, 0, REFUSE | errno.EAFNOSUPPORT), (RETURN, 0, 0, ALLOW)]
-    )
+    families = [*allow_one_of(FAMILIES, 0), (RETURN, 0, 0, REFUSE | errno.EAFNOSUPPORT)]
+    protocols = [
+        argument(2),
+        *allow_one_of(NETLINK_PROTOCOLS, len(families)),
+        (RETURN, 0, 0, REFUSE | errno.EPROTONOSUPPORT),
+    ]
+    netlink = (JUMP_EQUAL, 0, len(protocols), NETLINK)
+    rule("socket", [argument(0), netlink, *protocols, *families, (RETURN, 0, 0, ALLOW)])
     injection = [item for request in TERMINAL_INJECTION for item in (
         (JUMP_EQUAL, 0, 1, request), (RETURN, 0, 0, NOT_PERMITTED)
     )]  # fmt: skip
     rule("ioctl", [argument(1), *injection, (RETURN, 0, 0, ALLOW)])
     program.append((RETURN, 0, 0, ALLOW))
     return program
+
+
+def allow_one_of(values: tuple[int, ...], between: int) -> list[Instruction]:
+    """For each of `values` a jump over the refusal behind them, and over `between` instructions more."""
+    return [(JUMP_EQUAL, len(values) - place + between, 0, value) for place, value in enumerate(values)]
 
 
 def install_seccomp(machine: str) -> None:
