@@ -13,6 +13,7 @@ What holds inside, for both:
 - an overlay over the image's layers: changes go to a scratch folder under the store that is removed
   at the end (to memory, where the file system cannot hold them); with `read_only` only /tmp, /dev/shm
   and writable mounts take writes;
+- programs of the sandbox's own tree alone are started, where the kernel has Landlock (5.19);
 - of the host's files, only `spec.mounts`; of its environment, nothing; of its terminals, nothing:
   each of the descriptors 0, 1 and 2 that is one becomes a pseudo-terminal of the sandbox's own.
 

@@ -321,6 +321,52 @@ def test_a_closed_descriptor_becomes_nothing_else(
     assert capture or null >= wanted
 
 
+# --- the program that starts the command -----------------------------------------------------------
+
+
+def with_programs(caller: Caller) -> Caller:
+    """Each is /proc/self/exe in another way: by links, by scripts that name it, by one that none may read."""
+    script = b"#!/proc/self/exe -cprint('started')\n"
+    programs = [
+        (entry("usr/bin/link", mode=0o777, kind=tarfile.SYMTYPE, link="/proc/self/exe"), b""),
+        (entry("usr/bin/chain", mode=0o777, kind=tarfile.SYMTYPE, link="../../proc/thread-self/exe"), b""),
+        (entry("usr/bin/script", mode=0o755), script),
+        (entry("usr/bin/closed", mode=0o111), script),
+        (entry("usr/bin/second", mode=0o755), b"#!/usr/bin/script\n"),
+    ]
+    layer = add_layer(caller.ground / "blobs", f"programs-{caller.name}", programs)
+    return Caller(caller.name, caller.ground, caller.store, [*caller.layers, layer])
+
+
+@pytest.mark.parametrize("uid", [0, 65534])
+def test_no_command_is_the_hosts_python(caller: Caller, uid: int) -> None:
+    """Not to be read there, nor to be written to where the kernel lets a running program be. By Landlock."""
+    image = with_programs(caller)
+    for name in ("link", "chain", "script", "closed", "second"):
+        done = image.run(name, "-c", "print('started')", uid=uid)
+        assert (done["returncode"], done["stdout"]) == (126, ""), (name, done)
+
+
+def test_programs_of_the_sandbox_start_from_anywhere(caller: Caller, folder: Path) -> None:
+    """From mounts, from memory and from a file without a name; and files move between folders."""
+    code = """
+    import os, shutil, subprocess, sys
+    for place in ("/tmp", "/dev/shm", "/opt", "/out"):
+        shutil.copy("/usr/bin/cat", f"{place}/program")
+        os.makedirs(f"{place}/a/b")
+        os.rename(f"{place}/program", f"{place}/a/b/moved")
+        os.link(f"{place}/a/b/moved", f"{place}/linked")
+        assert subprocess.run([f"{place}/linked", "/opt/file"], capture_output=True).stdout == b"image"
+    fd = os.memfd_create("program", 0)
+    os.write(fd, open("/usr/bin/cat", "rb").read())
+    print(subprocess.run([f"/proc/self/fd/{fd}", "/opt/file"], pass_fds=[fd], capture_output=True).stdout)
+    shutil.copy(sys.executable, "/tmp/again")
+    again = "import os; os.unlink('/tmp/again'); os.execv('/proc/self/exe', ['x', '-c', 'print(42)'])"
+    print(subprocess.run(["/tmp/again", "-c", again], capture_output=True).stdout)
+    """
+    assert caller.python(code, mounts=[[str(folder), "/out", True]]) == "b'image'\nb'42\\n'"
+
+
 # --- a caller that is gone -------------------------------------------------------------------------
 
 

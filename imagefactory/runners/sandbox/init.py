@@ -14,6 +14,7 @@ import struct
 import termios
 from typing import Any
 
+from .landlock import start_own_programs_only
 from .root import Root
 from .seccomp import ARCHITECTURES, install_seccomp
 from .streams import forget_stdio, write_file
@@ -185,6 +186,8 @@ class Init:
             if self.report != 3:
                 os.dup2(self.report, 3, inheritable=False)
             close_all_but(3)
+            with step("landlock"):
+                start_own_programs_only()
             with step("workdir", plan["workdir"]):
                 os.chdir(plan["workdir"])
             environment = {os.fsencode(key): os.fsencode(value) for key, value in plan["environment"]}
