@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import random
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from imagefactory.runners.sandbox import targets
-from imagefactory.runners.sandbox.syscalls import SetupError, close_all_but
+from imagefactory.runners.sandbox.syscalls import (
+    RESOLVE_IN_ROOT,
+    RESOLVE_NO_MAGICLINKS,
+    SYS_OPENAT2,
+    SetupError,
+    close_all_but,
+    syscall,
+)
 from imagefactory.runners.sandbox.targets import open_target
 
 OWN = ("proc", "sys", "dev")
@@ -133,6 +143,45 @@ def test_a_link_put_in_the_place_of_a_folder_is_a_link(
     monkeypatch.setattr(targets, "open_beneath", open_beneath)
     assert found(root, "/in") == str(tree.parent)
     assert sorted(path.name for path in tree.parent.iterdir()) == ["image"]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_is_there_is_found_where_the_kernel_finds_it(tree: Path, root: int, seed: int) -> None:
+    """Trees of links at random; openat2 resolves them whole in the same root. Nothing outside changes."""
+    how = struct.pack("=QQQ", os.O_PATH | os.O_CLOEXEC, 0, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)
+    draw = random.Random(seed)
+    names = ["a", "b", "c", "etc", "usr", "..", ".", ""]
+
+    def path() -> str:
+        return draw.choice(("", "/")) + "/".join(draw.choices(names, k=draw.randint(1, 6)))
+
+    for _ in range(12):
+        place = tree / "/".join(draw.choices(("a", "b", "c", "usr"), k=draw.randint(1, 3)))
+        kind = draw.choice(("folder", "link", "file"))
+        with contextlib.suppress(OSError):
+            if kind == "folder":
+                place.mkdir(parents=True)
+            elif kind == "link":
+                place.symlink_to(path() or "/")
+            else:
+                place.touch()
+    before = {name for name in tree.parents[1].rglob("*") if tree not in (name, *name.parents)}
+    for _ in range(12):
+        asked = path()
+        try:
+            known = syscall(SYS_OPENAT2, root, os.fsencode(asked or "/"), how, len(how))
+        except OSError:
+            known = None
+        try:
+            fd = open_target(root, asked, folder=True)
+        except (OSError, SetupError):
+            assert known is None or os.path.samestat(os.fstat(known), os.fstat(root)), asked
+            continue
+        assert known is None or os.path.samestat(os.fstat(known), os.fstat(fd)), asked
+        for opened in (fd, known):
+            if opened is not None:
+                os.close(opened)
+    assert {name for name in tree.parents[1].rglob("*") if tree not in (name, *name.parents)} == before
 
 
 def test_no_descriptor_is_left_open(tree: Path, root: int) -> None:
