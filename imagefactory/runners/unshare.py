@@ -290,7 +290,8 @@ def explain(step: str, number: int, detail: str) -> FactoryError:
         return UsageError(f"the image has no such folder to work in: {detail}", hint="name another workdir")
     if step in ("mount-source", "mount"):
         return UsageError(
-            f"this cannot be shown inside the image: {detail}", hint="look at the mount's paths"
+            f"this cannot be shown inside the image: {detail}",
+            hint="look at the mount's paths; where it is no mount of yours, the image is not usable",
         )
     if step == "image":
         return StoreError(

@@ -178,6 +178,19 @@ def test_links_to_nowhere_are_told(caller: Caller, shown: Path, links: dict[str,
     assert "/data" in str(told["message"])
 
 
+@pytest.mark.parametrize(
+    "mounts",
+    [[("", "/etc/hosts")], [("file", "/tmp")], [("", "/etc/hosts/in")], [("file", "/a"), ("", "/a")],
+     [("file", "/a"), ("file", "/a/b")]],
+)  # fmt: skip
+def test_mounts_that_contradict_each_other_are_told(
+    caller: Caller, shown: Path, mounts: list[tuple[str, str]]
+) -> None:
+    told = caller.run("true", mounts=[[str(shown / source), target, True] for source, target in mounts])
+    assert (told["error"], "is a file and a folder" in str(told["message"])) == ("UsageError", True), told
+    assert not list((caller.store / "run").iterdir())
+
+
 def test_a_mount_on_a_mount_finds_its_links_in_the_image(caller: Caller, folder: Path, shown: Path) -> None:
     """What an earlier run left in a writable mount is no more to be trusted than the image."""
     outer = folder / "outer"

@@ -187,6 +187,28 @@ def test_an_interactive_command_keeps_its_other_streams(
     assert terminal.untouched()
 
 
+@pytest.mark.parametrize("which", ["02", "012"])
+def test_a_terminal_that_hangs_up_ends_nothing_by_itself(caller: Caller, out: Path, which: str) -> None:
+    """Only its session's processes hear of it; these are none."""
+    for name in ("ready", "gate"):
+        os.mkfifo(out / name)
+        (out / name).chmod(0o666)
+    terminal = Terminal()
+    streams = [terminal.program if str(fd) in which else subprocess.DEVNULL for fd in range(3)]
+    pipes = dict(zip(("stdin", "stdout", "stderr"), streams, strict=True))
+    code = """
+    open("/out/ready", "w"); open("/out/gate").read(); print("x" * 99)
+    open("/out/end", "w").write("end")
+    """
+    with child(python(caller, code, out), env=caller.environment(), **pipes) as run:
+        (out / "ready").read_text()
+        os.close(terminal.program)
+        os.close(terminal.keys)
+        (out / "gate").write_text("")
+        run.wait(timeout=LIMIT)
+    assert (out / "end").read_text() == "end"
+
+
 def test_a_run_in_the_background_is_not_stopped(caller: Caller, out: Path) -> None:
     """By a shell with jobs, on its terminal, when something has been typed."""
     os.mkfifo(out / "gate")

@@ -87,12 +87,15 @@ def make_skeleton(folder: str, plan: dict[str, Any]) -> None:
         folders.append(plan["driver"]["folder"])
     for entry in plan["mounts"]:
         (folders if os.path.isdir(entry["source"]) else files).append(entry["target"])
-    for name in (*folders, *map(os.path.dirname, files)):
-        place = folder + name
-        os.makedirs(place, mode=0o755, exist_ok=True)
-    for name in files:
-        with open(folder + name, "a"):
-            pass
+    places = [(name, True) for name in (*folders, *map(os.path.dirname, files))]
+    for name, is_folder in [*places, *((name, False) for name in files)]:
+        try:
+            if is_folder:
+                os.makedirs(folder + name, mode=0o755, exist_ok=True)
+            else:
+                os.close(os.open(folder + name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+        except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
+            raise SetupError("mount", errno.EISDIR, f"{name} is a file and a folder at once") from error
 
 
 def lock_layers(paths: Sequence[str]) -> list[int]:
