@@ -35,6 +35,9 @@ bench: ## the benchmark of the README's table
 scanned: ## scan the frameworks' wheels of the locks that were not yet (fetches each, keeps none)
 	$(bin)/python -m imagefactory.stages.scan_wheels --write --locks
 
+mutants: ## do the unit tests notice a changed product? 60 changes, half an hour
+	$(bin)/python -m tests.mutants
+
 requirements: ## solve the project's own dependencies anew
 	$(bin)/uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 \
 	    --extra all requirements/tools.in pyproject.toml --output-file requirements/build.txt
@@ -44,4 +47,4 @@ requirements: ## solve the project's own dependencies anew
 	    --no-annotate --python-version 3.11 - --output-file requirements/$$framework.txt; done
 	sed -n '/^py-rattler==/,/[^\\]$$/p' requirements/build.txt | grep -v '# via' >imagefactory/render/rattler.txt
 
-.PHONY: help setup check format unit test nightly bench scanned requirements
+.PHONY: help setup check format unit test nightly bench scanned mutants requirements
