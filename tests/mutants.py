@@ -176,6 +176,7 @@ def run(copy: Path, *arguments: str) -> int:
         cwd=copy,
         env=environment,
         stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
     try:
