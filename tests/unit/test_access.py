@@ -1,0 +1,62 @@
+"""Settings meet what they are for: a registry is reached as this machine's files and variables say."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import certifi
+import pytest
+
+from imagefactory.access import Access, open_registry, registry_place, repository_of
+from imagefactory.errors import UsageError
+from imagefactory.oci.transfer import Brake, _StoppedError
+from imagefactory.settings.load import load_settings
+
+
+def access(folder: Path, **variables: str) -> Access:
+    environ = {"HOME": str(folder), **variables}
+    return Access(settings=load_settings(directory=folder, start=folder, environ=environ), environ=environ)
+
+
+def test_only_what_the_settings_list_is_asked_by_http(tmp_path: Path) -> None:
+    ours = access(tmp_path, IMAGEFACTORY_PLAIN_HTTP="box.example:5000")
+    assert open_registry(ours, "box.example:5000").plain
+    assert not open_registry(ours, "box.example:5001").plain
+
+
+def test_a_registry_gets_what_docker_login_left_and_the_certificates(tmp_path: Path) -> None:
+    login = {"auths": {"box.example": {"auth": base64.b64encode(b"ann:word").decode()}}}
+    (tmp_path / "auth.json").write_text(json.dumps(login))
+    (tmp_path / "ca.pem").write_bytes(Path(certifi.where()).read_bytes())
+    ours = access(
+        tmp_path,
+        REGISTRY_AUTH_FILE=str(tmp_path / "auth.json"),
+        IMAGEFACTORY_CERTIFICATES=str(tmp_path / "ca.pem"),
+    )
+    options = open_registry(ours, "box.example").options
+    found = options.credentials("box.example")
+    assert found is not None
+    assert (found.user, found.secret) == ("ann", "word")
+    assert options.credentials("other.example") is None
+    assert options.certificates == tmp_path / "ca.pem"
+
+
+def test_a_pulled_brake_ends_a_registrys_wait(tmp_path: Path) -> None:
+    brake = Brake()
+    sleep = open_registry(access(tmp_path), "box.example", brake).options.sleep
+    sleep(0)
+    brake.pull()
+    with pytest.raises(_StoppedError):
+        sleep(60)
+
+
+def test_a_place_that_is_given_beats_the_setting(tmp_path: Path) -> None:
+    ours = access(tmp_path, IMAGEFACTORY_REGISTRY="box.example/images")
+    assert registry_place(ours) == ("box.example", "images")
+    assert registry_place(ours, "other.example:5000/a/b") == ("other.example:5000", "a/b")
+    with pytest.raises(UsageError, match="no registry is set"):
+        registry_place(access(tmp_path))
+    assert repository_of("images", "pytorch") == "images/pytorch"
+    assert repository_of("", "pytorch") == "pytorch"
