@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from imagefactory.doctor import look
 from imagefactory.doctor.ask import _ask_conda
 from imagefactory.doctor.facts import MODULES, Diagnosis, Disk, Health, MachineFacts, Probe, SandboxAttempt
-from imagefactory.doctor.judge import can_build, decide
+from imagefactory.doctor.judge import can_build, decide, explain_refusal
 from imagefactory.doctor.look import (
     examine,
     gather,
@@ -67,6 +68,7 @@ def test_healthy_machine() -> None:
 
 @pytest.mark.parametrize(("change", "remedy"), [
     ({"sysctls": (("user/max_user_namespaces", "0"),)}, "sysctl -w user.max_user_namespaces=15000"),
+    ({"sysctls": (("user/max_net_namespaces", "0"),)}, "sysctl -w user.max_net_namespaces=15000"),
     ({"sysctls": (("kernel/unprivileged_userns_clone", "0"),), "uid": 1000},
      "sysctl -w kernel.unprivileged_userns_clone=1"),
     ({"sysctls": (("kernel/apparmor_restrict_unprivileged_userns", "1"),), "uid": 1000},
@@ -250,3 +252,20 @@ def test_a_nonsensical_mirror_is_not_ok(tmp_path: Path) -> None:
     assert "'nonsense' is not an address" in findings["debian mirror"].detail
     assert "registry" not in findings
     assert not can_build(tuple(findings.values()))
+
+
+@pytest.mark.parametrize(
+    "limit", ["user.max_user_namespaces", "user.max_mnt_namespaces", "user.max_pid_namespaces"]
+)
+def test_a_limit_of_zero_is_seen_in_proc(limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the names of the kernel's documentation (admin-guide/sysctl/user), where one of them is 0."""
+    monkeypatch.setattr(look, "try_sandbox", lambda: REFUSED)
+    monkeypatch.setattr(look, "ask_all", lambda settings, environ: ())
+    files = {"self/status": "CapEff:\t0\nSeccomp:\t0\n", f"sys/{limit.replace('.', '/')}": "0\n"}
+    for name, text in files.items():
+        path = tmp_path / "proc" / name
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    settings = load_settings(directory=tmp_path, start=tmp_path, environ={"HOME": str(tmp_path)})
+    facts = gather(settings, environ={}, root=tmp_path)
+    assert explain_refusal(facts) == (f"{limit} is 0", f"sysctl -w {limit}=15000")
