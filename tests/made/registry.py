@@ -469,6 +469,9 @@ class _Handler(BaseHTTPRequestHandler):
         )
 
     def _store(self, data: bytearray) -> None:
+        # distribution-spec 1.1, "Pushing blobs": what carries bytes of a blob says so.
+        if self.left and self.headers.get("Content-Type") != "application/octet-stream":
+            raise _Refused(400, "BLOB_UPLOAD_INVALID", "these are no bytes of a blob")
         span = re.fullmatch(r"(?:bytes )?(\d+)-(\d+)", self.headers.get("Content-Range", ""))
         if span and int(span[1]) != len(data):
             raise _Refused(416, "RANGE_INVALID", Range=f"0-{max(len(data) - 1, 0)}")
