@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import struct
+import subprocess
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from imagefactory.errors import StoreError, ToolError, UsageError
 from imagefactory.model import Mount, RunSpec
+from imagefactory.runners import unshare
 from imagefactory.runners.gpu_devices import (
     GpuDevices,
     count_gpus,
@@ -23,7 +25,7 @@ from imagefactory.runners.gpu_devices import (
 )
 from imagefactory.runners.sandbox import keeper, seccomp
 from imagefactory.runners.sandbox_plan import Caller, SandboxPaths, SandboxPlan, identity_map, plan
-from imagefactory.runners.unshare import explain
+from imagefactory.runners.unshare import Sandbox, explain
 
 ALL = (1 << 41) - 1
 FULL = "         0          0 4294967295\n"
@@ -324,3 +326,30 @@ def test_linker_cache_of_the_architecture_alone() -> None:
 )
 def test_driver_version(text: str, version: str) -> None:
     assert parse_driver_version(text) == version
+
+
+def printing(script: str) -> Sandbox:
+    """A sandbox whose helper, a shell here, is the command."""
+    sandbox = Sandbox.__new__(Sandbox)
+    pipe = subprocess.PIPE
+    sandbox.process = subprocess.Popen(["sh", "-c", script], stdout=pipe, stderr=pipe)
+    return sandbox
+
+
+@pytest.mark.parametrize(("printed", "kept"), [("1234", "1234"), ("12345", "1234\n[cut after 4 bytes]\n")])
+def test_what_a_command_prints_is_kept_up_to_a_limit(
+    printed: str, kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exactly the limit is whole. More is read to its end, lest the command waits for ever, and said."""
+    monkeypatch.setattr(unshare, "OUTPUT_LIMIT", 4)
+    sandbox = printing(f"printf {printed}; printf err >&2")
+    with sandbox.process as process:
+        assert sandbox.collect() == (kept, "err")
+        assert process.wait() == 0
+
+
+def test_output_that_nobody_asked_for_is_empty() -> None:
+    sandbox = Sandbox.__new__(Sandbox)
+    sandbox.process = subprocess.Popen(["true"])
+    with sandbox.process:
+        assert sandbox.collect() == ("", "")

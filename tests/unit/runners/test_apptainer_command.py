@@ -1,0 +1,35 @@
+"""What apptainer's machine is asked, by programs that stand where unshare would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from imagefactory.runners import apptainer_command
+from imagefactory.runners.apptainer_command import ApptainerCommand
+from tests.made.programs import Program, calls
+
+
+@pytest.fixture
+def command(programs: Path, monkeypatch: pytest.MonkeyPatch) -> ApptainerCommand:
+    monkeypatch.setattr(apptainer_command, "SYSTEM_FOLDERS", str(programs))
+    return ApptainerCommand({"PATH": str(programs)})
+
+
+def test_a_user_namespace_is_asked_for_as_an_ordinary_user_gets_one(
+    command: ApptainerCommand, program: Program, tmp_path: Path
+) -> None:
+    program("unshare")
+    assert command._user_namespaces() == ""
+    ((_, *words),) = calls(tmp_path)
+    assert words == ["unshare", "--user", "--map-root-user", "true"]
+
+
+def test_why_there_is_no_user_namespace(command: ApptainerCommand, program: Program) -> None:
+    program("unshare", fails="unshare: Operation not permitted\n", code=1)
+    assert command._user_namespaces() == "unshare: Operation not permitted"
+
+
+def test_without_unshare_apptainer_says_it_itself(command: ApptainerCommand) -> None:
+    assert command._user_namespaces() == ""
