@@ -322,6 +322,7 @@ def test_a_pass_that_never_ends_is_none(tmp_path: Path) -> None:
     report = run(make_trial(), scripted(timed_out=True, returncode=137), tmp_path)
     assert report.failure is Outcome.TIMEOUT
     assert not report.passed
+    assert "all checks say they passed, but it did not end in time" in details(report)
 
 
 def test_control_characters_of_an_image_reach_nobody(tmp_path: Path) -> None:
