@@ -35,7 +35,7 @@ bench: ## the benchmark of the README's table
 scanned: ## scan the frameworks' wheels of the locks that were not yet (fetches each, keeps none)
 	$(bin)/python -m imagefactory.stages.scan_wheels --write --locks
 
-mutants: ## do the unit tests notice a changed product? 60 changes, half an hour
+mutants: ## do the unit tests notice a changed product? 60 changes, a quarter of an hour
 	$(bin)/python -m tests.mutants
 
 requirements: ## solve the project's own dependencies anew
