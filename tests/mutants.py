@@ -40,7 +40,8 @@ from mutmut.mutation.mutators import mutation_operators, operator_arg_removal, o
 ROOT = Path(__file__).parents[1]
 WANTED = 0.85
 # The slowest test takes some seconds: one that takes a minute hangs. The whole of them take some minutes.
-PYTEST = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-o", "timeout=60", "--tb=no"]
+PYTEST = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=no"]
+PYTEST += ["--timeout=60", "--timeout-method=thread"]  # a signal ends one try, and hypothesis tries again
 LONGEST = 900
 FALSE = {"None", "False", "0", '""', "()", "[]", "{}"}
 STRING = m.SimpleString() | m.FormattedString()
