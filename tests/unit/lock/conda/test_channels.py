@@ -157,6 +157,7 @@ def test_credentials_by_host_and_domain(tmp_path: Path) -> None:
 def test_netrc_gives_way_to_rattlers_own_file(tmp_path: Path) -> None:
     (tmp_path / ".netrc").write_text(
         "machine a.example login ann password one\nmachine b.example login b password c\n"
+        "default login anonymous password me@example.org\n"
     )
     (tmp_path / ".rattler").mkdir()
     write_credentials(tmp_path / ".rattler/credentials.json", {"a.example": {"BearerToken": "t"}})
