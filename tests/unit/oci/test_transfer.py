@@ -760,3 +760,25 @@ def test_reading_a_manifest_needs_one_question(source: Place) -> None:
     found = read_manifest(source, "1")
     assert source.store.diary == [("manifest", "1")]
     assert isinstance(Graph(root=found, manifests=(found,), blobs=()).size, int)
+
+
+def test_an_artifact_is_a_manifest_that_points_to_its_subject() -> None:
+    """As the image specification 1.1 has it ("Guidelines for Artifact Usage"), by its own digests."""
+    subject = Descriptor(media_type=MANIFEST_TYPE, digest="sha256:" + "a" * 64, size=7)
+    made = make_artifact("application/vnd.example.word", subject, {"b": "2", "a": "1"})
+    empty = {
+        "mediaType": "application/vnd.oci.empty.v1+json",
+        "digest": "sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a",
+        "size": 2,
+    }
+    assert json.loads(made.manifest.data) == {
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "artifactType": "application/vnd.example.word",
+        "config": empty,
+        "layers": [empty],
+        "subject": {"mediaType": MANIFEST_TYPE, "digest": subject.digest, "size": 7},
+        "annotations": {"a": "1", "b": "2"},
+    }
+    ((stored, data),) = made.blobs
+    assert (stored.digest, data) == (empty["digest"], b"{}")
