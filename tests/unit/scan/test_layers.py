@@ -10,6 +10,7 @@ import tarfile
 import tracemalloc
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from imagefactory.oci.inflate import GZIP, DamagedError, inflate
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.model import Layer
 from imagefactory.progress import Quiet
-from imagefactory.scan import layers, records, tar_stream, zip
+from imagefactory.scan import files, layers, records, tar_stream, zip
 from imagefactory.scan.files import scan_folder, scan_path, scan_wheel
 from imagefactory.scan.findings import parse_facts, read_name
 from imagefactory.scan.layers import ScanShelf, layout_shelf, merge_layers, scan_image, scan_layer
@@ -331,6 +332,29 @@ def test_a_folder_tells_what_is_below_it_once(environment: Path) -> None:
     assert found.packages == (Package(name="torch", version="2.3.1"),)
     assert found.facts[0] == ("torch", "cuda", "12.1")
     assert found.toolkit == ("libcudart.so.12",)
+
+
+@pytest.mark.parametrize("chunk", [0, 10, 1 << 30])
+def test_the_progress_of_a_folder_ends_at_its_total(
+    environment: Path, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever amounts small files are told in."""
+
+    class Told(Quiet):
+        total = done = 0
+
+        def task(self, title: str, *, total: int = 0, unit: str = "bytes"):  # type: ignore[no-untyped-def]
+            self.total = total
+            return nullcontext(self)
+
+        def advance(self, amount: int) -> None:
+            self.done += amount
+
+    monkeypatch.setattr(files, "CHUNK", chunk)
+    told = Told()
+    scan_folder(environment, told)
+    size = sum(path.stat().st_size for path in environment.rglob("*") if path.is_file())
+    assert (told.total, told.done) == (size, size)
 
 
 def test_a_folder_may_be_the_framework_itself(environment: Path) -> None:
