@@ -1,0 +1,55 @@
+"""The base's Python as a child: what is said when it is another one, or ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from imagefactory.engines.pyc import BaseCompiler
+from imagefactory.errors import BuildError
+
+PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+def compiler(program: str = "", python: str = PYTHON) -> BaseCompiler:
+    """Of this machine's Python, or of one that runs `program` in the server's place."""
+
+    def start(command: tuple[str, ...]) -> subprocess.Popen[bytes]:
+        words = [*command[:-1], program or command[-1]]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+
+    return BaseCompiler(start, python, sys.executable)
+
+
+def test_a_python_that_ends_is_said() -> None:
+    made = compiler(f"print('{f'cpython-{PYTHON}'.replace('.', ''):<16}', end='')")
+    with pytest.raises(BuildError, match=r"ended while it compiled \.py files"), made.wheel():
+        made.compile("a.py", b"x = 1")
+
+
+def test_another_python_than_the_locks_is_refused() -> None:
+    made = compiler(python="3.1")
+    with pytest.raises(BuildError, match=r"the base's Python is cpython-\d+, the lock is for cpython-31"):
+        made.compile("a.py", b"")
+    made.close()
+
+
+def test_a_python_that_does_not_run_is_said() -> None:
+    made = compiler("raise SystemExit(1)")
+    with pytest.raises(BuildError, match="does not run in the base"):
+        made.compile("a.py", b"")
+    made.close()
+
+
+def test_one_child_compiles_wheel_after_wheel() -> None:
+    made = compiler()
+    with made.wheel():
+        first = made.compile("a.py", b"x = 1\n")
+        assert made.compile("b.py", b"x = = 1\n") is None
+    with made.wheel():
+        assert made.compile("a.py", b"x = 1\n") == first
+    made.close()
+    assert first is not None
