@@ -17,6 +17,7 @@ from imagefactory.submit.check.reader import (
     MAX_LINES,
     MAX_QUEUES,
     MAX_SETTINGS,
+    MAX_VALUE,
     parse_submit_file,
     read_submit_file,
 )
@@ -178,6 +179,7 @@ def test_macros_that_grow_or_turn_in_circles_are_refused() -> None:
         ("queue\n" * (MAX_QUEUES + 1), "queue lines"),
         ("\n".join(f"a{n} = 1" for n in range(MAX_SETTINGS + 1)), "different commands"),
         ("\n".join(["if true"] * 40), "nested 'if'"),
+        (f"a = {'x' * (MAX_VALUE + 1)}", r"^a\.sub:1: a value of more than"),
     ],
 )
 def test_sizes_are_bounded(text: str, what: str) -> None:
