@@ -300,7 +300,8 @@ def test_new_trust_show_retire(tmp_path: Path) -> None:
     said = _call(tmp_path, "new", "lab")
     keyid = read_public("lab", tmp_path / "config" / "imagefactory" / "keys").keyid
     assert keyid in said
-    assert "not-trusted" in _call(tmp_path, "show")
+    row = _call(tmp_path, "show").splitlines()[1]
+    assert row.split() == ["lab", keyid[:16], "not-trusted", "-", "-", "-", "yes"]
 
     _call(tmp_path, "trust", "lab", "--evidence", "local", "--from", "2026-01-01", "--until", "2100-01-01")
     row = tomllib.loads(path.read_text())["trust"][0]
