@@ -388,6 +388,7 @@ FAULTS = [
     (CONDA_LOCK, "conda-lock.yml", "version: 1", "version: 2", "1:10: has the format '2' (make it with conda-lock 1 or newer)"),
     (CONDA_LOCK, "conda-lock.yml", "platform: linux-64", "platform: osx-64", "1:1: has no packages for linux-64, only for osx-64 (lock for linux-64 too)"),
     (ENVIRONMENT, "environment.yml", "pytorch-cuda=12.1", "pytorch-cuda=12.1  # [linux64]", "12:5: a selector ('# [linux64]') is not read (write the file for linux-64 alone"),
+    (ENVIRONMENT, "environment.yml", "pytorch-cuda=12.1", "pytorch-cuda=12.1  # new # [linux64]", "12:5: a selector ('# [linux64]') is not read"),
     (ENVIRONMENT, "environment.yml", "- pip\n", "- {{ pip }}\n", "1:1: is a template ({{ }} or {% %}) (fill it in, and import what comes out)"),
     (ENVIRONMENT, "environment.yml", "dependencies:", "dependents:", "1:1: is no environment that can be taken over (give an environment.yml"),
     (ENVIRONMENT, "environment.yml", "name: proteins", "name: &a proteins", "1:7: anchors and aliases (&, *) are not used here"),
