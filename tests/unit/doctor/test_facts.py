@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -127,6 +129,14 @@ def test_single_faults(change: dict[str, object], name: str, state: Health, reme
     (finding,) = bad(replace(HEALTHY, **change))  # type: ignore[arg-type]
     assert (finding.name, finding.state) == (name, state)
     assert remedy in finding.remedy
+
+
+def test_what_a_build_imports_is_looked_for() -> None:
+    """All of the extra `build` and what registries are asked with, by names that can be imported."""
+    extras = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    wanted = [*extras["optional-dependencies"]["build"], "requests", "tenacity"]
+    assert set(MODULES) == {re.split(r"[<>=]", name)[0] for name in wanted}
+    assert all(importlib.util.find_spec(name) for name in MODULES)
 
 
 def test_what_a_build_needs() -> None:
