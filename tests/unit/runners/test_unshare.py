@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import struct
 import subprocess
+import threading
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -25,7 +27,7 @@ from imagefactory.runners.gpu_devices import (
 )
 from imagefactory.runners.sandbox import keeper, seccomp
 from imagefactory.runners.sandbox_plan import Caller, SandboxPaths, SandboxPlan, identity_map, plan
-from imagefactory.runners.unshare import Sandbox, explain
+from imagefactory.runners.unshare import Sandbox, explain, signals_left_to_the_command
 
 ALL = (1 << 41) - 1
 FULL = "         0          0 4294967295\n"
@@ -353,3 +355,27 @@ def test_output_that_nobody_asked_for_is_empty() -> None:
     sandbox.process = subprocess.Popen(["true"])
     with sandbox.process:
         assert sandbox.collect() == ("", "")
+
+
+def test_an_interactive_command_has_the_interrupt_to_itself() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with signals_left_to_the_command(interactive=True):
+        signal.raise_signal(signal.SIGINT)  # nothing happens here
+        assert signal.getsignal(signal.SIGINT) is not before
+    assert signal.getsignal(signal.SIGINT) is before
+    with pytest.raises(KeyboardInterrupt), signals_left_to_the_command(interactive=False):
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_where_no_signal_arrives_a_command_runs_all_the_same() -> None:
+    ran = []
+
+    def run() -> None:
+        with signals_left_to_the_command(interactive=True):
+            ran.append(True)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert ran == [True]
