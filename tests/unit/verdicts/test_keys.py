@@ -192,6 +192,8 @@ def test_a_row_is_a_key_with_a_period() -> None:
     assert (key.since, key.until) == (datetime(2026, 1, 1, tzinfo=UTC), datetime(2027, 1, 1, tzinfo=UTC))
     assert key.evidence == trust.policy.evidence == (EvidenceKind.KIT,)
     assert trust.policy.days == 7
+    leap = parse_trust("[policy]\nexpires-days = 366\n", "x")  # a whole year, whichever
+    assert leap.policy.days == 366
 
 
 @pytest.mark.parametrize(
@@ -221,7 +223,7 @@ def test_a_row_is_a_key_with_a_period() -> None:
         ("[policy]\nexpires = 3\n", "unknown key 'expires'"),
         ("[policy]\nexpires-days = 0\n", "expires-days: not a count"),
         ("[policy]\nexpires-days = true\n", "expires-days: not a count"),
-        ("[policy]\nexpires-days = 5000\n", "expires-days: not a count"),
+        ("[policy]\nexpires-days = 367\n", "expires-days: not a count"),
         ('[policy]\nsuites = ["abc"]\n', "suites: not a list of digests"),
         ("[policy]\nevidence = [1]\n", "evidence: not a list"),
         ("[", "cannot be read as TOML"),
