@@ -2,15 +2,50 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from imagefactory import workflow
+from imagefactory.oci.store import Reference
 from imagefactory.progress import Quiet
 from imagefactory.stages.push import PushOptions
+from imagefactory.stages.verify import VerifyOptions
 from tests.made.verdicts import NOW
+
+
+def promoted(monkeypatch: pytest.MonkeyPatch, where: Reference | None) -> Any:
+    """Where tags are moved after a verdict on an image that was found there."""
+    chosen = SimpleNamespace(
+        where=where, definition=SimpleNamespace(target=SimpleNamespace(family="pytorch"))
+    )
+    stages = {
+        "check_name": None,
+        "signing_key": "a key",
+        "choose_image": chosen,
+        "verify_image": "a report",
+        "keep_report": Path("report.json"),
+        "sign_report": SimpleNamespace(signed="signed"),
+        "attach_signed": ("there",),
+    }
+    for name, gives in stages.items():
+        monkeypatch.setattr(workflow, name, lambda *_, gives=gives: gives)
+    monkeypatch.setattr(workflow, "place_of", lambda factory, where: f"registry {where.registry}")
+    monkeypatch.setattr(workflow, "local_place", lambda factory, family: f"store {family}")
+    monkeypatch.setattr(workflow, "promote", lambda factory, wanted, progress: wanted.place)
+    bench = SimpleNamespace(evidence=SimpleNamespace(read=lambda: None), clock=lambda: NOW)
+    options = VerifyOptions(promote=True)
+    done = workflow.prove_image(None, "pytorch", options, bench, Quiet())  # type: ignore[arg-type]
+    assert done.attached == ("there",)
+    return done.promotion
+
+
+def test_tags_move_where_the_image_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    where = Reference(registry="box.example", repository="images/pytorch", tag="2.3")
+    assert promoted(monkeypatch, where) == "registry box.example"
+    assert promoted(monkeypatch, None) == "store pytorch"
 
 
 def make(monkeypatch: pytest.MonkeyPatch, *, passed: bool, push: PushOptions | None) -> list[Any]:
