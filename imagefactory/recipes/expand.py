@@ -68,7 +68,7 @@ def _meant(name: str, targets: Sequence[Target]) -> str:
     families = sorted({target.family for target in targets})
     if name.startswith("base:"):
         return "a base is made with the first target on it, and locked by `imagefactory lock base:NAME`"
-    family = name if name in families else nearest(name, families)
+    family = nearest(name, families)
     near = nearest(name, [target.name for target in targets])
     if family and not near:
         return f"did you mean '{family}-*', in quotes?"
