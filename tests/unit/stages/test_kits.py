@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from imagefactory import cli
-from imagefactory.errors import CheckFailedError, NoGpuError, RegistryError, UsageError
+from imagefactory.errors import EXIT_REGISTRY, CheckFailedError, NoGpuError, RegistryError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.model import Outcome, Target
 from imagefactory.oci.layout import reference
@@ -317,3 +317,18 @@ def test_the_command_shows_checks_and_says_who_saw_the_gpu(
     assert "vector-add" in told
     assert site.key.keyid[:12] in told
     assert f"{site.registry.host}/pytorch" in told
+
+
+def test_a_tag_that_stays_fails_the_command_but_not_the_verdict(
+    site: Site, command: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stays = promote.Promotion(
+        target=NAME, place="there", fates=(), faults=((TAG, RegistryError(f"{TAG} cannot be removed")),)
+    )
+    monkeypatch.setattr(kits, "promote", lambda *_: stays)
+    site.runs()
+    capsys.readouterr()
+    assert command("collect", str(site.bench.kit), "--promote", "--json") == EXIT_REGISTRY
+    told = json.loads(capsys.readouterr().out)
+    assert [row["outcome"] for row in told["results"]] == ["verified"]
+    assert [error["message"] for error in told["errors"]] == [f"{TAG} cannot be removed"]
