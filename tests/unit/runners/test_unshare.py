@@ -11,11 +11,14 @@ import subprocess
 import threading
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from imagefactory.errors import StoreError, ToolError, UsageError
 from imagefactory.model import Mount, RunSpec
+from imagefactory.oci.layout import Layout
+from imagefactory.oci.model import Image
 from imagefactory.runners import unshare
 from imagefactory.runners.gpu_devices import (
     GpuDevices,
@@ -27,7 +30,7 @@ from imagefactory.runners.gpu_devices import (
 )
 from imagefactory.runners.sandbox import keeper, seccomp
 from imagefactory.runners.sandbox_plan import Caller, SandboxPaths, SandboxPlan, identity_map, plan
-from imagefactory.runners.unshare import Sandbox, explain, signals_left_to_the_command
+from imagefactory.runners.unshare import Sandbox, UnshareRunner, explain, signals_left_to_the_command
 
 ALL = (1 << 41) - 1
 FULL = "         0          0 4294967295\n"
@@ -379,3 +382,57 @@ def test_where_no_signal_arrives_a_command_runs_all_the_same() -> None:
     thread.start()
     thread.join()
     assert ran == [True]
+
+
+class Helper:
+    """Stands where the sandbox's helper would; `fails` while the command is read."""
+
+    fails: BaseException | None = None
+    made: ClassVar[list[Helper]] = []
+
+    def __init__(self, decided: SandboxPlan, **pipes: int | None) -> None:
+        self.decided, self.pipes, self.ended = decided, pipes, False
+        self.made.append(self)
+
+    def collect(self) -> tuple[str, str]:
+        if self.fails:
+            raise self.fails
+        return "out", "err"
+
+    def wait(self) -> dict[str, object]:
+        return {"returncode": 3, "seconds": 1.5, "timed_out": True}
+
+    def end(self) -> None:
+        self.ended = True
+
+
+@pytest.fixture
+def helpers(monkeypatch: pytest.MonkeyPatch) -> list[Helper]:
+    monkeypatch.setattr(Helper, "made", [])
+    monkeypatch.setattr(unshare, "Sandbox", Helper)
+    return Helper.made
+
+
+EMPTY = Image(
+    name="a:1", digest="", manifest="", config="", size=0, layers=(), environment=(("A", "image"), ("B", "b"))
+)
+
+
+def test_a_run_is_what_the_helper_tells(helpers: list[Helper], tmp_path: Path) -> None:
+    spec = RunSpec(argv=("true",), environment=(("A", "spec"),), timeout=9.0)
+    done = UnshareRunner(Layout(tmp_path)).run(EMPTY, spec)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "out", "err")
+    assert (done.seconds, done.timed_out) == (1.5, True)
+    (helper,) = helpers
+    assert dict(helper.decided.environment) | {"A": "spec", "B": "b"} == dict(helper.decided.environment)
+    assert helper.pipes == {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    assert not helper.ended
+
+
+def test_an_interrupted_run_ends_its_helper(
+    helpers: list[Helper], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Helper, "fails", KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        UnshareRunner(Layout(tmp_path)).run(EMPTY, RunSpec(argv=("true",)))
+    assert [helper.ended for helper in helpers] == [True]
