@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -66,7 +67,7 @@ def find_gpu(name: str) -> Gpu:
     GPUs, and for an unknown one, with the nearest spellings.
     """
     words = _words(name)
-    known = {_words(gpu.name): gpu for gpu in gpus()}
+    known = _known()
     if words in known:
         return known[words]
     shown = ascii(name if len(name) <= 60 else name[:60] + "...")
@@ -99,6 +100,11 @@ def find_gpu(name: str) -> Gpu:
     )
 
 
+@cache
+def _known() -> Mapping[tuple[str, ...], Gpu]:
+    return {_words(gpu.name): gpu for gpu in gpus()}
+
+
 def _words(name: str) -> tuple[str, ...]:
     """What of a name tells GPUs apart: `NVIDIA GeForce RTX3090Ti 24GB` -> `("rtx", "3090", "ti")`."""
     text = _GLUED.sub(lambda found: f"{found[0]} ", name[:200].lower())
@@ -106,7 +112,7 @@ def _words(name: str) -> tuple[str, ...]:
     return tuple(word for word in words if not _LEFT_OUT.fullmatch(word))
 
 
-def _nearest(words: tuple[str, ...], known: dict[tuple[str, ...], Gpu]) -> list[str]:
+def _nearest(words: tuple[str, ...], known: Mapping[tuple[str, ...], Gpu]) -> list[str]:
     names = {" ".join(key): gpu.name for key, gpu in known.items()}
     # People leave out what distinguishes nothing to them, so each name is also tried without its first word.
     names |= {" ".join(key[1:]): gpu.name for key, gpu in known.items() if len(key) > 1}
