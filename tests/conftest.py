@@ -22,8 +22,11 @@ from tests.services.fixtures import (  # noqa: F401
     pool,
     pool_at_rest,
     registry,
+    run,
     services_environment,
     services_folder,
+    stand_in,
+    suite,
 )
 from tests.services.tier import many
 

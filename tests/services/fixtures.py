@@ -16,9 +16,11 @@ from typing import TypeVar
 
 import pytest
 
+from tests.made.gpu_suite import Ground, Run, copy_suite
 from tests.services.apptainer import apptainer_command, apptainer_environ
 from tests.services.condor import CondorPool, condor_pool
 from tests.services.docker import DockerDaemon, docker_daemon, need_buildx, write_config
+from tests.services.libcuda import build_libcuda
 from tests.services.podman import PodmanService, podman_service
 from tests.services.processes import search_path
 from tests.services.registry import registry_server
@@ -137,3 +139,19 @@ def pool(
     folder = services_folder / "condor"
     with condor_pool(folder) as made, known(request.config.stash, POOL, made):
         yield made
+
+
+@pytest.fixture(scope="session")
+def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a library that stands where a driver's would."""
+    return build_libcuda(tmp_path_factory.mktemp("libcuda")).parent
+
+
+@pytest.fixture(scope="session")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_suite(tmp_path_factory.mktemp("suite"))
+
+
+@pytest.fixture
+def run(stand_in: Path, suite: Path, tmp_path: Path) -> Run:
+    return Ground(suite=suite, library=stand_in, folder=tmp_path / "run").run

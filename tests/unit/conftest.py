@@ -27,14 +27,12 @@ from imagefactory.verdicts.trust import Grant, add_key
 from tests.made.command import Call, Said, say
 from tests.made.factory import NAME, put_image
 from tests.made.families import make_root
-from tests.made.gpu_suite import Ground, Run, copy_suite
 from tests.made.programs import Program
 from tests.made.pushed import push, put_base, put_built
 from tests.made.registry import RegistryMadeHere, Ways, registry_made_here
 from tests.made.signing import Bench
 from tests.made.sweep import PoolMadeHere
 from tests.made.sweep_site import Site
-from tests.services.libcuda import build_libcuda
 
 ROOT = Path(__file__).parents[2]
 
@@ -216,19 +214,3 @@ def pool(site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> PoolMad
     monkeypatch.setattr(sweeps, "POLL", 0.0)
     write_inventory(tmp_path / "pool.json", site.pool.gpus)
     return site.pool
-
-
-@pytest.fixture(scope="session")
-def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a library that stands where a driver's would."""
-    return build_libcuda(tmp_path_factory.mktemp("libcuda")).parent
-
-
-@pytest.fixture(scope="session")
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return copy_suite(tmp_path_factory.mktemp("suite"))
-
-
-@pytest.fixture
-def run(stand_in: Path, suite: Path, tmp_path: Path) -> Run:
-    return Ground(suite=suite, library=stand_in, folder=tmp_path / "run").run
