@@ -67,7 +67,9 @@ def make_layers(
                 return _gather(futures, plans)
         except BaseException:
             for worker_process in multiprocessing.active_children():
-                worker_process.terminate()  # what they were writing lies under tmp/ and is collected
+                # Not SIGTERM: just forked it has this process's handler, and may lose what that raises.
+                # What they were writing lies under tmp/ and is collected.
+                worker_process.kill()
             raise
         finally:
             pool.shutdown(wait=True, cancel_futures=True)

@@ -11,7 +11,8 @@ import signal
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, as_completed
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -401,9 +402,18 @@ def test_a_watcher_that_fails_stops_no_worker(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_ends_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
+    """Also one that heeds no signal yet, as between its fork and its first line."""
+    begin = layer_work._begin
+
+    def begin_deaf(bench: layer_work.LayerInputs, sink: int, parent: int) -> None:
+        begin(bench, sink, parent)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    def interrupted(futures: Iterable[Future[object]], *_: object) -> None:
+        next(as_completed(futures))
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(layer_work, "_begin", begin_deaf)
     monkeypatch.setattr(layer_work, "_gather", interrupted)
     with pytest.raises(KeyboardInterrupt):
         build_in_parallel(tmp_path, Quiet())
