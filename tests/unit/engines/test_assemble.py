@@ -11,8 +11,7 @@ import signal
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, as_completed
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -402,18 +401,20 @@ def test_a_watcher_that_fails_stops_no_worker(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_ends_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also one that heeds no signal yet, as between its fork and its first line."""
-    begin = layer_work._begin
+    """Also one that heeds no signal, as one may that was just forked."""
+    told, tell = os.pipe()
 
-    def begin_deaf(bench: layer_work.LayerInputs, sink: int, parent: int) -> None:
-        begin(bench, sink, parent)
+    def deaf(*_: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.write(tell, b"x")
+        while True:
+            signal.pause()
 
-    def interrupted(futures: Iterable[Future[object]], *_: object) -> None:
-        next(as_completed(futures))
+    def interrupted(*_: object) -> None:
+        os.read(told, 1)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(layer_work, "_begin", begin_deaf)
+    monkeypatch.setattr(layer_work, "new_worker", deaf)
     monkeypatch.setattr(layer_work, "_gather", interrupted)
     with pytest.raises(KeyboardInterrupt):
         build_in_parallel(tmp_path, Quiet())
