@@ -44,7 +44,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # something of the machine alone.
 settings.register_profile(
     "any-machine",
-    max_examples=many(60, 2000),
+    max_examples=many(40, 2000),
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

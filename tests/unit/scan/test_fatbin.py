@@ -23,6 +23,7 @@ from imagefactory.gpu.capability import parse_code
 from imagefactory.gpu.model import Library
 from imagefactory.scan import elf, fatbin, forward, offload
 from imagefactory.scan.fatbin import CodeReader, scan_bytes, scan_file
+from tests.services.tier import many
 
 Scan = Callable[[bytes], Any]
 
@@ -490,8 +491,23 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("what", HOSTILE)
-def test_every_count_has_a_limit(what: str, tmp_path: Path) -> None:
+LIMITS = ("MAX_ENTRIES", "MAX_MODULES", "MAX_CODES", "MAX_SIGNATURES", "MAX_FALSE")
+
+
+@pytest.mark.parametrize(("what", "limit"), list(zip(HOSTILE, LIMITS, strict=True)))
+def test_every_count_has_a_limit(
+    what: str, limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fatbin, limit, 50)
+    path = tmp_path / "hostile"
+    path.write_bytes(HOSTILE[what]())
+    found = scan_file(path, "x")
+    assert found is not None
+    assert "more than 50 " in found.damage
+
+
+@pytest.mark.parametrize("what", many(("different sets",), tuple(HOSTILE)))
+def test_at_its_limit_a_count_takes_little_memory(what: str, tmp_path: Path) -> None:
     """In a process of its own, so that its memory can be told."""
     path = tmp_path / "hostile"
     path.write_bytes(HOSTILE[what]())
