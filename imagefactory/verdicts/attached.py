@@ -272,15 +272,25 @@ def put_all(
 
 
 def read_statements(place: Place, subject: str, kind: str) -> tuple[Attached, ...]:
-    """The statements of one kind about the manifest `subject`, by digest. Nothing is judged."""
-    found = place.store.referrers(place.repository, subject, kind)
-    if len(found) > MOST:
+    """The statements of one kind about the manifest `subject`, by digest. Nothing is judged.
+
+    Of more verdicts than MOST the last of the list are read, which are the newest where a registry keeps the
+    order; one row more says so. A revocation that nobody reads would be one that does not count: more than
+    MOST of them are a RegistryError.
+    """
+    found = tuple(dict.fromkeys(one.digest for one in place.store.referrers(place.repository, subject, kind)))
+    left = len(found) - MOST
+    if left > 0 and kind == REVOCATION_TYPE:
         raise RegistryError(
-            f"{place} lists {len(found)} statements about {subject}", hint="somebody else fills it: see who"
+            f"{place} lists {len(found)} revocations about {subject}", hint="somebody else fills it: see who"
         )
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="statements") as pool:
-        read = pool.map(lambda digest: _read_one(place, digest, kind), sorted({one.digest for one in found}))
-        return tuple(one for one in read if one is not None)
+        read = pool.map(lambda digest: _read_one(place, digest, kind), sorted(found[-MOST:]))
+        statements = tuple(one for one in read if one is not None)
+    if left <= 0:
+        return statements
+    fault = f"{left} more that {place} lists first were not read: somebody fills the list"
+    return (*statements, Attached(digest="", kind=kind, envelope=b"", fault=fault))
 
 
 def read_verdicts(place: Place, subject: str) -> tuple[Attached, ...]:

@@ -23,7 +23,7 @@ from imagefactory.oci.model import Descriptor
 from imagefactory.oci.registry.download import Download
 from imagefactory.oci.registry.session import RegistrySession
 from imagefactory.oci.registry.upload import Upload
-from imagefactory.oci.store import check_digest
+from imagefactory.oci.store import DIGEST, check_digest
 from imagefactory.web import RefusedError
 
 
@@ -35,21 +35,21 @@ class Referrers:
         self._attaching = threading.Lock()
 
     def of(self, repository: str, digest: str, artifact_type: str = "") -> tuple[Descriptor, ...]:
-        """As Store's `referrers`: by the referrers API, else from the tag `sha256-<hex>`."""
+        """As Store's `referrers`: by the referrers API, else from the tag `sha256-<hex>`.
+
+        Whoever may push writes rows: one that names no manifest is left out, and hides no other.
+        """
         check_digest(digest)
         with self.session.told(repository, f"listing what refers to {digest[:19]}"):
             rows = self._listed(repository, digest)
         # The registry's own list leaves out what was deleted; of the tag only what is asked for is looked at.
         own = rows is not None
-        rows = self._rows(repository, digest) if rows is None else rows
+        rows = self._rows(repository, digest) if rows is None else list(filter(_names_a_manifest, rows))
         found = [row for row in rows if artifact_type in ("", row.get("artifactType"))]
         if not own:
             there = self._present(repository, found)
             found = [row for row in found if row["digest"] in there]
-        try:
-            return tuple(parse_descriptor(row) for row in found)
-        except MALFORMED as error:
-            raise self.session.no_sense(repository, "a list of referrers") from error
+        return tuple(parse_descriptor(row) for row in found)
 
     def attach(self, repository: str, value: Mapping[str, Any], descriptor: Descriptor) -> None:
         """Enters a manifest in the tag `sha256-<hex>` of its subject, unless the registry itself lists it."""
@@ -101,10 +101,17 @@ class Referrers:
         found = self.download.manifest(repository, digest.replace(":", "-"))
         try:
             rows = list(json.loads(found[1])["manifests"] or ()) if found else []
-            return [{**row, "digest": check_digest(str(row["digest"]))} for row in rows]
         except MALFORMED as error:
             raise self.session.no_sense(repository, "a list of referrers") from error
+        return list(filter(_names_a_manifest, rows))
 
     def _present(self, repository: str, rows: Sequence[Mapping[str, Any]]) -> set[str]:
         digests = [str(row["digest"]) for row in rows]
         return {digest for digest in digests if self.download.manifest(repository, digest) is not None}
+
+
+def _names_a_manifest(row: Any) -> bool:
+    try:
+        return bool(DIGEST.fullmatch(parse_descriptor(row).digest))
+    except MALFORMED:
+        return False

@@ -22,6 +22,7 @@ from imagefactory.oci.model import Descriptor
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.store import Store
 from imagefactory.progress import Quiet
+from imagefactory.verdicts import attached
 from imagefactory.verdicts.attached import (
     MOST_REFUSED,
     Journal,
@@ -201,6 +202,29 @@ def test_a_registry_that_takes_nothing_is_left_alone(registry: RegistryMadeHere,
     assert [type(fault) for fault in faults] == [RegistryError] * 40
     asked = sum(one.method == "POST" for one in registry.log[before:])
     assert 0 < asked < MOST_REFUSED + workers
+
+
+def test_a_list_that_somebody_fills_hides_no_verdict(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attached, "MOST", 4)
+    image = put_image(place)
+    put_all(place, many(image, 4), workers=1)
+    assert len(read_verdicts(place, image.digest)) == 4
+    put_all(place, many(image, 7), workers=1)
+    *read, more = read_verdicts(place, image.digest)
+    assert (len(read), more.digest, more.envelope) == (4, "", b"")
+    assert more.fault.startswith("3 more that ")
+    (shown,) = judge_verdicts({more.digest: more.envelope}, SUBJECT, COURT)
+    assert not shown.proves
+
+
+def test_a_revocation_is_not_hidden_by_others(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that nobody reads would not count."""
+    monkeypatch.setattr(attached, "MOST", 4)
+    image = put_image(place)
+    statements = [replace(one, kind=REVOCATION_TYPE) for one in many(image, 5)]
+    put_all(place, statements, workers=1)
+    with pytest.raises(RegistryError, match="lists 5 revocations about"):
+        read_revocations(place, image.digest)
 
 
 def test_many_stand_in_the_journal_and_a_cut_line_costs_no_other(

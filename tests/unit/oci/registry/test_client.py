@@ -20,6 +20,7 @@ import pytest
 from imagefactory.errors import EXIT_REGISTRY, RegistryError, StoreError, UsageError
 from imagefactory.oci.credentials import Credential, anonymous
 from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, canonical_json, digest_of
+from imagefactory.oci.model import Descriptor
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.registry.exchange import RegistryOptions
 from imagefactory.oci.registry.tokens import parse_challenge
@@ -125,7 +126,7 @@ def test_what_is_asked_bears_each_fault(server: RegistryMadeHere, kind: str, fau
     assert not any(server.fault.faults.values())
 
 
-PUSHES = many(15, 120)
+PUSHES = many(10, 120)
 
 
 class Storm:
@@ -484,6 +485,26 @@ def test_tags_and_referrers_come_in_pages(server: RegistryMadeHere) -> None:
         registry.put_manifest("a/b", note, MANIFEST_TYPE)
     assert registry.tags("a/b") == names
     assert len(registry.referrers("a/b", row.digest)) == 7
+
+
+@pytest.mark.parametrize("server", [Ways(referrers=False)], indirect=True)
+def test_rows_that_name_no_manifest_hide_no_other(server: RegistryMadeHere) -> None:
+    registry = client(server)
+    pushed = push(registry)
+    row, repository = digest_of(pushed["manifest"]), server.repository("a/b")
+    tag = row.replace(":", "-")
+    kind, data = repository.manifests[repository.tags[tag]]
+    value = json.loads(data)
+    (good,) = value["manifests"]
+    odd = [None, 5, [], {}, {**good, "digest": "../x"}, {**good, "size": "1"}, {**good, "annotations": 5}]
+    value["manifests"] = [*odd, good, *odd]
+    bent = canonical_json(value)
+    repository.manifests[digest_of(bent)], repository.tags[tag] = (kind, bent), digest_of(bent)
+    assert [found.digest for found in registry.referrers("a/b", row)] == [digest_of(pushed["note"])]
+    subject = Descriptor(media_type=MANIFEST_TYPE, digest=row, size=len(pushed["manifest"]))
+    more = artifact(registry, "a/b", subject, "application/vnd.note", "another")
+    registry.put_manifest("a/b", more, MANIFEST_TYPE)
+    assert len(registry.referrers("a/b", row)) == 2
 
 
 @pytest.mark.parametrize("server", [Ways(untag=False)], indirect=True)
