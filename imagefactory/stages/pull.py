@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from imagefactory.access import Access, open_registry, registry_place, repository_of
-from imagefactory.errors import BuildError, RegistryError
+from imagefactory.errors import BuildError, RegistryError, StoreError
 from imagefactory.factory import Factory
 from imagefactory.model import Target
 from imagefactory.oci.archive import check_output
@@ -22,13 +23,14 @@ from imagefactory.oci.graph import (
     read_graph,
     read_manifest,
 )
+from imagefactory.oci.layout import Layout
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.manifests import MANIFEST_TYPES, PLATFORM
 from imagefactory.oci.mirrors import resolve
 from imagefactory.oci.sif import COMPRESSION, SIF_TYPE, copy_sif, is_sif_manifest, load_sif
 from imagefactory.oci.store import Reference, parse_reference
 from imagefactory.oci.transfer import Brake, Sending, Sent, send
-from imagefactory.progress import Progress
+from imagefactory.progress import Progress, format_bytes
 from imagefactory.recipes.expand import select_one
 from imagefactory.stages.stored import ensure_sif
 
@@ -70,6 +72,7 @@ def pull_image(access: Access, wanted: Reference, name: str, progress: Progress)
         choice = choose_platform(read_manifest(source, asked.wanted), PLATFORM)
         graph = read_graph(source, choice.digest)
         _insist_on_image(source, graph, asked)
+        _insist_on_room(layout, graph, asked)
         sending = Sending(graph=graph, repository=repository, tags=(tag,), brake=brake)
         sent = send(source, LayoutStore(layout, every_byte=True), sending, progress)
     return Pulled(name=name, reference=wanted, digest=sent.digest, whole=choice.whole, sent=sent)
@@ -84,6 +87,17 @@ def _insist_on_image(source: Place, graph: Graph, asked: Reference) -> None:
     configs = [read_config(source, one) for one in manifests]
     if not any(configs):
         raise RegistryError(f"{asked} is no image, but an artifact", hint="is it a .sif? add --format sif")
+
+
+def _insist_on_room(layout: Layout, graph: Graph, asked: Reference) -> None:
+    """Raises StoreError before the first byte comes of what the disk cannot hold."""
+    missing = sum(blob.size for blob in graph.blobs if not layout.has(blob))
+    free = shutil.disk_usage(layout.path).free
+    if missing > free:
+        raise StoreError(
+            f"{layout.path} has {format_bytes(free)} free, {asked} needs {format_bytes(missing)}",
+            hint="free some space, `imagefactory store gc`, or set `store` to a larger disk",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -126,8 +126,10 @@ class Registry:
     def tags(self, repository: str) -> tuple[str, ...]:
         url = self.session.place(repository, "tags/list?n=1000")
         with self.session.told(repository, "listing its tags"):
-            found = [tag for page in self.session.pages(repository, url) for tag in page.get("tags") or ()]
-        return tuple(sorted({tag for tag in found if isinstance(tag, str)}))
+            pages = [page.get("tags") or [] for page in self.session.pages(repository, url)]
+        if not all(isinstance(page, list) for page in pages):
+            raise self.session.no_sense(repository, "a list of tags")
+        return tuple(sorted({tag for page in pages for tag in page if isinstance(tag, str)}))
 
     def untag(self, repository: str, tag: str) -> None:
         """As Store has it. RegistryError also for a registry that cannot remove a tag by its name."""

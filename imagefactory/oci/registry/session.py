@@ -26,6 +26,7 @@ from imagefactory.web import RefusedError, TransientError, may_pass, reason_of, 
 T = TypeVar("T")
 Response = requests.Response
 
+MOST_PAGES = 1000  # of up to 1,000 rows each
 _REFUSALS = 3  # in a row, each of a token made just before
 _TLS_FOR_GOOD = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
 _PLAIN = "does {host} speak plain http? then name it in the setting `plain-http`"
@@ -221,9 +222,14 @@ class RegistrySession:
     # --- lists -----------------------------------------------------------------------------------
 
     def pages(self, repository: str, url: str) -> Iterator[Mapping[str, Any]]:
-        """The JSON of `url` and of the pages that its Link headers name; none for a 404 of tags."""
+        """The JSON of `url` and of the pages that its Link headers name; none for a 404 of tags.
+
+        Raises RefusedError after MOST_PAGES: a list of ours has a few, and one without end ends here.
+        """
         seen: set[str] = set()
         while url and url not in seen:
+            if len(seen) == MOST_PAGES:
+                raise RefusedError(f"its list has more than {MOST_PAGES} pages")
             seen.add(url)
             page, url = self.retry(lambda url=url: self._page(repository, url))  # type: ignore[misc]
             yield page

@@ -21,7 +21,7 @@ from imagefactory.oci.layout import (
     Layout,
 )
 from imagefactory.oci.layout_store import LayoutStore
-from imagefactory.oci.manifests import MANIFEST_TYPE, digest_of
+from imagefactory.oci.manifests import MANIFEST_TYPE, canonical_json, digest_of
 from imagefactory.oci.model import Descriptor, Sif
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.sif import SifOrigin, keep_sif
@@ -29,7 +29,7 @@ from imagefactory.progress import Quiet
 from tests.made.command import Call, json_of
 from tests.made.families import candidate_of, put_index, stored_image
 from tests.made.registry import PASSWORD, USER, RegistryMadeHere, Ways, registry_made_here
-from tests.made.store_contract import CONFIGS_THAT_ARE_NONE, odd_image
+from tests.made.store_contract import CONFIGS_THAT_ARE_NONE, image_manifest, odd_image
 
 ROOT = Path(__file__).parents[3]
 
@@ -238,6 +238,22 @@ def test_pull_by_reference_gives_the_same_digest(
     assert image.digest == graph.root.descriptor.digest
     again = pulled(call, reference)
     assert (again["bytes_received"], again["blobs"]) == (0, {"received": 0, "present": 4})
+
+
+def test_pull_asks_for_room_before_the_first_byte(
+    call: Call, registry: RegistryMadeHere, graph: Graph, tmp_path: Path
+) -> None:
+    """A manifest may say what it likes of a size."""
+    push(call, registry, "one-12.1-cu121", path="")
+    client = Registry(registry.host)
+    value = json.loads(image_manifest(client, "vast", b"one"))
+    value["layers"][0]["size"] = 10**13
+    repository = registry.find("vast")
+    data = canonical_json(value)
+    repository.manifests[digest_of(data)], repository.tags["1"] = (MANIFEST_TYPE, data), digest_of(data)
+    said = call("pull", f"{registry.host}/vast:1", store="fresh", code=errors.EXIT_BUILD)
+    assert "needs 10000.0 GB" in said.err
+    assert not list((tmp_path / "fresh/blobs/sha256").glob("*"))
 
 
 def test_pull_brings_a_layer_anew_that_changed_here(

@@ -21,6 +21,7 @@ from imagefactory.errors import EXIT_REGISTRY, RegistryError, StoreError, UsageE
 from imagefactory.oci.credentials import Credential, anonymous
 from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, canonical_json, digest_of
 from imagefactory.oci.model import Descriptor
+from imagefactory.oci.registry import session
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.registry.exchange import RegistryOptions
 from imagefactory.oci.registry.tokens import parse_challenge
@@ -485,6 +486,29 @@ def test_tags_and_referrers_come_in_pages(server: RegistryMadeHere) -> None:
         registry.put_manifest("a/b", note, MANIFEST_TYPE)
     assert registry.tags("a/b") == names
     assert len(registry.referrers("a/b", row.digest)) == 7
+
+
+@pytest.mark.parametrize("server", [Ways(page=1)], indirect=True)
+def test_a_list_without_end_ends(server: RegistryMadeHere, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = client(server)
+    data = image_manifest(registry, "a/b", b"one")
+    monkeypatch.setattr(session, "MOST_PAGES", 3)
+    for tag in ("1", "2", "3"):
+        registry.put_manifest("a/b", data, MANIFEST_TYPE, tag)
+    assert registry.tags("a/b") == ("1", "2", "3")
+    registry.put_manifest("a/b", data, MANIFEST_TYPE, "4")
+    with pytest.raises(RegistryError, match="more than 3 pages"):
+        registry.tags("a/b")
+
+
+@pytest.mark.parametrize("tags", [1, "1.0", {"1.0": ""}])
+def test_tags_that_are_no_list(
+    server: RegistryMadeHere, monkeypatch: pytest.MonkeyPatch, tags: object
+) -> None:
+    registry = client(server)
+    monkeypatch.setattr(registry.session, "pages", lambda *_: iter([{"tags": tags}]))
+    with pytest.raises(RegistryError, match="not a list of tags"):
+        registry.tags("a/b")
 
 
 @pytest.mark.parametrize("server", [Ways(referrers=False)], indirect=True)
