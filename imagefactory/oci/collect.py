@@ -215,11 +215,11 @@ class _Needed:
         layout = self.layout
         config, *layers = map(parse_descriptor, (manifest["config"], *manifest["layers"]))
         self.digests |= {config.digest, *(layer.digest for layer in layers)}
+        if config.media_type in CONFIG_TYPES:
+            self.diff_ids |= set(parse_config(layout.read(config), len(layers)).diff_ids)
         for descriptor in (config, *layers):
             if not layout.has(descriptor):
                 raise StoreError(f"{descriptor.digest} is missing from {layout.path}, or cut")
-        if config.media_type in CONFIG_TYPES:
-            self.diff_ids |= set(parse_config(layout.read(config), len(layers)).diff_ids)
 
 
 def _disk_bytes(path: Path) -> int:

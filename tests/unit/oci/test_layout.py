@@ -247,9 +247,11 @@ def test_of_an_index_all_that_is_here_is_kept(layout: Layout, store: LayoutStore
     assert collect(layout, Quiet()).blobs == 0
     layout.blob_path(digest_of(b"arm")).unlink()
     layout.add(b"loose", LAYER_TYPE)
+    for unpacked in (b"arm", b"nobody's"):
+        (layout.path / "unpacked" / digest_of(unpacked)[7:]).mkdir(parents=True)
     done = collect(layout, Quiet())
     ((name, error),) = done.damaged
-    assert (name, done.blobs) == ("a:1", 1)
+    assert (name, done.blobs, done.unpacked) == ("a:1", 1, 1)
     assert "is missing" in error.message
     assert "store rm a:1" in error.hint
     assert store.has("a", amd)
