@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shlex
 import signal
@@ -50,6 +51,11 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("any-machine")
+
+
+def pytest_collection_finish() -> None:
+    """All that was imported and collected stays: the garbage collector need not look at it again."""
+    gc.freeze()
 
 
 class Lanes(LoadFileScheduling):
