@@ -132,6 +132,10 @@ def _records(layout: Layout, digests: set[str]) -> list[Path]:
     return [*made, *files, *referring, *about]
 
 
+class _UnreadableError(StoreError):
+    """A manifest is missing or damaged. Never leaves this file."""
+
+
 class _Needed:
     """Digests and diff ids of all that was reached: manifests, their blobs and their referrers."""
 
@@ -142,12 +146,17 @@ class _Needed:
         self.damaged: list[tuple[str, StoreError]] = []
 
     def reach_tags(self) -> None:
-        """Adds all that tags need; of an image that is not whole, all that it names."""
+        """Adds all that tags need; of an image that is not whole, all that it names.
+
+        Raises StoreError where a manifest cannot be read: nobody knows what it names.
+        """
         for name, descriptor in self.layout.tags().items():
+            hint = f"build or pull {name} again, or drop it: `imagefactory store rm {name}`"
             try:
                 self._reach(descriptor)
+            except _UnreadableError as error:
+                raise StoreError(f"{name}: {error.message}; nothing was removed", hint=hint) from error
             except StoreError as error:
-                hint = f"build or pull {name} again, or drop it: `imagefactory store rm {name}`"
                 self.damaged.append((name, StoreError(f"{name}: {error.message}", hint=hint)))
 
     def reach_whole(self, digest: str) -> None:
@@ -196,7 +205,10 @@ class _Needed:
             descriptor = waiting.pop()
             if descriptor.digest in self.digests:
                 continue
-            data = layout.read(descriptor)
+            try:
+                data = layout.read(descriptor)
+            except StoreError as error:
+                raise _UnreadableError(error.message) from error
             self.digests.add(descriptor.digest)
             try:
                 value = json.loads(data)

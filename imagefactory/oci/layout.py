@@ -115,6 +115,9 @@ class Layout:
         """What to raise for a blob that could not be read as what it is; one that changed is removed."""
         if self.holds(Descriptor(media_type="", digest=digest, size=0)):
             return StoreError(f"blob {digest} in {self.path} is not what its manifest says")
+        if self.blob_path(digest).exists():
+            hint = f"whose store it is removes it: `rm {self.blob_path(digest)}`; then {REBUILD}"
+            return StoreError(f"blob {digest} in {self.path} is damaged, and cannot be removed", hint=hint)
         return StoreError(f"blob {digest} in {self.path} was damaged, and is removed", hint=REBUILD)
 
     def read(self, descriptor: Descriptor) -> bytes:

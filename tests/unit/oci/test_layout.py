@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -255,6 +256,44 @@ def test_of_an_index_all_that_is_here_is_kept(layout: Layout, store: LayoutStore
     assert "is missing" in error.message
     assert "store rm a:1" in error.hint
     assert store.has("a", amd)
+
+
+@pytest.mark.parametrize("fault", [Path.unlink, lambda path: flip(path)], ids=["missing", "damaged"])
+@pytest.mark.parametrize("index", [False, True])
+def test_nothing_is_removed_where_nobody_knows_what_an_image_names(
+    layout: Layout, store: LayoutStore, index: bool, fault: Callable[[Path], None]
+) -> None:
+    image = put_image(store, b"one", tag="1")
+    root = put_index(store, "1", linux_amd64=image) if index else image
+    loose = layout.add(b"loose", LAYER_TYPE)
+    for descriptor in (image, root):
+        before = layout.blob_path(descriptor.digest).read_bytes()
+        if index and descriptor == image and fault is Path.unlink:
+            continue  # another platform's, which never came
+        fault(layout.blob_path(descriptor.digest))
+        with pytest.raises(StoreError, match=r"a:1: blob .*; nothing was removed") as caught:
+            collect(layout, Quiet())
+        assert "store rm a:1" in caught.value.hint
+        assert layout.has(loose)
+        assert layout.has(blob(b"one"))
+        layout.add(before, MANIFEST_TYPE)
+    assert collect(layout, Quiet()).blobs == 1
+
+
+def test_a_damaged_blob_that_cannot_be_removed_is_said(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store of somebody else: root may remove all, so the refusal is made."""
+    one = layout.add(b"one", LAYER_TYPE)
+    flip(layout.blob_path(one.digest))
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(path)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    error = layout.damaged(one.digest)
+    assert "cannot be removed" in error.message
+    assert f"rm {layout.blob_path(one.digest)}" in error.hint
 
 
 @pytest.mark.parametrize("config", CONFIGS_THAT_ARE_NONE.values(), ids=CONFIGS_THAT_ARE_NONE)
