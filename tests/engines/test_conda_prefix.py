@@ -13,7 +13,6 @@ import marshal
 import os
 import shlex
 import subprocess
-import sys
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -21,7 +20,6 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.engines import layer_work
 from imagefactory.engines.assemble import AssembleEngine, check_conflicts, describe_claims
 from imagefactory.engines.base.image import BaseImage
 from imagefactory.engines.conda import prefix
@@ -35,8 +33,7 @@ from imagefactory.engines.conda.prefix import (
     run_scripts,
     staged,
 )
-from imagefactory.engines.layer_plan import OWN_LAYER_BYTES, LayerInputs, Part, plan_layers
-from imagefactory.engines.pyc import BaseCompiler
+from imagefactory.engines.layer_plan import OWN_LAYER_BYTES, Part, plan_layers
 from imagefactory.engines.wheel_layer import Prefix
 from imagefactory.errors import BuildError, ToolError
 from imagefactory.model import Definition, Lock, LockedConda, LockedPackage, LockedWheel
@@ -44,6 +41,7 @@ from imagefactory.oci.layers import END_OF_ARCHIVE, Segment, codec
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.model import Image, Layer
 from imagefactory.progress import Quiet
+from tests.made.compiled import compile_here
 from tests.made.values import make_base, make_lock, make_target
 from tests.made.wheels import locked as locked_wheel
 from tests.made.wheels import make_wheel
@@ -92,14 +90,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> MadeChannel:
 
 @pytest.fixture(autouse=True)
 def compile_with_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    def new_worker(bench: LayerInputs, report: Callable[[int], None]) -> layer_work.Worker:
-        def start(argv: tuple[str, ...]) -> subprocess.Popen[bytes]:
-            env = {"PYTHONHASHSEED": "0"}
-            return subprocess.Popen((sys.executable, *argv[1:]), stdin=-1, stdout=-1, env=env)
-
-        return layer_work.Worker(bench=bench, report=report, compiler=BaseCompiler(start, PYTHON))
-
-    monkeypatch.setattr(layer_work, "new_worker", new_worker)
+    compile_here(monkeypatch, PYTHON)
 
 
 def lock_of(*packages: LockedPackage, target: str = TARGET.name) -> Lock:

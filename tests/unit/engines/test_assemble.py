@@ -38,6 +38,7 @@ from imagefactory.oci.layers import codec
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.model import Image, Layer
 from imagefactory.progress import Quiet, Task
+from tests.made.compiled import compile_here
 from tests.made.values import make_base, make_lock, make_target
 from tests.made.wheels import locked, make_wheel
 
@@ -158,16 +159,7 @@ def test_one_path_with_two_contents_names_both_wheels() -> None:
 
 @pytest.fixture(autouse=True)
 def compile_with_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Byte code by this Python: the sandbox and a base need more than unit tests have."""
-
-    def new_worker(bench: LayerInputs, report: Callable[[int], None]) -> layer_work.Worker:
-        def start(argv: tuple[str, ...]) -> subprocess.Popen[bytes]:
-            env = {"PYTHONHASHSEED": "0"}
-            return subprocess.Popen((sys.executable, *argv[1:]), stdin=-1, stdout=-1, env=env)
-
-        return layer_work.Worker(bench=bench, report=report, compiler=BaseCompiler(start, PYTHON))
-
-    monkeypatch.setattr(layer_work, "new_worker", new_worker)
+    compile_here(monkeypatch, PYTHON)
 
 
 def definition(wheels: Mapping[LockedWheel, Path], label: str = "x") -> Definition:

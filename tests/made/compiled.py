@@ -1,0 +1,26 @@
+"""Byte code by the Python of the tests: the sandbox and a base need more than tests of layers have."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from imagefactory.engines import layer_work
+from imagefactory.engines.layer_plan import LayerInputs
+from imagefactory.engines.pyc import BaseCompiler
+
+
+def compile_here(monkeypatch: pytest.MonkeyPatch, python: str) -> None:
+    """Workers of builds start this interpreter, as if it were a base's `python`."""
+
+    def new_worker(bench: LayerInputs, report: Callable[[int], None]) -> layer_work.Worker:
+        def start(argv: tuple[str, ...]) -> subprocess.Popen[bytes]:
+            env = {"PYTHONHASHSEED": "0"}
+            return subprocess.Popen((sys.executable, *argv[1:]), stdin=-1, stdout=-1, env=env)
+
+        return layer_work.Worker(bench=bench, report=report, compiler=BaseCompiler(start, python))
+
+    monkeypatch.setattr(layer_work, "new_worker", new_worker)
