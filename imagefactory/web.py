@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from urllib.parse import unquote, urlsplit
 if TYPE_CHECKING:  # every command redacts, and few need HTTP: they do not wait for its import
     import requests
     import tenacity
+    import urllib3
 
 
 T = TypeVar("T")
@@ -26,6 +28,8 @@ Login: TypeAlias = "tuple[str, str] | Callable[[requests.PreparedRequest], reque
 """A user and password, or what adds them to a request; None for no answer."""
 
 
+CHUNK = 1 << 16  # what a connection that breaks may cost: what came of a chunk is lost
+_SLOWEST, _SLOW_SECONDS = 1000, 60.0  # as git's http.lowSpeedLimit and curl's --speed-limit are used
 _DICE = Random()  # noqa: S311
 _USERINFO = re.compile(r"(?<=://)[^\s/]*@")
 _TOKEN = re.compile(r"(://[^\s/]+/t/)[^\s/]+")  # as conda writes one into a channel's address
@@ -148,6 +152,7 @@ class Web:
     ) -> Iterator[requests.Response]:
         """One request, its body not yet read. Raises TransientError or RefusedError, also from the body."""
         import requests
+        import urllib3
 
         shown = redact(url)
         try:
@@ -169,7 +174,7 @@ class Web:
                 if status >= 400:
                     raise RefusedError(f"{shown} answered {status}", status=status)
                 yield response
-        except requests.exceptions.SSLError as error:
+        except (requests.exceptions.SSLError, urllib3.exceptions.SSLError) as error:
             text = f"{shown}: {reason_of(error)}"
             if "CERTIFICATE_VERIFY_FAILED" in text:
                 raise RefusedError(text) from error
@@ -179,6 +184,7 @@ class Web:
             requests.exceptions.Timeout,
             requests.exceptions.ChunkedEncodingError,
             requests.exceptions.ContentDecodingError,
+            urllib3.exceptions.HTTPError,
         ) as error:
             raise TransientError(f"{shown}: {reason_of(error)}") from error
         except requests.exceptions.RequestException as error:  # not a URL, too many redirects
@@ -203,6 +209,37 @@ class Web:
             return int(length)
 
         return self.patience.retry(ask)
+
+
+def arriving(body: urllib3.BaseHTTPResponse, clock: Callable[[], float] = time.monotonic) -> Iterator[bytes]:
+    """The bytes of an answer as they come, up to 64 KiB at once, nothing decoded.
+
+    Raises RefusedError where a minute of waiting brings less than 1,000 bytes a second: a byte now and
+    then keeps every time-out away, and would be waited for without end.
+    """
+    waited, came = 0.0, 0
+    while True:
+        began = clock()
+        data = body.read1(CHUNK, decode_content=False)
+        waited, came = waited + clock() - began, came + len(data)
+        if not data:
+            return
+        if waited >= _SLOW_SECONDS:
+            if came < waited * _SLOWEST:
+                raise RefusedError(f"only {came} bytes came in {waited:.0f} seconds")
+            waited, came = 0.0, 0
+        yield data
+
+
+def read_some(body: urllib3.BaseHTTPResponse, limit: int) -> bytes:
+    """A whole answer of at most `limit` bytes. Raises RefusedError for a longer or endless one."""
+    parts, size = [], 0
+    for data in arriving(body):
+        parts.append(data)
+        size += len(data)
+        if size > limit:
+            raise RefusedError(f"the answer is longer than {limit:,} bytes")
+    return b"".join(parts)
 
 
 def on_loopback(host: str) -> bool:

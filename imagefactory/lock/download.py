@@ -25,10 +25,18 @@ from typing import BinaryIO, TypeVar
 from imagefactory.errors import DownloadError
 from imagefactory.model import LockedConda, LockedPackage, LockedWheel
 from imagefactory.progress import Progress, Task, format_bytes
-from imagefactory.web import Patience, RefusedError, TransientError, Web, WebAccess, local_path, redact
+from imagefactory.web import (
+    Patience,
+    RefusedError,
+    TransientError,
+    Web,
+    WebAccess,
+    arriving,
+    local_path,
+    redact,
+)
 
 CHUNK = 1 << 20
-_NETWORK_CHUNK = 1 << 16  # smaller, because what has come of a chunk is lost when the connection breaks
 _SPARE = 16 << 20  # bytes left free on the disk, for the folders and lock files around the packages
 _LOOK_AGAIN = 0.1  # seconds between looks at a file that another process holds
 
@@ -312,7 +320,7 @@ class _Transfer:
                     start = position
                 elif whole.isdigit() and int(whole) != size:
                     raise RefusedError(f"{redact(self.url)} holds {whole} bytes, the lock says {size}")
-                yield start, response.iter_content(_NETWORK_CHUNK)
+                yield start, arriving(response.raw)
         except RefusedError as error:
             if error.status != 416:
                 raise

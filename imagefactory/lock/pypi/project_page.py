@@ -7,8 +7,9 @@ import json
 from dataclasses import dataclass
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
-from imagefactory.web import RefusedError, Web, local_path, redact
+from imagefactory.web import RefusedError, Web, local_path, read_some, redact
 
+_MOST = 1 << 28  # bytes; the longest page of today is a hundredth of that
 _SIMPLE = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
 
 
@@ -32,7 +33,10 @@ def project_files(web: Web, page: str) -> tuple[IndexFile, ...]:
 
     def ask() -> tuple[IndexFile, ...]:
         with web.open(page, headers={"Accept": _SIMPLE}) as response:
-            text, kind = response.content.decode("utf-8"), response.headers.get("Content-Type", "")
+            text, kind = (
+                read_some(response.raw, _MOST).decode("utf-8"),
+                response.headers.get("Content-Type", ""),
+            )
             return (_parse_json if "json" in kind else _parse_html)(text, response.url)
 
     return web.patience.retry(ask)

@@ -35,7 +35,7 @@ from imagefactory.lock.pypi.question import Pins, WheelQuestion, known_updates
 from imagefactory.lock.pypi.tags import MACHINES
 from imagefactory.model import Lock, LockedWheel, Target
 from imagefactory.progress import Progress
-from imagefactory.web import RefusedError, TransientError, Web, local_path, redact
+from imagefactory.web import RefusedError, TransientError, Web, local_path, read_some, redact
 
 _BIG = 100_000_000  # bytes of a wheel that is not fetched for its metadata alone
 
@@ -174,8 +174,7 @@ class UvLocker:
 
         def fetch(address: str) -> bytes:
             with web.open(address) as response:
-                content: bytes = response.content
-                return content
+                return read_some(response.raw, _BIG)
 
         try:
             if path := local_path(url):

@@ -16,10 +16,10 @@ from imagefactory.oci.manifests import (
     media_type_of,
 )
 from imagefactory.oci.model import Descriptor
-from imagefactory.oci.registry.exchange import CHUNK, SMALL, Ask, short_of
-from imagefactory.oci.registry.session import RegistrySession, Response, read_some
+from imagefactory.oci.registry.exchange import SMALL, Ask, short_of
+from imagefactory.oci.registry.session import RegistrySession, Response
 from imagefactory.oci.store import check_digest, check_wanted
-from imagefactory.web import RefusedError, TransientError
+from imagefactory.web import CHUNK, RefusedError, TransientError, arriving, read_some
 
 _ACCEPT = ", ".join((*INDEX_TYPES, *MANIFEST_TYPES))
 
@@ -85,7 +85,7 @@ class Download:
         ask = Ask(method="GET", url=url, scope=self.session.scope(repository), headers={"Accept": _ACCEPT})
         try:
             with self.session.answer(ask) as response:
-                data = read_some(response, MANIFEST_LIMIT)
+                data = read_some(response.raw, MANIFEST_LIMIT)
                 told = wanted if ":" in wanted else response.headers.get("Docker-Content-Digest", "")
         except RefusedError as error:
             if error.status == 404:
@@ -147,7 +147,7 @@ class _BlobReader:
         headers = {"Range": f"bytes={self.position}-"} if self.position else {}
         ask = Ask(method="GET", url=self.place, scope=self.session.scope(self.repository), headers=headers)
         self.response = self.session.request(ask)
-        self.chunks = self.response.raw.stream(CHUNK, decode_content=False)
+        self.chunks = arriving(self.response.raw)
         skip = self.position
         if self.response.status_code == 206:
             came = re.match(r"bytes (\d+)-", self.response.headers.get("Content-Range", ""))

@@ -18,7 +18,6 @@ from imagefactory.oci.model import Descriptor
 from imagefactory.progress import format_bytes
 from imagefactory.web import Patience
 
-CHUNK = 1 << 16  # what a connection that breaks may cost: what came of a chunk is lost
 _PATIENCE = Patience(first_wait=0.5, longest_wait=30.0, read=60.0)
 SMALL = 1 << 20  # a blob of up to this size goes with the closing PUT: one request less
 

@@ -17,11 +17,19 @@ import urllib3
 
 from imagefactory.errors import RegistryError, UsageError
 from imagefactory.oci.manifests import MANIFEST_LIMIT
-from imagefactory.oci.registry.exchange import CHUNK, Ask, RegistryOptions, origin_of, parse_error
+from imagefactory.oci.registry.exchange import Ask, RegistryOptions, origin_of, parse_error
 from imagefactory.oci.registry.tokens import Tokens, parse_challenge
 from imagefactory.oci.store import HOST, check_repository
-from imagefactory.progress import format_bytes
-from imagefactory.web import RefusedError, TransientError, may_pass, reason_of, retry_after
+from imagefactory.web import (
+    CHUNK,
+    RefusedError,
+    TransientError,
+    arriving,
+    may_pass,
+    read_some,
+    reason_of,
+    retry_after,
+)
 
 T = TypeVar("T")
 Response = requests.Response
@@ -204,7 +212,7 @@ class RegistrySession:
             try:
                 if response.status_code != 200:
                     raise self._error(response)
-                return read_some(response, 1 << 20)
+                return read_some(response.raw, 1 << 20)
             finally:
                 response.close()
 
@@ -237,7 +245,7 @@ class RegistrySession:
     def _page(self, repository: str, url: str) -> tuple[Mapping[str, Any], str]:
         try:
             with self.answer(Ask(method="GET", url=url, scope=self.scope(repository))) as response:
-                data = read_some(response, 4 * MANIFEST_LIMIT)
+                data = read_some(response.raw, 4 * MANIFEST_LIMIT)
                 link = re.search(r'<([^>]+)>\s*;[^,]*\brel="?next\b', response.headers.get("Link", ""))
                 following = self.own(urljoin(url, link[1])) if link else ""
         except RefusedError as error:
@@ -279,10 +287,13 @@ class RegistrySession:
 
     def _error(self, response: Response) -> TransientError | RefusedError:
         """What an answer that is no success says, in the registry's own words."""
-        status, code, words = response.status_code, "", ""
-        with suppress(requests.exceptions.RequestException, urllib3.exceptions.HTTPError, OSError):
-            data = response.raw.read(1 << 16, decode_content=False)
-            code, words = parse_error(data)
+        status, data = response.status_code, b""
+        with suppress(RefusedError, urllib3.exceptions.HTTPError, OSError):
+            for part in arriving(response.raw):
+                data += part
+                if len(data) > CHUNK:
+                    break
+        code, words = parse_error(data)
         response.close()
         text = self._clean(f"{status} {code} {words}")
         if may_pass(status):
@@ -328,17 +339,6 @@ class RegistrySession:
         return RegistryError(
             f"{self.host}/{repository}: what came is not {what}", hint=f"is {self.host} a registry?"
         )
-
-
-def read_some(response: Response, limit: int) -> bytes:
-    """A whole body of at most `limit` bytes."""
-    parts, size = [], 0
-    for data in response.raw.stream(CHUNK, decode_content=False):
-        parts.append(data)
-        size += len(data)
-        if size > limit:
-            raise RefusedError(f"the answer is longer than {format_bytes(limit)}")
-    return b"".join(parts)
 
 
 class _Connection(requests.Session):

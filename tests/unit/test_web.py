@@ -1,0 +1,68 @@
+"""HTTP: what ends although a server would go on for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from imagefactory.web import CHUNK, RefusedError, arriving, read_some
+
+
+@dataclass(slots=True)
+class Body:
+    """An answer whose pieces come after so many seconds each."""
+
+    pieces: Iterator[tuple[float, bytes]]
+    now: float = 0.0
+    asked: list[int] = field(default_factory=list)
+
+    def read1(self, amount: int, decode_content: bool) -> bytes:
+        assert not decode_content
+        self.asked.append(amount)
+        seconds, data = next(self.pieces, (0.0, b""))
+        self.now += seconds
+        return data
+
+    def clock(self) -> float:
+        return self.now
+
+
+def drip(seconds: float, data: bytes) -> Iterator[tuple[float, bytes]]:
+    while True:
+        yield seconds, data
+
+
+def test_a_byte_now_and_then_is_not_waited_for_without_end() -> None:
+    body = Body(drip(29.0, b"x"))
+    with pytest.raises(RefusedError, match="only 3 bytes came in 87 seconds"):
+        list(arriving(body, body.clock))  # type: ignore[arg-type]
+
+
+def test_a_drip_after_a_quick_start_is_none_the_better() -> None:
+    body = Body(iter([(1.0, bytes(CHUNK))] * 100 + [(20.0, b"x")] * 100))
+    with pytest.raises(RefusedError, match="only"):
+        list(arriving(body, body.clock))  # type: ignore[arg-type]
+    assert body.now < 250
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 29.0), st.integers(30_000, CHUNK)), max_size=50))
+def test_a_slow_network_is_borne(pieces: list[tuple[float, int]]) -> None:
+    body = Body((seconds, bytes(size)) for seconds, size in pieces)
+    assert sum(map(len, arriving(body, body.clock))) == sum(size for _, size in pieces)  # type: ignore[arg-type]
+    assert set(body.asked) == {CHUNK}
+
+
+def test_time_that_the_reader_takes_is_not_the_servers() -> None:
+    body = Body(iter([(1.0, b"x")] * 20))
+    for _ in arriving(body, body.clock):  # type: ignore[arg-type]
+        body.now += 3600
+
+
+def test_a_short_answer_has_a_bound() -> None:
+    assert read_some(Body(iter([(0.0, b"ab"), (0.0, b"c")])), 3) == b"abc"  # type: ignore[arg-type]
+    with pytest.raises(RefusedError, match="longer than 1,000 bytes"):
+        read_some(Body(drip(0.0, b"x" * 400)), 1000)  # type: ignore[arg-type]
