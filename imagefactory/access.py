@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ from imagefactory.oci.credentials import find_credentials
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.mirrors import split_place
 from imagefactory.oci.transfer import Brake
+from imagefactory.progress import QUIET
 from imagefactory.settings.load import Settings
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ class Access:
 
     settings: Settings
     environ: Mapping[str, str]
+    tell: Callable[[str], object] = QUIET.note
+    """Says one line to whoever watches."""
 
     @property
     def layout(self) -> Layout:
@@ -91,5 +94,6 @@ def open_registry(access: Access, host: str, brake: Brake | None = None) -> Regi
         certificates=Path(trusted) if (trusted := package_index(access).certificates) else None,
         plain_hosts=settings.plain_hosts,
         sleep=brake.sleep if brake else time.sleep,
+        tell=access.tell,
     )
     return Registry(host, options)

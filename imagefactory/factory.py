@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from imagefactory.access import Access
 from imagefactory.errors import UsageError
 from imagefactory.model import Base, Target
+from imagefactory.progress import QUIET
 from imagefactory.recipes.bases import BASES_FILE, all_bases
 from imagefactory.recipes.expand import expand_all
 from imagefactory.recipes.read import read_bases, read_recipes
@@ -56,10 +57,12 @@ def recipes_folder(settings: Settings) -> Path:
     return folder
 
 
-def read_factory(settings: Settings, environ: Mapping[str, str]) -> Factory:
+def read_factory(
+    settings: Settings, environ: Mapping[str, str], tell: Callable[[str], object] = QUIET.note
+) -> Factory:
     """All recipes and bases below the root. Raises RecipeError with every fault of every file."""
     folder = recipes_folder(settings)
     recipes = read_recipes(folder)
     bases = all_bases(read_bases(folder), recipes)
     targets = expand_all(recipes, bases)
-    return Factory(settings=settings, environ=environ, bases=bases, targets=targets)
+    return Factory(settings=settings, environ=environ, tell=tell, bases=bases, targets=targets)

@@ -93,6 +93,9 @@ class Quiet:
         pass
 
 
+QUIET = Quiet()
+
+
 class _LineTask:
     def __init__(self, lines: Lines, title: str, *, total: int, unit: str) -> None:
         self.lines, self.title, self.total, self.unit = lines, title, total, unit

@@ -45,13 +45,13 @@ class Call:
         """What works by full references alone needs no recipes: the settings are enough."""
         from imagefactory.access import Access
 
-        return Access(settings=self.settings, environ=os.environ)
+        return Access(settings=self.settings, environ=os.environ, tell=self.progress.note)
 
     @property
     def factory(self) -> Factory:
         from imagefactory.factory import read_factory
 
-        return read_factory(self.settings, os.environ)
+        return read_factory(self.settings, os.environ, self.progress.note)
 
     @property
     def progress(self) -> Progress:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from imagefactory.oci.credentials import Credentials, anonymous
 from imagefactory.oci.manifests import MALFORMED
 from imagefactory.oci.model import Descriptor
-from imagefactory.progress import format_bytes
+from imagefactory.progress import QUIET, format_bytes
 from imagefactory.web import Patience
 
 _PATIENCE = Patience(first_wait=0.5, longest_wait=30.0, read=60.0)
@@ -29,7 +29,8 @@ class RegistryOptions:
     `certificates` is a file or folder of CA certificates (None: those of the libraries). `plain_hosts`
     (`host` or `host:port`) are asked by http, and so are this machine's own addresses unless
     `loopback_plain` is off; all others by https. `piece` is how many bytes of a blob one request
-    carries, 0 for all that are left: docker's way, which all registries take.
+    carries, 0 for all that are left: docker's way, which all registries take. `tell` says one line to
+    whoever watches.
     """
 
     credentials: Credentials = anonymous
@@ -40,6 +41,7 @@ class RegistryOptions:
     piece: int = 0
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
+    tell: Callable[[str], object] = QUIET.note
     random: Random = field(default_factory=Random)
 
 

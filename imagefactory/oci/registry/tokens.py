@@ -17,6 +17,13 @@ from imagefactory.oci.manifests import MALFORMED
 from imagefactory.oci.registry.exchange import Ask, RegistryOptions, host_of
 from imagefactory.web import RefusedError, TransientError
 
+_GIVERS = {  # whose tokens another host gives, as each of them documents; `docker login` sends there too
+    "docker.io": "auth.docker.io",
+    "index.docker.io": "auth.docker.io",
+    "registry-1.docker.io": "auth.docker.io",
+    "registry.gitlab.com": "gitlab.com",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Token:
@@ -64,7 +71,7 @@ class Tokens:
         self, host: str, options: RegistryOptions, *, plain: bool, fetch: Callable[[Ask, str], bytes]
     ) -> None:
         self._host, self._plain, self._fetch = host, plain, fetch
-        self._credentials, self._clock = options.credentials, options.clock
+        self._credentials, self._clock, self._tell = options.credentials, options.clock, options.tell
         self._lock = threading.RLock()
         self.credential: Credential | None = None
         self.secrets: set[str] = set()
@@ -72,6 +79,7 @@ class Tokens:
         self._basic = False
         self._challenge: Challenge | None = None
         self._tokens: dict[tuple[str, ...], _Token] = {}
+        self._told: set[str] = set()
 
     def authorization(self, scope: tuple[str, ...]) -> str:
         """The Authorization for `scope`, as far as the registry has said what it wants; else empty."""
@@ -116,6 +124,8 @@ class Tokens:
         if urlsplit(challenge.realm).scheme != "https" and not self._plain:
             raise RefusedError(f"it sends for a token to {host_of(challenge.realm)} without https")
         credential = self._find()
+        if credential:
+            self._tell_of(host_of(challenge.realm), credential)
         fields = [("service", challenge.service), *(("scope", word) for word in scope)]
         ask = Ask(
             method="GET",
@@ -153,6 +163,16 @@ class Tokens:
         self.secrets.add(token)
         # Early enough that a request does not run out on its way.
         return _Token(value=token, until=self._clock() + seconds - min(10.0, seconds / 4))
+
+    def _tell_of(self, giver: str, credential: Credential) -> None:
+        """Says that a password goes to another host than the one it was left for, before it goes."""
+        own = re.sub(r":\d+$", "", self._host).strip("[]").lower()
+        if giver not in (own, _GIVERS.get(own)) and giver not in self._told:
+            self._told.add(giver)
+            self._tell(
+                f"{self._host} has its tokens given by {giver}: "
+                f"the credentials from {credential.origin or 'the settings'} go there"
+            )
 
     def _find(self) -> Credential | None:
         if not self._looked_up:
