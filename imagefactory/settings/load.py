@@ -27,6 +27,8 @@ from imagefactory.settings.files import (
 )
 
 ENVIRONMENT_PREFIX = "IMAGEFACTORY_"
+LEDGER_KEY = "IMAGEFACTORY_LEDGER_KEY"
+"""A secret text, so no setting, which files hold and `settings` shows: the key of a ledger that travels."""
 FOLDERS = ("store", "cache", "certificates", "signing_key", "catalogue", "sif_folder")
 """Settings that are paths, or are where they look like one: relative ones begin where they are written."""
 
@@ -189,7 +191,7 @@ def _is_path(key: str, text: str) -> bool:
 def _refuse_unknown(environ: Mapping[str, str]) -> None:
     known = [ENVIRONMENT_PREFIX + name.upper() for name in _names() if name != "root"]
     for name in sorted(environ):
-        if name.startswith(ENVIRONMENT_PREFIX) and name not in known:
+        if name.startswith(ENVIRONMENT_PREFIX) and name not in (*known, LEDGER_KEY):
             raise UsageError(
                 f"the variable {name} is no setting", hint=f"the settings are {', '.join(known)}"
             )

@@ -82,7 +82,7 @@ def collect_sweep(
         factory=factory,
         folder=folder,
         pool=pool,
-        ledger=NonceLedger(options.ledger) if options.ledger else ledger(factory),
+        ledger=ledger(factory, options.ledger),
         key=signing_key(factory),
         days=trust.policy.days,
         now=now,

@@ -77,7 +77,7 @@ def collect(
     CheckFailedError where the run says nothing of the image (`infrastructure`, `not-tested`), StatementError
     where the host's evidence does not show the GPU that the suite met: then nothing is spent.
     """
-    kept = NonceLedger(options.ledger) if options.ledger else ledger(factory)
+    kept = ledger(factory, options.ledger)
     made = known = unsettled(kept, folder)
     if made is None:
         collected = collect_kit(folder, kept, now, factory.environ)
@@ -223,7 +223,7 @@ def write_kit(
             if isinstance(kept.found, Sif)
         ),
     )
-    kept = NonceLedger(place.ledger) if place.ledger else ledger(factory)
+    kept = ledger(factory, place.ledger)
     issued = make_kit(place.folder, order, kept, utc_now())
     return KitWritten(
         subject=chosen.subject,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 
 from imagefactory.access import Access
 from imagefactory.errors import StatementError
+from imagefactory.settings.load import LEDGER_KEY
 from imagefactory.verdicts.envelope import format_json
 from imagefactory.verdicts.keys import SigningKey, find_key, read_signing_key
 from imagefactory.verdicts.statement import SIGNABLE, Signed, sign
@@ -17,8 +19,10 @@ from imagefactory.verify.nonces import AskedRun, NonceLedger
 from imagefactory.verify.report import format_gpu_report
 
 
-def ledger(access: Access) -> NonceLedger:
-    """The nonces of this store."""
+def ledger(access: Access, named: Path | None = None) -> NonceLedger:
+    """The nonces of this store, or those of a named folder, with the key that the environment has for it."""
+    if named:
+        return NonceLedger(named, access.environ.get(LEDGER_KEY, ""))
     return NonceLedger(access.layout.path / "nonces")
 
 

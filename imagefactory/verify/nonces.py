@@ -6,13 +6,15 @@
 A nonce is spent by creating its file in `spent/`, which succeeds for one process alone. What was signed is
 in that file too, behind the entry, until it has arrived where it belongs. Spent ones are kept long after they
 have expired. A ledger is the store's folder `nonces`, or one that is named: CI jobs pass it from the job that
-makes kits to the one that signs.
+makes kits to the one that signs. What others could have written on its way is told by a key that both hold:
+every entry carries an HMAC-SHA256 of itself.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import hmac
 import json
 import os
 import re
@@ -23,6 +25,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from imagefactory.errors import CheckFailedError, StoreError
+from imagefactory.settings.load import LEDGER_KEY
 from imagefactory.verify.model import LEVELS, Subject
 
 FORMAT = 1
@@ -89,10 +92,13 @@ def format_nonce(random: bytes) -> str:
 
 
 class NonceLedger:
-    """The nonces in `folder`. Every method may raise StoreError for a folder that cannot be written."""
+    """The nonces in `folder`. Every method may raise StoreError for a folder that cannot be written.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    With a `key`, what was not written with it is refused; without one, what was written with one.
+    """
+
+    def __init__(self, folder: Path, key: str = "") -> None:
+        self.folder, self.key = folder, key.encode()
 
     def issue(self, nonce: str, run: AskedRun, now: datetime) -> Issued:
         """Remembers a fresh nonce. Raises StoreError where it is known already."""
@@ -106,7 +112,7 @@ class NonceLedger:
             (self.folder / SPENT).mkdir(parents=True, exist_ok=True)
             self._forget(now)
             for issued in given:
-                nonce, data = issued.nonce, _format(issued)
+                nonce, data = issued.nonce, _format(issued, self.key)
                 put = (
                     _create if len(given) == 1 else _put_new
                 )  # of many, nobody knows the nonces before all are
@@ -127,7 +133,7 @@ class NonceLedger:
         # Spent last once more: another process may have moved it between two looks.
         for path in (self._spent(nonce), self._path(nonce), self._spent(nonce)):
             with contextlib.suppress(FileNotFoundError):
-                return _parse(path, nonce)
+                return _parse(path, nonce, self.key)
         raise NonceError(
             "unknown",
             f"the nonce {nonce} was not issued by {self.folder}",
@@ -189,7 +195,7 @@ class NonceLedger:
         spent = replace(self.check(one.nonce, one.run, now), spent=now, result=one.result)
         with _told(self.folder):
             (self.folder / SPENT).mkdir(parents=True, exist_ok=True)
-            if not _create(self._spent(one.nonce), _format(spent, one.signed), flush=flush):
+            if not _create(self._spent(one.nonce), _format(spent, self.key, one.signed), flush=flush):
                 raise _replayed(one.nonce, self.look(one.nonce).spent)
             if flush:  # else `settle_all` removes it: a file system may be slow to create after it removed
                 self._path(one.nonce).unlink(missing_ok=True)
@@ -291,7 +297,7 @@ def _put_new(path: Path, data: bytes) -> bool:
     return True
 
 
-def _format(issued: Issued, signed: bytes = b"") -> bytes:
+def _format(issued: Issued, key: bytes, signed: bytes = b"") -> bytes:
     value = {
         "format": FORMAT,
         "nonce": issued.nonce,
@@ -306,10 +312,29 @@ def _format(issued: Issued, signed: bytes = b"") -> bytes:
     }
     if signed:
         value["signed"] = hashlib.sha256(signed).hexdigest()
+    if key:
+        value["mac"] = _mac(value, key)
     return json.dumps(value, indent=1, sort_keys=True).encode() + b"\n" + signed
 
 
-def _parse(path: Path, nonce: str) -> tuple[Issued, bytes]:
+def _mac(value: Mapping[str, object], key: bytes) -> str:
+    """Over all of an entry but the MAC itself."""
+    rest = {name: part for name, part in value.items() if name != "mac"}
+    return hmac.new(key, json.dumps(rest, sort_keys=True).encode(), "sha256").hexdigest()
+
+
+def _check_mac(path: Path, data: Mapping[str, object], key: bytes) -> None:
+    told = data.get("mac")
+    if key and not (isinstance(told, str) and hmac.compare_digest(told.encode(), _mac(data, key).encode())):
+        raise StoreError(
+            f"{path} was not written with the key in {LEDGER_KEY}",
+            hint=f"somebody else wrote it, or its kit was made without {LEDGER_KEY}: make a new one",
+        )
+    if told and not key:
+        raise StoreError(f"{path} was written with a key", hint=f"give the same key here, in {LEDGER_KEY}")
+
+
+def _parse(path: Path, nonce: str, key: bytes) -> tuple[Issued, bytes]:
     """An entry, and what was signed, where that is whole: another process may be settling it.
 
     The ledger is this person's own; a file that was damaged is refused, never guessed.
@@ -321,6 +346,7 @@ def _parse(path: Path, nonce: str) -> tuple[Issued, bytes]:
             raise ValueError("not an entry of this nonce")
         if (path.parent.name == SPENT) != (data["spent"] is not None):
             raise ValueError("spent and not spent")
+        _check_mac(path, data, key)
         whole = bool(signed) and hashlib.sha256(signed).hexdigest() == data.get("signed")
         issued = Issued(
             nonce=nonce,

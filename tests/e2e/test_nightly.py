@@ -214,7 +214,7 @@ def night(number: int, root: Path, place: str, scratch: Path, factory: Factory) 
                 "GPUS": '- {name: A100, driver: "535.54.03"}',
                 "TARGETS": "tiny-* tiny-12.1-cu1*" if number % 2 else "",
             },
-            "secrets": {"SIGNING_KEY": key.read_text()},
+            "secrets": {"SIGNING_KEY": key.read_text(), "LEDGER_KEY": "a long random text"},
             "github": {"actor": "somebody", "token": "no-token"},
             "needs": {},
         },
@@ -261,6 +261,22 @@ def test_the_next_night_builds_nothing_and_verifies_the_candidate_that_is_there(
     left.parent.mkdir(parents=True, exist_ok=True)
     left.write_text("")
     ends_with_no_gpu(second)
+
+
+def test_a_ledger_that_a_gpu_job_put_there_is_signed_for_nothing(
+    root: Path, place: str, scratch: Path, factory: Factory
+) -> None:
+    """Its token may replace any artifact of the run; the key of the ledger it does not have."""
+    taken = night(5, root, place, scratch, factory)
+    taken.stores = {"IMAGEFACTORY_CACHE": str(scratch / "night-5-cache")}
+    for name in ("plan", "candidates", "verify"):
+        taken.run(name)
+    (entry,) = (taken.artifacts / f"ledger-{TARGET}").glob("*.json")
+    text = entry.read_text()
+    entry.write_text(text.replace(json.loads(text)["subject"]["index"], f"sha256:{'e' * 64}"))
+    assert entry.read_text() != text
+    assert set(taken.run("promote").values()) != {0}
+    assert "was not written with the key in IMAGEFACTORY_LEDGER_KEY" in taken.said["promote"]
 
 
 def test_what_is_proven_costs_nothing(root: Path, place: str, scratch: Path, factory: Factory) -> None:

@@ -90,7 +90,8 @@ def test_the_jobs_on_gpus_hold_no_right_and_one_promoter_holds_the_key() -> None
     assert verify["runs-on"] == ["self-hosted", "gpu", "${{ matrix.runner }}"]
     assert not any("checkout" in step.get("uses", "") for step in verify["steps"])
     with_secrets = [name for name, job in jobs.items() if "secrets." in str(job)]
-    assert with_secrets == ["promote"]
+    assert with_secrets == ["candidates", "promote"]
+    assert [name for name, job in jobs.items() if "secrets.SIGNING_KEY" in str(job)] == ["promote"]
     assert "github.token" not in str(verify)
     assert promote["concurrency"] == {"group": "promoter", "cancel-in-progress": False}
     assert promote["environment"] == "promotion"

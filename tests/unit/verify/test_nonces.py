@@ -224,3 +224,46 @@ def test_a_ledger_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="cannot be written"):
         NonceLedger(tmp_path / "file" / "nonces").issue(NONCE, RUN, NOW)
+
+
+KEY = "what a GPU job does not see"
+
+
+@pytest.fixture
+def keyed(tmp_path: Path) -> NonceLedger:
+    made = NonceLedger(tmp_path / "keyed", KEY)
+    made.issue(NONCE, RUN, NOW)
+    return made
+
+
+def test_a_ledger_with_a_key_is_spent_by_who_has_it(keyed: NonceLedger) -> None:
+    again = NonceLedger(keyed.folder, KEY)
+    again.spend(NONCE, RUN, result=RESULT, now=NOW, signed=b"a verdict")
+    assert (again.look(NONCE).result, again.unsettled(NONCE)) == (RESULT, b"a verdict")
+    again.settle(NONCE)
+    assert again.look(NONCE).spent == NOW
+
+
+@pytest.mark.parametrize("change", ["subject", "level", "kit", "expires", "mac", "no mac", "other key"])
+def test_what_somebody_else_wrote_into_a_ledger_is_refused(keyed: NonceLedger, change: str) -> None:
+    path = keyed.folder / f"{NONCE}.json"
+    value = json.loads(path.read_text())
+    if change == "subject":
+        value["subject"]["index"] = f"sha256:{'9' * 64}"
+    elif change == "no mac":
+        del value["mac"]
+    elif change == "other key":
+        path.unlink()
+        NonceLedger(keyed.folder, "another key").issue(NONCE, RUN, NOW)
+        value = json.loads(path.read_text())
+    else:
+        value[change] = {"level": "full", "expires": "2100-01-01T00:00:00+00:00"}.get(change, "0" * 64)
+    path.write_text(json.dumps(value, indent=1) + "\n")
+    with pytest.raises(StoreError, match="was not written with the key in IMAGEFACTORY_LEDGER_KEY"):
+        keyed.look(NONCE)
+
+
+def test_a_key_that_is_forgotten_is_told(keyed: NonceLedger) -> None:
+    with pytest.raises(StoreError, match="was written with a key") as raised:
+        NonceLedger(keyed.folder).look(NONCE)
+    assert "IMAGEFACTORY_LEDGER_KEY" in (raised.value.hint or "")
