@@ -6,6 +6,7 @@ is a bug and keeps its traceback (exit code 1).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 EXIT_OK = 0
@@ -21,18 +22,29 @@ EXIT_CHECK = 9
 EXIT_INTERRUPTED = 130
 
 
+# USER:PASSWORD@ behind a scheme or bare, a user alone only behind one; NAME:TAG@sha256:... is none.
+_LOGIN = re.compile(
+    r"(?<=://)[^\s/'\"]*@(?!sha256:)|(?<![^\s'\"(=,/])[^\s:/@'\"=,(]+:[^\s/@'\"]+@(?!sha256:)"
+)
+
+
+def without_logins(text: str) -> str:
+    """`text` without the users and passwords of the addresses in it."""
+    return _LOGIN.sub("", text)
+
+
 class FactoryError(Exception):
     """Base of all expected errors.
 
-    `message` says what is wrong, `hint` what to do about it (a command, or what to write instead).
+    `message` says what is wrong, `hint` what to do about it (a command, or what to write instead). Neither
+    shows the password of an address, whoever wrote it where.
     """
 
     exit_code: int = EXIT_BUG
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message, self.hint = without_logins(message), without_logins(hint)
+        super().__init__(self.message)
 
     def __reduce__(self) -> tuple[object, ...]:  # errors cross process borders in worker pools
         return (_rebuild, (type(self), self.message, self.hint, self.__dict__))

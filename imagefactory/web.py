@@ -17,6 +17,8 @@ from random import Random
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from imagefactory.errors import without_logins
+
 if TYPE_CHECKING:  # every command redacts, and few need HTTP: they do not wait for its import
     import requests
     import tenacity
@@ -31,14 +33,13 @@ Login: TypeAlias = "tuple[str, str] | Callable[[requests.PreparedRequest], reque
 CHUNK = 1 << 16  # what a connection that breaks may cost: what came of a chunk is lost
 _SLOWEST, _SLOW_SECONDS = 1000, 60.0  # as git's http.lowSpeedLimit and curl's --speed-limit are used
 _DICE = Random()  # noqa: S311
-_USERINFO = re.compile(r"(?<=://)[^\s/]*@")
 _TOKEN = re.compile(r"(://[^\s/]+/t/)[^\s/]+")  # as conda writes one into a channel's address
 _QUERY = re.compile(r"(/[^\s?#)]*)[?#][^\s)]*")
 
 
 def redact(text: str) -> str:
     """`text` without the passwords, tokens and queries of the URLs in it, fit for a message or a log."""
-    return _TOKEN.sub(r"\1****", _QUERY.sub(r"\1", _USERINFO.sub("", text)))
+    return _TOKEN.sub(r"\1****", _QUERY.sub(r"\1", without_logins(text)))
 
 
 class TransientError(Exception):

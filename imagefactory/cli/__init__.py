@@ -8,6 +8,7 @@ Every command imports what it needs when it runs, so that `--help` and `list` an
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -51,7 +52,7 @@ from imagefactory.cli import (
     verify,
 )
 from imagefactory.cli.output import Call, complain, explain, say_json, write
-from imagefactory.errors import EXIT_INTERRUPTED, EXIT_OK, FactoryError, ToolError
+from imagefactory.errors import EXIT_INTERRUPTED, EXIT_OK, FactoryError, ToolError, without_logins
 from imagefactory.progress import STYLES, fall_silent
 
 MODULES = {
@@ -152,7 +153,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     except click.exceptions.Exit as exit_:
         code = exit_.exit_code
     except click.ClickException as error:
-        error.show()
+        said = io.StringIO()
+        error.show(said)
+        write(2, without_logins(said.getvalue().rstrip("\n")))
         code = error.exit_code
     except click.Abort as error:
         if isinstance(error.__context__, EOFError):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ParamSpec
 
 import click
 
-from imagefactory.errors import BuildError, FactoryError, UnsolvableError
+from imagefactory.errors import BuildError, FactoryError, UnsolvableError, without_logins
 from imagefactory.progress import Progress, choose
 from imagefactory.settings.choices import RUNNERS
 
@@ -70,7 +70,7 @@ def say_json(kind: str, value: Mapping[str, object]) -> None:
 
 
 def complain(error: FactoryError, prefix: str = "") -> None:
-    write(2, f"error: {prefix}{error.message}")
+    write(2, f"error: {without_logins(prefix)}{error.message}")
     if error.hint:
         write(2, f"  what to do: {error.hint}")
 
@@ -220,7 +220,7 @@ class Failures:
 
     def as_json(self) -> list[dict[str, object]]:
         return [
-            {"target": name, "exit_code": e.exit_code, "message": e.message, "hint": e.hint}
+            {"target": without_logins(name), "exit_code": e.exit_code, "message": e.message, "hint": e.hint}
             | ({"tree": e.tree} if isinstance(e, UnsolvableError) else {})
             for name, e in self.errors
         ]

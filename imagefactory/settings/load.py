@@ -166,6 +166,11 @@ def load_settings(
         if key == "channels":
             values[key] = _with_absolute_folders(values[key], folder, home)
         elif key in FOLDERS and _is_path(key, values[key].value):
+            if "://" in values[key].value and key != "sif_folder":
+                raise UsageError(
+                    f"{key}: '{values[key].value}' ({values[key].origin}) is an address",
+                    hint="write a path of this machine",
+                )
             path = Path(values[key].value).expanduser()
             values[key] = Setting(
                 value=str(path if path.is_absolute() else folder / path), origin=values[key].origin
