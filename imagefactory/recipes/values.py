@@ -60,7 +60,8 @@ _BOUND = rf"((==|!=) ?{_RELEASE}\.\*|(==|!=|<=|>=|<|>) ?{_VERSION}|~= ?[0-9]{{1,
 _BOUNDS = rf"{_BOUND}(, ?{_BOUND})*"
 _PYTHON = r"3\.[0-9]{1,2}"
 # An image of a registry by digest: the host written out, a tag beside the digest for readers alone.
-_HOST = r"(([a-z0-9-]+\.)+[a-z0-9-]+|localhost|[a-z0-9-]+(?=:))(:[0-9]{1,5})?"
+_LABEL = "[a-z0-9]([a-z0-9-]*[a-z0-9])?"  # begun with -, docker would take it for an option
+_HOST = rf"(({_LABEL}\.)+{_LABEL}|localhost|{_LABEL}(?=:))(:[0-9]{{1,5}})?"
 _PART = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*"
 _IMAGE = (
     rf"(?!docker\.io/[^/]*$){_HOST}(/{_PART})+(:[A-Za-z0-9_][A-Za-z0-9._-]{{0,127}})?@sha256:[0-9a-f]{{64}}"
