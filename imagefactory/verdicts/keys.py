@@ -28,6 +28,10 @@ PUBLIC_BYTES = 32
 
 # RFC 8410: SubjectPublicKeyInfo of an Ed25519 key is these bytes and then the key's 32.
 _DER = bytes.fromhex("302a300506032b6570032100")
+# The 8 points whose order divides 8, by their y. A key of them fits signatures that nobody made.
+_FIELD = 2**255 - 19
+_OF_ORDER_8 = 2707385501144840649318225287225658788936804267575313519463743609750303402022
+_SMALL = {0, 1, _FIELD - 1, _OF_ORDER_8, _FIELD - _OF_ORDER_8}
 _PEM = re.compile(rb"-----BEGIN PUBLIC KEY-----\s+([A-Za-z0-9+/=\s]+?)\s*-----END PUBLIC KEY-----\s*")
 
 
@@ -199,6 +203,12 @@ def parse_public(data: bytes, name: str) -> PublicKey:
         raise UsageError(
             f"{name}: not a public Ed25519 key{told}",
             hint="name the .pub file that `imagefactory keys new` wrote",
+        )
+    y = int.from_bytes(raw, "little") & ~(1 << 255)
+    if y >= _FIELD or y in _SMALL:
+        raise UsageError(
+            f"{name}: a key that fits signatures which nobody made",
+            hint="whoever made it meant harm: trust nothing of theirs",
         )
     return PublicKey(name=name, raw=raw)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import stat
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
     Encoding,
@@ -388,3 +389,58 @@ def test_a_person_without_a_factory_trusts_keys_in_a_file_of_his_own(tmp_path: P
     assert mine.stat().st_mode & 0o777 == 0o600
     assert json.loads(_call(tmp_path, "show", "--json"))["keys"][0]["state"] == "retired"
     assert not (tmp_path / "imagefactory.toml").exists()
+
+
+FIELD = 2**255 - 19
+CURVE_D = -121665 * pow(121666, -1, FIELD) % FIELD
+Point = tuple[int, int]
+
+
+def add_points(one: Point, other: Point) -> Point:
+    """RFC 8032, 5.1.4, in affine coordinates."""
+    (x, y), (u, v) = one, other
+    product = CURVE_D * x * u * y * v % FIELD
+    return (
+        (x * v + u * y) * pow(1 + product, -1, FIELD) % FIELD,
+        (y * v + x * u) * pow(1 - product, -1, FIELD) % FIELD,
+    )
+
+
+def small_points() -> list[Point]:
+    """All whose order divides 8: the multiples of one whose double is (sqrt(-1), 0), of order 4."""
+    root = pow(2, (FIELD - 1) // 4, FIELD)
+    # A double's y is y^2 + x^2 over something: 0 for x = root*y, and the curve is then d*y^4 + 2*y^2 = 1.
+    squares = [(s - 1) * pow(CURVE_D, -1, FIELD) % FIELD for s in _roots(1 + CURVE_D)]
+    start = next((root * y % FIELD, y) for square in squares for y in _roots(square))
+    points = [start]
+    for _ in range(7):
+        points.append(add_points(points[-1], start))
+    assert points[-1] == (0, 1)
+    return points
+
+
+def _roots(square: int) -> list[int]:
+    guess = pow(square, (FIELD + 3) // 8, FIELD)
+    both = (guess, guess * pow(2, (FIELD - 1) // 4, FIELD) % FIELD)
+    return [sign * root % FIELD for root in both for sign in (1, -1) if root * root % FIELD == square % FIELD]
+
+
+def encoded(point: Point, *, more: int = 0) -> bytes:
+    return (point[1] + more | (point[0] & 1) << 255).to_bytes(32, "little")
+
+
+def test_a_key_that_fits_what_nobody_signed_is_refused() -> None:
+    points = small_points()
+    assert len(set(points)) == 8
+    for point in points:
+        with pytest.raises(UsageError, match="signatures which nobody made"):
+            parse_public(base64.b64encode(encoded(point)), "mallory")
+    again = encoded((0, 1), more=FIELD)  # the neutral point, its y written as more than the field holds
+    with pytest.raises(UsageError, match="signatures which nobody made"):
+        parse_public(base64.b64encode(again), "mallory")
+
+
+def test_what_such_a_key_would_do() -> None:
+    """Else refusing it would be a superstition: R is the neutral point, S is 0, and any message fits."""
+    neutral = encoded((0, 1))
+    Ed25519PublicKey.from_public_bytes(neutral).verify(neutral + bytes(32), b"whatever you like")
