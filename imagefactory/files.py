@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -118,6 +119,28 @@ def _wait_for_lock(handle: int, kind: int, before_waiting: Callable[[], None]) -
     except BlockingIOError:
         before_waiting()
         fcntl.flock(handle, kind)
+
+
+_SEAL = b"\nsha256:"
+
+
+def seal(path: Path, data: bytes) -> bytes:
+    """`data` and a last line with its sum, as it is to lie at `path`: neither can be another's."""
+    return b"".join((data, _SEAL, _sum(path, data), b"\n"))
+
+
+def unseal(path: Path) -> bytes | None:
+    """What was sealed to lie at `path`; None where nothing lies, or not that."""
+    try:
+        data, _, found = path.read_bytes().rpartition(_SEAL)
+    except OSError:
+        return None
+    return data if found == _sum(path, data) + b"\n" else None
+
+
+def _sum(path: Path, data: bytes) -> bytes:
+    place = f"{path.parent.name}/{path.name}\0".encode()
+    return hashlib.sha256(place + data).hexdigest().encode()
 
 
 def entries_of(folder: Path) -> list[Path]:

@@ -53,7 +53,7 @@ from imagefactory.engines.layer_work import (
 from imagefactory.engines.protocol import Packages
 from imagefactory.engines.wheel_layer import Prefix
 from imagefactory.errors import BuildError, StoreError
-from imagefactory.files import explain_full_disk
+from imagefactory.files import explain_full_disk, unseal
 from imagefactory.model import Definition, LockedConda, LockedPackage, LockedWheel, Mount, RunSpec
 from imagefactory.oci.blob_writer import BlobWriter
 from imagefactory.oci.layers import END_OF_ARCHIVE, Segment, codec
@@ -192,7 +192,7 @@ class AssembleEngine:
         key = hash_key("scripts", *given, str(bench.environment), *linked)
         taken = [plan for plan in plans if not plan.parts[0].linked]
         known = self.layout.recall_layer(key)
-        if known is not None and laid_path(self.layout, key).exists():
+        if known is not None and unseal(laid_path(self.layout, key)) is not None:
             check_conflicts(chain(read_laid(self.layout, taken), read_laid_of(self.layout, key)))
             return MadeLayer(layer=known, made=False)
         progress.note(f"  running the post-link scripts of {names} in the base")
@@ -226,7 +226,7 @@ class AssembleEngine:
             segment.close()
             descriptor = blob.commit(packer.media_type)
         title = f"post-link scripts: {names}"
-        self.layout.write_file(laid_path(self.layout, key), format_laid(title, laid))
+        self.layout.keep(laid_path(self.layout, key), format_laid(title, laid))
         check_conflicts(chain(read_laid(self.layout, taken), read_laid_of(self.layout, key)))
         layer = Layer(descriptor=descriptor, diff_id=f"sha256:{plain.hexdigest()}", title=title)
         self.layout.record_layer(key, layer)

@@ -24,8 +24,8 @@ from imagefactory.engines.conda.layer import lay_package
 from imagefactory.engines.layer_plan import LayerInputs, LayerPlan, Part, in_working_order
 from imagefactory.engines.pyc import BaseCompiler
 from imagefactory.engines.wheel_layer import LaidFile, lay_wheel
-from imagefactory.errors import BuildError
-from imagefactory.files import explain_full_disk
+from imagefactory.errors import BuildError, StoreError
+from imagefactory.files import explain_full_disk, seal, unseal
 from imagefactory.model import Mount, RunSpec
 from imagefactory.oci.blob_writer import BlobWriter
 from imagefactory.oci.layers import CHUNK, END_OF_ARCHIVE, Segment, Sink, codec
@@ -99,7 +99,7 @@ def make_layer(worker: Worker, plan: LayerPlan) -> MadeLayer:
     layout = worker.layout
     with layout.locked(f"layer-{plan.key}"):
         known = layout.recall_layer(plan.key)
-        if known is not None and laid_path(layout, plan.key).exists():
+        if known is not None and unseal(laid_path(layout, plan.key)) is not None:
             worker.report(plan.size)
             return MadeLayer(layer=replace(known, title=plan.title), made=False)
         packer = codec(worker.bench.codec)
@@ -111,7 +111,7 @@ def make_layer(worker: Worker, plan: LayerPlan) -> MadeLayer:
             blob.write(last.compress(END_OF_ARCHIVE) + last.flush())
             plain.update(END_OF_ARCHIVE)
             descriptor = blob.commit(packer.media_type)
-            layout.write_file(laid_path(layout, plan.key), laid)
+            layout.keep(laid_path(layout, plan.key), laid)
         layer = Layer(descriptor=descriptor, diff_id=f"sha256:{plain.hexdigest()}", title=plan.title)
         layout.record_layer(plan.key, layer)
         return MadeLayer(layer=layer, made=True)
@@ -166,7 +166,7 @@ def _segment(worker: Worker, part: Part, skip: frozenset[str]) -> _KeptSegment:
     path = worker.bench.segments / key[:2] / key
     listing = path.with_suffix(".files")
     try:
-        digest, paths, laid = listing.read_bytes().split(b"\n", 2)
+        digest, paths, laid = (unseal(listing) or b"").split(b"\n", 2)
         with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest().encode() == digest:
                 if not skip:
@@ -187,7 +187,7 @@ def _segment(worker: Worker, part: Part, skip: frozenset[str]) -> _KeptSegment:
                 digest = hashlib.file_digest(file, "sha256").hexdigest().encode()
             beside = Path(name + ".files")
             folders, files = tuple(sorted(segment.folders)), tuple(segment.files)
-            beside.write_bytes(b"\n".join((digest, canonical_json([folders, files]), laid)))
+            beside.write_bytes(seal(listing, b"\n".join((digest, canonical_json([folders, files]), laid))))
             beside.replace(listing)
             Path(name).replace(path)
         finally:
@@ -279,8 +279,10 @@ def read_laid(layout: Layout, plans: Iterable[LayerPlan]) -> Iterator[tuple[str,
 
 
 def read_laid_of(layout: Layout, key: str) -> Iterator[tuple[str, str, str]]:
-    text = laid_path(layout, key).read_bytes().decode("utf-8", "surrogateescape")
-    for line in text.split("\n")[:-1]:
+    laid = unseal(laid_path(layout, key))
+    if laid is None:
+        raise StoreError(f"{laid_path(layout, key)} went or changed meanwhile", hint="run it again")
+    for line in laid.decode("utf-8", "surrogateescape").split("\n")[:-1]:
         package, content, path = line.split("\t", 2)
         yield package, content, path
 

@@ -35,6 +35,8 @@ from imagefactory.files import (
     explain_full_disk,
     move_to,
     open_lock,
+    seal,
+    unseal,
     used,
     used_by_nobody,
 )
@@ -302,13 +304,17 @@ class Layout:
     def record(self, kind: str, key: str, value: Mapping[str, object]) -> None:
         """Remembers what `key` (hex) gave: a `layers` or `images` record."""
         with explain_full_disk(self.path):
-            self.write_file(self.path / kind / f"{key}.json", canonical_json(value))
+            self.keep(self.path / kind / f"{key}.json", canonical_json(value))
+
+    def keep(self, path: Path, data: bytes) -> None:
+        """Writes a record; `files.unseal` reads it."""
+        self.write_file(path, seal(path, data))
 
     def recall(self, kind: str, key: str) -> dict[str, Any] | None:
         """The record, or None. A record that cannot be read counts as none: it is only a memory."""
         try:
-            value = json.loads((self.path / kind / f"{key}.json").read_bytes())
-        except (OSError, ValueError):
+            value = json.loads(unseal(self.path / kind / f"{key}.json") or b"null")
+        except ValueError:
             return None
         return value if isinstance(value, dict) else None
 

@@ -9,8 +9,8 @@ from imagefactory.access import Access
 from imagefactory.engines.conda.prefix import remove_extracted
 from imagefactory.errors import RegistryError
 from imagefactory.factory import Factory
-from imagefactory.files import used_by_nobody
-from imagefactory.lock.debian.file import read_base_lock
+from imagefactory.files import unseal, used_by_nobody
+from imagefactory.lock.debian.file import parse_base_lock, read_base_lock
 from imagefactory.oci.candidates import REVOCATION_TYPE
 from imagefactory.progress import Progress
 from imagefactory.stages.lock import read_target_lock
@@ -55,7 +55,8 @@ def collect_cache(factory: Factory, progress: Progress, *, dry_run: bool) -> int
     needed = {package.sha256 for lock in locks for package in lock.packages}
     # Also the newer packages that a base was made of when the mirror no longer had the locked ones.
     folder = factory.settings.store_path / "bases"
-    bases += [found for path in sorted(folder.glob("*.lock")) if (found := read_base_lock(path))]
+    remembered = [(path, unseal(path)) for path in sorted(folder.glob("*.lock"))]
+    bases += [parse_base_lock(text.decode(), str(path)) for path, text in remembered if text is not None]
     needed |= {package.sha256 for found in bases for package in found.packages}
     cache, freed = factory.settings.cache_path, 0
     with used_by_nobody(cache_lock(factory), progress):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from imagefactory.files import replacing
+from imagefactory.files import replacing, seal, unseal
 from imagefactory.model import CheckResult, CheckState, Outcome, Report
 from imagefactory.verify.model import Trial
 from imagefactory.verify.suite_files import required_checks
@@ -27,7 +27,7 @@ def record_name(config: str, suite: str, asked: Mapping[str, Any]) -> str:
 def read_record(path: Path, trial: Trial, suite: str) -> Report | None:
     """The pass that was kept; None when there is none or what is there is not one of this image and suite."""
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(unseal(path) or b"null")
         kept = document["report"]
         whole = (
             document["format"] == RECORD_FORMAT
@@ -68,7 +68,7 @@ def write_record(path: Path, report: Report) -> None:
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, durable=True) as file:
-            file.write(json.dumps(document, indent=1, sort_keys=True).encode() + b"\n")
+            file.write(seal(path, json.dumps(document, indent=1, sort_keys=True).encode()))
 
 
 def format_report(report: Report) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.files import replace_text, replacing
+from imagefactory.files import replace_text, replacing, seal, unseal
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -42,3 +42,22 @@ def test_text_is_written_as_it_is(tmp_path: Path) -> None:
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o644
     with pytest.raises(FileNotFoundError):
         replace_text(tmp_path / "none" / "file", "")
+
+
+def test_a_sealed_file_is_read_where_it_lies_and_as_it_was_written_alone(tmp_path: Path) -> None:
+    path = tmp_path / "layers" / "key.json"
+    path.parent.mkdir()
+    for data in (b"", b"{}", b"of\nmany\nsha256:lines\n"):
+        sealed = seal(path, data)
+        path.write_bytes(sealed)
+        assert unseal(path) == data
+        for at in range(len(sealed)):
+            path.write_bytes(bytes((*sealed[:at], sealed[at] ^ 1, *sealed[at + 1 :])))
+            assert unseal(path) is None
+        for cut in range(len(sealed)):
+            path.write_bytes(sealed[:cut])
+            assert unseal(path) is None
+    other = tmp_path / "layers" / "other.json"
+    other.write_bytes(sealed)
+    assert unseal(other) is None
+    assert unseal(tmp_path / "layers" / "none.json") is None

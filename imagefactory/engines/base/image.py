@@ -13,7 +13,7 @@ from imagefactory.engines.base.build import BaseTar, build_base
 from imagefactory.engines.base.fetch import fetch_base
 from imagefactory.engines.base.look import base_key
 from imagefactory.errors import LockError
-from imagefactory.files import explain_full_disk
+from imagefactory.files import explain_full_disk, unseal
 from imagefactory.lock.debian.file import format_base_lock, parse_base_lock
 from imagefactory.lock.debian.sources import DebianMirror
 from imagefactory.model import Base, BaseLock
@@ -83,7 +83,7 @@ def ensure_base(layout: Layout, wanted: BaseWanted, progress: Progress) -> BaseI
             fetched = fetch_base(wanted.base, wanted.lock, wanted.mirror(), progress, locked=wanted.locked)
             lock = fetched.lock
             if not fetched.published:
-                layout.write_file(_memory(layout, wanted), format_base_lock(lock).encode())
+                layout.keep(_memory(layout, wanted), format_base_lock(lock).encode())
             layer = layout.recall_layer(_layer_key(lock, wanted.codec))
             if layer is None:
                 layout.tmp.mkdir(parents=True, exist_ok=True)
@@ -139,7 +139,8 @@ def _memory(layout: Layout, wanted: BaseWanted) -> Path:
 
 def _remembered(layout: Layout, wanted: BaseWanted) -> tuple[BaseLock, ...]:
     path = _memory(layout, wanted)
-    return (parse_base_lock(path.read_text(encoding="utf-8"), str(path)),) if path.exists() else ()
+    text = unseal(path)
+    return () if text is None else (parse_base_lock(text.decode(), str(path)),)
 
 
 def _compress(layout: Layout, made: BaseTar, wanted: BaseWanted) -> Layer:

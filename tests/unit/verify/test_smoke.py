@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from imagefactory.errors import ToolError, UsageError
+from imagefactory.files import seal, unseal
 from imagefactory.model import CheckState, Completed, Outcome, Report, RunSpec
 from imagefactory.oci.model import Image
 from imagefactory.progress import Quiet
@@ -448,9 +449,11 @@ def test_a_record_of_a_failure_or_another_image_is_not_taken(tmp_path: Path) -> 
     runner = scripted()
     run(make_trial(), runner, tmp_path)
     (record,) = tmp_path.glob("*.json")
-    good = json.loads(record.read_text())
+    good = json.loads(unseal(record) or b"")
+    assert run(make_trial(), runner, tmp_path).from_record
     for key, value in (("passed", False), ("config", "sha256:" + "9" * 64), ("suite", "x"), ("checks", [])):
-        record.write_text(json.dumps({**good, "report": {**good["report"], key: value}}))
+        changed = json.dumps({**good, "report": {**good["report"], key: value}})
+        record.write_bytes(seal(record, changed.encode()))
         assert not run(make_trial(), runner, tmp_path).from_record
 
 
