@@ -18,7 +18,7 @@ from pathlib import Path
 from imagefactory import __version__
 from imagefactory.access import Access
 from imagefactory.engines.base.image import BaseImage, write_index
-from imagefactory.engines.conda.layer import AlteredError, lay_changes
+from imagefactory.engines.conda.layer import lay_changes
 from imagefactory.engines.conda.prefix import (
     LinkedPrefix,
     PathClaim,
@@ -51,7 +51,7 @@ from imagefactory.engines.layer_work import (
     read_laid_of,
 )
 from imagefactory.engines.protocol import Packages
-from imagefactory.engines.wheel_layer import Prefix
+from imagefactory.engines.wheel_layer import AlteredError, Prefix
 from imagefactory.errors import BuildError, StoreError
 from imagefactory.files import explain_full_disk, unseal
 from imagefactory.model import Definition, LockedConda, LockedPackage, LockedWheel, Mount, RunSpec
@@ -115,14 +115,21 @@ class AssembleEngine:
             with progress.stage(f"{definition.target.name}: assemble"):
                 try:
                     found = self._assemble(definition, base, files, progress)
-                except AlteredError as error:  # what an earlier build unpacked has changed since
-                    progress.note(f"  {error.message}; it is unpacked anew")
-                    for package in definition.lock.conda:
-                        if record_name(package) == error.record:
-                            forget_extracted(self.cache, package)
-                    found = self._assemble(definition, base, files, progress)
+                except AlteredError as error:  # what an earlier build left in the cache has changed since
+                    progress.note(f"  {error.message}; it is fetched or unpacked anew")
+                    self._forget(error.name, files)
+                    found = self._assemble(definition, base, packages(), progress)
         self.tag(definition, found)
         return found
+
+    def _forget(self, name: str, files: Mapping[LockedPackage, Path]) -> None:
+        """Drops what the cache holds by the name of an AlteredError: a wheel, or an archive unpacked."""
+        for package, path in files.items():
+            if isinstance(package, LockedWheel):
+                if path.name == name:
+                    path.unlink(missing_ok=True)
+            elif record_name(package) == name:
+                forget_extracted(self.cache, package)
 
     def _assemble(
         self,

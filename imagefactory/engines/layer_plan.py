@@ -55,13 +55,17 @@ class LayerInputs:
 class Part:
     """One package on its way into a layer; `key` is the hash of all that decides its segment.
 
-    `path` is the wheel, or the record in conda-meta of a linked conda package.
+    `path` is the wheel with its `sha256`, or the record in conda-meta of a linked conda package.
     """
 
     key: str
     path: Path
     size: int
-    linked: bool = False
+    sha256: str = ""
+
+    @property
+    def linked(self) -> bool:
+        return not self.sha256
 
     @property
     def name(self) -> str:
@@ -151,7 +155,7 @@ def wheel_part(wheel: LockedWheel, path: Path, bench: LayerInputs) -> Part:
         bench.compiler,
         str(bench.epoch),
     )
-    return Part(key=key, path=path, size=wheel.size)
+    return Part(key=key, path=path, size=wheel.size, sha256=wheel.sha256)
 
 
 def conda_part(package: LockedConda, prefix: LinkedPrefix, bench: LayerInputs) -> Part:
@@ -170,7 +174,7 @@ def conda_part(package: LockedConda, prefix: LinkedPrefix, bench: LayerInputs) -
         # What is left of it beside the others: claimed paths, byte code whose source another one brings.
         hashlib.sha256(record.data).hexdigest(),
     )
-    return Part(key=key, path=record.path, size=package.size, linked=True)
+    return Part(key=key, path=record.path, size=package.size)
 
 
 def in_working_order(plans: Iterable[LayerPlan]) -> list[LayerPlan]:

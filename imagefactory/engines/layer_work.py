@@ -218,7 +218,7 @@ def _lay(worker: Worker, part: Part, order: _Order) -> tuple[Segment, tuple[Laid
     segment = Segment(
         codec(bench.codec), order.sink, order.plain, epoch=bench.epoch, bare=order.bare, skip=order.skip
     )
-    lay = lay_package if part.linked else lay_wheel
+    lay = lay_package if part.linked else partial(lay_wheel, sha256=part.sha256)
     with worker.compiler.wheel() as compiler:
         laid = lay(part.path, bench.place, segment, compiler, report=report)
     segment.close()

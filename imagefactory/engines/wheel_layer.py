@@ -17,6 +17,7 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from os import PathLike
@@ -38,6 +39,15 @@ from imagefactory.oci.layers import CHUNK, Segment
 
 READ = 256 * 1024
 LOCAL_HEADER = struct.Struct("<4s5H3I2H")
+
+
+class AlteredError(BuildError):
+    """What the cache holds of a package is not what its lock says.
+
+    `name` is the wheel's file, or a linked conda package's record in conda-meta.
+    """
+
+    name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +93,7 @@ class Compiler(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenWheel:
-    """A wheel's open file, and who hears of the bytes read from it."""
+    """A wheel's open file, held to its hash, and who hears of the bytes read from it."""
 
     file: IO[bytes]
     report: Callable[[int], None]
@@ -247,7 +257,13 @@ class LayerDestination(WheelDestination):
 
 
 def lay_wheel(
-    wheel: Path, place: Prefix, segment: Segment, compiler: Compiler, *, report: Callable[[int], None]
+    wheel: Path,
+    place: Prefix,
+    segment: Segment,
+    compiler: Compiler,
+    *,
+    sha256: str,
+    report: Callable[[int], None],
 ) -> tuple[LaidFile, ...]:
     """Writes everything `wheel` installs below `place` into `segment`, its .pyc files last.
 
@@ -255,21 +271,48 @@ def lay_wheel(
 
     `report` hears of the wheel's bytes as they are read.
 
-    Returns the files laid (without .pyc). Raises BuildError, naming the wheel, when it is damaged or
-    holds what a wheel may not hold: paths outside, links, setuid files.
+    Returns the files laid (without .pyc). Raises AlteredError for a file that has not this `sha256`, and
+    BuildError, naming the wheel, when it holds what a wheel may not hold: paths outside, links, setuid files.
     """
     try:
-        with zipfile.ZipFile(wheel) as archive, wheel.open("rb") as raw, warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # shipped __pycache__ is left out, as pip does
-            source = WheelSource(archive, OpenWheel(file=raw, report=report))
-            destination = LayerDestination(segment, place, source.distribution)
-            install(source, destination, {"INSTALLER": b"imagefactory\n"})
-            _compile(destination, compiler, place)
-            return tuple(destination.laid)
+        with open_held(wheel, sha256) as raw:
+            return _lay(OpenWheel(file=raw, report=report), place, segment, compiler)
+    except AlteredError:
+        raise
     except BuildError as error:
         raise BuildError(f"{wheel.name}: {error.message}", hint=_mend(wheel)) from error
     except _UNSOUND as error:
         raise BuildError(f"{wheel.name}: not a sound wheel: {error}", hint=_mend(wheel)) from error
+
+
+@contextmanager
+def open_held(wheel: Path, sha256: str) -> Iterator[IO[bytes]]:
+    """The file, open, once its bytes are the locked ones: what is read later is of the same file."""
+    try:
+        file = wheel.open("rb")
+    except FileNotFoundError as error:  # another build has found it altered and fetches it anew
+        raise _altered(wheel, "is not there") from error
+    with file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != sha256:
+            raise _altered(wheel, f"has sha256 {found}, locked is {sha256}")
+        yield file
+
+
+def _altered(wheel: Path, what: str) -> AlteredError:
+    error = AlteredError(f"{wheel.name} {what}", hint=_mend(wheel))
+    error.name = wheel.name
+    return error
+
+
+def _lay(wheel: OpenWheel, place: Prefix, segment: Segment, compiler: Compiler) -> tuple[LaidFile, ...]:
+    with zipfile.ZipFile(wheel.file) as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # shipped __pycache__ is left out, as pip does
+        source = WheelSource(archive, wheel)
+        destination = LayerDestination(segment, place, source.distribution)
+        install(source, destination, {"INSTALLER": b"imagefactory\n"})
+        _compile(destination, compiler, place)
+        return tuple(destination.laid)
 
 
 # What a wheel that is none makes zipfile, installer and the parsers below them raise.

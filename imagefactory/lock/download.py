@@ -5,7 +5,8 @@
                                                      /.lock             held by the process that fetches it
     <cache>/conda/...                                                   the same for conda's archives
 
-A file gets its name only after its hash was right, so a name with the locked size is trusted at once.
+A file gets its name only after its hash was right. A name with the locked size is enough to fetch nothing;
+who builds it into an image holds the bytes that are read to the hash once more.
 """
 
 from __future__ import annotations

@@ -209,12 +209,12 @@ def _pulled_base(access: Access, base: Base, progress: Progress) -> BaseImage:
 class _Clock:
     def __init__(self) -> None:
         self._last = time.monotonic()
-        self._laps: list[tuple[str, float]] = []
+        self._laps: dict[str, float] = {}  # packages may be fetched twice
 
     def lap(self, name: str) -> None:
         now = time.monotonic()
-        self._laps.append((name, round(now - self._last, 3)))
+        self._laps[name] = round(self._laps.get(name, 0.0) + now - self._last, 3)
         self._last = now
 
     def laps(self) -> tuple[tuple[str, float], ...]:
-        return tuple(self._laps)
+        return tuple(self._laps.items())

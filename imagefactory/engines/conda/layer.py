@@ -17,16 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.engines.conda.prefix import Change
-from imagefactory.engines.wheel_layer import Compiler, LaidFile, Prefix
+from imagefactory.engines.wheel_layer import AlteredError, Compiler, LaidFile, Prefix
 from imagefactory.errors import BuildError
 from imagefactory.oci.layers import CHUNK, Segment
 from imagefactory.render.conda_install import source_of
-
-
-class AlteredError(BuildError):
-    """A linked file that is not what its package says; `record` is the package's file in conda-meta."""
-
-    record: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +136,7 @@ def _altered(owner: str, what: str) -> AlteredError:
         f"{owner.removesuffix('.json')}: /{what}",
         hint="constrain the package in the recipe to another version or build: this one is not sound",
     )
-    error.record = owner
+    error.name = owner
     return error
 
 

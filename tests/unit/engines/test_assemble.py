@@ -37,7 +37,7 @@ from imagefactory.model import Definition, LockedWheel
 from imagefactory.oci.layers import codec
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.model import Image, Layer
-from imagefactory.progress import Quiet, Task
+from imagefactory.progress import Lines, Quiet, Task
 from tests.made.compiled import compile_here
 from tests.made.values import make_base, make_lock, make_target
 from tests.made.wheels import locked, make_wheel
@@ -258,12 +258,46 @@ def test_the_config_is_what_engines_read(tmp_path: Path) -> None:
     assert manifest["annotations"]["org.opencontainers.image.base.digest"].startswith("sha256:")
 
 
-def test_a_wheel_with_a_bad_file_leaves_nothing_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_another_file_under_a_wheels_name_is_never_built_in(tmp_path: Path, workers: int) -> None:
+    """It is a sound wheel of the same size; the one that is fetched in its place is as locked, or none is."""
+    wheels, fetched = wheels_in(tmp_path / "w"), wheels_in(tmp_path / "fetched")
+    first = build(tmp_path / "first" / "store", wheels)
+    changed = next(path for path in wheels.values() if path.name.startswith("pkg3-"))
+    size = changed.stat().st_size
+    texts = (f"NAME = 'evil{number}'\n".encode() for number in range(1000))
+    made_others = (
+        make_wheel(tmp_path, "pkg3", {"pkg3/__init__.py": text, "shared/__init__.py": b""}) for text in texts
+    )
+    other = next(path for path in made_others if path.stat().st_size == size)
+    changed.write_bytes(other.read_bytes())
+    layout, told = Layout(tmp_path / "store"), io.StringIO()
+    engine = AssembleEngine(layout, tmp_path / "cache", codec="zstd", workers=workers)
+
+    def packages() -> Mapping[LockedWheel, Path]:
+        if not changed.exists():
+            changed.write_bytes((tmp_path / "fetched" / changed.name).read_bytes())
+        return wheels
+
+    assert wheels.keys() == fetched.keys()
+    made = engine.build(definition(wheels), base_layer(layout), packages, Lines(told))
+    assert made.digest == first.digest
+    assert f"{changed.name} has sha256 {locked(other).sha256}, locked is " in told.getvalue()
+
+
+def test_a_wheel_that_stays_another_one_leaves_nothing_behind(tmp_path: Path) -> None:
     wheels = wheels_in(tmp_path / "w")
     bad = next(iter(wheels.values()))
-    bad.write_bytes(bad.read_bytes()[:-30])
+
+    class Bad(dict[LockedWheel, Path]):
+        def __call__(self) -> Bad:
+            bad.write_bytes(b"not that wheel")
+            return self
+
+    layout = Layout(tmp_path / "store")
+    engine = AssembleEngine(layout, tmp_path / "cache", codec="zstd", workers=1)
     with pytest.raises(BuildError, match=bad.name):
-        build(tmp_path / "store", wheels)
+        engine.build(definition(wheels), base_layer(layout), Bad(wheels), Quiet())
     layout = Layout(tmp_path / "store")
     assert layout.tags() == {}
     assert list(layout.tmp.iterdir()) == []

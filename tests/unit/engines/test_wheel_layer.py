@@ -17,7 +17,7 @@ from imagefactory.engines.pyc import BaseCompiler
 from imagefactory.engines.wheel_layer import Compiler, LaidFile, Prefix, lay_wheel
 from imagefactory.errors import BuildError
 from imagefactory.oci.layers import END_OF_ARCHIVE, Segment, codec
-from tests.made.wheels import make_wheel
+from tests.made.wheels import locked, make_wheel
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 PLACE = Prefix(prefix="/opt/env", python=PYTHON)
@@ -55,7 +55,9 @@ def lay(
     sink, plain = Sink(), hashlib.sha256()
     segment = Segment(codec("zstd"), sink, plain, epoch=1)
     with compiler.wheel() as open_compiler:
-        laid = lay_wheel(path, PLACE, segment, open_compiler, report=lambda _: None)
+        laid = lay_wheel(
+            path, PLACE, segment, open_compiler, sha256=locked(path).sha256, report=lambda _: None
+        )
     segment.raw(END_OF_ARCHIVE)
     segment.close()
     layer = tmp_path / "layer"
@@ -247,5 +249,5 @@ def test_every_byte_of_a_wheel_is_reported_at_most_twice(compiler: BaseCompiler,
     wheel, seen = make_wheel(tmp_path, "demo", {"demo/d.bin": bytes(10_000_000)}), []
     segment = Segment(codec("zstd"), Sink(), hashlib.sha256(), epoch=1)
     with compiler.wheel() as open_compiler:
-        lay_wheel(wheel, PLACE, segment, open_compiler, report=seen.append)
+        lay_wheel(wheel, PLACE, segment, open_compiler, sha256=locked(wheel).sha256, report=seen.append)
     assert 0.8 * wheel.stat().st_size < sum(seen) <= wheel.stat().st_size
