@@ -32,6 +32,7 @@ from imagefactory.oci.plain_tar import (
     missing_blob,
     tar_header,
 )
+from imagefactory.oci.tar_header import CappedInfo
 
 
 def write_docker(layout: Layout, image: Image, tar: PlainTar) -> Iterator[int]:
@@ -117,7 +118,7 @@ def take_docker(layout: Layout, stream: IO[bytes], taking: Taking) -> TakenImage
     links: dict[str, str] = {}
     made: dict[str, Layer] = {}
     try:
-        with tarfile.open(fileobj=stream, mode="r|", bufsize=CHUNK) as tar:
+        with tarfile.open(fileobj=stream, mode="r|", bufsize=CHUNK, tarinfo=CappedInfo) as tar:
             for member in tar:
                 name = member.name.removeprefix("./")
                 if member.issym() or member.islnk():

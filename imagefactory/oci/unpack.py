@@ -25,6 +25,7 @@ from typing import IO, Protocol, Self, cast
 from imagefactory.errors import StoreError, ToolError
 from imagefactory.oci.manifests import LAYER_CODECS
 from imagefactory.oci.model import Layer
+from imagefactory.oci.tar_header import CappedInfo
 from imagefactory.oci.tree import CHUNK, WHITEOUT, LayerTree, entry_parts, remove_tree
 from imagefactory.progress import Progress, Task, format_bytes
 
@@ -283,7 +284,7 @@ def _full(folder: Path, content: _HashedTar, error: OSError) -> StoreError:
 # --- writing -------------------------------------------------------------------------------------
 
 
-class _StrictInfo(tarfile.TarInfo):
+class _StrictInfo(CappedInfo):
     """tarfile takes a broken header after the first entry for the archive's end; here it is an error."""
 
     @classmethod

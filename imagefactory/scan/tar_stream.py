@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from imagefactory.oci.inflate import DamagedError
+from imagefactory.oci.tar_header import HEADER_LIMIT
 from imagefactory.oci.tree import entry_parts
 from imagefactory.scan.findings import readable_path
 
 BLOCK = 512
-HEADER_LIMIT = 1 << 20  # bytes; the largest extended header of one entry
 
 
 @dataclass(slots=True)

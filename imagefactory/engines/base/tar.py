@@ -18,6 +18,7 @@ from imagefactory.engines.base.look import fixed_files, is_kept
 from imagefactory.errors import BuildError
 from imagefactory.lock.debian.sources import parse_stanzas
 from imagefactory.model import BaseLock
+from imagefactory.oci.tar_header import CappedInfo
 
 
 class _HashedLayer(io.RawIOBase):
@@ -58,7 +59,7 @@ def write_layer(stream: IO[bytes], out: Path, fetched: FetchedBase) -> WrittenLa
     with out.open("wb") as file:
         hashed = _HashedLayer(file)
         with (
-            tarfile.open(fileobj=stream, mode="r|") as source,
+            tarfile.open(fileobj=stream, mode="r|", tarinfo=CappedInfo) as source,
             tarfile.open(fileobj=hashed, mode="w|", format=tarfile.PAX_FORMAT, encoding="utf-8") as layer,
         ):
             entries = heapq.merge(_made(source, fixed, epoch), _fixed(fixed, epoch), key=_order)
