@@ -174,7 +174,14 @@ def unpack_layer(layer: Layer, blob: Path, folder: Path, task: Task) -> None:
                 f"layer {layer.title or layer.diff_id} cannot be unpacked into {folder}: {error}",
                 hint="look at the folder's permissions and file system",
             ) from error
-        except (tarfile.TarError, EOFError, ValueError, OverflowError, _decoder_errors()) as error:
+        except (
+            tarfile.TarError,
+            EOFError,
+            ValueError,
+            OverflowError,
+            RecursionError,  # tarfile calls itself for each extended header before an entry
+            _decoder_errors(),
+        ) as error:
             raise StoreError(
                 f"layer {layer.title or layer.diff_id} is not a proper archive: {error}",
                 hint="the blob is damaged: remove the image and build it again",

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import stat
 import tarfile
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -232,6 +233,27 @@ def test_broken_header_in_the_middle_is_refused(store: Store) -> None:
     tar[1024 + 10] ^= 0xFF  # the name in b's header, so that its checksum is wrong
     with pytest.raises(StoreError, match="broken header"):
         store.unpack(store.add(bytes(tar)))
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_a_small_layer_with_a_huge_header_takes_no_memory(store: Store, kind: bytes) -> None:
+    info = tarfile.TarInfo("x")
+    info.type, info.size = kind, 64 << 20
+    layer = store.add(info.tobuf() + bytes(info.size), "+gzip")
+    tracemalloc.start()
+    try:
+        with pytest.raises(StoreError, match="a header of"):
+            store.unpack(layer)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_long_names_without_end_are_refused(store: Store) -> None:
+    info = tarfile.TarInfo("x")
+    info.type, info.size = tarfile.GNUTYPE_LONGNAME, 1
+    with pytest.raises(StoreError, match="not a proper archive"):
+        store.unpack(store.add((info.tobuf() + bytes(512)) * 5000, "+gzip"))
 
 
 def test_unknown_codec_and_missing_blob(store: Store) -> None:
