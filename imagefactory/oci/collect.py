@@ -24,9 +24,9 @@ from imagefactory.oci.manifests import (
     parse_descriptor,
 )
 from imagefactory.oci.model import Descriptor
-from imagefactory.oci.tree import remove_tree
 from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Progress
+from imagefactory.trees import remove_tree, tree_bytes
 
 _ABOUT_A_DIGEST = ("checks", "scans", "sizes")
 """Records whose names begin with the hex of what they are about."""
@@ -83,13 +83,9 @@ def _remove_others(layout: Layout, needed: _Needed, *, dry_run: bool) -> Freed:
 
     def remove(path: Path) -> None:
         nonlocal freed
-        freed += _disk_bytes(path)
-        if dry_run:
-            return
-        if path.is_dir() and not path.is_symlink():
+        freed += tree_bytes(path)
+        if not dry_run:
             remove_tree(path)
-        else:
-            path.unlink(missing_ok=True)
 
     folder = layout.path / "blobs" / "sha256"
     blobs = [path for path in entries_of(folder) if f"sha256:{path.name}" not in needed.digests]
@@ -232,9 +228,3 @@ class _Needed:
         for descriptor in (config, *layers):
             if not layout.has(descriptor):
                 raise StoreError(f"{descriptor.digest} is missing from {layout.path}, or cut")
-
-
-def _disk_bytes(path: Path) -> int:
-    if path.is_symlink() or path.is_file():
-        return path.lstat().st_size
-    return sum(p.lstat().st_size for p in path.rglob("*") if not p.is_dir() or p.is_symlink())

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import stat
 import tarfile
 from collections import OrderedDict
-from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -21,25 +19,6 @@ OPAQUE = ".wh..wh..opq"
 OPAQUE_ATTRIBUTE = "user.overlay.opaque"
 DEEPEST = 60
 OPEN_FOLDERS = 2 * DEEPEST + 8  # an entry and the target of its hard link, both as deep as may be
-
-
-def remove_tree(folder: Path) -> None:
-    """Removes `folder` whatever the modes inside it; nothing there is fine."""
-
-    def unlock(function: Callable[..., object], path: str, _: object) -> None:
-        for place in (Path(path).parent, Path(path)):
-            if place.is_dir() and not place.is_symlink():
-                place.chmod(0o700)
-        if function in (os.open, os.scandir, os.listdir):
-            shutil.rmtree(path)
-        elif Path(path).is_dir() and not Path(path).is_symlink():
-            Path(path).rmdir()
-        else:
-            Path(path).unlink()
-
-    if folder.is_dir() and not folder.is_symlink():
-        folder.chmod(0o700)
-        shutil.rmtree(folder, onerror=unlock)
 
 
 def entry_parts(name: str) -> tuple[str, ...]:

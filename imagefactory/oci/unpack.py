@@ -26,8 +26,9 @@ from imagefactory.errors import StoreError, ToolError
 from imagefactory.oci.manifests import LAYER_CODECS
 from imagefactory.oci.model import Layer
 from imagefactory.oci.tar_header import CappedInfo
-from imagefactory.oci.tree import CHUNK, WHITEOUT, LayerTree, entry_parts, remove_tree
+from imagefactory.oci.tree import CHUNK, WHITEOUT, LayerTree, entry_parts
 from imagefactory.progress import Progress, Task, format_bytes
+from imagefactory.trees import remove_tree, tree_bytes
 
 
 class _Source(Protocol):
@@ -88,7 +89,7 @@ class Unpacked:
                     continue
                 if not leftover and not held.enter_context(_unused(entry)):
                     continue
-                gone.append((entry.name, _size(entry)))
+                gone.append((entry.name, tree_bytes(entry)))
                 if not dry_run:
                     part = self.folder / f".{digest}.part"
                     if entry != part:
@@ -347,13 +348,6 @@ def _unused(folder: Path) -> Iterator[bool]:
             yield True
     finally:
         os.close(fd)
-
-
-def _size(folder: Path) -> int:
-    total = 0
-    for parent, _, names in os.walk(folder):
-        total += sum((Path(parent) / name).lstat().st_blocks * 512 for name in names)
-    return total
 
 
 def _hex(diff_id: str) -> str:

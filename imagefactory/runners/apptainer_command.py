@@ -28,7 +28,7 @@ from pathlib import Path
 
 from imagefactory.errors import BuildError, FactoryError, ToolError
 from imagefactory.files import explain_full_disk
-from imagefactory.oci.tree import remove_tree
+from imagefactory.trees import remove_tree
 
 CHILD = Path(__file__).with_name("spython_child.py")
 PROGRAMS = ("apptainer", "singularity")

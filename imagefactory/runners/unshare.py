@@ -119,6 +119,8 @@ class UnshareRunner:
         output = subprocess.PIPE if spec.capture else None
         with signals_left_to_the_command(interactive=not spec.capture):
             sandbox = Sandbox(decided, stdin=stdin, stdout=output, stderr=output)
+            for text in sandbox.left:
+                self.progress.note(f"an earlier run left what cannot be removed: {text}")
             try:
                 stdout, stderr = sandbox.collect()
                 ended = sandbox.wait()
@@ -166,6 +168,7 @@ class Sandbox:
 
     def __init__(self, decided: SandboxPlan, *, stdin: Pipe, stdout: Pipe, stderr: Pipe) -> None:
         self.decided = decided
+        self.left: list[str] = []  # of earlier sandboxes, where it cannot be removed
         plan_out, plan_in = _pipe()
         status_out, status_in = _pipe()
         # Only what a Python built against libraries of its own may need; the command never sees it.
@@ -245,12 +248,13 @@ class Sandbox:
                 stream.close()
 
     def _event(self) -> dict[str, Any]:
-        line = self.status.readline()
-        if not line:
-            code = self.process.wait()
-            return {"event": "failed", "step": "helper", "errno": 0, "detail": f"it ended with {code}"}
-        event: dict[str, Any] = json.loads(line)
-        return event
+        for line in iter(self.status.readline, ""):
+            event: dict[str, Any] = json.loads(line)
+            if event["event"] != "left":
+                return event
+            self.left.append(event["text"])
+        code = self.process.wait()
+        return {"event": "failed", "step": "helper", "errno": 0, "detail": f"it ended with {code}"}
 
 
 @contextlib.contextmanager

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imagefactory.errors import ToolError, UsageError
-from imagefactory.oci.tree import remove_tree
 from imagefactory.progress import Progress, format_bytes
+from imagefactory.trees import remove_tree
 
 MAGIC = b"SIF_MAGIC\0"
 _HEADER = struct.Struct("<32s10s3s3s16sqqqqqqqq")

@@ -20,6 +20,7 @@ from typing import Annotated, Any
 from imagefactory.documents import Among, Fields, Fixed, Matching, Named, fault, shown
 from imagefactory.errors import CheckFailedError, NoGpuError, StatementError, UsageError
 from imagefactory.model import Outcome
+from imagefactory.trees import walk_tree
 from imagefactory.verify.evidence import parse_evidence
 from imagefactory.verify.gpu_outcome import Brought, GpuRun, outcome_of
 from imagefactory.verify.kit.program import EVIDENCE, EXPECTATIONS, FORMAT, KIT, RESULT, RUN
@@ -197,11 +198,11 @@ def read_folder(folder: Path) -> Folder:
 
 def _suite(folder: Path) -> str:
     """The digest of the suite that lies there, empty for what is none: a link may lead to a whole disk."""
-    paths = [] if folder.is_symlink() else list(islice(folder.rglob("*.py"), MOST_FILES + 1))
-    names = [path.relative_to(folder).as_posix() for path in paths]
+    found = (name for name, _ in walk_tree(folder, lambda _: None) if name.endswith(".py"))
+    names = list(islice(found, MOST_FILES + 1))
     if not 0 < len(names) <= MOST_FILES or not all(name.isascii() for name in names):
         return ""
-    return digest_of({name: _read(path) or b"" for name, path in zip(names, paths, strict=True)})
+    return digest_of({name: _read(folder / name) or b"" for name in names})
 
 
 def _read(path: Path) -> bytes | None:

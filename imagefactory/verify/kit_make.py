@@ -10,7 +10,6 @@ DIR/kit.json             which image, by digest; how to start the suite, and unt
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ from typing import Any
 from imagefactory.documents import format_time
 from imagefactory.errors import UsageError
 from imagefactory.oci.model import Image, Sif
+from imagefactory.trees import remove_tree
 from imagefactory.verify.kit.program import EXPECTATIONS, FORMAT, KIT
 from imagefactory.verify.model import Subject
 from imagefactory.verify.nonces import LIFETIME, AskedRun, Issued, NonceLedger
@@ -28,7 +28,7 @@ from imagefactory.verify.suite_files import digest_of, read_suite, write_suite
 
 HERE = Path(__file__).parent / "kit"
 PROGRAM = "run.py"
-CARRIED = ("hardware.py", "processes.py", "program.py", "start.py")
+CARRIED = ("hardware.py", "processes.py", "program.py", "start.py", "trees.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ def make_kit(folder: Path, order: KitOrder, ledger: NonceLedger, now: datetime) 
             f"{folder} cannot become a kit: {error.strerror}", hint="name a new folder: --kit DIR"
         ) from error
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        remove_tree(beside)
     return issued
 
 

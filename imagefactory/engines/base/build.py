@@ -34,6 +34,7 @@ from imagefactory.lock.debian.file import ARCHITECTURE
 from imagefactory.lock.debian.sources import search_path
 from imagefactory.model import BaseLock, DebianPackage
 from imagefactory.progress import Progress
+from imagefactory.trees import remove_tree
 
 _LOG_TAIL = 30
 _SCRATCH = "imagefactory-base-"
@@ -250,12 +251,11 @@ def _remove(scratch: Path, environ: Mapping[str, str]) -> None:
     if left and os.geteuid() != 0:
         said_by(["mmdebstrap", "--unshare-helper", "rm", "-rf", "--", *left], search_path(environ))
     for path in scratch.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        elif path.name != ".lock":
-            path.unlink()
+        if path.name != ".lock":
+            with contextlib.suppress(OSError):
+                remove_tree(path)
     if [path.name for path in scratch.iterdir()] == [".lock"]:  # else a later build tries again
-        shutil.rmtree(scratch, ignore_errors=True)
+        remove_tree(scratch)
 
 
 def _check_scratch(scratch: Path, lock: BaseLock) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from imagefactory.lock.debian.solve import solve_base
 from imagefactory.lock.debian.sources import DebianMirror
 from imagefactory.model import Base, BaseLock, DebianPackage
 from imagefactory.progress import Progress
+from imagefactory.trees import remove_tree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +181,7 @@ def _download(packages: Sequence[DebianPackage], archive: Archive, debs: Path, p
             path.unlink()
             raise
         _keep(path, package, debs)
-    shutil.rmtree(partial)
+    remove_tree(partial)
 
 
 def _adopt(package: DebianPackage, partial: Path, debs: Path) -> bool:

@@ -31,9 +31,9 @@ from urllib.parse import unquote
 from imagefactory.errors import BuildError, StoreError, ToolError
 from imagefactory.files import explain_full_disk
 from imagefactory.model import LockedConda
-from imagefactory.oci.tree import remove_tree
 from imagefactory.progress import Progress
 from imagefactory.render import conda_install
+from imagefactory.trees import remove_tree, tree_bytes
 
 INSTALL = Path(conda_install.__file__)
 
@@ -199,18 +199,14 @@ def forget_extracted(cache: Path, package: LockedConda) -> None:
     """Removes what was unpacked of `package`; the next staging unpacks it anew."""
     stem = record_name(package).removesuffix(".json")
     for path in extracted_folder(cache).glob(f"{glob.escape(stem)}*"):
-        if path.is_dir():
-            remove_tree(path)
-        else:
-            path.unlink(missing_ok=True)
+        remove_tree(path)
 
 
 def remove_extracted(cache: Path, *, dry_run: bool) -> int:
     """Removes all that lies there unpacked (`store gc --cache`); gives its bytes."""
     folder = extracted_folder(cache)
-    found = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
-    freed = sum(path.stat().st_size for path in found)
-    if folder.exists() and not dry_run:
+    freed = tree_bytes(folder) if folder.exists() else 0
+    if not dry_run:
         remove_tree(folder)
     return freed
 

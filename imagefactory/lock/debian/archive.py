@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -22,6 +22,7 @@ from imagefactory.lock.debian.file import ALWAYS, ARCHITECTURE
 from imagefactory.lock.debian.sources import MIRROR_HINT, DebianMirror, parse_stanzas
 from imagefactory.model import DebianPackage
 from imagefactory.progress import Progress
+from imagefactory.trees import remove_tree
 
 
 def sources_text(mirror: DebianMirror, suite: str) -> str:
@@ -206,7 +207,8 @@ def open_archive(mirror: DebianMirror, suite: str, progress: Progress) -> Iterat
         ]
         yield Archive(root=root, suite=suite, released=max(dates), environ=mirror.environ)
     finally:
-        shutil.rmtree(root, ignore_errors=True)
+        with suppress(OSError):
+            remove_tree(root)
 
 
 def _watch(argv: Sequence[str], folder: Path, environ: tuple[tuple[str, str], ...]) -> Iterator[float]:

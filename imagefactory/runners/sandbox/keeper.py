@@ -8,25 +8,28 @@ import fcntl
 import json
 import os
 import select
-import shutil
 import signal
 import socket
-import stat
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from .init import FORWARDED, Init
 from .streams import fill_stdio, forget_stdio, read_all, write_file
 from .syscalls import CLONE_NEWPID, CLONE_NEWUSER, SetupError, close_all_but, step, unshare
 from .terminals import Relay, find_terminals, receive_terminals
+from .trees import remove_tree
 
 END_NOW = signal.SIGUSR2
 
 
-def make_scratch(parent: str) -> tuple[str, int]:
-    """A new folder under `parent`, locked as long as this process lives; dead ones there are removed."""
+def make_scratch(parent: str) -> tuple[str, int, list[str]]:
+    """A new folder under `parent`, locked as long as this process lives; dead ones there are removed.
+
+    Gives its path, its lock, and what of the dead ones cannot be removed: that stops nobody.
+    """
+    left = []
     with step("scratch", parent):
         os.makedirs(parent, mode=0o700, exist_ok=True)
         os.chmod(parent, 0o700)
@@ -39,11 +42,16 @@ def make_scratch(parent: str) -> tuple[str, int]:
                     fd = os.open(old, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
                 except FileNotFoundError:  # its own keeper has just removed it
                     continue
+                except OSError as error:  # another user's
+                    left.append(f"{old}: {error.strerror}")
+                    continue
                 try:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    remove(old)
+                    remove_tree(old)
                 except BlockingIOError:
                     pass
+                except OSError as error:
+                    left.append(f"{error.filename}: {error.strerror}")
                 finally:
                     os.close(fd)
             folder = tempfile.mkdtemp(dir=parent)
@@ -61,22 +69,7 @@ def make_scratch(parent: str) -> tuple[str, int]:
             path = os.path.join(folder, name)
             os.mkdir(path)
             os.chmod(path, mode)
-    return folder, lock
-
-
-def remove(folder: str) -> None:
-    """rm -rf, also through folders whose modes shut their owner out."""
-
-    def unlock(_: Callable[..., Any], path: str, __: Any) -> None:
-        with contextlib.suppress(OSError):
-            os.chmod(os.path.dirname(path), 0o700)
-            if stat.S_ISDIR(os.lstat(path).st_mode):
-                os.chmod(path, 0o700)
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                os.unlink(path)
-
-    shutil.rmtree(folder, onerror=unlock)
+    return folder, lock, left
 
 
 def make_skeleton(folder: str, plan: dict[str, Any]) -> None:
@@ -173,8 +166,10 @@ class Keeper:
     def prepare(self, caller: int) -> int:
         plan = self.plan
         held = lock_layers(plan["lower"])
-        scratch, lock = make_scratch(plan["scratch"])
+        scratch, lock, left = make_scratch(plan["scratch"])
         try:
+            for text in left:
+                self.say(event="left", text=text)
             with step("scratch", scratch):
                 make_skeleton(os.path.join(scratch, "skeleton"), plan)
                 with open(os.path.join(scratch, "hosts"), "w") as hosts:
@@ -182,7 +177,8 @@ class Keeper:
             enter_user_namespace(plan)
             return self.keep(caller, scratch)
         finally:
-            remove(scratch)
+            with contextlib.suppress(OSError):  # the next sandbox says what stays, and `store gc`
+                remove_tree(scratch)
             del held, lock
 
     def on_signal(self, number: int, _: Any) -> None:

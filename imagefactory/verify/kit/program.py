@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from . import hardware
 from .processes import EXIT_TOOL, EXIT_USAGE, Stop, clean, say
 from .start import REPORT, RUNNERS, Kit, choose_runner
+from .trees import remove_tree, walk_tree
 
 FORMAT = 1
 EXIT_CHECK, EXIT_INTERRUPTED = 9, 130
@@ -62,8 +63,8 @@ def read_kit(folder: Path) -> Kit:
 def suite_digest(folder: Path) -> str:
     """sha256 over sorted names and contents of the suite's files, each with its length before it."""
     total = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py"), key=lambda path: path.relative_to(folder).as_posix()):
-        for part in (path.relative_to(folder).as_posix().encode(), path.read_bytes()):
+    for name in sorted(name for name, _ in walk_tree(folder) if name.endswith(".py")):
+        for part in (os.fsencode(name), (folder / name).read_bytes()):
             total.update(len(part).to_bytes(8, "little") + part)
     return f"sha256:{total.hexdigest()}"
 
@@ -203,7 +204,9 @@ def _try(job: KitJob, facts: dict[str, Any]) -> int:
 
 def _lay_out(kit: Kit, work: Path) -> None:
     """What the image sees: suite and expectations for everybody to read, a folder for everybody to write."""
-    shutil.copytree(kit.folder / "suite", work / "suite", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in [name for name, _ in walk_tree(kit.folder / "suite") if name.endswith(".py")]:
+        (work / "suite" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(kit.folder / "suite" / name, work / "suite" / name)
     (work / "expect").mkdir()
     shutil.copyfile(kit.folder / EXPECTATIONS, work / "expect" / EXPECTATIONS)
     for folder in (work / "suite", work / "expect"):
@@ -255,7 +258,7 @@ def _work(folder: Path) -> Iterator[Path]:
             pass  # a file system without locks
         else:
             for left in folder.glob(".work-*"):  # of a run that was killed
-                shutil.rmtree(left, ignore_errors=True)
+                _remove(left)
         before = {number: signal.signal(number, told) for number in (signal.SIGTERM, signal.SIGHUP)}
         work = Path(tempfile.mkdtemp(prefix=".work-", dir=folder))
         work.chmod(0o755)
@@ -263,9 +266,17 @@ def _work(folder: Path) -> Iterator[Path]:
             (work / RESULT).mkdir()
             yield work
         finally:
-            shutil.rmtree(work, ignore_errors=True)
+            _remove(work)
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _remove(folder: Path) -> None:
+    """What an image wrote may stay, where it is another user's, and hinders no run."""
+    try:
+        remove_tree(folder)
+    except OSError as error:
+        say(f"left: {error.filename}: {error.strerror}")
 
 
 def _write(path: Path, value: object) -> None:

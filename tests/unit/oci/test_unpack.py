@@ -19,9 +19,11 @@ import zstandard
 from imagefactory.errors import StoreError
 from imagefactory.oci import unpack
 from imagefactory.oci.model import Descriptor, Layer
-from imagefactory.oci.tree import OPAQUE_ATTRIBUTE, entry_parts, remove_tree
+from imagefactory.oci.tree import OPAQUE_ATTRIBUTE, entry_parts
 from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Quiet
+from imagefactory.trees import remove_tree
+from tests.made.deep import make_deep
 
 TAR = "application/vnd.oci.image.layer.v1.tar"
 Entry = tuple[str, bytes, dict[str, object]]
@@ -325,6 +327,15 @@ def test_collect(store: Store) -> None:
     gone = store.unpacked.collect(keep)
     assert gone[0][0] == loose.name
     assert gone[0][1] >= 9000
+    assert store.leftovers() == [kept.name]
+
+
+def test_leftovers_deeper_than_any_path_are_collected(store: Store) -> None:
+    (kept,) = store.unpack(store.add(make_tar(file("a"))))
+    part = make_deep(store.unpacked.folder / f".{'0' * 64}.part", name="d" * 100)
+    for dry_run in (True, False):
+        gone = store.unpacked.collect([f"sha256:{kept.name}"], dry_run=dry_run)
+        assert gone == ((part.name, len("bottom")),)
     assert store.leftovers() == [kept.name]
 
 

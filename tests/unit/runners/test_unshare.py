@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import signal
@@ -31,6 +32,7 @@ from imagefactory.runners.gpu_devices import (
 from imagefactory.runners.sandbox import keeper, seccomp
 from imagefactory.runners.sandbox_plan import Caller, SandboxPaths, SandboxPlan, identity_map, plan
 from imagefactory.runners.unshare import Sandbox, UnshareRunner, explain, signals_left_to_the_command
+from tests.made.deep import make_deep
 
 ALL = (1 << 41) - 1
 FULL = "         0          0 4294967295\n"
@@ -68,9 +70,44 @@ def test_a_folder_that_another_sandbox_has_just_removed_is_no_failure(
 ) -> None:
     """Each removes its own at its end, when others may be looking through them."""
     monkeypatch.setattr(keeper.os, "listdir", lambda _: ["gone"])
-    folder, lock = keeper.make_scratch(str(tmp_path / "run"))
+    folder, lock, left = keeper.make_scratch(str(tmp_path / "run"))
     os.close(lock)
     assert Path(folder).parent == tmp_path / "run"
+    assert left == []
+
+
+def test_what_an_image_left_is_removed_however_deep(tmp_path: Path) -> None:
+    make_deep(tmp_path / "run/old", name="d" * 100)
+    folder, lock, left = keeper.make_scratch(str(tmp_path / "run"))
+    os.close(lock)
+    assert list((tmp_path / "run").iterdir()) == [Path(folder)]
+    assert left == []
+
+
+def test_what_cannot_be_removed_is_told_and_stops_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", f"{path}/.../stays")
+
+    monkeypatch.setattr(keeper, "remove_tree", refuse)
+    (tmp_path / "run/old").mkdir(parents=True)
+    (tmp_path / "run/stray").touch()
+    folder, lock, left = keeper.make_scratch(str(tmp_path / "run"))
+    os.close(lock)
+    assert Path(folder, "upper").is_dir()
+    assert sorted(left) == [
+        f"{tmp_path}/run/old/.../stays: Operation not permitted",
+        f"{tmp_path}/run/stray: Not a directory",
+    ]
+
+
+def test_the_helper_tells_what_was_left_before_it_tells_how_it_went() -> None:
+    sandbox = Sandbox.__new__(Sandbox)
+    sandbox.left = []
+    sandbox.status = io.StringIO('{"event": "left", "text": "/a: busy"}\n{"event": "started"}\n')
+    assert sandbox._event() == {"event": "started"}
+    assert sandbox.left == ["/a: busy"]
 
 
 def test_as_root_of_a_namespace_its_own_ranges() -> None:
@@ -389,6 +426,7 @@ class Helper:
 
     fails: BaseException | None = None
     made: ClassVar[list[Helper]] = []
+    left: ClassVar[list[str]] = []
 
     def __init__(self, decided: SandboxPlan, **pipes: int | None) -> None:
         self.decided, self.pipes, self.ended = decided, pipes, False

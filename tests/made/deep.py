@@ -1,0 +1,24 @@
+"""Folders nested deeper than Python recurses and paths are long."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+DEEP = 3200
+
+
+def make_deep(top: Path, *, depth: int = DEEP, name: str = "d") -> Path:
+    """`depth` folders in the new folder `top`, made by descriptors, and a file at the bottom."""
+    top.mkdir(parents=True)
+    here = os.open(top, os.O_RDONLY | os.O_DIRECTORY)
+    for _ in range(depth):
+        os.mkdir(name, dir_fd=here)
+        below = os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=here)
+        os.close(here)
+        here = below
+    file = os.open("file", os.O_WRONLY | os.O_CREAT, 0o600, dir_fd=here)
+    os.write(file, b"bottom")
+    os.close(file)
+    os.close(here)
+    return top
