@@ -1,4 +1,4 @@
-"""Commands for the store on this machine: store list, rm, gc."""
+"""Commands for the store on this machine: store list, rm, gc, check."""
 
 from __future__ import annotations
 
@@ -180,4 +180,35 @@ def store_gc(call: Call, cache: bool, dry_run: bool, as_json: bool) -> None:
         say(f"{verb} {format_bytes(done.bytes)}: {done.blobs} blobs, {done.unpacked} unpacked layers")
         if cache:
             say(f"{verb} {format_bytes(freed)} of the cache")
+    return None
+
+
+@store.command("check")
+@click.option("--mend", is_flag=True, help="Remove what is damaged, and write again what the rest tells.")
+@json_option
+@click.pass_obj
+def store_check(call: Call, mend: bool, as_json: bool) -> None:
+    """Read the whole store: every blob against its digest, every record, every image.
+
+    What --mend removes a build or pull brings anew; it removes no image's name. Waits for running builds.
+    """
+    from imagefactory.oci.layout import Layout
+    from imagefactory.stages.store import check_store
+
+    layout = Layout(call.settings.store_path)
+    with collecting() as failures:
+        done = check_store(layout, call.progress, mend=mend)
+        mended = [fault.place for fault in done.faults if fault.mended]
+        for fault in done.faults:
+            if fault.mended:
+                say(f"mended: {fault.error.message}", unless=as_json)
+            else:
+                failures.of(fault.place).add(fault.error)
+        counts = {name: getattr(done, name) for name in ("blobs", "bytes", "records", "tags")}
+        if as_json:
+            return say_json("store-check", {**counts, "mended": mended, "errors": failures.as_json()})
+        say(
+            f"{done.blobs} blobs ({format_bytes(done.bytes)}), {done.records} records and {done.tags} tags: "
+            f"{f'{len(failures.errors)} damaged' if failures.errors else 'all is as it should be'}"
+        )
     return None

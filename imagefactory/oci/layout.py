@@ -64,6 +64,16 @@ from imagefactory.oci.store import DIGEST
 from imagefactory.progress import Progress
 
 
+def referrer_record(descriptor: Descriptor, manifest: Mapping[str, Any]) -> bytes:
+    """What is kept of a manifest that names a subject."""
+    row = {
+        **format_descriptor(descriptor),
+        "artifactType": artifact_type(manifest),
+        "annotations": manifest.get("annotations") or {},
+    }
+    return canonical_json(row)
+
+
 def reference(target: Target) -> str:
     """The tag of a target's image: `pytorch:2.3-cu121`."""
     return f"{target.family}:{target.name.removeprefix(target.family + '-')}"
@@ -151,16 +161,9 @@ class Layout:
 
     def refer(self, subject: str, descriptor: Descriptor, manifest: Mapping[str, Any]) -> None:
         """Remembers that the manifest of `descriptor` names `subject` as its subject."""
-        row = {
-            **format_descriptor(descriptor),
-            "artifactType": artifact_type(manifest),
-            "annotations": manifest.get("annotations") or {},
-        }
+        path = self._referrers(subject) / f"{self.blob_path(descriptor.digest).name}.json"
         with explain_full_disk(self.path):
-            self.write_file(
-                self._referrers(subject) / f"{self.blob_path(descriptor.digest).name}.json",
-                canonical_json(row),
-            )
+            self.write_file(path, referrer_record(descriptor, manifest))
 
     def unrefer(self, subject: str, digest: str) -> None:
         """Forgets that the manifest of `digest` names `subject`: without a tag, nothing keeps it then."""

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 from imagefactory.access import Access
 from imagefactory.engines.conda.prefix import remove_extracted
-from imagefactory.errors import RegistryError
+from imagefactory.errors import RegistryError, StoreError
 from imagefactory.factory import Factory
 from imagefactory.files import unseal, used_by_nobody
 from imagefactory.lock.debian.file import parse_base_lock, read_base_lock
 from imagefactory.oci.candidates import REVOCATION_TYPE
+from imagefactory.oci.check import Checked, Fault, check
+from imagefactory.oci.layout import Layout
 from imagefactory.progress import Progress
 from imagefactory.stages.lock import read_target_lock
 from imagefactory.stages.verdicts import ANY, find_in, local_place, read_court
+from imagefactory.verdicts.attached import Journal
 from imagefactory.verdicts.model import Standing
 from imagefactory.verdicts.subject import read_subject
 from imagefactory.verify.model import Subject
@@ -68,6 +72,18 @@ def collect_cache(factory: Factory, progress: Progress, *, dry_run: bool) -> int
                     path.unlink(missing_ok=True)
         freed += remove_extracted(cache, dry_run=dry_run)
     return freed
+
+
+def check_store(layout: Layout, progress: Progress, *, mend: bool) -> Checked:
+    """What `check` finds, and the lines of the journal that cannot be read."""
+    done, faults = check(layout, progress, mend=mend), []
+    for path, count in Journal(layout.path).damaged():
+        place = path.relative_to(layout.path)
+        hint = f"`imagefactory reconcile --registry {place.parts[1]}` writes it anew without them"
+        faults.append(
+            Fault(place=str(place), error=StoreError(f"{place}: {count} lines cannot be read", hint=hint))
+        )
+    return replace(done, faults=(*done.faults, *faults))
 
 
 def cache_lock(access: Access) -> Path:

@@ -145,8 +145,16 @@ class Journal:
 
     def read(self, place: Place) -> Rows:
         """Every statement that was attached to `place` from here, each once."""
+        return self._read(self._file(place))
+
+    def damaged(self) -> tuple[tuple[Path, int], ...]:
+        """The files with lines that cannot be read, and how many."""
+        read = ((path, self._read(path).damaged) for path in sorted(self.path.glob("*/**/*.jsonl")))
+        return tuple((path, count) for path, count in read if count)
+
+    def _read(self, path: Path) -> Rows:
         try:
-            lines = self._file(place).read_bytes().splitlines()
+            lines = path.read_bytes().splitlines()
         except FileNotFoundError:
             return Rows(statements=(), damaged=0)
         found, damaged = {}, 0
