@@ -15,9 +15,10 @@ import hashlib
 import os
 import shutil
 import tarfile
+import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tarfile import HeaderError, ReadError
 from typing import IO, Protocol, Self, cast
@@ -168,24 +169,17 @@ def unpack_layer(layer: Layer, blob: Path, folder: Path, task: Task) -> None:
             with LayerTree(folder, owners=os.geteuid() == 0) as tree:
                 _write_entries(content, tree)
             content.drain()
+        except _damage() as error:
+            raise StoreError(
+                f"layer {layer.title or layer.diff_id} is not a proper archive: {error}",
+                hint="the blob is damaged: remove the image and build it again",
+            ) from error
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise _full(folder, content, error) from error
             raise StoreError(
                 f"layer {layer.title or layer.diff_id} cannot be unpacked into {folder}: {error}",
                 hint="look at the folder's permissions and file system",
-            ) from error
-        except (
-            tarfile.TarError,
-            EOFError,
-            ValueError,
-            OverflowError,
-            RecursionError,  # tarfile calls itself for each extended header before an entry
-            _decoder_errors(),
-        ) as error:
-            raise StoreError(
-                f"layer {layer.title or layer.diff_id} is not a proper archive: {error}",
-                hint="the blob is damaged: remove the image and build it again",
             ) from error
     if content.digest != layer.diff_id:
         raise StoreError(
@@ -269,13 +263,26 @@ def _decoder(media_type: str, packed: _Counted, opened: ExitStack) -> _Source:
     )
 
 
-def _decoder_errors() -> type[Exception]:
-    """zstandard's own exception, where it is installed; zlib's and isal's are OSError or EOFError."""
-    try:
+def _damage() -> tuple[type[Exception], ...]:
+    """What comes of reading a tar that is none, by those decoders that are installed."""
+    found: list[type[Exception]] = [
+        tarfile.TarError,
+        EOFError,
+        ValueError,
+        OverflowError,
+        RecursionError,  # tarfile calls itself for each extended header before an entry
+        zlib.error,
+        gzip.BadGzipFile,
+    ]
+    with suppress(ImportError):
         import zstandard
-    except ImportError:
-        return EOFError
-    return zstandard.ZstdError
+
+        found.append(zstandard.ZstdError)
+    with suppress(ImportError):
+        from isal import isal_zlib
+
+        found.append(isal_zlib.error)  # type: ignore[arg-type]
+    return tuple(found)
 
 
 def _full(folder: Path, content: _HashedTar, error: OSError) -> StoreError:

@@ -11,27 +11,11 @@ import pytest
 from imagefactory.errors import StoreError
 from imagefactory.oci.check import Checked, check
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.layout_store import LayoutStore
-from imagefactory.oci.manifests import MANIFEST_TYPE, digest_of
-from imagefactory.oci.model import Layer
+from imagefactory.oci.manifests import digest_of
 from imagefactory.progress import Quiet
-from tests.made.layout import LAYER_TYPE, add_image
-from tests.made.store_contract import artifact
+from tests.made.filled_store import covered, fill
 
 MOST_FLIPS = 4
-
-
-def fill(layout: Layout) -> None:
-    """An image with a verdict, and a record of each kind. Again, it brings what is missing."""
-    with layout.in_use(Quiet()):
-        index = add_image(layout, "a:1", [b"one", b"two"])
-        verdict = artifact(LayoutStore(layout), "a", index, "application/vnd.verdict", "good")
-        LayoutStore(layout).put_manifest("a", verdict, MANIFEST_TYPE)
-        one = layout.add(b"one", LAYER_TYPE)
-        layout.record_layer("ab", Layer(descriptor=one, diff_id=one.digest, title="one"))
-        layout.keep(layout.path / "layers" / "ab.files", b"one\tsum\tpath\n")
-        for kind in ("images", "scans", "sizes", "pushed"):
-            layout.record(kind, "ab", {"digest": index.digest})
 
 
 @pytest.fixture
@@ -49,24 +33,17 @@ def places(done: Checked) -> set[str]:
     return {fault.place for fault in done.faults}
 
 
-def files(layout: Layout) -> list[str]:
-    """All that a check covers; index.json has no sum, and only people know the names in it."""
-    found = (path.relative_to(layout.path) for path in layout.path.rglob("*") if path.is_file())
-    apart = ("locks", "oci-layout", "index.json")
-    return sorted(str(path) for path in found if path.parts[0] not in apart)
-
-
 def test_a_sound_store_has_no_fault(layout: Layout) -> None:
     done = look(layout)
     assert done.faults == ()
-    blobs = [path for path in files(layout) if path.startswith("blobs/")]
-    assert (done.blobs, done.records, done.tags) == (len(blobs), len(files(layout)) - len(blobs), 1)
+    blobs = [path for path in covered(layout) if path.startswith("blobs/")]
+    assert (done.blobs, done.records, done.tags) == (len(blobs), len(covered(layout)) - len(blobs), 1)
     assert done.bytes == sum((layout.path / path).stat().st_size for path in blobs)
     assert look(layout, mend=True) == done
 
 
 def test_any_flipped_byte_is_named_and_mended(layout: Layout, tmp_path: Path) -> None:
-    whole = {path: (layout.path / path).read_bytes() for path in files(layout)}
+    whole = covered(layout)
     assert len(whole) > 12
     for name, data in whole.items():
         path = layout.path / name
@@ -84,7 +61,7 @@ def test_any_flipped_byte_is_named_and_mended(layout: Layout, tmp_path: Path) ->
                 <= {"a:1"}
             )
             fill(layout)
-            assert {path: (layout.path / path).read_bytes() for path in files(layout)} == whole, (name, at)
+            assert covered(layout) == whole, (name, at)
             assert look(layout).faults == ()
 
 

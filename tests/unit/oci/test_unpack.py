@@ -9,6 +9,7 @@ import io
 import multiprocessing
 import os
 import stat
+import sys
 import tarfile
 import tracemalloc
 from pathlib import Path
@@ -256,6 +257,21 @@ def test_long_names_without_end_are_refused(store: Store) -> None:
     info.type, info.size = tarfile.GNUTYPE_LONGNAME, 1
     with pytest.raises(StoreError, match="not a proper archive"):
         store.unpack(store.add((info.tobuf() + bytes(512)) * 5000, "+gzip"))
+
+
+@pytest.mark.parametrize("isal", [True, False])
+@pytest.mark.parametrize(
+    "packed",
+    [gzip.compress(b"")[:10] + b"\xff" * 40, b"no gzip at all" * 9, gzip.compress(bytes(9999))[:-3]],
+    ids=["no deflate", "no gzip", "cut"],
+)
+def test_gzip_that_is_damaged_is_said(
+    store: Store, packed: bytes, isal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not isal:
+        monkeypatch.setitem(sys.modules, "isal", None)
+    with pytest.raises(StoreError, match="not a proper archive"):
+        store.unpack(store.add(b"", "+gzip", packed=packed))
 
 
 def test_unknown_codec_and_missing_blob(store: Store) -> None:

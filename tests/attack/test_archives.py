@@ -1,0 +1,202 @@
+"""Archives that somebody else packed: laid, unpacked or scanned, or refused; nothing outside is touched."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from imagefactory.engines.wheel_layer import Prefix, lay_wheel
+from imagefactory.errors import FactoryError, StoreError
+from imagefactory.oci.docker_archive import Taking, take_docker
+from imagefactory.oci.inflate import GZIP, DamagedError, inflate
+from imagefactory.oci.layers import Segment, codec
+from imagefactory.oci.layout import Layout
+from imagefactory.oci.manifests import digest_of
+from imagefactory.oci.model import Descriptor, Layer
+from imagefactory.oci.unpack import Unpacked
+from imagefactory.progress import Quiet
+from imagefactory.scan.files import scan_path
+from imagefactory.scan.layers import scan_layer
+from imagefactory.scan.sif import read_partition
+from tests.made.gpu_code import library
+from tests.made.mutants import HOSTILE, Shown, changed_bytes
+from tests.made.scanned import VERSION, sif, tar
+from tests.made.wheels import make_wheel
+
+TORCH = library(("sm_70", "sm_80", "compute_90/8.0"), ("sm_80",), padding=64)
+NAMES = st.sampled_from(
+    (
+        *(
+            "a",
+            "a/b",
+            "a/b/c",
+            ".wh.a",
+            "a/.wh..wh..opq",
+            "lib/x.so",
+            "torch/version.py",
+            "x" * 300,
+            "d/" * 100 + "e",
+        ),
+        *("", ".", "..", "../a", "/etc/passwd", "a/../../b", "a//b", "\udcff", "a\nb", "é" * 80),
+    )
+)
+TYPES = st.sampled_from(
+    (*(tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE), b"3", b"4", b"6", b"7", b"S")
+)
+
+
+@st.composite
+def tars(draw: st.DrawFn) -> bytes:
+    """A tar of a few entries whose names, kinds, modes, owners and attributes nobody should believe."""
+    out = io.BytesIO()
+    with tarfile.open(
+        fileobj=out, mode="w", format=draw(st.sampled_from((tarfile.PAX_FORMAT, tarfile.GNU_FORMAT)))
+    ) as archive:
+        for _ in range(draw(st.integers(0, 6))):
+            info = tarfile.TarInfo(draw(NAMES))
+            info.type, info.linkname = draw(TYPES), draw(NAMES)
+            info.mode = draw(st.integers(0, 0o7777))
+            info.mtime = draw(st.integers(-(2**33), 2**40))
+            info.uid = info.gid = draw(st.sampled_from((0, 1000, 2**31, 2**40)))
+            content = draw(st.sampled_from((b"", b"x", VERSION, TORCH)))
+            info.size = len(content) if info.type == tarfile.REGTYPE else 0
+            if archive.format == tarfile.PAX_FORMAT and draw(st.booleans()):
+                key = draw(
+                    st.sampled_from(
+                        ("path", "linkpath", "size", "SCHILY.xattr.user.overlay.opaque", "mtime", "uid")
+                    )
+                )
+                info.pax_headers = {
+                    key: draw(st.sampled_from(HOSTILE))
+                    .replace("\x00", "")
+                    .encode("utf-8", "replace")
+                    .decode()
+                }
+            with suppress(ValueError, UnicodeEncodeError):  # what tarfile itself will not write
+                archive.addfile(info, io.BytesIO(content))
+    data = out.getvalue()
+    return draw(st.just(Shown(data)) | changed_bytes(data))
+
+
+@contextmanager
+def ground() -> Iterator[Path]:
+    """A folder with a neighbour that must stay as it is."""
+    with tempfile.TemporaryDirectory(prefix="attack-") as folder:
+        neighbour = Path(folder, "neighbour")
+        neighbour.write_bytes(b"untouched")
+        (Path(folder) / "ground").mkdir()
+        yield Path(folder) / "ground"
+        assert neighbour.read_bytes() == b"untouched"
+        assert {path.name for path in Path(folder).iterdir()} == {"neighbour", "ground"}
+
+
+@given(tars(), st.sampled_from(("", "+gzip", "+zstd")), st.data())
+def test_a_layer_is_unpacked_inside_or_not_at_all(plain: bytes, packing: str, data: st.DataObject) -> None:
+    packed = {"": bytes, "+gzip": gzip.compress, "+zstd": zstandard.compress}[packing](plain)
+    if data.draw(st.booleans()):
+        packed = data.draw(changed_bytes(packed))
+    kind = f"application/vnd.oci.image.layer.v1.tar{packing}"
+    layer = Layer(
+        descriptor=Descriptor(media_type=kind, digest=digest_of(packed), size=len(packed)),
+        diff_id=digest_of(plain),
+        title="a layer",
+    )
+    with ground() as folder:
+        blob = folder / "blob"
+        blob.write_bytes(packed)
+        unpacked = Unpacked(folder / "unpacked")
+        try:
+            (found,) = unpacked.unpack([layer], lambda _: blob, Quiet())
+        except StoreError as error:
+            assert error.message
+            assert not unpacked.path(layer.diff_id).exists()
+        else:
+            assert found.is_dir()
+        unpacked.collect(())
+        assert [path for path in unpacked.folder.iterdir() if path.name != ".locks"] == []
+    with suppress(DamagedError):
+        scan_layer(iter((plain[:700], plain[700:])))
+    if packing == "+gzip":
+        with suppress(DamagedError):
+            scan_layer(inflate(iter((packed,)), GZIP))
+
+
+@given(st.data())
+def test_a_wheel_is_laid_or_refused(data: st.DataObject) -> None:
+    with ground() as folder:
+        names = data.draw(
+            st.lists(NAMES.filter(lambda name: "\udcff" not in name and name), max_size=4, unique=True)
+        )
+        wheel = make_wheel(folder, "demo", {"demo/__init__.py": VERSION, **dict.fromkeys(names, TORCH)})
+        if data.draw(st.booleans()):
+            wheel.write_bytes(data.draw(changed_bytes(wheel.read_bytes())))
+        segment = Segment(codec("zstd"), _Nowhere(), hashlib.sha256(), epoch=1)
+        with suppress(FactoryError):
+            lay_wheel(
+                wheel,
+                Prefix(prefix="/opt/env", python="3.11"),
+                segment,
+                _Compiler(),
+                sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
+                report=lambda _: None,
+            )
+        with suppress(FactoryError):
+            scan_path(wheel, Quiet())
+
+
+@given(changed_bytes(TORCH))
+def test_gpu_code_is_read_or_said_to_be_damaged(code: bytes) -> None:
+    with ground() as folder:
+        path = folder / "lib.so"
+        path.write_bytes(code)
+        with suppress(FactoryError):
+            scan_path(path, Quiet())
+    with suppress(DamagedError):
+        scan_layer(iter((tar(("lib/x.so", code)),)))
+
+
+@given(changed_bytes(sif()))
+def test_a_sif_is_read_or_refused(data: bytes) -> None:
+    with ground() as folder:
+        path = folder / "a.sif"
+        path.write_bytes(data)
+        with suppress(FactoryError):
+            read_partition(path)
+
+
+def saved() -> bytes:
+    """What `docker save` writes of an image of one layer."""
+    layer = tar(("a/b", b"hello"))
+    config = b'{"config": {}, "rootfs": {"type": "layers", "diff_ids": ["%s"]}}' % digest_of(layer).encode()
+    manifest = b'[{"Config": "c.json", "RepoTags": null, "Layers": ["1/layer.tar"]}]'
+    return tar(("1/layer.tar", layer), ("c.json", config), ("manifest.json", manifest))
+
+
+@given(changed_bytes(saved()))
+def test_a_saved_image_is_taken_or_refused(data: bytes) -> None:
+    with ground() as folder:
+        taking = Taking(codec=codec("zstd"), known={}, report=lambda _: None)
+        with suppress(FactoryError):
+            take_docker(Layout(folder / "store"), io.BytesIO(data), taking)
+
+
+class _Nowhere:
+    def write(self, data: bytes) -> None:
+        pass
+
+
+class _Compiler:
+    """Byte code is another attack's: what is compiled is compiled inside the base."""
+
+    def compile(self, path: str, source: bytes) -> bytes | None:
+        return None if b"\0" in source else b"byte code"

@@ -1,0 +1,183 @@
+"""A registry that answers what it likes: the client gives what its digest says or refuses with words."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from imagefactory.errors import FactoryError
+from imagefactory.oci.credentials import Credential
+from imagefactory.oci.graph import Place, read_graph
+from imagefactory.oci.layout import Layout
+from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, digest_of
+from imagefactory.oci.registry.client import Registry
+from imagefactory.oci.registry.exchange import RegistryOptions
+from imagefactory.web import Patience
+from tests.made.mutants import HOSTILE, changed_bytes, changed_text
+from tests.made.store_contract import artifact, blob, image_manifest, source
+
+BLOB = b"a layer" * 50
+PATIENCE = Patience(attempts=2, first_wait=0.0001, longest_wait=0.001, connect=5, read=5, commit=5)
+STATUS = st.sampled_from(
+    (200, 200, 200, 201, 202, 204, 206, 301, 307, 400, 401, 403, 404, 416, 429, 500, 503)
+)
+WORDS = st.sampled_from(
+    (
+        *HOSTILE[:-2],
+        *(
+            "application/json",
+            INDEX_TYPE,
+            MANIFEST_TYPE,
+            digest_of(BLOB),
+            "bytes 0-9/10",
+            "bytes 5-1/-3",
+            "0",
+            "-5",
+        ),
+        *("/v2/a/b/tags/list?last=x", '</v2/_x?n=1>; rel="next"', "/v2/a/blobs/uploads/1?_state=x", "//h/x"),
+        *(
+            'Bearer realm="/token",service="s",scope="x"',
+            'Basic realm="x"',
+            "Bearer",
+            'Bearer realm="file:///etc"',
+        ),
+    )
+).map(
+    lambda word: word.encode("ascii", "ignore").decode().replace("\n", "").replace("\r", "").replace("\0", "")
+)
+HEADERS = (
+    "Content-Type",
+    "Docker-Content-Digest",
+    "Link",
+    "Location",
+    "Range",
+    "Retry-After",
+    "WWW-Authenticate",
+)
+
+
+@dataclass(slots=True)
+class Answers:
+    """Given in turn, over and over: (status, headers, body, what Content-Length says)."""
+
+    rows: list[tuple[int, dict[str, str], bytes, int]]
+    asked: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def next(self) -> tuple[int, dict[str, str], bytes, int]:
+        with self.lock:
+            self.asked += 1
+            return self.rows[(self.asked - 1) % len(self.rows)]
+
+
+class Handler(BaseHTTPRequestHandler):
+    answers: Answers
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def answer(self) -> None:
+        with suppress(OSError, ValueError):
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            status, headers, body, length = self.answers.next()
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(length))
+            self.end_headers()
+            self.wfile.write(b"" if self.command == "HEAD" else body)
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_PATCH = do_DELETE = answer
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        pass
+
+
+@contextmanager
+def answering(answers: Answers) -> Iterator[Registry]:
+    server = Server(("127.0.0.1", 0), type("Answering", (Handler,), {"answers": answers}))
+    threading.Thread(target=server.serve_forever, args=(0.005,), daemon=True).start()
+    try:
+        known = Credential(user="me", secret="secret", origin="the attack")
+        options = RegistryOptions(credentials=lambda _: known, patience=PATIENCE)
+        yield Registry(f"127.0.0.1:{server.server_port}", options)
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def true_bodies() -> list[bytes]:
+    """What an honest registry would say: manifests, lists, a token."""
+    with TemporaryDirectory() as folder:
+        store = LayoutStore(Layout(Path(folder, "store")))
+        manifest = image_manifest(store, "a", BLOB)
+        row = store.put_manifest("a", manifest, MANIFEST_TYPE, "1")
+        note = artifact(store, "a", row, "application/vnd.note", "note")
+    listed = {"mediaType": MANIFEST_TYPE, "digest": digest_of(note), "size": len(note), "artifactType": "x"}
+    index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [listed]}
+    texts = (
+        index,
+        {"name": "a", "tags": ["1", "2"]},
+        {"token": "t", "expires_in": 300},
+        {"errors": [{"code": "X"}]},
+    )
+    return [manifest, note, BLOB, b"", *(json.dumps(text).encode() for text in texts)]
+
+
+BODIES = true_bodies()
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> Answers:
+    rows = []
+    for _ in range(draw(st.integers(1, 6))):
+        body = draw(st.sampled_from(BODIES))
+        match draw(st.integers(0, 2)):
+            case 1:
+                body = draw(changed_bytes(body))
+            case 2:
+                body = draw(changed_text(body.decode("utf-8", "replace"))).encode("utf-8", "replace")
+        headers = draw(st.dictionaries(st.sampled_from(HEADERS), WORDS, max_size=3))
+        length = draw(st.sampled_from((len(body), len(body), len(body), 0, len(body) + 1, 10**13)))
+        rows.append((draw(STATUS), headers, body, length))
+    return Answers(rows)
+
+
+@given(answers(), st.sampled_from(("manifest", "graph", "blob", "tags", "referrers", "put", "write")))
+def test_any_answer_is_taken_for_what_it_is_or_refused(given: Answers, asked: str) -> None:
+    with answering(given) as registry, suppress(FactoryError):
+        match asked:
+            case "manifest":
+                found = registry.manifest("a", digest_of(BODIES[0]))
+                assert found is None or digest_of(found[1]) == digest_of(BODIES[0])
+            case "graph":
+                for manifest in read_graph(
+                    Place(store=registry, repository="a"), "1", referrers=True
+                ).manifests:
+                    assert digest_of(manifest.data) == manifest.descriptor.digest
+            case "blob":
+                data = b"".join(registry.read("a", blob(BLOB)))
+                assert data == BLOB
+            case "tags":
+                assert all(isinstance(tag, str) for tag in registry.tags("a"))
+            case "referrers":
+                registry.referrers("a", digest_of(BODIES[0]))
+            case "put":
+                registry.put_manifest("a", BODIES[0], MANIFEST_TYPE, "1")
+            case "write":
+                registry.write("a", blob(BLOB), source(BLOB))
+    assert given.asked < 3000

@@ -1,0 +1,80 @@
+"""What is signed, and changed: nothing counts that the key's owner did not sign, and nothing breaks."""
+
+from __future__ import annotations
+
+import base64
+import json
+from contextlib import suppress
+from datetime import timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from imagefactory.errors import FactoryError, StoreError
+from imagefactory.oci.manifests import MALFORMED, parse_config
+from imagefactory.stages.kits import format_signed, parse_signed
+from imagefactory.verdicts.attached import parse_row
+from imagefactory.verdicts.envelope import parse_envelope
+from imagefactory.verdicts.judgement import judge_verdict
+from imagefactory.verdicts.keys import parse_public
+from imagefactory.verdicts.model import Standing
+from imagefactory.verdicts.revocation import parse_revocation
+from imagefactory.verdicts.statement import parse_verdict, sign
+from tests.made.mutants import changed_bytes, changed_text
+from tests.made.verdicts import COURT, LAB, NOW, STRANGER, SUBJECT, digest, sealed, whole_report, with_payload
+
+SIGNED = sign(whole_report(), LAB, now=NOW, days=90)
+ENVELOPE = SIGNED.envelope
+PAYLOAD = base64.b64decode(json.loads(ENVELOPE)["payload"])
+
+
+def judged(data: bytes) -> Standing:
+    return judge_verdict(data, digest("9"), SUBJECT, COURT).standing
+
+
+@given(
+    changed_bytes(ENVELOPE)
+    | changed_text(ENVELOPE.decode()).map(lambda text: text.encode("utf-8", "replace"))
+)
+def test_an_envelope_that_changed_counts_only_where_it_says_the_same(data: bytes) -> None:
+    if judged(data) is Standing.GOOD:
+        assert parse_envelope(data, "x").payload == PAYLOAD
+
+
+@given(
+    changed_bytes(PAYLOAD) | changed_text(PAYLOAD.decode()).map(lambda text: text.encode("utf-8", "replace"))
+)
+def test_another_payload_under_the_same_signature_is_refused(payload: bytes) -> None:
+    if payload != PAYLOAD:
+        assert judged(with_payload(ENVELOPE, payload)) is not Standing.GOOD
+        assert judged(sealed(payload, STRANGER)) is not Standing.GOOD
+
+
+@given(changed_text(PAYLOAD.decode()))
+def test_what_the_owner_signs_unseen_breaks_nothing(text: str) -> None:
+    payload = text.encode("utf-8", "replace")
+    judged(sealed(payload))
+    for parse in (parse_verdict, parse_revocation):
+        with suppress(FactoryError):
+            parse(payload, "a statement", LAB.keyid)
+
+
+@given(st.data())
+def test_what_lies_about_is_read_or_refused(data: st.DataObject) -> None:
+    row = json.dumps({
+        "format": 1,
+        "kind": "application/vnd.in-toto+json",
+        "subject": {"mediaType": "x", "digest": digest("a"), "size": 1},
+        "envelope": base64.b64encode(ENVELOPE).decode(),
+        "until": (NOW + timedelta(days=1)).isoformat(),
+    })  # fmt: skip
+    config = json.dumps({"config": {"Env": ["A=b"]}, "rootfs": {"type": "layers", "diff_ids": [digest("a")]}})
+    signed = format_signed(SIGNED, "registry.example.org/a@" + digest("a"))
+    with suppress(*MALFORMED, StoreError):
+        parse_row(data.draw(changed_text(row)).encode("utf-8", "replace"))
+    with suppress(*MALFORMED, StoreError):
+        parse_config(data.draw(changed_text(config)).encode("utf-8", "replace"), 1)
+    with suppress(FactoryError):
+        parse_public(data.draw(changed_bytes(base64.b64encode(LAB.public))), "a key")
+    with suppress(*MALFORMED, FactoryError):  # of the ledger, whose entries carry a MAC
+        parse_signed(data.draw(changed_bytes(signed)))

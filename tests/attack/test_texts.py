@@ -1,0 +1,80 @@
+"""Texts that somebody else wrote: whatever they say, they are read or refused with words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from imagefactory.errors import FactoryError
+from imagefactory.lock.conda.file import parse_conda_lock
+from imagefactory.lock.debian.file import parse_base_lock
+from imagefactory.lock.debian.sources import parse_deb822_sources, parse_sources_list
+from imagefactory.lock.pypi.requirements import parse_lock
+from imagefactory.recipes.bases import parse_bases
+from imagefactory.recipes.environments import parse_wish
+from imagefactory.recipes.recipe import parse_recipe
+from imagefactory.verdicts.keys import PublicKey
+from imagefactory.verdicts.trust import Grant, add_key, parse_trust
+from tests.made.mutants import changed_text
+from tests.made.verdicts import LAB
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = """\
+name: mine
+channels: [conda-forge, nodefaults]
+dependencies:
+  - python=3.11
+  - pytorch=2.3.*=*cuda12*
+  - numpy>=1.26,<2
+  - pip
+  - pip: [transformers==4.40.0, "einops>=0.7"]
+"""
+GRANT = Grant(key=PublicKey(name="lab", raw=LAB.public), since=date(2026, 1, 1), until=date(2027, 1, 1))
+SOURCES = "deb [signed-by=/usr/share/keyrings/a.gpg] https://deb.example.org/debian bookworm main contrib\n"
+DEB822 = "Types: deb deb-src\nURIs: https://deb.example.org/debian\nSuites: bookworm\nComponents: main\n"
+
+
+def texts(pattern: str) -> list[str]:
+    found = sorted(ROOT.glob(pattern), key=lambda path: path.stat().st_size)
+    assert found, pattern
+    return [path.read_text(encoding="utf-8") for path in found[:2]]
+
+
+READ: dict[str, tuple[Callable[[str], object], list[str]]] = {
+    "recipe": (lambda text: parse_recipe(text, "a.yaml"), texts("recipes/pytorch*.yaml")),
+    "bases": (lambda text: parse_bases(text, "bases.yaml"), texts("recipes/bases.yaml")),
+    "environment": (lambda text: parse_wish(text, "environment.yml", "3.11"), [ENVIRONMENT]),
+    "lock": (lambda text: parse_lock(text, "a.requirements.txt"), texts("lockfiles/*.requirements.txt")),
+    "conda lock": (lambda text: parse_conda_lock(text, "a.yml"), texts("lockfiles/*.conda-lock.yml")[:1]),
+    "base lock": (lambda text: parse_base_lock(text, "a.lock"), texts("lockfiles/bases/*.lock")),
+    "trust": (
+        lambda text: parse_trust(text, "trust.yaml"),
+        [add_key("", GRANT, "x") + "[policy]\nexpires-days = 30\n"],
+    ),
+    "apt": (parse_sources_list, [SOURCES]),
+    "apt, deb822": (parse_deb822_sources, [DEB822]),
+}
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_what_nobody_changed_is_read(kind: str) -> None:
+    read, samples = READ[kind]
+    for text in samples:
+        read(text)
+
+
+@pytest.mark.parametrize("kind", READ)
+@given(data=st.data())
+def test_a_text_is_read_or_refused(kind: str, data: st.DataObject) -> None:
+    read, samples = READ[kind]
+    text = data.draw(changed_text(data.draw(st.sampled_from(samples))))
+    try:
+        read(text)
+    except FactoryError as error:
+        assert error.message
+        assert "Traceback" not in error.message
