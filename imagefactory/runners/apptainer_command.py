@@ -209,10 +209,13 @@ class ApptainerCommand:
         program = shutil.which("unshare", path=self.search)
         if not program:
             return ""  # nobody to ask; apptainer says it itself
-        done = subprocess.run(
-            [program, "--user", "--map-root-user", "true"],
-            env=self.environment(), capture_output=True, text=True, check=False, timeout=60,
-        )  # fmt: skip
+        try:
+            done = subprocess.run(
+                [program, "--user", "--map-root-user", "true"],
+                env=self.environment(), capture_output=True, text=True, check=False, timeout=60,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return f"{program} did not answer within a minute"
         return done.stderr.strip() if done.returncode else ""
 
 

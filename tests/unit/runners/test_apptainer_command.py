@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,15 @@ def test_why_there_is_no_user_namespace(command: ApptainerCommand, program: Prog
 
 def test_without_unshare_apptainer_says_it_itself(command: ApptainerCommand) -> None:
     assert command._user_namespaces() == ""
+
+
+def test_an_unshare_that_never_answers_is_told_in_words(
+    command: ApptainerCommand, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program("unshare")
+
+    def hang(*_: object, **__: object) -> None:
+        raise subprocess.TimeoutExpired("unshare", 60)
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    assert "did not answer within a minute" in command._user_namespaces()
