@@ -20,6 +20,7 @@ EXIT_BUILD = 7
 EXIT_REGISTRY = 8
 EXIT_CHECK = 9
 EXIT_INTERRUPTED = 130
+EXIT_LIMIT = 137
 
 
 # USER:PASSWORD@ behind a scheme or bare, a user alone only behind one; NAME:TAG@sha256:... is none.
@@ -103,6 +104,12 @@ class ToolError(FactoryError):
     """An engine or tool that this machine lacks or denies; the hint is the command that mends it."""
 
     exit_code = EXIT_TOOL
+
+
+class LimitError(FactoryError):
+    """A command that reached one of its limits and was ended, as by signal 9."""
+
+    exit_code = EXIT_LIMIT
 
 
 class BuildError(FactoryError):

@@ -297,7 +297,8 @@ class RunSpec:
     """One command inside an image.
 
     `environment` is added to the image's own; nothing of the host's comes in. `timeout` is seconds,
-    None for no limit. `capture` collects stdout and stderr; without it they are the caller's.
+    None for no limit. `limits` are asked for by name (runners/limits.py), None to lift one; the others are
+    the runner's. `capture` collects stdout and stderr; without it they are the caller's.
     """
 
     argv: tuple[str, ...]
@@ -309,18 +310,23 @@ class RunSpec:
     gpus: bool = False
     mounts: tuple[Mount, ...] = ()
     timeout: float | None = None
+    limits: tuple[tuple[str, int | None], ...] = ()
     capture: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completed:
-    """How a command ended. `returncode` is 128 + N for signal N; output is empty when not captured."""
+    """How a command ended. `returncode` is 128 + N for signal N; output is empty when not captured.
+
+    `over` says which limit ended it and what to do, both empty where none did.
+    """
 
     returncode: int
     stdout: str
     stderr: str
     seconds: float
     timed_out: bool = False
+    over: tuple[str, str] = ("", "")
 
 
 class Outcome(StrEnum):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from imagefactory.cli.output import Call, complete_targets, runner_option
-from imagefactory.errors import UsageError
+from imagefactory.errors import LimitError, UsageError
 
 if TYPE_CHECKING:
     from imagefactory.model import Mount
@@ -30,6 +30,14 @@ if TYPE_CHECKING:
     metavar="SOURCE:TARGET[:rw]",
     help="Show a folder of this machine inside, read-only unless :rw.",
 )
+@click.option(
+    "--limit",
+    "limits",
+    multiple=True,
+    metavar="NAME=AMOUNT",
+    help="processes=4096, memory=16G, files=65536, scratch=50G or time=2h, with commas or repeated; "
+    "NAME=none lifts one. `doctor` shows what holds without.",
+)
 @click.option("--workdir", default="/", show_default=True, help="The folder the command starts in.")
 @click.pass_context
 def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: Any) -> None:
@@ -43,6 +51,7 @@ def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: A
     """
     from imagefactory.model import RunSpec
     from imagefactory.recipes.expand import select_one
+    from imagefactory.runners.limits import parse_limits
     from imagefactory.stages.run import run_target
 
     call: Call = ctx.obj
@@ -54,6 +63,8 @@ def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: A
             f"{command[0]} stands after the target, where the command to run is expected",
             hint=f"imagefactory run {command[0]} {name} -- COMMAND",
         )
+    limits = parse_limits(options["limits"])
+    time = limits.pop("time", None)
     spec = RunSpec(
         argv=argv or ("bash",),
         environment=tuple(_variable(text) for text in options["variables"]),
@@ -63,9 +74,17 @@ def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: A
         network=options["network"],
         gpus=options["gpus"],
         mounts=tuple(_mount(text) for text in options["mounts"]),
+        timeout=time,
+        limits=tuple(limits.items()),
         capture=False,
     )
     completed = run_target(factory, target, spec, options["runner"] or "", call.progress)
+    message, hint = completed.over
+    if completed.timed_out:
+        message = f"the run was ended: it reached the limit time={time}s"
+        hint = "`--limit time=...` with more"
+    if message:
+        raise LimitError(message, hint=hint)
     ctx.exit(completed.returncode)
 
 

@@ -38,6 +38,7 @@ from imagefactory.model import Completed, RunSpec
 from imagefactory.oci.model import Image, Sif
 from imagefactory.runners.apptainer_command import ApptainerCommand, clean, mount_option
 from imagefactory.runners.gpu_devices import find_gpus
+from imagefactory.runners.limits import refuse_limits
 from imagefactory.runners.protocol import RunnerGround
 from imagefactory.runners.spec import check_spec, planned_mounts
 from imagefactory.runners.unshare import signals_left_to_the_command
@@ -71,6 +72,7 @@ def plan(program: str, sif: str, spec: RunSpec, caller: ApptainerCaller, *, star
     Raises UsageError for a spec that cannot be, ToolError for a user that cannot be had here.
     """
     check_spec(spec)
+    refuse_limits(spec, "apptainer", ("files", "scratch"))
     options = ["--containall", "--cleanenv", "--no-home", "--no-eval", "--pwd", spec.workdir]
     before: list[str] = []
     if caller.uid == 0:
@@ -94,6 +96,9 @@ def plan(program: str, sif: str, spec: RunSpec, caller: ApptainerCaller, *, star
             options += ["--net", "--network", "none"]
     if spec.gpus:
         options.append("--nv")
+    for name, flag in (("processes", "--pids-limit"), ("memory", "--memory")):
+        if amount := dict(spec.limits).get(name):
+            options += [flag, str(amount)]
     for mount in planned_mounts(spec):
         options += ["--mount", mount_option(mount.source, mount.target, writable=mount.writable)]
     shell = ("/bin/sh", "-c", f'echo >/dev/fd/{started}; exec "$@"', "sh", *spec.argv)

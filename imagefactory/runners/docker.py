@@ -31,6 +31,7 @@ from imagefactory.oci.model import Image, Sif
 from imagefactory.progress import Progress, Quiet
 from imagefactory.runners.docker_daemon import DockerDaemon, run_name
 from imagefactory.runners.docker_owner import OWNER, boot_id, is_alive, this_process
+from imagefactory.runners.limits import refuse_limits
 from imagefactory.runners.protocol import RunnerGround
 from imagefactory.runners.spec import check_spec, planned_mounts
 
@@ -65,11 +66,13 @@ class ContainerPlan:
     devices: tuple[str, ...]
     tty: bool
     interactive: bool
+    limits: tuple[tuple[str, int | None], ...]
 
 
 def plan(spec: RunSpec, *, devices: tuple[str, ...] = (), tty: bool = False) -> ContainerPlan:
     """Decides a container. Raises UsageError for a spec that cannot be."""
     check_spec(spec)
+    refuse_limits(spec, "docker", ("scratch",))
     tmpfs = [("/dev/shm", f"rw,nosuid,nodev,exec,mode=1777,size={SHARED_MEMORY}")]  # noqa: S108
     if spec.read_only:
         tmpfs.append(("/tmp", "rw,nosuid,nodev,exec,mode=1777"))  # noqa: S108 - inside the container
@@ -87,6 +90,7 @@ def plan(spec: RunSpec, *, devices: tuple[str, ...] = (), tty: bool = False) -> 
         devices=devices if spec.gpus else (),
         tty=tty,
         interactive=not spec.capture,
+        limits=spec.limits,
     )
 
 
@@ -269,9 +273,10 @@ class DockerRunner:
 
 def arguments(decided: ContainerPlan, owner: str) -> dict[str, Any]:
     """What the SDK's `containers.create` takes."""
-    from docker.types import DeviceRequest, LogConfig
+    from docker.types import DeviceRequest, LogConfig, Ulimit
     from docker.types import Mount as Bind
 
+    limits = dict(decided.limits)
     requests = []
     if decided.devices:
         requests = [DeviceRequest(driver="cdi", device_ids=list(decided.devices))]
@@ -294,7 +299,9 @@ def arguments(decided: ContainerPlan, owner: str) -> dict[str, Any]:
         "stdin_open": decided.interactive,
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges:true"],
-        "pids_limit": MOST_PROCESSES,
+        "pids_limit": limits.get("processes", MOST_PROCESSES) or -1,
+        "mem_limit": limits.get("memory"),
+        "ulimits": [Ulimit(name="nofile", soft=most, hard=most) for most in [limits.get("files")] if most],
         "ipc_mode": "private",
         "log_config": LogConfig(type="none"),  # a copy of all output on the daemon's disk
         "use_config_proxy": False,  # nothing of the host's environment

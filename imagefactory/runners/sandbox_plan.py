@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import platform
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from imagefactory.errors import StoreError, ToolError, UsageError
 from imagefactory.model import RunSpec
 from imagefactory.runners.gpu_devices import DRIVER_FOLDER, GpuDevices
+from imagefactory.runners.limits import Limits
 from imagefactory.runners.sandbox.seccomp import ARCHITECTURES
 from imagefactory.runners.spec import planned_mounts
 
@@ -67,17 +68,19 @@ class SandboxPlan:
     mounts: tuple[PlannedMount, ...]
     driver: dict[str, Any] | None
     timeout: float | None
+    limits: Limits
     caller: int
     machine: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxPaths:
-    """Where a sandbox is made of what: layers' folders (lowest first), the image's environment, scratch."""
+    """Of what a sandbox is made: layers' folders (lowest first), scratch, the image's environment, bounds."""
 
     lower: tuple[Path, ...]
     scratch: Path
     environment: tuple[tuple[str, str], ...] = ()
+    limits: Limits = field(default_factory=Limits)
 
 
 def plan(
@@ -134,6 +137,7 @@ def plan(
         mounts=_plan_mounts(spec),
         driver=driver,
         timeout=spec.timeout,
+        limits=place.limits,
         caller=caller.pid,
         machine=caller.machine,
     )

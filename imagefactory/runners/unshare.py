@@ -14,6 +14,7 @@ What holds inside, for both:
   at the end (to memory, where the file system cannot hold them); with `read_only` only /tmp, /dev/shm
   and writable mounts take writes;
 - programs of the sandbox's own tree alone are started, where the kernel has Landlock (5.19);
+- bounds on processes, memory, open files and scratch (limits.py): a watch ends the run that reaches one;
 - of the host's files, only `spec.mounts`; of its environment, nothing; of its terminals, nothing:
   each of the descriptors 0, 1 and 2 that is one becomes a pseudo-terminal of the sandbox's own.
 
@@ -45,6 +46,7 @@ from imagefactory.oci.model import Image, Sif
 from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Progress, Quiet
 from imagefactory.runners.gpu_devices import GpuDevices, find_gpus
+from imagefactory.runners.limits import Limits, decide_limits, read_room, say_over
 from imagefactory.runners.protocol import RunnerGround
 from imagefactory.runners.sandbox_plan import SandboxPaths, SandboxPlan, plan, read_caller
 
@@ -112,7 +114,8 @@ class UnshareRunner:
                 f"the unshare runner cannot run {image.name}, a .sif file", hint="--runner apptainer"
             )
         lower = self.unpacked.unpack(image.layers, self.layout.blob_path, self.progress)
-        place = SandboxPaths(lower=lower, scratch=self.scratch, environment=image.environment)
+        limits = self.limits(spec)
+        place = SandboxPaths(lower=lower, scratch=self.scratch, environment=image.environment, limits=limits)
         tty = not spec.capture and os.isatty(0) and os.isatty(1)
         decided = plan(place, spec, read_caller(), gpus=self.find() if spec.gpus else None, tty=tty)
         stdin = subprocess.DEVNULL if spec.capture else None
@@ -127,13 +130,20 @@ class UnshareRunner:
             except BaseException:
                 sandbox.end()
                 raise
+        over = say_over(ended["over"], limits) if ended["over"] else ("", "")
+        if spec.capture and ended["over"]:
+            stderr += f"\n{over[0]} ({over[1]})\n"  # its last words, wherever those are shown
         return Completed(
             returncode=ended["returncode"],
             stdout=stdout,
             stderr=stderr,
             seconds=ended["seconds"],
             timed_out=ended["timed_out"],
+            over=over,
         )
+
+    def limits(self, spec: RunSpec) -> Limits:
+        return decide_limits(dict(spec.limits), read_room(self.scratch))
 
     def start(
         self, lower: Sequence[Path], spec: RunSpec, *, stdin: Pipe, stdout: Pipe, stderr: Pipe = None
@@ -144,7 +154,7 @@ class UnshareRunner:
         (128 + N for signal N), killing it ends everything inside. `spec.capture` has no meaning here.
         """
         _refuse_empty(spec)
-        place = SandboxPaths(lower=tuple(lower), scratch=self.scratch)
+        place = SandboxPaths(lower=tuple(lower), scratch=self.scratch, limits=self.limits(spec))
         decided = plan(place, spec, read_caller(), gpus=self.find() if spec.gpus else None, tty=False)
         sandbox = Sandbox(decided, stdin=stdin, stdout=stdout, stderr=stderr)
         sandbox.status.close()
@@ -225,7 +235,7 @@ class Sandbox:
         return texts[0], texts[1]
 
     def wait(self) -> dict[str, Any]:
-        """How the command ended: returncode, timed_out, seconds."""
+        """How the command ended: returncode, timed_out, over (a limit's name), seconds."""
         event = self._event()
         self.process.wait()
         self.end()

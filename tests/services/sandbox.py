@@ -46,6 +46,7 @@ image = Image(name="t", digest="sha256:0", manifest="sha256:0", config="sha256:0
               environment=(("IMAGE", "yes"), ("PATH", "/usr/bin:/bin")))
 spec = request["spec"]
 spec["argv"] = tuple(spec["argv"])
+spec["limits"] = tuple(map(tuple, spec.get("limits", ())))
 spec["environment"] = tuple(map(tuple, spec.get("environment", ())))
 spec["mounts"] = tuple(
     Mount(source=Path(m[0]), target=m[1], writable=m[2]) for m in spec.get("mounts", ())
@@ -62,7 +63,7 @@ try:
         done = runner.run(image, RunSpec(**spec))
         if spec.get("capture", True):
             print(json.dumps({"returncode": done.returncode, "stdout": done.stdout, "stderr": done.stderr,
-                              "seconds": done.seconds, "timed_out": done.timed_out}))
+                              "seconds": done.seconds, "timed_out": done.timed_out, "over": done.over}))
         else:
             sys.exit(done.returncode)
 except FactoryError as error:

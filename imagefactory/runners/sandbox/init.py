@@ -44,6 +44,7 @@ from .syscalls import (
     wipe_arguments,
 )
 from .terminals import find_terminals, open_terminal
+from .watch import set_limits
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 
@@ -74,6 +75,8 @@ class Init:
         self.tie_to_keeper()
         os.umask(0o022)
         os.setsid()
+        with step("limits"):  # where the machine's memory ends before the watch looks, this run goes first
+            write_file("/proc/self/oom_score_adj", "1000")
         with step("namespaces"):
             unshare(CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP)
         if not self.plan["network"]:
@@ -85,7 +88,7 @@ class Init:
         root = Root(self.plan, self.scratch)
         root.build()
         with step("terminal"):
-            followers = self.open_terminals()
+            followers = self.open_terminals(root.shown)
         root.protect_proc()
         self.give_up_privileges()
         if not self.plan["argv"]:
@@ -99,16 +102,15 @@ class Init:
         if poll.poll(0):
             os._exit(125)
 
-    def open_terminals(self) -> list[int]:
-        """Pseudo-terminals of the sandbox's own, one a terminal; their other sides go to the keeper."""
-        followers, masters = [], []
+    def open_terminals(self, proc: int) -> list[int]:
+        """A pseudo-terminal of the sandbox's own for each; the keeper gets their other sides, and /proc."""
+        followers, masters = [], [proc]
         for group in self.groups:
             owner = (self.plan["uid"], self.plan["gid"])
             master, follower = open_terminal(group, owner, interactive=self.plan["tty"] and 0 in group)
             followers.append(follower)
             masters.append(master)
-        if masters:
-            socket.send_fds(self.terminal, [b"t"], masters)
+        socket.send_fds(self.terminal, [b"t"], masters)
         for master in masters:
             os.close(master)
         self.terminal.close()
@@ -186,6 +188,8 @@ class Init:
             if self.report != 3:
                 os.dup2(self.report, 3, inheritable=False)
             close_all_but(3)
+            with step("limits"):
+                set_limits(plan["limits"])
             with step("landlock"):
                 start_own_programs_only()
             with step("workdir", plan["workdir"]):

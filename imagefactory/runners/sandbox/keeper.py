@@ -20,6 +20,7 @@ from .streams import fill_stdio, forget_stdio, read_all, write_file
 from .syscalls import CLONE_NEWPID, CLONE_NEWUSER, SetupError, close_all_but, step, unshare
 from .terminals import Relay, find_terminals, receive_terminals
 from .trees import remove_tree
+from .watch import INTERVAL, Watch
 
 END_NOW = signal.SIGUSR2
 
@@ -141,7 +142,9 @@ class Keeper:
         self.plan, self.status = plan, status
         self.init = 0
         self.end_now = False
+        self.began = 0.0
         self.timed_out = False
+        self.over: str | None = None
 
     def say(self, **fields: Any) -> None:
         with contextlib.suppress(BrokenPipeError):
@@ -213,34 +216,37 @@ class Keeper:
         groups = find_terminals(interactive=self.plan["tty"])
         forget_stdio(*(fd for group in groups for fd in group))
         init = os.pidfd_open(self.init)
-        masters = receive_terminals(terminal) if groups else []
+        received = receive_terminals(terminal)
         failure = read_all(report)
         if failure:
             os.waitpid(self.init, 0)
             self.init = 0
             found = json.loads(failure)
             raise SetupError(found["step"], found["errno"], found["detail"])
+        # An init that was killed before it could send them has nothing to be watched.
+        watch = Watch(self.plan["limits"], received[0], scratch) if received else None
         self.say(event="started")
-        began = time.monotonic()
+        self.began = time.monotonic()
         with contextlib.ExitStack() as shown:
             relays = [
                 shown.enter_context(Relay(master, group, interactive=self.plan["tty"] and 0 in group))
-                for master, group in zip(masters, groups, strict=True)
+                for master, group in zip(received[1:], groups, strict=True)
             ]
-            self.watch(caller, init, relays, began)
+            self.watch(caller, init, relays, watch)
             for relay in relays:
                 relay.drain()
         code = os.waitstatus_to_exitcode(os.waitpid(self.init, 0)[1])
         self.init = 0
         os.close(alive)  # open until now: its other end tells the init that this process lives
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - self.began
         if code < 0:
             code = 128 - code
-        self.say(event="ended", returncode=code, timed_out=self.timed_out, seconds=seconds)
+        ended = {"timed_out": self.timed_out, "over": self.over, "seconds": seconds}
+        self.say(event="ended", returncode=code, **ended)
         return code
 
-    def watch(self, caller: int, init: int, relays: list[Relay], began: float) -> None:
-        """Returns when the init has ended: by itself, by the clock, or because the caller is gone."""
+    def watch(self, caller: int, init: int, relays: list[Relay], watch: Watch | None) -> None:
+        """Returns when the init has ended: by itself, by a limit, or because the caller is gone."""
 
         def resize(*_: Any) -> None:
             for relay in relays:
@@ -254,12 +260,13 @@ class Keeper:
         poll = select.poll()
         poll.register(init, select.POLLIN)
         poll.register(caller, select.POLLIN)
-        deadline = None if self.plan["timeout"] is None else began + self.plan["timeout"]
+        deadline = None if self.plan["timeout"] is None else self.began + self.plan["timeout"]
+        look = self.began
         while True:
             waits = [wait for relay in relays if (wait := relay.register(poll)) is not None]
             if deadline is not None:
                 waits.append(int(max(0.0, deadline - time.monotonic()) * 1000) + 1)
-            events = dict(poll.poll(min(waits, default=None)))
+            events = dict(poll.poll(min([*waits, INTERVAL])))
             if init in events:
                 return
             if caller in events:
@@ -270,6 +277,10 @@ class Keeper:
             if deadline is not None and time.monotonic() >= deadline:
                 self.timed_out, deadline = True, None
                 self.kill_init(signal.SIGKILL)
+            if watch and self.over is None and time.monotonic() >= look:
+                self.over, look = watch.over(), time.monotonic() + INTERVAL / 1000
+                if self.over is not None:
+                    self.kill_init(signal.SIGKILL)
 
 
 def main(plan_fd: int, status_fd: int) -> int:

@@ -62,6 +62,10 @@ class Root:
     def __init__(self, plan: dict[str, Any], scratch: str) -> None:
         self.plan, self.scratch = plan, scratch
         self.in_memory = False
+        self.shown = -1  # /proc, for the keeper's watch
+        scratch_limit, memory = plan["limits"]["scratch"], plan["limits"]["memory"]
+        self.size = {} if scratch_limit is None else {"size": str(scratch_limit)}
+        self.shared = "" if memory is None else f",size={memory // 2}"  # as a tmpfs has half of a machine's
 
     def build(self) -> None:
         plan = self.plan
@@ -117,7 +121,7 @@ class Root:
         own = {name: self.open_own(name) for name in ("proc", "sys", "dev", "tmp")}
         with step("tmp"):
             if scratch_tmp is None:
-                scratch_tmp = new_mount("tmpfs", ATTR_NOSUID | ATTR_NODEV, mode="1777")
+                scratch_tmp = new_mount("tmpfs", ATTR_NOSUID | ATTR_NODEV, mode="1777", **self.size)
             attach(scratch_tmp, own["tmp"])
         if plan["driver"]:
             with step("driver"):
@@ -131,6 +135,7 @@ class Root:
         with step("sys"):
             self.make_sys(own["sys"], system)
         with step("proc"):
+            self.shown = os.dup(proc)
             attach(proc, own["proc"])
         os.close(self.root)
 
@@ -177,7 +182,8 @@ class Root:
                         raise
                     # This file system cannot be an upper one (NFS, overlay): keep the changes in memory.
                     self.in_memory = True
-                    mount("tmpfs", self.scratch, MS_NOSUID | MS_NODEV, "mode=0700")
+                    size = "".join(f",size={bytes_}" for bytes_ in self.size.values())
+                    mount("tmpfs", self.scratch, MS_NOSUID | MS_NODEV, f"mode=0700{size}")
                     for name in ("root", "upper", "work", "tmp"):
                         os.mkdir(os.path.join(self.scratch, name), 0o755)
                     self.mount_writable(root, flags, options, self.scratch)
@@ -203,7 +209,7 @@ class Root:
             attach(tree, open_target(dev, path.removeprefix("/dev/"), folder=is_folder(tree)))
         for name in ("shm", "pts", "mqueue"):
             os.mkdir(name, 0o755, dir_fd=dev)
-        mount("tmpfs", "/dev/shm", MS_NOSUID | MS_NODEV, "mode=1777")
+        mount("tmpfs", "/dev/shm", MS_NOSUID | MS_NODEV, f"mode=1777{self.shared}")
         mount("devpts", "/dev/pts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620")
         mount("mqueue", "/dev/mqueue", MS_NOSUID | MS_NODEV | MS_NOEXEC)
         links = {"ptmx": "pts/ptmx", "fd": "/proc/self/fd", "stdin": "/proc/self/fd/0"}

@@ -60,8 +60,8 @@ def copy_size(source: int, target: int) -> None:
 
 
 def receive_terminals(channel: socket.socket) -> list[int]:
-    """The relay's sides. The sandbox's init sends them, or ends without."""
-    return list(socket.recv_fds(channel, 1, 3)[1])
+    """/proc and the relay's sides. The sandbox's init sends them, or ends without."""
+    return list(socket.recv_fds(channel, 1, 4)[1])
 
 
 class Relay:

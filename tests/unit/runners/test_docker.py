@@ -54,6 +54,19 @@ def test_what_is_asked_for_is_given() -> None:
     ]
 
 
+def test_limits_that_are_asked_for_are_dockers_own() -> None:
+    plain = arguments(plan(SPEC), "owner")
+    assert (plain["mem_limit"], plain["ulimits"]) == (None, [])
+    spec = replace(SPEC, limits=(("processes", 50), ("memory", 1 << 30), ("files", 99)))
+    made = arguments(plan(spec), "owner")
+    (files,) = made["ulimits"]
+    assert (made["pids_limit"], made["mem_limit"]) == (50, 1 << 30)
+    assert (files.name, files.soft, files.hard) == ("nofile", 99, 99)
+    assert arguments(plan(replace(SPEC, limits=(("processes", None),))), "owner")["pids_limit"] == -1
+    with pytest.raises(UsageError, match="docker holds no limit on scratch"):
+        plan(replace(SPEC, limits=(("scratch", 1),)))
+
+
 def test_gpus_are_all_of_them_or_the_named_ones() -> None:
     (request,) = arguments(plan(replace(SPEC, gpus=True)), "owner")["device_requests"]
     assert (request.count, request.capabilities, request.device_ids) == (-1, [["gpu"]], [])

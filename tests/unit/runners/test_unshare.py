@@ -425,6 +425,7 @@ class Helper:
     """Stands where the sandbox's helper would; `fails` while the command is read."""
 
     fails: BaseException | None = None
+    over: str | None = None
     made: ClassVar[list[Helper]] = []
     left: ClassVar[list[str]] = []
 
@@ -438,7 +439,7 @@ class Helper:
         return "out", "err"
 
     def wait(self) -> dict[str, object]:
-        return {"returncode": 3, "seconds": 1.5, "timed_out": True}
+        return {"returncode": 3, "seconds": 1.5, "timed_out": True, "over": self.over}
 
     def end(self) -> None:
         self.ended = True
@@ -465,6 +466,16 @@ def test_a_run_is_what_the_helper_tells(helpers: list[Helper], tmp_path: Path) -
     assert dict(helper.decided.environment) | {"A": "spec", "B": "b"} == dict(helper.decided.environment)
     assert helper.pipes == {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     assert not helper.ended
+
+
+def test_a_limit_that_ended_a_run_is_its_last_word(
+    helpers: list[Helper], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Helper, "over", "memory")
+    done = UnshareRunner(Layout(tmp_path)).run(EMPTY, RunSpec(argv=("true",), limits=(("memory", 1 << 20),)))
+    assert done.over[0] == "the run was ended: it reached the limit memory=1M"
+    assert done.stderr.startswith("err\nthe run was ended: it reached the limit memory=1M (`--limit memory=")
+    assert helpers[0].decided.limits.memory == 1 << 20
 
 
 def test_an_interrupted_run_ends_its_helper(

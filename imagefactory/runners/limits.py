@@ -1,0 +1,117 @@
+"""What one run may take of this machine: what was asked for, and what holds by itself."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from imagefactory.errors import UsageError
+from imagefactory.model import RunSpec
+
+NAMES = ("processes", "memory", "files", "scratch", "time")
+SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+TIMES = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+EXAMPLE = "write processes=4096, memory=16G, files=65536, scratch=50G or time=2h; NAME=none lifts one"
+FEWEST_PROCESSES, PROCESSES_A_PROCESSOR = 4096, 256  # ranks, their threads, and the workers that feed them
+FILES = 65536
+RESERVE = 5 << 30  # bytes of the store's disk that no run takes, a twentieth of a small one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds of a run; None for none. Threads count as processes; `files` holds for each process.
+
+    `reserve` are the free bytes of the store's disk below which the run is ended; None with `scratch`.
+    """
+
+    processes: int | None = None
+    memory: int | None = None
+    files: int | None = None
+    scratch: int | None = None
+    reserve: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What a machine has: bytes of memory, processors, and of the store's disk."""
+
+    memory: int
+    processors: int
+    disk: int
+    free: int
+
+
+def parse_limits(texts: Iterable[str]) -> dict[str, int | None]:
+    """`memory=16G,time=2h` and the like: bytes, seconds or counts by name. Raises UsageError."""
+    asked: dict[str, int | None] = {}
+    for text in texts:
+        for part in text.split(","):
+            name, _, amount = part.partition("=")
+            if name not in NAMES:
+                raise UsageError(f"--limit {part!r} names no limit", hint=EXAMPLE)
+            asked[name] = None if amount == "none" else parse_amount(name, amount)
+    return asked
+
+
+def parse_amount(name: str, amount: str) -> int:
+    units = TIMES if name == "time" else SIZES if name in ("memory", "scratch") else {"": 1}
+    found = re.fullmatch(r"([0-9]{1,15})([A-Za-z]?)", amount)
+    if found is None or found[2] not in units or int(found[1]) == 0:
+        raise UsageError(f"--limit {name}={amount} cannot be", hint=EXAMPLE)
+    return int(found[1]) * units[found[2]]
+
+
+def read_room(folder: Path) -> Room:
+    there = next(path for path in (folder, *folder.parents) if path.is_dir())
+    disk = os.statvfs(there)
+    return Room(
+        memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        processors=len(os.sched_getaffinity(0)),
+        disk=disk.f_blocks * disk.f_frsize,
+        free=disk.f_bavail * disk.f_frsize,
+    )
+
+
+def decide_limits(asked: dict[str, int | None], room: Room) -> Limits:
+    """What was asked for, else what leaves the machine usable."""
+    reserve = min(RESERVE, room.disk // 20, room.free // 2)
+    scratch = asked.get("scratch", room.free - reserve)
+    return Limits(
+        processes=asked.get("processes", max(FEWEST_PROCESSES, PROCESSES_A_PROCESSOR * room.processors)),
+        memory=asked.get("memory", room.memory // 10 * 9),
+        files=asked.get("files", FILES),
+        scratch=scratch,
+        reserve=None if scratch is None else reserve,
+    )
+
+
+def refuse_limits(spec: RunSpec, runner: str, unknown: tuple[str, ...]) -> None:
+    """Raises UsageError where a limit is asked for that this runner does not hold."""
+    for name, amount in spec.limits:
+        if name in unknown and amount is not None:
+            raise UsageError(f"{runner} holds no limit on {name}", hint="--runner unshare, or leave it out")
+
+
+def format_amount(name: str, amount: int | None) -> str:
+    """As it is written behind `--limit`, in the largest unit below it."""
+    if amount is None:
+        return f"{name}=none"
+    if name not in ("memory", "scratch"):
+        return f"{name}={amount}"
+    unit = max((unit for unit in SIZES if SIZES[unit] <= amount), key=SIZES.__getitem__, default="")
+    return f"{name}={amount // SIZES[unit]}{unit}"
+
+
+def say_over(name: str, limits: Limits) -> tuple[str, str]:
+    """(what happened, what to do) for a run that the watch ended."""
+    if name == "reserve":
+        return (
+            "the run was ended: its store's disk is nearly full "
+            f"(less than {format_amount('scratch', limits.reserve).removeprefix('scratch=')} free)",
+            "free space there or set another store; `--limit scratch=none` lets a run fill the disk",
+        )
+    met = format_amount(name, getattr(limits, name))
+    return f"the run was ended: it reached the limit {met}", f"`--limit {name}=...` with more, or {name}=none"

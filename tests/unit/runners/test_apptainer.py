@@ -1,0 +1,27 @@
+"""The command line that starts apptainer."""
+
+from __future__ import annotations
+
+import pytest
+
+from imagefactory.errors import UsageError
+from imagefactory.model import RunSpec
+from imagefactory.runners.apptainer import ApptainerCaller, plan
+
+CALLER = ApptainerCaller(uid=0, gid=0, unshare="")
+
+
+def test_limits_that_are_asked_for_are_apptainers_own() -> None:
+    spec = RunSpec(argv=("true",), limits=(("processes", 50), ("memory", 1 << 30), ("files", None)))
+    argv = plan("apptainer", "a.sif", spec, CALLER, started=3).argv
+    assert argv[argv.index("--pids-limit") + 1] == "50"
+    assert argv[argv.index("--memory") + 1] == str(1 << 30)
+    plain = plan("apptainer", "a.sif", RunSpec(argv=("true",)), CALLER, started=3).argv
+    assert not {"--pids-limit", "--memory"} & set(plain)
+
+
+@pytest.mark.parametrize("name", ["files", "scratch"])
+def test_a_limit_that_it_does_not_hold_is_refused(name: str) -> None:
+    spec = RunSpec(argv=("true",), limits=((name, 1),))
+    with pytest.raises(UsageError, match=f"apptainer holds no limit on {name}"):
+        plan("apptainer", "a.sif", spec, CALLER, started=3)
