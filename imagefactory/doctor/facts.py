@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+
+from imagefactory.runners.limits import Limits
 
 MODULES = ("uv", "isal", "zstandard", "installer", "jinja2", "requests", "tenacity", "rich")
 
@@ -92,6 +94,8 @@ class MachineFacts:
     engine: str = "assemble"
     runner: str = "unshare"
     probes: tuple[Probe, ...] = ()
+    limits: Limits = field(default_factory=Limits)
+    landlock: bool = True
 
     def probe(self, name: str) -> Probe | None:
         return next((probe for probe in self.probes if probe.name == name), None)

@@ -8,6 +8,7 @@ from pathlib import Path
 from imagefactory.doctor.facts import MODULES, Diagnosis, Disk, Health, MachineFacts
 from imagefactory.progress import format_bytes
 from imagefactory.runners.gpu_devices import count_gpus
+from imagefactory.runners.limits import format_amount
 from imagefactory.web import redact
 
 OLDEST_PYTHON = (3, 11)
@@ -30,6 +31,7 @@ def decide(facts: MachineFacts) -> tuple[Diagnosis, ...]:
         _processor(facts),
         _kernel(facts),
         *_sandbox(facts),
+        *_bounds(facts),
         *_programs(facts),
         *_subordinate_ids(facts),
         *_engines(facts),
@@ -116,6 +118,32 @@ def _sandbox(facts: MachineFacts) -> list[Diagnosis]:
         Diagnosis(name="user namespaces", state=Health.OK, detail="tried: allowed", needed_for=use),
         denied,
     ]
+
+
+def _bounds(facts: MachineFacts) -> list[Diagnosis]:
+    """What a run may take here, and whether Landlock keeps it to its own programs."""
+    names = ("processes", "memory", "files", "scratch")
+    amounts = ", ".join(format_amount(name, getattr(facts.limits, name)) for name in names)
+    use = _sandbox_use(facts)
+    findings = [
+        Diagnosis(
+            name="limits",
+            state=Health.OK,
+            detail=f"a run may take {amounts} (a look ten times a second; rlimits)",
+            needed_for=use,
+        )
+    ]
+    if not facts.landlock:
+        findings.append(
+            Diagnosis(
+                name="landlock",
+                state=Health.WARNING,
+                detail="off: an image may start the host's Python by way of /proc/self/exe",
+                remedy="boot Linux 5.19 or newer with landlock in `lsm=`",
+                needed_for=use,
+            )
+        )
+    return findings
 
 
 def explain_refusal(facts: MachineFacts) -> tuple[str, str]:

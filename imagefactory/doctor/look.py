@@ -24,6 +24,8 @@ from imagefactory.runners.gpu_devices import (
     parse_linker_cache,
     read_linker_cache,
 )
+from imagefactory.runners.limits import decide_limits, read_room
+from imagefactory.runners.sandbox.landlock import is_there
 from imagefactory.runners.unshare import attempt
 from imagefactory.settings.choices import ENGINES
 from imagefactory.settings.load import Settings
@@ -94,6 +96,8 @@ def gather(settings: Settings, *, environ: Mapping[str, str], root: Path = Path(
         engine=settings.engine.value,
         runner=settings.runner.value or ENGINES[settings.engine.value].runner,
         probes=ask_all(settings, environ),
+        limits=decide_limits({}, read_room(settings.store_path)),
+        landlock=is_there(),
     )
 
 

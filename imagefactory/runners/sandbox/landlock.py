@@ -13,6 +13,14 @@ VERSION, PATH_BENEATH, EXECUTE, REFER = 1, 1, 1, 1 << 13
 OLDEST = 2  # Linux 5.19: the first that leaves renaming from folder to folder alone when it is asked to
 
 
+def is_there() -> bool:
+    """Whether the kernel has it, new enough: built in, started with, refused by no container's filter."""
+    try:
+        return syscall(CREATE_RULESET, None, 0, VERSION) >= OLDEST
+    except OSError:
+        return False
+
+
 def start_own_programs_only() -> bool:
     """For this process and its children. False where the kernel has no (or too old a) Landlock.
 
@@ -20,10 +28,7 @@ def start_own_programs_only() -> bool:
     /proc/self/exe, by a link or by the first line of a script, the command is that very file, and some
     kernels (6.11) let a running program be written to by whoever owns it.
     """
-    try:
-        if syscall(CREATE_RULESET, None, 0, VERSION) < OLDEST:
-            return False
-    except OSError:  # built or started without it, or refused by a container's filter
+    if not is_there():
         return False
     handled = struct.pack("=Q", EXECUTE | REFER)
     rules = syscall(CREATE_RULESET, handled, len(handled), 0)
