@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Protocol
 
 DEEP = 3200
+
+
+class MakeDeep(Protocol):
+    """`make_deep`, as a test asks for it by fixture."""
+
+    def __call__(self, top: Path, *, depth: int = ..., name: str = ...) -> Path: ...
 
 
 def make_deep(top: Path, *, depth: int = DEEP, name: str = "d") -> Path:

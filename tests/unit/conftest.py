@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,6 +26,7 @@ from imagefactory.stages import push as pushing
 from imagefactory.verdicts.keys import keys_folder, make_key
 from imagefactory.verdicts.trust import Grant, add_key
 from tests.made.command import Call, Said, say
+from tests.made.deep import MakeDeep, make_deep
 from tests.made.factory import NAME, put_image
 from tests.made.families import make_root
 from tests.made.programs import Program
@@ -54,6 +56,13 @@ def site_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         umask = os.umask(0o022)
         yield real
         os.umask(umask)
+
+
+@pytest.fixture(name="make_deep")
+def deep_maker(tmp_path: Path) -> Iterator[MakeDeep]:
+    """`make_deep` in `tmp_path`, which goes at the end: pytest recurses into what a failed test leaves."""
+    yield make_deep
+    subprocess.run(["rm", "-rf", tmp_path], check=True)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 
 from imagefactory import trees
 from imagefactory.trees import remove_tree, tree_bytes, walk_tree
-from tests.made.deep import DEEP, make_deep
+from tests.made.deep import DEEP, MakeDeep
 
 ORDINARY = 65534
 
@@ -45,7 +45,7 @@ def as_ordinary_user(folder: Path) -> Iterator[None]:
         os.seteuid(os.getuid())
 
 
-def test_a_chain_far_beyond_the_longest_path(tmp_path: Path) -> None:
+def test_a_chain_far_beyond_the_longest_path(tmp_path: Path, make_deep: MakeDeep) -> None:
     top = make_deep(tmp_path / "top", name="a" * 100)
     with few_descriptors():
         found = [path.count("/") for path, _ in walk_tree(top)]
@@ -55,7 +55,7 @@ def test_a_chain_far_beyond_the_longest_path(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_many_chains_in_one_folder_and_files_beside_them(tmp_path: Path) -> None:
+def test_many_chains_in_one_folder_and_files_beside_them(tmp_path: Path, make_deep: MakeDeep) -> None:
     top = tmp_path / "top"
     for number in range(5):
         make_deep(top / f"chain-{number}", depth=1200)

@@ -24,7 +24,7 @@ from imagefactory.oci.tree import OPAQUE_ATTRIBUTE, entry_parts
 from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Quiet
 from imagefactory.trees import remove_tree
-from tests.made.deep import make_deep
+from tests.made.deep import MakeDeep
 
 TAR = "application/vnd.oci.image.layer.v1.tar"
 Entry = tuple[str, bytes, dict[str, object]]
@@ -346,7 +346,7 @@ def test_collect(store: Store) -> None:
     assert store.leftovers() == [kept.name]
 
 
-def test_leftovers_deeper_than_any_path_are_collected(store: Store) -> None:
+def test_leftovers_deeper_than_any_path_are_collected(store: Store, make_deep: MakeDeep) -> None:
     (kept,) = store.unpack(store.add(make_tar(file("a"))))
     part = make_deep(store.unpacked.folder / f".{'0' * 64}.part", name="d" * 100)
     for dry_run in (True, False):

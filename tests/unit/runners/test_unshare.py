@@ -32,7 +32,7 @@ from imagefactory.runners.gpu_devices import (
 from imagefactory.runners.sandbox import keeper, seccomp
 from imagefactory.runners.sandbox_plan import Caller, SandboxPaths, SandboxPlan, identity_map, plan
 from imagefactory.runners.unshare import Sandbox, UnshareRunner, explain, signals_left_to_the_command
-from tests.made.deep import make_deep
+from tests.made.deep import MakeDeep
 
 ALL = (1 << 41) - 1
 FULL = "         0          0 4294967295\n"
@@ -76,7 +76,7 @@ def test_a_folder_that_another_sandbox_has_just_removed_is_no_failure(
     assert left == []
 
 
-def test_what_an_image_left_is_removed_however_deep(tmp_path: Path) -> None:
+def test_what_an_image_left_is_removed_however_deep(tmp_path: Path, make_deep: MakeDeep) -> None:
     make_deep(tmp_path / "run/old", name="d" * 100)
     folder, lock, left = keeper.make_scratch(str(tmp_path / "run"))
     os.close(lock)
