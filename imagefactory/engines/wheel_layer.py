@@ -272,7 +272,8 @@ def lay_wheel(
     `report` hears of the wheel's bytes as they are read.
 
     Returns the files laid (without .pyc). Raises AlteredError for a file that has not this `sha256`, and
-    BuildError, naming the wheel, when it holds what a wheel may not hold: paths outside, links, setuid files.
+    BuildError, naming the wheel, when it holds what a wheel may not hold: paths outside, paths that nobody
+    could unpack, links, setuid files.
     """
     try:
         with open_held(wheel, sha256) as raw:
@@ -280,7 +281,7 @@ def lay_wheel(
     except AlteredError:
         raise
     except BuildError as error:
-        raise BuildError(f"{wheel.name}: {error.message}", hint=_mend(wheel)) from error
+        raise BuildError(f"{wheel.name}: {error.message}", hint=error.hint or _mend(wheel)) from error
     except _UNSOUND as error:
         raise BuildError(f"{wheel.name}: not a sound wheel: {error}", hint=_mend(wheel)) from error
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from imagefactory.errors import StoreError, UsageError
+from imagefactory.oci.tree import check_unpackable
 
 BLOCK = 512
 CHUNK = 1 << 20
@@ -154,7 +155,7 @@ class Segment:
     `folders` and `files` are the paths so far. No path may stand in a layer twice: docker's image store
     refuses such a layer ("duplicates of file paths"). So a segment that shares its layer is made with
     `bare`, without entries for folders, which the layer's first segment has for all; and it leaves the
-    files of `skip` out, which another has already.
+    files of `skip` out, which another has already. A path that nobody could unpack is a BuildError.
     """
 
     def __init__(
@@ -180,6 +181,7 @@ class Segment:
             self._sink.write(packed)
 
     def _header(self, path: str, kind: bytes, *, mode: int, size: int = 0, link: str = "") -> None:
+        check_unpackable(path)
         info = tarfile.TarInfo(path)
         info.type, info.mode, info.size, info.linkname = kind, mode, size, link
         info.mtime = self._epoch

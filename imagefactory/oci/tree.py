@@ -10,7 +10,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import IO
 
-from imagefactory.errors import StoreError
+from imagefactory.errors import BuildError, StoreError
 
 CHUNK = 1 << 20
 WHITEOUT = ".wh."
@@ -18,6 +18,7 @@ OPAQUE = ".wh..wh..opq"
 # Overlay reads user.* inside a user namespace (mount option userxattr), and the runner always makes one.
 OPAQUE_ATTRIBUTE = "user.overlay.opaque"
 DEEPEST = 60
+LONGEST = 255  # bytes of a name that Linux's file systems take
 OPEN_FOLDERS = 2 * DEEPEST + 8  # an entry and the target of its hard link, both as deep as may be
 
 
@@ -30,7 +31,22 @@ def entry_parts(name: str) -> tuple[str, ...]:
         raise ValueError(f"'{name}' leaves the layer")
     if len(parts) > DEEPEST:
         raise ValueError(f"'{name[:80]}...' is more than {DEEPEST} folders deep")
+    for part in parts:
+        # Few have to be counted, as a letter is 4 bytes at most. A whiteout is unpacked without its prefix.
+        if len(part) > LONGEST // 4:
+            size = len(part.removeprefix(WHITEOUT).encode("utf-8", "surrogateescape"))
+            if size > LONGEST:
+                raise ValueError(f"'{name[:200]}...' has a name of {size} bytes, and {LONGEST} can be")
     return parts
+
+
+def check_unpackable(path: str) -> None:
+    """Raises BuildError for an entry that a layer could hold and nobody could unpack."""
+    try:
+        entry_parts(path)
+    except ValueError as error:
+        hint = "constrain the package that brings it to a version without such a file"
+        raise BuildError(str(error), hint=hint) from error
 
 
 class LayerTree:

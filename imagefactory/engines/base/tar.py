@@ -19,6 +19,7 @@ from imagefactory.errors import BuildError
 from imagefactory.lock.debian.sources import parse_stanzas
 from imagefactory.model import BaseLock
 from imagefactory.oci.tar_header import CappedInfo
+from imagefactory.oci.tree import check_unpackable
 
 
 class _HashedLayer(io.RawIOBase):
@@ -51,7 +52,7 @@ def write_layer(stream: IO[bytes], out: Path, fetched: FetchedBase) -> WrittenLa
 
     Sorted by path with parents first, names without `./`, numeric owners, times at most the lock's; one
     entry is in memory at a time. Raises BuildError for what no base may hold (device nodes outside /dev,
-    extended attributes), tarfile.TarError for a stream that is no whole tar.
+    extended attributes, names too long to unpack), tarfile.TarError for a stream that is no whole tar.
     """
     epoch, fixed = fetched.lock.source_date_epoch, fixed_files(fetched.base)
     name, last, written = fetched.base.name, "", set[str]()
@@ -68,6 +69,7 @@ def write_layer(stream: IO[bytes], out: Path, fetched: FetchedBase) -> WrittenLa
                     raise BuildError(f"{name}: mmdebstrap's tar is out of order at {member.name}")
                 if member.islnk() and member.linkname not in written:
                     raise BuildError(f"{name}: {member.name} is a hard link to {member.linkname}, left out")
+                check_unpackable(member.name)
                 if member.name == "var/lib/dpkg/status" and data is not None:
                     status = data.read()
                     installed, data = parse_status(status.decode()), io.BytesIO(status)

@@ -197,6 +197,13 @@ def test_entry_points_cannot_name_what_they_like(
         lay(wheel, compiler, tmp_path)
 
 
+def test_a_wheel_that_could_not_be_unpacked_is_named(compiler: BaseCompiler, tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path, "demo", {f"demo/{'a' * 300}": b""})
+    with pytest.raises(BuildError, match=rf"^demo-1\.0.*\.whl: '{SITE}/demo/aaa.* 300 bytes") as told:
+        lay(wheel, compiler, tmp_path)
+    assert "constrain the package" in told.value.hint
+
+
 @pytest.mark.parametrize("at", [0.1, 0.3, 0.5, 0.7, 0.9])
 def test_a_damaged_wheel_is_an_error_that_names_it(compiler: BaseCompiler, tmp_path: Path, at: float) -> None:
     wheel = make_wheel(tmp_path, "demo", {"demo/data.py": bytes(range(256)) * 4000})

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.errors import StoreError, UsageError
+from imagefactory.errors import BuildError, StoreError, UsageError
 from imagefactory.oci.layers import END_OF_ARCHIVE, Segment, codec
+from imagefactory.oci.tree import DEEPEST
 
 EPOCH = 1_700_000_000
 
@@ -37,7 +38,11 @@ def make(name: str, files: dict[str, bytes]) -> tuple[bytes, str]:
     return sink.data, plain.hexdigest()
 
 
-FILES = {"opt/env/a.py": b"print(1)\n" * 1000, "opt/env/b.sh": b"#!/bin/sh\n", "opt/" + "d" * 300: b"x"}
+FILES = {
+    "opt/env/a.py": b"print(1)\n" * 1000,
+    "opt/env/b.sh": b"#!/bin/sh\n",
+    f"opt/{'d' * 250}/{'e' * 250}": b"x",
+}
 
 
 @pytest.mark.parametrize("name", ["zstd", "gzip"])
@@ -71,6 +76,34 @@ def test_a_file_of_another_size_than_announced_is_refused() -> None:
     segment = Segment(codec("zstd"), Sink(), hashlib.sha256(), epoch=EPOCH)
     with pytest.raises(StoreError, match=r"a: 3 bytes came where 4 were announced"):
         segment.file("a", [b"abc"], size=4, executable=False)
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        (f"opt/{'a' * 256}/b", "a name of 256 bytes"),
+        (f"opt/{'ü' * 128}", "a name of 256 bytes"),
+        (f"opt/.wh.{'a' * 256}", "a name of 256 bytes"),
+        ("opt/" * DEEPEST + "a", "folders deep"),
+    ],
+)
+def test_what_could_not_be_unpacked_is_not_packed(path: str, why: str) -> None:
+    segment = Segment(codec("zstd"), Sink(), hashlib.sha256(), epoch=EPOCH)
+    for put in (
+        lambda: segment.file(path, [], size=0, executable=False),
+        lambda: segment.link(path, "b"),
+        lambda: segment.folder(path),
+    ):
+        with pytest.raises(BuildError, match=f"^'opt/.*{why}") as told:
+            put()
+        assert told.value.hint
+
+
+@pytest.mark.parametrize("name", ["a" * 255, "ü" * 127 + "a", "\udcff" * 255, ".wh." + "a" * 255])
+def test_the_longest_names_are_packed(name: str) -> None:
+    segment = Segment(codec("zstd"), Sink(), hashlib.sha256(), epoch=EPOCH)
+    segment.file("a/" * (DEEPEST - 1) + name, [], size=0, executable=False)
+    assert len(segment.files) == 1
 
 
 def test_an_unknown_codec_names_those_there_are() -> None:

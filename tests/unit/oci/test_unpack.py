@@ -362,6 +362,13 @@ def test_entry_parts(name: str, parts: tuple[str, ...]) -> None:
     assert entry_parts(name) == parts
 
 
+def test_a_name_that_no_file_system_takes_is_no_fault_of_the_disk(store: Store) -> None:
+    with pytest.raises(StoreError, match=r"not a proper archive: .* has a name of 256 bytes"):
+        store.unpack(store.add(make_tar(file("a" * 256))))
+    (made,) = store.unpack(store.add(make_tar(file("b"), file(".wh." + "a" * 255))))
+    assert stat.S_ISCHR((made / ("a" * 255)).stat().st_mode)
+
+
 def test_bad_digest_is_no_path(store: Store) -> None:
     for bad in ("sha256:../../x", "sha512:" + "0" * 64, "sha256:" + "G" * 64, ""):
         with pytest.raises(StoreError, match="not a digest"):
