@@ -13,6 +13,7 @@ import fcntl
 import gzip
 import hashlib
 import os
+import secrets
 import shutil
 import tarfile
 import zlib
@@ -82,7 +83,7 @@ class Unpacked:
         gone = []
         for entry in sorted(self.folder.iterdir()):
             leftover = entry.name.startswith(".") and entry.name.endswith(".part")
-            digest = entry.name[1:].removesuffix(".part") if leftover else entry.name
+            digest = entry.name[1:].partition(".")[0] if leftover else entry.name
             if not entry.is_dir() or entry.name == ".locks" or (digest in kept and not leftover):
                 continue
             with ExitStack() as held:
@@ -92,10 +93,7 @@ class Unpacked:
                     continue
                 gone.append((entry.name, tree_bytes(entry)))
                 if not dry_run:
-                    part = self.folder / f".{digest}.part"
-                    if entry != part:
-                        remove_tree(part)
-                        entry.rename(part)
+                    part = entry if leftover else entry.rename(self._new_part(digest))
                     remove_tree(part)
         return tuple(gone)
 
@@ -129,16 +127,23 @@ class Unpacked:
             if final.is_dir():
                 task.advance(layer.descriptor.size)
                 return
-            part = self.folder / f".{final.name}.part"
-            remove_tree(part)
+            for left in self.folder.glob(f".{final.name}.*part"):
+                with suppress(OSError):  # what stays is in nobody's way, and `store gc` names it
+                    remove_tree(left)
+            part = self._new_part(final.name)
             try:
                 part.mkdir()
                 part.chmod(0o755)  # the / of an image, whatever the umask
                 unpack_layer(layer, blob_path(layer.descriptor.digest), part, task)
                 part.rename(final)
             except BaseException:
-                remove_tree(part)
+                with suppress(OSError):
+                    remove_tree(part)
                 raise
+
+    def _new_part(self, name: str) -> Path:
+        """Where a layer is made or removed. Each time another: one that cannot be removed may lie there."""
+        return self.folder / f".{name}.{secrets.token_hex(4)}.part"
 
     @contextmanager
     def _lock(self, name: str, *, wait: bool) -> Iterator[bool]:

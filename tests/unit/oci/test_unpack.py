@@ -323,13 +323,33 @@ def test_processes_at_once(store: Store) -> None:
 def test_leftover_of_a_killed_process_is_replaced_and_collected(store: Store) -> None:
     layer = store.add(make_tar(file("a")))
     name = layer.diff_id.removeprefix("sha256:")
-    for left in (f".{name}.part", f".{'0' * 64}.part"):
+    for left in (f".{name}.0a1b.part", f".{'0' * 64}.0a1b.part"):
         (store.unpacked.folder / left / "half").mkdir(parents=True)
     (found,) = store.unpack(layer)
     assert [path.name for path in found.iterdir()] == ["a"]
     gone = store.unpacked.collect([layer.diff_id])
-    assert [name for name, _ in gone] == [f".{'0' * 64}.part"]
+    assert [name for name, _ in gone] == [f".{'0' * 64}.0a1b.part"]
     assert store.leftovers() == [name]
+
+
+def test_a_leftover_that_cannot_be_removed_stops_no_run(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = store.add(make_tar(file("a")))
+    name = layer.diff_id.removeprefix("sha256:")
+    stuck = [f".{name}.0a1b.part", f".{name}.part"]
+    for left in stuck:
+        (store.unpacked.folder / left).mkdir(parents=True)
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", f"{path}/stays")
+
+    monkeypatch.setattr(unpack, "remove_tree", refuse)
+    (found,) = store.unpack(layer)
+    assert [path.name for path in found.iterdir()] == ["a"]
+    assert sorted(store.leftovers()) == [*stuck, name]
+    with pytest.raises(StoreError, match="not a proper archive"):
+        store.unpack(store.add(make_tar(file("a"))[:700]))
 
 
 def test_collect(store: Store) -> None:
