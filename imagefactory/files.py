@@ -14,6 +14,7 @@ from typing import IO
 
 from imagefactory.errors import StoreError
 from imagefactory.progress import Progress
+from imagefactory.trees import remove_tree, tree_bytes
 
 
 @contextmanager
@@ -146,3 +147,35 @@ def _sum(path: Path, data: bytes) -> bytes:
 def entries_of(folder: Path) -> list[Path]:
     """What lies in a folder, sorted; nothing where there is none."""
     return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+class Removal:
+    """Removes one thing after the other (with `dry_run` none), and goes past what cannot be removed.
+
+    `bytes` is what went, or would go; `stuck` the paths that stay, and why.
+    """
+
+    def __init__(self, *, dry_run: bool) -> None:
+        self.dry_run = dry_run
+        self.bytes = 0
+        self.stuck: list[tuple[str, StoreError]] = []
+
+    def remove(self, path: Path, *, by_way_of: Path | None = None) -> bool:
+        """Whether what is at `path` went. It is first renamed to `by_way_of`: nobody takes half for all."""
+        before = len(self.stuck)
+        with self.going_on(path):
+            size = tree_bytes(path)
+            if not self.dry_run:
+                remove_tree(path.rename(by_way_of) if by_way_of else path)
+            self.bytes += size
+        return len(self.stuck) == before
+
+    @contextmanager
+    def going_on(self, path: Path) -> Iterator[None]:
+        """What the system refuses here keeps `path`, and ends nothing else."""
+        try:
+            yield
+        except OSError as error:
+            message = f"{error.filename or path} cannot be removed: {error.strerror or error}"
+            hint = "look whose it is, and whether it is mounted or immutable (lsattr); then run this again"
+            self.stuck.append((str(path), StoreError(message, hint=hint)))

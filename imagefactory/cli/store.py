@@ -169,8 +169,9 @@ def store_gc(call: Call, cache: bool, dry_run: bool, as_json: bool) -> None:
     now = datetime.now(UTC)
     with collecting() as failures:
         done = collect(layout, progress, lambda: worth_keeping(access, now), dry_run=dry_run)
-        freed = collect_cache(factory, progress, dry_run=dry_run) if factory else 0
-        for name, error in done.damaged:
+        emptied = collect_cache(factory, progress, dry_run=dry_run) if factory else None
+        freed = emptied.bytes if emptied else 0
+        for name, error in (*done.damaged, *done.stuck, *(emptied.stuck if emptied else ())):
             with failures.of(name):
                 raise error
         if as_json:

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imagefactory.errors import StoreError
-from imagefactory.files import entries_of
+from imagefactory.files import Removal, entries_of
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.needed import Needed
 from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Progress
-from imagefactory.trees import remove_tree, tree_bytes
 
 _ABOUT_A_DIGEST = ("checks", "scans", "sizes")
 """Records whose names begin with the hex of what they are about."""
@@ -26,7 +25,8 @@ _ABOUT_A_DIGEST = ("checks", "scans", "sizes")
 class Freed:
     """What `collect` removed (or would remove): blobs, unpacked layers and records, and their bytes.
 
-    `damaged` says by their tags which images are not whole, and why; what they name is kept.
+    `damaged` says by their tags which images are not whole, and why; what they name is kept. `stuck` says
+    by their paths what is not needed and cannot be removed.
     """
 
     blobs: int
@@ -34,6 +34,7 @@ class Freed:
     records: int
     bytes: int
     damaged: tuple[tuple[str, StoreError], ...] = ()
+    stuck: tuple[tuple[str, StoreError], ...] = ()
 
     def as_json(self) -> dict[str, object]:
         """The counts."""
@@ -69,28 +70,22 @@ def collect(
 
 
 def _remove_others(layout: Layout, needed: Needed, *, dry_run: bool) -> Freed:
-    freed = 0
-
-    def remove(path: Path) -> None:
-        nonlocal freed
-        freed += tree_bytes(path)
-        if not dry_run:
-            remove_tree(path)
-
+    removal = Removal(dry_run=dry_run)
     folder = layout.path / "blobs" / "sha256"
     blobs = [path for path in entries_of(folder) if f"sha256:{path.name}" not in needed.digests]
     records = _records(layout, needed.digests)
-    for path in (*blobs, *records, *entries_of(layout.tmp)):
-        remove(path)
+    blobs_gone, records_gone = (sum(map(removal.remove, paths)) for paths in (blobs, records))
+    for path in entries_of(layout.tmp):
+        removal.remove(path)
     # Running images hold their unpacked layers; what a killed one left under run/ the next one sweeps.
-    unpacked = Unpacked(layout.path / "unpacked").collect(needed.diff_ids, dry_run=dry_run)
-    freed += sum(size for _, size in unpacked)
+    unpacked = Unpacked(layout.path / "unpacked").collect(needed.diff_ids, removal)
     return Freed(
-        blobs=len(blobs),
+        blobs=blobs_gone,
         unpacked=len(unpacked),
-        records=len(records),
-        bytes=freed,
+        records=records_gone,
+        bytes=removal.bytes,
         damaged=tuple(needed.damaged),
+        stuck=tuple(removal.stuck),
     )
 
 

@@ -25,12 +25,13 @@ from tarfile import HeaderError, ReadError
 from typing import IO, Protocol, Self, cast
 
 from imagefactory.errors import StoreError, ToolError
+from imagefactory.files import Removal, entries_of
 from imagefactory.oci.manifests import LAYER_CODECS
 from imagefactory.oci.model import Layer
 from imagefactory.oci.tar_header import CappedInfo
 from imagefactory.oci.tree import CHUNK, WHITEOUT, LayerTree, entry_parts
 from imagefactory.progress import Progress, Task, format_bytes
-from imagefactory.trees import remove_tree, tree_bytes
+from imagefactory.trees import remove_tree
 
 
 class _Source(Protocol):
@@ -72,29 +73,25 @@ class Unpacked:
                 self._unpack_all(missing, blob_path, task, workers)
         return tuple(self.path(layer.diff_id) for layer in layers)
 
-    def collect(self, keep: Collection[str], *, dry_run: bool = False) -> tuple[tuple[str, int], ...]:
+    def collect(self, keep: Collection[str], removal: Removal) -> tuple[str, ...]:
         """Removes layers whose diff_id is not in `keep` and that no sandbox uses, and leftovers.
 
-        Returns (name of the folder, bytes) of each that went, or with `dry_run` would go.
+        Returns the names of the folders that went.
         """
-        if not self.folder.is_dir():
-            return ()
         kept = {_hex(diff_id) for diff_id in keep}
         gone = []
-        for entry in sorted(self.folder.iterdir()):
+        for entry in entries_of(self.folder):
             leftover = entry.name.startswith(".") and entry.name.endswith(".part")
             digest = entry.name[1:].partition(".")[0] if leftover else entry.name
             if not entry.is_dir() or entry.name == ".locks" or (digest in kept and not leftover):
                 continue
-            with ExitStack() as held:
+            with removal.going_on(entry), ExitStack() as held:
                 if not held.enter_context(self._lock(digest, wait=False)):
                     continue
                 if not leftover and not held.enter_context(_unused(entry)):
                     continue
-                gone.append((entry.name, tree_bytes(entry)))
-                if not dry_run:
-                    part = entry if leftover else entry.rename(self._new_part(digest))
-                    remove_tree(part)
+                if removal.remove(entry, by_way_of=None if leftover else self._new_part(digest)):
+                    gone.append(entry.name)
         return tuple(gone)
 
     def _prepare(self) -> None:

@@ -10,7 +10,7 @@ from imagefactory.access import Access
 from imagefactory.engines.conda.prefix import remove_extracted
 from imagefactory.errors import RegistryError, StoreError
 from imagefactory.factory import Factory
-from imagefactory.files import unseal, used_by_nobody
+from imagefactory.files import Removal, unseal, used_by_nobody
 from imagefactory.lock.debian.file import parse_base_lock, read_base_lock
 from imagefactory.oci.candidates import REVOCATION_TYPE
 from imagefactory.oci.check import Checked, Fault, check
@@ -49,10 +49,10 @@ def _only_manifest(digest: str) -> Subject:
     return Subject(target="", index=digest, manifest=digest, config=digest)
 
 
-def collect_cache(factory: Factory, progress: Progress, *, dry_run: bool) -> int:
+def collect_cache(factory: Factory, progress: Progress, *, dry_run: bool) -> Removal:
     """Removes from the cache what no committed lock names, all segments and what lies there unpacked.
 
-    Gives the bytes freed. Waits for running builds, as `store gc` does.
+    Waits for running builds, as `store gc` does.
     """
     locks = [lock for target in factory.targets if (lock := read_target_lock(factory, target))]
     bases = [found for base in factory.bases if (found := read_base_lock(factory.base_lock_path(base)))]
@@ -62,16 +62,14 @@ def collect_cache(factory: Factory, progress: Progress, *, dry_run: bool) -> int
     remembered = [(path, unseal(path)) for path in sorted(folder.glob("*.lock"))]
     bases += [parse_base_lock(text.decode(), str(path)) for path, text in remembered if text is not None]
     needed |= {package.sha256 for found in bases for package in found.packages}
-    cache, freed = factory.settings.cache_path, 0
+    cache, removal = factory.settings.cache_path, Removal(dry_run=dry_run)
     with used_by_nobody(cache_lock(factory), progress):
         kinds = ("wheels", "conda", "debs", "segments")
         for path in [p for kind in kinds for p in (cache / kind).rglob("*")]:
             if path.is_file() and path.parent.name not in needed and not path.name.startswith("."):
-                freed += path.stat().st_size
-                if not dry_run:
-                    path.unlink(missing_ok=True)
-        freed += remove_extracted(cache, dry_run=dry_run)
-    return freed
+                removal.remove(path)
+        remove_extracted(cache, removal)
+    return removal
 
 
 def check_store(layout: Layout, progress: Progress, *, mend: bool) -> Checked:

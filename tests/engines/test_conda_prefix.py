@@ -36,6 +36,7 @@ from imagefactory.engines.conda.prefix import (
 from imagefactory.engines.layer_plan import OWN_LAYER_BYTES, Part, plan_layers
 from imagefactory.engines.wheel_layer import Prefix
 from imagefactory.errors import BuildError, ToolError
+from imagefactory.files import Removal
 from imagefactory.model import Definition, Lock, LockedConda, LockedPackage, LockedWheel
 from imagefactory.oci.layers import END_OF_ARCHIVE, Segment, codec
 from imagefactory.oci.layout import Layout
@@ -528,11 +529,12 @@ def test_a_script_that_fails_is_named(
 def test_what_lies_unpacked_can_be_collected(tmp_path: Path, made: MadeChannel) -> None:
     factory_, lock = factory(tmp_path, made, *FEW)
     first = factory_.build(lock)
-    assert remove_extracted(factory_.cache, dry_run=True) > 100_000
-    assert (factory_.cache / "conda-pkgs").exists()
-    assert remove_extracted(factory_.cache, dry_run=False) > 100_000
-    assert not (factory_.cache / "conda-pkgs").exists()
-    assert remove_extracted(factory_.cache, dry_run=False) == 0
+    for dry_run in (True, False):
+        assert list((factory_.cache / "conda-pkgs").iterdir())
+        removal = Removal(dry_run=dry_run)
+        remove_extracted(factory_.cache, removal)
+        assert removal.bytes > 100_000
+    assert not list((factory_.cache / "conda-pkgs").iterdir())
     again, _ = factory(tmp_path / "again", made, *FEW)
     again.cache = factory_.cache
     assert again.build(lock).digest == first.digest

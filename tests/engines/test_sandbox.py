@@ -641,7 +641,9 @@ def test_layers_in_use_are_not_collected(caller: Caller) -> None:
     spec: dict[str, object] = {"argv": ["sleep", marker]}
     collect = (
         "import sys; from pathlib import Path; from imagefactory.oci.unpack import Unpacked;"
-        f"print(len(Unpacked(Path({str(caller.store / 'unpacked')!r})).collect([])))"
+        "from imagefactory.files import Removal;"
+        f"unpacked = Unpacked(Path({str(caller.store / 'unpacked')!r}));"
+        "print(len(unpacked.collect([], Removal(dry_run=False))))"
     )
     prefix = caller.command(spec)[: caller.command(spec).index(PYTHON)]
     ask = [*prefix, PYTHON, "-c", collect]

@@ -29,11 +29,11 @@ from typing import Any
 from urllib.parse import unquote
 
 from imagefactory.errors import BuildError, StoreError, ToolError
-from imagefactory.files import explain_full_disk
+from imagefactory.files import Removal, entries_of, explain_full_disk
 from imagefactory.model import LockedConda
 from imagefactory.progress import Progress
 from imagefactory.render import conda_install
-from imagefactory.trees import remove_tree, tree_bytes
+from imagefactory.trees import remove_tree
 
 INSTALL = Path(conda_install.__file__)
 
@@ -202,13 +202,10 @@ def forget_extracted(cache: Path, package: LockedConda) -> None:
         remove_tree(path)
 
 
-def remove_extracted(cache: Path, *, dry_run: bool) -> int:
-    """Removes all that lies there unpacked (`store gc --cache`); gives its bytes."""
-    folder = extracted_folder(cache)
-    freed = tree_bytes(folder) if folder.exists() else 0
-    if not dry_run:
-        remove_tree(folder)
-    return freed
+def remove_extracted(cache: Path, removal: Removal) -> None:
+    """Removes all that lies there unpacked (`store gc --cache`)."""
+    for path in entries_of(extracted_folder(cache)):
+        removal.remove(path)
 
 
 # --- post-link scripts -----------------------------------------------------------------------------

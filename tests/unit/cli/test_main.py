@@ -177,7 +177,7 @@ def test_an_image_is_removed_by_name_and_the_cache_by_need(call: Call, tmp_path:
     assert kept.exists()
     assert not other.exists()
     assert not archive.exists()
-    assert not (tmp_path / "cache" / "conda-pkgs").exists()
+    assert not list((tmp_path / "cache" / "conda-pkgs").iterdir())
 
 
 def test_a_folder_that_is_no_store_is_never_collected(

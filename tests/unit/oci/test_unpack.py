@@ -18,6 +18,7 @@ import pytest
 import zstandard
 
 from imagefactory.errors import StoreError
+from imagefactory.files import Removal
 from imagefactory.oci import unpack
 from imagefactory.oci.model import Descriptor, Layer
 from imagefactory.oci.tree import OPAQUE_ATTRIBUTE, entry_parts
@@ -327,8 +328,7 @@ def test_leftover_of_a_killed_process_is_replaced_and_collected(store: Store) ->
         (store.unpacked.folder / left / "half").mkdir(parents=True)
     (found,) = store.unpack(layer)
     assert [path.name for path in found.iterdir()] == ["a"]
-    gone = store.unpacked.collect([layer.diff_id])
-    assert [name for name, _ in gone] == [f".{'0' * 64}.0a1b.part"]
+    assert store.unpacked.collect([layer.diff_id], Removal(dry_run=False)) == (f".{'0' * 64}.0a1b.part",)
     assert store.leftovers() == [name]
 
 
@@ -358,11 +358,11 @@ def test_collect(store: Store) -> None:
         store.add(make_tar(file("b", b"1" * 9000, mode=0), folder("c", mode=0))),
     )
     keep = [f"sha256:{kept.name}"]
-    assert [name for name, _ in store.unpacked.collect(keep, dry_run=True)] == [loose.name]
-    assert loose.exists()
-    gone = store.unpacked.collect(keep)
-    assert gone[0][0] == loose.name
-    assert gone[0][1] >= 9000
+    for dry_run in (True, False):
+        assert loose.exists()
+        removal = Removal(dry_run=dry_run)
+        assert store.unpacked.collect(keep, removal) == (loose.name,)
+        assert removal.bytes == 9000
     assert store.leftovers() == [kept.name]
 
 
@@ -370,8 +370,9 @@ def test_leftovers_deeper_than_any_path_are_collected(store: Store, make_deep: M
     (kept,) = store.unpack(store.add(make_tar(file("a"))))
     part = make_deep(store.unpacked.folder / f".{'0' * 64}.part", name="d" * 100)
     for dry_run in (True, False):
-        gone = store.unpacked.collect([f"sha256:{kept.name}"], dry_run=dry_run)
-        assert gone == ((part.name, len("bottom")),)
+        removal = Removal(dry_run=dry_run)
+        assert store.unpacked.collect([f"sha256:{kept.name}"], removal) == (part.name,)
+        assert removal.bytes == len("bottom")
     assert store.leftovers() == [kept.name]
 
 

@@ -1,0 +1,97 @@
+"""What cannot be removed is named, and all else goes."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from imagefactory import files
+from imagefactory.errors import EXIT_BUILD
+from imagefactory.oci.collect import Freed, collect
+from imagefactory.oci.layout import Layout
+from imagefactory.progress import Quiet
+from imagefactory.trees import remove_tree
+from tests.made.command import Call
+from tests.made.layout import LAYER_TYPE, add_image
+
+PART = f".{'1' * 64}.0a1b.part"
+LOOSE = "2" * 64
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, *stuck: str) -> None:
+    """The kernel's refusal to remove what is immutable or mounted, which only root could bring about."""
+    rename = Path.rename
+
+    def renaming(path: Path, target: Path) -> Path:
+        if path.name in stuck:
+            raise OSError(errno.EBUSY, "Device or resource busy", str(path))
+        return rename(path, target)
+
+    def removing(path: Path) -> None:
+        if path.name in stuck:
+            raise PermissionError(errno.EPERM, "Operation not permitted", f"{path}/.../stays")
+        remove_tree(path)
+
+    monkeypatch.setattr(files, "remove_tree", removing)
+    monkeypatch.setattr(Path, "rename", renaming)
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    """A store with an image, and seven things that nobody needs."""
+    layout = Layout(tmp_path / "store")
+    add_image(layout, "a:1", [b"one"])
+    for data in (b"loose", b"another"):
+        layout.add(data, LAYER_TYPE)
+    for name in (PART, LOOSE, "3" * 64):
+        (layout.path / "unpacked" / name / "usr").mkdir(parents=True)
+    for name in ("left", "more"):
+        (layout.tmp / name).mkdir()
+    return layout
+
+
+def test_what_cannot_be_removed_is_named_and_all_else_goes(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob = min(
+        path
+        for path in (layout.path / "blobs/sha256").iterdir()
+        if path.read_bytes() in (b"loose", b"another")
+    )
+    planned = collect(layout, Quiet(), dry_run=True)
+    assert (planned.blobs, planned.unpacked, planned.stuck) == (2, 3, ())
+    refuse(monkeypatch, blob.name, PART, LOOSE, "left")
+    done = collect(layout, Quiet())
+    assert (done.blobs, done.unpacked) == (1, 1)
+    assert sorted(path for path, _ in done.stuck) == sorted(
+        map(str, (blob, layout.tmp / "left", *((layout.path / "unpacked" / name) for name in (PART, LOOSE))))
+    )
+    for path, error in done.stuck:
+        assert error.message.startswith(path)
+        assert "cannot be removed: " in error.message
+    assert [path.name for path in layout.tmp.iterdir()] == ["left"]
+    monkeypatch.undo()
+    again = collect(layout, Quiet())
+    assert (again.blobs, again.unpacked, again.stuck) == (1, 2, ())
+    assert collect(layout, Quiet()) == Freed(blobs=0, unpacked=0, records=0, bytes=0)
+    assert layout.image("a:1") is not None
+
+
+def test_the_command_names_what_stays_in_the_store_and_the_cache(
+    call: Call, layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stays, goes = (tmp_path / "cache/conda-pkgs" / name / "file" for name in ("stays", "goes"))
+    for path in (stays, goes):
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"12345")
+    refuse(monkeypatch, "stays", "left")
+    said = call("store", "gc", "--cache")
+    assert said.code == EXIT_BUILD
+    assert f"{layout.tmp}/left/.../stays cannot be removed: Operation not permitted" in said.err
+    assert f"{stays.parent}/.../stays cannot be removed" in said.err
+    assert "freed 5 bytes of the cache" in said.out
+    assert (stays.exists(), goes.exists()) == (True, False)
+    told = call("store", "gc", "--cache", "--json").json()
+    assert [row["target"] for row in told["errors"]] == [f"{layout.tmp}/left", str(stays.parent)]
