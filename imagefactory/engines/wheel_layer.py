@@ -36,9 +36,9 @@ from isal.igzip_lib import IsalError
 
 from imagefactory.errors import BuildError
 from imagefactory.oci.layers import CHUNK, Segment
+from imagefactory.scan.zip import check_members, data_start
 
 READ = 256 * 1024
-LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 
 
 class AlteredError(BuildError):
@@ -108,11 +108,7 @@ class Member:
         self.size = info.file_size
 
     def chunks(self) -> Iterator[bytes]:
-        self._archive.seek(self.info.header_offset)
-        header = LOCAL_HEADER.unpack(self._archive.read(LOCAL_HEADER.size))
-        if header[0] != b"PK\x03\x04":
-            raise BuildError(f"no file header for {self.info.filename}")
-        self._archive.seek(header[9] + header[10], 1)
+        self._archive.seek(data_start(self._archive, self.info))
         if self.info.compress_type == zipfile.ZIP_STORED:
             packed = self._packed()
         elif self.info.compress_type == zipfile.ZIP_DEFLATED:
@@ -160,6 +156,7 @@ class WheelSource(WheelFile):
     def __init__(self, archive: zipfile.ZipFile, raw: OpenWheel) -> None:
         super().__init__(archive)
         self._raw = raw
+        check_members(raw.file, archive)
         seen: set[str] = set()
         for info in archive.infolist():
             _refuse_bad_entry(info.filename.removesuffix("/"), info.external_attr >> 16)

@@ -6,6 +6,7 @@ import struct
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from imagefactory.errors import UsageError
 from imagefactory.oci.inflate import DamagedError, inflate
@@ -14,25 +15,74 @@ from imagefactory.scan.look import CHUNK
 MEMBERS = 100_000  # the most of a zip
 DIRECTORY = 32 << 20  # bytes; the largest list of members
 PLAIN = 64 << 30  # bytes; the most that an archive may unpack to
+_HEADER = struct.Struct("<4s5H3I2H")  # of a member, before its name (APPNOTE 4.3.7)
+_ENCRYPTED, _SIZES_FOLLOW, _UTF8 = 0x1, 0x8, 0x800  # flags of a member
+_IN_EXTRA = 0xFFFFFFFF  # a size that stands in the extra field, which has room for it
 
 
 def members_of(path: Path) -> list[zipfile.ZipInfo]:
     """The files of a zip that may tell something. Raises UsageError for a hostile or damaged one."""
-    size = path.stat().st_size
     try:
-        _check_directory(path, size)
-        with zipfile.ZipFile(path) as archive:
+        _check_directory(path, path.stat().st_size)
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+            check_members(file, archive)
             members = archive.infolist()
     except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError, struct.error) as error:
         raise damaged(path, str(error)) from error
-    end = size
-    for member in sorted(members, key=lambda one: -one.header_offset):
-        if member.header_offset + member.compress_size > end or member.header_offset < 0:
-            raise damaged(path, f"{member.filename[:80]!r} overlaps with another member")
-        end = member.header_offset
     if sum(member.file_size for member in members) > PLAIN:
         raise damaged(path, f"it would unpack to more than {PLAIN} bytes")
     return [member for member in members if not member.is_dir()]
+
+
+def check_members(file: IO[bytes], archive: zipfile.ZipFile) -> None:
+    """Raises ValueError for members that overlap, and as `data_start` does."""
+    end = archive.start_dir
+    for member in sorted(archive.infolist(), key=lambda one: -one.header_offset):
+        if data_start(file, member) + member.compress_size > end:
+            raise ValueError(f"{member.filename[:80]!r} overlaps with another member")
+        end = member.header_offset
+
+
+def data_start(file: IO[bytes], member: zipfile.ZipInfo) -> int:
+    """Where the packed bytes begin. Raises ValueError where the member's own header differs from the list's.
+
+    A header that is cut raises struct.error.
+    Of such a zip, programs that read it forwards unpack other files than those that go by its list.
+    """
+    file.seek(member.header_offset)
+    magic, _, flags, method, _, _, crc, *sizes, named, extra = _HEADER.unpack(file.read(_HEADER.size))
+    name = member.orig_filename
+    if magic != b"PK\x03\x04":
+        raise ValueError(f"no file header for {name[:80]!r}")
+    if member.filename != name:  # zipfile cuts at a NUL, and later ones take a name from the extra field
+        raise ValueError(f"{name[:80]!r} is a name that not all programs read alike")
+    if (flags | member.flag_bits) & _ENCRYPTED:
+        raise ValueError(f"{name[:80]!r} is encrypted")
+    header = {"name": file.read(named).decode("utf-8" if flags & _UTF8 else "cp437"), "method": method}
+    listed = {"name": name, "method": member.compress_type}
+    if not flags & _SIZES_FOLLOW:
+        packed, plain = _sizes(sizes, file.read(extra))
+        header |= {"CRC": crc, "packed size": packed, "size": plain}
+        listed |= {"CRC": member.CRC, "packed size": member.compress_size, "size": member.file_size}
+    for what, own in header.items():
+        if own != listed[what]:
+            told = f"{str(own)[:80]!r} in its own header, {str(listed[what])[:80]!r} in the list"
+            raise ValueError(f"{name[:80]!r} has the {what} {told}")
+    return member.header_offset + _HEADER.size + int(named) + int(extra)
+
+
+def _sizes(packed_plain: list[int], extra: bytes) -> tuple[int, int]:
+    """Packed and plain size; what is too large for the header is in the field 1, plain first (4.5.3)."""
+    packed, plain = packed_plain
+    while len(extra) >= 4:
+        kind, length = struct.unpack_from("<HH", extra)
+        if kind == 1:
+            large = iter(struct.unpack(f"<{length // 8}Q", extra[4 : 4 + length // 8 * 8]))
+            plain = next(large, plain) if plain == _IN_EXTRA else plain
+            packed = next(large, packed) if packed == _IN_EXTRA else packed
+            break
+        extra = extra[4 + length :]
+    return packed, plain
 
 
 def _check_directory(path: Path, size: int) -> None:
@@ -82,11 +132,10 @@ def _inflated(packed: Iterator[bytes], method: int) -> Iterator[bytes]:
 
 def _packed_bytes(path: Path, member: zipfile.ZipInfo) -> Iterator[bytes]:
     with path.open("rb") as file:
-        file.seek(member.header_offset)
-        header = file.read(30)
-        if header[:4] != b"PK\x03\x04" or len(header) < 30:
-            raise DamagedError(f"no member begins at byte {member.header_offset}")
-        file.seek(int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little"), 1)
+        try:
+            file.seek(data_start(file, member))
+        except (ValueError, struct.error) as error:
+            raise DamagedError(str(error)) from error
         left = member.compress_size
         while left and (data := file.read(min(left, CHUNK))):
             left -= len(data)

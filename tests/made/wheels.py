@@ -6,6 +6,7 @@ import base64
 import hashlib
 import stat
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -55,3 +56,15 @@ def locked(path: Path, *, size: int | None = None) -> LockedWheel:
         sha256=hashlib.sha256(data).hexdigest(),
         size=len(data) if size is None else size,
     )
+
+
+def add_nested(path: Path) -> None:
+    """Adds the member `outer`, in whose bytes the member `inner` stands, each with its own sound header."""
+    with zipfile.ZipFile(path, "a") as archive:
+        inner = zipfile.ZipInfo("inner")
+        inner.CRC, inner.file_size, inner.compress_size = zlib.crc32(b"x"), 1, 1
+        data = inner.FileHeader() + b"x"
+        archive.writestr("outer", data)
+        outer = archive.getinfo("outer")
+        inner.header_offset = outer.header_offset + len(outer.FileHeader())
+        archive.filelist.append(inner)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import stat
 import subprocess
 import sys
 import tarfile
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from imagefactory.engines.pyc import BaseCompiler
 from imagefactory.engines.wheel_layer import Compiler, LaidFile, Prefix, lay_wheel
 from imagefactory.errors import BuildError
 from imagefactory.oci.layers import END_OF_ARCHIVE, Segment, codec
-from tests.made.wheels import locked, make_wheel
+from tests.made.wheels import add_nested, locked, make_wheel
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 PLACE = Prefix(prefix="/opt/env", python=PYTHON)
@@ -177,6 +179,77 @@ def test_what_no_wheel_may_hold_is_refused_by_name(
     with pytest.raises(BuildError, match=message) as caught:
         lay(wheel, compiler, tmp_path)
     assert caught.value.message.startswith("demo-1.0-py3-none-any.whl: ")
+
+
+# What stands where in a member's own header.
+FLAGS, METHOD, CRC, PACKED, SIZE, NAME = 6, 8, 14, 18, 22, 30
+
+
+@pytest.mark.parametrize(
+    ("at", "message"),
+    [
+        (NAME, "'demo/d.bin' has the name 'eemo/d.bin'"),
+        (METHOD, "'demo/d.bin' has the method '9'"),
+        (CRC, "'demo/d.bin' has the CRC"),
+        (PACKED, "'demo/d.bin' has the packed size"),
+        (SIZE, "'demo/d.bin' has the size '4097' in its own header, '4096' in the list"),
+        (FLAGS, "'demo/d.bin' is encrypted"),
+    ],
+)
+def test_a_header_that_differs_from_the_list_is_refused(
+    compiler: BaseCompiler, tmp_path: Path, at: int, message: str
+) -> None:
+    wheel = make_wheel(tmp_path, "demo", {"demo/d.bin": bytes(4096)})
+    data = bytearray(wheel.read_bytes())
+    place = data.index(b"demo/d.bin") - NAME + at
+    data[place] ^= 1
+    wheel.write_bytes(data)
+    with pytest.raises(BuildError, match=re.escape(message)):
+        lay(wheel, compiler, tmp_path)
+
+
+def test_a_name_with_a_nul_is_refused(compiler: BaseCompiler, tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path, "demo", {"demo/d.py?": b"x"})
+    wheel.write_bytes(wheel.read_bytes().replace(b"demo/d.py?", b"demo/d.py\0"))
+    with pytest.raises(BuildError, match=r"'demo/d\.py\\x00' is a name that not all programs read alike"):
+        lay(wheel, compiler, tmp_path)
+
+
+def test_members_that_overlap_are_refused(compiler: BaseCompiler, tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path, "demo", FILES)
+    add_nested(wheel)
+    with pytest.raises(BuildError, match="'outer' overlaps with another member"):
+        lay(wheel, compiler, tmp_path)
+
+
+class Unseekable(io.BytesIO):
+    """Makes zipfile write sizes behind the members."""
+
+    def seekable(self) -> bool:
+        return False
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        raise OSError(offset, whence)
+
+    def tell(self) -> int:
+        raise OSError
+
+
+@pytest.mark.parametrize("stream", [io.BytesIO, Unseekable], ids=["zip64", "sizes behind"])
+def test_other_headers_of_real_wheels_are_read(
+    compiler: BaseCompiler, tmp_path: Path, stream: type[io.BytesIO]
+) -> None:
+    wheel = make_wheel(tmp_path, "demo", {**FILES, "demo/\u00e9.txt": b"name in UTF-8"})
+    wanted = lay(wheel, compiler, tmp_path)[2]
+    written = stream()
+    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(written, "w", zipfile.ZIP_DEFLATED) as new:
+        for info in old.infolist():
+            copied = zipfile.ZipInfo(info.filename)
+            copied.external_attr, copied.compress_type = info.external_attr, info.compress_type
+            with new.open(copied, "w", force_zip64=True) as member:
+                member.write(old.read(info))
+    wheel.write_bytes(written.getvalue())
+    assert lay(wheel, compiler, tmp_path)[2] == wanted
 
 
 @pytest.mark.parametrize(
