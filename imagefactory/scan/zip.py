@@ -49,6 +49,8 @@ def data_start(file: IO[bytes], member: zipfile.ZipInfo) -> int:
     A header that is cut raises struct.error.
     Of such a zip, programs that read it forwards unpack other files than those that go by its list.
     """
+    if member.header_offset < 0:  # by the place of the list: more was cut off before it than there is
+        raise ValueError(f"{member.filename[:80]!r} would begin before the file")
     file.seek(member.header_offset)
     magic, _, flags, method, _, _, crc, *sizes, named, extra = _HEADER.unpack(file.read(_HEADER.size))
     name = member.orig_filename

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from imagefactory.engines.wheel_layer import Prefix, lay_wheel
 from imagefactory.errors import FactoryError, StoreError
+from imagefactory.files import Removal
 from imagefactory.oci.docker_archive import Taking, take_docker
 from imagefactory.oci.inflate import GZIP, DamagedError, inflate
 from imagefactory.oci.layers import Segment, codec
@@ -122,7 +123,7 @@ def test_a_layer_is_unpacked_inside_or_not_at_all(plain: bytes, packing: str, da
             assert not unpacked.path(layer.diff_id).exists()
         else:
             assert found.is_dir()
-        unpacked.collect(())
+        unpacked.collect((), Removal(dry_run=False))
         assert [path for path in unpacked.folder.iterdir() if path.name != ".locks"] == []
     with suppress(DamagedError):
         scan_layer(iter((plain[:700], plain[700:])))

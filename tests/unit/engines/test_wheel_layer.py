@@ -222,6 +222,13 @@ def test_members_that_overlap_are_refused(compiler: BaseCompiler, tmp_path: Path
         lay(wheel, compiler, tmp_path)
 
 
+def test_a_wheel_whose_beginning_is_lost_is_refused(compiler: BaseCompiler, tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path, "demo", FILES)
+    wheel.write_bytes(wheel.read_bytes()[50:])
+    with pytest.raises(BuildError, match="would begin before the file"):
+        lay(wheel, compiler, tmp_path)
+
+
 class Unseekable(io.BytesIO):
     """Makes zipfile write sizes behind the members."""
 
