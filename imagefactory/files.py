@@ -176,6 +176,9 @@ class Removal:
         try:
             yield
         except OSError as error:
-            message = f"{error.filename or path} cannot be removed: {error.strerror or error}"
-            hint = "look whose it is, and whether it is mounted or immutable (lsattr); then run this again"
-            self.stuck.append((str(path), StoreError(message, hint=hint)))
+            self.keep(path, error)
+
+    def keep(self, path: Path, error: OSError) -> None:
+        message = f"{error.filename or path} cannot be removed: {error.strerror or error}"
+        hint = "look whose it is, and whether it is mounted or immutable (lsattr); then run this again"
+        self.stuck.append((str(path), StoreError(message, hint=hint)))

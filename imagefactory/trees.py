@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import stat
 from array import array
@@ -97,6 +98,39 @@ def tree_bytes(path: Place) -> int:
         return state.st_size
     found = (state for _, state in walk_tree(path, lambda _: None))
     return sum(state.st_size for state in found if not stat.S_ISDIR(state.st_mode))
+
+
+@contextlib.contextmanager
+def alone_in(folder: Place) -> Iterator[None]:
+    """Waits for others who are making folders in `folder`, or looking for those that nobody holds."""
+    gate = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(gate)
+
+
+def folders_unheld(parent: Place, refused: Callable[[OSError], None]) -> Iterator[str]:
+    """The folders in `parent` on which no living process has a lock, each locked until the next is asked for.
+
+    `refused` hears of what cannot be opened. To be used `alone_in(parent)`.
+    """
+    for name in os.listdir(parent):
+        path = os.path.join(parent, name)
+        try:
+            fd = os.open(path, os.O_RDONLY | _FOLDER)
+        except FileNotFoundError:  # whoever held it has just removed it
+            continue
+        except OSError as error:
+            refused(error)
+            continue
+        try:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                yield path
+        finally:
+            os.close(fd)
 
 
 class _Cursor:

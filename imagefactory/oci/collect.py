@@ -16,6 +16,7 @@ from imagefactory.oci.layout import Layout
 from imagefactory.oci.needed import Needed
 from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Progress
+from imagefactory.trees import alone_in, folders_unheld
 
 _ABOUT_A_DIGEST = ("checks", "scans", "sizes")
 """Records whose names begin with the hex of what they are about."""
@@ -77,7 +78,11 @@ def _remove_others(layout: Layout, needed: Needed, *, dry_run: bool) -> Freed:
     blobs_gone, records_gone = (sum(map(removal.remove, paths)) for paths in (blobs, records))
     for path in entries_of(layout.tmp):
         removal.remove(path)
-    # Running images hold their unpacked layers; what a killed one left under run/ the next one sweeps.
+    # Running images hold their scratch folders and their unpacked layers.
+    if (scratch := layout.path / "run").is_dir():
+        with removal.going_on(scratch), alone_in(scratch):
+            for dead in folders_unheld(scratch, lambda error: removal.keep(Path(error.filename), error)):
+                removal.remove(Path(dead))
     unpacked = Unpacked(layout.path / "unpacked").collect(needed.diff_ids, removal)
     return Freed(
         blobs=blobs_gone,

@@ -19,7 +19,7 @@ from .init import FORWARDED, Init
 from .streams import fill_stdio, forget_stdio, read_all, write_file
 from .syscalls import CLONE_NEWPID, CLONE_NEWUSER, SetupError, close_all_but, step, unshare
 from .terminals import Relay, find_terminals, receive_terminals
-from .trees import remove_tree
+from .trees import alone_in, folders_unheld, remove_tree
 from .watch import INTERVAL, Watch
 
 END_NOW = signal.SIGUSR2
@@ -30,36 +30,23 @@ def make_scratch(parent: str) -> tuple[str, int, list[str]]:
 
     Gives its path, its lock, and what of the dead ones cannot be removed: that stops nobody.
     """
-    left = []
+    left: list[str] = []
+
+    def hear(error: OSError) -> None:
+        left.append(f"{error.filename}: {error.strerror}")
+
     with step("scratch", parent):
         os.makedirs(parent, mode=0o700, exist_ok=True)
         os.chmod(parent, 0o700)
-        gate = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fcntl.flock(gate, fcntl.LOCK_EX)
-        try:
-            for name in os.listdir(parent):
-                old = os.path.join(parent, name)
+        with alone_in(parent):
+            for dead in folders_unheld(parent, hear):
                 try:
-                    fd = os.open(old, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-                except FileNotFoundError:  # its own keeper has just removed it
-                    continue
-                except OSError as error:  # another user's
-                    left.append(f"{old}: {error.strerror}")
-                    continue
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    remove_tree(old)
-                except BlockingIOError:
-                    pass
+                    remove_tree(dead)
                 except OSError as error:
-                    left.append(f"{error.filename}: {error.strerror}")
-                finally:
-                    os.close(fd)
+                    hear(error)
             folder = tempfile.mkdtemp(dir=parent)
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             fcntl.flock(lock, fcntl.LOCK_EX)
-        finally:
-            os.close(gate)
         for name, mode in (
             ("root", 0o755),
             ("skeleton", 0o755),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,11 +15,13 @@ from imagefactory.errors import EXIT_BUILD
 from imagefactory.oci.collect import Freed, collect
 from imagefactory.oci.layout import Layout
 from imagefactory.progress import Quiet
-from imagefactory.trees import remove_tree
+from imagefactory.runners.sandbox.keeper import make_scratch
+from imagefactory.trees import alone_in, remove_tree
 from tests.made.command import Call
 from tests.made.layout import LAYER_TYPE, add_image
 
 PART = f".{'1' * 64}.0a1b.part"
+LOCKS = Path("/proc/locks")
 LOOSE = "2" * 64
 
 
@@ -77,6 +82,48 @@ def test_what_cannot_be_removed_is_named_and_all_else_goes(
     assert (again.blobs, again.unpacked, again.stuck) == (1, 2, ())
     assert collect(layout, Quiet()) == Freed(blobs=0, unpacked=0, records=0, bytes=0)
     assert layout.image("a:1") is not None
+
+
+def test_scratch_of_killed_sandboxes_goes_and_that_of_living_ones_stays(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collect(layout, Quiet())
+    scratch = layout.path / "run"
+    living, lock, _ = make_scratch(str(scratch))
+    for name in ("dead", "immutable"):
+        (scratch / name).mkdir()
+        (scratch / name / "file").write_bytes(b"12345")
+    (scratch / "stray").touch()
+    refuse(monkeypatch, "immutable")
+    assert collect(layout, Quiet(), dry_run=True).bytes == 10
+    done = collect(layout, Quiet())
+    assert done.bytes == 5
+    assert sorted(path for path, _ in done.stuck) == [f"{scratch}/{name}" for name in ("immutable", "stray")]
+    assert sorted(path.name for path in scratch.iterdir()) == sorted(
+        [Path(living).name, "immutable", "stray"]
+    )
+    assert Path(living, "upper").is_dir()
+    os.close(lock)
+
+
+def test_a_sandbox_that_begins_is_waited_for(layout: Layout) -> None:
+    """Its folder stands before it is locked."""
+    scratch = layout.path / "run"
+    scratch.mkdir()
+    with ThreadPoolExecutor() as pool:
+        with alone_in(scratch):
+            (scratch / "new").mkdir()
+            collecting = pool.submit(collect, layout, Quiet())
+            waiting = f":{scratch.stat().st_ino} "
+            while not any("->" in line and waiting in line for line in LOCKS.read_text().splitlines()):
+                assert not collecting.done()
+            lock = os.open(scratch / "new", os.O_RDONLY)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        collecting.result()
+    assert (scratch / "new").is_dir()
+    os.close(lock)
+    collect(layout, Quiet())
+    assert not (scratch / "new").exists()
 
 
 def test_the_command_names_what_stays_in_the_store_and_the_cache(
