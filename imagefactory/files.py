@@ -8,7 +8,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -35,6 +35,20 @@ def replacing(path: Path, *, mode: int = 0o644, durable: bool = False) -> Iterat
     except BaseException:
         Path(beside).unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def folder_for_a_while(prefix: str, parent: Path | None = None) -> Iterator[Path]:
+    """A new folder, in `parent` or where temporary files go, removed however deep a stranger fills it.
+
+    What cannot be removed stays: that is no failure of what was done there.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent)).absolute()
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):
+            remove_tree(folder)
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -12,7 +12,6 @@ of, and its own sha256 is what names it.
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -23,7 +22,7 @@ from imagefactory.engines.base.image import BaseImage
 from imagefactory.engines.build_secrets import AskSecrets, linker_failure, secrets_of
 from imagefactory.engines.protocol import Packages
 from imagefactory.errors import BuildError, StoreError
-from imagefactory.files import explain_full_disk
+from imagefactory.files import explain_full_disk, folder_for_a_while
 from imagefactory.model import Definition
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, canonical_json, format_descriptor
@@ -166,8 +165,8 @@ def scratch(layout: Layout) -> Iterator[Path]:
     """A folder in the store's tmp/ for one build: on the store's disk, and collected if we are killed."""
     with explain_full_disk(layout.path):
         layout.tmp.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=layout.tmp, prefix="sif-", ignore_cleanup_errors=True) as name:
-            yield Path(name).absolute()
+        with folder_for_a_while("sif-", layout.tmp) as folder:
+            yield folder
 
 
 def _teller(progress: Progress) -> Callable[[str], None]:

@@ -25,7 +25,6 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -34,6 +33,7 @@ from pathlib import Path
 from typing import IO
 
 from imagefactory.errors import FactoryError, ToolError, UsageError
+from imagefactory.files import folder_for_a_while
 from imagefactory.model import Completed, RunSpec
 from imagefactory.oci.model import Image, Sif
 from imagefactory.runners.apptainer_command import ApptainerCommand, clean, mount_option
@@ -153,8 +153,9 @@ class ApptainerRunner:
 
     def _run(self, invocation: Invocation, spec: RunSpec, started: int) -> Completed:
         # apptainer writes nothing lasting, but wants a home to look for settings in: an empty one.
-        with tempfile.TemporaryDirectory(prefix="imagefactory-apptainer-") as home:
-            extra = {**dict(invocation.environment), "APPTAINER_CONFIGDIR": home, "APPTAINER_CACHEDIR": home}
+        with folder_for_a_while("imagefactory-apptainer-") as home:
+            own = {name: str(home) for name in ("APPTAINER_CONFIGDIR", "APPTAINER_CACHEDIR")}
+            extra = {**dict(invocation.environment), **own}
             output = subprocess.PIPE if spec.capture else None
             begun = time.monotonic()
             try:

@@ -7,7 +7,6 @@ nothing is started inside, and nothing falls back to the CPU.
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.errors import FactoryError
+from imagefactory.files import folder_for_a_while
 from imagefactory.gpu.drivers import driver_floor
 from imagefactory.model import Definition, Mount, Outcome, RunSpec
 from imagefactory.oci.model import Image, Sif
@@ -132,8 +132,8 @@ def verify_gpu(trial: GpuTrial, runner: Runner, clock: Callable[[], datetime]) -
             reason = f"asked for a GPU of capability {trial.ask.capability}, this machine has {there}"
             return not_started(run, Outcome.WRONG_GPU, reason)
         environment = visible_gpus(trial.hardware, gpu, trial.ask.visible)
-    with tempfile.TemporaryDirectory(prefix="imagefactory-verify-", ignore_cleanup_errors=True) as folder:
-        spec = _prepare(Path(folder), files, run.asked, trial)
+    with folder_for_a_while("imagefactory-verify-") as folder:
+        spec = _prepare(folder, files, run.asked, trial)
         try:
             completed = runner.run(trial.made, replace(spec, environment=environment))
         except FactoryError as error:
@@ -142,7 +142,7 @@ def verify_gpu(trial: GpuTrial, runner: Runner, clock: Callable[[], datetime]) -
             return not_started(replace(run, ended=clock()), Outcome.INFRASTRUCTURE, clean(reason))
         data, fault = b"", ""
         try:
-            data = read_report(Path(folder, "report", REPORT_NAME))
+            data = read_report(folder / "report" / REPORT_NAME)
         except ReportFault as error:
             fault = str(error)
     brought = Brought(report=data, fault=fault, completed=completed)

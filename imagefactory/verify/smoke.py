@@ -8,13 +8,13 @@ no work by mistake; it is no proof against an image that lies on purpose.
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from imagefactory.errors import FactoryError
+from imagefactory.files import folder_for_a_while
 from imagefactory.model import CheckResult, CheckState, Completed, Mount, Outcome, Report, RunSpec
 from imagefactory.progress import Progress, format_seconds
 from imagefactory.runners.protocol import Runner
@@ -64,9 +64,9 @@ def smoke(trial: Trial, runner: Runner, records: Path, progress: Progress) -> Re
     known = read_record(record, trial, suite)
     if known is not None:
         return known
-    with tempfile.TemporaryDirectory(prefix="imagefactory-smoke-", ignore_cleanup_errors=True) as folder:
-        write_suite(Path(folder, "suite"), files)
-        verdicts = _run_all(_SmokeFiles(trial=trial, folder=Path(folder), asked=asked), runner, progress)
+    with folder_for_a_while("imagefactory-smoke-") as folder:
+        write_suite(folder / "suite", files)
+        verdicts = _run_all(_SmokeFiles(trial=trial, folder=folder, asked=asked), runner, progress)
     report = Report(
         target=trial.definition.target.name,
         image=trial.image.digest,

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.files import replace_text, replacing, seal, unseal
+from imagefactory import files
+from imagefactory.files import folder_for_a_while, replace_text, replacing, seal, unseal
+from tests.made.deep import MakeDeep
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -61,3 +63,27 @@ def test_a_sealed_file_is_read_where_it_lies_and_as_it_was_written_alone(tmp_pat
     other.write_bytes(sealed)
     assert unseal(other) is None
     assert unseal(tmp_path / "layers" / "none.json") is None
+
+
+def test_a_folder_for_a_while_goes_whatever_was_written_and_raised(
+    tmp_path: Path, make_deep: MakeDeep
+) -> None:
+    def fill() -> None:
+        with folder_for_a_while("x-", tmp_path) as folder:
+            assert folder.parent == tmp_path
+            make_deep(folder / "deep")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fill()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_stays_of_it_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(path)
+
+    monkeypatch.setattr(files, "remove_tree", refuse)
+    with folder_for_a_while("x-", tmp_path):
+        pass
+    assert [path.name[:2] for path in tmp_path.iterdir()] == ["x-"]

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -38,6 +39,7 @@ from imagefactory.verify.model import EvidenceKind, GpuIdentity, GpuReport, Hard
 from imagefactory.verify.predicted import predict_coverage
 from imagefactory.verify.report import format_gpu_report, parse_gpu_report
 from imagefactory.verify.suite_files import suite_digest
+from tests.made.deep import MakeDeep
 from tests.made.gpu_run import make_run, never, well_behaved, whole
 from tests.made.trial import PREFIX, ProcessRunner, ScriptedRunner, make_definition, make_trial
 from tests.made.verdicts import HOST, digest
@@ -170,6 +172,18 @@ def test_a_report_that_is_no_plain_file(tmp_path: Path, kind: str) -> None:
     report = verify_gpu(gpu_trial(), ScriptedRunner(write=write), clock())
     assert report.outcome is Outcome.LOAD_FAILED
     assert "its report" in report.reason
+
+
+def test_an_image_that_leaves_deep_folders_is_judged_like_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_deep: MakeDeep
+) -> None:
+    def write(path: Path, asked: dict[str, Any]) -> None:
+        make_deep(path.parent / "deep")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    report = verify_gpu(gpu_trial(), ScriptedRunner(write=write), clock())
+    assert report.outcome is Outcome.LOAD_FAILED
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_runner_that_cannot_start_it_is_not_the_images_fault() -> None:
