@@ -15,11 +15,10 @@ import stat
 import struct
 import warnings
 import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BytesIO
+from io import BytesIO, StringIO
 from os import PathLike
 from pathlib import Path
 from typing import IO, BinaryIO, Protocol, cast
@@ -32,13 +31,15 @@ from installer.scripts import Script
 from installer.sources import WheelContentElement, WheelFile
 from installer.utils import Scheme, construct_record_file, fix_shebang
 from isal import isal_zlib
-from isal.igzip_lib import IsalError
 
 from imagefactory.errors import BuildError
-from imagefactory.oci.layers import CHUNK, Segment
-from imagefactory.scan.zip import check_members, data_start
+from imagefactory.oci.inflate import DamagedError, inflate
+from imagefactory.oci.layers import Segment
+from imagefactory.scan.zip import check_list, check_members, data_start
 
 READ = 256 * 1024
+PYTHON_SCRIPT = b"#!python"
+TEXT = 64 << 20  # bytes; the most of a file that is read whole
 
 
 class AlteredError(BuildError):
@@ -112,7 +113,7 @@ class Member:
         if self.info.compress_type == zipfile.ZIP_STORED:
             packed = self._packed()
         elif self.info.compress_type == zipfile.ZIP_DEFLATED:
-            packed = _inflate(self._packed())
+            packed = inflate(self._packed())
         else:
             raise BuildError(f"{self.info.filename} is compressed by method {self.info.compress_type}")
         crc, size = 0, 0
@@ -135,19 +136,19 @@ class Member:
             self._report(len(data))
             yield data
 
+    def head(self, count: int) -> bytes:
+        head = b""
+        for chunk in self.chunks():
+            head += chunk
+            if len(head) >= count:
+                break
+        return head[:count]
+
     def bytes(self) -> bytes:
+        """The whole file. Raises BuildError for one that is larger than any program or text."""
+        if self.size > TEXT:
+            raise BuildError(f"{self.info.filename} has {self.size} bytes; code or text may have {TEXT}")
         return b"".join(self.chunks())
-
-
-def _inflate(packed: Iterator[bytes]) -> Iterator[bytes]:
-    inflater = isal_zlib.decompressobj(-15)
-    for data in packed:
-        # Bounded output: a file of zeros must not become one chunk of its whole size.
-        chunk = inflater.decompress(data, CHUNK)
-        yield chunk
-        while inflater.unconsumed_tail:
-            yield inflater.decompress(inflater.unconsumed_tail, CHUNK)
-    yield inflater.flush()
 
 
 class WheelSource(WheelFile):
@@ -164,10 +165,16 @@ class WheelSource(WheelFile):
                 raise BuildError(f"{info.filename} stands in it twice")
             seen.add(info.filename)
 
+    def read_dist_info(self, filename: str) -> str:
+        # zipfile would inflate the member whole, whatever size the list gives it.
+        info = self._zipfile.getinfo(posixpath.join(self.dist_info_dir, filename))
+        return Member(self._raw, info, (info.filename, "", "")).bytes().decode()
+
     def get_contents(self) -> Iterator[WheelContentElement]:
         archive: zipfile.ZipFile = self._zipfile
-        rows = parse_record_file(self.read_dist_info("RECORD").splitlines())
-        records = {row[0]: row for row in rows}
+        names = set(archive.namelist())
+        rows = parse_record_file(StringIO(self.read_dist_info("RECORD")))
+        records = {row[0]: row for row in rows if row[0] in names}
         for info in sorted(archive.infolist(), key=lambda item: item.filename):
             if info.is_dir():
                 continue
@@ -205,21 +212,20 @@ class LayerDestination(WheelDestination):
     def write_script(self, name: str, module: str, attr: str, section: str) -> RecordEntry:
         made = Script(name, module, attr, section)  # type: ignore[arg-type]
         filename, data = made.generate(f"{self.place.prefix}/bin/python", "posix")
-        return self._bytes(Scheme("scripts"), filename, data, executable=True)
+        return self._put(Scheme("scripts"), filename, data, executable=True)
 
     def write_file(
         self, scheme: Scheme, path: str | PathLike[str], stream: BinaryIO | Member, is_executable: bool
     ) -> RecordEntry:
         path = str(path)
         if not isinstance(stream, Member):
-            return self._bytes(scheme, path, stream.read(), executable=is_executable)
+            return self._put(scheme, path, stream.read(), executable=is_executable)
         if scheme == "scripts":
             # pip marks every script as a program, whatever the wheel's own mode says.
-            with fix_shebang(BytesIO(stream.bytes()), f"{self.place.prefix}/bin/python") as fixed:
-                return self._bytes(scheme, path, fixed.read(), executable=True)
+            return self._put(scheme, path, self._started(stream), executable=True)
         entry = RecordEntry.from_elements(path, *stream.record[1:])
         if entry.hash_ is None:
-            return self._bytes(scheme, path, stream.bytes(), executable=is_executable)
+            return self._put(scheme, path, stream, executable=is_executable)
         target = self._target(scheme, path)
         self.segment.file(target, stream.chunks(), size=stream.size, executable=is_executable)
         self.laid.append(LaidFile(path=target, content=str(entry.hash_)))
@@ -237,7 +243,7 @@ class LayerDestination(WheelDestination):
             return None if folder == site else posixpath.relpath(folder, site) + "/"
 
         with construct_record_file(records, prefix_of) as stream:
-            self._bytes(scheme, record_file_path, stream.read(), executable=False)
+            self._put(scheme, record_file_path, stream.read(), executable=False)
 
     def _target(self, scheme: str, path: str) -> str:
         folder = self.place.folder(scheme, self.distribution).lstrip("/")
@@ -245,12 +251,27 @@ class LayerDestination(WheelDestination):
             _refuse_bad_path(path)  # entry points name scripts, and those pass through here too
         return f"{folder}/{path}" if path else folder
 
-    def _bytes(self, scheme: Scheme, path: str, data: bytes, *, executable: bool) -> RecordEntry:
-        target = self._target(scheme, path)
-        self.segment.file(target, [data], size=len(data), executable=executable)
-        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+    def _started(self, script: Member) -> bytes | Member:
+        """A script of Python with the environment's own as its interpreter; programs stay as they are."""
+        if script.head(len(PYTHON_SCRIPT)) != PYTHON_SCRIPT:
+            return script
+        with fix_shebang(BytesIO(script.bytes()), f"{self.place.prefix}/bin/python") as fixed:
+            return fixed.read()
+
+    def _put(self, scheme: Scheme, path: str, data: bytes | Member, *, executable: bool) -> RecordEntry:
+        """A file whose hash no RECORD has told."""
+        target, sha256 = self._target(scheme, path), hashlib.sha256()
+        chunks, size = (data.chunks(), data.size) if isinstance(data, Member) else (iter([data]), len(data))
+        self.segment.file(target, _fed(sha256, chunks), size=size, executable=executable)
+        digest = base64.urlsafe_b64encode(sha256.digest()).rstrip(b"=").decode()
         self.laid.append(LaidFile(path=target, content=f"sha256={digest}"))
-        return RecordEntry(path, Hash("sha256", digest), len(data))
+        return RecordEntry(path, Hash("sha256", digest), size)
+
+
+def _fed(digest: hashlib._Hash, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    for chunk in chunks:
+        digest.update(chunk)
+        yield chunk
 
 
 def lay_wheel(
@@ -304,6 +325,7 @@ def _altered(wheel: Path, what: str) -> AlteredError:
 
 
 def _lay(wheel: OpenWheel, place: Prefix, segment: Segment, compiler: Compiler) -> tuple[LaidFile, ...]:
+    check_list(wheel.file)
     with zipfile.ZipFile(wheel.file) as archive, warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # shipped __pycache__ is left out, as pip does
         source = WheelSource(archive, wheel)
@@ -316,8 +338,7 @@ def _lay(wheel: OpenWheel, place: Prefix, segment: Segment, compiler: Compiler) 
 # What a wheel that is none makes zipfile, installer and the parsers below them raise.
 _UNSOUND: tuple[type[Exception], ...] = (
     zipfile.BadZipFile,
-    zlib.error,
-    IsalError,  # type: ignore[assignment,unused-ignore]
+    DamagedError,
     InstallerError,
     InvalidRecordEntry,
     configparser.Error,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import zipfile
 from collections.abc import Iterator
@@ -23,10 +24,11 @@ _IN_EXTRA = 0xFFFFFFFF  # a size that stands in the extra field, which has room 
 def members_of(path: Path) -> list[zipfile.ZipInfo]:
     """The files of a zip that may tell something. Raises UsageError for a hostile or damaged one."""
     try:
-        _check_directory(path, path.stat().st_size)
-        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
-            check_members(file, archive)
-            members = archive.infolist()
+        with path.open("rb") as file:
+            check_list(file)
+            with zipfile.ZipFile(file) as archive:
+                check_members(file, archive)
+                members = archive.infolist()
     except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError, struct.error) as error:
         raise damaged(path, str(error)) from error
     if sum(member.file_size for member in members) > PLAIN:
@@ -87,26 +89,26 @@ def _sizes(packed_plain: list[int], extra: bytes) -> tuple[int, int]:
     return packed, plain
 
 
-def _check_directory(path: Path, size: int) -> None:
+def check_list(file: IO[bytes]) -> None:
     """Raises ValueError where the zip's list of members is too long to be read (APPNOTE 4.3.14, 4.3.16)."""
-    with path.open("rb") as file:
-        file.seek(max(0, size - 65_557 - 20))
-        tail = file.read()
-        at = len(tail) - 22  # where it stands without a comment, and zipfile looks first
-        if tail[at : at + 4] != b"PK\x05\x06" or tail[-2:] != b"\0\0":
-            at = tail.rfind(b"PK\x05\x06")
-        if at < 0:
-            raise ValueError("it is no zip archive")
-        found = [struct.unpack_from("<HI", tail.ljust(at + 22), at + 10)]
-        if at >= 20 and tail[at - 20 : at - 16] == b"PK\x06\x07":
-            found = [(found[0][0] % 0xFFFF, found[0][1] % 0xFFFFFFFF)]
-            # The larger record stands where this says, or right before, where zipfile takes it.
-            told = int.from_bytes(tail[at - 12 : at - 4], "little")
-            for place in (min(told, size), max(0, size - len(tail) + at - 76)):
-                file.seek(place)
-                record = file.read(56)
-                if record[:4] == b"PK\x06\x06":
-                    found.append(struct.unpack_from("<QQ", record.ljust(56), 32))
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - 65_557 - 20))
+    tail = file.read()
+    at = len(tail) - 22  # where it stands without a comment, and zipfile looks first
+    if tail[at : at + 4] != b"PK\x05\x06" or tail[-2:] != b"\0\0":
+        at = tail.rfind(b"PK\x05\x06")
+    if at < 0:
+        raise ValueError("it is no zip archive")
+    found = [struct.unpack_from("<HI", tail.ljust(at + 22), at + 10)]
+    if at >= 20 and tail[at - 20 : at - 16] == b"PK\x06\x07":
+        found = [(found[0][0] % 0xFFFF, found[0][1] % 0xFFFFFFFF)]
+        # The larger record stands where this says, or right before, where zipfile takes it.
+        told = int.from_bytes(tail[at - 12 : at - 4], "little")
+        for place in (min(told, size), max(0, size - len(tail) + at - 76)):
+            file.seek(place)
+            record = file.read(56)
+            if record[:4] == b"PK\x06\x06":
+                found.append(struct.unpack_from("<QQ", record.ljust(56), 32))
     count, length = map(max, zip(*found, strict=True))
     if count > MEMBERS or length > DIRECTORY:
         raise ValueError(f"it lists {count} members in {length} bytes")

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
 import re
 import stat
+import struct
 import subprocess
 import sys
 import tarfile
+import tracemalloc
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from imagefactory.engines.pyc import BaseCompiler
-from imagefactory.engines.wheel_layer import Compiler, LaidFile, Prefix, lay_wheel
+from imagefactory.engines.wheel_layer import TEXT, Compiler, LaidFile, Prefix, lay_wheel
 from imagefactory.errors import BuildError
 from imagefactory.oci.layers import END_OF_ARCHIVE, Segment, codec
 from tests.made.wheels import add_nested, locked, make_wheel
@@ -257,6 +261,81 @@ def test_other_headers_of_real_wheels_are_read(
                 member.write(old.read(info))
     wheel.write_bytes(written.getvalue())
     assert lay(wheel, compiler, tmp_path)[2] == wanted
+
+
+LARGE = bytes(100 << 20)
+
+
+@contextmanager
+def little_memory() -> Iterator[None]:
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < len(LARGE) // 4
+    finally:
+        tracemalloc.stop()
+
+
+def bomb(folder: Path, path: str, data: bytes = LARGE) -> Path:
+    """A wheel of a few hundred kB with a large file that its RECORD does not name."""
+    wheel = make_wheel(folder, "demo", FILES)
+    with zipfile.ZipFile(wheel, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(path, data)
+    return wheel
+
+
+@pytest.mark.parametrize(
+    ("path", "target"),
+    [("demo-1.0.data/scripts/program", "opt/env/bin/program"), ("demo/d.bin", f"{SITE}/demo/d.bin")],
+)
+def test_a_large_file_is_not_held_in_memory(
+    compiler: BaseCompiler, tmp_path: Path, path: str, target: str
+) -> None:
+    wheel, plain = bomb(tmp_path, path), hashlib.sha256()
+    segment = Segment(codec("zstd"), Sink(), plain, epoch=1)
+    with little_memory(), compiler.wheel() as opened:
+        laid = lay_wheel(wheel, PLACE, segment, opened, sha256=locked(wheel).sha256, report=lambda _: None)
+    digest = base64.urlsafe_b64encode(hashlib.sha256(LARGE).digest()).rstrip(b"=").decode()
+    assert LaidFile(path=target, content=f"sha256={digest}") in laid
+
+
+@pytest.mark.parametrize(
+    ("path", "data"),
+    [
+        ("demo-1.0.data/scripts/tool.py", b"#!python" + LARGE),
+        ("demo-1.0.dist-info/entry_points.txt", LARGE),
+        ("demo/large.py", LARGE),
+    ],
+)
+def test_code_or_text_that_is_large_is_refused(
+    compiler: BaseCompiler, tmp_path: Path, path: str, data: bytes
+) -> None:
+    # Its RECORD names it: Python files that it does not name are not compiled.
+    wheel = make_wheel(tmp_path, "demo", {path: data})
+    with (
+        little_memory(),
+        pytest.raises(BuildError, match=rf"{path} has {len(data)} bytes; code or text may have {TEXT}"),
+    ):
+        lay(wheel, compiler, tmp_path)
+
+
+def test_a_text_that_is_larger_than_it_says_is_refused(compiler: BaseCompiler, tmp_path: Path) -> None:
+    path = "demo-1.0.dist-info/entry_points.txt"
+    wheel = make_wheel(tmp_path, "demo", {path: LARGE})
+    size = struct.pack("<I", len(LARGE))
+    data = wheel.read_bytes()
+    assert data.count(size) == 2
+    wheel.write_bytes(data.replace(size, struct.pack("<I", 10)))
+    with little_memory(), pytest.raises(BuildError, match=f"{path} is larger than it says"):
+        lay(wheel, compiler, tmp_path)
+
+
+def test_an_endless_list_of_members_is_refused(
+    compiler: BaseCompiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("imagefactory.scan.zip.MEMBERS", 3)
+    with pytest.raises(BuildError, match=r"lists 11 members"):
+        lay(make_wheel(tmp_path, "demo", FILES), compiler, tmp_path)
 
 
 @pytest.mark.parametrize(
