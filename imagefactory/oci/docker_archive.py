@@ -11,16 +11,16 @@ import io
 import json
 import posixpath
 import tarfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import IO, Any
+from typing import IO
 
 from imagefactory.errors import StoreError
 from imagefactory.files import explain_full_disk
 from imagefactory.oci.blob_writer import BlobWriter
+from imagefactory.oci.inflate import GZIP, DamagedError, inflate, unzstd
 from imagefactory.oci.layers import BLOCK, CHUNK, END_OF_ARCHIVE, Codec
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import canonical_json
@@ -139,7 +139,7 @@ def take_docker(layout: Layout, stream: IO[bytes], taking: Taking) -> TakenImage
         raise StoreError(f"what docker saved is not a whole image: {why}", hint="build it again") from error
 
 
-_NO_IMAGE = (tarfile.TarError, zlib.error, EOFError, KeyError, IndexError, TypeError, ValueError)
+_NO_IMAGE = (tarfile.TarError, DamagedError, EOFError, KeyError, IndexError, TypeError, ValueError)
 _SMALL = 1 << 20
 """Bytes up to which a file of the stream is kept until it is known what it is; configs are far smaller."""
 
@@ -190,28 +190,8 @@ def _inflated(file: IO[bytes]) -> Iterator[bytes]:
     first = file.read(CHUNK)
     rest = chain([first], iter(partial(file.read, CHUNK), b""))
     if first.startswith(b"\x1f\x8b"):
-        yield from _members(rest, lambda: zlib.decompressobj(31))
+        yield from inflate(rest, GZIP)
     elif first.startswith(b"\x28\xb5\x2f\xfd"):
-        import zstandard
-
-        try:
-            yield from _members(rest, lambda: zstandard.ZstdDecompressor().decompressobj())
-        except zstandard.ZstdError as error:
-            raise ValueError(f"a layer is no zstd: {error}") from error
+        yield from unzstd(rest)
     else:
         yield from rest
-
-
-def _members(chunks: Iterator[bytes], begin: Callable[[], Any]) -> Iterator[bytes]:
-    """Inflates gzip members or zstd frames, as many as follow each other."""
-    inflater, fed = begin(), False
-    for chunk in chunks:
-        data = chunk
-        while data:
-            yield inflater.decompress(data)
-            fed = not inflater.eof
-            data = inflater.unused_data if inflater.eof else b""
-            if inflater.eof:
-                inflater = begin()
-    if fed:
-        raise EOFError("a layer ends in the middle")

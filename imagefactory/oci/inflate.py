@@ -83,14 +83,15 @@ def plain_layer(media_type: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
     if codec == "gzip":
         return inflate(chunks, GZIP)
     if codec == "zstd":
-        return _zstd(chunks)
+        return unzstd(chunks)
     raise StoreError(
         f"layers of type '{media_type}' cannot be read",
         hint=f"readable are {', '.join(sorted(LAYER_CODECS))}",
     )
 
 
-def _zstd(chunks: Iterator[bytes]) -> Iterator[bytes]:
+def unzstd(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """The plain bytes of zstd frames, in pieces of at most 256 KiB; a stream that is cut ends early."""
     try:
         import zstandard
     except ImportError as error:

@@ -8,6 +8,7 @@ import io
 import json
 import resource
 import tarfile
+import tracemalloc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -360,3 +361,17 @@ def test_layer_that_is_not_what_the_config_says(layout: Layout) -> None:
 def test_manifest_that_is_none(manifest: bytes, layout: Layout) -> None:
     with pytest.raises(StoreError, match="not a whole image"):
         take_docker(layout, io.BytesIO(tar_of({"manifest.json": manifest})), taking())
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
+def test_a_small_saved_layer_of_zeros_is_not_held_in_memory(pack, layout: Layout) -> None:
+    plain = bytes(100 << 20)
+    config = json.dumps({"rootfs": {"diff_ids": [sha(plain)]}}).encode()
+    manifest = json.dumps([{"Config": "config", "RepoTags": None, "Layers": ["layer"]}]).encode()
+    saved = tar_of({"layer": pack(plain), "config": config, "manifest.json": manifest})
+    tracemalloc.start()
+    try:
+        assert take_docker(layout, io.BytesIO(saved), taking()).layers[0].diff_id == sha(plain)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import tarfile
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,15 @@ def test_an_unknown_codec_names_those_there_are() -> None:
     with pytest.raises(UsageError) as caught:
         codec("lzma")
     assert "zstd, gzip" in caught.value.hint
+
+
+def test_a_small_layer_of_zeros_is_not_held_in_memory(tmp_path: Path) -> None:
+    compressor = codec("zstd").compressor()
+    packed = b"".join(compressor.compress(bytes(1 << 20)) for _ in range(200)) + compressor.flush()
+    (tmp_path / "layer").write_bytes(packed)
+    tracemalloc.start()
+    try:
+        assert sum(map(len, codec("zstd").decompress(tmp_path / "layer"))) == 200 << 20
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
