@@ -2,40 +2,24 @@
 
 `<store>/unpacked/<hex of diff_id>/` holds the content of one layer as overlay wants it: the whiteouts
 of the OCI image specification become overlay's own (character device 0/0, `user.overlay.opaque`).
-A tar from a stranger can name anything, so every entry is written relative to an open folder,
-never through a symbolic link, and only regular files, folders and links are made.
 """
 
 from __future__ import annotations
 
-import errno
 import fcntl
-import gzip
-import hashlib
 import os
 import secrets
-import shutil
-import tarfile
-import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from tarfile import HeaderError, ReadError
-from typing import IO, Protocol, Self, cast
 
-from imagefactory.errors import StoreError, ToolError
+from imagefactory.errors import StoreError
 from imagefactory.files import Removal, entries_of
-from imagefactory.oci.manifests import LAYER_CODECS
 from imagefactory.oci.model import Layer
-from imagefactory.oci.tar_header import CappedInfo
-from imagefactory.oci.tree import CHUNK, WHITEOUT, LayerTree, entry_parts
-from imagefactory.progress import Progress, Task, format_bytes
+from imagefactory.oci.unpack_layer import unpack_layer
+from imagefactory.progress import Progress, Task
 from imagefactory.trees import remove_tree
-
-
-class _Source(Protocol):
-    def read(self, size: int = -1, /) -> bytes: ...
 
 
 class Unpacked:
@@ -154,191 +138,6 @@ class Unpacked:
                 yield False
             else:
                 yield True
-
-
-def unpack_layer(layer: Layer, blob: Path, folder: Path, task: Task) -> None:
-    """Writes the layer in `blob` into the empty `folder` and proves that it is the layer's diff_id."""
-    with ExitStack() as opened:
-        try:
-            packed = _Counted(opened.enter_context(blob.open("rb")), task)
-        except OSError as error:
-            raise StoreError(
-                f"blob {layer.descriptor.digest} cannot be read: {error.strerror}",
-                hint="the image is damaged: build it again",
-            ) from error
-        content = _HashedTar(_decoder(layer.descriptor.media_type, packed, opened))
-        try:
-            with LayerTree(folder, owners=os.geteuid() == 0) as tree:
-                _write_entries(content, tree)
-            content.drain()
-        except _damage() as error:
-            raise StoreError(
-                f"layer {layer.title or layer.diff_id} is not a proper archive: {error}",
-                hint="the blob is damaged: remove the image and build it again",
-            ) from error
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise _full(folder, content, error) from error
-            raise StoreError(
-                f"layer {layer.title or layer.diff_id} cannot be unpacked into {folder}: {error}",
-                hint="look at the folder's permissions and file system",
-            ) from error
-    if content.digest != layer.diff_id:
-        raise StoreError(
-            f"layer {layer.title or layer.diff_id} holds {content.digest}, not {layer.diff_id}",
-            hint="the blob or its manifest is damaged: remove the image and build it again",
-        )
-
-
-# --- reading -------------------------------------------------------------------------------------
-
-
-class _Counted:
-    """The packed bytes, reported as they are read."""
-
-    def __init__(self, file: IO[bytes], task: Task) -> None:
-        self.file, self.task = file, task
-
-    def read(self, size: int = -1, /) -> bytes:
-        data = self.file.read(size)
-        self.task.advance(len(data))
-        return data
-
-    def readinto(self, buffer: memoryview, /) -> int:
-        data = self.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.file, name)
-
-
-class _HashedTar:
-    """The plain tar, hashed and counted as it is read."""
-
-    def __init__(self, source: _Source) -> None:
-        self.source, self.size = source, 0
-        self._sha256 = hashlib.sha256()
-
-    @property
-    def digest(self) -> str:
-        return f"sha256:{self._sha256.hexdigest()}"
-
-    def read(self, size: int = -1, /) -> bytes:
-        data = self.source.read(size)
-        self._sha256.update(data)
-        self.size += len(data)
-        return data
-
-    def drain(self) -> None:
-        while self.read(CHUNK):
-            pass
-
-
-def _decoder(media_type: str, packed: _Counted, opened: ExitStack) -> _Source:
-    codec = LAYER_CODECS.get(media_type)
-    if codec == "tar":
-        return packed
-    if codec == "gzip":
-        try:
-            from isal import igzip
-
-            fast = igzip.GzipFile(fileobj=packed, mode="rb")  # type: ignore[no-untyped-call]
-            return cast("_Source", opened.enter_context(fast))
-        except ImportError:
-            return opened.enter_context(gzip.GzipFile(fileobj=cast("IO[bytes]", packed), mode="rb"))
-    if codec == "zstd":
-        try:
-            import zstandard
-        except ImportError as error:
-            raise ToolError(
-                "this layer is packed with zstd, and the Python package zstandard is not installed",
-                hint="pip install 'imagefactory[build]'",
-            ) from error
-        reader = zstandard.ZstdDecompressor().stream_reader(
-            cast("IO[bytes]", packed), read_across_frames=True
-        )
-        return opened.enter_context(reader)
-    raise StoreError(
-        f"layers of type '{media_type}' cannot be unpacked",
-        hint=f"the store's layers are {', '.join(sorted(LAYER_CODECS))}",
-    )
-
-
-def _damage() -> tuple[type[Exception], ...]:
-    """What comes of reading a tar that is none, by those decoders that are installed."""
-    found: list[type[Exception]] = [
-        tarfile.TarError,
-        EOFError,
-        ValueError,
-        OverflowError,
-        RecursionError,  # tarfile calls itself for each extended header before an entry
-        zlib.error,
-        gzip.BadGzipFile,
-    ]
-    with suppress(ImportError):
-        import zstandard
-
-        found.append(zstandard.ZstdError)
-    with suppress(ImportError):
-        from isal import isal_zlib
-
-        found.append(isal_zlib.error)  # type: ignore[arg-type]
-    return tuple(found)
-
-
-def _full(folder: Path, content: _HashedTar, error: OSError) -> StoreError:
-    """Reads the layer to its end, to say how many bytes it wants."""
-    content.drain()
-    free = shutil.disk_usage(folder).free
-    return StoreError(
-        f"{folder.parent}: {error.strerror}: this layer needs {format_bytes(content.size)} "
-        f"({content.size} bytes), {format_bytes(free)} are free",
-        hint="free space there (`imagefactory store gc`) or name another store (setting `store`)",
-    )
-
-
-# --- writing -------------------------------------------------------------------------------------
-
-
-class _StrictInfo(CappedInfo):
-    """tarfile takes a broken header after the first entry for the archive's end; here it is an error."""
-
-    @classmethod
-    def fromtarfile(cls, tarfile: tarfile.TarFile) -> Self:
-        try:
-            return super().fromtarfile(tarfile)
-        except HeaderError as error:
-            if type(error).__name__ in ("InvalidHeaderError", "TruncatedHeaderError"):
-                raise ReadError(f"broken header at byte {tarfile.fileobj.tell()}") from error
-            raise
-
-
-def _write_entries(content: _HashedTar, tree: LayerTree) -> None:
-    stream = cast("IO[bytes]", content)
-    with tarfile.open(fileobj=stream, mode="r|", bufsize=CHUNK, tarinfo=_StrictInfo) as archive:
-        seen: list[tarfile.TarInfo] = vars(archive)["members"]
-        while (member := archive.next()) is not None:
-            seen.clear()  # tarfile would keep every entry, a kilobyte each
-            parts = entry_parts(member.name)
-            name = parts[-1] if parts else ""
-            if name.startswith(WHITEOUT):
-                tree.whiteout(parts)
-            elif member.isdir():
-                tree.folder(parts, member)
-            elif not parts:
-                raise tarfile.TarError("the layer's root is not a folder")
-            elif member.isreg() and not member.issparse():
-                data = archive.extractfile(member)
-                tree.file(parts, member, cast("IO[bytes]", data))
-            elif member.issym():
-                tree.symlink(parts, member)
-            elif member.islnk():
-                tree.hard_link(parts, entry_parts(member.linkname), member)
-            elif parts[0] == "dev" and (member.isdev()):
-                continue  # the sandbox covers /dev with its own, so these could never be seen
-            else:
-                raise tarfile.TarError(f"'{member.name}' is neither a file, a folder nor a link")
 
 
 # --- folders in use ------------------------------------------------------------------------------

@@ -294,7 +294,7 @@ def test_full_disk_names_folder_and_bytes(store: Store, monkeypatch: pytest.Monk
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return real(fd, data)
 
-    monkeypatch.setattr(unpack.os, "write", full)
+    monkeypatch.setattr(os, "write", full)
     with pytest.raises(StoreError) as told:
         store.unpack(layer)
     assert str(store.unpacked.folder) in told.value.message
