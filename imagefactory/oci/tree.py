@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 import tarfile
@@ -50,13 +51,17 @@ def check_unpackable(path: str) -> None:
 
 
 class LayerTree:
-    """A folder that is written by names relative to open folders, so that no link can lead out of it."""
+    """A folder that is written by names relative to open folders, so that no link can lead out of it.
+
+    `digests` are the sha256 of its files as they were written, by inode.
+    """
 
     def __init__(self, folder: Path, *, owners: bool) -> None:
         self.owners = owners
         self.root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self.opened: OrderedDict[tuple[str, ...], int] = OrderedDict()
         self.folders: dict[tuple[str, ...], tarfile.TarInfo] = {}
+        self.digests: dict[int, str] = {}
 
     def __enter__(self) -> LayerTree:
         return self
@@ -82,18 +87,20 @@ class LayerTree:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(name, flags, 0o600, dir_fd=parent)
         try:
-            left = member.size
+            left, sha256 = member.size, hashlib.sha256()
             while left:
                 chunk = memoryview(data.read(min(CHUNK, left)))
                 if not chunk:
                     raise EOFError(f"the archive ends inside '{member.name}'")
                 left -= len(chunk)
+                sha256.update(chunk)
                 while chunk:
                     chunk = chunk[os.write(fd, chunk) :]
             if self.owners:
                 os.fchown(fd, member.uid, member.gid)
             os.fchmod(fd, member.mode & 0o777)
             os.utime(fd, ns=_times(member))
+            self.digests[os.fstat(fd).st_ino] = sha256.hexdigest()
         finally:
             os.close(fd)
 

@@ -2,6 +2,7 @@
 
 `<store>/unpacked/<hex of diff_id>/` holds the content of one layer as overlay wants it: the whiteouts
 of the OCI image specification become overlay's own (character device 0/0, `user.overlay.opaque`).
+`<store>/unpacked/.sums/<hex>` says what it was like (unpacked_sum.py), and comes before it.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from imagefactory.errors import StoreError
-from imagefactory.files import Removal, entries_of
+from imagefactory.files import Removal, entries_of, explain_full_disk, seal, unseal
 from imagefactory.oci.model import Layer
 from imagefactory.oci.unpack_layer import unpack_layer
+from imagefactory.oci.unpacked_sum import record, what_changed
 from imagefactory.progress import Progress, Task
 from imagefactory.trees import remove_tree
 
@@ -67,7 +69,7 @@ class Unpacked:
         for entry in entries_of(self.folder):
             leftover = entry.name.startswith(".") and entry.name.endswith(".part")
             digest = entry.name[1:].partition(".")[0] if leftover else entry.name
-            if not entry.is_dir() or entry.name == ".locks" or (digest in kept and not leftover):
+            if not entry.is_dir() or entry.name in (".locks", ".sums") or (digest in kept and not leftover):
                 continue
             with removal.going_on(entry), ExitStack() as held:
                 if not held.enter_context(self._lock(digest, wait=False)):
@@ -76,13 +78,64 @@ class Unpacked:
                     continue
                 if removal.remove(entry, by_way_of=None if leftover else self._new_part(digest)):
                     gone.append(entry.name)
+        for sums in [] if removal.dry_run else entries_of(self.folder / ".sums"):
+            with removal.going_on(sums), self._lock(sums.name, wait=False) as alone:
+                if alone and not (self.folder / sums.name).is_dir():
+                    sums.unlink()
         return tuple(gone)
+
+    def drop_changed(self, layers: Sequence[Layer], progress: Progress) -> None:
+        """Removes of `layers` what is not as it was unpacked, so that `unpack` makes it anew.
+
+        Content is trusted where size, times and inode are as they were. Waits for sandboxes that use what
+        goes.
+        """
+        for name in dict.fromkeys(_hex(layer.diff_id) for layer in layers):
+            self._check(name, progress, every_byte=False, mend=True)
+
+    def check_all(self, progress: Progress, *, mend: bool) -> tuple[tuple[str, str], ...]:
+        """Reads every byte of all that is unpacked: (hex of the diff_id, what is wrong) of what changed.
+
+        `mend` removes that, once no sandbox uses it; the next run or build unpacks it anew.
+        """
+        names = [path.name for path in entries_of(self.folder) if not path.name.startswith(".")]
+        faults = []
+        with progress.task("check unpacked layers", total=len(names), unit="layers") as task:
+            for name in names:
+                fault = self._check(name, progress, every_byte=True, mend=mend)
+                task.advance(1)
+                if fault:
+                    faults.append((name, fault))
+        return tuple(faults)
+
+    def _check(self, name: str, progress: Progress, *, every_byte: bool, mend: bool) -> str:
+        tree = self.folder / name
+        if not tree.is_dir():
+            return ""
+        with self._lock(name, wait=True):
+            if not tree.is_dir():  # another process removed it while this one waited
+                return ""
+            recorded = unseal(self._sums(name))
+            if recorded is None:
+                fault = "its record is damaged, or of an earlier version"
+            else:
+                fault = what_changed(tree, recorded, every_byte=every_byte)
+            if fault and mend:
+                progress.note(f"  layer {name[:12]} is removed, to be unpacked anew: {fault}")
+                waiting = "  waiting for commands that run in it to end ..."
+                with _unused(tree, lambda: progress.note(waiting)):
+                    remove_tree(tree.rename(self._new_part(name)))
+        return fault
+
+    def _sums(self, name: str) -> Path:
+        return self.folder / ".sums" / name
 
     def _prepare(self) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.folder.chmod(0o700)
-            (self.folder / ".locks").mkdir(exist_ok=True)
+            for inner in (".locks", ".sums"):
+                (self.folder / inner).mkdir(exist_ok=True)
         except OSError as error:
             raise StoreError(
                 f"{self.folder}: cannot be made: {error.strerror}",
@@ -115,7 +168,10 @@ class Unpacked:
             try:
                 part.mkdir()
                 part.chmod(0o755)  # the / of an image, whatever the umask
-                unpack_layer(layer, blob_path(layer.descriptor.digest), part, task)
+                digests = unpack_layer(layer, blob_path(layer.descriptor.digest), part, task)
+                with explain_full_disk(self.folder):
+                    sums = self._sums(final.name)
+                    sums.write_bytes(seal(sums, record(part, digests)))
                 part.rename(final)
             except BaseException:
                 with suppress(OSError):
@@ -144,16 +200,22 @@ class Unpacked:
 
 
 @contextmanager
-def _unused(folder: Path) -> Iterator[bool]:
-    """True while no sandbox holds the shared lock that it takes on each of its layers."""
+def _unused(folder: Path, before_waiting: Callable[[], None] | None = None) -> Iterator[bool]:
+    """True while no sandbox holds the shared lock that it takes on each of its layers.
+
+    With `before_waiting`, which is called first, it waits for that; else it is False where one does.
+    """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            yield False
-        else:
-            yield True
+            if before_waiting is None:
+                yield False
+                return
+            before_waiting()
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield True
     finally:
         os.close(fd)
 

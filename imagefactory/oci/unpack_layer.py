@@ -13,6 +13,7 @@ import os
 import shutil
 import tarfile
 import zlib
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from tarfile import HeaderError, ReadError
@@ -30,8 +31,11 @@ class _Source(Protocol):
     def read(self, size: int = -1, /) -> bytes: ...
 
 
-def unpack_layer(layer: Layer, blob: Path, folder: Path, task: Task) -> None:
-    """Writes the layer in `blob` into the empty `folder` and proves that it is the layer's diff_id."""
+def unpack_layer(layer: Layer, blob: Path, folder: Path, task: Task) -> Mapping[int, str]:
+    """Writes the layer in `blob` into the empty `folder` and proves that it is the layer's diff_id.
+
+    Returns the sha256 of the files there, by inode.
+    """
     with ExitStack() as opened:
         try:
             packed = _Counted(opened.enter_context(blob.open("rb")), task)
@@ -62,6 +66,7 @@ def unpack_layer(layer: Layer, blob: Path, folder: Path, task: Task) -> None:
             f"layer {layer.title or layer.diff_id} holds {content.digest}, not {layer.diff_id}",
             hint="the blob or its manifest is damaged: remove the image and build it again",
         )
+    return tree.digests
 
 
 # --- reading -------------------------------------------------------------------------------------

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import gzip
-import hashlib
-import io
 import multiprocessing
 import os
 import stat
@@ -15,7 +13,6 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-import zstandard
 
 from imagefactory.errors import StoreError
 from imagefactory.files import Removal
@@ -26,73 +23,16 @@ from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Quiet
 from imagefactory.trees import remove_tree
 from tests.made.deep import MakeDeep
-
-TAR = "application/vnd.oci.image.layer.v1.tar"
-Entry = tuple[str, bytes, dict[str, object]]
-
-
-def file(name: str, content: bytes = b"x", **fields: object) -> Entry:
-    return (name, content, fields)
-
-
-def folder(name: str, **fields: object) -> Entry:
-    return (name, b"", {"type": tarfile.DIRTYPE, "mode": 0o755, **fields})
-
-
-def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> Entry:
-    return (name, b"", {"type": kind, "linkname": target})
-
-
-def make_tar(*entries: Entry) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for name, content, fields in entries:
-            info = tarfile.TarInfo(name)
-            info.size, info.mtime, info.mode = len(content), 1_600_000_000, 0o644
-            info.uid, info.gid = os.geteuid(), os.getegid()
-            for key, value in fields.items():
-                setattr(info, key, value)
-            archive.addfile(info, io.BytesIO(content))
-    return buffer.getvalue()
-
-
-def digest(data: bytes) -> str:
-    return f"sha256:{hashlib.sha256(data).hexdigest()}"
-
-
-class Store:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.unpacked = Unpacked(path / "unpacked")
-        (path / "blobs").mkdir()
-
-    def blob_path(self, blob: str) -> Path:
-        return self.path / "blobs" / blob
-
-    def add(self, tar: bytes, codec: str = "", *, packed: bytes | None = None) -> Layer:
-        pack = {"": bytes, "+gzip": gzip.compress, "+zstd": zstandard.compress}[codec]
-        data = pack(tar) if packed is None else packed
-        self.blob_path(digest(data)).write_bytes(data)
-        descriptor = Descriptor(media_type=TAR + codec, digest=digest(data), size=len(data))
-        return Layer(descriptor=descriptor, diff_id=digest(tar), title="test")
-
-    def unpack(self, *layers: Layer) -> tuple[Path, ...]:
-        return self.unpacked.unpack(layers, self.blob_path, Quiet())
-
-    def one(self, *entries: Entry) -> Path:
-        return self.unpack(self.add(make_tar(*entries)))[0]
-
-    def leftovers(self) -> list[str]:
-        return [path.name for path in self.unpacked.folder.iterdir() if path.name != ".locks"]
+from tests.made.layer_store import TAR, Entry, LayerStore, digest, file, folder, link, make_tar
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
+def store(tmp_path: Path) -> LayerStore:
+    return LayerStore(tmp_path)
 
 
 @pytest.mark.parametrize("codec", ["", "+gzip", "+zstd"])
-def test_content_modes_and_times(store: Store, codec: str) -> None:
+def test_content_modes_and_times(store: LayerStore, codec: str) -> None:
     tar = make_tar(
         folder("a", mode=0o555),
         file("a/b", b"hello", mode=0o755),
@@ -119,7 +59,7 @@ def test_content_modes_and_times(store: Store, codec: str) -> None:
     assert not found.exists()
 
 
-def test_modes_are_the_layers_whatever_the_umask(store: Store) -> None:
+def test_modes_are_the_layers_whatever_the_umask(store: LayerStore) -> None:
     layer = store.add(make_tar(file("implied/file", mode=0o644), folder("a", mode=0o755)))
     before = os.umask(0o077)
     try:
@@ -131,14 +71,14 @@ def test_modes_are_the_layers_whatever_the_umask(store: Store) -> None:
     assert stat.S_IMODE((found / "implied/file").stat().st_mode) == 0o644
 
 
-def test_gzip_of_many_members(store: Store) -> None:
+def test_gzip_of_many_members(store: LayerStore) -> None:
     tar = make_tar(file("a", b"1" * 5000), file("b", b"2" * 5000))
     packed = b"".join(gzip.compress(tar[start : start + 700]) for start in range(0, len(tar), 700))
     (found,) = store.unpack(store.add(tar, "+gzip", packed=packed))
     assert (found / "b").read_bytes() == b"2" * 5000
 
 
-def test_unpacked_once_and_shared(store: Store) -> None:
+def test_unpacked_once_and_shared(store: LayerStore) -> None:
     first, second = store.add(make_tar(file("a"))), store.add(make_tar(file("b")))
     paths = store.unpack(first, second, first)
     assert paths[0] == paths[2] != paths[1]
@@ -167,19 +107,19 @@ def test_unpacked_once_and_shared(store: Store) -> None:
     [file("x" * 300)],
     [file("d/" * 100 + "f")],
 ])  # fmt: skip
-def test_refused_and_nothing_left(store: Store, entries: list[Entry]) -> None:
+def test_refused_and_nothing_left(store: LayerStore, entries: list[Entry]) -> None:
     with pytest.raises(StoreError):
         store.one(*entries)
     assert store.leftovers() == []
     assert not (store.path / "out").exists()
 
 
-def test_device_nodes_below_dev_are_left_out(store: Store) -> None:
+def test_device_nodes_below_dev_are_left_out(store: LayerStore) -> None:
     found = store.one(folder("dev"), file("dev/null", b"", type=tarfile.CHRTYPE, devmajor=1, devminor=3))
     assert list((found / "dev").iterdir()) == []
 
 
-def test_later_entries_win(store: Store) -> None:
+def test_later_entries_win(store: LayerStore) -> None:
     found = store.one(file("a", b"1"), link("a", "b"), file("a", b"3"), folder("d"), folder("d", mode=0o700))
     assert (found / "a").read_bytes() == b"3"
     assert stat.S_IMODE((found / "d").stat().st_mode) == 0o700
@@ -190,7 +130,7 @@ def is_whiteout(path: Path) -> bool:
     return stat.S_ISCHR(found.st_mode) and found.st_rdev == 0
 
 
-def test_whiteouts_become_overlays(store: Store) -> None:
+def test_whiteouts_become_overlays(store: LayerStore) -> None:
     found = store.one(
         file("a/.wh.gone"), file("b/.wh..wh..opq"), file("b/new"), file(".wh.mine"), file("mine", b"here"),
         folder("over"), file("over/f"), file(".wh.over"), file(".wh.later"), file("later/f"),
@@ -203,7 +143,7 @@ def test_whiteouts_become_overlays(store: Store) -> None:
         assert os.getxattr(found / name, OPAQUE_ATTRIBUTE) == b"y"
 
 
-def test_refused_whiteout_says_what_to_do(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_whiteout_says_what_to_do(store: LayerStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
@@ -213,7 +153,7 @@ def test_refused_whiteout_says_what_to_do(store: Store, monkeypatch: pytest.Monk
     assert "local disk" in told.value.hint
 
 
-def test_wrong_content_is_refused(store: Store) -> None:
+def test_wrong_content_is_refused(store: LayerStore) -> None:
     layer = store.add(make_tar(file("a")))
     wrong = Layer(descriptor=layer.descriptor, diff_id=digest(b"other"), title="w")
     with pytest.raises(StoreError, match="holds sha256:"):
@@ -222,7 +162,7 @@ def test_wrong_content_is_refused(store: Store) -> None:
 
 
 @pytest.mark.parametrize("codec", ["", "+gzip", "+zstd"])
-def test_every_truncation_is_refused(store: Store, codec: str) -> None:
+def test_every_truncation_is_refused(store: LayerStore, codec: str) -> None:
     tar = make_tar(file("a", os.urandom(3000)), file("b", os.urandom(3000)))
     whole = store.add(tar, codec)
     data = store.blob_path(whole.descriptor.digest).read_bytes()
@@ -232,7 +172,7 @@ def test_every_truncation_is_refused(store: Store, codec: str) -> None:
     assert store.leftovers() == []
 
 
-def test_broken_header_in_the_middle_is_refused(store: Store) -> None:
+def test_broken_header_in_the_middle_is_refused(store: LayerStore) -> None:
     tar = bytearray(make_tar(file("a"), file("b"), file("c")))
     tar[1024 + 10] ^= 0xFF  # the name in b's header, so that its checksum is wrong
     with pytest.raises(StoreError, match="broken header"):
@@ -240,7 +180,7 @@ def test_broken_header_in_the_middle_is_refused(store: Store) -> None:
 
 
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
-def test_a_small_layer_with_a_huge_header_takes_no_memory(store: Store, kind: bytes) -> None:
+def test_a_small_layer_with_a_huge_header_takes_no_memory(store: LayerStore, kind: bytes) -> None:
     info = tarfile.TarInfo("x")
     info.type, info.size = kind, 64 << 20
     layer = store.add(info.tobuf() + bytes(info.size), "+gzip")
@@ -253,7 +193,7 @@ def test_a_small_layer_with_a_huge_header_takes_no_memory(store: Store, kind: by
         tracemalloc.stop()
 
 
-def test_long_names_without_end_are_refused(store: Store) -> None:
+def test_long_names_without_end_are_refused(store: LayerStore) -> None:
     info = tarfile.TarInfo("x")
     info.type, info.size = tarfile.GNUTYPE_LONGNAME, 1
     with pytest.raises(StoreError, match="not a proper archive"):
@@ -267,7 +207,7 @@ def test_long_names_without_end_are_refused(store: Store) -> None:
     ids=["no deflate", "no gzip", "cut"],
 )
 def test_gzip_that_is_damaged_is_said(
-    store: Store, packed: bytes, isal: bool, monkeypatch: pytest.MonkeyPatch
+    store: LayerStore, packed: bytes, isal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not isal:
         monkeypatch.setitem(sys.modules, "isal", None)
@@ -275,7 +215,7 @@ def test_gzip_that_is_damaged_is_said(
         store.unpack(store.add(b"", "+gzip", packed=packed))
 
 
-def test_unknown_codec_and_missing_blob(store: Store) -> None:
+def test_unknown_codec_and_missing_blob(store: LayerStore) -> None:
     layer = store.add(make_tar(file("a")))
     strange = Descriptor(media_type=TAR + "+xz", digest=layer.descriptor.digest, size=1)
     with pytest.raises(StoreError, match=r"\+xz"):
@@ -285,7 +225,7 @@ def test_unknown_codec_and_missing_blob(store: Store) -> None:
         store.unpack(layer)
 
 
-def test_full_disk_names_folder_and_bytes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_names_folder_and_bytes(store: LayerStore, monkeypatch: pytest.MonkeyPatch) -> None:
     tar = make_tar(file("a", b"1" * 100_000), file("b", b"2" * 400_000))
     layer, real = store.add(tar), os.write
 
@@ -307,7 +247,7 @@ def unpack_in_child(path: Path, layer: Layer, results: multiprocessing.Queue[str
     results.put(str(found[0]))
 
 
-def test_processes_at_once(store: Store) -> None:
+def test_processes_at_once(store: LayerStore) -> None:
     layer = store.add(make_tar(*(file(f"d/{number}", b"x" * 2000) for number in range(800))), "+gzip")
     context = multiprocessing.get_context("spawn")
     results: multiprocessing.Queue[str] = context.Queue()
@@ -321,7 +261,7 @@ def test_processes_at_once(store: Store) -> None:
     assert len(list((store.unpacked.path(layer.diff_id) / "d").iterdir())) == 800
 
 
-def test_leftover_of_a_killed_process_is_replaced_and_collected(store: Store) -> None:
+def test_leftover_of_a_killed_process_is_replaced_and_collected(store: LayerStore) -> None:
     layer = store.add(make_tar(file("a")))
     name = layer.diff_id.removeprefix("sha256:")
     for left in (f".{name}.0a1b.part", f".{'0' * 64}.0a1b.part"):
@@ -333,7 +273,7 @@ def test_leftover_of_a_killed_process_is_replaced_and_collected(store: Store) ->
 
 
 def test_a_leftover_that_cannot_be_removed_stops_no_run(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: LayerStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer = store.add(make_tar(file("a")))
     name = layer.diff_id.removeprefix("sha256:")
@@ -352,7 +292,7 @@ def test_a_leftover_that_cannot_be_removed_stops_no_run(
         store.unpack(store.add(make_tar(file("a"))[:700]))
 
 
-def test_collect(store: Store) -> None:
+def test_collect(store: LayerStore) -> None:
     kept, loose = store.unpack(
         store.add(make_tar(file("a"))),
         store.add(make_tar(file("b", b"1" * 9000, mode=0), folder("c", mode=0))),
@@ -366,7 +306,7 @@ def test_collect(store: Store) -> None:
     assert store.leftovers() == [kept.name]
 
 
-def test_leftovers_deeper_than_any_path_are_collected(store: Store, make_deep: MakeDeep) -> None:
+def test_leftovers_deeper_than_any_path_are_collected(store: LayerStore, make_deep: MakeDeep) -> None:
     (kept,) = store.unpack(store.add(make_tar(file("a"))))
     part = make_deep(store.unpacked.folder / f".{'0' * 64}.part", name="d" * 100)
     for dry_run in (True, False):
@@ -383,14 +323,14 @@ def test_entry_parts(name: str, parts: tuple[str, ...]) -> None:
     assert entry_parts(name) == parts
 
 
-def test_a_name_that_no_file_system_takes_is_no_fault_of_the_disk(store: Store) -> None:
+def test_a_name_that_no_file_system_takes_is_no_fault_of_the_disk(store: LayerStore) -> None:
     with pytest.raises(StoreError, match=r"not a proper archive: .* has a name of 256 bytes"):
         store.unpack(store.add(make_tar(file("a" * 256))))
     (made,) = store.unpack(store.add(make_tar(file("b"), file(".wh." + "a" * 255))))
     assert stat.S_ISCHR((made / ("a" * 255)).stat().st_mode)
 
 
-def test_bad_digest_is_no_path(store: Store) -> None:
+def test_bad_digest_is_no_path(store: LayerStore) -> None:
     for bad in ("sha256:../../x", "sha512:" + "0" * 64, "sha256:" + "G" * 64, ""):
         with pytest.raises(StoreError, match="not a digest"):
             store.unpacked.path(bad)
