@@ -119,7 +119,7 @@ class ApptainerRunner:
     def __init__(self, command: ApptainerCommand, ensure_sif: EnsureSif) -> None:
         self.command, self.ensure_sif = command, ensure_sif
 
-    def prepare(self, made: Image | Sif) -> Image | Sif:
+    def prepare(self, made: Image | Sif, *, checked: bool) -> Image | Sif:  # noqa: ARG002
         """The .sif of an image."""
         return self.ensure_sif(made) if isinstance(made, Image) else made
 

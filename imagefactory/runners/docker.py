@@ -116,7 +116,7 @@ class DockerRunner:
         self.layout, self.daemon = layout, daemon
         self.progress, self.devices = progress or Quiet(), devices
 
-    def prepare(self, made: Image | Sif) -> Image | Sif:
+    def prepare(self, made: Image | Sif, *, checked: bool) -> Image | Sif:  # noqa: ARG002
         """The same image, which the daemon has then."""
         if isinstance(made, Image):
             self.daemon.ensure(self.layout, made, run_name(made), self.progress)

@@ -30,10 +30,11 @@ class Runner(Protocol):
     def require(self) -> str:
         """The runner's version. Raises ToolError, with the command that mends it, when it cannot run here."""
 
-    def prepare(self, made: Image | Sif) -> Image | Sif:
+    def prepare(self, made: Image | Sif, *, checked: bool) -> Image | Sif:
         """`made` as this runner starts it, brought to where it starts things from.
 
-        The caller holds the layout's `in_use`: no collection takes what is on its way.
+        `checked`: a verdict follows, so what the store has unpacked for it is looked at first. The caller
+        holds the layout's `in_use`: no collection takes what is on its way.
         """
 
     def run(self, image: Image | Sif, spec: RunSpec) -> Completed:

@@ -96,9 +96,14 @@ class UnshareRunner:
         attempt(self.scratch)
         return f"unshare (Linux {platform.release()})"
 
-    def prepare(self, made: Image | Sif) -> Image | Sif:
-        """The same image, whose layers are unpacked then, each once for all images that share it."""
+    def prepare(self, made: Image | Sif, *, checked: bool) -> Image | Sif:
+        """The same image, whose layers are unpacked then, each once for all images that share it.
+
+        `checked`: those that are not as they were unpacked are unpacked anew.
+        """
         if isinstance(made, Image):
+            if checked:
+                self.unpacked.drop_changed(made.layers, self.progress)
             self.unpacked.unpack(made.layers, self.layout.blob_path, self.progress, workers=self.workers)
         return made
 

@@ -109,7 +109,7 @@ def build_image(factory: Factory, definition: Definition, options: BuildOptions,
         clock.lap("assemble")
         report = None
         if options.smoke:
-            runner.prepare(image)
+            runner.prepare(image, checked=True)
             clock.lap("unpack")
             trial = Trial(image=image, definition=definition, nonce=secrets.token_hex(16), runner=runner_name)
             with progress.stage(f"{target.name}: smoke test on the CPU, inside the image, by {runner_name}"):

@@ -41,17 +41,7 @@ def run_target(access: Access, target: Target, spec: RunSpec, runner: str, progr
         raise BuildError(f"{target.name} is not built yet", hint=f"imagefactory build {target.name}")
     name = wanted or (ENGINES[settings.engine.value].runner if isinstance(made, Image) else "apptainer")
     with access.layout.in_use(progress):
-        chosen, made = ready_runner(access, made, name, target.name, progress)
+        chosen = make_runner(access, name, target.name, progress)
+        chosen.require()
+        made = chosen.prepare(made, checked=False)
     return chosen.run(made, spec)
-
-
-def ready_runner(
-    access: Access, made: Image | Sif, name: str, target: str, progress: Progress
-) -> tuple[Runner, Image | Sif]:
-    """The runner called `name`, and `made` as it starts it, brought to where it starts things from.
-
-    The caller holds the layout's `in_use`. Raises ToolError where that runner cannot run here.
-    """
-    runner = make_runner(access, name, target, progress)
-    runner.require()
-    return runner, runner.prepare(made)

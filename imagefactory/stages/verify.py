@@ -22,7 +22,7 @@ from imagefactory.progress import Progress
 from imagefactory.runners.protocol import Runner
 from imagefactory.settings.choices import ENGINES
 from imagefactory.stages.choose import Chosen
-from imagefactory.stages.run import ready_runner
+from imagefactory.stages.run import make_runner
 from imagefactory.stages.scan import inspect_made
 from imagefactory.stages.sign import ledger
 from imagefactory.suite.gpu.context import Predicted
@@ -99,7 +99,9 @@ def verify_image(
         )
         runner, made = bench.runner, chosen.made
         if runner is None:
-            runner, made = ready_runner(access, made, name, chosen.definition.target.name, progress)
+            runner = make_runner(access, name, chosen.definition.target.name, progress)
+            runner.require()
+            made = runner.prepare(made, checked=True)
         trial = GpuTrial(
             made=made,
             subject=chosen.subject,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+
+import pytest
 
 from imagefactory.access import Access
 from imagefactory.engines.base.image import BaseImage
@@ -12,6 +15,7 @@ from imagefactory.oci.layout import Layout, reference
 from imagefactory.oci.model import Image, Sif
 from imagefactory.progress import Progress
 from imagefactory.runners.protocol import Runner, RunnerGround
+from imagefactory.settings.choices import RUNNERS, RunnerRow
 from tests.made.layout import add_image
 
 
@@ -46,13 +50,14 @@ class Echo:
 
     ground: RunnerGround
     prepared: str = ""
+    checked: bool = False
 
     def require(self) -> str:
         return "echo 1.0"
 
-    def prepare(self, made: Image | Sif) -> Image | Sif:
+    def prepare(self, made: Image | Sif, *, checked: bool) -> Image | Sif:
         assert isinstance(made, Image)
-        self.prepared = made.manifest
+        self.prepared, self.checked = made.manifest, checked
         return made
 
     def run(self, image: Image | Sif, spec: RunSpec) -> Completed:
@@ -67,3 +72,16 @@ def make_engine(access: Access) -> Engine:
 
 def make_runner(ground: RunnerGround) -> Runner:
     return Echo(ground)
+
+
+def remember_runners(monkeypatch: pytest.MonkeyPatch) -> list[Echo]:
+    """A row `echo` of RUNNERS, and each runner that is made by it."""
+    made: list[Echo] = []
+
+    def remember(ground: RunnerGround) -> Runner:
+        made.append(Echo(ground))
+        return made[-1]
+
+    monkeypatch.setattr(sys.modules[__name__], "make_runner", remember)
+    monkeypatch.setitem(RUNNERS, "echo", RunnerRow(module=__name__, extra="build"))
+    return made

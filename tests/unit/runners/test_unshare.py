@@ -33,6 +33,7 @@ from imagefactory.runners.sandbox import keeper, seccomp
 from imagefactory.runners.sandbox_plan import Caller, SandboxPaths, SandboxPlan, identity_map, plan
 from imagefactory.runners.unshare import Sandbox, UnshareRunner, explain, signals_left_to_the_command
 from tests.made.deep import MakeDeep
+from tests.made.layer_store import LayerStore, file, make_tar
 
 ALL = (1 << 41) - 1
 FULL = "         0          0 4294967295\n"
@@ -476,6 +477,19 @@ def test_a_limit_that_ended_a_run_is_its_last_word(
     assert done.over[0] == "the run was ended: it reached the limit memory=1M"
     assert done.stderr.startswith("err\nthe run was ended: it reached the limit memory=1M (`--limit memory=")
     assert helpers[0].decided.limits.memory == 1 << 20
+
+
+def test_what_changed_of_a_layer_is_unpacked_anew_before_a_verdict(tmp_path: Path) -> None:
+    store = LayerStore(tmp_path)
+    image = replace(EMPTY, layers=(store.add(make_tar(file("a", b"locked"))),))
+    runner = UnshareRunner(store)
+    runner.prepare(image, checked=True)
+    place = store.unpacked.path(image.layers[0].diff_id) / "a"
+    place.write_bytes(b"changed")
+    runner.prepare(image, checked=False)
+    assert place.read_bytes() == b"changed"
+    runner.prepare(image, checked=True)
+    assert place.read_bytes() == b"locked"
 
 
 def test_an_interrupted_run_ends_its_helper(

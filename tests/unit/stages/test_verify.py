@@ -41,6 +41,7 @@ from imagefactory.verdicts.trust import Grant, add_key
 from imagefactory.verify.model import Hardware
 from imagefactory.verify.nonces import NonceError
 from tests.made.command import Call, say
+from tests.made.engine_of_one_row import remember_runners
 from tests.made.factory import NAME, put_image
 from tests.made.gpu_run import never, well_behaved
 from tests.made.registry import registry_made_here
@@ -196,6 +197,15 @@ def test_without_a_key_it_stays_a_report(factory: Factory, target: Target) -> No
     assert done.attached == ()
     assert json.loads(done.path.read_text())["outcome"] == "verified"
     assert done.path == factory.layout.path / "reports" / f"{done.report.nonce}.json"
+
+
+def test_a_verdict_wants_the_store_looked_at(
+    factory: Factory, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_image(factory, target)
+    runners = remember_runners(monkeypatch)
+    run(factory, bench=verify.VerifyBench(evidence=MadeUp()), runner="echo")
+    assert [runner.checked for runner in runners] == [True]
 
 
 def test_a_verdict_of_a_throwaway_key_counts_nowhere(factory: Factory, target: Target) -> None:

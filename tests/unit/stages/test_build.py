@@ -1,0 +1,26 @@
+"""Before a verdict, what the store has unpacked is looked at; before a mere run, not."""
+
+from __future__ import annotations
+
+import pytest
+
+from imagefactory.factory import Factory
+from imagefactory.model import RunSpec, Target
+from imagefactory.progress import QUIET
+from imagefactory.settings.choices import ENGINES, EngineRow
+from imagefactory.stages.build import BuildOptions, build_target
+from imagefactory.stages.run import run_target
+from tests.made import engine_of_one_row
+from tests.made.pushed import put_base
+
+
+def test_a_smoke_test_wants_the_store_looked_at(
+    factory: Factory, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runners = engine_of_one_row.remember_runners(monkeypatch)
+    module = engine_of_one_row.__name__
+    monkeypatch.setitem(ENGINES, "one-layer", EngineRow(module=module, extra="build", runner="echo"))
+    put_base(factory, target, bytes(10240))  # an archive of nothing
+    build_target(factory, target, BuildOptions(engine="one-layer"), QUIET)
+    run_target(factory, target, RunSpec(argv=("true",)), "echo", QUIET)
+    assert [runner.checked for runner in runners] == [True, False]
