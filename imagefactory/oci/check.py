@@ -1,4 +1,7 @@
-"""Whether a store is what it says: every blob by its digest, every record by its sum, every tag whole."""
+"""Whether a store is what it says: blobs by their digests, records by their sums, tags whole.
+
+What is unpacked must be as it was when it was made.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,12 @@ from imagefactory.oci.manifests import INDEX_TYPES, MALFORMED
 from imagefactory.oci.model import Descriptor
 from imagefactory.oci.needed import Needed
 from imagefactory.oci.store import DIGEST
+from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Progress, Task
 
 SEALED = ("layers", "images", "checks", "scans", "sizes", "pushed", "bases")
 """Folders of records that carry their sum."""
+MEND = "`imagefactory store check --mend`"
 _WORKERS = 4  # hashing happens outside the interpreter's lock
 
 
@@ -45,7 +50,7 @@ class Checked:
 
 
 def check(layout: Layout, progress: Progress, *, mend: bool) -> Checked:
-    """Reads every byte of every blob, every record, and what each tag names.
+    """Reads every byte of every blob and unpacked layer, every record, and what each tag names.
 
     With `mend`, waits until nobody uses the store, writes what the rest tells and removes what it does not:
     builds and pulls make anew what is not there. No tag is removed. Raises StoreError for what is no store.
@@ -67,6 +72,10 @@ def check(layout: Layout, progress: Progress, *, mend: bool) -> Checked:
         wrong += [_Wrong(path, "is not what was written there") for path in sealed if unseal(path) is None]
         wrong += [one for path in referring if (one := _wrong_referrer(layout, path, bad))]
         faults = [_fault(layout, one, mend=mend) for one in wrong]
+        unpacked = Unpacked(layout.path / "unpacked")
+        for name, what in unpacked.check_all(progress, mend=mend):
+            place = f"unpacked/{name}"
+            faults.append(Fault(place=place, error=StoreError(f"{place}: {what}", hint=MEND), mended=mend))
         try:
             tags = layout.tags()
         except StoreError as error:
@@ -93,7 +102,7 @@ class _Wrong:
 
 def _fault(layout: Layout, wrong: _Wrong, *, mend: bool) -> Fault:
     place = str(wrong.path.relative_to(layout.path))
-    error = StoreError(f"{place} {wrong.what}", hint="`imagefactory store check --mend`")
+    error = StoreError(f"{place} {wrong.what}", hint=MEND)
     if not mend:
         return Fault(place=place, error=error)
     try:

@@ -12,8 +12,12 @@ from imagefactory.errors import StoreError
 from imagefactory.oci.check import Checked, check
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import digest_of
+from imagefactory.oci.model import Layer
+from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Quiet
 from tests.made.filled_store import covered, fill
+from tests.made.layout import LAYER_TYPE
+from tests.made.scanned import tar
 
 MOST_FLIPS = 4
 
@@ -109,6 +113,21 @@ def test_a_record_of_another_subject_goes(layout: Layout) -> None:
     assert (fault.place, fault.mended) == (str(other.relative_to(layout.path)), True)
     assert not other.exists()
     assert record.exists()
+
+
+def test_what_changed_in_an_unpacked_layer_is_named_and_goes(layout: Layout) -> None:
+    data = tar(("a/b", b"hello"))
+    layer = Layer(descriptor=layout.add(data, LAYER_TYPE), diff_id=digest_of(data), title="")
+    unpacked = Unpacked(layout.path / "unpacked")
+    (folder,) = unpacked.unpack([layer], layout.blob_path, Quiet())
+    assert look(layout).faults == ()
+    (folder / "a/b").write_bytes(b"hullo")
+    assert places(look(layout)) == {f"unpacked/{folder.name}"}
+    (fault,) = look(layout, mend=True).faults
+    assert fault.mended
+    assert not folder.exists()
+    unpacked.unpack([layer], layout.blob_path, Quiet())
+    assert look(layout).faults == ()
 
 
 def test_a_damaged_index_hides_no_other_fault(layout: Layout) -> None:
