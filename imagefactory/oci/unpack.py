@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from imagefactory.errors import StoreError
-from imagefactory.files import Removal, entries_of, explain_full_disk, seal, unseal
+from imagefactory.files import Removal, entries_of, explain_full_disk, replacing, seal, unseal
 from imagefactory.oci.model import Layer
 from imagefactory.oci.unpack_layer import unpack_layer
 from imagefactory.oci.unpacked_sum import record, what_changed
@@ -169,9 +169,9 @@ class Unpacked:
                 part.mkdir()
                 part.chmod(0o755)  # the / of an image, whatever the umask
                 digests = unpack_layer(layer, blob_path(layer.descriptor.digest), part, task)
-                with explain_full_disk(self.folder):
-                    sums = self._sums(final.name)
-                    sums.write_bytes(seal(sums, record(part, digests)))
+                sums = self._sums(final.name)
+                with explain_full_disk(self.folder), replacing(sums) as file:
+                    file.write(seal(sums, record(part, digests)))
                 part.rename(final)
             except BaseException:
                 with suppress(OSError):

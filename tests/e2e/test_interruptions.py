@@ -60,12 +60,10 @@ def fresh(tiny: Factory, scratch: Path, name: str, base_store: Path | None = Non
 
 
 def check_store(factory: Factory) -> None:
-    """Every blob under its own digest, every tag whole, and nothing half-done after a collection."""
-    import hashlib
-
+    """All is what it says, every tag whole, and nothing half-done after a collection."""
+    factory.run("store", "check")
     factory.run("store", "gc")
-    for path in (factory.store / "blobs" / "sha256").iterdir():
-        assert hashlib.sha256(path.read_bytes()).hexdigest() == path.name
+    factory.run("store", "check")
     assert list((factory.store / "tmp").iterdir()) == []
     factory.run("store", "list")
 

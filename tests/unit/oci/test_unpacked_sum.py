@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import re
 import shutil
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 from imagefactory.errors import StoreError
 from imagefactory.files import Removal
+from imagefactory.oci import unpack
 from imagefactory.oci.model import Layer
 from imagefactory.oci.tree import OPAQUE_ATTRIBUTE
 from imagefactory.oci.unpacked_sum import record, what_changed
@@ -185,11 +188,25 @@ def test_a_record_goes_with_its_layer(store: LayerStore, layer: Layer) -> None:
 
 
 def test_no_layer_without_a_record(store: LayerStore, layer: Layer, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, data: bytes) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path), len(data))
+    def full(path: Path) -> Iterator[IO[bytes]]:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "write_bytes", full)
+        patched.setattr(unpack, "replacing", full)
         with pytest.raises(StoreError, match="no space left"):
             store.unpack(layer)
     assert store.leftovers() == []
+
+
+def test_what_its_mode_hides_from_an_ordinary_user_is_not_read(
+    store: LayerStore, layer: Layer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root,) = store.unpack(layer)
+    digests = {path.stat().st_ino: "0" * 64 for path in root.rglob("*") if path.name == "closed"}
+    digests |= {
+        path.stat().st_ino: "" for path in root.rglob("*") if path.is_file() and path.name != "closed"
+    }
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    recorded = record(root, digests)
+    assert "shut/" not in json.loads(recorded)
+    assert what_changed(root, recorded, every_byte=True) == ""
