@@ -78,6 +78,7 @@ def measure(factory: Factory, target: str) -> Measured:
     bench = VerifyBench(evidence=MadeUp(), clock=lambda: datetime.now(UTC), runner=runner)
     began = time.perf_counter()
     chosen = choose_image(factory, target, "", Quiet())
+    runner.runner.prepare(chosen.made, checked=True)
     report = verify_image(factory, chosen, VerifyOptions(level=QUICK), bench, Quiet())
     whole = time.perf_counter() - began
     if report.outcome != "no-gpu":

@@ -85,9 +85,13 @@ def test_return_codes(caller: Caller, argv: list[str], code: int) -> None:
 
 
 def test_image_stays_untouched_and_nothing_is_left(caller: Caller) -> None:
-    def state() -> list[tuple[str, int, int, int]]:
+    def state() -> list[tuple[str, int, int, int, int]]:
         found = [path for path in (caller.store / "unpacked").rglob("*") if ".locks" not in path.parts]
-        return sorted((str(p), p.lstat().st_size, p.lstat().st_mode, p.lstat().st_mtime_ns) for p in found)
+        # ctime too: by that a layer is known to be as it was unpacked
+        return sorted(
+            (str(path), seen.st_size, seen.st_mode, seen.st_mtime_ns, seen.st_ctime_ns)
+            for path, seen in ((path, path.lstat()) for path in found)
+        )
 
     caller.run("true")
     before = state()
