@@ -16,7 +16,8 @@ What holds inside, for both:
 - programs of the sandbox's own tree alone are started, where the kernel has Landlock (5.19);
 - bounds on processes, memory, open files and scratch (limits.py): a watch ends the run that reaches one;
 - of the host's files, only `spec.mounts`; of its environment, nothing; of its terminals, nothing:
-  each of the descriptors 0, 1 and 2 that is one becomes a pseudo-terminal of the sandbox's own.
+  each of the descriptors 0, 1 and 2 that is one becomes a pseudo-terminal of the sandbox's own, and each
+  that is a file a pipe.
 
 As root the ids inside are the ids outside, so that files keep their owners, and `spec.uid` is the
 caller's uid of that number without its powers. As an ordinary user `spec.uid` stands for the caller,

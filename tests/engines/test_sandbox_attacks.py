@@ -419,3 +419,71 @@ def test_an_end_asked_for_before_the_start_is_one(caller: Caller) -> None:
 def hears(pid: int, number: int) -> bool:
     caught = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "SigCgt" in line)
     return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
+REOPEN = """
+import os
+for fd in (0, 1, 2):
+    for flags in (os.O_RDWR, os.O_WRONLY | os.O_TRUNC):
+        try:
+            os.write(os.open(f"/proc/self/fd/{fd}", flags), b"by the image")
+        except OSError:
+            pass
+    try:
+        print(os.listdir(f"/proc/self/fd/{fd}/.."))
+    except OSError:
+        pass
+"""
+
+
+def test_a_file_of_the_caller_is_read_and_written_and_not_opened_anew(caller: Caller, folder: Path) -> None:
+    given, said, wrong = (folder / name for name in ("given", "said", "wrong"))
+    for path in (given, said, wrong):
+        path.write_text(f"{path.name} before\n")
+        own(caller, path)
+    script = 'import sys; print("in:", sys.stdin.read().strip()); print("on 2", file=sys.stderr)'
+    for code in (script + REOPEN, REOPEN):
+        with given.open() as stdin, said.open("a") as stdout, wrong.open("a") as stderr:
+            command = caller.command({"argv": ("python3", "-u", "-c", code), "capture": False})
+            streams = {"stdin": stdin, "stdout": stdout, "stderr": stderr}
+            assert subprocess.run(command, **streams, env=caller.environment(), check=False).returncode == 0
+        assert given.read_text() == "given before\n"
+        assert said.read_text().startswith("said before\nin: given before\n")
+        assert wrong.read_text().startswith("wrong before\non 2\n")
+        assert folder.name not in said.read_text()
+        assert "given" not in said.read_text().replace("in: given before", "")
+
+
+def test_a_folder_of_the_caller_leads_nowhere(caller: Caller, folder: Path) -> None:
+    (folder / "mine").write_text("")
+    with child(
+        caller.command({"argv": ("python3", "-c", REOPEN)}),
+        stdin=os.open(folder, os.O_RDONLY), stdout=subprocess.PIPE, env=caller.environment(),
+    ) as run:  # fmt: skip
+        out, _ = run.communicate(timeout=LIMIT)
+    assert folder.name.encode() not in out
+
+
+def test_both_outputs_into_one_file_keep_their_order(caller: Caller, folder: Path) -> None:
+    log = folder / "log"
+    code = "import os\nfor n in range(2000): os.write(1 + n % 2, b'%d\\n' % n)"
+    with log.open("w") as both:
+        own(caller, log)
+        command = caller.command({"argv": ("python3", "-c", code), "capture": False})
+        done = subprocess.run(command, stdout=both, stderr=both, env=caller.environment(), check=False)
+        both.write("after\n")
+    assert done.returncode == 0
+    assert log.read_text().split() == [*map(str, range(2000)), "after"]
+
+
+def test_much_is_carried_both_ways(caller: Caller, folder: Path) -> None:
+    given, said = folder / "given", folder / "said"
+    given.write_bytes(os.urandom(1 << 20) * 24)
+    with given.open("rb") as stdin, said.open("wb") as stdout:
+        command = caller.command({"argv": ("cat",), "capture": False})
+        done = subprocess.run(command, stdin=stdin, stdout=stdout, env=caller.environment(), check=False)
+    assert done.returncode == 0
+    assert said.read_bytes() == given.read_bytes()
+    with given.open("rb") as stdin:  # what is not read stops nobody
+        command = caller.command({"argv": ("true",), "capture": False})
+        assert subprocess.run(command, stdin=stdin, env=caller.environment(), check=False).returncode == 0

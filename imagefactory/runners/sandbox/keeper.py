@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from .files import Carriers
 from .init import FORWARDED, Init
 from .streams import fill_stdio, forget_stdio, read_all, write_file
 from .syscalls import CLONE_NEWPID, CLONE_NEWUSER, SetupError, close_all_but, step, unshare
@@ -155,6 +156,8 @@ class Keeper:
 
     def prepare(self, caller: int) -> int:
         plan = self.plan
+        with step("streams"):
+            carriers = Carriers()
         held = lock_layers(plan["lower"])
         scratch, lock, left = make_scratch(plan["scratch"])
         try:
@@ -165,7 +168,9 @@ class Keeper:
                 with open(os.path.join(scratch, "hosts"), "w") as hosts:
                     hosts.write(f"127.0.0.1 localhost {plan['hostname']}\n::1 localhost\n")
             enter_user_namespace(plan)
-            return self.keep(caller, scratch)
+            code = self.keep(caller, scratch)
+            carriers.finish()
+            return code
         finally:
             with contextlib.suppress(OSError):  # the next sandbox says what stays, and `store gc`
                 remove_tree(scratch)
