@@ -189,9 +189,10 @@ def store_gc(call: Call, cache: bool, dry_run: bool, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def store_check(call: Call, mend: bool, as_json: bool) -> None:
-    """Read the whole store: every blob against its digest, every record, every image.
+    """Read the whole store, and say what is damaged.
 
-    What --mend removes a build or pull brings anew; it removes no image's name. Waits for running builds.
+    Every blob must fit its digest, every record its sum, what is unpacked what it was; every image must be
+    whole. What --mend removes a build or pull brings anew; no image's name goes. It waits for running builds.
     """
     from imagefactory.oci.layout import Layout
     from imagefactory.stages.store import check_store

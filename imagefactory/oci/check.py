@@ -55,6 +55,8 @@ def check(layout: Layout, progress: Progress, *, mend: bool) -> Checked:
     With `mend`, waits until nobody uses the store, writes what the rest tells and removes what it does not:
     builds and pulls make anew what is not there. No tag is removed. Raises StoreError for what is no store.
     """
+    if not layout.path.exists():
+        return Checked(blobs=0, bytes=0, records=0, tags=0, faults=())
     if not (layout.path / "oci-layout").exists():
         raise StoreError(
             f"{layout.path} is no store (it has no oci-layout)",
