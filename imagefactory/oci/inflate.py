@@ -27,7 +27,7 @@ def inflate(chunks: Iterable[bytes], wbits: int = RAW) -> Iterator[bytes]:
 
     What stands after a raw stream's end is not looked at. Raises DamagedError.
     """
-    maker, faults = _inflater()
+    maker, faults = inflater()
     stream, begun = maker(wbits), False
     for chunk in chunks:
         data = chunk
@@ -62,7 +62,8 @@ def inflate(chunks: Iterable[bytes], wbits: int = RAW) -> Iterator[bytes]:
             raise DamagedError("it ends in the middle of the data")
 
 
-def _inflater() -> tuple[Any, tuple[type[Exception], ...]]:
+def inflater() -> tuple[Any, tuple[type[Exception], ...]]:
+    """What makes an inflating object here, and what it raises for damage."""
     try:
         from isal import isal_zlib
     except ImportError:

@@ -12,7 +12,6 @@ import hashlib
 import os
 import shutil
 import tarfile
-import zlib
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -20,6 +19,7 @@ from tarfile import HeaderError, ReadError
 from typing import IO, Protocol, Self, cast
 
 from imagefactory.errors import StoreError, ToolError
+from imagefactory.oci.inflate import inflater
 from imagefactory.oci.manifests import LAYER_CODECS
 from imagefactory.oci.model import Layer
 from imagefactory.oci.tar_header import CappedInfo
@@ -152,17 +152,13 @@ def _damage() -> tuple[type[Exception], ...]:
         ValueError,
         OverflowError,
         RecursionError,  # tarfile calls itself for each extended header before an entry
-        zlib.error,
         gzip.BadGzipFile,
+        *inflater()[1],
     ]
     with suppress(ImportError):
         import zstandard
 
         found.append(zstandard.ZstdError)
-    with suppress(ImportError):
-        from isal import isal_zlib
-
-        found.append(isal_zlib.error)  # type: ignore[arg-type]
     return tuple(found)
 
 
