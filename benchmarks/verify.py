@@ -29,7 +29,7 @@ from imagefactory.runners.unshare import UnshareRunner
 from imagefactory.settings.load import load_settings
 from imagefactory.stages.choose import choose_image
 from imagefactory.stages.verify import VerifyBench, VerifyOptions, verify_image
-from imagefactory.verify.model import QUICK, EvidenceKind, GpuIdentity, Hardware
+from imagefactory.verify.model import QUICK, SEEN_HERE, GpuIdentity, Hardware
 
 GOAL = 2.0
 NAME = "no GPU: made up by a benchmark"
@@ -41,9 +41,7 @@ class MadeUp:
 
     def read(self) -> Hardware:
         gpu = GpuIdentity(name=NAME, capability="8.0", uuid=UUID, memory=1 << 34)
-        return Hardware(
-            kind=EvidenceKind.LOCAL, driver="0.0", gpus=(gpu,), known=(UUID,), nodes=("/dev/nvidia0",)
-        )
+        return Hardware(kind=SEEN_HERE, driver="0.0", gpus=(gpu,), known=(UUID,), nodes=("/dev/nvidia0",))
 
 
 class WithoutGpu:

@@ -23,6 +23,7 @@ from imagefactory.oci.mirrors import split_place
 from imagefactory.oci.transfer import Brake
 from imagefactory.progress import QUIET
 from imagefactory.settings.load import Settings
+from imagefactory.web import Patience
 
 if TYPE_CHECKING:
     from imagefactory.oci.registry.client import Registry
@@ -80,10 +81,13 @@ def repository_of(path: str, family: str) -> str:
     return f"{path}/{family}" if path else family
 
 
-def open_registry(access: Access, host: str, brake: Brake | None = None) -> Registry:
+def open_registry(
+    access: Access, host: str, brake: Brake | None = None, *, patience: Patience | None = None
+) -> Registry:
     """A registry with this machine's certificates and what `docker login` left for it.
 
-    `brake` cuts its waits between attempts short when the transfer it serves has failed.
+    `brake` cuts its waits between attempts short when the transfer it serves has failed; without
+    `patience` it has that of a transfer.
     """
     from imagefactory.oci.registry.client import Registry
     from imagefactory.oci.registry.exchange import RegistryOptions
@@ -96,4 +100,4 @@ def open_registry(access: Access, host: str, brake: Brake | None = None) -> Regi
         sleep=brake.sleep if brake else time.sleep,
         tell=access.tell,
     )
-    return Registry(host, options)
+    return Registry(host, replace(options, patience=patience) if patience else options)

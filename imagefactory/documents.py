@@ -341,7 +341,7 @@ def _tuple_codec(kinds: tuple[Any, ...], notes: tuple[Any, ...]) -> _Codec:
         )
         return _Codec(
             lambda value: {
-                name: codec.format(one) for name, codec, one in zip(named.names, codecs, value, strict=True)
+                name: codec.format(item) for name, codec, item in zip(named.names, codecs, value, strict=True)
             },
             members.parse,
         )
@@ -351,7 +351,9 @@ def _tuple_codec(kinds: tuple[Any, ...], notes: tuple[Any, ...]) -> _Codec:
             raise _Fault(f"that is no list of {len(codecs)}")
         return tuple(_at(f"[{n}]", codec.parse, value[n]) for n, codec in enumerate(codecs))
 
-    return _Codec(lambda value: [codec.format(one) for codec, one in zip(codecs, value, strict=True)], parse)
+    return _Codec(
+        lambda value: [codec.format(item) for codec, item in zip(codecs, value, strict=True)], parse
+    )
 
 
 def _list_codec(codec: _Codec, most: int) -> _Codec:

@@ -6,15 +6,16 @@ No address is known here: whoever asks brings it, and says how the web is reache
 from __future__ import annotations
 
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from imagefactory.errors import without_logins
@@ -140,9 +141,7 @@ class Web:
         self._session.headers.update({"Accept-Encoding": "identity", "User-Agent": "imagefactory"})
         if source.proxy:
             self._session.proxies = {"http": source.proxy, "https": source.proxy}
-        adapter = requests.adapters.HTTPAdapter(pool_maxsize=self.patience.threads)
-        for scheme in ("http://", "https://"):
-            self._session.mount(scheme, adapter)
+        mount_timely(self._session, threads=self.patience.threads)
 
     def close(self) -> None:
         self._session.close()
@@ -210,6 +209,59 @@ class Web:
             return int(length)
 
         return self.patience.retry(ask)
+
+
+class _Timely:
+    """A connection that waits for the head of an answer a minute longer than for its first byte.
+
+    A header now and then keeps every time-out away.
+    """
+
+    sock: socket.socket
+    timeout: float | None
+
+    def getresponse(self) -> urllib3.BaseHTTPResponse:
+        late = threading.Event()
+
+        def cut(sock: socket.socket = self.sock) -> None:
+            late.set()
+            with suppress(OSError):  # of a TLS connection too: whoever reads finds its end
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+        timer = threading.Timer((self.timeout or 0.0) + _SLOW_SECONDS, cut)
+        timer.daemon = True
+        timer.start()
+        try:
+            response: urllib3.BaseHTTPResponse = super().getresponse()  # type: ignore[misc]
+        finally:
+            timer.cancel()
+        if late.is_set():  # cut headers look like whole ones
+            raise TimeoutError
+        return response
+
+
+def mount_timely(session: requests.Session, *, threads: int = 10) -> None:
+    """Lets answers that never begin be no wait without end. `threads` is how many connections to one host."""
+    from requests.adapters import HTTPAdapter
+    from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+
+    pools = {}
+    for scheme, kind in (("http", HTTPConnectionPool), ("https", HTTPSConnectionPool)):
+        connection = type("TimelyConnection", (_Timely, kind.ConnectionCls), {})
+        pools[scheme] = type("TimelyPool", (kind,), {"ConnectionCls": connection})
+
+    class Adapter(HTTPAdapter):
+        def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
+            super().init_poolmanager(*arguments, **options)
+            self.poolmanager.pool_classes_by_scheme = pools
+
+        def proxy_manager_for(self, *arguments: Any, **options: Any) -> Any:
+            manager = super().proxy_manager_for(*arguments, **options)
+            manager.pool_classes_by_scheme = pools
+            return manager
+
+    for scheme in pools:
+        session.mount(f"{scheme}://", Adapter(pool_maxsize=threads))
 
 
 def arriving(body: urllib3.BaseHTTPResponse, clock: Callable[[], float] = time.monotonic) -> Iterator[bytes]:

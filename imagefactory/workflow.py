@@ -38,15 +38,15 @@ class Making:
     built: Callable[[Built], None]
 
 
-def make_image(factory: Factory, target: Target, wanted: Making, progress: Progress) -> Pushed | None:
+def make_image(factory: Factory, target: Target, making: Making, progress: Progress) -> Pushed | None:
     """From the lock that `imagefactory lock` wrote to an image that was tried; what passed is pushed."""
-    check_build(wanted.build)
+    check_build(making.build)
     definition = define_target(factory, target)
-    built = build_image(factory, definition, wanted.build, progress)
-    wanted.built(built)
-    if wanted.push is None or not built.passed:
+    built = build_image(factory, definition, making.build, progress)
+    making.built(built)
+    if making.push is None or not built.passed:
         return None
-    return push_target(factory, target, replace(wanted.push, made=built.image), progress)
+    return push_target(factory, target, replace(making.push, made=built.image), progress)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

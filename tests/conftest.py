@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling, WorkStealingScheduling
 
+from tests.services.factory import base_store, tiny_root  # noqa: F401
 from tests.services.fixtures import (  # noqa: F401
     apptainer,
     dockerd,
@@ -30,6 +31,7 @@ from tests.services.fixtures import (  # noqa: F401
     suite,
 )
 from tests.services.tier import many
+from tests.services.wheels import wheels  # noqa: F401
 
 # A shell starts what it puts into the background with SIGINT ignored, and programs inherit that: tests that
 # interrupt a program would wait for ever.

@@ -87,7 +87,7 @@ class Wanted:
 
 def parse_explicit(text: str, group: int) -> list[Wanted]:
     """The packages of an `@EXPLICIT` list."""
-    found = []
+    items = []
     for line in (line.strip() for line in text.splitlines()):
         if not line or line.startswith(("#", "@")):
             continue
@@ -95,8 +95,8 @@ def parse_explicit(text: str, group: int) -> list[Wanted]:
         sha256 = digest[len("sha256:") :] if digest.startswith("sha256:") else ""
         if not re.fullmatch("[0-9a-f]{64}", sha256):
             raise Failure("explicit", f"{url} has no sha256 (write URL#sha256:<64 hex digits>)")
-        found.append(Wanted(url, sha256, group))
-    return found
+        items.append(Wanted(url, sha256, group))
+    return items
 
 
 # --- archives ------------------------------------------------------------------------------------
@@ -152,22 +152,22 @@ class Channels:
         return {}
 
 
-def find_archive(wanted: Wanted, packages: Path | None, downloads: Path, channels: Channels) -> Path:
+def find_archive(item: Wanted, packages: Path | None, downloads: Path, channels: Channels) -> Path:
     """The archive of one package: at hand, or fetched, with the right sha256."""
-    local = packages / wanted.filename if packages else None
+    local = packages / item.filename if packages else None
     if local is None or not local.is_file():
-        address = channels.address(wanted.url)
+        address = channels.address(item.url)
         if address.startswith("file:"):
             local = Path(urllib.parse.unquote(urllib.parse.urlsplit(address).path))
             if not local.is_file():
-                raise Failure("fetch", f"{local} does not exist", [wanted.filename])
+                raise Failure("fetch", f"{local} does not exist", [item.filename])
         else:
-            local = downloads / wanted.filename
-            _fetch(wanted, address, local, channels)
+            local = downloads / item.filename
+            _fetch(item, address, local, channels)
     got = hash_file(local)
-    if got != wanted.sha256:
-        words = f"{wanted.filename} has the wrong hash: expected sha256 {wanted.sha256}, got {got}"
-        raise Failure("hash", words, [wanted.filename])
+    if got != item.sha256:
+        words = f"{item.filename} has the wrong hash: expected sha256 {item.sha256}, got {got}"
+        raise Failure("hash", words, [item.filename])
     return local.resolve()
 
 
@@ -179,7 +179,7 @@ def hash_file(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _fetch(wanted: Wanted, address: str, path: Path, channels: Channels) -> None:
+def _fetch(item: Wanted, address: str, path: Path, channels: Channels) -> None:
     """Goes on where a connection broke. The address told is the channel's: a mirror's may hold a password."""
     error: Exception | None = None
     for attempt in range(ATTEMPTS):
@@ -200,19 +200,19 @@ def _fetch(wanted: Wanted, address: str, path: Path, channels: Channels) -> None
                 return
         except urllib.error.HTTPError as refused:
             if refused.code == 416:  # a whole file, or one that the server does not know how to continue
-                if start and hash_file(path) == wanted.sha256:
+                if start and hash_file(path) == item.sha256:
                     return
                 path.unlink()
             elif refused.code not in (408, 425, 429, 500, 502, 503, 504):
                 raise Failure(
-                    "fetch", f"{wanted.url}: the server answered {refused.code}", [wanted.filename]
+                    "fetch", f"{item.url}: the server answered {refused.code}", [item.filename]
                 ) from None
             error = refused
         # URLError, time-outs, broken connections, answers that are none
         except (OSError, ValueError, http.client.HTTPException) as fault:
             error = fault
     reason = getattr(error, "reason", None) or error
-    raise Failure("fetch", f"{wanted.url}: {reason} ({ATTEMPTS} times)", [wanted.filename])
+    raise Failure("fetch", f"{item.url}: {reason} ({ATTEMPTS} times)", [item.filename])
 
 
 # --- what a package may hold ---------------------------------------------------------------------
@@ -233,7 +233,12 @@ class Package:
         self.commands: list[tuple[str, str]] = []
 
 
-async def read_package(archive: Path, wanted: Wanted) -> Package:
+def unsound(item: Wanted, error: Exception) -> Failure:
+    words = f"{item.filename} is no sound package: {str(error) or type(error).__name__}"
+    return Failure("package", words, [item.filename])
+
+
+async def read_package(archive: Path, item: Wanted) -> Package:
     """The package of `archive`. Refuses paths that lead out of the prefix.
 
     py-rattler joins the paths of info/paths.json to the prefix as they are. What its own extraction and
@@ -259,19 +264,17 @@ async def read_package(archive: Path, wanted: Wanted) -> Package:
             points = [str(text).partition("=") for text in link.get("entry_points") or ()]
             package.commands = [(command.strip(), of.strip()) for command, _, of in points]
     except Exception as error:
-        words = str(error) or type(error).__name__
-        words = f"{wanted.filename} is no sound package: {words}"
-        raise Failure("package", words, [wanted.filename]) from None
-    if re.sub(r"\.conda$|\.tar\.bz2$", "", wanted.filename) != package.stem:
-        raise Failure("package", f"{wanted.filename} holds {package.stem}", [wanted.filename])
+        raise unsound(item, error) from None
+    if re.sub(r"\.conda$|\.tar\.bz2$", "", item.filename) != package.stem:
+        raise Failure("package", f"{item.filename} holds {package.stem}", [item.filename])
     for path in (*paths, site_packages):
         if _leads_out(path):
-            words = f"{wanted.filename} holds {path!r}, which is no path of a prefix"
-            raise Failure("path", words, [wanted.filename])
+            words = f"{item.filename} holds {path!r}, which is no path of a prefix"
+            raise Failure("path", words, [item.filename])
     for command, _ in package.commands:
         if not re.fullmatch(r"[^/\x00-\x1f\x7f]+", command) or command in (".", ".."):
-            words = f"{wanted.filename} has an entry point called {command!r}"
-            raise Failure("path", words, [wanted.filename])
+            words = f"{item.filename} has an entry point called {command!r}"
+            raise Failure("path", words, [item.filename])
     return package
 
 
@@ -355,7 +358,7 @@ class Order:
         self.tell = bool(options.tell)
 
 
-def install(wanted: list[Wanted], archives: list[Path], order: Order) -> dict[str, Any]:
+def install(items: list[Wanted], archives: list[Path], order: Order) -> dict[str, Any]:
     """Links all packages into `order.prefix`; gives what a caller wants to know of it."""
     from rattler import Config
     from rattler.exceptions import InstallerError  # type: ignore[attr-defined,unused-ignore]
@@ -387,7 +390,7 @@ def install(wanted: list[Wanted], archives: list[Path], order: Order) -> dict[st
                 print("+", flush=True)
 
     async def run() -> tuple[list[Any], list[str]]:
-        packages = [await read_package(archive, item) for archive, item in zip(archives, wanted, strict=True)]
+        packages = [await read_package(archive, item) for archive, item in zip(archives, items, strict=True)]
         check_commands(packages)
         read.update({package.name.lower(): package for package in packages})
         scripted = [package.name for package in packages if package.script]
@@ -395,7 +398,7 @@ def install(wanted: list[Wanted], archives: list[Path], order: Order) -> dict[st
             names = ", ".join(scripted)
             raise Failure("scripts", f"packages with a post-link script, which is not run: {names}", scripted)
         records = [
-            _record(package, item, order.scratch) for package, item in zip(packages, wanted, strict=True)
+            _record(package, item, order.scratch) for package, item in zip(packages, items, strict=True)
         ]
         try:
             await link(
@@ -414,7 +417,7 @@ def install(wanted: list[Wanted], archives: list[Path], order: Order) -> dict[st
         return records, scripted
 
     records, scripted = asyncio.run(run())
-    result = normalise(order.prefix, {item.filename: item for item in wanted})
+    result = normalise(order.prefix, {item.filename: item for item in items})
     result["scripts"] = [
         [record.name.normalized, str(record.version), record.build_number]
         for record in PackageRecord.sort_topologically(records)
@@ -430,33 +433,36 @@ def give_up(failure: Failure, scratch: Path) -> None:
     end(1)
 
 
-def _record(package: Package, wanted: Wanted, scratch: Path) -> Any:
+def _record(package: Package, item: Wanted, scratch: Path) -> Any:
     """The record that py-rattler installs: of the archive at hand, checked against the sha256 of the list."""
     from rattler.repo_data import PackageRecord, RepoDataRecord
 
     index = scratch / "index.json"
     index.write_bytes(package.index)
     size = package.archive.stat().st_size
-    described = PackageRecord.from_index_json(index, size=size, sha256=wanted.sha256)
-    return RepoDataRecord(described, wanted.filename, package.archive.as_uri(), wanted.channel)
+    try:
+        described = PackageRecord.from_index_json(index, size=size, sha256=item.sha256)
+    except OSError as error:
+        raise unsound(item, error) from None
+    return RepoDataRecord(described, item.filename, package.archive.as_uri(), item.channel)
 
 
-def normalise(prefix: Path, wanted: dict[str, Wanted]) -> dict[str, Any]:
+def normalise(prefix: Path, items: dict[str, Wanted]) -> dict[str, Any]:
     """Settles claimed paths and writes conda-meta anew, the same whatever machine and day it is."""
     meta = prefix / "conda-meta"
     records = {path: json.loads(path.read_text("utf-8")) for path in sorted(meta.glob("*.json"))}
-    claims, lost = _settle(prefix, list(records.values()), wanted)
+    claims, lost = _settle(prefix, list(records.values()), items)
     _remove(prefix / "__clobbers__")
     # Of each path the list that brought it: what a later one brings changes nothing of an earlier one.
     groups = {
-        row["_path"]: wanted[record["fn"]].group
+        row["_path"]: items[record["fn"]].group
         for record in records.values()
         for row in record["paths_data"]["paths"]
     }
     if "CACHEDIR.TAG" not in groups:
         _remove(prefix / "CACHEDIR.TAG")
     for path, record in records.items():
-        item = wanted[record["fn"]]
+        item = items[record["fn"]]
         kept = []
         for row in sorted(record["paths_data"]["paths"], key=lambda row: str(row["_path"])):
             source = source_of(row["_path"])
@@ -501,7 +507,7 @@ def source_of(path: str) -> str:
 
 
 def _settle(
-    prefix: Path, records: list[dict[str, Any]], wanted: dict[str, Wanted]
+    prefix: Path, records: list[dict[str, Any]], items: dict[str, Wanted]
 ) -> tuple[list[dict[str, Any]], dict[str, list[str]]]:
     """Keeps one package's file of each path that several claim; the others' records lose it.
 
@@ -524,9 +530,9 @@ def _settle(
         if path not in holders:
             inside = [each for each in holders if each.startswith(f"{path}/")]
             kept = holders[inside[0]][0]["name"] if inside else kept
-        first = min(wanted[record["fn"]].group for record, _ in claimants)
-        if path in holders and wanted[winner[0]["fn"]].group != first:
-            below = [(r, row) for r, row in claimants if wanted[r["fn"]].group == first]
+        first = min(items[record["fn"]].group for record, _ in claimants)
+        if path in holders and items[winner[0]["fn"]].group != first:
+            below = [(r, row) for r, row in claimants if items[r["fn"]].group == first]
             winner, before = min(below, key=lambda pair: str(pair[0]["name"])), winner
             _swap(prefix, path, winner, before)
             kept = winner[0]["name"]
@@ -634,7 +640,7 @@ def main(arguments: list[str]) -> None:
     if prefix.exists() and (not prefix.is_dir() or any(prefix.iterdir())):
         raise Failure("prefix", f"{prefix} is not empty")
     texts = [path.read_text("utf-8") for path in options.explicit]
-    wanted = [item for number, text in enumerate(texts) for item in parse_explicit(text, number)]
+    items = [item for number, text in enumerate(texts) for item in parse_explicit(text, number)]
     channels = Channels({})
     if options.channels and options.channels.exists():
         settings = json.loads(options.channels.read_text("utf-8"))
@@ -645,10 +651,10 @@ def main(arguments: list[str]) -> None:
         downloads = Path(scratch) / "downloads"
         downloads.mkdir()
         with ThreadPoolExecutor(THREADS) as pool:
-            find = pool.map(lambda item: find_archive(item, options.packages, downloads, channels), wanted)
+            find = pool.map(lambda item: find_archive(item, options.packages, downloads, channels), items)
             archives = list(find)
         order = Order(Path(scratch), options)
-        result = install(wanted, archives, order)
+        result = install(items, archives, order)
         if prefix.exists():
             prefix.rmdir()
         order.prefix.chmod(0o755)

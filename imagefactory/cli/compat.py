@@ -127,12 +127,12 @@ def _cover(call: Call, file: Path, names: tuple[str, ...], *, as_json: bool) -> 
 
     gpus = [
         CompatGpu(
-            name=one.own_name or str(one.capability),
-            capability=one.capability,
-            driver=one.driver,
-            count=one.count,
+            name=row.own_name or str(row.capability),
+            capability=row.capability,
+            driver=row.driver,
+            count=row.count,
         )
-        for one in read_gpus(file)
+        for row in read_gpus(file)
     ]
     covers = [cover(group, some, gpus) for group, some in by_group(_candidates(call, names))]
     if as_json:
@@ -180,21 +180,22 @@ def _candidates(call: Call, names: tuple[str, ...], *, every_version: bool = Fal
         return (
             _read(factory, targets)
             if targets
-            else [one for name in families().values() for one in releases(name)]
+            else [candidate for name in families().values() for candidate in releases(name)]
         )
-    found: dict[str, CoverCandidate] = {}
+    candidates: dict[str, CoverCandidate] = {}
     for name in names:
         framework = families().get(name, name if name in families().values() else "")
         family = [  # what is built on others is asked for by its own name
-            one
-            for one in targets
-            if one.family == name or (one.source, one.framework, one.on) == ("pypi", framework, "")
+            target
+            for target in targets
+            if target.family == name
+            or (target.source, target.framework, target.on) == ("pypi", framework, "")
         ]
         some = _read(factory, family or (() if framework else _select(targets, name)))
         if framework and (every_version or not some):
             some = list(with_releases(some, framework))
-        found |= {one.title: one for one in some}
-    return list(found.values())
+        candidates |= {candidate.title: candidate for candidate in some}
+    return list(candidates.values())
 
 
 def _select(targets: Sequence[Target], name: str) -> Sequence[Target]:

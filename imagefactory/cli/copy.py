@@ -33,13 +33,13 @@ def copy_(call: Call, source: str, destination: str, referrers: bool, as_json: b
     from imagefactory.report.registries import format_copied
     from imagefactory.stages.copy import Copying, copy_image
 
-    wanted = Copying(
+    copying = Copying(
         source=parse_reference(source),
         destination=parse_reference(destination),
         referrers=referrers,
         now=datetime.now(UTC),
     )
-    copied = copy_image(call.access, wanted, call.progress)
+    copied = copy_image(call.access, copying, call.progress)
     if as_json:
         return say_json("copy", _copied_json(copied))
     return say(format_copied(copied))

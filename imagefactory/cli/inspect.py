@@ -55,28 +55,33 @@ def inspect(
         raise UsageError("what AMD's GPUs run depends on no driver or capability here", hint="leave it out")
     asked = None if amd else _asked(gpu, capability, driver)
     access = call.access
-    found = inspect_place(access, lambda: call.factory, name, call.progress)
+    inspected = inspect_place(access, lambda: call.factory, name, call.progress)
     if amd:
-        return _say_amd(name, amd, found, as_json=as_json)
-    verified = verified_claims(inspected_verdicts(access, name, found.digest, datetime.now(UTC)), driver)
+        return _say_amd(name, amd, inspected, as_json=as_json)
+    verified = verified_claims(inspected_verdicts(access, name, inspected.digest, datetime.now(UTC)), driver)
     if asked is not None:
-        one = _with_driver(predict(found.contents, asked[0]), driver)
+        prediction = _with_driver(predict(inspected.contents, asked[0]), driver)
         proof = verified.get(asked[0])
         if as_json:
-            value = {"name": name, "gpu": asked[1].title, "driver_asked": driver, **prediction_json(one)}
+            value = {
+                "name": name,
+                "gpu": asked[1].title,
+                "driver_asked": driver,
+                **prediction_json(prediction),
+            }
             value["verified"] = claim_json(proof) if proof else None
-            say_json("inspect-answer", {**value, "from": found.how, "digest": found.digest})
+            say_json("inspect-answer", {**value, "from": inspected.how, "digest": inspected.digest})
         else:
-            say(format_answer(name, asked[1], one, proof))
-        raise click.exceptions.Exit(0 if (proof or one).answer in RUNS else EXIT_CHECK)
+            say(format_answer(name, asked[1], prediction, proof))
+        raise click.exceptions.Exit(0 if (proof or prediction).answer in RUNS else EXIT_CHECK)
     inspection = Inspection(
         name=name,
-        how=found.how,
-        digest=found.digest,
-        contents=found.contents,
-        predictions=tuple(_with_driver(one, driver) for one in predict_all(found.contents)),
-        cpu_only=cpu_only(found.contents),
-        contradictions=contradictions(found.contents),
+        how=inspected.how,
+        digest=inspected.digest,
+        contents=inspected.contents,
+        predictions=tuple(_with_driver(prediction, driver) for prediction in predict_all(inspected.contents)),
+        cpu_only=cpu_only(inspected.contents),
+        contradictions=contradictions(inspected.contents),
         verified=verified,
     )
     if as_json:
@@ -98,13 +103,13 @@ def _amd_target(gpu: str) -> str:
         ) from error
 
 
-def _say_amd(name: str, target: str, found: Inspected, *, as_json: bool) -> None:
+def _say_amd(name: str, target: str, inspected: Inspected, *, as_json: bool) -> None:
     from imagefactory.report.inspect import RUNS, answer_amd
 
-    answer, reason = answer_amd(found.contents, target)
+    answer, reason = answer_amd(inspected.contents, target)
     if as_json:
         value = {"name": name, "gpu": target, "basis": "predicted", "answer": answer.value, "reason": reason}
-        say_json("inspect-answer", {**value, "from": found.how, "digest": found.digest})
+        say_json("inspect-answer", {**value, "from": inspected.how, "digest": inspected.digest})
     else:
         say(f"{name} on {target}: {answer} (predicted): {reason}")
     raise click.exceptions.Exit(0 if answer in RUNS else EXIT_CHECK)

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from imagefactory.cli.output import json_option, say, say_json
-from imagefactory.verify.model import EvidenceKind
+from imagefactory.verify.model import evidence_kinds
 
 DAYS = 365
 _user_option = click.option(
@@ -87,7 +87,7 @@ def show(ctx: click.Context, as_json: bool) -> None:
 @click.option("--until", type=_DAY, metavar="DATE", help="Believed until then. Default: a year later.")
 @click.option(
     "--evidence",
-    type=click.Choice([kind.value for kind in EvidenceKind]),
+    type=click.Choice(evidence_kinds()),
     multiple=True,
     help="How the GPU must have been seen. Default: in any way that the policy takes.",
 )
@@ -113,18 +113,17 @@ def trust(
     from imagefactory.verdicts.keys import check_name, keys_folder, read_public
     from imagefactory.verdicts.trust import Grant, add_key, read_text, write_text
 
-    found = read_public(key, keys_folder(os.environ))
-    found = replace(found, name=check_name(name or found.name))
+    public = read_public(key, keys_folder(os.environ))
+    public = replace(public, name=check_name(name or public.name))
     begin = since.date() if since else datetime.now(UTC).date()
     end = until.date() if until else begin + min(timedelta(days=DAYS), date.max - begin)
-    kinds = tuple(EvidenceKind(kind) for kind in evidence)
     path = _file(ctx, user=options["user"])
     if options["user"]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     text, where = read_text(path), str(path)
-    write_text(path, add_key(text, Grant(key=found, since=begin, until=end, evidence=kinds), where))
-    say(f"{where}: '{found.name}' is trusted from {begin} until {end} (key {found.keyid})")
+    write_text(path, add_key(text, Grant(key=public, since=begin, until=end, evidence=evidence), where))
+    say(f"{where}: '{public.name}' is trusted from {begin} until {end} (key {public.keyid})")
     say("compare that key with its owner's: imagefactory keys show --json")
 
 

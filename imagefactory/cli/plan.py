@@ -237,10 +237,10 @@ def _cell_json(cell: PlannedCell) -> dict[str, object]:
     }
 
 
-def _row_json(one: RuledRow) -> dict[str, object]:
+def _row_json(ruled: RuledRow) -> dict[str, object]:
     from imagefactory.report.plan import device_json
 
-    row = one.row
+    row = ruled.row
     return {
         "where": row.where,
         "framework": row.framework,
@@ -249,8 +249,8 @@ def _row_json(one: RuledRow) -> dict[str, object]:
         **device_json(row.device),
         "driver_cuda": row.device.cuda,
         "outcome": row.outcome,
-        "state": "pruned" if one.ruling.pruned else "accepted",
-        **_ruling_json(one.ruling),
+        "state": "pruned" if ruled.ruling.pruned else "accepted",
+        **_ruling_json(ruled.ruling),
     }
 
 

@@ -36,15 +36,15 @@ def find_inventory(path: Path | None, now: datetime, pool: str = HTCONDOR) -> In
     NothingSelectedError where there is no GPU."""
     from imagefactory.pools.inventory import read_inventory
 
-    found = read_inventory(path) if path else open_pool(pool, os.environ).inventory(now)
-    if not found.machines:
-        where = str(path) if path else f"the pool {found.pool}".rstrip()
-        said = f" ({'; '.join(found.notes[:3])})" if found.notes else ""
+    inventory = read_inventory(path) if path else open_pool(pool, os.environ).inventory(now)
+    if not inventory.machines:
+        where = str(path) if path else f"the pool {inventory.pool}".rstrip()
+        said = f" ({'; '.join(inventory.notes[:3])})" if inventory.notes else ""
         raise NothingSelectedError(
             f"{where} has no machine with a GPU that can be asked for{said}",
             hint="condor_status -const 'TotalGPUs > 0' lists the slots that tell of GPUs",
         )
-    return found
+    return inventory
 
 
 @click.command()
@@ -73,12 +73,12 @@ def pool(inventory: Path | None, machines: bool, save: Path | None, as_json: boo
     from imagefactory.pools.inventory import inventory_json, write_inventory
     from imagefactory.report.pool import format_machines, format_pool, kind_json, kinds_of
 
-    found = find_inventory(inventory, datetime.now(UTC))
+    pool_inventory = find_inventory(inventory, datetime.now(UTC))
     if save:
-        write_inventory(save, found)
+        write_inventory(save, pool_inventory)
     if as_json:
-        kinds = [kind_json(kind) for kind in kinds_of(found)]
-        say_json("pool", {**inventory_json(found), "kinds": kinds})
+        kinds = [kind_json(kind) for kind in kinds_of(pool_inventory)]
+        say_json("pool", {**inventory_json(pool_inventory), "kinds": kinds})
     else:
-        say(format_machines(found) if machines else format_pool(found))
+        say(format_machines(pool_inventory) if machines else format_pool(pool_inventory))
         say(f"saved as {save}", unless=not save)

@@ -73,7 +73,7 @@ def _targets(
     from imagefactory.stages.candidates import target_at
     from imagefactory.stages.verdicts import place_of
 
-    found: list[tuple[Target, Place, str]] = []
+    targets: list[tuple[Target, Place, str]] = []
     for name in names:
         if "/" not in name:
             continue
@@ -81,11 +81,11 @@ def _targets(
         where = parse_reference(name)
         place = place_of(factory, where)
         digest = read_manifest(place, where.wanted).descriptor.digest
-        found.append((target_at(factory, place, digest), place, digest))
+        targets.append((target_at(factory, place, digest), place, digest))
     plain = [name for name in names if "/" not in name]
     for target in select(factory.targets, plain) if plain else ():
-        found.append((target, place_of_target(factory, target, registry), ""))
-    return tuple(found)
+        targets.append((target, place_of_target(factory, target, registry), ""))
+    return tuple(targets)
 
 
 def place_of_target(factory: Factory, target: Target, registry: str) -> Place:

@@ -58,22 +58,22 @@ def pull(call: Call, /, name: str, place: str, as_json: bool, **options: Any) ->
         if place:
             raise UsageError(f"'{name}' names its registry already", hint="leave --registry out")
         access = call.access
-        wanted = parse_reference(name)
-        own = local_name(access, wanted)
-        file = wanted.repository.rpartition("/")[2]
+        where = parse_reference(name)
+        own = local_name(access, where)
+        file = where.repository.rpartition("/")[2]
     else:
         access = factory = call.factory
-        target, wanted = target_reference(factory, name, place)
+        target, where = target_reference(factory, name, place)
         own, file = reference(target), target.name
     if options["kind"] == "sif":
         to = SifPull(name=own, target=file, output=options["output"])
-        made = pull_sif(access, wanted, to, call.progress)
+        made = pull_sif(access, where, to, call.progress)
         if as_json:
             return say_json("pull", _pulled_sif_json(made))
         return say(format_pulled_sif(made))
     if options["output"]:
         raise UsageError("--output is of --format sif", hint="add --format sif, or leave it out")
-    pulled = pull_image(access, wanted, own, call.progress)
+    pulled = pull_image(access, where, own, call.progress)
     if as_json:
         return say_json("pull", _pulled_json(pulled))
     return say(format_pulled(pulled, access.settings.store.value))

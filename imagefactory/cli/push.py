@@ -67,13 +67,13 @@ def push(
     if options["compression"] and options["kind"] != "sif":
         raise UsageError("--compression is of --format sif", hint="leave it out")
     sif = (options["compression"] or "fast") if options["kind"] == "sif" else ""
-    wanted = PushOptions(registry=place, tags=tags, now=datetime.now(UTC), sif=sif)
-    check_push(factory, wanted)
+    push_options = PushOptions(registry=place, tags=tags, now=datetime.now(UTC), sif=sif)
+    check_push(factory, push_options)
     results: list[dict[str, object]] = []
     with collecting() as failures:
         for target in chosen:
             with failures.of(target.name):
-                pushed = push_target(factory, target, wanted, call.progress)
+                pushed = push_target(factory, target, push_options, call.progress)
                 results.append(pushed_json(pushed))
                 say(format_pushed(pushed), unless=as_json)
         if as_json:

@@ -26,14 +26,14 @@ def reconcile(call: Call, place: str, as_json: bool) -> None:
     if as_json:
         rows = [
             {
-                "place": one.place,
-                "listed": one.listed,
-                "mended": list(one.mended),
-                "gone": one.gone,
-                "expired": one.expired,
-                "damaged": one.damaged,
+                "place": repository.place,
+                "listed": repository.listed,
+                "mended": list(repository.mended),
+                "gone": repository.gone,
+                "expired": repository.expired,
+                "damaged": repository.damaged,
             }
-            for one in done
+            for repository in done
         ]
         return say_json("reconcile", {"repositories": rows})
     return say(format_reconciled(done))

@@ -73,9 +73,9 @@ def revoke(call: Call, /, name: str, place: str, as_json: bool, **options: Any) 
     say(format_revoke(done), unless=as_json)
     with collecting() as failures:
         moved = follow(factory, asked, target, call.progress)
-        for one in moved:
-            say(format_promotion(one), unless=as_json)
-            for tag, fault in one.faults:
+        for promotion in moved:
+            say(format_promotion(promotion), unless=as_json)
+            for tag, fault in promotion.faults:
                 failures.of(tag).add(fault)
         if as_json:
             say_json(
@@ -85,7 +85,7 @@ def revoke(call: Call, /, name: str, place: str, as_json: bool, **options: Any) 
                     "manifest": done.subject.manifest,
                     "revocation": done.digest,
                     "revoked": list(done.taken),
-                    "promotions": [promotion_json(one) for one in moved],
+                    "promotions": [promotion_json(promotion) for promotion in moved],
                     "errors": failures.as_json(),
                 },
             )

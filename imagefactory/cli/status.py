@@ -30,35 +30,46 @@ def status(call: Call, sweep: str, as_json: bool) -> None:
 
     folders = (find_sweep(call.settings, sweep),) if sweep else find_sweeps(call.settings)
     queue = True
-    found: list[SweepStatus] = []
+    statuses: list[SweepStatus] = []
     with collecting() as failures:
         for folder in folders:
             with failures.of(folder.name):
                 try:
-                    found.append(read_status(folder, find_pool, queue=queue))
+                    statuses.append(read_status(folder, find_pool, queue=queue))
                 except ToolError as error:  # the logs tell most of it without the pool's commands
                     complain(error)
                     queue = False
-                    found.append(read_status(folder, find_pool, queue=queue))
+                    statuses.append(read_status(folder, find_pool, queue=queue))
         if as_json:
-            rows = [_status_json(one, format_results(one.results)) for one in found]
+            rows = [
+                _status_json(sweep_status, format_results(sweep_status.results)) for sweep_status in statuses
+            ]
             say_json("status", {"sweeps": rows})
         elif not folders:
             say("no sweep was made here: imagefactory verify TARGET --on htcondor")
         elif sweep:
-            for one in found:
-                say(format_status(one.sweep, one.results, one.driven, datetime.now(UTC)))
-                say(f"in {one.folder}\ncollect what is done: imagefactory collect {sweep}")
-        elif found:
-            say("\n".join(headline(one.sweep, one.results, one.driven) for one in found))
+            for sweep_status in statuses:
+                say(
+                    format_status(
+                        sweep_status.sweep, sweep_status.results, sweep_status.driven, datetime.now(UTC)
+                    )
+                )
+                say(f"in {sweep_status.folder}\ncollect what is done: imagefactory collect {sweep}")
+        elif statuses:
+            say(
+                "\n".join(
+                    headline(sweep_status.sweep, sweep_status.results, sweep_status.driven)
+                    for sweep_status in statuses
+                )
+            )
 
 
-def _status_json(one: SweepStatus, results: object) -> dict[str, object]:
+def _status_json(sweep_status: SweepStatus, results: object) -> dict[str, object]:
     return {
-        "sweep": one.sweep.id,
-        "folder": str(one.folder),
-        "driven": one.driven,
-        "done": one.done,
-        "jobs": list(one.jobs),
+        "sweep": sweep_status.sweep.id,
+        "folder": str(sweep_status.folder),
+        "driven": sweep_status.driven,
+        "done": sweep_status.done,
+        "jobs": list(sweep_status.jobs),
         "nodes": results,
     }

@@ -23,6 +23,7 @@ from imagefactory.cli.output import (
 )
 from imagefactory.cli.pool import find_inventory, inventory_option
 from imagefactory.errors import EXIT_CHECK, UsageError
+from imagefactory.settings.choices import SITES
 
 if TYPE_CHECKING:
     from imagefactory.catalogue.model import Catalogue, CataloguedImage, Offer
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from imagefactory.submit.make import SubmitAsk, SubmitMade
     from imagefactory.submit.submit_file import SubmitRun
 
-SITES = ("chtc", "ospool", "generic")
 KINDS = ("docker", "oras", "sif", "osdf")
 PREDICTED = "predicted"
 ALONE = ("executable", "input", "result", "arguments", "dag", "accept", "output", "time", "force", "mig")
@@ -120,14 +120,14 @@ def submit(call: Call, /, name: str, check: Path | None, listed: bool, as_json: 
     from imagefactory.verdicts.trust import read_trust
 
     now = datetime.now(UTC)
-    wanted = _wanted(call, name, options)
-    made = make_submit(_catalogue(call, now, name), wanted, read_trust(call.settings.files), now)
+    ask = _wanted(call, name, options)
+    made = make_submit(_catalogue(call, now, name), ask, read_trust(call.settings.files), now)
     check_files(made, call.progress)
     written = write_made(made, force=options["force"])
     if as_json:
         from imagefactory.submit.make import summary
 
-        say_json("submit", {**summary(made), "site": wanted.site.name, "files": list(written)})
+        say_json("submit", {**summary(made), "site": ask.site.name, "files": list(written)})
     else:
         say(_format(made, written))
 

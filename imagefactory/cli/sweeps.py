@@ -229,37 +229,37 @@ def collect_jobs(
     from imagefactory.stages.collect import collect_sweep
 
     done = collect_sweep(call.factory, folder, options, datetime.now(UTC), call.progress)
-    results = [one.result for one in done.nodes]
+    results = [node.result for node in done.nodes]
     blocks = [headline(done.sweep, results, None), format_collected(done.nodes, terminal_width())]
-    blocks += [format_promotion(one) for one in done.promotions]
+    blocks += [format_promotion(promotion) for promotion in done.promotions]
     say("\n\n".join(blocks), unless=as_json)
     for name, fault in done.faults:
         failures.of(name).add(fault)
-    for one in done.promotions:
-        for _, fault in one.faults:
+    for promotion in done.promotions:
+        for _, fault in promotion.faults:
             failures.of(done.sweep.id).add(fault)
     failures.of(str(folder))
-    rows = [_node_json(done, one) for one in done.nodes]
+    rows = [_node_json(done, node) for node in done.nodes]
     if not done.verified:
         failures.add(not_verified(done))
     return rows
 
 
-def _node_json(done: CollectedSweep, one: CollectedNode) -> dict[str, object]:
-    outcome = one.result.outcome
+def _node_json(done: CollectedSweep, node: CollectedNode) -> dict[str, object]:
+    outcome = node.result.outcome
     return {
         "sweep": done.sweep.id,
-        "kit": str(done.folder / "nodes" / one.result.node),
-        "target": one.target,
-        "capability": one.capability,
+        "kit": str(done.folder / "nodes" / node.result.node),
+        "target": node.target,
+        "capability": node.capability,
         "outcome": outcome.value if outcome else None,
-        "reason": one.result.reason,
-        "why": one.why,
-        "keyid": one.keyid,
-        "gpu": one.gpu,
-        "driver": one.driver,
-        "attached": list(one.attached),
-        "tries": len(one.result.attempts),
+        "reason": node.result.reason,
+        "why": node.why,
+        "keyid": node.keyid,
+        "gpu": node.gpu,
+        "driver": node.driver,
+        "attached": list(node.attached),
+        "tries": len(node.result.attempts),
     }
 
 

@@ -64,14 +64,14 @@ def verdicts(call: Call, /, name: str, place: str, as_json: bool, **options: Any
     from imagefactory.stages.candidates import capability_proven
     from imagefactory.verdicts.trust import read_trust
 
-    found = _find(call, name, place, datetime.now(UTC))
+    images = _find(call, name, place, datetime.now(UTC))
     keys = {key.keyid: key.name for key in read_trust(call.settings.files).keys}
     if as_json:
-        say_json("verdicts", {"images": [_found_json(one, keys) for one in found]})
+        say_json("verdicts", {"images": [_found_json(image, keys) for image in images]})
     else:
-        say(format_verdicts(found, keys, numbers=options["numbers"]))
+        say(format_verdicts(images, keys, numbers=options["numbers"]))
     wanted = options["capability"]
-    if wanted and not any(capability_proven(one.judged, wanted) for one in found):
+    if wanted and not any(capability_proven(image.judged, wanted) for image in images):
         raise CheckFailedError(
             f"{name} is not verified for {wanted}", hint=f"imagefactory verify {name} --capability {wanted}"
         )
@@ -101,30 +101,30 @@ def _find(call: Call, name: str, registry: str, now: datetime) -> tuple[Found, .
         places.append(local_place(factory, target.family))
     if registry or factory.settings.registry.value:
         places.append(registry_of(factory, target.family, registry))
-    found = [
-        one
+    images = [
+        image
         for place in places
-        for one in list_verdicts(factory, Promoting(target=target, place=place, now=now), call.progress)
+        for image in list_verdicts(factory, Promoting(target=target, place=place, now=now), call.progress)
     ]
     if not registry and f"{reference(target)}.sif" in factory.layout.tags():
-        found.append(verdicts_of(factory, places[0], f"{plain_tag(target)}.sif", now))
-    if not found:
+        images.append(verdicts_of(factory, places[0], f"{plain_tag(target)}.sif", now))
+    if not images:
         raise NothingSelectedError(
             f"there is no image of {target.name} in {', '.join(map(str, places))}",
             hint=f"imagefactory build {target.name}, or name a registry: --registry HOST[/PATH]",
         )
-    return tuple(found)
+    return tuple(images)
 
 
-def _found_json(found: Found, keys: Mapping[str, str]) -> dict[str, object]:
+def _found_json(image: Found, keys: Mapping[str, str]) -> dict[str, object]:
     return {
-        "place": found.place,
-        "digest": found.subject.index,
-        "manifest": found.subject.manifest,
-        "config": found.subject.config,
-        "tags": list(found.tags),
-        "verdicts": [_judged_json(one, keys) for one in found.judged],
-        "not_heeded": list(found.ignored),
+        "place": image.place,
+        "digest": image.subject.index,
+        "manifest": image.subject.manifest,
+        "config": image.subject.config,
+        "tags": list(image.tags),
+        "verdicts": [_judged_json(judged, keys) for judged in image.judged],
+        "not_heeded": list(image.ignored),
     }
 
 

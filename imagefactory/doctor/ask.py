@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
+from imagefactory.access import Access, conda_channels, debian_mirror, open_registry, package_index, uv_locker
 from imagefactory.doctor.facts import Probe
 from imagefactory.engines.build_secrets import find_secrets
 from imagefactory.engines.docker import DockerEngine
 from imagefactory.errors import FactoryError, ToolError
-from imagefactory.lock.conda.channels import find_channels
 from imagefactory.lock.conda.own_tool import find_tool
 from imagefactory.lock.debian.archive import reach
-from imagefactory.lock.debian.sources import find_mirror
-from imagefactory.lock.pypi.index import PackageIndex, find_index, trusting
-from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.oci.credentials import find_credentials
-from imagefactory.oci.layout import Layout
 from imagefactory.oci.mirrors import split_place
 from imagefactory.recipes.read import read_bases
 from imagefactory.runners.apptainer_command import ApptainerCommand
@@ -34,19 +28,19 @@ SECONDS = 10
 """How long one thing of the network may take to answer."""
 
 
-def ask_all(settings: Settings, environ: Mapping[str, str]) -> tuple[Probe, ...]:
+def ask_all(access: Access) -> tuple[Probe, ...]:
     """Asks engines, package index, Debian's archive and the registry, all at once: each may be slow."""
-    questions: dict[str, Callable[[], str]] = {
-        "docker": lambda: _ask_docker(settings, environ),
-        "apptainer": lambda: _ask_apptainer(environ),
-        "conda": lambda: _ask_conda(settings, environ),
-        "package index": lambda: _ask_index(settings, environ),
-        "debian mirror": lambda: _ask_mirror(settings, environ),
+    questions: dict[str, Callable[[Access], str]] = {
+        "docker": _ask_docker,
+        "apptainer": _ask_apptainer,
+        "conda": _ask_conda,
+        "package index": _ask_index,
+        "debian mirror": _ask_mirror,
     }
-    if settings.registry.value:
-        questions["registry"] = lambda: _ask_registry(settings, environ)
+    if access.settings.registry.value:
+        questions["registry"] = _ask_registry
     with ThreadPoolExecutor(len(questions)) as pool:
-        return tuple(pool.map(lambda name: _ask(name, questions[name]), questions))
+        return tuple(pool.map(lambda name: _ask(name, lambda: questions[name](access)), questions))
 
 
 def _ask(name: str, question: Callable[[], str]) -> Probe:
@@ -63,52 +57,46 @@ def _ask(name: str, question: Callable[[], str]) -> Probe:
         )
 
 
-def _index(settings: Settings, environ: Mapping[str, str]) -> PackageIndex:
-    found = find_index(settings.index, environ=environ, prefix=Path(sys.prefix))
-    return trusting(found, settings.certificates_path)
-
-
-def _ask_docker(settings: Settings, environ: Mapping[str, str]) -> str:
+def _ask_docker(access: Access) -> str:
     engine = DockerEngine(
-        Layout(settings.store_path),
-        DockerDaemon(environ),
-        codec=settings.codec.value,
-        secrets=lambda _: find_secrets(_index(settings, environ), environ),
+        access.layout,
+        DockerDaemon(access.environ),
+        codec=access.settings.codec.value,
+        secrets=lambda _: find_secrets(package_index(access), access.environ),
     )
     return engine.require()
 
 
-def _ask_apptainer(environ: Mapping[str, str]) -> str:
-    return f"apptainer {ApptainerCommand(environ).require(building=True)}"
+def _ask_apptainer(access: Access) -> str:
+    return f"apptainer {ApptainerCommand(access.environ).require(building=True)}"
 
 
-def _ask_conda(settings: Settings, environ: Mapping[str, str]) -> str:
+def _ask_conda(access: Access) -> str:
     """What solves and links conda's packages. Channels are not asked: recipes say which."""
     try:
-        found = f"py-rattler {importlib.metadata.version('py-rattler')}"
+        tools = f"py-rattler {importlib.metadata.version('py-rattler')}"
     except importlib.metadata.PackageNotFoundError:
         raise ToolError("py-rattler is not installed", hint="pip install 'imagefactory[conda]'") from None
-    solver = settings.solver.value
+    solver = access.settings.solver.value
     if solver != SOLVERS[0]:
-        found += f", {find_tool(solver, environ).name()} solves"
-    channels = find_channels(settings.channels.value, environ, "")
-    elsewhere = ", ".join(f"{true} at {redact(asked)}" for true, asked in channels.mirrors)
-    return found + (f"; {elsewhere}" if elsewhere else "")
+        tools += f", {find_tool(solver, access.environ).name()} solves"
+    mirrors = conda_channels(access).mirrors
+    elsewhere = ", ".join(f"{true} at {redact(asked)}" for true, asked in mirrors)
+    return tools + (f"; {elsewhere}" if elsewhere else "")
 
 
-def _ask_index(settings: Settings, environ: Mapping[str, str]) -> str:
-    index = _index(settings, environ)
+def _ask_index(access: Access) -> str:
+    index = package_index(access)
     patience = (("UV_HTTP_TIMEOUT", str(SECONDS)), ("UV_HTTP_RETRIES", "0"))
     impatient = replace(index, environment=(*index.environment, *patience))
-    UvLocker(impatient, python=Path(sys.executable)).reach()
+    uv_locker(impatient).reach()
     return f"{redact(index.url)} ({index.origin}) answers" if index.url else f"{index.origin} answers"
 
 
-def _ask_mirror(settings: Settings, environ: Mapping[str, str]) -> str:
+def _ask_mirror(access: Access) -> str:
     """Asks for what `lock` and a base's build begin with, by apt's own means."""
-    found = find_mirror(settings.debian_mirror.value, Path(), environ, etc_apt=Path("/etc/apt"))
-    suites = _suites(settings)
-    reach(replace(found, certificates=settings.certificates.value), suites, seconds=SECONDS)
+    suites = _suites(access.settings)
+    reach(debian_mirror(access), suites, seconds=SECONDS)
     return f"{', '.join(suites)} found there"
 
 
@@ -121,23 +109,14 @@ def _suites(settings: Settings) -> tuple[str, ...]:
     return tuple(dict.fromkeys(base.suite for base in bases if base.suite)) or ("stable",)
 
 
-def _ask_registry(settings: Settings, environ: Mapping[str, str]) -> str:
-    # Of requests and tenacity: where they are missing, the doctor is there to say so.
-    from imagefactory.oci.registry.client import Registry
-    from imagefactory.oci.registry.exchange import RegistryOptions
-
-    host, _ = split_place(settings.registry.value)
-    credentials = find_credentials(environ)
-    options = RegistryOptions(
-        credentials=credentials,
-        certificates=Path(trusted) if (trusted := _index(settings, environ).certificates) else None,
-        plain_hosts=settings.plain_hosts,
-        patience=Patience(attempts=1, connect=SECONDS, read=SECONDS),
-    )
-    registry, known = Registry(host, options), credentials(host)
+def _ask_registry(access: Access) -> str:
+    place = access.settings.registry.value
+    patience = Patience(attempts=1, connect=SECONDS, read=SECONDS)
+    host = split_place(place)[0]
+    registry, known = open_registry(access, host, patience=patience), find_credentials(access.environ)(host)
     try:
         registry.check()
     finally:
         registry.close()
     kept = f"with the credentials from {known.origin or 'a helper'}" if known else "without credentials"
-    return f"{settings.registry.value} answers {kept}"
+    return f"{place} answers {kept}"

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from imagefactory.access import Access
 from imagefactory.doctor.ask import ask_all
 from imagefactory.doctor.facts import MODULES, Diagnosis, Disk, MachineFacts, SandboxAttempt
 from imagefactory.doctor.judge import decide
@@ -95,7 +96,7 @@ def gather(settings: Settings, *, environ: Mapping[str, str], root: Path = Path(
         driver_libraries=_driver_libraries() if nodes else (),
         engine=settings.engine.value,
         runner=settings.runner.value or ENGINES[settings.engine.value].runner,
-        probes=ask_all(settings, environ),
+        probes=ask_all(Access(settings=settings, environ=environ)),
         limits=decide_limits({}, read_room(settings.store_path)),
         landlock=is_there(),
     )

@@ -146,8 +146,8 @@ def lend_layout(layout: Layout, manifest: str, folder: Path) -> Descriptor:
     apptainer 1.4 takes a layout's only image and no tag (`oci:FOLDER:TAG` is refused). Gives the
     descriptor of the platform manifest.
     """
-    found = layout.manifest(manifest)
-    if found is None:
+    blob = layout.manifest(manifest)
+    if blob is None:
         raise StoreError(
             f"{manifest} is not in {layout.path}", hint="build it again: `imagefactory build TARGET`"
         )
@@ -155,9 +155,9 @@ def lend_layout(layout: Layout, manifest: str, folder: Path) -> Descriptor:
         folder.mkdir()
         (folder / "blobs").symlink_to((layout.path / "blobs").absolute())
         (folder / "oci-layout").write_bytes(canonical_json({"imageLayoutVersion": "1.0.0"}))
-        index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [format_descriptor(found[0])]}
+        index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [format_descriptor(blob[0])]}
         (folder / "index.json").write_bytes(canonical_json(index))
-    return found[0]
+    return blob[0]
 
 
 @contextmanager

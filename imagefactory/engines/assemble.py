@@ -109,18 +109,18 @@ class AssembleEngine:
 
         The caller holds the layout's `in_use`.
         """
-        found = self.find(definition, base)
-        if found is None:
+        image = self.find(definition, base)
+        if image is None:
             files = packages()
             with progress.stage(f"{definition.target.name}: assemble"):
                 try:
-                    found = self._assemble(definition, base, files, progress)
+                    image = self._assemble(definition, base, files, progress)
                 except AlteredError as error:  # what an earlier build left in the cache has changed since
                     progress.note(f"  {error.message}; it is fetched or unpacked anew")
                     self._forget(error.name, files)
-                    found = self._assemble(definition, base, packages(), progress)
-        self.tag(definition, found)
-        return found
+                    image = self._assemble(definition, base, packages(), progress)
+        self.tag(definition, image)
+        return image
 
     def _forget(self, name: str, files: Mapping[LockedPackage, Path]) -> None:
         """Drops what the cache holds by the name of an AlteredError: a wheel, or an archive unpacked."""

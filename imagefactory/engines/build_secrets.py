@@ -144,13 +144,13 @@ def _with_login(url: str, environ: Mapping[str, str]) -> tuple[str, tuple[str, .
         return url, _passwords(url)
     path = Path(environ.get("NETRC") or Path(environ.get("HOME") or "/") / ".netrc")
     try:
-        found = netrc.netrc(path).authenticators(parts.hostname or "") if path.is_file() else None
+        login = netrc.netrc(path).authenticators(parts.hostname or "") if path.is_file() else None
     except (OSError, netrc.NetrcParseError) as error:
         # Not the error's own text: it quotes the line.
         raise UsageError(f"{path} cannot be read: {type(error).__name__}", hint=f"mend {path}") from None
-    if not found:
+    if not login:
         return url, ()
-    user, password = quote(found[0], safe=""), quote(found[2] or "", safe="")
+    user, password = quote(login[0], safe=""), quote(login[2] or "", safe="")
     made = parts._replace(netloc=f"{user}:{password}@{parts.netloc}").geturl()
     return made, _passwords(made)
 

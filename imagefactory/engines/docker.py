@@ -125,8 +125,8 @@ class DockerEngine:
         Packages come from the index inside the build, so `packages` is not asked. Raises BuildError with
         the last lines of the step that failed. The caller holds the layout's `in_use`.
         """
-        found = self.find(definition, base)
-        if found is None:
+        image = self.find(definition, base)
+        if image is None:
             files, secrets = render(definition), self.secrets(definition.lock.channels)
             key, name = self._key(files, base), definition.target.name
             temporary = f"imagefactory/build:{key[:12]}"
@@ -139,12 +139,12 @@ class DockerEngine:
                     self.daemon.tag(known, base_name)
                     self._build(replace(job, base_name=base_name), secrets, progress)
                 with progress.stage(f"{name}: from docker into the store"):
-                    found = self._bring_in(job, progress)
-                record = _descriptor(self.layout, found)
+                    image = self._bring_in(job, progress)
+                record = _descriptor(self.layout, image)
                 self.layout.record("images", key, {"digest": record.digest, "size": record.size})
                 self.daemon.tag(temporary, reference(definition.target))
-        self.tag(definition, found)
-        return found
+        self.tag(definition, image)
+        return image
 
     def tag(self, definition: Definition, made: Image | Sif) -> None:
         """Points the target's tag at `made`, in the store and, where the daemon still has it, there too."""

@@ -106,7 +106,9 @@ def plan_layers(groups: Sequence[Group]) -> tuple[LayerPlan, ...]:
             (package for package in group if package.size >= OWN_LAYER_BYTES), key=lambda p: (-p.size, p.name)
         )[:most]
         for kind in (LockedConda, LockedWheel):
-            of_kind = [one for one in sorted(group, key=lambda p: p.name) if isinstance(one, kind)]
+            of_kind = [
+                package for package in sorted(group, key=lambda p: p.name) if isinstance(package, kind)
+            ]
             own = [package for package in of_kind if package in large]
             shared: dict[int, list[LockedPackage]] = {}
             for package in of_kind:
@@ -114,9 +116,11 @@ def plan_layers(groups: Sequence[Group]) -> tuple[LayerPlan, ...]:
                     bucket = hashlib.sha256(package.name.encode()).digest()[0] % buckets
                     shared.setdefault(bucket, []).append(package)
             name = "conda bucket" if kind is LockedConda else "bucket"
-            plans += [_plan(f"{one.name} {one.version}", [group[one]], shared=False) for one in own]
             plans += [
-                _plan(f"{name} {bucket}", [group[one] for one in chosen], shared=True)
+                _plan(f"{package.name} {package.version}", [group[package]], shared=False) for package in own
+            ]
+            plans += [
+                _plan(f"{name} {bucket}", [group[package] for package in chosen], shared=True)
                 for bucket, chosen in sorted(shared.items())
             ]
     return tuple(plans)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -81,16 +82,29 @@ class BaseCompiler:
             pipe.write(data)
             pipe.flush()
         except BrokenPipeError:
-            raise BuildError(_GONE) from None
+            raise _gone(process) from None
 
     def _read(self, process: subprocess.Popen[bytes], count: int) -> bytes:
         data = _pipe(process.stdout).read(count)
         if len(data) != count:
-            raise BuildError(_GONE)
+            raise _gone(process)
         return data
 
 
-_GONE = "the base's Python ended while it compiled .py files"
+KILLED = 128 + signal.SIGKILL
+"""How the sandbox tells of a command that was killed: by a limit of a run, or for want of memory."""
+
+
+def _gone(process: subprocess.Popen[bytes]) -> BuildError:
+    with contextlib.suppress(subprocess.TimeoutExpired):  # it has closed its pipes and does not end
+        process.wait(timeout=10)
+    said = "the base's Python ended while it compiled .py files"
+    if process.returncode != KILLED:
+        return BuildError(said)
+    return BuildError(
+        f"{said}: it was killed",
+        hint="it took more than a run may (`imagefactory doctor` says what), or the machine is out of memory",
+    )
 
 
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:

@@ -40,6 +40,7 @@ from imagefactory.scan.zip import check_list, check_members, data_start
 READ = 256 * 1024
 PYTHON_SCRIPT = b"#!python"
 TEXT = 64 << 20  # bytes; the most of a file that is read whole
+SHORT_TEXT = 1 << 20  # the same of what is read into objects many times its size
 
 
 class AlteredError(BuildError):
@@ -144,10 +145,10 @@ class Member:
                 break
         return head[:count]
 
-    def bytes(self) -> bytes:
+    def bytes(self, limit: int = TEXT) -> bytes:
         """The whole file. Raises BuildError for one that is larger than any program or text."""
-        if self.size > TEXT:
-            raise BuildError(f"{self.info.filename} has {self.size} bytes; code or text may have {TEXT}")
+        if self.size > limit:
+            raise BuildError(f"{self.info.filename} has {self.size} bytes; code or text may have {limit}")
         return b"".join(self.chunks())
 
 
@@ -168,7 +169,8 @@ class WheelSource(WheelFile):
     def read_dist_info(self, filename: str) -> str:
         # zipfile would inflate the member whole, whatever size the list gives it.
         info = self._zipfile.getinfo(posixpath.join(self.dist_info_dir, filename))
-        return Member(self._raw, info, (info.filename, "", "")).bytes().decode()
+        limit = TEXT if filename == "RECORD" else SHORT_TEXT
+        return Member(self._raw, info, (info.filename, "", "")).bytes(limit).decode()
 
     def get_contents(self) -> Iterator[WheelContentElement]:
         archive: zipfile.ZipFile = self._zipfile

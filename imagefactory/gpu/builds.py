@@ -14,13 +14,13 @@ def built_for(build: str) -> str:
     `py3.11_cuda12.1_cudnn8.9.2_0` is how the pytorch channel writes, `cuda126_py312h1763f6d_306` and
     `cpu_mkl_py312hf462abe_109` conda-forge, `mkl_py311h...` and `eigen_py311h...` Anaconda.
     """
-    found = _CUDA_BUILD.search(build)
-    if not found:
+    match = _CUDA_BUILD.search(build)
+    if not match:
         return "cpu" if _CPU_BUILD.search(build) else ""
-    if "." in found[1]:
-        return minor_version(found[1])
-    major = 1 if found[1][0] != "1" else 2  # 92 is 9.2, 126 is 12.6, 12 is 12
-    return ".".join(part for part in (found[1][:major], found[1][major:]) if part)
+    if "." in match[1]:
+        return minor_version(match[1])
+    major = 1 if match[1][0] != "1" else 2  # 92 is 9.2, 126 is 12.6, 12 is 12
+    return ".".join(part for part in (match[1][:major], match[1][major:]) if part)
 
 
 def minor_version(version: str) -> str:

@@ -81,7 +81,11 @@ def ask(target: Target, lock: Lock | None, capability: Capability, driver: str =
     packages = lock.packages if lock else ()
     framework = target.framework
     if target.source == "conda":
-        came = (one.url for one in packages if isinstance(one, LockedConda) and one.name == framework)
+        came = (
+            package.url
+            for package in packages
+            if isinstance(package, LockedConda) and package.name == framework
+        )
         address = next((url.rpartition("/")[0].rpartition("/")[0] for url in came), target.channels[0])
         framework = f"{address.rstrip('/').rpartition('/')[2]}::{framework}"
     return Question(
@@ -90,8 +94,8 @@ def ask(target: Target, lock: Lock | None, capability: Capability, driver: str =
         cuda=target.cuda,
         capability=capability,
         driver=driver,
-        packages=tuple((one.name, one.version) for one in packages),
-        wheels=tuple(one.sha256 for one in packages),
+        packages=tuple((package.name, package.version) for package in packages),
+        wheels=tuple(package.sha256 for package in packages),
     )
 
 
@@ -210,19 +214,19 @@ def _predicted(question: Question, contents: Contents) -> Iterator[Claim]:
     bare = predict(contents, question.capability)
     if bare.answer is Answer.UNKNOWN:
         return
-    found = with_driver(bare, question.driver) if question.driver else bare
-    rule = _RULES[found.answer]
-    if found.answer is Answer.NO:
+    prediction = with_driver(bare, question.driver) if question.driver else bare
+    rule = _RULES[prediction.answer]
+    if prediction.answer is Answer.NO:
         rule = (
             "driver-floor" if bare.answer is not Answer.NO else "no-gpu-code" if cpu_only(contents) else rule
         )
     yield Claim(
         basis=Basis.PREDICTED,
-        answer=found.answer,
+        answer=prediction.answer,
         rule=rule,
-        reason=found.reason,
+        reason=prediction.reason,
         source=f"scan of {contents.source}",
-        driver=found.driver,
+        driver=prediction.driver,
     )
 
 
@@ -231,15 +235,15 @@ def scanned_contents(question: Question) -> Contents | None:
 
     Without wheels (no recipe makes it) the newest scanned ones of that version speak, if for its CUDA.
     """
-    found = [one for sha256 in question.wheels if (one := knowledge.scanned(sha256))]
+    scans = [scan for sha256 in question.wheels if (scan := knowledge.scanned(sha256))]
     if not question.wheels:
-        found = _scanned_releases(question)
+        scans = _scanned_releases(question)
     packages = tuple(Package(name=name, version=version) for name, version in sorted(question.packages))
     contents = Contents(
-        source=", ".join(one.source for one in found),
-        libraries=tuple(sorted((lib for one in found for lib in one.libraries), key=lambda lib: lib.path)),
-        packages=packages or tuple(package for one in found for package in one.packages),
-        facts=tuple(fact for one in found for fact in one.facts),
+        source=", ".join(scan.source for scan in scans),
+        libraries=tuple(sorted((lib for scan in scans for lib in scan.libraries), key=lambda lib: lib.path)),
+        packages=packages or tuple(package for scan in scans for package in scan.packages),
+        facts=tuple(fact for scan in scans for fact in scan.facts),
     )
     framework = find_framework(contents)
     roles = [role_of(library.path, framework)[0] for library in contents.libraries]

@@ -81,14 +81,14 @@ def _of_documents(contents: Contents, framework: Framework, row: Documented) -> 
 def _of_runtimes(contents: Contents, cuda: str) -> list[str]:
     """A runtime of another major than the framework was built for is not the one that it loads."""
     runtimes = [
-        one
-        for one in contents.packages
-        if one.name.startswith("nvidia-cuda-runtime") or one.name == "cuda-cudart"
+        package
+        for package in contents.packages
+        if package.name.startswith("nvidia-cuda-runtime") or package.name == "cuda-cudart"
     ]
-    majors = {one.version.partition(".")[0] for one in runtimes}
+    majors = {package.version.partition(".")[0] for package in runtimes}
     if not cuda or not majors or cuda.partition(".")[0] in majors:
         return []
-    names = ", ".join(f"{one.name} {one.version}" for one in runtimes)
+    names = ", ".join(f"{package.name} {package.version}" for package in runtimes)
     return [f"the framework is built for CUDA {cuda}, but what is installed is {names}"]
 
 
@@ -104,15 +104,15 @@ def documented_answer(row: Documented, capability: Capability) -> Answer:
 
 def missing_ptx(row: Documented, gates: Sequence[Library]) -> str:
     """Which documented PTX no library that must load has, as a sentence; empty where all is there."""
-    codes = {code for one in gates for modules in one.modules for code in modules.codes}
+    codes = {code for library in gates for modules in library.modules for code in modules.codes}
     there = {code.architecture for code in codes if code.kind is CodeKind.PTX}
-    wanted = [code for code in row.codes if code.kind is CodeKind.PTX and code.architecture not in there]
-    if not wanted or not gates:
+    missing = [code for code in row.codes if code.kind is CodeKind.PTX and code.architecture not in there]
+    if not missing or not gates:
         return ""
-    names = ", ".join(sorted(one.path.rpartition("/")[2] for one in gates))
+    names = ", ".join(sorted(library.path.rpartition("/")[2] for library in gates))
     older = " ".join(sorted({str(code) for code in codes if code.kind is CodeKind.PTX}))
     rest = f"its PTX is {older}" if older else "GPUs newer than its machine code have nothing to run"
-    return f"{wanted[-1]} is not in {names}: {rest}"
+    return f"{missing[-1]} is not in {names}: {rest}"
 
 
 def _listed(some: list[Prediction]) -> str:

@@ -99,14 +99,14 @@ def versions_of(packages: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 def versions_in(contents: Contents) -> dict[str, str]:
     """Component -> version, of what a scan found: packages first, then names of files."""
-    found = versions_of((one.name, one.version) for one in contents.packages)
+    installed = versions_of((one.name, one.version) for one in contents.packages)
     for component in components():
-        if component.files and component.name not in found:
+        if component.files and component.name not in installed:
             names = [re.fullmatch(component.files, name) for name in contents.toolkit]
             versions = [one[1] for one in names if one]
             if versions:
-                found[component.name] = max(versions, key=len)
-    return found
+                installed[component.name] = max(versions, key=len)
+    return installed
 
 
 def known_bad(versions: Mapping[str, str], capability: Capability) -> tuple[KnownBad, ...]:

@@ -169,17 +169,17 @@ def _answer(
 def _full(gates: list[_Part], capability: Capability) -> tuple[Answer, str]:
     compiled = [part for part in gates if part.reach.reach is Reach.PTX]
     if compiled:
-        one = max(compiled, key=lambda part: numbers(part.reach.isa))
-        codes = _serving(one.library, capability, Reach.PTX)
+        gate = max(compiled, key=lambda part: numbers(part.reach.isa))
+        codes = _serving(gate.library, capability, Reach.PTX)
         return Answer.PTX, (
-            f"{_name(one.library.path)} has no machine code for {capability} in {one.reach.ptx} of "
-            f"{_total(one.reach)} modules: the driver compiles their PTX ({codes}, ISA {one.reach.isa})"
+            f"{_name(gate.library.path)} has no machine code for {capability} in {gate.reach.ptx} of "
+            f"{_total(gate.reach)} modules: the driver compiles their PTX ({codes}, ISA {gate.reach.isa})"
         )
-    one = max(gates, key=lambda part: part.reach.native)
-    codes = _serving(one.library, capability, Reach.NATIVE)
+    gate = max(gates, key=lambda part: part.reach.native)
+    codes = _serving(gate.library, capability, Reach.NATIVE)
     runs_there = "" if codes.startswith(capability.sm) else f", which runs on {capability}"
-    modules = f"all {one.reach.native} modules" if one.reach.native > 1 else "its one module"
-    return Answer.YES, f"{_name(one.library.path)} has {codes} code{runs_there}, in {modules}"
+    modules = f"all {gate.reach.native} modules" if gate.reach.native > 1 else "its one module"
+    return Answer.YES, f"{_name(gate.library.path)} has {codes} code{runs_there}, in {modules}"
 
 
 def _without_framework(parts: list[_Part], capability: Capability) -> tuple[Answer, str]:

@@ -96,17 +96,19 @@ def generic_modules(library: Library) -> tuple[Modules, ...]:
     Where nearly all modules are machine code for one and the same major, the library is a build for it and
     all speak. LTO-IR, which is linked already or never will be, speaks where there is nothing else.
     """
-    some = tuple(one for one in library.modules if any(code.kind is not CodeKind.LTO for code in one.codes))
-    if not any(len(_majors(one, extras=False)) > 1 for one in some):
+    some = tuple(
+        modules for modules in library.modules if any(code.kind is not CodeKind.LTO for code in modules.codes)
+    )
+    if not any(len(_majors(modules, extras=False)) > 1 for modules in some):
         return some or library.modules
-    generic = tuple(one for one in some if len(_majors(one, extras=True)) > 1)
-    single = dict.fromkeys((major for one in some for major in _majors(one, extras=True)), 0)
-    for one in some:
-        majors = _majors(one, extras=True)
-        if len(majors) == 1 and any(code.kind is CodeKind.SASS for code in one.codes):
-            single[majors.pop()] += one.count
+    generic = tuple(modules for modules in some if len(_majors(modules, extras=True)) > 1)
+    single = dict.fromkeys((major for modules in some for major in _majors(modules, extras=True)), 0)
+    for modules in some:
+        majors = _majors(modules, extras=True)
+        if len(majors) == 1 and any(code.kind is CodeKind.SASS for code in modules.codes):
+            single[majors.pop()] += modules.count
     most = sum(single.values())
-    if most in single.values() and most > _MOST * sum(one.count for one in generic):
+    if most in single.values() and most > _MOST * sum(modules.count for modules in generic):
         return some
     return generic
 

@@ -190,7 +190,7 @@ def in_order(packages: Iterable[LockedConda]) -> tuple[LockedConda, ...]:
         entered.add(first)
         while path:
             name, rest = path[-1]
-            need = next((one for one in rest if one not in entered), "")
+            need = next((need for need in rest if need not in entered), "")
             if not need:
                 path.pop()
                 done.setdefault(name, by_name[name])

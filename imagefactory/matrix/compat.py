@@ -129,14 +129,14 @@ def _holds(image: Contents, question: Question) -> bool:
 
 def releases(framework: str) -> tuple[CoverCandidate, ...]:
     """The versions of a distribution (`torch`) x CUDA that are known, recipe or not, the newest first."""
-    found = {(one.version, one.cuda): one for one in knowledge.releases(framework)}
+    known = {(release.version, release.cuda): release for release in knowledge.releases(framework)}
     return newest_first(
         CoverCandidate(
             name="",
             group=framework,
             question=Question(framework=framework, version=version, cuda=cuda, capability=ANY),
         )
-        for version, cuda in found
+        for version, cuda in known
     )
 
 
@@ -256,17 +256,17 @@ def fewest(graded: Sequence[Mapping[int, Grade]]) -> tuple[int, ...]:
     """
     useful = [
         index
-        for index, one in enumerate(graded)
-        if one and not any(_replaces(other, one) for other in graded[:index])
+        for index, grades in enumerate(graded)
+        if grades and not any(_replaces(other, grades) for other in graded[:index])
     ]
     union = frozenset[int]().union(*graded)
     holders = {frozenset(index for index in useful if element in graded[index]) for element in union}
     needed = sorted(sorted(one) for one in holders if not any(other < one for other in holders))
     sets = [frozenset(i for i, one in enumerate(needed) if index in one) for index in range(len(graded))]
-    wanted = frozenset(range(len(needed)))
+    elements = frozenset(range(len(needed)))
     for size in range(len(useful) + 1):
-        if found := _of_size(sets, useful, wanted, size):
-            return min(found, key=lambda chosen: (_cost([graded[index] for index in chosen], union), chosen))
+        if covers := _of_size(sets, useful, elements, size):
+            return min(covers, key=lambda chosen: (_cost([graded[index] for index in chosen], union), chosen))
     return ()
 
 
@@ -280,28 +280,28 @@ def _cost(chosen: Sequence[Mapping[int, Grade]], union: Iterable[int]) -> Grade:
 
 
 def _of_size(
-    sets: Sequence[frozenset[int]], useful: Sequence[int], wanted: frozenset[int], size: int
+    sets: Sequence[frozenset[int]], useful: Sequence[int], elements: frozenset[int], size: int
 ) -> list[tuple[int, ...]]:
-    """All covers of `wanted` by at most `size` sets, each sorted."""
-    found: set[tuple[int, ...]] = set()
+    """All covers of `elements` by at most `size` sets, each sorted."""
+    covers: set[tuple[int, ...]] = set()
     seen: set[tuple[int, ...]] = set()
 
     def go(chosen: tuple[int, ...], missing: frozenset[int]) -> None:
         if not missing:
-            found.add(chosen)
+            covers.add(chosen)
             return
         left = size - len(chosen)
         if left * max(len(sets[index] & missing) for index in useful) < len(missing):
             return
-        rarest = min(missing, key=lambda one: (sum(one in sets[index] for index in useful), one))
+        rarest = min(missing, key=lambda element: (sum(element in sets[index] for index in useful), element))
         for index in useful:
             more = tuple(sorted((*chosen, index)))
             if rarest in sets[index] and more not in seen:
                 seen.add(more)
                 go(more, missing - sets[index])
 
-    go((), wanted)
-    return list(found)
+    go((), elements)
+    return list(covers)
 
 
 def _rank(cell: Cell) -> int:

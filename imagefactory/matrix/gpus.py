@@ -95,20 +95,24 @@ def _kind(item: YamlNode, reader: Reader) -> GpuKind | None:
         reader.fault(item.where, "says neither name nor capability", "write name: V100 or capability: 8.6")
         return None
     called = _text(name, "name", _NAME, reader) if name else ""
-    found = _capability(capability, reader) if capability else None
+    gpu_capability = _capability(capability, reader) if capability else None
     if name and called and not capability:
         try:
             gpu = find_gpu(called)
         except UsageError as error:
             reader.fault(name.where, error.message, _as_capability(called) or error.hint)
         else:
-            called, found = gpu.name, gpu.capability
+            called, gpu_capability = gpu.name, gpu.capability
     driver = _text(values["driver"], "driver", _DRIVER, reader) if "driver" in values else ""
     count = _count(values["count"], reader) if "count" in values else 1
-    if found is None or (name and not called):
+    if gpu_capability is None or (name and not called):
         return None
     return GpuKind(
-        name=called or _unnamed(found), capability=found, driver=driver, count=count, where=item.where
+        name=called or _unnamed(gpu_capability),
+        capability=gpu_capability,
+        driver=driver,
+        count=count,
+        where=item.where,
     )
 
 

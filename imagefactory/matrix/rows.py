@@ -75,11 +75,11 @@ def parse_rows(text: str, file: str, families: Mapping[str, str]) -> tuple[Space
         if len(values) != len(columns):
             faults.append(f"{where}: {len(values)} values for {len(columns)} columns ({','.join(columns)})")
             continue
-        found = dict(zip(columns, (value.strip() for value in values), strict=True))
-        wrong = tuple(_row_faults(where, found, families))
+        fields = dict(zip(columns, (value.strip() for value in values), strict=True))
+        wrong = tuple(_row_faults(where, fields, families))
         faults += wrong
         if not wrong:
-            rows.append(_row(where, found, families))
+            rows.append(_row(where, fields, families))
     if faults:
         more = [f"{file}: and {len(faults) - 20} more faults"] if len(faults) > 20 else []
         raise RecipeError([*faults[:20], *more])
@@ -111,35 +111,35 @@ def _check_header(where: str, columns: Sequence[str]) -> None:
         raise RecipeError([f"{where}: {what}"], hint=hint)
 
 
-def _row_faults(where: str, found: Mapping[str, str], families: Mapping[str, str]) -> Iterator[str]:
-    if hidden := next((column for column, value in found.items() if not value.isprintable()), ""):
+def _row_faults(where: str, fields: Mapping[str, str], families: Mapping[str, str]) -> Iterator[str]:
+    if hidden := next((column for column, value in fields.items() if not value.isprintable()), ""):
         yield f"{where}: {hidden} holds a character that cannot be seen"
         return
-    name = found["framework"].lower()
+    name = fields["framework"].lower()
     names = sorted({*families, *families.values()})
     if name not in names:
         near = nearest(name, names)
         meant = f"did you mean '{near}'?" if near else f"the frameworks are {', '.join(names)}"
         yield f"{where}: unknown framework '{name[:40]}' ({meant})"
     for column, (pattern, example) in _NUMBERS.items():
-        if not re.fullmatch(pattern, found.get(column, ""), re.ASCII) and (column in found):
-            yield f"{where}: {column} '{found[column][:40]}' (write {example})"
+        if not re.fullmatch(pattern, fields.get(column, ""), re.ASCII) and (column in fields):
+            yield f"{where}: {column} '{fields[column][:40]}' (write {example})"
     try:
-        parse_capability(found["capability"])
+        parse_capability(fields["capability"])
     except ValueError as error:
         yield f"{where}: {error}"
 
 
-def _row(where: str, found: Mapping[str, str], families: Mapping[str, str]) -> SpaceRow:
-    name = found["framework"].lower()
+def _row(where: str, fields: Mapping[str, str], families: Mapping[str, str]) -> SpaceRow:
+    name = fields["framework"].lower()
     return SpaceRow(
         where=where,
         given=name,
         framework=families.get(name, name),
-        version=found["version"],
-        cuda=found["cuda"],
-        device=PlanGpu(capability=parse_capability(found["capability"]), driver=found.get("driver", "")),
-        outcome=found.get("outcome", ""),
+        version=fields["version"],
+        cuda=fields["cuda"],
+        device=PlanGpu(capability=parse_capability(fields["capability"]), driver=fields.get("driver", "")),
+        outcome=fields.get("outcome", ""),
     )
 
 

@@ -85,18 +85,18 @@ def _closure(layout: Layout, image: Image) -> tuple[Descriptor, list[Descriptor]
     data = json.loads(layout.read(Descriptor(media_type="", digest=image.digest, size=size)))
     kind = data.get("mediaType", INDEX_TYPE if "manifests" in data else MANIFEST_TYPE)
     root = Descriptor(media_type=kind, digest=image.digest, size=size)
-    found: dict[str, Descriptor] = {}
+    by_digest: dict[str, Descriptor] = {}
     ahead = [root]
     while ahead:
         descriptor = ahead.pop()
-        if descriptor.digest in found:
+        if descriptor.digest in by_digest:
             continue
-        found[descriptor.digest] = descriptor
+        by_digest[descriptor.digest] = descriptor
         if descriptor.media_type in (INDEX_TYPE, MANIFEST_TYPE):
             data = json.loads(layout.read(descriptor))
             named = [*data.get("manifests", ()), *data.get("layers", ())]
             ahead += [parse_descriptor(entry) for entry in (*named, data.get("config")) if entry]
-    return root, [found[digest] for digest in sorted(found)]
+    return root, [by_digest[digest] for digest in sorted(by_digest)]
 
 
 def _size(layout: Layout, digest: str) -> int:

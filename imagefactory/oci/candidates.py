@@ -193,16 +193,16 @@ def _read_one(place: Place, tag: str, kind: str, count: Callable[[str], int] | N
     pushed, verdicts = None, 0
     if count and kind == "candidate":
         pushed = read_pushed(read_records(place, digest))
-        verdicts = sum(count(one) for one in below)
+        verdicts = sum(count(part) for part in below)
     # An image is named after its index or, by docker, after its config; a .sif after its file.
-    configs = [one.digest for row in below.values() for one in row[:1] if one.media_type in CONFIG_TYPES]
-    files = [one.digest for row in below.values() for one in row[1:]]
+    configs = [blob.digest for row in below.values() for blob in row[:1] if blob.media_type in CONFIG_TYPES]
+    files = [blob.digest for row in below.values() for blob in row[1:]]
     named = files if tag.endswith(".sif") else configs
     return Tagged(
         tag=tag,
         kind=kind,
         digest=digest,
-        parts=tuple(one for one in below if one != digest),
+        parts=tuple(part for part in below if part != digest),
         names=tuple(dict.fromkeys(one.removeprefix("sha256:")[:12] for one in (*below, *named))),
         size=sum(blob.size for blob in blobs.values()),
         pushed=pushed,
@@ -216,19 +216,21 @@ def _read_below(place: Place, root: Manifest) -> dict[str, tuple[Descriptor, ...
     One that is named and is not there has none. Raises RegistryError for what the registry refuses and
     for what is no image.
     """
-    found: dict[str, tuple[Descriptor, ...]] = {}
+    blobs: dict[str, tuple[Descriptor, ...]] = {}
     waiting = [root.descriptor]
-    for one in waiting:  # grows while it is walked
-        if one.digest in found:
+    for descriptor in waiting:  # grows while it is walked
+        if descriptor.digest in blobs:
             continue
-        if len(found) >= MOST_MANIFESTS:
+        if len(blobs) >= MOST_MANIFESTS:
             raise RegistryError(f"{place} {root.descriptor.digest} names more manifests than images do")
-        there = place.store.manifest(place.repository, one.digest) if found else (one, root.data)
-        children, found[one.digest] = (
+        there = (
+            place.store.manifest(place.repository, descriptor.digest) if blobs else (descriptor, root.data)
+        )
+        children, blobs[descriptor.digest] = (
             parse_parts(Manifest(descriptor=there[0], data=there[1])) if there else ((), ())
         )
         waiting += children
-    return found
+    return blobs
 
 
 def _annotations(place: Place, record: Descriptor) -> Mapping[str, str]:

@@ -55,13 +55,8 @@ def check(layout: Layout, progress: Progress, *, mend: bool) -> Checked:
     With `mend`, waits until nobody uses the store, writes what the rest tells and removes what it does not:
     builds and pulls make anew what is not there. No tag is removed. Raises StoreError for what is no store.
     """
-    if not layout.path.exists():
+    if not layout.founded():
         return Checked(blobs=0, bytes=0, records=0, tags=0, faults=())
-    if not (layout.path / "oci-layout").exists():
-        raise StoreError(
-            f"{layout.path} is no store (it has no oci-layout)",
-            hint="is the setting `store` right? `imagefactory doctor` says where it comes from",
-        )
     with layout.alone(progress) if mend else layout.in_use(progress):
         blobs = entries_of(layout.path / "blobs" / "sha256")
         kept = [path for kind in SEALED for path in entries_of(layout.path / kind)]
@@ -139,14 +134,15 @@ def _wrong_blobs(blobs: list[Path], task: Task) -> Iterator[_Wrong]:
 def _wrong_referrer(layout: Layout, path: Path, bad: frozenset[str]) -> _Wrong | None:
     digest = f"sha256:{path.stem}"
     try:
-        found = None if digest in bad else layout.manifest(digest)
-        if found is None:
+        stored = None if digest in bad else layout.manifest(digest)
+        if stored is None:
             return _Wrong(path, "is of a manifest that is not here")
-        manifest = json.loads(found[1])
+        descriptor, data = stored
+        manifest = json.loads(data)
         if manifest["subject"]["digest"] != f"sha256:{path.parent.name}":
             return _Wrong(path, "is of a manifest with another subject")
-        Needed(layout, bad).reach(found[0])
-        right = referrer_record(found[0], manifest)
+        Needed(layout, bad).reach(descriptor)
+        right = referrer_record(descriptor, manifest)
         return None if path.read_bytes() == right else _Wrong(path, "is not what its manifest says", right)
     except (*MALFORMED, StoreError) as error:
         return _Wrong(path, f"is of nothing that is whole: {error}")

@@ -54,9 +54,9 @@ def collect(
     `keep` gives digests of manifests that stay without a tag, as far as they are here and whole. Raises
     StoreError for a folder that is no store: nothing there is ours to remove.
     """
-    if not layout.path.exists():
+    if not layout.founded():
         return Freed(blobs=0, unpacked=0, records=0, bytes=0)
-    for name in ("oci-layout", "index.json", "locks"):
+    for name in ("index.json", "locks"):
         if not (layout.path / name).exists():
             raise StoreError(
                 f"{layout.path} is no store (it has no {name}): nothing was removed",
@@ -75,7 +75,8 @@ def _remove_others(layout: Layout, needed: Needed, *, dry_run: bool) -> Freed:
     folder = layout.path / "blobs" / "sha256"
     blobs = [path for path in entries_of(folder) if f"sha256:{path.name}" not in needed.digests]
     records = _records(layout, needed.digests)
-    blobs_gone, records_gone = (sum(map(removal.remove, paths)) for paths in (blobs, records))
+    # Records first: one that is interrupted leaves none of what is not here.
+    records_gone, blobs_gone = (sum(map(removal.remove, paths)) for paths in (records, blobs))
     for path in entries_of(layout.tmp):
         removal.remove(path)
     # Running images hold their scratch folders and their unpacked layers.

@@ -97,14 +97,14 @@ def _look_up(path: Path, host: str, environ: Mapping[str, str]) -> Credential | 
     store = data.get("credsStore")
     if isinstance(store, str) and store:
         for name in names:
-            found = ask_helper(store, name, environ)
-            if found is not None:
-                return found
+            credential = ask_helper(store, name, environ)
+            if credential is not None:
+                return credential
     auths = {_key(name): entry for name, entry in _mapping(data.get("auths")).items()}
     for name in names:
-        found = parse_auth(_mapping(auths.get(_key(name))), origin=str(path))
-        if found is not None:
-            return found
+        credential = parse_auth(_mapping(auths.get(_key(name))), origin=str(path))
+        if credential is not None:
+            return credential
     return None
 
 

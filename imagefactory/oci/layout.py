@@ -116,13 +116,13 @@ class Layout:
         path = self.blob_path(descriptor.digest)
         try:
             with path.open("rb") as file:
-                found = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+                digest = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
         except FileNotFoundError:
             return False
-        if found != descriptor.digest:
+        if digest != descriptor.digest:
             with suppress(OSError):  # another's store, which he alone can mend
                 path.unlink()  # its size says that it is whole: nobody would make it anew
-        return found == descriptor.digest
+        return digest == descriptor.digest
 
     def damaged(self, digest: str) -> StoreError:
         """What to raise for a blob that could not be read as what it is; one that changed is removed."""
@@ -355,26 +355,36 @@ class Layout:
             self._found()
             yield
 
-    def _found(self) -> None:
-        """Makes a new or empty folder a store, before anything else is written there.
+    def founded(self) -> bool:
+        """Whether it was made already; an empty folder is none yet.
 
-        Raises StoreError for a folder with files of others: a later collection would take them for ours.
+        Raises StoreError for a folder with files of others: what is collected there would be theirs.
         """
+        if (self.path / "oci-layout").exists():
+            return True
+        others = {entry.name for entry in entries_of(self.path)} - {"locks", "index.json"}
+        if others:
+            raise StoreError(
+                f"{self.path} is no store and not empty (it holds {sorted(others)[0]})",
+                hint="set `store` in imagefactory.toml (or IMAGEFACTORY_STORE) to a folder of its own",
+            )
+        return False
+
+    def _found(self) -> None:
+        """Makes a new or empty folder a store, before anything else is written there."""
         if (self.path / "oci-layout").exists():
             return
         with explain_full_disk(self.path), self.locked("index"):
-            if (self.path / "oci-layout").exists():
+            if self.founded():
                 return  # another build was first
-            others = {entry.name for entry in entries_of(self.path)} - {"locks", "index.json"}
-            if others:
-                raise StoreError(
-                    f"{self.path} is no store and not empty (it holds {sorted(others)[0]})",
-                    hint="set `store` in imagefactory.toml (or IMAGEFACTORY_STORE) to a folder of its own",
-                )
-            if not (self.path / "index.json").exists():
-                empty = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": []}
-                (self.path / "index.json").write_bytes(canonical_json(empty))
-            (self.path / "oci-layout").write_bytes(canonical_json({"imageLayoutVersion": "1.0.0"}))
+            empty = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": []}
+            version = {"imageLayoutVersion": "1.0.0"}
+            for name, value in (("index.json", empty), ("oci-layout", version)):
+                if not (self.path / name).exists():
+                    # Whole or not at all, and beside it nothing that others could have left.
+                    beside = self.path / "locks" / name
+                    beside.write_bytes(canonical_json(value))
+                    beside.replace(self.path / name)
 
     @contextmanager
     def alone(self, progress: Progress) -> Iterator[None]:

@@ -86,13 +86,14 @@ class LayoutStore:
     def manifest(self, repository: str, wanted: str) -> tuple[Descriptor, bytes] | None:
         if DIGEST.fullmatch(wanted):
             return self.layout.manifest(wanted)
-        found = self.layout.tags().get(_name(repository, wanted))
-        if found is None:
+        descriptor = self.layout.tags().get(_name(repository, wanted))
+        if descriptor is None:
             return None
-        manifest = self.layout.manifest(found.digest)
+        manifest = self.layout.manifest(descriptor.digest)
         if manifest is None:
             raise StoreError(
-                f"{_name(repository, wanted)} points to {found.digest}, which is missing from {self.name}",
+                f"{_name(repository, wanted)} points to {descriptor.digest}, "
+                f"which is missing from {self.name}",
                 hint=f"imagefactory store rm {_name(repository, wanted)}",
             )
         return manifest

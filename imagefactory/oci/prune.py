@@ -35,38 +35,38 @@ def plan_prune(tagged: Sequence[Tagged], before: datetime) -> tuple[Fate, ...]:
     Kept is what another tag points to (also by one of its platforms), what has a verdict that counts, what
     was pushed at an unknown time, and what does not carry the name of its content.
     """
-    candidates = [one for one in tagged if one.kind == "candidate"]
-    why = {one.tag: _why_kept(one, tagged, before) for one in candidates}
-    kept = [one for one in tagged if why.get(one.tag, "not one")]
-    needed = {digest for one in kept for digest in (one.digest, *one.parts)}
+    candidates = [image for image in tagged if image.kind == "candidate"]
+    why = {candidate.tag: _why_kept(candidate, tagged, before) for candidate in candidates}
+    kept = [image for image in tagged if why.get(image.tag, "not one")]
+    needed = {digest for image in kept for digest in (image.digest, *image.parts)}
     return tuple(
         Fate(
-            candidate=one,
-            remove=not why[one.tag],
-            why=why[one.tag] or f"pushed {_day(one.pushed)}",
-            parts=tuple(part for part in one.parts if part not in needed),
+            candidate=candidate,
+            remove=not why[candidate.tag],
+            why=why[candidate.tag] or f"pushed {_day(candidate.pushed)}",
+            parts=tuple(part for part in candidate.parts if part not in needed),
         )
-        for one in candidates
+        for candidate in candidates
     )
 
 
-def _why_kept(one: Tagged, tagged: Sequence[Tagged], before: datetime) -> str:
-    mine = {one.digest, *one.parts}
+def _why_kept(candidate: Tagged, tagged: Sequence[Tagged], before: datetime) -> str:
+    mine = {candidate.digest, *candidate.parts}
     for other in tagged:
-        if other.tag == one.tag:
+        if other.tag == candidate.tag:
             continue
-        same = other.digest == one.digest
+        same = other.digest == candidate.digest
         if same or (other.kind != "candidate" and mine & {other.digest, *other.parts}):
             return f"{other.tag} points to it"
-    match = CANDIDATE.fullmatch(one.tag)
-    if match is None or match["hex"] not in one.names:
+    match = CANDIDATE.fullmatch(candidate.tag)
+    if match is None or match["hex"] not in candidate.names:
         return "its name is not that of its content: somebody else's"
-    if one.verdicts:
+    if candidate.verdicts:
         return "it has a verdict"
-    if one.pushed is None:
+    if candidate.pushed is None:
         return "nobody knows when it was pushed"
-    if one.pushed >= before:
-        return f"pushed {_day(one.pushed)}"
+    if candidate.pushed >= before:
+        return f"pushed {_day(candidate.pushed)}"
     return ""
 
 
@@ -93,21 +93,21 @@ def remove_candidate(store: Deleting, repository: str, fate: Fate) -> str:
     digest = fate.candidate.digest
     for tag in store.tags(repository):
         if tag != fate.candidate.tag and not CANDIDATE.fullmatch(tag) and not FALLBACK.fullmatch(tag):
-            found = store.manifest(repository, tag)
-            if found and found[0].digest == digest:
+            manifest = store.manifest(repository, tag)
+            if manifest and manifest[0].digest == digest:
                 return tag
     gone = [digest, *fate.parts]
     said = [
-        found.digest
-        for one in gone
+        referrer.digest
+        for subject in gone
         for kind in (PUSHED_TYPE, VERDICT_TYPE, TEST_RESULT_TYPE)
-        for found in store.referrers(repository, one, kind)
+        for referrer in store.referrers(repository, subject, kind)
     ]
     lists = [
-        store.manifest(repository, one.replace(":", "-"))
-        for one in gone
-        if not store.referrers(repository, one, REVOCATION_TYPE)
+        store.manifest(repository, subject.replace(":", "-"))
+        for subject in gone
+        if not store.referrers(repository, subject, REVOCATION_TYPE)
     ]
-    for one in (*gone, *said, *(found[0].digest for found in lists if found)):
+    for one in (*gone, *said, *(manifest[0].digest for manifest in lists if manifest)):
         store.delete_manifest(repository, one)
     return ""

@@ -164,13 +164,13 @@ class LayerTree:
     def _clear(self, parent: int, name: str) -> bool:
         """Removes an earlier entry of that name, as later entries win. True if it was a whiteout."""
         try:
-            found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+            state = os.stat(name, dir_fd=parent, follow_symlinks=False)
         except FileNotFoundError:
             return False
-        if stat.S_ISDIR(found.st_mode):
+        if stat.S_ISDIR(state.st_mode):
             raise tarfile.TarError(f"'{name}' is a folder and later something else")
         os.unlink(name, dir_fd=parent)
-        return stat.S_ISCHR(found.st_mode)
+        return stat.S_ISCHR(state.st_mode)
 
     def _parent(self, parts: tuple[str, ...]) -> tuple[int, str]:
         return self._open(parts[:-1], make=True), parts[-1]

@@ -79,7 +79,9 @@ class Unpacked:
                 if removal.remove(entry, by_way_of=None if leftover else self._new_part(digest)):
                     gone.append(entry.name)
         for sums in [] if removal.dry_run else entries_of(self.folder / ".sums"):
-            with removal.going_on(sums), self._lock(sums.name, wait=False) as alone:
+            # One that begins with a dot was being written, of the layer that comes next in its name.
+            digest = sums.name.removeprefix(".").partition(".")[0]
+            with removal.going_on(sums), self._lock(digest, wait=False) as alone:
                 if alone and not (self.folder / sums.name).is_dir():
                     sums.unlink()
         return tuple(gone)

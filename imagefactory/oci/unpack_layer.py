@@ -146,7 +146,7 @@ def _decoder(media_type: str, packed: _Counted, opened: ExitStack) -> _Source:
 
 def _damage() -> tuple[type[Exception], ...]:
     """What comes of reading a tar that is none, by those decoders that are installed."""
-    found: list[type[Exception]] = [
+    errors: list[type[Exception]] = [
         tarfile.TarError,
         EOFError,
         ValueError,
@@ -158,8 +158,8 @@ def _damage() -> tuple[type[Exception], ...]:
     with suppress(ImportError):
         import zstandard
 
-        found.append(zstandard.ZstdError)
-    return tuple(found)
+        errors.append(zstandard.ZstdError)
+    return tuple(errors)
 
 
 def _full(folder: Path, content: _HashedTar, error: OSError) -> StoreError:

@@ -237,13 +237,17 @@ def _machine(place: _Place, value: object) -> PoolMachine:
 def _attributes(place: _Place, value: object) -> dict[str, str | int | float | bool]:
     if not isinstance(value, dict) or len(value) > MAX_ATTRIBUTES:
         place.refuse(value, f"write an object with at most {MAX_ATTRIBUTES} attributes of the machine's ad")
-    for key, one in value.items():
+    for key, attribute in value.items():
         if not re.fullmatch(ATTRIBUTE, key, re.ASCII):
             place.refuse(key, "write the name of an attribute: letters, digits, _ and dots")
-        text = isinstance(one, str) and len(one) <= MAX_TEXT and one.isprintable()
-        number = math.isfinite(one) if isinstance(one, float) else isinstance(one, int) and abs(one) < 1 << 63
+        text = isinstance(attribute, str) and len(attribute) <= MAX_TEXT and attribute.isprintable()
+        number = (
+            math.isfinite(attribute)
+            if isinstance(attribute, float)
+            else isinstance(attribute, int) and abs(attribute) < 1 << 63
+        )
         if not text and not number:
-            place.at(key).refuse(one, "write a text in one line, a number, true or false")
+            place.at(key).refuse(attribute, "write a text in one line, a number, true or false")
     return value
 
 

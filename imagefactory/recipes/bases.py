@@ -66,14 +66,14 @@ def all_bases(bases: Sequence[Base], recipes: Iterable[Recipe]) -> tuple[Base, .
 
     Raises RecipeError for one image that is described in two ways.
     """
-    found = {base.name: base for base in bases}
+    by_name = {base.name: base for base in bases}
     faults = []
     for base in (row.own_base for recipe in recipes for row in recipe.matrix):
         if base is None:
             continue
-        other = found.setdefault(base.name, base)
+        other = by_name.setdefault(base.name, base)
         if not other.python:
-            found[base.name] = base
+            by_name[base.name] = base
         if _described(other, base) != _described(base, other):
             faults.append(
                 f"{base.where}: base '{base.name}' is described in another way at {other.where} "
@@ -81,7 +81,7 @@ def all_bases(bases: Sequence[Base], recipes: Iterable[Recipe]) -> tuple[Base, .
             )
     if faults:
         raise RecipeError(dict.fromkeys(faults))
-    return tuple(found.values())
+    return tuple(by_name.values())
 
 
 def _described(base: Base, other: Base) -> tuple[str, ...]:

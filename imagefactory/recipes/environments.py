@@ -110,16 +110,16 @@ def _environment(root: YamlNode, text: str, file: str, python: str) -> Wish:
 
 def _refuse_selectors(root: YamlNode, lines: list[str]) -> None:
     """conda-lock's and conda-build's ways to ask for a package on some platforms only."""
-    found = []
+    faults = []
     for item in _leaves(root):
         line = lines[item.where.line - 1] if item.where.line <= len(lines) else ""
         if re.search(r"#\s*\[[^\]]+\]\s*$", line):
-            found.append(
+            faults.append(
                 f"{item.where}: a selector ({show(line[line.rindex('#') :].strip())}) is not read "
                 f"(write the file for {PLATFORM} alone: drop the line, or the selector)"
             )
-    if found:
-        raise RecipeError(dict.fromkeys(found))
+    if faults:
+        raise RecipeError(dict.fromkeys(faults))
 
 
 def _leaves(node: YamlNode) -> Iterator[YamlNode]:

@@ -46,13 +46,13 @@ def select(targets: Sequence[Target], names: Sequence[str]) -> tuple[Target, ...
 
     Raises NothingSelectedError for a name or pattern that fits no target.
     """
-    wanted: set[str] = set()
+    chosen: set[str] = set()
     for name in names:
         found = {target.name for target in targets if target.name == name or fnmatchcase(target.name, name)}
         if not found:
             raise NothingSelectedError(f"there is no target {show(name)}", hint=_meant(name, targets))
-        wanted |= found
-    return tuple(target for target in targets if not names or target.name in wanted)
+        chosen |= found
+    return tuple(target for target in targets if not names or target.name in chosen)
 
 
 def select_one(targets: Sequence[Target], name: str) -> Target:
@@ -309,13 +309,13 @@ def _place(row: MatrixRow, key: str) -> Where:
 
 def _unique(targets: Iterable[Target], faults: Iterable[str]) -> tuple[Target, ...]:
     """The targets, unless there are faults or two of one name."""
-    found = list(dict.fromkeys(faults))  # rows that inherit a fault tell it once
+    all_faults = list(dict.fromkeys(faults))  # rows that inherit a fault tell it once
     first: dict[str, Target] = {}
     for target in targets:
         if (other := first.setdefault(target.name, target)) is not target:
-            found.append(
+            all_faults.append(
                 f"{target.where}: target '{target.name}' is also made at {other.where} (remove one of them)"
             )
-    if found:
-        raise RecipeError(found)
+    if all_faults:
+        raise RecipeError(all_faults)
     return tuple(first.values())

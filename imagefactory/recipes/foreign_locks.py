@@ -60,14 +60,14 @@ def read_pixi_lock(root: YamlNode, file: str, environment: str) -> Wish:
 
 def _pixi_wheels(root: YamlNode) -> Mapping[str, tuple[str, str]]:
     """Address -> name and version of the packages from PyPI."""
-    found = {}
+    wheels = {}
     packages = root.get("packages")
     for package in packages.items if packages else ():
         name, version = package.get("name"), package.get("version")
         address = package.get("pypi") or (package.get("url") if text_of(package, "kind") == "pypi" else None)
         if address and name and version and address.text.startswith(("https://", "http://")):
-            found[address.text] = (name.text, version.text)
-    return found
+            wheels[address.text] = (name.text, version.text)
+    return wheels
 
 
 def read_conda_lock(root: YamlNode, file: str) -> Wish:

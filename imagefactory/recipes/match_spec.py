@@ -75,13 +75,13 @@ def parse_spec(text: str) -> Spec:
     match = re.fullmatch(SPEC, text, re.ASCII)
     if match is None:
         raise ValueError(f"{text!a} is no match spec that recipes know")
-    found = match.groupdict(default="")
-    build = found["build"] or found["exact_build"] or found["bounds_build"]
+    groups = match.groupdict(default="")
+    build = groups["build"] or groups["exact_build"] or groups["bounds_build"]
     return Spec(
-        name=found["name"].lower(),
-        version=_version(found["plain"], found["exact"], found["bounds"]),
+        name=groups["name"].lower(),
+        version=_version(groups["plain"], groups["exact"], groups["bounds"]),
         build="" if build == "*" else build,
-        channel=channel_address(found["channel"]) if found["channel"] else "",
+        channel=channel_address(groups["channel"]) if groups["channel"] else "",
     )
 
 

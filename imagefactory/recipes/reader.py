@@ -42,18 +42,18 @@ class Reader:
                 f"write {_example(required, known)}",
             )
             return {}
-        found: dict[str, YamlNode] = {}
+        values: dict[str, YamlNode] = {}
         for name, key, value in self.pairs(node, "keys"):
             if name in known:
-                found[name] = value
+                values[name] = value
                 continue
             near = nearest(name, known)
             hint = f"did you mean '{near}'?" if near else f"the keys here are {', '.join(known)}"
             self.fault(key.where, f"unknown key {show(name)}", hint)
         for name, example in required.items():
-            if name not in found:
+            if name not in values:
                 self.fault(node.where, f"'{name}' is missing", f"write {example}")
-        return found
+        return values
 
     def pairs(self, node: YamlNode | None, key: str) -> Iterator[tuple[str, YamlNode, YamlNode]]:
         """Name, key node, value node of a map; repeated names are faults and come once."""

@@ -364,10 +364,10 @@ def _check_fit(reader: Reader, node: YamlNode, source: Source) -> None:
     """Faults that only source and framework show; what is built `on` a target waits for `expand`."""
     for key, value in node.pairs if source.kind in SOURCES else ():
         for item in value.items:
-            found = None
+            fault = None
             if key.text in ("packages", "constraints") and item.kind == "text":
-                found = requirement_fault(item.text, key.text, source)
+                fault = requirement_fault(item.text, key.text, source)
             elif key.text == "checks":
-                found = check_fault(item.text, source.framework)
-            if found:
-                reader.fault(item.where, *found)
+                fault = check_fault(item.text, source.framework)
+            if fault:
+                reader.fault(item.where, *fault)

@@ -128,22 +128,22 @@ def take_pip_line(wish: Wish, line: str, where: Where, python: str) -> None:
         wish.leave(where, f"the option {show(text)} is not taken over", do)
         return
     try:
-        wanted = Requirement(text)
+        requirement = Requirement(text)
     except InvalidRequirement:
         do = "write NAME and its bounds as PyPI knows them; files and addresses are not locked"
         wish.leave(where, f"{show(text)} cannot be taken over", do)
         return
-    if wanted.url:
+    if requirement.url:
         wish.leave(
             where,
             f"{show(text)} is taken from an address",
-            f"write {wanted.name} with bounds, if an index has it",
+            f"write {requirement.name} with bounds, if an index has it",
         )
         return
-    if wanted.marker and not wanted.marker.evaluate(_marker_values(python)):
+    if requirement.marker and not requirement.marker.evaluate(_marker_values(python)):
         wish.leave(where, f"{show(text)} is not for Python {python} on {PLATFORM}", "nothing to do")
         return
-    bounds = str(wanted.specifier)
+    bounds = str(requirement.specifier)
     if "+" in bounds:
         wish.leave(
             where,
@@ -151,8 +151,8 @@ def take_pip_line(wish: Wish, line: str, where: Where, python: str) -> None:
             "nothing to do: it was taken over without, as PyPI has it",
         )
         bounds = re.sub(r"\+[A-Za-z0-9._-]+", "", bounds)
-    extras = f"[{','.join(sorted(wanted.extras))}]" if wanted.extras else ""
-    found = f"{wanted.name}{extras}{bounds}"
+    extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
+    found = f"{requirement.name}{extras}{bounds}"
     if RULES["package"].allows(found):
         wish.pip.append(found)
     else:

@@ -137,13 +137,13 @@ def format_covers(covers: Sequence[Cover]) -> str:
 def _cover(cover: Cover, sources: Sources) -> str:
     count = len(cover.images)
     images = f"{count} image{'s' if count != 1 else ''}"
-    gpus = sum(len(one.serves) for one in cover.images)
+    gpus = sum(len(choice.serves) for choice in cover.images)
     lines = [f"{cover.group}: {images} for {gpus} of {gpus + len(cover.unserved)} kinds of GPU"]
-    for one in cover.images:
-        table = [_served(gpu, cell, sources) for gpu, cell in one.serves]
-        lock = f" (lock: {one.candidate.lock})" if one.candidate.lock not in ("", "ok") else ""
-        lines += [f"  {one.candidate.title}{lock}", *format_table(table[0], table[1:]).splitlines()]
-    lines += [f"  none for {_unserved(one, sources)}" for one in cover.unserved]
+    for choice in cover.images:
+        table = [_served(gpu, cell, sources) for gpu, cell in choice.serves]
+        lock = f" (lock: {choice.candidate.lock})" if choice.candidate.lock not in ("", "ok") else ""
+        lines += [f"  {choice.candidate.title}{lock}", *format_table(table[0], table[1:]).splitlines()]
+    lines += [f"  none for {_unserved(unserved, sources)}" for unserved in cover.unserved]
     return "\n".join(lines)
 
 
@@ -171,14 +171,14 @@ def format_differences(differences: Sequence[Difference], width: int | None = No
     sources = Sources()
     table = [
         (
-            f"{one.framework} {one.version}",
-            one.cuda,
-            " ".join(map(str, one.capabilities)),
-            f"{one.documented} {sources.mark([one.documented_source])}",
-            f"{one.found} {sources.mark([_scan(one)])}",
-            one.reason,
+            f"{difference.framework} {difference.version}",
+            difference.cuda,
+            " ".join(map(str, difference.capabilities)),
+            f"{difference.documented} {sources.mark([difference.documented_source])}",
+            f"{difference.found} {sources.mark([_scan(difference)])}",
+            difference.reason,
         )
-        for one in differences
+        for difference in differences
     ]
     if not table:
         return "no difference is known"
@@ -190,17 +190,17 @@ def _scan(one: Difference) -> str:
     return f"scan of {', '.join(one.wheels)} ({one.scanned_source})"
 
 
-def difference_json(one: Difference) -> dict[str, object]:
+def difference_json(difference: Difference) -> dict[str, object]:
     return {
-        "framework": one.framework,
-        "version": one.version,
-        "cuda": one.cuda,
-        "capabilities": [str(capability) for capability in one.capabilities],
-        "documented": one.documented.value,
-        "documented_source": one.documented_source,
-        "predicted": one.found.value,
-        "predicted_source": _scan(one),
-        "reason": one.reason,
+        "framework": difference.framework,
+        "version": difference.version,
+        "cuda": difference.cuda,
+        "capabilities": [str(capability) for capability in difference.capabilities],
+        "documented": difference.documented.value,
+        "documented_source": difference.documented_source,
+        "predicted": difference.found.value,
+        "predicted_source": _scan(difference),
+        "reason": difference.reason,
     }
 
 
@@ -249,18 +249,18 @@ def cover_json(cover: Cover) -> dict[str, object]:
         "family": cover.group,
         "images": [
             {
-                **candidate_json(one.candidate),
-                "gpus": [{**gpu_json(gpu), **cell_json(cell)} for gpu, cell in one.serves],
+                **candidate_json(choice.candidate),
+                "gpus": [{**gpu_json(gpu), **cell_json(cell)} for gpu, cell in choice.serves],
             }
-            for one in cover.images
+            for choice in cover.images
         ],
         "unserved": [
             {
-                **gpu_json(one.gpu),
-                "nearest": candidate_json(one.candidate) if one.candidate else None,
-                "why": claim_json(one.claim) if one.claim else None,
+                **gpu_json(unserved.gpu),
+                "nearest": candidate_json(unserved.candidate) if unserved.candidate else None,
+                "why": claim_json(unserved.claim) if unserved.claim else None,
             }
-            for one in cover.unserved
+            for unserved in cover.unserved
         ],
     }
 

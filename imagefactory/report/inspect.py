@@ -120,17 +120,17 @@ def _told(claim: Claim) -> str:
 # --- all of it -----------------------------------------------------------------------------------
 
 
-def format_inspection(found: Inspection, *, every: bool = False) -> str:
+def format_inspection(inspection: Inspection, *, every: bool = False) -> str:
     """What it is, what runs it, and the table of libraries x capabilities.
 
     Without `every`, libraries that decide nothing, integrated GPUs and those older than any of its code
     are left out.
     """
-    parts = [f"{found.name}\n{format_fields(_fields(found))}"]
-    nvidia = [one for one in ordered_libraries(found.contents) if one[0].modules and not _is_amd(one[0])]
+    parts = [f"{inspection.name}\n{format_fields(_fields(inspection))}"]
+    nvidia = [one for one in ordered_libraries(inspection.contents) if one[0].modules and not _is_amd(one[0])]
     if nvidia:
-        parts.append(_format_cuda(found, nvidia, every=every))
-    amd = [one for one in ordered_libraries(found.contents) if _is_amd(one[0])]
+        parts.append(_format_cuda(inspection, nvidia, every=every))
+    amd = [one for one in ordered_libraries(inspection.contents) if _is_amd(one[0])]
     if amd:
         parts.append(_format_amd(amd))
     if not nvidia and not amd:
@@ -138,12 +138,12 @@ def format_inspection(found: Inspection, *, every: bool = False) -> str:
     return "\n\n".join(parts)
 
 
-def _fields(found: Inspection) -> list[tuple[str, str]]:
-    contents = found.contents
+def _fields(inspection: Inspection) -> list[tuple[str, str]]:
+    contents = inspection.contents
     framework = find_framework(contents)
-    fields = [("from", found.how)]
-    if found.digest:
-        fields.append(("digest", found.digest))
+    fields = [("from", inspection.how)]
+    if inspection.digest:
+        fields.append(("digest", inspection.digest))
     if framework is not None:
         package = find_package(contents, framework)
         named = f"{package.name} {package.version}" if package else framework.name
@@ -152,30 +152,34 @@ def _fields(found: Inspection) -> list[tuple[str, str]]:
     cuda = cuda_of(contents)
     if cuda or versions:
         fields.append(("CUDA", ", ".join([cuda or "version not known", *versions])))
-    told = [f"{one}: {_told(claim)}" for one, claim in sorted(found.verified.items())]
+    told = [f"{capability}: {_told(claim)}" for capability, claim in sorted(inspection.verified.items())]
     fields += [("verified" if i == 0 else "", line) for i, line in enumerate(told)]
-    if found.cpu_only:
-        fields.append(("CPU only", found.cpu_only))
+    if inspection.cpu_only:
+        fields.append(("CPU only", inspection.cpu_only))
     elif contents.libraries:
-        fields += [("predicted" if i == 0 else "", line) for i, line in enumerate(_predicted(found))]
-        fields += [("driver" if i == 0 else "", line) for i, line in enumerate(_drivers(found))]
+        fields += [("predicted" if i == 0 else "", line) for i, line in enumerate(_predicted(inspection))]
+        fields += [("driver" if i == 0 else "", line) for i, line in enumerate(_drivers(inspection))]
     # What does not run anyway needs no warning.
-    usable = [one for one in found.predictions if one.answer is not Answer.NO]
-    warnings = dict.fromkeys(warning for one in usable for warning in one.warnings)
+    usable = [prediction for prediction in inspection.predictions if prediction.answer is not Answer.NO]
+    warnings = dict.fromkeys(warning for prediction in usable for warning in prediction.warnings)
     fields += [("warning", _warned(usable, warning)) for warning in warnings]
-    fields += [("contradiction", line) for line in found.contradictions]
-    fields += [("damaged", f"{one.path}: {one.damage}") for one in contents.libraries if one.damage]
-    fields += [("not read", f"{one.path}: {one.unread}") for one in contents.libraries if one.unread]
-    if framework is not None and framework.runtime and not found.cpu_only:
+    fields += [("contradiction", line) for line in inspection.contradictions]
+    fields += [
+        ("damaged", f"{library.path}: {library.damage}") for library in contents.libraries if library.damage
+    ]
+    fields += [
+        ("not read", f"{library.path}: {library.unread}") for library in contents.libraries if library.unread
+    ]
+    if framework is not None and framework.runtime and not inspection.cpu_only:
         fields.append(("not seen", f"what {framework.runtime} compiles while it runs"))
     return fields
 
 
-def _predicted(found: Inspection) -> list[str]:
+def _predicted(inspection: Inspection) -> list[str]:
     """One line an answer and reason; reasons that differ in the capability alone are one."""
     lines = []
     for answer in (Answer.YES, Answer.PTX, Answer.PARTLY, Answer.NO, Answer.UNKNOWN):
-        some = [one for one in found.predictions if one.answer is answer]
+        some = [prediction for prediction in inspection.predictions if prediction.answer is answer]
         if answer in RUNS:
             groups = [some] if some else []
         else:
@@ -193,10 +197,10 @@ def _reason(prediction: Prediction) -> str:
     return re.sub(rf"\b(on|for) {own}(?![.\d])", r"\1 it", prediction.reason)
 
 
-def _drivers(found: Inspection) -> list[str]:
+def _drivers(inspection: Inspection) -> list[str]:
     """The oldest driver of most capabilities, then of those that need another."""
     known: dict[tuple[str, str], list[Prediction]] = {}
-    for one in found.predictions:
+    for one in inspection.predictions:
         if one.answer in (*RUNS, Answer.PARTLY):
             known.setdefault((one.driver, one.driver_reason), []).append(one)
     ordered = sorted(known.items(), key=lambda item: -len(item[1]))
@@ -247,9 +251,13 @@ def ordered_libraries(contents: Contents) -> list[tuple[Library, Role]]:
     return sorted(roles, key=lambda one: (_ROLES.index(one[1]), one[0].path))
 
 
-def _format_cuda(found: Inspection, libraries: Sequence[tuple[Library, Role]], *, every: bool) -> str:
-    columns = [one for one in found.predictions if every or one.capability not in INTEGRATED]
-    shown = [one for one in libraries if every or one[1] is not Role.REPORT] or list(libraries)
+def _format_cuda(inspection: Inspection, libraries: Sequence[tuple[Library, Role]], *, every: bool) -> str:
+    columns = [
+        prediction
+        for prediction in inspection.predictions
+        if every or prediction.capability not in INTEGRATED
+    ]
+    shown = [pair for pair in libraries if every or pair[1] is not Role.REPORT] or list(libraries)
     paths = {library.path for library, _ in shown}
     if not every:
         while columns and not any(_reaches(columns[0], path) for path in paths):
@@ -257,13 +265,13 @@ def _format_cuda(found: Inspection, libraries: Sequence[tuple[Library, Role]], *
     if not columns:
         return f"{len(shown)} libraries with GPU code, none of it for a known GPU"
     names = _short_names(shown)
-    header = ("LIBRARY", "", *(str(one.capability) for one in columns))
+    header = ("LIBRARY", "", *(str(prediction.capability) for prediction in columns))
     rows = [
         (name, str(role) if role in (Role.GATES, Role.ON_DEMAND) else "", *_row(library.path, columns))
         for name, (library, role) in zip(names, shown, strict=True)
     ]
-    if found.contents.libraries and not found.cpu_only:
-        rows.append(("predicted", "", *(WORDS[one.answer] for one in columns)))
+    if inspection.contents.libraries and not inspection.cpu_only:
+        rows.append(("predicted", "", *(WORDS[prediction.answer] for prediction in columns)))
     lines = [format_table(header, rows), LEGEND]
     hidden = len(libraries) - len(shown)
     if hidden:

@@ -9,20 +9,20 @@ from imagefactory.report.compat import claim_json
 from imagefactory.report.inspect import Inspection, library_versions, ordered_libraries
 
 
-def inspection_json(found: Inspection) -> dict[str, object]:
-    contents = found.contents
+def inspection_json(inspection: Inspection) -> dict[str, object]:
+    contents = inspection.contents
     framework = find_framework(contents)
     package = find_package(contents, framework) if framework else None
     return {
-        "name": found.name,
-        "from": found.how,
-        "digest": found.digest,
+        "name": inspection.name,
+        "from": inspection.how,
+        "digest": inspection.digest,
         "framework": framework.name if framework else "",
         "framework_version": package.version if package else "",
         "cuda": cuda_of(contents),
         "versions": dict(library_versions(contents)),
-        "cpu_only": found.cpu_only,
-        "contradictions": found.contradictions,
+        "cpu_only": inspection.cpu_only,
+        "contradictions": inspection.contradictions,
         "libraries": [
             {
                 "path": library.path,
@@ -39,26 +39,33 @@ def inspection_json(found: Inspection) -> dict[str, object]:
             for library, role in ordered_libraries(contents)
         ],
         "amd_targets": amd_targets(contents),
-        "predictions": [prediction_json(one) for one in found.predictions],
-        "verified": [{"capability": str(one), **claim_json(claim)} for one, claim in found.verified.items()],
+        "predictions": [prediction_json(prediction) for prediction in inspection.predictions],
+        "verified": [
+            {"capability": str(capability), **claim_json(claim)}
+            for capability, claim in inspection.verified.items()
+        ],
         "packages": [
-            {"name": one.name, "version": one.version, **({"build": one.build} if one.build else {})}
-            for one in contents.packages
+            {
+                "name": package.name,
+                "version": package.version,
+                **({"build": package.build} if package.build else {}),
+            }
+            for package in contents.packages
         ],
         "facts": [{"framework": name, "key": key, "value": value} for name, key, value in contents.facts],
         "toolkit": contents.toolkit,
     }
 
 
-def prediction_json(one: Prediction) -> dict[str, object]:
+def prediction_json(prediction: Prediction) -> dict[str, object]:
     return {
-        "capability": str(one.capability),
+        "capability": str(prediction.capability),
         "basis": "predicted",
-        "answer": one.answer.value,
-        "reason": one.reason,
-        "driver": one.driver,
-        "driver_reason": one.driver_reason,
-        "warnings": one.warnings,
+        "answer": prediction.answer.value,
+        "reason": prediction.reason,
+        "driver": prediction.driver,
+        "driver_reason": prediction.driver_reason,
+        "warnings": prediction.warnings,
         "libraries": [
             {
                 "path": reach.path,
@@ -69,6 +76,6 @@ def prediction_json(one: Prediction) -> dict[str, object]:
                 "isa": reach.isa,
                 "gates": reach.gates,
             }
-            for reach in one.libraries
+            for reach in prediction.libraries
         ],
     }

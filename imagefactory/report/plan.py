@@ -152,28 +152,30 @@ def counts(plan: Plan) -> dict[str, dict[str, int]]:
 def format_rows(judged: Sequence[RuledRow], unused: Sequence[str], width: int | None = None) -> str:
     """A row for each: accepted or pruned, and why, folded to `width`."""
     sources, rows = Sources(), []
-    for one in judged:
-        row, ruling = one.row, one.ruling
+    for ruled in judged:
+        row, ruling = ruled.row, ruled.ruling
         word = "pruned" if ruling.pruned else "accepted"
         why = _why(ruling, sources) if ruling.pruned else _how(ruling, sources)
         rows.append((row.given, row.version, row.cuda, str(row.device), row.outcome, word, why))
     header = ("FRAMEWORK", "VERSION", "CUDA", "GPU", "OUTCOME", "", "WHY")
     kept = [i for i, name in enumerate(header) if name != "OUTCOME" or any(row[i] for row in rows)]
     table = format_table([header[i] for i in kept], [[row[i] for i in kept] for row in rows], width)
-    overrides = _override((one.ruling for one in judged), unused)
+    overrides = _override((ruled.ruling for ruled in judged), unused)
     foot = [rows_summary(judged), *_outcomes(judged), *overrides, *_sources(sources)]
     return "\n".join([table, "", *foot])
 
 
 def _outcomes(judged: Sequence[RuledRow]) -> list[str]:
     """How the rows that the file says something of fell, by what it says."""
-    found: dict[str, Counter[str]] = {}
-    for one in judged:
-        if one.row.outcome:
-            found.setdefault(one.row.outcome, Counter())["pruned" if one.ruling.pruned else "accepted"] += 1
+    outcomes: dict[str, Counter[str]] = {}
+    for ruled in judged:
+        if ruled.row.outcome:
+            outcomes.setdefault(ruled.row.outcome, Counter())[
+                "pruned" if ruled.ruling.pruned else "accepted"
+            ] += 1
     return [
         f"  {outcome}: {', '.join(f'{number} {word}' for word, number in sorted(words.items()))}"
-        for outcome, words in sorted(found.items())
+        for outcome, words in sorted(outcomes.items())
     ]
 
 

@@ -32,11 +32,11 @@ class Kind:
 
 def kinds_of(inventory: Inventory) -> tuple[Kind, ...]:
     """Every kind of GPU, the newest capability first; a MIG slice is a kind of its own."""
-    found: dict[tuple[str, str, int, str, str, bool], list[tuple[PoolMachine, PoolGpu]]] = {}
+    by_kind: dict[tuple[str, str, int, str, str, bool], list[tuple[PoolMachine, PoolGpu]]] = {}
     for machine in inventory.machines:
         for gpu in machine.gpus:
             key = (gpu.capability, gpu.name, gpu.memory, gpu.driver, gpu.cuda, gpu.mig)
-            found.setdefault(key, []).append((machine, gpu))
+            by_kind.setdefault(key, []).append((machine, gpu))
     kinds = [
         Kind(
             capability=capability,
@@ -49,7 +49,7 @@ def kinds_of(inventory: Inventory) -> tuple[Kind, ...]:
             free=sum(gpu.free for _, gpu in members),
             count=len(members),
         )
-        for (capability, name, memory, driver, cuda, mig), members in found.items()
+        for (capability, name, memory, driver, cuda, mig), members in by_kind.items()
     ]
     kinds.sort(key=lambda kind: (kind.mig, kind.name, kind.memory, kind.cuda, kind.driver))
     return tuple(sorted(kinds, key=lambda kind: natural(kind.capability), reverse=True))

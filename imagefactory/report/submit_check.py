@@ -29,14 +29,14 @@ def summary(checked: Checked) -> str:
 
 
 def _findings(checked: Checked, width: int) -> Iterator[str]:
-    for one in checked.all_findings:
-        first = f"{checked.name}:{one.line}: {one.severity}: "
-        text = f"{one.message} [{one.rule}]"
+    for finding in checked.all_findings:
+        first = f"{checked.name}:{finding.line}: {finding.severity}: "
+        text = f"{finding.message} [{finding.rule}]"
         lines = wrap(first + text, width)
         yield lines[0]
         yield from ("  " + line for line in lines[1:])
-        if one.hint:
-            yield from ("    " + line for line in wrap(one.hint, width - 4))
+        if finding.hint:
+            yield from ("    " + line for line in wrap(finding.hint, width - 4))
 
 
 def _reach(jobs: CheckedJobs, width: int) -> Iterator[str]:
@@ -68,13 +68,13 @@ def check_json(checked: Checked) -> Mapping[str, object]:
         "wrong": checked.wrong,
         "findings": [
             {
-                "line": one.line,
-                "rule": one.rule,
-                "severity": one.severity.value,
-                "message": one.message,
-                "hint": one.hint,
+                "line": finding.line,
+                "rule": finding.rule,
+                "severity": finding.severity.value,
+                "message": finding.message,
+                "hint": finding.hint,
             }
-            for one in checked.all_findings
+            for finding in checked.all_findings
         ],
         "queues": [
             {
@@ -86,14 +86,14 @@ def check_json(checked: Checked) -> Mapping[str, object]:
                 "of": jobs.total if jobs.known else None,
                 "reached": [
                     {
-                        "capability": one.capability,
-                        "gpus": one.gpus,
-                        "free": one.free,
-                        "unsure": one.unsure,
-                        "image": one.word,
-                        "why": one.why,
+                        "capability": reached.capability,
+                        "gpus": reached.gpus,
+                        "free": reached.free,
+                        "unsure": reached.unsure,
+                        "image": reached.word,
+                        "why": reached.why,
                     }
-                    for one in jobs.reached
+                    for reached in jobs.reached
                 ],
                 "missed": [{"gpus": count, "why": cause} for cause, count in jobs.causes],
             }

@@ -101,13 +101,13 @@ def format_collected(nodes: Sequence[CollectedNode], width: int | None = None) -
     """A row for each node: the word, on which GPU, and why."""
     rows = [
         (
-            one.target,
-            one.capability,
-            one.result.outcome.value if one.result.outcome else "not done",
-            ", ".join(part for part in (one.gpu, one.driver) if part),
-            f"{one.result.reason}; {one.why}" if one.why else one.result.reason,
+            node.target,
+            node.capability,
+            node.result.outcome.value if node.result.outcome else "not done",
+            ", ".join(part for part in (node.gpu, node.driver) if part),
+            f"{node.result.reason}; {node.why}" if node.why else node.result.reason,
         )
-        for one in nodes
+        for node in nodes
     ]
     return format_table(("TARGET", "CAPABILITY", "OUTCOME", "GPU", "WHY"), rows, width)
 

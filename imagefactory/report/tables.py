@@ -106,14 +106,14 @@ def _combo_json(combo: Combo) -> dict[str, object]:
     }
 
 
-def _range_json(one: Range) -> dict[str, object]:
+def _range_json(span: Range) -> dict[str, object]:
     return {
-        "framework": one.framework,
-        "capability": str(one.capability),
-        "first": one.first,
-        "last": one.last,
-        "cuda": list(one.cuda),
-        "state": one.state.value,
+        "framework": span.framework,
+        "capability": str(span.capability),
+        "first": span.first,
+        "last": span.last,
+        "cuda": list(span.cuda),
+        "state": span.state.value,
     }
 
 
@@ -162,9 +162,9 @@ def _told(ranges: Iterable[Range], state: ComboState) -> str:
 
 def format_markdown(tables: Tables) -> str:
     """The same tables for a page: ranges, then what is valid and invalid with its reasons."""
-    valid = [one for one in tables.combos if one.state is ComboState.VALID]
-    invalid = [one for one in tables.combos if one.state in INVALID]
-    untested = [one for one in tables.combos if one.state is ComboState.NOT_TESTED]
+    valid = [combo for combo in tables.combos if combo.state is ComboState.VALID]
+    invalid = [combo for combo in tables.combos if combo.state in INVALID]
+    untested = [combo for combo in tables.combos if combo.state is ComboState.NOT_TESTED]
     parts = [
         "# Which framework runs on which GPU",
         f"Made {tables.made:%Y-%m-%d} of {_cell(tables.place)}.",
@@ -178,19 +178,22 @@ def format_markdown(tables: Tables) -> str:
         "## Valid",
         _markdown(
             ("Framework", "Version", "CUDA", "Compute capability", "Target", "Driver", "Proven by"),
-            [(*_place(one), one.target, f"{one.driver} or newer", one.source) for one in valid],
+            [(*_place(combo), combo.target, f"{combo.driver} or newer", combo.source) for combo in valid],
         ),
         "## Invalid",
         _markdown(
             ("Framework", "Version", "CUDA", "Compute capability", "Target", "State", "Cause", "Why"),
-            [(*_place(one), one.target, one.state.value, cause(one), one.reason) for one in invalid],
+            [
+                (*_place(combo), combo.target, combo.state.value, cause(combo), combo.reason)
+                for combo in invalid
+            ],
         ),
         "## Not tested",
         _markdown(
             ("Target", "Compute capabilities"),
             [
-                (target, " ".join(str(one.capability) for one in some))
-                for target, some in groupby(untested, key=lambda one: one.target)
+                (target, " ".join(str(combo.capability) for combo in some))
+                for target, some in groupby(untested, key=lambda combo: combo.target)
             ],
         ),
     ]

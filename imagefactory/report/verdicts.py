@@ -18,27 +18,27 @@ _HEADER = (
 )  # fmt: skip
 
 
-def format_verdicts(found: Sequence[Found], keys: Mapping[str, str], *, numbers: bool = False) -> str:
+def format_verdicts(images: Sequence[Found], keys: Mapping[str, str], *, numbers: bool = False) -> str:
     """A table for each image; `keys` gives names of keys by their ids. With `numbers` every check too."""
-    return "\n\n".join(_image(one, keys, numbers=numbers) for one in found)
+    return "\n\n".join(_image(image, keys, numbers=numbers) for image in images)
 
 
-def _image(found: Found, keys: Mapping[str, str], *, numbers: bool) -> str:
-    tags = f"  ({', '.join(found.tags)})" if found.tags else ""
-    lines = [f"{found.place}@{found.subject.index}{tags}"]
-    if not found.judged:
+def _image(image: Found, keys: Mapping[str, str], *, numbers: bool) -> str:
+    tags = f"  ({', '.join(image.tags)})" if image.tags else ""
+    lines = [f"{image.place}@{image.subject.index}{tags}"]
+    if not image.judged:
         lines.append("not-tested: no verdict")
     else:
-        lines.append(format_table(_HEADER, [_row(one, keys) for one in found.judged]))
+        lines.append(format_table(_HEADER, [_row(judged, keys) for judged in image.judged]))
     lines += [
-        f"{short(one.digest)} {one.standing}: {one.why}"
-        for one in found.judged
-        if one.standing is not Standing.GOOD
+        f"{short(judged.digest)} {judged.standing}: {judged.why}"
+        for judged in image.judged
+        if judged.standing is not Standing.GOOD
     ]
-    lines += [f"not heeded: {why}" for why in found.ignored]
+    lines += [f"not heeded: {why}" for why in image.ignored]
     if numbers:
-        for one in found.judged:
-            lines += _checks(one)
+        for judged in image.judged:
+            lines += _checks(judged)
     return "\n".join(lines)
 
 
@@ -57,7 +57,7 @@ def _row(judged: Judged, keys: Mapping[str, str]) -> tuple[str, ...]:
         f"{report.level} {short(report.suite)}",
         passed(verdict),
         keys.get(verdict.keyid, f"key {verdict.keyid[:12]}"),
-        hardware.kind.value if hardware else "-",
+        hardware.kind if hardware else "-",
         f"{verdict.issued:%Y-%m-%d}",
         f"{verdict.expires:%Y-%m-%d}",
         short(judged.digest),
@@ -119,11 +119,11 @@ def format_revoke(revoked: Revoke) -> str:
 def format_reconciled(done: Sequence[Reconciled]) -> str:
     """One line a repository."""
     lines = []
-    for one in done:
-        said = [f"{one.listed} listed"]
-        said += [f"{len(one.mended)} mended"] if one.mended else []
-        said += [f"{one.gone} of images that are gone"] if one.gone else []
-        said += [f"{one.expired} expired"] if one.expired else []
-        said += [f"{one.damaged} damaged lines of the journal dropped"] if one.damaged else []
-        lines.append(f"{one.place}: {', '.join(said)}")
+    for repository in done:
+        said = [f"{repository.listed} listed"]
+        said += [f"{len(repository.mended)} mended"] if repository.mended else []
+        said += [f"{repository.gone} of images that are gone"] if repository.gone else []
+        said += [f"{repository.expired} expired"] if repository.expired else []
+        said += [f"{repository.damaged} damaged lines of the journal dropped"] if repository.damaged else []
+        lines.append(f"{repository.place}: {', '.join(said)}")
     return "\n".join(lines or ["nothing was attached from here"])

@@ -56,15 +56,15 @@ def format_number(name: str, value: float) -> str:
 
 def format_latencies(checks: Iterable[CheckResult]) -> str:
     """Milliseconds of models by framework and runtime, on CPU and GPU; empty where none were measured."""
-    found: dict[tuple[str, str, str], dict[str, float]] = {}
+    latencies: dict[tuple[str, str, str], dict[str, float]] = {}
     for check in checks:
         for key, value in check.numbers:
             if match := _LATENCY.fullmatch(key):
                 row = (match["model"], match["engine"], match["device"])
-                found.setdefault(row, {})[match["percent"]] = value
+                latencies.setdefault(row, {})[match["percent"]] = value
     rows = [
         (model, engine, device, *(f"{times[key]:.3f}" if key in times else "" for key in ("p50", "p95")))
-        for (model, engine, device), times in found.items()
+        for (model, engine, device), times in latencies.items()
     ]
     return format_table(("model", "by", "on", "p50 ms", "p95 ms"), rows) if rows else ""
 

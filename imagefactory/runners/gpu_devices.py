@@ -59,16 +59,16 @@ def parse_linker_cache(text: str, *, machine: str) -> tuple[tuple[str, str], ...
 
     The first line for a soname wins, as it does for the dynamic linker.
     """
-    wanted = CACHE_KINDS.get(machine, machine)
-    found: dict[str, str] = {}
+    kind = CACHE_KINDS.get(machine, machine)
+    libraries: dict[str, str] = {}
     for line in text.splitlines():
         match = CACHE_LINE.match(line)
-        if not match or wanted not in [part.strip() for part in match["kind"].split(",")]:
+        if not match or kind not in [part.strip() for part in match["kind"].split(",")]:
             continue
         name = match["name"]
         if any(name == library or name.startswith(library + ".") for library in LIBRARIES):
-            found.setdefault(name, match["path"])
-    return tuple(sorted(found.items()))
+            libraries.setdefault(name, match["path"])
+    return tuple(sorted(libraries.items()))
 
 
 def parse_driver_version(text: str) -> str:

@@ -101,29 +101,29 @@ def _find_in_folder(folder: Path, progress: Progress, workers: int) -> tuple[Fil
 
         def look(file: str, named: FileFinding, size: int) -> FileFinding:
             with readable(Path(file)):
-                found = replace(named, library=scan_file(Path(file), named.path))
+                finding = replace(named, library=scan_file(Path(file), named.path))
             task.advance(size)
-            return found
+            return finding
 
         # Most files show by name or first bytes that they hold no code: only the others are worth a thread.
-        found: list[FileFinding | Future[FileFinding]] = []
+        findings: list[FileFinding | Future[FileFinding]] = []
         small = 0
         for path, size in files:
             file = f"{root}/{path}"
             with readable(file):
                 named, candidate = _look_at(file, readable_path(path), size)
             if candidate:
-                found.append(pool.submit(look, file, named, size))
+                findings.append(pool.submit(look, file, named, size))
                 continue
             small += size
             if small > CHUNK:
                 task.advance(small)
                 small = 0
             if named:
-                found.append(named)
+                findings.append(named)
         task.advance(small)
         return tuple(
-            one for entry in found if (one := entry if isinstance(entry, FileFinding) else entry.result())
+            one for entry in findings if (one := entry if isinstance(entry, FileFinding) else entry.result())
         )
 
 
@@ -185,14 +185,14 @@ def _find_in_wheel(path: Path, progress: Progress, workers: int) -> tuple[FileFi
     with readable(path):
         members = members_of(path)
         # The largest first: the last to end should not be the one that takes longest.
-        members.sort(key=lambda one: -one.compress_size)
-        total = sum(one.compress_size for one in members)
+        members.sort(key=lambda member: -member.compress_size)
+        total = sum(member.compress_size for member in members)
         with (
             progress.task(f"scan {path.name}", total=total) as task,
             stopping_pool(workers) as pool,
         ):
-            found = pool.map(lambda member: _look_in(path, member, task), members)
-            return tuple(one for one in found if one)
+            findings = pool.map(lambda member: _look_in(path, member, task), members)
+            return tuple(finding for finding in findings if finding)
 
 
 def _look_in(path: Path, member: zipfile.ZipInfo, task: Task) -> FileFinding:

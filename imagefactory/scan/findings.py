@@ -133,14 +133,14 @@ def _ends(path: str, end: str) -> bool:
     return path == end or path.endswith("/" + end)
 
 
-def format_contents(source: str, found: Iterable[FileFinding]) -> Contents:
+def format_contents(source: str, findings: Iterable[FileFinding]) -> Contents:
     """All that single files told, in one value."""
-    every = sorted(found, key=lambda one: one.path)
-    packages = {one.package for one in every if one.package}
+    every = sorted(findings, key=lambda finding: finding.path)
+    packages = {finding.package for finding in every if finding.package}
     return Contents(
         source=source,
-        libraries=tuple(one.library for one in every if one.library),
-        packages=tuple(sorted(packages, key=lambda one: (one.name, one.version, one.build))),
-        facts=tuple(sorted({fact for one in every for fact in one.facts})),
-        toolkit=tuple(sorted({one.toolkit for one in every if one.toolkit})),
+        libraries=tuple(finding.library for finding in every if finding.library),
+        packages=tuple(sorted(packages, key=lambda package: (package.name, package.version, package.build))),
+        facts=tuple(sorted({fact for finding in every for fact in finding.facts})),
+        toolkit=tuple(sorted({finding.toolkit for finding in every if finding.toolkit})),
     )

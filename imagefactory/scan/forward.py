@@ -125,7 +125,7 @@ def _find_mark(data: bytes, start: int, places: dict[bytes, int]) -> tuple[int, 
 
     `places` is what earlier calls learned of the same data, so that many finds cost one search.
     """
-    place, found, limit = len(data), b"", len(data)
+    place, first, limit = len(data), b"", len(data)
     for mark in _MARKS:
         at = places.get(mark, -1)
         if at < start:
@@ -137,8 +137,8 @@ def _find_mark(data: bytes, start: int, places: dict[bytes, int]) -> tuple[int, 
                 continue
             places[mark] = at = at if at >= 0 else len(data)
         if at < place:
-            place, found, limit = at, mark, min(limit, at + _OVERLAP)
-    return place, found
+            place, first, limit = at, mark, min(limit, at + _OVERLAP)
+    return place, first
 
 
 def _find_by_bytes(data: bytes, mark: bytes, start: int, end: int) -> int:

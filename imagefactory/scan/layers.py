@@ -32,7 +32,7 @@ def merge_layers(scans: Iterable[LayerScan]) -> tuple[FileFinding, ...]:
     seen: dict[str, FileFinding] = {}
     links: dict[str, list[str]] = {}  # other names of what is seen
     for scan in scans:
-        others = (*(one.path for one in scan.found), *(name for name, _ in scan.links))
+        others = (*(finding.path for finding in scan.found), *(name for name, _ in scan.links))
         over, opaque = {*scan.plain, *scan.removed, *others}, set(scan.opaque)
         links = {
             path: kept
@@ -40,11 +40,11 @@ def merge_layers(scans: Iterable[LayerScan]) -> tuple[FileFinding, ...]:
             if (kept := [name for name in names if not _hidden(name, over, opaque)])
         }
         for path in [path for path in seen if _hidden(path, over, opaque)]:
-            one = seen.pop(path)
+            finding = seen.pop(path)
             if names := links.pop(path, []):  # the file is still there
-                seen[names[0]] = _renamed(one, seen.get(names[0]), names[0])
+                seen[names[0]] = _renamed(finding, seen.get(names[0]), names[0])
                 links[names[0]] = names[1:]
-        seen.update((one.path, one) for one in scan.found)
+        seen.update((finding.path, finding) for finding in scan.found)
         for name, path in scan.links:
             links.setdefault(path, []).append(name)
     return tuple(seen[path] for path in sorted(seen))
@@ -77,7 +77,7 @@ def _above(path: str) -> list[str]:
 def scan_layer(chunks: Iterator[bytes]) -> LayerScan:
     """What the tar in `chunks` tells; reads them to their end. Raises DamagedError."""
     stream = TarStream(chunks)
-    found: dict[str, FileFinding] = {}
+    findings: dict[str, FileFinding] = {}
     plain: set[str] = set()
     removed: list[str] = []
     opaque: list[str] = []
@@ -93,24 +93,24 @@ def scan_layer(chunks: Iterator[bytes]) -> LayerScan:
         elif name.startswith(WHITEOUT):
             removed.append(f"{folder}/{name[len(WHITEOUT) :]}".lstrip("/"))
         elif entry.path and not entry.folder:
-            one = _look(stream, entry)
-            found.pop(entry.path, None)  # a path may stand there twice; the last one holds
+            finding = _look(stream, entry)
+            findings.pop(entry.path, None)  # a path may stand there twice; the last one holds
             links.pop(entry.path, None)
             first = links.get(entry.same, entry.same)
-            if (whole := found.get(first)) and (whole.library or whole.facts):
+            if (whole := findings.get(first)) and (whole.library or whole.facts):
                 links[entry.path] = first
-            if one:
-                found[entry.path] = one
+            if finding:
+                findings[entry.path] = finding
             elif not is_text(entry.path):
                 plain.add(entry.path)
         stream.skip(entry.left)
     stream.drain()
     return LayerScan(
-        found=tuple(found[path] for path in sorted(found)),
-        plain=tuple(sorted(plain - found.keys())),
+        found=tuple(findings[path] for path in sorted(findings)),
+        plain=tuple(sorted(plain - findings.keys())),
         removed=tuple(sorted(removed)),
         opaque=tuple(sorted(opaque)),
-        links=tuple(sorted((name, path) for name, path in links.items() if path in found)),
+        links=tuple(sorted((name, path) for name, path in links.items() if path in findings)),
     )
 
 

@@ -73,20 +73,20 @@ def parse_scan(value: Mapping[str, Any]) -> LayerScan | None:
         return None
 
 
-def _format_found(found: FileFinding) -> dict[str, object]:
-    value: dict[str, object] = {"path": found.path}
-    if library := found.library:
+def _format_found(finding: FileFinding) -> dict[str, object]:
+    value: dict[str, object] = {"path": finding.path}
+    if library := finding.library:
         value["size"] = library.size
-        value["modules"] = [_format_modules(one) for one in library.modules]
+        value["modules"] = [_format_modules(modules) for modules in library.modules]
         value["compressions"] = library.compressions
         value["damage"] = library.damage
         value["unread"] = library.unread
-    if package := found.package:
+    if package := finding.package:
         value["package"] = [package.name, package.version, package.build]
-    if found.facts:
-        value["facts"] = found.facts
-    if found.toolkit:
-        value["toolkit"] = found.toolkit
+    if finding.facts:
+        value["facts"] = finding.facts
+    if finding.toolkit:
+        value["toolkit"] = finding.toolkit
     return value
 
 

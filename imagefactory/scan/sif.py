@@ -75,14 +75,18 @@ def read_partition(path: Path) -> Partition:
         with path.open("rb") as file:
             offset, total = parse_sif(file.read(_HEADER.size))
             file.seek(offset)
-            found = parse_descriptors(file.read(total * _DESCRIPTOR.size))
-        if found.offset < 0 or found.size < 0 or found.offset + found.size > path.stat().st_size:
+            partition = parse_descriptors(file.read(total * _DESCRIPTOR.size))
+        if (
+            partition.offset < 0
+            or partition.size < 0
+            or partition.offset + partition.size > path.stat().st_size
+        ):
             raise ValueError("its system partition lies outside of the file")
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}", hint="name what this user may read") from error
     except ValueError as error:
         raise UsageError(f"{path} is no proper .sif: {error}", hint="fetch or build it again") from error
-    return found
+    return partition
 
 
 @contextmanager

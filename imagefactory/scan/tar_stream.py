@@ -108,7 +108,7 @@ def _parse_extended(kind: bytes, data: bytes) -> dict[str, str]:
     """What an extended header says of the next entry (POSIX pax; GNU's long names)."""
     if kind in _LONG:
         return {_LONG[kind]: _name(data)}
-    found: dict[str, str] = {}
+    records: dict[str, str] = {}
     at = 0
     while kind in _PAX and at < len(data):
         digits = data[at : at + 9].partition(b" ")[0]
@@ -117,11 +117,11 @@ def _parse_extended(kind: bytes, data: bytes) -> dict[str, str]:
         end = at + int(digits)
         key, _, value = data[at + len(digits) + 1 : end].rstrip(b"\n").partition(b"=")
         if key.startswith(b"GNU.sparse."):
-            found["sparse"] = ""
+            records["sparse"] = ""
         elif key in _KEYS:
-            found[key.decode()] = value.decode("utf-8", "surrogateescape")
+            records[key.decode()] = value.decode("utf-8", "surrogateescape")
         at = end
-    return found
+    return records
 
 
 class TarStream:

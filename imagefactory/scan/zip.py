@@ -99,17 +99,17 @@ def check_list(file: IO[bytes]) -> None:
         at = tail.rfind(b"PK\x05\x06")
     if at < 0:
         raise ValueError("it is no zip archive")
-    found = [struct.unpack_from("<HI", tail.ljust(at + 22), at + 10)]
+    sizes = [struct.unpack_from("<HI", tail.ljust(at + 22), at + 10)]
     if at >= 20 and tail[at - 20 : at - 16] == b"PK\x06\x07":
-        found = [(found[0][0] % 0xFFFF, found[0][1] % 0xFFFFFFFF)]
+        sizes = [(sizes[0][0] % 0xFFFF, sizes[0][1] % 0xFFFFFFFF)]
         # The larger record stands where this says, or right before, where zipfile takes it.
         told = int.from_bytes(tail[at - 12 : at - 4], "little")
         for place in (min(told, size), max(0, size - len(tail) + at - 76)):
             file.seek(place)
             record = file.read(56)
             if record[:4] == b"PK\x06\x06":
-                found.append(struct.unpack_from("<QQ", record.ljust(56), 32))
-    count, length = map(max, zip(*found, strict=True))
+                sizes.append(struct.unpack_from("<QQ", record.ljust(56), 32))
+    count, length = map(max, zip(*sizes, strict=True))
     if count > MEMBERS or length > DIRECTORY:
         raise ValueError(f"it lists {count} members in {length} bytes")
 

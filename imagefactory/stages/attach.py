@@ -73,19 +73,21 @@ class Attacher:
             if draft.signed is None:
                 continue
             try:
-                found = self.places(draft)
+                subjects = self.places(draft)
             except FactoryError as error:
                 drafts[number] = replace(draft, fault=error)
                 continue
-            keyid, names = draft.signed.keyid, tuple(called(place) for place, _ in found)
+            keyid, names = draft.signed.keyid, tuple(called(place) for place, _ in subjects)
             drafts[number] = replace(draft, one=replace(draft.one, keyid=keyid, attached=names))
-            for place, subject in found:
+            for place, subject in subjects:
                 places[called(place)] = place
                 rows = waiting.setdefault(called(place), [])
                 own = attachings(draft.signed.envelopes, draft.signed.expires, subject)
-                rows += [(number, one) for one in own]
+                rows += [(number, attaching) for attaching in own]
         for name, rows in waiting.items():
-            faults = attach_all(self.factory, places[name], [one for _, one in rows], self.progress)
+            faults = attach_all(
+                self.factory, places[name], [attaching for _, attaching in rows], self.progress
+            )
             for (number, _), fault in zip(rows, faults, strict=True):
                 if fault:
                     one = replace(drafts[number].one, keyid="", attached=())
@@ -100,23 +102,23 @@ class Attacher:
         return [self._find_again(draft, keys) if draft.lost else draft for draft in drafts]
 
     def _find_again(self, draft: NodeDraft, keys: Mapping[str, bytes]) -> NodeDraft:
-        nonce, found = draft.node.nonce, {}
+        nonce, keyids = draft.node.nonce, {}
         try:
             for place, subject in self.places(draft):
                 key = (str(place), subject.manifest)
                 if key not in self._signers:
                     self._signers[key] = read_signers(place, subject.manifest, keys)
                 if keyid := self._signers[key].get(nonce):
-                    found[called(place)] = keyid
+                    keyids[called(place)] = keyid
         except FactoryError as error:
             return replace(draft, fault=error)
-        if not found:
+        if not keyids:
             why = f"{draft.one.why}, {GONE}"
             hint = f"imagefactory verify {draft.node.target} --on htcondor: a nonce is never signed twice"
             fault = CheckFailedError(f"{draft.node.name}: {why}", hint=hint)
             return replace(draft, one=replace(draft.one, why=why), fault=fault)
-        keyid = next(iter(found.values()))
-        return replace(draft, one=replace(draft.one, keyid=keyid, attached=tuple(found)))
+        keyid = next(iter(keyids.values()))
+        return replace(draft, one=replace(draft.one, keyid=keyid, attached=tuple(keyids)))
 
     def places(self, draft: NodeDraft) -> tuple[tuple[Place, Subject], ...]:
         """Where a verdict goes. Raises UsageError and RegistryError.
@@ -154,17 +156,17 @@ class Attacher:
 
 def read_signers(place: Place, manifest: str, keys: Mapping[str, bytes]) -> Mapping[str, str]:
     """Of the verdicts about an image that one of `keys` signed, the key's id by the run's nonce."""
-    found: dict[str, str] = {}
-    for one in read_verdicts(place, manifest):
+    signers: dict[str, str] = {}
+    for attached in read_verdicts(place, manifest):
         try:
-            envelope = parse_envelope(one.envelope, "a verdict")
+            envelope = parse_envelope(attached.envelope, "a verdict")
             nonce = parse_verdict(envelope.payload, "a verdict", envelope.keyid).report.nonce
         except StatementError:
             continue
         public = keys.get(envelope.keyid)
         if public and is_signed_by(envelope, envelope.keyid, public):
-            found[nonce] = envelope.keyid
-    return found
+            signers[nonce] = envelope.keyid
+    return signers
 
 
 def find_target(factory: Factory, name: str) -> Target:

@@ -198,12 +198,12 @@ def _wanted_base(factory: Factory, base: Base, *, locked: bool) -> BaseWanted:
 
 
 def _pulled_base(access: Access, base: Base, progress: Progress) -> BaseImage:
-    wanted = PullWanted(
+    order = PullWanted(
         base=base,
         mirrors=access.settings.mirror_map,
         open_registry=lambda host: open_registry(access, host),
     )
-    return ensure_pulled_base(access.layout, wanted, progress)
+    return ensure_pulled_base(access.layout, order, progress)
 
 
 class _Clock:

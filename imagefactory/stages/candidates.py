@@ -56,16 +56,18 @@ class _Read:
 
 
 def read_candidates(
-    access: Access, wanted: Promoting, court: Court, progress: Progress
+    access: Access, promoting: Promoting, court: Court, progress: Progress
 ) -> tuple[tuple[_Read, ...], dict[str, str]]:
     """All that the target's tags may point to, and what they point to now."""
-    place, plain = wanted.place, plain_tag(wanted.target)
+    place, plain = promoting.place, plain_tag(promoting.target)
     names = [tag for tag in place.store.tags(place.repository) if belongs(tag, plain)]
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="candidates") as pool:
-        found = pool.map(lambda tag: place.store.manifest(place.repository, tag), names)
-        digests = {name: one[0].digest for name, one in zip(names, found, strict=True) if one}
+        manifests = pool.map(lambda tag: place.store.manifest(place.repository, tag), names)
+        digests = {
+            name: manifest[0].digest for name, manifest in zip(names, manifests, strict=True) if manifest
+        }
         tags = {name: digest for name, digest in digests.items() if not CANDIDATE.fullmatch(name)}
-        named = _untagged(access, wanted.target, court) if isinstance(place.store, LayoutStore) else {}
+        named = _untagged(access, promoting.target, court) if isinstance(place.store, LayoutStore) else {}
         for name in sorted(digests, key=lambda name: (name not in tags, name == plain)):  # the best name last
             named[digests[name]] = name
         roots = [
@@ -77,7 +79,7 @@ def read_candidates(
             )
             for digest, name in named.items()
         ]
-        read = list(pool.map(lambda root: _read_candidate(access, wanted, court, root), roots))
+        read = list(pool.map(lambda root: _read_candidate(access, promoting, court, root), roots))
     for note in (one for one in read if isinstance(one, str)):
         progress.note(note)
     return tuple(one for one in read if isinstance(one, _Read)), tags
@@ -91,9 +93,9 @@ def belongs(tag: str, plain: str) -> bool:
     return bool(match and match["plain"] == plain and not tag.endswith(".sif"))
 
 
-def _read_candidate(access: Access, wanted: Promoting, court: Court, root: _Root) -> _Read | str:
+def _read_candidate(access: Access, promoting: Promoting, court: Court, root: _Root) -> _Read | str:
     """The candidate of a root, or what to say of one whose parts are gone or that is no image."""
-    place = wanted.place
+    place = promoting.place
     try:
         subject = read_subject(place, root.digest)
     except NoImageError as error:
@@ -103,17 +105,17 @@ def _read_candidate(access: Access, wanted: Promoting, court: Court, root: _Root
         if all(place.store.manifest(place.repository, child.digest) for child in children):
             raise
         return f"{root.name} is not whole in {place}: left out"
-    found = find_in(access, place, subject, court)
+    image = find_in(access, place, subject, court)
     # What was verified as another target moves none of this one's tags, whoever calls it a candidate of it.
-    judged = tuple(one for one in found.judged if _target_of(one) in ("", wanted.target.name))
+    judged = tuple(one for one in image.judged if _target_of(one) in ("", promoting.target.name))
     if isinstance(place.store, LayoutStore):
         # The store tells no times: what was built last is the newest, others are as old as their last run.
         times = [one.verdict.report.ended for one in judged if one.verdict]
-        pushed = wanted.now if root.built else max(times, default=None)
+        pushed = promoting.now if root.built else max(times, default=None)
     else:
         pushed = read_pushed(read_records(place, root.digest))
     candidate = TagCandidate(name=root.name, digest=root.digest, pushed=pushed, judged=judged)
-    return _Read(candidate=candidate, found=replace(found, tags=root.tags))
+    return _Read(candidate=candidate, found=replace(image, tags=root.tags))
 
 
 def _target_of(judged: Judged) -> str:
@@ -122,7 +124,7 @@ def _target_of(judged: Judged) -> str:
 
 def _untagged(access: Access, target: Target, court: Court) -> dict[str, str]:
     """Images of the target that the store keeps for their verdicts, by digest; what a person calls them."""
-    layout, place, found = access.layout, local_place(access, ANY), {}
+    layout, place, names = access.layout, local_place(access, ANY), {}
     for digest in layout.subjects():
         if layout.manifest(digest) is None:
             continue
@@ -134,8 +136,8 @@ def _untagged(access: Access, target: Target, court: Court) -> dict[str, str]:
             subject = one.verdict.report.subject if one.verdict else None
             if one.proves and subject and (subject.target, subject.manifest) == (target.name, digest):
                 root = digest if layout.manifest(subject.index) is None else subject.index
-                found[root] = f"{target.name}@{root[:19]}"
-    return found
+                names[root] = f"{target.name}@{root[:19]}"
+    return names
 
 
 def target_at(factory: Factory, place: Place, digest: str) -> Target:

@@ -147,7 +147,7 @@ def _catalogue_one(
     except ModuleNotFoundError as error:  # a light install does not know what the lock gives
         lock, made, why = None, "", f"its image cannot be told from others without {error.name}"
     tagged = place.store.manifest(place.repository, plain_tag(target))
-    for digest in dict.fromkeys(one for one in (made, tagged[0].digest if tagged else "") if one):
+    for digest in dict.fromkeys(digest for digest in (made, tagged[0].digest if tagged else "") if digest):
         try:
             roots.append(
                 _read_root(factory, target, (place, digest, lock if digest == made else None), court)
@@ -156,7 +156,7 @@ def _catalogue_one(
             why = f"{digest} is left out: {error.message}"
     if not roots:
         return why or f"{place} has no image of what the lock gives"
-    root = next((one for one in roots if any(judged.proves for judged in one.judged)), roots[0])
+    root = next((root for root in roots if any(judged.proves for judged in root.judged)), roots[0])
     return _describe(factory, target, (place, shelves.host, root), court)
 
 
@@ -191,19 +191,19 @@ def _verdicts(
     """What can be relied on, in the registry and in the store here, and what was taken back."""
     if not court.trust.keys:
         return (), (), ()
-    found = [find_in(factory, place, subject, court)]
+    images = [find_in(factory, place, subject, court)]
     if not isinstance(place.store, LayoutStore):
-        found.append(find_verdicts(local_place(factory, ANY), subject, court, (place,)))
+        images.append(find_verdicts(local_place(factory, ANY), subject, court, (place,)))
     good: dict[str, tuple[Judged, bytes]] = {}
     bad = set()
-    for one in found:
-        for judged in one.judged:
+    for image in images:
+        for judged in image.judged:
             if judged.standing is Standing.REVOKED or _of_another(judged, subject):
                 bad.add(judged.digest)
             elif judged.standing is Standing.GOOD:
-                good[judged.digest] = (judged, one.envelopes[judged.digest])
+                good[judged.digest] = (judged, image.envelopes[judged.digest])
     kept = {digest: good[digest] for digest in sorted(good) if digest not in bad}
-    revocations = {digest: data for one in found for digest, data in one.revocations.items() if data}
+    revocations = {digest: data for image in images for digest, data in image.revocations.items() if data}
     return (
         tuple(judged for judged, _ in kept.values()),
         tuple((digest, data) for digest, (_, data) in kept.items()),
@@ -299,16 +299,16 @@ def _sifs(
         return
     seen = set()
     for there, name in ((place, host), (local_place(factory, ANY), "")):
-        for one in there.store.referrers(there.repository, root.subject.manifest, SIF_TYPE):
-            found = there.store.manifest(there.repository, one.digest)
-            if one.digest in seen or found is None or not is_sif_manifest(json.loads(found[1])):
+        for referrer in there.store.referrers(there.repository, root.subject.manifest, SIF_TYPE):
+            manifest = there.store.manifest(there.repository, referrer.digest)
+            if referrer.digest in seen or manifest is None or not is_sif_manifest(json.loads(manifest[1])):
                 continue
-            seen.add(one.digest)
-            subject = replace(read_subject(there, one.digest), target=root.subject.target)
+            seen.add(referrer.digest)
+            subject = replace(read_subject(there, referrer.digest), target=root.subject.target)
             _, envelopes, revocations = _verdicts(factory, there, subject, court)
             yield CataloguedSif(
                 sha256=subject.config,
-                size=json.loads(found[1])["layers"][0]["size"],
+                size=json.loads(manifest[1])["layers"][0]["size"],
                 reference=_reference(name, there, subject),
                 subject=subject,
                 envelopes=envelopes,

@@ -45,20 +45,22 @@ def facts_of(target: Target, lock: Lock | None, predicted: Sequence[tuple[str, C
     """
     packages = lock.packages if lock else ()
     names = {target.framework, target.framework.replace("_", "-").lower()}
-    version = next((one.version for one in packages if one.name in names), target.version)
+    version = next((package.version for package in packages if package.name in names), target.version)
     contents = Contents(
         source="the lock",
         libraries=(),
         packages=tuple(
             Package(
-                name=one.name, version=one.version, build=one.build if isinstance(one, LockedConda) else ""
+                name=package.name,
+                version=package.version,
+                build=package.build if isinstance(package, LockedConda) else "",
             )
-            for one in packages
+            for package in packages
         ),
     )
     runtime = cuda_of(contents) or target.cuda
     floor = cuda_floor(runtime).driver
-    native = [one.driver for _, one in predicted if one.answer is Answer.YES and one.driver]
+    native = [claim.driver for _, claim in predicted if claim.answer is Answer.YES and claim.driver]
     driver = min(native, key=parse_driver, default=floor)
     return ImageFacts(
         version=version,

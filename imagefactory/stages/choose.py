@@ -142,7 +142,7 @@ def _in_registry(access: Access, target: Target, subject: Subject, registry: str
 def definition_of(factory: Factory, made: Image | Sif, name: str) -> Definition:
     """What the image must be, by the target and lock that it says it was made of."""
     told = _labels(factory, made)
-    target = next((one for one in factory.targets if one.name == told.get(TARGET_LABEL)), None)
+    target = next((target for target in factory.targets if target.name == told.get(TARGET_LABEL)), None)
     if target is None:
         whose = shown(told.get(TARGET_LABEL, ""))
         what = f"of the target '{whose}', which this factory does not have" if whose else "of no target"

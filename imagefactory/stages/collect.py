@@ -75,7 +75,7 @@ def collect_sweep(
     A node whose verdict cannot be attached is among the faults; its siblings go on.
     """
     sweep = read_sweep(folder)
-    earlier = {one.result.node: one for one in _read_earlier(folder)}
+    earlier = {known.result.node: known for known in _read_earlier(folder)}
     trust = read_trust(factory.settings.files)
     pool = open_pool(sweep.pool, factory.environ)
     signer = Signer(
@@ -89,7 +89,7 @@ def collect_sweep(
         suite=suite_digest(),
     )
     attacher = Attacher(factory, options.registry, progress)
-    earlier = {node: one for node, one in earlier.items() if one.attached}
+    earlier = {name: known for name, known in earlier.items() if known.attached}
     with progress.task("judging", total=len(sweep.nodes), unit="nodes") as task:
         drafts: list[NodeDraft] = []
         for node in sweep.nodes:
@@ -100,7 +100,7 @@ def collect_sweep(
             )
             task.advance(1)
     drafts = _explained(drafts, factory, progress)
-    spending = [one.spending for one in drafts if one.spending]
+    spending = [draft.spending for draft in drafts if draft.spending]
     refused = signer.ledger.spend_all(spending, now) if spending else {}
     drafts = [_spent(draft, refused.get(draft.node.nonce)) for draft in drafts]
     with progress.stage(f"attaching {sum(draft.signed is not None for draft in drafts)} verdicts"):
@@ -112,10 +112,10 @@ def collect_sweep(
     nodes = [draft.one for draft in drafts]
     faults = [(draft.node.name, draft.fault) for draft in drafts if draft.fault]
     write_collected(folder, nodes)
-    signer.ledger.settle_all({one.nonce for one in nodes if one.attached})
+    signer.ledger.settle_all({node.nonce for node in nodes if node.attached})
     promotions: list[Promotion] = []
     if options.promote:
-        attached = {one.target for one in nodes if one.attached}
+        attached = {node.target for node in nodes if node.attached}
         for node in {node.target: node for node in sweep.nodes if node.target in attached}.values():
             try:
                 promotions.append(_promote(factory, node, attacher, now))
@@ -140,32 +140,34 @@ def _read_earlier(folder: Path) -> tuple[CollectedNode, ...]:
 
 def _draft(node: SweepNode, sweep: Sweep, signer: Signer) -> NodeDraft:
     """What became of a node, judged, and signed where that can be; nothing is spent yet."""
-    found = signer.pool.read_node(signer.folder, node, sweep.limits)
-    one = CollectedNode(result=found.result, target=node.target, capability=node.capability, nonce=node.nonce)
-    if found.run is None or not found.result.attempts:
-        return NodeDraft(node=node, one=one)
+    state = signer.pool.read_node(signer.folder, node, sweep.limits)
+    collected = CollectedNode(
+        result=state.result, target=node.target, capability=node.capability, nonce=node.nonce
+    )
+    if state.run is None or not state.result.attempts:
+        return NodeDraft(node=node, one=collected)
     try:
         known = signer.ledger.look(node.nonce)
-        report = signer.pool.job_report(*signer.asked(node, known), found)
+        report = signer.pool.job_report(*signer.asked(node, known), state)
     except StatementError as error:
         return NodeDraft(
-            node=node, one=replace(one, result=_judged(found, Outcome.INFRASTRUCTURE, error.message))
+            node=node, one=replace(collected, result=_judged(state, Outcome.INFRASTRUCTURE, error.message))
         )
     except FactoryError as error:
-        one = replace(one, result=_judged(found, Outcome.NOT_TESTED, error.message))
-        return NodeDraft(node=node, one=one, fault=None if isinstance(error, NonceError) else error)
-    one = replace(
-        one,
-        result=_judged(found, report.outcome, report.reason),
+        collected = replace(collected, result=_judged(state, Outcome.NOT_TESTED, error.message))
+        return NodeDraft(node=node, one=collected, fault=None if isinstance(error, NonceError) else error)
+    collected = replace(
+        collected,
+        result=_judged(state, report.outcome, report.reason),
         gpu=report.device.name if report.device else "",
         driver=report.hardware.driver if report.device and report.hardware else "",
     )
     try:
         signed, spending, why = signer.sign(report, node, known)
     except FactoryError as error:
-        return NodeDraft(node=node, one=replace(one, why=f"{UNSIGNED}{error.message}"), fault=error)
+        return NodeDraft(node=node, one=replace(collected, why=f"{UNSIGNED}{error.message}"), fault=error)
     lost = known.spent is not None and signed is None
-    return NodeDraft(node=node, one=replace(one, why=why), signed=signed, spending=spending, lost=lost)
+    return NodeDraft(node=node, one=replace(collected, why=why), signed=signed, spending=spending, lost=lost)
 
 
 def _explained(drafts: list[NodeDraft], factory: Factory, progress: Progress) -> list[NodeDraft]:
@@ -186,12 +188,12 @@ def _explained(drafts: list[NodeDraft], factory: Factory, progress: Progress) ->
 def _spent(draft: NodeDraft, refused: NonceError | None) -> NodeDraft:
     if refused is None:
         return draft
-    one = replace(draft.one, why=f"{UNSIGNED}{refused.message}")
-    return replace(draft, one=one, signed=None, fault=refused)
+    collected = replace(draft.one, why=f"{UNSIGNED}{refused.message}")
+    return replace(draft, one=collected, signed=None, fault=refused)
 
 
-def _judged(found: NodeFound, outcome: Outcome, reason: str) -> NodeResult:
-    return replace(found.result, outcome=outcome, reason=reason)
+def _judged(state: NodeFound, outcome: Outcome, reason: str) -> NodeResult:
+    return replace(state.result, outcome=outcome, reason=reason)
 
 
 # --- signing ---------------------------------------------------------------------------------------

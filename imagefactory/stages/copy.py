@@ -34,9 +34,9 @@ class CopiedImage:
     sent: Sent
 
 
-def copy_image(access: Access, wanted: Copying, progress: Progress) -> CopiedImage:
+def copy_image(access: Access, copying: Copying, progress: Progress) -> CopiedImage:
     """From registry to registry; blobs stream through, within one registry they are mounted."""
-    source, destination = wanted.source, wanted.destination
+    source, destination = copying.source, copying.destination
     if not destination.tag or destination.digest:
         raise UsageError(
             f"'{destination}' names no place to copy to", hint="write HOST/NAME:TAG; the digest comes along"
@@ -47,9 +47,9 @@ def copy_image(access: Access, wanted: Copying, progress: Progress) -> CopiedIma
         registry = open_registry(access, asked.registry, brake)
         place = Place(store=registry, repository=asked.repository)
         same = asked.registry == destination.registry
-        graph = read_graph(place, asked.wanted, referrers=wanted.referrers)
+        graph = read_graph(place, asked.wanted, referrers=copying.referrers)
         immutable = CANDIDATE.fullmatch(destination.tag) is not None
-        record = pushed_record(graph.root.descriptor, wanted.now)
+        record = pushed_record(graph.root.descriptor, copying.now)
         sending = Sending(
             graph=graph,
             repository=destination.repository,

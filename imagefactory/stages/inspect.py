@@ -15,7 +15,7 @@ from pathlib import Path
 from imagefactory.access import Access, package_index
 from imagefactory.errors import BuildError, NothingSelectedError, UsageError
 from imagefactory.factory import Factory
-from imagefactory.files import replace_text
+from imagefactory.files import replacing, seal, unseal
 from imagefactory.gpu.frameworks import Role, find_framework, role_of
 from imagefactory.gpu.knowledge import scanned
 from imagefactory.gpu.model import Contents, Package
@@ -169,27 +169,28 @@ def _known_packages(
 def _scan_cached(path: Path, workers: int) -> Contents:
     """A package of the cache. What it tells is kept beside it, and goes with it."""
     kept, known = path.with_name("scan.json"), None
-    with contextlib.suppress(OSError, ValueError):
-        known = parse_scan(json.loads(kept.read_bytes()))
+    with contextlib.suppress(ValueError):
+        known = parse_scan(json.loads(unseal(kept) or b"{}"))
     if known is None:
         known = LayerScan(found=find_in(path, Quiet(), workers=workers))
-        with contextlib.suppress(OSError):  # only a memory: the cache may be one that others fill
-            replace_text(kept, json.dumps(format_scan(known)))
+        # Only a memory: the cache may be one that others fill.
+        with contextlib.suppress(OSError), replacing(kept) as file:
+            file.write(seal(kept, json.dumps(format_scan(known)).encode()))
     return format_contents(path.name, known.found)
 
 
 def join_contents(source: str, lock: Lock, parts: Iterable[Contents]) -> Contents:
     """What packages hold together. The lock says which packages there are. Pure."""
     every = tuple(parts)
-    libraries = {one.path: one for part in every for one in part.libraries}
+    libraries = {library.path: library for part in every for library in part.libraries}
     packages = {
-        Package(name=one.name, version=one.version, build=one.build if isinstance(one, LockedConda) else "")
-        for one in lock.packages
+        Package(name=own.name, version=own.version, build=own.build if isinstance(own, LockedConda) else "")
+        for own in lock.packages
     }
     return Contents(
         source=source,
         libraries=tuple(libraries[path] for path in sorted(libraries)),
-        packages=tuple(sorted(packages, key=lambda one: (one.name, one.version))),
+        packages=tuple(sorted(packages, key=lambda package: (package.name, package.version))),
         facts=tuple(sorted({fact for part in every for fact in part.facts})),
         toolkit=tuple(sorted({name for part in every for name in part.toolkit})),
     )

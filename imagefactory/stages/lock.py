@@ -151,13 +151,13 @@ def holding(factory: Factory, targets: Sequence[Target], packages: Sequence[str]
 
     Raises NothingSelectedError when none does.
     """
-    wanted = {canonicalize_name(package) for package in packages}
+    normal_names = {canonicalize_name(package) for package in packages}
 
     def names(target: Target | None) -> set[str]:
         lock = read_target_lock(factory, target) if target else None
         return {canonicalize_name(package.name) for package in lock.packages} if lock else set()
 
-    chosen = tuple(t for t in targets if wanted <= names(t) - names(factory.target_below(t)))
+    chosen = tuple(t for t in targets if normal_names <= names(t) - names(factory.target_below(t)))
     if not chosen:
         raise NothingSelectedError(f"no lock holds {' and '.join(packages)}", hint="imagefactory show TARGET")
     return chosen
@@ -207,8 +207,8 @@ def lock_target(factory: Factory, target: Target, options: LockOptions, progress
     except LockError as error:
         progress.note(f"{error.message}: locking {target.name} anew")
         before = files.read_remains(folder, target)
-    wanted = content_hash(target, base, under)
-    current = before is not None and before.content_hash == wanted
+    decided = content_hash(target, base, under)
+    current = before is not None and before.content_hash == decided
     if before is not None and current:
         try:
             files.check_facts(before, target)
@@ -233,7 +233,7 @@ def lock_target(factory: Factory, target: Target, options: LockOptions, progress
             if not current:
                 why = files.Unsolvable(
                     target=target.name,
-                    content_hash=wanted,
+                    content_hash=decided,
                     reason=error.message.removeprefix(f"{target.name}: "),
                     hint=error.hint,
                     tree=error.tree,

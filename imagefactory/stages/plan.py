@@ -118,16 +118,16 @@ def _look_in_registry(factory: Factory, asking: Asking) -> Look:
     def look(stage: TargetStatus) -> TargetStatus:
         target = stage.target
         place = Place(store=registry, repository=repository_of(path, target.family))
-        found = find_made(place, plain_tag(target), made_from(factory, target))
-        if found is None:
+        candidate = find_made(place, plain_tag(target), made_from(factory, target))
+        if candidate is None:
             return replace(stage, missing=f"{place} has no candidate of what the lock gives")
-        where = Reference(registry=host, repository=place.repository, digest=found.digest)
+        where = Reference(registry=host, repository=place.repository, digest=candidate.digest)
         return replace(
             stage,
             missing="",
-            image=found.digest,
+            image=candidate.digest,
             reference=str(where),
-            verdicts=judge.there(place, found.digest),
+            verdicts=judge.there(place, candidate.digest),
         )
 
     return look

@@ -48,25 +48,25 @@ class Promotion:
         return any(fate.proven for fate in self.fates)
 
 
-def promote(access: Access, wanted: Promoting, progress: Progress) -> Promotion:
+def promote(access: Access, promoting: Promoting, progress: Progress) -> Promotion:
     """Lets the tags of a target follow the verdicts that can be relied on (promotion.decide_tags).
 
     Raises RegistryError or StoreError, also when others keep moving the same tags.
     """
-    place, court = wanted.place, read_court(access, wanted.now)
+    place, court = promoting.place, read_court(access, promoting.now)
     local = isinstance(place.store, LayoutStore)
     rule = PromotionRule(
-        plain=plain_tag(wanted.target), capabilities=wanted.target.capabilities, pointers_only=local
+        plain=plain_tag(promoting.target), capabilities=promoting.target.capabilities, pointers_only=local
     )
-    with writing(access, place, progress), progress.stage(f"{wanted.target.name}: tags in {place}"):
+    with writing(access, place, progress), progress.stage(f"{promoting.target.name}: tags in {place}"):
         for _ in range(TRIES):
-            read, tags = read_candidates(access, wanted, court, progress)
+            read, tags = read_candidates(access, promoting, court, progress)
             fates = decide_tags(rule, [one.candidate for one in read], tags)
-            faults = () if wanted.dry_run else _move_all(place, fates)
+            faults = () if promoting.dry_run else _move_all(place, fates)
             if faults is not None:
-                return Promotion(target=wanted.target.name, place=str(place), fates=fates, faults=faults)
+                return Promotion(target=promoting.target.name, place=str(place), fates=fates, faults=faults)
     raise RegistryError(
-        f"{place}: others keep moving the tags of {wanted.target.name}",
+        f"{place}: others keep moving the tags of {promoting.target.name}",
         hint="one promoter at a time: run it again when the other has ended",
     )
 

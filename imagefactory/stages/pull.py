@@ -59,12 +59,12 @@ def target_reference(factory: Factory, text: str, registry: str = "") -> tuple[T
     return target, parse_reference(place + (f":{tag}" if colon or tag else "") + at + digest)
 
 
-def pull_image(access: Access, wanted: Reference, name: str, progress: Progress) -> Pulled:
+def pull_image(access: Access, reference: Reference, name: str, progress: Progress) -> Pulled:
     """Brings an image into the store under the tag `name` (`repository:tag`), checked by its digests.
 
     Raises RegistryError when the registry has no such image or none for linux/amd64.
     """
-    layout, asked = access.layout, resolve(wanted, access.settings.mirror_map)
+    layout, asked = access.layout, resolve(reference, access.settings.mirror_map)
     repository, _, tag = name.rpartition(":")
     with layout.in_use(progress), progress.stage(f"pull {asked}"):
         brake = Brake()
@@ -75,7 +75,7 @@ def pull_image(access: Access, wanted: Reference, name: str, progress: Progress)
         _insist_on_room(layout, graph, asked)
         sending = Sending(graph=graph, repository=repository, tags=(tag,), brake=brake)
         sent = send(source, LayoutStore(layout, every_byte=True), sending, progress)
-    return Pulled(name=name, reference=wanted, digest=sent.digest, whole=choice.whole, sent=sent)
+    return Pulled(name=name, reference=reference, digest=sent.digest, whole=choice.whole, sent=sent)
 
 
 def _insist_on_image(source: Place, graph: Graph, asked: Reference) -> None:
@@ -120,29 +120,29 @@ class SifPull:
     output: Path | None = None
 
 
-def pull_sif(access: Access, wanted: Reference, options: SifPull, progress: Progress) -> PulledSif:
+def pull_sif(access: Access, reference: Reference, options: SifPull, progress: Progress) -> PulledSif:
     """A .sif file of an image or .sif in a registry.
 
     Where the registry holds a .sif, itself or made from that image, it is taken as it is; else the image
     is pulled into the store and made into one here. Raises RegistryError and ToolError.
     """
     check_output(options.output or Path("image.sif"))
-    asked = resolve(wanted, access.settings.mirror_map)
+    asked = resolve(reference, access.settings.mirror_map)
     source = Place(store=open_registry(access, asked.registry), repository=asked.repository)
-    found = _sif_in_registry(source, choose_platform(read_manifest(source, asked.wanted), PLATFORM).digest)
+    digest = _sif_in_registry(source, choose_platform(read_manifest(source, asked.wanted), PLATFORM).digest)
     repository, _, tag = options.name.rpartition(":")
-    if found:
+    if digest:
         with access.layout.in_use(progress), progress.stage(f"pull the .sif of {asked}"):
-            graph = read_graph(source, found)
+            graph = read_graph(source, digest)
             # One of an image is kept by that image; `T.sif` is what apptainer built here of a definition.
             alone = not json.loads(graph.root.data).get("subject")
-            tags = (f"{tag.removesuffix('.sif')}.sif",) if alone else (f"{tag}-{found[7:19]}.sif",)
+            tags = (f"{tag.removesuffix('.sif')}.sif",) if alone else (f"{tag}-{digest[7:19]}.sif",)
             sending = Sending(graph=graph, repository=repository, tags=tags)
             send(source, LayoutStore(access.layout, every_byte=True), sending, progress)
-            sif, how = load_sif(access.layout, found), "the registry's own"
+            sif, how = load_sif(access.layout, digest), "the registry's own"
             copy_sif(sif, output := options.output or Path(sif.name), progress)
     else:
-        pull_image(access, wanted, options.name, progress)
+        pull_image(access, reference, options.name, progress)
         with access.layout.in_use(progress):
             image = access.layout.image(options.name)
             if image is None:
@@ -150,7 +150,7 @@ def pull_sif(access: Access, wanted: Reference, options: SifPull, progress: Prog
             sif = ensure_sif(access, image, options.target, progress, compression="fast")
             how = "made here of the image: the registry has no .sif of it"
             copy_sif(sif, output := options.output or Path(sif.name), progress)
-    return PulledSif(reference=wanted, path=output, size=sif.file.size, digest=sif.file.digest, how=how)
+    return PulledSif(reference=reference, path=output, size=sif.file.size, digest=sif.file.digest, how=how)
 
 
 def _sif_in_registry(source: Place, digest: str) -> str:
@@ -167,17 +167,17 @@ def _sif_in_registry(source: Place, digest: str) -> str:
     return ""
 
 
-def local_name(access: Access, wanted: Reference) -> str:
+def local_name(access: Access, reference: Reference) -> str:
     """The store's tag for what is pulled by a full reference: `repository:tag`.
 
     From the site's own registry that is the target's own tag, as for what is built here. What comes from
     elsewhere carries where it is from (`docker.io/library/debian`): a stranger's image never takes the
     place of a target's. What was asked for by digest alone carries the first 12 hex digits of it.
     """
-    host = re.sub(r"[^a-z0-9]+", ".", wanted.registry.lower()).strip(".")
-    repository = f"{host}/{wanted.repository}"
+    host = re.sub(r"[^a-z0-9]+", ".", reference.registry.lower()).strip(".")
+    repository = f"{host}/{reference.repository}"
     if access.settings.registry.value:
         own, path = registry_place(access)
-        if wanted.registry == own and (not path or wanted.repository.startswith(f"{path}/")):
-            repository = wanted.repository.removeprefix(f"{path}/")
-    return f"{repository}:{wanted.tag or wanted.digest.removeprefix('sha256:')[:12]}"
+        if reference.registry == own and (not path or reference.repository.startswith(f"{path}/")):
+            repository = reference.repository.removeprefix(f"{path}/")
+    return f"{repository}:{reference.tag or reference.digest.removeprefix('sha256:')[:12]}"

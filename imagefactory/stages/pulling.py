@@ -53,14 +53,14 @@ class PullAsker:
         )
         registry = Registry(where.registry, options)
         try:
-            found = registry.manifest(where.repository, where.wanted)
+            manifest = registry.manifest(where.repository, where.wanted)
         except FactoryError as error:
             self._refused.append(f"asked from here, without a password: {error.message}")
             return self._refused[-1]
         finally:
             registry.close()
         self._refused.clear()
-        if found is None:
+        if manifest is None:
             return f"{where.registry} has no such image any more: a new sweep sends it again"
         return (
             f"asked from here, {where.registry} has it: on that machine `apptainer pull {address}` tells "

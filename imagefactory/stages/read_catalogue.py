@@ -109,14 +109,14 @@ def _read_registry(settings: Settings, environ: Mapping[str, str], reference: Re
     access = Access(settings=settings, environ=environ)
     asked = resolve(reference, settings.mirror_map)
     place = Place(store=open_registry(access, asked.registry), repository=asked.repository)
-    found = place.store.manifest(place.repository, asked.wanted)
-    if found is None:
+    manifest = place.store.manifest(place.repository, asked.wanted)
+    if manifest is None:
         raise RegistryError(
             f"there is no catalogue {reference}",
             hint="whoever runs the factory makes one: imagefactory catalogue; is the setting right? "
             "(imagefactory settings)",
         )
-    layer = parse_layer(found[1], str(asked))
+    layer = parse_layer(manifest[1], str(asked))
     return _cached(settings.cache_path / "catalogues", layer, lambda: _fetch(place, layer))
 
 

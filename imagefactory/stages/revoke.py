@@ -52,60 +52,64 @@ class Revoke:
     taken: tuple[str, ...]
 
 
-def revoke(access: Access, wanted: Revoking, key: SigningKey, progress: Progress) -> Revoke:
+def revoke(access: Access, revoking: Revoking, key: SigningKey, progress: Progress) -> Revoke:
     """Signs that verdicts of an image hold no longer, attaches it, and remembers it in the store here.
 
     Raises CheckFailedError where this factory would not heed that key, and where nothing would be taken back.
     """
-    place, court = wanted.place, read_court(access, wanted.now)
+    place, court = revoking.place, read_court(access, revoking.now)
     trusted = court.trust.key(key.keyid)
-    late = (None, "it is not trusted") if trusted is None else out_of_period(trusted, wanted.now)
+    late = (None, "it is not trusted") if trusted is None else out_of_period(trusted, revoking.now)
     if late:
         raise CheckFailedError(
             f"nobody here would heed the key '{key.name}': {late[1]}",
             hint=f"imagefactory keys trust {key.name}, or sign with another: IMAGEFACTORY_SIGNING_KEY",
         )
-    subject = read_subject(place, wanted.wanted)
+    subject = read_subject(place, revoking.wanted)
     judged = find_in(access, place, subject, court).judged
-    good = [one for one in judged if one.standing is Standing.GOOD]
-    before = {one.digest for one in good}
+    good = [judgement for judgement in judged if judgement.standing is Standing.GOOD]
+    before = {judgement.digest for judgement in good}
     # A clock that goes before this one dated some of them ahead, and those are meant as well.
-    until = max((one.verdict.issued for one in good if one.verdict), default=wanted.now)
+    until = max((judgement.verdict.issued for judgement in good if judgement.verdict), default=revoking.now)
     withdrawal = Withdrawal(
         subject=subject,
-        why=wanted.why,
-        verdicts=tuple(_whole_digest(one, judged) for one in wanted.verdicts),
-        capability=wanted.capability,
+        why=revoking.why,
+        verdicts=tuple(_whole_digest(digits, judged) for digits in revoking.verdicts),
+        capability=revoking.capability,
     )
-    envelope = sign_revocation(withdrawal, key, max(wanted.now, until))
+    envelope = sign_revocation(withdrawal, key, max(revoking.now, until))
     known = judge_revocations({"": envelope}, subject, court).heeded
     after = find_verdicts(place, subject, replace(court, revocations=known)).judged
-    taken = tuple(one.digest for one in after if one.standing is Standing.REVOKED and one.digest in before)
+    taken = tuple(
+        judgement.digest
+        for judgement in after
+        if judgement.standing is Standing.REVOKED and judgement.digest in before
+    )
     if not taken:
         raise CheckFailedError(
             f"no verdict of {place}@{subject.manifest} that can be relied on would be taken back",
             hint="imagefactory verdicts shows what there is",
         )
-    one = Attaching(subject=subject, kind=REVOCATION_TYPE, envelope=envelope, until=None)
+    attaching = Attaching(subject=subject, kind=REVOCATION_TYPE, envelope=envelope, until=None)
     if not isinstance(place.store, LayoutStore):
         own = local_place(access, ANY)
         there = read_manifest(place, subject.manifest).descriptor
         with writing(access, own, progress):
             put_statement(own, Statement(kind=REVOCATION_TYPE, subject=there, envelope=envelope))
     return Revoke(
-        place=str(place), subject=subject, digest=attach_to(access, place, one, progress), taken=taken
+        place=str(place), subject=subject, digest=attach_to(access, place, attaching, progress), taken=taken
     )
 
 
 def _whole_digest(text: str, judged: Sequence[Judged]) -> str:
     digits = text.removeprefix("sha256:")
-    found = [one.digest for one in judged if digits and one.digest[len("sha256:") :].startswith(digits)]
-    if len(found) != 1:
+    digests = [one.digest for one in judged if digits and one.digest[len("sha256:") :].startswith(digits)]
+    if len(digests) != 1:
         raise UsageError(
-            f"'{text[:80]}' is the beginning of {len(found)} verdicts of this image",
+            f"'{text[:80]}' is the beginning of {len(digests)} verdicts of this image",
             hint="write a digest that `imagefactory verdicts` shows",
         )
-    return found[0]
+    return digests[0]
 
 
 def follow(access: Access, revoked: Revoking, target: Target, progress: Progress) -> tuple[Promotion, ...]:

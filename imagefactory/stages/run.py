@@ -33,13 +33,13 @@ def run_target(access: Access, target: Target, spec: RunSpec, runner: str, progr
     That is its image, or the .sif that apptainer built where there is no image or the setting `engine` is
     apptainer. `runner` is empty for the setting, or for what fits. Raises BuildError when nothing is built.
     """
-    wanted, settings = runner or access.settings.runner.value, access.settings
+    choice, settings = runner or access.settings.runner.value, access.settings
     made: Image | Sif | None = stored_image(access, target)
-    if made is None or (settings.engine.value == "apptainer" and wanted in ("", "apptainer")):
+    if made is None or (settings.engine.value == "apptainer" and choice in ("", "apptainer")):
         made = stored_sif(access, target) or made
     if made is None:
         raise BuildError(f"{target.name} is not built yet", hint=f"imagefactory build {target.name}")
-    name = wanted or (ENGINES[settings.engine.value].runner if isinstance(made, Image) else "apptainer")
+    name = choice or (ENGINES[settings.engine.value].runner if isinstance(made, Image) else "apptainer")
     with access.layout.in_use(progress):
         chosen = make_runner(access, name, target.name, progress)
         chosen.require()

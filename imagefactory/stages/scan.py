@@ -106,9 +106,9 @@ def scan_stored(access: Access, image: Image, progress: Progress) -> Inspected:
     return Inspected(contents=contents, how=f"scan of the image in {layout.path}", digest=image.digest)
 
 
-def inspect_registry(access: Access, wanted: Reference, progress: Progress) -> Inspected:
+def inspect_registry(access: Access, reference: Reference, progress: Progress) -> Inspected:
     """An image of a registry: of its layers those not known are read through, none is kept."""
-    asked, place = find_place(access, str(wanted))
+    asked, place = find_place(access, str(reference))
     root = read_manifest(place, asked.wanted)
     root = read_manifest(place, choose_platform(root, PLATFORM).digest)
     layers = _registry_layers(place, _image_manifest(place, root))
@@ -118,7 +118,7 @@ def inspect_registry(access: Access, wanted: Reference, progress: Progress) -> I
             read=lambda layer: place.store.read(place.repository, layer.descriptor),
             workers=access.settings.worker_count,
         )
-        contents = scan_image(str(wanted), layers, shelf, progress)
+        contents = scan_image(str(reference), layers, shelf, progress)
     return Inspected(contents=contents, how=f"scan of the image in {place}", digest=root.descriptor.digest)
 
 

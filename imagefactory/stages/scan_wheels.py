@@ -166,15 +166,15 @@ def _scan_locks(month: str, progress: Progress, take: Callable[[ScannedWheel], N
 
 def unscanned(folder: Path) -> list[tuple[Lock, LockedWheel]]:
     """The wheels of frameworks in a folder's locks that have no row, each once, with a lock that has it."""
-    found: dict[str, tuple[Lock, LockedWheel]] = {}
+    by_sha256: dict[str, tuple[Lock, LockedWheel]] = {}
     for path in sorted(folder.glob("*.requirements.txt")):
         if path.with_name(path.name.replace(".requirements.txt", ".conda-lock.yml")).exists():
             continue  # wheels above conda's packages: the framework is one of those
         lock = read_lock(path)
         for wheel in lock.wheels:
             if _PACKAGES.fullmatch(wheel.name) and not scanned(wheel.sha256):
-                found.setdefault(wheel.sha256, (lock, wheel))
-    return list(found.values())
+                by_sha256.setdefault(wheel.sha256, (lock, wheel))
+    return list(by_sha256.values())
 
 
 if __name__ == "__main__":

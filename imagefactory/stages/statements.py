@@ -83,24 +83,24 @@ def attachings(envelopes: tuple[bytes, bytes], until: datetime, subject: Subject
 
 
 def attach_all(
-    access: Access, place: Place, wanted: Sequence[Attaching], progress: Progress
+    access: Access, place: Place, batch: Sequence[Attaching], progress: Progress
 ) -> tuple[FactoryError | None, ...]:
     """Attaches many statements at one place, under one lock; gives what went wrong with each, or None.
 
     In a registry some are put at a time, once the journal has all of them.
     """
     statements: dict[int, Statement] = {}
-    faults: list[FactoryError | None] = [None] * len(wanted)
+    faults: list[FactoryError | None] = [None] * len(batch)
     with writing(access, place, progress) as journal:
-        manifests = dict.fromkeys(one.subject.manifest for one in wanted)
+        manifests = dict.fromkeys(attaching.subject.manifest for attaching in batch)
         subjects = {manifest: _subject(place, manifest) for manifest in manifests}
-        for number, one in enumerate(wanted):
-            subject = subjects[one.subject.manifest]
+        for number, attaching in enumerate(batch):
+            subject = subjects[attaching.subject.manifest]
             if isinstance(subject, FactoryError):
                 faults[number] = subject
             else:
                 statements[number] = Statement(
-                    kind=one.kind, subject=subject, envelope=one.envelope, until=one.until
+                    kind=attaching.kind, subject=subject, envelope=attaching.envelope, until=attaching.until
                 )
         if journal and statements:
             try:

@@ -32,16 +32,16 @@ def worth_keeping(access: Access, now: datetime) -> tuple[str, ...]:
     court, layout, kept = read_court(access, now), access.layout, []
     place = local_place(access, ANY)
     for digest in layout.subjects():
-        kept += [one.digest for one, kind in layout.referrers(digest) if kind == REVOCATION_TYPE]
+        kept += [referrer.digest for referrer, kind in layout.referrers(digest) if kind == REVOCATION_TYPE]
         try:
             subject = read_subject(place, digest)
         except RegistryError:  # of an image that is not here verdicts still tell, should it come again
             subject = _only_manifest(digest)
-        for one in find_in(access, place, subject, court).judged:
-            if one.standing is Standing.GOOD:
-                kept.append(one.digest)
-            if one.proves and one.verdict:
-                kept += [digest, one.verdict.report.subject.index]
+        for judged in find_in(access, place, subject, court).judged:
+            if judged.standing is Standing.GOOD:
+                kept.append(judged.digest)
+            if judged.proves and judged.verdict:
+                kept += [digest, judged.verdict.report.subject.index]
     return tuple(dict.fromkeys(kept))
 
 
@@ -55,13 +55,15 @@ def collect_cache(factory: Factory, progress: Progress, *, dry_run: bool) -> Rem
     Waits for running builds, as `store gc` does.
     """
     locks = [lock for target in factory.targets if (lock := read_target_lock(factory, target))]
-    bases = [found for base in factory.bases if (found := read_base_lock(factory.base_lock_path(base)))]
+    bases = [
+        base_lock for base in factory.bases if (base_lock := read_base_lock(factory.base_lock_path(base)))
+    ]
     needed = {package.sha256 for lock in locks for package in lock.packages}
     # Also the newer packages that a base was made of when the mirror no longer had the locked ones.
     folder = factory.settings.store_path / "bases"
     remembered = [(path, unseal(path)) for path in sorted(folder.glob("*.lock"))]
     bases += [parse_base_lock(text.decode(), str(path)) for path, text in remembered if text is not None]
-    needed |= {package.sha256 for found in bases for package in found.packages}
+    needed |= {package.sha256 for base_lock in bases for package in base_lock.packages}
     cache, removal = factory.settings.cache_path, Removal(dry_run=dry_run)
     with used_by_nobody(cache_lock(factory), progress):
         kinds = ("wheels", "conda", "debs", "segments")

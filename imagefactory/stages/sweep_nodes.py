@@ -54,13 +54,13 @@ def make_nodes(
     """The nodes of one target. Raises LockError and StaleError where its lock no longer holds."""
     definition = define_target(factory, cells[0].stage.target)
     predicted = predict_stage(factory, cells[0].stage, definition, progress)
-    found: list[NodeKit] = []
+    kits: list[NodeKit] = []
     for cell in cells:
         nonce = format_nonce(order.random(NONCE_BYTES))
         node = make_node(cell, image, definition, (nonce, order.level))
         ask = GpuAsk(nonce=nonce, level=order.level, capability=node.capability, predicted=predicted)
-        found.append(make_node_kit(node, definition, ask, order.now))
-    return tuple(found)
+        kits.append(make_node_kit(node, definition, ask, order.now))
+    return tuple(kits)
 
 
 def node_name(target: str, capability: Capability) -> str:

@@ -126,21 +126,21 @@ def _places(access: Access, family: str, registry: str) -> tuple[Place, ...]:
 def _read_entry(access: Access, stage: TargetStatus, asked: TablesAsked, progress: Progress) -> ComboEntry:
     """With every image of the target in its places, the newest first, then the .sif files."""
     target, court = stage.target, read_court(access, asked.now)
-    found: list[Found] = []
+    artifacts: list[Found] = []
     for place in _places(access, target.family, asked.registry):
         images = list_verdicts(access, Promoting(target=target, place=place, now=asked.now), progress)
         files = _sifs(place, target, images)
-        found += images
-        found += [find_in(access, place, read_subject(place, one), court) for one in files]
+        artifacts += images
+        artifacts += [find_in(access, place, read_subject(place, digest), court) for digest in files]
     return ComboEntry(
         target=target.name,
         framework=target.framework,
         version=target.version,
         cuda=target.cuda,
-        images=_digests(*(one.subject for one in found)),
-        judged=tuple(one.judged for one in found),
-        required=tuple(parse_capability(one) for one in target.capabilities),
-        block=stage.block or ("" if found else stage.missing),
+        images=_digests(*(artifact.subject for artifact in artifacts)),
+        judged=tuple(artifact.judged for artifact in artifacts),
+        required=tuple(parse_capability(capability) for capability in target.capabilities),
+        block=stage.block or ("" if artifacts else stage.missing),
     )
 
 
@@ -196,29 +196,29 @@ def read_told(folder: Path) -> tuple[Told, ...]:
     nodes = {node.name: node for node in sweep.nodes}
     told = [
         Told(
-            target=one.target,
-            capability=_capability(one.capability, folder),
-            outcome=one.result.outcome,
-            reason=one.why or one.result.reason,
+            target=node.target,
+            capability=_capability(node.capability, folder),
+            outcome=node.result.outcome,
+            reason=node.why or node.result.reason,
             sweep=sweep.id,
             made=sweep.made,
-            images=_digests(nodes[one.result.node].image.subject),
+            images=_digests(nodes[node.result.node].image.subject),
         )
-        for one in read_collected(folder)
-        if one.result.outcome is not None and one.result.node in nodes
+        for node in read_collected(folder)
+        if node.result.outcome is not None and node.result.node in nodes
     ]
     told += [
         Told(
-            target=one.target,
-            capability=_capability(one.capability, folder),
+            target=left_out.target,
+            capability=_capability(left_out.capability, folder),
             outcome=Outcome.NO_MATCH,
-            reason=one.reason,
+            reason=left_out.reason,
             sweep=sweep.id,
             made=sweep.made,
             images=frozenset(),
         )
-        for one in sweep.left_out
-        if one.rule == NO_MATCH
+        for left_out in sweep.left_out
+        if left_out.rule == NO_MATCH
     ]
     return tuple(told)
 
@@ -266,19 +266,19 @@ def select_images(catalogue: Catalogue, names: Sequence[str]) -> tuple[Catalogue
 def _offered(offer: Offer) -> ComboEntry:
     image = offer.image
     claims = {parse_capability(capability): claim for capability, claim in image.predicted}
-    subjects = (image.subject, *(one.sif.subject for one in offer.sifs))
+    subjects = (image.subject, *(offered.sif.subject for offered in offer.sifs))
     return ComboEntry(
         target=image.target,
         framework=image.framework,
         version=image.target.removeprefix(f"{image.family}-").partition("-")[0],
         cuda=image.cuda,
         images=frozenset().union(*(_digests(subject) for subject in subjects)),
-        judged=(offer.judged, *(one.judged for one in offer.sifs)),
+        judged=(offer.judged, *(offered.judged for offered in offer.sifs)),
         rulings={
             capability: Ruling(claim=claim, against=(claim,) if claim.answer is Answer.NO else ())
             for capability, claim in claims.items()
         },
-        required=tuple(parse_capability(one) for one in image.required),
+        required=tuple(parse_capability(capability) for capability in image.required),
     )
 
 

@@ -82,8 +82,8 @@ def _forms(offer: Offer, folder: str) -> Iterator[ImageForm]:
             ),
             grounds=proven_grounds(offer.judged),
         )
-    for one in offer.sifs:
-        sif = one.sif
+    for offered in offer.sifs:
+        sif = offered.sif
         name = sif_name(image.target, sif.sha256)
         file_kind = ImageKind.OSDF if folder.startswith("osdf:") else ImageKind.SIF
         places = [(file_kind, f"{folder}/{name}" if folder else name)]
@@ -91,7 +91,7 @@ def _forms(offer: Offer, folder: str) -> Iterator[ImageForm]:
         if _pinned(sif.reference):
             places.append((ImageKind.ORAS, f"oras://{sif.reference}"))
             fetch = f"apptainer pull {name} oras://{sif.reference}"
-        grounds = proven_grounds(one.judged)
+        grounds = proven_grounds(offered.judged)
         for kind, address in places:
             made = PoolImage(
                 kind=kind,

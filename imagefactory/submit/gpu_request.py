@@ -27,9 +27,9 @@ def format_gpu_request(
 
     `classes` is not empty and has no capability twice. With `slices` those of such GPUs match too.
     """
-    chosen = sorted(classes, key=lambda one: one.capability)
-    cudas = sorted({one.cuda for one in chosen}, key=lambda cuda: numbers(cuda or "0"))
-    capabilities = [one.capability for one in chosen]
+    chosen = sorted(classes, key=lambda gpu_class: gpu_class.capability)
+    cudas = sorted({gpu_class.cuda for gpu_class in chosen}, key=lambda cuda: numbers(cuda or "0"))
+    capabilities = [gpu_class.capability for gpu_class in chosen]
     if len(cudas) == 1 and is_range(capabilities):
         lines = [
             f"gpus_minimum_capability = {capabilities[0]}",
@@ -39,7 +39,7 @@ def format_gpu_request(
         lines += [f"gpus_minimum_memory = {format_size(memory)}"] if memory else []
         lines += [] if slices else [f"require_gpus = {WHOLE_GPUS}"]
         return tuple(lines)
-    groups = [_group([one for one in chosen if one.cuda == cuda], cuda) for cuda in cudas]
+    groups = [_group([gpu_class for gpu_class in chosen if gpu_class.cuda == cuda], cuda) for cuda in cudas]
     expression = groups[0] if len(groups) == 1 else " || ".join(f"({group})" for group in groups)
     more = [f"GlobalMemoryMb >= {-(-memory // MB)}"] if memory else []
     more += [] if slices else [WHOLE_GPUS]

@@ -75,17 +75,17 @@ class SubmitMade:
     dag: str = ""
 
 
-def make_submit(catalogue: Catalogue, wanted: SubmitAsk, trust: Trust, now: datetime) -> SubmitMade:
+def make_submit(catalogue: Catalogue, ask: SubmitAsk, trust: Trust, now: datetime) -> SubmitMade:
     """Decides all that the file says. Pure.
 
     Raises NothingSelectedError for a target or form that is not offered, CheckFailedError where nothing of
     it may be relied on, UsageError for a value that cannot stand in a submit file.
     """
-    offer = find_offer(catalogue, wanted.target, trust, now)
-    form = choose_form(forms_of(offer, wanted.folder), wanted.site, wanted.kind)
+    offer = find_offer(catalogue, ask.target, trust, now)
+    form = choose_form(forms_of(offer, ask.folder), ask.site, ask.kind)
     image = offer.image
     hoped = expected_grounds(form.grounds, image)
-    grounds = hoped if wanted.predicted else form.grounds
+    grounds = hoped if ask.predicted else form.grounds
     if not grounds.classes:
         raise _not_proven(offer, form, hoped, trust)
     taken = SubmittedImage(
@@ -95,9 +95,9 @@ def make_submit(catalogue: Catalogue, wanted: SubmitAsk, trust: Trust, now: date
         classes=grounds.classes,
         judged=now,
     )
-    run = wanted.run if wanted.run.executable else _first_trial(wanted.run, image.framework)
-    text = format_submit(taken, run, wanted.site)
-    dag = format_runs(f"{run.name}.sub", run.columns[1:], wanted.rows) if run.columns else ""
+    run = ask.run if ask.run.executable else _first_trial(ask.run, image.framework)
+    text = format_submit(taken, run, ask.site)
+    dag = format_runs(f"{run.name}.sub", run.columns[1:], ask.rows) if run.columns else ""
     return SubmitMade(taken=taken, run=run, text=text, dag=dag)
 
 
@@ -113,16 +113,16 @@ class Offered:
     predicted: tuple[str, ...]
 
 
-def list_offers(catalogue: Catalogue, wanted: SubmitAsk, trust: Trust, now: datetime) -> tuple[Offered, ...]:
+def list_offers(catalogue: Catalogue, ask: SubmitAsk, trust: Trust, now: datetime) -> tuple[Offered, ...]:
     """All that a catalogue offers for a site, as `make_submit` would take it; no target is asked for.
 
     Raises NothingSelectedError where that is nothing.
     """
     rows = []
     for image in catalogue.images:
-        forms = forms_of(judge_offer(catalogue, image, trust, now), wanted.folder)
+        forms = forms_of(judge_offer(catalogue, image, trust, now), ask.folder)
         try:
-            form = choose_form(forms, wanted.site, wanted.kind)
+            form = choose_form(forms, ask.site, ask.kind)
         except NothingSelectedError:
             continue
         hoped = expected_grounds(form.grounds, image)
@@ -137,7 +137,7 @@ def list_offers(catalogue: Catalogue, wanted: SubmitAsk, trust: Trust, now: date
         )
     if not rows:
         raise NothingSelectedError(
-            f"nothing is offered that a job can take (site {wanted.site.name})",
+            f"nothing is offered that a job can take (site {ask.site.name})",
             hint="push images and verify them; what can be built: imagefactory list",
         )
     return tuple(rows)
@@ -298,17 +298,17 @@ def _not_proven(offer: Offer, form: ImageForm, hoped: Grounds, trust: Trust) -> 
     said = [f"{name} ({kind}) is not verified on any GPU, as far as you trust who says so"]
     if not trust.keys:
         said[0] = f"{name}: no key is trusted here, so no verdict counts"
-    poor = [one for one in judged if one.standing is not Standing.GOOD]
-    said += [f"a verdict is {one.standing.value}: {one.why}" for one in poor[:5]]
+    poor = [judgement for judgement in judged if judgement.standing is not Standing.GOOD]
+    said += [f"a verdict is {judgement.standing.value}: {judgement.why}" for judgement in poor[:5]]
     said += [f"not {capability}: {why}" for capability, why in form.grounds.refused]
-    guessed = [str(one.capability) for one in hoped.classes]
+    guessed = [str(gpu_class.capability) for gpu_class in hoped.classes]
     against = [
         str(capability) for capability, _ in hoped.refused if (capability, _) not in form.grounds.refused
     ]
     said.append(f"predicted: it runs on {', '.join(guessed)}" if guessed else "nothing is predicted either")
     said += [f"predicted or documented: not on {', '.join(against)}"] if against else []
     hint = f"verify it: imagefactory verify {name} --on htcondor"
-    if not trust.keys or any(one.standing is Standing.WRONG_KEY for one in poor):
+    if not trust.keys or any(judgement.standing is Standing.WRONG_KEY for judgement in poor):
         hint = "trust the key of who verifies: imagefactory keys trust [--user] FILE.pub, or write [[trust]]"
     if guessed:
         hint += f"; or take the risk: imagefactory submit {name} --accept predicted"
@@ -333,13 +333,16 @@ def summary(made: SubmitMade) -> Mapping[str, object]:
         },
         "gpus": [
             {
-                "capability": str(one.capability),
-                "cuda": one.cuda,
-                "basis": one.claim.basis.value,
-                "reason": one.claim.reason,
-                "source": one.claim.source,
+                "capability": str(gpu_class.capability),
+                "cuda": gpu_class.cuda,
+                "basis": gpu_class.claim.basis.value,
+                "reason": gpu_class.claim.reason,
+                "source": gpu_class.claim.source,
             }
-            for one in made.taken.classes
+            for gpu_class in made.taken.classes
         ],
-        "not": [{"capability": str(one), "reason": why} for one, why in made.taken.form.grounds.refused],
+        "not": [
+            {"capability": str(capability), "reason": why}
+            for capability, why in made.taken.form.grounds.refused
+        ],
     }

@@ -87,13 +87,15 @@ def with_predictions(
     says no, and only where it is known which drivers are new enough. `least_cuda` is what the image needs of
     any driver (`12.1`, or `12`).
     """
-    spoken = {one.capability for one in grounds.classes} | {capability for capability, _ in grounds.refused}
+    spoken = {gpu_class.capability for gpu_class in grounds.classes} | {
+        capability for capability, _ in grounds.refused
+    }
     classes, refused = list(grounds.classes), list(grounds.refused)
     for capability, claims in sorted(_by_capability(predicted).items()):
         if capability in spoken:
             continue
-        against = next((one for one in claims if one.answer not in _RUNS), None)
-        scan = next((one for one in claims if one.basis is Basis.PREDICTED), None)
+        against = next((claim for claim in claims if claim.answer not in _RUNS), None)
+        scan = next((claim for claim in claims if claim.basis is Basis.PREDICTED), None)
         if against or scan is None:
             claim = against or claims[0]
             refused.append((capability, f"{claim.basis} {claim.answer}: {claim.reason}"))
@@ -105,7 +107,9 @@ def with_predictions(
             continue
         cuda = max(floors, key=numbers)
         classes.append(GpuClass(capability=capability, cuda=cuda, claim=scan))
-    return Grounds(classes=tuple(sorted(classes, key=lambda one: one.capability)), refused=tuple(refused))
+    return Grounds(
+        classes=tuple(sorted(classes, key=lambda gpu_class: gpu_class.capability)), refused=tuple(refused)
+    )
 
 
 def cuda_of_driver(driver: str) -> str:
@@ -133,10 +137,10 @@ def known_capabilities() -> tuple[Capability, ...]:
 
 def _cudas(judged: Iterable[Judged]) -> Mapping[tuple[Capability, str], str]:
     """The CUDA that each driver takes with which a good verdict ran on each capability."""
-    found: dict[tuple[Capability, str], str] = {}
-    for one in judged:
-        verdict = one.verdict
-        if one.standing is not Standing.GOOD or verdict is None:
+    cudas: dict[tuple[Capability, str], str] = {}
+    for judgement in judged:
+        verdict = judgement.verdict
+        if judgement.standing is not Standing.GOOD or verdict is None:
             continue
         report = verdict.report
         if report.hardware is None or report.device is None:
@@ -146,10 +150,10 @@ def _cudas(judged: Iterable[Judged]) -> Mapping[tuple[Capability, str], str]:
             parse_driver(report.hardware.driver)
         except ValueError:
             continue
-        if key[0] in verified_claims([one], key[1]):
+        if key[0] in verified_claims([judgement], key[1]):
             cuda = _shaped(report.cuda)
-            found[key] = max(cuda, found.get(key, cuda), key=lambda one: numbers(one or "0"))
-    return found
+            cudas[key] = max(cuda, cudas.get(key, cuda), key=lambda one: numbers(one or "0"))
+    return cudas
 
 
 def _shaped(cuda: str) -> str:

@@ -238,13 +238,18 @@ def _comments(taken: SubmittedImage, run: SubmitRun) -> list[str]:
     lines = [
         f"{taken.target}, manifest {image.subject.manifest}",
         f"Made by imagefactory on {taken.judged:%Y-%m-%d}. The GPUs below are those, and no others, on which",
-        "this very image passed the suite:" if all(one.proven for one in taken.classes) else "it may run:",
+        "this very image passed the suite:"
+        if all(gpu_class.proven for gpu_class in taken.classes)
+        else "it may run:",
     ]
-    for one in taken.classes:
-        least = f", drivers that take CUDA {one.cuda} or newer" if one.cuda else ""
-        lines.append(f"  {one.capability}{least}: {one.claim.basis}, {one.claim.reason} ({one.claim.source})")
+    for gpu_class in taken.classes:
+        least = f", drivers that take CUDA {gpu_class.cuda} or newer" if gpu_class.cuda else ""
+        lines.append(
+            f"  {gpu_class.capability}{least}: {gpu_class.claim.basis}, "
+            f"{gpu_class.claim.reason} ({gpu_class.claim.source})"
+        )
     lines += [f"  not {capability}: {why}" for capability, why in taken.form.grounds.refused]
-    guessed = [str(one.capability) for one in taken.classes if not one.proven]
+    guessed = [str(gpu_class.capability) for gpu_class in taken.classes if not gpu_class.proven]
     if guessed:
         lines += [
             f"WARNING: no verdict says that it runs on {', '.join(guessed)}; its code alone predicts so.",
@@ -281,10 +286,10 @@ def _value(value: str, number: int) -> str:
 
 
 def _architecture(platform: str) -> str:
-    found = ARCHITECTURES.get(platform)
-    if found is None:
+    architecture = ARCHITECTURES.get(platform)
+    if architecture is None:
         raise UsageError(
             f"which machines run images for '{platform[:40]}' is not known",
             hint=f"known are {', '.join(ARCHITECTURES)}",
         )
-    return found
+    return architecture

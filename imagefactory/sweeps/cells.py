@@ -93,20 +93,22 @@ class SweepPlan:
 def plan_sweep(stages: Sequence[TargetStatus], inventory: Inventory, asked: SweepAsk) -> SweepPlan:
     """Every stage on every capability that is asked for: queued, or left out under a rule."""
     there = _by_capability(gpu for gpu in inventory.gpus if asked.mig or not gpu.mig)
-    wanted = asked.capabilities or tuple(sorted(there))
+    capabilities = asked.capabilities or tuple(sorted(there))
     kept, left_out = _newest(stages, asked)
     cells: list[QueuedCell] = []
-    devices = {(one, driver_of(gpu)) for one in wanted for gpu in there.get(one, ())}
-    listed = tuple(PlanGpu(capability=one, driver=driver) for one, driver in sorted(devices))
+    devices = {
+        (capability, driver_of(gpu)) for capability in capabilities for gpu in there.get(capability, ())
+    }
+    listed = tuple(PlanGpu(capability=capability, driver=driver) for capability, driver in sorted(devices))
     plan = make_plan(PlanInput(stages=kept, devices=listed, allow=asked.allow, answer=asked.answer))
     for stage, planned in zip(kept, plan.targets, strict=True):
         found = _by_device(planned.cells) if listed else {}
-        for capability in wanted:
-            one = _weigh(stage, capability, there.get(capability, ()), found, asked.allow)
-            if isinstance(one, LeftOut):
-                left_out.append(one)
+        for capability in capabilities:
+            cell = _weigh(stage, capability, there.get(capability, ()), found, asked.allow)
+            if isinstance(cell, LeftOut):
+                left_out.append(cell)
             else:
-                cells.append(one)
+                cells.append(cell)
         if not asked.capabilities:
             left_out += _required_elsewhere(stage, there)
     return SweepPlan(cells=tuple(cells), left_out=tuple(left_out))
@@ -138,15 +140,15 @@ def _newest(
     }
     left = [
         LeftOut(
-            target=one.target.name,
+            target=stage.target.name,
             capability="",
             rule=NEWEST,
-            reason=f"{one.target.family} has {asked.newest} newer versions",
+            reason=f"{stage.target.family} has {asked.newest} newer versions",
         )
-        for one in stages
-        if (one.target.family, one.target.version) not in kept
+        for stage in stages
+        if (stage.target.family, stage.target.version) not in kept
     ]
-    return tuple(one for one in stages if (one.target.family, one.target.version) in kept), left
+    return tuple(stage for stage in stages if (stage.target.family, stage.target.version) in kept), left
 
 
 def _required_elsewhere(stage: TargetStatus, there: dict[Capability, list[PoolGpu]]) -> list[LeftOut]:
@@ -225,14 +227,20 @@ def check_room(
     disk = disk_of(image.kind, image.size, image.unpacked)
     fitting, none = [], []
     for cell in cells:
-        wanted = str(cell.capability)
-        there = [one for one in inventory.machines if any(gpu.capability == wanted for gpu in one.gpus)]
-        if any(_has(one, "Memory", memory // MB) and _has(one, "Disk", disk // KB) for one in there):
+        capability = str(cell.capability)
+        there = [
+            machine
+            for machine in inventory.machines
+            if any(gpu.capability == capability for gpu in machine.gpus)
+        ]
+        if any(
+            _has(machine, "Memory", memory // MB) and _has(machine, "Disk", disk // KB) for machine in there
+        ):
             fitting.append(cell)
         else:
             reason = f"no machine there has {format_size(memory)} of memory and {format_size(disk)} of disk"
             name = cell.stage.target.name
-            none.append(LeftOut(target=name, capability=wanted, rule=NO_MATCH, reason=reason))
+            none.append(LeftOut(target=name, capability=capability, rule=NO_MATCH, reason=reason))
     return tuple(fitting), tuple(none)
 
 

@@ -68,8 +68,8 @@ def read_sweep(folder: Path, wanted: Wanted | None = None) -> Sweep:
     With `wanted` it has these of its nodes alone and nothing that was left out: the others are not parsed,
     which is most of the time that a sweep of thousands takes.
     """
-    found = _read(folder / SWEEP)
-    if found is None:
+    data = _read(folder / SWEEP)
+    if data is None:
         raise UsageError(f"{folder} is no sweep", hint="imagefactory status lists those of this store")
 
     def narrow(value: object) -> object:
@@ -80,7 +80,7 @@ def read_sweep(folder: Path, wanted: Wanted | None = None) -> Sweep:
             return value
         return {**value, "nodes": _narrowed(value.get("nodes"), wanted), "left_out": []}
 
-    sweep = _parse(found, folder / SWEEP, ("sweep", Sweep), narrow)
+    sweep = _parse(data, folder / SWEEP, ("sweep", Sweep), narrow)
     assert isinstance(sweep, Sweep)
     return sweep
 
@@ -107,14 +107,14 @@ def read_collected(folder: Path, wanted: Wanted | None = None) -> tuple[Collecte
 
     `wanted` as `read_sweep` has it.
     """
-    found = _read(folder / COLLECTED)
-    if found is None:
+    data = _read(folder / COLLECTED)
+    if data is None:
         return ()
 
     def narrow(value: object) -> object:
         return value if wanted is None else _narrowed(value, wanted)
 
-    value = _parse(found, folder / COLLECTED, ("nodes", _NODES), narrow)
+    value = _parse(data, folder / COLLECTED, ("nodes", _NODES), narrow)
     assert isinstance(value, tuple)
     return value
 

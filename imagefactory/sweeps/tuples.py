@@ -39,32 +39,37 @@ def parse_tuple(words: Sequence[str]) -> Tuple:
     return Tuple(framework=SHORT_NAMES.get(name, name), version=version, cuda=cuda, capability=wanted)
 
 
-def choose_tuple(targets: Sequence[Target], wanted: Tuple) -> Target:
+def choose_tuple(targets: Sequence[Target], asked: Tuple) -> Target:
     """The target of a tuple. Raises NothingSelectedError where no recipe has it, UsageError for several."""
     known = {target.family for target in targets} | {target.framework for target in targets}
-    if wanted.framework not in known:
-        near = nearest(wanted.framework, known)
+    if asked.framework not in known:
+        near = nearest(asked.framework, known)
         raise NothingSelectedError(
-            f"no recipe has the framework '{wanted.framework[:40]}'",
+            f"no recipe has the framework '{asked.framework[:40]}'",
             hint=f"did you mean '{near}'?" if near else f"there are {', '.join(sorted(known))}",
         )
-    distribution = families().get(wanted.framework, wanted.framework)
-    ranks = [target for target in targets if target.family == wanted.framework] or [
-        target for target in targets if wanted.framework in (target.framework, distribution)
+    distribution = families().get(asked.framework, asked.framework)
+    ranks = [target for target in targets if target.family == asked.framework] or [
+        target for target in targets if asked.framework in (target.framework, distribution)
     ]
-    found = [one for one in ranks if _is_of(one.version, wanted.version) and _is_of(wanted.cuda, one.cuda)]
-    shortest = min((len(one.name) for one in found), default=0)
-    plain = [one for one in found if len(one.name) == shortest]  # a suffix names what is not the default
+    fitting = [
+        target
+        for target in ranks
+        if _is_of(target.version, asked.version) and _is_of(asked.cuda, target.cuda)
+    ]
+    shortest = min((len(target.name) for target in fitting), default=0)
+    # A suffix names what is not the default.
+    plain = [target for target in fitting if len(target.name) == shortest]
     if not plain:
-        offered = ", ".join(f"{one.version} cu{one.cuda}" for one in ranks)
+        offered = ", ".join(f"{target.version} cu{target.cuda}" for target in ranks)
         raise NothingSelectedError(
-            f"no recipe has {wanted.framework} {wanted.version} with CUDA {wanted.cuda}",
+            f"no recipe has {asked.framework} {asked.version} with CUDA {asked.cuda}",
             hint=f"there are {offered}",
         )
     if len(plain) > 1:
         raise UsageError(
-            f"{wanted.framework} {wanted.version} with CUDA {wanted.cuda} fits {len(plain)} targets",
-            hint=f"name one: {', '.join(one.name for one in plain)}",
+            f"{asked.framework} {asked.version} with CUDA {asked.cuda} fits {len(plain)} targets",
+            hint=f"name one: {', '.join(target.name for target in plain)}",
         )
     return plain[0]
 

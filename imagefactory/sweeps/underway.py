@@ -78,19 +78,19 @@ class SweepSeen:
 
 def leave_out_underway(plan: SweepPlan, seen: Sequence[SweepSeen], allow: frozenset[str]) -> SweepPlan:
     """A plan without the cells that a sweep has in hand; the newest sweep that has one tells of it. Pure."""
-    newest = sorted(seen, key=lambda one: one.made, reverse=True)
+    newest = sorted(seen, key=lambda sweep: sweep.made, reverse=True)
     kept, left_out = [], list(plan.left_out)
     given: Counter[int] = Counter()
     for cell in plan.cells:
         key = _key(cell)
-        having = [(number, one) for number, one in enumerate(newest) if key in one.cells]
-        held = (_held(one, one.cells[key]) for _, one in having)
+        having = [(number, sweep) for number, sweep in enumerate(newest) if key in sweep.cells]
+        held = (_held(sweep, sweep.cells[key]) for _, sweep in having)
         rule, reason = next((found for found in held if found and found[0] not in allow), ("", ""))
         if rule:
             left_out.append(LeftOut(target=key[0], capability=key[1], rule=rule, reason=reason))
             continue
         kept.append(cell)
-        doubtful = [number for number, one in having if not _held(one, one.cells[key])]
+        doubtful = [number for number, sweep in having if not _held(sweep, sweep.cells[key])]
         if doubtful and QUEUED not in allow:
             given[doubtful[0]] += 1
     notes = tuple(_told(newest[number], count) for number, count in sorted(given.items()))
@@ -184,18 +184,21 @@ def read_underway(
         folders = _recent(place, looking.now) if images else []
     except OSError as error:
         return (), (f"the sweeps in {place} are passed over: {error.strerror}",)
-    found = [one for folder in folders if (one := _candidate(folder, images, looking, notes))]
+    candidates = [
+        candidate for folder in folders if (candidate := _candidate(folder, images, looking, notes))
+    ]
     queues = {}
     if looking.queue:
         queues = {
-            name: _queue(looking.pools, name) for name in {one.sweep.pool for one in found if not one.owner}
+            name: _queue(looking.pools, name)
+            for name in {candidate.sweep.pool for candidate in candidates if not candidate.owner}
         }
     seen = []
-    for one in found:
+    for candidate in candidates:
         try:
-            seen.append(_look(one, queues.get(one.sweep.pool, NOT_ASKED), looking))
+            seen.append(_look(candidate, queues.get(candidate.sweep.pool, NOT_ASKED), looking))
         except (FactoryError, OSError) as error:
-            notes.append(_passed_over(one.folder, error))
+            notes.append(_passed_over(candidate.folder, error))
     return tuple(seen), tuple(notes)
 
 
@@ -247,45 +250,47 @@ def _queue(pools: Pools, name: str) -> frozenset[Path] | str:
         return error.message
 
 
-def _look(one: _Candidate, queue: frozenset[Path] | str, looking: Looking) -> SweepSeen:
+def _look(candidate: _Candidate, queue: frozenset[Path] | str, looking: Looking) -> SweepSeen:
     seen = SweepSeen(
-        name=one.folder.name if ID.fullmatch(one.folder.name) else str(one.folder),
-        folder=one.folder,
-        made=one.sweep.made,
-        driven=None if isinstance(queue, str) else one.folder.resolve() in queue,
+        name=candidate.folder.name if ID.fullmatch(candidate.folder.name) else str(candidate.folder),
+        folder=candidate.folder,
+        made=candidate.sweep.made,
+        driven=None if isinstance(queue, str) else candidate.folder.resolve() in queue,
         cells={},
         why=queue if isinstance(queue, str) else "",
-        pool=one.sweep.pool,
+        pool=candidate.sweep.pool,
     )
-    if one.owner:
-        cells = {(node.target, node.capability): InHand.OPEN for node in one.nodes}
-        return replace(seen, driven=None, why=f"it is a sweep of user {one.owner}", cells=cells)
-    if _suite(one) != looking.suite:
+    if candidate.owner:
+        cells = {(node.target, node.capability): InHand.OPEN for node in candidate.nodes}
+        return replace(seen, driven=None, why=f"it is a sweep of user {candidate.owner}", cells=cells)
+    if _suite(candidate) != looking.suite:
         return seen
-    return replace(seen, cells=_states(one, looking.pools(one.sweep.pool)))
+    return replace(seen, cells=_states(candidate, looking.pools(candidate.sweep.pool)))
 
 
-def _suite(one: _Candidate) -> str:
+def _suite(candidate: _Candidate) -> str:
     """The suite that a sweep's jobs run, by its digest; empty where its files do not tell."""
     try:
-        return str(json.loads((node_folder(one.folder, one.nodes[0].name) / KIT).read_bytes())["suite"])
+        return str(
+            json.loads((node_folder(candidate.folder, candidate.nodes[0].name) / KIT).read_bytes())["suite"]
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 
 
-def _states(one: _Candidate, pool: Pool) -> Mapping[tuple[str, str], InHand]:
+def _states(candidate: _Candidate, pool: Pool) -> Mapping[tuple[str, str], InHand]:
     cells: dict[tuple[str, str], InHand] = {}
-    for node in one.nodes:
+    for node in candidate.nodes:
         key = (node.target, node.capability)
         if key in cells:
             continue
-        found = pool.read_node(one.folder, node, one.sweep.limits)
-        if found.run is None:
-            if is_left(found.result.outcome, settled=found.settled):
+        node_state = pool.read_node(candidate.folder, node, candidate.sweep.limits)
+        if node_state.run is None:
+            if is_left(node_state.result.outcome, settled=node_state.settled):
                 cells[key] = InHand.OPEN
             continue
-        result = pool.read_result(one.folder, node, one.sweep.limits)
-        state = state_of(result.outcome, one.collected.get(node.nonce))
+        result = pool.read_result(candidate.folder, node, candidate.sweep.limits)
+        state = state_of(result.outcome, candidate.collected.get(node.nonce))
         if state:
             cells[key] = state
     return cells

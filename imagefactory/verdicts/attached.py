@@ -157,15 +157,15 @@ class Journal:
             lines = path.read_bytes().splitlines()
         except FileNotFoundError:
             return Rows(statements=(), damaged=0)
-        found, damaged = {}, 0
+        statements, damaged = {}, 0
         for line in filter(None, lines):
             try:
                 statement = parse_row(line)
             except MALFORMED:
                 damaged += 1
                 continue
-            found[statement.artifact.manifest.descriptor.digest] = statement
-        return Rows(statements=tuple(found.values()), damaged=damaged)
+            statements[statement.artifact.manifest.descriptor.digest] = statement
+        return Rows(statements=tuple(statements.values()), damaged=damaged)
 
     def keep(self, place: Place, statements: Iterable[Statement]) -> None:
         """Writes the journal of `place` anew with these alone, by renaming. The caller is alone."""
@@ -286,15 +286,18 @@ def read_statements(place: Place, subject: str, kind: str) -> tuple[Attached, ..
     order; one row more says so. A revocation that nobody reads would be one that does not count: more than
     MOST of them are a RegistryError.
     """
-    found = tuple(dict.fromkeys(one.digest for one in place.store.referrers(place.repository, subject, kind)))
-    left = len(found) - MOST
+    digests = tuple(
+        dict.fromkeys(referrer.digest for referrer in place.store.referrers(place.repository, subject, kind))
+    )
+    left = len(digests) - MOST
     if left > 0 and kind == REVOCATION_TYPE:
         raise RegistryError(
-            f"{place} lists {len(found)} revocations about {subject}", hint="somebody else fills it: see who"
+            f"{place} lists {len(digests)} revocations about {subject}",
+            hint="somebody else fills it: see who",
         )
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="statements") as pool:
-        read = pool.map(lambda digest: _read_one(place, digest, kind), sorted(found[-MOST:]))
-        statements = tuple(one for one in read if one is not None)
+        read = pool.map(lambda digest: _read_one(place, digest, kind), sorted(digests[-MOST:]))
+        statements = tuple(statement for statement in read if statement is not None)
     if left <= 0:
         return statements
     fault = f"{left} more that {place} lists first were not read: somebody fills the list"

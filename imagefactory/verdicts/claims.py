@@ -29,17 +29,18 @@ def verified_claims(judged: Iterable[Judged], driver: str = "") -> Mapping[Capab
     Of several the one of the newest driver that is not newer than `driver` counts, then the newest verdict;
     without a driver the newest verdict, where a driver that was too old says nothing of others.
     """
-    found: dict[Capability, Verdict] = {}
+    by_capability: dict[Capability, Verdict] = {}
     for one in judged:
         verdict = one.verdict
         if verdict is None or one.standing is not Standing.GOOD or not _speaks(verdict, driver):
             continue
         capability = _capability(verdict)
         if capability is not None and (
-            capability not in found or _weight(verdict, driver) > _weight(found[capability], driver)
+            capability not in by_capability
+            or _weight(verdict, driver) > _weight(by_capability[capability], driver)
         ):
-            found[capability] = verdict
-    return {capability: _claim(verdict) for capability, verdict in sorted(found.items())}
+            by_capability[capability] = verdict
+    return {capability: _claim(verdict) for capability, verdict in sorted(by_capability.items())}
 
 
 def _speaks(verdict: Verdict, driver: str) -> bool:

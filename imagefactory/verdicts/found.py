@@ -39,16 +39,20 @@ def find_verdicts(place: Place, subject: Subject, court: Court, also: Sequence[P
     verdicts = read_verdicts(place, subject.manifest)
     envelopes = _envelopes(verdicts)
     first = judge_verdicts(envelopes, subject, court)
-    good = [one.verdict for one in first if one.verdict and one.standing is Standing.GOOD]
+    good = [
+        judgement.verdict for judgement in first if judgement.verdict and judgement.standing is Standing.GOOD
+    ]
     manifests = sorted({subject.manifest, *(verdict.report.subject.manifest for verdict in good)})
-    against = [one for each in (place, *also) for own in manifests for one in read_revocations(each, own)]
+    against = [
+        attached for each in (place, *also) for own in manifests for attached in read_revocations(each, own)
+    ]
     revocations = _envelopes(against)
     revoked = judge_revocations(revocations, subject, court)
-    faults = {one.digest: one.fault for one in verdicts if one.fault}
+    faults = {attached.digest: attached.fault for attached in verdicts if attached.fault}
     judged = judge_verdicts(
         envelopes, subject, replace(court, revocations=court.revocations + revoked.heeded)
     )
-    told = tuple(replace(one, why=faults.get(one.digest, one.why)) for one in judged)
+    told = tuple(replace(judgement, why=faults.get(judgement.digest, judgement.why)) for judgement in judged)
     return Found(
         place=str(place),
         subject=subject,

@@ -96,22 +96,22 @@ def judge_verdict(data: bytes, digest: str, subject: Subject, court: Court) -> J
     return Judged(digest=digest, standing=standing, why=why, verdict=verdict)
 
 
-def judge_verdicts(found: Mapping[str, bytes], subject: Subject, court: Court) -> tuple[Judged, ...]:
+def judge_verdicts(envelopes: Mapping[str, bytes], subject: Subject, court: Court) -> tuple[Judged, ...]:
     """All envelopes of a subject, by the digest of their artifact, the earliest issued first.
 
     A nonce is spent once: of two statements that bring the same one, the later is `replayed`.
     """
-    judged = [judge_verdict(data, digest, subject, court) for digest, data in found.items()]
+    judged = [judge_verdict(data, digest, subject, court) for digest, data in envelopes.items()]
     judged.sort(key=_order)
     first: dict[str, Verdict] = {}
     result = []
-    for one in judged:
-        if one.standing is Standing.GOOD and one.verdict is not None:
-            known = first.setdefault(one.verdict.report.nonce, one.verdict)
-            if replace(known, digest="") != replace(one.verdict, digest=""):
+    for judgement in judged:
+        if judgement.standing is Standing.GOOD and judgement.verdict is not None:
+            known = first.setdefault(judgement.verdict.report.nonce, judgement.verdict)
+            if replace(known, digest="") != replace(judgement.verdict, digest=""):
                 why = f"its nonce is that of {known.digest}"
-                one = replace(one, standing=Standing.REPLAYED, why=why)
-        result.append(one)
+                judgement = replace(judgement, standing=Standing.REPLAYED, why=why)
+        result.append(judgement)
     return tuple(result)
 
 

@@ -127,14 +127,14 @@ def find_key(setting: str, environ: Mapping[str, str]) -> Path | None:
                 hint="name a key's file, or make one: imagefactory keys new",
             )
         return path
-    found = sorted(folder.glob("*.pem"))
-    if len(found) > 1:
+    paths = sorted(folder.glob("*.pem"))
+    if len(paths) > 1:
         raise UsageError(
-            f"{folder} has {len(found)} keys",
-            hint=f'say which one signs: signing-key = "{found[0].stem}" in imagefactory.toml, '
+            f"{folder} has {len(paths)} keys",
+            hint=f'say which one signs: signing-key = "{paths[0].stem}" in imagefactory.toml, '
             "or IMAGEFACTORY_SIGNING_KEY",
         )
-    return found[0] if found else None
+    return paths[0] if paths else None
 
 
 def read_signing_key(path: Path) -> SigningKey:

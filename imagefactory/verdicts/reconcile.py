@@ -48,19 +48,21 @@ def reconcile(place: Place, journal: Journal, local: Sequence[Statement], now: d
     writers keep overwriting the lists.
     """
     rows = journal.read(place)
-    expired = [one for one in rows.statements if one.until and one.until <= now]
-    current = [one for one in rows.statements if one not in expired]
-    wanted: dict[str, dict[str, Statement]] = {}
-    for one in (*current, *(other for other in local if not (other.until and other.until <= now))):
-        wanted.setdefault(one.subject.digest, {})[one.artifact.manifest.descriptor.digest] = one
-    there = {subject for subject in wanted if place.store.manifest(place.repository, subject)}
-    mended = [digest for subject in sorted(there) for digest in _mend(place, subject, wanted[subject])]
-    kept = [one for one in current if one.subject.digest in there]
+    expired = [statement for statement in rows.statements if statement.until and statement.until <= now]
+    current = [statement for statement in rows.statements if statement not in expired]
+    by_subject: dict[str, dict[str, Statement]] = {}
+    for statement in (*current, *(other for other in local if not (other.until and other.until <= now))):
+        by_subject.setdefault(statement.subject.digest, {})[statement.artifact.manifest.descriptor.digest] = (
+            statement
+        )
+    there = {subject for subject in by_subject if place.store.manifest(place.repository, subject)}
+    mended = [digest for subject in sorted(there) for digest in _mend(place, subject, by_subject[subject])]
+    kept = [statement for statement in current if statement.subject.digest in there]
     if len(kept) < len(rows.statements) or rows.damaged:
         journal.keep(place, kept)
     return Reconciled(
         place=str(place),
-        listed=sum(len(wanted[subject]) for subject in there) - len(mended),
+        listed=sum(len(by_subject[subject]) for subject in there) - len(mended),
         mended=tuple(mended),
         gone=len(current) - len(kept),
         expired=len(expired),

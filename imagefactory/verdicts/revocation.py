@@ -96,29 +96,29 @@ class Revoked:
     ignored: tuple[str, ...]
 
 
-def judge_revocations(found: Mapping[str, bytes], subject: Subject, court: Court) -> Revoked:
+def judge_revocations(envelopes: Mapping[str, bytes], subject: Subject, court: Court) -> Revoked:
     """Of the envelopes about `subject`, by their artifacts' digests, those of keys trusted at that time.
 
     A revocation never expires. Any trusted key may take back what another signed.
     """
     heeded, ignored = [], []
-    for digest, data in sorted(found.items()):
+    for digest, data in sorted(envelopes.items()):
         opened = open_signed(data, court.trust)
         if opened.envelope is None or opened.key is None or opened.standing is not Standing.GOOD:
             ignored.append(f"revocation {digest}: {opened.standing}, {opened.why}")
             continue
         try:
-            one = parse_revocation(opened.envelope.payload, "statement", opened.envelope.keyid)
+            revocation = parse_revocation(opened.envelope.payload, "statement", opened.envelope.keyid)
         except StatementError as error:
             ignored.append(f"revocation {digest}: malformed, {error.message}")
             continue
-        late = out_of_period(opened.key, one.before)
-        if late is None and one.before > court.now + SKEW:
+        late = out_of_period(opened.key, revocation.before)
+        if late is None and revocation.before > court.now + SKEW:
             late = Standing.NOT_YET, "it is of a time that is still to come"
-        if late is None and not {subject.manifest, subject.config} & set(one.subjects):
-            late = Standing.OTHER_SUBJECT, f"it speaks of {one.subjects[0]}"
+        if late is None and not {subject.manifest, subject.config} & set(revocation.subjects):
+            late = Standing.OTHER_SUBJECT, f"it speaks of {revocation.subjects[0]}"
         if late:
             ignored.append(f"revocation {digest}: {late[0]}, {late[1]}")
         else:
-            heeded.append(one)
+            heeded.append(revocation)
     return Revoked(heeded=tuple(heeded), ignored=tuple(ignored))

@@ -19,11 +19,12 @@ from typing import Any
 from imagefactory.documents import Fields, fault, format_time
 from imagefactory.errors import StatementError
 from imagefactory.model import CheckState, Outcome
+from imagefactory.settings.choices import POOLS
 from imagefactory.suite.gpu import table
 from imagefactory.verdicts.envelope import format_json, parse_envelope, parse_json, seal
 from imagefactory.verdicts.keys import SigningKey
 from imagefactory.verdicts.model import Verdict
-from imagefactory.verify.model import EvidenceKind, GpuReport, Subject, digits_of
+from imagefactory.verify.model import GpuReport, Subject, digits_of
 from imagefactory.verify.report import format_gpu_report, parse_gpu_report
 
 STATEMENT = "https://in-toto.io/Statement/v1"
@@ -108,7 +109,7 @@ def missing_evidence(report: GpuReport) -> str:
     """Why the host's evidence does not show the GPU that the suite met; empty where it does.
 
     The GPU, or the one that its MIG instance is a part of, must be told by NVML with the same capability and
-    by /proc, the machine must have a device node, and the driver must be known. Of a pool's job the startd
+    by /proc, the machine must have a device node, and the driver must be known. Of a pool's job the pool
     tells the GPU, and it sees no node; what is simulated there is no GPU.
     """
     hardware, device = report.hardware, report.device
@@ -116,10 +117,10 @@ def missing_evidence(report: GpuReport) -> str:
         return "the host saw no GPU"
     if device is None:
         return "the suite met no GPU"
-    pool = hardware.kind is EvidenceKind.HTCONDOR
+    pool = hardware.kind in POOLS
     if not hardware.driver or not (hardware.nodes or pool):
         return "nobody told the driver" if pool else "the host told no driver or no device node"
-    teller = "the startd" if pool else "NVML"
+    teller = "the pool" if pool else "NVML"
     gpu = hardware.gpu_of(device.uuid)
     if gpu is None:
         return f"the suite met {device.uuid}, which {teller} does not tell"
@@ -127,7 +128,7 @@ def missing_evidence(report: GpuReport) -> str:
         return f"the suite met {device.uuid}, which /proc/driver/nvidia does not tell"
     if gpu.capability != device.capability:
         return f"the suite met capability {device.capability}, and {teller} tells {gpu.capability}"
-    return "the startd simulates that GPU" if pool and is_simulated(gpu.uuid) else ""
+    return "the pool simulates that GPU" if pool and is_simulated(gpu.uuid) else ""
 
 
 def is_simulated(uuid: str) -> bool:

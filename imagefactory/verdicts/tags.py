@@ -94,16 +94,22 @@ def stand(judged: Sequence[Judged], capability: str) -> tuple[Stand, str]:
 
     A verdict that says `verified` holds until a later one, on that driver or a newer one, says no.
     """
-    about = [(one, one.verdict) for one in judged if one.verdict and capability_of(one.verdict) == capability]
-    good = [verdict for one, verdict in about if one.standing is Standing.GOOD]
+    about = [
+        (judgement, judgement.verdict)
+        for judgement in judged
+        if judgement.verdict and capability_of(judgement.verdict) == capability
+    ]
+    good = [verdict for judgement, verdict in about if judgement.standing is Standing.GOOD]
     denials = [verdict for verdict in good if verdict.report.outcome in DENIALS]
     for verdict in good:
-        if verdict.report.outcome is Outcome.VERIFIED and not any(_denies(one, verdict) for one in denials):
+        if verdict.report.outcome is Outcome.VERIFIED and not any(
+            _denies(denial, verdict) for denial in denials
+        ):
             return Stand.PROVEN, "verified"
     if denials:
         return Stand.DENIED, max(denials, key=_ended).report.outcome.value
-    passed = [one for one, verdict in about if verdict.report.outcome is Outcome.VERIFIED]
-    words = {one.standing for one in passed} - {Standing.GOOD}
+    passed = [judgement for judgement, verdict in about if verdict.report.outcome is Outcome.VERIFIED]
+    words = {judgement.standing for judgement in passed} - {Standing.GOOD}
     if Standing.REVOKED in words:
         return Stand.REVOKED, Standing.REVOKED.value
     if words:
@@ -150,17 +156,17 @@ def _newest_first(candidates: Sequence[TagCandidate]) -> list[TagCandidate]:
 
 
 def _decide(tag: str, needs: Sequence[str], newest: Sequence[TagCandidate], before: str) -> TagFate:
-    at = next((i for i, one in enumerate(newest) if one.digest == before), None)
+    at = next((i for i, candidate in enumerate(newest) if candidate.digest == before), None)
     taken = "" if at is None else _taken_back(newest[at], needs)
-    for i, one in enumerate(newest):
-        if any(stand(one.judged, need)[0] is not Stand.PROVEN for need in needs):
+    for i, candidate in enumerate(newest):
+        if any(stand(candidate.judged, need)[0] is not Stand.PROVEN for need in needs):
             continue
-        why = f"{one.name} is verified for {_list(needs)}"
+        why = f"{candidate.name} is verified for {_list(needs)}"
         if at is not None and i > at and not taken:
             break
         if taken:
             why = f"{newest[at or 0].name} is {taken}; {why}"
-        return TagFate(tag=tag, before=before, after=one.digest, proven=True, why=why)
+        return TagFate(tag=tag, before=before, after=candidate.digest, proven=True, why=why)
     if taken:
         why = f"{newest[at or 0].name} is {taken}, and no other candidate is verified for {_list(needs)}"
         return TagFate(tag=tag, before=before, after="", proven=False, why=why)
@@ -180,13 +186,13 @@ def _why_not(newest: Sequence[TagCandidate], at: int | None, needs: Sequence[str
     """What is missing for the newest candidate, or for the one that the tag points to."""
     if not newest:
         return "no candidate"
-    one = newest[at or 0]
+    candidate = newest[at or 0]
     lacks = [
         f"{need} ({word})"
-        for need, (how, word) in ((need, stand(one.judged, need)) for need in needs)
+        for need, (how, word) in ((need, stand(candidate.judged, need)) for need in needs)
         if how is not Stand.PROVEN
     ]
-    return f"{one.name} lacks {', '.join(lacks)}"
+    return f"{candidate.name} lacks {', '.join(lacks)}"
 
 
 def _list(capabilities: Sequence[str]) -> str:

@@ -27,7 +27,7 @@ import contextlib
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -37,9 +37,8 @@ from imagefactory.errors import UsageError
 from imagefactory.files import replacing
 from imagefactory.settings.files import read_document
 from imagefactory.verdicts.keys import NAME, PublicKey, check_name, parse_public
-from imagefactory.verify.model import EvidenceKind
+from imagefactory.verify.model import evidence_kinds
 
-DEFAULT_EVIDENCE = (EvidenceKind.LOCAL, EvidenceKind.KIT, EvidenceKind.HTCONDOR, EvidenceKind.ACTIONS)
 DEFAULT_DAYS = 90
 MOST_DAYS = 366
 
@@ -53,14 +52,14 @@ class TrustedKey:
     public: bytes
     since: datetime
     until: datetime
-    evidence: tuple[EvidenceKind, ...]
+    evidence: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """A verdict holds `days` at most; `suites` are digests of suites that count beside the present one."""
 
-    evidence: tuple[EvidenceKind, ...] = DEFAULT_EVIDENCE
+    evidence: tuple[str, ...] = field(default_factory=evidence_kinds)
     days: int = DEFAULT_DAYS
     suites: tuple[str, ...] = ()
 
@@ -124,7 +123,7 @@ def _parse_policy(row: object, where: str) -> Policy:
     if not isinstance(suites, list) or not all(isinstance(s, str) and DIGEST.fullmatch(s) for s in suites):
         raise UsageError(f"{where} suites: not a list of digests", hint='write ["sha256:<64 hex digits>"]')
     return Policy(
-        evidence=_parse_evidence(table.get("evidence", list(DEFAULT_EVIDENCE)), where),
+        evidence=_parse_evidence(table.get("evidence", list(evidence_kinds())), where),
         days=days,
         suites=tuple(suites),
     )
@@ -155,16 +154,17 @@ def _parse_key(row: object, where: str, policy: Policy) -> TrustedKey:
     return TrustedKey(name=name, keyid=key.keyid, public=key.raw, since=since, until=until, evidence=evidence)
 
 
-def _parse_evidence(value: object, where: str) -> tuple[EvidenceKind, ...]:
-    words = ", ".join(EvidenceKind)
+def _parse_evidence(value: object, where: str) -> tuple[str, ...]:
+    kinds = evidence_kinds()
+    words = ", ".join(kinds)
     if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
         raise UsageError(f"{where} evidence: not a list of words", hint=f"the words are {words}")
-    unknown = [word for word in value if word not in tuple(EvidenceKind)]
+    unknown = [word for word in value if word not in kinds]
     if unknown:
         raise UsageError(
             f"{where} evidence: '{shown(unknown[0])}' is not known", hint=f"the words are {words}"
         )
-    return tuple(EvidenceKind(word) for word in value)
+    return tuple(value)
 
 
 def _parse_moment(value: object, where: str) -> datetime:
@@ -203,7 +203,7 @@ class Grant:
     key: PublicKey
     since: date
     until: date
-    evidence: tuple[EvidenceKind, ...] = ()
+    evidence: tuple[str, ...] = ()
 
 
 def add_key(text: str, grant: Grant, where: str) -> str:

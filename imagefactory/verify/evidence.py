@@ -12,7 +12,7 @@ from typing import Annotated
 from imagefactory.documents import Fields, Fixed, Pairs
 from imagefactory.errors import NoGpuError
 from imagefactory.verify.kit.hardware import FORMAT, HINT, MACHINE, NoGpu, Places, read_hardware
-from imagefactory.verify.model import DeviceNode, EvidenceKind, GpuIdentity, Hardware, Uuid, Version
+from imagefactory.verify.model import SEEN_HERE, DeviceNode, GpuIdentity, Hardware, Uuid, Version
 
 _EVIDENCE = Fields(
     format=Annotated[int, Fixed(FORMAT)],
@@ -36,10 +36,10 @@ class LocalEvidence:
             found = read_hardware(self.places)
         except NoGpu as error:
             raise NoGpuError(str(error), hint=HINT) from error
-        return parse_evidence(found, EvidenceKind.LOCAL, "this machine's GPUs")
+        return parse_evidence(found, SEEN_HERE, "this machine's GPUs")
 
 
-def parse_evidence(value: object, kind: EvidenceKind, where: str) -> Hardware:
+def parse_evidence(value: object, kind: str, where: str) -> Hardware:
     """What `read_hardware` gave, here or elsewhere. Raises StatementError for anything else."""
     row = _EVIDENCE.parse(value, where)
     del row["format"]

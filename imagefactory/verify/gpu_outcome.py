@@ -142,38 +142,41 @@ def outcome_of(run: GpuRun, brought: Brought) -> GpuReport:
     try:
         if brought.fault:
             raise ReportFault(brought.fault)
-        found = brought.parsed or parse_suite_report(brought.report, run.asked)
+        suite_report = brought.parsed or parse_suite_report(brought.report, run.asked)
     except ReportFault as fault:
         if completed.timed_out:
             reason = "stopped, because it took too long, before it wrote a report that can be read"
             return _whole(run, _all(run, CheckState.FAILED, reason), Outcome.TIMEOUT, reason)
         reason = f"{fault}; {how_it_ended(completed)}"
         return _whole(run, _all(run, CheckState.FAILED, reason), Outcome.LOAD_FAILED, reason)
-    found = replace(found, device=_as_the_host_says(found.device, run.hardware))
-    rows = {row.result.name: row for row in found.rows}
+    suite_report = replace(suite_report, device=_as_the_host_says(suite_report.device, run.hardware))
+    rows = {row.result.name: row for row in suite_report.rows}
     judged = [
-        _check_outcome(name, rows.get(name), found, run) for name in table.checks_of(run.asked["level"])
+        _check_outcome(name, rows.get(name), suite_report, run)
+        for name in table.checks_of(run.asked["level"])
     ]
-    judged = [_one_that_ended(pair, completed, found) for pair in judged]
+    judged = [_one_that_ended(pair, completed, suite_report) for pair in judged]
     checks = tuple(check for check, _ in judged)
-    outcome, reason = _outcome(run, found, judged, completed)
+    outcome, reason = _outcome(run, suite_report, judged, completed)
     report = _whole(run, checks, outcome, reason)
     return replace(
         report,
-        device=found.device,
-        cuda=found.cuda,
+        device=suite_report.device,
+        cuda=suite_report.cuda,
         waived=tuple(one.name for one in checks if _waived(one, run)),
-        contradictions=_contradictions(run, found, judged),
+        contradictions=_contradictions(run, suite_report, judged),
     )
 
 
 def _check_outcome(
-    name: str, row: SuiteCheck | None, found: GpuSuiteReport, run: GpuRun
+    name: str, row: SuiteCheck | None, suite_report: GpuSuiteReport, run: GpuRun
 ) -> tuple[CheckResult, Outcome | None]:
     """The check as it counts, and the word where it stands in the way; None for the rest of it."""
     if row is None:
         missing = (
-            f"'{found.running}' came first and did not end" if found.running else "its report leaves it out"
+            f"'{suite_report.running}' came first and did not end"
+            if suite_report.running
+            else "its report leaves it out"
         )
         return CheckResult(name=name, state=CheckState.NOT_RUN, detail=missing, seconds=0.0), None
     check, state = row.result, row.result.state
@@ -194,11 +197,11 @@ def _failed(check: CheckResult, detail: str) -> CheckResult:
 
 
 def _one_that_ended(
-    pair: tuple[CheckResult, Outcome | None], completed: Completed, found: GpuSuiteReport
+    pair: tuple[CheckResult, Outcome | None], completed: Completed, suite_report: GpuSuiteReport
 ) -> tuple[CheckResult, Outcome | None]:
     """The check that was running when the whole suite went down has failed."""
     check, _ = pair
-    if check.name != found.running or check.state is not CheckState.NOT_RUN:
+    if check.name != suite_report.running or check.state is not CheckState.NOT_RUN:
         return pair
     if completed.timed_out:
         return _failed(check, "stopped: it took too long"), Outcome.TIMEOUT
@@ -211,33 +214,39 @@ def _waived(check: CheckResult, run: GpuRun) -> bool:
 
 def _outcome(
     run: GpuRun,
-    found: GpuSuiteReport,
+    suite_report: GpuSuiteReport,
     judged: Sequence[tuple[CheckResult, Outcome | None]],
     completed: Completed,
 ) -> tuple[Outcome, str]:
     """The first that holds: another GPU than the host's, than was asked for; a failure; what is missing."""
-    rehearsal, wanted = run.asked["rehearsal"], run.asked["capability"]
-    if stranger := _stranger(found.device, run):
+    rehearsal, capability = run.asked["rehearsal"], run.asked["capability"]
+    if stranger := _stranger(suite_report.device, run):
         return Outcome.INFRASTRUCTURE, stranger
     failed = next(((check, word) for check, word in judged if word is not None), None)
-    if found.device and wanted and found.device.capability != wanted:
-        return Outcome.WRONG_GPU, f"asked for {wanted}, met {found.device.name} ({found.device.capability})"
+    if suite_report.device and capability and suite_report.device.capability != capability:
+        return (
+            Outcome.WRONG_GPU,
+            f"asked for {capability}, met {suite_report.device.name} ({suite_report.device.capability})",
+        )
     if failed:
         return failed[1], f"{failed[0].name}: {failed[0].detail}"
     left = [check for check, _ in judged if check.state is CheckState.NOT_RUN]
     if completed.timed_out:
         return Outcome.TIMEOUT, "no check says it failed, but it did not end in time"
-    if found.running or completed.returncode not in ((0, 1) if left else (0,)):
+    if suite_report.running or completed.returncode not in ((0, 1) if left else (0,)):
         return Outcome.LOAD_FAILED, f"no check says it failed, but {how_it_ended(completed)}"
     open_ones = [check for check in left if not _waived(check, run)]
     if rehearsal:
         return Outcome.NOT_TESTED, "a rehearsal on the CPU, which says nothing of a GPU"
-    if found.device is None:
+    if suite_report.device is None:
         return Outcome.LOAD_FAILED, "no check says it failed, and it names no GPU that it ran on"
     if open_ones:
         return Outcome.NOT_TESTED, f"{open_ones[0].name} did not run: {open_ones[0].detail}"
     passed = sum(check.state is CheckState.PASSED for check, _ in judged)
-    return Outcome.VERIFIED, f"{passed} checks passed on {found.device.name} ({found.device.capability})"
+    return (
+        Outcome.VERIFIED,
+        f"{passed} checks passed on {suite_report.device.name} ({suite_report.device.capability})",
+    )
 
 
 def _stranger(device: GpuIdentity | None, run: GpuRun) -> str:
@@ -270,13 +279,13 @@ def _as_the_host_says(device: GpuIdentity | None, hardware: Hardware | None) -> 
 
 
 def _contradictions(
-    run: GpuRun, found: GpuSuiteReport, judged: Sequence[tuple[CheckResult, Outcome | None]]
+    run: GpuRun, suite_report: GpuSuiteReport, judged: Sequence[tuple[CheckResult, Outcome | None]]
 ) -> tuple[str, ...]:
     """Where the coverage checks and the scan of the image differ, either way.
 
     A check that failed for another reason than missing code says nothing of what was predicted.
     """
-    predicted = run.asked["predicted"].get(found.device.capability, {}) if found.device else {}
+    predicted = run.asked["predicted"].get(suite_report.device.capability, {}) if suite_report.device else {}
     claims = {"native-code": predicted.get("native"), "ptx-code": predicted.get("ptx")}
     return tuple(
         f"{check.name}: {check.detail}"

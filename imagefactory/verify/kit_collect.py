@@ -25,7 +25,7 @@ from imagefactory.verify.evidence import parse_evidence
 from imagefactory.verify.gpu_outcome import Brought, GpuRun, outcome_of
 from imagefactory.verify.kit.program import EVIDENCE, EXPECTATIONS, FORMAT, KIT, RESULT, RUN
 from imagefactory.verify.kit.start import REPORT, RUNNERS
-from imagefactory.verify.model import EvidenceKind, GpuReport, Hardware, Subject
+from imagefactory.verify.model import SEEN_BY_KIT, SEEN_IN_ACTIONS, GpuReport, Hardware, Subject
 from imagefactory.verify.nonces import NONCE, AskedRun, NonceError, NonceLedger
 from imagefactory.verify.report import completed_of, end_of
 from imagefactory.verify.suite_files import digest_of, suite_digest
@@ -85,19 +85,19 @@ def collect_kit(
     CheckFailedError where nothing was started inside, with the word for why; StatementError for a result that
     no kit writes.
     """
-    found, where = read_folder(folder), str(folder)
+    files, where = read_folder(folder), str(folder)
     nonce = read_nonce(folder)
     known = ledger.look(nonce)
-    texts = {KIT: found.kit, EXPECTATIONS: found.expectations}
+    texts = {KIT: files.kit, EXPECTATIONS: files.expectations}
     run = replace(known.run, suite=suite_digest(), kit=digest_of(texts))
     ledger.check(nonce, run, now)
-    if found.suite != run.suite:
+    if files.suite != run.suite:
         raise NonceError(
             "other-suite", f"the suite in {folder} was changed after the kit was made", hint="make a new kit"
         )
     # From here on kit.json and expectations.json are as this ledger's owner wrote them.
-    kit = json.loads(found.kit)
-    report = outcome_of_folder(found, kit, where, environ)
+    kit = json.loads(files.kit)
+    report = outcome_of_folder(files, kit, where, environ)
     return CollectedReport(report=report, run=run, reference=kit["reference"])
 
 
@@ -113,22 +113,22 @@ def read_nonce(folder: Path) -> str:
 
 
 def outcome_of_folder(
-    found: Folder, kit: Mapping[str, Any], where: str, environ: Mapping[str, str]
+    files: Folder, kit: Mapping[str, Any], where: str, environ: Mapping[str, str]
 ) -> GpuReport:
     """The report of what came back for `kit`, which is believed. Pure. Raises as `collect_kit`."""
     at = f"{where}/{RESULT}/{RUN}"
-    facts = parse_run(found.run, at)
+    facts = parse_run(files.run, at)
     if facts["nonce"] != kit["nonce"]:
         raise fault(f"{at}: nonce", "it is of another kit")
     if facts["suite"] != kit["suite"]:
         raise fault(f"{at}: suite", "it ran another suite")
     if facts["outcome"]:
         raise _stopped(Outcome(facts["outcome"]), facts["reason"])
-    if found.evidence is None:
+    if files.evidence is None:
         raise fault(f"{where}/{RESULT}/{EVIDENCE}", "it is missing: nobody saw a GPU")
-    kind = EvidenceKind.ACTIONS if _same_run(facts["actions"] or {}, environ) else EvidenceKind.KIT
-    evidence = parse_evidence(_json(found.evidence, f"{where}/{EVIDENCE}"), kind, f"{where}/{EVIDENCE}")
-    asked = json.loads(found.expectations)
+    kind = SEEN_IN_ACTIONS if _same_run(facts["actions"] or {}, environ) else SEEN_BY_KIT
+    evidence = parse_evidence(_json(files.evidence, f"{where}/{EVIDENCE}"), kind, f"{where}/{EVIDENCE}")
+    asked = json.loads(files.expectations)
     judged = GpuRun(
         subject=Subject(**kit["subject"]),
         suite=kit["suite"],
@@ -139,8 +139,8 @@ def outcome_of_folder(
         started=facts["started"],
         ended=facts["ended"],
     )
-    missing = "" if found.report is not None else "it wrote no report that can be read"
-    brought = Brought(report=found.report or b"", fault=missing, completed=facts["completed"])
+    missing = "" if files.report is not None else "it wrote no report that can be read"
+    brought = Brought(report=files.report or b"", fault=missing, completed=facts["completed"])
     return outcome_of(judged, brought)
 
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
 from typing import Annotated, Protocol
 
 from imagefactory.documents import NAME, Among, Capability, Count, Digest, Matching, Name, Named
 from imagefactory.model import CheckResult, Definition, Outcome
 from imagefactory.oci.model import Image, Sif
+from imagefactory.settings.choices import POOLS
 
 QUICK, FULL = "quick", "full"
 LEVELS = (QUICK, FULL)
@@ -25,6 +25,9 @@ UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 Uuid = Annotated[str, Matching(UUID)]
 DeviceNode = Annotated[str, Matching(re.compile(r"/dev/nvidia[0-9]{1,3}"))]
 Version = Annotated[str, Matching(re.compile(r"[0-9]{1,5}(?:\.[0-9]{1,5}){1,3}"), empty=True)]
+EvidenceKind = Annotated[str, Matching(re.compile(r"[a-z][a-z0-9-]{0,31}"))]
+"""Who read the GPU's identity, and where: on this machine, by a kit, in a CI job, or a row of POOLS."""
+SEEN_HERE, SEEN_BY_KIT, SEEN_IN_ACTIONS = "local", "kit", "actions"
 Nonce = Annotated[str, Matching(re.compile(r"[A-Za-z0-9_-]{16,128}"))]
 
 
@@ -52,15 +55,6 @@ class GpuIdentity:
     memory: Count
 
 
-class EvidenceKind(StrEnum):
-    """Who read the GPU's identity, and where: on this machine, by a kit, from a pool's ad, in a CI job."""
-
-    LOCAL = "local"
-    KIT = "kit"
-    HTCONDOR = "htcondor"
-    ACTIONS = "actions"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
     """What the host says of its GPUs, outside of the image.
@@ -84,6 +78,11 @@ class Hardware:
         part_of = {digits_of(name): text for name, text in self.notes if name.startswith("MIG-")}
         whole = digits_of(part_of.get(digits_of(uuid), uuid))
         return next((gpu for gpu in self.gpus if digits_of(gpu.uuid) == whole), None)
+
+
+def evidence_kinds() -> tuple[str, ...]:
+    """All that this imagefactory knows."""
+    return (SEEN_HERE, SEEN_BY_KIT, *POOLS, SEEN_IN_ACTIONS)
 
 
 def digits_of(uuid: str) -> str:

@@ -191,14 +191,16 @@ class NonceLedger:
         os.sync()
         return refused
 
-    def _spend(self, one: Spending, now: datetime, *, flush: bool) -> Issued:
-        spent = replace(self.check(one.nonce, one.run, now), spent=now, result=one.result)
+    def _spend(self, spending: Spending, now: datetime, *, flush: bool) -> Issued:
+        spent = replace(self.check(spending.nonce, spending.run, now), spent=now, result=spending.result)
         with _told(self.folder):
             (self.folder / SPENT).mkdir(parents=True, exist_ok=True)
-            if not _create(self._spent(one.nonce), _format(spent, self.key, one.signed), flush=flush):
-                raise _replayed(one.nonce, self.look(one.nonce).spent)
+            if not _create(
+                self._spent(spending.nonce), _format(spent, self.key, spending.signed), flush=flush
+            ):
+                raise _replayed(spending.nonce, self.look(spending.nonce).spent)
             if flush:  # else `settle_all` removes it: a file system may be slow to create after it removed
-                self._path(one.nonce).unlink(missing_ok=True)
+                self._path(spending.nonce).unlink(missing_ok=True)
         return spent
 
     def unsettled(self, nonce: str) -> bytes:

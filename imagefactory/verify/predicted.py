@@ -24,16 +24,16 @@ def predict_coverage(contents: Contents, more: Iterable[Capability] = ()) -> dic
 
 
 def _predict_one(contents: Contents, capability: Capability) -> Predicted:
-    found = predict(contents, capability)
-    gates = {one.path: one for one in found.libraries if one.gates}
-    runs_there = found.answer in RUNS
+    prediction = predict(contents, capability)
+    gates = {reach.path: reach for reach in prediction.libraries if reach.gates}
+    runs_there = prediction.answer in RUNS
     return Predicted(
-        native=runs_there and bool(gates) and not any(one.ptx for one in gates.values()),
+        native=runs_there and bool(gates) and not any(reach.ptx for reach in gates.values()),
         ptx=runs_there
         and bool(gates)
-        and all(_compiles(one, capability) for one in contents.libraries if one.path in gates),
+        and all(_compiles(library, capability) for library in contents.libraries if library.path in gates),
         runs=runs_there,
-        reason=found.reason,
+        reason=prediction.reason,
     )
 
 

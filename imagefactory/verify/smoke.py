@@ -142,14 +142,14 @@ def _run(bench: _SmokeFiles, runner: Runner, way: _Way) -> SmokeOutcome:
         reason = f"the runner could not start it: {error.message}{hint}"
         return _nothing_ran(way.checks, CheckState.NOT_RUN, reason, Outcome.INFRASTRUCTURE)
     try:
-        found = parse_smoke_report(read_report(report), nonce)
+        smoke_report = parse_smoke_report(read_report(report), nonce)
     except ReportFault as fault:
         if completed.timed_out:
             reason = f"stopped after {format_seconds(trial.timeout)}, before it wrote a report"
             return _nothing_ran(way.checks, CheckState.FAILED, reason, Outcome.TIMEOUT)
         reason = f"{fault}; {how_it_ended(completed)}"
         return _nothing_ran(way.checks, CheckState.FAILED, reason, Outcome.LOAD_FAILED)
-    return smoke_outcome(found, way.checks, completed, bench.asked)
+    return smoke_outcome(smoke_report, way.checks, completed, bench.asked)
 
 
 def _prepare(folder: Path, name: str, asked: Mapping[str, Any]) -> Path:

@@ -6,10 +6,7 @@ import gzip
 import hashlib
 import io
 import tarfile
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import suppress
 
 import zstandard
 from hypothesis import given
@@ -29,6 +26,7 @@ from imagefactory.progress import Quiet
 from imagefactory.scan.files import scan_path
 from imagefactory.scan.layers import scan_layer
 from imagefactory.scan.sif import read_partition
+from tests.attack.ground import ground
 from tests.made.gpu_code import library
 from tests.made.mutants import HOSTILE, Shown, changed_bytes
 from tests.made.scanned import VERSION, sif, tar
@@ -87,18 +85,6 @@ def tars(draw: st.DrawFn) -> bytes:
                 archive.addfile(info, io.BytesIO(content))
     data = out.getvalue()
     return draw(st.just(Shown(data)) | changed_bytes(data))
-
-
-@contextmanager
-def ground() -> Iterator[Path]:
-    """A folder with a neighbour that must stay as it is."""
-    with tempfile.TemporaryDirectory(prefix="attack-") as folder:
-        neighbour = Path(folder, "neighbour")
-        neighbour.write_bytes(b"untouched")
-        (Path(folder) / "ground").mkdir()
-        yield Path(folder) / "ground"
-        assert neighbour.read_bytes() == b"untouched"
-        assert {path.name for path in Path(folder).iterdir()} == {"neighbour", "ground"}
 
 
 @given(tars(), st.sampled_from(("", "+gzip", "+zstd")), st.data())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from imagefactory.suite.gpu import table
 from tests.e2e import rehearsal
-from tests.e2e.conftest import Factory
+from tests.services.factory import Factory
 
 
 def assert_numbers(factory: Factory, target: str, framework: str, folder: Path) -> None:

@@ -12,7 +12,7 @@ from imagefactory.settings.load import load_settings
 from imagefactory.stages.define import define_target
 from imagefactory.verify.gpu_run import GpuAsk, ask_gpu
 from imagefactory.verify.suite_files import read_suite, write_suite
-from tests.e2e.conftest import Factory
+from tests.services.factory import Factory
 
 NONCE = "5eed"
 

@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.e2e.conftest import Factory, copy_store, make_root
-from tests.e2e.test_three_engines import RUNNERS, Seen, see
+from tests.e2e.seen import RUNNERS, Seen, see
 from tests.services.channel_made import MadeChannel, make_channel
 from tests.services.channels import ChannelOptions, ChannelServer, Fault, channel_server
+from tests.services.factory import Factory, copy_store, make_root
 from tests.services.tier import many
 
 TRUE = "https://conda.anaconda.org/made"

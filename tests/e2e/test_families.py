@@ -14,8 +14,8 @@ import pytest
 
 from imagefactory.suite.gpu.portability.models import MODELS
 from tests.e2e import rehearsal
-from tests.e2e.conftest import Factory
 from tests.e2e.numbers import assert_numbers
+from tests.services.factory import Factory
 from tests.services.tier import many
 
 pytestmark = pytest.mark.timeout(2400)  # Each builds some 12 GB first.

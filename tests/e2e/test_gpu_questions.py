@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Factory, copy_store
+from tests.services.factory import Factory, copy_store
 
 MAIN, TINY = "pytorch-2.3-cu121", "tiny-12.1-cu121"
 GPUS = """\

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Factory, copy_store
 from tests.services.children import LIMIT, child, kill_group, wait_for
+from tests.services.factory import Factory, copy_store
 from tests.services.tier import NIGHTLY, many
 
 TARGET = "tiny-12.1-cu121"
@@ -96,7 +96,7 @@ SEGMENT = Moment("a worker has made a segment", "os.rename", "*.part */segments/
 RECORDED = Moment("the image is recorded", "os.rename", "* */images/*.json *")
 MOMENTS = (
     READING,
-    Moment("the store is founded", "open", "*/store/oci-layout w *"),
+    Moment("the store is founded", "os.rename", "* */store/oci-layout *"),
     Moment("the .debs are looked at", "open", "*/debs/.lock w *"),
     INSTALLING,
     # Every night: it costs another base. A layer's blob comes into the store by the same way.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Factory
+from tests.services.factory import Factory
 
 MAIN = "pytorch-2.3-cu121"
 

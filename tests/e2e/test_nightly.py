@@ -36,8 +36,8 @@ from imagefactory.verdicts.statement import sign
 from imagefactory.verdicts.subject import read_subject
 from imagefactory.verdicts.trust import read_trust
 from imagefactory.verify.suite_files import suite_digest
-from tests.e2e.conftest import ROOT, Factory, copy_store
 from tests.made.verdicts import HOST, whole_report
+from tests.services.factory import ROOT, Factory, copy_store
 
 TARGET, FAMILY = "tiny-12.1-cu121", "tiny"
 WORKFLOWS = ROOT / ".github" / "workflows"

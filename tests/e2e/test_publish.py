@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Factory
+from tests.services.factory import Factory
 
 TARGET = "tiny-12.1-cu121"
 LOOK = "import idna, sys; print(idna.__version__, sys.prefix)"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Factory
 from tests.services import PodmanService
+from tests.services.factory import Factory
 
 TARGET = "tiny-12.1-cu121"
 CODECS = {

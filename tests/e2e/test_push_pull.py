@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Factory, copy_store
+from tests.services.factory import Factory, copy_store
 
 TARGET = "tiny-12.1-cu121"
 

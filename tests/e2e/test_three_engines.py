@@ -5,22 +5,20 @@ Each image is started by its own engine's runner, and the same small program (li
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Factory, lend, make_root
+from tests.e2e.seen import BYTE_CODE, RUNNERS, Seen, see
+from tests.services.factory import lend, make_root
 from tests.services.tier import many
 
 pytestmark = pytest.mark.timeout(2400)  # Two engines install gigabytes before the first test.
 
-RUNNERS = {"assemble": "unshare", "docker": "docker", "apptainer": "apptainer"}
 SMALL = "small-12.1-cu121"
 TARGETS = many((SMALL,), (SMALL, "onnxruntime-1.18-cu118", "pytorch-2.3-cu121"))
 # Shared libraries beside Python, console scripts, a .pth file, and libraries of CUDA to be found.
@@ -40,58 +38,12 @@ matrix:
     cuda: ["12.1"]
 """
 
-# What may differ, and why.
-MADE_BY_THE_INSTALLER = ("INSTALLER", "RECORD", "REQUESTED")  # in a package's .dist-info
-BYTE_CODE = ".pyc"  # pip leaves it to compileall, assemble makes it wheel by wheel
-
-
-@dataclass(frozen=True, kw_only=True)
-class Seen:
-    """What one engine made: the JSON of its build, and lister.py's of its image."""
-
-    built: Mapping[str, Any]
-    inside: Mapping[str, Any]
-    locked: frozenset[str]
-    """The names of the target's packages, as `show` tells them."""
-
-    def files(self) -> dict[str, tuple[str, bool, str]]:
-        """Every file but byte code and what an installer notes of itself: kind, executable, content.
-
-        Of console scripts, which each installer words for itself, only that they are there and can run.
-        """
-        found = {}
-        for path, (kind, executable, content) in self.inside["files"].items():
-            place = PurePosixPath(path)
-            if place.suffix == BYTE_CODE:
-                continue
-            if place.name in MADE_BY_THE_INSTALLER and place.parent.name.endswith(".dist-info"):
-                continue
-            script = place.parent == PurePosixPath("bin") and kind == "file" and path in self.console_scripts
-            found[path] = (kind, executable, "console script" if script else content)
-        return found
-
-    @property
-    def console_scripts(self) -> frozenset[str]:
-        return frozenset(self.inside["console_scripts"])
-
 
 def without_apptainers_own(environment: Mapping[str, str]) -> dict[str, str]:
     """Apptainer appends the folder of the host's GPU libraries (`--nv`), whether or not there is one."""
     path = environment.get("LD_LIBRARY_PATH", "")
     kept = [folder for folder in path.split(":") if folder and folder != "/.singularity.d/libs"]
     return {**environment, "LD_LIBRARY_PATH": ":".join(kept)}
-
-
-def see(factory: Factory, target: str, engine: str) -> Seen:
-    # The setting makes `run` start the .sif that apptainer built, not one converted from another's image.
-    factory = replace(factory, extra={**factory.extra, "IMAGEFACTORY_ENGINE": engine})
-    built = factory.build(target, "--engine", engine)
-    tools = Path(__file__).parent
-    command = ("run", "--runner", RUNNERS[engine], "--mount", f"{tools}:/mnt", target)
-    inside = factory.run(*command, "--", "python", "-B", "/mnt/lister.py").stdout
-    locked = json.loads(factory.run("show", "--json", target).stdout)["packages"]
-    names = frozenset(package["name"] for package in locked)
-    return Seen(built=built, inside=json.loads(inside), locked=names)
 
 
 @pytest.fixture(scope="module", params=TARGETS)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import base_store, tiny_root  # noqa: F401
 from tests.engines.docker_target import make_base_tar
 from tests.services.channels import real_channels  # noqa: F401
 from tests.services.environments import Environment, find_environment, make_environment
 from tests.services.fixtures import real_services  # noqa: F401
+from tests.services.gpu_factory import factory  # noqa: F401
 from tests.services.once import once
 from tests.services.sandbox import caller, ground, layers  # noqa: F401
 

@@ -42,8 +42,8 @@ from imagefactory.runners.apptainer import ApptainerRunner
 from imagefactory.runners.apptainer_command import ApptainerCommand, SifOrder
 from imagefactory.settings.load import load_settings
 from imagefactory.stages.define import define_target
-from tests.e2e.conftest import Factory, lend
 from tests.services.apptainer import ORDINARY_UID, as_ordinary_user
+from tests.services.factory import Factory, lend
 
 ROOT = Path(__file__).parents[2]
 TARGET = "tiny-12.1-cu121"

@@ -268,9 +268,9 @@ from pathlib import Path
 def end_in_the_middle():  # when a program runs in the root that mmdebstrap makes
     made = os.environ["TMPDIR"] + "/imagefactory-base-"
     while True:
-        for root in Path("/proc").glob("[0-9]*/root"):
-            with suppress(OSError):
-                if str(root.readlink()).startswith(made):
+        for process in os.listdir("/proc"):
+            with suppress(OSError):  # it has ended meanwhile, or is none
+                if os.readlink(f"/proc/{process}/root").startswith(made):
                     os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.05)
 

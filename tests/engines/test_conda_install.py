@@ -374,6 +374,13 @@ def test_a_file_that_is_no_package_is_said_so(bench: Bench, suffix: str) -> None
     assert f"{path.name} is no sound package" in failure["message"]
 
 
+def test_a_package_whose_own_record_is_malformed_is_said_so(bench: Bench) -> None:
+    bench.packed(CondaPackage(name="a", extra={"depends": "null"}))
+    failure = bench.run().failure
+    assert failure["error"] == "package"
+    assert "a-1.0-0.conda is no sound package: invalid type: string" in failure["message"]
+
+
 def test_a_package_under_anothers_name_is_refused(bench: Bench) -> None:
     (path,) = bench.packed(CondaPackage(name="a"))
     renamed = path.rename(path.with_name("b-1.0-0.conda"))

@@ -5,29 +5,18 @@ settings trust.
 
 from __future__ import annotations
 
-import io
-import os
-import shutil
 import subprocess
 import sys
-import tarfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from imagefactory.engines.base.image import write_index
-from imagefactory.factory import Factory, read_factory
-from imagefactory.lock.files import write_lock
-from imagefactory.model import CheckState, Lock, LockedWheel, Outcome
-from imagefactory.oci.layout import reference
-from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, canonical_json, format_descriptor
+from imagefactory.factory import Factory
+from imagefactory.model import CheckState, Outcome
 from imagefactory.progress import Quiet
 from imagefactory.runners.gpu_devices import GpuDevices
 from imagefactory.runners.unshare import UnshareRunner
-from imagefactory.settings.load import load_settings
-from imagefactory.stages.define import define_target
-from imagefactory.stages.lock import wanted_hash
 from imagefactory.stages.verdicts import find_in, local_place, read_court
 from imagefactory.stages.verify import VerifyBench, VerifyOptions
 from imagefactory.suite.gpu import table
@@ -36,91 +25,10 @@ from imagefactory.verdicts.model import Standing
 from imagefactory.verify.evidence import LocalEvidence
 from imagefactory.workflow import Verified, prove_image
 from tests.services import libcuda
+from tests.services.gpu_factory import NAME
 from tests.services.gpu_host import Told, make_host
-from tests.services.sandbox import PYTHON, entry, host_files
 
 ROOT = Path(__file__).parents[2]
-NAME = "tiny-12.1-cu121"
-RECIPE = f"""\
-family: tiny
-description: The CUDA runtime alone
-source: pypi
-framework: nvidia-cuda-runtime-cu12
-platform: linux/amd64
-base: debian-12
-python: "{sys.version_info[0]}.{sys.version_info[1]}"
-capabilities: ["8.0"]
-checks: [packages]
-matrix:
-  - version: "12.1"
-    cuda: ["12.1"]
-"""
-
-
-@pytest.fixture(scope="module")
-def factory(tmp_path_factory: pytest.TempPathFactory) -> Factory:
-    """One locked target, and in the store an image that says it was made of that lock."""
-    folder = tmp_path_factory.mktemp("gpu-verify")
-    root = folder / "root"
-    (root / "recipes").mkdir(parents=True)
-    (root / "imagefactory.toml").write_text("")
-    (root / "recipes/tiny.yaml").write_text(RECIPE)
-    shutil.copy(ROOT / "recipes/bases.yaml", root / "recipes")
-    environ = {
-        "HOME": str(folder / "home"),
-        "PATH": os.environ["PATH"],
-        "IMAGEFACTORY_STORE": str(folder / "store"),
-    }
-    made = read_factory(load_settings(directory=root, start=root, environ=environ), environ)
-    (target,) = made.targets
-    wheel = LockedWheel(
-        name=target.framework,
-        version="12.1.105",
-        filename="nvidia_cuda_runtime_cu12-12.1.105-py3-none-manylinux1_x86_64.whl",
-        sha256="0" * 64,
-        size=1,
-    )
-    lock = Lock(
-        target=target.name,
-        content_hash=wanted_hash(made, target),
-        python=target.python,
-        platform="manylinux_2_36_x86_64",
-        solver="uv 0.9.1",
-        wheels=(wheel,),
-    )
-    write_lock(made.lock_folder, lock)
-    put_image(made)
-    return made
-
-
-def put_image(factory: Factory) -> None:
-    (target,), layout = factory.targets, factory.layout
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for folder in ("usr", "usr/bin", "opt", "opt/env", "opt/env/bin", "etc"):
-            archive.addfile(entry(folder, mode=0o755, kind=tarfile.DIRTYPE))
-        for name in ("bin", "lib", "lib64"):
-            archive.addfile(entry(name, mode=0o777, kind=tarfile.SYMTYPE, link=f"usr/{name}"))
-        archive.addfile(entry("opt/env/bin/python", mode=0o777, kind=tarfile.SYMTYPE, link=PYTHON))
-        for info, path in host_files():
-            info.size = path.stat().st_size
-            with path.open("rb") as file:
-                archive.addfile(info, file)
-    layer = layout.add(packed.getvalue(), "application/vnd.oci.image.layer.v1.tar")
-    labels = dict(define_target(factory, target).labels)
-    config = {
-        "architecture": "amd64",
-        "os": "linux",
-        "config": {"Env": ["PATH=/usr/bin"], "Labels": labels},
-        "rootfs": {"diff_ids": [layer.digest]},
-    }
-    manifest = {
-        "schemaVersion": 2,
-        "mediaType": MANIFEST_TYPE,
-        "config": format_descriptor(layout.add(canonical_json(config), CONFIG_TYPE)),
-        "layers": [format_descriptor(layer)],
-    }
-    layout.tag(reference(target), write_index(layout, manifest, "linux/amd64"))
 
 
 def verify(factory: Factory, folder: Path, lies: str = "") -> Verified:

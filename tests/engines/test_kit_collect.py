@@ -20,7 +20,7 @@ from imagefactory.suite.gpu import table
 from imagefactory.verdicts.statement import missing_evidence
 from imagefactory.verify import kit_collect as room
 from imagefactory.verify.kit_collect import CollectedReport, collect_kit
-from imagefactory.verify.model import EvidenceKind
+from imagefactory.verify.model import SEEN_BY_KIT, SEEN_IN_ACTIONS
 from imagefactory.verify.nonces import LIFETIME, NonceError, NonceLedger
 from tests.made.kit import (
     NONCE,
@@ -91,7 +91,7 @@ def test_a_run_where_all_held_is_verified_and_says_that_a_kit_saw_it(bench: Benc
     assert (report.outcome, report.subject, report.nonce) == (Outcome.VERIFIED, SUBJECT, NONCE)
     assert report.runner == "docker"
     assert report.hardware is not None
-    assert (report.hardware.kind, report.hardware.driver) == (EvidenceKind.KIT, "550.90.07")
+    assert (report.hardware.kind, report.hardware.driver) == (SEEN_BY_KIT, "550.90.07")
     assert report.device is not None
     assert report.device.uuid == UUID
     assert found.reference == REFERENCE
@@ -112,7 +112,7 @@ def test_a_job_of_github_is_told_in_the_evidence(tmp_path: Path) -> None:
     bench.run(**job)
     hardware = collect_kit(bench.kit, bench.ledger, now(), job).report.hardware
     assert hardware is not None
-    assert hardware.kind is EvidenceKind.ACTIONS
+    assert hardware.kind == SEEN_IN_ACTIONS
     assert ("GITHUB_RUN_ID", "7") in hardware.notes
 
 
@@ -135,7 +135,7 @@ def test_who_carries_a_kit_cannot_make_a_job_of_it(bench: Bench, here: dict[str,
     edit(bench, "result/run.json", lambda run: run.update(actions=told))
     hardware = collect_kit(bench.kit, bench.ledger, now(), here).report.hardware
     assert hardware is not None
-    assert hardware.kind is EvidenceKind.KIT
+    assert hardware.kind == SEEN_BY_KIT
 
 
 def test_a_check_that_failed_there_has_its_word_here(tmp_path: Path) -> None:

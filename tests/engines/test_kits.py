@@ -34,10 +34,10 @@ from imagefactory.verdicts.keys import keys_folder, make_key
 from imagefactory.verdicts.model import Standing
 from imagefactory.verdicts.trust import Grant, add_key
 from imagefactory.verify.kit.hardware import Places
-from imagefactory.verify.model import EvidenceKind
-from tests.engines.test_gpu_verify import NAME, factory  # noqa: F401
+from imagefactory.verify.model import SEEN_BY_KIT
 from tests.services import libcuda
 from tests.services.apptainer import ORDINARY_UID, as_ordinary_user
+from tests.services.gpu_factory import NAME
 from tests.services.gpu_host import Told, make_host
 
 INSIDE = "/usr/lib/x86_64-linux-gnu/libcuda.so.1"
@@ -111,7 +111,7 @@ class Ground:
 
 @pytest.fixture(scope="module")
 def ground(
-    factory: Factory,  # noqa: F811
+    factory: Factory,
     registry: str,
     dockerd: str,
     apptainer: str,
@@ -167,7 +167,7 @@ def test_a_kit_runs_the_suite_in_the_image_and_comes_back_as_a_verdict(ground: G
     assert report.device is not None
     assert report.device.uuid == libcuda.UUID
     assert report.hardware is not None
-    assert report.hardware.kind is EvidenceKind.KIT
+    assert report.hardware.kind == SEEN_BY_KIT
     passed = [check.name for check in report.checks if check.state.value == "passed"]
     assert passed == list(table.PARTS["driver"])
     assert f"{ground.registry}/tiny" in collected.attached

@@ -353,12 +353,14 @@ import json, sys
 from pathlib import Path
 from imagefactory.errors import LockError
 from imagefactory.lock.conda.channels import find_channels
-from tests.engines.test_lock_conda import MAIN, lock
-from tests.made.solving import no_pip
 from imagefactory.lock.conda.locker import CondaLocker
+from imagefactory.lock import LockRequest
+from imagefactory.progress import Quiet
+from tests.made.solving import BASE, no_pip, target
 setting, cache = sys.argv[1:]
+request = LockRequest(target=target(), base=BASE)
 try:
-    lock(CondaLocker(find_channels(setting, {}, ""), Path(cache), no_pip), MAIN)
+    CondaLocker(find_channels(setting, {}, ""), Path(cache), no_pip).lock(request, Quiet())
 except LockError as error:
     print(json.dumps(error.message))
     sys.exit(error.exit_code)

@@ -29,8 +29,8 @@ from imagefactory.oci.model import Descriptor
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.transfer import Sending, send
 from imagefactory.progress import Quiet
-from tests.e2e.conftest import lend
 from tests.made.wheels import make_wheel
+from tests.services.factory import lend
 
 ROOT = Path(__file__).parents[2]
 FAKE_TORCH = ROOT / "tests" / "data" / "fake_torch.py"

@@ -11,6 +11,7 @@ import shutil
 import signal
 import struct
 import subprocess
+import sys
 import termios
 import textwrap
 from collections.abc import Iterator
@@ -18,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.services.children import LIMIT, child
-from tests.services.sandbox import ORDINARY_UID, Caller
+from tests.services.children import LIMIT, child, wait_for
+from tests.services.sandbox import ORDINARY_UID, Caller, scratch_folders
 
 IS_EXCLUSIVE = 0x80045440  # TIOCGEXCL
 # What an image does to every terminal that it holds, and what it says of them.
@@ -172,6 +173,69 @@ def test_what_nobody_reads_keeps_no_sandbox_alive(
         run.kill()
         assert select.select([gate], [], [], LIMIT)[0]  # its other end is closed
         assert gate.read() == b""
+
+
+@pytest.mark.parametrize("interactive", [False, True])
+def test_a_terminal_that_stands_still_stops_no_limit(
+    caller: Caller, terminal: Terminal, out: Path, interactive: bool
+) -> None:
+    os.mkfifo(out / "gate")
+    (out / "gate").chmod(0o666)
+    stdin = terminal.program if interactive else subprocess.DEVNULL
+    pipes = {"stdin": stdin, "stdout": terminal.program, "stderr": subprocess.DEVNULL}
+    code = "gate = open('/out/gate', 'w')\nwhile True: print('x' * 1000)"
+    termios.tcflow(terminal.program, termios.TCOOFF)  # Ctrl-S
+    with child(python(caller, code, out, timeout=2), env=caller.environment(), **pipes) as run:
+        assert (out / "gate").read_text() == ""  # its other end is closed: the command's time is over
+        wait_for(lambda: not scratch_folders(caller), "what it has written is removed")
+        assert run.poll() is None  # what it has said is still to be shown
+        termios.tcflow(terminal.program, termios.TCOON)
+        assert terminal.shown(b"x" * 1000)
+        while run.poll() is None:
+            if select.select([terminal.keys], [], [], 0.1)[0]:
+                os.read(terminal.keys, 65536)
+        assert run.returncode == 137
+    assert terminal.untouched()
+
+
+def test_a_caller_who_ends_waits_for_no_terminal(caller: Caller, terminal: Terminal, out: Path) -> None:
+    os.mkfifo(out / "gate")
+    (out / "gate").chmod(0o666)
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": terminal.program, "stderr": subprocess.DEVNULL}
+    code = "gate = open('/out/gate', 'w'); print('x' * 1000)"
+    termios.tcflow(terminal.program, termios.TCOOFF)
+    with child(python(caller, code, out), env=caller.environment(), **pipes) as run:
+        assert (out / "gate").read_text() == ""
+        wait_for(lambda: not scratch_folders(caller), "what it has written is removed")
+        (keeper,) = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+        ended = os.pidfd_open(int(keeper))
+        run.kill()
+        assert select.select([ended], [], [], LIMIT)[0]
+        os.close(ended)
+
+
+REAPER = """
+import ctypes, os, subprocess, sys
+ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+with open(sys.argv[1] + ".in") as typed, open(sys.argv[1], "wb") as shown:
+    assert subprocess.run(sys.argv[2:], stdin=typed, stdout=shown).returncode == 0
+try:
+    os.waitpid(-1, os.WNOHANG)
+    print("somebody is left")
+except ChildProcessError:
+    print("nobody")
+"""
+
+
+def test_who_carries_is_reaped(caller: Caller, terminal: Terminal, out: Path) -> None:
+    """Else each command leaves a dead process in a container whose first process reaps nobody."""
+    (out / "said.in").write_text("typed\n")
+    command = python(caller, "import sys; print(sys.stdin.readline() * 9)", out)
+    argv = [sys.executable, "-c", REAPER, str(out / "said"), *command]
+    pipes = {"stdout": subprocess.PIPE, "stderr": terminal.program, "text": True}
+    with child(argv, env=caller.environment(), **pipes) as run:
+        assert run.communicate(timeout=LIMIT)[0] == "nobody\n"
+    assert (out / "said").read_text() == "typed\n" * 9 + "\n"
 
 
 def test_an_interactive_command_keeps_its_other_streams(

@@ -14,7 +14,7 @@ from imagefactory.gpu.model import Answer, Contents
 from imagefactory.gpu.predict import predict
 from imagefactory.progress import Quiet
 from imagefactory.scan.files import scan_wheel
-from tests.services.wheels import Wheels, wheels  # noqa: F401
+from tests.services.wheels import Wheels
 
 # Modules by their targets, read with other tools (cuobjdump among them) before this scanner was.
 TRUTH = {
@@ -58,7 +58,7 @@ ANSWERS = {
 
 
 @pytest.fixture(scope="module", params=list(TRUTH))
-def name(request: pytest.FixtureRequest, wheels: Wheels) -> Iterator[str]:  # noqa: F811
+def name(request: pytest.FixtureRequest, wheels: Wheels) -> Iterator[str]:
     """One after the other, so that the disk holds few at a time."""
     yield request.param
     if request.param != "torch-2.12.1":  # the test of what a scan costs takes it too
@@ -66,7 +66,7 @@ def name(request: pytest.FixtureRequest, wheels: Wheels) -> Iterator[str]:  # no
 
 
 @pytest.fixture(scope="module")
-def contents(name: str, wheels: Wheels) -> Contents:  # noqa: F811
+def contents(name: str, wheels: Wheels) -> Contents:
     return scan_wheel(wheels.fetch(name), Quiet(), workers=2)
 
 
@@ -112,7 +112,7 @@ print(re.search(r"VmHWM:\\s+([0-9]+) kB", Path("/proc/self/status").read_text())
 """
 
 
-def test_a_scan_holds_little_of_a_wheel(wheels: Wheels) -> None:  # noqa: F811
+def test_a_scan_holds_little_of_a_wheel(wheels: Wheels) -> None:
     """In a process of its own; the memory is that of all of Python.
 
     getrusage would tell the most of the process that started it too: exec keeps that count.

@@ -9,7 +9,7 @@ from imagefactory.gpu.model import Answer, Basis, Claim
 from imagefactory.model import Outcome, Where
 from imagefactory.verdicts.model import Judged, Standing, Verdict
 from imagefactory.verify import model
-from imagefactory.verify.model import EvidenceKind, GpuReport, Hardware, Subject
+from imagefactory.verify.model import SEEN_HERE, GpuReport, Hardware, Subject
 from tests.made.values import make_target
 
 TARGET = make_target(
@@ -39,7 +39,7 @@ def judged(
     """A verdict of `days` ago as a judge found it."""
     device, when = replace(DEVICE, capability=capability), NOW - timedelta(days=days)
     hardware = Hardware(
-        kind=EvidenceKind.LOCAL, driver=driver, gpus=(device,), known=(device.uuid,), nodes=("/dev/nvidia0",)
+        kind=SEEN_HERE, driver=driver, gpus=(device,), known=(device.uuid,), nodes=("/dev/nvidia0",)
     )
     report = GpuReport(
         subject=Subject(target="t", index=BUILT, manifest=BUILT, config=BUILT),

@@ -26,7 +26,7 @@ from imagefactory.pools.model import (
     SweepNode,
 )
 from imagefactory.verify.gpu_outcome import Brought, GpuRun, outcome_of
-from imagefactory.verify.model import EvidenceKind, GpuIdentity, GpuReport, Hardware, Subject
+from imagefactory.verify.model import GpuIdentity, GpuReport, Hardware, Subject
 from tests.made.sweep import DRIVER, UUID, inventory, pool_gpu, suite_report
 
 BATCH, QUEUE = "jobs.batch", "queue"
@@ -94,7 +94,7 @@ class OneRow:
             waive=tuple(kit["waive"]),
             runner="one-row",
             hardware=Hardware(
-                kind=EvidenceKind.KIT, driver=DRIVER, gpus=(gpu,), known=(UUID,), nodes=("/dev/nvidia0",)
+                kind="one-row", driver=DRIVER, gpus=(gpu,), known=(UUID,), nodes=("/dev/nvidia0",)
             ),
             started=THEN,
             ended=THEN,

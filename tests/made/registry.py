@@ -142,11 +142,17 @@ class RegistryMadeHere:
         self.scheme = "https"
 
     def start(self) -> None:
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while not self.stopped.is_set():
+            self._server.handle_request()
 
     def stop(self) -> None:
         self.stopped.set()
-        self._server.shutdown()
+        self._server.socket.shutdown(socket.SHUT_RDWR)  # ends the wait for a connection at once
+        self._thread.join()
         self._server.server_close()
 
 

@@ -18,7 +18,7 @@ from imagefactory.verdicts.envelope import format_json, seal
 from imagefactory.verdicts.judgement import Court
 from imagefactory.verdicts.keys import SigningKey, keyid_of
 from imagefactory.verdicts.trust import Policy, Trust, TrustedKey
-from imagefactory.verify.model import EvidenceKind, GpuIdentity, GpuReport, Hardware, Subject
+from imagefactory.verify.model import SEEN_BY_KIT, SEEN_HERE, GpuIdentity, GpuReport, Hardware, Subject
 
 NOW = datetime(2026, 11, 22, 3, 0, 0, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -37,7 +37,7 @@ MADE_UP = GpuIdentity(
     memory=1 << 34,
 )
 HOST = Hardware(
-    kind=EvidenceKind.LOCAL,
+    kind=SEEN_HERE,
     driver="550.54.15",
     gpus=(MADE_UP,),
     known=(MADE_UP.uuid,),
@@ -85,7 +85,7 @@ LAB_TRUSTED = TrustedKey(
     public=LAB.public,
     since=NOW - 30 * DAY,
     until=NOW + 300 * DAY,
-    evidence=(EvidenceKind.LOCAL, EvidenceKind.KIT),
+    evidence=(SEEN_HERE, SEEN_BY_KIT),
 )
 TRUST = Trust(keys=(LAB_TRUSTED,), policy=Policy())
 COURT = Court(trust=TRUST, suite=SUITE, now=NOW)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -89,3 +90,15 @@ def test_imports_stand_at_the_top_of_a_file() -> None:
         and not module.startswith("imagefactory.oci.registry.")  # where requests is
     ]
     assert late == []
+
+
+def test_tests_share_by_way_of_made_and_services() -> None:
+    """A file of tests or of fixtures that another imports runs or changes with it."""
+    found = [
+        f"{named(path)}: {line}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for line in path.read_text().splitlines()
+        if re.match(r"\s*from tests\.(\w+\.)*(test_\w+|conftest) import|.*noqa: F811", line)
+        and path != Path(__file__)
+    ]
+    assert found == []

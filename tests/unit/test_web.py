@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
+import requests
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagefactory.web import CHUNK, RefusedError, arriving, read_some
+from imagefactory.web import CHUNK, RefusedError, arriving, mount_timely, read_some
 
 
 @dataclass(slots=True)
@@ -66,3 +70,41 @@ def test_a_short_answer_has_a_bound() -> None:
     assert read_some(Body(iter([(0.0, b"ab"), (0.0, b"c")])), 3) == b"abc"  # type: ignore[arg-type]
     with pytest.raises(RefusedError, match="longer than 1,000 bytes"):
         read_some(Body(drip(0.0, b"x" * 400)), 1000)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("proxied", [False, True])
+@pytest.mark.parametrize("head", ["status", "headers"])
+def test_headers_without_end_are_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, head: str, proxied: bool
+) -> None:
+    """Each byte comes before its time-out. A server that stops by itself has not been cut off."""
+    monkeypatch.setattr("imagefactory.web._SLOW_SECONDS", 0.01)
+    monkeypatch.setattr("http.client._MAXHEADERS", 1 << 20)
+    cut = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server, requests.Session() as session:
+        session.trust_env = False
+        mount_timely(session)
+
+        def serve() -> None:
+            with server.accept()[0] as connection:
+                connection.recv(65536)
+                connection.sendall(b"HTTP/1.1 200 " + (b"OK\r\n" if head == "headers" else b""))
+                connection.settimeout(0.01)
+                try:
+                    for _ in range(2000):
+                        with contextlib.suppress(TimeoutError):
+                            if connection.recv(1) == b"":
+                                break
+                        connection.sendall(b"a: b\r\n" if head == "headers" else b"a")
+                    else:
+                        return
+                except OSError:
+                    pass
+                cut.set()
+
+        threading.Thread(target=serve, daemon=True).start()
+        here = f"http://127.0.0.1:{server.getsockname()[1]}/"
+        proxies = {"http": here} if proxied else {}
+        with pytest.raises((requests.ConnectionError, requests.Timeout)):
+            session.get("http://example.org/" if proxied else here, proxies=proxies, timeout=0.5)
+        assert cut.wait(60)

@@ -65,63 +65,61 @@ class BaseWanted:
     locked: bool
 
 
-def ensure_base(layout: Layout, wanted: BaseWanted, progress: Progress) -> BaseImage:
+def ensure_base(layout: Layout, order: BaseWanted, progress: Progress) -> BaseImage:
     """The base's layer in the store, unpacked, tagged `base:<name>`. The caller holds `in_use`.
 
     When the mirror no longer has the locked packages, the suite's newer ones are taken (and said), and
     what they were is remembered, so that the next build takes the same. Raises BuildError with
     `locked`, LockError for a lock of another base.
     """
-    if wanted.lock.base != wanted.base.name:
-        raise LockError(f"the lock is of base {wanted.lock.base}, not {wanted.base.name}")
-    with layout.locked(f"base-{wanted.base.name}"), explain_full_disk(layout.path):
-        for lock in (wanted.lock, *([] if wanted.locked else _remembered(layout, wanted))):
-            layer = layout.recall_layer(_layer_key(lock, wanted.codec))
+    if order.lock.base != order.base.name:
+        raise LockError(f"the lock is of base {order.lock.base}, not {order.base.name}")
+    with layout.locked(f"base-{order.base.name}"), explain_full_disk(layout.path):
+        for lock in (order.lock, *([] if order.locked else _remembered(layout, order))):
+            layer = layout.recall_layer(_layer_key(lock, order.codec))
             if layer is not None:
-                return _finish(layout, wanted, (lock, layer), progress)
-        with progress.stage(f"{wanted.base.name}: base from Debian's packages"):
-            fetched = fetch_base(wanted.base, wanted.lock, wanted.mirror(), progress, locked=wanted.locked)
+                return _finish(layout, order, (lock, layer), progress)
+        with progress.stage(f"{order.base.name}: base from Debian's packages"):
+            fetched = fetch_base(order.base, order.lock, order.mirror(), progress, locked=order.locked)
             lock = fetched.lock
             if not fetched.published:
-                layout.keep(_memory(layout, wanted), format_base_lock(lock).encode())
-            layer = layout.recall_layer(_layer_key(lock, wanted.codec))
+                layout.keep(_memory(layout, order), format_base_lock(lock).encode())
+            layer = layout.recall_layer(_layer_key(lock, order.codec))
             if layer is None:
                 layout.tmp.mkdir(parents=True, exist_ok=True)
                 with tempfile.TemporaryDirectory(dir=layout.tmp, prefix="base-") as folder:
-                    made = build_base(fetched, Path(folder) / "base.tar", progress, environ=wanted.environ)
-                    layer = _compress(layout, made, wanted)
-                layout.record_layer(_layer_key(lock, wanted.codec), layer)
-        return _finish(layout, wanted, (lock, layer), progress)
+                    made = build_base(fetched, Path(folder) / "base.tar", progress, environ=order.environ)
+                    layer = _compress(layout, made, order)
+                layout.record_layer(_layer_key(lock, order.codec), layer)
+        return _finish(layout, order, (lock, layer), progress)
 
 
-def recall_base(layout: Layout, wanted: BaseWanted) -> BaseImage | None:
+def recall_base(layout: Layout, order: BaseWanted) -> BaseImage | None:
     """The base as `ensure_base` left it in the store, None where that would make it. Unpacks nothing."""
-    for lock in (wanted.lock, *([] if wanted.locked else _remembered(layout, wanted))):
-        layer = layout.recall_layer(_layer_key(lock, wanted.codec))
+    for lock in (order.lock, *([] if order.locked else _remembered(layout, order))):
+        layer = layout.recall_layer(_layer_key(lock, order.codec))
         if layer is None:
             continue
-        image = layout.image(f"base:{wanted.base.name}")
+        image = layout.image(f"base:{order.base.name}")
         if image is None or [one.diff_id for one in image.layers] != [layer.diff_id]:
             return None
-        published = lock == wanted.lock
+        published = lock == order.lock
         epoch = lock.source_date_epoch
         return BaseImage(image=image, folders=(), identity=base_key(lock), epoch=epoch, published=published)
     return None
 
 
-def _finish(
-    layout: Layout, wanted: BaseWanted, found: tuple[BaseLock, Layer], progress: Progress
-) -> BaseImage:
-    lock, layer = found
+def _finish(layout: Layout, order: BaseWanted, pair: tuple[BaseLock, Layer], progress: Progress) -> BaseImage:
+    lock, layer = pair
     folders = Unpacked(layout.path / "unpacked").unpack([layer], layout.blob_path, progress)
-    published = lock == wanted.lock
+    published = lock == order.lock
     if not published:
         progress.note(
-            f"{wanted.base.name}: made of newer packages than the locked ones, which Debian's mirror no "
+            f"{order.base.name}: made of newer packages than the locked ones, which Debian's mirror no "
             "longer has: the digest is not the published one (--locked stops instead)"
         )
     return BaseImage(
-        image=_tag(layout, wanted.base.name, layer, lock.source_date_epoch),
+        image=_tag(layout, order.base.name, layer, lock.source_date_epoch),
         folders=tuple(folders),
         identity=base_key(lock),
         epoch=lock.source_date_epoch,
@@ -133,25 +131,25 @@ def _layer_key(lock: BaseLock, codec_name: str) -> str:
     return hashlib.sha256(canonical_json(["base", base_key(lock), codec(codec_name).identity])).hexdigest()
 
 
-def _memory(layout: Layout, wanted: BaseWanted) -> Path:
-    return layout.path / "bases" / f"{base_key(wanted.lock).removeprefix('sha256:')}.lock"
+def _memory(layout: Layout, order: BaseWanted) -> Path:
+    return layout.path / "bases" / f"{base_key(order.lock).removeprefix('sha256:')}.lock"
 
 
-def _remembered(layout: Layout, wanted: BaseWanted) -> tuple[BaseLock, ...]:
-    path = _memory(layout, wanted)
+def _remembered(layout: Layout, order: BaseWanted) -> tuple[BaseLock, ...]:
+    path = _memory(layout, order)
     text = unseal(path)
     return () if text is None else (parse_base_lock(text.decode(), str(path)),)
 
 
-def _compress(layout: Layout, made: BaseTar, wanted: BaseWanted) -> Layer:
-    packer = codec(wanted.codec)
+def _compress(layout: Layout, made: BaseTar, order: BaseWanted) -> Layer:
+    packer = codec(order.codec)
     with explain_full_disk(layout.path), BlobWriter(layout) as blob, made.path.open("rb") as file:
         compressor = packer.compressor()
         while data := file.read(CHUNK):
             blob.write(compressor.compress(data))
         blob.write(compressor.flush())
         descriptor = blob.commit(packer.media_type)
-    return Layer(descriptor=descriptor, diff_id=f"sha256:{made.sha256}", title=wanted.base.name)
+    return Layer(descriptor=descriptor, diff_id=f"sha256:{made.sha256}", title=order.base.name)
 
 
 def _tag(layout: Layout, name: str, layer: Layer, epoch: int) -> Image:

@@ -72,25 +72,25 @@ class PullWanted:
     open_registry: Callable[[str], Store]
 
 
-def ensure_pulled_base(layout: Layout, wanted: PullWanted, progress: Progress) -> BaseImage:
+def ensure_pulled_base(layout: Layout, order: PullWanted, progress: Progress) -> BaseImage:
     """The base in the store, unpacked and tagged `base:<name>`. The caller holds `in_use`.
 
     Raises RegistryError when it cannot be had, BuildError naming the recipe's place when it is no
     image for this platform or does not carry what the recipe says.
     """
-    base = wanted.base
+    base = order.base
     key = _key(base)
     with layout.locked(f"base-{base.name}"), explain_full_disk(layout.path):
-        found = _recall(layout, key, base)
-        if found is None:
+        recalled = _recall(layout, key, base)
+        if recalled is None:
             with progress.stage(f"{base.name}: base from {base.image.partition('/')[0]}"):
-                index = _pull(layout, wanted, progress)
+                index = _pull(layout, order, progress)
                 image = _load(layout, base, index)
                 Unpacked(layout.path / "unpacked").unpack(image.layers, layout.blob_path, progress)
                 _try(layout, base, image)
             layout.record("images", key, {"digest": index.digest, "size": index.size})
         else:
-            index, image = found
+            index, image = recalled
         folders = Unpacked(layout.path / "unpacked").unpack(image.layers, layout.blob_path, progress)
         tag = f"base:{base.name}"
         known = layout.tags().get(tag)
@@ -101,8 +101,8 @@ def ensure_pulled_base(layout: Layout, wanted: PullWanted, progress: Progress) -
 
 def recall_pulled_base(layout: Layout, base: Base) -> BaseImage | None:
     """The base as `ensure_pulled_base` left it in the store, None where that would pull it."""
-    found = _recall(layout, _key(base), base)
-    return _as_base(layout, base, found[1]) if found else None
+    recalled = _recall(layout, _key(base), base)
+    return _as_base(layout, base, recalled[1]) if recalled else None
 
 
 def _as_base(layout: Layout, base: Base, image: Image) -> BaseImage:
@@ -121,12 +121,12 @@ def parse_created(value: object) -> int:
 
     Reproducible builders write no date, 1970 or the year 1: all of these read as 1980.
     """
-    found = re.fullmatch(r"(\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d)(?:\.\d+)?([Zz]|[+-]\d\d:\d\d)", str(value))
-    if not found:
+    match = re.fullmatch(r"(\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d)(?:\.\d+)?([Zz]|[+-]\d\d:\d\d)", str(value))
+    if not match:
         return OLDEST
     try:
-        zone = "+00:00" if found[2] in "Zz" else found[2]
-        moment = datetime.datetime.fromisoformat(found[1].upper() + zone)
+        zone = "+00:00" if match[2] in "Zz" else match[2]
+        moment = datetime.datetime.fromisoformat(match[1].upper() + zone)
         return int(min(max(moment.timestamp(), OLDEST), NEWEST))
     except (ValueError, OverflowError):
         return OLDEST
@@ -152,21 +152,21 @@ def _recall(layout: Layout, key: str, base: Base) -> tuple[Descriptor, Image] | 
 # --- pulling -------------------------------------------------------------------------------------
 
 
-def _pull(layout: Layout, wanted: PullWanted, progress: Progress) -> Descriptor:
+def _pull(layout: Layout, order: PullWanted, progress: Progress) -> Descriptor:
     """Brings the platform's manifest and its blobs; gives an index of it alone, as the store keeps images."""
-    base = wanted.base
+    base = order.base
     asked = parse_reference(base.image)
-    found = resolve(asked, wanted.mirrors)
+    source = resolve(asked, order.mirrors)
     try:
-        store = wanted.open_registry(found.registry)
-        place = Place(store=store, repository=found.repository)
+        store = order.open_registry(source.registry)
+        place = Place(store=store, repository=source.repository)
         root = read_manifest(place, asked.digest)
         chosen = platform_manifest(root)
         _check_types(base, read_manifest(place, chosen))
         graph = read_graph(place, chosen)
         send(place, LayoutStore(layout), Sending(graph=graph, repository=REPOSITORY), progress)
     except RegistryError as error:
-        raise _unpullable(base, (asked, found), error) from error
+        raise _unpullable(base, (asked, source), error) from error
     system, _, architecture = PLATFORM.partition("/")
     entry = {
         **format_descriptor(replace(graph.root.descriptor, annotations=())),
@@ -204,10 +204,10 @@ def _check_types(base: Base, manifest: Manifest) -> None:
 
 
 def _unpullable(base: Base, places: tuple[Reference, Reference], error: RegistryError) -> RegistryError:
-    asked, found = places
-    if found == asked:
+    asked, source = places
+    if source == asked:
         return RegistryError(f"{base.where}: {base.image}: {error.message}", hint=error.hint)
-    mirror = f"{found.registry}/{found.repository}"
+    mirror = f"{source.registry}/{source.repository}"
     return RegistryError(
         f"{base.where}: {base.image}: its mirror {mirror} failed: {error.message}",
         hint=f"look at the mirror, or at `mirrors` in imagefactory.toml: {asked.registry} itself is not asked"
@@ -276,14 +276,14 @@ def check_carried(base: Base, probed: Completed) -> None:
             f"{base.where}: {base.image} carries Python {python} at {base.python_path}, not {base.python}",
             hint=f'write python: "{python}", or interpreter: with the path of its Python {base.python}',
         )
-    found = re.fullmatch(r"glibc (\d+)\.(\d+).*", libc)
-    if not found:
+    match = re.fullmatch(r"glibc (\d+)\.(\d+).*", libc)
+    if not match:
         raise BuildError(
             f"{base.where}: {base.image} carries {libc}",
             hint="take an image of a distribution with glibc: wheels with CUDA are made for it alone",
         )
-    if (int(found[1]), int(found[2])) < tuple(map(int, base.glibc.split("."))):
-        carried = f"{found[1]}.{found[2]}"
+    if (int(match[1]), int(match[2])) < tuple(map(int, base.glibc.split("."))):
+        carried = f"{match[1]}.{match[2]}"
         raise BuildError(
             f"{base.where}: {base.image} carries glibc {carried}, older than the {base.glibc} that is said "
             "of it: packages of the lock may not load",

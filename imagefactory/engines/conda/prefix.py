@@ -292,7 +292,7 @@ _FOLDER = ("folder",)
 
 
 def _listing(folder: Path) -> dict[str, tuple[object, ...]]:
-    found: dict[str, tuple[object, ...]] = {}
+    listing: dict[str, tuple[object, ...]] = {}
 
     def fail(error: OSError) -> None:
         raise error
@@ -303,8 +303,8 @@ def _listing(folder: Path) -> dict[str, tuple[object, ...]]:
             state = path.lstat()
             inside = str(path.relative_to(folder))
             if path.is_dir() and not path.is_symlink():
-                found[inside] = _FOLDER
+                listing[inside] = _FOLDER
             else:
                 times = (state.st_mtime_ns, state.st_ctime_ns)
-                found[inside] = (state.st_ino, state.st_mode, state.st_size, *times)
-    return found
+                listing[inside] = (state.st_ino, state.st_mode, state.st_size, *times)
+    return listing

@@ -260,13 +260,13 @@ def _credentials_file(environ: Mapping[str, str]) -> dict[str, Credential]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {type(error).__name__}", hint=hint) from None
-    found: dict[str, Credential] = {}
+    credentials: dict[str, Credential] = {}
     for host, entry in data.items() if isinstance(data, dict) else [("", None)]:
         if not isinstance(entry, dict) or len(entry) != 1:
             raise UsageError(f"{path}: the entry of '{host}' is not a credential", hint=hint)
         if _is_credential(entry):  # others (S3 keys, OAuth) are for hosts that are not asked here
-            found[host] = entry
-    return found
+            credentials[host] = entry
+    return credentials
 
 
 def _is_credential(entry: Credential) -> bool:

@@ -143,22 +143,22 @@ class _Explanation:
         return None
 
     async def _needed(
-        self, core: CondaQuestion, name: str, has: str, found: Sequence[RepoDataRecord]
+        self, core: CondaQuestion, name: str, has: str, solution: Sequence[RepoDataRecord]
     ) -> _Reason:
         """The least of a virtual package that solves the question, and who asks for it."""
         steps = list(_LEVELS)
         if name != "__archspec":
-            records = await self._solver.records(sorted({name_of(record) for record in found}))
+            records = await self._solver.records(sorted({name_of(record) for record in solution}))
             bounds = {bound for record in records for bound in _bounds(record, name)}
             steps = sorted(bounds, key=lambda text: [int(part) for part in text.split(".")])
         needed = ""
         for step in steps:
             if better := await self._solver.solution(_with_virtual(core, name, step)):
-                needed, found = step, better
+                needed, solution = step, better
                 break
         needed = "" if needed == "0" else needed
-        askers = [one for one in found if any(_bounds(one, name))]
-        who = _some([f"{name_of(one)} {one.version}" for one in askers], 3) or "what is asked for"
+        askers = [record for record in solution if any(_bounds(record, name))]
+        who = _some([f"{name_of(record)} {record.version}" for record in askers], 3) or "what is asked for"
         verb = "need" if len(askers) > 1 else "needs"
         promised = f"the target promises {has}" if has else "the target promises none"
         if name == "__cuda":

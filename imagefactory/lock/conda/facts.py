@@ -76,7 +76,7 @@ def check_facts(lock: Lock, target: Target) -> None:
 
 
 def _check_cuda(lock: Lock, target: Target, parts: tuple[LockedConda, ...]) -> None:
-    told = [(minor_version(one.version), one) for one in cuda_packages(lock)]
+    told = [(minor_version(package.version), package) for package in cuda_packages(lock)]
     built = [(word, part) for part in parts if (word := built_for(part.build))]
     for word, part in built:
         if word == "cpu":
@@ -86,14 +86,14 @@ def _check_cuda(lock: Lock, target: Target, parts: tuple[LockedConda, ...]) -> N
                 hint=f'add "{part.name} * *cuda*" to the constraints at {target.where}',
             )
     # cuda-version bounds what others bring, and brings nothing itself.
-    if not built and all(one.name == "cuda-version" for _, one in told):
+    if not built and all(package.name == "cuda-version" for _, package in told):
         raise LockError(
             f"{target.name}: {_shown(parts[0])} and its dependencies bring no CUDA: "
             "the image would silently compute on the CPU",
             hint=f"add what brings CUDA's libraries to the packages at {target.where}, such as "
             f'"cuda-cudart {target.cuda}.*"',
         )
-    runtimes = [one for _, one in told if one.name in _RUNTIMES]
+    runtimes = [package for _, package in told if package.name in _RUNTIMES]
     if len(runtimes) > 1:
         raise LockError(
             f"{target.name}: comes with more than one CUDA runtime ({' and '.join(map(_shown, runtimes))})",
@@ -108,12 +108,12 @@ def _check_cuda(lock: Lock, target: Target, parts: tuple[LockedConda, ...]) -> N
         )
     # A build for CUDA 12.0 runs with the libraries of 12.6: beside packages that tell, its major counts.
     asked = target.cuda.partition(".")[0] if told else target.cuda
-    wrong = [one for one in told if not _fits(target.cuda, one[0])] or [
-        one for one in built if not _fits(asked, one[0])
+    wrong = [pair for pair in told if not _fits(target.cuda, pair[0])] or [
+        pair for pair in built if not _fits(asked, pair[0])
     ]
     if wrong:
         cuda, package = wrong[0]
-        names = {one.name for one in lock.conda}
+        names = {package.name for package in lock.conda}
         # conda-forge binds its CUDA libraries to each other by cuda-version; a framework has its build.
         name = "cuda-version" if package.name in _RUNTIMES and "cuda-version" in names else package.name
         dotted = re.search(r"cu(?:da)?[0-9]+\.", package.build)

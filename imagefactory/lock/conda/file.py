@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from urllib.parse import unquote
 
 from imagefactory.errors import LockError
@@ -178,6 +179,7 @@ def pip_digest(text: str) -> str:
     return found[1] if found else ""
 
 
+@lru_cache(maxsize=256)  # as `parse_lock` of wheels, and some targets are built on others
 def parse_conda_lock(text: str, file: str) -> Lock:
     """The lock in `text`, without wheels; `file` is named in faults.
 
@@ -251,7 +253,7 @@ def _read_lock(reader: _LockReader) -> Lock:
         raise reader.fault(f"is version {version} of conda-lock's format; this imagefactory writes {FORMAT}")
     reader.expect("metadata:")
     reader.expect("  content_hash:")
-    subdir = next((one for one in SUBDIRS.values() if reader.line.startswith(f"    {one}: ")), "linux-64")
+    subdir = next((name for name in SUBDIRS.values() if reader.line.startswith(f"    {name}: ")), "linux-64")
     content_hash = reader.value(f"    {subdir}: ", r"[0-9a-f]{64}")
     reader.expect("  channels:")
     channels = []
@@ -297,7 +299,7 @@ def _read_lock(reader: _LockReader) -> Lock:
         wheels=(),
         conda=tuple(packages),
         channels=tuple(channels),
-        system=tuple((name, value) for name, _, value in (one.partition("=") for one in system.split())),
+        system=tuple((name, value) for name, _, value in (entry.partition("=") for entry in system.split())),
         note=note,
     )
 

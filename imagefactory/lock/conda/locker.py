@@ -63,9 +63,9 @@ class CondaLocker:
         solution that is not what the target names, ToolError without py-rattler.
         """
         target, previous = request.target, request.previous
-        wanted = content_hash(target, request.base, request.under)
+        decided = content_hash(target, request.base, request.under)
         update = _known_updates(request)
-        unchanged = previous is not None and previous.content_hash == wanted
+        unchanged = previous is not None and previous.content_hash == decided
         if previous and unchanged and not update.any and not request.update_all:
             kept = previous if previous.target == target.name else replace(previous, target=target.name)
             check_facts(kept, target)
@@ -77,11 +77,11 @@ class CondaLocker:
                 conda = self._solve(request, moving, unchanged=unchanged)
                 task.advance(len(conda))
             # A channel may mend what it says of a package; what is below stays as it was locked.
-            below = {one.url: one for one in (request.under.conda if request.under else ())}
-            conda = tuple(below.get(one.url, one) for one in conda)
+            below = {package.url: package for package in (request.under.conda if request.under else ())}
+            conda = tuple(below.get(package.url, package) for package in conda)
         lock = Lock(
             target=target.name,
-            content_hash=wanted,
+            content_hash=decided,
             python=target.python,
             platform=f"manylinux_{_glibc(request).replace('.', '_')}_{MACHINES[target.platform]}",
             solver=self._solver_name(),
@@ -169,20 +169,20 @@ def _known_updates(request: LockRequest) -> _Update:
     for name in request.update:
         normal = canonicalize_name(name)
         same = name.lower() if name.lower() in conda or normal in wheels else called.get(normal, "")
-        found: dict[str, set[str]] = {"conda": conda & {same}, "wheels": wheels & {str(normal)}}
-        if not any(found.values()):
+        names: dict[str, set[str]] = {"conda": conda & {same}, "wheels": wheels & {str(normal)}}
+        if not any(names.values()):
             near = difflib.get_close_matches(name.lower(), sorted(conda | wheels), n=1, cutoff=0.5)
             held = "has no lock yet" if previous is None else f"holds no package '{name}'"
             raise LockError(
                 f"{target.name} {held}, so there is nothing to update",
                 hint=f"did you mean '{near[0]}'?" if near else f"imagefactory lock {target.name}",
             )
-        if below & (found["conda"] | found["wheels"]):
+        if below & (names["conda"] | names["wheels"]):
             raise LockError(
                 f"{target.name} is built on {target.on}, whose '{name}' it keeps",
                 hint=f"imagefactory lock {target.on} --update {name}, then imagefactory lock {target.name}",
             )
-        moving = {kind: moving[kind] | found[kind] for kind in moving}
+        moving = {kind: moving[kind] | names[kind] for kind in moving}
     return _Update(conda=tuple(sorted(moving["conda"])), wheels=tuple(sorted(moving["wheels"])))
 
 
@@ -208,22 +208,29 @@ class _Decision:
         previous, under = self._request.previous, self._request.under
         below = under.conda if under else ()
         kept = previous.conda if previous and not self._request.update_all else ()
-        found = await self._solver.find((*kept, *below)) if below or kept else {}
-        self._refuse_gone([one for one in below if one.url not in found], self._request.target.on)
+        records = await self._solver.find((*kept, *below)) if below or kept else {}
+        self._refuse_gone(
+            [package for package in below if package.url not in records], self._request.target.on
+        )
         fixed = {package.name for package in below}
-        stay = [one for one in kept if one.name not in {*update, *fixed}]
+        stay = [package for package in kept if package.name not in {*update, *fixed}]
         if unchanged:
-            self._refuse_gone([one for one in stay if one.url not in found], self._request.target.name)
+            self._refuse_gone(
+                [package for package in stay if package.url not in records], self._request.target.name
+            )
         self._question = replace(
             self._question,
-            specs=(*self._question.specs, *(f"{one.name} =={one.version} {one.build}" for one in below)),
-            pinned=tuple(found[one.url] for one in below),
-            favoured=tuple(found[one.url] for one in stay if one.url in found),
+            specs=(
+                *self._question.specs,
+                *(f"{package.name} =={package.version} {package.build}" for package in below),
+            ),
+            pinned=tuple(records[package.url] for package in below),
+            favoured=tuple(records[package.url] for package in stay if package.url in records),
         )
         if update:
             await self._ask(self._question)  # what cannot be solved at all is told as such
         for name in update:
-            old = found.get(next(one.url for one in kept if one.name == name))
+            old = records.get(next(package.url for package in kept if package.name == name))
             self._question = await self._newest(name, old)
         return await self._settle()
 
@@ -245,21 +252,21 @@ class _Decision:
         if not any(name_of(record) == name for record in await self._solver.solution(question)):
             return question  # nothing needs it any more
         newer = [step for step in await self._steps(name) if old is None or step.rank > rank(old)]
-        widest = self._with_still(_below((one for step in newer for one in step.depends), favoured))
+        widest = self._with_still(_below((need for step in newer for need in step.depends), favoured))
         most = await self._reach(widest, name, old)
         for step in newer:
             if most and step.rank <= most:
                 free = _below(step.depends, favoured)
-                wanted = self._with_still(free)
-                if await self._solver.solution(replace(wanted, specs=(*wanted.specs, step.spec))):
+                trial = self._with_still(free)
+                if await self._solver.solution(replace(trial, specs=(*trial.specs, step.spec))):
                     self._free |= free
                     return replace(question, specs=(*question.specs, step.spec))
-        ahead = (f"{name_of(one)} >={one.version}" for one in favoured)
+        ahead = (f"{name_of(record)} >={record.version}" for record in favoured)
         upwards = replace(question, constraints=(*question.constraints, *ahead))
         most = await self._reach(upwards, name, old)
         for step in newer:
-            wanted = replace(upwards, specs=(*upwards.specs, step.spec))
-            if most and step.rank <= most and await self._solver.solution(wanted):
+            trial = replace(upwards, specs=(*upwards.specs, step.spec))
+            if most and step.rank <= most and await self._solver.solution(trial):
                 self._free |= {name_of(record) for record in favoured}
                 return replace(question, specs=(*question.specs, step.spec))
         return replace(question, favoured=(*favoured, old)) if old else question
@@ -295,17 +302,17 @@ class _Decision:
             for text in (*self._question.specs, *self._question.constraints)
             if split_spec(text)[1] == name
         ]
-        found: dict[Rank, list[RepoDataRecord]] = {}
+        by_rank: dict[Rank, list[RepoDataRecord]] = {}
         for record in await self._solver.records([name]):
             if all(self._solver.matches(record, text) for text in wishes):
-                found.setdefault(rank(record), []).append(record)
+                by_rank.setdefault(rank(record), []).append(record)
         return [
             _Step(
-                spec=f'{name}[version="=={one[0].version}", build_number="{one[0].build_number}"]',
+                spec=f'{name}[version="=={records[0].version}", build_number="{records[0].build_number}"]',
                 rank=order,
-                depends=frozenset(split_spec(text)[1] for record in one for text in record.depends),
+                depends=frozenset(split_spec(text)[1] for record in records for text in record.depends),
             )
-            for order, one in sorted(found.items(), key=lambda item: item[0], reverse=True)
+            for order, records in sorted(by_rank.items(), key=lambda item: item[0], reverse=True)
         ]
 
     async def _settle(self) -> list[RepoDataRecord]:

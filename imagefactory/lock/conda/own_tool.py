@@ -121,12 +121,12 @@ class CondaLockLocker(CondaLocker):
         """The packages of a solution that holds `pinned` as far as they are needed."""
         question = first_question(target)
         fixed = {package.name: package for package in pinned}
-        pins = [f"{one.name} =={one.version} {one.build}" for one in fixed.values()]
+        pins = [f"{package.name} =={package.version} {package.build}" for package in fixed.values()]
         answer = self._run(target, question, pins)
         names = sorted({_name(address) for address in answer})
         solver = Solver(target, self._channels, self._channels.gateway(self._cache))
         known = {solver.true_address(record): record for record in run(solver.records(names))}
-        found: dict[str, LockedConda] = {}
+        packages: dict[str, LockedConda] = {}
         for address, sha256 in answer.items():
             true = self._channels.true_address(address, target.channels)
             if true not in known:
@@ -147,8 +147,8 @@ class CondaLockLocker(CondaLocker):
                     f"{fixed[package.name].url}",
                     hint='write solver = "rattler", which pins the very file',
                 )
-            found[package.name] = package
-        return _needed(found, [_named(spec) for spec in question.specs])
+            packages[package.name] = package
+        return _needed(packages, [_named(spec) for spec in question.specs])
 
     def _run(self, target: Target, question: CondaQuestion, pins: Iterable[str]) -> dict[str, str]:
         """Address -> sha256 (empty where it is not told) of what conda-lock locks for a question."""

@@ -75,7 +75,7 @@ def lock_pip(
         target=target.name, content_hash="", python=target.python, platform=platform, solver="", wheels=()
     )
     held = {wheel.name for wheel in previous.wheels} if previous else set()
-    wanted = WheelQuestion(
+    question = WheelQuestion(
         lock=empty,
         requirements=target.pip,
         previous=replace(previous, platform=platform) if previous else None,
@@ -84,19 +84,21 @@ def lock_pip(
         fixed=fixed,
     )
     with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:
-        wanted = replace(
-            wanted, given=tuple(one.pin for one in given.values()), stubs=_write_stubs(Path(folder), given)
+        question = replace(
+            question,
+            given=tuple(package.pin for package in given.values()),
+            stubs=_write_stubs(Path(folder), given),
         )
         try:
-            pins = locker.solve(wanted)
+            pins = locker.solve(question)
             while lacking := {name for name, _ in pins.lacking if name in given and not given[name].provides}:
                 asked = {name: [extra for of, extra in pins.lacking if of == name] for name in lacking}
                 given |= {name: _with_extras(given[name], asked[name], locker, empty) for name in lacking}
                 _write_stubs(Path(folder), {name: given[name] for name in lacking})
-                pins = locker.solve(wanted)
+                pins = locker.solve(question)
         except UnsolvableError as error:
             raise _explain(error, given) from error
-        return locker.wheels(wanted, pins, progress or Quiet())
+        return locker.wheels(question, pins, progress or Quiet())
 
 
 def given_packages(conda: Iterable[LockedConda]) -> dict[str, GivenPackage]:
@@ -105,7 +107,7 @@ def given_packages(conda: Iterable[LockedConda]) -> dict[str, GivenPackage]:
     A package counts as a Python package if it depends on Python. Where two bring one name, the whole
     package (`matplotlib`) gives way to what it is made of (`matplotlib-base`).
     """
-    found: dict[str, GivenPackage] = {}
+    given: dict[str, GivenPackage] = {}
     names = pypi_names()
     for package in sorted(conda, key=lambda one: (one.name in names, one.name)):
         needs = {spec.split()[0] for spec in package.depends if spec.strip()}
@@ -114,8 +116,8 @@ def given_packages(conda: Iterable[LockedConda]) -> dict[str, GivenPackage]:
         version = _public(package.version)
         for name in names.get(package.name, (package.name,)):
             normal = canonicalize_name(name)
-            found[normal] = GivenPackage(name=normal, version=version, conda=package)
-    return found
+            given[normal] = GivenPackage(name=normal, version=version, conda=package)
+    return given
 
 
 def _public(version: str) -> str:
@@ -158,20 +160,20 @@ def _refuse_replaced(request: LockRequest, given: Mapping[str, GivenPackage]) ->
             )
 
 
-def _with_extras(one: GivenPackage, asked: Iterable[str], locker: UvLocker, empty: Lock) -> GivenPackage:
+def _with_extras(package: GivenPackage, asked: Iterable[str], locker: UvLocker, empty: Lock) -> GivenPackage:
     """The package with what its extras need, as the index tells it of the same version."""
     try:
-        metadata, _ = parse_email(locker.metadata(f"{one.name}=={one.version}", empty))
+        metadata, _ = parse_email(locker.metadata(f"{package.name}=={package.version}", empty))
     except LockError as error:
         extras = ", ".join(sorted(asked))
         raise LockError(
-            f"{empty.target}: pip asks for {one.name}[{extras}], conda brings {_shown(one)}, and what "
-            f"'{extras}' needs is not known: {error.message.removeprefix(f'{empty.target}: ')}",
-            hint=f"constrain conda's {one.conda.name} to a version that the package index has too",
+            f"{empty.target}: pip asks for {package.name}[{extras}], conda brings {_shown(package)}, and "
+            f"what '{extras}' needs is not known: {error.message.removeprefix(f'{empty.target}: ')}",
+            hint=f"constrain conda's {package.conda.name} to a version that the package index has too",
         ) from error
     needs = [text for text in metadata.get("requires_dist", []) if re.search(r";.*\bextra\b", text)]
     return replace(
-        one,
+        package,
         extras=tuple(needs),
         # An extra that the package does not have is asked for nothing, as everywhere.
         provides=tuple(sorted({*metadata.get("provides_extra", []), *asked})),
@@ -210,11 +212,11 @@ def _explain(error: UnsolvableError, given: Mapping[str, GivenPackage]) -> Unsol
         return re.sub(r"([A-Za-z0-9._-]+)==[^\s,]+?\+given", called, text)
 
     hint = "change the versions in `pip`, or those of conda's packages in `packages` and `constraints`"
-    for one in given.values():
-        if one.pin not in error.tree:
+    for package in given.values():
+        if package.pin not in error.tree:
             continue
-        asked = re.search(rf"(?<![\w.-]){re.escape(one.name)}([<>=!~][^\s+]*?)(?=,?\s|$)", error.tree)
-        wish = f"{one.conda.name} {asked[1]}" if asked else f"another {one.conda.name}"
+        asked = re.search(rf"(?<![\w.-]){re.escape(package.name)}([<>=!~][^\s+]*?)(?=,?\s|$)", error.tree)
+        wish = f"{package.conda.name} {asked[1]}" if asked else f"another {package.conda.name}"
         hint = (
             f"every conda package stays as it is: ask another version of what needs it in `pip`, "
             f"or write '{wish}' in `packages`, so that conda brings another version"

@@ -119,18 +119,18 @@ class Solver:
             found = await self._solve(question, names)
         return found
 
-    async def _passed_over(self, question: CondaQuestion, found: Sequence[RepoDataRecord]) -> list[str]:
+    async def _passed_over(self, question: CondaQuestion, solution: Sequence[RepoDataRecord]) -> list[str]:
         """The names that came from a channel although one before it has them in other versions.
 
         rattler reads of what is asked for only the records that match; strict priority is about names.
         """
         asked = {split_spec(text)[1] for text in question.specs if "::" not in text}
-        places = {name_of(one): self._place(one) for one in found}
+        places = {name_of(record): self._place(record) for record in solution}
         later = {name: places[name] for name in asked & places.keys() if places[name]}
         if not later:
             return []
         before = await self.records(sorted(later), first=max(later.values()))
-        first = {name_of(one): self._place(one) for one in reversed(before)}
+        first = {name_of(record): self._place(record) for record in reversed(before)}
         return sorted(name for name in first if first[name] < later[name])
 
     async def _solve(self, question: CondaQuestion, names: Sequence[str]) -> list[RepoDataRecord]:
@@ -141,7 +141,7 @@ class Solver:
         constraints = [self._spec(text) for text in question.constraints]
         virtual = [self._virtual(*row) for row in question.virtual]
         try:
-            found: list[RepoDataRecord] = await self._reading(
+            solution: list[RepoDataRecord] = await self._reading(
                 lambda: rattler.solve(
                     sources=self._sources,
                     specs=specs,
@@ -155,7 +155,7 @@ class Solver:
                     channel_relations="disabled",
                 )
             )
-            return found
+            return solution
         except rattler.exceptions.SolverError as error:
             raise NoSolutionError(self._with_true_addresses(str(error))) from error
 

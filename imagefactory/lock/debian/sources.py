@@ -120,7 +120,7 @@ def _looks_official(source: AptSource) -> bool:
 
 def read_sources(etc_apt: Path) -> tuple[AptSource, ...]:
     """All binary sources of the machine's apt, in apt's own order of files."""
-    found: list[AptSource] = []
+    sources: list[AptSource] = []
     parts = sorted((etc_apt / "sources.list.d").glob("*")) if (etc_apt / "sources.list.d").is_dir() else []
     for path in [etc_apt / "sources.list", *parts]:
         if path.suffix not in (".list", ".sources") or not path.is_file():
@@ -129,19 +129,19 @@ def read_sources(etc_apt: Path) -> tuple[AptSource, ...]:
             text = path.read_text(encoding="utf-8", errors="replace")
         except PermissionError:  # a source with a password in it, that apt of this user cannot read either
             continue
-        found.extend(parse_sources_list(text) if path.suffix == ".list" else parse_deb822_sources(text))
-    return tuple(found)
+        sources.extend(parse_sources_list(text) if path.suffix == ".list" else parse_deb822_sources(text))
+    return tuple(sources)
 
 
 def parse_sources_list(text: str) -> list[AptSource]:
     """Sources in apt's one-line style (sources.list(5)). Lines that are no binary source are passed over."""
-    found: list[AptSource] = []
+    sources: list[AptSource] = []
     for line in text.splitlines():
         match = re.fullmatch(r"\s*deb\s+(?:\[([^\]]*)\]\s+)?(\S+)\s+(\S+)((?:\s+[^\s#]+)*)\s*(?:#.*)?", line)
         if match is None:
             continue
         options = dict(part.split("=", 1) for part in (match[1] or "").lower().split() if "=" in part)
-        found.append(
+        sources.append(
             AptSource(
                 uri=match[2].rstrip("/"),
                 suite=match[3],
@@ -150,17 +150,17 @@ def parse_sources_list(text: str) -> list[AptSource]:
                 check_valid_until=options.get("check-valid-until", "yes") not in ("no", "false"),
             )
         )
-    return found
+    return sources
 
 
 def parse_deb822_sources(text: str) -> list[AptSource]:
     """Sources in apt's deb822 style (sources.list(5)): one for each address and suite."""
-    found: list[AptSource] = []
+    sources: list[AptSource] = []
     for stanza in parse_stanzas(text):
         fields = {key.lower(): value for key, value in stanza.items()}
         if "deb" not in fields.get("types", "").split() or fields.get("enabled", "yes").lower() == "no":
             continue
-        found.extend(
+        sources.extend(
             AptSource(
                 uri=uri.rstrip("/"),
                 suite=suite,
@@ -171,7 +171,7 @@ def parse_deb822_sources(text: str) -> list[AptSource]:
             for uri in fields.get("uris", "").split()
             for suite in fields.get("suites", "").split()
         )
-    return found
+    return sources
 
 
 def parse_stanzas(text: str) -> Iterator[dict[str, str]]:

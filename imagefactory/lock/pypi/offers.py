@@ -52,13 +52,13 @@ def parse_pylock(text: str, path: Path, target: str) -> dict[str, tuple[WheelOff
                 f"{target}: '{name}' does not come from a package index",
                 hint=f"write '{name}' with a version, not with an address",
             )
-        found = []
+        wheels = []
         for wheel in package.get("wheels", []):
             url = wheel.get("url") or (path.parent / wheel["path"]).as_uri()
             filename = wheel.get("name") or unquote(urlsplit(url).path.rpartition("/")[2])
             sha256 = wheel.get("hashes", {}).get("sha256", "").lower()
-            found.append(WheelOffer(filename=filename, url=url, sha256=sha256, size=wheel.get("size")))
-        offers[name] = tuple(found)
+            wheels.append(WheelOffer(filename=filename, url=url, sha256=sha256, size=wheel.get("size")))
+        offers[name] = tuple(wheels)
     return offers
 
 

@@ -59,13 +59,13 @@ def _parse_json(text: str, address: str) -> tuple[IndexFile, ...]:
 def _parse_html(text: str, address: str) -> tuple[IndexFile, ...]:
     anchors = _Anchors()
     anchors.feed(text)
-    found = []
+    files = []
     for target in anchors.targets:
         url, fragment = urldefrag(urljoin(address, target))
         digest = fragment.removeprefix("sha256=") if fragment.startswith("sha256=") else ""
         name = unquote(urlsplit(url).path.rpartition("/")[2])
-        found.append(IndexFile(filename=name, url=url, sha256=digest.lower()))
-    return tuple(found)
+        files.append(IndexFile(filename=name, url=url, sha256=digest.lower()))
+    return tuple(files)
 
 
 class _Anchors(html.parser.HTMLParser):

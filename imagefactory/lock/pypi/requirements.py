@@ -6,6 +6,7 @@ It is a requirements file, so pip and uv install it without imagefactory, and it
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from imagefactory.errors import LockError
-from imagefactory.lock.pypi.tags import MACHINES, fitting_tags
+from imagefactory.lock.pypi.tags import MACHINES, fitting_set
 from imagefactory.model import Lock, LockedWheel
 
 FORMAT = 1
@@ -52,6 +53,7 @@ def format_lock(lock: Lock) -> str:
     return "\n".join(lines) + "\n"
 
 
+@lru_cache(maxsize=256)  # a command asks for a target's lock once for each thing it wants to know of it
 def parse_lock(text: str, file: str) -> Lock:
     """The lock in `text`; `file` is named in faults.
 
@@ -159,6 +161,6 @@ def _misfit(wheel: LockedWheel, python: str, platform: str) -> str:
         return str(error)
     if (name, version) != (wheel.name, pinned):
         return f"'{wheel.filename}' is not {wheel.name} {wheel.version}"
-    if offered.isdisjoint(fitting_tags(python, platform)):
+    if offered.isdisjoint(fitting_set(python, platform)):
         return f"'{wheel.filename}' does not fit Python {python} on {platform}"
     return ""

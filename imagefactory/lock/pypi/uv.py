@@ -65,13 +65,13 @@ class UvLocker:
     def require(self) -> str:
         """uv's version. Raises ToolError without uv."""
         done = self._run(["--version"])
-        found = re.search(r"\d+\.\d+\.\d+\S*", done.stdout)
-        if done.returncode != 0 or not found:
+        match = re.search(r"\d+\.\d+\.\d+\S*", done.stdout)
+        if done.returncode != 0 or not match:
             raise ToolError(
                 f"uv does not start: {(done.stderr or done.stdout).strip()[:200]}",
                 hint="pip install --force-reinstall 'imagefactory[build]'",
             )
-        return found[0]
+        return match[0]
 
     def lock(self, request: LockRequest, progress: Progress) -> Lock:
         """The lock of a target.
@@ -96,7 +96,7 @@ class UvLocker:
             solver=f"uv {self.require()}",
             wheels=(),
         )
-        wanted = WheelQuestion(
+        question = WheelQuestion(
             lock=empty,
             requirements=target.requirements,
             constraints=target.constraints,
@@ -106,22 +106,22 @@ class UvLocker:
             fixed=under.wheels if under else (),
         )
         try:
-            lock = replace(empty, wheels=self.wheels(wanted, self.solve(wanted), progress))
+            lock = replace(empty, wheels=self.wheels(question, self.solve(question), progress))
         except UnsolvableError as error:
             raise explain_on(error, under) if under else error from error
         check_facts(lock, target)
         return lock
 
-    def wheels(self, wanted: WheelQuestion, pins: Pins, progress: Progress) -> tuple[LockedWheel, ...]:
+    def wheels(self, question: WheelQuestion, pins: Pins, progress: Progress) -> tuple[LockedWheel, ...]:
         """The very wheels of a solution, sorted by name.
 
-        A file of `wanted.previous` stays while its version does and the index has it. Raises LockError for
+        A file of `question.previous` stays while its version does and the index has it. Raises LockError for
         a package without a fitting wheel.
         """
-        offers = self.offers(pins.lines, wanted.lock)
-        kept = kept_wheels(wanted.previous, wanted.lock, wanted.update)
-        chosen = self._sizes(self._choose(offers, wanted.lock, kept), offers, progress)
-        return tuple(sorted((*wanted.fixed, *chosen), key=lambda wheel: wheel.name))
+        offers = self.offers(pins.lines, question.lock)
+        kept = kept_wheels(question.previous, question.lock, question.update)
+        chosen = self._sizes(self._choose(offers, question.lock, kept), offers, progress)
+        return tuple(sorted((*question.fixed, *chosen), key=lambda wheel: wheel.name))
 
     def addresses(self, lock: Lock) -> dict[str, str]:
         """Where each locked wheel is now: file name -> URL (which may hold the index's credentials).
@@ -130,31 +130,33 @@ class UvLocker:
         is still found. Raises LockError for a file that the index no longer has or has changed.
         """
         offers = self.offers([f"{wheel.name}=={wheel.version}" for wheel in lock.wheels], lock)
-        found, missing = {}, []
+        urls, missing = {}, []
         for wheel in lock.wheels:
             url = address_of(wheel, offers.get(wheel.name, ()), lock)
             if url:
-                found[wheel.filename] = url
+                urls[wheel.filename] = url
             else:
                 missing.append(wheel)
-        return found | self._search(missing, lock)
+        return urls | self._search(missing, lock)
 
-    def solve(self, wanted: WheelQuestion) -> Pins:
+    def solve(self, question: WheelQuestion) -> Pins:
         """uv's solution without what is fixed or given. Raises UnsolvableError, or ToolError without uv."""
         # A pin among the requirements also lets uv take a version that has been yanked since.
-        fixed = tuple(f"{wheel.name}=={wheel.version}" for wheel in wanted.fixed)
+        fixed = tuple(f"{wheel.name}=={wheel.version}" for wheel in question.fixed)
         with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:
             asked, bounds, out = (Path(folder) / name for name in ("in.txt", "bounds.txt", "out.txt"))
-            asked.write_text(_lines({*wanted.requirements, *fixed}))
-            bounds.write_text(_lines({*wanted.constraints, *wanted.given}))
-            if wanted.previous and not wanted.update_all:  # uv prefers the versions of the file it replaces
-                out.write_text(_lines({f"{one.name}=={one.version}" for one in wanted.previous.wheels}))
-            more = [f"--upgrade-package={name}" for name in wanted.update]
-            more += [f"--find-links={wanted.stubs}"] if wanted.stubs else []
+            asked.write_text(_lines({*question.requirements, *fixed}))
+            bounds.write_text(_lines({*question.constraints, *question.given}))
+            if (
+                question.previous and not question.update_all
+            ):  # uv prefers the versions of the file it replaces
+                out.write_text(_lines({f"{one.name}=={one.version}" for one in question.previous.wheels}))
+            more = [f"--upgrade-package={name}" for name in question.update]
+            more += [f"--find-links={question.stubs}"] if question.stubs else []
             arguments = [str(asked), f"--constraints={bounds}", f"--output-file={out}", *more]
-            told = self._compile(arguments, wanted.lock).stderr
+            told = self._compile(arguments, question.lock).stderr
             pins = [line for line in out.read_text().splitlines() if "==" in line]
-        elsewhere = {canonicalize_name(pin.partition("==")[0]) for pin in (*fixed, *wanted.given)}
+        elsewhere = {canonicalize_name(pin.partition("==")[0]) for pin in (*fixed, *question.given)}
         lacking = re.findall(r"The package `([^`=]+)==[^`]*` does not have an extra named `([^`]+)`", told)
         return Pins(
             lines=tuple(pin for pin in pins if canonicalize_name(pin.partition("==")[0]) not in elsewhere),
@@ -335,7 +337,7 @@ class UvLocker:
             return {}
         web = Web(self._index)
         try:
-            found, pages = {}, self._pages(missing, lock)
+            urls, pages = {}, self._pages(missing, lock)
             for wheel in missing:
                 listed = project_files(web, pages[wheel]) if wheel in pages else ()
                 offers = [
@@ -349,8 +351,8 @@ class UvLocker:
                         f"(sha256 {wheel.sha256[:12]}...)",
                         hint=f"imagefactory lock {lock.target} --update {wheel.name}",
                     )
-                found[wheel.filename] = url
-            return found
+                urls[wheel.filename] = url
+            return urls
         except (RefusedError, TransientError) as error:
             raise LockError(
                 f"{lock.target}: a project's page could not be read: {redact(str(error))}", hint="try again"

@@ -26,6 +26,7 @@ from imagefactory.web import (
     TransientError,
     arriving,
     may_pass,
+    mount_timely,
     read_some,
     reason_of,
     retry_after,
@@ -220,6 +221,7 @@ class RegistrySession:
         connection: requests.Session | None = getattr(self._local, "connection", None)
         if connection is None:
             connection = _Connection()
+            mount_timely(connection)
             connection.headers.update({"Accept-Encoding": "identity", "User-Agent": "imagefactory"})
             connection.trust_env = not self._here  # no proxy stands between this machine and itself
             self._local.connection = connection

@@ -261,9 +261,9 @@ class _ManifestPut:
     def go(self) -> Descriptor:
         session, download, repository = self.owner.session, self.owner.download, self.repository
         if self.tried:  # the last one may have arrived: then nothing is put again over what came later
-            found = download.manifest_now(repository, self.tag or self.digest)
-            if found is not None and found[0].digest == self.digest:
-                return found[0]
+            manifest = download.manifest_now(repository, self.tag or self.digest)
+            if manifest is not None and manifest[0].digest == self.digest:
+                return manifest[0]
         self.tried = True
         ask = Ask(
             method="PUT",
@@ -284,14 +284,14 @@ class _ManifestPut:
             raise TransientError(str(error), status=error.status) from None
         if told.startswith("sha256:") and told != self.digest:
             raise RefusedError(f"it took another manifest than was sent: {told[:80]}")
-        found = download.manifest_now(repository, self.digest)
-        if found is None or found[1] != self.data:
+        manifest = download.manifest_now(repository, self.digest)
+        if manifest is None or manifest[1] != self.data:
             raise TransientError("the registry took the manifest and does not give it back")
         if self.tag:
-            found = download.manifest_now(repository, self.tag)
-            if found is None:
+            manifest = download.manifest_now(repository, self.tag)
+            if manifest is None:
                 raise TransientError("the registry took the manifest and does not know its tag")
-        return found[0]
+        return manifest[0]
 
 
 def _range_end(headers: Mapping[str, str]) -> int | None:

@@ -98,7 +98,7 @@ def _blanks(text: str, at: int) -> int:
 
 def parse_ads(rows: Iterable[Ad], taken: datetime) -> Inventory:
     """The machines that have GPUs, by name; each GPU once. Raises ToolError for more than MAX_ADS ads."""
-    found: dict[str, list[_Slot]] = {}
+    by_startd: dict[str, list[_Slot]] = {}
     notes: list[str] = []
     pools = set()
     for number, row in enumerate(rows):
@@ -111,9 +111,9 @@ def parse_ads(rows: Iterable[Ad], taken: datetime) -> Inventory:
         slot = _read_slot(row, ad)
         notes += slot.notes
         if slot.gpus:
-            found.setdefault(slot.startd, []).append(slot)
+            by_startd.setdefault(slot.startd, []).append(slot)
     seen: set[tuple[object, ...]] = set()
-    machines = [_join(name, slots, seen) for name, slots in sorted(found.items())]
+    machines = [_join(name, slots, seen) for name, slots in sorted(by_startd.items())]
     named = sorted(pools - {""})
     return Inventory(
         pool=named[0] if len(named) == 1 else "",
@@ -288,15 +288,15 @@ def _plain(row: Ad, ad: Ad) -> dict[str, str | int | float | bool]:
 
     Of a partitionable slot Cpus, Memory, Disk and GPUs are the whole slot's, not what its jobs have left.
     """
-    found: dict[str, str | int | float | bool] = {}
+    attributes: dict[str, str | int | float | bool] = {}
     for key, value in row.items():
         if not is_told(str(key)):
             continue
         if ad.get("partitionableslot") is True and (whole := ad.get(_WHOLE.get(key, "").lower())) is not None:
             value = whole
         if isinstance(value, bool) or _is_number(value) or _is_text(value):
-            found[key] = value
-    return dict(sorted(found.items()))
+            attributes[key] = value
+    return dict(sorted(attributes.items()))
 
 
 @lru_cache(maxsize=4096)  # every slot has the same few hundred names

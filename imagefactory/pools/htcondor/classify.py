@@ -197,19 +197,19 @@ def read_node(folder: Path, name: str, limits: JobLimits) -> NodeFound:
 
 def read_result(folder: Path, node: SweepNode, limits: JobLimits) -> NodeResult:
     """As `read_node`, with the word of a run that was brought back; what it signs is collect's to say."""
-    found = read_node(folder, node.name, limits)
-    if found.run is None:
-        return found.result
+    state = read_node(folder, node.name, limits)
+    if state.run is None:
+        return state.result
     place = node_folder(folder, node.name)
     try:
         kit, asked = (json.loads(read(place / name, LARGEST_FILE) or b"") for name in (KIT, EXPECTATIONS))
-        run = parse_job_run(found.run, f"{node.name}/{RESULT}/{RUN}")
-        answer = JobAnswer(run=run, report=found.report, attempt=found.result.attempts[-1])
+        run = parse_job_run(state.run, f"{node.name}/{RESULT}/{RUN}")
+        answer = JobAnswer(run=run, report=state.report, attempt=state.result.attempts[-1])
         report = job_report(kit, asked, answer)
     except (StatementError, ValueError, KeyError, TypeError, AttributeError) as error:
         said = error.message if isinstance(error, StatementError) else "its files were changed"
-        return replace(found.result, outcome=Outcome.INFRASTRUCTURE, reason=clean(said))
-    return replace(found.result, outcome=report.outcome, reason=report.reason)
+        return replace(state.result, outcome=Outcome.INFRASTRUCTURE, reason=clean(said))
+    return replace(state.result, outcome=report.outcome, reason=report.reason)
 
 
 def _read_both(place: Path) -> tuple[tuple[JobAttempt, ...], NodeFiles]:

@@ -78,7 +78,7 @@ Value = str | float | bool | Mapping[str, str | float | bool]
 
 def _attributes(event: Event) -> dict[str, Value]:
     """What the startd said of the slot, by names in small letters; what cannot be read is left out."""
-    found: dict[str, Value] = {}
+    attributes: dict[str, Value] = {}
     for line in event.lines:
         match = _ATTRIBUTE.fullmatch(line)
         if not match:
@@ -86,13 +86,13 @@ def _attributes(event: Event) -> dict[str, Value]:
         name, text = match[1].lower(), match[2].strip()
         value = _nested(text[1:-1]) if text.startswith("[") and text.endswith("]") else _plain(text)
         if value is not None:
-            found[name] = value
-    return found
+            attributes[name] = value
+    return attributes
 
 
 def _nested(text: str) -> dict[str, str | float | bool] | None:
     """`Id = "GPU-a0223334"; Capability = 8.0`, None for anything but plain values."""
-    found: dict[str, str | float | bool] = {}
+    attributes: dict[str, str | float | bool] = {}
     at = 0
     while text[at:].strip():
         match = _PAIR.match(text, at)
@@ -100,9 +100,9 @@ def _nested(text: str) -> dict[str, str | float | bool] | None:
             return None
         value = _plain(match[2])
         if value is not None:
-            found[match[1].lower()] = value
+            attributes[match[1].lower()] = value
         at = match.end()
-    return found
+    return attributes
 
 
 def _plain(text: str) -> str | float | bool | None:

@@ -19,10 +19,11 @@ from imagefactory.documents import DIGEST, Digest, Fields, Fixed, Matching
 from imagefactory.errors import StatementError
 from imagefactory.model import Completed, Outcome
 from imagefactory.pools.model import JobAttempt, PoolGpu
+from imagefactory.settings.choices import HTCONDOR
 from imagefactory.verdicts.statement import missing_evidence
 from imagefactory.verify.evidence import parse_evidence
 from imagefactory.verify.gpu_outcome import Brought, GpuRun, GpuSuiteReport, outcome_of, parse_suite_report
-from imagefactory.verify.model import UUID, EvidenceKind, GpuIdentity, GpuReport, Hardware, Subject, digits_of
+from imagefactory.verify.model import UUID, GpuIdentity, GpuReport, Hardware, Subject, digits_of
 from imagefactory.verify.nonces import NONCE
 from imagefactory.verify.report import completed_of, end_of
 from imagefactory.verify.suite_report import ReportFault, clean
@@ -75,7 +76,7 @@ def parse_job_run(data: bytes, where: str) -> JobRun:
     row = _RUN.parse(document, where)
     seen = row["hardware"]
     if seen is not None:
-        seen = parse_evidence(seen, EvidenceKind.HTCONDOR, f"{where}: hardware")
+        seen = parse_evidence(seen, HTCONDOR, f"{where}: hardware")
     kept = {name: row[name] for name in ("nonce", "suite", "image", "started", "ended", "no_gpu")}
     return JobRun(completed=completed_of(row), hardware=seen, **kept)
 
@@ -104,7 +105,7 @@ def pool_hardware(attempt: JobAttempt, run: JobRun, met: GpuIdentity | None) -> 
         "driver-told-by": "startd" if gpu.driver else "job" if inside else "",
     }
     return Hardware(
-        kind=EvidenceKind.HTCONDOR,
+        kind=HTCONDOR,
         driver=gpu.driver or inside,
         gpus=known,
         known=tuple(one.uuid for one in known),

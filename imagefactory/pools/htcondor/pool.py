@@ -108,13 +108,13 @@ class HTCondor(SweepFolder):
         name = ["-batch-name", f"imagefactory+{folder.name}"]  # what condor_q shows it as
         argv = ["condor_submit_dag", *name, *_going_on(folder), DAG]
         said = self._run(argv, folder)
-        found = re.search(r"submitted to cluster ([0-9]{1,10})", said)
-        if not found:
+        match = re.search(r"submitted to cluster ([0-9]{1,10})", said)
+        if not match:
             raise ToolError(
                 f"condor_submit_dag names no job: {clean(said)[-200:]}",
                 hint=f"look into {folder}/{DAG}.dagman.out",
             )
-        return f"{found[1]}.0"
+        return f"{match[1]}.0"
 
     def jobs(self, folder: Path) -> tuple[str, ...]:
         """The DAGMan jobs in the queue that were submitted in this folder."""
@@ -204,13 +204,13 @@ def make_pool(environ: Mapping[str, str]) -> Pool:
 
 def _checked(folder: Path) -> Path:
     """The folder as DAGMan's job names it. Raises UsageError for a name that an expression cannot hold."""
-    found = folder.resolve()
-    if not re.fullmatch(FOLDER, str(found), re.ASCII):
+    path = folder.resolve()
+    if not re.fullmatch(FOLDER, str(path), re.ASCII):
         raise UsageError(
-            f"{clean(str(found))}: HTCondor takes no folder of that name",
+            f"{clean(str(path))}: HTCondor takes no folder of that name",
             hint="use letters, digits, '-', '_' and '.' in --folder",
         )
-    return found
+    return path
 
 
 def _going_on(folder: Path) -> list[str]:

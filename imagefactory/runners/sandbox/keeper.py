@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from .files import Carriers
+from .carriers import Carriers
 from .init import FORWARDED, Init
 from .streams import fill_stdio, forget_stdio, read_all, write_file
 from .syscalls import CLONE_NEWPID, CLONE_NEWUSER, SetupError, close_all_but, step, unshare
@@ -157,24 +157,26 @@ class Keeper:
     def prepare(self, caller: int) -> int:
         plan = self.plan
         with step("streams"):
-            carriers = Carriers()
-        held = lock_layers(plan["lower"])
-        scratch, lock, left = make_scratch(plan["scratch"])
-        try:
-            for text in left:
-                self.say(event="left", text=text)
-            with step("scratch", scratch):
-                make_skeleton(os.path.join(scratch, "skeleton"), plan)
-                with open(os.path.join(scratch, "hosts"), "w") as hosts:
-                    hosts.write(f"127.0.0.1 localhost {plan['hostname']}\n::1 localhost\n")
-            enter_user_namespace(plan)
-            code = self.keep(caller, scratch)
-            carriers.finish()
+            carriers = Carriers(find_terminals(interactive=plan["tty"]))
+        with contextlib.ExitStack() as shown:
+            held = lock_layers(plan["lower"])
+            scratch, lock, left = make_scratch(plan["scratch"])
+            try:
+                for text in left:
+                    self.say(event="left", text=text)
+                with step("scratch", scratch):
+                    make_skeleton(os.path.join(scratch, "skeleton"), plan)
+                    with open(os.path.join(scratch, "hosts"), "w") as hosts:
+                        hosts.write(f"127.0.0.1 localhost {plan['hostname']}\n::1 localhost\n")
+                enter_user_namespace(plan)
+                code = self.keep(caller, scratch, carriers, shown)
+            finally:
+                with contextlib.suppress(OSError):  # the next sandbox says what stays, and `store gc`
+                    remove_tree(scratch)
+                for fd in (*held, lock):
+                    os.close(fd)
+            carriers.finish(caller)
             return code
-        finally:
-            with contextlib.suppress(OSError):  # the next sandbox says what stays, and `store gc`
-                remove_tree(scratch)
-            del held, lock
 
     def on_signal(self, number: int, _: Any) -> None:
         if number == END_NOW:
@@ -188,7 +190,8 @@ class Keeper:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.init, number)
 
-    def keep(self, caller: int, scratch: str) -> int:
+    def keep(self, caller: int, scratch: str, carriers: Carriers, shown: contextlib.ExitStack) -> int:
+        """Starts the init and stays with it. Terminals are given back with `shown`, when all has been."""
         report, report_in = os.pipe()
         alive_out, alive = os.pipe()
         terminal, terminal_in = socket.socketpair()
@@ -205,8 +208,7 @@ class Keeper:
         os.close(report_in)
         os.close(alive_out)
         terminal_in.close()
-        groups = find_terminals(interactive=self.plan["tty"])
-        forget_stdio(*(fd for group in groups for fd in group))
+        forget_stdio(*(fd for group in carriers.terminals for fd in group))
         init = os.pidfd_open(self.init)
         received = receive_terminals(terminal)
         failure = read_all(report)
@@ -219,14 +221,12 @@ class Keeper:
         watch = Watch(self.plan["limits"], received[0], scratch) if received else None
         self.say(event="started")
         self.began = time.monotonic()
-        with contextlib.ExitStack() as shown:
-            relays = [
-                shown.enter_context(Relay(master, group, interactive=self.plan["tty"] and 0 in group))
-                for master, group in zip(received[1:], groups, strict=True)
-            ]
-            self.watch(caller, init, relays, watch)
-            for relay in relays:
-                relay.drain()
+        carriers.show(received[1:])
+        relays = [
+            shown.enter_context(Relay(master, group, interactive=self.plan["tty"] and 0 in group))
+            for master, group in zip(received[1:], carriers.terminals, strict=False)
+        ]
+        self.watch(caller, init, relays, watch)
         code = os.waitstatus_to_exitcode(os.waitpid(self.init, 0)[1])
         self.init = 0
         os.close(alive)  # open until now: its other end tells the init that this process lives
@@ -246,15 +246,14 @@ class Keeper:
 
         signal.signal(signal.SIGWINCH, resize)
         if not self.plan["tty"]:
-            # In the background this process neither reads nor stops: what is relayed is shown.
-            for number in (signal.SIGTTIN, signal.SIGTTOU):
-                signal.signal(number, signal.SIG_IGN)
-        poll = select.poll()
-        poll.register(init, select.POLLIN)
-        poll.register(caller, select.POLLIN)
+            signal.signal(signal.SIGTTIN, signal.SIG_IGN)  # in the background this process does not stop
         deadline = None if self.plan["timeout"] is None else self.began + self.plan["timeout"]
         look = self.began
+        watched = {init, caller}
         while True:
+            poll = select.poll()
+            for fd in watched:
+                poll.register(fd, select.POLLIN)
             waits = [wait for relay in relays if (wait := relay.register(poll)) is not None]
             if deadline is not None:
                 waits.append(int(max(0.0, deadline - time.monotonic()) * 1000) + 1)
@@ -262,10 +261,10 @@ class Keeper:
             if init in events:
                 return
             if caller in events:
-                poll.unregister(caller)
+                watched.remove(caller)
                 self.kill_init(signal.SIGKILL)
             for relay in relays:
-                relay.pass_on(events, poll)
+                relay.pass_on(events)
             if deadline is not None and time.monotonic() >= deadline:
                 self.timed_out, deadline = True, None
                 self.kill_init(signal.SIGKILL)

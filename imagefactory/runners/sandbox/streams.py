@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 
 
@@ -20,12 +19,6 @@ def read_all(fd: int) -> bytes:
         data += chunk
     os.close(fd)
     return data
-
-
-def write_all(fd: int, data: bytes) -> None:
-    with contextlib.suppress(OSError):
-        while data:
-            data = data[os.write(fd, data) :]
 
 
 def fill_stdio() -> None:

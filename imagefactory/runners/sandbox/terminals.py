@@ -15,8 +15,6 @@ import socket
 import termios
 import tty
 
-from .streams import write_all
-
 LOOK_AGAIN = 250  # milliseconds until a terminal is looked at again that is another program's now
 END_OF_FILE = b"\x04"
 INPUT, OUTPUT, LOCAL, CHARACTERS = 0, 1, 3, 6  # of what tcgetattr gives
@@ -65,13 +63,14 @@ def receive_terminals(channel: socket.socket) -> list[int]:
 
 
 class Relay:
-    """A terminal of the caller's on one side, the sandbox's own pseudo-terminal on the other."""
+    """A terminal of the caller's on one side, the sandbox's own pseudo-terminal on the other.
+
+    What is typed goes in here; what is shown comes out in a process of its own (`Carriers`).
+    """
 
     def __init__(self, master: int, group: tuple[int, ...], *, interactive: bool) -> None:
         self.master, self.group, self.interactive = master, group, interactive
         self.reads = 0 in group
-        self.shown_on = next((fd for fd in group if fd > 0), None)
-        self.open = True
         self.pending = b""  # typed, and not taken yet
         os.set_blocking(master, False)  # a command that reads nothing stops no clock
         self.resize()
@@ -108,28 +107,24 @@ class Relay:
 
     def register(self, poll: select.poll) -> int | None:
         """Says what is waited for now, and for how many milliseconds at most (None: for ever)."""
-        if self.open:
-            poll.register(self.master, select.POLLIN | (select.POLLOUT if self.pending else 0))
-        if not self.reads:
-            return None
-        if self.open and not self.pending and self.may_read():
-            poll.register(0, select.POLLIN)
-            return None
-        with contextlib.suppress(KeyError):
-            poll.unregister(0)
-        return None if self.pending or not self.open else LOOK_AGAIN
-
-    def pass_on(self, events: dict[int, int], poll: select.poll) -> None:
-        if self.reads and 0 in events and self.may_read():
-            self.take(events[0], poll)
         if self.pending:
-            with contextlib.suppress(OSError):
-                self.pending = self.pending[os.write(self.master, self.pending) :]
-        if self.open and self.master in events and not self.show():
-            poll.unregister(self.master)
-            self.open, self.pending = False, b""
+            poll.register(self.master, select.POLLOUT)
+        elif self.reads and self.may_read():
+            poll.register(0, select.POLLIN)
+        elif self.reads:
+            return LOOK_AGAIN
+        return None
 
-    def take(self, event: int, poll: select.poll) -> None:
+    def pass_on(self, events: dict[int, int]) -> None:
+        if self.reads and 0 in events and self.may_read():
+            self.take(events[0])
+        if self.pending:
+            with contextlib.suppress(OSError):  # full, or at its end: the next look tells
+                self.pending = self.pending[os.write(self.master, self.pending) :]
+        if events.get(self.master, 0) & select.POLLHUP:  # nobody holds the other side, or ever will
+            self.reads, self.pending = False, b""
+
+    def take(self, event: int) -> None:
         try:
             typed = os.read(0, 65536)
         except OSError:  # hung up, or it has just become another program's
@@ -138,24 +133,6 @@ class Relay:
             whole = self.interactive or typed.endswith(b"\n")
             self.pending = typed if whole else typed + END_OF_FILE  # as the terminal gives part of a line
         elif self.interactive or event & (select.POLLHUP | select.POLLERR):
-            poll.unregister(0)
             self.reads = False
         else:
             self.pending = END_OF_FILE
-
-    def show(self) -> bool:
-        """Passes on what the command has written. False at its end."""
-        try:
-            shown = os.read(self.master, 65536)
-        except BlockingIOError:
-            return True
-        except OSError:  # a pseudo-terminal whose other side is closed says EIO
-            return False
-        if self.shown_on is not None:
-            write_all(self.shown_on, shown)
-        return bool(shown)
-
-    def drain(self) -> None:
-        """What was written just before the end."""
-        while self.open and select.select([self.master], [], [], 0)[0]:
-            self.open = self.show()

@@ -273,16 +273,16 @@ def known_on(gpu: PoolGpu, grounds: Grounds | None) -> tuple[str, str]:
         return "", ""
     capability = parse_capability(gpu.capability)
     refused = next((why for one, why in grounds.refused if one == capability), "")
-    found = next((one for one in grounds.classes if one.capability == capability), None)
-    if found is None:
+    gpu_class = next((one for one in grounds.classes if one.capability == capability), None)
+    if gpu_class is None:
         return (REFUSED, refused) if refused else (UNTESTED, "nobody has tested it there")
     if gpu.mig:
         return UNTESTED, "a slice of a GPU (MIG) is a class of its own"
-    if found.cuda and not gpu.cuda:
-        return UNTESTED, f"its driver is not told; it holds from CUDA {found.cuda} on"
-    if found.cuda and numbers(gpu.cuda) < numbers(found.cuda):
-        return UNTESTED, f"its driver takes CUDA {gpu.cuda}; it holds from {found.cuda} on"
-    return (VERIFIED if found.proven else PREDICTED), found.claim.reason
+    if gpu_class.cuda and not gpu.cuda:
+        return UNTESTED, f"its driver is not told; it holds from CUDA {gpu_class.cuda} on"
+    if gpu_class.cuda and numbers(gpu.cuda) < numbers(gpu_class.cuda):
+        return UNTESTED, f"its driver takes CUDA {gpu.cuda}; it holds from {gpu_class.cuda} on"
+    return (VERIFIED if gpu_class.proven else PREDICTED), gpu_class.claim.reason
 
 
 def told_causes(causes: Iterable[tuple[str, int]]) -> str:

@@ -106,17 +106,17 @@ def _whole(name: str) -> str:
 
 def find_known(image: JobImage, images: Iterable[CataloguedImage]) -> KnownImage | None:
     """The image of a catalogue that a job names by digest: of an index, a manifest, an artifact or a file."""
-    for one in images:
-        for sif in one.sifs:
+    for catalogued in images:
+        for sif in catalogued.sifs:
             sha256 = sif.sha256.removeprefix("sha256:")
             artifact = sif.reference.partition("@")[2]
             if image.digest and image.digest in (artifact, sif.subject.manifest, sif.subject.index):
-                return KnownImage(image=one, sif=sif)
+                return KnownImage(image=catalogued, sif=sif)
             if any(sha256.startswith(part) for part in image.hexes):
-                return KnownImage(image=one, sif=sif)
-        own = (one.reference.partition("@")[2], one.subject.manifest, one.subject.index)
+                return KnownImage(image=catalogued, sif=sif)
+        own = (catalogued.reference.partition("@")[2], catalogued.subject.manifest, catalogued.subject.index)
         if image.digest and image.digest in own:
-            return KnownImage(image=one)
+            return KnownImage(image=catalogued)
     return None
 
 

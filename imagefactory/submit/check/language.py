@@ -98,16 +98,16 @@ class Jobs:
 
     def references(self, key: str) -> tuple[str, ...]:
         """All macros that a value comes to use, in small letters, less those that their default serves."""
-        found: dict[str, None] = {}
+        names: dict[str, None] = {}
         waiting = [self.settings[key].value] if key in self.settings else []
         while waiting:
             for name, default in _macros(waiting.pop()):
-                if name in found or (default is not None and name not in {*self.settings, *self.variables}):
+                if name in names or (default is not None and name not in {*self.settings, *self.variables}):
                     continue
-                found[name] = None
+                names[name] = None
                 if name in self.settings:
                     waiting.append(self.settings[name].value)
-        return tuple(found)
+        return tuple(names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

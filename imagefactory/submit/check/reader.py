@@ -81,17 +81,17 @@ def _statements(text: str, name: str) -> Iterator[tuple[int, str]]:
             if more.startswith("#"):  # HTCondor takes a part of the comment for the value
                 raise _fault(name, number + 1, "a comment within a line that goes on", "move it above")
             line, number = line[:-1] + more, number + 1
-        if found := _LONG.fullmatch(line):
-            end = f"@{found[3]}"
+        if match := _LONG.fullmatch(line):
+            end = f"@{match[3]}"
             own = []
             while number < len(lines) and lines[number].strip() != end:
                 own.append(lines[number])
                 number += 1
             if number == len(lines):
-                raise _fault(name, first + 1, f"'{found[2]} @={found[3]}' has no end", f"write a line {end}")
+                raise _fault(name, first + 1, f"'{match[2]} @={match[3]}' has no end", f"write a line {end}")
             number += 1
             told = [part for part in map(str.strip, own) if part and not part.startswith("#")]
-            line = f"{found[1]}{found[2]} = " + " ".join(part.removesuffix("\\") for part in told)
+            line = f"{match[1]}{match[2]} = " + " ".join(part.removesuffix("\\") for part in told)
         elif re.match(r"queue\b", line, re.IGNORECASE) and _opens_list(line):
             while number < len(lines) and lines[number].strip() != ")":
                 line += "\n" + lines[number].strip()
@@ -151,11 +151,11 @@ class _SubmitReader:
         return SubmitFile(name=self.name, jobs=tuple(self.jobs), notes=tuple(self.notes))
 
     def _set(self, line: int, text: str) -> None:
-        found = _SETTING.fullmatch(text)
-        if not found:
+        match = _SETTING.fullmatch(text)
+        if not match:
             raise _fault(self.name, line, f"'{text[:60]}' is no 'command = value'", "write command = value")
-        key = found[2].lower() if not found[1] else f"my.{found[2].lower()}"
-        value = self._appended(line, key, found[3].strip())
+        key = match[2].lower() if not match[1] else f"my.{match[2].lower()}"
+        value = self._appended(line, key, match[3].strip())
         if len(value) > MAX_VALUE:
             raise _fault(self.name, line, f"a value of more than {MAX_VALUE} characters", "write less")
         if len(self.settings) >= MAX_SETTINGS:
@@ -165,7 +165,7 @@ class _SubmitReader:
             before = None  # jobs that were queued above had it
         if before is not None:
             before = replace(before, before=None)  # one is enough to tell, and chains of thousands are not
-        written = found[1] + found[2]
+        written = match[1] + match[2]
         self.settings[key] = SubmitSetting(key=key, written=written, value=value, line=line, before=before)
 
     def _appended(self, line: int, key: str, value: str) -> str:
@@ -260,24 +260,24 @@ class _SubmitReader:
 
     def _items(self, line: int, text: str) -> tuple[tuple[str, ...], int | None]:
         """The variables of a list and how many items it has; None where these are not in the file."""
-        found = _FROM.fullmatch(text)
-        if not found:
+        match = _FROM.fullmatch(text)
+        if not match:
             raise _fault(
                 self.name,
                 line,
                 f"'queue {text[:60]}' is not understood",
                 "write queue 10, or queue x in (a b)",
             )
-        if found[2].lower() == "from" and found[3].rstrip().endswith("|"):
+        if match[2].lower() == "from" and match[3].rstrip().endswith("|"):
             raise _fault(
                 self.name, line, "the list comes from a program, which is not run here", "save the list first"
             )
-        names = tuple(name.lower() for name in re.split(r"[,\s]+", found[1]) if name) or ("item",)
-        part, given = _list_of(found)
+        names = tuple(name.lower() for name in re.split(r"[,\s]+", match[1]) if name) or ("item",)
+        part, given = _list_of(match)
         rows = re.fullmatch(r"\((.*)\)", given, re.DOTALL)
-        if rows is None or found[2].lower() == "matching":
+        if rows is None or match[2].lower() == "matching":
             return names, None
-        separator = r"\n" if found[2].lower() == "from" or "\n" in rows[1] else r"[,\s]+"
+        separator = r"\n" if match[2].lower() == "from" or "\n" in rows[1] else r"[,\s]+"
         every = [row for row in re.split(separator, rows[1]) if row.strip()]
         return names, _count(len(every), part)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from imagefactory.access import Access
 from imagefactory.doctor import look
 from imagefactory.doctor.ask import _ask_conda
 from imagefactory.doctor.facts import MODULES, Diagnosis, Disk, Health, MachineFacts, Probe, SandboxAttempt
@@ -205,7 +206,8 @@ def test_conda_is_for_recipes_of_conda_alone() -> None:
 def test_what_conda_works_with_is_told(tmp_path: Path) -> None:
     def ask(**more: str) -> str:
         environ = {"PATH": "/usr/bin", "HOME": str(tmp_path), **more}
-        return _ask_conda(load_settings(directory=tmp_path, start=tmp_path, environ=environ), environ)
+        settings = load_settings(directory=tmp_path, start=tmp_path, environ=environ)
+        return _ask_conda(Access(settings=settings, environ=environ))
 
     assert re.fullmatch(r"py-rattler [0-9.]+", ask())
     elsewhere = ask(IMAGEFACTORY_CHANNELS="conda-forge=http://127.0.0.1:1/forge")
@@ -271,7 +273,7 @@ def test_a_nonsensical_mirror_is_not_ok(tmp_path: Path) -> None:
 def test_a_limit_of_zero_is_seen_in_proc(limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the names of the kernel's documentation (admin-guide/sysctl/user), where one of them is 0."""
     monkeypatch.setattr(look, "try_sandbox", lambda: REFUSED)
-    monkeypatch.setattr(look, "ask_all", lambda settings, environ: ())
+    monkeypatch.setattr(look, "ask_all", lambda access: ())
     files = {"self/status": "CapEff:\t0\nSeccomp:\t0\n", f"sys/{limit.replace('.', '/')}": "0\n"}
     for name, text in files.items():
         path = tmp_path / "proc" / name

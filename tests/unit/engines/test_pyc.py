@@ -30,6 +30,13 @@ def test_a_python_that_ends_is_said() -> None:
         made.compile("a.py", b"x = 1")
 
 
+def test_a_python_that_was_killed_is_said_to_be() -> None:
+    made = compiler(f"print('{f'cpython-{PYTHON}'.replace('.', ''):<16}', end=''); raise SystemExit(137)")
+    with pytest.raises(BuildError, match="it was killed") as raised, made.wheel():
+        made.compile("a.py", b"x = 1")
+    assert "more than a run may" in raised.value.hint
+
+
 def test_another_python_than_the_locks_is_refused() -> None:
     made = compiler(python="3.1")
     with pytest.raises(BuildError, match=r"the base's Python is cpython-\d+, the lock is for cpython-31"):

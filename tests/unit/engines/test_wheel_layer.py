@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from imagefactory.engines.pyc import BaseCompiler
-from imagefactory.engines.wheel_layer import TEXT, Compiler, LaidFile, Prefix, lay_wheel
+from imagefactory.engines.wheel_layer import SHORT_TEXT, TEXT, Compiler, LaidFile, Prefix, lay_wheel
 from imagefactory.errors import BuildError
 from imagefactory.oci.layers import END_OF_ARCHIVE, Segment, codec
 from tests.made.wheels import add_nested, locked, make_wheel
@@ -263,7 +263,7 @@ def test_other_headers_of_real_wheels_are_read(
     assert lay(wheel, compiler, tmp_path)[2] == wanted
 
 
-LARGE = bytes(100 << 20)
+LARGE = bytes(TEXT + 1)
 
 
 @contextmanager
@@ -300,21 +300,21 @@ def test_a_large_file_is_not_held_in_memory(
 
 
 @pytest.mark.parametrize(
-    ("path", "data"),
+    ("path", "data", "most"),
     [
-        ("demo-1.0.data/scripts/tool.py", b"#!python" + LARGE),
-        ("demo-1.0.dist-info/entry_points.txt", LARGE),
-        ("demo/large.py", LARGE),
+        ("demo-1.0.data/scripts/tool.py", b"#!python" + LARGE, TEXT),
+        ("demo-1.0.dist-info/entry_points.txt", bytes(SHORT_TEXT + 1), SHORT_TEXT),
+        ("demo/large.py", LARGE, TEXT),
     ],
 )
 def test_code_or_text_that_is_large_is_refused(
-    compiler: BaseCompiler, tmp_path: Path, path: str, data: bytes
+    compiler: BaseCompiler, tmp_path: Path, path: str, data: bytes, most: int
 ) -> None:
     # Its RECORD names it: Python files that it does not name are not compiled.
     wheel = make_wheel(tmp_path, "demo", {path: data})
     with (
         little_memory(),
-        pytest.raises(BuildError, match=rf"{path} has {len(data)} bytes; code or text may have {TEXT}"),
+        pytest.raises(BuildError, match=rf"{path} has {len(data)} bytes; code or text may have {most}"),
     ):
         lay(wheel, compiler, tmp_path)
 

@@ -214,11 +214,18 @@ def test_a_name_that_toml_would_read_otherwise_is_refused() -> None:
 # --- where the two differ ------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def differences() -> tuple[compared.Difference, ...]:
+    return compared.find_differences()
+
+
 @pytest.mark.parametrize("version", ["2.11.0", "2.12.1", "2.13.0", "2.14.1"])
-def test_turing_lacks_linear_algebra_though_documented(version: str) -> None:
+def test_turing_lacks_linear_algebra_though_documented(
+    version: str, differences: tuple[compared.Difference, ...]
+) -> None:
     found = [
         one
-        for one in compared.find_differences()
+        for one in differences
         if (one.framework, one.version) == ("torch", version) and Capability(7, 5) in one.capabilities
     ]
     (hole,) = found
@@ -228,17 +235,13 @@ def test_turing_lacks_linear_algebra_though_documented(version: str) -> None:
     assert hole.scanned_source.startswith("measured ")
 
 
-def test_what_is_documented_and_missing_comes_first() -> None:
-    more = [one.documented is Answer.NO for one in compared.find_differences()]
+def test_what_is_documented_and_missing_comes_first(differences: tuple[compared.Difference, ...]) -> None:
+    more = [one.documented is Answer.NO for one in differences]
     assert more == sorted(more)
 
 
-def test_documented_ptx_that_is_not_there() -> None:
-    missing = {
-        (one.framework, one.version): one.reason
-        for one in compared.find_differences()
-        if not one.capabilities
-    }
+def test_documented_ptx_that_is_not_there(differences: tuple[compared.Difference, ...]) -> None:
+    missing = {(one.framework, one.version): one.reason for one in differences if not one.capabilities}
     assert "compute_120 is not in libtorch_cuda.so" in missing["torch", "2.12.1"]
     assert ("torch", "2.9.1") not in missing  # none is documented for CUDA 12.8
 

@@ -138,6 +138,9 @@ def test_a_damaged_index_hides_no_other_fault(layout: Layout) -> None:
 
 def test_another_folder_is_no_store(tmp_path: Path) -> None:
     assert check(Layout(tmp_path / "not made yet"), Quiet(), mend=True).blobs == 0
+    assert check(Layout(tmp_path), Quiet(), mend=True).blobs == 0
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "thesis.tex").write_text("mine")
     with pytest.raises(StoreError, match="is no store"):
         check(Layout(tmp_path), Quiet(), mend=True)
-    assert list(tmp_path.iterdir()) == []
+    assert (tmp_path / "thesis.tex").read_text() == "mine"

@@ -170,6 +170,13 @@ def test_a_folder_with_files_of_others_does_not_become_a_store(tmp_path: Path) -
     assert (tmp_path / "tmp" / "thesis.tex").read_text() == "mine"
 
 
+def test_an_index_that_is_there_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "index.json").write_text('{"mine": true}')
+    with Layout(tmp_path).in_use(Quiet()):
+        pass
+    assert (tmp_path / "index.json").read_text() == '{"mine": true}'
+
+
 def test_using_a_store_keeps_its_tags(layout: Layout) -> None:
     add_image(layout, "a:1", [b"one"])
     with layout.in_use(Quiet()):

@@ -308,7 +308,7 @@ def test_collect(store: LayerStore) -> None:
 
 def test_leftovers_deeper_than_any_path_are_collected(store: LayerStore, make_deep: MakeDeep) -> None:
     (kept,) = store.unpack(store.add(make_tar(file("a"))))
-    part = make_deep(store.unpacked.folder / f".{'0' * 64}.part", name="d" * 100)
+    part = make_deep(store.unpacked.folder / f".{'0' * 64}.part")
     for dry_run in (True, False):
         removal = Removal(dry_run=dry_run)
         assert store.unpacked.collect([f"sha256:{kept.name}"], removal) == (part.name,)

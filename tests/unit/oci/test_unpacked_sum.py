@@ -16,7 +16,7 @@ from typing import IO
 import pytest
 
 from imagefactory.errors import StoreError
-from imagefactory.files import Removal
+from imagefactory.files import Removal, seal
 from imagefactory.oci import unpack
 from imagefactory.oci.model import Layer
 from imagefactory.oci.tree import OPAQUE_ATTRIBUTE
@@ -97,6 +97,10 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "time of a folder": (lambda root: os.utime(root / "o", ns=(0, 5)), "'o' has another time"),
     "mark": (lambda root: os.setxattr(root / "a", OPAQUE_ATTRIBUTE, b"y"), "'a' has another content"),
     "mark of the root": (lambda root: os.setxattr(root, OPAQUE_ATTRIBUTE, b"y"), r"'\.' has another content"),
+    "mark of a file": (
+        lambda root: os.setxattr(root / "d", "user.overlay.whiteout", b"y"),
+        "'(a/b|d)' has another content",
+    ),
     "unmarked": (lambda root: os.removexattr(root / "o", OPAQUE_ATTRIBUTE), "'o' has another content"),
     "led out": (lead_out, "'a' has another mode"),
     "pipe": (pipe, "'closed' has another mode"),
@@ -123,6 +127,16 @@ def test_a_disk_that_changes_bytes_is_found_by_reading_them(tmp_path: Path) -> N
     recorded = record(tmp_path, {(tmp_path / "a").stat().st_ino: "0" * 64})
     assert what_changed(tmp_path, recorded, every_byte=False) == ""
     assert what_changed(tmp_path, recorded, every_byte=True) == "'a' has another content than in the layer"
+
+
+def test_all_bytes_are_read_when_all_is_checked(store: LayerStore, layer: Layer) -> None:
+    (root,) = store.unpack(layer)
+    sums = store.unpacked.folder / ".sums" / root.name
+    digests = {path.lstat().st_ino: "0" * 64 for path in root.rglob("*")}
+    sums.write_bytes(seal(sums, record(root, digests)))
+    assert [name for name, _ in store.unpacked.check_all(QUIET, mend=False)] == [root.name]
+    store.unpacked.drop_changed([layer], store.progress)
+    assert root.is_dir()
 
 
 def test_a_copy_of_a_tree_and_of_its_files_is_as_good(store: LayerStore, tmp_path: Path) -> None:
@@ -161,6 +175,10 @@ def test_what_a_sandbox_uses_is_waited_for(store: LayerStore, layer: Layer) -> N
     class Ends(Quiet):
         def note(self, text: str) -> None:
             if "waiting" in text:
+                lock = store.unpacked.folder / ".locks" / root.name
+                # Nobody makes it meanwhile.
+                with lock.open() as asked, pytest.raises(BlockingIOError):
+                    fcntl.flock(asked, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 seen.append(root.is_dir())
                 os.close(used)
 
@@ -185,6 +203,15 @@ def test_a_record_goes_with_its_layer(store: LayerStore, layer: Layer) -> None:
     assert {path.name for path in records.iterdir()} == {kept.name, gone.name, lost.name}
     store.unpacked.collect([f"sha256:{kept.name}"], Removal(dry_run=False))
     assert [path.name for path in records.iterdir()] == [kept.name]
+
+
+def test_what_is_left_of_writing_a_record_goes(store: LayerStore, layer: Layer) -> None:
+    (root,) = store.unpack(layer)
+    left = store.unpacked.folder / ".sums" / f".{root.name}.abc"
+    left.write_bytes(b"half")
+    store.unpacked.collect([f"sha256:{root.name}"], Removal(dry_run=False))
+    assert not left.exists()
+    assert [path.name for path in (store.unpacked.folder / ".locks").iterdir()] == [root.name]
 
 
 def test_no_layer_without_a_record(store: LayerStore, layer: Layer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ def test_a_folder_that_another_sandbox_has_just_removed_is_no_failure(
 
 
 def test_what_an_image_left_is_removed_however_deep(tmp_path: Path, make_deep: MakeDeep) -> None:
-    make_deep(tmp_path / "run/old", name="d" * 100)
+    make_deep(tmp_path / "run/old")
     folder, lock, left = keeper.make_scratch(str(tmp_path / "run"))
     os.close(lock)
     assert list((tmp_path / "run").iterdir()) == [Path(folder)]

@@ -22,7 +22,7 @@ from imagefactory.settings.choices import ENGINES, RUNNERS
 from imagefactory.settings.load import Settings, load_settings
 from imagefactory.verdicts.keys import SigningKey
 from imagefactory.verdicts.trust import read_trust
-from imagefactory.verify.model import EvidenceKind
+from imagefactory.verify.model import SEEN_HERE
 from tests.made.verdicts import LAB, STRANGER
 
 ROOT = Path(__file__).parents[3]
@@ -379,8 +379,8 @@ def test_the_nearest_policy_counts_whole(tmp_path: Path) -> None:
         site="[policy]\nexpires-days = 7\n" + row(LAB, "lab"),
     )
     trust = read_trust(loaded.files)
-    assert (trust.policy.evidence, trust.policy.days) == ((EvidenceKind.LOCAL,), 90)
-    assert trust.keys[0].evidence == (EvidenceKind.LOCAL,)
+    assert (trust.policy.evidence, trust.policy.days) == ((SEEN_HERE,), 90)
+    assert trust.keys[0].evidence == (SEEN_HERE,)
     only = read_trust(loaded.files[2:])
     assert only.policy.days == 7
 

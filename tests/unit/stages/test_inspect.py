@@ -19,6 +19,7 @@ from imagefactory.oci.layout import Layout
 from imagefactory.oci.sif import SifOrigin, keep_sif
 from imagefactory.progress import Quiet
 from imagefactory.report.inspect import Inspection, answer_amd, format_inspection, library_versions
+from imagefactory.scan.records import LayerScan, format_scan
 from imagefactory.stages import inspect
 from tests.made.command import Call
 from tests.made.gpu_code import library
@@ -322,10 +323,13 @@ def test_packages_of_the_cache_are_scanned_once(tmp_path: Path, monkeypatch: pyt
     assert [one.path for one in first.libraries] == ["torch/lib/libtorch_cuda.so"]
     monkeypatch.setattr("imagefactory.stages.inspect.find_in", None)
     assert inspect._scan_cached(path, 1) == first
-    (tmp_path / "scan.json").write_text("{}")
     monkeypatch.undo()
-    assert inspect._scan_cached(path, 1) == first
-    assert json.loads((tmp_path / "scan.json").read_text())["found"]
+    kept = (tmp_path / "scan.json").read_bytes()
+    # Another's words beside it are no scan of it, and one that is altered is none either.
+    for altered in (b"{}", json.dumps(format_scan(LayerScan(found=()))).encode(), kept[1:]):
+        (tmp_path / "scan.json").write_bytes(altered)
+        assert inspect._scan_cached(path, 1) == first
+        assert (tmp_path / "scan.json").read_bytes() == kept
 
 
 def test_little_known_decides_nothing() -> None:

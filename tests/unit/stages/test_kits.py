@@ -30,7 +30,7 @@ from imagefactory.stages.verify import VerifyOptions
 from imagefactory.verdicts.keys import PublicKey, keys_folder, make_key
 from imagefactory.verdicts.model import Judged, Standing
 from imagefactory.verdicts.trust import Grant, add_key
-from imagefactory.verify.model import EvidenceKind
+from imagefactory.verify.model import SEEN_BY_KIT
 from imagefactory.verify.nonces import NonceError, NonceLedger
 from tests.made.factory import NAME, put_image
 from tests.made.kit import Bench, answer, docker, suite_report
@@ -114,7 +114,7 @@ def test_a_kit_becomes_a_verdict_that_can_be_relied_on(site: Site) -> None:
     assert judged.verdict.keyid == site.key.keyid
     hardware = judged.verdict.report.hardware
     assert hardware is not None
-    assert hardware.kind is EvidenceKind.KIT
+    assert hardware.kind == SEEN_BY_KIT
     assert done.promotion is not None
     assert [fate.tag for fate in done.promotion.fates if fate.moved] == [TAG]
     place = registry_of(site.factory, "pytorch", site.registry.host)

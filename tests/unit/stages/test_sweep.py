@@ -22,7 +22,7 @@ from imagefactory.oci.graph import Place
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.pools.model import ImageKind, JobLimits, NodeResult
 from imagefactory.progress import Quiet
-from imagefactory.settings.choices import Setting
+from imagefactory.settings.choices import HTCONDOR, Setting
 from imagefactory.stages import attach
 from imagefactory.stages.attach import Attacher, NodeDraft, Sealed
 from imagefactory.stages.collect import CollectedSweep, collect_sweep
@@ -45,7 +45,7 @@ from imagefactory.sweeps.sweep_file import CollectedNode, read_collected, read_s
 from imagefactory.verdicts import attached
 from imagefactory.verdicts.attached import MOST_REFUSED, Statement, put_statement
 from imagefactory.verdicts.model import Standing
-from imagefactory.verify.model import EvidenceKind, Subject
+from imagefactory.verify.model import Subject
 from imagefactory.verify.nonces import NonceLedger
 from tests.made.command import run
 from tests.made.factory import NAME
@@ -109,7 +109,7 @@ def test_a_sweep_comes_back_as_verdicts_that_can_be_relied_on(site: Site) -> Non
     judged = find_in(site.factory, place, subject, read_court(site.factory, datetime.now(UTC))).judged
     assert [(one.standing, one.proves) for one in judged] == [(Standing.GOOD, True)] * 2
     hardware = [one.verdict.report.hardware for one in judged if one.verdict]
-    assert {one.kind for one in hardware if one} == {EvidenceKind.HTCONDOR}
+    assert {one.kind for one in hardware if one} == {HTCONDOR}
     assert {one.driver for one in hardware if one} == {"550.90.07"}
     assert {dict(one.notes)["driver-told-by"] for one in hardware if one} == {"startd"}
     assert {dict(one.notes)["machine"] for one in hardware if one} == {"gpu.pool.test"}

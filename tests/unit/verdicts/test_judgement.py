@@ -20,7 +20,7 @@ from imagefactory.verdicts.keys import PublicKey
 from imagefactory.verdicts.model import Judged, Revocation, Standing
 from imagefactory.verdicts.statement import format_verdict, sign
 from imagefactory.verdicts.trust import Grant, Policy, Trust, add_key
-from imagefactory.verify.model import EvidenceKind, Subject
+from imagefactory.verify.model import SEEN_BY_KIT, Subject
 from tests.made.verdicts import (
     COURT,
     DAY,
@@ -125,12 +125,12 @@ WORDS: dict[str, tuple[dict[str, Any], Standing, str]] = {
     ),
     "another suite": ({"suite": digest("8")}, Standing.OTHER_SUITE, "sha256:ddd"),
     "the key takes other evidence": (
-        {"trust": trusting(evidence=(EvidenceKind.KIT,))},
+        {"trust": trusting(evidence=(SEEN_BY_KIT,))},
         Standing.EVIDENCE_REFUSED,
         "'lab' takes no evidence of kind 'local'",
     ),
     "the policy takes other evidence": (
-        {"trust": Trust(keys=(LAB_TRUSTED,), policy=Policy(evidence=(EvidenceKind.KIT,)))},
+        {"trust": Trust(keys=(LAB_TRUSTED,), policy=Policy(evidence=(SEEN_BY_KIT,)))},
         Standing.EVIDENCE_REFUSED,
         "the policy takes no evidence of kind 'local'",
     ),
@@ -266,7 +266,7 @@ for name in ("cryptography", "tomlkit", "requests", "tenacity", "rich", "jinja2"
 from datetime import datetime
 from pathlib import Path
 from imagefactory.verdicts.judgement import Court, judge_verdict
-from imagefactory.verify.model import Subject
+from imagefactory.verify.model import SEEN_BY_KIT, Subject
 from imagefactory.verdicts.trust import read_trust
 trust = read_trust((Path("imagefactory.toml"),))
 court = Court(trust=trust, suite={SUITE!r}, now=datetime.fromisoformat({NOW.isoformat()!r}))

@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from imagefactory.cli import cli
 from imagefactory.errors import EXIT_USAGE, StatementError, UsageError
+from imagefactory.settings.choices import HTCONDOR
 from imagefactory.settings.load import load_settings
 from imagefactory.verdicts.keys import (
     PublicKey,
@@ -37,7 +38,7 @@ from imagefactory.verdicts.keys import (
     read_signing_key,
 )
 from imagefactory.verdicts.trust import Grant, Policy, Trust, add_key, parse_trust, read_trust, retire_key
-from imagefactory.verify.model import EvidenceKind
+from imagefactory.verify.model import SEEN_BY_KIT, SEEN_HERE, SEEN_IN_ACTIONS
 from tests.made.verdicts import LAB, STRANGER
 
 ROW = f"""\
@@ -176,7 +177,7 @@ def test_without_rows_nothing_is_trusted(tmp_path: Path) -> None:
     assert read_trust((tmp_path / "imagefactory.toml",)) == Trust() == parse_trust("", "x")
     assert Trust().key(LAB.keyid) is None
     assert Policy() == Policy(
-        evidence=(EvidenceKind.LOCAL, EvidenceKind.KIT, EvidenceKind.HTCONDOR, EvidenceKind.ACTIONS),
+        evidence=(SEEN_HERE, SEEN_BY_KIT, HTCONDOR, SEEN_IN_ACTIONS),
         days=90,
         suites=(),
     )
@@ -191,7 +192,7 @@ def test_a_row_is_a_key_with_a_period() -> None:
     key = trust.key(LAB.keyid)
     assert key is not None
     assert (key.since, key.until) == (datetime(2026, 1, 1, tzinfo=UTC), datetime(2027, 1, 1, tzinfo=UTC))
-    assert key.evidence == trust.policy.evidence == (EvidenceKind.KIT,)
+    assert key.evidence == trust.policy.evidence == (SEEN_BY_KIT,)
     assert trust.policy.days == 7
     leap = parse_trust("[policy]\nexpires-days = 366\n", "x")  # a whole year, whichever
     assert leap.policy.days == 366
@@ -253,12 +254,12 @@ def test_edits_leave_everything_else_as_a_person_wrote_it() -> None:
         key=PublicKey(name="ci", raw=STRANGER.public),
         since=date(2026, 1, 1),
         until=date(2026, 2, 1),
-        evidence=(EvidenceKind.ACTIONS,),
+        evidence=(SEEN_IN_ACTIONS,),
     )
     two = add_key(one, second, "x")
     assert two.startswith(one)
     assert [key.name for key in parse_trust(two, "x").keys] == ["lab", "ci"]
-    assert parse_trust(two, "x").keys[1].evidence == (EvidenceKind.ACTIONS,)
+    assert parse_trust(two, "x").keys[1].evidence == (SEEN_IN_ACTIONS,)
     moment = datetime(2026, 11, 22, 3, 0, tzinfo=UTC)
     retired = retire_key(two, "lab", moment, "x")
     assert retired == two.replace("until = 2027-01-01", "until = 2026-11-22T03:00:00Z")

@@ -35,7 +35,7 @@ from imagefactory.verify.gpu_run import (
     verify_gpu,
     visible_gpus,
 )
-from imagefactory.verify.model import EvidenceKind, GpuIdentity, GpuReport, Hardware, Subject
+from imagefactory.verify.model import SEEN_BY_KIT, SEEN_HERE, GpuIdentity, GpuReport, Hardware, Subject
 from imagefactory.verify.predicted import predict_coverage
 from imagefactory.verify.report import format_gpu_report, parse_gpu_report
 from imagefactory.verify.suite_files import suite_digest
@@ -202,7 +202,7 @@ def test_a_runner_that_cannot_start_it_is_not_the_images_fault() -> None:
 def test_evidence_of_a_made_up_machine(tmp_path: Path) -> None:
     part = "MIG-22222222-2222-3333-4444-555555555555"
     hardware = LocalEvidence(places=make_host(tmp_path, Told(mig=part))).read()
-    assert hardware.kind is EvidenceKind.LOCAL
+    assert hardware.kind == SEEN_HERE
     assert (hardware.driver, hardware.nodes) == ("550.90.07", ("/dev/nvidia3",))
     (gpu,) = hardware.gpus
     assert hardware.known == (gpu.uuid,)
@@ -237,9 +237,9 @@ def test_evidence_that_no_driver_gave(change: dict[str, Any]) -> None:
         "nodes": ["/dev/nvidia0"],
         "notes": {"nvml-driver": "550.90.07"},
     }
-    assert parse_evidence(good, EvidenceKind.KIT, "x").kind is EvidenceKind.KIT
+    assert parse_evidence(good, SEEN_BY_KIT, "x").kind == SEEN_BY_KIT
     with pytest.raises(StatementError, match=r"^x"):
-        parse_evidence({**good, **change}, EvidenceKind.KIT, "x")
+        parse_evidence({**good, **change}, SEEN_BY_KIT, "x")
 
 
 # --- the real suite on the stand-in --------------------------------------------------------------

@@ -12,8 +12,9 @@ from imagefactory.errors import StatementError
 from imagefactory.model import Outcome
 from imagefactory.pools.htcondor.evidence import JobAnswer, job_report, parse_job_run
 from imagefactory.pools.model import Ending, JobAttempt, PoolGpu
+from imagefactory.settings.choices import HTCONDOR
 from imagefactory.verdicts.statement import is_simulated, missing_evidence, sign
-from imagefactory.verify.model import EvidenceKind, GpuReport
+from imagefactory.verify.model import GpuReport
 from tests.made.kit import ASKED, SUBJECT
 from tests.made.sweep import NOTHING_SEEN, UUID, pool_gpu, seen, suite_report
 from tests.made.verdicts import LAB
@@ -87,7 +88,7 @@ def test_a_job_whose_gpu_everybody_tells_is_verified_and_can_be_signed() -> None
     report = judged(pool_gpu())
     assert report.outcome is Outcome.VERIFIED
     assert report.hardware is not None
-    assert (report.hardware.kind, report.hardware.nodes) == (EvidenceKind.HTCONDOR, ())
+    assert (report.hardware.kind, report.hardware.nodes) == (HTCONDOR, ())
     assert report.hardware.known == (UUID,)
     assert dict(report.hardware.notes) == {
         "driver-told-by": "startd",
@@ -177,7 +178,7 @@ def test_a_simulated_gpu_is_never_verified_nor_signed(uuid: str) -> None:
     assert is_simulated(uuid)
     assert report.outcome is Outcome.NOT_TESTED
     assert "simulates" in report.reason
-    assert missing_evidence(report) == "the startd simulates that GPU"
+    assert missing_evidence(report) == "the pool simulates that GPU"
     assert not is_simulated(UUID)
 
 

@@ -1,0 +1,123 @@
+"""The command line on a store of its own, and what spares it the base: made once a run, lent to all files."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagefactory.oci.layout import Layout
+from tests.services.once import once
+
+ROOT = Path(__file__).parents[2]
+COMMAND = (sys.executable, "-m", "imagefactory")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Factory:
+    """One store and cache, and the command line on them."""
+
+    store: Path
+    cache: Path
+    root: Path = ROOT
+    extra: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        mine = {"IMAGEFACTORY_STORE": str(self.store), "IMAGEFACTORY_CACHE": str(self.cache)}
+        return {**os.environ, **mine, **self.extra}
+
+    def command(self, *arguments: str) -> list[str]:
+        return [*COMMAND, "-C", str(self.root), *arguments]
+
+    def run(self, *arguments: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            self.command(*arguments), env=self.environ, capture_output=True, text=True, timeout=1500
+        )
+        if code is not None:
+            assert done.returncode == code, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def build(self, target: str, *options: str) -> dict[str, Any]:
+        """The JSON result of a build that passes its smoke test."""
+        result = json.loads(self.run("build", "--json", *options, target).stdout)
+        assert result["format"] == "imagefactory.build/1"
+        assert result["errors"] == []
+        (built,) = result["results"]
+        assert isinstance(built, dict)
+        return built
+
+
+TINY_RECIPE = """\
+family: tiny
+description: The CUDA runtime and two small packages, for tests of interruptions
+source: pypi
+framework: nvidia-cuda-runtime-cu12
+platform: linux/amd64
+base: debian-12
+python: "3.11"
+capabilities: ["8.0"]
+checks: [packages, libraries]
+packages: ["idna==3.7", "markupsafe==2.1.5"]
+matrix:
+  - version: "12.1"
+    cuda: ["12.1"]
+"""
+
+
+def make_root(root: Path, **recipes: str) -> Path:
+    """A factory's root with recipes, and the bases with their locks."""
+    (root / "recipes").mkdir(parents=True)
+    (root / "imagefactory.toml").write_text("")
+    shutil.copy(ROOT / "recipes" / "bases.yaml", root / "recipes")
+    shutil.copytree(ROOT / "lockfiles" / "bases", root / "lockfiles" / "bases")
+    for family, text in recipes.items():
+        (root / "recipes" / f"{family}.yaml").write_text(text)
+    return root
+
+
+def make_base_store(folder: Path) -> None:
+    """In `folder`: the tiny target's factory, locked; a store of the base alone; a cache with its .debs."""
+    root = make_root(folder / "tiny", tiny=TINY_RECIPE)
+    maker = Factory(store=folder / "store", cache=folder / "cache", root=root)
+    maker.run("lock", "tiny-12.1-cu121")
+    maker.build("tiny-12.1-cu121", "--no-smoke")
+    maker.run("store", "rm", "tiny:12.1-cu121")
+    maker.run("store", "gc")
+    assert list(Layout(maker.store).tags()) == ["base:debian-12"]
+
+
+@pytest.fixture(scope="session")
+def base_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store that holds the base and nothing else, of the whole run: it is lent (`lend`, `copy_store`)."""
+    return once(tmp_path_factory, "base", make_base_store) / "store"
+
+
+@pytest.fixture(scope="session")
+def tiny_root(base_store: Path) -> Path:
+    """A factory of one small target, locked; to be read only."""
+    return base_store.with_name("tiny")
+
+
+def copy_store(store: Path, path: Path) -> Path:
+    """A store of its own at `path`, of links: a store replaces its files and never writes into them."""
+    subprocess.run(["cp", "--archive", "--link", "--no-target-directory", store, path], check=True)
+    for locks in (path / "locks", path / "unpacked" / ".locks"):
+        for lock in locks.iterdir():
+            lock.unlink()
+    return path
+
+
+def lend(base_store: Path, folder: Path) -> Factory:
+    """A factory of its own in `folder`, which spares it the base."""
+    (folder / "cache").mkdir(parents=True)
+    (folder / "cache" / "debs").symlink_to(base_store.parent / "cache" / "debs")
+    return Factory(store=copy_store(base_store, folder / "store"), cache=folder / "cache")
