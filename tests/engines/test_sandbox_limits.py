@@ -57,6 +57,17 @@ def test_a_co_process_is_bounded_too(caller: Caller) -> None:
     assert done["returncode"] == 137
 
 
+def test_who_ends_a_run_need_not_wait_among_those_it_started(caller: Caller) -> None:
+    """Else a fork bomb of root's has taken every process number of a busy machine before it is ended."""
+    said = caller.python(
+        """
+        import os
+        print([(os.sched_getscheduler(pid) & ~os.SCHED_RESET_ON_FORK) == os.SCHED_RR for pid in (1, 0)])
+        """
+    )
+    assert said == f"[{caller.name == 'root'}, False]"
+
+
 def test_a_sleeper_is_ended_when_its_time_is_over(caller: Caller) -> None:
     done = caller.run("sleep", "1000", timeout=2)
     assert (done["timed_out"], done["over"]) == (True, ["", ""])

@@ -44,7 +44,7 @@ from .syscalls import (
     wipe_arguments,
 )
 from .terminals import find_terminals, open_terminal
-from .watch import set_limits
+from .watch import let_children_run_as_others, set_limits
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 
@@ -153,6 +153,7 @@ class Init:
     def serve(self, followers: list[int], mask: set[signal.Signals | int]) -> int:
         for number in FORWARDED:
             signal.signal(number, self.forward)
+        let_children_run_as_others()
         child = os.fork()
         if child == 0:
             self.become_command(followers)

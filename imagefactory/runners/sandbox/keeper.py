@@ -21,7 +21,7 @@ from .streams import fill_stdio, forget_stdio, read_all, write_file
 from .syscalls import CLONE_NEWPID, CLONE_NEWUSER, SetupError, close_all_but, step, unshare
 from .terminals import Relay, find_terminals, receive_terminals
 from .trees import alone_in, folders_unheld, remove_tree
-from .watch import INTERVAL, Watch
+from .watch import INTERVAL, Watch, let_children_run_as_others, run_as_others, run_before_others
 
 END_NOW = signal.SIGUSR2
 
@@ -168,9 +168,11 @@ class Keeper:
                     make_skeleton(os.path.join(scratch, "skeleton"), plan)
                     with open(os.path.join(scratch, "hosts"), "w") as hosts:
                         hosts.write(f"127.0.0.1 localhost {plan['hostname']}\n::1 localhost\n")
+                run_before_others()
                 enter_user_namespace(plan)
                 code = self.keep(caller, scratch, carriers, shown)
             finally:
+                run_as_others()
                 with contextlib.suppress(OSError):  # the next sandbox says what stays, and `store gc`
                     remove_tree(scratch)
                 for fd in (*held, lock):
@@ -202,6 +204,7 @@ class Keeper:
             # Folders, locks and pipes of this process are no business of one that builds a stranger's root.
             close_all_but(report_in, alive_out, terminal_in.fileno())
             Init(self.plan, scratch, report_in, alive_out, terminal_in).run(mask)
+        let_children_run_as_others()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if self.end_now:  # asked for before there was an init to end
             self.kill_init(signal.SIGKILL)

@@ -114,6 +114,24 @@ def sizes(top: str) -> Iterator[int]:
             os.close(fd)
 
 
+def run_before_others() -> None:
+    """Lets this process, and the init that it forks, run whenever they can, where root may.
+
+    Else a command that forks without end, which as root no limit of the kernel's binds, takes all process
+    numbers of the machine: a look needs its turn among thousands, and so does the init, with which they end.
+    """
+    with contextlib.suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(os.sched_get_priority_min(os.SCHED_RR)))
+
+
+def let_children_run_as_others() -> None:
+    os.sched_setscheduler(0, os.sched_getscheduler(0) | os.SCHED_RESET_ON_FORK, os.sched_getparam(0))
+
+
+def run_as_others() -> None:
+    os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
+
+
 def set_limits(limits: dict[str, Any]) -> None:
     """Those that the kernel holds for a process and its children, whatever the caller's own are above."""
     if limits["processes"] is not None:
