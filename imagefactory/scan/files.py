@@ -135,7 +135,8 @@ def _files(folder: Path) -> Iterator[tuple[str, int]]:
     while waiting:
         below = waiting.pop()
         with readable(folder / below), os.scandir(folder / below) as entries:
-            for entry in entries:
+            # By name: of a file's several names one is told, whatever order a file system lists them in.
+            for entry in sorted(entries, key=lambda entry: entry.name):
                 path = f"{below}/{entry.name}" if below else entry.name
                 if entry.is_dir(follow_symlinks=False):
                     if path not in not_on_disk:
