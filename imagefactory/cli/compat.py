@@ -131,6 +131,7 @@ def _cover(call: Call, file: Path, names: tuple[str, ...], *, as_json: bool) -> 
             capability=row.capability,
             driver=row.driver,
             count=row.count,
+            host=row.host,
         )
         for row in read_gpus(file)
     ]
@@ -157,7 +158,7 @@ def _gpu(name: str | None, capability: str | None, driver: str) -> CompatGpu:
         raise UsageError(str(error), hint="`nvidia-smi` shows it at the top") from error
     if name is not None:
         found = find_gpu(name)
-        return CompatGpu(name=found.name, capability=found.capability, driver=driver)
+        return CompatGpu(name=found.name, capability=found.capability, driver=driver, host=found.host)
     try:
         asked = parse_capability(capability or "")
     except ValueError as error:

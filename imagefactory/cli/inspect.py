@@ -11,22 +11,32 @@ from imagefactory.cli.output import Call, complete_targets, json_option, say, sa
 from imagefactory.errors import EXIT_CHECK, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from imagefactory.gpu.capability import Capability
-    from imagefactory.gpu.model import Prediction
+    from imagefactory.gpu.model import Answer, Claim, Prediction
     from imagefactory.report.inspect import Inquiry
     from imagefactory.stages.scan import Inspected
 
 
 @click.command()
 @click.argument("name", metavar="WHAT", shell_complete=complete_targets)
-@click.option("--gpu", metavar="NAME", help='Answer for one GPU: V100, "GTX 1080 Ti", gfx90a.')
-@click.option("--capability", metavar="X.Y", help="Answer for one compute capability.")
+@click.option(
+    "--gpu", "gpus", multiple=True, metavar="NAME", help='Answer for a GPU: V100, "RTX 5090", gfx90a.'
+)
+@click.option("--capability", "capabilities", multiple=True, metavar="X.Y", help="Answer for it.")
 @click.option("--driver", default="", metavar="VERSION", help="The driver for Linux there: 535 or 535.54.03.")
 @click.option("--all", "every", is_flag=True, help="Show all libraries and all capabilities.")
 @json_option
 @click.pass_obj
 def inspect(
-    call: Call, name: str, gpu: str | None, capability: str | None, driver: str, every: bool, as_json: bool
+    call: Call,
+    name: str,
+    gpus: tuple[str, ...],
+    capabilities: tuple[str, ...],
+    driver: str,
+    every: bool,
+    as_json: bool,
 ) -> None:
     """Say what WHAT can run on, predicted from the GPU code that is in it. Needs no GPU.
 
@@ -37,43 +47,38 @@ def inspect(
       imagefactory inspect pytorch:2.3-cu121                     an image of the store, or its digest
       imagefactory inspect registry.example.org/pytorch:2.3      an image of a registry
       imagefactory inspect torch-2.9.1-cp311-cp311-linux.whl     a wheel, a .sif, a folder, one library
-      imagefactory inspect pytorch-2.3-cu121 --gpu "RTX 5090"    one answer in one line
+      imagefactory inspect pytorch-2.3-cu121 --gpu "RTX 5090"    one answer in one line, and so for each --gpu
 
-    With --gpu or --capability the exit code is 0 where all of it runs and 9 where not.
+    With --gpu or --capability the exit code is 0 where all of it runs, on each of them, and 9 where not.
     """
     from imagefactory.gpu.contradictions import contradictions
     from imagefactory.gpu.frameworks import cpu_only
-    from imagefactory.gpu.predict import predict, predict_all
-    from imagefactory.report.compat import claim_json
-    from imagefactory.report.inspect import RUNS, Inspection, format_answer, format_inspection
-    from imagefactory.report.inspect_json import inspection_json, prediction_json
+    from imagefactory.gpu.predict import predict_all
+    from imagefactory.report.inspect import RUNS, Inspection, format_inspection
+    from imagefactory.report.inspect_json import inspection_json
     from imagefactory.stages.inspect import inspect_place, inspected_verdicts
     from imagefactory.verdicts.claims import verified_claims
 
-    amd = _amd_target(gpu or "")
-    if amd and (driver or capability):
-        raise UsageError("what AMD's GPUs run depends on no driver or capability here", hint="leave it out")
-    asked = None if amd else _asked(gpu, capability, driver)
+    amd = [_amd_target(gpu) for gpu in gpus]
+    if driver and amd and all(amd) and not capabilities:
+        raise UsageError("what AMD's GPUs run depends on no driver here", hint="leave it out")
+    asked = [
+        *(_gpu_asked(gpu, driver) for gpu, processor in zip(gpus, amd, strict=True) if not processor),
+        *(_capability_asked(capability, driver) for capability in capabilities),
+    ]
     access = call.access
     inspected = inspect_place(access, lambda: call.factory, name, call.progress)
-    if amd:
-        return _say_amd(name, amd, inspected, as_json=as_json)
     verified = verified_claims(inspected_verdicts(access, name, inspected.digest, datetime.now(UTC)), driver)
-    if asked is not None:
-        prediction = _with_driver(predict(inspected.contents, asked[0]), driver)
-        proof = verified.get(asked[0])
-        if as_json:
-            value = {
-                "name": name,
-                "gpu": asked[1].title,
-                "driver_asked": driver,
-                **prediction_json(prediction),
-            }
-            value["verified"] = claim_json(proof) if proof else None
-            say_json("inspect-answer", {**value, "from": inspected.how, "digest": inspected.digest})
+    if asked or any(amd):
+        answers = [_answer_amd(name, processor, inspected) for processor in amd if processor]
+        answers += [_answer(name, one, inspected, verified) for one in asked]
+        if not as_json:
+            say("\n".join(line for _, line, _ in answers))
+        elif len(answers) == 1:
+            say_json("inspect-answer", answers[0][2])
         else:
-            say(format_answer(name, asked[1], prediction, proof))
-        raise click.exceptions.Exit(0 if (proof or prediction).answer in RUNS else EXIT_CHECK)
+            say_json("inspect-answers", {"answers": [value for _, _, value in answers]})
+        raise click.exceptions.Exit(0 if all(answer in RUNS for answer, _, _ in answers) else EXIT_CHECK)
     inspection = Inspection(
         name=name,
         how=inspected.how,
@@ -103,37 +108,53 @@ def _amd_target(gpu: str) -> str:
         ) from error
 
 
-def _say_amd(name: str, target: str, inspected: Inspected, *, as_json: bool) -> None:
-    from imagefactory.report.inspect import RUNS, answer_amd
+def _answer_amd(name: str, target: str, inspected: Inspected) -> tuple[Answer, str, dict[str, object]]:
+    """What is answered, as a line for a person, and as JSON."""
+    from imagefactory.report.inspect import answer_amd
 
     answer, reason = answer_amd(inspected.contents, target)
-    if as_json:
-        value = {"name": name, "gpu": target, "basis": "predicted", "answer": answer.value, "reason": reason}
-        say_json("inspect-answer", {**value, "from": inspected.how, "digest": inspected.digest})
-    else:
-        say(f"{name} on {target}: {answer} (predicted): {reason}")
-    raise click.exceptions.Exit(0 if answer in RUNS else EXIT_CHECK)
+    value = {"name": name, "gpu": target, "basis": "predicted", "answer": answer.value, "reason": reason}
+    line = f"{name} on {target}: {answer} (predicted): {reason}"
+    return answer, line, {**value, "from": inspected.how, "digest": inspected.digest}
 
 
-def _asked(gpu: str | None, capability: str | None, driver: str) -> tuple[Capability, Inquiry] | None:
-    """The capability of the question, None without one. Raises UsageError."""
-    from imagefactory.gpu.capability import parse_capability
+def _answer(
+    name: str, asked: Inquiry, inspected: Inspected, verified: Mapping[Capability, Claim]
+) -> tuple[Answer, str, dict[str, object]]:
+    from imagefactory.gpu.cells import beside
+    from imagefactory.gpu.predict import predict
+    from imagefactory.report.compat import claim_json
+    from imagefactory.report.inspect import format_answer
+    from imagefactory.report.inspect_json import prediction_json
+
+    scanned = _with_driver(predict(inspected.contents, asked.capability), asked.driver)
+    prediction = beside(scanned, inspected.platform, asked.host)
+    proof = verified.get(asked.capability) if prediction is scanned else None
+    value = {"name": name, "gpu": asked.title, "driver_asked": asked.driver, **prediction_json(prediction)}
+    value["verified"] = claim_json(proof) if proof else None
+    line = format_answer(name, asked, prediction, proof)
+    answer = (proof or prediction).answer
+    return answer, line, {**value, "from": inspected.how, "digest": inspected.digest}
+
+
+def _gpu_asked(gpu: str, driver: str) -> Inquiry:
     from imagefactory.gpu.knowledge import find_gpu
     from imagefactory.report.inspect import Inquiry
 
-    if gpu and capability:
-        raise UsageError("--gpu and --capability ask for the same", hint="leave one out")
-    if gpu:
-        known = find_gpu(gpu)
-        title = f"{known.name} ({known.capability})"
-        return known.capability, Inquiry(title=title, driver=driver)
-    if capability:
-        try:
-            parsed = parse_capability(capability)
-        except ValueError as error:
-            raise UsageError(str(error), hint="a GPU's name goes with --gpu") from error
-        return parsed, Inquiry(title=str(parsed), driver=driver)
-    return None
+    known = find_gpu(gpu)
+    title = f"{known.name} ({known.capability})"
+    return Inquiry(title=title, capability=known.capability, driver=driver, host=known.host)
+
+
+def _capability_asked(capability: str, driver: str) -> Inquiry:
+    from imagefactory.gpu.capability import parse_capability
+    from imagefactory.report.inspect import Inquiry
+
+    try:
+        parsed = parse_capability(capability)
+    except ValueError as error:
+        raise UsageError(str(error), hint="a GPU's name goes with --gpu") from error
+    return Inquiry(title=str(parsed), capability=parsed, driver=driver)
 
 
 def _with_driver(prediction: Prediction, driver: str) -> Prediction:

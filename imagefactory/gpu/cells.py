@@ -5,6 +5,7 @@ what a suite verified, each with its rule, reason and source. A cell's answer is
 claim; of claims that weigh the same a no stands first, since each names a condition without which nothing
 runs. The rules of claims that say no or not whole, by which they can be overridden:
 
+    architecture      it is built for another processor than the one beside the GPU
     cuda-not-offered  that framework version is not built for that CUDA
     unsolvable        locking found no environment
     toolkit-dropped   that CUDA no longer compiles for so old a GPU
@@ -42,6 +43,7 @@ from imagefactory.gpu.model import (
     Claim,
     Contents,
     Package,
+    Prediction,
     Question,
     Reach,
 )
@@ -94,13 +96,19 @@ def ask(target: Target, lock: Lock | None, capability: Capability, driver: str =
         cuda=target.cuda,
         capability=capability,
         driver=driver,
+        platform=target.platform.partition("/")[2],
         packages=tuple((package.name, package.version) for package in packages),
         wheels=tuple(package.sha256 for package in packages),
     )
 
 
 def answer_cell(question: Question, evidence: CellEvidence = NOTHING) -> Cell:
-    """All claims on a question, the weightiest first, and the known-bad rules that fit it as warnings."""
+    """All claims on a question, the weightiest first, and the known-bad rules that fit it as warnings.
+
+    What is built for another processor is asked no further.
+    """
+    if elsewhere := another_processor(question.platform, question.host):
+        return Cell(question=question, claims=(elsewhere,))
     contents = None if evidence.unsolvable else evidence.contents or scanned_contents(question)
     claims = [*_documented(question, evidence)]
     if contents is not None:
@@ -109,6 +117,27 @@ def answer_cell(question: Question, evidence: CellEvidence = NOTHING) -> Cell:
         claims.append(verified)
     claims.sort(key=lambda claim: (_WEIGHT[claim.basis], _SEVERITY[claim.answer]))
     return Cell(question=question, claims=tuple(claims), warnings=tuple(_warnings(question, contents)))
+
+
+def another_processor(platform: str, host: str) -> Claim | None:
+    """NO where a GPU's machine cannot start what is built for `platform`, None where it can.
+
+    UNKNOWN of a release on arm64: all that is known here of releases was read off builds for amd64.
+    """
+    if not host or host == (platform or "amd64"):
+        return None
+    built = f"it is built for {platform}" if platform else "only its builds for amd64 are known"
+    source = "which processor is beside the GPU: gpus.toml, or what was said of the machine"
+    claim = _no("architecture", f"{built}, and the processor beside that GPU is {host}", source)
+    return claim if platform else replace(claim, answer=Answer.UNKNOWN)
+
+
+def beside(prediction: Prediction, platform: str, host: str) -> Prediction:
+    """The prediction for GPUs beside a processor: NO where what was scanned is built for another one."""
+    elsewhere = another_processor(platform, host) if platform else None
+    if elsewhere is None:
+        return prediction
+    return replace(prediction, answer=Answer.NO, reason=elsewhere.reason, driver="", warnings=())
 
 
 # --- documented ------------------------------------------------------------------------------------

@@ -142,7 +142,8 @@ class Question:
     `framework` is the distribution (`torch`), `version` its version (`2.3` or `2.3.1`), `cuda` as a target
     has it (`12.1`, or `12`). `driver` is empty where it is not asked about. `packages` are (name, version)
     of a lock, for what is known of CUDA's libraries; `wheels` the sha256 of its files, by which scanned
-    rows are found.
+    rows are found. `platform` is the architecture that it is built for, empty for a release, which may
+    be built for several; `host` that of the GPU's machine, empty for any; both in OCI's words (`arm64`).
     """
 
     framework: str
@@ -150,6 +151,8 @@ class Question:
     cuda: str
     capability: Capability
     driver: str = ""
+    platform: str = ""
+    host: str = ""
     packages: tuple[tuple[str, str], ...] = ()
     wheels: tuple[str, ...] = ()
 

@@ -53,17 +53,23 @@ class CoverCandidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompatGpu:
-    """A GPU asked about. `driver` is empty where any will do; `count` is how many of it there are."""
+    """A GPU asked about. `driver` is empty where any will do; `count` is how many of it there are.
+
+    `host` is the architecture of its machine's processor, empty for any.
+    """
 
     name: str
     capability: Capability
     driver: str = ""
     count: int = 1
+    host: str = ""
 
     @property
     def title(self) -> str:
         told = "" if self.name == str(self.capability) else f"{self.name}, "
-        return f"{told}compute capability {self.capability}{f', driver {self.driver}' if self.driver else ''}"
+        beside = f", beside {self.host}" if self.host else ""
+        driver = f", driver {self.driver}" if self.driver else ""
+        return f"{told}compute capability {self.capability}{beside}{driver}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,16 +82,17 @@ class CompatRow:
 
 def rows(candidates: Iterable[CoverCandidate], gpus: Sequence[CompatGpu]) -> tuple[CompatRow, ...]:
     """Every candidate judged on every GPU, in the order given."""
-    asked = {(gpu.capability, gpu.driver): gpu for gpu in gpus}
+    asked = {(gpu.capability, gpu.driver, gpu.host): gpu for gpu in gpus}
     made = []
     for one in candidates:
         cells = {key: cell(one, gpu) for key, gpu in asked.items()}
-        made.append(CompatRow(candidate=one, cells=tuple(cells[gpu.capability, gpu.driver] for gpu in gpus)))
+        found = tuple(cells[gpu.capability, gpu.driver, gpu.host] for gpu in gpus)
+        made.append(CompatRow(candidate=one, cells=found))
     return tuple(made)
 
 
 def cell(candidate: CoverCandidate, gpu: CompatGpu) -> Cell:
-    question = replace(candidate.question, capability=gpu.capability, driver=gpu.driver)
+    question = replace(candidate.question, capability=gpu.capability, driver=gpu.driver, host=gpu.host)
     claims = {**candidate.evidence.verified, **verified_claims(candidate.verdicts, gpu.driver)}
     return answer_cell(question, replace(candidate.evidence, verified=claims))
 

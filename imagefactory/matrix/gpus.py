@@ -5,6 +5,8 @@
       count: 4
     - capability: 8.6       # any GPU of it; with a name, the name is yours
     - RTX 5090              # a name alone
+    - name: H100            # of a GPU that comes with either, the processor beside it
+      arch: arm64
 
 Numbers need no quotes here: the text is read as it stands.
 """
@@ -24,7 +26,8 @@ from imagefactory.recipes.yaml_tree import Limits, YamlNode, first_place, parse_
 
 LIMITS = Limits(size=256 * 1024, nodes=20_000, depth=4)
 MAX_COUNT = 1_000_000
-_KEYS = ("name", "capability", "driver", "count")
+_KEYS = ("name", "capability", "driver", "count", "arch")
+_ARCHITECTURES = {"amd64": "amd64", "x86_64": "amd64", "arm64": "arm64", "aarch64": "arm64"}
 _DRIVER = r"[0-9]{3,4}(\.[0-9]{1,4}){0,2}"
 _NAME = r"[A-Za-z0-9][A-Za-z0-9 ._+()/-]*"
 
@@ -34,7 +37,7 @@ class GpuKind:
     """`count` GPUs of one kind. `driver` is empty where it is not known.
 
     `name` is the known GPU's, or what the file says beside a capability, or `capability 8.6` where it says
-    nothing.
+    nothing. `host` is the architecture of its machine's processor in OCI's words, empty where nobody says.
     """
 
     name: str
@@ -42,6 +45,7 @@ class GpuKind:
     driver: str
     count: int
     where: Where
+    host: str = ""
 
     @property
     def own_name(self) -> str:
@@ -96,15 +100,18 @@ def _kind(item: YamlNode, reader: Reader) -> GpuKind | None:
         return None
     called = _text(name, "name", _NAME, reader) if name else ""
     gpu_capability = _capability(capability, reader) if capability else None
+    host = ""
     if name and called and not capability:
         try:
             gpu = find_gpu(called)
         except UsageError as error:
             reader.fault(name.where, error.message, _as_capability(called) or error.hint)
         else:
-            called, gpu_capability = gpu.name, gpu.capability
+            called, gpu_capability, host = gpu.name, gpu.capability, gpu.host
     driver = _text(values["driver"], "driver", _DRIVER, reader) if "driver" in values else ""
     count = _count(values["count"], reader) if "count" in values else 1
+    if "arch" in values:
+        host = _host(values["arch"], host, reader)
     if gpu_capability is None or (name and not called):
         return None
     return GpuKind(
@@ -113,6 +120,7 @@ def _kind(item: YamlNode, reader: Reader) -> GpuKind | None:
         driver=driver,
         count=count,
         where=item.where,
+        host=host,
     )
 
 
@@ -138,6 +146,17 @@ def _text(node: YamlNode, key: str, pattern: str, reader: Reader) -> str:
     else:
         return node.text
     return ""
+
+
+def _host(node: YamlNode, only: str, reader: Reader) -> str:
+    """The architecture that a file says; `only` is the one of a GPU that comes with no other."""
+    told = _ARCHITECTURES.get(node.text, "") if node.kind == "text" else ""
+    if not told:
+        said = show(node.text) if node.kind == "text" else node.called
+        reader.fault(node.where, f"'arch' cannot be {said}", "write amd64 or arm64")
+    elif only and told != only:
+        reader.fault(node.where, f"that GPU comes with {only} alone", f"write arch: {only}, or leave it out")
+    return told
 
 
 def _capability(node: YamlNode, reader: Reader) -> Capability | None:

@@ -32,6 +32,7 @@ UNSOLVABLE = "unsolvable"
 KNOWN_BAD = "known-bad"
 """Allows every `known-bad:ID` at once."""
 PRUNING = (
+    "architecture",
     "no-code",
     "partly",
     "not-documented",
@@ -67,13 +68,15 @@ class CellState(StrEnum):
 class PlanGpu:
     """A kind of GPU to plan for; `name` and `driver` are empty where only the capability is asked about.
 
-    `cuda` is the newest that its driver takes, where that is all that is told of the driver.
+    `cuda` is the newest that its driver takes, where that is all that is told of the driver. `host` is the
+    architecture of its machine's processor, empty for any.
     """
 
     capability: Capability
     name: str = ""
     driver: str = ""
     cuda: str = ""
+    host: str = ""
 
     @property
     def oldest_driver(self) -> str:
@@ -82,6 +85,7 @@ class PlanGpu:
 
     def __str__(self) -> str:
         known = [str(self.capability)] if self.name else []
+        known += [f"beside {self.host}"] if self.host else []
         known += [f"driver {self.driver}"] if self.driver else []
         known += [f"a driver for CUDA {self.cuda}"] if self.cuda and not self.driver else []
         return f"{self.name or self.capability} ({', '.join(known)})" if known else str(self.capability)
@@ -195,7 +199,8 @@ def _plan_target(stage: TargetStatus, given: PlanInput) -> PlannedTarget:
     devices = given.devices or tuple(PlanGpu(capability=capability) for capability in required)
     cells = []
     for device in devices:
-        question = ask(stage.target, stage.lock, device.capability, device.oldest_driver)
+        asked = ask(stage.target, stage.lock, device.capability, device.oldest_driver)
+        question = replace(asked, host=device.host)
         is_required = device.capability in required
         known = {**stage.evidence.verified, **verified_claims(stage.verdicts, device.oldest_driver)}
         evidence = replace(stage.evidence, verified=known)

@@ -301,6 +301,7 @@ class Layout:
             size=sum(layer.descriptor.size for layer in layers),
             layers=layers,
             environment=config.environment,
+            architecture=config.architecture,
         )
 
     # --- records ---------------------------------------------------------------------------------

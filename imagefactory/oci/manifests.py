@@ -87,10 +87,12 @@ MALFORMED = (KeyError, IndexError, TypeError, AttributeError, ValueError, Recurs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageConfig:
-    """What is used here of an image's config (image-spec): the diff ids of its layers, and its variables."""
+    """What is used here of an image's config (image-spec): the diff ids of its layers, its variables, and the
+    architecture that it is for."""
 
     diff_ids: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
+    architecture: str
 
 
 def parse_config(data: bytes, layers: int) -> ImageConfig:
@@ -106,7 +108,9 @@ def parse_config(data: bytes, layers: int) -> ImageConfig:
         raise ValueError(f"{wrong[:80]!r} is no diff id")
     split = (variable.partition("=") for variable in variables)
     return ImageConfig(
-        diff_ids=tuple(diff_ids), environment=tuple((name, content) for name, _, content in split)
+        diff_ids=tuple(diff_ids),
+        environment=tuple((name, content) for name, _, content in split),
+        architecture=str(value.get("architecture", "")),
     )
 
 

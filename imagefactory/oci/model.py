@@ -34,7 +34,7 @@ class Image:
 
     `digest` is the image index that tags point to, `manifest` the platform manifest that verdicts
     speak of, `config` the image config (it fixes the uncompressed content). `size` is the sum of
-    the compressed layers.
+    the compressed layers, `architecture` the config's word (`amd64`), empty where it says none.
     """
 
     name: str
@@ -44,6 +44,7 @@ class Image:
     size: int
     layers: tuple[Layer, ...]
     environment: tuple[tuple[str, str], ...]
+    architecture: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

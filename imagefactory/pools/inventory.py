@@ -6,7 +6,8 @@
                              "memory": 42503241728, "cuda": "12.4"}]}]}
 
 One machine a line, so that two of them can be compared. A person may write one: of a machine only `name` and
-`gpus` must stand there, of a GPU only `capability`. The reader is strict, and errors name what they mean as
+`gpus` must stand there, of a GPU only `capability`. The attribute `Arch` (`aarch64`) says a machine's
+processor. The reader is strict, and errors name what they mean as
 `inventory.json: machines[0].gpus[0].capability`.
 """
 
@@ -24,7 +25,7 @@ from imagefactory.errors import UsageError
 from imagefactory.files import replace_text
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.drivers import parse_driver
-from imagefactory.pools.htcondor.ads import ATTRIBUTE, CUDA, DEVICE, ID, NAME
+from imagefactory.pools.htcondor.ads import ATTRIBUTE, CUDA, DEVICE, ID, NAME, with_host
 from imagefactory.pools.model import Inventory, PoolGpu, PoolMachine
 from imagefactory.verify.suite_report import clean
 from imagefactory.versions import nearest
@@ -226,11 +227,12 @@ def _machine(place: _Place, value: object) -> PoolMachine:
     if not isinstance(start, str) or len(start) > MAX_TEXT or not start.isprintable():
         told.at("start").refuse(start, "write its START expression in one line, or nothing")
     gpus = told.at("gpus").listed(told.given["gpus"], MAX_GPUS)
+    attributes = _attributes(told.at("attributes"), told.given.get("attributes", {}))
     return PoolMachine(
         name=name,
-        attributes=_attributes(told.at("attributes"), told.given.get("attributes", {})),
+        attributes=attributes,
         start=start,
-        gpus=tuple(_gpu(told.at(f"gpus[{i}]"), gpu) for i, gpu in enumerate(gpus)),
+        gpus=with_host((_gpu(told.at(f"gpus[{i}]"), gpu) for i, gpu in enumerate(gpus)), attributes),
     )
 
 

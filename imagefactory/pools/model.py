@@ -30,7 +30,8 @@ class PoolGpu:
     """One GPU as the pool tells it. `id` is the pool's short name (`GPU-a0223334`), `uuid` `GPU-...` in full.
 
     `driver` (`550.54.15`) and `cuda` are empty where the pool does not tell them, `memory` is 0. `mig` says
-    that it is a slice of a GPU. `free`: no job has it.
+    that it is a slice of a GPU. `free`: no job has it. `host` is the architecture of its machine's processor
+    in OCI's words (`amd64`, `arm64`), empty where the pool does not tell it.
     """
 
     id: str
@@ -42,6 +43,7 @@ class PoolGpu:
     cuda: str
     mig: bool
     free: bool
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,10 +51,15 @@ class Inspection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inquiry:
-    """The GPU of one question: `title` as a person would say it, `driver` empty where none was named."""
+    """The GPU of one question: `title` as a person would say it, `driver` empty where none was named.
+
+    `host` is the architecture of the processor beside it, empty for any.
+    """
 
     title: str
+    capability: Capability
     driver: str = ""
+    host: str = ""
 
 
 # --- one question --------------------------------------------------------------------------------

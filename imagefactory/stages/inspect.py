@@ -141,7 +141,7 @@ def _inspect_lock(factory: Factory, target: Target, progress: Progress) -> Inspe
     known += [f"{len(tabled)} from the tables of scanned wheels"] if tabled else []
     known += [f"{len(missing)} large ones not looked into"] if missing else []
     how = f"its lock, for it is not built: of {len(lock.packages)} packages {', '.join(known)}"
-    return Inspected(contents=contents, how=how)
+    return Inspected(contents=contents, how=how, platform=target.platform.partition("/")[2])
 
 
 def _known_packages(

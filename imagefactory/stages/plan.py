@@ -145,7 +145,7 @@ def recall_contents(layout: Layout, image: Image) -> Contents | None:
 def read_devices(path: Path) -> tuple[PlanGpu, ...]:
     """The GPUs of a list, each kind once. Raises RecipeError naming file:line:column of every fault."""
     kinds = (
-        PlanGpu(capability=kind.capability, name=kind.own_name, driver=kind.driver)
+        PlanGpu(capability=kind.capability, name=kind.own_name, driver=kind.driver, host=kind.host)
         for kind in read_gpus(path)
     )
     return tuple(dict.fromkeys(kinds))
@@ -160,14 +160,16 @@ def inventory_devices(inventory: Inventory) -> tuple[PlanGpu, ...]:
     for gpu in inventory.gpus:
         if not gpu.mig:
             cuda = "" if gpu.driver else gpu.cuda
-            kind = PlanGpu(capability=parse_capability(gpu.capability), driver=gpu.driver, cuda=cuda)
+            kind = PlanGpu(
+                capability=parse_capability(gpu.capability), driver=gpu.driver, cuda=cuda, host=gpu.host
+            )
             names.setdefault(kind, set()).add(gpu.name)
     if not names:
         raise NothingSelectedError(
             "the inventory has no GPU to plan for",
             hint="imagefactory pool --inventory FILE shows what it has",
         )
-    kinds = sorted(names, key=lambda kind: (kind.capability, natural(kind.oldest_driver)))
+    kinds = sorted(names, key=lambda kind: (kind.capability, natural(kind.oldest_driver), kind.host))
     return tuple(
         replace(kind, name=next(iter(names[kind])) if len(names[kind]) == 1 else "") for kind in kinds
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from imagefactory.oci.graph import (
     read_manifest,
 )
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.manifests import INDEX_TYPES, PLATFORM
+from imagefactory.oci.manifests import INDEX_TYPES, PLATFORM, ImageConfig
 from imagefactory.oci.mirrors import resolve
 from imagefactory.oci.model import Image, Layer, Sif
 from imagefactory.oci.sif import sifs_of
@@ -34,11 +35,15 @@ from imagefactory.scan.sif import is_sif, unpacked_sif
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspected:
-    """What was looked at. `how` says in a line where its contents come from; `digest` is an image's."""
+    """What was looked at. `how` says in a line where its contents come from; `digest` is an image's.
+
+    `platform` is the architecture that it is made for (`amd64`), empty where it does not say.
+    """
 
     contents: Contents
     how: str
     digest: str = ""
+    platform: str = ""
 
 
 def inspect_made(access: Access, made: Image | Sif, progress: Progress) -> Inspected:
@@ -58,7 +63,14 @@ def inspect_path(access: Access, path: Path, progress: Progress) -> Inspected:
         if sif:
             return _inspect_sif(access, path, progress)
     kind = "folder" if path.is_dir() else "wheel" if path.suffix == ".whl" else "file"
-    return Inspected(contents=scan_path(path, progress, workers=workers), how=f"scan of the {kind}")
+    contents = scan_path(path, progress, workers=workers)
+    return Inspected(contents=contents, how=f"scan of the {kind}", platform=wheel_platform(path.name))
+
+
+def wheel_platform(name: str) -> str:
+    """`amd64` for `numba-0.60-cp311-cp311-manylinux_2_17_x86_64.whl`; empty for what is no such wheel."""
+    found = re.search(r"_(x86_64|aarch64)\.whl$", name)
+    return {"x86_64": "amd64", "aarch64": "arm64"}[found[1]] if found else ""
 
 
 def _inspect_sif(access: Access, path: Path, progress: Progress) -> Inspected:
@@ -103,7 +115,12 @@ def scan_stored(access: Access, image: Image, progress: Progress) -> Inspected:
     with layout.in_use(progress):
         shelf = layout_shelf(layout, access.settings.worker_count)
         contents = scan_image(image.name, image.layers, shelf, progress)
-    return Inspected(contents=contents, how=f"scan of the image in {layout.path}", digest=image.digest)
+    return Inspected(
+        contents=contents,
+        how=f"scan of the image in {layout.path}",
+        digest=image.digest,
+        platform=image.architecture,
+    )
 
 
 def inspect_registry(access: Access, reference: Reference, progress: Progress) -> Inspected:
@@ -111,7 +128,7 @@ def inspect_registry(access: Access, reference: Reference, progress: Progress) -
     asked, place = find_place(access, str(reference))
     root = read_manifest(place, asked.wanted)
     root = read_manifest(place, choose_platform(root, PLATFORM).digest)
-    layers = _registry_layers(place, _image_manifest(place, root))
+    config, layers = _registry_layers(place, _image_manifest(place, root))
     with access.layout.in_use(progress):
         shelf = ScanShelf(
             layout=access.layout,
@@ -119,7 +136,12 @@ def inspect_registry(access: Access, reference: Reference, progress: Progress) -
             workers=access.settings.worker_count,
         )
         contents = scan_image(str(reference), layers, shelf, progress)
-    return Inspected(contents=contents, how=f"scan of the image in {place}", digest=root.descriptor.digest)
+    return Inspected(
+        contents=contents,
+        how=f"scan of the image in {place}",
+        digest=root.descriptor.digest,
+        platform=config.architecture,
+    )
 
 
 def find_place(access: Access, name: str) -> tuple[Reference, Place]:
@@ -140,14 +162,14 @@ def _image_manifest(place: Place, root: Manifest) -> Manifest:
     return read_manifest(place, digest)
 
 
-def _registry_layers(place: Place, manifest: Manifest) -> tuple[Layer, ...]:
+def _registry_layers(place: Place, manifest: Manifest) -> tuple[ImageConfig, tuple[Layer, ...]]:
     config = read_config(place, manifest)
     if config is None:
         raise RegistryError(
             f"{place} {manifest.descriptor.digest} is no image, but an artifact",
             hint="a .sif? `imagefactory pull --format sif`, then inspect the file",
         )
-    return tuple(
+    return config, tuple(
         Layer(descriptor=blob, diff_id=diff_id, title="")
         for blob, diff_id in zip(parse_parts(manifest)[1][1:], config.diff_ids, strict=True)
     )

@@ -97,9 +97,14 @@ def plan_sweep(stages: Sequence[TargetStatus], inventory: Inventory, asked: Swee
     kept, left_out = _newest(stages, asked)
     cells: list[QueuedCell] = []
     devices = {
-        (capability, driver_of(gpu)) for capability in capabilities for gpu in there.get(capability, ())
+        (capability, driver_of(gpu), gpu.host)
+        for capability in capabilities
+        for gpu in there.get(capability, ())
     }
-    listed = tuple(PlanGpu(capability=capability, driver=driver) for capability, driver in sorted(devices))
+    listed = tuple(
+        PlanGpu(capability=capability, driver=driver, host=host)
+        for capability, driver, host in sorted(devices)
+    )
     plan = make_plan(PlanInput(stages=kept, devices=listed, allow=asked.allow, answer=asked.answer))
     for stage, planned in zip(kept, plan.targets, strict=True):
         found = _by_device(planned.cells) if listed else {}
@@ -121,8 +126,8 @@ def _by_capability(gpus: Iterable[PoolGpu]) -> dict[Capability, list[PoolGpu]]:
     return found
 
 
-def _by_device(cells: Iterable[PlannedCell]) -> dict[tuple[Capability, str], PlannedCell]:
-    return {(cell.device.capability, cell.device.driver): cell for cell in cells}
+def _by_device(cells: Iterable[PlannedCell]) -> dict[tuple[Capability, str, str], PlannedCell]:
+    return {(cell.device.capability, cell.device.driver, cell.device.host): cell for cell in cells}
 
 
 def _newest(
@@ -171,7 +176,7 @@ def _weigh(
     stage: TargetStatus,
     capability: Capability,
     gpus: Sequence[PoolGpu],
-    planned: dict[tuple[Capability, str], PlannedCell],
+    planned: dict[tuple[Capability, str, str], PlannedCell],
     allow: frozenset[str],
 ) -> QueuedCell | LeftOut:
     if not gpus:
@@ -180,7 +185,7 @@ def _weigh(
     def left(rule: str, reason: str) -> LeftOut:
         return LeftOut(target=stage.target.name, capability=str(capability), rule=rule, reason=reason)
 
-    cells = {gpu: planned[capability, driver_of(gpu)] for gpu in gpus}
+    cells = {gpu: planned[capability, driver_of(gpu), gpu.host] for gpu in gpus}
     open_ones = [gpu for gpu, cell in cells.items() if cell.state is not CellState.PRUNED]
     if not open_ones:
         ruling = next(iter(cells.values())).ruling

@@ -12,7 +12,11 @@ LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
 
 def add_image(layout: Layout, name: str, contents: list[bytes]) -> Descriptor:
     layers = [layout.add(content, LAYER_TYPE) for content in contents]
-    config = {"config": {"Env": ["A=1=2"]}, "rootfs": {"diff_ids": [layer.digest for layer in layers]}}
+    config = {
+        "architecture": "amd64",
+        "config": {"Env": ["A=1=2"]},
+        "rootfs": {"diff_ids": [layer.digest for layer in layers]},
+    }
     manifest = {
         "schemaVersion": 2,
         "mediaType": MANIFEST_TYPE,

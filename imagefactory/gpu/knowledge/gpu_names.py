@@ -30,12 +30,16 @@ _GLUED = re.compile(r"(rtx|gtx|gt|titan|quadro|jetson|super|ti)(?=[a-z]?[0-9])|(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A GPU as NVIDIA sells it. `memory` are the sizes in GB in which it comes; empty: no source says."""
+    """A GPU as NVIDIA sells it. `memory` are the sizes in GB in which it comes; empty: no source says.
+
+    `host` is the architecture of its machine's processor (`arm64`), empty where it comes with several.
+    """
 
     name: str
     capability: Capability
     memory: tuple[int, ...]
     source: str
+    host: str = ""
 
 
 @cache
@@ -47,6 +51,7 @@ def gpus() -> tuple[Gpu, ...]:
             capability=parse_capability(row["capability"]),
             memory=tuple(row.get("memory", {}).get(name, ())),
             source=row["source"],
+            host="arm64" if name in row.get("arm64", ()) else "",
         )
         for row in read_table("gpus")["group"]
         for name in row["names"]

@@ -38,6 +38,8 @@ ID = r"[A-Za-z0-9][A-Za-z0-9_./-]{0,99}"
 """`GPU-a0223334`, `CUDA0`, `MIG-GPU-<uuid>/1/0`."""
 DEVICE = r"[A-Za-z0-9][A-Za-z0-9 ._+()/:-]{0,99}"
 ATTRIBUTE = r"[A-Za-z_][A-Za-z0-9_.]{0,99}"
+HOSTS = {"x86_64": "amd64", "aarch64": "arm64"}
+"""What a machine's `Arch` says in small letters, in OCI's words."""
 CUDA = r"[0-9]{1,2}\.[0-9]{1,2}"
 MIG = re.compile(r"\bMIG\b|\b[0-9]g\.[0-9]+gb\b")
 WHOLE_GPUS = 'regexp(" mig ", DeviceName, "i") =!= true'
@@ -275,8 +277,14 @@ def _join(startd: str, slots: list[_Slot], seen: set[tuple[object, ...]]) -> Poo
         name=startd,
         attributes=slots[0].attributes,
         start=slots[0].start,
-        gpus=tuple(sorted(gpus, key=lambda gpu: gpu.id)),
+        gpus=with_host(sorted(gpus, key=lambda gpu: gpu.id), slots[0].attributes),
     )
+
+
+def with_host(gpus: Iterable[PoolGpu], attributes: Mapping[str, object]) -> tuple[PoolGpu, ...]:
+    """The GPUs of a machine with such attributes, each beside its processor."""
+    host = HOSTS.get(str(attributes.get("Arch", "")).lower(), "")
+    return tuple(replace(gpu, host=host) for gpu in gpus)
 
 
 def _size(value: object) -> float:

@@ -71,6 +71,29 @@ def test_a_framework_that_takes_the_machines_cuda_may_have_another_minor_version
         assert "cuda-not-offered" in rules(answer_cell(asked(f"tensorflow {version} {cuda}", "8.0"))), version
 
 
+@pytest.mark.parametrize(
+    ("platform", "host", "answer"),
+    [
+        ("amd64", "arm64", Answer.NO), ("arm64", "amd64", Answer.NO), ("", "arm64", Answer.UNKNOWN),
+        ("amd64", "amd64", Answer.YES), ("amd64", "", Answer.YES), ("", "amd64", Answer.YES),
+        ("", "", Answer.YES),
+    ],
+)  # fmt: skip
+def test_an_image_runs_beside_the_processor_that_it_is_built_for(
+    platform: str, host: str, answer: Answer
+) -> None:
+    question = replace(asked("torch 2.15 13.2", "9.0"), platform=platform, host=host)
+    made_up = Claim(basis=Basis.VERIFIED, answer=Answer.YES, rule="suite", reason="", source="")
+    evidence = CellEvidence(verified={question.capability: made_up})
+    cell = answer_cell(question, evidence)
+    assert cell.answer is answer
+    assert (cell.claims[0].rule == "architecture") is (answer is not Answer.YES)
+
+
+def test_the_question_of_a_target_names_its_processor() -> None:
+    assert ask(make_target(), None, Capability(9, 0)).platform == "amd64"
+
+
 def test_an_integrated_gpu_is_not_reached_from_its_neighbour() -> None:
     """Code for 8.6 runs on 8.9, yet not on 8.7, which is soldered beside an ARM processor."""
     assert only_documented(asked("torch 2.3 12.1", "8.7")).rule == "not-documented"
@@ -236,6 +259,7 @@ def test_a_question_holds_what_the_lock_holds() -> None:
         cuda="12.1",
         capability=EIGHT,
         driver="535",
+        platform="amd64",
         packages=(("torch", "2.3.1"),),
         wheels=("ab" * 32,),
     )

@@ -67,6 +67,8 @@ def test_names_capabilities_drivers_and_counts(tmp_path: Path) -> None:
         ("", "1:1: is empty", "- name: V100"),
         ("# nothing yet\n", "1:1: is empty", "- name: V100"),
         ("- name: V100\n- &a {}", "2:3: anchors", ""),
+        ("- name: V100\n  arch: arm", "2:9: 'arch' cannot be 'arm'", "write amd64 or arm64"),
+        ("- name: GH200\n  arch: x86_64", "2:9: that GPU comes with arm64 alone", "leave it out"),
     ],
 )
 def test_faults_name_their_place_and_what_to_write(text: str, fault: str, write: str) -> None:
@@ -75,6 +77,11 @@ def test_faults_name_their_place_and_what_to_write(text: str, fault: str, write:
     told = "\n".join(caught.value.faults)
     assert f"gpus.yaml:{fault}" in told
     assert write in told
+
+
+def test_the_processor_is_the_files_word_or_the_only_one_there_is() -> None:
+    text = "- GH200\n- H100\n- {name: H100, arch: aarch64}\n- {capability: 9.0, arch: x86_64}\n- DGX Spark\n"
+    assert [gpu.host for gpu in parse_gpus(text, "gpus.yaml")] == ["arm64", "", "arm64", "amd64", "arm64"]
 
 
 def test_all_faults_are_told_at_once() -> None:

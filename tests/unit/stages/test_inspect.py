@@ -21,6 +21,7 @@ from imagefactory.progress import Quiet
 from imagefactory.report.inspect import Inspection, answer_amd, format_inspection, library_versions
 from imagefactory.scan.records import LayerScan, format_scan
 from imagefactory.stages import inspect
+from imagefactory.stages.scan import wheel_platform
 from tests.made.command import Call
 from tests.made.gpu_code import library
 from tests.made.layout import add_image
@@ -130,10 +131,45 @@ def test_one_question_is_answered_in_one_line(
     assert value["answer"] == ("yes" if code == 0 else "no")
 
 
+def test_each_gpu_that_is_asked_about_is_answered(call: Call, layout: Layout) -> None:
+    options = ("pytorch-2.3-cu121", "--gpu", "V100", "--gpu", "gfx90a", "--capability", "12.0")
+    said = call(*options)
+    assert said.code == 9
+    assert [line.split(" (")[0] for line in said.out.splitlines()] == [
+        "pytorch-2.3-cu121 on gfx90a: no", "pytorch-2.3-cu121 on V100", "pytorch-2.3-cu121 on 12.0: no",
+    ]  # fmt: skip
+    value = call(*options, "--json").json()
+    assert value["format"] == "imagefactory.inspect-answers/1"
+    assert [answer["answer"] for answer in value["answers"]] == ["no", "yes", "no"]
+    assert call(*options[:3], "--capability", "7.0").code == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "platform"),
+    [
+        ("torch-2.9.1-cp311-cp311-manylinux_2_28_x86_64.whl", "amd64"),
+        ("torch-2.9.1-cp311-cp311-manylinux_2_28_aarch64.whl", "arm64"),
+        ("torch-2.9.1-py3-none-any.whl", ""),
+        ("libx_x86_64.so", ""),
+    ],
+)
+def test_a_wheels_name_says_its_processor(name: str, platform: str) -> None:
+    assert wheel_platform(name) == platform
+
+
+def test_an_image_for_one_processor_does_not_run_beside_another(call: Call, layout: Layout) -> None:
+    """Whatever its code: GH200 has the capability of H100, and no processor for x86-64."""
+    said = call("pytorch-2.3-cu121", "--gpu", "H100", "--gpu", "GH200")
+    assert said.code == 9
+    assert "on H100 (9.0): yes" in said.out
+    assert "on GH200 (9.0): no (predicted): it is built for amd64, and the processor" in said.out
+    value = call("pytorch-2.3-cu121", "--gpu", "GH200", "--json").json()
+    assert (value["answer"], value["driver"], value["warnings"]) == ("no", "", [])
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--gpu", "V100", "--capability", "7.0"), "ask for the same"),
         (("--capability", "sm_90a"), "no compute capability"),
         (("--capability", "8.0", "--driver", "new"), "no version of a driver"),
         (("--gpu", "GTX 5090"), "no GPU is known"),

@@ -9,7 +9,7 @@ import pytest
 
 from imagefactory.errors import NothingSelectedError, UsageError
 from imagefactory.gpu.capability import Capability
-from imagefactory.gpu.cells import CellEvidence
+from imagefactory.gpu.cells import CellEvidence, answer_cell
 from imagefactory.gpu.model import Answer, Cell, Question
 from imagefactory.matrix.plan import Answerer, TargetStatus
 from imagefactory.model import Outcome
@@ -61,6 +61,16 @@ def test_a_capability_is_one_job_however_many_gpus_have_it() -> None:
     )
     assert queued(made) == [(TARGET.name, "7.0", "12.0"), (TARGET.name, "8.0", "12.0")]
     assert [cell.gpus for cell in made.cells] == [1, 2]
+
+
+def test_gpus_beside_another_processor_are_no_place_for_an_image() -> None:
+    """Grace and H100 have one capability; where the pool has both, the job is for the latter's machine."""
+    grace = pool_gpu("9.0", name="NVIDIA GH200 480GB", host="arm64")
+    made = plan(gpus=inventory(grace), answer=answer_cell)
+    assert (queued(made), left(made)[0]) == ([], ("9.0", "architecture"))
+    assert "built for amd64, and the processor beside that GPU is arm64" in made.left_out[0].reason
+    both = plan(gpus=inventory(grace, pool_gpu("9.0", host="amd64")), answer=answer_cell)
+    assert [cell.gpus for cell in both.cells] == [1]
 
 
 def test_what_is_known_to_fail_is_left_out_under_its_rule_and_comes_back_by_it() -> None:
