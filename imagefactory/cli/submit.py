@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from imagefactory.submit.submit_file import SubmitRun
 
 KINDS = ("docker", "oras", "sif", "osdf")
-PREDICTED = "predicted"
+PREDICTED, KNOWN_BAD = "predicted", "known-bad"
 ALONE = ("executable", "input", "result", "arguments", "dag", "accept", "output", "time", "force", "mig")
 
 
@@ -73,7 +73,10 @@ ALONE = ("executable", "input", "result", "arguments", "dag", "accept", "output"
     help="A sweep: N runs, or one for each line of a CSV file of values.",
 )
 @click.option(
-    "--accept", type=click.Choice((PREDICTED,)), help="Take GPUs too on which it is only predicted to run."
+    "--accept",
+    multiple=True,
+    type=click.Choice((PREDICTED, KNOWN_BAD)),
+    help="Take GPUs too on which it is only predicted to run, with known-bad those where some calls fail.",
 )
 @click.option("--mig", is_flag=True, help="Take slices of GPUs (MIG) too, of which no verdict speaks.")
 @click.option("-o", "--output", default="", metavar="NAME.sub", help="Default: TARGET.sub, in this folder.")
@@ -155,7 +158,8 @@ def _wanted(call: Call, name: str, options: dict[str, Any]) -> SubmitAsk:
             _run(name, options), columns=columns, arguments=_arguments(options["arguments"], columns)
         ),
         rows=rows,
-        predicted=options["accept"] == PREDICTED,
+        predicted=bool(options["accept"]),
+        faulty=KNOWN_BAD in options["accept"],
     )
 
 

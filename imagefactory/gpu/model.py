@@ -171,6 +171,11 @@ class Claim:
     source: str
     driver: str = ""
 
+    @property
+    def is_fault(self) -> bool:
+        """Whether it is a known fault that some calls meet: what runs is not all that was asked for."""
+        return self.rule.startswith("known-bad:") and self.answer is Answer.PARTLY
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:

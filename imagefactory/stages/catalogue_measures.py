@@ -73,18 +73,18 @@ def facts_of(target: Target, lock: Lock | None, predicted: Sequence[tuple[str, C
 def predicted_claims(
     factory: Factory, target: Target, lock: Lock | None, image: Image | None
 ) -> tuple[tuple[str, Claim], ...]:
-    """What one expects of each known capability, by rule plan.weigh: a reason against it comes first.
-
-    Nothing of an image whose lock is not known.
+    """What one expects of each known capability, by rule plan.weigh: a reason against it comes first, and
+    behind it known faults that some calls meet there. Nothing of an image whose lock is not known.
     """
     if lock is None:
         return ()
     evidence = CellEvidence(contents=recall_contents(factory.layout, image) if image else None)
     found = []
     for capability in capabilities():
-        claim = weigh(answer_cell(ask(target, lock, capability), evidence), frozenset()).claim
-        if claim is not None and claim.basis is not Basis.VERIFIED:
-            found.append((str(capability), claim))
+        ruling = weigh(answer_cell(ask(target, lock, capability), evidence), frozenset())
+        if ruling.claim is not None and ruling.claim.basis is not Basis.VERIFIED:
+            faults = (claim for claim in ruling.warnings if claim.is_fault)
+            found += [(str(capability), claim) for claim in (ruling.claim, *faults)]
     return tuple(found)
 
 

@@ -19,7 +19,7 @@ from imagefactory.factory import Factory
 from imagefactory.files import replace_text
 from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.cells import CellEvidence
-from imagefactory.gpu.model import Answer
+from imagefactory.gpu.model import Answer, Claim
 from imagefactory.matrix.combos import Combo, ComboEntry, Told, columns, make_combos
 from imagefactory.matrix.plan import PlanGpu, PlanInput, Ruling, TargetStatus, make_plan
 from imagefactory.matrix.ranges import Range, make_ranges
@@ -265,7 +265,9 @@ def select_images(catalogue: Catalogue, names: Sequence[str]) -> tuple[Catalogue
 
 def _offered(offer: Offer) -> ComboEntry:
     image = offer.image
-    claims = {parse_capability(capability): claim for capability, claim in image.predicted}
+    claims: dict[Capability, Claim] = {}
+    for capability, claim in image.predicted:  # the weightiest of a capability comes first
+        claims.setdefault(parse_capability(capability), claim)
     subjects = (image.subject, *(offered.sif.subject for offered in offer.sifs))
     return ComboEntry(
         target=image.target,

@@ -38,9 +38,13 @@ def forms_of(offer: Offer, folder: str) -> tuple[ImageForm, ...]:
     return tuple(_forms(offer, _checked_folder(folder)))
 
 
-def expected_grounds(grounds: Grounds, image: CataloguedImage) -> Grounds:
-    """What is proven of a form of an image, and what is predicted of the image where no verdict speaks."""
-    return with_predictions(grounds, image.predicted, "" if image.minor_compat else image.runtime)
+def expected_grounds(grounds: Grounds, image: CataloguedImage, *, faulty: bool = False) -> Grounds:
+    """What is proven of a form of an image, and what is predicted of the image where no verdict speaks.
+
+    With `faulty` also where some calls meet a known fault.
+    """
+    least = "" if image.minor_compat else image.runtime
+    return with_predictions(grounds, image.predicted, least, faulty=faulty)
 
 
 def choose_form(forms: Sequence[ImageForm], site: Site, kind: ImageKind | None) -> ImageForm:

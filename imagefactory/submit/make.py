@@ -52,8 +52,8 @@ _TRIALS = {
 class SubmitAsk:
     """What a person asked for. `kind` is None for what fits best, `run.executable` empty for a first trial.
 
-    `folder` is where .sif files lie, `predicted` whether predictions are taken too. `rows` are of a sweep,
-    without the count of runs.
+    `folder` is where .sif files lie, `predicted` whether predictions are taken too, and `faulty` those where
+    some calls meet a known fault. `rows` are of a sweep, without the count of runs.
     """
 
     target: str
@@ -63,6 +63,7 @@ class SubmitAsk:
     run: SubmitRun
     rows: tuple[tuple[str, ...], ...] = ()
     predicted: bool = False
+    faulty: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,14 +85,15 @@ def make_submit(catalogue: Catalogue, ask: SubmitAsk, trust: Trust, now: datetim
     offer = find_offer(catalogue, ask.target, trust, now)
     form = choose_form(forms_of(offer, ask.folder), ask.site, ask.kind)
     image = offer.image
-    hoped = expected_grounds(form.grounds, image)
-    grounds = hoped if ask.predicted else form.grounds
+    hoped = expected_grounds(form.grounds, image, faulty=ask.faulty)
+    verified = tuple(one for one in hoped.classes if one.proven)
+    grounds = hoped if ask.predicted else replace(form.grounds, classes=verified)
     if not grounds.classes:
         raise _not_proven(offer, form, hoped, trust)
     taken = SubmittedImage(
         target=image.target,
         platform=image.platform,
-        form=form,
+        form=replace(form, grounds=grounds),
         classes=grounds.classes,
         judged=now,
     )

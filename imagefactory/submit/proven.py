@@ -8,7 +8,7 @@ that take the same CUDA are one here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.capability import Capability, parse_capability
@@ -25,12 +25,13 @@ _RUNS = (Answer.YES, Answer.PTX)
 class GpuClass:
     """GPUs of one capability whose driver takes `cuda` (`12.4`) or newer, any where it is empty.
 
-    `claim` is why: its basis is VERIFIED or PREDICTED.
+    `claim` is why: its basis is VERIFIED or PREDICTED. `faults` are known ones that some calls meet there.
     """
 
     capability: Capability
     cuda: str
     claim: Claim
+    faults: tuple[Claim, ...] = ()
 
     @property
     def proven(self) -> bool:
@@ -79,22 +80,27 @@ def proven_grounds(judged: Sequence[Judged]) -> Grounds:
 
 
 def with_predictions(
-    grounds: Grounds, predicted: Iterable[tuple[str, Claim]], least_cuda: str = ""
+    grounds: Grounds, predicted: Iterable[tuple[str, Claim]], least_cuda: str = "", *, faulty: bool = False
 ) -> Grounds:
     """The same with what a scan predicts of capabilities of which no verdict speaks.
 
     Only a scan counts, never a project's page alone, only where nothing else that is known of that capability
-    says no, and only where it is known which drivers are new enough. `least_cuda` is what the image needs of
-    any driver (`12.1`, or `12`).
+    says no, and only where it is known which drivers are new enough. A known fault that some calls meet
+    says no too, unless `faulty`. `least_cuda` is what the image needs of any driver (`12.1`, or `12`).
     """
     spoken = {gpu_class.capability for gpu_class in grounds.classes} | {
         capability for capability, _ in grounds.refused
     }
     classes, refused = list(grounds.classes), list(grounds.refused)
     for capability, claims in sorted(_by_capability(predicted).items()):
+        faults = tuple(claim for claim in claims if claim.is_fault)
         if capability in spoken:
+            classes = [
+                replace(one, faults=faults) if one.capability == capability else one for one in classes
+            ]
             continue
-        against = next((claim for claim in claims if claim.answer not in _RUNS), None)
+        borne = faults if faulty else ()
+        against = next((claim for claim in claims if claim.answer not in _RUNS and claim not in borne), None)
         scan = next((claim for claim in claims if claim.basis is Basis.PREDICTED), None)
         if against or scan is None:
             claim = against or claims[0]
@@ -106,7 +112,7 @@ def with_predictions(
             refused.append((capability, f"which drivers are new enough is not known: {scan.reason}"))
             continue
         cuda = max(floors, key=numbers)
-        classes.append(GpuClass(capability=capability, cuda=cuda, claim=scan))
+        classes.append(GpuClass(capability=capability, cuda=cuda, claim=scan, faults=faults))
     return Grounds(
         classes=tuple(sorted(classes, key=lambda gpu_class: gpu_class.capability)), refused=tuple(refused)
     )

@@ -11,15 +11,16 @@ Universe Jobs" and "DAGMan".
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from imagefactory.errors import UsageError
+from imagefactory.gpu.capability import Capability
 from imagefactory.pools.sites import Site
 from imagefactory.pools.sizes import disk_of, format_size, image_disk, memory_of
 from imagefactory.submit.forms import ImageForm
-from imagefactory.submit.gpu_request import format_gpu_request
+from imagefactory.submit.gpu_request import format_gpu_request, is_range
 from imagefactory.submit.proven import GpuClass
 
 RUN, ROWS_MOST = "run", 10_000
@@ -242,13 +243,15 @@ def _comments(taken: SubmittedImage, run: SubmitRun) -> list[str]:
         if all(gpu_class.proven for gpu_class in taken.classes)
         else "it may run:",
     ]
-    for gpu_class in taken.classes:
-        least = f", drivers that take CUDA {gpu_class.cuda} or newer" if gpu_class.cuda else ""
-        lines.append(
-            f"  {gpu_class.capability}{least}: {gpu_class.claim.basis}, "
-            f"{gpu_class.claim.reason} ({gpu_class.claim.source})"
-        )
-    lines += [f"  not {capability}: {why}" for capability, why in taken.form.grounds.refused]
+    for capabilities, said in _together(
+        (gpu_class.capability, _why(gpu_class)) for gpu_class in taken.classes
+    ):
+        lines.append(f"  {capabilities}{said}")
+    for capabilities, said in _together(
+        (gpu_class.capability, str(fault.reason)) for gpu_class in taken.classes for fault in gpu_class.faults
+    ):
+        lines.append(f"  known fault on {capabilities}: {said}")
+    lines += [f"  not {capabilities}: {why}" for capabilities, why in _together(taken.form.grounds.refused)]
     guessed = [str(gpu_class.capability) for gpu_class in taken.classes if not gpu_class.proven]
     if guessed:
         lines += [
@@ -258,6 +261,27 @@ def _comments(taken: SubmittedImage, run: SubmitRun) -> list[str]:
     if run.mig:
         lines.append("WARNING: slices of these GPUs (MIG) match too, of which no verdict speaks.")
     return [f"# {_said(line)}".rstrip() for line in lines]
+
+
+def _why(gpu_class: GpuClass) -> str:
+    least = f", drivers that take CUDA {gpu_class.cuda} or newer" if gpu_class.cuda else ""
+    return f"{least}: {gpu_class.claim.basis}, {gpu_class.claim.reason} ({gpu_class.claim.source})"
+
+
+def _together(rows: Iterable[tuple[Capability, str]]) -> Iterator[tuple[str, str]]:
+    """What is said of several capabilities in the same words once: `7.0 to 9.0`, or `7.0, 8.0`.
+
+    The words are the same where they differ by the capability's own code (`sm_80`) alone; all are named then.
+    """
+    alike: dict[str, list[tuple[Capability, str]]] = {}
+    for capability, text in rows:
+        alike.setdefault(text.replace(capability.sm, "sm_*"), []).append((capability, text))
+    for pattern, same in alike.items():
+        capabilities = sorted(capability for capability, _ in same)
+        title = ", ".join(map(str, capabilities))
+        if len(capabilities) > 2 and is_range(capabilities):
+            title = f"{capabilities[0]} to {capabilities[-1]}"
+        yield title, pattern.replace("sm_*", ", ".join(one.sm for one in capabilities))
 
 
 def _said(text: str) -> str:

@@ -92,7 +92,9 @@ def test_a_candidate_with_its_verdict_is_offered(
     assert image.subject == replace(read_subject(family(registry), pushed), target=NAME)
     assert (image.version.startswith("2.3"), image.cuda, image.runtime) == (True, "12.1", "12.1")
     assert (image.size, image.unpacked) == (len(b"layer"), len(b"layer"))  # that layer is not packed
-    claims = dict(image.predicted)
+    claims = dict(reversed(image.predicted))  # the weightiest of a capability comes first
+    told = [claim.rule for capability, claim in image.predicted if capability == "6.1"]
+    assert told == ["code", "known-bad:triton-before-volta"]
     assert claims["8.0"].answer is Answer.YES
     assert claims["3.5"].answer is Answer.NO
     assert {claim.basis for claim in claims.values()} <= {Basis.PREDICTED, Basis.DOCUMENTED}

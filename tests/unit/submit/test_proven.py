@@ -113,6 +113,26 @@ def test_a_known_fault_beside_a_prediction_counts_against_it() -> None:
     assert with_predictions(Grounds(classes=(), refused=()), claims).classes == ()
 
 
+def test_a_fault_that_some_calls_meet_is_borne_where_that_is_asked_for() -> None:
+    nothing = Grounds(classes=(), refused=())
+    fault = replace(prediction(Answer.PARTLY), rule="known-bad:x")
+    claims = [("6.1", prediction()), ("6.1", fault), ("8.6", prediction())]
+    careful = with_predictions(nothing, claims)
+    assert (list(said(careful)), list(not_for(careful))) == (["8.6"], ["6.1"])
+    bold = with_predictions(nothing, claims, faulty=True)
+    assert [(str(one.capability), one.faults) for one in bold.classes] == [("6.1", (fault,)), ("8.6", ())]
+    grave = replace(fault, answer=Answer.NO)
+    assert with_predictions(nothing, [("6.1", prediction()), ("6.1", grave)], faulty=True).classes == ()
+
+
+def test_a_fault_where_a_verdict_speaks_is_told_and_refuses_nothing() -> None:
+    fault = replace(prediction(Answer.PARTLY), rule="known-bad:x")
+    (found,) = with_predictions(
+        proven_grounds([verdict("8.0")]), [("8.0", prediction()), ("8.0", fault)]
+    ).classes
+    assert (found.proven, found.faults) == (True, (fault,))
+
+
 def test_the_floor_of_a_prediction_is_the_highest_that_is_known() -> None:
     nothing = Grounds(classes=(), refused=())
     assert said(with_predictions(nothing, [("8.6", prediction(driver="525"))], "12.1")) == {"8.6": "12.1"}

@@ -12,7 +12,8 @@ import pytest
 
 from imagefactory.cli.submit import KINDS
 from imagefactory.errors import NothingSelectedError, UsageError
-from imagefactory.gpu.model import Basis
+from imagefactory.gpu.capability import parse_capability
+from imagefactory.gpu.model import Answer, Basis, Claim
 from imagefactory.model import Outcome
 from imagefactory.pools.htcondor.ads import WHOLE_GPUS
 from imagefactory.pools.model import ImageKind
@@ -21,6 +22,7 @@ from imagefactory.pools.sizes import GB, disk_of, format_size, image_disk, memor
 from imagefactory.settings.choices import SITES as SETTING_SITES
 from imagefactory.submit.forms import choose_form, forms_of
 from imagefactory.submit.gpu_request import format_gpu_request
+from imagefactory.submit.proven import GpuClass
 from imagefactory.submit.submit_file import (
     ROWS_MOST,
     RUN,
@@ -205,6 +207,28 @@ def test_what_is_predicted_alone_is_said_so() -> None:
     assert "# WARNING: no verdict says that it runs on 8.6; its code alone predicts so." in text
     assert "# this very image passed the suite:" not in text
     assert "#   8.6, drivers that take CUDA 12.1 or newer: predicted," in text
+
+
+def test_what_is_said_of_several_capabilities_is_said_once() -> None:
+    def coded(capability: str, faults: tuple[Claim, ...] = ()) -> GpuClass:
+        made = gpu_class(capability, "12.1", basis=Basis.PREDICTED)
+        reason = f"libtorch_cuda.so has {made.capability.sm} code"
+        return replace(made, claim=replace(made.claim, reason=reason), faults=faults)
+
+    fault = Claim(
+        basis=Basis.DOCUMENTED, answer=Answer.PARTLY, rule="known-bad:x", reason="no Triton", source="s"
+    )
+    some = (coded("7.0"), coded("7.5", (fault,)), coded("8.0", (fault,)), coded("9.0"))
+    form = taken().form
+    refused = tuple((parse_capability(text), "no code") for text in ("5.0", "5.2", "12.0"))
+    form = replace(form, grounds=replace(form.grounds, refused=refused))
+    text = format_submit(replace(taken(), classes=some, form=form), RUNS, GENERIC)
+    least = ", drivers that take CUDA 12.1 or newer: predicted,"
+    assert f"#   7.0, 7.5, 8.0, 9.0{least} libtorch_cuda.so has sm_70, sm_75, sm_80, sm_90 code (" in text
+    assert "#   known fault on 7.5, 8.0: no Triton\n" in text
+    assert "#   not 5.0, 5.2, 12.0: no code\n" in text
+    near = replace(taken(), classes=(*some[:3], coded("7.2")))
+    assert f"#   7.0 to 8.0{least}" in format_submit(near, RUNS, GENERIC)
 
 
 def test_capabilities_that_failed_are_named() -> None:
