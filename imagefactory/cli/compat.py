@@ -34,9 +34,12 @@ def _complete_names(ctx: click.Context, parameter: click.Parameter, incomplete: 
 
 
 @click.command()
-@click.argument("names", metavar="[TARGET|FAMILY]...", nargs=-1, shell_complete=_complete_names)
+@click.argument(
+    "names", metavar="[TARGET|FAMILY|PACKAGE==VERSION]...", nargs=-1, shell_complete=_complete_names
+)
 @click.option("--gpu", metavar="NAME", help='A GPU: V100, "RTX 5090", H100-SXM5-80GB.')
 @click.option("--capability", metavar="X.Y", help="A compute capability in its place.")
+@click.option("--cuda", default="", metavar="X.Y", help="Of PACKAGE==VERSION the build for this CUDA.")
 @click.option("--driver", default="", metavar="VERSION", help="Its driver for Linux: 535 or 535.54.03.")
 @click.option(
     "--cover",
@@ -64,6 +67,7 @@ def compat(call: Call, /, names: tuple[str, ...], as_json: bool, **asked: Any) -
       imagefactory compat --gpu V100                   which targets run there, and why not the others
       imagefactory compat --gpu V100 --driver 535 'pytorch-*'
       imagefactory compat pytorch                      its versions x CUDA x capability, recipes or not
+      imagefactory compat torch==2.6 --cuda 12.4 --gpu V100 --driver 550    one release, recipe or not
       imagefactory compat --cover gpus.yaml            the fewest images for these GPUs
       imagefactory compat --differences                what is documented against what was found
 
@@ -84,34 +88,38 @@ def compat(call: Call, /, names: tuple[str, ...], as_json: bool, **asked: Any) -
         raise UsageError(
             "--family says nothing here", hint="it completes --cover; name families as arguments else"
         )
+    if asked["cuda"] and not (names and all("==" in name for name in names)):
+        raise UsageError("--cuda says nothing here", hint="it completes a release: torch==2.6 --cuda 12.4")
     if asked["differences"]:
         return _differences(names, as_json=as_json)
     if asked["file"]:
         return _cover(call, asked["file"], (*names, *asked["families"]), as_json=as_json)
     if ways:
         return _one_gpu(
-            call, _gpu(asked["gpu"], asked["capability"], asked["driver"]), names, as_json=as_json
+            _gpu(asked["gpu"], asked["capability"], asked["driver"]),
+            _candidates(call, names, cuda=asked["cuda"]),
+            as_json=as_json,
         )
-    return _table(call, names, as_json=as_json)
+    return _table(_candidates(call, names, cuda=asked["cuda"], every_version=True), as_json=as_json)
 
 
-def _table(call: Call, names: tuple[str, ...], *, as_json: bool) -> None:
+def _table(candidates: list[CoverCandidate], *, as_json: bool) -> None:
     """Families and frameworks: versions x CUDA x capability, recipes or not; else targets x capability."""
     from imagefactory.matrix.compat import columns, rows
     from imagefactory.report.compat import format_rows
 
     gpus = columns()
-    table = rows(_candidates(call, names, every_version=True), gpus)
+    table = rows(candidates, gpus)
     if as_json:
         return _say_rows(table, gpus)
     return say(format_rows(table, [gpu.capability for gpu in gpus]))
 
 
-def _one_gpu(call: Call, gpu: CompatGpu, names: tuple[str, ...], *, as_json: bool) -> None:
+def _one_gpu(gpu: CompatGpu, candidates: list[CoverCandidate], *, as_json: bool) -> None:
     from imagefactory.matrix.compat import rows, serves
     from imagefactory.report.compat import format_gpu
 
-    table = rows(_candidates(call, names), (gpu,))
+    table = rows(candidates, (gpu,))
     if as_json:
         _say_rows(table, (gpu,))
     else:
@@ -166,16 +174,18 @@ def _gpu(name: str | None, capability: str | None, driver: str) -> CompatGpu:
     return CompatGpu(name=str(asked), capability=asked, driver=driver)
 
 
-def _candidates(call: Call, names: tuple[str, ...], *, every_version: bool = False) -> list[CoverCandidate]:
-    """What `names` ask for: targets, families, frameworks; all targets when empty.
+def _candidates(
+    call: Call, names: tuple[str, ...], *, cuda: str = "", every_version: bool = False
+) -> list[CoverCandidate]:
+    """What `names` ask for: targets, families, frameworks, releases (for `cuda`); all targets when empty.
 
     Where no recipe makes anything of a framework, its known versions stand for it; with `every_version` they
     stand beside the targets too. Raises NothingSelectedError for a name that means nothing.
     """
     from imagefactory.gpu.knowledge import families
-    from imagefactory.matrix.compat import releases, with_releases
+    from imagefactory.matrix.compat import exact_releases, releases, with_releases
 
-    factory = _factory(call)
+    factory = None if names and all("==" in name for name in names) else _factory(call)
     targets = factory.targets if factory else ()
     if not names:
         return (
@@ -185,6 +195,9 @@ def _candidates(call: Call, names: tuple[str, ...], *, every_version: bool = Fal
         )
     candidates: dict[str, CoverCandidate] = {}
     for name in names:
+        if "==" in name:
+            candidates |= {candidate.title: candidate for candidate in exact_releases(name, cuda)}
+            continue
         framework = families().get(name, name if name in families().values() else "")
         family = [  # what is built on others is asked for by its own name
             target

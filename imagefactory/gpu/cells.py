@@ -157,6 +157,8 @@ def _documented(question: Question, evidence: CellEvidence) -> Iterator[Claim]:
 def _offer(question: Question) -> Iterator[Claim]:
     """NO for a CUDA for which the framework version was not released, as far as its releases are known."""
     name, version, cuda = question.framework, question.version, question.cuda
+    if not cuda:
+        return  # which build it is, nobody says
     rows = [
         row
         for row in knowledge.releases(name)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from packaging.utils import canonicalize_name
+
+from imagefactory.errors import UsageError
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.cells import NOTHING, CellEvidence, answer_cell, ask
+from imagefactory.gpu.knowledge.tables import covers
 from imagefactory.gpu.known_bad import find_rule
 from imagefactory.gpu.model import Answer, Basis, Cell, Claim, Contents, Question
 from imagefactory.gpu.predict import INTEGRATED
@@ -22,6 +27,7 @@ OLDEST = Capability(5, 0)
 """The first column of a table: no framework here is built for older GPUs."""
 RUNS = (Answer.YES, Answer.PTX)
 """The answers of what runs whole."""
+_RELEASE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([0-9]+(?:\.[0-9]+)*)(?:\+cu([0-9]{2,3}))?")
 _NOT = 2
 Grade = tuple[int, int]
 """How well a GPU is served, lower is better: 1 for through PTX, then how little is known (`_DOUBT`)."""
@@ -48,7 +54,7 @@ class CoverCandidate:
     @property
     def title(self) -> str:
         asked = self.question
-        return self.name or f"{asked.framework} {asked.version}, CUDA {asked.cuda}"
+        return self.name or f"{asked.framework} {asked.version}, CUDA {asked.cuda or 'not known'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +151,34 @@ def releases(framework: str) -> tuple[CoverCandidate, ...]:
         )
         for version, cuda in known
     )
+
+
+def exact_releases(text: str, cuda: str = "") -> tuple[CoverCandidate, ...]:
+    """`torch==2.6`, `torch==2.6.0+cu124`: that version with `cuda`, else with each CUDA that it is known for.
+
+    Of a version that is not known there is one, with no CUDA. Raises UsageError for what names no version.
+    """
+    found = _RELEASE.fullmatch(text.strip())
+    if not found:
+        raise UsageError(f"'{text[:60]}' names no version", hint="write torch==2.6, or torch==2.6.0+cu124")
+    framework, version, local = canonicalize_name(found[1]), found[2], found[3] or ""
+    told = f"{local[:-1]}.{local[-1]}" if local else ""
+    if cuda and told and cuda != told:
+        raise UsageError(f"{text} is a build for CUDA {told}, not for {cuda}", hint="leave one of them out")
+    known = {row.cuda for row in knowledge.releases(framework) if _overlap(row.version, version)}
+    known |= {row.cuda for row in knowledge.offered(framework, version)}
+    return newest_first(
+        CoverCandidate(
+            name="",
+            group=framework,
+            question=Question(framework=framework, version=version, cuda=one, capability=ANY),
+        )
+        for one in ({cuda or told} if cuda or told else known or {""})
+    )
+
+
+def _overlap(one: str, other: str) -> bool:
+    return covers(one, other) or covers(other, one)
 
 
 def with_releases(candidates: Iterable[CoverCandidate], framework: str) -> tuple[CoverCandidate, ...]:

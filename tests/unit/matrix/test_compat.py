@@ -29,6 +29,7 @@ from imagefactory.matrix.compat import (
     by_group,
     columns,
     cover,
+    exact_releases,
     fewest,
     newest_first,
     releases,
@@ -56,6 +57,45 @@ ROOT = Path(__file__).parents[3]
 
 def gpu(capability: str, name: str = "", driver: str = "") -> CompatGpu:
     return CompatGpu(name=name or capability, capability=parse_capability(capability), driver=driver)
+
+
+@pytest.mark.parametrize(
+    ("text", "cuda", "cudas"),
+    [
+        ("torch==2.6", "", ["12.6", "12.4", "11.8"]),
+        ("torch==2.6.0", "12.4", ["12.4"]),
+        ("Torch==2.6.0+cu118", "", ["11.8"]),
+        ("torch==2.99", "", [""]),
+        ("no-such-package==1", "12.4", ["12.4"]),
+    ],
+)
+def test_a_release_is_asked_for_with_the_cudas_that_it_is_known_for(
+    text: str, cuda: str, cudas: list[str]
+) -> None:
+    assert [one.question.cuda for one in exact_releases(text, cuda)] == cudas
+
+
+@pytest.mark.parametrize(
+    ("text", "cuda", "said"),
+    [
+        ("torch==", "", "names no version"),
+        ("torch==2.*", "", "names no version"),
+        ("torch==2.6+cu124", "12.6", "is a build for CUDA 12.4, not for 12.6"),
+    ],
+)
+def test_what_names_no_release_is_refused(text: str, cuda: str, said: str) -> None:
+    with pytest.raises(errors.UsageError, match=said):
+        exact_releases(text, cuda)
+
+
+def test_one_release_is_answered_recipe_or_not(call: Call) -> None:
+    said = call("torch==2.6", "--cuda", "12.4", "--gpu", "V100", "--driver", "550")
+    assert (said.code, said.out.count("torch 2.6, CUDA 12.4  yes")) == (0, 1)
+    assert call("torch==2.6", "--cuda", "12.4", "--gpu", "RTX 5090").code == errors.EXIT_CHECK
+    unknown = call("torch==2.99", "--gpu", "V100")
+    assert unknown.code == errors.EXIT_CHECK
+    assert "nothing is known of torch 2.99, CUDA not known" in unknown.out
+    assert call("pytorch", "--cuda", "12.4").code == errors.EXIT_USAGE
 
 
 def contents_of(source: str, version: str, *codes: str, cuda: str = "12.1") -> Contents:
