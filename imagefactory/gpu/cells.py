@@ -211,7 +211,7 @@ def _with_floor(claim: Claim, question: Question, cuda: str) -> Claim:
     """
     if claim.answer is Answer.NO:
         return claim
-    floor = knowledge.minor_floors().get(int(cuda.partition(".")[0]), "")
+    floor = knowledge.minor_floors().get(int(cuda.partition(".")[0])) or knowledge.native_driver(cuda)
     if claim.answer is Answer.PTX:
         floor = knowledge.native_driver(cuda) or floor
     if floor and question.driver and older(question.driver, floor):

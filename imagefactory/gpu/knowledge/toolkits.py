@@ -21,7 +21,8 @@ def minor_floors() -> dict[int, str]:
     Source: NVIDIA, CUDA Compatibility, minor-version compatibility. It holds for code that needs nothing of
     the driver's compiler.
     """
-    return {int(row["cuda"].split(".")[0]): row["minor"] for row in read_table("cuda_drivers")["driver"]}
+    rows = read_table("cuda_drivers")["driver"]
+    return {int(row["cuda"].split(".")[0]): row["minor"] for row in rows if "minor" in row}
 
 
 def native_driver(cuda: str) -> str:

@@ -94,6 +94,15 @@ def test_the_question_of_a_target_names_its_processor() -> None:
     assert ask(make_target(), None, Capability(9, 0)).platform == "amd64"
 
 
+def test_before_cuda_11_each_version_needs_its_own_driver() -> None:
+    """No driver of CUDA 10.0 starts programs of 10.2: minor versions promise that from 11 on."""
+    old, new = (
+        only_documented(asked("torch 1.5 10.2", "6.0", driver)) for driver in ("410.104", "440.33.01")
+    )
+    assert (old.rule, old.driver, new.answer) == ("driver-floor", "440.33", Answer.YES)
+    assert only_documented(asked("torch 1.12 11.3", "6.0", "450.51.06")).answer is Answer.YES
+
+
 def test_an_integrated_gpu_is_not_reached_from_its_neighbour() -> None:
     """Code for 8.6 runs on 8.9, yet not on 8.7, which is soldered beside an ARM processor."""
     assert only_documented(asked("torch 2.3 12.1", "8.7")).rule == "not-documented"

@@ -117,7 +117,8 @@ def test_newer_ptx_needs_newer_cuda() -> None:
         ("12", "525.60.13"),
         ("13.3", "610.43.02"),
         ("13.9", ""),
-        ("9.0", ""),
+        ("10.1", "418.39"),
+        ("7.5", ""),
     ],
 )
 def test_the_first_driver_that_offers_a_cuda(cuda: str, driver: str) -> None:
