@@ -122,8 +122,9 @@ def unmapped(head: bytes, size: int) -> tuple[tuple[int, int], ...]:
     """Ranges (start, end) of a linked file that no program sees as data when it is loaded.
 
     By its first `HEADERS` bytes, so that a stream can be judged too. Those are what no segment maps (symbols,
-    debugging) and segments of machine code, unless the linker put data beside the code: then there is no
-    segment that may only be read. GPU code is registered from memory, so none is there.
+    debugging) and segments of machine code, unless the linker put data beside the code: then the first
+    segment may be run, whatever comes later (`.lrodata` has one of its own that may only be read, as in
+    cuBLASLt 12.8 and cuDNN 9.10). GPU code is registered from memory, so none is there.
     """
     if len(head) < HEADER_SIZE or head[:6] != b"\x7fELF\x02\x01":
         return ()
@@ -132,7 +133,8 @@ def unmapped(head: bytes, size: int) -> tuple[tuple[int, int], ...]:
     if kind not in _LINKED or entry != _SEGMENT.size or place + entry * count > min(len(head), HEADERS):
         return ()
     loaded = _loaded(head)
-    apart = any(not flags & (_MAY_RUN | _MAY_WRITE) for flags, _, _ in loaded)
+    first = min(loaded, key=lambda one: one[1], default=(_MAY_RUN, 0, 0))
+    apart = not first[0] & (_MAY_RUN | _MAY_WRITE)
     data = [one for one in loaded if not apart or one[0] & (_MAY_RUN | _MAY_WRITE) != _MAY_RUN]
     held = _joined([(start, end) for _, start, end in data])
     if not held or held[-1][1] > size:

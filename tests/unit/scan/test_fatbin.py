@@ -630,6 +630,10 @@ def test_what_no_program_sees_as_data_is_passed_over(filed: Scan, chunk: int) ->
     data = loaded((RUN, hidden), (WRITE, idle + module("sm_90")), tail=hidden)
     assert modules(filed(data)) == {("sm_70",): 1, ("sm_90",): 1}
     assert streamed(data, chunk) == filed(data)
+    # It does so too where `.lrodata`, farther away, has a segment that may only be read.
+    data = loaded((RUN, hidden), (WRITE, idle + module("sm_90")), (READ, idle), tail=hidden)
+    assert modules(filed(data)) == {("sm_70",): 1, ("sm_90",): 1}
+    assert streamed(data, chunk) == filed(data)
 
 
 @pytest.mark.parametrize(
