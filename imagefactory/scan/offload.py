@@ -15,14 +15,13 @@ import zlib
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from imagefactory.errors import ToolError
 from imagefactory.gpu.capability import Code, parse_code
 from imagefactory.scan.forward import BUNDLE, Piece, Request
+from imagefactory.scan.packed import ZSTD_START, zstd_start
 
 MAX_TARGETS = 512
 MAX_TABLE = 1 << 16
 _MAX_ID = 256
-_ZSTD_BLOCK = 1 << 17  # no block of zstd is longer, compressed or not
 _ID = re.compile(r"([a-z][a-z0-9]*)(?:-[A-Za-z0-9_.]*){3,}(?:[:][a-z0-9:+-]*)?")
 _PROCESSOR = re.compile(r"-(gfx[0-9a-f]+(?:-[0-9-]*generic|-generic)?(?::[a-z]+[+-])*)\Z")
 
@@ -100,8 +99,8 @@ def read_compressed_bundle(at: int, size: int) -> Steps:
         raise NotOne
     if end > size:
         raise Damaged(at, "a compressed offload bundle reaches past the end of the file")
-    payload = (yield Request(at + header, min(end - at - header, _ZSTD_BLOCK + 64))).data
-    table = _inflated(payload) if method == 0 else _first_block(payload)
+    payload = (yield Request(at + header, min(end - at - header, ZSTD_START))).data
+    table = _inflated(payload) if method == 0 else zstd_start(payload, MAX_TABLE)
     if not table.startswith(BUNDLE):
         raise Damaged(at + header, "a compressed offload bundle that holds none")
     steps = read_bundle(0, 1 << 64)
@@ -145,32 +144,4 @@ def _inflated(payload: bytes) -> bytes:
     try:
         return zlib.decompressobj().decompress(payload, MAX_TABLE)
     except zlib.error:
-        return b""
-
-
-def _first_block(payload: bytes) -> bytes:
-    """What the first block of a zstd frame holds, empty where it is none.
-
-    The block is put into a frame of its own with a window of its size: the real one may ask for gigabytes.
-    """
-    try:
-        import zstandard
-    except ImportError as error:
-        raise ToolError(
-            "reading AMD's compressed GPU code needs zstandard, which is not installed",
-            hint="pip install 'imagefactory[build]'",
-        ) from error
-    if payload[:4] != b"\x28\xb5\x2f\xfd" or len(payload) < 6:
-        return b""
-    descriptor = payload[4]
-    single = descriptor >> 5 & 1
-    content = (1 if single else 0, 2, 4, 8)[descriptor >> 6]
-    start = 5 + (1 - single) + (0, 1, 2, 4)[descriptor & 3] + content
-    header = int.from_bytes(payload[start : start + 3], "little")
-    length = 1 if header >> 1 & 3 == 1 else header >> 3  # one byte, repeated
-    block = (header | 1).to_bytes(3, "little") + payload[start + 3 : start + 3 + length]
-    try:
-        reader = zstandard.ZstdDecompressor().stream_reader(b"\x28\xb5\x2f\xfd\x00\x38" + block)
-        return bytes(reader.read(MAX_TABLE))
-    except zstandard.ZstdError:
         return b""

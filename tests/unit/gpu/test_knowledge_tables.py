@@ -39,7 +39,7 @@ def codes(text: str) -> tuple[Code, ...]:
         ("torch", "2.11", "12.8", "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"),
         ("torch", "2.14.1", "13.0", "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120 compute_120"),
         ("tensorflow", "2.21", "12", "sm_60 sm_70 sm_80 sm_89 compute_90"),
-        ("tensorflow", "2.18.1", "12.5", "sm_60 sm_70 sm_80 sm_89 compute_90"),
+        ("tensorflow", "2.18.1", "12.5", "sm_60 sm_70 sm_80 sm_89 compute_90a"),
         ("jax", "0.10.0", "13", "sm_75 sm_80 sm_90 sm_100 sm_120 compute_120"),
         ("jax", "0.10.2", "13", "sm_75 sm_80 sm_90 sm_100 sm_110 sm_120 compute_120"),
         ("jax", "0.12.0", "13.2", "sm_75 sm_80 sm_90 sm_100 sm_110 sm_120 compute_120"),

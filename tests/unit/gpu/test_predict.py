@@ -328,7 +328,7 @@ def test_the_turing_hole() -> None:
 def test_older_ptx_than_documented_is_told_as_it_is() -> None:
     place = contents(
         library("tensorflow/libtensorflow_cc.so.2", "9 sm_60 sm_70 sm_80 sm_89 compute_80/8.3"),
-        packages=["tensorflow==2.18.1"],
+        packages=["tensorflow==2.21.0"],
         facts=["tensorflow.cuda_version=12.5.1"],
     )
     assert any(

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from imagefactory.errors import ToolError, UsageError
 from imagefactory.gpu.capability import parse_code
 from imagefactory.gpu.model import Library
-from imagefactory.scan import elf, fatbin, forward, offload
+from imagefactory.scan import elf, fatbin, forward, offload, packed
 from imagefactory.scan.fatbin import CodeReader, scan_bytes, scan_file
 from tests.services.tier import many
 
@@ -534,6 +534,94 @@ def test_a_sparse_file_of_a_terabyte_is_jumped_over(tmp_path: Path) -> None:
         file.seek(length - 100)
         file.write(b"\0" * 100)
     assert modules(scan_file(path, "sparse")) == {("sm_80",): 1}
+
+
+# --- what PTX says of itself ---------------------------------------------------------------------
+
+PTX_TEXT = (
+    b"//\n// Generated\n//\n\n.version 8.3\n.target %s\n.address_size 64\n" + b".reg .b32 %%r1;\n" * 200
+)
+
+
+def lz4_block(plain: bytes) -> bytes:
+    """A raw block: the first 40 bytes as they are, then what repeats those 1, 2 or 16 bytes before it."""
+    block, kept, at = b"", b"", 0
+    while at < len(plain):
+        back, count = 0, 0
+        for distance in (1, 2, 16) if at >= 40 else ():
+            run = 0
+            while at + run < len(plain) and run < 300 and plain[at + run] == plain[at + run - distance]:
+                run += 1
+            back, count = (distance, run) if run > count else (back, count)
+        if count < 4:
+            kept, at = kept + plain[at : at + 1], at + 1
+            continue
+        block += sequence(kept, count - 4) + back.to_bytes(2, "little") + longer(count - 4)
+        kept, at = b"", at + count
+    return block + sequence(kept, 0)
+
+
+def sequence(kept: bytes, more: int) -> bytes:
+    return bytes([min(len(kept), 15) << 4 | min(more, 15)]) + longer(len(kept)) + kept
+
+
+def longer(count: int) -> bytes:
+    return b"" if count < 15 else b"\xff" * ((count - 15) // 255) + bytes([(count - 15) % 255])
+
+
+PACKED = {0: bytes, LZ4: lz4_block, ZSTD: zstandard.compress}
+
+
+@pytest.mark.parametrize("flags", PACKED)
+@pytest.mark.parametrize(
+    ("header_says", "text_says", "code"),
+    [
+        ("compute_90/8.3", b"sm_90a", "compute_90a/8.3"),
+        ("compute_90/8.3", b"sm_90a, debug", "compute_90a/8.3"),
+        ("compute_90/8.3", b"sm_90", "compute_90/8.3"),
+        ("compute_100/8.8", b"sm_100f", "compute_100f/8.8"),
+        ("compute_90/8.3", b"sm_100", "compute_100/8.3"),
+        (
+            "compute_90/8.3",
+            b"sm_80",
+            "compute_90/8.3",
+        ),  # the header asks for more
+        ("compute_90a/8.3", b"sm_90", "compute_90a/8.3"),
+        ("sm_90", b"sm_90a", "sm_90"),  # machine code has no text
+    ],
+)
+def test_ptx_is_for_what_its_text_says(
+    flags: int, header_says: str, text_says: bytes, code: str, filed: Scan
+) -> None:
+    text = entry(header_says, flags=flags, payload=PACKED[flags](PTX_TEXT % text_says))
+    data = container(text, entry("sm_80"))
+    assert modules(filed(data)) == {tuple(sorted((code, "sm_80"))): 1}
+    assert modules(streamed(data, 100)) == modules(filed(data))
+
+
+@pytest.mark.parametrize("flags", PACKED)
+def test_ptx_that_cannot_be_read_goes_by_its_header(flags: int, filed: Scan) -> None:
+    for payload in (b"", b"\xff" * 600, b"\x28\xb5\x2f\xfd" + b"\xff" * 60, b"\xf0", b".target sm_"):
+        assert modules(filed(container(entry("compute_90/8.3", flags=flags, payload=payload)))) == {
+            ("compute_90/8.3",): 1
+        }
+
+
+def test_ptx_without_zstandard_is_told(monkeypatch: pytest.MonkeyPatch, filed: Scan) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    payload = zstandard.compress(PTX_TEXT % b"sm_90a")
+    found = filed(container(entry("compute_90/8.3", flags=ZSTD, payload=payload)))
+    assert modules(found) == {("compute_90/8.3",): 1}
+    assert "zstandard" in found.unread
+
+
+@QUICK
+@given(st.binary(max_size=300), st.integers(0, 2000))
+def test_any_bytes_unpack_to_no_more_than_asked(data: bytes, most: int) -> None:
+    assert len(packed.lz4_start(data, most)) <= most
+    plain = data + bytes(range(256)) + b"ab" * 300
+    assert packed.lz4_start(lz4_block(plain), most) == plain[:most]
+    assert packed.zstd_start(zstandard.compress(plain), most) == plain[:most]
 
 
 # --- ELF files -----------------------------------------------------------------------------------
