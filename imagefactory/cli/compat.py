@@ -155,13 +155,12 @@ def _cover(call: Call, file: Path, names: tuple[str, ...], *, as_json: bool) -> 
 def _gpu(name: str | None, capability: str | None, driver: str) -> CompatGpu:
     """The GPU asked about. Raises UsageError for what is none."""
     from imagefactory.gpu.capability import parse_capability
-    from imagefactory.gpu.drivers import parse_driver
+    from imagefactory.gpu.drivers import read_driver
     from imagefactory.gpu.knowledge import find_gpu
     from imagefactory.matrix.compat import CompatGpu
 
     try:
-        if driver:
-            parse_driver(driver)
+        driver = read_driver(driver) if driver else ""
     except ValueError as error:
         raise UsageError(str(error), hint="`nvidia-smi` shows it at the top") from error
     if name is not None:

@@ -59,6 +59,7 @@ def inspect(
     from imagefactory.stages.inspect import inspect_place, inspected_verdicts
     from imagefactory.verdicts.claims import verified_claims
 
+    driver = _read_driver(driver)
     amd = [_amd_target(gpu) for gpu in gpus]
     if driver and amd and all(amd) and not capabilities:
         raise UsageError("what AMD's GPUs run depends on no driver here", hint="leave it out")
@@ -157,12 +158,16 @@ def _capability_asked(capability: str, driver: str) -> Inquiry:
     return Inquiry(title=str(parsed), capability=parsed, driver=driver)
 
 
+def _read_driver(driver: str) -> str:
+    from imagefactory.gpu.drivers import read_driver
+
+    try:
+        return read_driver(driver) if driver else ""
+    except ValueError as error:
+        raise UsageError(str(error), hint="`nvidia-smi` shows it at the top") from error
+
+
 def _with_driver(prediction: Prediction, driver: str) -> Prediction:
     from imagefactory.gpu.predict import with_driver
 
-    if not driver:
-        return prediction
-    try:
-        return with_driver(prediction, driver)
-    except ValueError as error:
-        raise UsageError(str(error), hint="write --driver 535, or 535.54.03") from error
+    return with_driver(prediction, driver) if driver else prediction

@@ -14,6 +14,7 @@ runs. The rules of claims that say no or not whole, by which they can be overrid
     no-code           something that the framework must load has no code for it
     partly            something that it loads on demand has no code for it
     driver-floor      the driver is older than the code needs
+    driver-gpu        no such driver knows that GPU: it is too old, or dropped it
     wrong-numbers     the suite ran there, and computed wrongly
     no-kernel         the suite ran there, and met no code for that GPU
     driver-too-old    the suite ran there, and the driver was too old
@@ -30,7 +31,7 @@ from dataclasses import dataclass, field, replace
 
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.capability import Capability, Code
-from imagefactory.gpu.drivers import older
+from imagefactory.gpu.drivers import gpu_refusal, older
 from imagefactory.gpu.frameworks import Role, cpu_only, find_framework, role_of
 from imagefactory.gpu.knowledge.documents import Documented
 from imagefactory.gpu.knowledge.scans import ScannedWheel
@@ -109,6 +110,9 @@ def answer_cell(question: Question, evidence: CellEvidence = NOTHING) -> Cell:
     """
     if elsewhere := another_processor(question.platform, question.host):
         return Cell(question=question, claims=(elsewhere,))
+    refusal, source = gpu_refusal(question.capability, question.driver) if question.driver else ("", "")
+    if refusal:  # no machine is so, whatever is known of others
+        return Cell(question=question, claims=(_no("driver-gpu", refusal, source),))
     contents = None if evidence.unsolvable else evidence.contents or scanned_contents(question)
     claims = [*_documented(question, evidence)]
     if contents is not None:

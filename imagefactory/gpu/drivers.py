@@ -7,12 +7,25 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from imagefactory.errors import RecipeError
+from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.knowledge.tables import numbers
-from imagefactory.gpu.knowledge.toolkits import minor_floors, native_driver, ptx_cuda
+from imagefactory.gpu.knowledge.toolkits import (
+    cuda_drivers,
+    gpu_drivers,
+    minor_floors,
+    native_driver,
+    ptx_cuda,
+)
 from imagefactory.gpu.model import Library, LibraryReach
 
 _ZSTD_CUDA = "12.4"
 _MAJOR = re.compile(r"[0-9]{1,3}")
+# As nvidia-smi and packages write a driver: 535.54.03, R535, nvidia-driver-535-server, 570.124.06-0ubuntu1.
+_WRITTEN = re.compile(
+    r"(?:nvidia[- ])?(?:driver[- ])?[rv]?([0-9]{1,4}(?:\.[0-9]{1,5}){0,3})"
+    r"(?:-(?:server|open|headless|dkms))*(?:-[0-9][0-9a-z.~+]*)?"
+)
+_OLDEST, _LAST_ODD, _BEYOND = 300, 418, 100  # from 430 on branches for Linux are multiples of 5
 
 
 def parse_driver(text: str) -> tuple[int, ...]:
@@ -21,6 +34,41 @@ def parse_driver(text: str) -> tuple[int, ...]:
     if not 1 <= len(parts) <= 3 or not all(part.isascii() and part.isdigit() for part in parts):
         raise ValueError(f"'{text[:40]}' is no version of a driver (write 535 or 535.54.03)")
     return numbers(text.strip())
+
+
+def read_driver(text: str) -> str:
+    """The version that a person means: ` R535 ` is 535, `535-server` too, `570.124.06-open` is 570.124.06.
+
+    Raises ValueError, with what to write, for what is no driver for Linux: a CUDA version (`12.2`), a driver
+    for Windows (`551.23`, `31.0.15.5123`), a number that no driver has (`0`, `999`).
+    """
+    shown = f"'{text.strip()[:40]}'"
+    written = _WRITTEN.fullmatch(text.strip().lower())
+    if not written:
+        raise ValueError(f"{shown} is no version of a driver (write 535 or 535.54.03)")
+    version = written[1]
+    branch, parts = numbers(version)[0], version.count(".") + 1
+    if first := cuda_drivers().get(version):
+        raise ValueError(f"{shown} is a CUDA version, whose first driver is {first} (write the driver's own)")
+    if parts == 4 or (parts == 2 and branch > _LAST_ODD and branch % 5):
+        raise ValueError(f"{shown} is a driver for Windows (write the one for Linux, such as 535.54.03)")
+    newest = max(map(numbers, cuda_drivers().values()))[0]
+    if not _OLDEST <= branch <= newest + _BEYOND:
+        raise ValueError(f"{shown} is no driver that is known: they go from {_OLDEST} to {newest} so far")
+    return version
+
+
+def gpu_refusal(capability: Capability, driver: str) -> tuple[str, str]:
+    """Why a driver does not know GPUs of that capability, and the source; empty where it does or may.
+
+    Raises ValueError for what is no driver's version.
+    """
+    branch, row = parse_driver(driver)[0], gpu_drivers().get(capability)
+    if row and row.first and older(driver, row.first):
+        return f"driver {driver} is older than GPUs of {capability}, which begin at {row.first}", row.source
+    if row and row.last and branch > int(row.last):
+        return f"driver {driver} no longer knows GPUs of {capability}: {row.last} was the last", row.source
+    return "", ""
 
 
 def older(driver: str, needed: str) -> bool:

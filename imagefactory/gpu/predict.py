@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from imagefactory.gpu.amd import amd_targets
 from imagefactory.gpu.capability import Capability, CodeKind
-from imagefactory.gpu.drivers import minimum_driver, older, parse_driver
+from imagefactory.gpu.drivers import gpu_refusal, minimum_driver, older
 from imagefactory.gpu.frameworks import (
     Framework,
     Role,
@@ -75,12 +75,17 @@ def predict_all(contents: Contents) -> tuple[Prediction, ...]:
 
 
 def with_driver(prediction: Prediction, driver: str) -> Prediction:
-    """The prediction for GPUs with that driver: NO where it is older than what the code needs.
+    """The prediction for GPUs with that driver: NO where it is older than what the code needs, or knows no
+    such GPU.
 
     Raises ValueError for what is no driver's version.
     """
-    parse_driver(driver)
-    if prediction.answer in (Answer.NO, Answer.UNKNOWN):
+    refusal, _ = gpu_refusal(prediction.capability, driver)
+    if prediction.answer is Answer.NO:
+        return prediction
+    if refusal:
+        return replace(prediction, answer=Answer.NO, reason=refusal)
+    if prediction.answer is Answer.UNKNOWN:
         return prediction
     if not prediction.driver:
         reason = (

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from imagefactory.errors import UsageError
 from imagefactory.gpu.capability import Capability, parse_capability
+from imagefactory.gpu.drivers import read_driver
 from imagefactory.gpu.knowledge import find_gpu
 from imagefactory.model import Where
 from imagefactory.recipes.reader import Reader
@@ -28,7 +29,6 @@ LIMITS = Limits(size=256 * 1024, nodes=20_000, depth=4)
 MAX_COUNT = 1_000_000
 _KEYS = ("name", "capability", "driver", "count", "arch")
 _ARCHITECTURES = {"amd64": "amd64", "x86_64": "amd64", "arm64": "arm64", "aarch64": "arm64"}
-_DRIVER = r"[0-9]{3,4}(\.[0-9]{1,4}){0,2}"
 _NAME = r"[A-Za-z0-9][A-Za-z0-9 ._+()/-]*"
 
 
@@ -108,7 +108,7 @@ def _kind(item: YamlNode, reader: Reader) -> GpuKind | None:
             reader.fault(name.where, error.message, _as_capability(called) or error.hint)
         else:
             called, gpu_capability, host = gpu.name, gpu.capability, gpu.host
-    driver = _text(values["driver"], "driver", _DRIVER, reader) if "driver" in values else ""
+    driver = _driver(values["driver"], reader) if "driver" in values else ""
     count = _count(values["count"], reader) if "count" in values else 1
     if "arch" in values:
         host = _host(values["arch"], host, reader)
@@ -157,6 +157,15 @@ def _host(node: YamlNode, only: str, reader: Reader) -> str:
     elif only and told != only:
         reader.fault(node.where, f"that GPU comes with {only} alone", f"write arch: {only}, or leave it out")
     return told
+
+
+def _driver(node: YamlNode, reader: Reader) -> str:
+    written = _text(node, "driver", r"[ -~]+", reader)
+    try:
+        return read_driver(written) if written else ""
+    except ValueError as error:
+        reader.fault(node.where, f"'driver' cannot be {show(written)}: {error}", f"write {_WRITE['driver']}")
+    return ""
 
 
 def _capability(node: YamlNode, reader: Reader) -> Capability | None:

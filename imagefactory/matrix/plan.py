@@ -38,6 +38,7 @@ PRUNING = (
     "not-documented",
     "toolkit-dropped",
     "driver-floor",
+    "driver-gpu",
     "cuda-not-offered",
     "no-gpu-code",
     UNSOLVABLE,

@@ -1,7 +1,8 @@
 """What is known about the world, as data with sources: tables that decisions look things up in.
 
     wheels.py     pypi_cuda, conda_pypi                 which CUDA wheels come with; conda's names on PyPI
-    toolkits.py   cuda_drivers, cuda_targets, ptx_isa   drivers, targets of toolkits, versions of PTX
+    toolkits.py   cuda_drivers, gpu_drivers,            drivers, targets of toolkits, versions of PTX
+                  cuda_targets, ptx_isa
     gpu_names.py  gpus                                  GPUs by name
     documents.py  documented, releases                  what projects say of their builds
     scans.py      scanned                               what their wheels were found to hold
@@ -26,6 +27,7 @@ from imagefactory.gpu.knowledge.scans import ScannedWheel, scanned, scanned_whee
 from imagefactory.gpu.knowledge.toolkits import (
     cuda_drivers,
     cuda_targets,
+    gpu_drivers,
     minor_floors,
     native_driver,
     ptx_cuda,
@@ -54,6 +56,7 @@ __all__ = [
     "documented",
     "families",
     "find_gpu",
+    "gpu_drivers",
     "gpus",
     "minor_floors",
     "native_driver",

@@ -1,10 +1,11 @@
-"""CUDA toolkits and drivers: which driver offers which CUDA, what a toolkit compiles for, its PTX."""
+"""CUDA toolkits and drivers: which driver offers which CUDA and knows which GPU, what is compiled."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 
-from imagefactory.gpu.capability import Code, parse_code
+from imagefactory.gpu.capability import Capability, Code, parse_capability, parse_code
 from imagefactory.gpu.knowledge.tables import covers, numbers, read_table
 
 
@@ -23,6 +24,27 @@ def minor_floors() -> dict[int, str]:
     """
     rows = read_table("cuda_drivers")["driver"]
     return {int(row["cuda"].split(".")[0]): row["minor"] for row in rows if "minor" in row}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuDrivers:
+    """The first and the last branch of drivers (`580`) that know a capability; empty for no such."""
+
+    first: str
+    last: str
+    source: str
+
+
+@cache
+def gpu_drivers() -> dict[Capability, GpuDrivers]:
+    """The drivers of each capability of which a row says something."""
+    return {
+        parse_capability(capability): GpuDrivers(
+            first=row.get("first", ""), last=row.get("last", ""), source=row["source"]
+        )
+        for row in read_table("gpu_drivers")["gpu"]
+        for capability in row["capabilities"]
+    }
 
 
 def native_driver(cuda: str) -> str:

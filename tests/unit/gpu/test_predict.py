@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from imagefactory.gpu.amd import amd_reach, amd_runs, amd_targets
 from imagefactory.gpu.capability import Capability, Code, CodeKind, parse_capability, parse_code
 from imagefactory.gpu.contradictions import contradictions, documented_answer
-from imagefactory.gpu.drivers import cuda_floor, minimum_driver, older, parse_driver, ptx_floor
+from imagefactory.gpu.drivers import (
+    cuda_floor,
+    gpu_refusal,
+    minimum_driver,
+    older,
+    parse_driver,
+    ptx_floor,
+    read_driver,
+)
 from imagefactory.gpu.knowledge import Documented, capabilities
 from imagefactory.gpu.model import Answer, Contents, Modules, Prediction, Reach
 from imagefactory.gpu.predict import predict, predict_all, with_driver
@@ -229,6 +237,62 @@ def test_versions_of_drivers() -> None:
     for text in ("", "535.", "R535", "535.54.03.1", "٣", "535.-1"):
         with pytest.raises(ValueError, match="write 535"):
             parse_driver(text)
+
+
+@pytest.mark.parametrize(
+    ("written", "version"),
+    [
+        (" 535 ", "535"),
+        ("R535", "535"),
+        ("535-server", "535"),
+        ("570.124.06-open", "570.124.06"),
+        ("nvidia-driver-550-server-open", "550"),
+        ("550.54.15-0ubuntu1~22.04", "550.54.15"),
+        ("570.26", "570.26"),
+        ("418.67", "418.67"),
+    ],
+)
+def test_a_driver_as_people_write_it(written: str, version: str) -> None:
+    assert read_driver(written) == version
+
+
+@pytest.mark.parametrize(
+    ("written", "why"),
+    [
+        ("12.2", "CUDA version, whose first driver is 535.54.03"),
+        ("0", "no driver that is known"),
+        ("999", "no driver that is known"),
+        ("551.23", "driver for Windows"),
+        ("31.0.15.5123", "driver for Windows"),
+        ("new", "no version of a driver"),
+        ("", "no version of a driver"),
+        ("535 and newer", "no version of a driver"),
+    ],
+)
+def test_what_is_no_driver_for_linux_is_told_apart(written: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        read_driver(written)
+
+
+@pytest.mark.parametrize(
+    ("capability", "driver", "told"),
+    [
+        ("7.0", "590.44.01", "580 was the last"),
+        ("7.0", "580.95.05", ""),
+        ("6.1", "595", "580 was the last"),
+        ("7.5", "610.43.02", ""),
+        ("3.7", "495.29.05", "470 was the last"),
+        ("3.7", "470.256.02", ""),
+        ("10.0", "550.54.14", "begin at 570"),
+        ("12.0", "570.26", ""),
+        ("8.9", "515.43.04", "begin at 520"),
+        ("8.7", "300", ""),  # modules have a driver of their own
+    ],
+)
+def test_a_gpu_has_a_first_and_a_last_driver(capability: str, driver: str, told: str) -> None:
+    reason, source = gpu_refusal(parse_capability(capability), driver)
+    assert told in reason
+    assert bool(reason) == bool(told) == bool(source)
 
 
 @pytest.mark.parametrize(
