@@ -100,6 +100,17 @@ class UnsolvableError(LockError):
         self.tree = tree
 
 
+class BehindError(UnsolvableError):
+    """What a recipe names would be locked far behind its newest release.
+
+    `behind` are rows for JSON: name, locked, newest, reason, accept.
+    """
+
+    def __init__(self, message: str, *, behind: tuple[dict[str, object], ...], hint: str, tree: str) -> None:
+        super().__init__(message, hint=hint, tree=tree)
+        self.behind = behind
+
+
 class ToolError(FactoryError):
     """An engine or tool that this machine lacks or denies; the hint is the command that mends it."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -76,7 +76,10 @@ def lock(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
         for target in below_first(factory, chosen):
             with failures.of(target.name), _explaining(factory, target, asked):
                 done = lock_target(factory, target, options, progress)
-                results.append({"target": target.name, "changed": done.before != done.after})
+                behind = [asdict(one) for one in done.behind]
+                results.append(
+                    {"target": target.name, "changed": done.before != done.after, "behind": behind}
+                )
                 changed_names |= {target.name} if done.before != done.after else set()
                 say(format_relock(done), unless=as_json)
         above = [t for t in factory.targets if t.on in changed_names and t not in chosen]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ParamSpec
 
 import click
 
-from imagefactory.errors import BuildError, FactoryError, UnsolvableError, without_logins
+from imagefactory.errors import BehindError, BuildError, FactoryError, UnsolvableError, without_logins
 from imagefactory.progress import Progress, choose
 from imagefactory.settings.choices import RUNNERS
 
@@ -222,6 +222,7 @@ class Failures:
         return [
             {"target": without_logins(name), "exit_code": e.exit_code, "message": e.message, "hint": e.hint}
             | ({"tree": e.tree} if isinstance(e, UnsolvableError) else {})
+            | ({"behind": e.behind} if isinstance(e, BehindError) else {})
             for name, e in self.errors
         ]
 

@@ -31,11 +31,32 @@ class LockRequest:
     under: Lock | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Behind:
+    """A package locked far behind the newest release that the recipe's own bounds allow, and why.
+
+    `asked` says that the recipe names it, `accept` is the bound that it then writes to want no newer one.
+    """
+
+    name: str
+    locked: str
+    newest: str
+    reason: str
+    accept: str
+    asked: bool
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.locked}, where {self.newest} is the newest: {self.reason}"
+
+
 class Locker(Protocol):
     """One source of packages."""
 
     def lock(self, request: LockRequest, progress: Progress) -> Lock:
         """The solved environment of a target. Raises LockError, or ToolError without its solver."""
+
+    def behind(self, request: LockRequest, lock: Lock, progress: Progress) -> tuple[Behind, ...]:
+        """What of a solution for `request` is far behind what its source has. Raises like `lock`."""
 
     def addresses(self, lock: Lock) -> dict[str, str]:
         """Where each locked file is now: file name -> URL. Raises LockError for a file that is gone."""

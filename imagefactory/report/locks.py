@@ -8,7 +8,11 @@ from imagefactory.stages.lock import Relock
 
 
 def format_relock(relock: Relock) -> str:
-    """What moved: one line for an unchanged lock, else one line a package."""
+    """What moved: one line for an unchanged lock, else one line a package, and what is far behind."""
+    return "\n".join([_moves(relock), *(f"  ! {behind}" for behind in relock.behind)])
+
+
+def _moves(relock: Relock) -> str:
     before, after, name = relock.before, relock.after, relock.target.name
     if before is after or before == after:
         return f"{name}: unchanged ({len(after.packages)} packages)"

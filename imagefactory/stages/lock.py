@@ -6,15 +6,22 @@ The rooms below `lock/` solve, read and write one lock; here is what a factory a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
 from imagefactory.access import Access, conda_channels, debian_mirror, package_index, uv_locker
-from imagefactory.errors import LockError, NothingSelectedError, StaleError, UnsolvableError, UsageError
+from imagefactory.errors import (
+    BehindError,
+    LockError,
+    NothingSelectedError,
+    StaleError,
+    UnsolvableError,
+    UsageError,
+)
 from imagefactory.factory import Factory
-from imagefactory.lock import Locker, LockRequest, files
+from imagefactory.lock import Behind, Locker, LockRequest, files
 from imagefactory.lock.conda.locker import CondaLocker
 from imagefactory.lock.conda.own_tool import CondaLockLocker, find_tool
 from imagefactory.lock.content_hash import content_hash
@@ -175,11 +182,15 @@ def below_first(factory: Factory, targets: Sequence[Target]) -> tuple[Target, ..
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relock:
-    """What `lock` did: `before` and `after` are the same object when nothing was solved."""
+    """What `lock` did: `before` and `after` are the same object when nothing was solved.
+
+    `behind` is what was locked far behind its newest release, below the packages that the recipe names.
+    """
 
     target: Target
     before: Lock | None
     after: Lock
+    behind: tuple[Behind, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,10 +208,12 @@ class LockOptions:
 def lock_target(factory: Factory, target: Target, options: LockOptions, progress: Progress) -> Relock:
     """Solves the target's lock if anything that decides it has changed, and writes it.
 
-    Where there is no solution that is kept beside the locks. Raises UnsolvableError, LockError for a target
-    below that has no lock, and what the solver's adapter raises.
+    Where there is no solution that is kept beside the locks, and a solution with an old release of what the
+    recipe names counts as none. Raises UnsolvableError, LockError for a target below that has no lock, and
+    what the solver's adapter raises.
     """
     _check_note(target, options.note)
+    behind: tuple[Behind, ...] = ()
     folder, base, under = factory.lock_folder, factory.base_of(target), lock_below(factory, target)
     try:
         before = read_target_lock(factory, target)
@@ -228,7 +241,10 @@ def lock_target(factory: Factory, target: Target, options: LockOptions, progress
             under=under,
         )
         try:
-            solved = _target_locker(factory, target).lock(request, progress)
+            locker = _target_locker(factory, target)
+            solved = locker.lock(request, progress)
+            behind = locker.behind(request, solved, progress)
+            _refuse_behind(target, behind)
         except UnsolvableError as error:
             if not current:
                 why = files.Unsolvable(
@@ -249,7 +265,22 @@ def lock_target(factory: Factory, target: Target, options: LockOptions, progress
     else:
         after = before
         files.remove_unsolvable(folder, target.name)
-    return Relock(target=target, before=before, after=after)
+    return Relock(target=target, before=before, after=after, behind=behind)
+
+
+def _refuse_behind(target: Target, behind: Sequence[Behind]) -> None:
+    """Raises BehindError for what the recipe names; below that a lock may hold what is old."""
+    if not (asked := [one for one in behind if one.asked]):
+        return
+    key = "pip" if target.source == "conda" else "constraints"
+    bounds = " and ".join(f'"{one.accept}"' for one in asked)
+    raise BehindError(
+        f"{target.name}: the lock would hold {', and '.join(map(str, asked))}",
+        behind=tuple(asdict(one) for one in behind),
+        hint=f"change what forbids the newer one, or write {bounds} under '{key}' at {target.where} "
+        f"to lock the old one all the same",
+        tree="\n".join(map(str, behind)),
+    )
 
 
 def _noted(before: Lock | None, after: Lock, note: str | None, progress: Progress) -> Lock:

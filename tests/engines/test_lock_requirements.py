@@ -18,7 +18,7 @@ from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.download import PackageCache
 from imagefactory.lock.pypi.requirements import format_lock, parse_lock
 from imagefactory.lock.pypi.uv import UvLocker
-from imagefactory.model import Lock, LockedWheel
+from imagefactory.model import Lock, LockedWheel, Target
 from imagefactory.progress import Quiet
 from tests.made.values import make_base, make_target
 from tests.services.package_index import Index, package_index
@@ -354,3 +354,42 @@ def test_what_does_not_go_with_what_lies_below(index: Index, tmp_path: Path) -> 
     assert "every package of pytorch-2.3-cu121 stays" in caught.value.hint
     assert "imagefactory lock pytorch-2.3-cu121 --update" in caught.value.hint
     assert "No solution found" in caught.value.tree
+
+
+@pytest.mark.parametrize("as_json", [False, True], ids=["html", "json"])
+def test_an_old_release_in_place_of_one_without_a_wheel(index: Index, tmp_path: Path, as_json: bool) -> None:
+    """As hydra-core: the newest needs a package that comes as source alone."""
+    index.json = as_json
+    index.add("hydra-core", "0.11.3")
+    index.add("hydra-core", "1.3.2", needs=("antlr==4.9.*",))
+    index.add("hydra-core", "2.0rc1")
+    (index.folder / "antlr-4.9.3.tar.gz").write_bytes(b"")
+    index.publish("antlr", "antlr-4.9.3.tar.gz")
+    uv, request = locker(index, tmp_path), replace(REQUEST, target=with_package("hydra-core"))
+    lock = uv.lock(request, Quiet())
+    assert versions(lock)["hydra-core"] == "0.11.3"
+    (behind,) = uv.behind(request, lock, Quiet())
+    assert str(behind) == (
+        "hydra-core 0.11.3, where 1.3.2 is the newest: no wheel of antlr 4.9.3 for Python 3.11 on "
+        "manylinux_2_36_x86_64"
+    )
+    assert (behind.accept, behind.asked) == ("hydra-core<1.3.2", True)
+    accepted = replace(request, target=with_package("hydra-core", behind.accept))
+    assert uv.behind(accepted, uv.lock(accepted, Quiet()), Quiet()) == ()
+
+
+def test_an_old_release_from_before_a_requirement_was_written(index: Index, tmp_path: Path) -> None:
+    """As vllm: the newest is for another version of the framework."""
+    index.add("vllm", "0.2.2")
+    index.add("vllm", "1.0", needs=("torch==2.4.0",))
+    uv, request = locker(index, tmp_path), replace(REQUEST, target=with_package("vllm"))
+    (behind,) = uv.behind(request, uv.lock(request, Quiet()), Quiet())
+    assert behind.reason == "it needs torch==2.4.0, the recipe asks for torch==2.3.1"
+
+
+def with_package(name: str, *constraints: str) -> Target:
+    return replace(
+        TARGET,
+        requirements=(*TARGET.requirements, name),
+        constraints=(*TARGET.constraints, *constraints),
+    )

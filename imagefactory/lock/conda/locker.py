@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from packaging.utils import canonicalize_name
 
 from imagefactory.errors import LockError
-from imagefactory.lock import LockRequest
+from imagefactory.lock import Behind, LockRequest
 from imagefactory.lock.conda.channels import ChannelAccess
 from imagefactory.lock.conda.explain import explain
-from imagefactory.lock.conda.pip_part import lock_pip
+from imagefactory.lock.conda.pip_part import behind_pip, lock_pip
 from imagefactory.lock.conda.solver import (
     CondaQuestion,
     NoSolutionError,
@@ -95,6 +95,16 @@ class CondaLocker:
             lock = self._with_wheels(lock, replace(request, update=update.wheels), progress)
         check_facts(lock, target)
         return lock
+
+    def behind(self, request: LockRequest, lock: Lock, progress: Progress) -> tuple[Behind, ...]:
+        """Of the part from PyPI what is far behind its newest release. Raises like `lock`.
+
+        Conda's packages are built for one another: no solver of theirs goes back to one without GPU code.
+        """
+        if not request.target.pip:
+            return ()
+        asked = replace(request, base=replace(request.base, glibc=_glibc(request)))
+        return behind_pip(asked, lock, self._pip(), progress)
 
     def addresses(self, lock: Lock) -> dict[str, str]:
         """Where each locked file is now: file name -> URL, which may hold a token or a password.

@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 import tempfile
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,8 +22,9 @@ from packaging.version import InvalidVersion, Version
 
 from imagefactory.errors import LockError, UnsolvableError
 from imagefactory.gpu.knowledge import pypi_names
-from imagefactory.lock import LockRequest
-from imagefactory.lock.pypi.question import WheelQuestion
+from imagefactory.lock import Behind, LockRequest
+from imagefactory.lock.pypi.behind import find_behind
+from imagefactory.lock.pypi.question import Pins, WheelQuestion
 from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Lock, LockedConda, LockedWheel
 from imagefactory.progress import Progress, Quiet
@@ -62,13 +64,30 @@ def lock_pip(
     UnsolvableError where the pip part contradicts conda's packages or itself, LockError for a package
     without a fitting wheel, ToolError without uv.
     """
-    target, previous, under = request.target, request.previous, request.under
-    fixed = under.wheels if under else ()
     given = given_packages(conda)
     _refuse_replaced(request, given)
-    if not target.pip:
-        return fixed
+    if not request.target.pip:
+        return request.under.wheels if request.under else ()
     _refuse_contradictions(request, given)
+    with _solved(request, given, locker) as (question, pins):
+        return locker.wheels(question, pins, progress or Quiet())
+
+
+def behind_pip(request: LockRequest, lock: Lock, locker: UvLocker, progress: Progress) -> tuple[Behind, ...]:
+    """What of the wheels of `lock`, solved for `request`, is far behind its newest release.
+
+    Raises like `lock_pip`.
+    """
+    with _solved(request, given_packages(lock.conda), locker) as (question, _):
+        return find_behind(locker, question, lock.wheels, request.target.framework, progress)
+
+
+@contextmanager
+def _solved(
+    request: LockRequest, given: dict[str, GivenPackage], locker: UvLocker
+) -> Iterator[tuple[WheelQuestion, Pins]]:
+    """The question of the pip part and its solution, while the given packages are there as wheels."""
+    target, previous, under = request.target, request.previous, request.under
     glibc = dict(target.system).get("__glibc", request.base.glibc)
     platform = locker.platform(target, glibc)
     empty = Lock(
@@ -81,7 +100,7 @@ def lock_pip(
         previous=replace(previous, platform=platform) if previous else None,
         update=tuple(sorted(held & {canonicalize_name(name) for name in request.update})),
         update_all=request.update_all,
-        fixed=fixed,
+        fixed=under.wheels if under else (),
     )
     with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:
         question = replace(
@@ -98,7 +117,7 @@ def lock_pip(
                 pins = locker.solve(question)
         except UnsolvableError as error:
             raise _explain(error, given) from error
-        return locker.wheels(question, pins, progress or Quiet())
+        yield question, pins
 
 
 def given_packages(conda: Iterable[LockedConda]) -> dict[str, GivenPackage]:

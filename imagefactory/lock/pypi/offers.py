@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import io
-import re
 import tomllib
-import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,12 +24,6 @@ class WheelOffer:
     url: str
     sha256: str
     size: int | None
-
-
-def metadata_inside(wheel: bytes) -> str:
-    with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
-        name = next(n for n in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", n))
-        return archive.read(name).decode("utf-8")
 
 
 def kept_wheels(previous: Lock | None, empty: Lock, update: tuple[str, ...]) -> dict[str, LockedWheel]:

@@ -15,11 +15,18 @@ _SIMPLE = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+h
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexFile:
-    """One file on a project's page; `sha256` is empty where the index does not tell it."""
+    """One file on a project's page; what the index does not tell is empty.
+
+    `python` are the versions of Python that it is for (`>=3.9`), `uploaded` is a day (`2026-11-23`), which
+    only PEP 700 tells.
+    """
 
     filename: str
     url: str
     sha256: str
+    yanked: bool = False
+    python: str = ""
+    uploaded: str = ""
 
 
 def project_files(web: Web, page: str) -> tuple[IndexFile, ...]:
@@ -49,6 +56,9 @@ def _parse_json(text: str, address: str) -> tuple[IndexFile, ...]:
                 filename=str(row["filename"]),
                 url=urljoin(address, urldefrag(str(row["url"])).url),
                 sha256=str(row["hashes"].get("sha256", "")),
+                yanked=row.get("yanked", False) is not False,
+                python=str(row.get("requires-python") or ""),
+                uploaded=str(row.get("upload-time") or "")[:10],
             )
             for row in json.loads(text)["files"]
         )
@@ -60,20 +70,25 @@ def _parse_html(text: str, address: str) -> tuple[IndexFile, ...]:
     anchors = _Anchors()
     anchors.feed(text)
     files = []
-    for target in anchors.targets:
+    for target, told in anchors.targets:
         url, fragment = urldefrag(urljoin(address, target))
         digest = fragment.removeprefix("sha256=") if fragment.startswith("sha256=") else ""
         name = unquote(urlsplit(url).path.rpartition("/")[2])
-        files.append(IndexFile(filename=name, url=url, sha256=digest.lower()))
+        python = told.get("data-requires-python") or ""
+        files.append(
+            IndexFile(
+                filename=name, url=url, sha256=digest.lower(), yanked="data-yanked" in told, python=python
+            )
+        )
     return tuple(files)
 
 
 class _Anchors(html.parser.HTMLParser):
     def __init__(self) -> None:
         super().__init__()
-        self.targets: list[str] = []
+        self.targets: list[tuple[str, dict[str, str | None]]] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        target = dict(attrs).get("href")
-        if tag == "a" and target:
-            self.targets.append(target)
+        told = dict(attrs)
+        if tag == "a" and (target := told.get("href")):
+            self.targets.append((target, told))

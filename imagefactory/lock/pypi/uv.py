@@ -9,7 +9,7 @@ import re
 import subprocess
 import tempfile
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -17,27 +17,26 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from imagefactory.errors import LockError, ToolError, UnsolvableError
-from imagefactory.lock import LockRequest
+from imagefactory.lock import Behind, LockRequest
 from imagefactory.lock.content_hash import content_hash
+from imagefactory.lock.pypi.behind import find_behind
 from imagefactory.lock.pypi.explain import explain_failure, explain_on, unreached
 from imagefactory.lock.pypi.facts import check_facts
 from imagefactory.lock.pypi.index import PackageIndex
+from imagefactory.lock.pypi.metadata import read_metadata
 from imagefactory.lock.pypi.offers import (
     WheelOffer,
     address_of,
     best_offer,
     kept_wheels,
-    metadata_inside,
     parse_pylock,
 )
-from imagefactory.lock.pypi.project_page import project_files
+from imagefactory.lock.pypi.project_page import IndexFile, project_files
 from imagefactory.lock.pypi.question import Pins, WheelQuestion, known_updates
 from imagefactory.lock.pypi.tags import MACHINES
 from imagefactory.model import Lock, LockedWheel, Target
 from imagefactory.progress import Progress
-from imagefactory.web import RefusedError, TransientError, Web, local_path, read_some, redact
-
-_BIG = 100_000_000  # bytes of a wheel that is not fetched for its metadata alone
+from imagefactory.web import RefusedError, TransientError, Web, redact
 
 # What a machine's uv settings may not decide. Its index, certificates and caches it may.
 _SOLVE = (
@@ -83,34 +82,46 @@ class UvLocker:
         """
         target, previous, under = request.target, request.previous, request.under
         decided = content_hash(target, request.base, under)
-        update = known_updates(request)
-        if previous and previous.content_hash == decided and not update and not request.update_all:
+        if (
+            previous
+            and previous.content_hash == decided
+            and not known_updates(request)
+            and not request.update_all
+        ):
             kept = previous if previous.target == target.name else replace(previous, target=target.name)
             check_facts(kept, target)
             return kept
+        question = self._question(request)
+        try:
+            lock = replace(question.lock, wheels=self.wheels(question, self.solve(question), progress))
+        except UnsolvableError as error:
+            raise explain_on(error, under) if under else error from error
+        check_facts(lock, target)
+        return lock
+
+    def _question(self, request: LockRequest) -> WheelQuestion:
+        target, under = request.target, request.under
         empty = Lock(
             target=target.name,
-            content_hash=decided,
+            content_hash=content_hash(target, request.base, under),
             python=target.python,
             platform=under.platform if under else self.platform(target, request.base.glibc),
             solver=f"uv {self.require()}",
             wheels=(),
         )
-        question = WheelQuestion(
+        return WheelQuestion(
             lock=empty,
             requirements=target.requirements,
             constraints=target.constraints,
-            previous=previous,
-            update=update,
+            previous=request.previous,
+            update=known_updates(request),
             update_all=request.update_all,
             fixed=under.wheels if under else (),
         )
-        try:
-            lock = replace(empty, wheels=self.wheels(question, self.solve(question), progress))
-        except UnsolvableError as error:
-            raise explain_on(error, under) if under else error from error
-        check_facts(lock, target)
-        return lock
+
+    def behind(self, request: LockRequest, lock: Lock, progress: Progress) -> tuple[Behind, ...]:
+        """What of a solution is far behind the newest release of the index. Raises like `lock`."""
+        return find_behind(self, self._question(request), lock.wheels, request.target.framework, progress)
 
     def wheels(self, question: WheelQuestion, pins: Pins, progress: Progress) -> tuple[LockedWheel, ...]:
         """The very wheels of a solution, sorted by name.
@@ -166,27 +177,15 @@ class UvLocker:
     def metadata(self, pin: str, lock: Lock) -> str:
         """METADATA of the wheel that fits a pin (`name==version`), beside it (PEP 658) or inside.
 
-        Raises LockError where the index has no such wheel, or only one too big to fetch for this.
+        Raises LockError where the index has no such wheel, or does not give this of it.
         """
         offered = self.offers([pin], lock)
         best = best_offer((offer for files in offered.values() for offer in files), lock)
         if best is None:
             raise LockError(f"{lock.target}: the index has no wheel of {pin} that fits")
-        url, web = best[1].url, Web(self._index)
-
-        def fetch(address: str) -> bytes:
-            with web.open(address) as response:
-                return read_some(response.raw, _BIG)
-
+        web = Web(self._index)
         try:
-            if path := local_path(url):
-                return metadata_inside(path.read_bytes())
-            try:
-                return web.patience.retry(lambda: fetch(f"{url}.metadata")).decode("utf-8")
-            except RefusedError:
-                if web.size(url) > _BIG:
-                    raise
-                return metadata_inside(web.patience.retry(lambda: fetch(url)))
+            return read_metadata(web, best[1].url)
         except (RefusedError, TransientError, OSError, zipfile.BadZipFile, KeyError) as error:
             raise LockError(
                 f"{lock.target}: the metadata of {pin} could not be read: {redact(str(error))}",
@@ -333,26 +332,32 @@ class UvLocker:
 
     def _search(self, missing: list[LockedWheel], lock: Lock) -> dict[str, str]:
         """Addresses of files that uv did not list, from the projects' own pages of the index."""
-        if not missing:
-            return {}
-        web = Web(self._index)
+        urls, listed = {}, self.listed(missing, lock) if missing else {}
+        for wheel in missing:
+            offers = [
+                WheelOffer(filename=file.filename, url=file.url, sha256=file.sha256, size=None)
+                for file in listed.get(wheel, ())
+            ]
+            url = address_of(wheel, offers, lock)
+            if not url:
+                raise LockError(
+                    f"{lock.target}: the index no longer has {wheel.filename} "
+                    f"(sha256 {wheel.sha256[:12]}...)",
+                    hint=f"imagefactory lock {lock.target} --update {wheel.name}",
+                )
+            urls[wheel.filename] = url
+        return urls
+
+    def listed(self, wheels: Sequence[LockedWheel], lock: Lock) -> dict[LockedWheel, tuple[IndexFile, ...]]:
+        """All that each wheel's project page lists; none for a project that has none.
+
+        Raises LockError for a page that could not be read.
+        """
+        web, pages = Web(self._index), self._pages(wheels, lock)
         try:
-            urls, pages = {}, self._pages(missing, lock)
-            for wheel in missing:
-                listed = project_files(web, pages[wheel]) if wheel in pages else ()
-                offers = [
-                    WheelOffer(filename=file.filename, url=file.url, sha256=file.sha256, size=None)
-                    for file in listed
-                ]
-                url = address_of(wheel, offers, lock)
-                if not url:
-                    raise LockError(
-                        f"{lock.target}: the index no longer has {wheel.filename} "
-                        f"(sha256 {wheel.sha256[:12]}...)",
-                        hint=f"imagefactory lock {lock.target} --update {wheel.name}",
-                    )
-                urls[wheel.filename] = url
-            return urls
+            with ThreadPoolExecutor(8) as pool:
+                files = pool.map(lambda page: project_files(web, page), pages.values())
+                return dict(zip(pages, files, strict=True))
         except (RefusedError, TransientError) as error:
             raise LockError(
                 f"{lock.target}: a project's page could not be read: {redact(str(error))}", hint="try again"
@@ -360,7 +365,7 @@ class UvLocker:
         finally:
             web.close()
 
-    def _pages(self, wheels: list[LockedWheel], lock: Lock) -> dict[LockedWheel, str]:
+    def _pages(self, wheels: Sequence[LockedWheel], lock: Lock) -> dict[LockedWheel, str]:
         """Each wheel's project page. uv knows which index each pin comes from, and tells in a comment."""
         with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:
             given = Path(folder) / "pins.txt"

@@ -9,15 +9,18 @@ import json
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from imagefactory.lock import Behind, LockRequest
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.files import WHEELS, format_lock_files, read_lock, write_lock
-from imagefactory.model import LockedWheel
+from imagefactory.model import Lock, LockedWheel
+from imagefactory.progress import Progress
 from imagefactory.report.locks import format_relock
+from imagefactory.stages import lock as stages_lock
 from imagefactory.stages.lock import Relock
 from tests.made.conda_lock import LOCK, TARGET
 from tests.made.place import Place, make_place
@@ -313,6 +316,49 @@ def test_a_record_beside_a_lock_that_holds_is_not_believed(place: Place) -> None
     record.write_text(text)
     assert place.call("lock", "tiny-*", "--explain")[0] == 0
     assert not record.exists()
+
+
+@dataclass(frozen=True)
+class OldLocker:
+    """Solves to one lock, of which `behind` is far behind."""
+
+    lock_made: Lock
+    found: Behind
+
+    def lock(self, request: LockRequest, progress: Progress) -> Lock:
+        return self.lock_made
+
+    def behind(self, request: LockRequest, lock: Lock, progress: Progress) -> tuple[Behind, ...]:
+        return (self.found,)
+
+
+def test_an_old_release_of_what_the_recipe_names_stops_its_lock(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.call("lock", "tiny-*")
+    made = read_lock(place.factory.lock_folder, place.factory.targets[0])
+    assert made
+    for path in place.factory.lock_folder.glob("tiny-*"):
+        path.unlink()
+    old = Behind(
+        name="demo", locked="0.9", newest="1.3", reason="no wheel of demo", accept="demo<1", asked=True
+    )
+    said = "demo 0.9, where 1.3 is the newest: no wheel of demo"
+    monkeypatch.setattr(stages_lock, "_target_locker", lambda *_: OldLocker(made, old))
+    code, out, told = place.call("lock", "tiny-*", "--json")
+    (error,) = json.loads(out)["errors"]
+    assert (code, error["behind"]) == (5, [asdict(old)])
+    assert f"the lock would hold {said}" in told
+    assert """write "demo<1" under 'pip' at recipes/tiny.yaml""" in told
+    assert place.names() == ["tiny-2.3-cu121.unsolvable.txt"]
+    assert said in place.call("show", "tiny-2.3-cu121")[1]
+    below = replace(old, asked=False)
+    monkeypatch.setattr(stages_lock, "_target_locker", lambda *_: OldLocker(made, below))
+    code, out, _ = place.call("lock", "tiny-*", "--json")
+    assert (code, json.loads(out)["results"][0]["behind"]) == (0, [asdict(below)])
+    assert format_relock(
+        Relock(target=place.factory.targets[0], before=None, after=made, behind=(below,))
+    ) == (f"tiny-2.3-cu121: locked 4 packages, 4.0 kB\n  ! {said}")
 
 
 def test_files_that_no_recipe_makes_are_orphans(place: Place) -> None:
