@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imagefactory.access import Access
-from imagefactory.errors import UsageError
+from imagefactory.errors import RecipeError, UsageError
 from imagefactory.model import Base, Target
 from imagefactory.progress import QUIET
-from imagefactory.recipes.bases import BASES_FILE, all_bases
-from imagefactory.recipes.expand import expand_all
-from imagefactory.recipes.read import read_bases, read_recipes
+from imagefactory.recipes.bases import BASES_FILE
+from imagefactory.recipes.expand import expand_sound
+from imagefactory.recipes.read import read_bases, read_each
 from imagefactory.settings.load import Settings
 
 
@@ -22,6 +22,8 @@ class Factory(Access):
 
     bases: tuple[Base, ...]
     targets: tuple[Target, ...]
+    faults: tuple[str, ...] = ()
+    """Of recipes whose targets are therefore not among `targets`."""
 
     def base_of(self, target: Target) -> Base:
         return next(base for base in self.bases if base.name == target.base)
@@ -61,8 +63,17 @@ def read_factory(
     settings: Settings, environ: Mapping[str, str], tell: Callable[[str], object] = QUIET.note
 ) -> Factory:
     """All recipes and bases below the root. Raises RecipeError with every fault of every file."""
+    factory = read_sound(settings, environ, tell)
+    if factory.faults:
+        raise RecipeError(factory.faults)
+    return factory
+
+
+def read_sound(
+    settings: Settings, environ: Mapping[str, str], tell: Callable[[str], object] = QUIET.note
+) -> Factory:
+    """The recipes without a fault, and the faults of the others. Raises RecipeError for bases.yaml's own."""
     folder = recipes_folder(settings)
-    recipes = read_recipes(folder)
-    bases = all_bases(read_bases(folder), recipes)
-    targets = expand_all(recipes, bases)
-    return Factory(settings=settings, environ=environ, tell=tell, bases=bases, targets=targets)
+    recipes, faults = read_each(folder)
+    bases, targets, told = expand_sound(recipes, read_bases(folder), faults)
+    return Factory(settings=settings, environ=environ, tell=tell, bases=bases, targets=targets, faults=told)

@@ -9,6 +9,7 @@ import click
 
 from imagefactory.cli.output import (
     Call,
+    choose_targets,
     collecting,
     json_option,
     made_json,
@@ -56,14 +57,13 @@ def build(
 
     Run it again after an interruption: what is done is kept.
     """
-    from imagefactory.recipes.expand import select
     from imagefactory.report.images import format_built
     from imagefactory.report.registries import format_pushed
     from imagefactory.stages.build import BuildOptions
     from imagefactory.stages.push import PushOptions, check_push
     from imagefactory.workflow import Making, make_image
 
-    factory, progress = call.factory, call.progress
+    factory, progress = call.sound_factory, call.progress
     if pushes and no_smoke:
         raise UsageError("--push sends only what passed its smoke test", hint="leave --no-smoke out")
     if place and not pushes:
@@ -77,8 +77,9 @@ def build(
         locked=locked,
         smoke=not no_smoke,
     )
+    chosen = choose_targets(factory, names)
     results: list[dict[str, object]] = []
-    with collecting() as failures:
+    with collecting(factory) as failures:
 
         def tell(built: Built) -> None:
             results.append(_built_json(built, factory))
@@ -87,7 +88,7 @@ def build(
                 failures.add(_smoke_failure(built))
 
         wanted = Making(build=options, push=push, built=tell)
-        for target in select(factory.targets, names):
+        for target in chosen:
             with failures.of(target.name):
                 pushed = make_image(factory, target, wanted, progress)
                 if pushed is not None:

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from imagefactory.cli.output import Call, collecting, json_option, say, say_json, targets_argument
+from imagefactory.cli.output import (
+    Call,
+    choose_targets,
+    collecting,
+    json_option,
+    say,
+    say_json,
+    targets_argument,
+)
 from imagefactory.errors import StaleError, UnsolvableError, UsageError
 from imagefactory.model import Outcome
 
@@ -32,7 +40,6 @@ def lock(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
 
     An unchanged lock solves nothing. Only what must move moves.
     """
-    from imagefactory.recipes.expand import select
     from imagefactory.report.locks import format_relock
     from imagefactory.stages.lock import (
         LockOptions,
@@ -47,9 +54,9 @@ def lock(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
     asked = _LockAsk(**given)
     asked.refuse_contradictions(names)
     check, update, update_all, as_json = asked.check, asked.update, asked.update_all, asked.as_json
-    factory, progress = call.factory, call.progress
+    factory, progress = call.sound_factory, call.progress
     bases = _select_bases(factory, names)
-    chosen = select(factory.targets, wanted) if (wanted := _no_bases(names)) or not names else ()
+    chosen = choose_targets(factory, wanted) if (wanted := _no_bases(names)) or not names else ()
     if check:
         states = {f"base:{b.name}": base_state(factory, b) for b in bases}
         return _check(
@@ -63,7 +70,7 @@ def lock(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
             f"base:{bases[0].name} moves as a whole, not by package", hint="lock it with --update-all"
         )
     results: list[dict[str, object]] = []
-    with collecting() as failures:
+    with collecting(factory) as failures:
         for base in bases:
             with failures.of(f"base:{base.name}"):
                 changed = lock_base(factory, base, progress, update=update_all)
@@ -142,7 +149,7 @@ def _check(factory: Factory, states: dict[str, str], names: tuple[str, ...], *, 
     """
     unsolvable = [name for name, state in states.items() if state == Outcome.UNSOLVABLE]
     bad = {name: state for name, state in states.items() if state not in ("ok", Outcome.UNSOLVABLE)}
-    with collecting() as failures:
+    with collecting(factory) as failures:
         if not names:
             with failures.of("lockfiles"):
                 refuse_orphans(factory)

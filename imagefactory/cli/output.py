@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, ParamSpec
 
 import click
 
-from imagefactory.errors import BehindError, BuildError, FactoryError, UnsolvableError, without_logins
+from imagefactory.errors import (
+    BehindError,
+    BuildError,
+    FactoryError,
+    NothingSelectedError,
+    RecipeError,
+    UnsolvableError,
+    without_logins,
+)
 from imagefactory.progress import Progress, choose
 from imagefactory.settings.choices import RUNNERS
 
@@ -52,6 +60,13 @@ class Call:
         from imagefactory.factory import read_factory
 
         return read_factory(self.settings, os.environ, self.progress.note)
+
+    @property
+    def sound_factory(self) -> Factory:
+        """The factory without its recipes that have faults: for commands that go on with the others."""
+        from imagefactory.factory import read_sound
+
+        return read_sound(self.settings, os.environ, self.progress.note)
 
     @property
     def progress(self) -> Progress:
@@ -194,8 +209,9 @@ def image_json(image: Image) -> dict[str, object]:
 class Failures:
     """Failures of single targets: siblings go on, the exit code is the earliest failed stage's."""
 
-    def __init__(self) -> None:
+    def __init__(self, recipes: RecipeError | None = None) -> None:
         self.errors: list[tuple[str, FactoryError]] = []
+        self.recipes = recipes
         self._current = ""
 
     def of(self, name: str) -> Failures:
@@ -219,24 +235,48 @@ class Failures:
         return True
 
     def as_json(self) -> list[dict[str, object]]:
+        every = [("", self.recipes), *self.errors] if self.recipes else self.errors
         return [
             {"target": without_logins(name), "exit_code": e.exit_code, "message": e.message, "hint": e.hint}
             | ({"tree": e.tree} if isinstance(e, UnsolvableError) else {})
             | ({"behind": e.behind} if isinstance(e, BehindError) else {})
-            for name, e in self.errors
+            for name, e in every
         ]
 
 
 class collecting:
-    """Exits with the earliest failed stage's code once every target has had its turn."""
+    """Exits with the earliest failed stage's code once every target has had its turn.
+
+    Recipes of `factory` that have faults are told first, and are the earliest stage.
+    """
+
+    def __init__(self, factory: Factory | None = None) -> None:
+        faults = factory.faults if factory else ()
+        self.failures = Failures(RecipeError(faults) if faults else None)
 
     def __enter__(self) -> Failures:
-        self.failures = Failures()
+        if self.failures.recipes:
+            complain(self.failures.recipes)
         return self.failures
 
     def __exit__(self, kind: type[BaseException] | None, _: object, __: object) -> None:
-        if kind is None and self.failures.errors:
-            raise click.exceptions.Exit(min(error.exit_code for _, error in self.failures.errors))
+        codes = [error.exit_code for _, error in self.failures.errors]
+        if self.failures.recipes:
+            codes.append(self.failures.recipes.exit_code)
+        if kind is None and codes:
+            raise click.exceptions.Exit(min(codes))
+
+
+def choose_targets(factory: Factory, names: tuple[str, ...]) -> tuple[Target, ...]:
+    """As `select`. A name that no target has may be of a recipe with faults: then those are the error."""
+    from imagefactory.recipes.expand import select
+
+    try:
+        return select(factory.targets, names)
+    except NothingSelectedError as error:
+        if factory.faults:
+            raise RecipeError(factory.faults, hint=f"{error.message} without these recipes") from error
+        raise
 
 
 def explain(error: OSError | EOFError) -> FactoryError:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import click
 
 from imagefactory.cli.lock import refuse_orphans
-from imagefactory.cli.output import Call, collecting, json_option, say, say_json, targets_argument
+from imagefactory.cli.output import (
+    Call,
+    choose_targets,
+    collecting,
+    json_option,
+    say,
+    say_json,
+    targets_argument,
+)
 from imagefactory.errors import StaleError
 from imagefactory.model import Outcome
 
@@ -20,13 +28,12 @@ def render(call: Call, names: tuple[str, ...], check: bool, as_json: bool) -> No
 
     Without TARGET, those that are known to have no solution are passed over.
     """
-    from imagefactory.recipes.expand import select
     from imagefactory.render.folders import check_definitions, write_definitions
     from imagefactory.stages.define import render_target
     from imagefactory.stages.lock import lock_state
 
-    factory = call.factory
-    chosen = select(factory.targets, names)
+    factory = call.sound_factory
+    chosen = choose_targets(factory, names)
     if not names:
         passed = [target.name for target in chosen if lock_state(factory, target) == Outcome.UNSOLVABLE]
         chosen = tuple(target for target in chosen if target.name not in passed)
@@ -34,7 +41,7 @@ def render(call: Call, names: tuple[str, ...], check: bool, as_json: bool) -> No
             call.progress.note(f"without a solution, so without a definition: {', '.join(passed)}")
     written: list[str] = []
     stale: dict[str, list[str]] = {}
-    with collecting() as failures:
+    with collecting(factory) as failures:
         for target in chosen:
             with failures.of(target.name):
                 files, folder = render_target(factory, target), factory.definition_folder(target)

@@ -10,6 +10,8 @@ import click
 
 from imagefactory.cli.output import (
     Call,
+    choose_targets,
+    collecting,
     complete_targets,
     image_json,
     json_option,
@@ -31,18 +33,21 @@ if TYPE_CHECKING:
 @click.pass_obj
 def list_targets(call: Call, names: tuple[str, ...], as_json: bool) -> None:
     """List the targets: what can be built, and the state of each lock."""
-    from imagefactory.recipes.expand import select
     from imagefactory.report.text import format_table
     from imagefactory.stages.lock import lock_state
 
-    factory = call.factory
-    chosen = select(factory.targets, names)
+    factory = call.sound_factory
+    chosen = choose_targets(factory, names)
     states = {target.name: lock_state(factory, target) for target in chosen}
-    if as_json:
-        return say_json("targets", {"targets": [{**target_json(t), "lock": states[t.name]} for t in chosen]})
-    rows = [(t.name, f"{t.framework} {t.version}", t.cuda, t.python, t.base, states[t.name]) for t in chosen]
-    say(format_table(("TARGET", "FRAMEWORK", "CUDA", "PYTHON", "BASE", "LOCK"), rows))
-    return None
+    with collecting(factory) as failures:
+        if as_json:
+            listed = [{**target_json(t), "lock": states[t.name]} for t in chosen]
+            say_json("targets", {"targets": listed, "errors": failures.as_json()})
+            return
+        rows = [
+            (t.name, f"{t.framework} {t.version}", t.cuda, t.python, t.base, states[t.name]) for t in chosen
+        ]
+        say(format_table(("TARGET", "FRAMEWORK", "CUDA", "PYTHON", "BASE", "LOCK"), rows))
 
 
 @click.command()

@@ -5,13 +5,14 @@ What a recipe alone cannot show is judged here: its base, what its source offers
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from imagefactory.errors import NothingSelectedError, RecipeError, UsageError
 from imagefactory.gpu import knowledge
 from imagefactory.model import Base, MatrixRow, Recipe, Target, Where
+from imagefactory.recipes.bases import all_bases
 from imagefactory.recipes.match_spec import Spec, parse_spec
 from imagefactory.recipes.values import (
     ARCHSPECS,
@@ -39,6 +40,43 @@ def expand(recipe: Recipe, bases: Sequence[Base]) -> tuple[Target, ...]:
 def expand_all(recipes: Iterable[Recipe], bases: Sequence[Base]) -> tuple[Target, ...]:
     """The targets of all recipes, sorted naturally (1.13 before 2.3 before 2.15). Raises like `expand`."""
     return tuple(sorted(_unique(*_expand(recipes, bases)), key=lambda target: natural(target.name)))
+
+
+def expand_sound(
+    recipes: Iterable[Recipe], bases: Sequence[Base], faults: Mapping[str, tuple[str, ...]]
+) -> tuple[tuple[Base, ...], tuple[Target, ...], tuple[str, ...]]:
+    """All bases and the targets of the recipes that have no fault, and the faults of all others.
+
+    `faults` are those of files that could not be read, by family. What is built on a target of a recipe with
+    faults waits for it, which is told as a fault of its own.
+    """
+    sound, told = list(recipes), dict(faults)
+    while True:
+        families = [*told, *(recipe.family for recipe in sound)]
+        waiting = {r.family: held for r in sound if (held := tuple(_waits(r, families, told)))}
+        try:
+            if not waiting:
+                whole = all_bases(bases, sound)
+                return (
+                    whole,
+                    expand_all(sound, whole),
+                    tuple(f for family in sorted(told) for f in told[family]),
+                )
+        except RecipeError as error:
+            for recipe in sound:
+                if own := tuple(f for f in error.faults if f.startswith(f"{recipe.where.file}:")):
+                    waiting[recipe.family] = own
+            if not waiting:
+                raise
+        told |= waiting
+        sound = [recipe for recipe in sound if recipe.family not in told]
+
+
+def _waits(recipe: Recipe, families: Sequence[str], told: Mapping[str, object]) -> Iterator[str]:
+    for row in recipe.matrix:
+        owners = [family for family in families if row.on.startswith(f"{family}-")]
+        if owners and (owner := max(owners, key=len)) in told:
+            yield f"{_place(row, 'on')}: the recipe of '{row.on}' has faults (mend {owner}.yaml)"
 
 
 def select(targets: Sequence[Target], names: Sequence[str]) -> tuple[Target, ...]:

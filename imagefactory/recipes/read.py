@@ -17,29 +17,40 @@ def read_recipes(folder: Path) -> tuple[Recipe, ...]:
 
     Raises UsageError when there is no such folder, RecipeError with the faults of all files.
     """
+    recipes, faults = read_each(folder)
+    if faults:
+        raise RecipeError([fault for told in faults.values() for fault in told])
+    return recipes
+
+
+def read_each(folder: Path) -> tuple[tuple[Recipe, ...], dict[str, tuple[str, ...]]]:
+    """The recipes without a fault, sorted by file name, and the faults of the other files by family.
+
+    Raises UsageError when there is no such folder.
+    """
     if not folder.is_dir():
         raise UsageError(
             f"there are no recipes at {show(str(folder), limit=200)}",
             hint="name the factory's folder with -C DIR, or make a recipe with `imagefactory new FAMILY`",
         )
     recipes: list[Recipe] = []
-    faults: list[str] = []
+    faults: dict[str, tuple[str, ...]] = {}
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or path.suffix not in (".yaml", ".yml") or path.name == BASES_FILE:
             continue
         try:
             recipe = parse_recipe(*read_file(path))
-            if recipe.family != path.stem:
-                faults.append(
-                    f"{recipe.where}: this file is family {show(recipe.family)}'s: one family, one file "
-                    f"(name it {recipe.family}.yaml, or write family: {path.stem})"
-                )
-            recipes.append(recipe)
         except RecipeError as error:
-            faults.extend(error.faults)
-    if faults:
-        raise RecipeError(faults)
-    return tuple(recipes)
+            faults[path.stem] = error.faults
+            continue
+        if recipe.family == path.stem:
+            recipes.append(recipe)
+        else:
+            faults[path.stem] = (
+                f"{recipe.where}: this file is family {show(recipe.family)}'s: one family, one file "
+                f"(name it {recipe.family}.yaml, or write family: {path.stem})",
+            )
+    return tuple(recipes), faults
 
 
 def read_bases(folder: Path) -> tuple[Base, ...]:

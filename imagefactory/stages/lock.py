@@ -139,7 +139,12 @@ def base_state(factory: Factory, base: Base) -> str:
 
 
 def orphans(factory: Factory) -> tuple[Path, ...]:
-    """Locks and definitions of targets and bases that no recipe makes any more."""
+    """Locks and definitions of targets and bases that no recipe makes any more.
+
+    None while recipes have faults: theirs are not known.
+    """
+    if factory.faults:
+        return ()
     root, folder = factory.settings.root_path, factory.lock_folder
     names = {target.name for target in factory.targets}
     files = {f"{name}.{UNSOLVABLE}" for name in names}
