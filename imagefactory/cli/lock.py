@@ -40,6 +40,7 @@ def lock(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
 
     An unchanged lock solves nothing. Only what must move moves.
     """
+    from imagefactory.recipes.companions import left_out
     from imagefactory.report.locks import format_relock
     from imagefactory.stages.lock import (
         LockOptions,
@@ -82,10 +83,16 @@ def lock(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
         changed_names = set()
         for target in below_first(factory, chosen):
             with failures.of(target.name), _explaining(factory, target, asked):
+                if lacking := left_out(target):
+                    progress.note(lacking)
                 done = lock_target(factory, target, options, progress)
-                behind = [asdict(one) for one in done.behind]
                 results.append(
-                    {"target": target.name, "changed": done.before != done.after, "behind": behind}
+                    {
+                        "target": target.name,
+                        "changed": done.before != done.after,
+                        "behind": [asdict(one) for one in done.behind],
+                        "left_out": lacking,
+                    }
                 )
                 changed_names |= {target.name} if done.before != done.after else set()
                 say(format_relock(done), unless=as_json)

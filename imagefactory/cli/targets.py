@@ -33,15 +33,18 @@ if TYPE_CHECKING:
 @click.pass_obj
 def list_targets(call: Call, names: tuple[str, ...], as_json: bool) -> None:
     """List the targets: what can be built, and the state of each lock."""
+    from imagefactory.recipes.companions import left_out
     from imagefactory.report.text import format_table
     from imagefactory.stages.lock import lock_state
 
     factory = call.sound_factory
     chosen = choose_targets(factory, names)
+    for line in filter(None, map(left_out, chosen)):
+        call.progress.note(line)
     states = {target.name: lock_state(factory, target) for target in chosen}
     with collecting(factory) as failures:
         if as_json:
-            listed = [{**target_json(t), "lock": states[t.name]} for t in chosen]
+            listed = [{**target_json(t), "lock": states[t.name], "left_out": left_out(t)} for t in chosen]
             say_json("targets", {"targets": listed, "errors": failures.as_json()})
             return
         rows = [

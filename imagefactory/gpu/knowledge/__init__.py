@@ -1,6 +1,6 @@
 """What is known about the world, as data with sources: tables that decisions look things up in.
 
-    wheels.py     pypi_cuda, conda_pypi                 which CUDA wheels come with; conda's names on PyPI
+    wheels.py     pypi_cuda, companions, conda_pypi     CUDA that wheels come with; what goes beside; names
     toolkits.py   cuda_drivers, gpu_drivers,            drivers, targets of toolkits, versions of PTX
                   cuda_targets, ptx_isa
     gpu_names.py  gpus                                  GPUs by name
@@ -34,7 +34,9 @@ from imagefactory.gpu.knowledge.toolkits import (
     targets_of,
 )
 from imagefactory.gpu.knowledge.wheels import (
+    Companion,
     CudaWheel,
+    companions,
     cuda_wheels,
     families,
     newest_cuda,
@@ -43,6 +45,7 @@ from imagefactory.gpu.knowledge.wheels import (
 )
 
 __all__ = [
+    "Companion",
     "CudaWheel",
     "Documented",
     "Gpu",
@@ -50,6 +53,7 @@ __all__ = [
     "ScannedWheel",
     "all_documented",
     "capabilities",
+    "companions",
     "cuda_drivers",
     "cuda_targets",
     "cuda_wheels",

@@ -1,4 +1,4 @@
-"""Which CUDA the wheels on PyPI come with (`pypi_cuda.toml`), and what conda's packages are called there."""
+"""Wheels on PyPI: the CUDA they come with, their companions, and what conda's packages are called there."""
 
 from __future__ import annotations
 
@@ -52,6 +52,33 @@ def offered(package: str, version: str) -> tuple[CudaWheel, ...]:
         longest = max(wheel.version.count(".") for wheel in covering)
         return tuple(wheel for wheel in covering if wheel.version.count(".") == longest)
     return tuple(wheel for wheel in wheels if covers(version, wheel.version))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Companion:
+    """A package that is released beside a framework version: its `series` (`0.21`), for these `python`s."""
+
+    framework: str
+    version: str
+    package: str
+    series: str
+    python: tuple[str, ...]
+    source: str
+
+
+@cache
+def _companions() -> tuple[Companion, ...]:
+    rows = read_table("companions")["companion"]
+    return tuple(Companion(**row | {"python": tuple(row["python"])}) for row in rows)
+
+
+def companions(framework: str, version: str, python: str) -> tuple[Companion, ...]:
+    """The companions of a framework version that have wheels for a Python (`3.11`)."""
+    return tuple(
+        one
+        for one in _companions()
+        if one.framework == framework and covers(one.version, version) and python in one.python
+    )
 
 
 def newest_cuda() -> int:

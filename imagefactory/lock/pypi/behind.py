@@ -16,6 +16,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from imagefactory.errors import LockError, UnsolvableError
+from imagefactory.gpu.knowledge import companions
 from imagefactory.lock import Behind
 from imagefactory.lock.pypi.newest import (
     Account,
@@ -56,11 +57,13 @@ def find_behind(
     """What of `wheels`, a solution of `question`, is far behind: of what the recipe names, else of the rest.
 
     A newest release is one within the bounds of the recipe and of the framework, which the recipe pins on
-    purpose. What is `fixed` was judged when it was locked. Raises LockError where the index does not answer.
+    purpose, and of its companions. What is `fixed` was judged when it was locked. Raises LockError
+    where the index does not answer.
     """
     chosen = [wheel for wheel in wheels if wheel not in question.fixed]
     bounding = [*question.requirements, *question.constraints]
     framework = canonicalize_name(framework)
+    bounding += _companions(question, wheels, framework)
     bounding += _framework_needs(asker, question, wheels, framework)
     names = {canonicalize_name(Requirement(text).name) for text in question.requirements}
     late: list[_Late] = []
@@ -98,6 +101,13 @@ class _Late:
     wheel: LockedWheel
     newest: Version
     known: tuple[Release, ...]
+
+
+def _companions(question: WheelQuestion, wheels: Sequence[LockedWheel], framework: str) -> Iterator[str]:
+    for wheel in wheels:
+        if wheel.name == framework:
+            for one in companions(framework, wheel.version, question.lock.python):
+                yield f"{one.package}=={one.series}.*"
 
 
 def _framework_needs(

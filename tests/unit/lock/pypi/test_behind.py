@@ -130,3 +130,10 @@ def test_an_index_that_fails_is_no_reason() -> None:
     asker = Asker({"demo": ("0.9", "1.0")}, {"demo==1.0": LockError("the index is away")})
     with pytest.raises(LockError, match="away"):
         ask(asker, "demo", locked="demo==0.9")
+
+
+def test_the_companion_of_a_pinned_framework_is_no_surprise() -> None:
+    asker = Asker({"torchvision": ("0.18.1", "0.19.0", "1.0")}, {"torchvision==1.0": refused("x")})
+    assert ask(asker, "torch==2.3.*", "torchvision", locked="torch==2.3.1 torchvision==0.18.1") == []
+    assert asker.asked == []
+    assert ask(asker, "torch==2.4.*", "torchvision", locked="torch==9.0 torchvision==0.18.1") != []
