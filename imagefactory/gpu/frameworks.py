@@ -166,7 +166,7 @@ def _major_of_ptx(contents: Contents) -> str:
 def cpu_only(contents: Contents) -> str:
     """Why a place computes on the CPU although it holds a framework, and what to install; empty where not."""
     framework = find_framework(contents)
-    if framework is None or any(_holds_gpu_code(contents, framework)):
+    if framework is None or not framework.must_load or any(_holds_gpu_code(contents, framework)):
         return ""
     package = find_package(contents, framework)
     if package is None:

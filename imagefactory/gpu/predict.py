@@ -24,6 +24,7 @@ from imagefactory.gpu.frameworks import (
 )
 from imagefactory.gpu.knowledge.gpu_names import capabilities
 from imagefactory.gpu.knowledge.tables import numbers
+from imagefactory.gpu.knowledge.toolkits import targets_of
 from imagefactory.gpu.known_bad import known_bad, versions_in
 from imagefactory.gpu.model import Answer, Contents, Library, LibraryReach, Prediction, Reach
 from imagefactory.gpu.rules import INTEGRATED, generic_modules, reach, runs, usual_codes
@@ -139,6 +140,8 @@ def _answer(
         return Answer.NO, sentence
     gates = [part for part in parts if part.role is Role.GATES]
     if all(_is_amd(part.library) for part in gates):
+        if framework is not None and not framework.must_load:
+            return _made_there(contents, framework, capability)
         return _nothing(contents, framework)
     damaged = next((part for part in gates if part.library.damage), None)
     if damaged:
@@ -197,6 +200,19 @@ def _without_framework(parts: list[_Part], capability: Capability) -> tuple[Answ
         count = f"{len(lacking) + len(missing)} of {len(parts)} libraries lack code for {capability}: "
         return Answer.PARTLY, (count if len(parts) > 1 else "") + _lacking([*lacking, *missing])
     return _full(parts, capability)
+
+
+def _made_there(contents: Contents, framework: Framework, capability: Capability) -> tuple[Answer, str]:
+    """Of a framework all of whose code is made on the machine: by what its CUDA makes code for."""
+    cuda = cuda_of(contents)
+    targets = targets_of(cuda)
+    maker = f"{framework.runtime} of CUDA {cuda}"
+    if not targets:
+        known = f"CUDA {cuda} is" if cuda else "its CUDA is"
+        return Answer.UNKNOWN, f"{framework.name} makes its code where it runs, and {known} not known"
+    if any(code.architecture == capability for code in targets):
+        return Answer.YES, f"{maker} makes code for {capability.sm} where it runs"
+    return Answer.NO, f"{maker} makes no code for {capability}"
 
 
 def _nothing(contents: Contents, framework: Framework | None) -> tuple[Answer, str]:

@@ -31,6 +31,8 @@ FRAMEWORKS = {
     "jax": "jax",
     "jaxlib": "jax",
     "onnxruntime-gpu": "onnxruntime",
+    "numba": "numba",
+    "cupy-cuda12x": "cupy",
 }
 
 # Packages that bring Triton, and the beginnings of the names of those that bring ptxas: PyPI's, conda's.
@@ -43,6 +45,7 @@ OTHER_CHECKS = ("packages", "libraries", "import", "unprivileged")
 
 # Checks that have no meaning for a framework, whatever its version.
 CHECKS_NOT_APPLICABLE = {
+    ("cupy", "compute"): "CuPy computes on GPUs alone",
     ("onnxruntime", "compiler"): "ONNX Runtime compiles nothing on the GPU: it has no Triton and no ptxas",
 }
 
@@ -60,13 +63,14 @@ OPERATIONS_NOT_APPLICABLE = {
     ("onnxruntime", "solve", ""): "ONNX has no operator that solves linear systems",
     ("onnxruntime", "gradient", ""): "ONNX Runtime's inference package has no gradients",
     ("onnxruntime", "matmul", "bfloat16"): "ONNX Runtime's CPU provider has no bfloat16 MatMul",
+    ("numba", "matmul", "bfloat16"): "Numba's CPU target has no bfloat16",
 }
 
 
 def module_of(package: str) -> str:
     """The module that a package is imported as, as far as its name tells."""
     name = package.lower().removesuffix("-gpu")
-    return {"pytorch": "torch"}.get(name, name.replace("-", "_"))
+    return {"pytorch": "torch", "cupy-cuda12x": "cupy"}.get(name, name.replace("-", "_"))
 
 
 def unprivileged_checks(framework: str, checks: Iterable[str]) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """What a scan of an image lets one expect of the coverage checks: machine code, PTX, or neither. Pure.
 
 `native` and `ptx` are about the libraries that the framework must load, since the checks run it with the
-driver's compiler switched off, and then with all machine code passed over.
+driver's compiler switched off, and then with all machine code passed over. What has none of its own makes
+machine code where it runs.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def _predict_one(contents: Contents, capability: Capability) -> Predicted:
     gates = {reach.path: reach for reach in prediction.libraries if reach.gates}
     runs_there = prediction.answer in RUNS
     return Predicted(
-        native=runs_there and bool(gates) and not any(reach.ptx for reach in gates.values()),
+        native=runs_there and not any(reach.ptx for reach in gates.values()),
         ptx=runs_there
         and bool(gates)
         and all(_compiles(library, capability) for library in contents.libraries if library.path in gates),

@@ -28,9 +28,11 @@ NEWEST = {
     "jax-0.12.0-cu13-py313": "jax",
     "tensorflow-2.21-cu12": "tensorflow",
     EXPORTING: "torch",
+    "numba-0.68-cu12": "numba",
+    "cupy-14.2-cu12": "cupy",
 }
 # On JAX and onnxruntime tests/engines rehearses the same suite, in environments of small wheels.
-TRIED = many(("tensorflow-2.21-cu12", EXPORTING), tuple(NEWEST))
+TRIED = many(("tensorflow-2.21-cu12", EXPORTING, "numba-0.68-cu12"), tuple(NEWEST))
 
 # As the check does, but what is exported is a copy with one wrong weight.
 WRONG_EXPORT = """\

@@ -41,6 +41,7 @@ DRIVER_LIBRARIES = (
 
 FFMPEG = "torchaudio has a backend per FFmpeg version and takes what is there"
 RDMA = "GPUDirect Storage over the network, opened only where the machine has its RDMA libraries"
+CUPY = "CuPy has a module for each of NVIDIA's libraries and loads those that are there"
 NVSHMEM = "NVSHMEM has a plugin per network and launcher and opens the one that is asked for"
 
 # (whose libraries, what they ask for, why its absence is no fault)
@@ -53,6 +54,9 @@ OPTIONAL_LIBRARIES = (
         "libnv*.so.*",
         "the TensorRT provider needs TensorRT",
     ),
+    ("numba/np/ufunc/tbbpool*", "libtbb.so.*", "Numba runs its threads by TBB where that is there"),
+    ("cupy*/*", "libcutensor*.so.*", CUPY),
+    ("cupy*/*", "libnccl.so.*", CUPY),
     ("*/libcufile_rdma.so*", "libmlx5.so*", RDMA),
     ("*/libcufile_rdma.so*", "librdmacm.so*", RDMA),
     ("*/libcufile_rdma.so*", "libibverbs.so*", RDMA),

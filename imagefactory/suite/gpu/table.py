@@ -100,7 +100,15 @@ CHECKS_NOT_APPLICABLE = {
     ("onnxruntime", "training"): "ONNX Runtime's inference package does not train",
     ("onnxruntime", "collective"): "ONNX Runtime uses one GPU and no NCCL",
     ("onnxruntime", "jit"): "ONNX Runtime compiles nothing at run time",
+    ("numba", "ptx-code"): "Numba links its PTX to machine code itself and hands that to the driver",
+    ("numba", "linear-algebra"): "Numba brings no functions that factorise or solve on a GPU",
+    ("numba", "collective"): "Numba uses one GPU and no NCCL",
+    ("numba", "library-versions"): "Numba uses neither cuDNN nor NCCL",
+    ("cupy", "ptx-code"): "CuPy has NVRTC make machine code, and hands that to the driver",
 }
+
+# CuPy uses NCCL where it is locked; of cuDNN it knows nothing since 14.
+NCCL, NO_NCCL = "nvidia-nccl", "the lock holds no NCCL (nvidia-nccl-cu12), which CuPy takes where it is there"
 
 
 def checks_of(level: str) -> tuple[str, ...]:
@@ -121,4 +129,6 @@ def not_applicable(framework: str, check: str, packages: Mapping[str, str]) -> s
         return "no framework of the suite is in this image" if check in OF_FRAMEWORKS else ""
     if check == "portability":
         return not_portable(framework, packages)
+    if framework == "cupy" and check in ("collective", "library-versions"):
+        return "" if any(name.startswith(NCCL) for name in packages) else NO_NCCL
     return CHECKS_NOT_APPLICABLE.get((framework, check), "")

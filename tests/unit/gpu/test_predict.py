@@ -24,6 +24,7 @@ from imagefactory.gpu.knowledge import Documented, capabilities
 from imagefactory.gpu.model import Answer, Contents, Modules, Prediction, Reach
 from imagefactory.gpu.predict import predict, predict_all, with_driver
 from imagefactory.gpu.rules import generic_modules, reach, runs, usual_codes
+from imagefactory.verify.predicted import predict_coverage
 from tests.made.contents import (
     contents,
     library,
@@ -366,6 +367,33 @@ def test_torch_2_3() -> None:
     assert one.reason == "libtorch_cuda.so has sm_60 code, which runs on 6.1, in all 332 modules"
     assert (one.driver, one.driver_reason) == ("525", "the first that runs programs of CUDA 12")
     assert "only sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90 and no PTX" in ask(torch_2_3(), "12.0").reason
+
+
+@pytest.mark.parametrize(
+    ("runtime", "capability", "answer", "reason"),
+    [
+        ("nvidia-cuda-runtime-cu12==12.6.77", (9, 0), Answer.YES,
+         "NVVM of CUDA 12.6 makes code for sm_90 where it runs"),
+        ("nvidia-cuda-runtime-cu12==12.6.77", (12, 0), Answer.NO, "NVVM of CUDA 12.6 makes no code for 12.0"),
+        ("nvidia-cuda-runtime==13.1.80", (7, 0), Answer.NO, "NVVM of CUDA 13.1 makes no code for 7.0"),
+        ("other==1.0", (9, 0), Answer.UNKNOWN,
+         "numba makes its code where it runs, and its CUDA is not known"),
+        ("nvidia-cuda-runtime==99.1", (9, 0), Answer.UNKNOWN,
+         "numba makes its code where it runs, and CUDA 99.1 is not known"),
+    ],
+)  # fmt: skip
+def test_what_makes_all_its_code_where_it_runs(
+    runtime: str, capability: tuple[int, int], answer: Answer, reason: str
+) -> None:
+    found = predict(contents(packages=["numba==0.68.1", runtime]), Capability(*capability))
+    assert (found.answer, found.reason) == (answer, reason)
+    # The suite then expects machine code, and no PTX.
+    coverage = predict_coverage(contents(packages=["numba==0.68.1", runtime]))[str(Capability(*capability))]
+    assert (coverage.native, coverage.ptx, coverage.runs) == (
+        answer is Answer.YES,
+        False,
+        answer is Answer.YES,
+    )
 
 
 def test_the_turing_hole() -> None:

@@ -243,7 +243,7 @@ def names_of(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("framework", ["torch", "tensorflow", "jax", "onnxruntime"])
+@pytest.mark.parametrize("framework", ["torch", "tensorflow", "jax", "onnxruntime", "numba", "cupy"])
 def test_the_same_names_in_each_file(framework: str) -> None:
     """Those of the room's docstring; one may lack what the tables say does not apply to it."""
     folder = SUITE_FOLDER / "gpu/frameworks"
@@ -256,9 +256,18 @@ def test_the_same_names_in_each_file(framework: str) -> None:
         "train": "training",
         "all_reduce": "collective",
         "compile": "jit",
+        "loaded": "library-versions",
     }
     excused = {name for name, check in checks.items() if table.not_applicable(framework, check, {})}
     assert names - excused <= names_of(folder / f"{framework}.py")
+
+
+@pytest.mark.parametrize("check", ["collective", "library-versions"])
+def test_cupy_uses_the_nccl_that_is_locked(check: str) -> None:
+    assert table.not_applicable("cupy", check, {"cupy-cuda12x": "14.2.0"}).startswith(
+        "the lock holds no NCCL"
+    )
+    assert table.not_applicable("cupy", check, {"nvidia-nccl-cu12": "2.27.7"}) == ""
 
 
 # --- pinned memory -------------------------------------------------------------------------------

@@ -1,0 +1,57 @@
+"""CuPy. It computes on GPUs alone; what it compiles with can be tried without one."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from ..context import Context, Failure
+
+MODULES = (("cupy-cuda12x", "cupy"),)
+
+# CUDA's libraries that it finds by cuda-pathfinder when they are first used.
+LIBRARIES = ("cublas", "cufft", "curand", "cusolver", "cusparse")
+SOURCE = """
+extern "C" __global__ void twice(const float* values, float* out, int count) {
+    int place = blockIdx.x * blockDim.x + threadIdx.x;
+    if (place < count) out[place] = values[place] + values[place];
+}
+"""
+
+
+def prepare() -> None:
+    """cupy needs nothing set."""
+
+
+def _nvrtc() -> Any:
+    importlib.import_module("cupy")  # which loads the library first
+    return importlib.import_module("cupy_backends.cuda.libs.nvrtc")
+
+
+def cuda_version(context: Context) -> tuple[str, str]:  # noqa: ARG001
+    """That of the toolkit CuPy was built with. NVRTC must be of the same major, and all libraries load."""
+    number = importlib.import_module("cupy_backends.cuda.api.driver").get_build_version()  # 12090 is 12.9
+    if not number:
+        raise Failure("cupy was built without CUDA: lock cupy-cuda12x")
+    major, minor = _nvrtc().getVersion()
+    if major != number // 1000:
+        raise Failure(f"cupy was made for CUDA {number // 1000}, NVRTC is of {major}")
+    finder = importlib.import_module("cuda.pathfinder")
+    for name in LIBRARIES:
+        finder.load_nvidia_dynamic_lib(name)  # as CuPy does
+    return f"{number // 1000}.{number % 1000 // 10}", f"NVRTC {major}.{minor}, {', '.join(LIBRARIES)} load"
+
+
+def compilers(context: Context, scratch: str) -> tuple[str, dict[str, float]]:  # noqa: ARG001
+    """NVRTC makes machine code of a kernel, as it does of all that CuPy makes when it runs."""
+    nvrtc = _nvrtc()
+    program = nvrtc.createProgram(SOURCE, "twice.cu", (), ())
+    try:
+        nvrtc.compileProgram(program, ("-arch=sm_80",))
+        made = nvrtc.getCUBIN(program)
+    finally:
+        nvrtc.destroyProgram(program)
+    if made[:4] != b"\x7fELF":
+        raise Failure("NVRTC made no GPU code")
+    version = ".".join(map(str, nvrtc.getVersion()))
+    return f"NVRTC {version}, kernel for sm_80 of {len(made)} bytes", {"cubin-bytes": len(made)}

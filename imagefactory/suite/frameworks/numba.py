@@ -1,0 +1,167 @@
+"""Numba with numba-cuda, its CUDA target. The CPU computes what Numba's own compiler makes of plain loops."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+from ..context import Context, Failure
+
+MODULES = (("numba", "numba"), ("numba-cuda", "numba_cuda"), ("llvmlite", "llvmlite"))
+
+
+def prepare() -> None:
+    """numba needs nothing set."""
+
+
+def cuda_version(context: Context) -> tuple[str, str]:
+    """NVRTC's, whose headers and NVVM it compiles with; nvJitLink must be of the same major version.
+
+    Numba's own CUDA target, without numba-cuda, wants a toolkit of the machine's.
+    """
+    major = context.expected.cuda.partition(".")[0]
+    if "numba-cuda" not in context.expected.locked:
+        raise Failure(f"numba is locked without its CUDA target: lock numba-cuda[cu{major}]")
+    nvrtc, linker = (importlib.import_module(f"cuda.bindings.{name}") for name in ("nvrtc", "nvjitlink"))
+    _, *compiled = nvrtc.nvrtcVersion()
+    linked = linker.version()
+    if linked[0] != compiled[0]:
+        raise Failure(f"NVRTC is of CUDA {compiled[0]}, nvJitLink of {linked[0]}")
+    version, other = (".".join(map(str, pair)) for pair in (compiled, linked))
+    return version, f"NVRTC {version}, nvJitLink {other}"
+
+
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    found: Callable[..., Any] = importlib.import_module("numba").njit(function)
+    return found
+
+
+def _array(values: object, kind: str) -> Any:
+    return importlib.import_module("numpy").array(values, dtype=kind)
+
+
+def _zeros(shape: tuple[int, ...], kind: str) -> Any:
+    return importlib.import_module("numpy").zeros(shape, dtype=kind)
+
+
+def _product(left: Any, right: Any, out: Any) -> None:
+    for row in range(out.shape[0]):
+        for column in range(out.shape[1]):
+            for k in range(left.shape[1]):
+                out[row, column] += left[row, k] * right[k, column]
+
+
+def _sum(values: Any, out: Any) -> None:
+    for value in values:
+        out[0] += value
+
+
+def _convolve(image: Any, filters: Any, out: Any) -> None:
+    channels, height, width = filters.shape[1:]
+    for kernel in range(out.shape[0]):
+        for y in range(out.shape[1]):
+            for x in range(out.shape[2]):
+                for channel in range(channels):
+                    for dy in range(height):
+                        for dx in range(width):
+                            part = image[channel, y + dy, x + dx] * filters[kernel, channel, dy, dx]
+                            out[kernel, y, x] += part
+
+
+def _eliminate(square: Any, side: Any) -> None:
+    """Gaussian elimination with partial pivoting; the solution is left in `side`."""
+    size = side.shape[0]
+    for column in range(size):
+        pivot = column
+        for row in range(column + 1, size):
+            if abs(square[row, column]) > abs(square[pivot, column]):
+                pivot = row
+        for place in range(size):
+            square[column, place], square[pivot, place] = square[pivot, place], square[column, place]
+        side[column], side[pivot] = side[pivot], side[column]
+        for row in range(column + 1, size):
+            factor = square[row, column] / square[column, column]
+            for place in range(column, size):
+                square[row, place] -= factor * square[column, place]
+            side[row] -= factor * side[column]
+    for row in range(size - 1, -1, -1):
+        for place in range(row + 1, size):
+            side[row] -= square[row, place] * side[place]
+        side[row] /= square[row, row]
+
+
+def _slopes(values: Any) -> None:
+    """x becomes the slope of tanh(x / 64)^2."""
+    for row in range(values.shape[0]):
+        for column in range(values.shape[1]):
+            level = math.tanh(values[row, column] / 64)
+            values[row, column] = 2 * level * (1 - level * level) / 64
+
+
+def matmul(left: list[list[float]], right: list[list[float]], kind: str) -> Any:
+    one, other = _array(left, kind), _array(right, kind)
+    out = _zeros((one.shape[0], other.shape[1]), kind)
+    _compiled(_product)(one, other, out)
+    return out.tolist()
+
+
+def total(values: list[float], kind: str) -> Any:
+    out = _zeros((1,), kind)
+    _compiled(_sum)(_array(values, kind), out)
+    return out[0].item()
+
+
+def convolution(image: object, filters: object, kind: str) -> Any:
+    pixels, kernels = _array(image, kind), _array(filters, kind)
+    side = pixels.shape[1] - kernels.shape[2] + 1
+    out = _zeros((kernels.shape[0], side, side), kind)
+    _compiled(_convolve)(pixels, kernels, out)
+    return out.tolist()
+
+
+def solve(square: list[list[float]], side: list[float], kind: str) -> Any:
+    column = _array(side, kind)
+    _compiled(_eliminate)(_array(square, kind), column)
+    return column.tolist()
+
+
+def gradient(left: list[list[float]], right: list[list[float]], kind: str) -> Any:
+    """By hand: Numba derives nothing."""
+    inputs, weights = _array(left, kind), _array(right, kind)
+    product = _compiled(_product)
+    outer = _zeros((inputs.shape[0], weights.shape[1]), kind)
+    product(inputs, weights, outer)
+    _compiled(_slopes)(outer)
+    out = _zeros(weights.shape, kind)
+    product(inputs.T.copy(), outer, out)
+    return out.tolist()
+
+
+def compilers(context: Context, scratch: str) -> tuple[str, dict[str, float]]:  # noqa: ARG001
+    """NVVM makes PTX of a kernel, nvJitLink makes that machine code: what Numba does for each kernel."""
+    cuda: Any = importlib.import_module("numba.cuda")
+    linker: Any = importlib.import_module("cuda.bindings.nvjitlink")
+
+    def double(values: Any, out: Any) -> None:
+        place = cuda.grid(1)
+        if place < values.shape[0]:
+            out[place] = values[place] + values[place]
+
+    vector = cuda.types.float32[::1]
+    ptx, _ = cuda.compile_ptx(double, (vector, vector), cc=(8, 0))
+    text = ptx.encode()
+    handle = linker.create(1, ["-arch=sm_80"])
+    try:
+        linker.add_data(handle, linker.InputType.PTX, text, len(text), "double.ptx")
+        linker.complete(handle)
+        made = bytearray(linker.get_linked_cubin_size(handle))
+        linker.get_linked_cubin(handle, made)
+    finally:
+        linker.destroy(handle)
+    if made[:4] != b"\x7fELF":
+        raise Failure("nvJitLink made no GPU code of what NVVM made")
+    version = ".".join(map(str, linker.version()))
+    detail = f"NVVM and nvJitLink {version}, kernel for sm_80 of {len(made)} bytes"
+    return detail, {"cubin-bytes": len(made)}
