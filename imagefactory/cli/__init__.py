@@ -20,6 +20,7 @@ import click
 
 from imagefactory import __version__
 from imagefactory.cli import (
+    add,
     build,
     cancel,
     catalogue,
@@ -109,6 +110,7 @@ for command in (
     targets.list_targets,
     targets.show,
     targets.new,
+    add.add,
     lock.lock,
     render.render,
     inspect.inspect,

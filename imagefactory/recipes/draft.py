@@ -91,7 +91,7 @@ def draft(wish: Wish, asked: DraftAsk, bases: Sequence[Base]) -> Draft:
         channels = wish.channels or ["conda-forge"]
         if not wish.channels:
             told.append(f"{wish.file} names no channel that can be taken over: conda-forge was written")
-        common["channels"] = f"[{', '.join(map(_quoted, channels))}]"
+        common["channels"] = f"[{', '.join(map(quoted, channels))}]"
     lists = _conda_lists(row, told) if source == "conda" else _pypi_lists(row, told)
     capabilities = ("8.0", "9.0") if natural(cuda) >= natural("11.8") else ("8.0",)
     parts = [
@@ -99,7 +99,7 @@ def draft(wish: Wish, asked: DraftAsk, bases: Sequence[Base]) -> Draft:
         *(f"{key}: {value}\n" for key, value in common.items()),
         f'platform: linux/amd64\nbase: {base.name}\npython: "{python}"\n',
         "\n# The compute capabilities that every image of this family must support.\n",
-        f"capabilities: [{', '.join(_quoted(value) for value in capabilities)}]\n",
+        f"capabilities: [{', '.join(quoted(value) for value in capabilities)}]\n",
     ]
     if (checks := default_checks(framework)) != SMOKE_CHECKS:
         parts.append(f"# What can be checked of any package; {framework} has no checks of its own.\n")
@@ -346,7 +346,7 @@ def _description(text: str) -> str:
 def _list(key: str, values: Sequence[str]) -> str:
     if not values:
         return f"{key}: []\n"
-    return f"{key}:\n" + "".join(f"  - {_quoted(value)}\n" for value in dict.fromkeys(values))
+    return f"{key}:\n" + "".join(f"  - {quoted(value)}\n" for value in dict.fromkeys(values))
 
 
 def _environment(wish: Wish) -> str:
@@ -356,7 +356,7 @@ def _environment(wish: Wish) -> str:
     return "environment:\n" + "".join(lines)
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     """A value of a list as YAML keeps it text; no rule allows a quote or a backslash."""
     words = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
     plain = re.fullmatch(r"[a-z_][a-z0-9_./-]*( ?[=<>!~][A-Za-z0-9.*=<>!~_]*)?", text)

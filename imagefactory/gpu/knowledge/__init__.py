@@ -36,6 +36,7 @@ from imagefactory.gpu.knowledge.toolkits import (
 from imagefactory.gpu.knowledge.wheels import (
     Companion,
     CudaWheel,
+    companion_names,
     companions,
     cuda_wheels,
     families,
@@ -53,6 +54,7 @@ __all__ = [
     "ScannedWheel",
     "all_documented",
     "capabilities",
+    "companion_names",
     "companions",
     "cuda_drivers",
     "cuda_targets",

@@ -81,6 +81,11 @@ def companions(framework: str, version: str, python: str) -> tuple[Companion, ..
     )
 
 
+def companion_names(framework: str) -> frozenset[str]:
+    """The packages that some version of a framework has beside it."""
+    return frozenset(one.package for one in _companions() if one.framework == framework)
+
+
 def newest_cuda() -> int:
     """The newest major version of CUDA that any row knows."""
     return max(int(wheel.cuda.partition(".")[0]) for wheel in cuda_wheels())
