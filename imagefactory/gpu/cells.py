@@ -19,7 +19,7 @@ runs. The rules of claims that say no or not whole, by which they can be overrid
     no-kernel         the suite ran there, and met no code for that GPU
     driver-too-old    the suite ran there, and the driver was too old
     load-failed       the suite ran there, and something did not load
-    known-bad:ID      a known fault of that combination (among a cell's warnings)
+    known-bad:ID      a known fault of that combination (an answer, or among a cell's warnings)
 
 Claims that say yes have the rules `documented`, `code` (machine code), `ptx` and `suite`.
 """
@@ -36,7 +36,7 @@ from imagefactory.gpu.frameworks import Role, cpu_only, find_framework, role_of
 from imagefactory.gpu.knowledge.documents import Documented
 from imagefactory.gpu.knowledge.scans import ScannedWheel
 from imagefactory.gpu.knowledge.tables import covers, read_table
-from imagefactory.gpu.known_bad import known_bad, rules, versions_in, versions_of
+from imagefactory.gpu.known_bad import ANSWERS, known_bad, rules, versions_in, versions_of
 from imagefactory.gpu.model import (
     Answer,
     Basis,
@@ -48,13 +48,14 @@ from imagefactory.gpu.model import (
     Question,
     Reach,
 )
-from imagefactory.gpu.predict import predict, runs, with_driver
+from imagefactory.gpu.predict import predict_code, runs, with_driver
 from imagefactory.model import Lock, LockedConda, Target
 from imagefactory.versions import natural
 
 _WEIGHT = {Basis.VERIFIED: 0, Basis.PREDICTED: 1, Basis.DOCUMENTED: 2}
 _RULES = {Answer.YES: "code", Answer.PTX: "ptx", Answer.PARTLY: "partly", Answer.NO: "no-code"}
-_EFFECTS = {"costly": Answer.YES, "some calls fail": Answer.PARTLY}
+_EFFECTS = {**ANSWERS, "costly": Answer.YES, "some calls fail": Answer.PARTLY, "may be wrong": Answer.PARTLY}
+_LAST = 999  # a patch release after all that there are
 _SEVERITY = {Answer.NO: 0, Answer.PARTLY: 1, Answer.PTX: 2, Answer.YES: 3, Answer.UNKNOWN: 4}
 
 
@@ -119,8 +120,18 @@ def answer_cell(question: Question, evidence: CellEvidence = NOTHING) -> Cell:
         claims += _predicted(question, contents)
     if verified := evidence.verified.get(question.capability):
         claims.append(verified)
-    claims.sort(key=lambda claim: (_WEIGHT[claim.basis], _SEVERITY[claim.answer]))
-    return Cell(question=question, claims=tuple(claims), warnings=tuple(_warnings(question, contents)))
+    faults = dict(_faults(question, contents))
+    answers = [claim for claim, effect in faults.items() if effect in ANSWERS] if claims else []
+    claims = sorted((*claims, *answers), key=_order)
+    return Cell(
+        question=question, claims=tuple(claims), warnings=tuple(f for f in faults if f not in answers)
+    )
+
+
+def _order(claim: Claim) -> tuple[int, int]:
+    """What a fault does counts as much as what code is there, be it only documented."""
+    weight = _WEIGHT[Basis.PREDICTED] if claim.rule.startswith("known-bad:") else _WEIGHT[claim.basis]
+    return weight, _SEVERITY[claim.answer]
 
 
 def another_processor(platform: str, host: str) -> Claim | None:
@@ -246,7 +257,7 @@ def _yes(answer: Answer, reason: str, source: str) -> Claim:
 
 def _predicted(question: Question, contents: Contents) -> Iterator[Claim]:
     """What a scan says, with the question's driver; nothing where it does not know."""
-    bare = predict(contents, question.capability)
+    bare = predict_code(contents, question.capability)
     if bare.answer is Answer.UNKNOWN:
         return
     prediction = with_driver(bare, question.driver) if question.driver else bare
@@ -302,18 +313,23 @@ def _scanned_releases(question: Question) -> list[Contents]:
 # --- known faults ----------------------------------------------------------------------------------
 
 
-def _warnings(question: Question, contents: Contents | None) -> Iterator[Claim]:
-    """By what was scanned, else by the lock, else by the framework's version where it is a whole one.
+def _faults(question: Question, contents: Contents | None) -> Iterator[tuple[Claim, str]]:
+    """Each with its effect: by what was scanned, else by the lock, else by the framework's version; of a part
+    of one (`2.3`) what fits all that it may be.
 
     A fault that only costs time or memory says yes, one that some calls meet says partly, as does one that
     computes wrongly on GPUs of every capability, which is then no matter of this one. All others say no.
     """
     name, version = question.framework.rpartition("::")[2], question.version
-    locked = question.packages or ((name, version),) * (version.count(".") > 1)
-    versions = versions_in(contents) if contents else versions_of(locked)
+    locked = question.packages or ((name, version),)
+    last = question.packages or ((name, version if version.count(".") > 1 else f"{version}.{_LAST}"),)
+    first, final = [versions_in(contents)] * 2 if contents else (versions_of(locked), versions_of(last))
+    fitting = {fault.id for fault in known_bad(final, question.capability)}
     everywhere = {rule.id for rule in rules() if not rule.capabilities}
-    for fault in known_bad(versions, question.capability):
+    for fault in known_bad(first, question.capability):
+        if fault.id not in fitting:
+            continue
         answer = _EFFECTS.get(fault.effect, Answer.NO)
         if fault.effect == "wrong results" and fault.id in everywhere:
             answer = Answer.PARTLY
-        yield replace(_no(f"known-bad:{fault.id}", str(fault), fault.source), answer=answer)
+        yield replace(_no(f"known-bad:{fault.id}", str(fault), fault.source), answer=answer), fault.effect

@@ -17,7 +17,7 @@ from imagefactory.gpu.knowledge.gpu_names import capabilities
 from imagefactory.gpu.knowledge.scans import ScannedWheel, scanned_wheels
 from imagefactory.gpu.knowledge.tables import numbers
 from imagefactory.gpu.model import Answer, Contents
-from imagefactory.gpu.predict import predict
+from imagefactory.gpu.predict import predict_code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ def _of_build(wheels: tuple[ScannedWheel, ...]) -> Iterator[Difference]:
 
     alike: dict[tuple[Answer, Answer], list[tuple[Capability, str]]] = {}
     for capability in capabilities():
-        said, prediction = documented_answer(row, capability), predict(contents, capability)
+        said, prediction = documented_answer(row, capability), predict_code(contents, capability)
         if prediction.answer is not said:
             alike.setdefault((said, prediction.answer), []).append((capability, prediction.reason))
     for (said, answer), cases in alike.items():

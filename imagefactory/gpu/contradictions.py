@@ -21,7 +21,7 @@ from imagefactory.gpu.frameworks import (
 from imagefactory.gpu.knowledge.documents import Documented, documented
 from imagefactory.gpu.knowledge.gpu_names import capabilities
 from imagefactory.gpu.model import Answer, Contents, Library, Prediction, Reach
-from imagefactory.gpu.predict import predict, runs
+from imagefactory.gpu.predict import predict_code, runs
 
 _GOOD = (Answer.YES, Answer.PTX)
 # Build strings of the pytorch channel begin with the Python, those of conda-forge with the CUDA.
@@ -65,7 +65,7 @@ def _of_documents(contents: Contents, framework: Framework, row: Documented) -> 
     less: dict[str, list[Prediction]] = {}
     more = []
     for capability in capabilities():
-        said, found = documented_answer(row, capability), predict(contents, capability)
+        said, found = documented_answer(row, capability), predict_code(contents, capability)
         if said in _GOOD and found.answer in (Answer.NO, Answer.PARTLY):
             less.setdefault(found.reason.replace(f" {capability}", ""), []).append(found)
         elif said is Answer.NO and found.answer in _GOOD:

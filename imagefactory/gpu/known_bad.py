@@ -1,7 +1,7 @@
 """Combinations that are known to fail or to compute wrongly: versions of libraries against capabilities.
 
-The rules are in `knowledge/known_bad.toml`, each with its source. A rule that fits is a warning: it says
-neither that a program meets the fault nor that one where no rule fits has none.
+The rules are in `knowledge/known_bad.toml`, each with its source. A rule that fits is a warning, or with some
+effects (`ANSWERS`) the answer: it does not say that one where no rule fits has no fault.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from packaging.version import InvalidVersion, Version
 
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.knowledge.tables import read_table
-from imagefactory.gpu.model import Contents
+from imagefactory.gpu.model import Answer, Contents
+
+ANSWERS = {"does not run": Answer.NO, "runs in part": Answer.PARTLY}
+"""The effects that are an answer and no warning: whatever code is there, that is what comes of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +120,12 @@ def known_bad(versions: Mapping[str, str], capability: Capability) -> tuple[Know
         if _holds(rule, str(capability))
         and all(name in versions and _within(versions[name], range_) for name, range_ in rule.needs)
     )
+
+
+def worst_answer(faults: Iterable[KnownBad]) -> KnownBad | None:
+    """The fault that is an answer, the worst of several; None where all are warnings."""
+    answering = [fault for fault in faults if fault.effect in ANSWERS]
+    return min(answering, key=lambda fault: list(ANSWERS).index(fault.effect), default=None)
 
 
 def _holds(rule: BadRule, capability: str) -> bool:

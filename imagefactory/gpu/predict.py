@@ -25,14 +25,14 @@ from imagefactory.gpu.frameworks import (
 from imagefactory.gpu.knowledge.gpu_names import capabilities
 from imagefactory.gpu.knowledge.tables import numbers
 from imagefactory.gpu.knowledge.toolkits import targets_of
-from imagefactory.gpu.known_bad import known_bad, versions_in
+from imagefactory.gpu.known_bad import ANSWERS, known_bad, versions_in, worst_answer
 from imagefactory.gpu.model import Answer, Contents, Library, LibraryReach, Prediction, Reach
 from imagefactory.gpu.rules import INTEGRATED, generic_modules, reach, runs, usual_codes
 
 _SYSTEM = ("usr/", "opt/", "lib/", "lib64/", "home/", "root/")
 _SITE = re.compile(r"(?:^|/)(?:site|dist)-packages/")
 
-__all__ = ["INTEGRATED", "predict", "predict_all", "reach", "runs", "with_driver"]
+__all__ = ["INTEGRATED", "predict", "predict_all", "predict_code", "reach", "runs", "with_driver"]
 
 
 # --- a place -------------------------------------------------------------------------------------
@@ -47,6 +47,25 @@ class _Part:
 
 
 def predict(contents: Contents, capability: Capability) -> Prediction:
+    """What is to be expected on one capability: by the code (`predict_code`), and by known faults that let
+    less of it run than the code would."""
+    bare = predict_code(contents, capability)
+    fault = worst_answer(known_bad(versions_in(contents), capability))
+    if fault is None or bare.answer in (Answer.NO, Answer.UNKNOWN):
+        return bare
+    answer = ANSWERS[fault.effect]
+    none = answer is Answer.NO
+    return replace(
+        bare,
+        answer=answer,
+        reason=str(fault),
+        driver="" if none else bare.driver,
+        driver_reason="" if none else bare.driver_reason,
+        warnings=tuple(one for one in bare.warnings if one != str(fault)),
+    )
+
+
+def predict_code(contents: Contents, capability: Capability) -> Prediction:
     """What a scan says of one capability (R9): the least of the libraries that its framework must load.
 
     A library most of whose modules have no code there is as good as none; where fewer lack it, and where

@@ -28,7 +28,7 @@ OLDEST = Capability(5, 0)
 RUNS = (Answer.YES, Answer.PTX)
 """The answers of what runs whole."""
 _RELEASE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([0-9]+(?:\.[0-9]+)*)(?:\+cu([0-9]{2,3}))?")
-_NOT = 2
+_NOT = 3
 Grade = tuple[int, int]
 """How well a GPU is served, lower is better: 1 for through PTX, then how little is known (`_DOUBT`)."""
 _DOUBT = {Basis.VERIFIED: 0, Basis.PREDICTED: 1, Basis.DOCUMENTED: 2}
@@ -262,7 +262,7 @@ class Cover:
 def cover(group: str, candidates: Sequence[CoverCandidate], gpus: Sequence[CompatGpu]) -> Cover:
     """The exact minimum of images; of several minima the one with the best grades, then the newest.
 
-    A GPU is served by what is known to run whole there. Where there is none, by what some calls fail in, or
+    A GPU is served by what is known to run whole there. Where there is none, by what some calls fail in; then
     by PTX that no scan has found: what a page lists is the framework's own code, and scans find libraries
     without it. What is known not to run or to compute wrongly there serves nobody.
     """
@@ -346,11 +346,13 @@ def _of_size(
 
 
 def _rank(cell: Cell) -> int:
-    """0 for what runs whole; 1 where some calls fail or PTX is only documented; `_NOT` for the rest."""
+    """0 for what runs whole; 1 where some calls fail, 2 for PTX only documented; `_NOT` for the rest."""
     answers = {claim.answer for claim in faults(cell) if not _is_triton(claim)}
     if cell.answer not in RUNS or Answer.NO in answers:
         return _NOT
-    return 1 if answers or _grade(cell) == (1, _DOUBT[Basis.DOCUMENTED]) else 0
+    if _grade(cell) == (1, _DOUBT[Basis.DOCUMENTED]):
+        return 2
+    return 1 if answers else 0
 
 
 def _grade(cell: Cell) -> Grade:

@@ -40,7 +40,9 @@ def rules(cell: Cell, basis: Basis = Basis.DOCUMENTED) -> list[str]:
 
 
 def only_documented(question: Question) -> Claim:
-    return next(claim for claim in answer_cell(question).claims if claim.basis is Basis.DOCUMENTED)
+    """What a page says of its code, whatever faults are known."""
+    claims = answer_cell(question).claims
+    return next(one for one in claims if one.basis is Basis.DOCUMENTED and "known-bad" not in one.rule)
 
 
 @pytest.mark.parametrize(
@@ -151,15 +153,20 @@ def test_documented_ptx_needs_the_driver_of_its_cuda(what: str, driver: str) -> 
     assert only_documented(asked(what, "11.0", "580")).answer is Answer.PTX
 
 
-def test_a_known_fault_needs_a_whole_version() -> None:
-    """1.23.0 has it and 1.23.2 has not: of `1.23` nothing is said."""
+def test_a_fault_of_a_patch_release_needs_a_whole_version() -> None:
+    """1.23.0 has it and 1.23.2 has not: of `1.23` nothing is said. All of `2.12` has another one."""
+    rule = "known-bad:ort-1.23.0-hopper-ptx"
+    assert rule not in [claim.rule for claim in answer_cell(asked("onnxruntime-gpu 1.23 12", "12.0")).claims]
     faulty = replace(asked("onnxruntime-gpu 1.23 12", "12.0"), packages=(("onnxruntime-gpu", "1.23.0"),))
-    (warning,) = answer_cell(faulty).warnings
-    assert warning.rule == "known-bad:ort-1.23.0-hopper-ptx"
-    assert warning.answer is Answer.NO
-    assert warning.source
-    assert answer_cell(asked("onnxruntime-gpu 1.23.0 12", "12.0")).warnings == (warning,)
-    assert answer_cell(asked("onnxruntime-gpu 1.23 12", "12.0")).warnings == ()
+    stopped = answer_cell(faulty, CellEvidence(contents=contents("sm_90", "compute_90/8.3")))
+    assert rule not in [claim.rule for claim in stopped.claims]  # what was scanned has no such package
+    cell = answer_cell(asked("tensorflow 2.12 11.8", "10.0"))
+    assert [claim.rule for claim in cell.claims] == [
+        "known-bad:xla-tensorflow-before-blackwell",
+        "documented",
+    ]
+    assert cell.answer is Answer.PARTLY
+    assert cell.claims[0].source
 
 
 @pytest.mark.parametrize(
@@ -168,13 +175,27 @@ def test_a_known_fault_needs_a_whole_version() -> None:
         ("8.0", {"torch": "2.9.1", "nvidia-cudnn-cu12": "9.10.2.21"}, Answer.YES),  # slow
         ("7.0", {"nvidia-cudnn-cu12": "9.20.0"}, Answer.PARTLY),  # some calls fail
         ("8.0", {"torch": "2.8.0", "nvidia-cudnn-cu12": "9.10.2.21"}, Answer.PARTLY),  # wrong on any GPU
-        ("10.0", {"nvidia-cublas-cu12": "12.8.4.1"}, Answer.NO),  # wrong on these
-        ("12.0", {"onnxruntime-gpu": "1.23.1"}, Answer.NO),  # does not run
+        ("10.0", {"nvidia-cublas-cu12": "12.8.4.1"}, Answer.PARTLY),  # frameworks only warn of it
     ],
 )
 def test_how_bad_a_known_fault_is(capability: str, packages: dict[str, str], answer: Answer) -> None:
     question = replace(asked("torch 2.9 12.8", capability), packages=tuple(packages.items()))
     assert [claim.answer for claim in answer_cell(question).warnings] == [answer]
+
+
+@pytest.mark.parametrize(
+    ("what", "capability", "rule"),
+    [
+        ("jax 0.4.30 12", "12.0", "known-bad:xla-jax-before-blackwell"),  # its PTX is there, and scanned
+        ("jax 0.4.30 12", "9.0", "code"),
+        ("jax 0.4.31 12", "10.0", "known-bad:xla-jax-before-blackwell"),  # documented alone
+    ],
+)
+def test_a_fault_that_stops_all_is_the_answer(what: str, capability: str, rule: str) -> None:
+    cell = answer_cell(asked(what, capability))
+    assert cell.claims[0].rule == rule
+    assert (cell.answer is Answer.NO) == rule.startswith("known-bad")
+    assert cell.warnings == ()
 
 
 def test_what_no_table_knows_is_unknown() -> None:

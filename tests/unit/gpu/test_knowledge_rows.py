@@ -10,6 +10,7 @@ import pytest
 
 from imagefactory.gpu import knowledge
 
+SOURCE = re.compile(r"(measured 20\d\d-\d\d|documented): .{20,}|reported: [\w.-]+/[\w.-]+ #\d+")
 FOLDER = Path(knowledge.__file__).parent
 
 
@@ -19,7 +20,9 @@ def test_every_row_has_a_source(path: Path) -> None:
     rows = [row for table in tables.values() if isinstance(table, list) for row in table]
     assert rows
     for row in rows:
-        assert re.match(r"(measured 20\d\d-\d\d|documented): .{20,}", row["source"]), row
+        assert re.match(
+            r"(measured 20\d\d-\d\d|documented): .{20,}|reported: [\w.-]+/[\w.-]+ #\d+", row["source"]
+        ), row
 
 
 def test_drivers_go_up_with_cuda() -> None:

@@ -22,7 +22,7 @@ from imagefactory.gpu.drivers import (
 )
 from imagefactory.gpu.knowledge import Documented, capabilities
 from imagefactory.gpu.model import Answer, Contents, Modules, Prediction, Reach
-from imagefactory.gpu.predict import predict, predict_all, with_driver
+from imagefactory.gpu.predict import predict, predict_all, predict_code, with_driver
 from imagefactory.gpu.rules import generic_modules, reach, runs, usual_codes
 from imagefactory.verify.predicted import predict_coverage
 from tests.made.contents import (
@@ -501,8 +501,11 @@ def test_tensorflow_through_ptx() -> None:
     )
     assert one.driver == "545.23.06"
     assert ask(tensorflow_2_18(), "8.9").driver == "525"
-    newer = ask(tensorflow_2_18(), "12.0")
+    newer = predict_code(tensorflow_2_18(), Capability(12, 0))
     assert newer.answer is Answer.PTX  # its one linked module is linked anew
+    known = ask(tensorflow_2_18(), "12.0")
+    assert (known.answer, known.driver) == (Answer.PARTLY, newer.driver)
+    assert known.reason.startswith("XLA of TensorFlow 2.18.1 makes code for 9.0 at most")
     assert "in 1428 of 1428 modules: the driver compiles their PTX" in newer.reason
 
 

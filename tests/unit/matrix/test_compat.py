@@ -246,15 +246,16 @@ def test_what_fails_in_some_calls_serves_where_nothing_else_does() -> None:
     assert "! cuDNN 9.20.0 has no code" in format_covers([alone])
 
 
-def test_what_computes_wrongly_serves_nobody() -> None:
-    """cuBLAS 12.8 to 13.1 on 10.0."""
-    wrong = faulty("wrong", "2.9", "sm_80", "sm_100", packages=(("nvidia-cublas-cu12", "12.8.4.1"),))
-    found = cover("pytorch", [wrong], [gpu("8.0"), gpu("10.0")])
-    (unserved,) = found.unserved
-    assert unserved.claim is not None
-    assert unserved.claim.rule == "known-bad:cublas-tensor-memory"
-    assert "cuBLAS 12.8.4.1" in format_covers([found])
-    assert format_gpu(gpu("10.0"), rows([wrong], [gpu("10.0")])).splitlines()[0].endswith("0 of 1 run on it")
+def test_what_may_compute_wrongly_serves_before_ptx_that_is_only_documented() -> None:
+    """cuBLAS 12.8 to 13.1 on 10.0, of which frameworks warn: a B200 is not sent to images of CUDA 11."""
+    warned = faulty("new", "2.9", "sm_80", "sm_100", packages=(("nvidia-cublas-cu12", "12.8.4.1"),))
+    asked = Question(framework="conda-forge::pytorch", version="2.7", cuda="12.6", capability=ANY)
+    paged = CoverCandidate(name="paged", group="pytorch", question=asked)
+    assert rows([paged], [gpu("10.0")])[0].cells[0].answer is Answer.PTX
+    found = cover("pytorch", [paged, warned], [gpu("10.0")])
+    assert [one.candidate.name for one in found.images] == ["new"]
+    assert "! cuBLAS 12.8.4.1" in format_covers([found])
+    assert format_gpu(gpu("10.0"), rows([warned], [gpu("10.0")])).splitlines()[0].endswith("1 of 1 run on it")
 
 
 def test_what_is_slow_serves() -> None:

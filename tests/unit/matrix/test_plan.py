@@ -204,7 +204,7 @@ def test_what_runs_in_part_is_tested_where_the_recipe_asks_for_it() -> None:
 @pytest.mark.parametrize(
     ("rule", "prunes"),
     [
-        ("cublas-tensor-memory", True),  # wrong results on some GPUs
+        ("cublas-tensor-memory", False),  # frameworks only warn of it
         ("ort-1.23.0-hopper-ptx", True),  # does not run there
         ("cudnn-9.10.0-enums", True),  # does not run anywhere
         ("conv3d-bfloat16", False),  # wrong results on every GPU
