@@ -1,0 +1,1 @@
+"""What needs a GPU, in one command: `tests/run gpu`. It needs the standard library alone."""
