@@ -30,6 +30,7 @@ from tests.made.contents import contents
         ("xla-jax-before-blackwell", {"jax": "0.4.30"}, "10.0 12.0 12.1", "9.0"),
         ("xla-jax-before-blackwell", {"jax": "0.5.0"}, "10.0", "8.9"),
         ("xla-jax-before-blackwell", {"jax": "0.5.1"}, "", "10.0"),
+        ("xla-rubin", {"jax": "0.11.1"}, "10.7", "10.0 10.3 12.0"),
         ("xla-tensorflow-before-blackwell", {"tensorflow": "2.15.1"}, "10.0 12.0", "9.0"),
         ("xla-tensorflow-before-blackwell", {"tensorflow": "2.19.0"}, "", "12.0"),
         ("nccl-consumer-blackwell", {"nccl": "2.25.1"}, "12.0 12.1", "10.0 9.0"),

@@ -1,0 +1,58 @@
+"""Public reports of what ran on which GPU, asked of the tables as `compat torch==2.6 --gpu NAME` asks them.
+
+No answer may be wrong: what ran is not answered with no, what failed not with yes. Where nothing is known,
+that is the answer; how often is printed, and may not become more.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from imagefactory.gpu.capability import parse_capability
+from imagefactory.gpu.model import Answer, Cell
+from imagefactory.matrix.compat import RUNS, CompatGpu, cell, exact_releases, faults
+
+REPORTS = tomllib.loads(Path(__file__).with_name("reports.toml").read_text(encoding="utf-8"))["report"]
+UNKNOWN_AT_MOST = 0.35
+
+
+def cells_of(report: dict[str, str]) -> list[Cell]:
+    """The answers for each CUDA that the release is known for, where the report names none."""
+    gpu = CompatGpu(
+        name=report["gpu"], capability=parse_capability(report["capability"]), driver=report["driver"]
+    )
+    return [cell(candidate, gpu) for candidate in exact_releases(report["release"], report["cuda"])]
+
+
+def answered(report: dict[str, str]) -> str:
+    """`right`, `unknown` or `wrong`, as the best that is said of any build that was perhaps meant."""
+    cells = cells_of(report)
+    answers = {cell.answer for cell in cells}
+    doubted = any(faults(cell) for cell in cells)
+    fitting = {
+        "runs": bool(answers & {*RUNS, Answer.PARTLY}),
+        "fails": doubted or bool(answers & {Answer.NO, Answer.PARTLY}),
+        "partly": doubted or bool(answers & {*RUNS, Answer.PARTLY}),
+    }
+    if fitting[report["happened"]]:
+        return "right"
+    return "unknown" if Answer.UNKNOWN in answers else "wrong"
+
+
+@pytest.mark.parametrize("report", REPORTS, ids=lambda report: f"{report['release']} on {report['gpu']}")
+def test_no_answer_is_wrong(report: dict[str, str]) -> None:
+    said = "; ".join(f"{cell.answer}: {cell.claims[0].reason}" for cell in cells_of(report) if cell.claims)
+    assert answered(report) != "wrong", f"{report['from']} {report['happened']} ({report['what']}): {said}"
+
+
+def test_most_reports_are_answered(capsys: pytest.CaptureFixture[str]) -> None:
+    counts = Counter(map(answered, REPORTS))
+    share = counts["unknown"] / len(REPORTS)
+    with capsys.disabled():
+        print(f"\n{len(REPORTS)} public reports: {counts['right']} right, {share:.0%} unknown")
+    assert len(REPORTS) >= 60
+    assert share <= UNKNOWN_AT_MOST
