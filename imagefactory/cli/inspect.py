@@ -97,8 +97,10 @@ def inspect(
 
 def _amd_target(gpu: str) -> str:
     """A target of AMD's, empty for the name of another GPU. Raises UsageError for what only begins as one."""
+    from imagefactory.gpu.amd import sold_processor
     from imagefactory.gpu.capability import parse_code
 
+    gpu = sold_processor(gpu) or gpu
     if not gpu.lower().startswith("gfx"):
         return ""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 from imagefactory.gpu.capability import Code, CodeKind
@@ -13,6 +14,13 @@ from imagefactory.gpu.model import Contents, Library
 def generic_processors() -> dict[str, frozenset[str]]:
     """The processors that run the code of each generic one: `gfx11-generic` -> gfx1100, gfx1101, ..."""
     return {row["name"]: frozenset(row["processors"]) for row in read_table("amd")["generic"]}
+
+
+def sold_processor(name: str) -> str:
+    """The processor of a GPU as AMD sells it (`AMD Instinct MI250X` -> `gfx90a`), empty for other names."""
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    rows = read_table("amd")["sold"]
+    return next((row["processor"] for row in rows for one in row["names"] if one.lower() in words), "")
 
 
 def amd_runs(code: Code, target: str) -> bool:

@@ -21,7 +21,7 @@ _SHOWN = 6
 # Words that say how a board is built or sold: "with Max-Q Design", "Server Edition", "480GB", "1g.5gb+me".
 _LEFT_OUT = re.compile(
     r"nvidia|geforce|tesla|grid|gpus?|graphics|cards?|device|laptop|notebook|mobile|generation|edition|design"
-    r"|workstation|server|embedded|with|max|q|sxm[0-9]?|pci|pcie|nvl|hgx|dgxs|fhhl|lhr|d|ac|mig|me|collectors"
+    r"|workstation|server|embedded|with|max|q|sxm[0-9]?|pci|pcie|nvl|hgx|dgxs|fhhl|lhr|ls|d|ac|mig|me|collectors"
     r"|hbm[0-9]e?|[0-9]+(gb?|gib)|[0-9]g\.[0-9]+gb|[0-9]+[abcq]|nvgpu|dev"
 )
 _AMD = re.compile(r"amd|radeon|instinct|rx|mi[0-9]+[a-z]?|gfx[0-9a-f]+")

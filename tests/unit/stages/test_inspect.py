@@ -117,6 +117,7 @@ def test_json_tells_the_same_and_all_of_it(call: Call, layout: Layout) -> None:
             "no (predicted): driver 470.82.01 is older than",
         ),
         (("--gpu", "GFX90a"), 9, "gfx90a: no (predicted): it has no code for AMD's GPUs"),
+        (("--gpu", "AMD Instinct MI250X"), 9, "gfx90a: no (predicted): it has no code for AMD's GPUs"),
     ],
 )
 def test_one_question_is_answered_in_one_line(
