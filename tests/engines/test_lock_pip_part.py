@@ -12,8 +12,9 @@ import pytest
 from imagefactory.errors import LockError, UnsolvableError
 from imagefactory.gpu import knowledge
 from imagefactory.lock import LockRequest
-from imagefactory.lock.conda.pip_part import given_packages, lock_pip
+from imagefactory.lock.conda.pip_part import behind_pip, given_packages, lock_pip
 from imagefactory.model import LockedConda, LockedWheel, Where
+from imagefactory.progress import Quiet
 from tests.made.values import make_base, make_conda, make_lock, make_target
 from tests.services.package_index import Index, package_index, uv_locker
 
@@ -191,3 +192,16 @@ def test_extras_of_what_conda_brings(index: Index, tmp_path: Path, core_metadata
         lock_pip(request, (*CONDA, package("fsspec", "2024.3.1", "python >=3.8")), uv)
     assert "pip asks for fsspec[full], conda brings fsspec 2024.3.1" in caught.value.message
     assert "conda's fsspec" in caught.value.hint
+
+
+def test_an_old_release_in_place_of_one_that_conda_forbids(index: Index, tmp_path: Path) -> None:
+    """The newest release needs another numpy than conda brings; what conda brings is not compared."""
+    index.add("tools", "2.0", needs=("numpy>=2", "small"))
+    uv = uv_locker(index, tmp_path)
+    lock = make_lock(target=TARGET.name, conda=CONDA, wheels=lock_pip(REQUEST, CONDA, uv))
+    assert pins(lock.wheels) == ["small==1.0", "tools==1.0"]
+    (behind,) = behind_pip(REQUEST, lock, uv, Quiet())
+    assert (behind.name, behind.newest, behind.accept, behind.asked) == ("tools", "2.0", "tools<2.0", True)
+    assert behind.reason == "it needs numpy>=2, conda brings numpy 1.26.4"
+    accepted = replace(REQUEST, target=replace(TARGET, pip=("tools<2.0",)))
+    assert behind_pip(accepted, lock, uv, Quiet()) == ()

@@ -126,6 +126,11 @@ def _framework_needs(
         yield from needs_with(parse_email(text)[0].get("requires_dist", []), extras, question.lock.python)
 
 
+def _public(pin: Requirement) -> str:
+    """The version of a pin without the local part that marks what something else brings."""
+    return next(Version(one.version).public for one in pin.specifier)
+
+
 def _account(
     asker: Asker, question: WheelQuestion, wheels: Sequence[LockedWheel], late: _Late
 ) -> Account | None:
@@ -133,7 +138,10 @@ def _account(
     name, pin = late.wheel.name, f"{late.wheel.name}=={late.newest}"
     asked: dict[str, str] = {}
     for text in (*question.constraints, *question.requirements):
-        asked[canonicalize_name(Requirement(text).name)] = text
+        asked[canonicalize_name(Requirement(text).name)] = f"the recipe asks for {text}"
+    for text in question.given:
+        given = Requirement(text)
+        asked[canonicalize_name(given.name)] = f"conda brings {given.name} {_public(given)}"
     try:
         pins = asker.solve(replace(question, constraints=(*question.constraints, pin)))
     except LockError as error:

@@ -142,7 +142,7 @@ class Account:
 def read_account(text: str, name: str, asked: Mapping[str, str], lock: Lock) -> Account:
     """uv's account of why the newest release of `name` could not be locked, in short.
 
-    `asked` are the requirements and constraints of the recipe by package, `lock` is the one to be made.
+    `asked` says by package what the question wants (`the recipe asks for torch==2.3.*`).
     """
     flat = " ".join(re.sub(r"[×│╰─▶├]+", " ", text).split())
     flat = re.sub(r",(?=[<>=!~])", ";", flat)  # of bounds, unlike a comma between sentences
@@ -161,7 +161,7 @@ def read_account(text: str, name: str, asked: Mapping[str, str], lock: Lock) -> 
         return Account(reason=f"it needs {_plain(found[1])}, the recipe has Python {lock.python}")
     for own in (need for need in needs if need.of == name):
         if own.name in asked:
-            return Account(reason=f"it needs {own}, the recipe asks for {asked[own.name]}")
+            return Account(reason=f"it needs {own}, {asked[own.name]}")
         if other := next((need for need in needs if need.name == own.name and need.of != name), None):
             return Account(reason=f"it needs {own}, {other.of} needs {other}", by=other.of)
     return Account(reason=flat.rpartition("cause: ")[2].replace(";", ",")[:400])

@@ -151,5 +151,5 @@ def test_needs_that_hold_with_extras_and_python() -> None:
     ],
 )
 def test_an_account_in_short(text: str, name: str, reason: str, by: str) -> None:
-    account = read_account(text, name, {"torch": "torch==2.15.*"}, LOCK)
+    account = read_account(text, name, {"torch": "the recipe asks for torch==2.15.*"}, LOCK)
     assert (account.reason, account.by) == (reason, by)
