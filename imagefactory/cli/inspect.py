@@ -63,16 +63,18 @@ def inspect(
     amd = [_amd_target(gpu) for gpu in gpus]
     if driver and amd and all(amd) and not capabilities:
         raise UsageError("what AMD's GPUs run depends on no driver here", hint="leave it out")
-    asked = [
-        *(_gpu_asked(gpu, driver) for gpu, processor in zip(gpus, amd, strict=True) if not processor),
-        *(_capability_asked(capability, driver) for capability in capabilities),
-    ]
+    asked = [processor or _gpu_asked(gpu, driver) for gpu, processor in zip(gpus, amd, strict=True)]
+    asked += [_capability_asked(capability, driver) for capability in capabilities]
     access = call.access
     inspected = inspect_place(access, lambda: call.factory, name, call.progress)
     verified = verified_claims(inspected_verdicts(access, name, inspected.digest, datetime.now(UTC)), driver)
-    if asked or any(amd):
-        answers = [_answer_amd(name, processor, inspected) for processor in amd if processor]
-        answers += [_answer(name, one, inspected, verified) for one in asked]
+    if asked:
+        answers = [
+            _answer_amd(name, one, inspected)
+            if isinstance(one, str)
+            else _answer(name, one, inspected, verified)
+            for one in asked
+        ]
         if not as_json:
             say("\n".join(line for _, line, _ in answers))
         elif len(answers) == 1:

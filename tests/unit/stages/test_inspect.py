@@ -137,11 +137,11 @@ def test_each_gpu_that_is_asked_about_is_answered(call: Call, layout: Layout) ->
     said = call(*options)
     assert said.code == 9
     assert [line.split(" (")[0] for line in said.out.splitlines()] == [
-        "pytorch-2.3-cu121 on gfx90a: no", "pytorch-2.3-cu121 on V100", "pytorch-2.3-cu121 on 12.0: no",
+        "pytorch-2.3-cu121 on V100", "pytorch-2.3-cu121 on gfx90a: no", "pytorch-2.3-cu121 on 12.0: no",
     ]  # fmt: skip
     value = call(*options, "--json").json()
     assert value["format"] == "imagefactory.inspect-answers/1"
-    assert [answer["answer"] for answer in value["answers"]] == ["no", "yes", "no"]
+    assert [answer["answer"] for answer in value["answers"]] == ["yes", "no", "no"]
     assert call(*options[:3], "--capability", "7.0").code == 0
 
 
