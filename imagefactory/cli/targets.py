@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,9 +61,10 @@ def list_targets(call: Call, names: tuple[str, ...], as_json: bool) -> None:
 def show(call: Call, name: str, as_json: bool) -> None:
     """Show one target: what it asks for, what its lock holds, whether its image is in the store."""
     from imagefactory.model import Outcome
+    from imagefactory.recipes.companions import left_out
     from imagefactory.recipes.expand import select_one
     from imagefactory.report.targets import TargetState, format_target
-    from imagefactory.stages.lock import lock_state, read_target_lock, read_why
+    from imagefactory.stages.lock import behind_of, lock_state, read_target_lock, read_why
     from imagefactory.stages.stored import stored_image
 
     factory = call.factory
@@ -70,13 +72,17 @@ def show(call: Call, name: str, as_json: bool) -> None:
     lock, image = read_target_lock(factory, target), stored_image(factory, target)
     state = lock_state(factory, target)
     why = read_why(factory, target) if state == Outcome.UNSOLVABLE else None
+    behind, lacking = behind_of(factory, lock) if lock else (), left_out(target)
     if not as_json:
-        return say(format_target(target, TargetState(lock=lock, state=state, why=why, image=image)))
+        now = TargetState(lock=lock, state=state, why=why, image=image, behind=behind, left_out=lacking)
+        return say(format_target(target, now))
     value = {
         **target_json(target),
         "lock": state,
         "why": {"reason": why.reason, "hint": why.hint, "tree": why.tree} if why else None,
         "note": lock.note if lock else "",
+        "behind": [asdict(one) for one in behind],
+        "left_out": lacking,
         "packages": [package_json(package) for package in (lock.packages if lock else ())],
         "image": image_json(image) if image else None,
     }

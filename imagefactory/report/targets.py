@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from imagefactory.lock import Behind
 from imagefactory.lock.files import Unsolvable
 from imagefactory.model import Lock, Target
 from imagefactory.oci.model import Image
@@ -13,12 +14,17 @@ from imagefactory.report.text import format_fields
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetState:
-    """What there is of a target: its lock and the word for that, why it has none, its image."""
+    """What there is of a target: its lock and the word for that, why it has none, its image.
+
+    `behind` is what its lock holds of old releases, `left_out` what its family promises and it lacks.
+    """
 
     lock: Lock | None
     state: str
     why: Unsolvable | None
     image: Image | None
+    behind: tuple[Behind, ...] = ()
+    left_out: str = ""
 
 
 def format_target(target: Target, now: TargetState) -> str:
@@ -47,7 +53,12 @@ def format_target(target: Target, now: TargetState) -> str:
         fields.append(("constraints", "\n".join(target.constraints)))
     if target.environment:
         fields.append(("environment", "\n".join(f"{name}={value}" for name, value in target.environment)))
-    fields += [("recipe", str(target.where)), *_lock_fields(target, now)]
+    fields.append(("recipe", str(target.where)))
+    if now.left_out:
+        fields.append(("left out", now.left_out))
+    fields += _lock_fields(target, now)
+    if now.behind:
+        fields.append(("far behind", "\n".join(map(str, now.behind))))
     if now.image is None:
         fields.append(("image", f"not in the store: imagefactory build {target.name}"))
     else:

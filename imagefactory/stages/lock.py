@@ -5,6 +5,7 @@ The rooms below `lock/` solve, read and write one lock; here is what a factory a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,15 +13,18 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from imagefactory.access import Access, conda_channels, debian_mirror, package_index, uv_locker
+from imagefactory.documents import format_value, parse_value
 from imagefactory.errors import (
     BehindError,
     LockError,
     NothingSelectedError,
     StaleError,
+    StatementError,
     UnsolvableError,
     UsageError,
 )
 from imagefactory.factory import Factory
+from imagefactory.files import replace_text
 from imagefactory.lock import Behind, Locker, LockRequest, files
 from imagefactory.lock.conda.locker import CondaLocker
 from imagefactory.lock.conda.own_tool import CondaLockLocker, find_tool
@@ -270,7 +274,34 @@ def lock_target(factory: Factory, target: Target, options: LockOptions, progress
     else:
         after = before
         files.remove_unsolvable(folder, target.name)
+    _keep_behind(factory, after, behind)
     return Relock(target=target, before=before, after=after, behind=behind)
+
+
+def behind_of(access: Access, lock: Lock) -> tuple[Behind, ...]:
+    """What was found far behind when this lock was made on this machine; none where it was made elsewhere."""
+    try:
+        kept = json.loads(_behind_path(access, lock).read_text(encoding="utf-8"))
+        found: tuple[Behind, ...] = parse_value(kept, tuple[Behind, ...], "what is far behind")
+    except (OSError, ValueError, StatementError):
+        return ()
+    return found
+
+
+def _keep_behind(access: Access, lock: Lock, behind: tuple[Behind, ...]) -> None:
+    """Beside the lock it would change the lock's digest, and so images, with each release of others."""
+    if not behind:
+        return
+    path = _behind_path(access, lock)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(path, json.dumps(format_value(behind, tuple[Behind, ...]), indent=2) + "\n")
+    except OSError as error:
+        raise LockError(f"{path} cannot be written: {error.strerror}", hint="mend its rights") from error
+
+
+def _behind_path(access: Access, lock: Lock) -> Path:
+    return access.settings.cache_path / "behind" / f"{files.lock_digest(lock).removeprefix('sha256:')}.json"
 
 
 def _refuse_behind(target: Target, behind: Sequence[Behind]) -> None:

@@ -108,3 +108,13 @@ def test_a_row_that_cannot_be_locked_stays_and_is_named(
     assert code == 5
     assert f"the row stands in {root}/recipes/pytorch.yaml: mend it there, or take it out" in told
     assert '"2.6"' in (root / "recipes/pytorch.yaml").read_text()
+
+
+def test_a_row_without_what_its_family_promises_is_shown_so(ask: Ask, root: Path) -> None:
+    with (root / "recipes/pytorch.yaml").open("a") as file:
+        file.write('\n  - version: "2.6"\n    cuda: ["12.4"]\n')
+    promised = "torch 2.6 without torchvision and torchaudio"
+    code, _, told = ask("lock", "pytorch-2.6-cu124")
+    assert (code, promised in told) == (0, True)
+    assert promised in ask("list", "pytorch-*")[2]
+    assert promised in ask("show", "pytorch-2.6-cu124")[1]
