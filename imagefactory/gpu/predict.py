@@ -206,15 +206,24 @@ def _full(gates: list[_Part], capability: Capability) -> tuple[Answer, str]:
     codes = _serving(gate.library, capability, Reach.NATIVE)
     runs_there = "" if codes.startswith(capability.sm) else f", which runs on {capability}"
     modules = f"all {gate.reach.native} modules" if gate.reach.native > 1 else "its one module"
+    if gate.reach.without:
+        modules = f"{gate.reach.native} of {_total(gate.reach)} modules"
     return Answer.YES, f"{_name(gate.library.path)} has {codes} code{runs_there}, in {modules}"
 
 
 def _without_framework(parts: list[_Part], capability: Capability) -> tuple[Answer, str]:
-    """Where no framework says which libraries must load, all count, and any that runs is something."""
+    """Where no framework says which libraries must load, all count, and that with the most modules decides.
+
+    CUDA's own choose among their code by GPU, so that in them some code is enough.
+    """
     lacking = [part for part in parts if part.reach.reach is Reach.NONE]
     if len(lacking) == len(parts):
         return Answer.NO, _no_code(parts[0], capability)
-    missing = [part for part in parts if part.reach.reach is Reach.PARTIAL]
+    whole = [part for part in parts if role_of(part.library.path, None)[0] is not Role.REPORT]
+    largest = max(whole, key=lambda part: _total(part.reach), default=None)
+    if largest and largest.reach.without * 2 > _total(largest.reach):
+        return Answer.NO, _some_code(largest, str(capability))
+    missing = [part for part in whole if part.reach.reach is Reach.PARTIAL]
     if lacking or missing:
         count = f"{len(lacking) + len(missing)} of {len(parts)} libraries lack code for {capability}: "
         return Answer.PARTLY, (count if len(parts) > 1 else "") + _lacking([*lacking, *missing])

@@ -571,7 +571,7 @@ def test_a_damaged_library_gives_no_answer() -> None:
 
 
 def test_without_a_framework_every_library_counts() -> None:
-    one, other = library("a.so", "2 sm_70 sm_80"), library("b.so", "1 sm_80 sm_90")
+    one, other = library("a.so", "2 sm_70 sm_80"), library("b.so", "3 sm_80 sm_90")
     assert ask(contents(one, other), "8.0").answer is Answer.YES
     some = ask(contents(one, other), "9.0")
     assert some.answer is Answer.PARTLY
@@ -582,6 +582,22 @@ def test_without_a_framework_every_library_counts() -> None:
     assert ask(contents(library("a.so", "5 lto_80")), "8.0").reason == (
         "a.so holds LTO-IR alone, which only a linker can use"
     )
+
+
+def test_without_a_framework_the_library_with_the_most_modules_decides() -> None:
+    """PaddlePaddle on 12.0: 7 of 673 modules are not something that runs in part."""
+    paddle = library("paddle/base/libpaddle.so", "666 sm_70 sm_80 sm_90", "7 sm_70 sm_80 sm_90 sm_120")
+    place = contents(paddle, library("paddle/libs/libextra.so", "9 sm_80 sm_120"))
+    one = ask(place, "12.0")
+    assert (one.answer, one.driver) == (Answer.NO, "")
+    assert one.reason == "666 of 673 modules of libpaddle.so have no code for 12.0"
+    assert ask(place, "9.0").answer is Answer.PARTLY
+    assert ask(place, "8.0").answer is Answer.YES
+    # cuBLASLt has more kernels for some GPUs than for others, and chooses among them.
+    chooses = contents(library("nvidia/cublas/lib/libcublasLt.so.12", "9 sm_80 sm_90", "1 sm_70 sm_90"))
+    assert ask(chooses, "7.0").reason == "libcublasLt.so.12 has sm_70 code, in 1 of 10 modules"
+    assert ask(chooses, "7.0").answer is Answer.YES
+    assert ask(chooses, "12.0").answer is Answer.NO
 
 
 def test_nothing_and_amd() -> None:
