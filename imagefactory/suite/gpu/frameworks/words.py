@@ -14,6 +14,7 @@ SAYINGS = (
         r"driver version is insufficient|driver.{0,60} too old|INSUFFICIENT_DRIVER|"
         r"UNSUPPORTED_PTX_VERSION|unsupported toolchain|COMPAT_NOT_SUPPORTED_ON_DEVICE|"
         r"forward compatibility was attempted on non supported HW|"
+        r"cudaErrorCallRequiresNewerDriver|"
         r"CUDA (?:failure|error):? 35\b",
     ),
     (

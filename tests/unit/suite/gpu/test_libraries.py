@@ -52,6 +52,7 @@ def make_context(packages: dict[str, str], site: str = "/site", **changes: Any) 
         ("CUDA failure 209: no kernel image is available ; GPU=0", "no-kernel"),
         ("failed to load PTX text as a module: PTX JIT compilation was disabled", "no-kernel"),
         ("CUDA driver version is insufficient for CUDA runtime version", "driver-too-old"),
+        ("cudaErrorCallRequiresNewerDriver: API call is not supported in the installed", "driver-too-old"),
         ("The NVIDIA driver on your system is too old (found version 11040)", "driver-too-old"),
         ("the provided PTX was compiled with an unsupported toolchain.", "driver-too-old"),
         ("CUDA failure 35: x", "driver-too-old"),
