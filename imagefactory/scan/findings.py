@@ -7,10 +7,12 @@ data and never executed. The GPU code itself is fatbin.py's.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from imagefactory.gpu.model import Contents, Library, Package
+from imagefactory.gpu.capability import Code
+from imagefactory.gpu.model import Contents, Library, Modules, Package
 
 TEXT_LIMIT = 256 << 10  # bytes; the largest file that is read as what a framework says of itself
 
@@ -133,13 +135,43 @@ def _ends(path: str, end: str) -> bool:
     return path == end or path.endswith("/" + end)
 
 
+def group_loose(libraries: Iterable[Library]) -> tuple[Library, ...]:
+    """Libraries by path, files of a folder that hold code alone (`.cubin`, `.fatbin`) as one.
+
+    A program chooses among such files: flashinfer-cubin has 15,970 in four folders.
+    """
+    found: dict[str, list[Library]] = {}
+    for library in libraries:
+        folder, slash, name = library.path.rpartition("/")
+        loose = name.rpartition(".")[2] if name.endswith((".cubin", ".fatbin")) else ""
+        found.setdefault(f"{folder}{slash}*.{loose}" if loose else library.path, []).append(library)
+    grouped = (some[0] if len(some) == 1 else _together(some, path) for path, some in found.items())
+    return tuple(sorted(grouped, key=lambda library: library.path))
+
+
+def _together(some: Sequence[Library], path: str) -> Library:
+    counts: Counter[tuple[Code, ...]] = Counter()
+    for library in some:
+        for modules in library.modules:
+            counts[modules.codes] += modules.count
+    damaged = next((one for one in some if one.damage), None)
+    return Library(
+        path=path,
+        size=sum(one.size for one in some),
+        modules=tuple(Modules(codes=codes, count=count) for codes, count in sorted(counts.items())),
+        compressions=tuple(sorted({word for one in some for word in one.compressions})),
+        damage=f"{damaged.path}: {damaged.damage}" if damaged else "",
+        unread="; ".join(sorted({one.unread for one in some if one.unread})[:3]),
+    )
+
+
 def format_contents(source: str, findings: Iterable[FileFinding]) -> Contents:
     """All that single files told, in one value."""
     every = sorted(findings, key=lambda finding: finding.path)
     packages = {finding.package for finding in every if finding.package}
     return Contents(
         source=source,
-        libraries=tuple(finding.library for finding in every if finding.library),
+        libraries=group_loose(finding.library for finding in every if finding.library),
         packages=tuple(sorted(packages, key=lambda package: (package.name, package.version, package.build))),
         facts=tuple(sorted({fact for finding in every for fact in finding.facts})),
         toolkit=tuple(sorted({finding.toolkit for finding in every if finding.toolkit})),
