@@ -51,6 +51,7 @@ from imagefactory.cli import (
     targets,
     verdicts,
     verify,
+    watch,
 )
 from imagefactory.cli.output import Call, complain, explain, say_json, write
 from imagefactory.errors import EXIT_INTERRUPTED, EXIT_OK, FactoryError, ToolError, without_logins
@@ -111,6 +112,7 @@ for command in (
     targets.show,
     targets.new,
     add.add,
+    watch.watch,
     lock.lock,
     render.render,
     inspect.inspect,

@@ -1,0 +1,72 @@
+"""imagefactory watch."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import click
+
+from imagefactory.cli.output import Call, collecting, json_option, say, say_json, terminal_width
+from imagefactory.errors import UsageError
+
+
+@click.command()
+@click.argument("names", metavar="[FAMILY|base:BASE]...", nargs=-1)
+@click.option(
+    "--write",
+    is_flag=True,
+    help="Write the changed locks and definitions, and print a commit message for each family.",
+)
+@click.option(
+    "--github",
+    is_flag=True,
+    help='Print families={"include":[...]}, a line for $GITHUB_OUTPUT: a job for each family and base '
+    "of which a lock changes. The rest goes to stderr.",
+)
+@json_option
+@click.pass_obj
+def watch(call: Call, names: tuple[str, ...], write: bool, github: bool, as_json: bool) -> None:
+    """Say what the world has that the recipes and locks have not. Default: all families and bases.
+
+    \b
+      release   a series of the framework with wheels for a Python of the family's rows
+      python    a Python that the newest release has wheels for and no row uses
+      lock      what moves where a lock is solved anew
+      base      the same of a base's packages: Debian's security updates
+      verdict   of an image in the store, that expires within 14 days
+
+    What is built on a family is watched and moves with it. Nothing is changed without --write, no row is ever
+    written (the command that does it is told), and nothing is committed or pushed.
+
+    Exit code 0 whether or not there is news.
+    """
+    from imagefactory.report.watch import commit_message, format_news, github_lines, news_json
+    from imagefactory.stages.watch import find_units, watch_unit, write_news
+
+    if github and (as_json or write):
+        other = "--json" if as_json else "--write"
+        raise UsageError(f"--github and {other} both write to stdout", hint="choose one of them")
+    factory, now = call.sound_factory, datetime.now(UTC)
+    every, rows = [], []
+    plain = not (github or as_json or write)
+    with collecting(factory) as failures:
+        units = find_units(factory, names)
+        for unit in units:
+            with failures.of(unit.name):
+                news = watch_unit(factory, unit, now, call.progress)
+                every.append(news)
+                for fault in news.faults:
+                    failures.add(fault)
+                say(format_news(news, terminal_width()), unless=not plain)
+                written = write_news(factory, news) if write else ()
+                root = factory.settings.root_path
+                rows.append(news_json(news) | {"written": [str(p.relative_to(root)) for p in written]})
+                if not plain and not as_json:
+                    click.echo(format_news(news), err=True)
+                if write and news.locks:
+                    title = [f"--- {news.unit.name}"] if len(units) > 1 else []
+                    say("\n".join([*title, commit_message(news)]), unless=as_json)
+        if as_json:
+            say_json("watch", {"news": rows, "errors": failures.as_json()})
+        if github:
+            say(github_lines(every))

@@ -1,0 +1,152 @@
+"""What is new, as a person reads it, as JSON, as a commit message and as a workflow takes it. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+
+from imagefactory.lock.moves import Move
+from imagefactory.report.text import wrap
+from imagefactory.stages.watch import News
+
+_SHOWN = 12
+"""Packages of one lock that the text names; JSON and messages name all."""
+_COLUMN = 9
+WIDTH = 72
+"""Of a commit message."""
+
+
+def format_news(news: News, width: int | None = None) -> str:
+    """The unit's name, and a line or more for each thing that is new."""
+    lines = [news.unit.name if news else f"{news.unit.name}: nothing new"]
+    for kind, first, more in _rows(news):
+        room = (width or 110) - 2 - _COLUMN
+        head, *rest = wrap(first, room)
+        lines.append(f"  {kind.ljust(_COLUMN)}{head}")
+        lines += [" " * (2 + _COLUMN) + line for line in rest]
+        for text in more:
+            lines += [" " * (4 + _COLUMN) + line for line in wrap(text, room - 2)]
+    return "\n".join(lines)
+
+
+def _rows(news: News) -> Iterable[tuple[str, str, Sequence[str]]]:
+    """(kind, what is so, lines below it)."""
+    for release in news.releases:
+        yield "release", _release(news, release.found.series), [f"to have it: {release.command}"]
+    if news.python:
+        yield "python", _python(news), []
+    for moves, names in _grouped(news).items():
+        more = [f"and {len(moves) - _SHOWN} more"] if len(moves) > _SHOWN else []
+        kind, what = (
+            ("base", _count(moves)) if news.unit.base else ("lock", f"{_count(moves)} in {_list(names)}")
+        )
+        yield kind, what, [*map(str, moves[:_SHOWN]), *more]
+    for verdict in news.expiring:
+        text = f"{verdict.target} on {verdict.capability} holds until {verdict.day} only"
+        yield "verdict", text, [f"to prove it again: imagefactory verify {verdict.target}"]
+    if news.unwatched:
+        yield "note", news.unwatched, []
+
+
+def _grouped(news: News) -> dict[tuple[Move, ...], list[str]]:
+    """The locks in which the same moves happen, by these."""
+    groups: dict[tuple[Move, ...], list[str]] = {}
+    for one in news.locks:
+        groups.setdefault(one.moves, []).append(one.name)
+    return groups
+
+
+def _list(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{len(names)} locks ({', '.join(names)})"
+
+
+def _count(moves: Sequence[Move]) -> str:
+    if not moves:
+        return "the same packages, written anew"
+    return f"{len(moves)} package{'s move' if len(moves) > 1 else ' moves'}"
+
+
+def _release(news: News, series: str) -> str:
+    one = next(release.found for release in news.releases if release.found.series == series)
+    framework = news.unit.targets[0].framework
+    newest = f", now {one.release}" if one.release != one.series else ""
+    since = f", since {one.begun}" if one.begun else ""
+    return f"{framework} {one.series}{since}{newest}, for Python {' and '.join(one.pythons)}"
+
+
+def _python(news: News) -> str:
+    found = news.python
+    if found is None:
+        return ""
+    carried = f"{found.base} carries it" if found.base else "no base carries it yet"
+    framework = news.unit.targets[0].framework
+    return f"{framework} {found.release} has wheels for Python {found.python}, which no row uses; {carried}"
+
+
+def commit_message(news: News) -> str:
+    """Subject, empty line, why; empty where no lock changes."""
+    if not news.locks:
+        return ""
+    name = f"the base {news.unit.base.name}" if news.unit.base else news.unit.name
+    if news.unit.base:
+        why = "The archive's packages moved on, which is how Debian's security updates come in."
+    else:
+        why = "A re-solve within the recipe's bounds gives other packages."
+    lines = [f"Lock {name} anew: {_what(news)}", "", *wrap(why, WIDTH)]
+    for moves, names in _grouped(news).items():
+        lines += ["", *wrap(f"{', '.join(names)}:", WIDTH), *(f"  {move}" for move in moves)]
+        lines += [] if moves else ["  the same packages, written anew"]
+    if news.releases:
+        lines += ["", "Not in here, each a row of its own:"]
+        for release in news.releases:
+            lines += [f"  {_release(news, release.found.series)}", f"    {release.command}"]
+    return "\n".join(lines)
+
+
+def _what(news: News) -> str:
+    """Whose move the subject names: the one package's, else how many."""
+    names = sorted({move.name for one in news.locks for move in one.moves})
+    return names[0] if len(names) == 1 else f"{len(names)} packages move"
+
+
+def news_json(news: News) -> dict[str, object]:
+    return {
+        "name": news.unit.name,
+        "releases": [
+            {
+                "series": one.found.series,
+                "release": one.found.release,
+                "since": str(one.found.begun or ""),
+                "pythons": one.found.pythons,
+                "command": one.command,
+            }
+            for one in news.releases
+        ],
+        "python": (
+            {"release": news.python.release, "python": news.python.python, "base": news.python.base}
+            if news.python
+            else None
+        ),
+        "locks": [
+            {
+                "name": one.name,
+                "moves": [{"name": m.name, "before": m.before, "after": m.after} for m in one.moves],
+            }
+            for one in news.locks
+        ],
+        "expiring": [
+            {"target": one.target, "capability": one.capability, "until": str(one.day)}
+            for one in news.expiring
+        ],
+        "message": commit_message(news),
+    }
+
+
+def github_lines(every: Iterable[News]) -> str:
+    """`families={"include":[...]}`: a job for each unit of which a lock changes, with its branch."""
+    jobs = [
+        {"family": news.unit.name, "branch": f"relock/{news.unit.name.replace(':', '-')}"}
+        for news in every
+        if news.locks
+    ]
+    return "families=" + json.dumps({"include": jobs}, separators=(",", ":"))

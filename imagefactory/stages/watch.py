@@ -1,0 +1,305 @@
+"""The stage from what the catalogue has to what the world has beyond it; nothing is changed unless asked.
+
+What a re-solve would give is found in a copy of the locks, so that a call that is cut short leaves the
+factory as it was.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import date, datetime, timedelta
+from pathlib import Path
+
+from packaging.metadata import parse_email
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from imagefactory.access import package_index, uv_locker
+from imagefactory.errors import FactoryError, LockError, NothingSelectedError, ToolError, UsageError
+from imagefactory.factory import Factory
+from imagefactory.lock.debian.file import read_base_lock, write_base_lock
+from imagefactory.lock.files import write_lock
+from imagefactory.lock.moves import Move, base_moves, lock_moves
+from imagefactory.lock.pypi.series import NewSeries, cuda_of, newer_series, newest_python
+from imagefactory.lock.pypi.uv import UvLocker
+from imagefactory.model import Base, BaseLock, Lock, Outcome, Target
+from imagefactory.progress import Progress
+from imagefactory.render.folders import check_definitions, write_definitions
+from imagefactory.settings.choices import Setting
+from imagefactory.stages.add import plan_addition
+from imagefactory.stages.define import render_target
+from imagefactory.stages.lock import (
+    LockOptions,
+    below_first,
+    lock_base,
+    lock_state,
+    lock_target,
+    read_target_lock,
+)
+from imagefactory.stages.stored import stored_image
+from imagefactory.stages.verdicts import Judge
+from imagefactory.verdicts.judgement import expires
+from imagefactory.versions import natural, nearest
+
+SOON = timedelta(days=14)
+"""A verdict that expires within it is told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """What moves together: a family with all that is built on it, or a base (`base:debian-12`)."""
+
+    name: str
+    targets: tuple[Target, ...] = ()
+    base: Base | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRelease:
+    """A series that no row has, and the command that writes its row."""
+
+    found: NewSeries
+    command: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewPython:
+    """The newest release has wheels for `python`, which no row uses; `base` carries it, empty for none."""
+
+    release: str
+    python: str
+    base: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewLock:
+    """A lock that a re-solve changes: of a target, or of a base."""
+
+    name: str
+    moves: tuple[Move, ...]
+    target: Target | None
+    lock: Lock | BaseLock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expiring:
+    """No verdict of an image in the store holds longer than `day` for this capability."""
+
+    target: str
+    capability: str
+    day: date
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """What the world has of a unit that the catalogue has not.
+
+    `unwatched` says what is not looked at, `faults` are those of single targets: nothing is known of them.
+    """
+
+    unit: Unit
+    releases: tuple[NewRelease, ...] = ()
+    python: NewPython | None = None
+    locks: tuple[NewLock, ...] = ()
+    expiring: tuple[Expiring, ...] = ()
+    unwatched: str = ""
+    faults: tuple[FactoryError, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.releases or self.python or self.locks or self.expiring)
+
+
+def find_units(factory: Factory, names: Sequence[str]) -> tuple[Unit, ...]:
+    """The units of these families and bases, all of both without names. Raises NothingSelectedError."""
+    families: dict[str, list[Target]] = {}
+    roots = {target.family: _lowest(factory, target).family for target in factory.targets}
+    for target in below_first(factory, factory.targets):
+        families.setdefault(roots[target.family], []).append(target)
+    units = [Unit(name=name, targets=tuple(targets)) for name, targets in families.items()]
+    units += [Unit(name=f"base:{base.name}", base=base) for base in factory.bases if not base.image]
+    known = {unit.name: unit for unit in units}
+    wanted = [roots.get(name, name) for name in names]
+    for name in wanted:
+        if name not in known:
+            near = nearest(name, [*known, *roots])
+            raise NothingSelectedError(
+                f"there is no family or base '{name}'",
+                hint=f"did you mean '{near}'?" if near else f"they are {', '.join(known)}",
+            )
+    return tuple(known[name] for name in dict.fromkeys(wanted)) if names else tuple(units)
+
+
+def _lowest(factory: Factory, target: Target) -> Target:
+    below = factory.target_below(target)
+    return _lowest(factory, below) if below else target
+
+
+def watch_unit(factory: Factory, unit: Unit, now: datetime, progress: Progress) -> News:
+    """All that is new of a unit. Raises as `lock_base` does, and StoreError for a damaged store."""
+    if unit.base:
+        return News(unit=unit, locks=_base_news(factory, unit, unit.base, progress))
+    own = tuple(target for target in unit.targets if not target.on)
+    releases: tuple[NewRelease, ...] = ()
+    python, unwatched = None, ""
+    locks, faults = _lock_news(factory, unit, progress)
+    if own[0].source == "pypi":
+        try:
+            releases, python = _of_the_index(factory, unit.name, own)
+        except LockError as error:
+            faults = (*faults, error)
+    else:
+        unwatched = f"releases of {own[0].source} families are not watched, their locks are"
+    return News(
+        unit=unit,
+        releases=releases,
+        python=python,
+        locks=locks,
+        expiring=_expiring(factory, unit.targets, now),
+        unwatched=unwatched,
+        faults=faults,
+    )
+
+
+def write_news(factory: Factory, news: News) -> tuple[Path, ...]:
+    """Writes the changed locks of a unit and the definitions that follow from them: what was written.
+
+    Raises LockError or UsageError for what cannot be written.
+    """
+    written = []
+    for one in news.locks:
+        if isinstance(one.lock, BaseLock) and news.unit.base:
+            path = factory.base_lock_path(news.unit.base)
+            write_base_lock(path, one.lock)
+            written.append(path)
+        elif isinstance(one.lock, Lock):
+            write_lock(factory.lock_folder, one.lock)
+    for target in (one.target for one in news.locks):
+        if target:
+            folder, files = factory.definition_folder(target), render_target(factory, target)
+            if check_definitions(folder, files):
+                write_definitions(folder, files)
+            written.append(folder)
+    return tuple(written)
+
+
+# --- the index ------------------------------------------------------------------------------------
+
+
+def _of_the_index(
+    factory: Factory, family: str, targets: tuple[Target, ...]
+) -> tuple[tuple[NewRelease, ...], NewPython | None]:
+    """What the framework's project page has. Raises LockError where it cannot be read, or without a lock."""
+    newest = max(targets, key=lambda target: natural(target.version))
+    lock = read_target_lock(factory, newest)
+    name = canonicalize_name(newest.framework)
+    wheel = next((one for one in lock.wheels if one.name == name), None) if lock else None
+    if lock is None or wheel is None:
+        raise LockError(f"{newest.name} has no lock to begin from", hint=f"imagefactory lock {newest.name}")
+    locker = uv_locker(package_index(factory))
+    files = locker.listed([wheel], lock).get(wheel, ())
+    pythons = {target.python for target in targets}
+    found = newer_series(name, files, {target.version for target in targets}, pythons, lock.platform)
+    releases = tuple(
+        NewRelease(found=one, command=_command(factory, locker, family, newest, lock, one)) for one in found
+    )
+    release, python = newest_python(name, files, lock.platform)
+    if not python or Version(python) <= max(map(Version, pythons)):
+        return releases, None
+    base = next((one.name for one in factory.bases if one.python == python), "")
+    return releases, NewPython(release=release, python=python, base=base)
+
+
+def _command(
+    factory: Factory, locker: UvLocker, family: str, newest: Target, lock: Lock, one: NewSeries
+) -> str:
+    """The call of `add` for a series: with the CUDA that its wheels pin, else that of the newest row."""
+    command = f"imagefactory add {family} {one.series}"
+    try:
+        plan_addition(factory, family, one.series, "")
+    except UsageError:  # what it comes with is not known here yet
+        try:
+            text = locker.metadata(f"{newest.framework}=={one.release}", lock)
+        except LockError:  # an index without PEP 658
+            text = ""
+        cuda = cuda_of(parse_email(text)[0].get("requires_dist", [])) or newest.cuda
+        return f"{command} --cuda {cuda if '.' in newest.cuda else cuda.partition('.')[0]}"
+    return command
+
+
+# --- locks ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _copied(factory: Factory) -> Iterator[Factory]:
+    """The factory with a copy of its locks, to solve in; the cache is the same."""
+    with tempfile.TemporaryDirectory(prefix="imagefactory-watch-") as folder:
+        if factory.lock_folder.is_dir():
+            shutil.copytree(factory.lock_folder, Path(folder) / "lockfiles")
+        root = Setting(value=folder, origin=factory.settings.root.origin)
+        yield replace(factory, settings=replace(factory.settings, root=root))
+
+
+def _lock_news(
+    factory: Factory, unit: Unit, progress: Progress
+) -> tuple[tuple[NewLock, ...], tuple[FactoryError, ...]]:
+    """The locks that a re-solve changes, those that others are built on first; and the faults of the others.
+
+    Where a target cannot follow the one that it is built on, neither moves.
+    """
+    found: list[NewLock] = []
+    faults: list[FactoryError] = []
+    stuck: set[str] = set()
+    with _copied(factory) as copy, progress.task(unit.name, total=len(unit.targets), unit="locks") as task:
+        for target in unit.targets:
+            try:
+                if lock_state(copy, target) != Outcome.UNSOLVABLE:
+                    found += _resolved(copy, target, progress)
+            except (LockError, ToolError) as error:
+                faults.append(error)
+                stuck |= {_lowest(factory, target).name} if target.on else set()
+            task.advance(1)
+    moving = (one for one in found if one.target and _lowest(factory, one.target).name not in stuck)
+    return tuple(moving), tuple(faults)
+
+
+def _resolved(copy: Factory, target: Target, progress: Progress) -> Iterator[NewLock]:
+    done = lock_target(copy, target, LockOptions(update_all=True), progress)
+    if done.before != done.after:
+        moves = lock_moves(done.before, done.after)
+        yield NewLock(name=target.name, moves=moves, target=target, lock=done.after)
+
+
+def _base_news(factory: Factory, unit: Unit, base: Base, progress: Progress) -> tuple[NewLock, ...]:
+    before = read_base_lock(factory.base_lock_path(base))
+    with _copied(factory) as copy:
+        if not lock_base(copy, base, progress, update=True):
+            return ()
+        after = read_base_lock(copy.base_lock_path(base))
+    if after is None:
+        return ()
+    return (NewLock(name=unit.name, moves=base_moves(before, after), target=None, lock=after),)
+
+
+# --- verdicts -------------------------------------------------------------------------------------
+
+
+def _expiring(factory: Factory, targets: Sequence[Target], now: datetime) -> tuple[Expiring, ...]:
+    """What is proven now and not after `SOON`, by target and capability."""
+    judge, found = Judge(factory, now), []
+    for target in targets:
+        image = stored_image(factory, target)
+        last: dict[str, datetime] = {}
+        for judged in judge.stored(image) if image else ():
+            if judged.proves and judged.verdict and (device := judged.verdict.report.device):
+                end = expires(judged.verdict, judge.court.trust)
+                last[device.capability] = max(end, last.get(device.capability, end))
+        found += [
+            Expiring(target=target.name, capability=capability, day=end.date())
+            for capability, end in sorted(last.items())
+            if end - now <= SOON
+        ]
+    return tuple(found)
