@@ -15,6 +15,7 @@ import yaml
 FOLDER = Path(__file__).parents[2] / ".github" / "workflows"
 WORKFLOWS = sorted(FOLDER.glob("*.yml"))
 NIGHTLY = FOLDER / "nightly.yml"
+RELOCK = FOLDER / "relock.yml"
 PINNED = re.compile(r"[\w.-]+/[\w./-]+@[0-9a-f]{40}")
 EXPRESSION = re.compile(r"\$\{\{")
 
@@ -97,3 +98,32 @@ def test_the_jobs_on_gpus_hold_no_right_and_one_promoter_holds_the_key() -> None
     assert promote["environment"] == "promotion"
     writing = {name for name, job in jobs.items() if job["permissions"].get("packages") == "write"}
     assert writing == {"candidates", "promote"}
+
+
+def test_the_weekly_one_writes_in_one_job_alone_and_in_no_fork() -> None:
+    workflow = read(RELOCK)
+    assert set(workflow["on"]) == {"schedule", "workflow_dispatch"}
+    watch, relock = workflow["jobs"]["watch"], workflow["jobs"]["relock"]
+    assert watch["if"] == "vars.RELOCK != ''"  # a fork has no variables
+    assert watch["permissions"] == {"contents": "read"}
+    assert relock["permissions"] == {"contents": "write", "pull-requests": "write"}
+    assert "needs.watch.outputs.families != ''" in relock["if"]
+    assert "needs.watch.outputs.families != '{\"include\":[]}'" in relock["if"]
+    assert "secrets." not in str(workflow)
+
+
+def test_the_token_of_the_weekly_one_is_seen_by_the_step_that_pushes_and_by_no_solver() -> None:
+    steps = [step for job in read(RELOCK)["jobs"].values() for step in job["steps"]]
+    with_token = [step for step in steps if "github.token" in str(step)]
+    assert [step["name"] for step in with_token] == ["open the pull request, or bring it up to date"]
+    assert "imagefactory" not in with_token[0]["run"]
+    for step in steps:
+        if step.get("uses", "").startswith("actions/checkout@"):
+            assert step["with"] == {"persist-credentials": False}
+
+
+def test_each_shell_of_the_weekly_one_is_sound() -> None:
+    for job in read(RELOCK)["jobs"].values():
+        for step in job["steps"]:
+            done = subprocess.run(["bash", "-n"], input=step.get("run", ""), capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
