@@ -42,7 +42,7 @@ from imagefactory.stages.lock import (
 )
 from imagefactory.stages.stored import stored_image
 from imagefactory.stages.verdicts import Judge
-from imagefactory.verdicts.judgement import expires
+from imagefactory.verdicts.judgement import ending
 from imagefactory.versions import natural, nearest
 
 SOON = timedelta(days=14)
@@ -193,7 +193,7 @@ def _of_the_index(
     factory: Factory, family: str, targets: tuple[Target, ...]
 ) -> tuple[tuple[NewRelease, ...], NewPython | None]:
     """What the framework's project page has. Raises LockError where it cannot be read, or without a lock."""
-    newest = max(targets, key=lambda target: natural(target.version))
+    newest = max(targets, key=lambda target: (natural(target.version), natural(target.cuda)))
     lock = read_target_lock(factory, newest)
     name = canonicalize_name(newest.framework)
     wheel = next((one for one in lock.wheels if one.name == name), None) if lock else None
@@ -292,14 +292,9 @@ def _expiring(factory: Factory, targets: Sequence[Target], now: datetime) -> tup
     judge, found = Judge(factory, now), []
     for target in targets:
         image = stored_image(factory, target)
-        last: dict[str, datetime] = {}
-        for judged in judge.stored(image) if image else ():
-            if judged.proves and judged.verdict and (device := judged.verdict.report.device):
-                end = expires(judged.verdict, judge.court.trust)
-                last[device.capability] = max(end, last.get(device.capability, end))
+        judged = judge.stored(image) if image else ()
         found += [
             Expiring(target=target.name, capability=capability, day=end.date())
-            for capability, end in sorted(last.items())
-            if end - now <= SOON
+            for capability, end in ending(judged, judge.court.trust, now + SOON)
         ]
     return tuple(found)

@@ -8,7 +8,7 @@ show what it claims, and never counts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -118,6 +118,16 @@ def judge_verdicts(envelopes: Mapping[str, bytes], subject: Subject, court: Cour
 def expires(verdict: Verdict, trust: Trust) -> datetime:
     """When it stops to count here: by its own word or by this factory's policy, whichever is earlier."""
     return verdict.issued + min(verdict.expires - verdict.issued, timedelta(days=trust.policy.days))
+
+
+def ending(judged: Iterable[Judged], trust: Trust, until: datetime) -> tuple[tuple[str, datetime], ...]:
+    """(capability, when) of what is proven for it now and not after `until`: the last of its verdicts decides."""
+    last: dict[str, datetime] = {}
+    for one in judged:
+        if one.proves and one.verdict and (device := one.verdict.report.device):
+            end = expires(one.verdict, trust)
+            last[device.capability] = max(end, last.get(device.capability, end))
+    return tuple((capability, end) for capability, end in sorted(last.items()) if end <= until)
 
 
 def concerns(verdict: Verdict, subject: Subject) -> bool:

@@ -15,7 +15,14 @@ import pytest
 
 from imagefactory.model import CheckState, Outcome
 from imagefactory.verdicts.envelope import format_json
-from imagefactory.verdicts.judgement import EMPTY_CONFIG, Court, expires, judge_verdict, judge_verdicts
+from imagefactory.verdicts.judgement import (
+    EMPTY_CONFIG,
+    Court,
+    ending,
+    expires,
+    judge_verdict,
+    judge_verdicts,
+)
 from imagefactory.verdicts.keys import PublicKey
 from imagefactory.verdicts.model import Judged, Revocation, Standing
 from imagefactory.verdicts.statement import format_verdict, sign
@@ -244,6 +251,15 @@ def test_it_ends_by_its_own_word_or_by_the_policy_whichever_is_earlier() -> None
     assert expires(verdict, TRUST) == NOW + 90 * DAY
     assert expires(verdict, replace(TRUST, policy=Policy(days=30))) == NOW + 30 * DAY
     assert expires(verdict, replace(TRUST, policy=Policy(days=300))) == NOW + 90 * DAY
+
+
+def test_what_ends_soon_is_told_by_capability_unless_a_later_verdict_holds_on() -> None:
+    old = Judged(digest="", standing=Standing.GOOD, why="", verdict=SIGNED.verdict)
+    new = replace(old, verdict=replace(SIGNED.verdict, issued=NOW + 60 * DAY, expires=NOW + 150 * DAY))
+    assert ending([old], TRUST, NOW + 89 * DAY) == ()
+    assert ending([old], TRUST, NOW + 90 * DAY) == (("8.0", NOW + 90 * DAY),)
+    assert ending([old, new], TRUST, NOW + 90 * DAY) == ()
+    assert ending([replace(old, standing=Standing.EXPIRED)], TRUST, NOW + 90 * DAY) == ()
 
 
 def test_without_a_compiled_library_it_is_judged_the_same(tmp_path: Path) -> None:
