@@ -18,7 +18,8 @@ WIDTH = 72
 
 def format_news(news: News, width: int | None = None) -> str:
     """The unit's name, and a line or more for each thing that is new."""
-    lines = [news.unit.name if news else f"{news.unit.name}: nothing new"]
+    nothing = "nothing new in what could be solved" if news.faults else "nothing new"
+    lines = [news.unit.name if news else f"{news.unit.name}: {nothing}"]
     for kind, first, more in _rows(news):
         room = (width or 110) - 2 - _COLUMN
         head, *rest = wrap(first, room)
@@ -106,6 +107,8 @@ def commit_message(news: News) -> str:
 def _what(news: News) -> str:
     """Whose move the subject names: the one package's, else how many."""
     names = sorted({move.name for one in news.locks for move in one.moves})
+    if not names:
+        return "the same packages"
     return names[0] if len(names) == 1 else f"{len(names)} packages move"
 
 

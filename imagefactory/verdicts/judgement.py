@@ -121,7 +121,7 @@ def expires(verdict: Verdict, trust: Trust) -> datetime:
 
 
 def ending(judged: Iterable[Judged], trust: Trust, until: datetime) -> tuple[tuple[str, datetime], ...]:
-    """(capability, when) of what is proven for it now and not after `until`: the last of its verdicts decides."""
+    """(capability, when) of what is proven now and not after `until`: the last of its verdicts decides."""
     last: dict[str, datetime] = {}
     for one in judged:
         if one.proves and one.verdict and (device := one.verdict.report.device):

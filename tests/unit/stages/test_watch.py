@@ -132,6 +132,9 @@ def test_what_cannot_be_solved_is_told_and_hides_nothing_else(ask: Ask, root: Pa
     assert code == 5
     assert "pytorch-2.5-cu124: no such torch" in told
     assert "pytorch-2.3-cu121" in out
+    index.refused = "conda"
+    code, out, _ = ask("jax-conda")
+    assert (code, out.split("\n")[0]) == (5, "jax-conda: nothing new in what could be solved")
 
 
 def test_a_lock_stays_where_what_is_built_on_it_cannot_follow(ask: Ask, root: Path, index: Index) -> None:

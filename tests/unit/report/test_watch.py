@@ -1,0 +1,72 @@
+"""News as a person, a commit and a workflow read it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import date
+
+from imagefactory.lock.moves import Move
+from imagefactory.model import BaseLock
+from imagefactory.report.watch import commit_message, format_news, github_lines
+from imagefactory.stages.watch import Expiring, NewLock, NewPython, News, Unit
+from tests.made.values import make_base, make_lock, make_target
+
+TARGET = make_target()
+UNIT = Unit(name="pytorch", targets=(TARGET,))
+LIBC = BaseLock(base="debian-12", suite="bookworm", content_hash="", source_date_epoch=1, packages=())
+
+
+def locked(name: str, *names: str) -> NewLock:
+    moves = tuple(Move(name=one, before="1", after="2") for one in names)
+    return NewLock(name=name, moves=moves, target=TARGET, lock=make_lock())
+
+
+def test_nothing_new_is_one_line_and_no_message() -> None:
+    news = News(unit=UNIT)
+    assert not news
+    assert (format_news(news), commit_message(news)) == ("pytorch: nothing new", "")
+
+
+def test_the_same_moves_are_told_once_and_long_lists_are_cut() -> None:
+    many = [f"p{n:02}" for n in range(14)]
+    news = News(unit=UNIT, locks=(locked("a", "idna"), locked("b", "idna"), locked("c", *many)))
+    text = format_news(news, 80)
+    assert text.count("idna 1 -> 2") == 1
+    assert "1 package moves in 2 locks (a, b)" in text
+    assert "14 packages move in c" in text
+    assert "p11 1 -> 2" in text
+    assert "p12" not in text
+    assert "and 2 more" in text
+    message = commit_message(news)
+    assert message.startswith("Lock pytorch anew: 15 packages move\n\n")
+    assert "  p13 1 -> 2" in message  # a commit names all
+
+
+def test_lines_fit_the_terminal() -> None:
+    python = NewPython(release="2.16.0", python="3.14", base="debian-14")
+    ending = Expiring(target="pytorch-2.3-cu121", capability="8.0", day=date(2026, 12, 1))
+    names = tuple(locked(f"pytorch-2.{n}-cu121", "idna") for n in range(9))
+    text = format_news(News(unit=UNIT, python=python, expiring=(ending,), locks=names), 80)
+    assert max(map(len, text.split("\n"))) <= 80
+    assert "debian-14 carries it" in " ".join(text.split())
+    assert "pytorch-2.3-cu121 on 8.0 holds until 2026-12-01 only" in text
+    assert "imagefactory verify pytorch-2.3-cu121" in text
+
+
+def test_a_base_is_a_job_with_a_branch_that_git_takes() -> None:
+    move = Move(name="libc6", before="2.36-9", after="2.36-10")
+    lock = NewLock(name="base:debian-12", moves=(move,), target=None, lock=LIBC)
+    news = News(unit=Unit(name="base:debian-12", base=make_base()), locks=(lock,))
+    assert (
+        github_lines([news, News(unit=UNIT)])
+        == 'families={"include":[{"family":"base:debian-12","branch":"relock/base-debian-12"}]}'
+    )
+    assert commit_message(news).startswith("Lock the base debian-12 anew: libc6\n\n")
+    assert "security updates" in commit_message(news)
+    assert "  base     1 package moves\n             libc6 2.36-9 -> 2.36-10" in format_news(news)
+
+
+def test_a_lock_of_the_same_packages_is_said_to_be_that() -> None:
+    news = replace(News(unit=UNIT), locks=(locked("a"),))
+    assert "the same packages, written anew in a" in format_news(news)
+    assert commit_message(news).startswith("Lock pytorch anew: 0 packages move") is False
