@@ -51,11 +51,18 @@ def test_files_are_counted_by_what_they_take(tmp_path: Path) -> None:
     assert 1 << 20 <= total < (1 << 20) + (1 << 16)
 
 
+def read_link(descriptor: Path) -> str:
+    """Where a descriptor leads, empty where another thread has closed it meanwhile."""
+    try:
+        return str(descriptor.readlink())
+    except OSError:
+        return ""
+
+
 def test_folders_without_end_are_not_followed_to_theirs(tmp_path: Path) -> None:
     place = tmp_path
     for _ in range(250):
         place /= "d"
         place.mkdir()
-    before = len(list(Path("/proc/self/fd").iterdir()))
     assert len(list(sizes(str(tmp_path)))) == 200
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert not [link for link in map(read_link, Path("/proc/self/fd").iterdir()) if str(tmp_path) in link]
