@@ -49,7 +49,8 @@ def ask(factory: Factory, *arguments: str, code: int = 0) -> dict[str, Any]:
     [
         (("--gpu", "GTX 1080 Ti", "--driver", "535"), 0, ("sm_60", "6.1")),
         (("--gpu", "RTX 5090"), 9, ("no code", "12.0")),
-        (("--capability", "9.0", "--driver", "470.57"), 9, ("470.57", "525")),
+        (("--capability", "8.0", "--driver", "470.57"), 9, ("470.57", "525")),
+        (("--capability", "9.0", "--driver", "470.57"), 9, ("470.57", "9.0", "515")),
     ],
 )
 def test_one_question_has_an_answer_in_one_line(
