@@ -129,7 +129,9 @@ def let_children_run_as_others() -> None:
 
 
 def run_as_others() -> None:
-    os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
+    """Undoes `run_before_others`. A caller's own policy stays: no user may leave SCHED_IDLE."""
+    if os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK == os.SCHED_RR:
+        os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
 
 
 def set_limits(limits: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.runners.sandbox.watch import PAGE, Watch, sizes
+from imagefactory.runners.sandbox.watch import PAGE, Watch, let_children_run_as_others, run_as_others, sizes
 
 NONE = {"processes": None, "memory": None, "scratch": None, "reserve": None}
 
@@ -49,6 +49,22 @@ def test_files_are_counted_by_what_they_take(tmp_path: Path) -> None:
     os.truncate(tmp_path / "empty", 1 << 40)  # a hole
     *_, total = sizes(str(tmp_path))
     assert 1 << 20 <= total < (1 << 20) + (1 << 16)
+
+
+def test_a_callers_own_policy_stays() -> None:
+    """No user may go from SCHED_IDLE to another one, and a run must not end by it."""
+    child = os.fork()
+    if child == 0:
+        try:
+            if os.geteuid() == 0:
+                os.setuid(65534)
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+            let_children_run_as_others()
+            run_as_others()
+            os._exit(0 if os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK == os.SCHED_IDLE else 2)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def read_link(descriptor: Path) -> str:
