@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.capability import Capability, Code
-from imagefactory.gpu.drivers import gpu_refusal, older
+from imagefactory.gpu.drivers import gpu_floor, gpu_refusal, older
 from imagefactory.gpu.frameworks import Role, cpu_only, find_framework, role_of
 from imagefactory.gpu.knowledge.documents import Documented
 from imagefactory.gpu.knowledge.scans import ScannedWheel
@@ -232,7 +232,10 @@ def _with_floor(claim: Claim, question: Question, cuda: str) -> Claim:
     if floor and question.driver and older(question.driver, floor):
         reason = f"CUDA {cuda} needs driver {floor} or newer, not {question.driver}"
         return replace(_no("driver-floor", reason, _source("cuda_drivers", "driver", cuda)), driver=floor)
-    return replace(claim, driver="" if claim.answer is Answer.PTX and "." not in cuda else floor)
+    if claim.answer is Answer.PTX and "." not in cuda:
+        return replace(claim, driver="")
+    known = gpu_floor(question.capability)
+    return replace(claim, driver=known.driver if known and floor and older(floor, known.driver) else floor)
 
 
 def _source(table: str, kind: str, cuda: str) -> str:

@@ -136,8 +136,19 @@ def compression_floor(library: Library) -> Floor | None:
     return Floor(driver=native_driver(_ZSTD_CUDA), reason="the first that reads code compressed with zstd")
 
 
-def minimum_driver(cuda: str, libraries: Iterable[tuple[Library, LibraryReach]]) -> Floor:
-    """R6: the largest of all floors of the libraries that must load. Unknown where one of them is.
+def gpu_floor(capability: Capability) -> Floor | None:
+    """The first driver that knows GPUs of a capability; None where all that runs CUDA 11 does."""
+    row = gpu_drivers().get(capability)
+    if row is None or not row.first:
+        return None
+    return Floor(driver=row.first, reason=f"the first that knows GPUs of {capability}")
+
+
+def minimum_driver(
+    cuda: str, capability: Capability, libraries: Iterable[tuple[Library, LibraryReach]]
+) -> Floor:
+    """R6: the largest of all floors of the libraries that must load, and of the GPU. Unknown where one of
+    the libraries' is.
 
     CUDA's own may be unknown beside others: they tell of what it was built with, or are needed with any.
     """
@@ -150,6 +161,7 @@ def minimum_driver(cuda: str, libraries: Iterable[tuple[Library, LibraryReach]])
     unknown = next((floor for floor in floors[1:] if not floor.driver), None)
     if unknown or not known:
         return unknown or floors[0]
+    known += [floor] if (floor := gpu_floor(capability)) else []
     return max(known, key=lambda floor: numbers(floor.driver))
 
 

@@ -76,7 +76,7 @@ def predict_code(contents: Contents, capability: Capability) -> Prediction:
     parts = _parts(contents, framework, capability)
     answer, reason = _answer(contents, framework, parts, capability)
     counted = [part for part in parts if part.reach.gates]
-    floor = minimum_driver(cuda_of(contents), [(part.library, part.reach) for part in counted])
+    floor = minimum_driver(cuda_of(contents), capability, [(part.library, part.reach) for part in counted])
     no_driver = answer in (Answer.NO, Answer.UNKNOWN)
     return Prediction(
         capability=capability,

@@ -249,7 +249,12 @@ def test_a_scan_that_finds_ptx() -> None:
         asked("torch 2.3 12.1", "10.0"), CellEvidence(contents=contents("sm_80", "sm_90", "compute_90/8.1"))
     )
     assert (cell.answer, cell.claims[0].rule) == (Answer.PTX, "ptx")
-    assert cell.claims[0].driver == "530.30.02"  # offers CUDA 12.1, which brought PTX 8.1
+    assert cell.claims[0].driver == "570"  # the GPU's first; PTX 8.1 alone would do with 530.30.02
+
+
+def test_what_is_documented_asks_for_the_first_driver_of_its_gpu() -> None:
+    cells = {gpu: answer_cell(asked("torch 2.7 12.8", gpu)) for gpu in ("9.0", "10.0")}
+    assert [one.claims[0].driver for one in cells.values()] == ["525", "570"]
 
 
 @pytest.mark.parametrize(("driver", "rule"), [("535", "code"), ("450.80.02", "driver-floor")])

@@ -18,6 +18,7 @@ from imagefactory.gpu.model import Answer, Contents, Library
 from imagefactory.gpu.predict import predict_all
 from tests.made.contents import contents, library, tensorflow_2_18, torch_2_3
 
+MAGMA = "linear algebra that MAGMA computes (LU, LDL)"
 PREFIX = "opt/env/lib/python3.11/site-packages/"
 
 
@@ -39,7 +40,7 @@ def test_every_family_of_the_recipes_is_known() -> None:
     [
         ("torch/lib/libtorch_cuda.so", "torch", Role.GATES, ""),
         ("opt/env/lib/libtorch_cuda.so", "torch", Role.GATES, ""),  # as conda-forge has it
-        ("torch/lib/libtorch_cuda_linalg.so", "torch", Role.ON_DEMAND, "linear algebra"),
+        ("torch/lib/libtorch_cuda_linalg.so", "torch", Role.ON_DEMAND, MAGMA),
         ("torch/lib/libcusparseLt-f80c68d1.so.0", "torch", Role.REPORT, ""),
         (PREFIX + "nvidia/cublas/lib/libcublasLt.so.12", "torch", Role.REPORT, ""),
         (PREFIX + "nvidia/nvshmem/lib/nvshmem_bootstrap.so", "torch", Role.REPORT, ""),

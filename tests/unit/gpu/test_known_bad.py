@@ -25,6 +25,8 @@ from tests.made.contents import contents
         ("cudnn-multi-gpu-plans", {"cudnn": "9.8.0.87"}, "", "8.0"),
         ("cudnn-before-turing", {"cudnn": "9.28.0.42"}, "6.1 7.0 7.2", "7.5 8.0"),
         ("cudnn-before-turing", {"cudnn": "9.10.2.21"}, "", "7.0"),
+        ("cudnn-before-blackwell", {"cudnn": "9.5.1.17"}, "10.0 12.0 12.1", "9.0"),
+        ("cudnn-before-blackwell", {"cudnn": "9.7.0.66"}, "", "10.0 12.0"),
         ("ort-cudnn-before-turing", {"onnxruntime": "1.24.4", "cudnn": "9.28.0.42"}, "6.1 7.0", "7.5"),
         ("ort-cudnn-before-turing", {"onnxruntime": "1.24.4", "cudnn": "9.10.2.21"}, "", "7.0"),
         ("xla-jax-before-blackwell", {"jax": "0.4.30"}, "10.0 12.0 12.1", "9.0"),

@@ -332,16 +332,18 @@ def test_the_largest_floor_holds() -> None:
     def floor(one: object, capability: str) -> str:
         assert one in (plain, squeezed)
         lib = plain if one is plain else squeezed
-        return minimum_driver("12.8", [(lib, reach(lib, parse_capability(capability)))]).driver
+        asked = parse_capability(capability)
+        return minimum_driver("12.8", asked, [(lib, reach(lib, asked))]).driver
 
     assert floor(plain, "8.0") == "525"
+    assert floor(plain, "10.0") == "570"  # no older one knows the GPU
     assert floor(plain, "9.0") == "545.23.06"
     assert floor(squeezed, "8.0") == floor(squeezed, "9.0") == "550.54.14"
 
 
 def test_a_floor_that_is_not_known_is_said() -> None:
     one = library("a.so", "1 sm_70 sm_80 compute_80/77.0")
-    found = minimum_driver("12.8", [(one, reach(one, Capability(9, 0)))])
+    found = minimum_driver("12.8", Capability(9, 0), [(one, reach(one, Capability(9, 0)))])
     assert found.driver == ""
     assert "77.0" in found.reason
 
@@ -404,7 +406,8 @@ def test_the_turing_hole() -> None:
     one = ask(torch_2_12(), "7.5")
     assert one.answer is Answer.PARTLY
     assert one.reason == (
-        "torch 2.12.1 runs on 7.5, all but linear algebra: libtorch_cuda_linalg.so has no code for it"
+        "torch 2.12.1 runs on 7.5, all but linear algebra that MAGMA computes (LU, LDL): "
+        "libtorch_cuda_linalg.so has no code for it"
     )
     hole = next(part for part in one.libraries if part.path.endswith("linalg.so"))
     assert (hole.reach, hole.native, hole.without, hole.gates) == (Reach.NONE, 0, 65, False)
