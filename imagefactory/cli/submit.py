@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 KINDS = ("docker", "oras", "sif", "osdf")
 PREDICTED, KNOWN_BAD = "predicted", "known-bad"
+REGISTRY_SECONDS = 5
 ALONE = ("executable", "input", "result", "arguments", "dag", "accept", "output", "time", "force", "mig")
 
 
@@ -87,6 +90,7 @@ ALONE = ("executable", "input", "result", "arguments", "dag", "accept", "output"
     metavar="FILE.sub",
     help="Say what is wrong with a submit file for this pool, and write nothing.",
 )
+@click.option("--fix", is_flag=True, help="With --check: mend in the file what is certain, and show it.")
 @inventory_option
 @click.option("--list", "listed", is_flag=True, help="List what there is, and on which GPUs it is verified.")
 @json_option
@@ -100,6 +104,7 @@ def submit(call: Call, /, name: str, check: Path | None, listed: bool, as_json: 
     imagefactory submit pytorch-2.3-cu121 --executable train.py --dag 100 --arguments '--seed $(run)'
     imagefactory submit pytorch-2.3-cu121 --executable train.py --dag values.csv
     imagefactory submit --check old.sub
+    imagefactory submit --check old.sub --fix
 
     No factory is needed: images and verdicts come from the signed catalogue that the setting `catalogue`
     names. Which verdicts count, the [[trust]] rows of your settings say. Without a verdict nothing is written
@@ -113,6 +118,8 @@ def submit(call: Call, /, name: str, check: Path | None, listed: bool, as_json: 
         _refuse(name, options, "--check looks at a file that is there")
         _check(call, check, options, as_json=as_json)
         return
+    if options["fix"]:
+        raise UsageError("--fix mends what --check finds", hint="write --check FILE.sub --fix")
     if listed:
         _refuse(name, options, "--list shows all that there is")
         _list(call, options, as_json=as_json)
@@ -266,12 +273,13 @@ def _check(call: Call, path: Path, options: dict[str, Any], *, as_json: bool) ->
     from imagefactory.catalogue.offers import judge_offer
     from imagefactory.pools.sites import find_site
     from imagefactory.report.submit_check import check_json, format_check
-    from imagefactory.submit.check.check import Surroundings, check_submit_file
-    from imagefactory.submit.check.reader import read_submit_file
+    from imagefactory.submit.check.check import Checked, Surroundings, check_submit_file
+    from imagefactory.submit.check.fix import fix_text, format_diff
+    from imagefactory.submit.check.reader import lists_beside, parse_submit_file, read_text
     from imagefactory.verdicts.trust import read_trust
 
     now, settings = datetime.now(UTC), call.settings
-    trust, file = read_trust(settings.files), read_submit_file(path)
+    trust, text = read_trust(settings.files), read_text(path)
     catalogue = _catalogue_to_compare(call, now)
     inventory = _inventory_to_compare(options["inventory"], now)
 
@@ -279,14 +287,61 @@ def _check(call: Call, path: Path, options: dict[str, Any], *, as_json: bool) ->
         return judge_offer(catalogue or Catalogue(made=now, expires=now, images=()), image, trust, now)
 
     site = find_site(options["site"] or settings.site.value)
-    around = Surroundings(site=site, inventory=inventory, catalogue=catalogue, offer=offer)
-    checked = check_submit_file(file, around)
+    around = Surroundings(
+        site=site, inventory=inventory, catalogue=catalogue, offer=offer, digest=_digests(call)
+    )
+
+    def checked_as(text: str) -> Checked:
+        return check_submit_file(parse_submit_file(text, str(path), lists_beside(path)), around)
+
+    mended = fix_text(text, checked_as) if options["fix"] else text
+    checked, diff = checked_as(mended), format_diff(str(path), text, mended)
+    if mended != text:
+        _write_mended(path, mended)
     if as_json:
-        say_json("check", {**check_json(checked), "site": site.name})
+        say_json("check", {**check_json(checked), "site": site.name, "mended": diff})
     else:
-        say(format_check(checked, terminal_width()))
+        say("\n\n".join(part for part in (diff, format_check(checked, terminal_width())) if part))
     if checked.wrong:
         raise click.exceptions.Exit(EXIT_CHECK)
+
+
+def _write_mended(path: Path, text: str) -> None:
+    from imagefactory.files import replacing
+
+    path = path.resolve()
+    try:
+        with replacing(path, mode=path.stat().st_mode & 0o777) as file:
+            file.write(text.encode())
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be written: {error.strerror}", hint="copy it into a folder of yours"
+        ) from error
+
+
+def _digests(call: Call) -> Callable[[str], str]:
+    """Asks registries, each image once and not for long. What one does not say is told as a note."""
+    from imagefactory.access import Access, open_registry
+    from imagefactory.errors import FactoryError
+    from imagefactory.oci.store import parse_reference
+    from imagefactory.web import Patience
+
+    @cache
+    def digest(reference: str) -> str:
+        try:
+            named = parse_reference(reference)
+            access = Access(settings=call.settings, environ=os.environ)
+            patience = Patience(attempts=0, connect=REGISTRY_SECONDS, read=REGISTRY_SECONDS)
+            registry = open_registry(access, named.registry, patience=patience)
+            found = registry.manifest(named.repository, named.tag)
+        except FactoryError as error:
+            write(2, f"note: the digest of {reference} is not known: {error.message}")
+            return ""
+        if found is None:
+            write(2, f"note: {named.registry} has no {named.repository}:{named.tag}")
+        return found[0].digest if found else ""
+
+    return digest
 
 
 def _catalogue_to_compare(call: Call, now: datetime) -> Catalogue | None:

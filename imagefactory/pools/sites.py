@@ -1,6 +1,7 @@
 """What sites want to see in a submit file: one row a site. Adding one touches this table alone.
 
-Every row has its source. `generic` is any HTCondor pool: what a site's own pages ask for is not known there.
+Every row and every rule has its source. `generic` is any HTCondor pool: what a site's own pages ask for is
+not known there.
 """
 
 from __future__ import annotations
@@ -23,6 +24,43 @@ class JobLength:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SiteCommand:
+    """A line of every GPU job's submit file. `why` says what it does; `agreed` is whether all of the site's
+    own pages ask for it."""
+
+    line: str
+    agreed: bool
+    why: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteNeed:
+    """A command that jobs should have, and `why`; `refused` is whether jobs without it are."""
+
+    key: str
+    write: str
+    why: str
+    refused: bool
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetiredAddress:
+    """Where data was, by the beginning of its address. `gone` is whether its owner says that it is off.
+
+    `instead` is what to write; where `same` is true it is the same place by another name.
+    """
+
+    start: str
+    instead: str
+    why: str
+    gone: bool
+    same: bool
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
     """One place that jobs are submitted at.
 
@@ -30,21 +68,29 @@ class Site:
     every submit file of a GPU job; `lengths`, the shortest first, say how long it runs, `usual` is the one
     that counts where nobody says. `staging` pairs beginnings of an image's address and what a machine must
     have then. `advice` are lines of comments on what a person may want.
+
+    `needs` are commands that any job should have. `nested` is whether GPUs tell of themselves in ads of
+    their own alone, and `migrated` whether its pages put container_image in the place of +SingularityImage.
+    `getenv` says why `getenv = true` is refused, empty where it is not known to be.
     """
 
     name: str
     title: str
     kinds: tuple[ImageKind, ...]
-    commands: tuple[str, ...]
+    commands: tuple[SiteCommand, ...]
     lengths: tuple[JobLength, ...]
     usual: int
     staging: tuple[tuple[str, str], ...]
     advice: tuple[str, ...]
     source: str
+    needs: tuple[SiteNeed, ...]
+    nested: bool = False
+    migrated: bool = False
+    getenv: str = ""
 
     def lines(self, time: timedelta | None) -> tuple[str, ...]:
         """The site's own lines, for a job that runs that long. Raises UsageError where it is too long."""
-        return (*self.commands, *self._length(time))
+        return (*(command.line for command in self.commands), *self._length(time))
 
     def requirements(self, address: str) -> tuple[str, ...]:
         """What a machine must have so that an image at `address` (of `container_image`) is got there."""
@@ -65,12 +111,79 @@ class Site:
         )
 
 
+MEMORY = SiteNeed(
+    key="request_memory",
+    write="request_memory = 8GB, or what the job uses",
+    why="HTCondor gives 128 MB where the pool sets nothing else",
+    refused=False,
+    source="(documented): HTCondor's manual, JOB_DEFAULT_REQUESTMEMORY (2026-08)",
+)
+DISK = SiteNeed(
+    key="request_disk",
+    write="request_disk = 10GB, or what image, input and results take",
+    why="HTCondor gives 1 GB, or a quarter more than the input where that is larger",
+    refused=False,
+    source="(documented): HTCondor's manual, JOB_DEFAULT_REQUESTDISK (2026-08)",
+)
+RETIRED = (
+    RetiredAddress(
+        start="/mnt/gluster",
+        instead="/staging/... once the file is there",
+        why="CHTC's Gluster share was taken away, and /staging is in its place",
+        gone=True,
+        same=False,
+        source="(documented): CHTC's guide 'Using Gluster for Large Data and Software', archived (2026-08)",
+    ),
+    RetiredAddress(
+        start="http://proxy.chtc.wisc.edu/SQUID/",
+        instead="osdf:///chtc/staging/... once the file is in /staging",
+        why="CHTC's guide to SQUID is in its archive, and points to file transfer and /staging instead",
+        gone=False,
+        same=False,
+        source="(documented): CHTC's guide 'Transfer Large Input Files Via Squid', archived in 2025-03",
+    ),
+    RetiredAddress(
+        start="stash:///",
+        instead="osdf:///",
+        why="stash:// is the old name of osdf://, and taken for a while still",
+        gone=False,
+        same=True,
+        source="(documented): the OSPool's guide to the OSDF, 'Phase out of stash' (2026-08)",
+    ),
+    RetiredAddress(
+        start="/ospool/ap20/",
+        instead="the name of your access point of today",
+        why="the access point ap20 was shut down in December 2025",
+        gone=False,
+        same=False,
+        source="(documented): the OSPool's page on the migration of ap20, ap21 and ap23 (2025-12)",
+    ),
+    RetiredAddress(
+        start="/ospool/ap21/",
+        instead="the name of your access point of today",
+        why="the access point ap21 was shut down in December 2025",
+        gone=False,
+        same=False,
+        source="(documented): the OSPool's page on the migration of ap20, ap21 and ap23 (2025-12)",
+    ),
+)
+"""Of every site: a file is copied from one to another with the addresses in it."""
+
 SITES = (
     Site(
         name="chtc",
         title="CHTC",
         kinds=(ImageKind.OSDF, ImageKind.DOCKER, ImageKind.ORAS, ImageKind.SIF),
-        commands=("+WantGPULab = true",),
+        commands=(
+            SiteCommand(
+                line="+WantGPULab = true",
+                agreed=False,
+                why="CHTC's guide to GPUs took it out of its list in May 2026, but its sample file and "
+                "its known issues still have it",
+                source="(documented): CHTC's guide 'Use GPUs', change of 2026-05-07, and 'Known Issues' "
+                "(2026-08)",
+            ),
+        ),
         lengths=(
             JobLength(longest=timedelta(hours=12), line='+GPUJobLength = "short"'),
             JobLength(longest=timedelta(hours=24), line='+GPUJobLength = "medium"'),
@@ -85,6 +198,8 @@ SITES = (
         advice=("a job of a few hours, or with checkpoints, gets more GPUs with:", "+is_resumable = true"),
         source="CHTC's guides 'Use GPUs' and 'Use Custom Software in Jobs Using Apptainer' (2026-08); oras: "
         "CHTC/templates-GPUs, containers/pixi",
+        needs=(MEMORY, DISK),
+        nested=True,
     ),
     Site(
         name="ospool",
@@ -99,6 +214,51 @@ SITES = (
         staging=(),
         advice=(),
         source="the OSPool's guides 'Indicate the Duration Category of Your Jobs' and 'Containers' (2026-08)",
+        needs=(
+            SiteNeed(
+                key="request_memory",
+                write="request_memory = 8GB, or what the job uses",
+                why="the OSPool gives 2 GB",
+                refused=False,
+                source="(documented): the OSPool's guide 'Large Memory Jobs' (2026-08)",
+            ),
+            DISK,
+        ),
+        nested=True,
+        migrated=True,
+    ),
+    Site(
+        name="igwn",
+        title="the IGWN grid",
+        kinds=(ImageKind.OSDF, ImageKind.SIF, ImageKind.DOCKER),
+        commands=(),
+        lengths=(),
+        usual=0,
+        staging=(),
+        advice=(
+            "a job without its group's tag is refused; the collaboration tells yours:",
+            "accounting_group = igwn.dev...",
+        ),
+        source="the IGWN computing guide, 'Job submission' and 'Accessing software with HTCondor' (2026-08); "
+        "getenv: its roadmap, 'Disabling getenv = true' (2025-11)",
+        needs=(
+            MEMORY,
+            SiteNeed(
+                key="request_disk",
+                write="request_disk = 10GB, or what image, input and results take",
+                why="its access points refuse jobs that do not say it",
+                refused=True,
+                source="(reported): public notes on submitting at its Caltech access point (2026-09)",
+            ),
+            SiteNeed(
+                key="accounting_group",
+                write="accounting_group = and the tag of the analysis",
+                why="jobs without a tag fail at once",
+                refused=True,
+                source="(documented): the IGWN computing guide, 'Job submission' (2026-08)",
+            ),
+        ),
+        getenv="its access points refuse it since November 2025",
     ),
     Site(
         name=GENERIC,
@@ -110,6 +270,7 @@ SITES = (
         staging=(),
         advice=(),
         source="HTCondor's manual, Container Universe Jobs",
+        needs=(MEMORY, DISK),
     ),
 )
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from imagefactory.report.text import format_table, wrap
 from imagefactory.submit.check.check import Checked, CheckedJobs, Reached, told_causes
-from imagefactory.submit.check.rules import Severity
+from imagefactory.submit.check.findings import Severity
 
 WIDTH, MIN_WIDTH = 110, 60
 

@@ -39,7 +39,7 @@ RUNNERS = {
 """The runners that `--runner` takes, by name."""
 SOLVERS = ("rattler", "conda", "mamba", "micromamba")
 """What solves conda's packages."""
-SITES = ("generic", "chtc", "ospool")
+SITES = ("generic", "chtc", "ospool", "igwn")
 """Whose rules submit files follow."""
 HTCONDOR = "htcondor"
 """The pool of a sweep that names none: there was no other."""

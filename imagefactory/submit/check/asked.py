@@ -144,7 +144,7 @@ class _AskReader:
         dropped = cancelled(self.jobs)
         for key, (name, how) in BOUNDS.items():
             text = self.value(key)
-            if not text or key in dropped:
+            if not text or key in dropped or (key == "gpus_minimum_memory" and text == "0"):
                 continue
             number = _bound(key, text)
             if number is None:

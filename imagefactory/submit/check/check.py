@@ -9,7 +9,7 @@ under them; ADVICE where the same can be had better. Nothing in a file is execut
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from imagefactory.catalogue.model import Catalogue, CataloguedImage, Offer
 from imagefactory.errors import UsageError
@@ -19,18 +19,14 @@ from imagefactory.pools.model import ImageKind, Inventory, PoolGpu
 from imagefactory.pools.sites import Site
 from imagefactory.pools.sizes import format_size, image_disk
 from imagefactory.submit.check.asked import JobAsk, read_asked
-from imagefactory.submit.check.image import JobImage, KnownImage, find_known, instead, read_image
+from imagefactory.submit.check.findings import Severity, SubmitFinding, advice, wrong
+from imagefactory.submit.check.image import JobImage, KnownImage, find_known, read_image
+from imagefactory.submit.check.image_rules import Moving, image_findings
 from imagefactory.submit.check.language import Jobs, SubmitFile
+from imagefactory.submit.check.old_gpus import old_gpu_findings, own_name
 from imagefactory.submit.check.reach import UNDEFINED, GpuPlace, JobReach, find_reach
-from imagefactory.submit.check.rules import (
-    DEPRECATED,
-    Severity,
-    SubmitFinding,
-    advice,
-    command_findings,
-    site_findings,
-    wrong,
-)
+from imagefactory.submit.check.rules import command_findings
+from imagefactory.submit.check.site_rules import site_findings
 from imagefactory.submit.forms import expected_grounds
 from imagefactory.submit.proven import Grounds
 
@@ -42,13 +38,15 @@ _FEW = 6
 class Surroundings:
     """What a file is checked for. `inventory` and `catalogue` are None where there is none to be had.
 
-    `offer` judges the verdicts of a catalogued image, by the reader's trust and clock.
+    `offer` judges the verdicts of a catalogued image, by the reader's trust and clock. `digest` asks the
+    registry what a reference with a tag points to now; empty where that is not to be had.
     """
 
     site: Site
     inventory: Inventory | None
     catalogue: Catalogue | None
     offer: Callable[[CataloguedImage], Offer]
+    digest: Callable[[str], str] = lambda _: ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +97,14 @@ class Checked:
 
     @property
     def all_findings(self) -> tuple[SubmitFinding, ...]:
-        """Each once, by line, what is wrong first."""
-        found = dict.fromkeys([*self.findings, *(one for jobs in self.jobs for one in jobs.findings)])
-        return tuple(sorted(found, key=lambda one: (one.line, one.severity is not Severity.WRONG, one.rule)))
+        """Each once, by line, what is wrong first. What several `queue` lack is told of the first."""
+        queues = {jobs.line for jobs in self.jobs}
+        found: dict[SubmitFinding, SubmitFinding] = {}
+        for one in [*self.findings, *(one for jobs in self.jobs for one in jobs.findings)]:
+            found.setdefault(replace(one, line=0) if one.line in queues else one, one)
+        return tuple(
+            sorted(found.values(), key=lambda one: (one.line, one.severity is not Severity.WRONG, one.rule))
+        )
 
     @property
     def wrong(self) -> bool:
@@ -137,7 +140,7 @@ class _Case:
 
 def _check(jobs: Jobs, around: Surroundings) -> CheckedJobs:
     image = read_image(jobs)
-    asked = read_asked(jobs, (image.needs,) if image else ())
+    asked = read_asked(jobs, (image.needs,) if image and image.needs else ())
     images = around.catalogue.images if around.catalogue else ()
     known = find_known(image, images) if image else None
     case = _Case(
@@ -152,6 +155,7 @@ def _check(jobs: Jobs, around: Surroundings) -> CheckedJobs:
     reached = tuple(_reached(case))
     findings = [
         *command_findings(jobs, asked),
+        *_old_gpus(case),
         *site_findings(jobs, around.site),
         *_image_findings(case),
         *_reach_findings(case),
@@ -179,24 +183,31 @@ def _grounds(known: KnownImage | None, around: Surroundings) -> Grounds | None:
     return expected_grounds(known.grounds(around.offer(known.image)), known.image)
 
 
+def _old_gpus(case: _Case) -> Iterator[SubmitFinding]:
+    """Machines may still tell of GPUs as they did once; where it is known that they do not, that is wrong."""
+    inventory = case.around.inventory
+    has = {name.lower() for one in (inventory.machines if inventory else ()) for name in one.attributes}
+    known = case.around.site.nested or bool(has)
+    severity = Severity.WRONG if known else Severity.ADVICE
+    yield from old_gpu_findings(case.jobs, severity, frozenset(has))
+
+
 def _image_findings(case: _Case) -> Iterator[SubmitFinding]:
-    image, jobs = case.image, case.jobs
-    if image is None:
-        if jobs.asks_gpus and not (jobs.unknown("container_image") or jobs.unknown("docker_image")):
-            text = "the job runs in no image, so nothing is known of it on any GPU"
-            yield advice(jobs.line, "no-image", text, "imagefactory submit TARGET writes a file with one")
+    image, jobs, catalogue = case.image, case.jobs, case.around.catalogue
+    yield from image_findings(
+        jobs,
+        image,
+        Moving(
+            site=case.around.site, images=catalogue.images if catalogue else (), digest=case.around.digest
+        ),
+    )
+    if image is None or not image.pinned:
         return
     line = jobs.settings[image.key].line
-    yield from _named(image, line)
-    if jobs.value("universe").lower() == "docker" and jobs.value("container_image"):
-        text = "the docker universe takes no container_image, and condor_submit refuses it"
-        yield wrong(jobs.settings["container_image"].line, "universe", text, "write universe = container")
-    if not image.pinned:
-        yield _moving(image, line, case.around.catalogue)
-    elif case.around.catalogue is not None and case.known is None:
+    if catalogue is not None and case.known is None:
         text = "the catalogue does not have this image: nothing is known of it on any GPU"
         yield wrong(line, "unknown-image", text, "take one that `imagefactory submit TARGET` writes")
-    elif case.around.catalogue is None:
+    elif catalogue is None:
         text = "there is no catalogue here, so nothing is known of this image on any GPU"
         yield advice(line, "no-catalogue", text, "set 'catalogue' to the place of one")
     sent = jobs.value("transfer_container").lower() not in ("false", "no", "0")
@@ -208,40 +219,6 @@ def _image_findings(case: _Case) -> Iterator[SubmitFinding]:
             text = f"request_disk is {asked}, and the image alone takes {format_size(needed)}"
             where = jobs.settings["request_disk"].line
             yield wrong(where, "disk", text, "the job would be held; ask for that and what it writes")
-
-
-def _named(image: JobImage, line: int) -> Iterator[SubmitFinding]:
-    """How condor_submit takes the name."""
-    if image.address[:1] in "\"'":
-        text = f"{image.key} has quotes, which become part of the name"
-        yield wrong(line, "quoted", text, f"write {image.key} = {image.address.strip(chr(34) + chr(39))}")
-    elif image.kind is None and (image.address.startswith("osdf:") or image.address.lower().endswith(".sif")):
-        text = "the name does not end in .sif, so it is taken for an unpacked sandbox"
-        yield wrong(line, "sandbox", text, "name the file *.sif")
-    elif image.kind is None:
-        text = f"'{image.address[:60]}' is taken for a folder with an unpacked image, which nobody can pin"
-        yield wrong(line, "sandbox", text, "write docker://..., oras://... or a file that ends in .sif")
-    elif image.kind in (ImageKind.DOCKER, ImageKind.ORAS) and not image.repository:
-        text = f"'{image.address[:60]}' is no image reference"
-        yield wrong(line, "reference", text, "write docker://HOST/NAME@sha256:...")
-    elif image.key == "docker_image" and image.address.startswith("docker:") and image.needs == "HasDocker":
-        text = "docker_image of the docker universe takes a bare name"
-        yield wrong(line, "reference", text, f"write docker_image = {image.address.partition('//')[2]}")
-
-
-def _moving(image: JobImage, line: int, catalogue: Catalogue | None) -> SubmitFinding:
-    if image.kind in (ImageKind.DOCKER, ImageKind.ORAS):
-        text = (
-            f"'{image.tag or image.address[:60]}' is a tag: what it points to may be another image tomorrow"
-        )
-        found = instead(image, catalogue.images) if catalogue else ()
-        write = f"docker://{found[0].reference}" if found else f"{image.kind}://HOST/NAME@sha256:..."
-        return wrong(line, "tag", text, f"write {write}")
-    cached = (
-        "; the OSDF caches by name, so a new file may never arrive" if image.kind is ImageKind.OSDF else ""
-    )
-    text = f"'{image.address.rpartition('/')[2][:60]}' says not which file it is{cached}"
-    return wrong(line, "name", text, "put 12 digits of its sha256 into the name: torch-0123456789ab.sif")
 
 
 # --- where it gets -------------------------------------------------------------------------------
@@ -313,8 +290,8 @@ def _unheard(case: _Case, inventory: Inventory) -> Iterator[SubmitFinding]:
     if not any(place.cause == UNDEFINED for place in case.reach.places):
         return
     own = {*has, *(name.lower() for name in case.asked.ad)}
-    own |= {name.lower() for name in DEPRECATED}  # these have a finding of their own
     names = [name for name in expression.names if name.lower() not in own]
+    names = [name for name in names if not own_name(name)]  # these have a finding of their own
     if names and "requirements" in case.jobs.settings:
         text = f"no machine with GPUs tells {', '.join(names[:_FEW])}: it is undefined there"
         line = case.jobs.settings["requirements"].line

@@ -8,7 +8,7 @@ Both modules come with the extra `condor`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +89,52 @@ def parse_expression(text: str) -> Expression:
             f"{shown} is no ClassAd expression", hint="compare with ==, join with && and ||"
         ) from error
     return Expression(text, names, tree)
+
+
+def conjuncts(text: str) -> tuple[str, ...]:
+    """The parts that an expression joins with &&, out of their brackets; itself where it is no such join."""
+    text = _unwrapped(text.strip())
+    depth, start, parts = 0, 0, list[str]()
+    for token in _TOKEN.finditer(text):
+        at, end = token.span()
+        if token[0] in "([{" or token[1]:
+            depth += 1
+        elif token[0] in ")]}":
+            depth -= 1
+        elif depth == 0 and (
+            text.startswith("||", at) or (token[0] == "?" and text[at - 1 : end + 1] != "=?=")
+        ):
+            return (text,)
+        elif depth == 0 and text.startswith("&&", at):
+            parts.append(text[start:at])
+            start = end + 1
+    if not parts:
+        return (text,)
+    return tuple(one for part in [*parts, text[start:]] for one in conjuncts(part))
+
+
+def _unwrapped(text: str) -> str:
+    """Without the brackets around all of it."""
+    while text.startswith("(") and text.endswith(")"):
+        depth = 0
+        for token in _TOKEN.finditer(text):
+            depth += 1 if token[0] == "(" or token[1] else -1 if token[0] == ")" else 0
+            if depth == 0 and token.end() < len(text):
+                return text
+        text = text[1:-1].strip()
+    return text
+
+
+def renamed(text: str, name: Callable[[str], str]) -> str:
+    """The expression with its attributes called by `name`, those that it changes without their scope."""
+
+    def of(token: re.Match[str]) -> str:
+        if token[1] or not (token[0][0].isalpha() or token[0][0] == "_"):
+            return token[0]
+        own = token[0].split(".")[-1].strip()
+        return name(own) if name(own) != own else token[0]
+
+    return _TOKEN.sub(of, text)
 
 
 def make_ad(values: Mapping[str, Plain]) -> classad2.ClassAd:

@@ -14,19 +14,22 @@ from imagefactory.catalogue.model import CataloguedImage, CataloguedSif, Offer
 from imagefactory.errors import FactoryError
 from imagefactory.oci.store import parse_reference
 from imagefactory.pools.model import ImageKind
+from imagefactory.submit.check.classads import literal
 from imagefactory.submit.check.language import Jobs
 from imagefactory.submit.proven import Grounds, proven_grounds
 
+SINGULARITY = "my.singularityimage"
 _HEX = re.compile(r"(?<![0-9a-f])[0-9a-f]{12,64}(?![0-9a-f])")
 _REMOTE = re.compile(r"(osdf|stash|pelican):", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobImage:
-    """An image as a job names it. `kind` is None for a sandbox. `key` is the command that names it.
+    """An image as a job names it. `kind` is None for a sandbox. `key` is the command that names it, or
+    SINGULARITY for the attribute that pools read before HTCondor knew images.
 
     `repository` (HOST/NAME), `tag` and `digest` are of a reference, `hexes` the runs of 12 to 64 hex digits
-    in the name of a file. `needs` is the attribute that a machine must have for it.
+    in the name of a file. `needs` is the attribute that a machine must have for it, empty for none.
     """
 
     key: str
@@ -65,13 +68,20 @@ def read_image(jobs: Jobs) -> JobImage | None:
     """The image of a job; None where it runs in none, or where only the submission tells which."""
     universe = jobs.value("universe").lower()
     keys = ("docker_image",) if universe == "docker" else ("container_image", "docker_image")
-    key = next((key for key in keys if jobs.value(key)), "")
+    key = next((key for key in (*keys, SINGULARITY) if jobs.value(key)), "")
     if not key or jobs.unknown(key):
         return None
     address = jobs.value(key)
+    if key == SINGULARITY:
+        text = literal(address)
+        return replace(_addressed(key, text), needs="") if isinstance(text, str) and text else None
     if key == "docker_image":
         needs = "HasDocker" if universe == "docker" else "HasDockerURL"
         return _referred(key, address, ImageKind.DOCKER, needs)
+    return _addressed(key, address)
+
+
+def _addressed(key: str, address: str) -> JobImage:
     if address.startswith("docker:"):
         return _referred(key, address, ImageKind.DOCKER, "HasDockerURL")
     if address.endswith(".sif"):

@@ -15,10 +15,12 @@ from imagefactory.errors import UsageError
 MAX_VALUE = 32_768
 MAX_DEPTH = 30
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
-_FUNCTION = re.compile(r"(?<!\$)\$[A-Za-z_]+\(")
+FUNCTION = re.compile(r"(?<!\$)\$[A-Za-z_]+\(")
+"""The beginning of a function of macros, whose value only the submission tells."""
 ALIASES = {
     "containerimage": "container_image",
     "dockerimage": "docker_image",
+    "get_env": "getenv",
     "gpusmaxcapability": "gpus_maximum_capability",
     "gpusmincapability": "gpus_minimum_capability",
     "gpusminmemory": "gpus_minimum_memory",
@@ -29,7 +31,7 @@ ALIASES = {
     "requestmemory": "request_memory",
     "requiregpus": "require_gpus",
 }
-"""Second names of commands: those of the attributes that they set."""
+"""Second names of commands: those of the attributes that they set, and condor_submit's own."""
 _OF_THE_QUEUE = {
     "cluster": "1",
     "clusterid": "1",
@@ -47,13 +49,15 @@ _OF_THE_QUEUE = {
 class SubmitSetting:
     """One line `key = value`. `key` is in small letters, `my.x` for `+x`; `written` is as it stands there.
 
-    `before` is what the same key was set to above, for no jobs at all; None where there is no such line.
+    `end` is the last line of its statement. `before` is what the same key was set to above, for no jobs at
+    all; None where there is no such line.
     """
 
     key: str
     written: str
     value: str
     line: int
+    end: int
     before: SubmitSetting | None = None
 
 
@@ -61,13 +65,15 @@ class SubmitSetting:
 class Jobs:
     """What one `queue` submits. `count` is None where a list decides that is not in the file.
 
-    `settings` are by key, as they stand when this line is reached. `variables` are names that the list gives.
+    `settings` are by key, as they stand when this line is reached. `variables` are names that the list gives,
+    `used` macros that this and other lines without a key have.
     """
 
     line: int
     count: int | None
     settings: Mapping[str, SubmitSetting]
     variables: tuple[str, ...] = ()
+    used: frozenset[str] = frozenset()
 
     def value(self, key: str) -> str:
         """What `key` comes to, macros expanded; empty where it is not set.
@@ -87,7 +93,7 @@ class Jobs:
         setting = self.settings.get(key)
         if setting is None:
             return ""
-        if found := _FUNCTION.search(self.value(key)):
+        if found := FUNCTION.search(self.value(key)):
             return found[0] + "...)"
         return next((f"$({name})" for name in self.references(key) if name in self.variables), "")
 
@@ -159,6 +165,11 @@ class _Expansion:
         if name not in self.done:
             self.done[name] = self.of(self.settings[name].value, depth + 1)
         return self.done[name]
+
+
+def macro_names(text: str) -> frozenset[str]:
+    """The macros that a text names, in small letters."""
+    return frozenset(name for name, _ in _macros(text))
 
 
 def _macros(text: str) -> Iterator[tuple[str, str | None]]:

@@ -8,20 +8,26 @@ and "Submit file syntax"; compared with the bindings in the tests.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from imagefactory.errors import UsageError
+from imagefactory.submit.check.classads import literal
 from imagefactory.submit.check.language import (
     ALIASES,
+    FUNCTION,
     MAX_DEPTH,
     MAX_VALUE,
     Jobs,
     SubmitFile,
     SubmitSetting,
     expand,
+    macro_names,
 )
+
+Lists = Callable[[str], str | None]
+"""The text of a file that a `queue` takes its items from, None where it cannot be had."""
 
 MAX_BYTES = 1 << 18
 MAX_LINES = 5_000
@@ -30,9 +36,11 @@ MAX_SETTINGS = 1_000
 ASSUMED = (24, 0, 0)
 """The version of HTCondor by which `if version` is decided: a file does not tell where it is submitted."""
 _SETTING = re.compile(r"(\+?)([A-Za-z0-9_][A-Za-z0-9_./]*)\s*=(.*)", re.DOTALL)
-_LONG = re.compile(r"(\+?)([A-Za-z0-9_][A-Za-z0-9_./]*)\s*@=\s*(\S+)\s*")
+_LONG = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_./]*)\s*@=\s*(\S+)\s*")
 _WORD = re.compile(r"([A-Za-z]+)\b\s*(.*)", re.DOTALL)
-_COUNT = re.compile(r"([0-9]{1,9})(?![0-9A-Za-z_.])\s*(.*)", re.DOTALL)
+_UNKNOWN_COUNT = re.compile(r"\$[A-Za-z_]+\([^()]*\)\s*(.*)", re.DOTALL)
+_UNSET = re.compile(r"(?<!\$)\$\(([A-Za-z_][A-Za-z0-9_.]*)\)")
+_MOST = 1_000_000_000
 _FROM = re.compile(r"(.*?)(?:^|\s)(in|from|matching)(?=\s|\(|\[|$)(.*)", re.DOTALL | re.IGNORECASE)
 _SLICE = re.compile(r"\s*(?:\[([0-9: -]{1,40})\])?\s*")
 """What may stand before a list: which of its items, as Python writes a slice."""
@@ -42,6 +50,11 @@ _TRUE, _FALSE = ("true", "yes", "t"), ("false", "no", "f")
 
 def read_submit_file(path: Path) -> SubmitFile:
     """Raises UsageError for a file that is too large, no text, or that condor_submit would refuse."""
+    return parse_submit_file(read_text(path), str(path), lists_beside(path))
+
+
+def read_text(path: Path) -> str:
+    """Raises UsageError for a file that is too large or no text."""
     with path.open("rb") as file:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
@@ -49,25 +62,51 @@ def read_submit_file(path: Path) -> SubmitFile:
             f"{path}: it has more than {MAX_BYTES // 1024} KiB", hint="is it a submit file? give that"
         )
     try:
-        return parse_submit_file(data.decode(), str(path))
+        return data.decode()
     except UnicodeDecodeError:
         raise UsageError(f"{path}: it is no text in UTF-8", hint="is it a submit file? give that") from None
 
 
-def parse_submit_file(text: str, name: str) -> SubmitFile:
+def lists_beside(path: Path) -> Lists:
+    """The lists in the folder of a submit file, from where it is submitted."""
+    return lambda name: _read_list(path.parent / name)
+
+
+def _read_list(path: Path) -> str | None:
+    """A list is often made later, by another program, and then its file is not here."""
+    try:
+        if not path.is_file():
+            return None
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError:
+        return None
+    return None if len(data) > MAX_BYTES else data.decode(errors="replace")
+
+
+def split_lines(text: str) -> list[str]:
+    """The lines of a file, as they are numbered here; ends of other systems' files are ends too."""
+    return re.split(r"\r\n|\n|\r", text)
+
+
+def parse_submit_file(text: str, name: str, lists: Lists = lambda _: None) -> SubmitFile:
     """Raises UsageError, `name:line: what is wrong`, for what condor_submit would refuse or would execute."""
-    reader = _SubmitReader(name)
-    for line, statement in _statements(text, name):
-        reader.read(line, statement)
+    reader = _SubmitReader(name, lists)
+    for line, end, statement in _statements(text, name):
+        reader.read(line, end, statement)
     return reader.end()
 
 
 # --- lines ---------------------------------------------------------------------------------------
 
 
-def _statements(text: str, name: str) -> Iterator[tuple[int, str]]:
-    """Logical lines with the number of their first. A `\\` at the end joins the next; `#` is a comment."""
-    lines = text.splitlines() if "\r" in text else text.split("\n")
+def _statements(text: str, name: str) -> Iterator[tuple[int, int, str]]:
+    """Logical lines with the numbers of their first and last. A `\\` at the end joins the next.
+
+    `#` begins a comment. One within a line that goes on is left out and goes on too where it ends in a
+    `\\`; one that does not ends the line, and HTCondor takes its last letter for a part of the value.
+    """
+    lines = split_lines(text)
     if len(lines) > MAX_LINES:
         raise UsageError(f"{name}: it has more than {MAX_LINES} lines", hint="is it a submit file? give that")
     number = 0
@@ -77,30 +116,33 @@ def _statements(text: str, name: str) -> Iterator[tuple[int, str]]:
         if not line or line.startswith("#"):
             continue
         while line.endswith("\\") and number < len(lines):
-            more = lines[number].strip()
-            if more.startswith("#"):  # HTCondor takes a part of the comment for the value
-                raise _fault(name, number + 1, "a comment within a line that goes on", "move it above")
-            line, number = line[:-1] + more, number + 1
+            more, number = lines[number].strip(), number + 1
+            if not more.startswith("#"):
+                line = line[:-1] + more
+            elif not more.endswith("\\"):
+                what = "a comment within a line that goes on: its last letter becomes part of the value"
+                raise _fault(name, number, what, "move the comment above, or end it with a \\")
         if match := _LONG.fullmatch(line):
-            end = f"@{match[3]}"
+            end = f"@{match[2]}"
             own = []
             while number < len(lines) and lines[number].strip() != end:
                 own.append(lines[number])
                 number += 1
             if number == len(lines):
-                raise _fault(name, first + 1, f"'{match[2]} @={match[3]}' has no end", f"write a line {end}")
+                raise _fault(name, first + 1, f"'{match[1]} @={match[2]}' has no end", f"write a line {end}")
             number += 1
             told = [part for part in map(str.strip, own) if part and not part.startswith("#")]
-            line = f"{match[1]}{match[2]} = " + " ".join(part.removesuffix("\\") for part in told)
+            line = f"{match[1]} = " + " ".join(part.removesuffix("\\") for part in told)
         elif re.match(r"queue\b", line, re.IGNORECASE) and _opens_list(line):
             while number < len(lines) and lines[number].strip() != ")":
-                line += "\n" + lines[number].strip()
+                row = lines[number].strip()
+                line += "" if row.startswith("#") else "\n" + row
                 number += 1
             if number == len(lines):
                 raise _fault(name, first + 1, "the list of queue has no end", "write a line )")
             number += 1
             line += "\n)"
-        yield first + 1, line
+        yield first + 1, number, line
 
 
 def _opens_list(line: str) -> bool:
@@ -124,18 +166,21 @@ def _fault(name: str, line: int, what: str, hint: str = "") -> UsageError:
 class _SubmitReader:
     """Goes through the statements of one file, in their order."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, lists: Lists) -> None:
         self.name = name
+        self.lists = lists
         self.settings: dict[str, SubmitSetting] = {}
         self.jobs: list[Jobs] = []
         self.notes: list[tuple[int, str]] = []
         self.branches: list[tuple[int, bool, bool, bool]] = []
         """Of each open `if`: its line, whether this branch holds, whether one did, whether `else` came."""
+        self.used: set[str] = set()
 
-    def read(self, line: int, text: str) -> None:
+    def read(self, line: int, end: int, text: str) -> None:
         word = _WORD.match(text)
         keyword, rest = (word[1].lower(), word[2]) if word else ("", "")
         if keyword in ("if", "elif", "else", "endif") and not rest.startswith("="):
+            self.used |= macro_names(rest) | {part.lower() for part in rest.split()}
             self._branch(line, keyword, rest.strip())
         elif all(holds for _, holds, _, _ in self.branches):
             if keyword == "queue":
@@ -143,14 +188,14 @@ class _SubmitReader:
             elif keyword in ("include", "use", "warning", "error") and not rest.startswith("="):
                 self._direct(line, keyword, rest)
             else:
-                self._set(line, text)
+                self._set(line, end, text)
 
     def end(self) -> SubmitFile:
         if self.branches:
             raise _fault(self.name, self.branches[-1][0], "this 'if' has no 'endif'", "write endif")
         return SubmitFile(name=self.name, jobs=tuple(self.jobs), notes=tuple(self.notes))
 
-    def _set(self, line: int, text: str) -> None:
+    def _set(self, line: int, end: int, text: str) -> None:
         match = _SETTING.fullmatch(text)
         if not match:
             raise _fault(self.name, line, f"'{text[:60]}' is no 'command = value'", "write command = value")
@@ -166,7 +211,9 @@ class _SubmitReader:
         if before is not None:
             before = replace(before, before=None)  # one is enough to tell, and chains of thousands are not
         written = match[1] + match[2]
-        self.settings[key] = SubmitSetting(key=key, written=written, value=value, line=line, before=before)
+        self.settings[key] = SubmitSetting(
+            key=key, written=written, value=value, line=line, end=end, before=before
+        )
 
     def _appended(self, line: int, key: str, value: str) -> str:
         """Its own name in a value is what it was before, at once; others are filled when a job is queued."""
@@ -246,40 +293,71 @@ class _SubmitReader:
     def _queue(self, line: int, rest: str) -> None:
         if len(self.jobs) >= MAX_QUEUES:
             raise _fault(self.name, line, f"more than {MAX_QUEUES} queue lines", "write one with a list")
-        text = expand(rest, self.settings).strip()
+        self.used |= macro_names(rest)
+        text = expand(_UNSET.sub(self._unset, rest), self.settings).strip()
         count: int | None = 1
-        if found := _COUNT.match(text):
-            count, text = int(found[1]), found[2]
+        if found := _UNKNOWN_COUNT.fullmatch(text):
+            count, text = None, found[1]
+        elif text:
+            count, text = self._count(line, text)
         variables: tuple[str, ...] = ()
         if text:
             variables, items = self._items(line, text)
-            count = None if items is None else (count or 0) * items
+            count = None if items is None or count is None else count * items
         others = {own: self.settings[other] for other, own in ALIASES.items() if other in self.settings}
         settings = {**others, **self.settings}
-        self.jobs.append(Jobs(line=line, count=count, settings=settings, variables=variables))
+        self.jobs.append(
+            Jobs(
+                line=line,
+                count=count,
+                settings=settings,
+                variables=variables,
+                used=frozenset(self.used),
+            )
+        )
+
+    def _count(self, line: int, text: str) -> tuple[int, str]:
+        """The number that a `queue` begins with, perhaps calculated, 1 where there is none; and the rest."""
+        listed = _FROM.fullmatch(text)
+        own = listed[1] if listed else text
+        for end in sorted({len(own), *(found.start() for found in re.finditer(r"\s+", own))}, reverse=True):
+            number = literal(text[:end])
+            if isinstance(number, int | float) and not isinstance(number, bool):
+                if not 0 <= number <= _MOST:
+                    what = f"'queue {text[:60]}' is no number of jobs"
+                    raise _fault(self.name, line, what, "write queue 10")
+                return int(number), text[end:].strip()
+        return 1, text
+
+    def _unset(self, macro: re.Match[str]) -> str:
+        """What a command line or a DAG sets is as unknown as the environment."""
+        return macro[0] if macro[1].lower() in self.settings else f"$UNSET({macro[1]})"
 
     def _items(self, line: int, text: str) -> tuple[tuple[str, ...], int | None]:
         """The variables of a list and how many items it has; None where these are not in the file."""
         match = _FROM.fullmatch(text)
-        if not match:
+        if not match or not match[3].strip():
             raise _fault(
                 self.name,
                 line,
                 f"'queue {text[:60]}' is not understood",
                 "write queue 10, or queue x in (a b)",
             )
-        if match[2].lower() == "from" and match[3].rstrip().endswith("|"):
-            raise _fault(
-                self.name, line, "the list comes from a program, which is not run here", "save the list first"
-            )
         names = tuple(name.lower() for name in re.split(r"[,\s]+", match[1]) if name) or ("item",)
         part, given = _list_of(match)
-        rows = re.fullmatch(r"\((.*)\)", given, re.DOTALL)
-        if rows is None or match[2].lower() == "matching":
+        kind, rows = match[2].lower(), re.fullmatch(r"\((.*)\)", given, re.DOTALL)
+        if kind == "matching" or (kind == "from" and rows is None and _unknown_list(given)):
+            return names, None  # a program's list is not known here: nothing is run
+        listed = rows[1] if rows else self.lists(given.strip()) if kind == "from" else given
+        if listed is None:
             return names, None
-        separator = r"\n" if match[2].lower() == "from" or "\n" in rows[1] else r"[,\s]+"
-        every = [row for row in re.split(separator, rows[1]) if row.strip()]
+        separator = r"\n" if kind == "from" or (rows and "\n" in listed) else r"[,\s]+"
+        every = [row for row in re.split(separator, listed) if row.strip()]
         return names, _count(len(every), part)
+
+
+def _unknown_list(given: str) -> bool:
+    return given.rstrip().endswith("|") or bool(FUNCTION.search(given))
 
 
 def _count(items: int, part: str) -> int | None:

@@ -7,62 +7,38 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from enum import StrEnum
+from difflib import SequenceMatcher
 from functools import cache
 
 from imagefactory.errors import UsageError
-from imagefactory.pools.sites import Site
 from imagefactory.submit.check.asked import BOUNDS, GPU_ATTRIBUTES, JobAsk, cancelled
-from imagefactory.submit.check.classads import literal, parse_expression
+from imagefactory.submit.check.classads import MAX_EXPRESSION, conjuncts, literal, parse_expression
+from imagefactory.submit.check.commands import COMMANDS
+from imagefactory.submit.check.findings import Edit, SubmitFinding, advice, wrong
 from imagefactory.submit.check.language import ALIASES, Jobs, SubmitSetting
+from imagefactory.submit.check.old_gpus import is_cuda_alone, own_name
 from imagefactory.versions import nearest
 
-
-class Severity(StrEnum):
-    """WRONG: jobs fail, wait for ever or are not what they seem. ADVICE: it can be had better."""
-
-    WRONG = "wrong"
-    ADVICE = "advice"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubmitFinding:
-    """One thing about a file. `rule` is a word for tables, `hint` what to write."""
-
-    line: int
-    rule: str
-    severity: Severity
-    message: str
-    hint: str = ""
-
-
-def wrong(line: int, rule: str, message: str, hint: str = "") -> SubmitFinding:
-    return SubmitFinding(line=line, rule=rule, severity=Severity.WRONG, message=message, hint=hint)
-
-
-def advice(line: int, rule: str, message: str, hint: str = "") -> SubmitFinding:
-    return SubmitFinding(line=line, rule=rule, severity=Severity.ADVICE, message=message, hint=hint)
-
-
-DEPRECATED = {
-    "CUDACapability": ("Capability", "gpus_minimum_capability = 8.0"),
-    "CUDADriverVersion": ("DriverVersion", "gpus_minimum_runtime = 12.4"),
-    "CUDARuntimeVersion": ("DriverVersion", "gpus_minimum_runtime = 12.4"),
-    "CUDAMaxSupportedVersion": ("MaxSupportedVersion", "gpus_minimum_runtime = 12.4"),
-    "CUDAGlobalMemoryMb": ("GlobalMemoryMb", "gpus_minimum_memory = 20GB"),
-    "CUDADeviceName": ("DeviceName", 'require_gpus = DeviceName == "NVIDIA A100-SXM4-40GB"'),
-}
-"""Attributes of old machines: what GPUs tell instead, in nested ads of their own, and what to write."""
 _LOOKED_AT = (
     "universe", "container_image", "docker_image", "requirements", "require_gpus", *BOUNDS, "request_gpus",
     "request_cpus", "request_memory", "request_disk",
 )  # fmt: skip
-_ALIKE = re.compile(r"g(pu|pus|pu_s)_|_gpus?$|^request_|^require|^gpus|^container_|^docker_image|^cuda")
-_KNOWN = (
-    *_LOOKED_AT, "cuda_version", "request_gpu_memory", "docker_network_type", "docker_pull_policy",
-    "container_service_names", "container_target_dir", "docker_override_entrypoint", "requirement_suffix",
-    "docker_send_credentials", "container_mount_automatically", "request_swap",
+_ALIKE = re.compile(r"g(pu|pus|pu_s)_|_gpus?$|^require_?gpu|^gpus|^container_|^docker_image|^cuda_")
+_RESOURCES = {
+    "gpu": "request_gpus", "cpu": "request_cpus", "core": "request_cpus", "cores": "request_cpus",
+    "mem": "request_memory", "ram": "request_memory", "storage": "request_disk",
+}  # fmt: skip
+"""Resources by names that people give them; any other name may be one of the machine's own."""
+_CLOSE = 0.9
+"""How alike a name and a command are, of 1, that nobody means to be two."""
+_NAMES_OF_FILES = (
+    "executable", "input", "output", "error", "log", "initialdir", "transfer_input_files",
+    "transfer_output_files", "docker_image", "container_image",
+)  # fmt: skip
+_COMMENTED = (
+    *_NAMES_OF_FILES, "universe", "should_transfer_files", "when_to_transfer_output", "getenv",
+    "notification", "stream_output", "stream_error", "requirements", "require_gpus", *BOUNDS,
+    "request_gpus", "request_cpus", "request_memory", "request_disk",
 )  # fmt: skip
 _SITES_OWN = (
     "wantgpulab",
@@ -73,40 +49,20 @@ _SITES_OWN = (
     "wantglidein",
 )
 _WHOLE_WORDS = re.compile(r"[A-Za-z_]+")
+_LITERALS = ("true", "false", "undefined", "error")
+_COMMENT = re.compile(r"(?:^|\s)(#.*)")
+_MACHINE = re.compile(
+    r'(?:TARGET\s*\.\s*)?(?:Machine|UtsnameNodename)\s*(?:==|=\?=)\s*"([^"]+)"', re.IGNORECASE
+)
 
 
 def command_findings(jobs: Jobs, asked: JobAsk) -> Iterator[SubmitFinding]:
     """All that the table of rules has to say of one `queue`."""
     for key, what in asked.faults:
-        yield wrong(jobs.settings[key].line, "unreadable", f"{key}: {what}")
+        if not _comment_in(jobs, key):  # which has a finding of its own
+            yield wrong(jobs.settings[key].line, "unreadable", f"{key}: {what}")
     for rule in RULES:
         yield from rule(jobs)
-
-
-def site_findings(jobs: Jobs, site: Site) -> Iterator[SubmitFinding]:
-    """What the site's own pages ask of jobs with GPUs; each of its lines has one attribute."""
-    if not jobs.asks_gpus:
-        return
-    for line in site.commands:
-        key, _, value = (part.strip() for part in line.partition("="))
-        mine = f"my.{key.removeprefix('+').lower()}"
-        if jobs.value(mine).lower() != value.lower():
-            what = "is missing" if mine not in jobs.settings else f"is {jobs.value(mine)[:40]}"
-            where = jobs.settings[mine].line if mine in jobs.settings else jobs.line
-            why = f"{key} {what}: without it the GPUs that {site.title} shares never match"
-            yield wrong(where, "site", why, f"write {line}")
-    lengths = [one.line for one in site.lengths]
-    if not lengths:
-        return
-    key = lengths[0].partition("=")[0].strip()
-    mine = f"my.{key.removeprefix('+').lower()}"
-    values = [line.partition("=")[2].strip() for line in lengths]
-    if mine not in jobs.settings:
-        text = f"{key} is missing: {site.title} takes its usual length for this job"
-        yield advice(jobs.line, "site", text, f"write one of {', '.join(lengths)}")
-    elif jobs.value(mine).lower() not in (value.lower() for value in values):
-        text = f"{key} is {jobs.value(mine)[:40]}, which {site.title} does not know"
-        yield wrong(jobs.settings[mine].line, "site", text, f"write one of {', '.join(lengths)}")
 
 
 # --- the rules -----------------------------------------------------------------------------------
@@ -145,19 +101,6 @@ def _without_request(jobs: Jobs) -> Iterator[SubmitFinding]:
         yield wrong(setting.line, "no-request", text, "write request_gpus = 1")
 
 
-def _deprecated(jobs: Jobs) -> Iterator[SubmitFinding]:
-    if setting := jobs.settings.get("cuda_version"):
-        text = "cuda_version is compared with CUDAMaxSupportedVersion of the machine, in another encoding"
-        yield wrong(setting.line, "deprecated", text, f"write gpus_minimum_runtime = {setting.value[:8]}")
-    for key in ("requirements", "require_gpus", "rank"):
-        for name, (own, write) in DEPRECATED.items():
-            if name.lower() in _names(jobs, key):
-                text = f"{name} is of old machines; GPUs have {own}, in ads of their own"
-                asked = re.search(rf"\b{name}\s*>=\s*([0-9.]+)", jobs.value(key), re.IGNORECASE)
-                write = re.sub(r"[0-9]+\.[0-9]+", asked[1], write) if asked else write
-                yield wrong(jobs.settings[key].line, "deprecated", text, f"write {write}")
-
-
 def _flat(jobs: Jobs) -> Iterator[SubmitFinding]:
     for name in sorted(_names(jobs, "requirements")):
         own = next((one for one in GPU_ATTRIBUTES if name == f"gpus_{one.lower()}"), "")
@@ -174,6 +117,8 @@ def _misplaced(jobs: Jobs) -> Iterator[SubmitFinding]:
             own = known[name.removeprefix("gpus_")]
             text = f"require_gpus is asked of each GPU, and there it is called {own}"
             yield wrong(jobs.settings["require_gpus"].line, "misplaced", text, f"write {own}")
+        elif own_name(name):
+            continue  # which has a finding of its own
         elif (near := nearest(name, known)) and name not in known and name not in _my_names(jobs):
             text = f"no GPU tells '{name}'; did you mean {known[near]}?"
             yield wrong(jobs.settings["require_gpus"].line, "misplaced", text, f"write {known[near]}")
@@ -189,26 +134,73 @@ def _misplaced(jobs: Jobs) -> Iterator[SubmitFinding]:
 def _misspelt(jobs: Jobs) -> Iterator[SubmitFinding]:
     """condor_submit takes every name for a macro: a wrong one is a warning at most."""
     for key, setting in jobs.settings.items():
+        if key in {*COMMANDS, *ALIASES} or key.startswith("my.") or key in jobs.used or _used(jobs, key):
+            continue
         if key in _SITES_OWN:
             text = f"{setting.written} is a macro that nothing uses: the job's attribute needs a +"
-            yield wrong(setting.line, "misspelt", text, f"write +{setting.written} = {setting.value[:40]}")
-        elif _ALIKE.search(key) and key not in {*_KNOWN, *ALIASES} and not _used(jobs, key):
-            near = _nearest(key)
-            if near and not key.startswith("my."):
-                text = f"'{setting.written}' is no command; did you mean {near}?"
-                yield wrong(setting.line, "misspelt", text, f"write {near}")
+            line = f"+{setting.written} = {setting.value}"
+            yield wrong(setting.line, "misspelt", text, f"write {line[:60]}", edits=_instead(setting, line))
+        elif near := _meant(key):
+            text = f"'{setting.written}' is no command; did you mean {near}?"
+            edits = () if near in jobs.settings else _instead(setting, f"{near} = {setting.value}")
+            yield wrong(setting.line, "misspelt", text, f"write {near}", edits=edits)
 
 
 def _unquoted(jobs: Jobs) -> Iterator[SubmitFinding]:
-    """`+GPUJobLength = short` asks for the attribute `short`, which is undefined."""
+    """`+GPUJobLength = short` asks for an attribute, which is undefined; `+A = a/b.sif` is refused."""
     for key, setting in jobs.settings.items():
-        if (
-            key.startswith("my.")
-            and _WHOLE_WORDS.fullmatch(jobs.value(key))
-            and literal(jobs.value(key)) is None
-        ):
-            text = f"{setting.written} is the attribute '{jobs.value(key)[:40]}', not a text"
-            yield wrong(setting.line, "unquoted", text, f'write {setting.written} = "{jobs.value(key)[:40]}"')
+        if not key.startswith("my.") or jobs.unknown(key) or "$$" in setting.value:
+            continue
+        value = jobs.value(key)
+        if _WHOLE_WORDS.fullmatch(value):
+            if value.lower() in _LITERALS or value.lower() in _my_names(jobs):
+                continue
+            text = f"{setting.written} is the attribute '{value[:40]}', not a text"
+        elif value and len(value) <= MAX_EXPRESSION and not _is_expression(value):
+            text = f"{setting.written}: '{value[:40]}' is no value of an attribute, and a text needs quotes"
+        else:
+            continue
+        line = f'{setting.written} = "{value}"'
+        edits = () if '"' in value or setting.value != value else _instead(setting, line)
+        yield wrong(setting.line, "unquoted", text, f"write {line[:60]}", edits=edits)
+
+
+def _comments(jobs: Jobs) -> Iterator[SubmitFinding]:
+    """`#` begins a comment at the beginning of a line alone."""
+    for key in _COMMENTED:
+        if comment := _comment_in(jobs, key):
+            setting = jobs.settings[key]
+            part = "the file's name" if key in _NAMES_OF_FILES else "the value"
+            text = f"'{comment[:30]}' is no comment here, but part of {part}"
+            value = setting.value.removesuffix(comment).rstrip()
+            edits = (
+                Edit(first=setting.line, last=setting.end, text=(comment, f"{setting.written} = {value}")),
+            )
+            hint = "write comments into lines of their own"
+            yield wrong(setting.line, "comment", text, hint, edits=edits if value else ())
+
+
+def _pinned(jobs: Jobs) -> Iterator[SubmitFinding]:
+    if machine := _one_machine(jobs):
+        text = f"jobs run on {machine[:60]} alone, and wait while it is busy or down"
+        hint = "ask for what that machine has: gpus_minimum_capability, gpus_minimum_memory"
+        yield advice(jobs.settings["requirements"].line, "pinned", text, hint)
+
+
+def _one_machine(jobs: Jobs) -> str:
+    """The one machine that `requirements` leave; empty where they leave more or it is not known."""
+    for part in conjuncts(jobs.value("requirements")):
+        if found := _MACHINE.fullmatch(part.strip()):
+            return found[1]
+    return ""
+
+
+def _cuda_as_capability(jobs: Jobs) -> Iterator[SubmitFinding]:
+    for key in ("gpus_minimum_capability", "gpus_maximum_capability"):
+        value = jobs.value(key)
+        if is_cuda_alone(value):
+            text = f"{value} is a version of CUDA, no capability of any GPU"
+            yield advice(jobs.settings[key].line, "capability", text, f"write gpus_minimum_runtime = {value}")
 
 
 def _undefined(jobs: Jobs) -> Iterator[SubmitFinding]:
@@ -224,14 +216,16 @@ def _undefined(jobs: Jobs) -> Iterator[SubmitFinding]:
 
 
 def _units(jobs: Jobs) -> Iterator[SubmitFinding]:
-    for key, most in (("gpus_minimum_memory", 256), ("request_memory", 64), ("request_disk", 1 << 20)):
+    """Numbers without a unit that only make sense as GB: nobody asks for 16 MB."""
+    for key, most, unit in (
+        ("gpus_minimum_memory", 256, "MB"),
+        ("request_memory", 64, "MB"),
+        ("request_disk", 1024, "KB"),
+    ):
         text = jobs.value(key)
         if text.isascii() and text.isdigit() and 0 < int(text) < most:
-            unit = "KB" if key == "request_disk" else "MB"
             why = f"{key} = {text} is {text} {unit}"
             yield wrong(jobs.settings[key].line, "unit", why, f"write the unit: {key} = {text}GB")
-        elif key == "gpus_minimum_memory" and text.isascii() and text.isdigit():
-            yield advice(jobs.settings[key].line, "unit", f"{key} = {text} is in MB", f"write {text}MB")
 
 
 def _backwards(jobs: Jobs) -> Iterator[SubmitFinding]:
@@ -247,11 +241,13 @@ RULES: tuple[Callable[[Jobs], Iterator[SubmitFinding]], ...] = (
     _cancelled,
     _overwritten,
     _without_request,
-    _deprecated,
     _flat,
     _misplaced,
     _misspelt,
     _unquoted,
+    _comments,
+    _pinned,
+    _cuda_as_capability,
     _undefined,
     _units,
     _backwards,
@@ -259,8 +255,36 @@ RULES: tuple[Callable[[Jobs], Iterator[SubmitFinding]], ...] = (
 
 
 @cache
-def _nearest(key: str) -> str:
-    return nearest(key, _KNOWN)
+def _meant(key: str) -> str:
+    """The command that a name is a misspelling of; empty for a macro of one's own."""
+    if key.startswith("request_"):
+        if key.removeprefix("request_") in _RESOURCES:
+            return _RESOURCES[key.removeprefix("request_")]
+    elif _ALIKE.search(key):
+        return nearest(key, _LOOKED_AT)
+    near = nearest(key, COMMANDS)
+    same = near.replace("_", "") == key.replace("_", "")  # the name of the attribute, which counts too
+    plural = near in (key.removesuffix("s"), key.rstrip("0123456789_"))
+    alike = SequenceMatcher(None, near, key).ratio() >= _CLOSE
+    return near if near and alike and not same and not plural else ""
+
+
+def _instead(setting: SubmitSetting, line: str) -> tuple[Edit, ...]:
+    return (Edit(first=setting.line, last=setting.end, text=(line,)),)
+
+
+def _comment_in(jobs: Jobs, key: str) -> str:
+    setting = jobs.settings.get(key)
+    found = _COMMENT.search(setting.value) if setting else None
+    return found[1] if found and '"' not in found[1] else ""
+
+
+def _is_expression(text: str) -> bool:
+    try:
+        parse_expression(text)
+    except UsageError:
+        return False
+    return True
 
 
 def _names(jobs: Jobs, key: str) -> set[str]:

@@ -25,6 +25,7 @@ from imagefactory.pools.sizes import GB
 from imagefactory.report.submit_check import check_json, format_check
 from imagefactory.submit.check.check import Checked, Surroundings, check_submit_file
 from imagefactory.submit.check.classads import MAX_EXPRESSION, literal, make_ad, parse_expression
+from imagefactory.submit.check.findings import Severity
 from imagefactory.submit.check.reader import parse_submit_file
 from imagefactory.submit.forms import choose_form, forms_of
 from imagefactory.submit.submit_file import SubmitRun, SubmittedImage, format_submit
@@ -173,7 +174,8 @@ def test_the_gpu_stanzas_of_chtcs_templates_are_judged(name: str) -> None:
         assert not rules
         assert gpus(checked) == expected
     else:
-        assert rules == expected
+        assert rules == expected - {"tag", "name"}
+        assert {rule for rule, _ in found(checked, "advice")} & {"tag", "name"} == expected & {"tag", "name"}
         assert bool(gpus(checked)) is ("no-match" not in expected)
 
 
@@ -187,17 +189,18 @@ def test_a_machine_with_mixed_gpus_has_no_flat_attribute() -> None:
 def test_the_site_asks_for_its_own_attributes() -> None:
     assert found(check(f"{RUNS}{CHTC}queue", site="chtc")) == set()
     without = check(f"{RUNS}queue", site="chtc")
-    assert found(without) == {("site", 3)}
-    assert found(without, "advice") >= {("site", 3)}
-    assert found(check(f"{RUNS}+WantGPULab = false\n+GPUJobLength = 'short'\nqueue", site="chtc")) == {
-        ("site", 3),
-        ("site", 4),
-    }
+    assert found(without) == set()  # the site's own pages disagree
+    (lab, length) = (one for one in without.all_findings if one.rule == "site")
+    assert "took it out of its list in May 2026" in lab.message
+    assert "takes its usual length" in length.message
+    strange = check(f"{RUNS}+WantGPULab = false\n+GPUJobLength = 'short'\nqueue", site="chtc")
+    assert found(strange) == {("site", 4)}
+    assert ("site", 3) in found(strange, "advice")
     assert ("unquoted", 4) in found(
         check(f"{RUNS}+WantGPULab = true\n+GPUJobLength = short\nqueue", site="chtc")
     )
     macros = found(check(f'{RUNS}WantGPULab = true\n+GPUJobLength = "long"\nqueue', site="chtc"))
-    assert macros == {("misspelt", 3), ("site", 5)}
+    assert macros == {("misspelt", 3)}
     assert not found(check("executable = a.sh\nqueue", site="chtc"))  # no GPU, no lab
     assert not found(check(f"{RUNS}queue", site="ospool"))
 
@@ -237,15 +240,10 @@ def test_the_site_asks_for_its_own_attributes() -> None:
         ("request_gpus = 8", "no-match", 4),
         ("request_memory = 4TB", "no-match", 4),
         ('container_image = "docker://a.b/c@sha256:' + "0" * 64 + '"', "quoted", 3),
-        ("container_image = docker://a.b/c", "tag", 3),
-        ("container_image = docker://a.b/c:1.0", "tag", 3),
-        ("container_image = oras://a.b/c:1.0", "tag", 3),
         ("container_image = docker://A B", "reference", 3),
         ("container_image = a.b/c:1.0", "sandbox", 3),
         ("container_image = osdf:///a/b", "sandbox", 3),
         ("container_image = /a/b.SIF", "sandbox", 3),
-        ("container_image = osdf:///a/b.sif", "name", 3),
-        ("container_image = b.sif", "name", 3),
         (f"universe = docker\ncontainer_image = {DOCKER}\ndocker_image = a.b/c:1", "universe", 4),
         (f"universe = docker\ndocker_image = {DOCKER}", "reference", 4),
     ],
@@ -515,7 +513,9 @@ def test_what_submit_writes_is_right_and_reaches_what_is_proven(site: Site, kind
     text = format_submit(taken, SubmitRun(name="train", executable="train.sh", memory=GB, disk=14 * GB), site)
     pool = [{**ad, "Arch": "X86_64", "TotalSlotDisk": 10**9, "Disk": 10**9} for ad in MACHINES]
     checked = check(text, offered=offered, site=site.name, inventory=parse_ads(pool, NOW))
-    assert found(checked) == set(), text
+    # the tag of a person's group is nothing that can be known here: a comment in the file tells of it
+    lacks = {one.message.split()[0] for one in checked.all_findings if one.severity is Severity.WRONG}
+    assert lacks == ({"accounting_group"} if site.name == "igwn" else set()), text
     assert gpus(checked) == {"7.0": 2, "9.0": 2}
 
 
@@ -553,17 +553,18 @@ def test_text_and_json() -> None:
     text = f"{RUNS}{image}\nqueue 3\nrequest_gpus=2\nqueue"
     checked = check(text)
     said = format_check(checked, 80)
-    assert "a.sub:3: wrong: '1' is a tag" in said
+    assert "a.sub:3: advice: '1' is a tag" in said
     assert "queue in line 5: 3 jobs, each can get 7 of 9 GPUs of this pool" in said
     assert "why not the other 2: its kind of GPU is not asked for\n" in said
     assert "why not the other 3: its kind of GPU is not asked for (2); it has fewer than 2" in said
     nowhere = format_check(check(f"{RUNS}require_gpus = Capability > 10\nqueue"))
     assert "the jobs wait for ever: its kind of GPU is not asked for [no-match]" in nowhere
     assert "why not: its kind of GPU is not asked for\n" in nowhere
-    assert said.endswith("a.sub: 1 thing is wrong")
+    assert said.count("request_disk is missing") == 1  # of two queues
+    assert said.endswith("a.sub: nothing is wrong, 3 can be had better")
     assert max(len(line) for line in said.splitlines()) <= 80
     told = json.loads(json.dumps(check_json(checked)))
-    assert (told["wrong"], [one["gpus"] for one in told["queues"]]) == (True, [7, 6])
+    assert (told["wrong"], [one["gpus"] for one in told["queues"]]) == (False, [7, 6])
     unknown = check_json(check(text, inventory=None))
     assert unknown["queues"][0]["gpus"] is None  # type: ignore[index]
     assert "no inventory" in format_check(check(text, inventory=None))

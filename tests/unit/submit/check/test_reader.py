@@ -153,8 +153,8 @@ def test_nothing_is_included_or_run(tmp_path: Path) -> None:
     for line in (f"include command : touch {mark}", f"include : touch {mark} |", "include : /etc/hosts"):
         with pytest.raises(UsageError, match=r"a\.sub:1: includes are neither read nor run"):
             parse_submit_file(f"{line}\nqueue", "a.sub")
-    with pytest.raises(UsageError, match="not run here"):
-        parse_submit_file(f"queue x from touch {mark} |", "a.sub")
+    (jobs,) = parse_submit_file(f"queue x from touch {mark} |", "a.sub").jobs
+    assert (jobs.count, jobs.variables) == (None, ("x",))
     assert not mark.exists()
     assert parse_submit_file("if false\ninclude : /etc/hosts\nendif\nqueue", "a.sub").jobs
 
@@ -217,11 +217,52 @@ def test_a_file_that_is_no_text_or_too_large_is_refused(tmp_path: Path) -> None:
         ("queue x in [1] (a b c)", None, ("x",)),
         ("queue x in [::0] (a b c)", None, ("x",)),
         ("queue x in [ : ](a b c)", 3, ("x",)),
+        ("queue x in a b c", 3, ("x",)),
+        ("queue x from (\na\n# no item\nb\n)", 2, ("x",)),
+        ("queue x from list.py |", None, ("x",)),
+        ("queue x from $ENV(LIST)", None, ("x",)),
+        ("queue $ENV(N)", None, ()),
+        ("queue $(set_by_condor_submit) a, b from $(too)", None, ("a", "b")),
+        ("queue $ENV(N) x in (a b)", None, ("x",)),
+        ("queue 2 * 3", 6, ()),
+        ("queue 0", 0, ()),
     ],
 )
 def test_queue_lines(queue: str, count: int | None, variables: tuple[str, ...]) -> None:
     jobs = jobs_of(queue)
     assert (jobs.count, jobs.variables) == (count, variables)
+
+
+def test_a_list_beside_the_file_is_counted(tmp_path: Path) -> None:
+    file = tmp_path / "a.sub"
+    (tmp_path / "list.txt").write_text("a, 1\n\nb, 2\n# an item too\n")
+    for queue, count in (
+        ("queue x from list.txt", 3),
+        ("queue 10 from list.txt", 30),
+        ("queue x, y from [:1] list.txt", 1),
+        ("queue x from none.txt", None),
+        ("queue x from .", None),
+    ):
+        file.write_text(f"x = 1\n{queue}\n")
+        assert read_submit_file(file).jobs[0].count == count, queue
+
+
+def test_a_comment_within_a_line_that_goes_on() -> None:
+    jobs = jobs_of("x = a \\\n  # why \\\n  b \\\n#\\\n  c\ny = 1\nqueue")
+    assert (jobs.value("x"), jobs.settings["x"].end, jobs.value("y")) == ("a b c", 5, "1")
+    with pytest.raises(UsageError, match=r"^a\.sub:2: .* its last letter becomes part of the value"):
+        parse_submit_file("x = a \\\n# why\ny = 1\nqueue", "a.sub")
+    assert theirs("x = a \\\n# why\ny = 1\nqueue")["x"] == "a y"
+
+
+@pytest.mark.parametrize(
+    "queue", ["queue abc", "queue 3 4", "queue -1", "queue x in", "queue 5 # five", "queue 2 *"]
+)
+def test_a_queue_that_htcondor_refuses_is_refused(queue: str) -> None:
+    with pytest.raises(UsageError, match=r"^a\.sub:2: 'queue "):
+        parse_submit_file(f"x = 1\n{queue}\n", "a.sub")
+    with pytest.raises(ValueError, match=r"Queue count|invalid qargs"):
+        list(htcondor2.Submit(f"x = 1\n{queue}\n").itemdata() or ())
 
 
 def test_each_queue_has_what_stands_above_it_and_knows_the_lines() -> None:

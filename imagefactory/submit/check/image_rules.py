@@ -1,0 +1,106 @@
+"""What is wrong with how a submit file names its image, and how to name the very same one for good. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from imagefactory.catalogue.model import CataloguedImage
+from imagefactory.pools.model import ImageKind
+from imagefactory.pools.sites import Site
+from imagefactory.submit.check.findings import Edit, SubmitFinding, advice, wrong
+from imagefactory.submit.check.image import SINGULARITY, JobImage, instead
+from imagefactory.submit.check.language import Jobs, SubmitSetting
+
+_REFERENCE = re.compile(
+    r"[a-z0-9][a-z0-9._-]*(:[0-9]+)?(/[a-z0-9._-]+)*(:[A-Za-z0-9._-]+|@sha256:[0-9a-f]{64})"
+)
+"""What no folder is called, and images are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moving:
+    """What is known of names that may move: the site, a catalogue's images, a registry's word on a tag."""
+
+    site: Site
+    images: Sequence[CataloguedImage]
+    digest: Callable[[str], str]
+
+
+def image_findings(jobs: Jobs, image: JobImage | None, around: Moving) -> Iterator[SubmitFinding]:
+    """All that can be said of a name alone."""
+    keys = ("container_image", "docker_image", SINGULARITY)
+    if image is None:
+        if jobs.asks_gpus and not any(jobs.unknown(key) for key in keys):
+            text = "the job runs in no image, so nothing is known of it on any GPU"
+            yield advice(jobs.line, "no-image", text, "imagefactory submit TARGET writes a file with one")
+        return
+    setting = jobs.settings[image.key]
+    if image.key == SINGULARITY:
+        yield _attribute(setting, image, around.site)
+    yield from _named(image, setting)
+    if jobs.value("universe").lower() == "docker" and jobs.value("container_image"):
+        text = "the docker universe takes no container_image, and condor_submit refuses it"
+        yield wrong(jobs.settings["container_image"].line, "universe", text, "write universe = container")
+    if not image.pinned:
+        yield from _moving(image, setting, around)
+
+
+def _attribute(setting: SubmitSetting, image: JobImage, site: Site) -> SubmitFinding:
+    line = f"container_image = {image.address}"
+    if site.migrated:
+        text = f"{site.title} has container_image in the place of +SingularityImage, without quotes"
+        return advice(setting.line, "singularity", text, f"write {line}", edits=_instead(setting, line))
+    text = "+SingularityImage counts where a pool reads it; HTCondor's own command is container_image"
+    return advice(setting.line, "singularity", text, f"write {line}, without quotes")
+
+
+def _named(image: JobImage, setting: SubmitSetting) -> Iterator[SubmitFinding]:
+    """How condor_submit takes the name."""
+    address, line = image.address, setting.line
+    if address[:1] in "\"'":
+        own = address.strip("\"'")
+        text = f"{image.key} has quotes, which become part of the name"
+        edits = _instead(setting, f"{setting.written} = {own}") if setting.value == address else ()
+        yield wrong(line, "quoted", text, f"write {image.key} = {own}", edits=edits)
+    elif image.kind is None and (address.startswith("osdf:") or address.lower().endswith(".sif")):
+        text = "the name does not end in .sif, so it is taken for an unpacked sandbox"
+        yield wrong(line, "sandbox", text, "name the file *.sif")
+    elif image.kind is None and _REFERENCE.fullmatch(address):
+        text = f"'{address[:60]}' is taken for a folder with an unpacked image"
+        yield wrong(line, "sandbox", text, f"write docker://{address[:60]}")
+    elif image.kind is None:
+        text = f"'{address[:60]}' is taken for a folder with an unpacked image, which nobody can pin"
+        yield advice(line, "sandbox", text, "a .sif with digits of its sha256 in its name stays what it is")
+    elif image.kind in (ImageKind.DOCKER, ImageKind.ORAS) and not image.repository:
+        yield wrong(
+            line, "reference", f"'{address[:60]}' is no image reference", "write HOST/NAME@sha256:..."
+        )
+    elif image.key == "docker_image" and address.startswith("docker:") and image.needs == "HasDocker":
+        bare = address.partition("//")[2]
+        edits = _instead(setting, f"{setting.written} = {bare}") if setting.value == address else ()
+        text = "docker_image of the docker universe takes a bare name"
+        yield wrong(line, "reference", text, f"write docker_image = {bare}", edits=edits)
+
+
+def _moving(image: JobImage, setting: SubmitSetting, around: Moving) -> Iterator[SubmitFinding]:
+    """A name that may be another image tomorrow: wrong where a catalogue has the same under a digest."""
+    if image.kind in (ImageKind.DOCKER, ImageKind.ORAS) and image.repository:
+        text = f"'{image.tag}' is a tag: what it points to may be another image tomorrow"
+        scheme = f"{image.kind}://" if image.needs != "HasDocker" else ""
+        if found := instead(image, around.images):
+            yield wrong(setting.line, "tag", text, f"write {scheme}{found[0].reference}")
+            return
+        digest = around.digest(f"{image.repository}:{image.tag}")
+        hint = f"write {scheme}{image.repository}@{digest or 'sha256:...'}"
+        yield advice(setting.line, "tag", text, hint)
+    elif image.kind in (ImageKind.SIF, ImageKind.OSDF):
+        cached = "; the OSDF caches by name, so a new file may never arrive"
+        text = f"'{image.address.rpartition('/')[2][:60]}' says not which file it is"
+        hint = "put 12 digits of its sha256 into the name: torch-0123456789ab.sif"
+        yield advice(setting.line, "name", text + (cached if image.kind is ImageKind.OSDF else ""), hint)
+
+
+def _instead(setting: SubmitSetting, line: str) -> tuple[Edit, ...]:
+    return (Edit(first=setting.line, last=setting.end, text=(line,)),)

@@ -1,0 +1,43 @@
+"""`submit --check --fix`, as it is called."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.made.place import Place, make_place
+
+OLD = "executable = a.sh\r\nrequest_gpus = 1\r\nrequirements = CUDACapability >= 7.5\r\nqueue\r\n"
+
+
+@pytest.fixture
+def place(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    return make_place(capsys, tmp_path, monkeypatch)
+
+
+def test_the_file_is_mended_and_the_difference_shown(place: Place, tmp_path: Path) -> None:
+    file, inventory = tmp_path / "old.sub", tmp_path / "inventory.json"
+    file.write_bytes(OLD.encode())
+    file.chmod(0o750)
+    gpu = {"name": "a", "gpus": [{"capability": "8.0"}]}
+    inventory.write_text(json.dumps({"format": "imagefactory.inventory/1", "machines": [gpu]}))
+    asked = ("submit", "--check", str(file), "--inventory", str(inventory))
+    code, out, _ = place.call(*asked)
+    assert (code, file.read_bytes()) == (0, OLD.encode())
+    assert "CUDACapability is of old machines" in " ".join(out.split())
+    code, out, _ = place.call(*asked, "--fix")
+    assert code == 0
+    assert "-requirements = CUDACapability >= 7.5\n+gpus_minimum_capability = 7.5\n" in out
+    assert "each can get 1 of 1 GPU" in " ".join(out.split())
+    mended = OLD.replace("requirements = CUDACapability >= 7.5", "gpus_minimum_capability = 7.5")
+    assert (file.read_bytes(), file.stat().st_mode & 0o777) == (mended.encode(), 0o750)
+    code, out, _ = place.call(*asked, "--fix", "--json")
+    assert json.loads(out)["mended"] == ""
+
+
+def test_fix_alone_is_refused(place: Place) -> None:
+    code, _, told = place.call("submit", "tiny-2.3-cu121", "--fix")
+    assert code == 2
+    assert "write --check FILE.sub --fix" in told
