@@ -82,6 +82,7 @@ class Recipe:
     platform: str
     matrix: tuple[MatrixRow, ...]
     where: Where
+    labels: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +126,7 @@ class Target:
     pip: tuple[str, ...] = ()
     on: str = ""
     waive: tuple[str, ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()
 
 
 # --- bases ---------------------------------------------------------------------------------------

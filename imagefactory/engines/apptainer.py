@@ -2,8 +2,7 @@
 
 The base comes from the store, through an image layout that apptainer reads (`Bootstrap: oci`): no
 registry. The settings of this machine (index, channels, certificates) lie in a folder that is bound at
-/mnt while %post runs and is in no file of the .sif; build arguments would be, for a .sif keeps its
-definition.
+/mnt while %post runs and is in no file of the .sif.
 
 Apptainer's output differs from run to run, so what it made is kept under the hash of what it was made
 of, and its own sha256 is what names it.
@@ -29,6 +28,7 @@ from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, canonical_json
 from imagefactory.oci.model import Descriptor, Image, Sif
 from imagefactory.oci.sif import SifOrigin, keep_sif, load_sif, sif_reference
 from imagefactory.progress import Progress
+from imagefactory.render.apptainer import render_apptainer
 from imagefactory.render.folders import render
 from imagefactory.render.steps import SITE
 from imagefactory.runners.apptainer_command import COMPRESSIONS, ApptainerCommand, SifOrder
@@ -74,6 +74,8 @@ class ApptainerEngine:
         with scratch(self.layout) as folder, progress.stage(f"{target.name}: apptainer build"):
             for name, text in render(definition).items():
                 (folder / name).write_text(text, encoding="utf-8")
+            lent = render_apptainer(definition, bootstrap="oci", place=LENT)
+            (folder / DEFINITION).write_text(lent, encoding="utf-8")
             lend_layout(self.layout, base.image.manifest, folder / LENT)
             site = folder / "site"
             site.mkdir(mode=0o700)
@@ -83,7 +85,6 @@ class ApptainerEngine:
                 spec=DEFINITION,
                 output=folder / f"{target.name}.sif",
                 compression=self.compression,
-                arguments=(("BOOTSTRAP", "oci"), ("BASE", LENT)),
                 binds=((site, SITE),),
                 hide=secrets.hide,
             )

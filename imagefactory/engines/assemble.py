@@ -69,7 +69,7 @@ from imagefactory.oci.manifests import (
 )
 from imagefactory.oci.model import Descriptor, Image, Layer, Sif
 from imagefactory.progress import Progress
-from imagefactory.render.define import pyvenv_cfg, venv_links
+from imagefactory.render.define import HOME, entrypoint, pyvenv_cfg, venv_links
 from imagefactory.runners.unshare import UnshareRunner
 
 HISTORY = "conda-meta/history"
@@ -294,6 +294,7 @@ class AssembleEngine:
             segment = Segment(packer, blob, plain, epoch=base.epoch)
             segment.folder(definition.site_packages.lstrip("/"))
             segment.folder(f"{definition.prefix}/bin".lstrip("/"))
+            segment.folder(HOME.lstrip("/"), 0o1777)
             if definition.lock.conda:
                 # What tells conda's tools that this is an environment.
                 segment.file(f"{definition.prefix}/{HISTORY}".lstrip("/"), [], size=0, executable=False)
@@ -320,7 +321,7 @@ class AssembleEngine:
             definition.target.platform,
             definition.prefix,
             definition.target.python,
-            canonical_json([definition.environment, definition.labels]).decode(),
+            canonical_json([definition.environment, definition.labels, entrypoint(definition)]).decode(),
             *(f"{w.filename} {w.sha256}" for w in definition.lock.wheels),
             *((linker(),) if definition.lock.conda else ()),
             *(f"{p.url} {p.sha256}" for p in definition.lock.conda),

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from imagefactory.engines.base.image import BaseImage, format_time
 from imagefactory.model import Definition
 from imagefactory.oci.model import Layer
+from imagefactory.render.define import COMMAND, entrypoint
 
 
 def format_config(definition: Definition, base: BaseImage, layers: Sequence[Layer]) -> dict[str, object]:
@@ -24,7 +25,8 @@ def format_config(definition: Definition, base: BaseImage, layers: Sequence[Laye
         "os": os_name,
         "config": {
             "Env": [f"{name}={value}" for name, value in merge_environment(definition, base)],
-            "Cmd": ["python"],
+            **({"Entrypoint": list(started)} if (started := entrypoint(definition)) else {}),
+            "Cmd": list(COMMAND),
             "WorkingDir": "/",
             "Labels": dict(definition.labels),
         },

@@ -179,15 +179,15 @@ class Segment:
         info.mtime = self._epoch
         self._put(info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
 
-    def folder(self, path: str) -> None:
-        """The folder `path` (relative, no slash at either end) and those above it, once each."""
+    def folder(self, path: str, mode: int = 0o755) -> None:
+        """The folder `path` (relative, no slash at either end), of `mode`, and those above it, once each."""
         parts = path.split("/")
         for depth in range(1, len(parts) + 1):
             above = "/".join(parts[:depth])
             if above and above not in self.folders:
                 self.folders.add(above)
                 if not self._bare:
-                    self._header(above, tarfile.DIRTYPE, mode=0o755)
+                    self._header(above, tarfile.DIRTYPE, mode=mode if above == path else 0o755)
 
     def _parent(self, path: str) -> None:
         self.folder(path.rpartition("/")[0])

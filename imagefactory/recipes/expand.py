@@ -164,6 +164,7 @@ def _target(recipe: Recipe, row: MatrixRow, cuda: str, platform: str) -> Target:
         priority=row.priority,
         pip=row.pip,
         waive=row.waive,
+        labels=recipe.labels,
     )
 
 
@@ -246,6 +247,7 @@ def _target_on(recipe: Recipe, row: MatrixRow, under: Target) -> Target:
         where=row.where,
         on=under.name,
         waive=row.waive or under.waive,
+        labels=tuple((dict(under.labels) | dict(recipe.labels)).items()),
     )
 
 

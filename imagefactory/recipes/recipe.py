@@ -10,11 +10,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
+
 from imagefactory.model import Base, MatrixRow, Recipe, Where
 from imagefactory.recipes.bases import without_tag
 from imagefactory.recipes.match_spec import channel_address
 from imagefactory.recipes.reader import Reader
 from imagefactory.recipes.values import (
+    OWNED_LABELS,
     OWNED_PREFIX,
     OWNED_VARIABLES,
     REQUIREMENT_RULES,
@@ -49,10 +52,10 @@ _SYSTEM = ("cuda", "glibc", "archspec")
 _BESIDE_IMAGE = ("glibc", "interpreter")
 _OF_CONDA = ("channels", "channel-priority", "system", "pip")
 _OVERRIDABLE = ("capabilities", "checks", "waive", "packages", "constraints", "environment", *_OF_CONDA)
-_FAMILY_KEYS = (*_FAMILY_REQUIRED, "on", *_BESIDE_IMAGE, *_OVERRIDABLE)
+_FAMILY_KEYS = (*_FAMILY_REQUIRED, "on", "labels", *_BESIDE_IMAGE, *_OVERRIDABLE)
 _ROW_KEYS = (*_ROW_REQUIRED, "on", "extras", "python", "base", *_BESIDE_IMAGE, "platforms", *_OVERRIDABLE)
 # What is built on a target says these alone; all else is that target's.
-_BESIDE_ON = ("family", "description", "matrix", "on", "pip", *_OVERRIDABLE[:6])
+_BESIDE_ON = ("family", "description", "labels", "matrix", "on", "pip", *_OVERRIDABLE[:6])
 
 
 # --- parsing -------------------------------------------------------------------------------------
@@ -74,6 +77,7 @@ def parse_recipe(text: str, file: str) -> Recipe:
         for key in _FAMILY_REQUIRED
         if key not in ("base", "matrix") and (kind != "on" or key in _BESIDE_ON)
     }
+    labels = _labels(reader, fields.get("labels"))
     framework = _framework(kind, texts.get("framework", ""))
     family = _Family(
         texts=texts,
@@ -102,6 +106,7 @@ def parse_recipe(text: str, file: str) -> Recipe:
         platform=texts.get("platform", ""),
         matrix=tuple(matrix),
         where=root.where,
+        labels=labels,
     )
 
 
@@ -357,6 +362,23 @@ def _environment(reader: Reader, node: YamlNode | None) -> tuple[tuple[str, str]
         if name in OWNED_VARIABLES or name.startswith(OWNED_PREFIX):
             reader.fault(key.where, f"'{name}' is set by the factory in every image", "remove it")
         values[name] = reader.text(value, name, "value")
+    return tuple(values.items())
+
+
+def _labels(reader: Reader, node: YamlNode | None) -> tuple[tuple[str, str], ...]:
+    values = {}
+    for name, key, value in reader.pairs(node, "labels"):
+        if not reader.text(key, "labels", "label"):
+            continue
+        if OWNED_LABELS.fullmatch(name):
+            reader.fault(key.where, f"'{name}' is set by the factory in every image", "remove it")
+        values[name] = reader.text(value, name, "label value")
+        if name == "org.opencontainers.image.licenses" and values[name]:
+            try:
+                canonicalize_license_expression(values[name])
+            except InvalidLicenseExpression as error:
+                write = 'write an SPDX expression, such as "BSD-3-Clause AND LicenseRef-NVIDIA-Proprietary"'
+                reader.fault(value.where, str(error), write)
     return tuple(values.items())
 
 

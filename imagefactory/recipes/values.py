@@ -30,8 +30,11 @@ PRIORITIES = ("strict", "disabled")
 ARCHSPECS = ("x86_64", "x86_64_v2", "x86_64_v3", "x86_64_v4")
 
 # The factory sets these itself, in every image.
-OWNED_VARIABLES = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "LANG")
+OWNED_VARIABLES = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "HOME", "LANG")
 OWNED_PREFIX = "NVIDIA_"
+OWNED_LABELS = re.compile(
+    r"imagefactory\..*|org\.opencontainers\.image\.(title|description|version|base\..*)", re.ASCII
+)
 
 
 # --- what may be written -------------------------------------------------------------------------
@@ -144,6 +147,16 @@ RULES: Mapping[str, Rule] = {
     "variable": Rule(r"[A-Z][A-Z0-9_]*", 64, 'capital letters, digits and underscores, such as "OMP_PLACES"'),
     "value": Rule(
         r"[A-Za-z0-9_./:=,+@%-]*", 1024, "letters, digits and _ . / : = , + @ % - alone, without spaces"
+    ),
+    "label": Rule(
+        r"[a-z0-9]+([._-][a-z0-9]+)*",
+        100,
+        'lower-case words with . between them, such as "org.opencontainers.image.source"',
+    ),
+    "label value": Rule(
+        r"[!-\[\]-z~]([ -\[\]-z~]*[!-\[\]-z~])?",
+        1024,
+        "one line of ASCII without braces, backslashes or blanks at its ends",
     ),
     # bases.yaml
     "suite": Rule(r"[a-z]+", 20, 'the suite\'s code name, such as "bookworm"'),

@@ -1,35 +1,34 @@
-"""A Definition as an Apptainer definition file (apptainer 1.2 or newer, for its build arguments)."""
+"""A Definition as an Apptainer definition file.
+
+spython turns it into a Dockerfile that builds: it makes each command line of %post a RUN of its own and
+knows no build arguments, so every step is one command, and the base stands where it is used.
+"""
 
 from __future__ import annotations
 
-from imagefactory.model import Definition, LockedConda
-from imagefactory.render.define import framework_package
+from imagefactory.model import Definition
+from imagefactory.render.define import COMMAND
 from imagefactory.render.steps import SITE, copies, steps
-from imagefactory.render.templating import COMMAND, facts, fill
-from imagefactory.suite.table import FRAMEWORKS, module_of
+from imagefactory.render.templating import facts, fill
 
 
-def render_apptainer(definition: Definition) -> str:
-    """The text of apptainer.def. Raises UsageError for a value that it cannot hold."""
-    framework = definition.target.framework
-    package = framework_package(definition.target, definition.lock)
-    record = ""
-    if isinstance(package, LockedConda):
-        record = f"{definition.prefix}/conda-meta/{package.name}-{package.version}-{package.build}.json"
+def render_apptainer(definition: Definition, *, bootstrap: str = "docker", place: str = "") -> str:
+    """The text of apptainer.def, on the definition's public base, or on what `bootstrap` finds at `place`.
+
+    Raises UsageError for a value that it cannot hold.
+    """
     return fill(
         "apptainer.def.jinja",
         target=definition.target,
         base=definition.base,
-        environment=definition.environment,
+        bootstrap=bootstrap,
+        place=place or definition.base.public,
+        # apptainer gives everybody their own home, or none.
+        environment=tuple(pair for pair in definition.environment if pair[0] != "HOME"),
         labels=definition.labels,
         facts=facts(definition),
-        framework=package,
-        record=record,
-        complaint=f"{package.name} should be {package.version}, as the lock says, but is",
-        # Of others it is not known what they are imported as: the suite finds that out.
-        module=module_of(framework) if framework in FRAMEWORKS else "",
         command=COMMAND,
-        conda=bool(record),
+        conda=bool(definition.lock.conda),
         copied=copies(definition),
         site=SITE,
         steps=steps(definition),

@@ -14,7 +14,15 @@ from imagefactory.lock.pypi.tags import MACHINES
 from imagefactory.model import Base, Definition, Lock, LockedPackage, Target
 
 PREFIX = "/opt/env"
+HOME = "/home/user"
+"""The home of whoever has none of their own in the image: everybody may write there."""
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+DRIVER = "/usr/local/nvidia"
+"""Where Kubernetes and the first NVIDIA container tools put the driver's programs and libraries."""
+COMMAND = ("python",)
+"""What an image starts when nothing else is asked for."""
+INIT = ("/usr/bin/tini", "-s", "--")
+"""What starts an image's command and reaps what it leaves: `-s` does so too where it is not process 1."""
 
 
 def define(target: Target, base: Base, lock: Lock, under: tuple[Lock, ...] = ()) -> Definition:
@@ -26,18 +34,22 @@ def define(target: Target, base: Base, lock: Lock, under: tuple[Lock, ...] = ())
     _check_fit(target, base, lock)
     _check_under(target, lock, under)
     environment = {
-        "PATH": f"{PREFIX}/bin:{SYSTEM_PATH}",
+        "PATH": f"{PREFIX}/bin:{SYSTEM_PATH}:{DRIVER}/bin",
         # What tells tools of an environment; conda's own looks at no VIRTUAL_ENV.
         "CONDA_PREFIX" if lock.conda else "VIRTUAL_ENV": PREFIX,
+        "HOME": HOME,
         "LANG": "C.UTF-8",
         "NVIDIA_VISIBLE_DEVICES": "all",
         "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
         "NVIDIA_REQUIRE_CUDA": f"cuda>={driver_floor(target.cuda)}",
     }
-    for name, value in target.environment:
+    for name, _ in target.environment:
         if name in environment:
             raise RecipeError([f"{target.where}: environment sets {name}, which is set in every image"])
-        environment[name] = value
+    environment |= _defaults(target, lock) | dict(target.environment)
+    if not base.image:  # such an image knows its own folders
+        own = environment.get("LD_LIBRARY_PATH")
+        environment["LD_LIBRARY_PATH"] = f"{f'{own}:' if own else ''}{DRIVER}/lib:{DRIVER}/lib64"
     labels = {
         "org.opencontainers.image.title": target.name,
         "org.opencontainers.image.description": target.description,
@@ -48,6 +60,7 @@ def define(target: Target, base: Base, lock: Lock, under: tuple[Lock, ...] = ())
         "imagefactory.cuda": target.cuda,
         "imagefactory.python": target.python,
         "imagefactory.lock": lock_digest(lock),
+        **dict(target.labels),
     }
     if lock.conda:
         labels["imagefactory.channels"] = " ".join(lock.channels)
@@ -62,6 +75,20 @@ def define(target: Target, base: Base, lock: Lock, under: tuple[Lock, ...] = ())
         labels=tuple(labels.items()),
         under=under,
     )
+
+
+def entrypoint(definition: Definition) -> tuple[str, ...]:
+    """What an image's command is started by: the init of a base that has one, so nothing on a pulled one."""
+    return INIT if "tini" in definition.base.packages else ()
+
+
+def _defaults(target: Target, lock: Lock) -> dict[str, str]:
+    """Variables that a recipe may set otherwise."""
+    made = {"PYTHONUNBUFFERED": "1"}
+    if {"torch", "pytorch"} & {package.name for package in lock.packages}:
+        # For extensions compiled in the image, where no GPU need be at hand to ask.
+        made["TORCH_CUDA_ARCH_LIST"] = ";".join(target.capabilities)
+    return made
 
 
 def framework_package(target: Target, lock: Lock) -> LockedPackage:

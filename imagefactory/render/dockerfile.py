@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from imagefactory.model import Definition
 from imagefactory.oci.layout import reference
+from imagefactory.render.define import COMMAND, entrypoint
 from imagefactory.render.steps import INPUT, SITE, copies, steps
-from imagefactory.render.templating import COMMAND, facts, fill
+from imagefactory.render.templating import facts, fill
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,11 @@ def instructions(definition: Definition) -> tuple[Instruction, ...]:
         Instruction(keyword="FROM", value="base"),
         Instruction(keyword="LABEL", pairs=definition.labels),
         Instruction(keyword="COPY", flags=("--from=build",), value=f"{prefix} {prefix}"),
+        *(
+            ()
+            if not (init := entrypoint(definition))
+            else (Instruction(keyword="ENTRYPOINT", value=json.dumps(init)),)
+        ),
         Instruction(keyword="CMD", value=json.dumps(COMMAND)),
     )
 
@@ -95,6 +101,7 @@ def render_dockerfile(definition: Definition) -> str:
         path=dict(definition.environment).get("PATH", ""),
         tag=reference(target),
         facts=facts(definition),
+        entrypoint=entrypoint(definition),
         command=COMMAND,
         conda=bool(definition.lock.conda),
         copied=_copied(definition),

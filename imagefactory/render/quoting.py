@@ -113,12 +113,6 @@ def run(commands: Iterable[str]) -> Written:
     return Written("; \\\n    ".join(" \\\n    ".join(_parts(command)) for command in commands))
 
 
-def post(commands: Iterable[str]) -> Written:
-    """The same commands as the lines of a %post: continued only where the shell would end the command."""
-    text = "\n    ".join(" \\\n    ".join(_parts(command)) for command in commands)
-    return Written(re.sub(r"(;|\bthen|\{) \\\n", r"\1\n", text))
-
-
 def _parts(command: str) -> list[Written]:
     return [line(part) for part in command.split("\n")]
 
@@ -129,7 +123,6 @@ FILTERS = {
     "labels": labels,
     "line": line,
     "pairs": pairs,
-    "post": post,
     "reference": reference,
     "run": run,
     "trimmed": trimmed,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from imagefactory.lock.files import explicit
 from imagefactory.lock.pypi.tags import MACHINES
 from imagefactory.model import Definition, LockedConda
-from imagefactory.render.define import interpreter, pyvenv_cfg, venv_links
+from imagefactory.render.define import HOME, interpreter, pyvenv_cfg, venv_links
 from imagefactory.render.quoting import word, words
 
 REQUIREMENTS = "/opt/requirements.txt"
@@ -91,14 +91,19 @@ def steps(definition: Definition) -> tuple[Step, ...]:
     """The steps from a base to the environment, in order."""
     install = Step(
         comment=(
-            "What the packages need at run time: Python with its headers, a C compiler for those that",
-            "compile kernels, certificates. The factory's own base has all of it and skips this.",
+            "What the packages need at run time: Python with its headers, a C and C++ compiler for those",
+            "that compile kernels, certificates, an init. The factory's own base has it all and skips this.",
         ),
         built=False,
         commands=(_install(definition.base.packages),),
     )
+    home = Step(
+        comment=("A home for whoever has none in the image: batch systems and Kubernetes choose any user.",),
+        built=False,
+        commands=(f"mkdir -p {word(HOME)}", f"chmod 1777 {word(HOME)}"),
+    )
     rest = _conda_steps(definition) if definition.lock.conda else _wheel_steps(definition)
-    return (*((install,) if definition.base.packages else ()), *rest)
+    return (*((install,) if definition.base.packages else ()), home, *rest)
 
 
 def _wheel_steps(definition: Definition) -> tuple[Step, ...]:
@@ -114,7 +119,7 @@ def _wheel_steps(definition: Definition) -> tuple[Step, ...]:
                 _insist(
                     f"test -x {word(python)}",
                     f"this lock is for Python {target.python}, but the base has no {python}: "
-                    "choose another BASE",
+                    "choose another base",
                 ),
                 *((_has_venv(python),) if definition.base.image else ()),
             ),
@@ -257,7 +262,7 @@ def _runs_linker(python: str) -> str:
         f"{word(python)} -I -c\n"
         f"    'import sys, ensurepip, venv; sys.exit(sys.version_info < {OLDEST_PYTHON})' 2> /dev/null",
         f"rattler, which links the packages, needs a Python from {oldest} on with venv in the base (Debian: "
-        "python3-venv): choose another BASE, or build with `imagefactory build --engine assemble`",
+        "python3-venv): choose another base, or build with `imagefactory build --engine assemble`",
     )
 
 

@@ -18,9 +18,6 @@ from imagefactory.render.quoting import FILTERS, insist
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-COMMAND = ("python",)
-"""What an image starts when nothing else is asked for."""
-
 
 @cache
 def _environment() -> Environment:

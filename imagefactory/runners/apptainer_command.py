@@ -33,7 +33,7 @@ from imagefactory.trees import remove_tree
 CHILD = Path(__file__).with_name("spython_child.py")
 PROGRAMS = ("apptainer", "singularity")
 OLDEST = (1, 2)
-"""Build arguments (`{{ BASE }}` in a definition) came with apptainer 1.2."""
+"""Nothing older was ever tried with what is built here."""
 SIF_MAGIC_AT, SIF_MAGIC = 32, b"SIF_MAGIC\0"
 """Where a .sif says what it is: after its launch line (the SIF specification, "global header")."""
 TAIL = 12
@@ -72,7 +72,6 @@ class SifOrder:
     spec: str
     output: Path
     compression: str = "fast"
-    arguments: tuple[tuple[str, str], ...] = ()
     binds: tuple[tuple[Path, str], ...] = ()
     hide: Callable[[str], str] = str
 
@@ -146,10 +145,7 @@ class ApptainerCommand:
 
         Raises BuildError with the last lines, StoreError for a full disk; `output` then is as it was.
         """
-        # A definition's %test is for builds by hand: the smoke test that follows here looks at more.
-        arguments = ["--disable-cache", "--notest", "--mksquashfs-args", COMPRESSIONS[order.compression]]
-        for name, value in order.arguments:
-            arguments += ["--build-arg", f"{name}={value}"]
+        arguments = ["--disable-cache", "--mksquashfs-args", COMPRESSIONS[order.compression]]
         for source, target in order.binds:
             arguments += ["--mount", mount_option(source, target)]
 

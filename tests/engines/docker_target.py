@@ -33,7 +33,7 @@ BASE = Base(
     suite="bookworm",
     python="3.11",
     glibc="2.36",
-    packages=("python3", "python3-venv"),
+    packages=("python3", "python3-venv", "tini"),
     public="docker.io/library/debian:12-slim",
     where=WHERE,
 )

@@ -38,7 +38,16 @@ from imagefactory.progress import Quiet
 from tests.services.children import LIMIT, wait_for
 
 ETC_APT = Path("/etc/apt")
-NEEDS = ("ca-certificates", "gcc", "libc6-dev", "python3", "python3-dev", "python3-venv", "unzip")
+NEEDS = (
+    "ca-certificates",
+    "g++",
+    "libc6-dev",
+    "python3",
+    "python3-dev",
+    "python3-venv",
+    "tini",
+    "unzip",
+)
 
 
 def make_base(name: str, suite: str, python: str, glibc: str) -> Base:
@@ -376,7 +385,7 @@ def test_the_layer_holds_nothing_of_its_making(
     assert f"usr/lib/python{BASES[name].python}/__pycache__/ast.cpython-" + (
         BASES[name].python.replace(".", "") + ".pyc"
     ) in set(seen)
-    assert tars[name].size < 300_000_000
+    assert tars[name].size < 360_000_000
 
 
 INSIDE = """

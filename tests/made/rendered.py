@@ -35,9 +35,7 @@ def section_names(text: str) -> list[str]:
     return [line.split()[0] for line in text.splitlines() if line.lstrip().startswith("%")]
 
 
-SECTIONS = [
-    "%arguments", "%files", "%post", "%environment", "%labels", "%runscript", "%test", "%help",
-]  # fmt: skip
+SECTIONS = ["%files", "%post", "%environment", "%labels", "%runscript", "%help"]
 BITS = st.sampled_from(
     [
         "a", "B9", " ", "'", '"', "\\", "$HOME", "${PATH}", "$(id)", "`id`", "#", "# escape=`", "%post",

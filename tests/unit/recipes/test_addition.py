@@ -50,7 +50,7 @@ def test_the_row_stands_after_the_older_one_with_the_companions_of_its_version()
     assert after.replace(f"{addition.row}\n\n", "") == before
     assert after.index('version: "2.5"') < after.index('version: "2.6"') < after.index('version: "2.7"')
     assert addition.told == (
-        "as in the row of 2.5 (recipes/pytorch.yaml:36:5): look whether its bounds hold here",
+        "as in the row of 2.5 (recipes/pytorch.yaml:37:5): look whether its bounds hold here",
     )
 
 

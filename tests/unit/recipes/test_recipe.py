@@ -214,6 +214,44 @@ def test_the_newest_cuda_is_what_knowledge_says() -> None:
     assert knowledge.newest_cuda() == max(int(wheel.cuda.split(".")[0]) for wheel in knowledge.cuda_wheels())
 
 
+LABELS = "labels: {org.opencontainers.image.source: https://x.org/lab, team.name: A b}\nmatrix:"
+
+
+def test_labels_are_the_familys_and_those_of_what_it_is_built_on() -> None:
+    below = edited(PYPI, "matrix:", LABELS)
+    above = edited(
+        ON_BOTH, "matrix:", "labels: {team.name: Ours, org.opencontainers.image.licenses: MIT}\nmatrix:"
+    )
+    made = expanded(below, CONDA, ON_CONDA, above)
+    ours = {"org.opencontainers.image.source": "https://x.org/lab", "team.name": "A b"}
+    assert dict(made["wheels-2.3-cu121"].labels) == ours
+    licensed = {**ours, "team.name": "Ours", "org.opencontainers.image.licenses": "MIT"}
+    assert dict(made["both-2.9-cu128-py313"].labels) == licensed
+
+
+LABEL_FAULTS = [
+    ("imagefactory.lock: x", "8:10: 'imagefactory.lock' is set by the factory in every image (remove it)"),
+    (
+        "org.opencontainers.image.base.name: x",
+        "8:10: 'org.opencontainers.image.base.name' is set by the factory",
+    ),
+    (
+        "org.opencontainers.image.licenses: BSD 3",
+        "8:45: Invalid license expression: 'BSD 3' (write an SPDX expression, such as",
+    ),
+    ("Team: x", "8:10: 'labels' cannot be 'Team' (write lower-case words with . between them, such as"),
+    ("team: ' x'", "8:16: 'team' cannot be ' x' (write one line of ASCII without braces"),
+    ("team: 'a{{ b }}'", "8:16: 'team' cannot be 'a{{ b }}' (write one line of ASCII without braces"),
+    ("team: 1.10", "8:16: 'team' must be text, and without quotes '1.10' is a number in YAML"),
+]
+
+
+@pytest.mark.parametrize(("written", "expected"), LABEL_FAULTS)
+def test_fault_of_a_label(written: str, expected: str) -> None:
+    (told,) = faults_of(edited(CONDA, "python:", f"labels: {{{written}}}\npython:"))
+    assert told.startswith(f"{FILE}:{expected}")
+
+
 CONDA_FAULTS = [
     ("channels: [pytorch,", "channels: [defaults,", "5:12: 'channels' cannot be 'defaults' ('defaults' stands for others: write the channel that you mean"),
     ("channels: [pytorch,", "channels: ['https://u:p@x.org/y',", "5:12: 'channels' cannot be 'https://...@x.org/y' (write it without user or token: this machine's netrc"),

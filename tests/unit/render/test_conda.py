@@ -177,9 +177,9 @@ def test_the_dockerfile_is_what_the_model_says(definition: Definition, mixed: De
 
 
 def test_shell_parts_are_shell(mixed: Definition) -> None:
-    scripts = [body(render_apptainer(mixed), name) for name in ("post", "environment", "runscript", "test")]
+    scripts = [body(render_apptainer(mixed), name) for name in ("post", "environment", "runscript")]
     runs = [each.value for each in instructions(mixed) if each.keyword == "RUN"]
-    assert len(runs) == 7
+    assert len(runs) == 8
     for script in (*scripts, *runs):
         done = subprocess.run(["sh", "-n"], input=script, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")
@@ -242,14 +242,6 @@ def test_wheels_on_a_target_of_wheels() -> None:
     assert set(render(made)) == {"Dockerfile", "apptainer.def", "requirements.txt"}
     assert "Built on pytorch-2.3-cu121" in render_apptainer(made)
     assert parsed(render_dockerfile(made)) == instructions(made)
-
-
-def test_the_definitions_own_test_looks_for_the_record(definition: Definition) -> None:
-    text = body(render_apptainer(definition), "test")
-    assert "[ ! -f /opt/env/conda-meta/pytorch-2.3.1-py3.11_cuda12.1_cudnn8.9.2_0.json ]" in text
-    assert text.rstrip().endswith("importlib.import_module(sys.argv[1])' torch")
-    other = define(conda_target(framework="mkl"), make_base(), conda_lock())
-    assert "import_module" not in render_apptainer(other)
 
 
 @given(

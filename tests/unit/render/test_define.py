@@ -52,11 +52,11 @@ def test_the_dockerfile_takes_back_what_the_base_says_of_itself() -> None:
 
 def test_the_definition_file_keeps_the_bases_folders() -> None:
     text = render_apptainer(pulled())
-    assert f"    BASE={PLACE}\n" in text
+    assert f"\nFrom: {PLACE}\n" in text
     environment = text.partition("%environment\n")[2].partition("%labels")[0]
     lines = [line.strip() for line in environment.splitlines()]
     assert lines.index('base_path="$PATH"') < lines.index('export PATH="$PATH:$base_path"')
-    assert "unset PYTHONHOME PYTHONPATH" in lines
+    assert {"export PYTHONHOME=", "export PYTHONPATH="} < set(lines)
     assert "apt-get" not in text
 
 

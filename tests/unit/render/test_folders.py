@@ -24,7 +24,7 @@ from imagefactory.render.dockerfile import instructions, render_dockerfile
 from imagefactory.render.folders import check_definitions, render, write_definitions
 from imagefactory.render.templating import _environment
 from imagefactory.suite import table
-from tests.made.rendered import body, sections
+from tests.made.rendered import SECTIONS, body, sections
 from tests.made.values import make_base, make_lock, make_target
 
 ROOT = Path(__file__).parents[3]
@@ -86,13 +86,20 @@ def test_driver_floor_is_the_major_version(cuda: str, floor: str) -> None:
 
 def test_environment_and_labels(definition: Definition) -> None:
     assert definition.environment == (
-        ("PATH", "/opt/env/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"),
+        (
+            "PATH",
+            "/opt/env/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/nvidia/bin",
+        ),
         ("VIRTUAL_ENV", "/opt/env"),
+        ("HOME", "/home/user"),
         ("LANG", "C.UTF-8"),
         ("NVIDIA_VISIBLE_DEVICES", "all"),
         ("NVIDIA_DRIVER_CAPABILITIES", "compute,utility"),
         ("NVIDIA_REQUIRE_CUDA", "cuda>=12.0"),
+        ("PYTHONUNBUFFERED", "1"),
+        ("TORCH_CUDA_ARCH_LIST", "8.0"),
         ("OMP_PLACES", "cores"),
+        ("LD_LIBRARY_PATH", "/usr/local/nvidia/lib:/usr/local/nvidia/lib64"),
     )
     labels = dict(definition.labels)
     assert labels["org.opencontainers.image.version"] == "2.3.1"
@@ -139,24 +146,22 @@ def test_what_does_not_fit_is_refused(target: Target, base: Base, lock: Lock, er
 # --- the files -------------------------------------------------------------------------------------
 
 
-SECTIONS = ["arguments", "files", "post", "environment", "labels", "runscript", "test", "help"]
-
-
 def test_definition_file_has_these_sections_alone(definition: Definition) -> None:
     text = render_apptainer(definition)
     header, found = sections(text)
-    assert header == {"bootstrap": "{{ BOOTSTRAP }}", "from": "{{ BASE }}"}
-    assert [name for name, _ in found] == SECTIONS
-    arguments = dict(line.strip().split("=", 1) for line in body(text, "arguments").split("\n") if line)
-    assert arguments == {"BOOTSTRAP": "docker", "BASE": "docker.io/library/debian:12-slim"}
+    assert header == {"bootstrap": "docker", "from": "docker.io/library/debian:12-slim"}
+    assert [f"%{name}" for name, _ in found] == SECTIONS
     labels = [tuple(line.strip().split(" ", 1)) for line in body(text, "labels").split("\n") if line]
     assert tuple(labels) == definition.labels
 
 
-def test_apptainer_fills_in_its_arguments_and_nothing_else(definition: Definition) -> None:
-    text = render_apptainer(definition)
-    assert set(re.findall(r"{{\s*(.*?)\s*}}", text)) == {"BOOTSTRAP", "BASE"}
-    assert "{{" not in render_dockerfile(definition)
+def test_nothing_is_left_for_apptainer_to_fill_in(definition: Definition) -> None:
+    assert "{{" not in render_apptainer(definition)
+
+
+def test_an_engines_own_base_stands_in_the_header(definition: Definition) -> None:
+    header, _ = sections(render_apptainer(definition, bootstrap="oci", place="base:latest"))
+    assert header == {"bootstrap": "oci", "from": "base:latest"}
 
 
 def test_environment_section_means_the_environment(definition: Definition) -> None:
@@ -165,14 +170,17 @@ def test_environment_section_means_the_environment(definition: Definition) -> No
     script = body(render_apptainer(changed), "environment") + "\nexec env -0"
     out = subprocess.run(["sh", "-c", script], capture_output=True, env={}, check=True).stdout.decode()
     seen = dict(entry.split("=", 1) for entry in out.split("\0") if entry)
-    assert {name: seen[name] for name, _ in changed.environment} == dict(changed.environment)
+    # Everybody's home is apptainer's own affair.
+    expected = {name: value for name, value in changed.environment if name != "HOME"}
+    assert {name: seen[name] for name in expected} == expected
+    assert "HOME" not in seen
 
 
 def test_shell_parts_are_shell(definition: Definition) -> None:
     text = render_apptainer(definition)
-    scripts = [body(text, name) for name in ("post", "environment", "runscript", "test")]
+    scripts = [body(text, name) for name in ("post", "environment", "runscript")]
     scripts += [each.value for each in instructions(definition) if each.keyword == "RUN"]
-    assert len(scripts) == 4 + 4
+    assert len(scripts) == 3 + 5
     for script in scripts:
         done = subprocess.run(["sh", "-n"], input=script, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")

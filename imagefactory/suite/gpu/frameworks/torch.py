@@ -243,7 +243,7 @@ def compile(context: GpuContext, inputs: Any, weights: Any) -> tuple[dict[str, A
         return eager, compiled, "torch.jit.trace (torch before 2.0 has no torch.compile)"
     if not context.asked.rehearsal:
         _show_libcuda()
-    # The images bring gcc, which is what Triton needs; for the CPU inductor wants g++ as well.
+    # A rehearsal is on a CPU, where inductor would compile C++ and none of the kernels that this is about.
     backend = "aot_eager" if context.asked.rehearsal else "inductor"
     graphs: list[Any] = []
     make = importlib.import_module("torch._dynamo.backends.registry").lookup_backend(backend)

@@ -168,7 +168,8 @@ def base_image(*environment: tuple[str, str]) -> BaseImage:
 
 
 def test_the_bases_variables_stand_below_ours() -> None:
-    definition = define(make_target(), make_base(), make_lock())
+    pulled = make_base(suite="", packages=(), image=f"x.org/y@sha256:{'0' * 64}")
+    definition = define(make_target(), pulled, make_lock())
     base = base_image(
         ("PATH", "/usr/local/cuda/bin:/usr/bin:bin::/bin"),
         ("LD_LIBRARY_PATH", "/usr/local/cuda/lib64"),
