@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -127,13 +127,12 @@ def new(call: Call, /, family: str, only_print: bool, **asked: Any) -> None:
     if path.exists() and not only_print:
         raise exists
     drafted, check = _draft(call, family, asked)
-    if not only_print:
-        check()
-    for line in drafted.told:
-        click.echo(f"note: {line}", err=True)
+    _say_notes(drafted.told)
     if only_print:
         say(drafted.text.rstrip("\n"))
-        return check()
+    check()
+    if only_print:
+        return
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(drafted.text)
@@ -142,7 +141,11 @@ def new(call: Call, /, family: str, only_print: bool, **asked: Any) -> None:
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}", hint="mend its rights") from error
     say(f"wrote {path}\nnext: edit it, then `imagefactory list`, `imagefactory lock`, `imagefactory render`")
-    return None
+
+
+def _say_notes(notes: Iterable[str]) -> None:
+    for line in notes:
+        click.echo(f"note: {line}", err=True)
 
 
 def _draft(call: Call, family: str, asked: Mapping[str, Any]) -> tuple[Draft, Callable[[], None]]:
@@ -187,7 +190,11 @@ def _draft(call: Call, family: str, asked: Mapping[str, Any]) -> tuple[Draft, Ca
     else:
         assert wish is not None
         said = DraftAsk(family=family, framework=framework, version=version.lstrip("="), cuda=asked["cuda"])
-        drafted = draft(wish, said, bases)
+        try:
+            drafted = draft(wish, said, bases)
+        except UsageError:  # often for want of a line that could not be read
+            _say_notes(wish.left)
+            raise
 
     def check() -> None:
         check_draft(drafted.text, family, recipes, all_bases(bases, recipes))

@@ -7,10 +7,9 @@ files are data from strangers, read within caps and through the same allow-lists
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
-from imagefactory.errors import RecipeError, UsageError
+from imagefactory.errors import UsageError
 from imagefactory.model import Where
 from imagefactory.recipes.foreign_locks import read_conda_lock, read_pixi_lock
 from imagefactory.recipes.values import OWNED_PREFIX, OWNED_VARIABLES, RULES
@@ -19,6 +18,7 @@ from imagefactory.recipes.wish import (
     Wish,
     items_of,
     minor_python,
+    selected,
     take_channels,
     take_match_spec,
     take_pip_line,
@@ -88,7 +88,6 @@ def parse_wish(text: str, file: str, python: str, environment: str = "") -> Wish
 
 def _environment(root: YamlNode, text: str, file: str, python: str) -> Wish:
     wish, lines = Wish(file=file), text.split("\n")
-    _refuse_selectors(root, lines)
     for key, value in root.pairs:
         match key.text:
             case "name":
@@ -97,7 +96,8 @@ def _environment(root: YamlNode, text: str, file: str, python: str) -> Wish:
                 take_channels(wish, value)
             case "dependencies":
                 for item in items_of(wish, value, "dependencies"):
-                    _dependency(wish, item, python)
+                    if _for_platform(wish, item, lines):
+                        _dependency(wish, item, python, lines)
             case "variables":
                 _variables(wish, value)
             case "platforms":
@@ -108,35 +108,30 @@ def _environment(root: YamlNode, text: str, file: str, python: str) -> Wish:
     return wish
 
 
-def _refuse_selectors(root: YamlNode, lines: list[str]) -> None:
-    """conda-lock's and conda-build's ways to ask for a package on some platforms only."""
-    faults = []
-    for item in _leaves(root):
-        line = lines[item.where.line - 1] if item.where.line <= len(lines) else ""
-        if re.search(r"#\s*\[[^\]]+\]\s*$", line):
-            faults.append(
-                f"{item.where}: a selector ({show(line[line.rindex('#') :].strip())}) is not read "
-                f"(write the file for {PLATFORM} alone: drop the line, or the selector)"
-            )
-    if faults:
-        raise RecipeError(dict.fromkeys(faults))
+def _for_platform(wish: Wish, item: YamlNode, lines: list[str]) -> bool:
+    """Judges a selector behind an item (`# [linux]`), as conda-lock reads them; to conda it is a comment."""
+    line = lines[item.where.line - 1] if item.kind == "text" and item.where.line <= len(lines) else ""
+    found = re.search(r"#\s*\[([^\]]+)\]\s*$", line)
+    if not found:
+        return True
+    holds = selected(found[1])
+    if holds is None:
+        do = "drop the line where it is not meant for every image"
+        wish.leave(item.where, f"the selector {show(found[0].strip())} is not judged, its line was taken", do)
+    elif not holds:
+        wish.leave(item.where, f"{show(item.text)} is not for {PLATFORM}", "nothing to do")
+    return holds is not False
 
 
-def _leaves(node: YamlNode) -> Iterator[YamlNode]:
-    if node.kind == "text":
-        yield node
-    for child in (*node.items, *(value for _, value in node.pairs)):
-        yield from _leaves(child)
-
-
-def _dependency(wish: Wish, item: YamlNode, python: str) -> None:
+def _dependency(wish: Wish, item: YamlNode, python: str, lines: list[str]) -> None:
     if item.kind == "text":
         take_match_spec(wish, item.text, item.where)
         return
     for key, value in item.pairs:
         if key.text == "pip":
             for line in items_of(wish, value, "pip"):
-                take_pip_line(wish, line.text, line.where, minor_python(wish.python) or python)
+                if _for_platform(wish, line, lines):
+                    take_pip_line(wish, line.text, line.where, minor_python(wish.python) or python)
         else:
             wish.leave(
                 key.where, f"{show(key.text)} is not read", f"write its packages for {PLATFORM} as a list"

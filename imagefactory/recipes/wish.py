@@ -16,6 +16,12 @@ from imagefactory.recipes.values import RULES, what_to_write, without_secrets
 from imagefactory.recipes.yaml_tree import YamlNode, show
 
 PLATFORM = "linux-64"
+# The words of selectors that hold of it, and those that do not.
+_SELECTORS = {
+    **dict.fromkeys(("linux", "linux64", "linux-64", "unix", "x86_64", "64"), True),
+    **dict.fromkeys(("osx", "osx64", "osx-64", "osx-arm64", "win", "win64", "win-64", "win32"), False),
+    **dict.fromkeys(("arm64", "aarch64", "linux-aarch64", "ppc64le", "linux-ppc64le"), False),
+}
 
 
 # What a marker may ask of the machine that the image is for; Python's version is added.
@@ -63,6 +69,20 @@ def minor_python(bounds: str) -> str:
     return found[1] if found else ""
 
 
+def selected(selector: str) -> bool | None:
+    """Whether a selector (`linux`, `not win`, `linux or osx`) holds of PLATFORM; None for other words."""
+    anyone = False
+    for part in selector.strip().split(" or "):
+        every = True
+        for word in part.split(" and "):
+            name = word.strip().removeprefix("not ").strip()
+            if name not in _SELECTORS:
+                return None
+            every &= _SELECTORS[name] != word.strip().startswith("not ")
+        anyone |= every
+    return anyone
+
+
 def take_channels(wish: Wish, node: YamlNode) -> None:
     for item in items_of(wish, node, "channels"):
         name = item.text if item.kind == "text" else (item.get("url") or item).text
@@ -86,12 +106,16 @@ def take_channels(wish: Wish, node: YamlNode) -> None:
 def take_match_spec(wish: Wish, written: str, where: Where) -> None:
     """A package as people write it, with the spaces and stars that conda overlooks."""
     text = re.sub(r"\s+", " ", written.strip())
-    text = re.sub(r" ?(==|!=|<=|>=|~=|<|>|=) ?", r"\1", text)
-    text = re.sub(r"((?:>=|<=|<|>)[0-9][0-9A-Za-z._]*?)\.?\*", r"\1", text)
+    text = re.sub(r" ?(===?|!=|<=|>=|~=|<|>|=|,) ?", lambda found: found[1].replace("===", "=="), text)
+    text = re.sub(r"(?<=[=<>])(['\"])([^'\"]*)\1", r"\2", text)
+    text = re.sub(r"((?:>=|<=|<|>)[0-9][0-9A-Za-z._]*?)\.?\*(?=,|=| |$)", r"\1", text)
+    # bounds=build, which recipes write with a blank
+    text = re.sub(r"([<>!~]=?[^=<>!~ ]+)=([^=<>!~, ]+)$", r"\1 \2", text)
+    if re.search(r"==[^,*= ]+\*", text):  # conda drops this star; whoever wrote it wants the series
+        text = re.sub(r"==([^,*= ]+\*)", r"=\1", text)
+        wish.leave(where, f"{show(written)} was read as {show(text)}", "drop the star to mean that version")
     if not RULES["match spec"].allows(text):
         do = f"write it as {RULES['match spec'].write.removeprefix('a package as ')}"
-        if re.search(r"==[^,*=]*\*", text):
-            do = "write = in place of ==, which conda takes for that very version"
         wish.leave(where, f"{show(written)} cannot be taken over", do)
         return
     spec = parse_spec(text)
@@ -143,7 +167,8 @@ def take_pip_line(wish: Wish, line: str, where: Where, python: str) -> None:
     if requirement.marker and not requirement.marker.evaluate(_marker_values(python)):
         wish.leave(where, f"{show(text)} is not for Python {python} on {PLATFORM}", "nothing to do")
         return
-    bounds = str(requirement.specifier)
+    # as PEP 440 has versions: no v before them, and === of one is ==
+    bounds = re.sub(r"(?<=[=<>])v(?=[0-9])", "", str(requirement.specifier).replace("===", "=="))
     if "+" in bounds:
         wish.leave(
             where,
