@@ -6,7 +6,7 @@ import re
 
 from imagefactory.errors import LockError, UnsolvableError
 from imagefactory.lock.pypi.index import PackageIndex
-from imagefactory.model import Lock
+from imagefactory.model import Lock, Target
 from imagefactory.web import redact
 
 
@@ -18,11 +18,14 @@ def _one_line(stderr: str) -> str:
     return text[:500] + " ... " + text[-180:] if len(text) > 700 else text
 
 
-def explain_on(error: UnsolvableError, under: Lock) -> UnsolvableError:
+def explain_on(error: UnsolvableError, under: Lock, target: Target) -> UnsolvableError:
+    """An update only moves what is below to newer releases; for an older one there is a recipe of its own."""
+    own = f"imagefactory new NAME --from FILE --framework {target.framework}={target.version}"
     return UnsolvableError(
         error.message,
         hint=f"every package of {under.target} stays as it is locked: ask other versions of what comes on "
-        f"top, or move that one first: imagefactory lock {under.target} --update PACKAGE",
+        f"top; where a newer one below serves, imagefactory lock {under.target} --update PACKAGE; where an "
+        f"older one is needed, a recipe of its own: {own} --cuda {target.cuda}",
         tree=error.tree,
     )
 

@@ -95,7 +95,7 @@ class UvLocker:
         try:
             lock = replace(question.lock, wheels=self.wheels(question, self.solve(question), progress))
         except UnsolvableError as error:
-            raise explain_on(error, under) if under else error from error
+            raise explain_on(error, under, target) if under else error from error
         check_facts(lock, target)
         return lock
 

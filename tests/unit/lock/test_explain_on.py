@@ -1,0 +1,18 @@
+"""What is said where the packages below forbid what comes on top."""
+
+from __future__ import annotations
+
+from imagefactory.errors import UnsolvableError
+from imagefactory.lock.pypi.explain import explain_on
+from tests.made.values import make_lock, make_target
+
+
+def test_an_older_release_below_takes_a_recipe_of_its_own() -> None:
+    """The shape of a requirements.txt with numpy==1.24.4 on top of a target that holds a newer one."""
+    under, target = (
+        make_lock(target="pytorch-2.3-cu121"),
+        make_target(framework="torch", version="2.3", cuda="12.1"),
+    )
+    hint = explain_on(UnsolvableError("numpy", tree="all"), under, target).hint
+    assert "imagefactory new NAME --from FILE --framework torch=2.3 --cuda 12.1" in hint
+    assert "imagefactory lock pytorch-2.3-cu121 --update PACKAGE" in hint
