@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 @click.option("--update", multiple=True, metavar="PACKAGE", help="Let this package move (repeatable).")
 @click.option("--update-all", is_flag=True, help="Let every package move.")
 @click.option("--note", metavar="TEXT", help="One line that the lock of a conda target keeps ('' for none).")
+@click.option(
+    "--render",
+    type=click.Choice(["explicit", "env"]),
+    help="Print a conda target's lock as a file for conda alone: the very packages, or an environment.yml.",
+)
 @click.option("--explain", is_flag=True, help="Print the solver's whole account where there is no solution.")
 @json_option
 @click.pass_obj
@@ -54,6 +59,8 @@ def lock(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
 
     asked = _LockAsk(**given)
     asked.refuse_contradictions(names)
+    if asked.render:
+        return _render(call, names, asked.render)
     check, update, update_all, as_json = asked.check, asked.update, asked.update_all, asked.as_json
     factory, progress = call.sound_factory, call.progress
     bases = _select_bases(factory, names)
@@ -116,6 +123,7 @@ class _LockAsk:
     update: tuple[str, ...]
     update_all: bool
     note: str | None
+    render: str | None
     explain: bool
     as_json: bool
 
@@ -124,9 +132,30 @@ class _LockAsk:
             raise UsageError("--check changes nothing, so it cannot update", hint="drop --check or --update")
         if self.check and self.note is not None:
             raise UsageError("--check changes nothing, so it writes no note", hint="drop --check or --note")
+        if self.render and (self.check or self.update or self.update_all or self.note is not None):
+            raise UsageError("--render prints the lock as it stands", hint="lock first, then --render")
+        if self.render and self.as_json:
+            raise UsageError("--render prints a file, not JSON", hint="drop --json")
         if (self.explain or self.note is not None) and not _no_bases(names):
             option = "--explain" if self.explain else "--note"
             raise UsageError(f"{option} is about a target", hint=f"imagefactory lock TARGET {option}")
+
+
+def _render(call: Call, names: tuple[str, ...], kind: str) -> None:
+    """Prints the lock of one conda target as a file that conda reads; what is not in it is told."""
+    from imagefactory.stages.lock import render_lock
+
+    chosen = choose_targets(call.factory, _no_bases(names)) if _no_bases(names) else ()
+    if len(chosen) != 1 or len(names) != 1:
+        file = "explicit.txt" if kind == "explicit" else "env.yml"
+        raise UsageError(
+            "--render gives the file of one target",
+            hint=f"imagefactory lock TARGET --render {kind} > {file}",
+        )
+    text, left_out = render_lock(call.factory, chosen[0], kind)
+    say(text.removesuffix("\n"))
+    if left_out:
+        call.progress.note(left_out)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from imagefactory.errors import LockError
 from imagefactory.files import replace_text
+from imagefactory.lock.conda import by_conda_lock
 from imagefactory.lock.conda import facts as conda_facts
 from imagefactory.lock.conda import file as conda_file
 from imagefactory.lock.pypi import facts as wheel_facts
@@ -93,7 +94,7 @@ def write_lock(folder: Path, lock: Lock) -> None:
     """Writes the files of a lock and removes those that are no part of it any more.
 
     Each is written beside its place and renamed. Raises LockError for what cannot be written, and for what
-    could not be read again: a channel's records may hold what no lock can.
+    could not be read again, by us or by conda-lock: a channel's records may hold what no lock can.
     """
     texts = format_lock_files(lock)
     _refuse_unreadable(lock, texts)
@@ -121,6 +122,8 @@ def _refuse_unreadable(lock: Lock, texts: Mapping[str, str]) -> None:
                 f"{lock.target}: a channel's records hold what no lock can: {error.message}",
                 hint="leave that package out, or take it from another channel",
             ) from error
+        if all(package.md5 for package in lock.conda):  # else the lock's own head says who reads it
+            by_conda_lock.read_back(lock, texts[CONDA])
 
 
 def format_lock_files(lock: Lock) -> dict[str, str]:

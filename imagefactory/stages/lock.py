@@ -26,6 +26,7 @@ from imagefactory.errors import (
 from imagefactory.factory import Factory
 from imagefactory.files import replace_text
 from imagefactory.lock import Behind, Locker, LockRequest, files
+from imagefactory.lock.conda import by_conda_lock
 from imagefactory.lock.conda.locker import CondaLocker
 from imagefactory.lock.conda.own_tool import CondaLockLocker, find_tool
 from imagefactory.lock.content_hash import content_hash
@@ -276,6 +277,23 @@ def lock_target(factory: Factory, target: Target, options: LockOptions, progress
         files.remove_unsolvable(folder, target.name)
     _keep_behind(factory, after, behind)
     return Relock(target=target, before=before, after=after, behind=behind)
+
+
+def render_lock(factory: Factory, target: Target, kind: str) -> tuple[str, str]:
+    """The committed lock of a conda target as conda-lock renders it, and what of the lock is not in there.
+
+    Raises UsageError for a target of wheels, and as `require_lock` and `by_conda_lock.render` do.
+    """
+    wheels = lock_names(target.name, conda=True)[1]
+    if target.source != "conda":
+        raise UsageError(
+            f"{target.name} has no packages of conda",
+            hint=f"its lock is a requirements file: pip install --no-deps -r lockfiles/{wheels}",
+        )
+    lock = require_lock(factory, target)
+    left_out = f"{len(lock.wheels)} packages from PyPI are not in it: then, in the environment, pip install "
+    left_out += f"--no-deps -r lockfiles/{wheels}"
+    return by_conda_lock.render(lock, kind), left_out if lock.wheels else ""
 
 
 def behind_of(access: Access, lock: Lock) -> tuple[Behind, ...]:

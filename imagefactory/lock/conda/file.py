@@ -1,8 +1,8 @@
-"""The file of a conda lock: conda-lock's format, version 1, written and read without conda-lock.
+"""The file of a conda lock: conda-lock's format, version 1, written and read in one way only.
 
-Written in one way only, so that the same lock has the same bytes, and read only as it is written: what
-comes in by hand or from another tool is told by its line. conda-lock, micromamba and pixi read the file
-too. What they have no field for (sizes, virtual packages, what solved it) stands in `custom_metadata`.
+The same lock has the same bytes, and is read only as it is written: what comes in by hand or from another
+tool is told by its line. conda-lock (asked in by_conda_lock.py), micromamba and pixi read the file too. What
+they have no field for (sizes, virtual packages, what solved it) stands in `custom_metadata`.
 
 Source of the format: conda_lock.lockfile.v1.models of conda-lock 4.0.3.
 """

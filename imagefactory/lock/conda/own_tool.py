@@ -1,6 +1,6 @@
 """Conda packages solved by the user's own conda, mamba or micromamba, driven through conda-lock.
 
-conda-lock runs as a program of its own: it changes its environment and gives no promise about its modules.
+conda-lock runs as a program of its own here: where it starts a solver it changes its environment.
 It always gets the path of a solver that is there, so that it never fetches one. Its answer is taken for which
 packages go together; what is locked of each is what the channels' records say.
 """

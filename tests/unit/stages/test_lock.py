@@ -13,8 +13,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from imagefactory.lock import Behind, LockRequest
+from imagefactory.lock.conda import by_conda_lock
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.files import WHEELS, format_lock_files, read_lock, write_lock
 from imagefactory.model import Lock, LockedWheel
@@ -115,6 +117,74 @@ def test_packages_that_come_from_elsewhere_are_told() -> None:
     )
     lines = format_relock(Relock(target=TARGET, before=LOCK, after=after)).splitlines()
     assert lines[1:] == ["  + pip 25.0", "  - pip 24.0 (pyhd8ed1ab_0)", "  note: tried"]
+
+
+# --- conda-lock's word ---------------------------------------------------------------------------
+
+
+def test_a_lock_is_rendered_for_conda_alone(place: Place) -> None:
+    """The order is conda-lock's: what is needed stands first."""
+    place.call("lock", "tiny-*")
+    channel = (place.root / "channel").as_uri()
+    code, out, err = place.call("lock", "tiny-*", "--render", "explicit")
+    lines = [line for line in out.splitlines() if not line.startswith("#")]
+    assert (code, err, lines[0]) == (0, "", "@EXPLICIT")
+    numpy = "numpy-1.26.4-py311h0_0.conda"
+    assert f"{channel}/linux-64/{numpy}#{hexed(numpy, 'md5')}" in lines
+    assert [line.rpartition("/")[2].split("-")[0] for line in lines[1:]][-2:] == ["numpy", "pytorch"]
+    code, out, _ = place.call("lock", "tiny-*", "--render", "env")
+    read = yaml.safe_load(out)
+    assert (code, read["channels"]) == (0, [channel])
+    assert "pytorch=2.3.1=cuda121_py311_0" in read["dependencies"]
+
+
+def test_what_a_rendered_file_lacks_is_told(place: Place) -> None:
+    """The shape of pytorch-conda with a pip part, and of a channel whose records have no md5."""
+    place.call("lock", "tiny-*")
+    target = place.factory.targets[0]
+    lock = read_lock(place.root / "lockfiles", target)
+    assert lock is not None
+    file = "idna-3.7-py3-none-any.whl"
+    wheel = LockedWheel(name="idna", version="3.7", filename=file, sha256=hexed("w"), size=5)
+    lock = replace(lock, wheels=(wheel,), solver=f"{lock.solver}, uv 0.9.0")
+    write_lock(place.root / "lockfiles", lock)
+    code, out, err = place.call("lock", target.name, "--render", "explicit")
+    assert (code, "idna" in out) == (0, False)
+    assert "1 packages from PyPI are not in it" in " ".join(err.split())
+    bare = tuple(replace(one, md5="") if one.name == "numpy" else one for one in lock.conda)
+    write_lock(place.root / "lockfiles", replace(lock, conda=bare))
+    code, out, err = place.call("lock", target.name, "--render", "explicit")
+    assert (code, out) == (5, "")
+    assert f"micromamba create -n NAME -f lockfiles/{target.name}.conda-lock.yml" in " ".join(err.split())
+
+
+def test_what_cannot_be_rendered_is_refused(place: Place) -> None:
+    for arguments, why in {
+        ("tiny-*", "--render", "env"): "tiny-2.3-cu121 has no lock",
+        ("--render", "env"): "--render gives the file of one target",
+        ("tiny-*", "--render", "env", "--update-all"): "--render prints the lock as it stands",
+        ("tiny-*", "--render", "env", "--json"): "--render prints a file, not JSON",
+    }.items():
+        code, out, err = place.call("lock", *arguments)
+        assert code == (5 if "no lock" in why else 2)
+        assert why in out + err
+
+
+def test_what_conda_lock_does_not_read_is_never_written(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were our writer to leave conda-lock's format, its models would say so before a file is there."""
+    asked, read_back = [], by_conda_lock.read_back
+
+    def broken(lock: Lock, text: str) -> object:
+        asked.append(lock.target)
+        return read_back(lock, text.replace("  optional: false", "  optional: perhaps", 1))
+
+    monkeypatch.setattr(by_conda_lock, "read_back", broken)
+    code, _, err = place.call("lock", "tiny-*")
+    assert (code, asked, (place.root / "lockfiles").exists()) == (5, ["tiny-2.3-cu121"], False)
+    assert "tiny-2.3-cu121: conda-lock does not read the lock: 1 validation error" in err
+    assert "package.0.optional" in err
 
 
 # --- notes ---------------------------------------------------------------------------------------

@@ -1,0 +1,54 @@
+"""What conda-lock itself says of a conda lock, by its models and its renderer.
+
+Its modules promise no stability, so the extra `conda` pins its version. These two read what they are handed:
+no environment, file or solver of this machine is touched.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from imagefactory.errors import LockError
+from imagefactory.lock.conda.file import format_conda_lock, platform_subdir
+from imagefactory.model import Lock
+
+
+def read_back(lock: Lock, text: str) -> Any:
+    """conda-lock's value of a lock's text. Raises LockError for what is not its format."""
+    from conda_lock.lockfile import lockfile_v1_to_v2
+    from conda_lock.lockfile.v1.models import Lockfile
+
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        return lockfile_v1_to_v2(Lockfile.model_validate(yaml.load(text, Loader=loader)))  # noqa: S506
+    except (ValueError, yaml.YAMLError) as error:
+        told = " ".join(str(error).split())[:400]
+        raise LockError(
+            f"{lock.target}: conda-lock does not read the lock: {told}",
+            hint="leave the package that it names out, or take it from another channel",
+        ) from error
+
+
+def render(lock: Lock, kind: str) -> str:
+    """The conda packages as a file for conda alone: `explicit` names files, `env` lets it solve again.
+
+    Raises LockError for packages without the md5 that conda-lock asks for.
+    """
+    from conda_lock.conda_lock import render_lockfile_for_platform
+
+    if bare := [package.name for package in lock.conda if not package.md5]:
+        raise LockError(
+            f"{lock.target}: conda-lock knows packages by their md5, which their channels do not give of "
+            f"{', '.join(bare)}",
+            hint=f"micromamba create -n NAME -f lockfiles/{lock.target}.conda-lock.yml installs by sha256",
+        )
+    lines = render_lockfile_for_platform(
+        lockfile=read_back(lock, format_conda_lock(lock)),
+        include_dev_dependencies=False,
+        extras=None,
+        kind=kind,
+        platform=platform_subdir(lock),
+    )
+    return "\n".join(lines) + "\n"
