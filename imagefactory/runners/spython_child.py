@@ -43,6 +43,9 @@ def main(verb: str, *arguments: str) -> int:
         for line in stream_command(command, output_type="both"):
             sys.stdout.write(line)
             sys.stdout.flush()
+    except BrokenPipeError:
+        # The parent has died: this may be seen here before the thread sees it, which an exit would end.
+        os.killpg(0, signal.SIGKILL)
     except subprocess.CalledProcessError as error:
         return error.returncode if error.returncode > 0 else 128 - error.returncode
     return 0

@@ -10,6 +10,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -39,10 +40,11 @@ from imagefactory.oci.sif import find_sif, load_sif, sifs_of
 from imagefactory.oci.transfer import Sending, send
 from imagefactory.progress import Quiet
 from imagefactory.runners.apptainer import ApptainerRunner
-from imagefactory.runners.apptainer_command import ApptainerCommand, SifOrder
+from imagefactory.runners.apptainer_command import CHILD, ApptainerCommand, SifOrder
 from imagefactory.settings.load import load_settings
 from imagefactory.stages.define import define_target
 from tests.services.apptainer import ORDINARY_UID, as_ordinary_user
+from tests.services.children import child
 from tests.services.factory import Factory, lend
 
 ROOT = Path(__file__).parents[2]
@@ -181,6 +183,22 @@ def test_a_killed_factory_takes_its_build_along(ground: Ground, bench: Path) -> 
         # Read to its end: whoever still held the pipe would be alive.
         assert "FATAL" not in process.stdout.read()
     assert not running(asleep)
+
+
+def test_a_build_ends_when_nobody_hears_it(tmp_path: Path) -> None:
+    """A dead parent may be noticed by what is said first, while its other pipe is still there."""
+    asleep = marked_sleep()
+    program = tmp_path / "singularity"
+    program.write_text(f"#!/bin/sh\n{asleep} &\necho ready\nwhile echo more; do :; done\n")
+    program.chmod(0o755)
+    with child(
+        [sys.executable, "-P", str(CHILD), "build"], env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
+        assert b"ready\n" in iter(process.stdout.readline, b"")
+        process.stdout.close()
+        assert process.wait(timeout=60) == -signal.SIGKILL
+        assert not running(asleep)
 
 
 def marked_sleep() -> str:
