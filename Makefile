@@ -29,7 +29,7 @@ test: ## everything, as CI runs it
 nightly: ## the same on large inputs, all families, long storms
 	tests/run nightly
 
-bench: ## the benchmark of the README's table
+bench: ## the benchmark of the first table of docs/benchmarks.md
 	$(bin)/python benchmarks/main_job.py --folder .benchmark
 
 scanned: ## scan the frameworks' wheels of the locks that were not yet (fetches each, keeps none)

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = (
     "README.md",
     "CONTRIBUTING.md",
+    "benchmarks/README.md",
     *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
 )
 _CALL = re.compile(r"(?:^|[`$ (;&])imagefactory ([^`\n]*)")
@@ -84,23 +85,49 @@ def test_every_option_that_a_page_writes_is_there(page: str) -> None:
     assert faults == []
 
 
-@pytest.mark.parametrize("page", ["docs/facilitators.md", "docs/researchers.md"])
-def test_console_blocks_name_commands_that_are_there(page: str) -> None:
-    text = (ROOT / page).read_text(encoding="utf-8")
-    lines = [
-        line for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL) for line in block.splitlines()
+def test_console_blocks_name_commands_that_are_there() -> None:
+    """Prose may say that imagefactory builds; a line to copy may not."""
+    ours = [
+        line
+        for page in PAGES
+        for block in re.findall(r"```console\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+        for line in block.splitlines()
+        if re.match(r"(\$ )?imagefactory ", line)
     ]
-    ours = [line for line in lines if line.startswith("imagefactory ")]
-    assert len(ours) > 8
+    assert len(ours) > 60
     assert [line for line in ours if command_of(next(calls(line))) is None] == []
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link into a page may name: its headings, as GitHub and the site write them."""
+    plain = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    heads = re.findall(r"^#+ (.+)$", plain, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", head).strip().lower().replace(" ", "-") for head in heads}
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page: str) -> None:
-    text = (ROOT / page).read_text(encoding="utf-8")
-    places = [where.partition("#")[0] for where in re.findall(r"\]\(([^)\s]+)\)", text)]
-    own = [where for where in places if where and "://" not in where]
-    assert [where for where in own if not (ROOT / page).parent.joinpath(where).exists()] == []
+    faults = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", (ROOT / page).read_text(encoding="utf-8")):
+        if "://" in link:
+            continue
+        where, _, anchor = link.partition("#")
+        place = (ROOT / page).parent / where if where else ROOT / page
+        if not place.exists() or (anchor and anchor not in anchors(place)):
+            faults.append(link)
+    assert faults == []
+
+
+def test_the_front_page_is_short() -> None:
+    assert 600 <= len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 800
+
+
+def test_the_front_page_begins_with_what_sets_up_and_runs() -> None:
+    blocks = re.findall(r"```console\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert blocks[:2] == [
+        "./setup.sh && .venv/bin/imagefactory build pytorch-2.3-cu121\n",
+        "./setup.sh --tests && tests/run\n",
+    ]
 
 
 def test_every_command_is_told_of_somewhere() -> None:
