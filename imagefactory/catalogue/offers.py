@@ -7,39 +7,47 @@ program may be of another version than theirs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
 from imagefactory.catalogue.model import Catalogue, CataloguedImage, Envelopes, Offer, OfferedSif
-from imagefactory.documents import shown
 from imagefactory.errors import NothingSelectedError
+from imagefactory.recipes.names import Known, choose_name, choose_names
 from imagefactory.verdicts.judgement import Court, judge_verdicts
 from imagefactory.verdicts.model import Judged
 from imagefactory.verdicts.revocation import judge_revocations
 from imagefactory.verdicts.trust import Trust
 from imagefactory.verify.model import Subject
 from imagefactory.verify.suite_files import suite_digest
-from imagefactory.versions import nearest
+
+LACKING = "the catalogue has no target"
 
 
 def find_offer(catalogue: Catalogue, name: str, trust: Trust, now: datetime) -> Offer:
-    """The offer of a target. Raises NothingSelectedError, with the nearest name, where there is none."""
+    """The offer of a target. Raises NothingSelectedError, as `find_image` does."""
     return judge_offer(catalogue, find_image(catalogue, name), trust, now)
 
 
 def find_image(catalogue: Catalogue, name: str) -> CataloguedImage:
-    """Raises NothingSelectedError, with the nearest name, where the catalogue has no such target."""
-    found = next((image for image in catalogue.images if image.target == name), None)
-    if found is not None:
-        return found
-    names = [image.target for image in catalogue.images]
-    if not names:
-        raise NothingSelectedError("the catalogue is empty", hint="push images, verify them, make it again")
-    near = nearest(name, names)
-    few = ", ".join(names) if len(names) <= 12 else f"{', '.join(names[:12])} and {len(names) - 12} more"
-    raise NothingSelectedError(
-        f"the catalogue has no '{shown(name)}'", hint=f"did you mean '{near}'?" if near else f"it has {few}"
-    )
+    """Raises NothingSelectedError where the catalogue has no such target, UsageError where it has several."""
+    wanted = choose_name(name, _known(catalogue), LACKING)
+    return next(image for image in catalogue.images if image.target == wanted)
+
+
+def select_images(catalogue: Catalogue, names: Sequence[str]) -> tuple[CataloguedImage, ...]:
+    """The images of the targets that `names` ask for; all when empty. Raises as `find_image`."""
+    chosen = choose_names(names, _known(catalogue), LACKING)
+    return tuple(image for image in catalogue.images if image.target in chosen)
+
+
+def _known(catalogue: Catalogue) -> Known:
+    if not catalogue.images:
+        raise NothingSelectedError(
+            "the catalogue is empty",
+            hint="whoever makes it fills it: push images, verify them, make it again",
+        )
+    return {image.target: image.family for image in catalogue.images}
 
 
 def judge_offer(catalogue: Catalogue, image: CataloguedImage, trust: Trust, now: datetime) -> Offer:

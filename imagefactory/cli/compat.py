@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -217,12 +217,12 @@ def _select(targets: Sequence[Target], name: str) -> Sequence[Target]:
     try:
         return select(targets, (name,))
     except NothingSelectedError as error:
-        known = {*(target.family for target in targets), *(target.name for target in targets)}
         what = "target, family or framework"
-        raise _unknown(name, what, known, "" if targets else "for targets name a factory: -C DIR") from error
+        more = error.hint if targets else "for targets name a factory: -C DIR"
+        raise _unknown(name, what, more, {target.family for target in targets}) from error
 
 
-def _unknown(name: str, what: str, known: set[str], more: str = "") -> NothingSelectedError:
+def _unknown(name: str, what: str, more: str, known: Collection[str] = ()) -> NothingSelectedError:
     """The error for a name that means nothing; `known` are those that count beside the frameworks."""
     from imagefactory.gpu.knowledge import families
     from imagefactory.recipes.yaml_tree import show
@@ -230,10 +230,8 @@ def _unknown(name: str, what: str, known: set[str], more: str = "") -> NothingSe
 
     frameworks = sorted({*families(), *families().values()})
     near = nearest(name, [*frameworks, *sorted(known)])
-    hint = f"did you mean '{near}'?" if near else f"the frameworks are {', '.join(frameworks)}"
-    return NothingSelectedError(
-        f"there is no {what} {show(name)}", hint="; ".join(filter(None, (hint, more)))
-    )
+    hint = f"did you mean '{near}'?" if near else more or f"the frameworks are {', '.join(frameworks)}"
+    return NothingSelectedError(f"there is no {what} {show(name)}", hint=hint)
 
 
 def _factory(call: Call) -> Factory | None:
@@ -299,7 +297,7 @@ def _differences(names: tuple[str, ...], *, as_json: bool) -> None:
 
     wanted = {families().get(name, name) for name in names}
     for name in sorted(wanted - {*families().values()}):
-        raise _unknown(name, "framework", set(), "targets have none of their own")
+        raise _unknown(name, "framework", "")
     found = [one for one in find_differences() if not names or one.framework in wanted]
     if as_json:
         return say_json("differences", {"differences": [difference_json(one) for one in found]})

@@ -142,10 +142,10 @@ def submit(call: Call, /, name: str, check: Path | None, listed: bool, as_json: 
         say(_format(made, written))
 
 
-def _catalogue(call: Call, now: datetime, *names: str) -> Catalogue:
+def _catalogue(call: Call, now: datetime, name: str = "") -> Catalogue:
     from imagefactory.stages.read_catalogue import read_catalogue
 
-    return read_catalogue(call.settings, os.environ, now, names)
+    return read_catalogue(call.settings, os.environ, now, name)
 
 
 def _wanted(call: Call, name: str, options: dict[str, Any]) -> SubmitAsk:
@@ -161,16 +161,14 @@ def _wanted(call: Call, name: str, options: dict[str, Any]) -> SubmitAsk:
         site=find_site(options["site"] or settings.site.value),
         kind=ImageKind(options["kind"]) if options["kind"] else None,
         folder=settings.sif_folder.value,
-        run=replace(
-            _run(name, options), columns=columns, arguments=_arguments(options["arguments"], columns)
-        ),
+        run=replace(_run(options), columns=columns, arguments=_arguments(options["arguments"], columns)),
         rows=rows,
         predicted=bool(options["accept"]),
         faulty=KNOWN_BAD in options["accept"],
     )
 
 
-def _run(name: str, options: dict[str, Any]) -> SubmitRun:
+def _run(options: dict[str, Any]) -> SubmitRun:
     from imagefactory.pools.sizes import parse_size, parse_time
     from imagefactory.submit.submit_file import SubmitRun
 
@@ -180,7 +178,7 @@ def _run(name: str, options: dict[str, Any]) -> SubmitRun:
     if options["arguments"] and not options["executable"]:
         raise UsageError("--arguments are for a program of yours", hint="name it: --executable train.sh")
     return SubmitRun(
-        name=_file_name(options["output"]) or name,
+        name=_file_name(options["output"]),
         executable=options["executable"],
         inputs=options["input"],
         outputs=options["result"],

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 
-from imagefactory.errors import NothingSelectedError, RecipeError, UsageError
+from imagefactory.errors import NothingSelectedError, RecipeError
 from imagefactory.gpu import knowledge
 from imagefactory.model import Base, MatrixRow, Recipe, Target, Where
 from imagefactory.recipes.bases import all_bases
 from imagefactory.recipes.match_spec import Spec, parse_spec
+from imagefactory.recipes.names import Known, choose_name, choose_names, suggest
 from imagefactory.recipes.values import (
     ARCHSPECS,
     REQUIREMENT_RULES,
@@ -80,37 +80,27 @@ def _waits(recipe: Recipe, families: Sequence[str], told: Mapping[str, object]) 
 
 
 def select(targets: Sequence[Target], names: Sequence[str]) -> tuple[Target, ...]:
-    """The targets that `names` ask for (exact names or patterns such as `pytorch-*`); all when empty.
+    """The targets that `names` ask for (names, beginnings, families or patterns); all when empty.
 
-    Raises NothingSelectedError for a name or pattern that fits no target.
+    Raises NothingSelectedError for a name that fits no target, UsageError for one that begins several.
     """
-    chosen: set[str] = set()
-    for name in names:
-        found = {target.name for target in targets if target.name == name or fnmatchcase(target.name, name)}
-        if not found:
-            raise NothingSelectedError(f"there is no target {show(name)}", hint=_meant(name, targets))
-        chosen |= found
-    return tuple(target for target in targets if not names or target.name in chosen)
+    if base := next((name for name in names if name.startswith("base:")), ""):
+        raise NothingSelectedError(
+            f"there is no target {show(base)}",
+            hint="a base is made with the first target on it, and locked by `imagefactory lock base:NAME`",
+        )
+    chosen = choose_names(names, _known(targets))
+    return tuple(target for target in targets if target.name in chosen)
 
 
 def select_one(targets: Sequence[Target], name: str) -> Target:
-    """The one target of `name`. Raises UsageError for a pattern that fits several."""
-    chosen = select(targets, (name,))
-    if len(chosen) > 1:
-        names = ", ".join(target.name for target in chosen)
-        raise UsageError(f"'{name}' fits {len(chosen)} targets, this takes one", hint=f"name one of {names}")
-    return chosen[0]
+    """The one target of `name`. Raises UsageError for what fits several."""
+    (chosen,) = select(targets, (choose_name(name, _known(targets)),))
+    return chosen
 
 
-def _meant(name: str, targets: Sequence[Target]) -> str:
-    families = sorted({target.family for target in targets})
-    if name.startswith("base:"):
-        return "a base is made with the first target on it, and locked by `imagefactory lock base:NAME`"
-    family = nearest(name, families)
-    near = nearest(name, [target.name for target in targets])
-    if family and not near:
-        return f"did you mean '{family}-*', in quotes?"
-    return f"did you mean '{near}'?" if near else "`imagefactory list` shows all targets"
+def _known(targets: Iterable[Target]) -> Known:
+    return {target.name: target.family for target in targets}
 
 
 def _expand(recipes: Iterable[Recipe], bases: Sequence[Base]) -> tuple[list[Target], list[str]]:
@@ -202,9 +192,8 @@ def _build_on(waiting: list[tuple[Recipe, MatrixRow]], targets: list[Target], fa
     for recipe, row in waiting:
         chain = _waits_for(recipe, row, waiting)
         if not chain:
-            names = [name for name in made if not name.startswith(f"{recipe.family}-")]
-            near = nearest(row.on, names)
-            hint = f"did you mean '{near}'?" if near else "`imagefactory list` shows all targets"
+            others = {name: one.family for name, one in made.items() if one.family != recipe.family}
+            hint = suggest(row.on, others) or "name a target that has a source of its own"
             faults.append(f"{_place(row, 'on')}: there is no target '{row.on}' ({hint})")
         elif chain[-1] == recipe.family:
             round_trip = " -> ".join((recipe.family, *chain))

@@ -14,7 +14,7 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from imagefactory.oci.mirrors import resolve
 from imagefactory.oci.model import Descriptor
 from imagefactory.oci.store import Reference
 from imagefactory.progress import Quiet
-from imagefactory.recipes.expand import select
+from imagefactory.recipes.expand import select_one
 from imagefactory.settings.load import Settings
 from imagefactory.stages.catalogue import CatalogueMaking, catalogue_of
 from imagefactory.verdicts.trust import read_trust
@@ -41,19 +41,20 @@ _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
 
 
 def read_catalogue(
-    settings: Settings, environ: Mapping[str, str], now: datetime, names: Sequence[str] = ()
+    settings: Settings, environ: Mapping[str, str], now: datetime, name: str = ""
 ) -> Catalogue:
     """The catalogue of the setting `catalogue`, else the factory's own, else that of the setting `registry`.
 
     In a factory only its own file and the environment name another: what a user or a site set is for those
-    who have none. A factory's own is made now, of the targets `names` alone (none: of all), and nobody signed
+    who have none. A factory's own is made now, of the target `name` alone (empty: of all), and nobody signed
     it. Any other must be signed by a key that is trusted here, and hold. Raises UsageError where none is
     named, StatementError for one that is refused, RegistryError for one that cannot be had.
     """
     place = settings.catalogue.value
     if is_factory(settings) and not (place and _near(settings)):
         factory = read_factory(settings, environ)
-        making = CatalogueMaking(targets=select(factory.targets, tuple(names)), now=now, named=bool(names))
+        targets = (select_one(factory.targets, name),) if name else factory.targets
+        making = CatalogueMaking(targets=targets, now=now, named=bool(name))
         return catalogue_of(factory, making, Quiet()).catalogue
     if place.startswith("/"):
         where, data = place, _read_file(Path(place))

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from imagefactory.access import Access
-from imagefactory.catalogue.model import Catalogue, CataloguedImage, Offer
-from imagefactory.catalogue.offers import find_image, judge_offer
+from imagefactory.catalogue.model import Offer
+from imagefactory.catalogue.offers import judge_offer, select_images
 from imagefactory.errors import LockError, StaleError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.files import replace_text
@@ -251,16 +250,6 @@ def read_catalogued(
         ranges=make_ranges(combos),
         notes=notes,
     )
-
-
-def select_images(catalogue: Catalogue, names: Sequence[str]) -> tuple[CataloguedImage, ...]:
-    """The images of these targets; a name may be a pattern (`pytorch-2.*`). None: all."""
-    found: dict[str, CataloguedImage] = {}
-    for name in names or ("*",):
-        matching = [one for one in catalogue.images if fnmatchcase(one.target, name)]
-        for one in matching or [find_image(catalogue, name)]:
-            found[one.target] = one
-    return tuple(found.values())
 
 
 def _offered(offer: Offer) -> ComboEntry:

@@ -50,7 +50,8 @@ _TRIALS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitAsk:
-    """What a person asked for. `kind` is None for what fits best, `run.executable` empty for a first trial.
+    """What a person asked for. `kind` is None for what fits best, `run.name` empty for the target's,
+    `run.executable` for a first trial.
 
     `folder` is where .sif files lie, `predicted` whether predictions are taken too, and `faulty` those where
     some calls meet a known fault. `rows` are of a sweep, without the count of runs.
@@ -97,7 +98,8 @@ def make_submit(catalogue: Catalogue, ask: SubmitAsk, trust: Trust, now: datetim
         classes=grounds.classes,
         judged=now,
     )
-    run = ask.run if ask.run.executable else _first_trial(ask.run, image.framework)
+    run = replace(ask.run, name=ask.run.name or image.target)
+    run = run if run.executable else _first_trial(run, image.framework)
     text = format_submit(taken, run, ask.site)
     dag = format_runs(f"{run.name}.sub", run.columns[1:], ask.rows) if run.columns else ""
     return SubmitMade(taken=taken, run=run, text=text, dag=dag)

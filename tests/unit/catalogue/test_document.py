@@ -239,13 +239,23 @@ def test_a_nonce_counts_once() -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("pytorch-2.3-cu12", f"did you mean '{TARGET}'"), ("jax", f"it has {TARGET}"), ("a\nb", "it has")],
+    [
+        ("pytroch-2.3-cu121", f"did you mean '{TARGET}'?"),
+        ("pytorch-2.3-cu12", f"of pytorch-2.3 there is {TARGET}"),
+        ("jax", f"there is {TARGET}"),
+        ("a\nb", f"there is {TARGET}"),
+    ],
 )
 def test_the_nearest_name_is_told(name: str, hint: str) -> None:
     with pytest.raises(NothingSelectedError, match="the catalogue has no") as caught:
         find_offer(make_catalogue(), name, TRUST, NOW)
     assert hint in caught.value.hint
     assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["pytorch", "pytorch-2.3", "pytorch-2", "pytorch-*"])
+def test_a_family_or_a_beginning_is_enough(name: str) -> None:
+    assert find_offer(make_catalogue(), name, TRUST, NOW).image.target == TARGET
 
 
 def test_an_empty_catalogue_says_so() -> None:

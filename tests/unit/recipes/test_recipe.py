@@ -336,8 +336,8 @@ def test_rows_on_targets_of_both_sources_and_on_others_that_are_built_so() -> No
 
 
 ON_FAULTS = [
-    (ON_CONDA, "stack-2.3-cu121", "stack-2.4-cu121", "3:5: there is no target 'stack-2.4-cu121' (did you mean 'stack-2.3-cu121'?)"),
-    (ON_CONDA, "stack-2.3-cu121", "zzz-9-cu1", "3:5: there is no target 'zzz-9-cu1' (`imagefactory list` shows all targets)"),
+    (ON_CONDA, "stack-2.3-cu121", "stack-2.4-cu121", "3:5: there is no target 'stack-2.4-cu121' (stack has stack-2.3-cu121, stack-2.7-cu12-py313)"),
+    (ON_CONDA, "stack-2.3-cu121", "zzz-9-cu1", "3:5: there is no target 'zzz-9-cu1' (there is stack-2.3-cu121, stack-2.7-cu12-py313,"),
     (ON_CONDA, "stack-2.3-cu121", "stack", "3:5: 'on' cannot be 'stack' (write the name of a target, such as \"pytorch-2.3-cu121\")"),
     (ON_CONDA, "stack-2.3-cu121", "lab-2.3-cu121", "3:5: 'lab' is built on itself: lab -> lab (name a target that has a source of its own)"),
     (ON_CONDA, "stack-2.3-cu121", "both-2.3-cu121", "3:5: 'lab' is built on itself: lab -> both -> lab (name a target"),
@@ -374,7 +374,7 @@ def test_fault_of_what_is_built_on_a_target(text: str, old: str, new: str, expec
 
 def test_what_waits_for_a_missing_target_is_not_told_too() -> None:
     assert faults_of(ON_BOTH, edited(ON_CONDA, "stack-2.3", "stack-2.9"), CONDA, PYPI) == (
-        f"{FILE}:3:5: there is no target 'stack-2.9-cu121' (did you mean 'stack-2.3-cu121'?)",
+        f"{FILE}:3:5: there is no target 'stack-2.9-cu121' (stack has stack-2.3-cu121, stack-2.7-cu12-py313)",
     )
 
 

@@ -259,17 +259,17 @@ def test_a_factory_without_a_registry_offers_its_store(
 ) -> None:
     image = the_image(made_of(factory, target))
     assert (image.reference, image.subject.index) == ("", pushed)
-    own = read_catalogue(factory.settings, factory.environ, NOW, [NAME])
+    own = read_catalogue(factory.settings, factory.environ, NOW, NAME)
     assert the_image(own).subject.index == pushed
     assert own.keyid == ""
     site = Setting(value="registry.invalid/gpu", origin="/etc/xdg/imagefactory/imagefactory.toml")
     outer = replace(factory.settings, catalogue=site)
-    assert read_catalogue(outer, factory.environ, NOW, [NAME]) == own
+    assert read_catalogue(outer, factory.environ, NOW, NAME) == own
     mine = replace(factory.settings, catalogue=Setting(value="/no/file", origin="$IMAGEFACTORY_CATALOGUE"))
     with pytest.raises(UsageError, match="/no/file"):
-        read_catalogue(mine, factory.environ, NOW, [NAME])
+        read_catalogue(mine, factory.environ, NOW, NAME)
     with pytest.raises(NothingSelectedError, match="pytorch"):
-        read_catalogue(factory.settings, factory.environ, NOW, ["pytorch-2.3-cu12"])
+        read_catalogue(factory.settings, factory.environ, NOW, "pytorch-2.3-cu12")
 
 
 # --- published and read --------------------------------------------------------------------------

@@ -1,0 +1,112 @@
+"""Which targets a word asks for, and what to say where it asks for none: of recipes and catalogues. Pure.
+
+    pytorch-2.3-cu121       the name
+    pytorch                 a family: all of it
+    pytorch-2.*             a pattern
+    pytorch-2.3             the beginning of one name alone
+
+No number of it goes on: `pytorch-2.1` is not `pytorch-2.10-cu128`. Of names that begin so the one that the
+others only add to is meant, since what is a family's default has no suffix.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from imagefactory.errors import NothingSelectedError, UsageError
+from imagefactory.recipes.yaml_tree import show
+from imagefactory.versions import natural, nearest
+
+Known = Mapping[str, str]
+"""Targets' names, each with its family."""
+FEW = 12
+_HEAD = re.compile(r"(.*?)((?:-[0-9].*)?)", re.DOTALL)
+
+
+def choose_names(words: Sequence[str], known: Known, lacking: str = "there is no target") -> tuple[str, ...]:
+    """The names that these words ask for, in the order of `known`; all where there are no words.
+
+    Raises NothingSelectedError, which begins with `lacking`, for a word that fits none, and UsageError for
+    the beginning of several names.
+    """
+    chosen: set[str] = set()
+    for word in words:
+        chosen |= set(_fitting(word, known) or (_begun(word, known, lacking),))
+    return tuple(name for name in known if not words or name in chosen)
+
+
+def choose_name(word: str, known: Known, lacking: str = "there is no target") -> str:
+    """As `choose_names`, of one word. Raises UsageError where it fits several."""
+    found = choose_names((word,), known, lacking)
+    if len(found) > 1:
+        raise UsageError(
+            f"{show(word)} fits {len(found)} targets, this takes one", hint=f"name one of {few(found)}"
+        )
+    return found[0]
+
+
+def suggest(word: str, known: Known) -> str:
+    """What else somebody may have meant: never another version, but which there are. Empty where none is."""
+    near = nearest(word, known)
+    if near:
+        return f"did you mean '{near}'?"
+    parts = _HEAD.fullmatch(word)
+    head, rest = (parts[1], parts[2]) if parts else (word, "")
+    families = sorted(set(known.values()))
+    family = head if head in families else nearest(head, families)
+    if not family:
+        return f"there is {few(tuple(known))}" if known else ""
+    meant = _beginning(f"{family}{rest}", known) if rest else ()
+    if len(meant) == 1:
+        return f"did you mean '{meant[0]}'?"
+    release = "-".join([family, *rest.split("-")[1:2]])
+    same = [name for name in known if name.startswith(f"{release}-")] if rest else []
+    if same:
+        return f"of {release} there is {few(same)}"
+    has = f"{family} has {few([name for name, of in known.items() if of == family])}"
+    return has if head == family else f"did you mean '{family}'? {has}"
+
+
+def few(names: Sequence[str]) -> str:
+    """Some of them, the newest where there are many."""
+    if len(names) <= FEW:
+        return ", ".join(names)
+    newest = sorted(names, key=natural, reverse=True)[:FEW]
+    return f"{', '.join(newest)} and {len(names) - FEW} more (imagefactory list)"
+
+
+def _fitting(word: str, known: Known) -> tuple[str, ...]:
+    """The name itself, what fits a pattern, or all of a family."""
+    if word in known:
+        return (word,)
+    return tuple(name for name, family in known.items() if family == word or fnmatchcase(name, word))
+
+
+def _begun(word: str, known: Known, lacking: str) -> str:
+    found = _beginning(word, known)
+    if not found:
+        raise NothingSelectedError(f"{lacking} {show(word)}", hint=suggest(word, known))
+    if len(found) > 1:
+        raise UsageError(
+            f"{show(word)} is the beginning of {len(found)} targets",
+            hint=f"name one of {few(found)}; or all of them: '{word}*', in quotes",
+        )
+    return found[0]
+
+
+def _beginning(word: str, known: Known) -> tuple[str, ...]:
+    """The names that go on behind the word, where no number of it goes on."""
+    if not word:
+        return ()
+    whole = [name for name in known if name.startswith(f"{word}-")]
+    found = whole or [
+        name
+        for name in known
+        if name.startswith(word) and not (word[-1].isdigit() and name[len(word)].isdigit())
+    ]
+    shortest = min(found, key=len, default="")
+    if found and all(name == shortest or name.startswith(f"{shortest}-") for name in found):
+        return (shortest,)
+    return tuple(found)
