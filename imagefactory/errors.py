@@ -6,8 +6,14 @@ is a bug and keeps its traceback (exit code 1).
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import shlex
+import sys
 from collections.abc import Iterable
+
+DISTRIBUTION = "gpu-imagefactory"
+"""What the package index calls this program; there, `imagefactory` is somebody else's."""
 
 EXIT_OK = 0
 EXIT_BUG = 1
@@ -32,6 +38,19 @@ _LOGIN = re.compile(
 def without_logins(text: str) -> str:
     """`text` without the users and passwords of the addresses in it."""
     return _LOGIN.sub("", text)
+
+
+def own_pip(verb: str, what: str) -> str:
+    """The command that installs or removes packages for the very Python that runs this."""
+    python = shlex.quote(sys.executable)
+    if importlib.util.find_spec("pip"):
+        return f"{python} -m pip {verb} {what}"
+    return f"uv pip {verb} --python {python} {what}"  # as uv's own environments have no pip
+
+
+def extra_hint(extra: str) -> str:
+    """The command that brings one of this program's extras (`build`, `conda`, ...)."""
+    return own_pip("install", f"'{DISTRIBUTION}[{extra}]'")
 
 
 class FactoryError(Exception):

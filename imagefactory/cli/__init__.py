@@ -54,7 +54,16 @@ from imagefactory.cli import (
     watch,
 )
 from imagefactory.cli.output import Call, complain, explain, say_json, write
-from imagefactory.errors import EXIT_INTERRUPTED, EXIT_OK, FactoryError, ToolError, without_logins
+from imagefactory.errors import (
+    DISTRIBUTION,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    FactoryError,
+    ToolError,
+    extra_hint,
+    own_pip,
+    without_logins,
+)
 from imagefactory.progress import STYLES, fall_silent
 
 MODULES = {
@@ -151,6 +160,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if argv is None else argv)
     _clean_up_when_told_to_end()
     try:
+        refuse_the_other_package(Path(__file__).parents[1])
         code = cli.main(args=arguments, prog_name="imagefactory", standalone_mode=False)
     except FactoryError as error:
         code = _end(error, arguments)
@@ -174,9 +184,23 @@ def main(argv: Sequence[str] | None = None) -> None:
         extra = MODULES.get((error.name or "").partition(".")[0])
         if extra is None:
             raise
-        missing = ToolError(f"{error.name} is not installed", hint=f"pip install 'imagefactory[{extra}]'")
+        missing = ToolError(f"{error.name} is not installed", hint=extra_hint(extra))
         code = _end(missing, arguments)
     sys.exit(code if isinstance(code, int) else EXIT_OK)
+
+
+def refuse_the_other_package(package: Path) -> None:
+    """Raises ToolError where the index's own `imagefactory` was installed into this program's folder.
+
+    Both have files of the same names, so whichever came last has overwritten the other's. One look-up tells
+    it, by a file that only the other has (imagefactory 0.1.0 of 2017, the only release).
+    """
+    if (package / "imagefactory.py").exists():
+        raise ToolError(
+            f"another program named imagefactory is installed in {package} and overwrites parts of this one",
+            hint=f"{own_pip('uninstall', 'imagefactory')} && "
+            + own_pip("install", f"--force-reinstall --no-deps {DISTRIBUTION}"),
+        )
 
 
 def _clean_up_when_told_to_end() -> None:

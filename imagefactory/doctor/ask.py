@@ -12,7 +12,7 @@ from imagefactory.access import Access, conda_channels, debian_mirror, open_regi
 from imagefactory.doctor.facts import Probe
 from imagefactory.engines.build_secrets import find_secrets
 from imagefactory.engines.docker import DockerEngine
-from imagefactory.errors import FactoryError, ToolError
+from imagefactory.errors import FactoryError, ToolError, extra_hint
 from imagefactory.lock.conda.own_tool import find_tool
 from imagefactory.lock.debian.archive import reach
 from imagefactory.oci.credentials import find_credentials
@@ -53,7 +53,7 @@ def _ask(name: str, question: Callable[[], str]) -> Probe:
         return Probe(
             name=name,
             refusal=f"{error.name} is not installed",
-            remedy=f"pip install 'imagefactory[{extra}]'",
+            remedy=extra_hint(extra),
         )
 
 
@@ -76,7 +76,7 @@ def _ask_conda(access: Access) -> str:
     try:
         tools = f"py-rattler {importlib.metadata.version('py-rattler')}"
     except importlib.metadata.PackageNotFoundError:
-        raise ToolError("py-rattler is not installed", hint="pip install 'imagefactory[conda]'") from None
+        raise ToolError("py-rattler is not installed", hint=extra_hint("conda")) from None
     solver = access.settings.solver.value
     if solver != SOLVERS[0]:
         tools += f", {find_tool(solver, access.environ).name()} solves"

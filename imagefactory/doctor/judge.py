@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from imagefactory.doctor.facts import MODULES, Diagnosis, Disk, Health, MachineFacts
+from imagefactory.errors import extra_hint
 from imagefactory.progress import format_bytes
 from imagefactory.runners.gpu_devices import count_gpus
 from imagefactory.runners.limits import format_amount
@@ -224,10 +225,7 @@ def _programs(facts: MachineFacts) -> list[Diagnosis]:
     else:
         findings.append(
             Diagnosis(
-                name="uv",
-                state=Health.MISSING,
-                detail="locks are solved with it",
-                remedy="pip install 'imagefactory[build]'",
+                name="uv", state=Health.MISSING, detail="locks are solved with it", remedy=extra_hint("build")
             )
         )
     lacking = [name for name in MODULES if name not in facts.modules and name != "uv"]
@@ -237,7 +235,7 @@ def _programs(facts: MachineFacts) -> list[Diagnosis]:
                 name="build packages",
                 state=Health.MISSING,
                 detail=f"not installed: {', '.join(lacking)}",
-                remedy="pip install 'imagefactory[build]'",
+                remedy=extra_hint("build"),
             )
         )
     else:

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import IO, Any, cast
 
-from imagefactory.errors import StoreError, ToolError
+from imagefactory.errors import StoreError, ToolError, extra_hint
 from imagefactory.oci.manifests import LAYER_CODECS
 
 PIECE = 1 << 18
@@ -98,7 +98,7 @@ def unzstd(chunks: Iterator[bytes]) -> Iterator[bytes]:
     except ImportError as error:
         raise ToolError(
             "this layer is packed with zstd, and the Python package zstandard is not installed",
-            hint="pip install 'imagefactory[build]'",
+            hint=extra_hint("build"),
         ) from error
     decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
     source = _Chunks(chunks)

@@ -18,7 +18,7 @@ from pathlib import Path
 from tarfile import HeaderError, ReadError
 from typing import IO, Protocol, Self, cast
 
-from imagefactory.errors import StoreError, ToolError
+from imagefactory.errors import StoreError, ToolError, extra_hint
 from imagefactory.oci.inflate import inflater
 from imagefactory.oci.manifests import LAYER_CODECS
 from imagefactory.oci.model import Layer
@@ -132,7 +132,7 @@ def _decoder(media_type: str, packed: _Counted, opened: ExitStack) -> _Source:
         except ImportError as error:
             raise ToolError(
                 "this layer is packed with zstd, and the Python package zstandard is not installed",
-                hint="pip install 'imagefactory[build]'",
+                hint=extra_hint("build"),
             ) from error
         reader = zstandard.ZstdDecompressor().stream_reader(
             cast("IO[bytes]", packed), read_across_frames=True

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from imagefactory.errors import BuildError, FactoryError, ToolError
+from imagefactory.errors import BuildError, FactoryError, ToolError, extra_hint
 from imagefactory.files import explain_full_disk
 from imagefactory.trees import remove_tree
 
@@ -279,9 +279,7 @@ def explain_missing(machine: ApptainerMachine, *, building: bool) -> ToolError |
     if numbers < OLDEST:
         return ToolError(f"apptainer {machine.version} is too old", hint=INSTALL_HINT)
     if building and not machine.spython:
-        return ToolError(
-            "the Python package spython is missing", hint="pip install 'imagefactory[apptainer]'"
-        )
+        return ToolError("the Python package spython is missing", hint=extra_hint("apptainer"))
     if building and not machine.mksquashfs_help:
         return ToolError("there is no mksquashfs here", hint="apt-get install squashfs-tools")
     if building and not re.search(r"^\s+zstd\b", machine.mksquashfs_help or "", re.MULTILINE):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any
 
-from imagefactory.errors import FactoryError, ToolError
+from imagefactory.errors import FactoryError, ToolError, extra_hint
 from imagefactory.oci.docker_archive import stream_docker
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.model import Image
@@ -80,9 +80,7 @@ class DockerDaemon:
             import requests
             import urllib3
         except ImportError as error:
-            raise ToolError(
-                "docker's Python SDK is not installed", hint="pip install 'imagefactory[docker]'"
-            ) from error
+            raise ToolError("docker's Python SDK is not installed", hint=extra_hint("docker")) from error
         try:
             yield
         except (

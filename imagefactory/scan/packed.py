@@ -5,7 +5,7 @@ Sources: LZ4 Block Format Description; RFC 8878 (zstd), frames and blocks.
 
 from __future__ import annotations
 
-from imagefactory.errors import ToolError
+from imagefactory.errors import ToolError, extra_hint
 
 ZSTD_BLOCK = 1 << 17  # no block of zstd is longer, packed or not
 ZSTD_START = ZSTD_BLOCK + 64  # bytes in which a frame's header and first block lie
@@ -51,7 +51,7 @@ def zstd_start(packed: bytes, most: int) -> bytes:
     except ImportError as error:
         raise ToolError(
             "reading GPU code that is packed with zstd needs zstandard, which is not installed",
-            hint="pip install 'imagefactory[build]'",
+            hint=extra_hint("build"),
         ) from error
     if packed[:4] != b"\x28\xb5\x2f\xfd" or len(packed) < 6:
         return b""

@@ -383,7 +383,7 @@ def test_without_py_rattler_the_extra_is_named(
     monkeypatch.setattr(prefix.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ToolError, match="py-rattler") as caught:
         factory_.build(lock)
-    assert "imagefactory[conda]" in caught.value.hint
+    assert "gpu-imagefactory[conda]" in caught.value.hint
 
 
 def test_claims_are_told_once_for_two_packages() -> None:

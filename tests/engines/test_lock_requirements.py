@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.errors import LockError, ToolError, UnsolvableError
+from imagefactory.errors import LockError, ToolError, UnsolvableError, extra_hint
 from imagefactory.lock import LockRequest
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.download import PackageCache
@@ -265,7 +265,7 @@ def test_without_uv_the_command_that_installs_it_is_named(
     monkeypatch.setitem(sys.modules, "uv", None)
     with pytest.raises(ToolError) as caught:
         locker(index, tmp_path).lock(REQUEST, Quiet())
-    assert caught.value.hint == "pip install 'imagefactory[build]'"
+    assert caught.value.hint == extra_hint("build")
 
 
 def test_a_lock_is_a_requirements_file(index: Index, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from imagefactory.errors import DISTRIBUTION
 from tests.services import uv
 from tests.services.apptainer import fuse_for_everyone
 from tests.services.libcuda import MEMORY, NAME, UUID
@@ -417,7 +418,7 @@ def install(folder: Path, installs: Mapping[str, str]) -> None:
         target = place / "lib" / python.name / "site-packages"
         where = ["--python", sys.executable, "--python-version", python.name.removeprefix("python")]
         versions = ["--constraint", TREE / "requirements/dev.txt"]
-        uv.install(*where, "--target", target, *versions, f"imagefactory[{extras}] @ {wheel.as_uri()}")
+        uv.install(*where, "--target", target, *versions, f"{DISTRIBUTION}[{extras}] @ {wheel.as_uri()}")
         (place / "bin/python3").symlink_to("/usr/bin/python3")
         (place / "pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = false\n")
         (place / "bin/imagefactory").write_text(

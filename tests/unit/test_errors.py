@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
 import pickle
+import shlex
+import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
 from imagefactory.errors import (
+    DISTRIBUTION,
     BuildError,
     DownloadError,
     FactoryError,
     RecipeError,
     ToolError,
     UnsolvableError,
+    extra_hint,
 )
 
 
@@ -32,3 +39,17 @@ def test_an_error_crosses_a_process_whole(error: FactoryError) -> None:
     came = pickle.loads(pickle.dumps(error))
     assert type(came) is type(error)
     assert (str(came), vars(came)) == (str(error), vars(error))
+
+
+def test_a_hint_installs_an_extra_of_this_distribution_for_this_very_python(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Other Pythons have no use for it, and the index's `imagefactory` is another program."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert project["name"] == DISTRIBUTION
+    monkeypatch.setattr(sys, "executable", "/my tools/bin/python3")
+    words = shlex.split(extra_hint("conda"))
+    assert words == ["/my tools/bin/python3", "-m", "pip", "install", "gpu-imagefactory[conda]"]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    words = shlex.split(extra_hint("conda"))
+    assert words == ["uv", "pip", "install", "--python", "/my tools/bin/python3", "gpu-imagefactory[conda]"]

@@ -18,7 +18,7 @@ ENTRIES = 34
 LINES = 400
 # Copied whole into every definition, and run there by itself.
 ONE_FILE = {HOUSE / "render/conda_install.py"}
-# What `pip install imagefactory` alone does not bring.
+# What the light install alone does not bring.
 EXTRAS = {"classad2", "conda_lock", "cryptography", "docker", "htcondor2", "installer", "isal", "jinja2"} | {
     *("rattler", "rich", "spython", "tomlkit", "uv", "zstandard")
 }

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from imagefactory.errors import BuildError, StoreError, ToolError
+from imagefactory.errors import BuildError, StoreError, ToolError, extra_hint
 from imagefactory.files import Removal, entries_of, explain_full_disk
 from imagefactory.model import LockedConda
 from imagefactory.progress import Progress
@@ -100,7 +100,7 @@ def staged(staging: Staging, progress: Progress) -> Iterator[LinkedPrefix]:
     without py-rattler.
     """
     if importlib.util.find_spec("rattler") is None:
-        raise ToolError("py-rattler is not installed", hint="pip install 'imagefactory[conda]'")
+        raise ToolError("py-rattler is not installed", hint=extra_hint("conda"))
     with explain_full_disk(staging.scratch):
         staging.scratch.mkdir(parents=True, exist_ok=True)
         staging.cache.mkdir(parents=True, exist_ok=True)

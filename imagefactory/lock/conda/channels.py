@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
-from imagefactory.errors import LockError, ToolError, UsageError
+from imagefactory.errors import LockError, ToolError, UsageError, extra_hint
 from imagefactory.recipes.match_spec import channel_address
 from imagefactory.web import Login, Patience, Web, on_loopback, redact
 
@@ -295,7 +295,7 @@ def _rattler() -> Any:
     try:
         import rattler
     except ImportError as error:
-        raise ToolError("py-rattler is not installed", hint="pip install 'imagefactory[conda]'") from error
+        raise ToolError("py-rattler is not installed", hint=extra_hint("conda")) from error
     return rattler
 
 

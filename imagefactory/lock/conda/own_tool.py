@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from imagefactory.errors import LockError, ToolError, UnsolvableError
+from imagefactory.errors import LockError, ToolError, UnsolvableError, extra_hint
 from imagefactory.lock import LockRequest
 from imagefactory.lock.conda.channels import ChannelAccess
 from imagefactory.lock.conda.file import merge_depends
@@ -50,9 +50,7 @@ class CondaTool:
         try:
             by = version("conda-lock")
         except PackageNotFoundError as error:
-            raise ToolError(
-                "conda-lock is not installed", hint="pip install 'imagefactory[conda]'"
-            ) from error
+            raise ToolError("conda-lock is not installed", hint=extra_hint("conda")) from error
         try:
             done = subprocess.run(
                 [self.path, "--version"], capture_output=True, text=True, check=False, env=dict(self.environ)

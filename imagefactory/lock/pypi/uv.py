@@ -16,7 +16,7 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from imagefactory.errors import LockError, ToolError, UnsolvableError
+from imagefactory.errors import LockError, ToolError, UnsolvableError, extra_hint, own_pip
 from imagefactory.lock import Behind, LockRequest
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.pypi.behind import find_behind
@@ -68,7 +68,7 @@ class UvLocker:
         if done.returncode != 0 or not match:
             raise ToolError(
                 f"uv does not start: {(done.stderr or done.stdout).strip()[:200]}",
-                hint="pip install --force-reinstall 'imagefactory[build]'",
+                hint=own_pip("install", "--force-reinstall uv"),
             )
         return match[0]
 
@@ -240,7 +240,7 @@ class UvLocker:
 
             program = find_uv_bin()
         except (ImportError, FileNotFoundError) as error:
-            raise ToolError("uv is not installed", hint="pip install 'imagefactory[build]'") from error
+            raise ToolError("uv is not installed", hint=extra_hint("build")) from error
         # From `/`: uv reads a uv.toml of the folder it stands in and of those above, and in a shared
         # temporary folder anyone could have put one.
         return subprocess.run(
@@ -273,7 +273,7 @@ class UvLocker:
         if not fitting:
             raise LockError(
                 f"{target}: uv knows no platform for glibc {glibc} on {machine}",
-                hint="pip install --upgrade uv",
+                hint=own_pip("install", "--upgrade uv"),
             )
         return max(fitting)
 

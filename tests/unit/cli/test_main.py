@@ -31,6 +31,23 @@ def test_list_shows_every_target_and_its_lock(call: Call) -> None:
     assert {row[-1] for row in rows[1:]} == {"ok"}
 
 
+def test_it_does_not_run_beside_the_other_package_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As pip leaves the two: the other's module lies among ours, and either's script comes here."""
+    (tmp_path / "imagefactory.py").touch()
+    (tmp_path / "cli").mkdir()
+    monkeypatch.setattr(cli, "__file__", str(tmp_path / "cli/__init__.py"))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == errors.EXIT_TOOL
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "another program named imagefactory" in said.err
+    assert " -m pip uninstall imagefactory && " in said.err
+    assert said.err.endswith(" -m pip install --force-reinstall --no-deps gpu-imagefactory\n")
+
+
 def test_json_carries_a_format_version(call: Call) -> None:
     listed = call("list", "--json", "pytorch-*").json()
     assert listed["format"] == "imagefactory.targets/1"

@@ -315,7 +315,7 @@ HERE = ApptainerMachine(
     ("changes", "message", "hint"),
     [
         ({"version": "1.1.9"}, "too old", "1.2 or newer"),
-        ({"spython": False}, "spython is missing", "imagefactory[apptainer]"),
+        ({"spython": False}, "spython is missing", "gpu-imagefactory[apptainer]"),
         ({"mksquashfs_help": ""}, "no mksquashfs", "apt-get install squashfs-tools"),
         ({"mksquashfs_help": "Compressors:\n\tgzip (default)\n"}, "cannot write zstd", "4.4"),
         (

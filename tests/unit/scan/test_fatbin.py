@@ -18,7 +18,7 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from imagefactory.errors import ToolError, UsageError
+from imagefactory.errors import ToolError, UsageError, extra_hint
 from imagefactory.gpu.capability import parse_code
 from imagefactory.gpu.model import Library
 from imagefactory.scan import elf, fatbin, forward, offload, packed
@@ -281,7 +281,7 @@ def test_compressed_bundles_without_zstandard(monkeypatch: pytest.MonkeyPatch, f
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(ToolError, match="zstandard") as caught:
         filed(compressed(bundle("hipv4-amdgcn-amd-amdhsa--gfx942")))
-    assert caught.value.hint == "pip install 'imagefactory[build]'"
+    assert caught.value.hint == extra_hint("build")
     assert modules(filed(compressed(bundle("hip-amdgcn-amd-amdhsa--gfx942"), method=0))) == {("gfx942",): 1}
 
 

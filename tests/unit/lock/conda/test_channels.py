@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.errors import LockError, ToolError, UsageError
+from imagefactory.errors import LockError, ToolError, UsageError, extra_hint
 from imagefactory.lock.conda.channels import ChannelAccess, find_channels
 from imagefactory.lock.conda.solver import Solver, first_question, name_of, run
 from imagefactory.recipes.match_spec import CHANNEL_ROOT, channel_address
@@ -363,4 +363,4 @@ def test_without_rattler_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "rattler", None)
     with pytest.raises(ToolError) as caught:
         ChannelAccess().gateway(tmp_path)
-    assert caught.value.hint == "pip install 'imagefactory[conda]'"
+    assert caught.value.hint == extra_hint("conda")
