@@ -32,6 +32,9 @@ nightly: ## the same on large inputs, all families, long storms
 bench: ## the benchmark of the first table of docs/benchmarks.md
 	$(bin)/python benchmarks/main_job.py --folder .benchmark
 
+site: ## the documentation as a site in site/, its reference made from the code; a warning ends it
+	$(bin)/sphinx-build --quiet --fail-on-warning --doctree-dir site/.doctrees -c docs . site
+
 scanned: ## scan the frameworks' wheels of the locks that were not yet (fetches each, keeps none)
 	$(bin)/python -m imagefactory.stages.scan_wheels --write --locks
 
@@ -47,4 +50,4 @@ requirements: ## solve the project's own dependencies anew
 	    --no-annotate --python-version 3.11 - --output-file requirements/$$framework.txt; done
 	sed -n '/^py-rattler==/,/[^\\]$$/p' requirements/build.txt | grep -v '# via' >imagefactory/render/rattler.txt
 
-.PHONY: help setup check format unit test nightly bench scanned mutants requirements
+.PHONY: help setup check format unit test nightly bench site scanned mutants requirements

@@ -27,6 +27,21 @@ EXIT_REGISTRY = 8
 EXIT_CHECK = 9
 EXIT_INTERRUPTED = 130
 EXIT_LIMIT = 137
+EXIT_CODES = {
+    EXIT_OK: "all asked for holds",
+    EXIT_BUG: "a bug",
+    EXIT_USAGE: "recipe or arguments",
+    EXIT_NOTHING_SELECTED: "nothing selected",
+    EXIT_STALE: "stale (--check)",
+    EXIT_LOCK: "lock",
+    EXIT_TOOL: "tool missing",
+    EXIT_BUILD: "build",
+    EXIT_REGISTRY: "registry",
+    EXIT_CHECK: "a check failed, or the answer is no",
+    EXIT_INTERRUPTED: "interrupted",
+    EXIT_LIMIT: "a limit of `run` ended it",
+}
+"""Each in the words that `--help` and the documentation use."""
 
 
 # USER:PASSWORD@ behind a scheme or bare, a user alone only behind one; NAME:TAG@sha256:... is none.

@@ -56,6 +56,7 @@ from imagefactory.cli import (
 from imagefactory.cli.output import Call, complain, explain, say_json, write
 from imagefactory.errors import (
     DISTRIBUTION,
+    EXIT_CODES,
     EXIT_INTERRUPTED,
     EXIT_OK,
     FactoryError,
@@ -78,10 +79,7 @@ MODULES = {
     "tomlkit": "sign",
 }
 """What a light install lacks, and the extra that brings it."""
-EPILOG = (
-    "Exit codes: 0 all asked for holds; 1 a bug; 2 recipe or arguments; 3 nothing selected; 4 stale "
-    "(--check); 5 lock; 6 tool missing; 7 build; 8 registry; 9 a check failed; 130 interrupted."
-)
+EPILOG = f"Exit codes: {'; '.join(f'{code} {words}' for code, words in EXIT_CODES.items())}."
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=EPILOG)

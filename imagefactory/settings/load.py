@@ -37,21 +37,8 @@ FOLDERS = ("store", "cache", "certificates", "signing_key", "catalogue", "sif_fo
 class Settings:
     """`root` is the factory's folder (recipes/, lockfiles/, definitions/).
 
-    `store` is the OCI image layout that holds what is built; `cache` holds what can be fetched again.
-    `registry` (`host[:port][/path]`) is where `push` sends images, `engine` what `build` uses, `runner`
-    what starts images (empty: the engine's own). `certificates` is a PEM bundle trusted instead of the
-    machine's for registries, the package index, Debian's archive and inside builds. `plain_http` is
-    hosts of registries spoken to without TLS, `mirrors` pairs `host[/prefix]=host[:port][/path]`, both
-    with commas. `index` is a Python package index (PEP 503 or 691) and `debian_mirror` a Debian archive;
-    empty means what the machine's uv, pip and apt are set to. `channels` pairs `channel=place`, both with
-    commas: conda channels (a name or an address, or the beginning of addresses) and where they are asked
-    instead (an address or a folder). `solver` solves conda's packages: `rattler`, or the user's own `conda`,
-    `mamba` or `micromamba`, or the path of one. `codec` is `zstd` or `gzip`, `workers` a
-    count of processes (0: one per core). `signing_key` is the file of the private key that signs verdicts, or
-    the name of one of this user's; empty: the only one there. `catalogue` is where the signed catalogue lies:
-    `HOST[/PATH][:TAG]` (the registry's place, in it the repository `catalogue`), or a file (`/...`, `./...`,
-    `../...`, `~/...`); empty: in `registry`. `site` says whose rules submit files follow (SITES).
-    `sif_folder` is where jobs find .sif files: a folder that the pool's machines share, or `osdf:///...`.
+    What each other means, MEANINGS says. Pairs (`mirrors`, `channels`) and lists are one text with commas; an
+    empty text is the default that is not known here: none, or what the machine's own tools are set to.
 
     `files` are those that settings and trust may be written in, the nearest first.
     """

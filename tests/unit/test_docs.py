@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +53,16 @@ def test_files_that_the_architecture_names_are_there() -> None:
     assert len(named) > 30
     places = (ROOT, ROOT / "imagefactory")
     assert {name for name in named if not any((place / name).exists() for place in places)} == set()
+
+
+def test_the_architecture_draws_the_layers_that_are_held() -> None:
+    drawn = re.search(r"```text\n(.*?)```", (ROOT / "docs/architecture.md").read_text(), re.DOTALL)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    layers = project["tool"]["importlinter"]["contracts"][0]["layers"]
+    rooms = (
+        [re.split(r"  +", line)[0].replace(" · ", " | ") for line in drawn[1].splitlines()] if drawn else []
+    )
+    assert rooms == [layer for layer in layers if layer != "__main__"]
 
 
 def named_options(command: click.Command) -> set[str]:

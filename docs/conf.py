@@ -1,0 +1,344 @@
+"""The documentation's site, by Sphinx: `make site` writes it to site/. Any warning ends the build.
+
+Its pages are the tree's own, where they lie, so a link holds here as on GitHub. A page asks for a table that
+is made from the code by a comment, `<!-- table: settings -->`. No font, script or style comes from elsewhere.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import io
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from sphinx.application import Sphinx
+
+import imagefactory.cli as package
+from imagefactory import errors
+from imagefactory.catalogue import document as catalogue
+from imagefactory.cli import cli
+from imagefactory.cli.output import say_json
+from imagefactory.lock.conda import file as conda_lock
+from imagefactory.lock.debian import file as base_lock
+from imagefactory.lock.pypi import requirements as wheel_lock
+from imagefactory.pools import inventory
+from imagefactory.settings.meanings import MEANINGS
+from imagefactory.stages import tables as combos
+from imagefactory.verdicts import revocation, statement
+from imagefactory.verify import report
+from imagefactory.verify.kit import program as kit
+
+ROOT = Path(__file__).parents[1]
+
+project = "imagefactory"
+copyright = "Apache-2.0"
+extensions = ["myst_parser"]
+root_doc = "README"
+include_patterns = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md", "docs/**.md"]
+exclude_patterns = [
+    ".*",
+    *(row.name for row in ROOT.iterdir() if row.name not in ("benchmarks", "docs") and row.is_dir()),
+]
+myst_heading_anchors = 3
+highlight_language = "none"
+html_theme = "furo"
+html_title = "imagefactory"
+html_copy_source = False
+html_show_sphinx = False
+PAGES = {
+    "Run jobs": ("docs/researchers", "docs/compat"),
+    "Look after GPUs": ("docs/facilitators", "docs/verified"),
+    "Make images": (
+        "docs/build",
+        "docs/recipes",
+        "docs/environments",
+        "docs/conda",
+        "docs/push",
+        "docs/engines",
+        "docs/limits",
+    ),
+    "Reference": (
+        "docs/reference/commands",
+        "docs/reference/recipe-keys",
+        "docs/reference/settings",
+        "docs/reference/exit-codes",
+        "docs/reference/json",
+    ),
+    "Behind it": (
+        "docs/security",
+        "docs/architecture",
+        "docs/benchmarks",
+        "benchmarks/README",
+        "CONTRIBUTING",
+        "CHANGELOG",
+    ),
+}
+"""What stands beside every page, in this order."""
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("source-read", complete)
+    app.connect("build-finished", name_first_page)
+
+
+def complete(_: Sphinx, page: str, source: list[str]) -> None:
+    source[0] = _MARK.sub(lambda found: TABLES[found[1]](), source[0]) + (
+        contents() if page == root_doc else ""
+    )
+
+
+def contents() -> str:
+    """PAGES for Sphinx; a page of docs/ that is not placed there comes last."""
+    placed = {page for pages in PAGES.values() for page in pages}
+    found = {path.relative_to(ROOT).with_suffix("").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    return "".join(
+        f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n" + "\n".join(pages) + "\n```\n"
+        for caption, pages in {**PAGES, "More": sorted(found - placed)}.items()
+        if pages
+    )
+
+
+def name_first_page(app: Sphinx, failed: Exception | None) -> None:
+    """A web server and a browser in a folder look for index.html."""
+    if not failed:
+        shutil.copyfile(app.outdir / f"{root_doc}.html", app.outdir / "index.html")
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+_MARK = re.compile(r"<!-- table: ([a-z-]+) -->")
+
+
+def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in lines)
+
+
+def text(words: str) -> str:
+    """Plain words as Markdown; what stands in backticks is code."""
+    parts = re.split(r"(`[^`]*`)", " ".join(words.split()))
+    return "".join(
+        part if part.startswith("`") else re.sub(r"([\\*_<>\[\]])", r"\\\1", part) for part in parts
+    )
+
+
+# --- commands -------------------------------------------------------------------------------------
+
+
+def commands(group: click.Group = cli, name: str = "imagefactory", level: int = 2) -> str:
+    return "\n\n".join(
+        command_text(command, f"{name} {word}", level) for word, command in sorted(group.commands.items())
+    )
+
+
+def command_text(command: click.Command, name: str, level: int) -> str:
+    context = click.Context(command, info_name=name)
+    parts = [f"{'#' * level} {name}", help_text(command.help or "")]
+    records = [found for option in command.params if (found := option.get_help_record(context))]
+    parts.append("```text\n" + " ".join((name, *command.collect_usage_pieces(context))) + "\n```")
+    if options := [(f"`{names}`", text(words)) for names, words in records if words]:
+        parts.append(table(("option", ""), options))
+    if isinstance(command, click.Group):
+        parts.append(commands(command, name, level + 1))
+    return "\n\n".join(parts)
+
+
+def help_text(words: str) -> str:
+    """A docstring as click reads it: paragraphs, and those behind \\b as they are."""
+    paragraphs = re.split(r"\n\s*\n", inspect.cleandoc(words))
+    return "\n\n".join(
+        f"```text\n{inspect.cleandoc(paragraph[1:])}\n```" if paragraph.startswith("\b") else text(paragraph)
+        for paragraph in paragraphs
+    )
+
+
+# --- recipes, settings, exit codes ----------------------------------------------------------------
+
+
+def recipe_keys() -> str:
+    recipe, bases = (
+        json.loads((ROOT / "recipes" / name).read_text())
+        for name in ("recipe.schema.json", "bases.schema.json")
+    )
+    shared, own = recipe["$defs"], bases["$defs"]
+    return "\n\n".join(
+        (
+            "## A family",
+            keys(recipe, shared),
+            "## A row of `matrix`",
+            keys(shared["row"], shared),
+            "## `system`",
+            keys(recipe["properties"]["system"], shared),
+            "## A base from Debian's packages, in `recipes/bases.yaml`",
+            keys(own["row"], own),
+            "## A base of a registry",
+            keys(own["pulled-row"], own),
+        )
+    )
+
+
+def keys(schema: dict[str, Any], known: dict[str, Any]) -> str:
+    needed = schema.get("required", ())
+    return table(
+        ("key", "", "", "must"),
+        (
+            (f"`{key}`", text(row["description"]), shape(row, known), "yes" if key in needed else "")
+            for key, row in schema["properties"].items()
+        ),
+    )
+
+
+def shape(row: dict[str, Any], known: dict[str, Any]) -> str:
+    """What may stand at a key: a kind, or the words of a fixed set."""
+    row = row | known.get(row.get("$ref", "").rpartition("/")[2], {})
+    if "enum" in row:
+        return ", ".join(f"`{word}`" for word in row["enum"])
+    if row.get("type") == "array":
+        inner = shape(row["items"], known)
+        return (
+            f"list of {inner}"
+            if inner.startswith("`")
+            else {"text": "list", "table": "list of tables"}[inner]
+        )
+    return "table" if row.get("type") == "object" else "text"
+
+
+def settings() -> str:
+    rows = ((f"`{name}`", default, meaning) for name, (default, meaning) in MEANINGS.items())
+    return table(("key", "default", ""), rows)
+
+
+def exit_codes() -> str:
+    kinds = [kind for kind in vars(errors).values() if inspect.isclass(kind)]
+    said: dict[int, list[str]] = {}
+    for kind in kinds:
+        if issubclass(kind, errors.FactoryError) and kind is not errors.FactoryError:
+            said.setdefault(kind.exit_code, []).append(text((kind.__doc__ or "").partition("\n\n")[0]))
+    return table(
+        ("code", "", "such as"),
+        ((str(code), text(words), " ".join(said.get(code, ()))) for code, words in errors.EXIT_CODES.items()),
+    )
+
+
+# --- JSON -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of a file of cli/: the kinds of document that it prints, and whom it calls there."""
+
+    kinds: frozenset[str]
+    calls: frozenset[tuple[str, str]]
+
+
+def printed() -> str:
+    """Every kind that `say_json` is called with, and the commands that come to the call."""
+    functions = {
+        key: function
+        for path in sorted(Path(package.__file__).parent.glob("*.py"))
+        for key, function in functions_of(path)
+    }
+    rows: dict[str, list[str]] = {}
+    for name, command in leaves(cli, "imagefactory"):
+        called = inspect.unwrap(command.callback or leaves)
+        for kind in sorted(reached((called.__module__, called.__name__), functions)):
+            rows.setdefault(kind, []).append(f"`{name}`")
+    rows["error"] = ["any of them that fails with nothing else to say"]
+    return table(
+        ("format", "printed by"),
+        ((f"`{format_of(kind)}`", ", ".join(names)) for kind, names in sorted(rows.items())),
+    )
+
+
+def functions_of(path: Path) -> Iterator[tuple[tuple[str, str], Function]]:
+    module = f"{package.__name__}.{path.stem}"
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    whence = {
+        row.asname or row.name: (node.module, row.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module
+        for row in node.names
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            called = [
+                part
+                for part in ast.walk(node)
+                if isinstance(part, ast.Call) and isinstance(part.func, ast.Name)
+            ]
+            kinds = {
+                word.value
+                for call in called
+                if call.func.id == "say_json"
+                for word in ast.walk(call.args[0])
+                if isinstance(word, ast.Constant) and isinstance(word.value, str)
+            }
+            calls = {whence.get(call.func.id, (module, call.func.id)) for call in called}
+            yield (module, node.name), Function(frozenset(kinds), frozenset(calls))
+
+
+def reached(start: tuple[str, str], functions: dict[tuple[str, str], Function]) -> set[str]:
+    """The kinds that are printed by a function or by whom it calls."""
+    seen, left = set(), [start]
+    while left:
+        if (key := left.pop()) in functions and key not in seen:
+            seen.add(key)
+            left += functions[key].calls
+    return {kind for key in seen for kind in functions[key].kinds}
+
+
+def leaves(group: click.Group, name: str) -> Iterator[tuple[str, click.Command]]:
+    for word, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from leaves(command, f"{name} {word}")
+        else:
+            yield f"{name} {word}", command
+
+
+def format_of(kind: str) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        say_json(kind, {})
+    return str(json.loads(said.getvalue())["format"])
+
+
+def kept() -> str:
+    rows = (
+        (
+            f"`{inventory.FORMAT}`",
+            "`pool --save`, or by hand: [the GPUs of a pool](../facilitators.md#the-pool)",
+        ),
+        (f"`{combos.FORMAT}`", "`combos.json` of `tables`"),
+        (f"`{statement.VERDICT}`", "the predicate of a verdict; `imagefactory/verdicts/verdict.schema.json`"),
+        (f"`{revocation.REVOCATION}`", "the predicate of a revocation"),
+        (f"catalogue, `format` {catalogue.FORMAT}", "a signed catalogue, in a DSSE envelope"),
+        (f"report, `format` {report.FORMAT}", "what `verify` found on a GPU, unsigned"),
+        (f"kit, `format` {kit.FORMAT}", "`verify --kit`: what travels, and what comes back"),
+        (
+            f"wheel lock, {wheel_lock.FORMAT}",
+            "`lockfiles/*.requirements.txt`: hashed requirements that pip and uv install",
+        ),
+        (
+            f"conda lock, {conda_lock.FORMAT}",
+            "`lockfiles/*.conda-lock.yml`: conda-lock's own format, with a head of ours",
+        ),
+        (f"`{base_lock.FORMAT}`", "`lockfiles/bases/`: Debian's packages of a base"),
+    )
+    return table(("format", ""), rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "commands": commands,
+    "recipe-keys": recipe_keys,
+    "settings": settings,
+    "exit-codes": exit_codes,
+    "printed": printed,
+    "kept": kept,
+}

@@ -1,0 +1,40 @@
+"""What each setting means, in the words that people read: its default, and what it holds."""
+
+from __future__ import annotations
+
+MEANINGS = {
+    "store": ("`~/.local/share/imagefactory/store`", "the OCI image layout with everything that is kept"),
+    "cache": ("`~/.cache/imagefactory`", "what can be fetched or made again"),
+    "registry": ("none", "`HOST[:PORT][/PATH]`, where `push` sends images and `pull TARGET` looks"),
+    "engine": ("`assemble`", "what builds: or `docker`, `apptainer`"),
+    "runner": ("the engine's own", "what starts images: `unshare` (of `assemble`), `docker`, `apptainer`"),
+    "certificates": ("the machine's", "a PEM bundle for registries, index, Debian's archive, inside builds"),
+    "plain-http": ("none", "registries without TLS: `HOST:PORT,...`"),
+    "mirrors": (
+        "none",
+        'a table, `"docker.io" = "HOST/PATH"`: where to fetch bases and pulled images from',
+    ),
+    "index": ("what uv or pip are set to", "a Python package index (PEP 503 or 691)"),
+    "debian-mirror": ("what apt is set to", "a Debian archive, or two: main and security"),
+    "channels": (
+        "none",
+        'a table, `"conda-forge" = "https://..."` or a folder: where to ask conda\'s channels instead',
+    ),
+    "solver": (
+        "`rattler`",
+        "of conda's packages: or your own `conda`, `mamba`, `micromamba`, or a path to one",
+    ),
+    "codec": ("`zstd`", "of layers: or `gzip`, for engines that read no zstd"),
+    "workers": ("`0`", "processes; 0 is one per core"),
+    "signing-key": ("the one key that you have", "what signs verdicts: a name, or the path of a `.pem`"),
+    "catalogue": (
+        "that of `registry`",
+        "where signed catalogues are found: `HOST[:PORT][/PATH][:TAG]`, or a file (`/...`, `./...`, `~/...`)",
+    ),
+    "site": ("`generic`", "whose rules submit files follow: or `chtc`, `ospool`, `igwn`"),
+    "sif-folder": (
+        "none",
+        "where jobs find .sif files: a folder that the pool's machines share, or `osdf:///...`",
+    ),
+}
+"""By its name in imagefactory.toml: the default, and the meaning; Markdown, one line each."""
