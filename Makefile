@@ -33,7 +33,7 @@ bench: ## the benchmark of the first table of docs/benchmarks.md
 	$(bin)/python benchmarks/main_job.py --folder .benchmark
 
 site: ## the documentation as a site in site/, its reference made from the code; a warning ends it
-	$(bin)/sphinx-build --quiet --fail-on-warning --doctree-dir site/.doctrees -c docs . site
+	$(bin)/sphinx-build --quiet --fail-on-warning --doctree-dir build/doctrees -c docs . site
 
 scanned: ## scan the frameworks' wheels of the locks that were not yet (fetches each, keeps none)
 	$(bin)/python -m imagefactory.stages.scan_wheels --write --locks

@@ -100,6 +100,17 @@ def test_the_jobs_on_gpus_hold_no_right_and_one_promoter_holds_the_key() -> None
     assert writing == {"candidates", "promote"}
 
 
+def test_one_job_publishes_the_site_and_another_makes_it() -> None:
+    jobs = read(NIGHTLY)["jobs"]
+    assert "vars.PAGES != ''" in jobs["site"]["if"]  # a fork has no variables
+    assert jobs["pages"]["needs"] == "site"
+    assert "needs.site.result == 'success'" in jobs["pages"]["if"]
+    assert "write" not in jobs["site"]["permissions"].values()
+    assert {name for name, job in jobs.items() if "pages" in job["permissions"]} == {"pages"}
+    assert jobs["pages"]["permissions"] == {"pages": "write", "id-token": "write"}
+    assert [list(step) for step in jobs["pages"]["steps"]] == [["uses"]]
+
+
 def test_the_weekly_one_writes_in_one_job_alone_and_in_no_fork() -> None:
     workflow = read(RELOCK)
     assert set(workflow["on"]) == {"schedule", "workflow_dispatch"}
