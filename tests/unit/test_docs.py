@@ -18,14 +18,15 @@ PAGES = (
     "README.md",
     "CONTRIBUTING.md",
     "benchmarks/README.md",
-    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+    *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")),
 )
 _CALL = re.compile(r"(?:^|[`$ (;&])imagefactory ([^`\n]*)")
+_SHORT = re.compile(rf"`((?:{'|'.join(cli.commands)}) [^`\n]*)`")
 
 
 def calls(text: str) -> Iterator[list[str]]:
-    """The words of every call, to the end of its line, code span or comment."""
-    for found in _CALL.finditer(text):
+    """The words of every call, to the end of its line, code span or comment; `lock --check` is one too."""
+    for found in (*_CALL.finditer(text), *_SHORT.finditer(text)):
         part = re.split(r"\s+#\s|&&|\s>>?\s|;|\|", found[1])[0]
         try:
             yield shlex.split(part)
@@ -144,3 +145,17 @@ def test_the_front_page_begins_with_what_sets_up_and_runs() -> None:
 def test_every_command_is_told_of_somewhere() -> None:
     told = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
     assert [name for name in cli.commands if not re.search(rf"[`\s]{name}\b", told)] == []
+
+
+def test_nothing_is_told_twice() -> None:
+    """What stands in two places is true in one of them before long. (The changelog tells what was.)"""
+    seen: dict[str, str] = {}
+    twice = []
+    for page in PAGES:
+        prose = re.sub(r"```.*?```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+        words = re.findall(r"[\w.%'-]+", prose.lower())
+        for start in range(len(words) - 11):
+            run = " ".join(words[start : start + 12])
+            if seen.setdefault(run, page) != page:
+                twice.append(f"{seen[run]}, {page}: {run}")
+    assert twice == []
