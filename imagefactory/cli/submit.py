@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from imagefactory.catalogue.model import Catalogue, CataloguedImage, Offer
     from imagefactory.pools.model import Inventory
     from imagefactory.submit.make import SubmitAsk, SubmitMade
+    from imagefactory.submit.places import Place
     from imagefactory.submit.submit_file import SubmitRun
 
 KINDS = ("docker", "oras", "sif", "osdf")
@@ -126,7 +127,8 @@ def submit(call: Call, /, name: str, check: Path | None, listed: bool, as_json: 
         return
     if not name:
         raise UsageError("no target is named", hint="see what there is: imagefactory submit --list")
-    from imagefactory.submit.make import check_files, make_submit, write_made
+    from imagefactory.submit.make import check_files, make_submit, wish_of, write_made
+    from imagefactory.submit.places import find_places, format_places
     from imagefactory.verdicts.trust import read_trust
 
     now = datetime.now(UTC)
@@ -134,12 +136,15 @@ def submit(call: Call, /, name: str, check: Path | None, listed: bool, as_json: 
     made = make_submit(_catalogue(call, now, name), ask, read_trust(call.settings.files), now)
     check_files(made, call.progress)
     written = write_made(made, force=options["force"])
+    inventory = _pool_at_hand(options["inventory"], now)
+    places = find_places(made.taken.classes, wish_of(made, ask.site), inventory) if inventory else ()
     if as_json:
         from imagefactory.submit.make import summary
 
-        say_json("submit", {**summary(made), "site": ask.site.name, "files": list(written)})
+        reach = _reach_json(places, inventory) if inventory else None
+        say_json("submit", {**summary(made), "site": ask.site.name, "files": list(written), "reach": reach})
     else:
-        say(_format(made, written))
+        say(_format(made, written, format_places(places, inventory, now) if inventory else ""))
 
 
 def _catalogue(call: Call, now: datetime, name: str = "") -> Catalogue:
@@ -216,7 +221,7 @@ def _arguments(text: str, columns: tuple[str, ...]) -> tuple[str, ...]:
         ) from error
 
 
-def _format(made: SubmitMade, written: tuple[str, ...]) -> str:
+def _format(made: SubmitMade, written: tuple[str, ...], reach: str) -> str:
     image = made.taken.form.image
     lines = [f"wrote {' and '.join(written)}", f"  image  {image.address}"]
     for one in made.taken.classes:
@@ -229,6 +234,7 @@ def _format(made: SubmitMade, written: tuple[str, ...]) -> str:
         lines.append("  WARNING: slices of GPUs (MIG) match too, of which no verdict speaks")
     if made.dag and Path.cwd().is_relative_to("/tmp"):  # noqa: S108  # DAGMan's own rule
         lines.append("  note   DAGMan refuses logs below /tmp: go on in a folder of your home")
+    lines += [f"  {reach}"] if reach else []
     begin = "condor_submit_dag" if made.dag else "condor_submit"
     return "\n".join([*lines, f"  next   {begin} {written[-1]}"])
 
@@ -351,6 +357,29 @@ def _catalogue_to_compare(call: Call, now: datetime) -> Catalogue | None:
         return _catalogue(call, now)
     write(2, "note: no catalogue is set, so what is verified is not known (setting `catalogue`)")
     return None
+
+
+def _pool_at_hand(path: Path | None, now: datetime) -> Inventory | None:
+    """The pool, where it can be asked. The file is written by now, so a pool that does not answer is told."""
+    from imagefactory.errors import FactoryError
+
+    if path is None and not shutil.which("condor_status"):
+        return None
+    try:
+        return find_inventory(path, now)
+    except FactoryError as error:
+        write(2, f"note: how many GPUs it reaches is not known: {error.message}")
+        return None
+
+
+def _reach_json(places: Sequence[Place], inventory: Inventory) -> dict[str, object]:
+    return {
+        "gpus": len(places),
+        "of": len(inventory.gpus),
+        "free": sum(place.free for place in places),
+        "unsure": sum(place.unsure for place in places),
+        "taken": f"{inventory.taken:%Y-%m-%dT%H:%M:%SZ}",
+    }
 
 
 def _inventory_to_compare(path: Path | None, now: datetime) -> Inventory | None:

@@ -88,6 +88,15 @@ class ImageKind(StrEnum):
     OSDF = "osdf"
 
 
+MACHINE_HAS = {
+    ImageKind.DOCKER: "HasDockerURL",
+    ImageKind.ORAS: "HasSandboxImage",
+    ImageKind.SIF: "HasSIF",
+    ImageKind.OSDF: "HasSIF",
+}
+"""What HTCondor asks of a machine for a job in a container: an attribute that must be true."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolImage:
     """An image where jobs find it: `address` as `container_image` takes it, pinned by digest.

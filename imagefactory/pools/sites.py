@@ -66,8 +66,8 @@ class Site:
 
     `kinds` are the kinds of image that its pages let a job use, what they advise first. `commands` stand in
     every submit file of a GPU job; `lengths`, the shortest first, say how long it runs, `usual` is the one
-    that counts where nobody says. `staging` pairs beginnings of an image's address and what a machine must
-    have then. `advice` are lines of comments on what a person may want.
+    that counts where nobody says. `staging` pairs beginnings of an image's address and the attribute that
+    must be true of a machine then. `advice` are lines of comments on what a person may want.
 
     `needs` are commands that any job should have. `nested` is whether GPUs tell of themselves in ads of
     their own alone, and `migrated` whether its pages put container_image in the place of +SingularityImage.
@@ -94,7 +94,11 @@ class Site:
 
     def requirements(self, address: str) -> tuple[str, ...]:
         """What a machine must have so that an image at `address` (of `container_image`) is got there."""
-        return tuple(dict.fromkeys(needs for start, needs in self.staging if address.startswith(start)))
+        return tuple(f"({name} == true)" for name in self.attributes(address))
+
+    def attributes(self, address: str) -> tuple[str, ...]:
+        """The attributes of `requirements`."""
+        return tuple(dict.fromkeys(name for start, name in self.staging if address.startswith(start)))
 
     def _length(self, time: timedelta | None) -> tuple[str, ...]:
         if not self.lengths:
@@ -191,9 +195,9 @@ SITES = (
         ),
         usual=1,
         staging=(
-            ("osdf:///chtc/staging/", "(HasCHTCStaging == true)"),
-            ("file:///staging/", "(HasCHTCStaging == true)"),
-            ("/staging/", "(HasCHTCStaging == true)"),
+            ("osdf:///chtc/staging/", "HasCHTCStaging"),
+            ("file:///staging/", "HasCHTCStaging"),
+            ("/staging/", "HasCHTCStaging"),
         ),
         advice=("a job of a few hours, or with checkpoints, gets more GPUs with:", "+is_resumable = true"),
         source="CHTC's guides 'Use GPUs' and 'Use Custom Software in Jobs Using Apptainer' (2026-08); oras: "

@@ -20,17 +20,19 @@ from imagefactory.catalogue.model import Catalogue, Offer
 from imagefactory.catalogue.offers import find_offer, judge_offer
 from imagefactory.errors import CheckFailedError, NothingSelectedError, UsageError
 from imagefactory.files import replacing
-from imagefactory.pools.model import ImageKind
+from imagefactory.pools.model import MACHINE_HAS, ImageKind
 from imagefactory.pools.sites import Site
 from imagefactory.progress import Progress
 from imagefactory.render.define import PREFIX
 from imagefactory.submit.forms import ImageForm, choose_form, expected_grounds, forms_of
+from imagefactory.submit.places import Wish
 from imagefactory.submit.proven import Grounds
 from imagefactory.submit.submit_file import (
     ROWS_MOST,
     RUN,
     SubmitRun,
     SubmittedImage,
+    asked_room,
     folder_of,
     format_runs,
     format_submit,
@@ -103,6 +105,22 @@ def make_submit(catalogue: Catalogue, ask: SubmitAsk, trust: Trust, now: datetim
     text = format_submit(taken, run, ask.site)
     dag = format_runs(f"{run.name}.sub", run.columns[1:], ask.rows) if run.columns else ""
     return SubmitMade(taken=taken, run=run, text=text, dag=dag)
+
+
+def wish_of(made: SubmitMade, site: Site) -> Wish:
+    """What the jobs of that file ask of machines and GPUs, beside the kinds of GPU."""
+    image, run = made.taken.form.image, made.run
+    memory, disk = asked_room(image, run)
+    return Wish(
+        gpus=run.gpus,
+        gpu_memory=run.gpu_memory,
+        cpus=run.cpus,
+        memory=memory,
+        disk=disk,
+        mig=run.mig,
+        platform=made.taken.platform,
+        needs=(MACHINE_HAS[image.kind], *site.attributes(image.address)),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

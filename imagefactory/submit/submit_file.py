@@ -17,6 +17,7 @@ from datetime import datetime, timedelta
 
 from imagefactory.errors import UsageError
 from imagefactory.gpu.capability import Capability
+from imagefactory.pools.model import PoolImage
 from imagefactory.pools.sites import Site
 from imagefactory.pools.sizes import disk_of, format_size, image_disk, memory_of
 from imagefactory.submit.forms import ImageForm
@@ -86,8 +87,7 @@ def format_submit(taken: SubmittedImage, run: SubmitRun, site: Site) -> str:
     """The text of a submit file. Raises UsageError for a value that cannot stand there."""
     image = taken.form.image
     address = _checked(_ADDRESS, image.address, "the address of an image")
-    shared = address.startswith("/")
-    size, unpacked = (0, 0) if shared else (image.size, image.unpacked)
+    size, unpacked = _sizes(image)
     if run.disk and run.disk < image_disk(image.kind, size, unpacked):
         least = format_size(disk_of(image.kind, size, unpacked, 0))
         raise UsageError(
@@ -95,7 +95,7 @@ def format_submit(taken: SubmittedImage, run: SubmitRun, site: Site) -> str:
             hint=f"write --disk {least} or more, or leave it out",
         )
     needs = [f'(Arch == "{_architecture(taken.platform)}")', *site.requirements(address)]
-    disk = run.disk or disk_of(image.kind, size, unpacked)
+    memory, disk = asked_room(image, run)
     groups = [
         _comments(taken, run),
         _image(address, run),
@@ -107,7 +107,7 @@ def format_submit(taken: SubmittedImage, run: SubmitRun, site: Site) -> str:
         ],
         [
             f"request_cpus = {run.cpus}",
-            f"request_memory = {format_size(run.memory or memory_of(image.unpacked, image.size))}",
+            f"request_memory = {format_size(memory)}",
             f"request_disk = {format_size(disk)}",
         ],
         [*site.lines(run.time), *(f"# {line}" for line in site.advice)],
@@ -115,6 +115,17 @@ def format_submit(taken: SubmittedImage, run: SubmitRun, site: Site) -> str:
         ["queue"],
     ]
     return "\n\n".join("\n".join(group) for group in groups if group) + "\n"
+
+
+def asked_room(image: PoolImage, run: SubmitRun) -> tuple[int, int]:
+    """The memory and the disk that a job asks for, in bytes: what the person says, else by the image."""
+    memory = run.memory or memory_of(image.unpacked, image.size)
+    return memory, run.disk or disk_of(image.kind, *_sizes(image))
+
+
+def _sizes(image: PoolImage) -> tuple[int, int]:
+    """Packed and unpacked; nothing for a file at a path that the pool's machines share."""
+    return (0, 0) if image.address.startswith("/") else (image.size, image.unpacked)
 
 
 def format_runs(submit_file: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -197,7 +197,8 @@ def test_without_a_verdict_nothing_is_written(desk: Desk) -> None:
 
 def test_what_is_written_stands_its_own_check(desk: Desk) -> None:
     folder = desk.folder("check")
-    desk.submit(folder, "tiny-1.3-cu121", "--executable", "train.sh")
+    wrote = desk.submit(folder, "tiny-1.3-cu121", "--executable", "train.sh")
+    assert re.search(r"^  reaches 2 of 4 GPUs, [0-2] free now\b", wrote, re.MULTILINE), wrote
     told = desk.submit(folder, "--check", "tiny-1.3-cu121.sub")
     assert "each can get 2 of 4 GPUs of this pool" in told
     text = (folder / "tiny-1.3-cu121.sub").read_text()

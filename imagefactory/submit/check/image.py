@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from imagefactory.catalogue.model import CataloguedImage, CataloguedSif, Offer
 from imagefactory.errors import FactoryError
 from imagefactory.oci.store import parse_reference
-from imagefactory.pools.model import ImageKind
+from imagefactory.pools.model import MACHINE_HAS, ImageKind
 from imagefactory.submit.check.classads import literal
 from imagefactory.submit.check.language import Jobs
 from imagefactory.submit.proven import Grounds, proven_grounds
@@ -76,21 +76,21 @@ def read_image(jobs: Jobs) -> JobImage | None:
         text = literal(address)
         return replace(_addressed(key, text), needs="") if isinstance(text, str) and text else None
     if key == "docker_image":
-        needs = "HasDocker" if universe == "docker" else "HasDockerURL"
+        needs = "HasDocker" if universe == "docker" else MACHINE_HAS[ImageKind.DOCKER]
         return _referred(key, address, ImageKind.DOCKER, needs)
     return _addressed(key, address)
 
 
 def _addressed(key: str, address: str) -> JobImage:
     if address.startswith("docker:"):
-        return _referred(key, address, ImageKind.DOCKER, "HasDockerURL")
+        return _referred(key, address, ImageKind.DOCKER, MACHINE_HAS[ImageKind.DOCKER])
     if address.endswith(".sif"):
         name = address.rpartition("/")[2]
         kind = ImageKind.OSDF if _REMOTE.match(address) else ImageKind.SIF
         hexes = tuple(dict.fromkeys(_HEX.findall(name)))
-        return JobImage(key=key, address=address, kind=kind, needs="HasSIF", hexes=hexes)
+        return JobImage(key=key, address=address, kind=kind, needs=MACHINE_HAS[kind], hexes=hexes)
     if address.startswith("oras:"):
-        return _referred(key, address, ImageKind.ORAS, "HasSandboxImage")
+        return _referred(key, address, ImageKind.ORAS, MACHINE_HAS[ImageKind.ORAS])
     return JobImage(key=key, address=address, kind=None, needs="HasSandboxImage")
 
 

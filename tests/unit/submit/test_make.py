@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -389,6 +390,38 @@ def test_a_researcher_in_an_empty_folder(call: Call, here: Path) -> None:
     assert "is here already" in call(NAME, "--executable", "train.sh", code=2).err
     call(NAME, "--force", "-o", "other.sub", "--site", "ospool")
     assert '+JobDurationCategory = "Medium"' in (here / "other.sub").read_text()
+
+
+def test_it_ends_with_how_many_gpus_it_reaches(
+    call: Call, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From an inventory; without a pool it claims nothing, and a pool that does not answer is told."""
+    assert "reaches" not in call("pytorch-2.3", "-o", "plain.sub").out
+    pool = here.parent / "inventory.json"
+    gpu = {"name": "V100", "capability": "7.0", "memory": 1 << 34, "cuda": "12.2"}
+    attributes = {"Arch": "X86_64", "HasDockerURL": True}
+    pool.write_text(
+        json.dumps(
+            {
+                "format": "imagefactory.inventory/1",
+                "taken": "2026-11-22T06:00:00Z",
+                "machines": [
+                    {"name": "a", "attributes": attributes, "gpus": [gpu, {**gpu, "free": False}]},
+                    {"name": "b", "attributes": attributes, "gpus": [{**gpu, "cuda": "12.0"}]},
+                ],
+            }
+        )
+    )
+    said = call("pytorch-2.3", "--inventory", str(pool))
+    assert said.out.splitlines()[0] == f"wrote {NAME}.sub"
+    assert said.out.splitlines()[-2] == "  reaches 2 of 3 GPUs, 1 free at 2026-11-22 06:00 UTC"
+    assert "reaches" not in (here / f"{NAME}.sub").read_text()
+    reach = call(NAME, "--force", "--inventory", str(pool), "--json").json()["reach"]
+    assert reach == {"gpus": 2, "of": 3, "free": 1, "unsure": 0, "taken": "2026-11-22T06:00:00Z"}
+    said = call(NAME, "--force", "--inventory", str(here / "none.json"))
+    assert "note: how many GPUs it reaches is not known: " in said.err
+    assert "reaches" not in said.out
+    assert call(NAME, "--force", "--json").json()["reach"] is None
 
 
 def test_a_sweep_from_the_command_line(call: Call, here: Path) -> None:

@@ -1,0 +1,118 @@
+"""Which GPUs of an inventory a job can get that runs in an image, and which of them are free. Pure.
+
+By values alone, so that it needs none of HTCondor's own readers; `--check` judges the expressions of files,
+also those that people wrote. What machines have at most counts, and free is what no job has at the moment.
+Where the inventory does not tell it (START, a machine's attributes) a GPU is counted, and said to be unsure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from imagefactory.gpu.capability import Capability, parse_capability
+from imagefactory.gpu.knowledge.tables import numbers
+from imagefactory.pools.model import Inventory, PoolGpu, PoolMachine
+from imagefactory.pools.sizes import MB
+from imagefactory.submit.proven import GpuClass
+
+FRESH = timedelta(minutes=5)
+"""An inventory that is not older tells of now."""
+_HOSTS = {"linux/amd64": "amd64", "linux/arm64": "arm64"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What one job asks for: `gpus` of one machine at once, each with `gpu_memory`.
+
+    Sizes are bytes, 0 for any. With `mig` slices of GPUs will do. `needs` are attributes of machines that must be true.
+    """
+
+    gpus: int = 1
+    gpu_memory: int = 0
+    cpus: int = 0
+    memory: int = 0
+    disk: int = 0
+    mig: bool = False
+    platform: str = "linux/amd64"
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A GPU that a job can get; `gpu_class` is why. `free`: it and as many more as the job asks for are."""
+
+    gpu: PoolGpu
+    gpu_class: GpuClass
+    free: bool
+    unsure: bool
+
+
+def find_places(classes: Collection[GpuClass], wish: Wish, inventory: Inventory) -> tuple[Place, ...]:
+    """The GPUs of the inventory that a job can get in an image that may run on `classes`."""
+    by_capability = {one.capability: one for one in classes}
+    return tuple(place for machine in inventory.machines for place in _on(machine, by_capability, wish))
+
+
+def fits(gpu: PoolGpu, wish: Wish) -> bool:
+    """Whether the GPU itself is what is wished for, whatever runs on it."""
+    host = _HOSTS.get(wish.platform, "")
+    small = gpu.memory // MB < -(-wish.gpu_memory // MB)
+    return not small and (wish.mig or not gpu.mig) and (not gpu.host or gpu.host == host)
+
+
+def runs_on(gpu: PoolGpu, gpu_class: GpuClass | None) -> bool:
+    """Whether a class holds a GPU: pools tell the newest CUDA that a driver takes, and one that tells none
+    is not matched."""
+    if gpu_class is None or parse_capability(gpu.capability) != gpu_class.capability:
+        return False
+    return not gpu_class.cuda or (bool(gpu.cuda) and numbers(gpu.cuda) >= numbers(gpu_class.cuda))
+
+
+def takes(machine: PoolMachine, wish: Wish) -> bool | None:
+    """Whether a machine is large enough and has what the image needs; None where that is not told."""
+    has = {name.lower(): value for name, value in machine.attributes.items()}
+    for name, amount, unit in (
+        ("memory", wish.memory, MB),
+        ("disk", wish.disk, 1024),
+        ("cpus", wish.cpus, 1),
+    ):
+        most = has.get(name)
+        if isinstance(most, int | float) and not isinstance(most, bool) and most * unit < amount:
+            return False
+    if has and any(has.get(need.lower()) is not True for need in wish.needs):
+        return False
+    told = "arch" in has if has else not wish.needs
+    return True if told and machine.start.strip().lower() in ("", "true") else None
+
+
+def format_places(places: Sequence[Place], inventory: Inventory, now: datetime) -> str:
+    """`reaches 12 of 40 GPUs, 3 free now`; of an older inventory when they were."""
+    total = len(inventory.gpus)
+    text = f"reaches {len(places)} of {total} GPU{'s' * (total != 1)}"
+    unsure = sum(place.unsure for place in places)
+    if when := free_when(inventory, now):
+        text += f", {sum(place.free for place in places)} free {when}"
+    return text + (f" (of {unsure} of them the machines may refuse)" if unsure else "")
+
+
+def free_when(inventory: Inventory, now: datetime) -> str:
+    """When it was that GPUs were free: `now`, or a time; empty for an inventory that does not say."""
+    if now - inventory.taken < FRESH:
+        return "now"
+    return f"at {inventory.taken:%Y-%m-%d %H:%M} UTC" if inventory.taken.year > 1970 else ""
+
+
+def _on(machine: PoolMachine, classes: Mapping[Capability, GpuClass], wish: Wish) -> Iterator[Place]:
+    taken = takes(machine, wish)
+    fitting = []
+    for gpu in machine.gpus:
+        gpu_class = classes.get(parse_capability(gpu.capability))
+        if gpu_class is not None and runs_on(gpu, gpu_class) and fits(gpu, wish):
+            fitting.append((gpu, gpu_class))
+    if taken is False or len(fitting) < wish.gpus:
+        return
+    enough = sum(gpu.free for gpu, _ in fitting) >= wish.gpus
+    for gpu, gpu_class in fitting:
+        yield Place(gpu=gpu, gpu_class=gpu_class, free=gpu.free and enough, unsure=taken is None)
