@@ -2,8 +2,9 @@
 
     <registry>/catalogue:current                    the newest, a tag that moves
     <registry>/catalogue:<YYYYMMDD>-<12 hex>        each one, under a tag of its own
+    <registry>/catalogue:invitation                 the invitation to it (invitation.py)
 
-It is an OCI artifact of one layer, the envelope packed by gzip.
+Either is an OCI artifact of one layer, the envelope or the invitation packed by gzip.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
+from dataclasses import dataclass
 
 from imagefactory.catalogue.document import LARGEST
 from imagefactory.documents import DIGEST
@@ -22,9 +24,28 @@ from imagefactory.oci.model import Descriptor
 from imagefactory.oci.store import Reference
 
 REPOSITORY, CURRENT = "catalogue", "current"
-ARTIFACT_TYPE = "application/vnd.imagefactory.catalogue.v1+json"
-LAYER_TYPE = "application/vnd.dsse.envelope.v1+json+gzip"
 LARGEST_PACKED = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed:
+    """A kind of artifact: what it is called, its manifest's type and its layer's."""
+
+    name: str
+    artifact_type: str
+    layer_type: str
+
+
+CATALOGUE = Packed(
+    name="catalogue",
+    artifact_type="application/vnd.imagefactory.catalogue.v1+json",
+    layer_type="application/vnd.dsse.envelope.v1+json+gzip",
+)
+INVITATION = Packed(
+    name="invitation",
+    artifact_type="application/vnd.imagefactory.invitation.v1+toml",
+    layer_type="application/vnd.imagefactory.invitation.v1+toml+gzip",
+)
 _MAGIC = b"\x1f\x8b"
 _PIECE = 1 << 20
 
@@ -37,7 +58,7 @@ def catalogue_place(text: str) -> Reference:
     if not text:
         raise UsageError(
             "no catalogue is known here, and this is no factory",
-            hint='write catalogue = "HOST/PATH" in ~/.config/imagefactory/imagefactory.toml, or go to a '
+            hint="ask your centre for its invitation, then: imagefactory join ADDRESS|FILE; or go to a "
             "factory: -C DIR",
         )
     place, tag = split_tagged(text)
@@ -69,17 +90,17 @@ def unpack(data: bytes, where: str) -> bytes:
     return b"".join(pieces)
 
 
-def parse_layer(manifest: bytes, where: str) -> Descriptor:
-    """The layer of a catalogue's manifest. Raises RegistryError for that of anything else."""
+def parse_layer(manifest: bytes, where: str, kind: Packed = CATALOGUE) -> Descriptor:
+    """The layer of the manifest of that kind. Raises RegistryError for that of anything else."""
     try:
         value = json.loads(manifest)
-        if artifact_type(value) != ARTIFACT_TYPE:
+        if artifact_type(value) != kind.artifact_type:
             raise ValueError(f"it is a {artifact_type(value)[:80]!r}")
         (layer,) = map(parse_descriptor, value["layers"])
-        if layer.media_type != LAYER_TYPE or not 0 < layer.size <= LARGEST_PACKED:
+        if layer.media_type != kind.layer_type or not 0 < layer.size <= LARGEST_PACKED:
             raise ValueError(f"a layer of {layer.size} bytes")
         if not DIGEST.fullmatch(layer.digest):  # the name of a file in the cache
             raise ValueError("its layer has no digest")
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        raise RegistryError(f"{where} is no catalogue: {error}", hint="see who put it there") from error
+        raise RegistryError(f"{where} is no {kind.name}: {error}", hint="see who put it there") from error
     return layer

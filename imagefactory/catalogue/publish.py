@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from imagefactory.catalogue.package import ARTIFACT_TYPE, CURRENT, LARGEST_PACKED, LAYER_TYPE, pack
+from imagefactory.catalogue.invitation import TAG
+from imagefactory.catalogue.package import CATALOGUE, CURRENT, INVITATION, LARGEST_PACKED, Packed, pack
 from imagefactory.errors import RegistryError, StatementError, UsageError
 from imagefactory.files import replacing
 from imagefactory.oci.candidates import CREATED
@@ -16,24 +17,24 @@ from imagefactory.oci.store import Reference
 from imagefactory.oci.transfer import put_artifact
 
 
-def make_catalogue_artifact(envelope: bytes, made: datetime) -> Artifact:
+def make_artifact(content: bytes, made: datetime, kind: Packed = CATALOGUE) -> Artifact:
     """Its manifest and blobs (image-spec 1.1, an artifact without a subject). Pure.
 
     Raises StatementError for one that nobody would read.
     """
-    packed = pack(envelope)
+    packed = pack(content)
     if len(packed) > LARGEST_PACKED:
         raise StatementError(
-            f"the catalogue has {len(packed)} bytes packed, more than {LARGEST_PACKED}",
+            f"the {kind.name} has {len(packed)} bytes packed, more than {LARGEST_PACKED}",
             hint="make one of fewer targets: imagefactory catalogue TARGET...",
         )
     empty = Descriptor(media_type=EMPTY_TYPE, digest=digest_of(EMPTY), size=len(EMPTY))
-    layer = Descriptor(media_type=LAYER_TYPE, digest=digest_of(packed), size=len(packed))
+    layer = Descriptor(media_type=kind.layer_type, digest=digest_of(packed), size=len(packed))
     data = canonical_json(
         {
             "schemaVersion": 2,
             "mediaType": MANIFEST_TYPE,
-            "artifactType": ARTIFACT_TYPE,
+            "artifactType": kind.artifact_type,
             "config": format_descriptor(empty),
             "layers": [format_descriptor(layer)],
             "annotations": {CREATED: made.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")},
@@ -50,7 +51,7 @@ def publish_catalogue(place: Place, envelope: bytes, made: datetime) -> tuple[Re
 
     Raises RegistryError, also where another wrote `current` meanwhile.
     """
-    artifact = make_catalogue_artifact(envelope, made)
+    artifact = make_artifact(envelope, made)
     put_artifact(place, artifact)
     digest = artifact.manifest.descriptor.digest
     own = f"{made.astimezone(UTC):%Y%m%d}-{digest.removeprefix('sha256:')[:12]}"
@@ -67,6 +68,14 @@ def publish_catalogue(place: Place, envelope: bytes, made: datetime) -> tuple[Re
             Reference(registry=place.store.name, repository=place.repository, tag=tag, digest=digest)
         )
     return tuple(references)
+
+
+def publish_invitation(place: Place, text: str, made: datetime) -> Reference:
+    """Puts it beside the catalogue, in the place of an earlier one. Raises RegistryError."""
+    artifact = make_artifact(text.encode(), made, INVITATION)
+    put_artifact(place, artifact)
+    put = place.store.put_manifest(place.repository, artifact.manifest.data, MANIFEST_TYPE, TAG)
+    return Reference(registry=place.store.name, repository=place.repository, tag=TAG, digest=put.digest)
 
 
 def write_catalogue(path: Path, envelope: bytes) -> None:

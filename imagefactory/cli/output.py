@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,6 +102,11 @@ def write(stream: int, text: str) -> None:
 def terminal_width() -> int | None:
     """The columns of the terminal that stdout is, None where it is none: lines stay whole for `grep`."""
     return (os.get_terminal_size(1).columns or None) if os.isatty(1) else None
+
+
+def at_terminal() -> bool:
+    """Whether a person is there who can be asked."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def json_option(command: Callable[P, None]) -> Callable[P, None]:

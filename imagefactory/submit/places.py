@@ -26,7 +26,8 @@ _HOSTS = {"linux/amd64": "amd64", "linux/arm64": "arm64"}
 class Wish:
     """What one job asks for: `gpus` of one machine at once, each with `gpu_memory`.
 
-    Sizes are bytes, 0 for any. With `mig` slices of GPUs will do. `needs` are attributes of machines that must be true.
+    Sizes are bytes, 0 for any. With `mig` slices of GPUs will do. `needs` are attributes that must be true of
+    a machine.
     """
 
     gpus: int = 1

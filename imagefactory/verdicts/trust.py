@@ -217,19 +217,26 @@ def add_key(text: str, grant: Grant, where: str) -> str:
                 f"{where}: '{key.name}' is trusted already, until {key.until:%Y-%m-%d}",
                 hint="retire it, or change its dates there; a new key needs a name of its own",
             )
-    lines = [
-        "[[trust]]",
-        f'name = "{check_name(grant.key.name)}"',
-        f'keyid = "{grant.key.keyid}"',
-        f'public = "{base64.b64encode(grant.key.raw).decode("ascii")}"',
-        f"from = {grant.since.isoformat()}",
-        f"until = {grant.until.isoformat()}",
-    ]
-    if grant.evidence:
-        lines.append(f"evidence = {json.dumps(list(grant.evidence))}")
-    row = "\n".join(lines) + "\n"
+    row = format_row(grant)
     before = text.rstrip("\n")
     return _checked(f"{before}\n\n{row}" if before else row, text, where)
+
+
+def format_row(grant: Grant) -> str:
+    """A [[trust]] row of imagefactory.toml. Raises UsageError for a name that cannot be a key's."""
+    lines = ["[[trust]]", f'name = "{check_name(grant.key.name)}"']
+    return "\n".join([*lines, *(f"{key} = {value}" for key, value in row_values(grant).items())]) + "\n"
+
+
+def row_values(grant: Grant) -> dict[str, str]:
+    """What stands in a row beside the name, as TOML."""
+    values = {
+        "keyid": f'"{grant.key.keyid}"',
+        "public": f'"{base64.b64encode(grant.key.raw).decode("ascii")}"',
+        "from": grant.since.isoformat(),
+        "until": grant.until.isoformat(),
+    }
+    return values | ({"evidence": json.dumps(list(grant.evidence))} if grant.evidence else {})
 
 
 def retire_key(text: str, name: str, until: date, where: str) -> str:

@@ -26,7 +26,7 @@ from imagefactory.catalogue.document import (
 from imagefactory.catalogue.model import Catalogue
 from imagefactory.catalogue.offers import find_offer
 from imagefactory.catalogue.package import catalogue_place, pack, parse_layer, unpack
-from imagefactory.catalogue.publish import make_catalogue_artifact
+from imagefactory.catalogue.publish import make_artifact
 from imagefactory.errors import (
     FactoryError,
     NothingSelectedError,
@@ -346,7 +346,7 @@ def test_without_any_the_hint_says_where_to_name_one(tmp_path: Path) -> None:
     settings = load_settings(directory=tmp_path, start=tmp_path, environ=environ)
     with pytest.raises(UsageError, match="no catalogue is known here") as caught:
         read_catalogue(settings, environ, NOW)
-    assert "catalogue = " in caught.value.hint
+    assert "imagefactory join ADDRESS|FILE" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -380,7 +380,7 @@ def test_a_manifest_that_is_none_of_a_catalogue_is_refused(
     envelope: bytes, field: str, value: object
 ) -> None:
     """A layer's digest names a file of the cache, and its size what is fetched."""
-    manifest = json.loads(make_catalogue_artifact(envelope, NOW).manifest.data)
+    manifest = json.loads(make_artifact(envelope, NOW).manifest.data)
     assert parse_layer(json.dumps(manifest).encode(), "x").size == len(pack(envelope))
     manifest["layers"][0][field] = value
     with pytest.raises(RegistryError, match="x is no catalogue"):

@@ -18,7 +18,7 @@ from imagefactory.catalogue.document import sign_catalogue
 from imagefactory.catalogue.model import Catalogue, CataloguedImage
 from imagefactory.catalogue.offers import find_offer
 from imagefactory.catalogue.package import CURRENT, pack
-from imagefactory.catalogue.publish import make_catalogue_artifact
+from imagefactory.catalogue.publish import make_artifact
 from imagefactory.cli import cli
 from imagefactory.engines.base.image import write_index
 from imagefactory.errors import (
@@ -483,7 +483,7 @@ def test_another_artifact_there_is_no_catalogue(
 
 
 def test_the_same_catalogue_is_the_same_artifact() -> None:
-    first, second = (make_catalogue_artifact(b"{}", NOW) for _ in range(2))
+    first, second = (make_artifact(b"{}", NOW) for _ in range(2))
     assert first == second
     assert first.blobs[1][1] == pack(b"{}")
 

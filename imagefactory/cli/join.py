@@ -1,0 +1,191 @@
+"""The two sides of an invitation: invite writes one for a site's people, join takes it."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from imagefactory.cli.output import Call, at_terminal, json_option, say, say_json, write
+from imagefactory.errors import EXIT_CHECK, CheckFailedError, FactoryError, UsageError
+
+if TYPE_CHECKING:
+    from imagefactory.catalogue.invitation import Invitation
+    from imagefactory.stages.join import UserFile
+
+FILE = "invitation.toml"
+
+
+@click.command()
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help=f"Write it into this file.  [default: {FILE}]",
+)
+@click.option("--push", is_flag=True, help="Put it into the registry too, beside the catalogue.")
+@click.option(
+    "--catalogue",
+    default="",
+    metavar="PLACE",
+    help="HOST/PATH, or a file that everybody reads.  [default: the setting `catalogue`, else `registry`]",
+)
+@json_option
+@click.pass_obj
+def invite(call: Call, output: Path | None, push: bool, catalogue: str, as_json: bool) -> None:
+    """Write an invitation to this site's catalogue, for `imagefactory join`.
+
+    \b
+    imagefactory invite                     invitation.toml, to give away
+    imagefactory invite --push              and for `imagefactory join HOST/PATH`
+
+    It says where the catalogue is, whose rules submit files follow, and which keys to believe: those that are
+    trusted here. It holds no secret. Tell your people the key's fingerprint on another way, such as a page of
+    your centre: they are asked to compare it.
+    """
+    from imagefactory.catalogue.invitation import fingerprint, format_invitation, invitation_place
+    from imagefactory.files import replace_text
+    from imagefactory.stages.join import invitation_of
+
+    now = datetime.now(UTC)
+    invitation = invitation_of(call.settings, catalogue, now)
+    text, path = format_invitation(invitation), output or Path(FILE)
+    place = ""
+    if push:
+        if invitation.catalogue.startswith("/"):
+            raise UsageError(
+                f"the catalogue is a file, {invitation.catalogue}: no registry has a place beside it",
+                hint="give the invitation's file away, or name a registry: --catalogue HOST/PATH",
+            )
+        place = _push(call, str(invitation_place(invitation.catalogue)), text, now)
+    try:
+        replace_text(path, text)
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be written: {error.strerror}", hint="name another: -o FILE"
+        ) from error
+    if as_json:
+        keys = [{"name": one.key.name, "keyid": one.key.keyid} for one in invitation.keys]
+        return say_json("invite", {"file": str(path), "pushed": place, **invitation.settings, "keys": keys})
+    say(f"wrote {path}")
+    if place:
+        say(f"pushed {place}")
+    for one in invitation.keys:
+        say(f"key {one.key.name}, until {one.until}; its fingerprint, for a page of yours:")
+        say(f"  {fingerprint(one.key.keyid)}")
+    say(f"next: tell your people  imagefactory join {invitation.catalogue if place else path}")
+    return None
+
+
+def _push(call: Call, reference: str, text: str, now: datetime) -> str:
+    from imagefactory.access import open_registry
+    from imagefactory.catalogue.publish import publish_invitation
+    from imagefactory.oci.graph import Place
+    from imagefactory.oci.store import parse_reference
+
+    where = parse_reference(reference)
+    place = Place(store=open_registry(call.access, where.registry), repository=where.repository)
+    return str(publish_invitation(place, text, now))
+
+
+@click.command()
+@click.argument("where", metavar="ADDRESS|FILE")
+@click.option("--yes", is_flag=True, help="For scripts: ask nothing. A key that changed is refused then.")
+@json_option
+@click.pass_obj
+def join(call: Call, where: str, yes: bool, as_json: bool) -> None:
+    """Accept a site's invitation: where its images are, and whose word you take.
+
+    \b
+    imagefactory join registry.example.org/gpu
+    imagefactory join invitation.toml
+
+    It shows the fingerprint of the site's key, asks, and writes your settings
+    (~/.config/imagefactory/imagefactory.toml), where all else stays as it is. Joining again changes nothing.
+    """
+    from imagefactory.stages.join import find_joining, read_invitation
+
+    invitation = read_invitation(call.settings, os.environ, where)
+    user = find_joining(call.settings, os.environ, invitation)
+    if user.joining.told:
+        say(_shown(invitation, user), unless=as_json)
+        _ask(user, where, yes=yes)
+        user.write()
+    note = _look(call)
+    if as_json:
+        keys = [one.key.keyid for one in invitation.keys]
+        value = {
+            "file": str(user.path),
+            "changed": list(user.joining.told),
+            **invitation.settings,
+            "keys": keys,
+        }
+        return say_json("join", {**value, "catalogue_works": not note.startswith("note")})
+    say(f"wrote {user.path}" if user.joining.told else f"nothing to do: {user.path} says all of it already")
+    say(note)
+    say("next: imagefactory find")
+    return None
+
+
+def _shown(invitation: Invitation, user: UserFile) -> str:
+    from imagefactory.catalogue.invitation import fingerprint
+
+    lines = [f"An invitation to {invitation.catalogue} (site {invitation.site})."]
+    joining = user.joining
+    if joining.changed:
+        lines += [
+            "",
+            "WARNING: THE KEY OF THIS SITE HAS CHANGED.",
+            "Somebody may have put another invitation there. Ask your centre before you go on.",
+        ]
+        for name, keyid in joining.before:
+            lines += [f"  believed so far: {name}", f"    {fingerprint(keyid)}"]
+    for grant in joining.fresh:
+        lines += [f"  to believe from now on: {grant.key.name}, until {grant.until}"]
+        lines += [f"    {fingerprint(grant.key.keyid)}"]
+    if joining.fresh:
+        lines.append("Compare these digits with what your centre tells, on its pages or in person.")
+    lines += [f"It changes {user.path}:", *(f"  {line}" for line in joining.told)]
+    return "\n".join(lines)
+
+
+def _ask(user: UserFile, where: str, *, yes: bool) -> None:
+    """Returns where the person agrees. Raises UsageError where nobody can be asked, else Exit."""
+    joining = user.joining
+    if yes and not joining.changed:
+        return
+    if yes:
+        raise CheckFailedError(
+            "the site's key has changed, and --yes takes no changed key",
+            hint=f"ask your centre; then imagefactory join {where} in a terminal, or delete the [[trust]] "
+            f"rows of {', '.join(name for name, _ in joining.before)} in {user.path}",
+        )
+    if not at_terminal():
+        raise UsageError(
+            "nobody can be asked: this is no terminal. Nothing is written",
+            hint=f"compare the key above, then: imagefactory join {where} --yes",
+        )
+    question = "Do you believe the NEW key?" if joining.changed else "Do you believe this key?"
+    if not joining.fresh:
+        question = "Write it?"
+    if not click.confirm(question, err=True):
+        write(2, "nothing is written")
+        raise click.exceptions.Exit(EXIT_CHECK)
+
+
+def _look(call: Call) -> str:
+    """One look at the catalogue by the settings as they are now."""
+    from imagefactory.factory import is_factory
+    from imagefactory.stages.read_catalogue import read_catalogue
+
+    if is_factory(call.settings):
+        return "note: in this folder the factory's own images count, not the catalogue"
+    try:
+        found = read_catalogue(call.settings, os.environ, datetime.now(UTC))
+    except FactoryError as error:
+        return f"note: its catalogue cannot be used yet: {error.message}"
+    return f"its catalogue of {found.made:%Y-%m-%d} has {len(found.images)} images"
