@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from imagefactory.cli.output import Call, complete_targets, json_option, say, say_json, terminal_width
-from imagefactory.errors import EXIT_CHECK, NothingSelectedError, StoreError, UsageError
+from imagefactory.errors import EXIT_CHECK, NothingSelectedError, UsageError
 
 if TYPE_CHECKING:
     from imagefactory.factory import Factory
-    from imagefactory.matrix.compat import CompatGpu, CompatRow, CoverCandidate, KnownTarget
+    from imagefactory.matrix.compat import CompatGpu, CompatRow, CoverCandidate
     from imagefactory.model import Target
-    from imagefactory.oci.layout import Layout
-    from imagefactory.stages.verdicts import Judge
 
 
 def _complete_families(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
@@ -183,12 +179,13 @@ def _candidates(
     """
     from imagefactory.gpu.knowledge import families
     from imagefactory.matrix.compat import exact_releases, releases, with_releases
+    from imagefactory.stages.compat import read_candidates
 
     factory = None if names and all("==" in name for name in names) else _factory(call)
     targets = factory.targets if factory else ()
     if not names:
         return (
-            _read(factory, targets)
+            read_candidates(factory, targets)
             if targets
             else [candidate for name in families().values() for candidate in releases(name)]
         )
@@ -204,7 +201,7 @@ def _candidates(
             if target.family == name
             or (target.source, target.framework, target.on) == ("pypi", framework, "")
         ]
-        some = _read(factory, family or (() if framework else _select(targets, name)))
+        some = read_candidates(factory, family or (() if framework else _select(targets, name)))
         if framework and (every_version or not some):
             some = list(with_releases(some, framework))
         candidates |= {candidate.title: candidate for candidate in some}
@@ -245,43 +242,6 @@ def _factory(call: Call) -> Factory | None:
             raise
         return None
     return call.factory
-
-
-def _read(factory: Factory | None, targets: Sequence[Target]) -> list[CoverCandidate]:
-    """Targets with their locks. One that is stale or malformed is judged by its recipe alone."""
-    from imagefactory.matrix.compat import KnownTarget, candidate_of
-    from imagefactory.model import Outcome
-    from imagefactory.oci.layout import reference
-    from imagefactory.stages.lock import lock_state, read_target_lock, read_why
-    from imagefactory.stages.verdicts import Judge
-
-    if factory is None:
-        return []
-    tags, judge = factory.layout.tags(), Judge(factory, datetime.now(UTC))
-    made = []
-    for target in targets:
-        state = lock_state(factory, target)
-        why = read_why(factory, target) if state == Outcome.UNSOLVABLE else None
-        lock = read_target_lock(factory, target) if state == "ok" else None
-        known = KnownTarget(lock=lock, state=state, unsolvable=why.reason if why else "")
-        if lock and reference(target) in tags:
-            known = _recall(factory.layout, target, known, judge)
-        made.append(candidate_of(target, known))
-    return made
-
-
-def _recall(layout: Layout, target: Target, known: KnownTarget, judge: Judge) -> KnownTarget:
-    """With what an earlier scan of the target's image found, unless a layer of it was never scanned."""
-    from imagefactory.oci.layout import reference
-    from imagefactory.stages.plan import recall_contents
-
-    try:
-        image = layout.image(reference(target))
-        contents = recall_contents(layout, image) if image else None
-        verdicts = judge.stored(image) if image and contents else ()
-    except StoreError:
-        return known  # damaged: `store` tells that, and here the locked wheels still speak
-    return replace(known, image=contents, verdicts=verdicts)
 
 
 def _say_rows(rows: Sequence[CompatRow], gpus: Sequence[CompatGpu]) -> None:

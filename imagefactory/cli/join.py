@@ -188,4 +188,5 @@ def _look(call: Call) -> str:
         found = read_catalogue(call.settings, os.environ, datetime.now(UTC))
     except FactoryError as error:
         return f"note: its catalogue cannot be used yet: {error.message}"
-    return f"its catalogue of {found.made:%Y-%m-%d} has {len(found.images)} images"
+    count = len(found.images)
+    return f"its catalogue of {found.made:%Y-%m-%d} has {count} image{'s' * (count != 1)}"

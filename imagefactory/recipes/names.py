@@ -74,7 +74,7 @@ def few(names: Sequence[str]) -> str:
     if len(names) <= FEW:
         return ", ".join(names)
     newest = sorted(names, key=natural, reverse=True)[:FEW]
-    return f"{', '.join(newest)} and {len(names) - FEW} more (imagefactory list)"
+    return f"{', '.join(newest)} and {len(names) - FEW} more"
 
 
 def _fitting(word: str, known: Known) -> tuple[str, ...]:

@@ -7,11 +7,10 @@ Where the inventory does not tell it (START, a machine's attributes) a GPU is co
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.knowledge.tables import numbers
 from imagefactory.pools.model import Inventory, PoolGpu, PoolMachine
 from imagefactory.pools.sizes import MB
@@ -50,10 +49,24 @@ class Place:
     unsure: bool
 
 
-def find_places(classes: Collection[GpuClass], wish: Wish, inventory: Inventory) -> tuple[Place, ...]:
-    """The GPUs of the inventory that a job can get in an image that may run on `classes`."""
-    by_capability = {one.capability: one for one in classes}
-    return tuple(place for machine in inventory.machines for place in _on(machine, by_capability, wish))
+Known = Callable[[PoolGpu], GpuClass | None]
+"""Why an image may run on a GPU; None where it may not."""
+
+
+def by_class(classes: Iterable[GpuClass]) -> Known:
+    """An image that may run on these classes."""
+    by_capability = {str(one.capability): one for one in classes}
+
+    def known(gpu: PoolGpu) -> GpuClass | None:
+        found = by_capability.get(gpu.capability)
+        return found if found and _new_enough(gpu, found) else None
+
+    return known
+
+
+def find_places(known: Known, wish: Wish, inventory: Inventory) -> tuple[Place, ...]:
+    """The GPUs of the inventory that a job can get in an image."""
+    return tuple(place for machine in inventory.machines for place in _on(machine, known, wish))
 
 
 def fits(gpu: PoolGpu, wish: Wish) -> bool:
@@ -63,11 +76,8 @@ def fits(gpu: PoolGpu, wish: Wish) -> bool:
     return not small and (wish.mig or not gpu.mig) and (not gpu.host or gpu.host == host)
 
 
-def runs_on(gpu: PoolGpu, gpu_class: GpuClass | None) -> bool:
-    """Whether a class holds a GPU: pools tell the newest CUDA that a driver takes, and one that tells none
-    is not matched."""
-    if gpu_class is None or parse_capability(gpu.capability) != gpu_class.capability:
-        return False
+def _new_enough(gpu: PoolGpu, gpu_class: GpuClass) -> bool:
+    """Pools tell the newest CUDA that a driver takes; a GPU that tells none is not matched."""
     return not gpu_class.cuda or (bool(gpu.cuda) and numbers(gpu.cuda) >= numbers(gpu_class.cuda))
 
 
@@ -105,13 +115,9 @@ def free_when(inventory: Inventory, now: datetime) -> str:
     return f"at {inventory.taken:%Y-%m-%d %H:%M} UTC" if inventory.taken.year > 1970 else ""
 
 
-def _on(machine: PoolMachine, classes: Mapping[Capability, GpuClass], wish: Wish) -> Iterator[Place]:
+def _on(machine: PoolMachine, known: Known, wish: Wish) -> Iterator[Place]:
     taken = takes(machine, wish)
-    fitting = []
-    for gpu in machine.gpus:
-        gpu_class = classes.get(parse_capability(gpu.capability))
-        if gpu_class is not None and runs_on(gpu, gpu_class) and fits(gpu, wish):
-            fitting.append((gpu, gpu_class))
+    fitting = [(gpu, found) for gpu in machine.gpus if fits(gpu, wish) and (found := known(gpu))]
     if taken is False or len(fitting) < wish.gpus:
         return
     enough = sum(gpu.free for gpu, _ in fitting) >= wish.gpus

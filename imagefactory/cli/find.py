@@ -1,0 +1,91 @@
+"""The command that looks for an image by what somebody wants to do: find."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from imagefactory.cli.output import Call, json_option, say, say_json, write
+from imagefactory.cli.pool import find_inventory, inventory_option
+from imagefactory.errors import EXIT_CHECK, FactoryError, UsageError
+
+if TYPE_CHECKING:
+    from imagefactory.factory import Factory
+    from imagefactory.pools.model import Inventory
+
+
+@click.command()
+@click.argument("words", metavar="[WORD]...", nargs=-1)
+@click.option("--gpus", type=click.IntRange(1, 16), default=1, show_default=True, help="GPUs of one job.")
+@click.option(
+    "--gpu-memory", "--memory", "memory", default="", metavar="SIZE", help="What each GPU must have: 40GB."
+)
+@inventory_option
+@json_option
+@click.pass_obj
+def find(
+    call: Call, words: tuple[str, ...], gpus: int, memory: str, inventory: Path | None, as_json: bool
+) -> None:
+    """Find an image: on which GPUs of this pool it runs, how many are free, and how well that is known.
+
+    \b
+    imagefactory find pytorch
+    imagefactory find pytorch 2.5 --gpus 2 --memory 40GB
+    imagefactory find cu124
+
+    A WORD is a framework, a version, a CUDA (cu124) or the beginning of a name. verified: the suite ran in
+    that very image on such a GPU. predicted: a scan of its GPU code says so. documented: a page says so.
+    Images are those of this factory, else of the catalogue that you joined; without either nothing is
+    verified. GPUs are those of the pool, where it can be asked, or of --inventory.
+
+    Exit code 3 where there is no such image, 9 where it runs on no GPU that you may have.
+    """
+    from imagefactory.pools.sizes import parse_size
+    from imagefactory.report.find import format_found, found_json
+    from imagefactory.stages.find import FindAsk, find_images
+    from imagefactory.submit.places import Wish
+
+    now = datetime.now(UTC)
+    wish = Wish(gpus=gpus, gpu_memory=parse_size(memory) if memory else 0)
+    pool = _pool(inventory, now)
+    if pool is None and (gpus > 1 or memory):
+        write(2, "note: no pool is known here, so --gpus and --memory leave nothing out")
+    ask = FindAsk(words=words, wish=wish, inventory=pool, now=now)
+    found = find_images(call.settings, os.environ, _recipes(call), ask)
+    if as_json:
+        say_json("find", found_json(found))
+    else:
+        say(format_found(found))
+    if not any(one.gpus for one in found.found):
+        raise click.exceptions.Exit(EXIT_CHECK)
+
+
+def _pool(path: Path | None, now: datetime) -> Inventory | None:
+    """None where there is none to ask, or where it does not answer, which is told."""
+    if path is not None:
+        return find_inventory(path, now)
+    if not shutil.which("condor_status"):
+        return None
+    try:
+        return find_inventory(None, now)
+    except FactoryError as error:
+        write(2, f"note: the pool is not known: {error.message}")
+        return None
+
+
+def _recipes(call: Call) -> Factory | None:
+    """None where there are no recipes: what is known of frameworks can be found from anywhere."""
+    from imagefactory.factory import recipes_folder
+
+    try:
+        recipes_folder(call.settings)
+    except UsageError:
+        if call.directory is not None:
+            raise
+        return None
+    return call.sound_factory

@@ -1,0 +1,144 @@
+"""What was found, as a person reads it and as JSON, and the command to go on with. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+
+from imagefactory.gpu.model import Basis
+from imagefactory.pools.sizes import format_size
+from imagefactory.report.pool import summary
+from imagefactory.report.text import format_table
+from imagefactory.stages.find import Finding
+from imagefactory.submit.find import Found, FoundGpu
+from imagefactory.submit.places import free_when
+
+MOST = 20
+"""Images in one answer for a person."""
+
+
+def format_found(finding: Finding) -> str:
+    """Where the answer comes from, a row for each kind of GPU, and the next command."""
+    inventory = finding.ask.inventory
+    usable = [one for one in finding.found if one.gpus]
+    lines = [*_sources(finding), ""]
+    if usable:
+        header = (
+            ("IMAGE", "GPU", "GPUS", "FREE", "KNOWN")
+            if inventory
+            else ("IMAGE", "GPUS BY CAPABILITY", "KNOWN")
+        )
+        rows = [row for one in usable[:MOST] for row in (_pool_rows(one) if inventory else _rows(one))]
+        lines += [format_table(header, rows), ""]
+    if len(usable) > MOST:
+        lines.append(f"and {len(usable) - MOST} more: say it with more words")
+    if rest := len(finding.found) - len(usable):
+        what = "image runs" if rest == 1 else "images run"
+        lines.append(f"{rest} {what} on none of {'these GPUs' if inventory else 'the known GPUs'}")
+    if any(row.unsure for one in usable[:MOST] for row in one.gpus):
+        lines.append("* some of these machines may refuse such jobs: what they take is not told")
+    return "\n".join([*lines, f"next: {next_command(finding)}"])
+
+
+def next_command(finding: Finding) -> str:
+    """What the reader types for the best answer."""
+    best, wish = finding.found[0], finding.ask.wish
+    if not best.gpus:
+        inventory = finding.ask.inventory
+        return (
+            "imagefactory pool" if inventory else f"imagefactory compat {shlex.quote(best.findable.family)}"
+        )
+    one = best.findable
+    if one.ready:
+        options = [f"--gpus {wish.gpus}"] if wish.gpus > 1 else []
+        options += [f"--gpu-memory {format_size(wish.gpu_memory)}"] if wish.gpu_memory else []
+        options += [] if best.gpus[0].basis is Basis.VERIFIED else ["--accept predicted"]
+        return " ".join(["imagefactory submit", one.target, *options])
+    if one.target:
+        return f"imagefactory build {one.target}"
+    cuda = f" --cuda {one.cuda}" if one.cuda else ""
+    gpu = f" --capability {best.gpus[0].capability}" if finding.ask.inventory else ""
+    return f"imagefactory compat {one.framework}=={one.version}{cuda}{gpu}"
+
+
+def _sources(finding: Finding) -> Iterator[str]:
+    """Who answers. Said first: without a catalogue nobody has tested anything."""
+    if finding.catalogue is None:
+        what = f"nothing is built in {finding.place}" if finding.factory else "no catalogue is known here"
+        yield f"{what}, so nothing is verified: this is documented, or predicted by a scan"
+        if not finding.factory:
+            yield "your centre may have one: imagefactory join ADDRESS|FILE"
+    elif finding.factory:
+        yield f"images of the factory {finding.place}"
+    else:
+        yield f"images of the catalogue {finding.place}, made {finding.catalogue.made:%Y-%m-%d %H:%M} UTC"
+    inventory = finding.ask.inventory
+    yield (
+        f"pool: {summary(inventory)}"
+        if inventory
+        else "no pool can be asked here (or --inventory FILE): any GPU"
+    )
+
+
+def _pool_rows(one: Found) -> Iterator[tuple[str, ...]]:
+    for number, row in enumerate(one.gpus):
+        gpu = row.name.removeprefix("NVIDIA ")
+        gpu += f" ({row.capability})" if row.name != row.capability else ""
+        mark = "*" if row.unsure else ""
+        yield _title(one, number), gpu, f"{row.gpus:4}", f"{row.free:4}", f"{row.basis}{mark}"
+
+
+def _rows(one: Found) -> Iterator[tuple[str, ...]]:
+    by_basis: dict[Basis, list[FoundGpu]] = {}
+    for row in one.gpus:
+        by_basis.setdefault(row.basis, []).append(row)
+    for number, (basis, rows) in enumerate(by_basis.items()):
+        yield _title(one, number), " ".join(row.capability for row in rows), basis.value
+
+
+def _title(one: Found, number: int) -> str:
+    return "" if number else one.findable.name
+
+
+def found_json(finding: Finding) -> Mapping[str, object]:
+    """`{source, place, made, pool, images: [...], next}`; counts are null where no pool is known."""
+    inventory, catalogue = finding.ask.inventory, finding.catalogue
+    source = "catalogue" if catalogue and not finding.factory else "factory" if catalogue else "knowledge"
+    return {
+        "source": source,
+        "place": finding.place,
+        "made": f"{catalogue.made:%Y-%m-%dT%H:%M:%SZ}" if catalogue else None,
+        "pool": {
+            "name": inventory.pool,
+            "taken": f"{inventory.taken:%Y-%m-%dT%H:%M:%SZ}",
+            "gpus": len(inventory.gpus),
+            "free": free_when(inventory, finding.ask.now) or None,
+        }
+        if inventory
+        else None,
+        "images": [
+            {
+                "target": one.findable.target or None,
+                "name": one.findable.name,
+                "framework": one.findable.framework,
+                "version": one.findable.version,
+                "cuda": one.findable.cuda,
+                "ready": one.findable.ready,
+                "gpus": [_gpu_json(row, counted=inventory is not None) for row in one.gpus],
+            }
+            for one in finding.found
+        ],
+        "next": next_command(finding),
+    }
+
+
+def _gpu_json(row: FoundGpu, *, counted: bool) -> dict[str, object]:
+    return {
+        "capability": row.capability,
+        "name": row.name,
+        "gpus": row.gpus if counted else None,
+        "free": row.free if counted else None,
+        "unsure": row.unsure if counted else None,
+        "known": row.basis.value,
+        "why": row.why,
+    }

@@ -1,0 +1,259 @@
+"""What somebody looks for in a few words, on the GPUs of his pool, and how well each is known. Pure.
+
+    words + Wish + Findables (+ Inventory) -> find() -> Found, the best first
+
+A findable is an image of a catalogue, judged by the reader's trust, or a target or release of which there
+is no image: then what is documented and predicted is all that is known.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from imagefactory.catalogue.model import CataloguedImage, Offer
+from imagefactory.errors import NothingSelectedError
+from imagefactory.gpu import knowledge
+from imagefactory.gpu.capability import parse_capability
+from imagefactory.gpu.model import Basis
+from imagefactory.matrix.compat import CompatGpu, CoverCandidate, cell, columns, serves
+from imagefactory.pools.model import MACHINE_HAS, Inventory, PoolGpu
+from imagefactory.pools.sites import Site
+from imagefactory.pools.sizes import disk_of, memory_of
+from imagefactory.recipes.names import few, suggest
+from imagefactory.recipes.yaml_tree import show
+from imagefactory.submit.forms import ImageForm, choose_form, expected_grounds, forms_of
+from imagefactory.submit.places import Place, Wish, by_class, find_places
+from imagefactory.submit.proven import GpuClass
+from imagefactory.versions import natural
+
+_NUMBER = re.compile(r"v?([0-9]+(?:\.[0-9]+)*)")
+_CUDA = re.compile(r"cu(?:da)?-?([0-9]+(?:\.[0-9]+)?)")
+_WEIGHT = {Basis.VERIFIED: 0, Basis.PREDICTED: 1, Basis.DOCUMENTED: 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findable:
+    """Something to find. `target` is empty for a release that no recipe makes; `ready`: there is an image.
+
+    `known` says why it may run on a GPU of a pool, None where it may not; `classes` are those GPUs where no
+    pool is known. `wish` is what its jobs ask of machines.
+    """
+
+    name: str
+    target: str
+    family: str
+    framework: str
+    version: str
+    cuda: str
+    ready: bool
+    classes: tuple[GpuClass, ...]
+    known: Callable[[PoolGpu], GpuClass | None]
+    wish: Wish
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundGpu:
+    """A kind of GPU on which it may run. Without a pool `name` is empty and the counts are 0."""
+
+    capability: str
+    name: str
+    gpus: int
+    free: int
+    unsure: int
+    basis: Basis
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A findable that the words mean, and the GPUs for it, the best known first."""
+
+    findable: Findable
+    gpus: tuple[FoundGpu, ...]
+
+    @property
+    def rank(self) -> tuple[int, bool, int]:
+        """The lower the better: how well it is known at best, whether that is free, how many such GPUs."""
+        best = min((_WEIGHT[one.basis] for one in self.gpus), default=len(_WEIGHT))
+        rows = [one for one in self.gpus if _WEIGHT[one.basis] == best]
+        return best, not any(one.free for one in rows), -sum(one.gpus for one in rows)
+
+
+def find(
+    words: Sequence[str], findables: Sequence[Findable], inventory: Inventory | None
+) -> tuple[Found, ...]:
+    """All that the words mean, the best first, also what no GPU is for.
+
+    Raises NothingSelectedError where they mean nothing, with what there is.
+    """
+    found = [
+        Found(findable=one, gpus=_on_pool(one, inventory) if inventory else _anywhere(one))
+        for one in _meant(words, findables)
+    ]
+    newest = sorted(
+        found,
+        key=lambda one: (natural(one.findable.version), natural(one.findable.cuda), not _suffix(one)),
+        reverse=True,
+    )
+    return tuple(sorted(newest, key=lambda one: one.rank))
+
+
+def _suffix(one: Found) -> bool:
+    """Whether it is not its family's default (`-py313`)."""
+    return bool(re.search(r"-cu[0-9]+-", one.findable.target))
+
+
+# --- what there is ---------------------------------------------------------------------------------
+
+
+def offered(offer: Offer, site: Site, folder: str, wish: Wish) -> Findable | None:
+    """An image of a catalogue, in the form that jobs of a site take; None where there is no such form."""
+    image = offer.image
+    try:
+        form = choose_form(forms_of(offer, folder), site, None)
+    except NothingSelectedError:
+        return None
+    classes = expected_grounds(form.grounds, image).classes
+    return Findable(
+        name=image.target,
+        target=image.target,
+        family=image.family,
+        framework=image.framework,
+        version=image.version,
+        cuda=image.cuda,
+        ready=True,
+        classes=classes,
+        known=by_class(classes),
+        wish=_with_image(wish, image, form, site),
+    )
+
+
+def _with_image(wish: Wish, image: CataloguedImage, form: ImageForm, site: Site) -> Wish:
+    """As `submit` would ask for it without further options."""
+    taken = form.image
+    sizes = (0, 0) if taken.address.startswith("/") else (taken.size, taken.unpacked)
+    return Wish(
+        gpus=wish.gpus,
+        gpu_memory=wish.gpu_memory,
+        cpus=1,
+        memory=memory_of(taken.unpacked, taken.size),
+        disk=disk_of(taken.kind, *sizes),
+        platform=image.platform,
+        needs=(MACHINE_HAS[taken.kind], *site.attributes(taken.address)),
+    )
+
+
+def candidate(one: CoverCandidate, wish: Wish) -> Findable:
+    """A target or a release without an image: on a GPU what is predicted and documented of it counts."""
+    asked = one.question
+
+    def on(gpu: CompatGpu) -> GpuClass | None:
+        answer = cell(one, gpu)
+        if not serves(answer):
+            return None
+        return GpuClass(capability=gpu.capability, cuda="", claim=answer.claims[0])
+
+    seen: dict[CompatGpu, GpuClass | None] = {}
+
+    def known(gpu: PoolGpu) -> GpuClass | None:
+        kind = _kind(gpu)
+        if kind not in seen:
+            seen[kind] = on(kind)
+        return seen[kind]
+
+    return Findable(
+        name=one.title,
+        target=one.name,
+        family=next((name for name, of in knowledge.families().items() if of == one.group), one.group),
+        framework=asked.framework,
+        version=asked.version,
+        cuda=asked.cuda,
+        ready=False,
+        classes=tuple(found for gpu in columns() if (found := on(gpu))),
+        known=known,
+        wish=wish,
+    )
+
+
+def _kind(gpu: PoolGpu) -> CompatGpu:
+    driver = gpu.driver or (knowledge.native_driver(gpu.cuda) if gpu.cuda else "")
+    capability = parse_capability(gpu.capability)
+    return CompatGpu(name=str(capability), capability=capability, driver=driver, host=gpu.host)
+
+
+# --- what the words mean ---------------------------------------------------------------------------
+
+
+def _meant(words: Sequence[str], findables: Sequence[Findable]) -> tuple[Findable, ...]:
+    """Each word must fit: a family, a framework, a target or its beginning, a version, a CUDA (cu121)."""
+    left = tuple(findables)
+    for number, word in enumerate(words):
+        fitting = tuple(one for one in left if _fits(word.lower(), one))
+        if not fitting:
+            known = {one.target or f"{one.framework} {one.version}": one.family for one in left}
+            before = " ".join(words[:number])
+            raise NothingSelectedError(
+                f"there is no {before + ' ' if before else ''}{show(word)}",
+                hint=f"of {before} there is {few(tuple(known))}" if before else suggest(word, known),
+            )
+        left = fitting
+    return left
+
+
+def _fits(word: str, one: Findable) -> bool:
+    if version := _NUMBER.fullmatch(word):
+        return _begins(version[1], one.version) or _begins(version[1], one.cuda)
+    if cuda := _CUDA.fullmatch(word):
+        return one.cuda.replace(".", "").startswith(cuda[1].replace(".", ""))
+    names = (one.family, one.framework, one.target or one.name)
+    return word in names or fnmatchcase(names[2], word) or _begins(word, one.target, "-")
+
+
+def _begins(asked: str, whole: str, mark: str = ".") -> bool:
+    return whole == asked or whole.startswith(asked + mark)
+
+
+# --- where it may run ------------------------------------------------------------------------------
+
+
+def _on_pool(one: Findable, inventory: Inventory) -> tuple[FoundGpu, ...]:
+    groups: dict[tuple[str, str, Basis], list[Place]] = {}
+    for place in find_places(one.known, one.wish, inventory):
+        key = (place.gpu.name, place.gpu.capability, place.gpu_class.claim.basis)
+        groups.setdefault(key, []).append(place)
+    rows = (
+        FoundGpu(
+            capability=capability,
+            name=name or capability,
+            gpus=len(places),
+            free=sum(place.free for place in places),
+            unsure=sum(place.unsure for place in places),
+            basis=basis,
+            why=places[0].gpu_class.claim.reason,
+        )
+        for (name, capability, basis), places in groups.items()
+    )
+    return _sorted(rows)
+
+
+def _anywhere(one: Findable) -> tuple[FoundGpu, ...]:
+    rows = (
+        FoundGpu(
+            capability=str(found.capability),
+            name="",
+            gpus=0,
+            free=0,
+            unsure=0,
+            basis=found.claim.basis,
+            why=found.claim.reason,
+        )
+        for found in one.classes
+    )
+    return _sorted(rows)
+
+
+def _sorted(rows: Iterable[FoundGpu]) -> tuple[FoundGpu, ...]:
+    return tuple(sorted(rows, key=lambda row: (_WEIGHT[row.basis], natural(row.capability), row.name)))

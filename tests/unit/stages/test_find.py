@@ -1,0 +1,233 @@
+"""What is found by a few words: from a catalogue, on a pool, and without either."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagefactory.catalogue.document import LIFE, sign_catalogue
+from imagefactory.model import Outcome
+from imagefactory.verdicts.keys import PublicKey
+from imagefactory.verdicts.statement import sign
+from imagefactory.verdicts.trust import Grant, format_row
+from tests.made.catalogue import make_catalogue, make_image
+from tests.made.command import Call, Said, json_of, say
+from tests.made.verdicts import HOST, LAB, MADE_UP, SUITE, digest, whole_report
+
+NOW = datetime.now(UTC).replace(microsecond=0)
+HAS = {"Arch": "X86_64", "HasDockerURL": True, "Memory": 515000, "Cpus": 64}
+GB = 1 << 30
+
+
+def envelope(capability: str, letter: str, **more: Any) -> tuple[str, bytes]:
+    gpu = replace(MADE_UP, capability=capability)
+    report = whole_report(
+        hardware=replace(HOST, gpus=(gpu,)), device=gpu, nonce=letter * 32,
+        started=NOW - timedelta(hours=2), ended=NOW - timedelta(hours=1), **more,
+    )  # fmt: skip
+    return digest(letter), sign(report, LAB, now=NOW - timedelta(hours=1), days=30).envelope
+
+
+@pytest.fixture
+def person(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """In an empty folder, with no settings."""
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))  # no pool can be asked
+    for name in ("config", "cache"):
+        monkeypatch.setenv(f"XDG_{name.upper()}_HOME", str(tmp_path / name))
+    monkeypatch.setenv("XDG_CONFIG_DIRS", str(tmp_path / "nothing"))
+    monkeypatch.setenv("IMAGEFACTORY_STORE", str(tmp_path / "store"))
+
+    def run(*arguments: str, code: int = 0) -> Said:
+        said = say(capsys, "--progress", "quiet", *arguments)
+        assert said.code == code, said
+        return said
+
+    return run
+
+
+@pytest.fixture
+def joined(person: Call, tmp_path: Path) -> Call:
+    """Of a site whose pytorch 2.3 is verified on 8.0, 2.5 on 9.0 too, and jax is only predicted, on 7.0."""
+    old = make_image(envelopes=(envelope("8.0", "1"),), sifs=())
+    new = replace(
+        old,
+        target="pytorch-2.5-cu124",
+        version="2.5.1",
+        cuda="12.4",
+        envelopes=(envelope("8.0", "2"), envelope("9.0", "3")),
+    )
+    jax = replace(
+        old,
+        target="jax-0.4.30-cu12",
+        family="jax",
+        framework="jax",
+        version="0.4.30",
+        envelopes=(),
+        cuda="12",
+    )
+    failed = replace(
+        old, target="pytorch-2.1-cu121", version="2.1.2", predicted=(),
+        envelopes=(envelope("8.0", "4", outcome=Outcome.NO_KERNEL, reason="no code"),),
+    )  # fmt: skip
+    catalogue = make_catalogue(
+        old,
+        new,
+        jax,
+        failed,
+        made=NOW - timedelta(hours=1),
+        expires=NOW - timedelta(hours=1) + LIFE,
+        suites=(SUITE,),
+    )
+    path = tmp_path / "catalogue"
+    path.write_bytes(sign_catalogue(catalogue, LAB))
+    settings = tmp_path / "config/imagefactory"
+    settings.mkdir(parents=True)
+    grant = Grant(
+        key=PublicKey(name="lab", raw=LAB.public),
+        since=(NOW - timedelta(days=9)).date(),
+        until=(NOW + timedelta(days=99)).date(),
+    )
+    (settings / "imagefactory.toml").write_text(f'catalogue = "{path}"\n\n{format_row(grant)}')
+    return person
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> str:
+    """Two machines with two A100 of 80 GB and of 40 GB, and V100; one of the large ones is busy."""
+    large = {"name": "NVIDIA A100-SXM4-80GB", "capability": "8.0", "memory": 80 * GB, "cuda": "12.4"}
+    small = {**large, "name": "NVIDIA A100-SXM4-40GB", "memory": 40 * GB - (1 << 28)}
+    v100 = {"name": "Tesla V100-PCIE-16GB", "capability": "7.0", "memory": 16 * GB, "cuda": "12.2"}
+    machines = [
+        {"name": "a", "attributes": HAS, "gpus": [large, {**large, "free": False}]},
+        {"name": "b", "attributes": HAS, "gpus": [small, small]},
+        {"name": "c", "attributes": HAS, "gpus": [v100]},
+    ]
+    path = tmp_path / "inventory.json"
+    inventory = {
+        "format": "imagefactory.inventory/1",
+        "pool": "cm.example.org",
+        "taken": f"{NOW:%Y-%m-%dT%H:%M:%SZ}",
+    }
+    path.write_text(json.dumps({**inventory, "machines": machines}))
+    return str(path)
+
+
+def test_on_a_pool_from_a_catalogue(joined: Call, pool: str) -> None:
+    said = joined("find", "pytorch", "2.5", "--inventory", pool)
+    lines = said.out.splitlines()
+    assert lines[0].startswith("images of the catalogue /")
+    assert lines[1].startswith("pool: 3 machines with 5 GPUs, 4 free; of cm.example.org")
+    assert [" ".join(line.split()) for line in lines[3:-2]] == [
+        "IMAGE GPU GPUS FREE KNOWN",
+        "pytorch-2.5-cu124 A100-SXM4-40GB (8.0) 2 2 verified",
+        "A100-SXM4-80GB (8.0) 2 1 verified",
+        "Tesla V100-PCIE-16GB (7.0) 1 1 predicted",
+    ]
+    assert lines[-1] == "next: imagefactory submit pytorch-2.5-cu124"
+    assert max(map(len, lines[1:])) <= 79
+
+
+def test_two_large_gpus_at_once(joined: Call, pool: str) -> None:
+    said = joined("find", "pytorch", "2.5", "--gpus", "2", "--memory", "40GB", "--inventory", pool)
+    assert "A100-SXM4-80GB (8.0)     2     0  verified" in said.out
+    assert "40GB" not in said.out.replace("--gpu-memory 40GB", "")
+    assert "V100" not in said.out
+    assert said.out.endswith("next: imagefactory submit pytorch-2.5-cu124 --gpus 2 --gpu-memory 40GB\n")
+    assert joined("find", "--gpus", "3", "--inventory", pool, code=9).out.endswith(
+        "next: imagefactory pool\n"
+    )
+
+
+def test_the_best_comes_first_and_what_is_only_predicted_says_so(joined: Call, pool: str) -> None:
+    told = json_of(joined("find", "--inventory", pool, "--json"), "find")
+    assert [one["target"] for one in told["images"]] == [
+        "pytorch-2.5-cu124",  # the newer of what is verified alike
+        "pytorch-2.3-cu121",
+        "jax-0.4.30-cu12",
+        "pytorch-2.1-cu121",  # failed there
+    ]
+    assert told["images"][3]["gpus"] == []
+    assert (told["source"], told["pool"]["gpus"], told["pool"]["free"]) == ("catalogue", 5, "now")
+    assert told["images"][0]["gpus"][1] == {
+        "capability": "8.0", "name": "NVIDIA A100-SXM4-80GB", "gpus": 2, "free": 1, "unsure": 0,
+        "known": "verified", "why": told["images"][0]["gpus"][1]["why"],
+    }  # fmt: skip
+    said = joined("find", "jax", "--inventory", pool)
+    assert "verified" not in said.out
+    assert said.out.endswith("next: imagefactory submit jax-0.4.30-cu12 --accept predicted\n")
+    assert "1 image runs on none of these GPUs" in joined("find", "pytorch", "--inventory", pool).out
+
+
+def test_what_it_names_as_the_next_command_works(joined: Call, pool: str) -> None:
+    for words in (("pytorch",), ("jax",), ("pytorch", "--gpus", "2", "--memory", "40GB")):
+        last = joined("find", *words, "--inventory", pool).out.splitlines()[-1]
+        assert "wrote" in joined(*last.removeprefix("next: imagefactory ").split(), "--force").out
+
+
+def test_without_a_pool_it_names_capabilities(joined: Call) -> None:
+    said = joined("find", "pytorch-2.5", "--gpus", "2")
+    assert "no pool can be asked here" in said.out
+    assert (
+        "pytorch-2.5-cu124  8.0 9.0             verified\n                   7.0                 predicted"
+        in said.out
+    )
+    assert "--gpus and --memory leave nothing out" in said.err
+    assert json_of(joined("find", "jax", "--json"), "find")["images"][0]["gpus"][0]["gpus"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (("cu124",), ["pytorch-2.5-cu124"]),
+        (("12.4",), ["pytorch-2.5-cu124"]),
+        (("torch", "2.3"), ["pytorch-2.3-cu121"]),
+        (("PyTorch", "v2"), ["pytorch-2.5-cu124", "pytorch-2.3-cu121", "pytorch-2.1-cu121"]),
+        (("pytorch-2.3",), ["pytorch-2.3-cu121"]),
+        (("*-cu12",), ["jax-0.4.30-cu12"]),
+    ],
+)
+def test_words(joined: Call, words: tuple[str, ...], found: list[str]) -> None:
+    told = json_of(joined("find", *words, "--json"), "find")
+    assert [one["target"] for one in told["images"]] == found
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("pytroch",), "did you mean 'pytorch'? pytorch has "),
+        (("pytorch", "2.4"), "of pytorch there is pytorch-2.3-cu121, pytorch-2.5-cu124, pytorch-2.1-cu121"),
+        (("pytorch", "2.50"), "of pytorch there is"),
+        (("zebra",), "there is pytorch-2.3-cu121, "),
+    ],
+)
+def test_what_is_not_there_is_told_with_what_is(joined: Call, words: tuple[str, ...], hint: str) -> None:
+    said = joined("find", *words, code=3)
+    assert f"error: there is no {' '.join((*words[:-1], repr(words[-1])))}" in said.err
+    assert hint in said.err
+
+
+def test_without_a_catalogue_nothing_is_verified(person: Call, pool: str) -> None:
+    said = person("find", "pytorch", "2.5", "--inventory", pool)
+    assert said.out.startswith("no catalogue is known here, so nothing is verified")
+    assert said.out.splitlines()[-1].startswith("next: imagefactory compat torch==2.5")
+    person(*said.out.splitlines()[-1].removeprefix("next: imagefactory ").split())
+    assert "did you mean 'pytorch'? pytorch has torch 2." in person("find", "pytroch", code=3).err
+    assert "imagefactory join ADDRESS|FILE" in said.out
+    rows = said.out.splitlines()[4:-1]
+    assert not [row for row in rows if "verified" in row]
+    assert [row for row in rows if "A100" in row and row.endswith(("predicted", "documented"))]
+    told = json_of(person("find", "torch", "2.5", "--json"), "find")
+    assert told["source"] == "knowledge"
+    assert {gpu["known"] for one in told["images"] for gpu in one["gpus"]} <= {"predicted", "documented"}
+
+
+def test_a_pool_that_is_a_file_that_is_not_there(joined: Call) -> None:
+    assert "there is no such file" in joined("find", "--inventory", "none.json", code=2).err
