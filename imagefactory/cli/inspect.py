@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from imagefactory.gpu.capability import Capability
-    from imagefactory.gpu.model import Answer, Claim, Prediction
+    from imagefactory.gpu.model import Answer, Claim
     from imagefactory.report.inspect import Inquiry
     from imagefactory.stages.scan import Inspected
 
@@ -87,7 +87,7 @@ def inspect(
         how=inspected.how,
         digest=inspected.digest,
         contents=inspected.contents,
-        predictions=tuple(_with_driver(prediction, driver) for prediction in predict_all(inspected.contents)),
+        predictions=predict_all(inspected.contents, driver),
         cpu_only=cpu_only(inspected.contents),
         contradictions=contradictions(inspected.contents),
         verified=verified,
@@ -132,7 +132,7 @@ def _answer(
     from imagefactory.report.inspect import format_answer
     from imagefactory.report.inspect_json import prediction_json
 
-    scanned = _with_driver(predict(inspected.contents, asked.capability), asked.driver)
+    scanned = predict(inspected.contents, asked.capability, asked.driver)
     prediction = beside(scanned, inspected.platform, asked.host)
     proof = verified.get(asked.capability) if prediction is scanned else None
     value = {"name": name, "gpu": asked.title, "driver_asked": asked.driver, **prediction_json(prediction)}
@@ -169,9 +169,3 @@ def _read_driver(driver: str) -> str:
         return read_driver(driver) if driver else ""
     except ValueError as error:
         raise UsageError(str(error), hint="`nvidia-smi` shows it at the top") from error
-
-
-def _with_driver(prediction: Prediction, driver: str) -> Prediction:
-    from imagefactory.gpu.predict import with_driver
-
-    return with_driver(prediction, driver) if driver else prediction

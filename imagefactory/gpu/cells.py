@@ -121,7 +121,11 @@ def answer_cell(question: Question, evidence: CellEvidence = NOTHING) -> Cell:
     if verified := evidence.verified.get(question.capability):
         claims.append(verified)
     faults = dict(_faults(question, contents))
-    answers = [claim for claim, effect in faults.items() if effect in ANSWERS] if claims else []
+    answers = [
+        claim
+        for claim, effect in faults.items()
+        if effect in ANSWERS and (claims or claim.answer is Answer.NO)
+    ]
     claims = sorted((*claims, *answers), key=_order)
     return Cell(
         question=question, claims=tuple(claims), warnings=tuple(f for f in faults if f not in answers)
@@ -327,9 +331,10 @@ def _faults(question: Question, contents: Contents | None) -> Iterator[tuple[Cla
     locked = question.packages or ((name, version),)
     last = question.packages or ((name, version if version.count(".") > 1 else f"{version}.{_LAST}"),)
     first, final = [versions_in(contents)] * 2 if contents else (versions_of(locked), versions_of(last))
-    fitting = {fault.id for fault in known_bad(final, question.capability)}
+    capability, driver = question.capability, question.driver
+    fitting = {fault.id for fault in known_bad(final, capability, driver)}
     everywhere = {rule.id for rule in rules() if not rule.capabilities}
-    for fault in known_bad(first, question.capability):
+    for fault in known_bad(first, capability, driver):
         if fault.id not in fitting:
             continue
         answer = _EFFECTS.get(fault.effect, Answer.NO)

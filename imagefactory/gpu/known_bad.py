@@ -33,11 +33,15 @@ class Component:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadRule:
-    """One row of known_bad.toml. `capabilities` are ranges, any of which must hold; empty is every GPU."""
+    """One row of known_bad.toml. `capabilities` are ranges, any of which must hold; empty is every GPU.
+
+    `drivers` is a range too; with one, a rule is of a driver that is known.
+    """
 
     id: str
     needs: tuple[tuple[str, str], ...]
     capabilities: tuple[str, ...]
+    drivers: str
     effect: str
     text: str
     source: str
@@ -73,6 +77,7 @@ def rules() -> tuple[BadRule, ...]:
             id=row["id"],
             needs=tuple(sorted(row["needs"].items())),
             capabilities=tuple(row.get("capabilities", ())),
+            drivers=row.get("drivers", ""),
             effect=row["effect"],
             text=row["text"],
             source=row["source"],
@@ -112,12 +117,15 @@ def versions_in(contents: Contents) -> dict[str, str]:
     return installed
 
 
-def known_bad(versions: Mapping[str, str], capability: Capability) -> tuple[KnownBad, ...]:
-    """The rules that fit, in the table's order. `versions` are of components; what is not there fits none."""
+def known_bad(versions: Mapping[str, str], capability: Capability, driver: str = "") -> tuple[KnownBad, ...]:
+    """The rules that fit, in the table's order. `versions` are of components; what is not there fits none.
+
+    Without a `driver` no rule fits that is about some drivers alone: any other may be chosen.
+    """
     return tuple(
         KnownBad(id=rule.id, effect=rule.effect, text=rule.text.format_map(versions), source=rule.source)
         for rule in rules()
-        if _holds(rule, str(capability))
+        if _holds(rule, str(capability), driver)
         and all(name in versions and _within(versions[name], range_) for name, range_ in rule.needs)
     )
 
@@ -128,8 +136,9 @@ def worst_answer(faults: Iterable[KnownBad]) -> KnownBad | None:
     return min(answering, key=lambda fault: list(ANSWERS).index(fault.effect), default=None)
 
 
-def _holds(rule: BadRule, capability: str) -> bool:
-    return not rule.capabilities or any(_within(capability, one) for one in rule.capabilities)
+def _holds(rule: BadRule, capability: str, driver: str) -> bool:
+    there = not rule.capabilities or any(_within(capability, one) for one in rule.capabilities)
+    return there and (not rule.drivers or (bool(driver) and _within(driver, rule.drivers)))
 
 
 @lru_cache(maxsize=1024)

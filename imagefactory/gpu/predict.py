@@ -46,11 +46,14 @@ class _Part:
     what: str
 
 
-def predict(contents: Contents, capability: Capability) -> Prediction:
+def predict(contents: Contents, capability: Capability, driver: str = "") -> Prediction:
     """What is to be expected on one capability: by the code (`predict_code`), and by known faults that let
-    less of it run than the code would."""
-    bare = predict_code(contents, capability)
-    fault = worst_answer(known_bad(versions_in(contents), capability))
+    less of it run than the code would; with a `driver`, there (`with_driver`, which says what it raises).
+    """
+    faults = known_bad(versions_in(contents), capability, driver)
+    bare = replace(predict_code(contents, capability), warnings=tuple(map(str, faults)))
+    bare = with_driver(bare, driver) if driver else bare
+    fault = worst_answer(faults)
     if fault is None or bare.answer in (Answer.NO, Answer.UNKNOWN):
         return bare
     answer = ANSWERS[fault.effect]
@@ -85,13 +88,12 @@ def predict_code(contents: Contents, capability: Capability) -> Prediction:
         driver="" if no_driver else floor.driver,
         driver_reason="" if no_driver else floor.reason,
         libraries=tuple(part.reach for part in parts),
-        warnings=tuple(str(rule) for rule in known_bad(versions_in(contents), capability)),
     )
 
 
-def predict_all(contents: Contents) -> tuple[Prediction, ...]:
+def predict_all(contents: Contents, driver: str = "") -> tuple[Prediction, ...]:
     """The prediction for every capability that is known, oldest first."""
-    return tuple(predict(contents, capability) for capability in capabilities())
+    return tuple(predict(contents, capability, driver) for capability in capabilities())
 
 
 def with_driver(prediction: Prediction, driver: str) -> Prediction:

@@ -13,7 +13,6 @@ from imagefactory.gpu import knowledge
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.cells import NOTHING, CellEvidence, answer_cell, ask
 from imagefactory.gpu.knowledge.tables import covers
-from imagefactory.gpu.known_bad import find_rule
 from imagefactory.gpu.model import Answer, Basis, Cell, Claim, Contents, Question
 from imagefactory.gpu.predict import INTEGRATED
 from imagefactory.model import Lock, Target
@@ -347,7 +346,7 @@ def _of_size(
 
 def _rank(cell: Cell) -> int:
     """0 for what runs whole; 1 where some calls fail, 2 for PTX only documented; `_NOT` for the rest."""
-    answers = {claim.answer for claim in faults(cell) if not _is_triton(claim)}
+    answers = {claim.answer for claim in faults(cell)}
     if cell.answer not in RUNS or Answer.NO in answers:
         return _NOT
     if _grade(cell) == (1, _DOUBT[Basis.DOCUMENTED]):
@@ -357,12 +356,6 @@ def _rank(cell: Cell) -> int:
 
 def _grade(cell: Cell) -> Grade:
     return int(cell.answer is Answer.PTX), _DOUBT[cell.claims[0].basis]
-
-
-def _is_triton(fault: Claim) -> bool:
-    """Whether it is of Triton alone: a framework runs without, as those do that came before it."""
-    rule = find_rule(fault.rule)
-    return rule is not None and {name for name, _ in rule.needs} == {"triton"}
 
 
 def _unserved(table: Sequence[CompatRow], number: int, gpu: CompatGpu) -> Unserved:

@@ -189,6 +189,7 @@ def test_how_bad_a_known_fault_is(capability: str, packages: dict[str, str], ans
         ("jax 0.4.30 12", "12.0", "known-bad:xla-jax-before-blackwell"),  # its PTX is there, and scanned
         ("jax 0.4.30 12", "9.0", "code"),
         ("jax 0.4.31 12", "10.0", "known-bad:xla-jax-before-blackwell"),  # documented alone
+        ("jax 0.3.25 11", "12.0", "known-bad:xla-jax-before-blackwell"),  # nothing else is known of it
     ],
 )
 def test_a_fault_that_stops_all_is_the_answer(what: str, capability: str, rule: str) -> None:

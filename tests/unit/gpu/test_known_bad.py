@@ -56,9 +56,31 @@ def test_rules(rule: str, versions: dict[str, str], fits: str, fits_not: str) ->
         assert rule not in [one.id for one in known_bad(versions, parse_capability(capability))]
 
 
+@pytest.mark.parametrize(
+    ("rule", "versions", "capability", "fits", "fits_not"),
+    [
+        ("nccl-nvswitch-before-12.3", {"nccl": "2.26.2"}, "9.0", "535 535.183.01 525.60.13", "550.54.14 570"),
+        ("nccl-nvswitch-before-12.3", {"nccl": "2.26.2"}, "8.0", "", "535"),
+        ("nccl-nvswitch-before-12.3", {"nccl": "2.26.5"}, "9.0", "", "535"),
+    ],
+)
+def test_rules_of_some_drivers_alone(
+    rule: str, versions: dict[str, str], capability: str, fits: str, fits_not: str
+) -> None:
+    """Without a driver none fits, since another one may be chosen."""
+
+    def found(driver: str) -> list[str]:
+        return [one.id for one in known_bad(versions, parse_capability(capability), driver)]
+
+    assert all(rule in found(driver) for driver in fits.split())
+    assert all(rule not in found(driver) for driver in ["", *fits_not.split()])
+
+
 def test_every_rule_was_tried_here() -> None:
-    tried = {mark.args[1][i][0] for mark in test_rules.pytestmark for i in range(len(mark.args[1]))}  # type: ignore[attr-defined]
+    marks = [*test_rules.pytestmark, *test_rules_of_some_drivers_alone.pytestmark]  # type: ignore[attr-defined]
+    tried = {mark.args[1][i][0] for mark in marks for i in range(len(mark.args[1]))}
     assert tried == {rule.id for rule in rules()}
+    assert {rule.id for rule in rules() if rule.drivers} == {"nccl-nvswitch-before-12.3"}
 
 
 def test_the_table_is_sound() -> None:
@@ -72,6 +94,7 @@ def test_the_table_is_sound() -> None:
             assert SpecifierSet(versions)
         for capabilities in rule.capabilities:
             assert SpecifierSet(capabilities)
+        assert not rule.drivers or SpecifierSet(rule.drivers)
         filled = rule.text.format_map({name: "9.9" for name, _ in rule.needs})
         assert "{" not in filled
         assert ("wrong" in filled) == (

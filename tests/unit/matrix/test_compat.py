@@ -202,11 +202,12 @@ def test_ptx_that_is_only_documented_serves_where_nothing_better_does() -> None:
     assert len(alone.serves) == 2
 
 
-def test_a_fault_of_triton_alone_makes_no_older_framework_better() -> None:
+def test_triton_speaks_against_an_image_as_any_other_rule_does() -> None:
     new = faulty("new", "2.7", "sm_60", packages=(("triton", "3.3.1"),))
     found = cover("pytorch", [candidate("old", "1.13", "sm_60"), new], [gpu("6.1")])
-    assert [one.candidate.name for one in found.images] == ["new"]
-    assert "! Triton 3.3.1 needs capability 7.0" in format_covers([found])
+    assert [one.candidate.name for one in found.images] == ["old"]
+    alone = cover("pytorch", [new], [gpu("6.1")])
+    assert "! Triton 3.3.1 needs capability 7.0" in format_covers([alone])
 
 
 def test_a_cover_says_the_oldest_driver_unless_one_was_asked_about() -> None:
