@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from imagefactory.access import Access, conda_channels, debian_mirror, package_index, uv_locker
@@ -326,12 +327,15 @@ def _refuse_behind(target: Target, behind: Sequence[Behind]) -> None:
     """Raises BehindError for what the recipe names; below that a lock may hold what is old."""
     if not (asked := [one for one in behind if one.asked]):
         return
-    key = "pip" if target.source == "conda" else "constraints"
-    bounds = " and ".join(f'"{one.accept}"' for one in asked)
+    from_pypi = {canonicalize_name(Requirement(text).name) for text in target.pip}
+    by_key: dict[str, list[str]] = {}
+    for one in asked:
+        by_key.setdefault("pip" if one.name in from_pypi else "constraints", []).append(f'"{one.accept}"')
+    bounds = " and ".join(f"{' and '.join(some)} under '{key}'" for key, some in by_key.items())
     raise BehindError(
         f"{target.name}: the lock would hold {', and '.join(map(str, asked))}",
         behind=tuple(asdict(one) for one in behind),
-        hint=f"change what forbids the newer one, or write {bounds} under '{key}' at {target.where} "
+        hint=f"change what forbids the newer one, or write {bounds} at {target.where} "
         f"to lock the old one all the same",
         tree="\n".join(map(str, behind)),
     )

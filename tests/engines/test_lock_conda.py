@@ -384,3 +384,28 @@ def test_the_files_of_the_main_lock(main: Lock) -> None:
     assert "127.0.0.1" not in texts["conda-lock.yml"]
     assert pins(main)["pytorch"] == "2.3.1"
     assert main.conda[0].url.startswith("https://conda.anaconda.org/")
+
+
+# --- what is far behind --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        # The first channel that has the name has an old one alone.
+        (replace(pytorch_row("2.3", "12.1", "3.11"), requirements=("pytorch 2.3.*", "pillow")), "pillow"),
+        # It goes with a framework that the recipe pins on purpose.
+        (replace(ROWS[0], requirements=("pytorch 1.13.*", "pytorch-cuda 11.7.*", "torchvision")), ""),
+    ],
+    ids=["another channel", "the framework"],
+)
+def test_what_the_recipe_names_and_is_far_behind_is_told_with_the_reason(
+    locker: CondaLocker, row: Row, told: str
+) -> None:
+    found = lock(locker, row.target)
+    behind = locker.behind(LockRequest(target=row.target, base=BASE), found, Quiet())
+    assert [one.name for one in behind] == [told] * bool(told)
+    for one in behind:
+        assert one.asked
+        assert "strict channel priority" in one.reason
+        assert one.accept.startswith(f"{told}<")

@@ -16,6 +16,7 @@ from packaging.utils import canonicalize_name
 
 from imagefactory.errors import LockError
 from imagefactory.lock import Behind, LockRequest
+from imagefactory.lock.conda.behind import find_behind
 from imagefactory.lock.conda.channels import ChannelAccess
 from imagefactory.lock.conda.explain import explain
 from imagefactory.lock.conda.pip_part import behind_pip, lock_pip
@@ -97,14 +98,19 @@ class CondaLocker:
         return lock
 
     def behind(self, request: LockRequest, lock: Lock, progress: Progress) -> tuple[Behind, ...]:
-        """Of the part from PyPI what is far behind its newest release. Raises like `lock`.
-
-        Conda's packages are built for one another: no solver of theirs goes back to one without GPU code.
-        """
+        """What the recipe names of conda's packages, and of the part from PyPI, that is far behind its newest
+        release. Raises like `lock`."""
+        found = self._behind_conda(request.target, lock, progress)
         if not request.target.pip:
-            return ()
+            return found
         asked = replace(request, base=replace(request.base, glibc=_glibc(request)))
-        return behind_pip(asked, lock, self._pip(), progress)
+        return (*found, *behind_pip(asked, lock, self._pip(), progress))
+
+    def _behind_conda(self, target: Target, lock: Lock, progress: Progress) -> tuple[Behind, ...]:
+        with progress.task("newest releases", total=len(target.requirements), unit="packages") as task:
+            found = run(find_behind(target, lock.conda, Solver(target, self._channels, self._gateway())))
+            task.advance(len(target.requirements))
+        return found
 
     def addresses(self, lock: Lock) -> dict[str, str]:
         """Where each locked file is now: file name -> URL, which may hold a token or a password.
@@ -127,13 +133,16 @@ class CondaLocker:
     def _solve(
         self, request: LockRequest, update: tuple[str, ...], *, unchanged: bool
     ) -> tuple[LockedConda, ...]:
-        if self._made is None:
-            self._made = self._channels.gateway(self._cache)
-        solver = Solver(request.target, self._channels, self._made)
+        solver = Solver(request.target, self._channels, self._gateway())
         records = run(_Decision(request, solver).decide(update, unchanged=unchanged))
         solver.require_hashes(records)
         packages = sorted((solver.locked(record) for record in records), key=lambda one: one.name)
         return tuple(self._sized(package, request.target) for package in packages)
+
+    def _gateway(self) -> Gateway:
+        if self._made is None:
+            self._made = self._channels.gateway(self._cache)
+        return self._made
 
     def _solver_name(self) -> str:
         import rattler

@@ -419,7 +419,7 @@ def test_an_old_release_of_what_the_recipe_names_stops_its_lock(
     (error,) = json.loads(out)["errors"]
     assert (code, error["behind"]) == (5, [asdict(old)])
     assert f"the lock would hold {said}" in told
-    assert """write "demo<1" under 'pip' at recipes/tiny.yaml""" in told
+    assert """write "demo<1" under 'constraints' at recipes/tiny.yaml""" in told
     assert place.names() == ["tiny-2.3-cu121.unsolvable.txt"]
     assert said in place.call("show", "tiny-2.3-cu121")[1]
     below = replace(old, asked=False)
