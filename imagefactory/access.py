@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from imagefactory.errors import UsageError
 from imagefactory.lock.conda.channels import ChannelAccess, find_channels
+from imagefactory.lock.conda.locker import CondaLocker
 from imagefactory.lock.debian.sources import DebianMirror, find_mirror
 from imagefactory.lock.pypi.index import PackageIndex, find_index, trusting
 from imagefactory.lock.pypi.uv import UvLocker
@@ -57,6 +58,12 @@ def conda_channels(access: Access) -> ChannelAccess:
     """How this machine reaches conda's channels."""
     certificates = package_index(access).certificates
     return find_channels(access.settings.channels.value, access.environ, certificates)
+
+
+def conda_locker(access: Access) -> CondaLocker:
+    """What solves conda's packages in this process, and reads what their channels have."""
+    index, records = package_index(access), access.settings.cache_path / "channels"
+    return CondaLocker(conda_channels(access), records, lambda: uv_locker(index))
 
 
 def debian_mirror(access: Access) -> DebianMirror:

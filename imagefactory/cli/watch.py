@@ -29,8 +29,9 @@ def watch(call: Call, names: tuple[str, ...], write: bool, github: bool, as_json
     """Say what the world has that the recipes and locks have not. Default: all families and bases.
 
     \b
-      release   a series of the framework with wheels for a Python of the family's rows
-      python    a Python that the newest release has wheels for and no row uses
+      release   a series of the framework with wheels or builds for a Python of the family's rows
+      cuda      a CUDA that the newest row's series has builds for, and no row of it
+      python    a Python that the newest release has wheels or builds for and no row uses
       lock      what moves where a lock is solved anew
       base      the same of a base's packages: Debian's security updates
       verdict   of an image in the store, that expires within 14 days

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from imagefactory.lock.moves import Move
 from imagefactory.report.text import wrap
-from imagefactory.stages.watch import News
+from imagefactory.stages.watch import NewCuda, News
 
 _SHOWN = 12
 """Packages of one lock that the text names; JSON and messages name all."""
@@ -33,7 +33,9 @@ def format_news(news: News, width: int | None = None) -> str:
 def _rows(news: News) -> Iterable[tuple[str, str, Sequence[str]]]:
     """(kind, what is so, lines below it)."""
     for release in news.releases:
-        yield "release", _release(news, release.found.series), [f"to have it: {release.command}"]
+        yield "release", _release(news, release.found.series), [_to_have(news, release.command)]
+    for one in news.cudas:
+        yield "cuda", _cuda(news, one), [_to_have(news, one.command)]
     if news.python:
         yield "python", _python(news), []
     for moves, names in _grouped(news).items():
@@ -45,8 +47,6 @@ def _rows(news: News) -> Iterable[tuple[str, str, Sequence[str]]]:
     for verdict in news.expiring:
         text = f"{verdict.target} on {verdict.capability} holds until {verdict.day} only"
         yield "verdict", text, [f"to prove it again: imagefactory verify {verdict.target}"]
-    if news.unwatched:
-        yield "note", news.unwatched, []
 
 
 def _grouped(news: News) -> dict[tuple[Move, ...], list[str]]:
@@ -75,13 +75,25 @@ def _release(news: News, series: str) -> str:
     return f"{framework} {one.series}{since}{newest}, for Python {' and '.join(one.pythons)}"
 
 
+def _to_have(news: News, command: str) -> str:
+    return f"to have it: {command or f'a row in recipes/{news.unit.name}.yaml'}"
+
+
+def _cuda(news: News, one: NewCuda) -> str:
+    framework = news.unit.targets[0].framework
+    return f"{framework} {one.series} has builds for CUDA {one.cuda}, which no row has"
+
+
 def _python(news: News) -> str:
     found = news.python
     if found is None:
         return ""
-    carried = f"{found.base} carries it" if found.base else "no base carries it yet"
-    framework = news.unit.targets[0].framework
-    return f"{framework} {found.release} has wheels for Python {found.python}, which no row uses; {carried}"
+    framework, source = news.unit.targets[0].framework, news.unit.targets[0].source
+    what = "wheels" if source == "pypi" else "builds"
+    told = f"{framework} {found.release} has {what} for Python {found.python}, which no row uses"
+    if source != "pypi":  # Python is one of the packages
+        return told
+    return f"{told}; {f'{found.base} carries it' if found.base else 'no base carries it yet'}"
 
 
 def commit_message(news: News) -> str:
@@ -97,10 +109,11 @@ def commit_message(news: News) -> str:
     for moves, names in _grouped(news).items():
         lines += ["", *wrap(f"{', '.join(names)}:", WIDTH), *(f"  {move}" for move in moves)]
         lines += [] if moves else ["  the same packages, written anew"]
-    if news.releases:
+    rows = [(_release(news, one.found.series), one.command) for one in news.releases]
+    rows += [(_cuda(news, one), one.command) for one in news.cudas]
+    if rows:
         lines += ["", "Not in here, each a row of its own:"]
-        for release in news.releases:
-            lines += [f"  {_release(news, release.found.series)}", f"    {release.command}"]
+        lines += [f"  {line}" for what, command in rows for line in (what, f"  {command}".rstrip()) if line]
     return "\n".join(lines)
 
 
@@ -125,6 +138,7 @@ def news_json(news: News) -> dict[str, object]:
             }
             for one in news.releases
         ],
+        "cudas": [{"series": one.series, "cuda": one.cuda, "command": one.command} for one in news.cudas],
         "python": (
             {"release": news.python.release, "python": news.python.python, "base": news.python.base}
             if news.python

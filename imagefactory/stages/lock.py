@@ -13,7 +13,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from imagefactory.access import Access, conda_channels, debian_mirror, package_index, uv_locker
+from imagefactory.access import Access, conda_channels, conda_locker, debian_mirror, package_index, uv_locker
 from imagefactory.documents import format_value, parse_value
 from imagefactory.errors import (
     BehindError,
@@ -28,7 +28,6 @@ from imagefactory.factory import Factory
 from imagefactory.files import replace_text
 from imagefactory.lock import Behind, Locker, LockRequest, files
 from imagefactory.lock.conda import by_conda_lock
-from imagefactory.lock.conda.locker import CondaLocker
 from imagefactory.lock.conda.own_tool import CondaLockLocker, find_tool
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.debian import file, solve
@@ -390,9 +389,8 @@ def _target_locker(access: Access, target: Target) -> Locker:
     index = package_index(access)
     if target.source != "conda":
         return uv_locker(index)
-    channels, records = conda_channels(access), access.settings.cache_path / "channels"
     if (solver := access.settings.solver.value) == SOLVERS[0]:
-        return CondaLocker(channels, records, lambda: uv_locker(index))
-
+        return conda_locker(access)
+    channels, records = conda_channels(access), access.settings.cache_path / "channels"
     tool = find_tool(solver, access.environ)
     return CondaLockLocker(tool, channels, records, lambda: uv_locker(index))

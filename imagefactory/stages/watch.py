@@ -8,23 +8,34 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 from pathlib import Path
 
-from packaging.metadata import parse_email
+from packaging.metadata import RawMetadata, parse_email
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from imagefactory.access import package_index, uv_locker
+from imagefactory.access import conda_locker, package_index, uv_locker
 from imagefactory.errors import FactoryError, LockError, NothingSelectedError, ToolError, UsageError
 from imagefactory.factory import Factory
+from imagefactory.gpu.knowledge import offered
+from imagefactory.gpu.knowledge.tables import covers
+from imagefactory.lock.conda.builds import cudas_of, offered_to
 from imagefactory.lock.debian.file import read_base_lock, write_base_lock
 from imagefactory.lock.files import write_lock
 from imagefactory.lock.moves import Move, base_moves, lock_moves
-from imagefactory.lock.pypi.series import NewSeries, cuda_of, newer_series, newest_python
+from imagefactory.lock.pypi.series import (
+    NewSeries,
+    cuda_extras,
+    cuda_of,
+    newer_series,
+    newest_python,
+    python_after,
+    series_after,
+)
 from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Base, BaseLock, Lock, Outcome, Target
 from imagefactory.progress import Progress
@@ -60,9 +71,18 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRelease:
-    """A series that no row has, and the command that writes its row."""
+    """A series that no row has, and the command that writes its row; empty where only a person can."""
 
     found: NewSeries
+    command: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewCuda:
+    """A CUDA for which the newest series of the rows has builds, and no row has it."""
+
+    series: str
+    cuda: str
     command: str
 
 
@@ -98,19 +118,19 @@ class Expiring:
 class News:
     """What the world has of a unit that the catalogue has not.
 
-    `unwatched` says what is not looked at, `faults` are those of single targets: nothing is known of them.
+    `faults` are those of single targets: nothing is known of them.
     """
 
     unit: Unit
     releases: tuple[NewRelease, ...] = ()
+    cudas: tuple[NewCuda, ...] = ()
     python: NewPython | None = None
     locks: tuple[NewLock, ...] = ()
     expiring: tuple[Expiring, ...] = ()
-    unwatched: str = ""
     faults: tuple[FactoryError, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.releases or self.python or self.locks or self.expiring)
+        return bool(self.releases or self.cudas or self.python or self.locks or self.expiring)
 
 
 def find_units(factory: Factory, names: Sequence[str]) -> tuple[Unit, ...]:
@@ -143,25 +163,13 @@ def watch_unit(factory: Factory, unit: Unit, now: datetime, progress: Progress) 
     if unit.base:
         return News(unit=unit, locks=_base_news(factory, unit, unit.base, progress))
     own = tuple(target for target in unit.targets if not target.on)
-    releases: tuple[NewRelease, ...] = ()
-    python, unwatched = None, ""
+    world = News(unit=unit)
     locks, faults = _lock_news(factory, unit, progress)
-    if own[0].source == "pypi":
-        try:
-            releases, python = _of_the_index(factory, unit.name, own)
-        except LockError as error:
-            faults = (*faults, error)
-    else:
-        unwatched = f"releases of {own[0].source} families are not watched, their locks are"
-    return News(
-        unit=unit,
-        releases=releases,
-        python=python,
-        locks=locks,
-        expiring=_expiring(factory, unit.targets, now),
-        unwatched=unwatched,
-        faults=faults,
-    )
+    try:
+        world = (_of_the_index if own[0].source == "pypi" else _of_the_channels)(factory, unit, own)
+    except LockError as error:
+        faults = (*faults, error)
+    return replace(world, locks=locks, expiring=_expiring(factory, unit.targets, now), faults=faults)
 
 
 def write_news(factory: Factory, news: News) -> tuple[Path, ...]:
@@ -186,14 +194,54 @@ def write_news(factory: Factory, news: News) -> tuple[Path, ...]:
     return tuple(written)
 
 
-# --- the index ------------------------------------------------------------------------------------
+# --- the index and the channels -------------------------------------------------------------------
 
 
-def _of_the_index(
-    factory: Factory, family: str, targets: tuple[Target, ...]
-) -> tuple[tuple[NewRelease, ...], NewPython | None]:
+def _newest(targets: tuple[Target, ...]) -> Target:
+    return max(targets, key=lambda target: (natural(target.version), natural(target.cuda)))
+
+
+def _of_the_channels(factory: Factory, unit: Unit, targets: tuple[Target, ...]) -> News:
+    """What the newest row's channels have of its framework. Raises LockError where one cannot be read."""
+    newest = _newest(targets)
+    builds, pythons = conda_locker(factory).builds(newest), {target.python for target in targets}
+    every = {build.python for build in builds if build.python}
+    found = series_after(offered_to(builds, pythons), {target.version for target in targets})
+    return News(
+        unit=unit,
+        releases=tuple(NewRelease(found=one, command="") for one in found),
+        cudas=_new_cudas(targets, cudas_of(builds, newest.version, pythons)),
+        python=_new_python(factory, pythons, *python_after(offered_to(builds, every))),
+    )
+
+
+def _new_cudas(targets: tuple[Target, ...], cudas: Collection[str]) -> tuple[NewCuda, ...]:
+    """Those of the newest series that no row of it has; a row of `12` has every minor version of it."""
+    newest = _newest(targets)
+    held = [target.cuda for target in targets if target.version == newest.version]
+    return tuple(
+        NewCuda(
+            series=newest.version,
+            cuda=cuda,
+            command=f"imagefactory add {newest.family} {newest.version} --cuda {cuda}"
+            if newest.source == "pypi"
+            else "",
+        )
+        for cuda in sorted(cudas, key=natural)
+        if not any(covers(one, cuda) or covers(cuda, one) for one in held)
+    )
+
+
+def _new_python(factory: Factory, pythons: Collection[str], release: str, python: str) -> NewPython | None:
+    if not python or Version(python) <= max(map(Version, pythons)):
+        return None
+    base = next((one.name for one in factory.bases if one.python == python), "")
+    return NewPython(release=release, python=python, base=base)
+
+
+def _of_the_index(factory: Factory, unit: Unit, targets: tuple[Target, ...]) -> News:
     """What the framework's project page has. Raises LockError where it cannot be read, or without a lock."""
-    newest = max(targets, key=lambda target: (natural(target.version), natural(target.cuda)))
+    newest = _newest(targets)
     lock = read_target_lock(factory, newest)
     name = canonicalize_name(newest.framework)
     wheel = next((one for one in lock.wheels if one.name == name), None) if lock else None
@@ -204,28 +252,36 @@ def _of_the_index(
     pythons = {target.python for target in targets}
     found = newer_series(name, files, {target.version for target in targets}, pythons, lock.platform)
     releases = tuple(
-        NewRelease(found=one, command=_command(factory, locker, family, newest, lock, one)) for one in found
+        NewRelease(found=one, command=_command(factory, locker, newest, lock, one)) for one in found
     )
-    release, python = newest_python(name, files, lock.platform)
-    if not python or Version(python) <= max(map(Version, pythons)):
-        return releases, None
-    base = next((one.name for one in factory.bases if one.python == python), "")
-    return releases, NewPython(release=release, python=python, base=base)
+    known = {one.cuda for one in offered(newest.framework, newest.version)}
+    return News(
+        unit=unit,
+        releases=releases,
+        cudas=_new_cudas(
+            targets,
+            known | cuda_extras(_metadata(locker, lock, wheel.version, newest).get("provides_extra", [])),
+        ),
+        python=_new_python(factory, pythons, *newest_python(name, files, lock.platform)),
+    )
 
 
-def _command(
-    factory: Factory, locker: UvLocker, family: str, newest: Target, lock: Lock, one: NewSeries
-) -> str:
-    """The call of `add` for a series: with the CUDA that its wheels pin, else that of the newest row."""
-    command = f"imagefactory add {family} {one.series}"
+def _metadata(locker: UvLocker, lock: Lock, release: str, newest: Target) -> RawMetadata:
+    """What a release says of itself; nothing where the index has no metadata beside its wheels (PEP 658)."""
     try:
-        plan_addition(factory, family, one.series, "")
+        return parse_email(locker.metadata(f"{newest.framework}=={release}", lock))[0]
+    except LockError:
+        return {}
+
+
+def _command(factory: Factory, locker: UvLocker, newest: Target, lock: Lock, one: NewSeries) -> str:
+    """The call of `add` for a series: with the CUDA that its wheels pin, else that of the newest row."""
+    command = f"imagefactory add {newest.family} {one.series}"
+    try:
+        plan_addition(factory, newest.family, one.series, "")
     except UsageError:  # what it comes with is not known here yet
-        try:
-            text = locker.metadata(f"{newest.framework}=={one.release}", lock)
-        except LockError:  # an index without PEP 658
-            text = ""
-        cuda = cuda_of(parse_email(text)[0].get("requires_dist", [])) or newest.cuda
+        needs = _metadata(locker, lock, one.release, newest).get("requires_dist", [])
+        cuda = cuda_of(needs) or newest.cuda
         return f"{command} --cuda {cuda if '.' in newest.cuda else cuda.partition('.')[0]}"
     return command
 

@@ -54,7 +54,7 @@ async def find_behind(target: Target, conda: Sequence[LockedConda], solver: Solv
         if newest is None:
             continue
         free = await _without_framework(target, name, solver)
-        if free and far_newer(version, known, SpecifierSet(f"<={free}")):
+        if free and free > Version(version):
             continue
         found.append(
             Behind(

@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 from imagefactory.errors import LockError
 from imagefactory.lock import Behind, LockRequest
 from imagefactory.lock.conda.behind import find_behind
+from imagefactory.lock.conda.builds import CudaBuild, cuda_builds
 from imagefactory.lock.conda.channels import ChannelAccess
 from imagefactory.lock.conda.explain import explain
 from imagefactory.lock.conda.pip_part import behind_pip, lock_pip
@@ -138,6 +139,10 @@ class CondaLocker:
         solver.require_hashes(records)
         packages = sorted((solver.locked(record) for record in records), key=lambda one: one.name)
         return tuple(self._sized(package, request.target) for package in packages)
+
+    def builds(self, target: Target) -> tuple[CudaBuild, ...]:
+        """The builds for GPUs of a target's framework in its channels. Raises LockError, or ToolError."""
+        return run(cuda_builds(target.framework, Solver(target, self._channels, self._gateway())))
 
     def _gateway(self) -> Gateway:
         if self._made is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 
@@ -12,7 +12,7 @@ from packaging.tags import Tag
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from imagefactory.lock.pypi.newest import releases
+from imagefactory.lock.pypi.newest import Release, releases
 from imagefactory.lock.pypi.project_page import IndexFile
 from imagefactory.lock.pypi.tags import fitting_set
 
@@ -33,19 +33,26 @@ class NewSeries:
 def newer_series(
     name: str, files: Iterable[IndexFile], rows: Collection[str], pythons: Collection[str], platform: str
 ) -> tuple[NewSeries, ...]:
-    """Series newer than the newest of `rows` (`2.15`), with wheels for one of `pythons`; the oldest first.
+    """`series_after` of the wheels for `pythons`. `platform` is a lock's (`manylinux_2_36_x86_64`)."""
+    files, offered = tuple(files), {}
+    for python in pythons:
+        fits = fitting_set(python, platform)
+        some = [file for file in files if any(tag in fits for tag in wheel_tags(file.filename))]
+        offered[python] = releases(name, some, python)
+    return series_after(offered, rows)
 
-    A series has as many numbers as the newest row names. `platform` is a lock's (`manylinux_2_36_x86_64`).
+
+def series_after(offered: Mapping[str, Sequence[Release]], rows: Collection[str]) -> tuple[NewSeries, ...]:
+    """Series newer than the newest of `rows` (`2.15`) among what is offered to each Python; the oldest first.
+
+    A series has as many numbers as the newest row names.
     """
-    files = tuple(files)
     newest = max(map(Version, rows))
     depth = len(newest.release)
     held = _cut(newest, depth)
     grouped: dict[tuple[int, ...], list[tuple[Version, date | None, set[str]]]] = {}
-    for python in sorted(pythons, key=Version):
-        fits = fitting_set(python, platform)
-        offered = [file for file in files if any(tag in fits for tag in wheel_tags(file.filename))]
-        for one in releases(name, offered, python):
+    for python in sorted(offered, key=Version):
+        for one in offered[python]:
             if one.version.epoch == newest.epoch and (cut := _cut(one.version, depth)) > held:
                 grouped.setdefault(cut, []).append((one.version, one.uploaded, {python}))
     found = []
@@ -79,12 +86,26 @@ def newest_python(name: str, files: Iterable[IndexFile], platform: str) -> tuple
                 python = f"3.{match[1]}"
                 if tag in fitting_set(python, platform):
                     own.setdefault(python, set()).add(file.filename)
-    best: tuple[Version, Version] | None = None
-    for python, names in own.items():
-        known = releases(name, (file for file in listed if file.filename in names), python)
-        if known:
-            best = max(filter(None, (best, (known[-1].version, Version(python)))))
+    return python_after(
+        {
+            python: releases(name, (file for file in listed if file.filename in names), python)
+            for python, names in own.items()
+        }
+    )
+
+
+def python_after(offered: Mapping[str, Sequence[Release]]) -> tuple[str, str]:
+    """(release, Python): the newest Python that the newest release is offered to; empty for no release."""
+    best = max(
+        ((some[-1].version, Version(python)) for python, some in offered.items() if some), default=None
+    )
     return (best[0].public, str(best[1])) if best else ("", "")
+
+
+def cuda_extras(extras: Iterable[str]) -> frozenset[str]:
+    """The majors of CUDA (`13`) among a distribution's extras (`cuda13`, `cu13`)."""
+    found = (re.fullmatch(r"cu(?:da)?-?([0-9]{2})x?", canonicalize_name(extra)) for extra in extras)
+    return frozenset(one[1] for one in found if one)
 
 
 def wheel_tags(filename: str) -> frozenset[Tag]:

@@ -8,7 +8,7 @@ from datetime import date
 from imagefactory.lock.moves import Move
 from imagefactory.model import BaseLock
 from imagefactory.report.watch import commit_message, format_news, github_lines
-from imagefactory.stages.watch import Expiring, NewLock, NewPython, News, Unit
+from imagefactory.stages.watch import Expiring, NewCuda, NewLock, NewPython, News, Unit
 from tests.made.values import make_base, make_lock, make_target
 
 TARGET = make_target()
@@ -51,6 +51,26 @@ def test_lines_fit_the_terminal() -> None:
     assert "debian-14 carries it" in " ".join(text.split())
     assert "pytorch-2.3-cu121 on 8.0 holds until 2026-12-01 only" in text
     assert "imagefactory verify pytorch-2.3-cu121" in text
+
+
+def test_a_new_cuda_is_told_with_what_makes_its_row() -> None:
+    found = NewCuda(series="2.3", cuda="13", command="imagefactory add pytorch 2.3 --cuda 13")
+    news = News(
+        unit=UNIT, cudas=(found, replace(found, cuda="13.9", command="")), locks=(locked("a", "idna"),)
+    )
+    text = format_news(news, 110)
+    assert "cuda     torch 2.3 has builds for CUDA 13, which no row has\n" in text
+    assert "to have it: imagefactory add pytorch 2.3 --cuda 13\n" in text
+    assert "to have it: a row in recipes/pytorch.yaml" in text
+    message = commit_message(news)
+    assert "has builds for CUDA 13, which no row has\n    imagefactory add pytorch 2.3 --cuda 13\n" in message
+    assert message.endswith("CUDA 13.9, which no row has")
+
+
+def test_of_conda_it_is_builds_and_no_base_carries_the_python() -> None:
+    unit = Unit(name="pytorch-conda", targets=(replace(TARGET, source="conda"),))
+    text = format_news(News(unit=unit, python=NewPython(release="2.12", python="3.14", base="")), 110)
+    assert text.endswith("has builds for Python 3.14, which no row uses")
 
 
 def test_a_base_is_a_job_with_a_branch_that_git_takes() -> None:

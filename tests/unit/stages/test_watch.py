@@ -6,15 +6,20 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 from imagefactory.errors import UnsolvableError
 from imagefactory.lock import Behind, LockRequest
+from imagefactory.lock.conda.builds import CudaBuild
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.files import read_lock
+from imagefactory.lock.pypi.newest import Release
 from imagefactory.lock.pypi.project_page import IndexFile
 from imagefactory.model import Lock, LockedWheel
 from imagefactory.progress import Progress
@@ -59,7 +64,7 @@ class Index:
         }
 
     def metadata(self, pin: str, lock: Lock) -> str:
-        assert pin == "torch==2.16.0"
+        assert pin in ("torch==2.16.0", "torch==2.15.0")
         return "Metadata-Version: 2.1\nName: torch\nVersion: 2.16.0\nRequires-Dist: cuda-toolkit==13.3.1\n"
 
 
@@ -83,6 +88,7 @@ def index(root: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
     made = Index(ROOT)
     monkeypatch.setattr(stages_lock, "_target_locker", lambda *_: made)
     monkeypatch.setattr(stages_watch, "uv_locker", lambda *_: made)
+    monkeypatch.setattr(stages_watch, "conda_locker", lambda _: SimpleNamespace(builds=lambda _: ()))
     monkeypatch.setenv("IMAGEFACTORY_STORE", str(root / "store"))
     return made
 
@@ -135,6 +141,45 @@ def test_what_cannot_be_solved_is_told_and_hides_nothing_else(ask: Ask, root: Pa
     index.refused = "conda"
     code, out, _ = ask("jax-conda")
     assert (code, out.split("\n")[0]) == (5, "jax-conda: nothing new in what could be solved")
+
+
+def build(version: str, cuda: str, python: str) -> CudaBuild:
+    day = date(2026, 6, 1)
+    return CudaBuild(release=Release(version=Version(version), uploaded=day), cuda=cuda, python=python)
+
+
+def test_of_a_conda_family_releases_cudas_and_pythons_are_told(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its newest row is 0.7 with CUDA 12.9 on Python 3.11; rows of others have 3.12."""
+    builds = (
+        build("0.7.2", "12.9", "3.11"),
+        build("0.7.2", "13.0", "3.11"),
+        build("0.7.2", "13.1", "3.13"),  # a Python of no row
+        build("0.8.1", "12.9", "3.12"),
+        build("0.9.0", "12.9", "3.14"),
+    )
+    channels = SimpleNamespace(builds=lambda _: builds)
+    monkeypatch.setattr(stages_watch, "conda_locker", lambda _: channels)
+    (news,) = json_of(ask("jax-conda", "--json"), "watch")["news"]
+    assert [(one["series"], one["release"], one["pythons"]) for one in news["releases"]] == [
+        ("0.8", "0.8.1", ["3.12"])
+    ]
+    assert [(one["series"], one["cuda"], one["command"]) for one in news["cudas"]] == [("0.7", "13.0", "")]
+    assert (news["python"]["release"], news["python"]["python"]) == ("0.9.0", "3.14")
+
+
+def test_a_cuda_of_the_newest_row_that_no_row_has_is_told(
+    ask: Ask, root: Path, index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the extras of what is locked, where the tables know of none."""
+    said = (
+        "Metadata-Version: 2.1\nName: torch\nVersion: 2.15.0\nProvides-Extra: cuda14\nProvides-Extra: opt\n"
+    )
+    monkeypatch.setattr(Index, "metadata", lambda *_: said)
+    out = ask("pytorch")[1]
+    assert "torch 2.15 has builds for CUDA 14, which no row has" in out
+    assert "to have it: imagefactory add pytorch 2.15 --cuda 14" in out
 
 
 def test_a_lock_stays_where_what_is_built_on_it_cannot_follow(ask: Ask, root: Path, index: Index) -> None:
