@@ -145,7 +145,7 @@ def command_text(command: click.Command, name: str, level: int) -> str:
     records = [found for option in command.params if (found := option.get_help_record(context))]
     parts.append("```text\n" + " ".join((name, *command.collect_usage_pieces(context))) + "\n```")
     if options := [(f"`{names}`", text(words)) for names, words in records if words]:
-        parts.append(table(("option", ""), options))
+        parts.append(table(("option", "what it does"), options))
     if isinstance(command, click.Group):
         parts.append(commands(command, name, level + 1))
     return "\n\n".join(parts)
@@ -188,7 +188,7 @@ def recipe_keys() -> str:
 def keys(schema: dict[str, Any], known: dict[str, Any]) -> str:
     needed = schema.get("required", ())
     return table(
-        ("key", "", "", "must"),
+        ("key", "meaning", "kind", "must"),
         (
             (f"`{key}`", text(row["description"]), shape(row, known), "yes" if key in needed else "")
             for key, row in schema["properties"].items()
@@ -213,7 +213,7 @@ def shape(row: dict[str, Any], known: dict[str, Any]) -> str:
 
 def settings() -> str:
     rows = ((f"`{name}`", default, meaning) for name, (default, meaning) in MEANINGS.items())
-    return table(("key", "default", ""), rows)
+    return table(("key", "default", "meaning"), rows)
 
 
 def exit_codes() -> str:
@@ -223,7 +223,7 @@ def exit_codes() -> str:
         if issubclass(kind, errors.FactoryError) and kind is not errors.FactoryError:
             said.setdefault(kind.exit_code, []).append(text((kind.__doc__ or "").partition("\n\n")[0]))
     return table(
-        ("code", "", "such as"),
+        ("code", "meaning", "such as"),
         ((str(code), text(words), " ".join(said.get(code, ()))) for code, words in errors.EXIT_CODES.items()),
     )
 
@@ -331,7 +331,7 @@ def kept() -> str:
         ),
         (f"`{base_lock.FORMAT}`", "`lockfiles/bases/`: Debian's packages of a base"),
     )
-    return table(("format", ""), rows)
+    return table(("format", "what it is"), rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {
