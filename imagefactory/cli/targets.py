@@ -99,16 +99,17 @@ def show(call: Call, name: str, as_json: bool) -> None:
     "--source",
     "kind",
     type=click.Choice(("pypi", "conda")),
-    help="Where the packages of a recipe to start from come from.  [default: pypi]",
+    help="Where its packages come from.  [default: what FILE says, or pypi]",
 )
 @click.option(
     "--from",
     "source",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Take over an environment.yml, requirements.txt, pixi.lock or conda-lock.yml.",
+    help="Take over an environment.yml, requirements.txt, pixi.toml, pyproject.toml, a list of addresses "
+    "(@EXPLICIT), or a lock of conda-lock, pixi, uv or Poetry.",
 )
-@click.option("--environment", default="", metavar="NAME", help="The environment of a pixi.lock.")
+@click.option("--environment", default="", metavar="NAME", help="The environment of pixi's that is meant.")
 @click.option(
     "--on",
     default="",
@@ -155,7 +156,7 @@ def _draft(call: Call, family: str, asked: Mapping[str, Any]) -> tuple[Draft, Ca
     """
     from imagefactory.recipes.bases import all_bases
     from imagefactory.recipes.draft import DraftAsk, check_draft, draft, draft_on
-    from imagefactory.recipes.environments import read_wish
+    from imagefactory.recipes.environments import Reading, read_wish
     from imagefactory.recipes.expand import select_one
     from imagefactory.recipes.read import read_bases, read_recipes
     from imagefactory.recipes.scaffold import check_name, scaffold
@@ -167,12 +168,12 @@ def _draft(call: Call, family: str, asked: Mapping[str, Any]) -> tuple[Draft, Ca
         ("--framework NAME=VERSION", version, source and not on),
         ("--environment", asked["environment"], source),
         ("--framework", framework, not on),
-        ("--source", asked["kind"], not source and not on),
+        ("--source", asked["kind"], not on),
     ):
         if value and not needs:
             hint = f"leave it out: it comes from {on}" if on else "it completes --from FILE; see --help"
             if option == "--source":
-                hint = f"leave it out: it comes from {on or source}"
+                hint = f"leave it out: it comes from {on}"
             raise UsageError(f"{option} says nothing here", hint=hint)
     bases = read_bases(folder)
     if not source and not on:
@@ -183,15 +184,22 @@ def _draft(call: Call, family: str, asked: Mapping[str, Any]) -> tuple[Draft, Ca
             check_name(value, rule)
     recipes = [recipe for recipe in read_recipes(folder) if recipe.family != family]
     target = select_one(call.factory.targets, on) if on else None
-    python = target.python if target else next((base.python for base in bases if base.python), "")
-    wish = read_wish(source, python, asked["environment"]) if source else None
+    pythons = [target.python] if target else [base.python for base in bases if base.python]
+    reading = Reading(pythons=tuple(pythons) or ("3.12",), environment=asked["environment"])
+    wish = read_wish(source, reading) if source else None
     if target:
         drafted = draft_on(wish, family, target)
     else:
         assert wish is not None
-        said = DraftAsk(family=family, framework=framework, version=version.lstrip("="), cuda=asked["cuda"])
+        said = DraftAsk(
+            family=family,
+            framework=framework,
+            version=version.lstrip("="),
+            cuda=asked["cuda"],
+            source=asked["kind"] or "",
+        )
         try:
-            drafted = draft(wish, said, bases)
+            drafted = draft(wish, said, bases, call.factory.targets)
         except UsageError:  # often for want of a line that could not be read
             _say_notes(wish.left)
             raise

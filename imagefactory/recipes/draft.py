@@ -10,37 +10,18 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
-
 from imagefactory.errors import RecipeError, UsageError
 from imagefactory.gpu import knowledge
 from imagefactory.model import Base, Recipe, Target
 from imagefactory.recipes.expand import expand_all
-from imagefactory.recipes.match_spec import Spec, channel_address, channel_name, parse_spec
+from imagefactory.recipes.framework_row import FRAMEWORKS, Row, find_framework, fits_python, pypi_name
+from imagefactory.recipes.match_spec import channel_address, channel_name, parse_spec
 from imagefactory.recipes.recipe import parse_recipe
-from imagefactory.recipes.values import RULES, SMOKE_CHECKS, canonical, default_checks
+from imagefactory.recipes.values import RULES, SMOKE_CHECKS, default_checks
 from imagefactory.recipes.wish import Wish, minor_python
 from imagefactory.recipes.yaml_tree import show
 from imagefactory.versions import natural
 
-# A framework's name on conda's channels -> on PyPI. The first that a file names is its framework.
-FRAMEWORKS = {
-    "pytorch-gpu": "torch",
-    "pytorch": "torch",
-    "tensorflow-gpu": "tensorflow",
-    "tensorflow": "tensorflow",
-    "jaxlib": "jax",
-}
-# Packages whose version is that of CUDA, the surest first.
-_CUDA_PACKAGES = (
-    "pytorch-cuda",
-    "cuda-version",
-    "cudatoolkit",
-    "cuda-toolkit",
-    "cuda",
-    "cuda-cudart",
-    "cuda-runtime",
-)
 _NEWEST_PYTHON = 14
 
 
@@ -52,6 +33,7 @@ class DraftAsk:
     framework: str = ""
     version: str = ""
     cuda: str = ""
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,24 +44,25 @@ class Draft:
     told: tuple[str, ...]
 
 
-def draft(wish: Wish, asked: DraftAsk, bases: Sequence[Base]) -> Draft:
-    """A recipe for the environment of `wish`.
+def draft(wish: Wish, asked: DraftAsk, bases: Sequence[Base], targets: Sequence[Target] = ()) -> Draft:
+    """A recipe for the environment of `wish`. `targets` are those that it could be built on as well.
 
     Raises UsageError with the options to add where neither file nor person says what a recipe must.
     """
-    framework, source = _framework(wish, asked)
+    framework, source = find_framework(wish, asked.framework, asked.source)
     told = list(wish.left)
     if wish.locked:
         told.append("every package was written at its locked version (loosen what may be newer)")
-    row = _Row(framework=framework, source=source, wish=wish)
+    row = Row(framework=framework, source=source, wish=wish)
+    if source == "conda":
+        row = _from_conda(row, told)
+        wish = row.wish
     version = asked.version or row.version
+    if not asked.cuda:
+        row.refuse_other_build(version, targets)
     cuda = asked.cuda or row.cuda(version)
-    missing = [what for what, found in (("version", version), ("CUDA", cuda)) if not found]
-    if missing:
-        raise UsageError(
-            f"{wish.file} does not say which {' and which '.join(missing)} of {framework} it means",
-            hint=f"say it: --framework {framework}={version or 'VERSION'} --cuda {cuda or '12.4'}",
-        )
+    if not version or not cuda:
+        raise row.ask(version, cuda, targets)
     base, python = _python(wish, source, bases, told)
     common = {
         "family": asked.family,
@@ -92,7 +75,7 @@ def draft(wish: Wish, asked: DraftAsk, bases: Sequence[Base]) -> Draft:
         if not wish.channels:
             told.append(f"{wish.file} names no channel that can be taken over: conda-forge was written")
         common["channels"] = f"[{', '.join(map(quoted, channels))}]"
-    lists = _conda_lists(row, told) if source == "conda" else _pypi_lists(row, told)
+    lists = _conda_lists(row, told) if source == "conda" else _pypi_lists(row, cuda, told)
     capabilities = ("8.0", "9.0") if natural(cuda) >= natural("11.8") else ("8.0",)
     parts = [
         _head(wish, told),
@@ -134,14 +117,16 @@ def draft_on(wish: Wish | None, family: str, target: Target) -> Draft:
         else:
             lists["packages"].append(text)
     for text in wish.pip:
-        if _name(text) in (target.framework, FRAMEWORKS.get(target.framework)):
+        if pypi_name(text) in (target.framework, FRAMEWORKS.get(target.framework)):
             told.append(_comes_from(text, target))
         else:
             lists["pip" if conda else "packages"].append(text)
     more = [name for name in wish.channels if channel_address(name) not in target.channels]
     if conda and more:
         told.append(f"the channels {', '.join(more)}: those of {target.name} are asked alone")
-    if wish.python and minor_python(wish.python) != target.python:
+    if wish.constraints:
+        told.append(f"{', '.join(wish.constraints)}: {target.name} keeps its own (write what must hold)")
+    if not fits_python(target.python, wish.python):
         told.append(f"Python {wish.python}: {target.name} has Python {target.python}")
     if not lists["pip"]:
         del lists["pip"]
@@ -169,94 +154,7 @@ def check_draft(
     return tuple(target for target in made if target.family == recipe.family)
 
 
-# --- what the file says of its framework ---------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
-    """The framework in what a file asks for."""
-
-    framework: str
-    source: str
-    wish: Wish
-
-    @property
-    def specs(self) -> tuple[Spec, ...]:
-        """Its match specs among conda's packages, those with a version first; a bare one if there is none."""
-        found = [spec for spec in map(parse_spec, self.wish.conda) if spec.name == self.framework]
-        return tuple(sorted(found, key=lambda spec: not spec.version)) or (Spec(name=self.framework),)
-
-    @property
-    def requirement(self) -> str:
-        """Its requirement among PyPI's."""
-        return next((text for text in self.wish.pip if _name(text) == self.framework), self.framework)
-
-    @property
-    def version(self) -> str:
-        """`2.3` or `2.3.1`; empty where the file leaves it open."""
-        if self.source == "conda":
-            return _release(self.specs[0].version)
-        return _release(self.requirement.removeprefix(self.framework).rpartition("]")[2])
-
-    def cuda(self, version: str) -> str:
-        """The CUDA that packages beside it, its build, its channels or its wheels tell; empty for none."""
-        offers = sorted({wheel.cuda for wheel in knowledge.offered(self.framework, version)})
-        if self.source == "pypi" and version and len(offers) == 1:
-            return offers[0]
-        specs = {spec.name: spec for spec in map(parse_spec, self.wish.conda)}
-        words = [specs[name].version for name in _CUDA_PACKAGES if name in specs]
-        words += re.findall(r"(?<=nvidia-cuda-runtime-cu)[0-9]{2}(==[0-9.]+)", " ".join(self.wish.pip))
-        for word in words:
-            if found := re.match(r"(?:==|~=)?([0-9]+\.[0-9])", word):
-                return self._as_offered(found[1], offers)
-        for word in (*(spec.build for spec in self.specs), *self.wish.channels, *self.wish.hints):
-            if found := re.search(r"cuda-?([0-9]{2})\.([0-9])|cu(?:da)?([0-9]{2})([0-9])(?![0-9])", word):
-                return self._as_offered(f"{found[1] or found[3]}.{found[2] or found[4]}", offers)
-        return ""
-
-    def _as_offered(self, cuda: str, offers: Sequence[str]) -> str:
-        """`12` where PyPI's wheels bind only the major version."""
-        major = cuda.partition(".")[0]
-        return major if self.source == "pypi" and major in offers else cuda
-
-    def extras(self, version: str, cuda: str) -> tuple[str, ...]:
-        """Its own extras, and those without which its CUDA libraries do not come."""
-        if self.source == "conda":
-            return ()
-        written = re.findall(r"\[([^\]]*)\]", self.requirement)
-        own = {canonical(extra.strip()) for extra in (written[0].split(",") if written else ())}
-        for wheel in knowledge.offered(self.framework, version):
-            own |= {*wheel.extras} if wheel.cuda == cuda else set()
-        return tuple(sorted(own))
-
-
-def _framework(wish: Wish, asked: DraftAsk) -> tuple[str, str]:
-    """The framework's name and its source."""
-    conda, pip = {parse_spec(text).name for text in wish.conda}, {_name(text) for text in wish.pip}
-    named = asked.framework
-    if named and named.lower() in conda:
-        return named.lower(), "conda"
-    if named and canonical(named) in pip:
-        return canonical(named), "pypi"
-    if named:
-        source = "conda" if wish.channels or wish.conda or not wish.pip else "pypi"
-        return (named.lower() if source == "conda" else canonical(named)), source
-    for name in FRAMEWORKS:
-        if name in conda:
-            return name, "conda"
-    for name in knowledge.families().values():
-        if name in pip:
-            return name, "pypi"
-    raise UsageError(
-        f"{wish.file} names no framework that the smoke test knows",
-        hint="say which of its packages the image is for: --framework NAME, or build it --on TARGET",
-    )
-
-
-def _release(bounds: str) -> str:
-    """The version that one pin names, as a recipe's row writes it; empty for a range."""
-    found = re.fullmatch(r"(?:==)?([0-9]+(?:\.[0-9]+){1,3})(?:\.\*|[._]?[a-z].*)?", bounds)
-    return found[1] if found and RULES["version"].allows(found[1]) else ""
+# --- its Python ---------------------------------------------------------------------------------
 
 
 def _python(wish: Wish, source: str, bases: Sequence[Base], told: list[str]) -> tuple[Base, str]:
@@ -266,7 +164,7 @@ def _python(wish: Wish, source: str, bases: Sequence[Base], told: list[str]) -> 
         raise UsageError("there is no base to build on", hint="add one to recipes/bases.yaml")
     wanted = [base.python for base in fitting if base.python]
     wanted += [f"3.{minor}" for minor in range(_NEWEST_PYTHON, 5, -1)]
-    python = next((python for python in wanted if _fits(python, wish.python)), "")
+    python = next((python for python in wanted if fits_python(python, wish.python)), "")
     base = next((base for base in fitting if base.python == python), fitting[0])
     if python and (source == "conda" or base.python == python):
         if not minor_python(wish.python):
@@ -278,21 +176,29 @@ def _python(wish: Wish, source: str, bases: Sequence[Base], told: list[str]) -> 
     return base, base.python or "3.12"
 
 
-def _fits(python: str, bounds: str) -> bool:
-    """Whether some patch version of a Python is within conda's bounds."""
-    if not bounds or minor_python(bounds):
-        return minor_python(bounds) in ("", python)
-    try:
-        text = ",".join(f"=={bound}" if bound[0].isdigit() else bound for bound in bounds.split(","))
-        return SpecifierSet(text).contains(f"{python}.5")
-    except InvalidSpecifier:
-        return False
-
-
 # --- its packages --------------------------------------------------------------------------------
 
 
-def _conda_lists(row: _Row, told: list[str]) -> dict[str, list[str]]:
+def _from_conda(row: Row, told: list[str]) -> Row:
+    """The same where the file is one of pip's: what goes with the framework comes from conda as well."""
+    own = FRAMEWORKS.get(row.framework, "")
+    wish, beside = row.wish, knowledge.companion_names(own)
+    named = {spec.name: spec for spec in map(parse_spec, wish.conda)}
+    if row.framework == "jaxlib" and "jaxlib" not in named and (jax := named.get("jax")):
+        told.append(f"jaxlib was written beside {jax}: it has the code for GPUs")
+        wish = replace(wish, conda=[*wish.conda, str(replace(jax, name="jaxlib"))])
+    if wish.conda or wish.channels:
+        return replace(row, wish=wish)
+    pinned = next((text for text in wish.pip if pypi_name(text) == own), "")
+    bounds = pinned.rpartition("]")[2].removeprefix(own) if pinned else ""
+    moved = [text for text in wish.pip if pypi_name(text) in beside and RULES["match spec"].allows(text)]
+    if moved:
+        told.append(f"{', '.join(moved)}: taken from conda too, to go with {row.framework}")
+    conda = [str(parse_spec(text)) for text in (f"{row.framework}{bounds}", *moved)]
+    return replace(row, wish=replace(wish, conda=conda, pip=[one for one in wish.pip if one not in moved]))
+
+
+def _conda_lists(row: Row, told: list[str]) -> dict[str, list[str]]:
     wish, specs = row.wish, row.specs
     constraints = [str(replace(spec, version="")) for spec in specs if spec.build or spec.channel]
     if more := [str(spec) for spec in specs if spec.version not in ("", specs[0].version)]:
@@ -301,31 +207,37 @@ def _conda_lists(row: _Row, told: list[str]) -> dict[str, list[str]]:
         constraints.append(f"python {wish.python}")
     same = FRAMEWORKS.get(row.framework, "")
     for text in wish.pip:
-        if same and _name(text) == same:
+        if same and pypi_name(text) == same:
             told.append(f"{text} of PyPI: the framework comes from conda, as {row.framework}")
+    if wish.constraints:
+        what = ", ".join(wish.constraints)
+        told.append(f"{what}: these bound what comes from PyPI alone (write them under pip)")
     lists = {
         "packages": [text for text in wish.conda if parse_spec(text).name != row.framework],
         "constraints": constraints,
-        "pip": [text for text in wish.pip if not same or _name(text) != same],
+        "pip": [text for text in wish.pip if not same or pypi_name(text) != same],
     }
     return {key: values for key, values in lists.items() if values or key == "packages"}
 
 
-def _pypi_lists(row: _Row, told: list[str]) -> dict[str, list[str]]:
+def _pypi_lists(row: Row, cuda: str, told: list[str]) -> dict[str, list[str]]:
     if left := [text for text in row.wish.conda if parse_spec(text).name != "pip"]:
         told.append(
             f"{row.framework} comes from PyPI, so these of conda were left out: {', '.join(left)} "
             "(write PyPI's names of those that are needed, or take a framework of conda: --framework NAME)"
         )
-    return {"packages": [text for text in row.wish.pip if _name(text) != row.framework]}
+    bounds = [text for text in row.wish.constraints if pypi_name(text) != row.framework]
+    packages = [text for text in row.wish.pip if pypi_name(text) != row.framework]
+    if row.other_cuda(cuda):
+        own = [text for text in packages if re.match(r"nvidia-[a-z-]+-cu[0-9]+=|triton=", text)]
+        packages = [text for text in packages if text not in own]
+        told += [f"{', '.join(own)}: libraries of another CUDA (the framework brings its own)"] if own else []
+    lists = {"packages": packages}
+    return {**lists, **({"constraints": bounds} if bounds else {})}
 
 
 def _comes_from(text: str, target: Target) -> str:
     return f"{text}: {target.name} brings {target.framework} {target.version}"
-
-
-def _name(requirement: str) -> str:
-    return canonical(re.split(r"[ \[<>=!~]", requirement, maxsplit=1)[0])
 
 
 # --- text ----------------------------------------------------------------------------------------

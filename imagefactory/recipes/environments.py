@@ -1,27 +1,36 @@
 """Environments that people have already, read into what recipes can say of them.
 
-`environment.yml` and `requirements.txt` here; foreign_locks.py reads `pixi.lock` and `conda-lock.yml`. These
-files are data from strangers, read within caps and through the same allow-lists as recipes.
+`environment.yml` here; pip_lines.py reads requirements files, manifests.py what projects want,
+foreign_locks.py and python_locks.py what other tools locked. All of them are data from strangers, read within
+caps and through the same allow-lists as recipes.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from imagefactory.errors import UsageError
 from imagefactory.model import Where
-from imagefactory.recipes.foreign_locks import read_conda_lock, read_pixi_lock
-from imagefactory.recipes.values import OWNED_PREFIX, OWNED_VARIABLES, RULES
+from imagefactory.recipes.foreign_locks import EXPLICIT, read_conda_lock, read_explicit, read_pixi_lock
+from imagefactory.recipes.manifests import read_project
+from imagefactory.recipes.pip_lines import Beside, take_pip_line, take_requirements
+from imagefactory.recipes.python_locks import read_poetry_lock, read_uv_lock
+from imagefactory.recipes.toml_tree import parse_toml
 from imagefactory.recipes.wish import (
     PLATFORM,
     Wish,
     items_of,
     minor_python,
+    poetry_bounds,
     selected,
     take_channels,
     take_match_spec,
-    take_pip_line,
+    text_of,
 )
 from imagefactory.recipes.yaml_tree import Limits, YamlNode, parse_tree, refused, show, too_large
 
@@ -29,44 +38,89 @@ from imagefactory.recipes.yaml_tree import Limits, YamlNode, parse_tree, refused
 LIMITS = Limits(size=32 * 1024 * 1024, nodes=1_000_000, depth=12)
 _NOTHING = (
     "is no environment that can be taken over",
-    "give an environment.yml, requirements.txt, pixi.lock or conda-lock.yml",
+    "give an environment.yml, requirements.txt, pixi.toml, pyproject.toml or a lock of conda-lock, pixi, uv "
+    "or Poetry",
 )
 _NO_ENVIRONMENTS = "has no environments to choose from, as a pixi.lock has", "leave out --environment"
 
 
-def read_wish(path: Path, python: str, environment: str = "") -> Wish:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How a file is read.
+
+    `pythons` are what bases carry, the preferred first: markers are judged by the first that the file allows.
+    `environment` names one of pixi's, `beside` reads files that this one names.
+    """
+
+    pythons: tuple[str, ...]
+    environment: str = ""
+    beside: Callable[[str], str | None] = lambda _: None
+
+    def inside(self, bounds: str) -> Beside:
+        """What pip's lines are read with, in an environment whose Python is bounded."""
+        return Beside(self.python(bounds), self.beside)
+
+    def python(self, bounds: str) -> str:
+        """The Python by which markers are judged."""
+        return minor_python(bounds) or next(
+            (one for one in self.pythons if _within(one, bounds)), self.pythons[0]
+        )
+
+
+def _within(python: str, bounds: str) -> bool:
+    try:
+        return SpecifierSet(bounds).contains(f"{python}.5")
+    except InvalidSpecifier:
+        return False
+
+
+def read_wish(path: Path, reading: Reading) -> Wish:
     """What the file at `path` asks for; its content tells which kind it is.
 
-    `python` is the version that markers are judged by, `environment` names one of a pixi.lock.
     Raises UsageError when it cannot be read, RecipeError for what is none of these files.
     """
-    file = show(path.name)[1:-1]
+    text = _read(path)
+
+    def beside(name: str) -> str | None:
+        other = path.parent / name
+        try:
+            inside = other.resolve().is_relative_to(path.parent.resolve())
+            return _read(other) if inside and other.is_file() else None
+        except UsageError:
+            return None
+
+    return parse_wish(text, show(path.name)[1:-1], replace(reading, beside=beside))
+
+
+def _read(path: Path) -> str:
     try:
         with path.open("rb") as stream:
             data = stream.read(LIMITS.size + 1)
-        text = data.decode("utf-8-sig")
+        if len(data) > LIMITS.size:
+            raise too_large(show(path.name)[1:-1], LIMITS)
+        return data.decode("utf-8-sig")
     except OSError as error:
         raise UsageError(
             f"{path} cannot be read: {error.strerror}", hint="name a file that is there"
         ) from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8", hint="save it as UTF-8") from error
-    if len(data) > LIMITS.size:
-        raise too_large(file, LIMITS)
-    return parse_wish(text, file, python, environment)
 
 
-def parse_wish(text: str, file: str, python: str, environment: str = "") -> Wish:
+def parse_wish(text: str, file: str, reading: Reading) -> Wish:
     """The same of a text. Raises RecipeError."""
-    start = Where(file=file, line=1, column=1)
-    if file.endswith((".txt", ".in", ".pip")):
+    start, environment = Where(file=file, line=1, column=1), reading.environment
+    toml = file.endswith(".toml") or re.search(r"^\[\[package\]\]\s*$", text, re.MULTILINE)
+    if toml and not file.endswith((".txt", ".in", ".pip", ".yml", ".yaml")):
+        return _toml(parse_toml(text, file, LIMITS), file, reading)
+    if EXPLICIT.search(text) or file.endswith((".txt", ".in", ".pip")):
         if environment:
             raise refused(start, *_NO_ENVIRONMENTS)
-        return _requirements(text, file, python)
-    if file.endswith(".toml"):
-        raise refused(
-            start, "says what is wanted, not what it came to", "give the lock that is made of it: pixi.lock"
-        )
+        if EXPLICIT.search(text):
+            return read_explicit(text, file)
+        wish = Wish(file=file)
+        take_requirements(wish, text, file, _within_file(reading.inside(""), file))
+        return wish
     if re.search(r"\{[{%]", text):
         raise refused(start, "is a template ({{ }} or {% %})", "fill it in, and import what comes out")
     if not re.search(r"^\s*[^\s#]", text, re.MULTILINE):
@@ -79,14 +133,30 @@ def parse_wish(text: str, file: str, python: str, environment: str = "") -> Wish
     if root.kind == "map" and "package" in root.keys:
         return read_conda_lock(root, file)
     if root.kind == "map" and "dependencies" in root.keys:
-        return _environment(root, text, file, python)
+        return _environment(root, text, file, reading)
     raise refused(start, *_NOTHING)
+
+
+def _within_file(beside: Beside, file: str) -> Beside:
+    return replace(beside, above=(file,))
+
+
+def _toml(root: YamlNode, file: str, reading: Reading) -> Wish:
+    if not root.get("package") or root.get("project") or root.get("workspace"):
+        bounds = text_of(root.get("project") or root, "requires-python")
+        return read_project(root, file, reading.python(bounds), reading.environment)
+    if reading.environment:
+        raise refused(root.where, *_NO_ENVIRONMENTS)
+    if metadata := root.get("metadata"):
+        bounds = poetry_bounds(text_of(metadata, "python-versions")) or ""
+        return read_poetry_lock(root, file, reading.python(bounds))
+    return read_uv_lock(root, file, reading.python(text_of(root, "requires-python")))
 
 
 # --- environment.yml -----------------------------------------------------------------------------
 
 
-def _environment(root: YamlNode, text: str, file: str, python: str) -> Wish:
+def _environment(root: YamlNode, text: str, file: str, reading: Reading) -> Wish:
     wish, lines = Wish(file=file), text.split("\n")
     for key, value in root.pairs:
         match key.text:
@@ -97,9 +167,10 @@ def _environment(root: YamlNode, text: str, file: str, python: str) -> Wish:
             case "dependencies":
                 for item in items_of(wish, value, "dependencies"):
                     if _for_platform(wish, item, lines):
-                        _dependency(wish, item, python, lines)
+                        _dependency(wish, item, reading, lines)
             case "variables":
-                _variables(wish, value)
+                for name, item in value.pairs:
+                    wish.variable(name.text, item.text, name.where)
             case "platforms":
                 if PLATFORM not in [item.text for item in value.items]:
                     wish.leave(key.where, f"{PLATFORM} is not among its platforms", "see whether it locks")
@@ -123,7 +194,7 @@ def _for_platform(wish: Wish, item: YamlNode, lines: list[str]) -> bool:
     return holds is not False
 
 
-def _dependency(wish: Wish, item: YamlNode, python: str, lines: list[str]) -> None:
+def _dependency(wish: Wish, item: YamlNode, reading: Reading, lines: list[str]) -> None:
     if item.kind == "text":
         take_match_spec(wish, item.text, item.where)
         return
@@ -131,38 +202,12 @@ def _dependency(wish: Wish, item: YamlNode, python: str, lines: list[str]) -> No
         if key.text == "pip":
             for line in items_of(wish, value, "pip"):
                 if _for_platform(wish, line, lines):
-                    take_pip_line(wish, line.text, line.where, minor_python(wish.python) or python)
+                    take_pip_line(
+                        wish, line.text, line.where, _within_file(reading.inside(wish.python), wish.file)
+                    )
         else:
             wish.leave(
                 key.where, f"{show(key.text)} is not read", f"write its packages for {PLATFORM} as a list"
             )
     if item.kind == "list":
         wish.leave(item.where, "a list in a list is not read", "write its packages one level up")
-
-
-def _variables(wish: Wish, node: YamlNode) -> None:
-    for key, value in node.pairs:
-        owned = key.text in OWNED_VARIABLES or key.text.startswith(OWNED_PREFIX)
-        if not owned and RULES["variable"].allows(key.text) and RULES["value"].allows(value.text):
-            wish.environment[key.text] = value.text
-        else:
-            why = "is set by the factory" if owned else "is no variable that a recipe may set"
-            wish.leave(key.where, f"{show(key.text)} {why}", "set it where the image runs")
-
-
-# --- requirements.txt, and the pip part of others ------------------------------------------------
-
-
-def _requirements(text: str, file: str, python: str) -> Wish:
-    wish = Wish(file=file)
-    lines = text.split("\n")
-    number = 0
-    while number < len(lines):
-        first, line = number, lines[number].rstrip()
-        while line.endswith("\\") and number + 1 < len(lines):
-            number += 1
-            line = f"{line[:-1]} {lines[number].strip()}"
-        number += 1
-        column = len(line) - len(line.lstrip()) + 1
-        take_pip_line(wish, line, Where(file=file, line=first + 1, column=column), python)
-    return wish

@@ -1,4 +1,5 @@
-"""Locks of other tools, read into a wish: `pixi.lock` (versions 4 to 6), `conda-lock.yml` (version 1)."""
+"""Locks of conda's tools, read into a wish: `pixi.lock` (versions 4 to 7), `conda-lock.yml` (version 1), and
+lists of addresses (`@EXPLICIT`)."""
 
 from __future__ import annotations
 
@@ -6,12 +7,18 @@ import re
 from collections.abc import Mapping
 
 from imagefactory.model import Where
-from imagefactory.recipes.match_spec import parse_spec
+from imagefactory.recipes.match_spec import channel_name, parse_spec
+from imagefactory.recipes.pip_lines import Beside, take_pip_line
 from imagefactory.recipes.values import RULES
-from imagefactory.recipes.wish import PLATFORM, Wish, take_channels, take_pip_line, text_of
-from imagefactory.recipes.yaml_tree import YamlNode, refused, show
+from imagefactory.recipes.wish import PLATFORM, Wish, take_channel, take_channels, text_of
+from imagefactory.recipes.yaml_tree import YamlNode, first_place, refused, show
 
-PIXI_VERSIONS = ("4", "5", "6")
+PIXI_VERSIONS = ("4", "5", "6", "7")
+EXPLICIT = re.compile(r"^@EXPLICIT\s*$", re.MULTILINE)
+# `# pip NAME @ ADDRESS`, as conda-lock and micromamba write what pip brings.
+_PIP_ROW = re.compile(
+    r"#\s*pip\s+(\S+)\s*@\s*\S*?/[^/\s]+?-([0-9][^-/\s]*)(?:-[^/\s]+\.whl|\.tar\.gz|\.zip)(?:[#\s]|$)"
+)
 
 
 def read_pixi_lock(root: YamlNode, file: str, environment: str) -> Wish:
@@ -36,7 +43,11 @@ def read_pixi_lock(root: YamlNode, file: str, environment: str) -> Wish:
     if channels := chosen.get("channels"):
         take_channels(wish, channels)
     packages = chosen.get("packages")
-    of_platform = packages.get(PLATFORM) if packages else None
+    # Since version 7 a platform has a name of its own, and several may be kinds of one.
+    named = root.get("platforms")
+    kinds = [one for one in (named.items if named else ()) if text_of(one, "subdir") == PLATFORM]
+    names_of_it = [PLATFORM, *(text_of(one, "name") for one in kinds)]
+    of_platform = next((packages.get(name) for name in names_of_it if packages and packages.get(name)), None)
     if of_platform is None:
         there = ", ".join(packages.keys) if packages else "nothing"
         raise refused(
@@ -47,6 +58,9 @@ def read_pixi_lock(root: YamlNode, file: str, environment: str) -> Wish:
         for key, value in item.pairs[:1]:
             if key.text == "conda":
                 _locked_conda(wish, value)
+            elif key.text == "conda_source":
+                do = "add it from a channel, if one has it"
+                wish.leave(value.where, f"{show(value.text)} is made from sources", do)
             elif wheel := wheels.get(value.text):
                 _locked_wheel(wish, wheel, value.where)
             else:
@@ -80,8 +94,6 @@ def read_conda_lock(root: YamlNode, file: str) -> Wish:
         )
     wish = Wish(file=file, locked=True)
     metadata = root.get("metadata")
-    if metadata and (channels := metadata.get("channels")):
-        take_channels(wish, channels)
     ours = metadata.get("custom_metadata") if metadata else None
     if ours and (pip := ours.get("imagefactory.pip")):  # our own locks of two files
         beside = f"{text_of(ours, 'imagefactory.target')}.requirements.txt"
@@ -96,6 +108,7 @@ def read_conda_lock(root: YamlNode, file: str) -> Wish:
         raise refused(
             root.where, f"has no packages for {PLATFORM}, only for {there}", f"lock for {PLATFORM} too"
         )
+    _channels(wish, metadata.get("channels") if metadata else None, fitting)
     others: dict[str, list[str]] = {}
     for row in fitting:
         name, version_, category = (
@@ -114,6 +127,60 @@ def read_conda_lock(root: YamlNode, file: str) -> Wish:
     for category, names in others.items():
         what = f"the packages of category {show(category)}: {show(', '.join(names), limit=4000)[1:-1]}"
         wish.leave(packages.where if packages else root.where, what, "add those that must be there by hand")
+    return wish
+
+
+def _channels(wish: Wish, heading: YamlNode | None, rows: list[YamlNode]) -> None:
+    """The channels of the heading, in its order, and those that the rows' addresses lie in.
+
+    `defaults` of a heading is what the rows say that it was.
+    """
+    for item in heading.items if heading else ():
+        name = text_of(item, "url") if item.kind == "map" else item.text
+        if name != "defaults":
+            take_channel(wish, name, item.where)
+    headed = len(wish.channels)
+    for row in rows:
+        if text_of(row, "manager") != "pip" and (address := row.get("url")):
+            _channel_of(wish, address.text, address.where)
+    if headed and (more := wish.channels[headed:]):
+        where = heading.where if heading else rows[0].where
+        what = f"packages come from {', '.join(more)} too, which the heading does not name"
+        wish.leave(where, what, "the order was guessed: see what is asked first")
+
+
+def _channel_of(wish: Wish, address: str, where: Where) -> None:
+    """The channel that an archive's address lies in; other addresses say none."""
+    found = re.match(r"([a-z]+://.+)/(?:linux-64|noarch)/[^/]+$", address.partition("#")[0])
+    if found and channel_name(found[1]) not in wish.channels:
+        take_channel(wish, found[1], where)
+
+
+def read_explicit(text: str, file: str) -> Wish:
+    """A list of archives' addresses, as `conda list --explicit` and conda-lock write it."""
+    wish = Wish(file=file, locked=True)
+    platforms: dict[str, None] = {}
+    for number, line in enumerate(text.split("\n")):
+        where, line = Where(file=file, line=number + 1, column=1), line.strip()
+        if found := _PIP_ROW.match(line):
+            _locked_wheel(wish, (found[1], found[2]), where)
+        elif line and not line.startswith(("#", "@")):
+            address = line.split()[0]
+            parts, platform = _parts(address), address.rpartition("/")[0].rpartition("/")[2]
+            if not parts[0] or "://" not in address:
+                do = "write the address of an archive, or add it by hand"
+                wish.leave(where, f"{show(line)} is no address of a package", do)
+                continue
+            platforms[platform] = None
+            _channel_of(wish, address, where)
+            _locked_spec(wish, parts, where)
+    others = [name for name in platforms if name not in (PLATFORM, "noarch")]
+    if others:
+        raise refused(
+            first_place(file), f"has packages for {', '.join(others)}", f"give a list for {PLATFORM}"
+        )
+    if not wish.conda and not wish.python:
+        raise refused(first_place(file), "lists no package", "make it with conda list --explicit")
     return wish
 
 
@@ -147,8 +214,9 @@ def _locked_spec(wish: Wish, package: tuple[str, str, str], where: Where) -> Non
         wish.python = f"=={version}"
     else:
         wish.conda.append(str(parse_spec(spec)))
+        wish.builds[parse_spec(spec).name] = build
         wish.hints += re.findall(r"cu(?:da)?[0-9]{2,3}|cuda[0-9]+\.[0-9]+", build)
 
 
 def _locked_wheel(wish: Wish, wheel: tuple[str, str], where: Where) -> None:
-    take_pip_line(wish, f"{wheel[0]}=={wheel[1]}", where, "")
+    take_pip_line(wish, f"{wheel[0]}=={wheel[1]}", where, Beside(""))

@@ -57,7 +57,8 @@ class Rule:
 
 _NAME = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?"
 _RELEASE = r"[0-9]{1,8}(\.[0-9]{1,8})*"
-_VERSION = rf"{_RELEASE}((a|b|rc)[0-9]{{1,4}})?(\.post[0-9]{{1,4}})?(\.dev[0-9]{{1,4}})?"
+# Nightly releases carry a day or a minute: 2.14.0a20230808, 0.1.5.post20221221.
+_VERSION = rf"{_RELEASE}((a|b|rc)[0-9]{{1,14}})?(\.post[0-9]{{1,14}})?(\.dev[0-9]{{1,14}})?"
 # The bounds of PEP 440 without epochs, local versions and arbitrary equality.
 _BOUND = rf"((==|!=) ?{_RELEASE}\.\*|(==|!=|<=|>=|<|>) ?{_VERSION}|~= ?[0-9]{{1,8}}\.{_VERSION})"
 _BOUNDS = rf"{_BOUND}(, ?{_BOUND})*"

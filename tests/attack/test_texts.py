@@ -16,7 +16,7 @@ from imagefactory.lock.debian.file import parse_base_lock
 from imagefactory.lock.debian.sources import parse_deb822_sources, parse_sources_list
 from imagefactory.lock.pypi.requirements import parse_lock
 from imagefactory.recipes.bases import parse_bases
-from imagefactory.recipes.environments import parse_wish
+from imagefactory.recipes.environments import Reading, parse_wish
 from imagefactory.recipes.recipe import parse_recipe
 from imagefactory.verdicts.keys import PublicKey
 from imagefactory.verdicts.trust import Grant, add_key, parse_trust
@@ -48,7 +48,10 @@ def texts(pattern: str) -> list[str]:
 READ: dict[str, tuple[Callable[[str], object], list[str]]] = {
     "recipe": (lambda text: parse_recipe(text, "a.yaml"), texts("recipes/pytorch*.yaml")),
     "bases": (lambda text: parse_bases(text, "bases.yaml"), texts("recipes/bases.yaml")),
-    "environment": (lambda text: parse_wish(text, "environment.yml", "3.11"), [ENVIRONMENT]),
+    "environment": (
+        lambda text: parse_wish(text, "environment.yml", Reading(pythons=("3.11",))),
+        [ENVIRONMENT],
+    ),
     "lock": (lambda text: parse_lock(text, "a.requirements.txt"), texts("lockfiles/*.requirements.txt")),
     "conda lock": (lambda text: parse_conda_lock(text, "a.yml"), texts("lockfiles/*.conda-lock.yml")[:1]),
     "base lock": (lambda text: parse_base_lock(text, "a.lock"), texts("lockfiles/bases/*.lock")),

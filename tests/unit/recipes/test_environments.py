@@ -14,7 +14,7 @@ from imagefactory.errors import RecipeError, UsageError
 from imagefactory.gpu import knowledge
 from imagefactory.model import Recipe, Target
 from imagefactory.recipes.draft import FRAMEWORKS, Draft, DraftAsk, check_draft, draft, draft_on
-from imagefactory.recipes.environments import LIMITS, parse_wish, read_wish
+from imagefactory.recipes.environments import LIMITS, Reading, parse_wish, read_wish
 from imagefactory.recipes.expand import expand_all, select
 from imagefactory.recipes.read import read_bases, read_recipes
 from imagefactory.recipes.recipe import parse_recipe
@@ -22,6 +22,7 @@ from imagefactory.suite import table
 
 FOLDER = Path(__file__).parents[3] / "recipes"
 BASES = read_bases(FOLDER)
+READING = Reading(pythons=("3.11", "3.13"))
 
 ENVIRONMENT = """\
 name: proteins   # as people write them
@@ -159,7 +160,7 @@ matrix:
 
 def drafted(text: str, file: str, asked: DraftAsk | None = None) -> tuple[Draft, Target]:
     """The draft and the target that its text makes."""
-    made = draft(parse_wish(text, file, "3.11"), asked or DraftAsk(family="lab"), BASES)
+    made = draft(parse_wish(text, file, READING), asked or DraftAsk(family="lab"), BASES)
     (target,) = check_draft(made.text, "lab", [], BASES)
     return made, target
 
@@ -174,7 +175,7 @@ def target_named(name: str) -> Target:
 
 def added(text: str, file: str, on: str) -> tuple[Draft, Target]:
     below = target_named(on)
-    made = draft_on(parse_wish(text, file, below.python), "lab", below)
+    made = draft_on(parse_wish(text, file, Reading(pythons=(below.python,))), "lab", below)
     (target,) = check_draft(made.text, "lab", others(), BASES)
     return made, target
 
@@ -201,14 +202,14 @@ def test_an_environment_becomes_a_recipe() -> None:
 def test_nothing_of_an_environment_goes_unsaid() -> None:
     made, _ = drafted(ENVIRONMENT, "environment.yml")
     starts = [
-        "environment.yml:6:5: 'defaults' stands for several channels of Anaconda (name the one you mean)",
+        "environment.yml:6:5: 'defaults' stands for several channels of Anaconda: conda-forge was written in its place (name the one",
         "environment.yml:16:5: 'cpuonly' asks for builds without CUDA (nothing to do",
         "environment.yml:17:5: 'opencv[build=x]' cannot be taken over (write it as conda matches it",
         "environment.yml:18:5: 'pandas==2.*' was read as 'pandas=2.*' (drop the star to mean that version)",
         "environment.yml:19:5: 'https://conda.example.org/x.conda' cannot be taken over (write it as",
         "environment.yml:20:5: 'sel(osx)' is not read (write its packages for linux-64 as a list)",
-        "environment.yml:24:9: the local version in 'torch==2.3.1+cu121' (nothing to do: it was taken over without",
-        "environment.yml:25:9: the option '-r more.txt' is not taken over (import that file too, or add its lines)",
+        "environment.yml:24:9: the build tag '+cu121' in 'torch==2.3.1+cu121' (it was taken over without",
+        "environment.yml:25:9: 'more.txt' cannot be read (add its lines)",
         "environment.yml:26:9: the option '--extra-index-url https://wheels.example.org/whl/cu121' is not taken over (the index is the machine's own",
         "environment.yml:27:9: 'git+https://git.example.org/x/y' cannot be taken over (write NAME and its bounds",
         "environment.yml:28:9: 'y @ https://example.org/y.whl' is taken from an address (write y with bounds",
@@ -256,8 +257,8 @@ def test_version_and_cuda_as_the_file_says_them(dependencies: str, version: str,
     ("dependencies", "message", "hint"),
     [
         ("numpy", "names no framework that the smoke test knows", "--framework NAME"),
-        ("pytorch", "does not say which version and which CUDA of pytorch it means", "--framework pytorch=VERSION --cuda 12.4"),
-        ("pytorch=2.5", "does not say which CUDA of pytorch it means", "--framework pytorch=2.5 --cuda 12.4"),
+        ("pytorch", "does not say which version and which CUDA of pytorch it means", "--framework pytorch=VERSION --cuda VERSION"),
+        ("pytorch=2.5", "does not say which CUDA of pytorch it means", "--framework pytorch=2.5 --cuda VERSION"),
         ("'pytorch >=2', pytorch-cuda=12.1", "does not say which version of pytorch it means", "--framework pytorch=VERSION --cuda 12.1"),
     ],
 )  # fmt: skip
@@ -314,7 +315,7 @@ def test_requirements_become_a_recipe() -> None:
     assert [told.partition(" (")[0] for told in made.told] == [
         "requirements.txt:2:1: the option '--index-url https://index.example.org/simple' is not taken over",
         "requirements.txt:8:1: './local' cannot be taken over",
-        "requirements.txt:9:1: the option '-c bounds.txt' is not taken over",
+        "requirements.txt:9:1: 'bounds.txt' cannot be read",
         "requirements.txt:10:1: 'tomli==2.0.1 ; python_version < \"3.11\"' is not for Python 3.11 on linux-64",
         "Python 3.11 was written: requirements.txt leaves it open",
     ]
@@ -381,7 +382,7 @@ def test_a_conda_lock_becomes_a_recipe() -> None:
 
 
 FAULTS = [
-    (PIXI_6, "pixi.lock", "version: 6", "version: 99", "1:10: has the format '99' (make it with a pixi that writes 4 or 5 or 6)"),
+    (PIXI_6, "pixi.lock", "version: 6", "version: 99", "1:10: has the format '99' (make it with a pixi that writes 4 or 5 or 6 or 7)"),
     (PIXI_6, "pixi.lock", "  default:", "  other:", "1:1: has no environment 'default' (--environment other or lint)"),
     (PIXI_6, "pixi.lock", "      linux-64:\n      - conda: https", "      win-64:\n      - conda: https", "4:5: has no packages for linux-64, only for win-64, osx-arm64 (add linux-64 and lock)"),
     (CONDA_LOCK, "conda-lock.yml", "version: 1", "version: 2", "1:10: has the format '2' (make it with conda-lock 1 or newer)"),
@@ -389,7 +390,8 @@ FAULTS = [
     (ENVIRONMENT, "environment.yml", "- pip\n", "- {{ pip }}\n", "1:1: is a template ({{ }} or {% %}) (fill it in, and import what comes out)"),
     (ENVIRONMENT, "environment.yml", "dependencies:", "dependents:", "1:1: is no environment that can be taken over (give an environment.yml"),
     (ENVIRONMENT, "environment.yml", "name: proteins", "name: &a proteins", "1:7: anchors and aliases (&, *) are not used here"),
-    (PIXI_6, "pixi.toml", "version", "version", "1:1: says what is wanted, not what it came to (give the lock that is made of it: pixi.lock)"),
+    ("[tool.ruff]\n", "pyproject.toml", "ruff", "ruff", "1:1: lists no packages (give the file that lists them"),
+    ("[project\n", "pyproject.toml", "p", "p", "1:9: is not valid TOML: Expected ']'"),
     (ENVIRONMENT, "environment.yml", "name: proteins", "name: 'proteins", ": is not valid YAML: "),
 ]  # fmt: skip
 
@@ -398,7 +400,7 @@ FAULTS = [
 def test_what_cannot_be_read(text: str, file: str, old: str, new: str, expected: str) -> None:
     assert old in text
     with pytest.raises(RecipeError) as caught:
-        parse_wish(text.replace(old, new), file, "3.11")
+        parse_wish(text.replace(old, new), file, READING)
     at = file if expected.startswith(":") else f"{file}:"
     assert any(fault.startswith(at) and expected in fault for fault in caught.value.faults), (
         caught.value.faults
@@ -408,14 +410,14 @@ def test_what_cannot_be_read(text: str, file: str, old: str, new: str, expected:
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     path = tmp_path / "environment.yml"
     with pytest.raises(UsageError, match="cannot be read: No such file"):
-        read_wish(path, "3.11")
+        read_wish(path, READING)
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match="is not UTF-8"):
-        read_wish(path, "3.11")
+        read_wish(path, READING)
     with path.open("wb") as file:
         file.truncate(LIMITS.size + 1)
     with pytest.raises(RecipeError, match="is larger than"):
-        read_wish(path, "3.11")
+        read_wish(path, READING)
 
 
 # --- built on a target ---------------------------------------------------------------------------
@@ -506,7 +508,7 @@ def test_near_valid_files_make_recipes_or_errors(
         DraftAsk(family="lab", framework="numpy", version="1.0", cuda="12.4"),
     ):
         try:
-            made = draft(parse_wish(text, file, "3.11"), asked, BASES)
+            made = draft(parse_wish(text, file, READING), asked, BASES)
             check_draft(made.text, "lab", [], BASES)
         except (RecipeError, UsageError):
             continue

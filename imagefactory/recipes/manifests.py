@@ -1,0 +1,188 @@
+"""Projects that say what they want: `pixi.toml`, and `pyproject.toml` of pixi, Poetry or PEP 621."""
+
+from __future__ import annotations
+
+import re
+
+from imagefactory.recipes.pip_lines import Beside, take_pip_line
+from imagefactory.recipes.wish import PLATFORM, Wish, poetry_bounds, take_channels, take_match_spec, text_of
+from imagefactory.recipes.yaml_tree import YamlNode, refused, show
+
+_TARGETS = ("unix", "linux", PLATFORM)
+
+
+def read_project(root: YamlNode, file: str, python: str, environment: str = "") -> Wish:
+    """What a project wants of an image. Raises RecipeError for what names no packages.
+
+    `environment` is one of pixi's.
+    """
+    wish, tools = Wish(file=file), _at(root, "tool")
+    pixi = _at(tools, "pixi") if _at(tools, "pixi").pairs else root
+    poetry, project = _at(tools, "poetry"), _at(root, "project")
+    is_pixi = bool(
+        _at(pixi, "workspace").pairs
+        or (_at(pixi, "project").pairs and pixi is root and file != "pyproject.toml")
+    )
+    is_pixi = is_pixi or pixi is not root
+    if environment and not is_pixi:
+        raise refused(root.where, "has no environments to choose from", "leave out --environment")
+    if is_pixi:
+        _pixi(wish, pixi, python, environment)
+    if poetry.pairs:
+        _poetry(wish, poetry, python)
+    if project.pairs and not (is_pixi and pixi is root):
+        _project(wish, root, python)
+    if not (is_pixi or poetry.pairs or project.pairs):
+        raise refused(
+            root.where, "lists no packages", "give the file that lists them, such as a requirements.txt"
+        )
+    return wish
+
+
+# --- PEP 621, and uv's word on indexes -----------------------------------------------------------
+
+
+def _project(wish: Wish, root: YamlNode, python: str) -> None:
+    project, uv = _at(root, "project"), _at(root, "tool", "uv")
+    wish.python = wish.python or text_of(project, "requires-python").replace(" ", "")
+    for item in _at(project, "dependencies").items:
+        take_pip_line(wish, item.text, item.where, Beside(python))
+    for key in [*_at(project, "optional-dependencies").pairs, *_at(root, "dependency-groups").pairs]:
+        name, value = key
+        if value.items:
+            wish.leave(
+                name.where, f"the packages of {show(name.text)} are not taken", "add what must be there"
+            )
+    for dynamic in _at(project, "dynamic").items:
+        if dynamic.text == "dependencies":
+            wish.leave(
+                dynamic.where, "its dependencies stand in another file", "import that file: --from FILE"
+            )
+    indexes = {text_of(one, "name"): text_of(one, "url") for one in _at(uv, "index").items}
+    for _, source in _at(uv, "sources").pairs:
+        for one in source.items or [source]:
+            if "linux" in text_of(one, "marker") or not text_of(one, "marker"):
+                wish.hints += _cuda(indexes.get(text_of(one, "index"), ""))
+
+
+def _cuda(address: str) -> list[str]:
+    return re.findall(r"/cu[0-9]{2,3}\b", address)
+
+
+# --- Poetry --------------------------------------------------------------------------------------
+
+
+def _poetry(wish: Wish, poetry: YamlNode, python: str) -> None:
+    addresses = {text_of(one, "name"): text_of(one, "url") for one in _at(poetry, "source").items}
+    for key, value in _at(poetry, "dependencies").pairs:
+        if key.text == "python":
+            wish.python = poetry_bounds(value.text) or wish.python
+            continue
+        for one in value.items or [value]:
+            _poetry_row(wish, key, one, python)
+            wish.hints += _cuda(addresses.get(text_of(one, "source"), "")) if one.kind == "map" else []
+    for key, _ in _at(poetry, "group").pairs:
+        wish.leave(key.where, f"the group {show(key.text)} is not taken", "add what must be there")
+
+
+def _poetry_row(wish: Wish, key: YamlNode, value: YamlNode, python: str) -> None:
+    written = value.text if value.kind == "text" else text_of(value, "version")
+    if not written or text_of(value, "optional") == "true":
+        why = "is optional" if written else "does not come from an index"
+        wish.leave(key.where, f"{show(key.text)} {why}", "add it if it must be there")
+        return
+    if (bounds := poetry_bounds(written)) is None:
+        wish.leave(key.where, f"{show(key.text)} {show(written)} cannot be taken over", "write plain bounds")
+        return
+    extras = ",".join(item.text for item in _at(value, "extras").items)
+    marker = text_of(value, "markers")
+    line = f"{key.text}{f'[{extras}]' if extras else ''}{bounds}{f' ; {marker}' if marker else ''}"
+    take_pip_line(wish, line, key.where, Beside(python))
+
+
+# --- pixi ----------------------------------------------------------------------------------------
+
+
+def _pixi(wish: Wish, root: YamlNode, python: str, environment: str) -> None:
+    workspace = _at(root, "workspace") if _at(root, "workspace").pairs else _at(root, "project")
+    platforms = [
+        item.text if item.kind == "text" else text_of(item, "platform")
+        for item in _at(workspace, "platforms").items
+    ]
+    if platforms and not any(name.startswith(PLATFORM) for name in platforms):
+        wish.leave(workspace.where, f"{PLATFORM} is not among its platforms", "see whether it locks")
+    parts = [_at(root, "feature", name) for name in _features(wish, root, environment)]
+    if not _alone(root, environment):
+        parts.insert(0, root)
+    for part in [*parts[1:], *parts[:1]] if len(parts) > 1 else parts:  # a feature's channels come first
+        take_channels(wish, _at(part, "channels"))
+    take_channels(wish, _at(workspace, "channels"))
+    for part in parts:
+        for table in (part, *(_at(part, "target", name) for name in _TARGETS)):
+            for key, value in _at(table, "dependencies").pairs:
+                _conda_row(wish, key, value)
+            for key, value in _at(table, "pypi-dependencies").pairs:
+                _pypi_row(wish, key, value, python)
+            for key, value in _at(table, "activation", "env").pairs:
+                wish.variable(key.text, value.text, key.where)
+
+
+def _features(wish: Wish, root: YamlNode, environment: str) -> list[str]:
+    """The features of an environment. Raises RecipeError for one that is not there."""
+    environments = _at(root, "environments")
+    wanted = environment or "default"
+    chosen = environments.get(wanted)
+    if chosen is None and wanted != "default":
+        names = " or ".join(environments.keys) or "leave it out"
+        raise refused(root.where, f"has no environment {show(wanted)}", f"--environment {names}")
+    if not environment and (others := [name for name in environments.keys if name != "default"]):
+        where = environments.where
+        wish.leave(
+            where, "the default environment was taken", f"--environment {' or '.join(others)} takes another"
+        )
+    if chosen is None:
+        return []
+    return [item.text for item in (chosen.items or _at(chosen, "features").items)]
+
+
+def _alone(root: YamlNode, environment: str) -> bool:
+    return text_of(_at(root, "environments", environment or "default"), "no-default-feature") == "true"
+
+
+def _conda_row(wish: Wish, key: YamlNode, value: YamlNode) -> None:
+    if value.kind == "text":
+        take_match_spec(wish, f"{key.text} {value.text}".removesuffix(" *"), key.where)
+        return
+    if any(name in value.keys for name in ("path", "git", "url")):
+        wish.leave(
+            key.where, f"{show(key.text)} is made from sources", "add it from a channel, if one has it"
+        )
+        return
+    version, build, channel = (text_of(value, name) for name in ("version", "build", "channel"))
+    name = f"{channel.rstrip('/')}::{key.text}" if channel else key.text
+    text = f"{name} {version or '*'} {build}" if build else f"{name} {version}".removesuffix(" *")
+    take_match_spec(wish, text.strip(), key.where)
+
+
+def _pypi_row(wish: Wish, key: YamlNode, value: YamlNode, python: str) -> None:
+    if value.kind == "text":
+        take_pip_line(wish, key.text + _bounds(value.text), key.where, Beside(python))
+        return
+    wish.hints += _cuda(text_of(value, "index"))
+    if any(name in value.keys for name in ("path", "git", "url")):
+        wish.leave(key.where, f"{show(key.text)} does not come from an index", "add it if an index has it")
+        return
+    extras = ",".join(item.text for item in _at(value, "extras").items)
+    line = f"{key.text}{f'[{extras}]' if extras else ''}{_bounds(text_of(value, 'version'))}"
+    take_pip_line(wish, line, key.where, Beside(python))
+
+
+def _bounds(written: str) -> str:
+    return "" if written in ("", "*") else written
+
+
+def _at(node: YamlNode, *keys: str) -> YamlNode:
+    """What lies below some keys; nothing where it does not."""
+    for key in keys:
+        node = node.get(key) or YamlNode(node.where, "map", made="nothing")
+    return node
