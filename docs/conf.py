@@ -57,6 +57,7 @@ PAGES = {
     "Run jobs": ("docs/researchers", "docs/compat"),
     "Look after GPUs": ("docs/facilitators", "docs/verified"),
     "Make images": (
+        "docs/install",
         "docs/build",
         "docs/recipes",
         "docs/environments",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,17 +45,26 @@ class Factory(Access):
 
 
 def is_factory(settings: Settings) -> bool:
-    """Whether the root has recipes."""
-    return (settings.root_path / "recipes" / BASES_FILE).exists()
+    """Whether the root has recipes, and not those that come with this program."""
+    return not settings.shipped and (settings.root_path / "recipes" / BASES_FILE).exists()
+
+
+def require_own(settings: Settings, what: str) -> None:
+    """Raises UsageError where `what` would write among the recipes that come with this program."""
+    if settings.shipped:
+        raise UsageError(
+            f"{what} writes into a factory, and there is no imagefactory.toml here or above",
+            hint="make one of your own: imagefactory init (--with pytorch,jax takes recipes along)",
+        )
 
 
 def recipes_folder(settings: Settings) -> Path:
     """The folder of recipes. Raises UsageError where the root is no factory."""
     folder = settings.root_path / "recipes"
-    if not is_factory(settings):
+    if not settings.shipped and not is_factory(settings):
         raise UsageError(
             f"{settings.root_path} is no factory: it has no recipes/{BASES_FILE}",
-            hint="go to one, or name it: imagefactory -C DIR ...",
+            hint=f"make it one: imagefactory init {shlex.quote(str(settings.root_path))}",
         )
     return folder
 

@@ -31,6 +31,7 @@ from imagefactory.cli import (
     doctor,
     export,
     find,
+    init,
     inspect,
     join,
     keys,
@@ -91,7 +92,8 @@ EPILOG = f"Exit codes: {'; '.join(f'{code} {words}' for code, words in EXIT_CODE
     "directory",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     metavar="DIR",
-    help="The factory's folder (recipes/, lockfiles/). Default: the nearest imagefactory.toml upwards.",
+    help="The factory's folder (recipes/, lockfiles/). Default: the nearest imagefactory.toml upwards, "
+    "else the recipes that come with imagefactory.",
 )
 @click.option(
     "--progress",
@@ -119,6 +121,7 @@ def cli(ctx: click.Context, directory: Path | None, style: str) -> None:
 for command in (
     targets.list_targets,
     targets.show,
+    init.init,
     targets.new,
     add.add,
     watch.watch,

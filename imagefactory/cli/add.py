@@ -19,6 +19,7 @@ def add(call: Call, family: str, version: str, cuda: str, only_print: bool) -> N
     Its CUDA, extras, companions and capabilities come from what is known of the framework, its bounds from
     the row nearest to it.
     """
+    from imagefactory.factory import require_own
     from imagefactory.recipes.scaffold import check_name
     from imagefactory.report.locks import format_relock
     from imagefactory.stages.add import make_addition, plan_addition
@@ -26,6 +27,8 @@ def add(call: Call, family: str, version: str, cuda: str, only_print: bool) -> N
     for value, rule in ((family, "family"), (version, "version"), (cuda, "cuda")):
         if value:
             check_name(value, rule)
+    if not only_print:
+        require_own(call.settings, "add")
     factory = call.sound_factory
     added = plan_addition(factory, family, version, cuda)
     for line in added.addition.told:

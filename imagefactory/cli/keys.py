@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from imagefactory.cli.output import json_option, say, say_json
 from imagefactory.verify.model import evidence_kinds
+
+if TYPE_CHECKING:
+    from imagefactory.settings.load import Settings
 
 DAYS = 365
 _user_option = click.option(
@@ -106,10 +110,12 @@ def trust(
     """Believe what a key signs: writes its public half into imagefactory.toml.
 
     FILE is a .pub file that its owner gave you, NAME a key that you made. The file is the factory's; with
-    --user it is yours, for what is read without a factory, such as a signed catalogue.
+    --user, and where there is no factory, it is yours, for what is read from anywhere, such as a signed
+    catalogue.
     """
     from dataclasses import replace
 
+    from imagefactory.settings.files import user_file
     from imagefactory.verdicts.keys import check_name, keys_folder, read_public
     from imagefactory.verdicts.trust import Grant, add_key, read_text, write_text
 
@@ -118,7 +124,7 @@ def trust(
     begin = since.date() if since else datetime.now(UTC).date()
     end = until.date() if until else begin + min(timedelta(days=DAYS), date.max - begin)
     path = _file(ctx, user=options["user"])
-    if options["user"]:
+    if path == user_file(os.environ):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     text, where = read_text(path), str(path)
@@ -152,5 +158,5 @@ def _file(ctx: click.Context, *, user: bool) -> Path:
     """Which imagefactory.toml is changed."""
     from imagefactory.settings.files import FILE_NAME, user_file
 
-    path: Path = ctx.obj.settings.root_path / FILE_NAME
-    return user_file(os.environ) if user else path
+    settings: Settings = ctx.obj.settings
+    return user_file(os.environ) if user or settings.shipped else settings.root_path / FILE_NAME

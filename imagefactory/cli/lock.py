@@ -45,6 +45,7 @@ def lock(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
 
     An unchanged lock solves nothing. Only what must move moves.
     """
+    from imagefactory.factory import require_own
     from imagefactory.recipes.companions import left_out
     from imagefactory.report.locks import format_relock
     from imagefactory.stages.lock import (
@@ -59,6 +60,8 @@ def lock(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
 
     asked = _LockAsk(**given)
     asked.refuse_contradictions(names)
+    if not asked.check and not asked.render:
+        require_own(call.settings, "lock")
     if asked.render:
         return _render(call, names, asked.render)
     check, update, update_all, as_json = asked.check, asked.update, asked.update_all, asked.as_json
@@ -145,14 +148,15 @@ def _render(call: Call, names: tuple[str, ...], kind: str) -> None:
     """Prints the lock of one conda target as a file that conda reads; what is not in it is told."""
     from imagefactory.stages.lock import render_lock
 
-    chosen = choose_targets(call.factory, _no_bases(names)) if _no_bases(names) else ()
+    factory = call.factory
+    chosen = choose_targets(factory, _no_bases(names)) if _no_bases(names) else ()
     if len(chosen) != 1 or len(names) != 1:
         file = "explicit.txt" if kind == "explicit" else "env.yml"
         raise UsageError(
             "--render gives the file of one target",
             hint=f"imagefactory lock TARGET --render {kind} > {file}",
         )
-    text, left_out = render_lock(call.factory, chosen[0], kind)
+    text, left_out = render_lock(factory, chosen[0], kind)
     say(text.removesuffix("\n"))
     if left_out:
         call.progress.note(left_out)

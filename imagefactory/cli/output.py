@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ParamSpec
 
 import click
 
+from imagefactory import __version__
 from imagefactory.errors import (
     BehindError,
     BuildError,
@@ -60,14 +61,24 @@ class Call:
     def factory(self) -> Factory:
         from imagefactory.factory import read_factory
 
-        return read_factory(self.settings, os.environ, self.progress.note)
+        return read_factory(self._told_settings, os.environ, self.progress.note)
 
     @property
     def sound_factory(self) -> Factory:
         """The factory without its recipes that have faults: for commands that go on with the others."""
         from imagefactory.factory import read_sound
 
-        return read_sound(self.settings, os.environ, self.progress.note)
+        return read_sound(self._told_settings, os.environ, self.progress.note)
+
+    @property
+    def _told_settings(self) -> Settings:
+        """The settings; whose recipes they lead to is told where no folder of the user's says it."""
+        settings = self.settings
+        if settings.shipped:
+            self.progress.note(
+                f"no imagefactory.toml here or above: the recipes of imagefactory {__version__}"
+            )
+        return settings
 
     @property
     def progress(self) -> Progress:

@@ -28,10 +28,12 @@ def render(call: Call, names: tuple[str, ...], check: bool, as_json: bool) -> No
 
     Without TARGET, those that are known to have no solution are passed over.
     """
+    from imagefactory.factory import require_own
     from imagefactory.render.folders import check_definitions, write_definitions
     from imagefactory.stages.define import render_target
     from imagefactory.stages.lock import lock_state
 
+    require_own(call.settings, "render")
     factory = call.sound_factory
     chosen = choose_targets(factory, names)
     if not names:

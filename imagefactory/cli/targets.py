@@ -121,8 +121,10 @@ def show(call: Call, name: str, as_json: bool) -> None:
 @click.pass_obj
 def new(call: Call, /, family: str, only_print: bool, **asked: Any) -> None:
     """Write recipes/FAMILY.yaml: a recipe to start from, or one for an environment that exists."""
-    from imagefactory.factory import recipes_folder
+    from imagefactory.factory import recipes_folder, require_own
 
+    if not only_print:
+        require_own(call.settings, "new")
     path = recipes_folder(call.settings) / f"{family}.yaml"
     exists = UsageError(f"{path} exists", hint="edit it, or choose another family")
     if path.exists() and not only_print:

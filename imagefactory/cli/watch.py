@@ -41,12 +41,15 @@ def watch(call: Call, names: tuple[str, ...], write: bool, github: bool, as_json
 
     Exit code 0 whether or not there is news.
     """
+    from imagefactory.factory import require_own
     from imagefactory.report.watch import commit_message, format_news, github_lines, news_json
     from imagefactory.stages.watch import find_units, watch_unit, write_news
 
     if github and (as_json or write):
         other = "--json" if as_json else "--write"
         raise UsageError(f"--github and {other} both write to stdout", hint="choose one of them")
+    if write:
+        require_own(call.settings, "watch --write")
     factory, now = call.sound_factory, datetime.now(UTC)
     every, rows = [], []
     plain = not (github or as_json or write)

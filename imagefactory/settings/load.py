@@ -29,13 +29,15 @@ from imagefactory.settings.files import (
 ENVIRONMENT_PREFIX = "IMAGEFACTORY_"
 LEDGER_KEY = "IMAGEFACTORY_LEDGER_KEY"
 """A secret text, so no setting, which files hold and `settings` shows: the key of a ledger that travels."""
+SHIPPED = Path(__file__).parents[1] / "shipped"
+"""The recipes and locks that come with this program: in a checkout links to its own, in a wheel the files."""
 FOLDERS = ("store", "cache", "certificates", "signing_key", "catalogue", "sif_folder")
 """Settings that are paths, or are where they look like one: relative ones begin where they are written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """`root` is the factory's folder (recipes/, lockfiles/, definitions/).
+    """`root` is the factory's folder (recipes/, lockfiles/, definitions/), SHIPPED where there is none.
 
     What each other means, MEANINGS says. Pairs (`mirrors`, `channels`) and lists are one text with commas; an
     empty text is the default that is not known here: none, or what the machine's own tools are set to.
@@ -67,6 +69,11 @@ class Settings:
     @property
     def root_path(self) -> Path:
         return Path(self.root.value)
+
+    @property
+    def shipped(self) -> bool:
+        """Whether the recipes are those that come with this program, which nobody may write to."""
+        return self.root_path == SHIPPED
 
     @property
     def store_path(self) -> Path:
@@ -111,11 +118,15 @@ def load_settings(
 ) -> Settings:
     """Settings for a call of the user with this id in `start`; `directory` is what `-C` named, if anything.
 
+    The root is `directory`, else the nearest folder upwards with an imagefactory.toml, else SHIPPED.
+
     The environment beats the files, the nearest file beats the others, a file beats the default. Raises
     UsageError for a file that cannot be read, an unknown key or a value that cannot be used, naming the file
     or the variable; and for a root that was found upwards and is another user's, as one in /tmp may be.
     """
-    root = (directory or find_root(start) or start).absolute()
+    found = directory or find_root(start)
+    root = found.absolute() if found else SHIPPED
+    here = root if found else start.absolute()
     if not directory:
         refuse_strangers(root / FILE_NAME, user)
     home = Path(environ.get("HOME") or "/")
@@ -138,11 +149,11 @@ def load_settings(
     _refuse_unknown(environ)
     values: dict[str, Setting] = {}
     for key in _names():
-        variable, folder = ENVIRONMENT_PREFIX + key.upper(), root
+        variable, folder = ENVIRONMENT_PREFIX + key.upper(), here
         nearest = next((path for path in files if key in written[path]), None)
         if key == "root":
-            found = str(root / FILE_NAME) if (root / FILE_NAME).is_file() else "default"
-            values[key] = Setting(value=str(root), origin="-C" if directory else found)
+            origin = str(root / FILE_NAME) if found else "comes with imagefactory"
+            values[key] = Setting(value=str(root), origin="-C" if directory else origin)
         elif environ.get(variable):
             values[key] = Setting(value=environ[variable], origin=f"${variable}")
         elif nearest:

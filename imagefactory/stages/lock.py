@@ -6,6 +6,7 @@ The rooms below `lock/` solve, read and write one lock; here is what a factory a
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -284,15 +285,15 @@ def render_lock(factory: Factory, target: Target, kind: str) -> tuple[str, str]:
 
     Raises UsageError for a target of wheels, and as `require_lock` and `by_conda_lock.render` do.
     """
-    wheels = lock_names(target.name, conda=True)[1]
+    wheels = shlex.quote(str(factory.lock_folder / lock_names(target.name, conda=True)[1]))
     if target.source != "conda":
         raise UsageError(
             f"{target.name} has no packages of conda",
-            hint=f"its lock is a requirements file: pip install --no-deps -r lockfiles/{wheels}",
+            hint=f"its lock is a requirements file: pip install --no-deps -r {wheels}",
         )
     lock = require_lock(factory, target)
     left_out = f"{len(lock.wheels)} packages from PyPI are not in it: then, in the environment, pip install "
-    left_out += f"--no-deps -r lockfiles/{wheels}"
+    left_out += f"--no-deps -r {wheels}"
     return by_conda_lock.render(lock, kind), left_out if lock.wheels else ""
 
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagefactory import errors
+from imagefactory import __version__, errors
 from imagefactory.gpu.capability import parse_capability, parse_code
 from imagefactory.gpu.cells import CellEvidence
 from imagefactory.gpu.compared import Difference
@@ -507,10 +507,21 @@ def test_a_target_without_a_current_lock_is_said(call: Call, tmp_path: Path) -> 
 
 
 def test_what_is_known_without_recipes(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "imagefactory.toml").touch()
     monkeypatch.chdir(tmp_path)
     code, out, _ = call("--gpu", "V100", root=None)
     assert code == errors.EXIT_OK
     assert "torch 2.3, CUDA 12.1" in out
+
+
+def test_in_an_empty_folder_the_recipes_that_come_along_are_asked(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call("--gpu", "V100", root=None)
+    assert code == errors.EXIT_OK
+    assert "\npytorch-2.3-cu121 " in out
+    assert f"the recipes of imagefactory {__version__}" in err
 
 
 def test_the_fewest_images(call: Call, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from imagefactory.lock.debian.archive import apt_config
 from imagefactory.lock.pypi.index import find_index, trusting
 from imagefactory.settings import files
 from imagefactory.settings.choices import ENGINES, RUNNERS
-from imagefactory.settings.load import Settings, load_settings
+from imagefactory.settings.load import SHIPPED, Settings, load_settings
 from imagefactory.verdicts.keys import SigningKey
 from imagefactory.verdicts.trust import read_trust
 from imagefactory.verify.model import SEEN_HERE
@@ -321,7 +321,18 @@ def test_settings_of_this_machine_reach_no_test() -> None:
     asked = load_settings(directory=None, start=Path("/"), environ=os.environ)
     assert len(asked.files) == 3
     assert all("no-settings" in str(path) for path in asked.files[1:])
-    assert all(setting.origin == "default" for _, setting in asked.rows())
+    assert {setting.origin for name, setting in asked.rows() if name != "root"} == {"default"}
+
+
+def test_without_a_factory_the_root_is_what_comes_with_the_program(tmp_path: Path) -> None:
+    """Paths of the environment begin where the person stands: nobody can write to that root."""
+    environ = {"HOME": str(tmp_path), "IMAGEFACTORY_STORE": "mine"}
+    loaded = load_settings(directory=None, start=tmp_path, environ=environ)
+    assert (loaded.root_path, loaded.root.origin) == (SHIPPED, "comes with imagefactory")
+    assert loaded.shipped
+    assert loaded.store_path == tmp_path / "mine"
+    (tmp_path / "imagefactory.toml").touch()
+    assert not load_settings(directory=None, start=tmp_path, environ=environ).shipped
 
 
 def test_a_root_that_is_the_users_own_folder_is_read_once(tmp_path: Path) -> None:

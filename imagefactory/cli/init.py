@@ -1,0 +1,55 @@
+"""imagefactory init."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+import click
+
+from imagefactory.cli.output import Call, json_option, say, say_json
+from imagefactory.errors import UsageError, without_logins
+
+
+@click.command()
+@click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), default=None)
+@click.option(
+    "--with",
+    "families",
+    default="",
+    metavar="FAMILY,...",
+    help="Take along these families of those that come with imagefactory: recipes and locks.",
+)
+@json_option
+@click.pass_obj
+def init(call: Call, folder: Path | None, families: str, as_json: bool) -> None:
+    """Make a factory of your own in DIR (default: here). What is there is never overwritten.
+
+    \b
+    imagefactory init lab                        an empty one: settings, and bases with their locks
+    imagefactory init lab --with pytorch,jax     with the recipes and locks of these families
+    """
+    from imagefactory.stages.init import make_factory
+
+    wanted = tuple(dict.fromkeys(name for one in families.split(",") if (name := one.strip())))
+    root = folder or call.directory or Path()
+    if without_logins(str(root)) != str(root):
+        raise UsageError(
+            f"{root} holds a password, so it is no folder", hint="name one: imagefactory init lab"
+        )
+    made = make_factory(root, wanted, call.settings, os.environ)
+    after = (
+        f"imagefactory build {made.target}" if made.target else "imagefactory new pytorch --framework torch"
+    )
+    if root.absolute() != Path.cwd():
+        after = f"cd {shlex.quote(str(root))} && {after}"
+    where = str(root.absolute())
+    if as_json:
+        value = {"root": where, "families": made.families, "written": made.written, "next": after}
+        return say_json("init", value)
+    what = f"{len(made.written)} files written" if made.written else "nothing to write: all of it is there"
+    say(f"{where}: {what}")
+    say(f"  families  {', '.join(made.families) or 'none yet'}")
+    say(f"next: {after}")
+    return None

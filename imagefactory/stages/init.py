@@ -1,0 +1,109 @@
+"""A factory of one's own: an empty one, or with families of those that come with this program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from imagefactory.errors import NothingSelectedError, UsageError
+from imagefactory.factory import read_factory
+from imagefactory.files import replace_text
+from imagefactory.lock.files import UNSOLVABLE, lock_names
+from imagefactory.model import Target
+from imagefactory.recipes.bases import BASES_FILE
+from imagefactory.settings.choices import Setting
+from imagefactory.settings.files import FILE_NAME
+from imagefactory.settings.load import SHIPPED, Settings
+from imagefactory.versions import natural, nearest
+
+SETTINGS = """\
+# The factory's settings; this file marks its root. `imagefactory settings` prints each one, its value and
+# where that came from. Here belongs what holds for everybody who works in this factory, such as
+# registry = "registry.example.org/images"
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewFactory:
+    """`families` are those that came along, also for being built on; `written` are names below its root.
+
+    `target` is one that can be built at once, the newest of the first family that was asked for; empty
+    where none was.
+    """
+
+    families: tuple[str, ...]
+    written: tuple[str, ...]
+    target: str = ""
+
+
+def make_factory(
+    root: Path, wanted: tuple[str, ...], settings: Settings, environ: Mapping[str, str]
+) -> NewFactory:
+    """Writes into `root` the bases and the `wanted` families of SHIPPED, and those that they are built on.
+
+    What is there is left as it is. Raises NothingSelectedError for a family that there is not, and
+    UsageError, before anything is written, where a recipe or lock of a family is there and is another one.
+    """
+    shipped = replace(settings, root=Setting(value=str(SHIPPED), origin="init"))
+    targets = read_factory(shipped, environ).targets
+    families = _with_those_below(targets, wanted)
+    theirs = _theirs(targets, families)
+    texts = {name: (SHIPPED / name).read_text(encoding="utf-8") for name in (*_always(), *theirs)}
+    texts[FILE_NAME] = SETTINGS
+    try:
+        there = {name for name in texts if (root / name).exists()}
+        for name in sorted(there.intersection(theirs)):
+            if (root / name).read_text(encoding="utf-8", errors="replace") != texts[name]:
+                raise UsageError(
+                    f"{root / name} is there, and not as it comes with imagefactory; nothing was written",
+                    hint="name a new folder: imagefactory init DIR",
+                )
+        written = tuple(sorted(texts.keys() - there))
+        for name in written:
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            replace_text(root / name, texts[name])
+    except OSError as error:
+        raise UsageError(
+            f"{error.filename or root}: {error.strerror}", hint="name a folder that you may write to"
+        ) from error
+    newest = [target for target in targets if wanted and target.family == wanted[0]]
+    newest.sort(key=lambda target: (natural(target.version), -len(target.name)))
+    return NewFactory(families=families, written=written, target=newest[-1].name if newest else "")
+
+
+def _with_those_below(targets: Iterable[Target], wanted: Iterable[str]) -> tuple[str, ...]:
+    """`wanted` and the families that their targets are built on, sorted."""
+    by_name = {target.name: target for target in targets}
+    known = sorted({target.family for target in by_name.values()})
+    found: set[str] = set()
+    waiting = list(wanted)
+    while waiting:
+        family = waiting.pop()
+        if family not in known:
+            near = nearest(family, known)
+            raise NothingSelectedError(
+                f"no family '{family}' comes with imagefactory",
+                hint=f"did you mean '{near}'?" if near else f"those that do are {', '.join(known)}",
+            )
+        if family not in found:
+            found.add(family)
+            waiting += [by_name[t.on].family for t in by_name.values() if t.family == family and t.on]
+    return tuple(sorted(found))
+
+
+def _always() -> list[str]:
+    """The files that any factory has, by their names below the root."""
+    recipes = SHIPPED / "recipes"
+    paths = (recipes / BASES_FILE, *recipes.glob("*.schema.json"), *SHIPPED.glob("lockfiles/bases/*.lock"))
+    return [str(path.relative_to(SHIPPED)) for path in paths]
+
+
+def _theirs(targets: Iterable[Target], families: tuple[str, ...]) -> list[str]:
+    """The files of families."""
+    names = [f"recipes/{family}.yaml" for family in families]
+    for target in targets:
+        if target.family in families:
+            kept = (*lock_names(target.name, conda=target.source == "conda"), f"{target.name}.{UNSOLVABLE}")
+            names += [f"lockfiles/{name}" for name in kept if (SHIPPED / "lockfiles" / name).exists()]
+    return names
