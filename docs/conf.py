@@ -54,10 +54,10 @@ html_title = "imagefactory"
 html_copy_source = False
 html_show_sphinx = False
 PAGES = {
+    "Start": ("docs/install",),
     "Run jobs": ("docs/researchers", "docs/compat"),
     "Look after GPUs": ("docs/facilitators", "docs/verified"),
     "Make images": (
-        "docs/install",
         "docs/build",
         "docs/recipes",
         "docs/environments",
