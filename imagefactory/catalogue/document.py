@@ -154,10 +154,9 @@ def open_catalogue(data: bytes, trust: Trust, now: datetime, where: str = "the c
 
 
 _MEND = {
-    Standing.WRONG_KEY: "trust the key of whoever made it: imagefactory keys trust --user FILE.pub, or its "
-    "[[trust]] row in your imagefactory.toml",
-    Standing.KEY_RETIRED: "its owner signs with another key now: ask for that",
-    Standing.EXPIRED: "whoever runs the factory makes a new one: imagefactory catalogue",
+    Standing.WRONG_KEY: "take the invitation of whoever made it: imagefactory join ADDRESS|FILE",
+    Standing.KEY_RETIRED: "its owner signs with another key now: imagefactory join ADDRESS|FILE again",
+    Standing.EXPIRED: "ask whoever runs the factory for a new one (they make it: imagefactory catalogue)",
     Standing.NOT_YET: "set this machine's clock",
     Standing.MALFORMED: "is it a catalogue? then use the version that wrote it, or a newer one",
 }

@@ -107,9 +107,9 @@ def submit(call: Call, /, name: str, check: Path | None, listed: bool, as_json: 
     imagefactory submit --check old.sub
     imagefactory submit --check old.sub --fix
 
-    No factory is needed: images and verdicts come from the signed catalogue that the setting `catalogue`
-    names. Which verdicts count, the [[trust]] rows of your settings say. Without a verdict nothing is written
-    (exit 9). Nothing is submitted: that is condor_submit's work.
+    No factory is needed: images and verdicts come from the signed catalogue that you joined (`imagefactory
+    join`). Which verdicts count, the [[trust]] rows of your settings say. Without a verdict nothing is
+    written (exit 9). Nothing is submitted: that is condor_submit's work.
 
     A sweep is FILE.dag beside FILE.sub, for condor_submit_dag. Each run has a folder of its own, run-1,
     run-2 and so on; $(run) is its number, and the columns of a CSV file are filled in by their names, such as
@@ -126,7 +126,7 @@ def submit(call: Call, /, name: str, check: Path | None, listed: bool, as_json: 
         _list(call, options, as_json=as_json)
         return
     if not name:
-        raise UsageError("no target is named", hint="see what there is: imagefactory submit --list")
+        raise UsageError("no target is named", hint="see what there is: imagefactory find")
     from imagefactory.submit.make import check_files, make_submit, wish_of, write_made
     from imagefactory.submit.places import by_class, find_places, format_places
     from imagefactory.verdicts.trust import read_trust
@@ -157,6 +157,7 @@ def _catalogue(call: Call, now: datetime, name: str = "") -> Catalogue:
 
 def _wanted(call: Call, name: str, options: dict[str, Any]) -> SubmitAsk:
     """The options as values. Raises UsageError for those that are none."""
+    from imagefactory.factory import is_factory
     from imagefactory.pools.model import ImageKind
     from imagefactory.pools.sites import find_site
     from imagefactory.submit.make import SubmitAsk, read_rows
@@ -172,6 +173,7 @@ def _wanted(call: Call, name: str, options: dict[str, Any]) -> SubmitAsk:
         rows=rows,
         predicted=bool(options["accept"]),
         faulty=KNOWN_BAD in options["accept"],
+        own=is_factory(settings),
     )
 
 
@@ -357,7 +359,7 @@ def _catalogue_to_compare(call: Call, now: datetime) -> Catalogue | None:
     settings = call.settings
     if settings.catalogue.value or settings.registry.value or is_factory(settings):
         return _catalogue(call, now)
-    write(2, "note: no catalogue is set, so what is verified is not known (setting `catalogue`)")
+    write(2, "note: no catalogue is known, so what is verified is not: imagefactory join ADDRESS|FILE")
     return None
 
 

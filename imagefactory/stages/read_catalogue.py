@@ -101,7 +101,7 @@ def _read_file(path: Path) -> bytes:
     except OSError as error:
         raise UsageError(
             f"catalogue: {path}: {error.strerror}",
-            hint="name the file that `imagefactory catalogue --output FILE` wrote",
+            hint="is the setting right (imagefactory settings)? then ask your centre where the file is now",
         ) from error
     if len(data) > LARGEST:
         raise StatementError(f"{path}: has more than {LARGEST} bytes", hint="is that a catalogue?")
@@ -119,8 +119,8 @@ def _read_registry(settings: Settings, environ: Mapping[str, str], reference: Re
     if manifest is None:
         raise RegistryError(
             f"there is no catalogue {reference}",
-            hint="whoever runs the factory makes one: imagefactory catalogue; is the setting right? "
-            "(imagefactory settings)",
+            hint="is the setting right (imagefactory settings)? then ask whoever runs the factory: they make "
+            "one by imagefactory catalogue",
         )
     layer = parse_layer(manifest[1], str(asked))
     return _cached(settings.cache_path / "catalogues", layer, lambda: _fetch(place, layer))

@@ -23,7 +23,7 @@ from imagefactory.submit.proven import Grounds, proven_grounds, with_predictions
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageForm:
     """An image as a job may take it, and what its own verdicts say of it. `fetch` is the command that puts
-    the file there where it is missing, empty for what lies in a registry."""
+    the file there where it is missing, empty where no registry has it, or jobs take it from there."""
 
     image: PoolImage
     grounds: Grounds
@@ -65,7 +65,8 @@ def choose_form(forms: Sequence[ImageForm], site: Site, kind: ImageKind | None) 
     if not there:
         raise NothingSelectedError(
             "the image is where no job can get it",
-            hint="imagefactory push puts it into a registry, imagefactory export --format sif into a file",
+            hint="whoever has the factory puts it into a registry, imagefactory push, or into a file, "
+            "imagefactory push --format sif",
         )
     raise NothingSelectedError(
         f"there is no image of the kind {' or '.join(kinds)}; there is {there}",
@@ -91,7 +92,7 @@ def _forms(offer: Offer, folder: str) -> Iterator[ImageForm]:
         name = sif_name(image.target, sif.sha256)
         file_kind = ImageKind.OSDF if folder.startswith("osdf:") else ImageKind.SIF
         places = [(file_kind, f"{folder}/{name}" if folder else name)]
-        fetch = f"imagefactory export {image.target} --format sif"
+        fetch = ""
         if _pinned(sif.reference):
             places.append((ImageKind.ORAS, f"oras://{sif.reference}"))
             fetch = f"apptainer pull {name} oras://{sif.reference}"

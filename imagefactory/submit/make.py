@@ -56,7 +56,8 @@ class SubmitAsk:
     `run.executable` for a first trial.
 
     `folder` is where .sif files lie, `predicted` whether predictions are taken too, and `faulty` those where
-    some calls meet a known fault. `rows` are of a sweep, without the count of runs.
+    some calls meet a known fault. `own`: the images are of a factory that the person works in. `rows` are of
+    a sweep, without the count of runs.
     """
 
     target: str
@@ -67,6 +68,7 @@ class SubmitAsk:
     rows: tuple[tuple[str, ...], ...] = ()
     predicted: bool = False
     faulty: bool = False
+    own: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +79,15 @@ class SubmitMade:
     run: SubmitRun
     text: str
     dag: str = ""
+    own: bool = False
+
+    @property
+    def fetch(self) -> str:
+        """What this person does to have the file of the image. Only who has the factory can make it."""
+        asks = f"ask whoever makes the catalogue for {Path(self.taken.form.image.address).name}"
+        return self.taken.form.fetch or (
+            f"imagefactory export {self.taken.target} --format sif" if self.own else asks
+        )
 
 
 def make_submit(catalogue: Catalogue, ask: SubmitAsk, trust: Trust, now: datetime) -> SubmitMade:
@@ -92,7 +103,7 @@ def make_submit(catalogue: Catalogue, ask: SubmitAsk, trust: Trust, now: datetim
     verified = tuple(one for one in hoped.classes if one.proven)
     grounds = hoped if ask.predicted else replace(form.grounds, classes=verified)
     if not grounds.classes:
-        raise _not_proven(offer, form, hoped, trust)
+        raise _not_proven((offer, form), hoped, trust, own=ask.own)
     taken = SubmittedImage(
         target=image.target,
         platform=image.platform,
@@ -104,7 +115,7 @@ def make_submit(catalogue: Catalogue, ask: SubmitAsk, trust: Trust, now: datetim
     run = run if run.executable else _first_trial(run, image.framework)
     text = format_submit(taken, run, ask.site)
     dag = format_runs(f"{run.name}.sub", run.columns[1:], ask.rows) if run.columns else ""
-    return SubmitMade(taken=taken, run=run, text=text, dag=dag)
+    return SubmitMade(taken=taken, run=run, text=text, dag=dag, own=ask.own)
 
 
 def wish_of(made: SubmitMade, site: Site) -> Wish:
@@ -160,7 +171,9 @@ def list_offers(catalogue: Catalogue, ask: SubmitAsk, trust: Trust, now: datetim
     if not rows:
         raise NothingSelectedError(
             f"nothing is offered that a job can take (site {ask.site.name})",
-            hint="push images and verify them; what can be built: imagefactory list",
+            hint="push images and verify them; what can be built: imagefactory list"
+            if ask.own
+            else "ask your centre to publish images that its jobs can take, or look at another site: --site",
         )
     return tuple(rows)
 
@@ -292,16 +305,14 @@ def _check_sif(path: Path, made: SubmitMade, progress: Progress) -> None:
         return
     if not path.is_file():
         into = "" if path.parent == Path() else f"  (in {path.parent})"
-        raise UsageError(f"{path} is not there", hint=f"{made.taken.form.fetch}{into}")
+        raise UsageError(f"{path} is not there", hint=f"{made.fetch}{into}")
     sha256 = hashlib.sha256()
     with path.open("rb") as file, progress.task(f"checking {name}", total=path.stat().st_size) as task:
         while data := file.read(_CHUNK):
             sha256.update(data)
             task.advance(len(data))
     if sha256.hexdigest() != image.sha256.removeprefix("sha256:"):
-        raise UsageError(
-            f"{path} is another file than the one offered", hint=f"rm {path}; {made.taken.form.fetch}"
-        )
+        raise UsageError(f"{path} is another file than the one offered", hint=f"rm {path}; {made.fetch}")
 
 
 # --- deciding --------------------------------------------------------------------------------------
@@ -313,8 +324,11 @@ def _first_trial(run: SubmitRun, framework: str) -> SubmitRun:
     return replace(run, executable=PYTHON, in_image=True, arguments=("-c", said))
 
 
-def _not_proven(offer: Offer, form: ImageForm, hoped: Grounds, trust: Trust) -> CheckFailedError:
-    """Why there is nothing to write, and what is predicted."""
+def _not_proven(
+    chosen: tuple[Offer, ImageForm], hoped: Grounds, trust: Trust, *, own: bool
+) -> CheckFailedError:
+    """Why there is nothing to write, what is predicted, and what this person can do about it."""
+    offer, form = chosen
     name, kind = offer.image.target, form.image.kind
     judged = _judged_of(offer, form)
     said = [f"{name} ({kind}) is not verified on any GPU, as far as you trust who says so"]
@@ -329,9 +343,13 @@ def _not_proven(offer: Offer, form: ImageForm, hoped: Grounds, trust: Trust) -> 
     ]
     said.append(f"predicted: it runs on {', '.join(guessed)}" if guessed else "nothing is predicted either")
     said += [f"predicted or documented: not on {', '.join(against)}"] if against else []
-    hint = f"verify it: imagefactory verify {name} --on htcondor"
-    if not trust.keys or any(judgement.standing is Standing.WRONG_KEY for judgement in poor):
-        hint = "trust the key of who verifies: imagefactory keys trust [--user] FILE.pub, or write [[trust]]"
+    strangers = not trust.keys or any(judgement.standing is Standing.WRONG_KEY for judgement in poor)
+    if own:
+        hint = f"verify it: imagefactory verify {name} --on htcondor"
+        hint = "trust the key of who verifies: imagefactory keys trust FILE.pub" if strangers else hint
+    else:
+        hint = f"take another: imagefactory find {offer.image.family}; or ask your centre to verify this one"
+        hint = "join whoever verifies, by their invitation: imagefactory join" if strangers else hint
     if guessed:
         hint += f"; or take the risk: imagefactory submit {name} --accept predicted"
     return CheckFailedError("; ".join(said), hint=hint)

@@ -209,7 +209,7 @@ def _image_findings(case: _Case) -> Iterator[SubmitFinding]:
         yield wrong(line, "unknown-image", text, "take one that `imagefactory submit TARGET` writes")
     elif catalogue is None:
         text = "there is no catalogue here, so nothing is known of this image on any GPU"
-        yield advice(line, "no-catalogue", text, "set 'catalogue' to the place of one")
+        yield advice(line, "no-catalogue", text, "join your centre: imagefactory join ADDRESS|FILE")
     sent = jobs.value("transfer_container").lower() not in ("false", "no", "0")
     if case.known and case.asked.disk and sent:
         size = case.known.sif.size if case.known.sif else case.known.image.size
@@ -312,7 +312,9 @@ def _unverified(case: _Case, reached: Sequence[Reached]) -> Iterator[SubmitFindi
             yield wrong(line, "refused" if word == REFUSED else "unverified", text, hint)
     if case.reach is None:
         if case.grounds is not None and not case.grounds.proven:
-            yield wrong(line, "unverified", f"{target} is verified on no GPU", "imagefactory verify it first")
+            yield wrong(
+                line, "unverified", f"{target} is verified on no GPU", "take one that is: imagefactory find"
+            )
         return
     missed = [place.gpu for place in case.reach.places if place.unasked]
     more = [gpu.capability for gpu in missed if known_on(gpu, case.grounds)[0] == VERIFIED]

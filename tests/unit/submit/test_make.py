@@ -108,6 +108,10 @@ def test_without_a_verdict_nothing_is_made_and_the_prediction_is_named() -> None
         "predicted: it runs on 7.0; predicted or documented: not on 3.5"
     )
     assert "imagefactory submit pytorch-2.3-cu121 --accept predicted" in caught.value.hint
+    assert "ask your centre to verify this one" in caught.value.hint
+    with pytest.raises(CheckFailedError) as caught:
+        make(without_verdicts(), own=True)
+    assert "imagefactory verify pytorch-2.3-cu121 --on htcondor" in caught.value.hint
     made = make(without_verdicts(), predicted=True)
     assert "gpus_maximum_capability = 7.0" in lines(made)
 
@@ -124,12 +128,15 @@ def test_verdicts_of_strangers_count_for_nothing() -> None:
         make(trust=Trust(keys=(), policy=Policy()))
     assert "no key is trusted here" in caught.value.message
     assert "a verdict is wrong-key" in caught.value.message
-    assert "imagefactory keys trust" in caught.value.hint
+    assert "imagefactory join" in caught.value.hint
+    with pytest.raises(CheckFailedError) as caught:
+        make(trust=Trust(keys=(), policy=Policy()), own=True)
+    assert "imagefactory keys trust FILE.pub" in caught.value.hint
     another = replace(TRUST.keys[0], name="another", keyid=STRANGER.keyid, public=STRANGER.public)
     with pytest.raises(CheckFailedError) as caught:  # he believes whoever signed the catalogue, and no more
         make(trust=Trust(keys=(another,)))
     assert "a verdict is wrong-key" in caught.value.message
-    assert "imagefactory keys trust [--user] FILE.pub" in caught.value.hint
+    assert "join whoever verifies" in caught.value.hint
 
 
 def test_an_expired_verdict_is_said_to_be_one() -> None:
@@ -310,7 +317,8 @@ def test_a_sif_is_the_one_that_was_verified(here: Path) -> None:
     name = made.taken.form.image.address
     with pytest.raises(UsageError, match="is not there") as caught:
         check_files(made, Quiet())
-    assert caught.value.hint == f"imagefactory export {NAME} --format sif"
+    assert caught.value.hint == f"ask whoever makes the catalogue for {name}"
+    assert replace(made, own=True).fetch == f"imagefactory export {NAME} --format sif"
     (here / name).write_bytes(b"another")
     with pytest.raises(UsageError, match="is another file than the one offered"):
         check_files(made, Quiet())
