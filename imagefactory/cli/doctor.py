@@ -4,26 +4,44 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from datetime import UTC, datetime
 
 import click
 
 from imagefactory.cli.output import json_option, say, say_json
 from imagefactory.errors import EXIT_OK, EXIT_TOOL
 
+PURPOSES = ("build", "submit", "verify")
+
 
 @click.command()
+@click.option(
+    "--for",
+    "purpose",
+    type=click.Choice(PURPOSES),
+    default=PURPOSES[0],
+    show_default=True,
+    help="What you want to do: only what that needs is asked.",
+)
 @json_option
 @click.pass_context
-def doctor(ctx: click.Context, as_json: bool) -> None:
-    """Say what this machine has and lacks for building, and the command that mends it."""
-    from imagefactory.doctor.judge import can_build
-    from imagefactory.doctor.look import examine
+def doctor(ctx: click.Context, purpose: str, as_json: bool) -> None:
+    """Say what this machine has and lacks, and the command that mends it.
 
-    findings = examine(ctx.obj.settings, environ=os.environ)
-    good = can_build(findings)
+    \b
+    imagefactory doctor                   for building images here
+    imagefactory doctor --for submit      for jobs: catalogue, trust, site, pool
+    imagefactory doctor --for verify      for proving images, here or on the pool
+
+    Exit code 6 where something that is needed is missing or denied.
+    """
+    from imagefactory.stages.doctor import examine_for
+
+    findings, good = examine_for(purpose, ctx.obj.settings, os.environ, datetime.now(UTC))
     if as_json:
         rows = [{**dataclasses.asdict(finding), "state": finding.state.value} for finding in findings]
-        say_json("doctor", {"can_build": good, "findings": rows})
+        value: dict[str, object] = {"for": purpose, "good": good, "findings": rows}
+        say_json("doctor", {"can_build": good, **value} if purpose == "build" else value)
     else:
         for finding in findings:
             say(f"{finding.state.value:8}  {finding.name}: {finding.detail}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -28,8 +28,11 @@ SECONDS = 10
 """How long one thing of the network may take to answer."""
 
 
-def ask_all(access: Access) -> tuple[Probe, ...]:
-    """Asks engines, package index, Debian's archive and the registry, all at once: each may be slow."""
+def ask_all(access: Access, names: Collection[str] | None = None) -> tuple[Probe, ...]:
+    """Asks engines, package index, Debian's archive and the registry, all at once: each may be slow.
+
+    Of them only `names`, where these are given.
+    """
     questions: dict[str, Callable[[Access], str]] = {
         "docker": _ask_docker,
         "apptainer": _ask_apptainer,
@@ -39,8 +42,9 @@ def ask_all(access: Access) -> tuple[Probe, ...]:
     }
     if access.settings.registry.value:
         questions["registry"] = _ask_registry
+    asked = [name for name in questions if names is None or name in names]
     with ThreadPoolExecutor(len(questions)) as pool:
-        return tuple(pool.map(lambda name: _ask(name, lambda: questions[name](access)), questions))
+        return tuple(pool.map(lambda name: _ask(name, lambda: questions[name](access)), asked))
 
 
 def _ask(name: str, question: Callable[[], str]) -> Probe:

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from imagefactory.access import Access
@@ -45,12 +45,23 @@ TOOLS = ("mmdebstrap", "newuidmap", "uv", "apt-get")
 KEYRINGS = ("usr/share/keyrings", "etc/apt/trusted.gpg.d", "etc/apt/keyrings")
 
 
-def examine(settings: Settings, *, environ: Mapping[str, str]) -> tuple[Diagnosis, ...]:
-    """Looks at this machine. The sandbox is really tried, in a child process and a temporary folder."""
-    return decide(gather(settings, environ=environ))
+def examine(
+    settings: Settings, *, environ: Mapping[str, str], asked: Collection[str] | None = None
+) -> tuple[Diagnosis, ...]:
+    """Looks at this machine. The sandbox is really tried, in a child process and a temporary folder.
+
+    Of engines and of the network only `asked` are, where these are given.
+    """
+    return decide(gather(settings, environ=environ, asked=asked))
 
 
-def gather(settings: Settings, *, environ: Mapping[str, str], root: Path = Path("/")) -> MachineFacts:
+def gather(
+    settings: Settings,
+    *,
+    environ: Mapping[str, str],
+    root: Path = Path("/"),
+    asked: Collection[str] | None = None,
+) -> MachineFacts:
     """The facts of this machine; `root` is where its files are found."""
     status = _fields((root / "proc/self/status").read_text())
     user = _user_name()
@@ -96,7 +107,7 @@ def gather(settings: Settings, *, environ: Mapping[str, str], root: Path = Path(
         driver_libraries=_driver_libraries() if nodes else (),
         engine=settings.engine.value,
         runner=settings.runner.value or ENGINES[settings.engine.value].runner,
-        probes=ask_all(Access(settings=settings, environ=environ)),
+        probes=ask_all(Access(settings=settings, environ=environ), asked),
         limits=decide_limits({}, read_room(settings.store_path)),
         landlock=is_there(),
     )

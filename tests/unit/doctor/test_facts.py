@@ -273,7 +273,7 @@ def test_a_nonsensical_mirror_is_not_ok(tmp_path: Path) -> None:
 def test_a_limit_of_zero_is_seen_in_proc(limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the names of the kernel's documentation (admin-guide/sysctl/user), where one of them is 0."""
     monkeypatch.setattr(look, "try_sandbox", lambda: REFUSED)
-    monkeypatch.setattr(look, "ask_all", lambda access: ())
+    monkeypatch.setattr(look, "ask_all", lambda access, names: ())
     files = {"self/status": "CapEff:\t0\nSeccomp:\t0\n", f"sys/{limit.replace('.', '/')}": "0\n"}
     for name, text in files.items():
         path = tmp_path / "proc" / name

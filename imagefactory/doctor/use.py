@@ -1,0 +1,142 @@
+"""What it takes to use images that exist (`submit`) and to prove them (`verify`), and what mends it. Pure.
+
+What has to be asked for it (catalogue, keys, pool) belongs to rooms beside and above: it comes as values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from imagefactory.doctor.facts import Diagnosis, Health, Probe
+
+SOON = timedelta(days=14)
+JOIN = "ask your centre for its invitation, then: imagefactory join ADDRESS|FILE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Believed:
+    """A key that the settings trust, by its name."""
+
+    name: str
+    since: datetime
+    until: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UseFacts:
+    """What was seen. `catalogue` is None where none is named; of its `images` so many are `verified` by whom
+    this reader trusts. `pool` is the pool's answer, None where there are no commands of one.
+
+    `site` is the setting and where it was written. `reader` says whether HTCondor's own reader is installed,
+    and `mend` is what installs it. `signers` are this user's keys that are trusted here.
+    """
+
+    now: datetime
+    keys: tuple[Believed, ...]
+    pool: Probe | None
+    catalogue: Probe | None = None
+    images: int = 0
+    verified: int = 0
+    site: str = "generic"
+    site_origin: str = "default"
+    reader: bool = True
+    mend: str = ""
+    factory: Probe | None = None
+    signers: tuple[str, ...] = ()
+
+
+def judge_submit(facts: UseFacts) -> tuple[Diagnosis, ...]:
+    """For who writes submit files, with a factory or without."""
+    return (*_catalogue(facts), *_trust(facts), _site(facts), _pool(facts), *_reader(facts))
+
+
+def judge_verify(facts: UseFacts, machine: tuple[Diagnosis, ...]) -> tuple[Diagnosis, ...]:
+    """For who proves images, here or on a pool; `machine` is what was found of GPUs, runner and store here.
+
+    A pool does without a GPU of this machine and without a sandbox.
+    """
+    pooled = facts.pool is not None and not facts.pool.refusal
+    found = tuple(one for one in machine if not (pooled and one.needed_for in ("run", "gpu")))
+    return (*_factory(facts), *_trust(facts), _signer(facts), _pool(facts, needed=False), *found)
+
+
+def works(findings: tuple[Diagnosis, ...]) -> bool:
+    """Whether nothing is missing or denied."""
+    return not any(one.state in (Health.MISSING, Health.DENIED) for one in findings)
+
+
+def _catalogue(facts: UseFacts) -> Iterator[Diagnosis]:
+    asked = facts.catalogue
+    if asked is None:
+        yield _line("catalogue", Health.MISSING, "none is named in your settings", JOIN)
+    elif asked.refusal:
+        yield _line("catalogue", Health.DENIED, asked.refusal, asked.remedy)
+    else:
+        yield _line("catalogue", Health.OK, asked.found)
+        said = f"{facts.verified} of {facts.images} are verified, as far as you trust who says so"
+        if facts.verified:
+            yield _line("images", Health.OK, said)
+        else:
+            yield _line("images", Health.WARNING, said, "imagefactory find shows what is predicted of them")
+
+
+def _trust(facts: UseFacts) -> Iterator[Diagnosis]:
+    if not facts.keys:
+        yield _line("trust", Health.MISSING, "no key is trusted, so no verdict counts", JOIN)
+    for key in facts.keys:
+        name, until = f"key {key.name}", f"{key.until:%Y-%m-%d}"
+        if key.until <= facts.now:
+            yield _line(name, Health.WARNING, f"its time ended on {until}", "join anew, or leave its row out")
+        elif key.since > facts.now:
+            yield _line(name, Health.WARNING, f"its time begins on {key.since:%Y-%m-%d}")
+        elif key.until - facts.now < SOON:
+            yield _line(
+                name, Health.WARNING, f"trusted until {until}, which is soon", "imagefactory join again"
+            )
+        else:
+            yield _line(name, Health.OK, f"trusted until {until}")
+
+
+def _site(facts: UseFacts) -> Diagnosis:
+    if facts.site_origin != "default":
+        return _line("site", Health.OK, f"{facts.site} ({facts.site_origin})")
+    remedy = 'write site = "..." in your settings, where yours is one of `imagefactory submit --help`'
+    return _line("site", Health.WARNING, "not set: files follow no site's own rules", remedy)
+
+
+def _pool(facts: UseFacts, *, needed: bool = False) -> Diagnosis:
+    if facts.pool is None:
+        what = "no condor_submit here: files can be written, and submitted on an access point"
+        return _line("pool", Health.WARNING, what, "log in to the access point of your pool")
+    if facts.pool.refusal:
+        state = Health.DENIED if needed else Health.WARNING
+        return _line("pool", state, facts.pool.refusal, facts.pool.remedy)
+    return _line("pool", Health.OK, facts.pool.found)
+
+
+def _reader(facts: UseFacts) -> Iterator[Diagnosis]:
+    if not facts.reader:
+        said = "HTCondor's own reader is not installed: only submit --check needs it"
+        yield _line("submit --check", Health.WARNING, said, facts.mend)
+
+
+def _factory(facts: UseFacts) -> Iterator[Diagnosis]:
+    if facts.factory is not None and facts.factory.refusal:
+        yield _line("factory", Health.MISSING, facts.factory.refusal, facts.factory.remedy)
+    elif facts.factory is not None:
+        yield _line("factory", Health.OK, facts.factory.found)
+
+
+def _signer(facts: UseFacts) -> Diagnosis:
+    if facts.signers:
+        return _line("signing", Health.OK, f"with {', '.join(facts.signers)}")
+    said = "you have no key that is trusted here: what is verified stays unsigned"
+    return _line(
+        "signing", Health.WARNING, said, "imagefactory keys new NAME && imagefactory keys trust NAME"
+    )
+
+
+def _line(name: str, state: Health, detail: str, remedy: str = "") -> Diagnosis:
+    return Diagnosis(name=name, state=state, detail=detail, remedy=remedy, needed_for="use")

@@ -1,0 +1,118 @@
+"""What this machine and these settings have and lack for building, for submitting, for verifying."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Mapping
+from datetime import datetime
+
+from imagefactory.catalogue.offers import judge_offer
+from imagefactory.doctor.facts import Diagnosis, Probe
+from imagefactory.doctor.judge import can_build
+from imagefactory.doctor.look import examine
+from imagefactory.doctor.use import Believed, UseFacts, judge_submit, judge_verify, works
+from imagefactory.errors import FactoryError, extra_hint
+from imagefactory.factory import is_factory, recipes_folder
+from imagefactory.pools.model import open_pool
+from imagefactory.settings.choices import HTCONDOR
+from imagefactory.settings.load import Settings
+from imagefactory.stages.read_catalogue import names_catalogue, read_catalogue
+from imagefactory.submit.proven import proven_grounds
+from imagefactory.verdicts.keys import keys_folder, own_keys
+from imagefactory.verdicts.trust import Trust, read_trust
+
+PURPOSES = ("build", "submit", "verify")
+"""What `doctor --for` takes, the default first."""
+_MACHINE = (
+    "python",
+    "platform",
+    "kernel",
+    "user namespaces",
+    "overlay",
+    "limits",
+    "landlock",
+    "store",
+    "GPU",
+)
+"""Of what is found for building, what verifying on this machine needs too."""
+
+
+def examine_for(
+    purpose: str, settings: Settings, environ: Mapping[str, str], now: datetime
+) -> tuple[tuple[Diagnosis, ...], bool]:
+    """What was found, and whether nothing is lacking. Only what the purpose needs is asked."""
+    if purpose == "build":
+        findings = examine(settings, environ=environ)
+        return findings, can_build(findings)
+    if purpose == "submit":
+        findings = judge_submit(_look(settings, environ, now, catalogue=True))
+    else:
+        asked = ("docker", "apptainer", *(("registry",) if settings.registry.value else ()))
+        machine = tuple(
+            one
+            for one in examine(settings, environ=environ, asked=asked)
+            if one.name in (*_MACHINE, "registry") or (one.name in asked and one.needed_for == "run")
+        )
+        findings = judge_verify(_look(settings, environ, now, catalogue=False), machine)
+    return findings, works(findings)
+
+
+def _look(settings: Settings, environ: Mapping[str, str], now: datetime, *, catalogue: bool) -> UseFacts:
+    trust = read_trust(settings.files)
+    asked, images, verified = _catalogue(settings, environ, trust, now) if catalogue else (None, 0, 0)
+    trusted = {key.keyid for key in trust.keys}
+    return UseFacts(
+        now=now,
+        keys=tuple(Believed(name=key.name, since=key.since, until=key.until) for key in trust.keys),
+        catalogue=asked,
+        images=images,
+        verified=verified,
+        site=settings.site.value,
+        site_origin=settings.site.origin,
+        pool=_pool(environ, now),
+        reader=importlib.util.find_spec("classad2") is not None,
+        mend=extra_hint("condor"),
+        factory=_factory(settings),
+        signers=tuple(key.name for key in own_keys(keys_folder(environ)) if key.keyid in trusted),
+    )
+
+
+def _catalogue(
+    settings: Settings, environ: Mapping[str, str], trust: Trust, now: datetime
+) -> tuple[Probe | None, int, int]:
+    """The catalogue's answer, how many images it has, and how many are verified for this reader."""
+    if not (is_factory(settings) or names_catalogue(settings)):
+        return None, 0, 0
+    try:
+        found = read_catalogue(settings, environ, now)
+    except FactoryError as error:
+        return Probe(name="catalogue", refusal=error.message, remedy=error.hint), 0, 0
+    offers = [judge_offer(found, image, trust, now) for image in found.images]
+    proven = sum(
+        any(proven_grounds(judged).proven for judged in (one.judged, *(sif.judged for sif in one.sifs)))
+        for one in offers
+    )
+    where = settings.catalogue.value or settings.registry.value or str(settings.root_path)
+    said = f"{where}, made {found.made:%Y-%m-%d}, holds until {found.expires:%Y-%m-%d}"
+    return Probe(name="catalogue", found=said), len(offers), proven
+
+
+def _pool(environ: Mapping[str, str], now: datetime) -> Probe | None:
+    """None where there are no commands of a pool."""
+    if not shutil.which("condor_submit", path=environ.get("PATH")):
+        return None
+    try:
+        pool = open_pool(HTCONDOR, environ)
+        version, inventory = pool.require(), pool.inventory(now)
+    except FactoryError as error:
+        return Probe(name="pool", refusal=error.message, remedy=error.hint)
+    free, gpus = sum(gpu.free for gpu in inventory.gpus), len(inventory.gpus)
+    return Probe(name="pool", found=f"HTCondor {version}, {inventory.pool}: {gpus} GPUs, {free} free")
+
+
+def _factory(settings: Settings) -> Probe:
+    try:
+        return Probe(name="factory", found=str(recipes_folder(settings).parent))
+    except FactoryError as error:
+        return Probe(name="factory", refusal=error.message, remedy=error.hint)

@@ -1,0 +1,85 @@
+"""The doctor for who submits and who verifies: what is needed for that, and nothing of building."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from imagefactory.doctor.facts import Diagnosis, Health, Probe
+from imagefactory.doctor.use import Believed, UseFacts, judge_submit, judge_verify, works
+from tests.made.verdicts import NOW
+
+DAY = timedelta(days=1)
+KEY = Believed(name="lab", since=NOW - DAY, until=NOW + 99 * DAY)
+WELL = UseFacts(
+    now=NOW,
+    keys=(KEY,),
+    catalogue=Probe(name="catalogue", found="registry.example.org/gpu, made today"),
+    images=9,
+    verified=7,
+    site="chtc",
+    site_origin="/etc/xdg/imagefactory/imagefactory.toml",
+    pool=Probe(name="pool", found="HTCondor 23.9"),
+    factory=Probe(name="factory", found="/home/you/factory"),
+    signers=("lab",),
+)
+GPU = Diagnosis(name="GPU", state=Health.WARNING, detail="none here", needed_for="gpu")
+SANDBOX = Diagnosis(name="overlay", state=Health.DENIED, detail="no", needed_for="run")
+
+
+def told(found: tuple[Diagnosis, ...], name: str) -> Diagnosis:
+    return next(one for one in found if one.name == name)
+
+
+def test_all_is_well() -> None:
+    found = judge_submit(WELL)
+    assert [one.name for one in found] == ["catalogue", "images", "key lab", "site", "pool"]
+    assert {one.state for one in found} == {Health.OK}
+    assert works(found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "state", "remedy"),
+    [
+        ({"catalogue": None}, "catalogue", Health.MISSING, "imagefactory join ADDRESS|FILE"),
+        (
+            {"catalogue": Probe(name="catalogue", refusal="expired", remedy="ask for a new one")},
+            "catalogue", Health.DENIED, "ask for a new one",
+        ),
+        ({"verified": 0}, "images", Health.WARNING, "imagefactory find"),
+        ({"keys": ()}, "trust", Health.MISSING, "imagefactory join ADDRESS|FILE"),
+        ({"keys": (replace(KEY, until=NOW + DAY),)}, "key lab", Health.WARNING, "imagefactory join again"),
+        ({"keys": (replace(KEY, until=NOW),)}, "key lab", Health.WARNING, "join anew"),
+        ({"keys": (replace(KEY, since=NOW + DAY),)}, "key lab", Health.WARNING, ""),
+        ({"site_origin": "default"}, "site", Health.WARNING, "site = "),
+        ({"pool": None}, "pool", Health.WARNING, "access point"),
+        ({"pool": Probe(name="pool", refusal="no answer", remedy="wait")}, "pool", Health.WARNING, "wait"),
+        ({"reader": False, "mend": "pip"}, "submit --check", Health.WARNING, "pip"),
+    ],
+)  # fmt: skip
+def test_what_is_lacking_for_submitting(
+    changes: dict[str, object], name: str, state: Health, remedy: str
+) -> None:
+    found = judge_submit(replace(WELL, **changes))  # type: ignore[arg-type]
+    assert told(found, name).state is state
+    assert remedy in told(found, name).remedy
+    assert works(found) is (state is Health.WARNING)
+
+
+def test_verifying_needs_a_machine_or_a_pool() -> None:
+    found = judge_verify(WELL, (GPU, SANDBOX))
+    assert [one.name for one in found] == ["factory", "key lab", "signing", "pool"]
+    assert works(found)
+    alone = judge_verify(replace(WELL, pool=None), (GPU, SANDBOX))
+    assert [one.name for one in alone][-2:] == ["GPU", "overlay"]
+    assert not works(alone)
+
+
+def test_verifying_needs_a_factory_and_says_without_a_key_that_nothing_is_signed() -> None:
+    none = Probe(name="factory", refusal="is no factory", remedy="imagefactory init")
+    found = judge_verify(replace(WELL, factory=none, signers=()), ())
+    assert told(found, "factory").state is Health.MISSING
+    assert told(found, "signing").state is Health.WARNING
+    assert "keys new" in told(found, "signing").remedy
