@@ -56,7 +56,7 @@ def find(
     if pool is None and (gpus > 1 or memory):
         write(2, "note: no pool is known here, so --gpus and --memory leave nothing out")
     ask = FindAsk(words=words, wish=wish, inventory=pool, now=now)
-    found = find_images(call.settings, os.environ, _recipes(call), ask)
+    found = find_images(call.settings, os.environ, lambda: _recipes(call), ask)
     if as_json:
         say_json("find", found_json(found))
     else:

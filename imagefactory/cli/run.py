@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,16 +49,17 @@ def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: A
     imagefactory run pytorch-2.3-cu121 -- python -c "import torch; print(torch.__version__)"
     imagefactory run --mount $PWD:/work:rw --workdir /work pytorch-2.3-cu121 -- bash
 
+    Without a factory, an image of the catalogue that you joined, by its digest; it is fetched once.
+
     The exit code is the command's own.
     """
     from imagefactory.model import RunSpec
     from imagefactory.recipes.expand import select_one
     from imagefactory.runners.limits import parse_limits
-    from imagefactory.stages.run import run_target
+    from imagefactory.stages.catalogued import catalogue_answers, read_offer
+    from imagefactory.stages.run import run_offered, run_target
 
     call: Call = ctx.obj
-    factory = call.factory
-    target = select_one(factory.targets, name)
     argv = command[1:] if command[:1] == ("--",) else command
     if command and command[0] != "--" and command[0].startswith("-"):
         raise UsageError(
@@ -78,7 +81,14 @@ def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: A
         limits=tuple(limits.items()),
         capture=False,
     )
-    completed = run_target(factory, target, spec, options["runner"] or "", call.progress)
+    runner = options["runner"] or ""
+    if catalogue_answers(call.settings):
+        shelf = read_offer(call.settings, os.environ, name, datetime.now(UTC))
+        call.progress.note(shelf.said)
+        completed = run_offered(call.access, shelf.offers[0].image, spec, runner, call.progress)
+    else:
+        factory = call.factory
+        completed = run_target(factory, select_one(factory.targets, name), spec, runner, call.progress)
     message, hint = completed.over
     if completed.timed_out:
         message = f"the run was ended: it reached the limit time={time}s"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,7 @@ from imagefactory.cli.output import (
     say_json,
     target_json,
     targets_argument,
+    terminal_width,
 )
 from imagefactory.errors import UsageError
 
@@ -33,11 +36,17 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_obj
 def list_targets(call: Call, names: tuple[str, ...], as_json: bool) -> None:
-    """List the targets: what can be built, and the state of each lock."""
+    """List the targets: what can be built, and the state of each lock.
+
+    Without a factory, the images of the catalogue that you joined: on which GPUs each is verified.
+    """
     from imagefactory.recipes.companions import left_out
     from imagefactory.report.text import format_table
+    from imagefactory.stages.catalogued import catalogue_answers
     from imagefactory.stages.lock import lock_state
 
+    if catalogue_answers(call.settings):
+        return _list_catalogued(call, names, as_json=as_json)
     factory = call.sound_factory
     chosen = choose_targets(factory, names)
     for line in filter(None, map(left_out, chosen)):
@@ -47,11 +56,32 @@ def list_targets(call: Call, names: tuple[str, ...], as_json: bool) -> None:
         if as_json:
             listed = [{**target_json(t), "lock": states[t.name], "left_out": left_out(t)} for t in chosen]
             say_json("targets", {"targets": listed, "errors": failures.as_json()})
-            return
+            return None
         rows = [
             (t.name, f"{t.framework} {t.version}", t.cuda, t.python, t.base, states[t.name]) for t in chosen
         ]
         say(format_table(("TARGET", "FRAMEWORK", "CUDA", "PYTHON", "BASE", "LOCK"), rows))
+    return None
+
+
+def _list_catalogued(call: Call, names: tuple[str, ...], *, as_json: bool) -> None:
+    from imagefactory.report.catalogued import format_shelf, shelf_json
+    from imagefactory.stages.catalogued import read_shelf
+
+    shelf = read_shelf(call.settings, os.environ, names, datetime.now(UTC))
+    if as_json:
+        return say_json("images", shelf_json(shelf))
+    return say(format_shelf(shelf, terminal_width()))
+
+
+def _show_catalogued(call: Call, name: str, *, as_json: bool) -> None:
+    from imagefactory.report.catalogued import format_offer, shelf_json
+    from imagefactory.stages.catalogued import read_offer
+
+    shelf = read_offer(call.settings, os.environ, name, datetime.now(UTC))
+    if as_json:
+        return say_json("images", shelf_json(shelf))
+    return say(format_offer(shelf, terminal_width()))
 
 
 @click.command()
@@ -59,14 +89,20 @@ def list_targets(call: Call, names: tuple[str, ...], as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def show(call: Call, name: str, as_json: bool) -> None:
-    """Show one target: what it asks for, what its lock holds, whether its image is in the store."""
+    """Show one target: what it asks for, what its lock holds, whether its image is in the store.
+
+    Without a factory, an image of the catalogue that you joined: what is known of it on which GPUs.
+    """
     from imagefactory.model import Outcome
     from imagefactory.recipes.companions import left_out
     from imagefactory.recipes.expand import select_one
     from imagefactory.report.targets import TargetState, format_target
+    from imagefactory.stages.catalogued import catalogue_answers
     from imagefactory.stages.lock import behind_of, lock_state, read_target_lock, read_why
     from imagefactory.stages.stored import stored_image
 
+    if catalogue_answers(call.settings):
+        return _show_catalogued(call, name, as_json=as_json)
     factory = call.factory
     target = select_one(factory.targets, name)
     lock, image = read_target_lock(factory, target), stored_image(factory, target)

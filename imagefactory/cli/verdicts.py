@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -53,13 +54,15 @@ def verdicts(call: Call, /, name: str, place: str, as_json: bool, **options: Any
     """Show who verified an image, when, on which GPU and driver, and whether that can be relied on.
 
     \b
-    imagefactory verdicts pytorch-2.3-cu121                   all its images, here and in the registry
+    imagefactory verdicts pytorch-2.3-cu121                   all its images, here and in the registry;
+                                                              without a factory, the catalogue's
     imagefactory verdicts pytorch-2.3-cu121:2.3-cu121-sm80
     imagefactory verdicts registry.example.org/gpu/pytorch@sha256:...
 
     Standing is good, or the word that says why a verdict cannot be relied on. Whose signatures count, the
     [[trust]] rows of imagefactory.toml say. A tag alone proves nothing.
     """
+    from imagefactory.factory import is_factory
     from imagefactory.report.verdicts import format_verdicts
     from imagefactory.stages.candidates import capability_proven
     from imagefactory.verdicts.trust import read_trust
@@ -72,9 +75,10 @@ def verdicts(call: Call, /, name: str, place: str, as_json: bool, **options: Any
         say(format_verdicts(images, keys, numbers=options["numbers"]))
     wanted = options["capability"]
     if wanted and not any(capability_proven(image.judged, wanted) for image in images):
-        raise CheckFailedError(
-            f"{name} is not verified for {wanted}", hint=f"imagefactory verify {name} --capability {wanted}"
-        )
+        hint = f"imagefactory verify {name} --capability {wanted}"
+        if not is_factory(call.settings):
+            hint = "ask whoever made the image to verify it there; what is verified: imagefactory find"
+        raise CheckFailedError(f"{name} is not verified for {wanted}", hint=hint)
 
 
 def _find(call: Call, name: str, registry: str, now: datetime) -> tuple[Found, ...]:
@@ -83,9 +87,15 @@ def _find(call: Call, name: str, registry: str, now: datetime) -> tuple[Found, .
     from imagefactory.oci.store import parse_reference
     from imagefactory.recipes.expand import select_one
     from imagefactory.stages.candidates import Promoting, list_verdicts
+    from imagefactory.stages.catalogued import catalogue_answers, read_offer, verdicts_on
     from imagefactory.stages.pull import target_reference
     from imagefactory.stages.verdicts import local_place, place_of, registry_of, verdicts_of
 
+    plain = not registry and not any(mark in name for mark in "/:@")
+    if plain and catalogue_answers(call.settings):
+        shelf = read_offer(call.settings, os.environ, name, now)
+        call.progress.note(shelf.said)
+        return verdicts_on(shelf.offers[0])
     if "/" in name:
         refuse_registry(name, registry)
         where = parse_reference(name)

@@ -6,7 +6,7 @@ there are none either, all releases of which something is documented.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -50,18 +50,18 @@ class Finding:
 
 
 def find_images(
-    settings: Settings, environ: Mapping[str, str], factory: Factory | None, ask: FindAsk
+    settings: Settings, environ: Mapping[str, str], recipes: Callable[[], Factory | None], ask: FindAsk
 ) -> Finding:
     """Raises NothingSelectedError where the words mean nothing, and what read_catalogue raises.
 
-    `factory` is that of the settings, or the recipes that come along, None where there are none.
+    `recipes` reads the factory of the settings, or the recipes that come along: None where there are none.
     """
     own = is_factory(settings)
     catalogue = read_catalogue(settings, environ, ask.now) if own or names_catalogue(settings) else None
     findables = list(_offered(settings, catalogue, ask)) if catalogue else []
     if own or catalogue is None:
         made = {one.target for one in findables}
-        findables += [one for one in _candidates(factory, ask) if one.target not in made or not one.target]
+        findables += [one for one in _candidates(recipes(), ask) if one.target not in made or not one.target]
     place = str(settings.root_path) if own else settings.catalogue.value or settings.registry.value
     return Finding(
         found=find(ask.words, findables, ask.inventory),

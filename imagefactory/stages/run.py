@@ -5,12 +5,15 @@ from __future__ import annotations
 from importlib import import_module
 
 from imagefactory.access import Access
-from imagefactory.errors import BuildError
+from imagefactory.catalogue.model import CataloguedImage
+from imagefactory.errors import BuildError, NothingSelectedError
 from imagefactory.model import Completed, RunSpec, Target
 from imagefactory.oci.model import Image, Sif
+from imagefactory.oci.store import parse_reference
 from imagefactory.progress import Progress
 from imagefactory.runners.protocol import Runner, RunnerGround
 from imagefactory.settings.choices import ENGINES, RUNNERS
+from imagefactory.stages.pull import local_name, pull_image
 from imagefactory.stages.stored import ensure_sif, stored_image, stored_sif
 
 
@@ -39,9 +42,41 @@ def run_target(access: Access, target: Target, spec: RunSpec, runner: str, progr
         made = stored_sif(access, target) or made
     if made is None:
         raise BuildError(f"{target.name} is not built yet", hint=f"imagefactory build {target.name}")
-    name = choice or (ENGINES[settings.engine.value].runner if isinstance(made, Image) else "apptainer")
+    return _run(access, (made, target.name), spec, choice, progress)
+
+
+def run_offered(
+    access: Access, offered: CataloguedImage, spec: RunSpec, runner: str, progress: Progress
+) -> Completed:
+    """Runs a command in an image of a catalogue, by its digest; pulled where the store has it not yet.
+
+    Raises NothingSelectedError where no registry has it, and as `pull_image` does.
+    """
+    if offered.only_sif or not offered.reference:
+        sif = next((one.reference for one in offered.sifs if one.reference), "")
+        raise NothingSelectedError(
+            f"{offered.target} is {'a .sif alone' if offered.sifs else 'in no registry'}",
+            hint=f"apptainer exec --nv oras://{sif} COMMAND" if sif else "imagefactory find shows others",
+        )
+    reference = parse_reference(offered.reference)
+    name = local_name(access, reference)
+    made = access.layout.image(name)
+    if made is None or made.manifest != offered.subject.manifest:
+        pull_image(access, reference, name, progress)
+        made = access.layout.image(name)
+    if made is None:
+        raise BuildError(f"{name} was removed from the store meanwhile", hint="run it again")
+    return _run(access, (made, offered.target), spec, runner or access.settings.runner.value, progress)
+
+
+def _run(
+    access: Access, what: tuple[Image | Sif, str], spec: RunSpec, choice: str, progress: Progress
+) -> Completed:
+    made, target = what
+    default = ENGINES[access.settings.engine.value].runner if isinstance(made, Image) else "apptainer"
+    name = choice or default
     with access.layout.in_use(progress):
-        chosen = make_runner(access, name, target.name, progress)
+        chosen = make_runner(access, name, target, progress)
         chosen.require()
         made = chosen.prepare(made, checked=False)
     return chosen.run(made, spec)

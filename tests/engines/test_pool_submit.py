@@ -4,7 +4,7 @@ verdicts behind them are made up and signed by a throwaway key, which the test's
 
 from __future__ import annotations
 
-import base64
+import json
 import re
 import shutil
 import subprocess
@@ -16,15 +16,18 @@ from pathlib import Path
 import pytest
 
 from imagefactory.catalogue.document import LIFE, sign_catalogue
+from imagefactory.catalogue.invitation import Invitation, format_invitation
 from imagefactory.catalogue.model import Catalogue, CataloguedImage, CataloguedSif
 from imagefactory.oci.manifests import digest_of
 from imagefactory.oci.sif import sif_name
+from imagefactory.verdicts.keys import PublicKey
 from imagefactory.verdicts.statement import sign
+from imagefactory.verdicts.trust import Grant
 from imagefactory.verify.model import GpuIdentity, Subject
 from imagefactory.verify.suite_files import suite_digest
 from tests.made.catalogue import make_image
 from tests.made.verdicts import HOST, LAB, digest, whole_report
-from tests.services.condor import CondorPool
+from tests.services.condor import MACHINES, CondorPool
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 PROGRAM = """\
@@ -122,9 +125,8 @@ class Desk:
 def desk(pool: CondorPool, apptainer: str, tmp_path_factory: pytest.TempPathFactory) -> Desk:
     folder = tmp_path_factory.mktemp("sif")
     make_root(folder / "root")
-    images, settings = pool.home / "images", pool.home / ".config/imagefactory"
+    images = pool.home / "images"
     images.mkdir()
-    settings.mkdir(parents=True, exist_ok=True)
     sifs = {target: make_sif(folder / "root", target, folder / f"{target}.sif") for target in PROVEN}
     rows = tuple(catalogued(target, sifs[target], proven) for target, proven in PROVEN.items())
     for row in rows:
@@ -135,13 +137,38 @@ def desk(pool: CondorPool, apptainer: str, tmp_path_factory: pytest.TempPathFact
     )
     (pool.home / "catalogue").write_bytes(sign_catalogue(catalogue, LAB))
     today = NOW.date()
-    (settings / "imagefactory.toml").write_text(
-        f'catalogue = "/home/researcher/catalogue"\nsif-folder = "/home/researcher/images"\n\n[[trust]]\n'
-        f'name = "lab"\nkeyid = "{LAB.keyid}"\npublic = "{base64.b64encode(LAB.public).decode()}"\n'
-        f"from = {today - timedelta(days=1)}\nuntil = {today + timedelta(days=30)}\n"
+    grant = Grant(
+        key=PublicKey(name="lab", raw=LAB.public),
+        since=today - timedelta(days=1),
+        until=today + timedelta(days=30),
     )
-    pool.own(images, settings, pool.home / ".config", pool.home / "catalogue")
+    invitation = Invitation(
+        catalogue="/home/researcher/catalogue",
+        site="generic",
+        sif_folder="/home/researcher/images",
+        keys=(grant,),
+    )
+    (pool.home / "invitation.toml").write_text(format_invitation(invitation))
+    pool.own(images, pool.home / "catalogue", pool.home / "invitation.toml")
+    told = pool.imagefactory("join", "invitation.toml", "--yes", folder=pool.home)
+    assert f"its catalogue of {made:%Y-%m-%d} has {len(PROVEN)} images" in told.stdout
     return Desk(pool=pool)
+
+
+def test_what_is_found_is_verified_on_this_pool(desk: Desk) -> None:
+    """In an empty folder, by the light install, with the pool's own word on its GPUs."""
+    folder = desk.folder("finds")
+    desk.pool.come_to_rest()
+    told = json.loads(desk.pool.imagefactory("find", "tiny", "--json", folder=folder).stdout)
+    assert (told["source"], told["pool"]["gpus"], told["pool"]["free"]) == ("catalogue", len(MACHINES), "now")
+    counts = {
+        one["target"]: sum(gpu["gpus"] for gpu in one["gpus"] if gpu["known"] == "verified")
+        for one in told["images"]
+    }
+    assert counts == {target: len(MATCHED.get(target, ())) for target in PROVEN}
+    assert desk.pool.imagefactory("find", "zebra", folder=folder, code=3).stderr.startswith(
+        "error: there is no"
+    )
 
 
 @pytest.mark.parametrize("target", MATCHED)

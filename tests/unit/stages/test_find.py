@@ -3,99 +3,25 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from imagefactory.catalogue.document import LIFE, sign_catalogue
-from imagefactory.model import Outcome
-from imagefactory.verdicts.keys import PublicKey
-from imagefactory.verdicts.statement import sign
-from imagefactory.verdicts.trust import Grant, format_row
-from tests.made.catalogue import make_catalogue, make_image
-from tests.made.command import Call, Said, json_of, say
-from tests.made.verdicts import HOST, LAB, MADE_UP, SUITE, digest, whole_report
+from tests.made.command import Call, json_of
+from tests.made.joined import NOW, join_site, person_at
 
-NOW = datetime.now(UTC).replace(microsecond=0)
 HAS = {"Arch": "X86_64", "HasDockerURL": True, "Memory": 515000, "Cpus": 64}
 GB = 1 << 30
 
 
-def envelope(capability: str, letter: str, **more: Any) -> tuple[str, bytes]:
-    gpu = replace(MADE_UP, capability=capability)
-    report = whole_report(
-        hardware=replace(HOST, gpus=(gpu,)), device=gpu, nonce=letter * 32,
-        started=NOW - timedelta(hours=2), ended=NOW - timedelta(hours=1), **more,
-    )  # fmt: skip
-    return digest(letter), sign(report, LAB, now=NOW - timedelta(hours=1), days=30).envelope
-
-
 @pytest.fixture
 def person(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """In an empty folder, with no settings."""
-    folder = tmp_path / "empty"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))  # no pool can be asked
-    for name in ("config", "cache"):
-        monkeypatch.setenv(f"XDG_{name.upper()}_HOME", str(tmp_path / name))
-    monkeypatch.setenv("XDG_CONFIG_DIRS", str(tmp_path / "nothing"))
-    monkeypatch.setenv("IMAGEFACTORY_STORE", str(tmp_path / "store"))
-
-    def run(*arguments: str, code: int = 0) -> Said:
-        said = say(capsys, "--progress", "quiet", *arguments)
-        assert said.code == code, said
-        return said
-
-    return run
+    return person_at(capsys, tmp_path, monkeypatch)
 
 
 @pytest.fixture
 def joined(person: Call, tmp_path: Path) -> Call:
-    """Of a site whose pytorch 2.3 is verified on 8.0, 2.5 on 9.0 too, and jax is only predicted, on 7.0."""
-    old = make_image(envelopes=(envelope("8.0", "1"),), sifs=())
-    new = replace(
-        old,
-        target="pytorch-2.5-cu124",
-        version="2.5.1",
-        cuda="12.4",
-        envelopes=(envelope("8.0", "2"), envelope("9.0", "3")),
-    )
-    jax = replace(
-        old,
-        target="jax-0.4.30-cu12",
-        family="jax",
-        framework="jax",
-        version="0.4.30",
-        envelopes=(),
-        cuda="12",
-    )
-    failed = replace(
-        old, target="pytorch-2.1-cu121", version="2.1.2", predicted=(),
-        envelopes=(envelope("8.0", "4", outcome=Outcome.NO_KERNEL, reason="no code"),),
-    )  # fmt: skip
-    catalogue = make_catalogue(
-        old,
-        new,
-        jax,
-        failed,
-        made=NOW - timedelta(hours=1),
-        expires=NOW - timedelta(hours=1) + LIFE,
-        suites=(SUITE,),
-    )
-    path = tmp_path / "catalogue"
-    path.write_bytes(sign_catalogue(catalogue, LAB))
-    settings = tmp_path / "config/imagefactory"
-    settings.mkdir(parents=True)
-    grant = Grant(
-        key=PublicKey(name="lab", raw=LAB.public),
-        since=(NOW - timedelta(days=9)).date(),
-        until=(NOW + timedelta(days=99)).date(),
-    )
-    (settings / "imagefactory.toml").write_text(f'catalogue = "{path}"\n\n{format_row(grant)}')
+    join_site(tmp_path)
     return person
 
 

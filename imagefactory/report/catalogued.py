@@ -1,0 +1,128 @@
+"""Images of a catalogue as a person without a factory reads them, and as JSON. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from imagefactory.catalogue.model import Offer
+from imagefactory.gpu.capability import Capability
+from imagefactory.progress import format_bytes
+from imagefactory.report.text import MIN_FOLDED, format_fields, format_table, wrap
+from imagefactory.stages.catalogued import Shelf
+from imagefactory.submit.forms import expected_grounds
+from imagefactory.submit.proven import GpuClass, Grounds, proven_grounds
+
+
+def format_shelf(shelf: Shelf, width: int | None = None) -> str:
+    """A row an image: on which capabilities it is verified, in any form, and on which only predicted."""
+    rows = []
+    for offer in shelf.offers:
+        verified, predicted = _classes(offer)
+        image = offer.image
+        rows.append(
+            (
+                image.target,
+                f"{image.framework} {image.version}",
+                " ".join(map(str, verified)) or "-",
+                " ".join(map(str, predicted)) or "-",
+            )
+        )
+    table = format_table(("IMAGE", "FRAMEWORK", "VERIFIED ON", "PREDICTED ON"), rows, width)
+    return f"{shelf.said}\n\n{table}"
+
+
+def format_offer(shelf: Shelf, width: int | None = None) -> str:
+    """All that the catalogue says of one image, each form with its own verdicts."""
+    (offer,) = shelf.offers
+    image = offer.image
+    fields = [
+        ("framework", f"{image.framework} {image.version}, CUDA {image.runtime or image.cuda}"),
+        ("Python", f"{image.python}, {image.platform}"),
+        (
+            "size",
+            format_bytes(image.size)
+            + (f", {format_bytes(image.unpacked)} unpacked" if image.unpacked else ""),
+        ),
+    ]
+    if image.reference and not image.only_sif:
+        fields += [("image", image.reference), *_known(proven_grounds(offer.judged))]
+    for one in offer.sifs:
+        where = f"oras://{one.sif.reference}" if one.sif.reference else "of sha256 " + one.sif.sha256[7:19]
+        fields += [(".sif", f"{where}, {format_bytes(one.sif.size)}"), *_known(proven_grounds(one.judged))]
+    guessed = expected_grounds(Grounds(classes=(), refused=()), image)
+    spoken = set(_classes(offer)[0])
+    fields += [
+        ("predicted", f"on {one.capability}: {one.claim.reason}")
+        for one in guessed.classes
+        if one.capability not in spoken
+    ]
+    fields += [("not", f"on {capability}: {why}") for capability, why in guessed.refused]
+    told = format_fields(_folded(fields, width))
+    return f"{shelf.said}\n\n{image.target}\n{told}\n\nnext: {_next(offer)}"
+
+
+def _folded(fields: Sequence[tuple[str, str]], width: int | None) -> list[tuple[str, str]]:
+    """Values in lines that fit beside their names."""
+    if width is None:
+        return list(fields)
+    room = width - max(len(name) for name, _ in fields) - 4
+    return [(name, "\n".join(wrap(value, max(room, MIN_FOLDED)))) for name, value in fields]
+
+
+def _next(offer: Offer) -> str:
+    """What the reader types to go on."""
+    verified, predicted = _classes(offer)
+    if verified or predicted:
+        accept = "" if verified else " --accept predicted"
+        return f"imagefactory submit {offer.image.target}{accept}"
+    return f"imagefactory find {offer.image.family}"
+
+
+def _known(grounds: Grounds) -> Iterator[tuple[str, str]]:
+    for one in grounds.classes:
+        yield "verified", f"on {one.capability}{_least(one)}: {one.claim.reason}"
+    for capability, why in grounds.refused:
+        yield "not", f"on {capability}: {why}"
+
+
+def _least(gpu_class: GpuClass) -> str:
+    return f" with drivers that take CUDA {gpu_class.cuda}" if gpu_class.cuda else ""
+
+
+def _classes(offer: Offer) -> tuple[list[Capability], list[Capability]]:
+    """The capabilities on which some form of it is verified, and those on which it is only predicted."""
+    grounds = [proven_grounds(judged) for judged in (offer.judged, *(one.judged for one in offer.sifs))]
+    verified = sorted({one.capability for each in grounds for one in each.classes})
+    refused = {capability for each in grounds for capability, _ in each.refused}
+    hoped = expected_grounds(Grounds(classes=(), refused=()), offer.image).classes
+    return verified, [one.capability for one in hoped if one.capability not in {*verified, *refused}]
+
+
+def shelf_json(shelf: Shelf) -> Mapping[str, object]:
+    return {
+        "catalogue": shelf.place,
+        "made": f"{shelf.catalogue.made:%Y-%m-%dT%H:%M:%SZ}",
+        "expires": f"{shelf.catalogue.expires:%Y-%m-%dT%H:%M:%SZ}",
+        "images": [_offer_json(offer) for offer in shelf.offers],
+    }
+
+
+def _offer_json(offer: Offer) -> Mapping[str, object]:
+    image, (verified, predicted) = offer.image, _classes(offer)
+    return {
+        "target": image.target,
+        "family": image.family,
+        "framework": image.framework,
+        "version": image.version,
+        "cuda": image.cuda,
+        "python": image.python,
+        "platform": image.platform,
+        "reference": image.reference,
+        "digest": image.subject.index,
+        "manifest": image.subject.manifest,
+        "size": image.size,
+        "unpacked": image.unpacked,
+        "sifs": [{"sha256": one.sif.sha256, "reference": one.sif.reference} for one in offer.sifs],
+        "verified": [str(one) for one in verified],
+        "predicted": [str(one) for one in predicted],
+    }

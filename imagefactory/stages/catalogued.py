@@ -1,0 +1,64 @@
+"""Answers from the signed catalogue where there is no factory: which images there are, how well known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from imagefactory.catalogue.model import Catalogue, Offer
+from imagefactory.catalogue.offers import find_image, judge_offer, select_images
+from imagefactory.factory import is_factory
+from imagefactory.settings.load import Settings
+from imagefactory.stages.read_catalogue import names_catalogue, read_catalogue
+from imagefactory.verdicts.found import Found
+from imagefactory.verdicts.trust import read_trust
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shelf:
+    """Images of a catalogue, judged by the reader's own trust. `place` is where the catalogue lies."""
+
+    place: str
+    catalogue: Catalogue
+    offers: tuple[Offer, ...]
+
+    @property
+    def said(self) -> str:
+        """Who answers."""
+        return f"images of the catalogue {self.place}, made {self.catalogue.made:%Y-%m-%d %H:%M} UTC"
+
+
+def catalogue_answers(settings: Settings) -> bool:
+    """Whether the catalogue answers: there is no factory, `-C` names none, and the catalogue is known."""
+    return settings.root.origin != "-C" and not is_factory(settings) and names_catalogue(settings)
+
+
+def read_shelf(settings: Settings, environ: Mapping[str, str], names: Sequence[str], now: datetime) -> Shelf:
+    """The images that `names` ask for, all when empty. Raises as `read_catalogue`, `select_images` do."""
+    catalogue, trust = read_catalogue(settings, environ, now), read_trust(settings.files)
+    return Shelf(
+        place=settings.catalogue.value or settings.registry.value,
+        catalogue=catalogue,
+        offers=tuple(judge_offer(catalogue, one, trust, now) for one in select_images(catalogue, names)),
+    )
+
+
+def read_offer(settings: Settings, environ: Mapping[str, str], name: str, now: datetime) -> Shelf:
+    """The one image that `name` asks for. Raises UsageError where it asks for several."""
+    catalogue, trust = read_catalogue(settings, environ, now), read_trust(settings.files)
+    return Shelf(
+        place=settings.catalogue.value or settings.registry.value,
+        catalogue=catalogue,
+        offers=(judge_offer(catalogue, find_image(catalogue, name), trust, now),),
+    )
+
+
+def verdicts_on(offer: Offer) -> tuple[Found, ...]:
+    """What the catalogue carries of verdicts: on the image, and on each .sif of it."""
+    image = offer.image
+    where = image.reference.partition("@")[0] or f"{image.target} (in no registry)"
+    sifs = tuple(
+        Found(place=f"{where} (.sif)", subject=one.sif.subject, judged=one.judged) for one in offer.sifs
+    )
+    return (Found(place=where, subject=image.subject, judged=offer.judged), *sifs)

@@ -1,0 +1,84 @@
+"""list, show and verdicts in an empty folder, answered by the catalogue that somebody joined."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.made.command import Call, json_of
+from tests.made.joined import join_site, person_at
+from tests.made.verdicts import LAB
+
+
+@pytest.fixture
+def person(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    return person_at(capsys, tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def joined(person: Call, tmp_path: Path) -> Call:
+    join_site(tmp_path)
+    return person
+
+
+def test_list_says_who_answers_and_what_is_verified(joined: Call) -> None:
+    lines = joined("list").out.splitlines()
+    assert lines[0].startswith("images of the catalogue /")
+    assert [" ".join(line.split()) for line in lines[2:]] == [
+        "IMAGE FRAMEWORK VERIFIED ON PREDICTED ON",
+        "pytorch-2.3-cu121 torch 2.3.1 8.0 7.0",
+        "pytorch-2.5-cu124 torch 2.5.1 8.0 9.0 7.0",
+        "jax-0.4.30-cu12 jax 0.4.30 - 7.0",
+        "pytorch-2.1-cu121 torch 2.1.2 - -",
+    ]
+    told = json_of(joined("list", "pytorch-2.3", "--json"), "images")
+    assert [(one["target"], one["verified"], one["predicted"]) for one in told["images"]] == [
+        ("pytorch-2.3-cu121", ["8.0"], ["7.0"])
+    ]
+    assert [one["target"] for one in json_of(joined("list", "jax", "--json"), "images")["images"]] == [
+        "jax-0.4.30-cu12"
+    ]
+
+
+def test_show_says_what_is_known_of_one(joined: Call) -> None:
+    said = joined("show", "pytorch-2.5").out
+    assert "registry.example.org/gpu/pytorch@sha256:aaaa" in said
+    assert "verified   on 9.0 with drivers that take CUDA 12.4: passed the quick suite" in said
+    assert "predicted  on 7.0: sm_80" in said
+    assert "not        on 3.5: documented no: none" in said
+    assert said.splitlines()[-1] == "next: imagefactory submit pytorch-2.5-cu124"
+    failed = joined("show", "pytorch-2.1").out
+    assert "not        on 8.0: no-kernel" in failed
+    assert failed.splitlines()[-1] == "next: imagefactory find pytorch"
+    assert joined("show", "jax").out.splitlines()[-1] == (
+        "next: imagefactory submit jax-0.4.30-cu12 --accept predicted"
+    )
+    assert json_of(joined("show", "jax", "--json"), "images")["images"][0]["framework"] == "jax"
+    assert "fits 3 targets" in joined("show", "pytorch", code=2).err
+
+
+def test_verdicts_are_those_that_the_catalogue_carries(joined: Call) -> None:
+    said = joined("verdicts", "pytorch-2.5")
+    assert said.out.startswith("registry.example.org/gpu/pytorch@sha256:")
+    assert said.out.count("good") == 2
+    assert " lab " in said.out
+    (image,) = json_of(joined("verdicts", "jax", "--json"), "verdicts")["images"]
+    assert image["verdicts"] == []
+    assert "is not verified for 7.0" in joined("verdicts", "pytorch-2.3", "--capability", "7.0", code=9).err
+    joined("verdicts", "pytorch-2.3", "--capability", "8.0")
+    rows = json_of(joined("verdicts", "pytorch-2.5", "--json"), "verdicts")["images"][0]["verdicts"]
+    assert {row["keyid"] for row in rows} == {LAB.keyid}
+
+
+def test_no_hint_sends_him_to_what_he_cannot_do(joined: Call) -> None:
+    """Without a factory nobody verifies, pushes or trusts for others."""
+    for call in (("submit", "jax"), ("submit", "pytorch-2.1"), ("verdicts", "jax", "--capability", "8.0")):
+        hint = joined(*call, code=9).err
+        assert "what to do" in hint
+        for word in ("imagefactory verify", "imagefactory push", "imagefactory build"):
+            assert word not in hint, call
+
+
+def test_a_folder_that_is_named_is_a_factory_or_a_mistake(joined: Call, tmp_path: Path) -> None:
+    assert "is no factory" in joined("-C", str(tmp_path), "list", code=2).err

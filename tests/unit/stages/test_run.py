@@ -1,0 +1,52 @@
+"""A command in an image of a catalogue: fetched once by its digest, and started."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from imagefactory.access import Access
+from imagefactory.errors import NothingSelectedError
+from imagefactory.model import RunSpec
+from imagefactory.oci.graph import Place
+from imagefactory.oci.registry.client import Registry
+from imagefactory.progress import Quiet
+from imagefactory.settings.choices import Setting
+from imagefactory.stages.run import run_offered
+from imagefactory.verdicts.subject import read_subject
+from tests.made.catalogue import make_image
+from tests.made.engine_of_one_row import remember_runners
+from tests.made.signing import Bench
+
+SPEC = RunSpec(argv=("echo", "it runs"))
+
+
+def test_it_is_fetched_once_and_started(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By somebody with a store of his own, and no factory."""
+    runners = remember_runners(monkeypatch)
+    digest = bench.push(b"a", 22)
+    subject = read_subject(Place(store=Registry(bench.registry.host), repository="one"), digest)
+    image = make_image(reference=f"{bench.registry.host}/one@{digest}", subject=subject, sifs=())
+    settings = replace(bench.factory.settings, store=Setting(value=str(tmp_path / "own"), origin="default"))
+    access = Access(settings=settings, environ={})
+    for _ in range(2):
+        done = run_offered(access, image, SPEC, "echo", Quiet())
+        assert done.stdout == f"{subject.manifest} echo it runs"
+        bench.registry.find("one").manifests.clear()  # a second fetch would fail
+    assert len(runners) == 2
+    assert len(access.layout.tags()) == 1
+
+
+def test_what_no_registry_has_is_told(bench: Bench) -> None:
+    image = make_image(reference="")
+    with pytest.raises(NothingSelectedError, match=r"is a \.sif alone") as caught:
+        run_offered(bench.factory, image, SPEC, "echo", Quiet())
+    assert "imagefactory find" in caught.value.hint
+    sif = replace(image.sifs[0], reference=f"registry.example.org/gpu/pytorch@{image.sifs[0].subject.index}")
+    with pytest.raises(NothingSelectedError) as caught:
+        run_offered(bench.factory, replace(image, sifs=(sif,)), SPEC, "echo", Quiet())
+    assert "apptainer exec --nv oras://registry.example.org/gpu/pytorch@sha256:" in caught.value.hint
