@@ -128,7 +128,7 @@ def submit(call: Call, /, name: str, check: Path | None, listed: bool, as_json: 
     if not name:
         raise UsageError("no target is named", hint="see what there is: imagefactory find")
     from imagefactory.submit.make import check_files, make_submit, wish_of, write_made
-    from imagefactory.submit.places import by_class, find_places, format_places
+    from imagefactory.submit.places import by_class, find_places, format_places, look
     from imagefactory.verdicts.trust import read_trust
 
     now = datetime.now(UTC)
@@ -137,9 +137,9 @@ def submit(call: Call, /, name: str, check: Path | None, listed: bool, as_json: 
     check_files(made, call.progress)
     written = write_made(made, force=options["force"])
     inventory = _pool_at_hand(options["inventory"], now)
-    places = (
-        find_places(by_class(made.taken.classes), wish_of(made, ask.site), inventory) if inventory else ()
-    )
+    places: tuple[Place, ...] = ()
+    if inventory:
+        places = find_places(by_class(made.taken.classes), wish_of(made, ask.site), look(inventory))
     if as_json:
         from imagefactory.submit.make import summary
 

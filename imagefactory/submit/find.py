@@ -25,7 +25,7 @@ from imagefactory.pools.sizes import disk_of, memory_of
 from imagefactory.recipes.names import few, suggest
 from imagefactory.recipes.yaml_tree import show
 from imagefactory.submit.forms import ImageForm, choose_form, expected_grounds, forms_of
-from imagefactory.submit.places import Place, Wish, by_class, find_places
+from imagefactory.submit.places import Place, SeenMachine, Wish, by_class, find_places, look
 from imagefactory.submit.proven import GpuClass
 from imagefactory.versions import natural
 
@@ -89,8 +89,9 @@ def find(
 
     Raises NothingSelectedError where they mean nothing, with what there is.
     """
+    machines = look(inventory) if inventory else None
     found = [
-        Found(findable=one, gpus=_on_pool(one, inventory) if inventory else _anywhere(one))
+        Found(findable=one, gpus=_anywhere(one) if machines is None else _on_pool(one, machines))
         for one in _meant(words, findables)
     ]
     newest = sorted(
@@ -219,9 +220,9 @@ def _begins(asked: str, whole: str, mark: str = ".") -> bool:
 # --- where it may run ------------------------------------------------------------------------------
 
 
-def _on_pool(one: Findable, inventory: Inventory) -> tuple[FoundGpu, ...]:
+def _on_pool(one: Findable, machines: Sequence[SeenMachine]) -> tuple[FoundGpu, ...]:
     groups: dict[tuple[str, str, Basis], list[Place]] = {}
-    for place in find_places(one.known, one.wish, inventory):
+    for place in find_places(one.known, one.wish, machines):
         key = (place.gpu.name, place.gpu.capability, place.gpu_class.claim.basis)
         groups.setdefault(key, []).append(place)
     rows = (

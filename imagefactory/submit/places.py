@@ -7,12 +7,12 @@ Where the inventory does not tell it (START, a machine's attributes) a GPU is co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from imagefactory.gpu.knowledge.tables import numbers
-from imagefactory.pools.model import Inventory, PoolGpu, PoolMachine
+from imagefactory.pools.model import Inventory, PoolGpu
 from imagefactory.pools.sizes import MB
 from imagefactory.submit.proven import GpuClass
 
@@ -64,9 +64,33 @@ def by_class(classes: Iterable[GpuClass]) -> Known:
     return known
 
 
-def find_places(known: Known, wish: Wish, inventory: Inventory) -> tuple[Place, ...]:
-    """The GPUs of the inventory that a job can get in an image."""
-    return tuple(place for machine in inventory.machines for place in _on(machine, known, wish))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenMachine:
+    """A machine, made ready to be asked many times: its attributes in small letters, as ClassAds take them.
+
+    `open`: its START takes any job.
+    """
+
+    gpus: tuple[PoolGpu, ...]
+    has: Mapping[str, object]
+    open: bool
+
+
+def look(inventory: Inventory) -> tuple[SeenMachine, ...]:
+    """The machines of an inventory."""
+    return tuple(
+        SeenMachine(
+            gpus=one.gpus,
+            has={name.lower(): value for name, value in one.attributes.items()},
+            open=one.start.strip().lower() in ("", "true"),
+        )
+        for one in inventory.machines
+    )
+
+
+def find_places(known: Known, wish: Wish, machines: Iterable[SeenMachine]) -> tuple[Place, ...]:
+    """The GPUs of these machines that a job can get in an image."""
+    return tuple(place for machine in machines for place in _on(machine, known, wish))
 
 
 def fits(gpu: PoolGpu, wish: Wish) -> bool:
@@ -81,9 +105,9 @@ def _new_enough(gpu: PoolGpu, gpu_class: GpuClass) -> bool:
     return not gpu_class.cuda or (bool(gpu.cuda) and numbers(gpu.cuda) >= numbers(gpu_class.cuda))
 
 
-def takes(machine: PoolMachine, wish: Wish) -> bool | None:
+def takes(machine: SeenMachine, wish: Wish) -> bool | None:
     """Whether a machine is large enough and has what the image needs; None where that is not told."""
-    has = {name.lower(): value for name, value in machine.attributes.items()}
+    has = machine.has
     for name, amount, unit in (
         ("memory", wish.memory, MB),
         ("disk", wish.disk, 1024),
@@ -95,7 +119,7 @@ def takes(machine: PoolMachine, wish: Wish) -> bool | None:
     if has and any(has.get(need.lower()) is not True for need in wish.needs):
         return False
     told = "arch" in has if has else not wish.needs
-    return True if told and machine.start.strip().lower() in ("", "true") else None
+    return True if told and machine.open else None
 
 
 def format_places(places: Sequence[Place], inventory: Inventory, now: datetime) -> str:
@@ -115,10 +139,12 @@ def free_when(inventory: Inventory, now: datetime) -> str:
     return f"at {inventory.taken:%Y-%m-%d %H:%M} UTC" if inventory.taken.year > 1970 else ""
 
 
-def _on(machine: PoolMachine, known: Known, wish: Wish) -> Iterator[Place]:
+def _on(machine: SeenMachine, known: Known, wish: Wish) -> Iterator[Place]:
+    fitting = [(gpu, found) for gpu in machine.gpus if (found := known(gpu)) and fits(gpu, wish)]
+    if not fitting or len(fitting) < wish.gpus:
+        return
     taken = takes(machine, wish)
-    fitting = [(gpu, found) for gpu in machine.gpus if fits(gpu, wish) and (found := known(gpu))]
-    if taken is False or len(fitting) < wish.gpus:
+    if taken is False:
         return
     enough = sum(gpu.free for gpu, _ in fitting) >= wish.gpus
     for gpu, gpu_class in fitting:

@@ -18,7 +18,7 @@ from imagefactory.submit.check.reach import find_reach
 from imagefactory.submit.check.reader import parse_submit_file
 from imagefactory.submit.forms import forms_of
 from imagefactory.submit.make import SubmitMade, wish_of
-from imagefactory.submit.places import Wish, by_class, find_places, format_places
+from imagefactory.submit.places import Wish, by_class, find_places, format_places, look
 from imagefactory.submit.submit_file import SubmitRun, SubmittedImage, format_submit
 from tests.made.offers import NOW, gpu_class, offer, verdict
 
@@ -43,7 +43,7 @@ def inventory(*machines: PoolMachine, taken: datetime = NOW) -> Inventory:
 
 def told(*machines: PoolMachine, now: datetime = NOW, taken: datetime = NOW, **wish: Any) -> str:
     there = inventory(*machines, taken=taken)
-    found = find_places(by_class([gpu_class("8.0"), gpu_class("9.0", "12.8")]), Wish(**wish), there)
+    found = find_places(by_class([gpu_class("8.0"), gpu_class("9.0", "12.8")]), Wish(**wish), look(there))
     return format_places(found, there, now)
 
 
@@ -127,6 +127,8 @@ def test_it_is_what_the_check_of_the_written_file_finds(
     image = read_image(jobs)
     assert image is not None
     reach = find_reach(read_asked(jobs, (image.needs,)), there)
-    found = find_places(by_class(classes), wish_of(SubmitMade(taken=taken, run=run, text=text), site), there)
+    found = find_places(
+        by_class(classes), wish_of(SubmitMade(taken=taken, run=run, text=text), site), look(there)
+    )
     assert [place.gpu for place in found] == [place.gpu for place in reach.reached]
     assert not any(place.unsure for place in found)
