@@ -143,6 +143,8 @@ def test_what_is_not_there_is_told_with_what_is(joined: Call, words: tuple[str, 
 def test_without_a_catalogue_nothing_is_verified(person: Call, pool: str) -> None:
     said = person("find", "pytorch", "2.5", "--inventory", pool)
     assert said.out.startswith("no catalogue is known here, so nothing is verified")
+    assert said.out.splitlines()[-1] == "next: imagefactory build pytorch-2.5-cu124"
+    assert "did you mean 'pytorch'? pytorch has pytorch-" in person("find", "pytroch", code=3).err
     assert said.out.splitlines()[-1].startswith("next: imagefactory build pytorch-2.5-cu124")
     person("show", "pytorch-2.5-cu124")  # of the recipes that come along
     assert "did you mean 'pytorch'? pytorch has pytorch-" in person("find", "pytroch", code=3).err
