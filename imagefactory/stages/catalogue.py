@@ -31,7 +31,7 @@ from imagefactory.errors import (
 from imagefactory.factory import Factory
 from imagefactory.model import Lock, Target
 from imagefactory.oci.candidates import find_made, plain_tag
-from imagefactory.oci.graph import Place, parse_parts, read_manifest
+from imagefactory.oci.graph import Manifest, Place, parse_parts, read_manifest
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.model import Image
 from imagefactory.oci.sif import SIF_TYPE, is_sif_manifest
@@ -123,7 +123,7 @@ def _shelves(factory: Factory, making: CatalogueMaking) -> _Shelves:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _CatalogueRoot:
+class CatalogueRoot:
     """An image that a target may be: with its lock where it is what that lock gives."""
 
     digest: str
@@ -171,11 +171,11 @@ def _made(factory: Factory, target: Target, place: Place) -> str:
 
 def _read_root(
     factory: Factory, target: Target, where: tuple[Place, str, Lock | None], court: Court
-) -> _CatalogueRoot:
+) -> CatalogueRoot:
     place, digest, lock = where
     subject = replace(read_subject(place, digest), target=target.name)
     judged, envelopes, revocations = _verdicts(factory, place, subject, court)
-    return _CatalogueRoot(
+    return CatalogueRoot(
         digest=digest,
         lock=lock,
         subject=subject,
@@ -229,15 +229,29 @@ def _readable(envelopes: Mapping[str, bytes]) -> Iterator[tuple[str, bytes]]:
 
 
 def _describe(
-    factory: Factory, target: Target, where: tuple[Place, str, _CatalogueRoot], court: Court
+    factory: Factory, target: Target, where: tuple[Place, str, CatalogueRoot], court: Court
 ) -> CataloguedImage:
     place, host, root = where
     manifest = read_manifest(place, root.subject.manifest)
+    described = describe_image(factory, target, root, manifest)
+    stored = stored_as(factory, root.subject)
+    is_sif = is_sif_manifest(json.loads(manifest.data))
+    return replace(
+        described,
+        reference=reference_of(host, place, root.subject),
+        unpacked=unpacked_size(factory.layout, stored) if stored else 0,
+        sifs=tuple(_sifs(factory, where, court, described.size if is_sif else 0)),
+    )
+
+
+def describe_image(
+    factory: Factory, target: Target, root: CatalogueRoot, manifest: Manifest
+) -> CataloguedImage:
+    """What is said of an image by its target, its lock and its manifest: not where it lies, nor what .sif
+    files there are of it, nor its unpacked size."""
     blobs = parse_parts(manifest)[1]
     is_sif = is_sif_manifest(json.loads(manifest.data))
-    size = sum(blob.size for blob in (blobs[-1:] if is_sif else blobs[1:]))
-    image = _stored(factory, root.subject)
-    predicted = predicted_claims(factory, target, root.lock, image)
+    predicted = predicted_claims(factory, target, root.lock, stored_as(factory, root.subject))
     facts = facts_of(target, root.lock, predicted)
     return CataloguedImage(
         target=target.name,
@@ -247,28 +261,28 @@ def _describe(
         cuda=target.cuda,
         python=target.python,
         platform=target.platform,
-        reference=_reference(host, place, root.subject),
+        reference="",
         subject=root.subject,
-        size=size,
-        unpacked=unpacked_size(factory.layout, image) if image else 0,
+        size=sum(blob.size for blob in (blobs[-1:] if is_sif else blobs[1:])),
+        unpacked=0,
         runtime=facts.runtime,
         minor_compat=facts.minor_compat,
         driver=facts.driver,
         required=target.capabilities,
         predicted=predicted,
-        sifs=tuple(_sifs(factory, where, court, size if is_sif else 0)),
         envelopes=root.envelopes,
         revocations=root.revocations,
     )
 
 
-def _reference(host: str, place: Place, subject: Subject) -> str:
+def reference_of(host: str, place: Place, subject: Subject) -> str:
+    """HOST/NAME@sha256:... of an image in a registry, empty where `host` is: it is in the store here."""
     if not host:
         return ""
     return str(Reference(registry=host, repository=place.repository, digest=subject.index))
 
 
-def _stored(factory: Factory, subject: Subject) -> Image | None:
+def stored_as(factory: Factory, subject: Subject) -> Image | None:
     """The image in the store here, None where it is not there whole."""
     found = factory.layout.manifest(subject.index) or factory.layout.manifest(subject.manifest)
     if found is None:
@@ -280,7 +294,7 @@ def _stored(factory: Factory, subject: Subject) -> Image | None:
 
 
 def _sifs(
-    factory: Factory, where: tuple[Place, str, _CatalogueRoot], court: Court, own: int
+    factory: Factory, where: tuple[Place, str, CatalogueRoot], court: Court, own: int
 ) -> Iterator[CataloguedSif]:
     """The .sif files of an image, in the registry and in the store here; of one that is a .sif, itself.
 
@@ -291,7 +305,7 @@ def _sifs(
         yield CataloguedSif(
             sha256=root.subject.config,
             size=own,
-            reference=_reference(host, place, root.subject),
+            reference=reference_of(host, place, root.subject),
             subject=root.subject,
             envelopes=root.envelopes,
             revocations=root.revocations,
@@ -309,7 +323,7 @@ def _sifs(
             yield CataloguedSif(
                 sha256=subject.config,
                 size=json.loads(manifest[1])["layers"][0]["size"],
-                reference=_reference(name, there, subject),
+                reference=reference_of(name, there, subject),
                 subject=subject,
                 envelopes=envelopes,
                 revocations=revocations,

@@ -76,18 +76,35 @@ class TablesAsked:
     stored: tuple[Path, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surveyed:
+    """A target and all that was read of it: its images in a place each, the newest first, and .sif files."""
+
+    stage: TargetStatus
+    images: tuple[tuple[Place, Found], ...]
+    sifs: tuple[tuple[Place, Found], ...]
+
+
 def read_tables(
     factory: Factory, targets: Sequence[Target], asked: TablesAsked, progress: Progress
 ) -> Tables:
     """Raises UsageError for a trust or sweep that cannot be read, RegistryError and StoreError."""
+    return survey(factory, targets, asked, progress)[0]
+
+
+def survey(
+    factory: Factory, targets: Sequence[Target], asked: TablesAsked, progress: Progress
+) -> tuple[Tables, tuple[Surveyed, ...]]:
+    """The tables, and what they were made of, a target each. Raises as `read_tables`."""
     court = read_court(factory, asked.now)
     asking = Asking(now=asked.now, registry=asked.registry)
     stages = [_solved(factory, stage) for stage in read_stages(factory, targets, asking)]
-    entries = [_read_entry(factory, stage, asked, progress) for stage in stages]
+    surveyed = tuple(_survey(factory, stage, asked, progress) for stage in stages)
+    entries = [_entry(one) for one in surveyed]
     told, notes = _read_sweeps(asked)
     capabilities = columns(entries, told, asked.capabilities)
     combos = make_combos(_with_rulings(entries, stages, capabilities), told, capabilities)
-    return Tables(
+    tables = Tables(
         made=asked.now,
         place=_place_name(factory, asked.registry),
         combos=combos,
@@ -95,6 +112,7 @@ def read_tables(
         trusted=bool(court.trust.keys),
         notes=notes,
     )
+    return tables, surveyed
 
 
 def _place_name(access: Access, registry: str) -> str:
@@ -122,15 +140,22 @@ def _places(access: Access, family: str, registry: str) -> tuple[Place, ...]:
     return (local, registry_of(access, family)) if access.settings.registry.value else (local,)
 
 
-def _read_entry(access: Access, stage: TargetStatus, asked: TablesAsked, progress: Progress) -> ComboEntry:
-    """With every image of the target in its places, the newest first, then the .sif files."""
+def _survey(access: Access, stage: TargetStatus, asked: TablesAsked, progress: Progress) -> Surveyed:
+    """With every image of the target in its places, the newest first, and the .sif files."""
     target, court = stage.target, read_court(access, asked.now)
-    artifacts: list[Found] = []
+    every: list[tuple[Place, Found]] = []
+    files: list[tuple[Place, Found]] = []
     for place in _places(access, target.family, asked.registry):
         images = list_verdicts(access, Promoting(target=target, place=place, now=asked.now), progress)
-        files = _sifs(place, target, images)
-        artifacts += images
-        artifacts += [find_in(access, place, read_subject(place, digest), court) for digest in files]
+        every += [(place, image) for image in images]
+        for digest in _sifs(place, target, images):
+            files.append((place, find_in(access, place, read_subject(place, digest), court)))
+    return Surveyed(stage=stage, images=tuple(every), sifs=tuple(files))
+
+
+def _entry(surveyed: Surveyed) -> ComboEntry:
+    stage, target = surveyed.stage, surveyed.stage.target
+    artifacts = [found for _, found in (*surveyed.images, *surveyed.sifs)]
     return ComboEntry(
         target=target.name,
         framework=target.framework,
@@ -236,20 +261,30 @@ def read_catalogued(
 
     Raises what read_catalogue raises, and NothingSelectedError for a name that it does not have.
     """
+    return survey_catalogue(settings, environ, names, asked)[0]
+
+
+def survey_catalogue(
+    settings: Settings, environ: Mapping[str, str], names: Sequence[str], asked: TablesAsked
+) -> tuple[Tables, tuple[Offer, ...]]:
+    """The tables of a signed catalogue, and the offers they were made of. Raises as `read_catalogued`."""
     catalogue = read_catalogue(settings, environ, asked.now)
     trust = read_trust(settings.files)
-    images = select_images(catalogue, names)
-    entries = [_offered(judge_offer(catalogue, image, trust, asked.now)) for image in images]
+    offers = tuple(
+        judge_offer(catalogue, image, trust, asked.now) for image in select_images(catalogue, names)
+    )
+    entries = [_offered(offer) for offer in offers]
     told, notes = _read_sweeps(asked)
     capabilities = columns(entries, told, asked.capabilities)
     combos = make_combos(entries, told, capabilities)
-    return Tables(
+    tables = Tables(
         made=asked.now,
         place=settings.catalogue.value or settings.registry.value,
         combos=combos,
         ranges=make_ranges(combos),
         notes=notes,
     )
+    return tables, offers
 
 
 def _offered(offer: Offer) -> ComboEntry:

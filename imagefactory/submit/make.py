@@ -93,10 +93,17 @@ class SubmitMade:
 def make_submit(catalogue: Catalogue, ask: SubmitAsk, trust: Trust, now: datetime) -> SubmitMade:
     """Decides all that the file says. Pure.
 
-    Raises NothingSelectedError for a target or form that is not offered, CheckFailedError where nothing of
-    it may be relied on, UsageError for a value that cannot stand in a submit file.
+    Raises NothingSelectedError for a target that is not offered, and as `submit_offer`.
     """
-    offer = find_offer(catalogue, ask.target, trust, now)
+    return submit_offer(find_offer(catalogue, ask.target, trust, now), ask, trust, now)
+
+
+def submit_offer(offer: Offer, ask: SubmitAsk, trust: Trust, now: datetime) -> SubmitMade:
+    """The same of an offer that is judged already. Pure.
+
+    Raises NothingSelectedError for a form that is not offered, CheckFailedError where nothing of it may be
+    relied on, UsageError for a value that cannot stand in a submit file.
+    """
     form = choose_form(forms_of(offer, ask.folder), ask.site, ask.kind)
     image = offer.image
     hoped = expected_grounds(form.grounds, image, faulty=ask.faulty)
