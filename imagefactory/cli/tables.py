@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import click
 
@@ -13,20 +13,53 @@ from imagefactory.cli.output import Call, json_option, say, say_json, targets_ar
 from imagefactory.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from imagefactory.gpu.capability import Capability
     from imagefactory.stages.tables import Tables, TablesAsked
 
 
+P = ParamSpec("P")
+
+
+def what_options(command: Callable[P, None]) -> Callable[P, None]:
+    """Of which images and GPUs tables and reports speak."""
+    for option in (
+        click.option(
+            "--inventory",
+            type=click.Path(path_type=Path, dir_okay=False),
+            metavar="FILE",
+            help="Of the capabilities of this pool too, as `imagefactory pool --save FILE` wrote them.",
+        ),
+        click.option(
+            "--capability",
+            "capabilities",
+            multiple=True,
+            metavar="X.Y",
+            help="Of this capability too, beside those that recipes require, verdicts name or sweeps tried.",
+        ),
+        click.option(
+            "--sweep",
+            "sweeps",
+            type=click.Path(path_type=Path, exists=True, file_okay=False),
+            multiple=True,
+            metavar="DIR",
+            help="A collected sweep that does not lie beside the store (repeatable).",
+        ),
+        click.option(
+            "--registry",
+            default="",
+            metavar="HOST[/PATH]",
+            help="Of the images there alone.  [default: the store, and the setting `registry`]",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
 @click.command()
 @targets_argument(required=False)
-@click.option(
-    "--registry",
-    default="",
-    metavar="HOST[/PATH]",
-    help="Of the images there alone.  [default: the store, and the setting `registry`]",
-)
+@what_options
 @click.option(
     "--output",
     "-o",
@@ -34,27 +67,6 @@ if TYPE_CHECKING:
     default=Path(),
     metavar="DIR",
     help="Where the files go.  [default: the current folder]",
-)
-@click.option(
-    "--sweep",
-    "sweeps",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    multiple=True,
-    metavar="DIR",
-    help="A collected sweep that does not lie beside the store (repeatable).",
-)
-@click.option(
-    "--capability",
-    "capabilities",
-    multiple=True,
-    metavar="X.Y",
-    help="Of this capability too, beside those that recipes require, verdicts speak of or sweeps tried.",
-)
-@click.option(
-    "--inventory",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Of the capabilities of this pool too, as `imagefactory pool --save FILE` wrote them.",
 )
 @click.option("--force", is_flag=True, help="Replace files that imagefactory did not write.")
 @json_option
@@ -76,26 +88,33 @@ def tables(call: Call, /, names: tuple[str, ...], as_json: bool, **options: Any)
     stands in neither of the first two files.
 
     Outside of a factory the verdicts are those of the signed catalogue. Files of an earlier call are
-    replaced; with --json nothing is written.
+    replaced; with --json nothing is written. The same as pages to look at: `imagefactory report --html DIR`.
     """
     from imagefactory.report.tables import format_files, format_summary, tables_json
-    from imagefactory.stages.sweep import find_sweeps
-    from imagefactory.stages.tables import TablesAsked, write_tables
+    from imagefactory.stages.tables import write_tables
 
-    asked = TablesAsked(
+    made = _read(call, names, asked_of(call, options))
+    if as_json:
+        return say_json("tables", tables_json(made))
+    say(format_summary(made))
+    for path in write_tables(options["output"], format_files(made), force=options["force"]):
+        say(f"  {path}")
+    say("the same as pages, with each image and GPU: imagefactory report --html DIR")
+    return None
+
+
+def asked_of(call: Call, options: dict[str, Any]) -> TablesAsked:
+    """`what_options` as a value."""
+    from imagefactory.stages.sweep import find_sweeps
+    from imagefactory.stages.tables import TablesAsked
+
+    return TablesAsked(
         now=datetime.now(UTC),
         registry=options["registry"],
         capabilities=_capabilities(options["capabilities"], options["inventory"]),
         sweeps=options["sweeps"],
         stored=find_sweeps(call.settings),
     )
-    made = _read(call, names, asked)
-    if as_json:
-        return say_json("tables", tables_json(made))
-    say(format_summary(made))
-    for path in write_tables(options["output"], format_files(made), force=options["force"]):
-        say(f"  {path}")
-    return None
 
 
 def _read(call: Call, names: tuple[str, ...], asked: TablesAsked) -> Tables:
@@ -107,12 +126,17 @@ def _read(call: Call, names: tuple[str, ...], asked: TablesAsked) -> Tables:
     if is_factory(settings):
         factory = call.factory
         return read_tables(factory, select(factory.targets, names), asked, call.progress)
-    if asked.registry:
+    refuse_registry(asked.registry)
+    return read_catalogued(settings, os.environ, names, asked)
+
+
+def refuse_registry(registry: str) -> None:
+    """Outside of a factory a registry has no targets by name, its signed catalogue has."""
+    if registry:
         raise UsageError(
-            "outside of a factory the tables are those of the signed catalogue",
+            "outside of a factory the images are those of the signed catalogue",
             hint="leave --registry out: the settings `catalogue` and `registry` say where it lies",
         )
-    return read_catalogued(settings, os.environ, names, asked)
 
 
 def _capabilities(texts: Sequence[str], inventory: Path | None) -> tuple[Capability, ...]:

@@ -1,0 +1,98 @@
+"""The command that shows which image runs on which GPU, as pages, a picture or a badge: report."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from imagefactory.cli.output import Call, json_option, say, say_json, targets_argument
+from imagefactory.cli.tables import asked_of, refuse_registry, what_options
+from imagefactory.errors import UsageError
+
+if TYPE_CHECKING:
+    from imagefactory.stages.report import Reported
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.command()
+@targets_argument(required=False)
+@click.option(
+    "--html",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Write a static site there: the matrix, a page for each image and each GPU.",
+)
+@click.option("--svg", "picture", type=_FILE, metavar="FILE", help="Write the matrix as one picture.")
+@click.option(
+    "--badge", type=_FILE, metavar="FILE", help="Write a badge of one TARGET: `verified on sm_80, sm_90`."
+)
+@what_options
+@click.option("--force", is_flag=True, help="Write into a folder that has other files.")
+@json_option
+@click.pass_obj
+def report(call: Call, /, names: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Show which image runs on which GPU, to look at: pages that need no server, a picture, a badge.
+
+    \b
+    imagefactory report --html site                     open site/index.html in a browser
+    imagefactory report 'pytorch-*' --svg matrix.svg    the matrix for a page of one's own
+    imagefactory report pytorch-2.3-cu121 --badge verified.svg
+
+    Of each image the site tells what was predicted beside what the suite said, each check's numbers, what is
+    in it and what changed, the commands that fetch it and its submit file; of each GPU which images to use,
+    and how the same check went across versions. It asks nothing of the network, and works without JavaScript.
+
+    Outside of a factory it is made of the signed catalogue. Whose verdicts count, your trust says, as for
+    `imagefactory tables`.
+    """
+    from imagefactory.files import replace_text
+    from imagefactory.report.html.badge import format_badge
+    from imagefactory.report.html.picture import format_picture
+    from imagefactory.report.html.site import make_site
+    from imagefactory.stages.report import write_report
+
+    if not any(options[name] for name in ("folder", "picture", "badge")):
+        raise UsageError("nothing to write", hint="say what: --html DIR, --svg FILE or --badge FILE")
+    reported = _read(call, names, options)
+    written = []
+    if badge := options["badge"]:
+        if len(reported.images) != 1:
+            raise UsageError(
+                f"a badge is of one image, and this is of {len(reported.images)}",
+                hint="name one: imagefactory report TARGET --badge FILE",
+            )
+        replace_text(badge, format_badge(reported.images[0]))
+        written.append(badge)
+    if picture := options["picture"]:
+        replace_text(picture, format_picture(reported))
+        written.append(picture)
+    pages = 0
+    if folder := options["folder"]:
+        pages = write_report(folder, dict(make_site(reported)), force=options["force"])
+        written.append(folder / "index.html")
+    if as_json:
+        return say_json("report", {"images": len(reported.images), "files": [str(path) for path in written]})
+    say(f"{len(reported.images)} images on {len(reported.capabilities)} compute capabilities")
+    for path in written:
+        say(f"  {path}" + (f"  ({pages} files)" if path.name == "index.html" and pages else ""))
+    if not reported.trusted:
+        say("No key is trusted here, so nothing can be called verified.")
+    return None
+
+
+def _read(call: Call, names: tuple[str, ...], options: dict[str, Any]) -> Reported:
+    from imagefactory.factory import is_factory
+    from imagefactory.recipes.expand import select
+    from imagefactory.stages.report import read_catalogued_report, read_report
+
+    asked, settings = asked_of(call, options), call.settings
+    if is_factory(settings):
+        factory = call.factory
+        return read_report(factory, select(factory.targets, names), asked, call.progress)
+    refuse_registry(asked.registry)
+    return read_catalogued_report(settings, os.environ, names, asked)

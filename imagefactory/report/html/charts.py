@@ -1,0 +1,135 @@
+"""The geometry of a report's charts: numbers to bars. Pure; templates/chart.jinja draws them.
+
+Lengths are units of a viewBox, which the page scales.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+BAR, GAP = 16.0, 6.0
+LABEL, VALUE = 150.0, 70.0
+WIDTH = 480.0
+COLUMNS_HIGH = 70.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """One number to be drawn: `note` is what is said of it beside the number, `bad` whether its check failed.
+
+    `upper` is a second number of the same unit that is at least as large (a p95 to a p50), 0 for none.
+    """
+
+    label: str
+    value: float
+    unit: str = "s"
+    upper: float = 0.0
+    note: str = ""
+    bad: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """`reach` is the length of the upper number, `end` where the longer of both ends."""
+
+    measure: Measure
+    x: float
+    y: float
+    width: float
+    height: float
+    text: str
+    reach: float = 0.0
+    end: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """Bars of one title; `says` tells all of it to those who do not see it."""
+
+    title: str
+    bars: tuple[Bar, ...]
+    width: float
+    height: float
+    says: str
+
+
+def row_chart(title: str, measures: Sequence[Measure]) -> Chart:
+    """Bars from left to right, a row each, on one scale from 0."""
+    room = WIDTH - LABEL - VALUE
+    most = _most(measures)
+    bars = tuple(
+        Bar(
+            measure=one,
+            x=LABEL,
+            y=number * (BAR + GAP),
+            width=max(round(room * one.value / most, 1), 1.0),
+            height=BAR,
+            text=_number(one),
+            reach=round(room * one.upper / most, 1),
+            end=round(LABEL + room * max(one.value, one.upper) / most, 1),
+        )
+        for number, one in enumerate(measures)
+    )
+    return Chart(
+        title=title,
+        bars=bars,
+        width=WIDTH,
+        height=max(len(bars) * (BAR + GAP) - GAP, 0),
+        says=_says(title, measures),
+    )
+
+
+def column_chart(title: str, measures: Sequence[Measure]) -> Chart:
+    """Bars from the bottom up, a column each: the same thing in one version after the other."""
+    most = _most(measures)
+    step = min(36.0, max(260.0 / max(len(measures), 1), 4.0))
+    bars = tuple(
+        Bar(
+            measure=one,
+            x=round(number * step, 1),
+            y=round(COLUMNS_HIGH - high, 1),
+            width=round(step * 0.8, 1),
+            height=round(high, 1),
+            text=_number(one),
+        )
+        for number, one in enumerate(measures)
+        for high in (max(COLUMNS_HIGH * one.value / most, 1.5),)
+    )
+    return Chart(
+        title=title,
+        bars=bars,
+        width=max(step * len(bars), 120.0),
+        height=COLUMNS_HIGH,
+        says=_says(title, measures),
+    )
+
+
+def format_number(value: float) -> str:
+    """Four digits that count, without a tail of zeros; `1.2e-07` where it is that small."""
+    if not math.isfinite(value):
+        return "-"
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:.4g}"
+
+
+def format_numbers(numbers: Iterable[tuple[str, float]]) -> str:
+    """A line each."""
+    return "\n".join(f"{name} {format_number(number)}" for name, number in numbers)
+
+
+def _most(measures: Iterable[Measure]) -> float:
+    """The end of the scale; never 0."""
+    return max((max(one.value, one.upper) for one in measures), default=0.0) or 1.0
+
+
+def _number(measure: Measure) -> str:
+    text = f"{format_number(measure.value)} {measure.unit}"
+    return f"{text} {measure.note}" if measure.note else text
+
+
+def _says(title: str, measures: Sequence[Measure]) -> str:
+    some = "; ".join(f"{one.label} {_number(one)}" for one in measures[:60])
+    return f"{title}: {some}" + ("; and more" if len(measures) > 60 else "")

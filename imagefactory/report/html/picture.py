@@ -1,0 +1,88 @@
+"""The matrix as one picture: an SVG without script, light and dark by the reader's own preference. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from imagefactory.report.html.matrix import MatrixRow, ShownGpu, matrix_rows, shown_gpus
+from imagefactory.report.html.templating import fill
+from imagefactory.report.html.words import Word, count_words
+from imagefactory.stages.report import Reported
+
+NAME, COLUMN, CELL = 245, 66, 56
+TOP, ROW, GROUP = 54, 24, 30
+MARK = 165
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnCell:
+    word: Word
+    x: int
+    width: int = CELL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnLine:
+    text: str
+    x: int
+    y: int
+    cells: tuple[DrawnCell, ...] = ()
+    bold: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnMark:
+    """A word of the legend."""
+
+    word: Word
+    x: int
+    y: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnHead:
+    gpu: ShownGpu
+    x: int
+
+
+def format_picture(report: Reported) -> str:
+    """The picture's text; about 500 bytes a cell."""
+    rows, gpus = matrix_rows(report), shown_gpus(report)
+    width = max(NAME + COLUMN * len(gpus) + 12, 520)
+    lines, y = _lines(rows)
+    used = [word for word, count in count_words(word for row in rows for word in row.words) if count]
+    per_line = max((width - 16) // MARK, 1)
+    marks = [
+        DrawnMark(word=word, x=16 + number % per_line * MARK, y=y + 16 + number // per_line * 26)
+        for number, word in enumerate(used)
+    ]
+    height = (marks[-1].y if marks else y) + 54
+    return fill(
+        "picture.svg",
+        width=width,
+        height=height,
+        heads=[DrawnHead(gpu=gpu, x=NAME + COLUMN * i + CELL // 2) for i, gpu in enumerate(gpus)],
+        lines=lines,
+        marks=marks,
+        says=f"{len(rows)} images on {len(gpus)} compute capabilities: "
+        + ", ".join(
+            f"{count} {word.word}"
+            for word, count in count_words(w for row in rows for w in row.words)
+            if count
+        ),
+        foot=f"imagefactory report, {report.made:%Y-%m-%d}. Filled: ran there. Outlined: only foretold.",
+    )
+
+
+def _lines(rows: tuple[MatrixRow, ...]) -> tuple[list[DrawnLine], int]:
+    """The lines from the top down, and where they end."""
+    lines, y, family = [], TOP, ""
+    for row in rows:
+        if row.image.family != family:
+            family = row.image.family
+            lines.append(DrawnLine(text=family, x=16, y=y + 6, bold=True))
+            y += GROUP
+        cells = tuple(DrawnCell(word=word, x=NAME + COLUMN * i) for i, word in enumerate(row.words))
+        lines.append(DrawnLine(text=row.image.target, x=24, y=y, cells=cells))
+        y += ROW
+    return lines, y
