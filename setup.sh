@@ -14,6 +14,8 @@ case "${1:-}" in
         packages="$packages uidmap gcc g++ libc6-dev git skopeo podman catatonit"
         # For the engines that tests/services/install unpacks: what they call, and how two of them are mended.
         packages="$packages iproute2 iptables openssl libsqlite3-0 patchelf squashfs-tools squashfuse fakeroot"
+        # Reports are looked at in a real browser, which needs a font with their symbols.
+        packages="$packages chromium fonts-dejavu-core"
         requirements=requirements/dev.txt
         ;;
     *)

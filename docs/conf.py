@@ -56,7 +56,7 @@ html_show_sphinx = False
 PAGES = {
     "Start": ("docs/install",),
     "Run jobs": ("docs/researchers", "docs/compat"),
-    "Look after GPUs": ("docs/facilitators", "docs/verified"),
+    "Look after GPUs": ("docs/facilitators", "docs/verified", "docs/report"),
     "Make images": (
         "docs/build",
         "docs/recipes",
