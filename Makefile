@@ -35,6 +35,9 @@ bench: ## the benchmark of the first table of docs/benchmarks.md
 site: ## the documentation as a site in site/, its reference made from the code; a warning ends it
 	$(bin)/sphinx-build --quiet --fail-on-warning --doctree-dir build/doctrees -c docs . site
 
+picture: ## the front page's picture of the matrix
+	$(bin)/imagefactory report 'pytorch-[12]*' 'jax-0*' 'tensorflow-2*' 'onnxruntime-1*' --svg docs/matrix.svg
+
 scanned: ## scan the frameworks' wheels of the locks that were not yet (fetches each, keeps none)
 	$(bin)/python -m imagefactory.stages.scan_wheels --write --locks
 
@@ -50,4 +53,4 @@ requirements: ## solve the project's own dependencies anew
 	    --no-annotate --python-version 3.11 - --output-file requirements/$$framework.txt; done
 	sed -n '/^py-rattler==/,/[^\\]$$/p' requirements/build.txt | grep -v '# via' >imagefactory/render/rattler.txt
 
-.PHONY: help setup check format unit test nightly bench site scanned mutants requirements
+.PHONY: help setup check format unit test nightly bench site scanned mutants picture requirements

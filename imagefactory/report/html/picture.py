@@ -1,4 +1,7 @@
-"""The matrix as one picture: an SVG without script, light and dark by the reader's own preference. Pure."""
+"""The matrix as one picture: an SVG without script, light and dark by the reader's preference. Pure.
+
+It names no time, so that the same images make the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from dataclasses import dataclass
 
 from imagefactory.report.html.matrix import MatrixRow, ShownGpu, matrix_rows, shown_gpus
 from imagefactory.report.html.templating import fill
-from imagefactory.report.html.words import Word, count_words
+from imagefactory.report.html.words import GOOD, Word, count_words
 from imagefactory.stages.report import Reported
 
 NAME, COLUMN, CELL = 245, 66, 56
@@ -50,7 +53,9 @@ def format_picture(report: Reported) -> str:
     rows, gpus = matrix_rows(report), shown_gpus(report)
     width = max(NAME + COLUMN * len(gpus) + 12, 520)
     lines, y = _lines(rows)
-    used = [word for word, count in count_words(word for row in rows for word in row.words) if count]
+    words = [word for row in rows for word in row.words]
+    used = [word for word, count in count_words(words) if count]
+    verified = sum(word.kind == GOOD for word in words)
     per_line = max((width - 16) // MARK, 1)
     marks = [
         DrawnMark(word=word, x=16 + number % per_line * MARK, y=y + 16 + number // per_line * 26)
@@ -65,12 +70,8 @@ def format_picture(report: Reported) -> str:
         lines=lines,
         marks=marks,
         says=f"{len(rows)} images on {len(gpus)} compute capabilities: "
-        + ", ".join(
-            f"{count} {word.word}"
-            for word, count in count_words(w for row in rows for w in row.words)
-            if count
-        ),
-        foot=f"imagefactory report, {report.made:%Y-%m-%d}. Filled: ran there. Outlined: only foretold.",
+        + ", ".join(f"{count} {word.word}" for word, count in count_words(words) if count),
+        foot=f"imagefactory report: {verified} of {len(words)} verified. Filled: ran. Outlined: foretold.",
     )
 
 

@@ -18,6 +18,7 @@ from imagefactory.verdicts.subject import read_subject
 from tests.made.command import Call, json_of
 from tests.made.signing import QUIET, Bench
 
+ROOT = Path(__file__).parents[3]
 TARGET = "one-12.1-cu121"
 
 
@@ -133,6 +134,17 @@ def test_bad_arguments_are_told(bench: Bench, tmp_path: Path) -> None:
     assert "--html DIR" in bench.call("report", code=2).err
     assert "nothing-*" in bench.call("report", "nothing-*", "--html", str(tmp_path / "x"), code=3).err
     assert "of one image" in bench.call("report", "--badge", str(tmp_path / "b.svg"), code=2).err
+
+
+def test_the_front_pages_picture_is_what_the_recipes_and_locks_say(call: Call, tmp_path: Path) -> None:
+    """`make picture` makes it anew. No image is there, so nothing of it can be more than foretold."""
+    names = ("pytorch-[12]*", "jax-0*", "tensorflow-2*", "onnxruntime-1*")
+    made = tmp_path / "matrix.svg"
+    assert call("report", *names, "--svg", str(made)).code == 0
+    assert " ".join(f"'{name}'" for name in names) in (ROOT / "Makefile").read_text()
+    assert made.read_text() == (ROOT / "docs" / "matrix.svg").read_text()
+    assert ": 0 of " in made.read_text()
+    assert made.stat().st_size < 300_000
 
 
 def test_outside_of_a_factory_the_catalogue_says_which_images(
