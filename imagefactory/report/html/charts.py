@@ -13,6 +13,7 @@ BAR, GAP = 16.0, 6.0
 LABEL, VALUE = 150.0, 70.0
 WIDTH = 480.0
 COLUMNS_HIGH = 70.0
+SPOKEN = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,14 @@ class Chart:
     height: float
     says: str
 
+    def path(self, *, bad: bool) -> str:
+        """All bars of checks that failed, or of the others, as one outline."""
+        return "".join(
+            f"M{bar.x} {bar.y}h{bar.width}v{bar.height}h-{bar.width}z"
+            for bar in self.bars
+            if bar.measure.bad == bad
+        )
+
 
 def row_chart(title: str, measures: Sequence[Measure]) -> Chart:
     """Bars from left to right, a row each, on one scale from 0."""
@@ -77,7 +86,7 @@ def row_chart(title: str, measures: Sequence[Measure]) -> Chart:
         bars=bars,
         width=WIDTH,
         height=max(len(bars) * (BAR + GAP) - GAP, 0),
-        says=_says(title, measures),
+        says=_says(title, bars),
     )
 
 
@@ -102,7 +111,7 @@ def column_chart(title: str, measures: Sequence[Measure]) -> Chart:
         bars=bars,
         width=max(step * len(bars), 120.0),
         height=COLUMNS_HIGH,
-        says=_says(title, measures),
+        says=_says(title, bars),
     )
 
 
@@ -130,6 +139,6 @@ def _number(measure: Measure) -> str:
     return f"{text} {measure.note}" if measure.note else text
 
 
-def _says(title: str, measures: Sequence[Measure]) -> str:
-    some = "; ".join(f"{one.label} {_number(one)}" for one in measures[:60])
-    return f"{title}: {some}" + ("; and more" if len(measures) > 60 else "")
+def _says(title: str, bars: Sequence[Bar]) -> str:
+    some = "; ".join(f"{bar.measure.label} {bar.text}" for bar in bars[:SPOKEN])
+    return f"{title}: {some}" + ("; and more" if len(bars) > SPOKEN else "")

@@ -23,10 +23,7 @@ class GpuRun:
     gpu: str
     capability: str
     verdict: Verdict
-
-    @property
-    def by_name(self) -> Mapping[str, CheckResult]:
-        return {check.name: check for check in self.verdict.report.checks}
+    by_name: Mapping[str, CheckResult]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +50,12 @@ def runs_of(image: ReportImage) -> tuple[GpuRun, ...]:
             continue
         device = verdict.report.device
         if device is not None:
-            run = GpuRun(gpu=device.name, capability=device.capability, verdict=verdict)
+            run = GpuRun(
+                gpu=device.name,
+                capability=device.capability,
+                verdict=verdict,
+                by_name={check.name: check for check in verdict.report.checks},
+            )
             found.setdefault((device.capability, device.name), run)
     return tuple(found[key] for key in sorted(found, key=lambda key: (natural(key[0]), key[1])))
 

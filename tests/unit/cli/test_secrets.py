@@ -21,6 +21,8 @@ ADDRESSES = (
     f"ann:{SECRET}@nowhere.invalid:99999",
     f"nowhere.invalid/gpu=https://ann:{SECRET}@nowhere.invalid",
 )
+SAID = ((("tables",), "output"), (("report",), "folder"))
+"""The options whose commands say which folder they wrote."""
 
 
 def commands(group: click.Group, *before: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -40,7 +42,7 @@ def calls() -> Iterator[tuple[str, ...]]:
             if arguments or any(isinstance(one, click.Argument) for one in command.params):
                 yield (*words, *[address for _ in arguments or (0,)])
             for option in command.params:
-                made = (words, option.name) == (("tables",), "output")  # it says which folder it wrote
+                made = (words, option.name) in SAID
                 if isinstance(option, click.Option) and not option.is_flag and not made:
                     yield (*words, *filled, option.opts[0], address)
 
