@@ -21,8 +21,8 @@ ADDRESSES = (
     f"ann:{SECRET}@nowhere.invalid:99999",
     f"nowhere.invalid/gpu=https://ann:{SECRET}@nowhere.invalid",
 )
-SAID = ((("tables",), "output"), (("report",), "folder"))
-"""The options whose commands say which folder they wrote."""
+SAID = ((("tables",), "output"), (("report",), "folder"), (("report",), "picture"))
+"""The options whose commands say which folder or file they wrote."""
 
 
 def commands(group: click.Group, *before: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
