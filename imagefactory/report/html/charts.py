@@ -12,7 +12,7 @@ from dataclasses import dataclass
 BAR, GAP = 16.0, 6.0
 LABEL, VALUE = 150.0, 70.0
 WIDTH = 480.0
-COLUMNS_HIGH = 70.0
+COLUMNS_WIDE, COLUMNS_HIGH = 150.0, 60.0
 SPOKEN = 60
 
 
@@ -93,7 +93,7 @@ def row_chart(title: str, measures: Sequence[Measure]) -> Chart:
 def column_chart(title: str, measures: Sequence[Measure]) -> Chart:
     """Bars from the bottom up, a column each: the same thing in one version after the other."""
     most = _most(measures)
-    step = min(36.0, max(260.0 / max(len(measures), 1), 4.0))
+    step = min(30.0, max(COLUMNS_WIDE / max(len(measures), 1), 4.0))
     bars = tuple(
         Bar(
             measure=one,
@@ -107,9 +107,9 @@ def column_chart(title: str, measures: Sequence[Measure]) -> Chart:
         for high in (max(COLUMNS_HIGH * one.value / most, 1.5),)
     )
     return Chart(
-        title=title,
+        title=f"{title}, up to {format_number(most)} {measures[0].unit if measures else ''}",
         bars=bars,
-        width=max(step * len(bars), 120.0),
+        width=max(step * len(bars), COLUMNS_WIDE),
         height=COLUMNS_HIGH,
         says=_says(title, bars),
     )

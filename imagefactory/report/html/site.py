@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from imagefactory.gpu.model import Claim
 from imagefactory.matrix.combos import REPORTED, VERIFIED, Combo
+from imagefactory.model import Outcome
 from imagefactory.report.html.badge import format_badge
 from imagefactory.report.html.checks import (
     check_names,
@@ -62,10 +63,10 @@ _KINDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownCell:
-    """One image on one capability: what was foretold beside what came out."""
+    """One image on one capability: what was foretold beside what came out of running it there."""
 
     gpu: ShownGpu
-    word: Word
+    outcome: Word
     combo: Combo
     claim: Claim | None
     foretold: Word
@@ -183,7 +184,7 @@ def _cells(row: MatrixRow, shown: Sequence[ShownGpu]) -> list[ShownCell]:
         cells.append(
             ShownCell(
                 gpu=gpu,
-                word=word,
+                outcome=word if word.kind in (GOOD, BAD, OPEN) else WORDS[Outcome.NOT_TESTED],
                 combo=combo,
                 claim=claim,
                 foretold=foretold(claim),

@@ -294,7 +294,7 @@ def test_bars_grow_with_what_they_measure() -> None:
     assert chart.says == "x: a 1 s; b 4 s"
     assert chart.height >= second.y + second.height
     high = column_chart("x", [Measure(label="a", value=0.0), Measure(label="b", value=2.0)])
-    assert [bar.y + bar.height for bar in high.bars] == [70.0, 70.0]
+    assert [bar.y + bar.height for bar in high.bars] == [60.0, 60.0]
     assert row_chart("x", []).bars == ()
 
 
@@ -330,7 +330,7 @@ def test_the_same_check_across_versions_is_of_one_framework_and_gpu_in_their_ord
     names = [image.target for image, _ in jax.runs]
     assert names == sorted(names)
     assert len(names) > 1
-    chart = next(one for one in jax.charts if one.title == "matmul")
+    chart = next(one for one in jax.charts if one.title.startswith("matmul, up to "))
     assert [bar.measure.label for bar in chart.bars] == names
     found = [run.by_name["matmul"] for _, run in jax.runs]
     assert [bar.measure.value for bar in chart.bars] == [check.seconds for check in found]
