@@ -15,16 +15,18 @@ from imagefactory.catalogue.model import CataloguedImage, CataloguedSif, Offer, 
 from imagefactory.factory import Factory
 from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.model import Claim
+from imagefactory.lock.files import lock_digest
 from imagefactory.lock.history import FormerLock
 from imagefactory.lock.moves import Move, lock_moves
 from imagefactory.matrix.combos import Combo, family_word
 from imagefactory.model import Lock, LockedConda
 from imagefactory.oci.graph import Manifest, Place, parse_parts, read_manifest
 from imagefactory.oci.layout_store import LayoutStore
-from imagefactory.oci.manifests import TITLE
+from imagefactory.oci.manifests import CONFIG_TYPES, MALFORMED, MANIFEST_LIMIT, TITLE
 from imagefactory.oci.sif import is_sif_manifest
 from imagefactory.stages.catalogue import CatalogueRoot, describe_image, reference_of, stored_as
 from imagefactory.stages.catalogue_measures import predicted_claims
+from imagefactory.stages.choose import LOCK_LABEL
 from imagefactory.stages.plan import recall_contents
 from imagefactory.stages.tables import Surveyed
 from imagefactory.verdicts.found import Found
@@ -119,8 +121,8 @@ def describe(factory: Factory, surveyed: Surveyed, former: FormerLock | None) ->
         claims = predicted_claims(factory, target, stage.lock, None)
         return replace(plain, predicted=_weightiest(claims), block=stage.block or stage.missing)
     place, found = shown
-    lock = stage.lock if found.subject.index == stage.image else None
     manifest = read_manifest(place, found.subject.manifest)
+    lock = stage.lock if found.subject.index == stage.image else _own_lock(stage.lock, place, manifest)
     before = _before(surveyed, found)
     offer = _offer(factory, surveyed, (place, found, manifest), lock)
     plain = replace(
@@ -218,6 +220,19 @@ def _sifs(surveyed: Surveyed, shown: Found) -> Iterator[OfferedSif]:
             subject=found.subject,
         )
         yield OfferedSif(sif=sif, judged=found.judged)
+
+
+def _own_lock(lock: Lock | None, place: Place, manifest: Manifest) -> Lock | None:
+    """The present lock, of an image that says in its config that it was made of it; else None."""
+    blobs = parse_parts(manifest)[1]
+    if lock is None or not blobs or blobs[0].media_type not in CONFIG_TYPES or blobs[0].size > MANIFEST_LIMIT:
+        return None
+    try:
+        config = json.loads(b"".join(place.store.read(place.repository, blobs[0])))
+        told = config["config"]["Labels"][LOCK_LABEL]
+    except MALFORMED:  # it says nothing of its lock, or nothing that can be read
+        return None
+    return lock if told == lock_digest(lock) else None
 
 
 # --- what is in it -------------------------------------------------------------------------------

@@ -1,0 +1,72 @@
+"""What a report says of an image of which the store knows no more than its bytes."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from imagefactory.errors import UsageError
+from imagefactory.factory import Factory
+from imagefactory.oci.manifests import digest_of
+from imagefactory.progress import Quiet
+from imagefactory.recipes.expand import select
+from imagefactory.stages.lock import require_lock
+from imagefactory.stages.report import read_report, write_report
+from imagefactory.stages.report_images import ReportImage
+from imagefactory.stages.tables import TablesAsked
+from tests.made.factory import NAME, put_image
+
+
+def read(factory: Factory) -> ReportImage:
+    asked = TablesAsked(now=datetime(2026, 11, 22, tzinfo=UTC))
+    (image,) = read_report(factory, select(factory.targets, (NAME,)), asked, Quiet()).images
+    return image
+
+
+def test_an_image_that_says_it_is_of_the_lock_has_its_packages(factory: Factory) -> None:
+    (target,) = select(factory.targets, (NAME,))
+    digest = put_image(factory, target)
+    image = read(factory)
+    assert image.image is not None
+    assert image.image.subject.index == digest
+    assert [one.name for one in image.packages] == [
+        one.name for one in require_lock(factory, target).packages
+    ]
+    assert image.predicted
+    assert image.version == "2.3.1"
+    assert image.commands == (f"imagefactory run {NAME} -- python",)
+    assert "no job can get it" in image.submit.why
+
+
+@pytest.mark.parametrize("told", [digest_of(b"another"), None, "\x00"])
+def test_one_of_another_lock_borrows_nothing_from_the_present_one(factory: Factory, told: str | None) -> None:
+    (target,) = select(factory.targets, (NAME,))
+    put_image(factory, target, **{"imagefactory.lock": told})
+    image = read(factory)
+    assert image.image is not None
+    assert (image.packages, image.moves, image.since, dict(image.predicted)) == ((), (), "", {})
+
+
+def test_without_an_image_the_lock_is_shown(factory: Factory) -> None:
+    image = read(factory)
+    assert image.image is None
+    assert image.packages
+    assert image.block == "not in the store"
+    assert image.commands == (f"imagefactory build {NAME}",)
+
+
+def test_pages_never_leave_their_folder(tmp_path: Path) -> None:
+    """A mark that somebody edited names files of others: these stay."""
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    site = tmp_path / "site"
+    assert write_report(site, {"index.html": "a", "gpus/8.0.html": "b"}) == 2
+    (site / ".imagefactory-report").write_text("index.html\n../victim\ngpus/8.0.html\n")
+    write_report(site, {"index.html": "c"})
+    assert victim.read_text() == "mine"
+    assert (site / "index.html").read_text() == "c"
+    assert not (site / "gpus/8.0.html").exists()
+    with pytest.raises(UsageError, match="did not write"):
+        write_report(tmp_path, {"index.html": "d"})
