@@ -207,6 +207,11 @@ def _listed(question: Question, row: Documented) -> Claim:
     asked = question.capability
     if row.minimum and asked < row.minimum:
         return _no("not-documented", f"documented for {row.minimum} and newer", row.source)
+    if row.made_there:
+        if _serving(row.codes, asked, Reach.NATIVE):
+            return _yes(Answer.YES, f"CUDA {row.cuda} makes its code for {asked} where it runs", row.source)
+        reason = f"its code is made where it runs, and CUDA {row.cuda} makes none for {asked}"
+        return _no("not-documented", reason, row.source)
     if code := _serving(row.codes, asked, Reach.NATIVE):
         exact = code.architecture == asked
         reason = f"{asked} is documented" if exact else f"{code} is documented and runs on {asked}"

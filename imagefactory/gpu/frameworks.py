@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 
 from imagefactory.gpu.builds import built_for
-from imagefactory.gpu.capability import CodeKind
+from imagefactory.gpu.capability import Capability, CodeKind, parse_capability
 from imagefactory.gpu.knowledge.tables import read_table
 from imagefactory.gpu.knowledge.toolkits import ptx_cuda
 from imagefactory.gpu.knowledge.wheels import offered
@@ -30,10 +30,14 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnDemand:
-    """Libraries that some functions alone use; `what` names those functions."""
+    """Libraries that some functions alone use; `what` names those functions.
+
+    With `begins` it is not the library: only those of its modules that have no code for older capabilities.
+    """
 
     library: str
     what: str
+    begins: Capability | None
     source: str
 
 
@@ -61,7 +65,12 @@ def frameworks() -> tuple[Framework, ...]:
             packages=tuple(row["packages"]),
             must_load=tuple(row["must_load"]),
             on_demand=tuple(
-                OnDemand(library=one["library"], what=one["what"], source=one["source"])
+                OnDemand(
+                    library=one["library"],
+                    what=one["what"],
+                    begins=parse_capability(one["begins"]) if "begins" in one else None,
+                    source=one["source"],
+                )
                 for one in tables["on_demand"]
                 if one["framework"] == row["name"]
             ),
@@ -103,7 +112,7 @@ def role_of(path: str, framework: Framework | None) -> tuple[Role, str]:
         if matches(path, framework.must_load):
             return Role.GATES, ""
         for one in framework.on_demand:
-            if matches(path, (one.library,)):
+            if one.begins is None and matches(path, (one.library,)):
                 return Role.ON_DEMAND, one.what
     for row in read_table("frameworks")["report"]:
         if matches(path, tuple(row["library"])):
@@ -114,6 +123,14 @@ def role_of(path: str, framework: Framework | None) -> tuple[Role, str]:
         ):
             return Role.ON_DEMAND, other.name
     return Role.OTHER, ""
+
+
+def variant_of(path: str) -> str:
+    """The CUDA (`124`) of a library of which a place holds one for each, empty for any other library."""
+    for row in read_table("frameworks")["variant"]:
+        if found := re.fullmatch(row["library"], path.rpartition("/")[2]):
+            return found[1]
+    return ""
 
 
 def matches(path: str, patterns: tuple[str, ...]) -> bool:

@@ -20,7 +20,9 @@ from imagefactory.gpu.frameworks import (
     cuda_of,
     find_framework,
     find_package,
+    matches,
     role_of,
+    variant_of,
 )
 from imagefactory.gpu.knowledge.gpu_names import capabilities
 from imagefactory.gpu.knowledge.tables import numbers
@@ -30,6 +32,7 @@ from imagefactory.gpu.model import Answer, Contents, Library, LibraryReach, Pred
 from imagefactory.gpu.rules import INTEGRATED, generic_modules, reach, runs, usual_codes
 
 _SYSTEM = ("usr/", "opt/", "lib/", "lib64/", "home/", "root/")
+_DRIVER = re.compile(r"libcuda\.so\.([0-9.]+)")
 _SITE = re.compile(r"(?:^|/)(?:site|dist)-packages/")
 
 __all__ = ["INTEGRATED", "predict", "predict_all", "predict_code", "reach", "runs", "with_driver"]
@@ -52,7 +55,7 @@ def predict(contents: Contents, capability: Capability, driver: str = "") -> Pre
     """
     faults = known_bad(versions_in(contents), capability, driver)
     bare = replace(predict_code(contents, capability), warnings=tuple(map(str, faults)))
-    bare = with_driver(bare, driver) if driver else bare
+    bare = _forward(bare, contents, driver) or (with_driver(bare, driver) if driver else bare)
     fault = worst_answer(faults)
     if fault is None or bare.answer in (Answer.NO, Answer.UNKNOWN):
         return bare
@@ -66,6 +69,27 @@ def predict(contents: Contents, capability: Capability, driver: str = "") -> Pre
         driver_reason="" if none else bare.driver_reason,
         warnings=tuple(one for one in bare.warnings if one != str(fault)),
     )
+
+
+def _forward(bare: Prediction, contents: Contents, driver: str) -> Prediction | None:
+    """With a driver's own library in the place; None where there is none, or the driver needs none.
+
+    Source: NVIDIA, CUDA Compatibility, forward compatibility: data-centre GPUs alone take such a library, and
+    with drivers of some branches; others end with error 804.
+    """
+    found = [match[1] for name in contents.toolkit if (match := _DRIVER.fullmatch(name))]
+    if not found or not bare.driver:
+        return None
+    newest = max(found, key=numbers)
+    told = f"libcuda.so {newest} is here for older drivers, which data-centre GPUs alone take"
+    if older(newest, bare.driver):
+        return None
+    if not driver:
+        return replace(bare, driver_reason=f"{bare.driver_reason}; {told}")
+    if not older(driver, bare.driver) or gpu_refusal(bare.capability, driver)[0]:
+        return None
+    reason = f"driver {driver} is older than {bare.driver}, {bare.driver_reason}, but {told}"
+    return replace(bare, answer=Answer.UNKNOWN, reason=reason, driver="", driver_reason="")
 
 
 def predict_code(contents: Contents, capability: Capability) -> Prediction:
@@ -121,7 +145,13 @@ def with_driver(prediction: Prediction, driver: str) -> Prediction:
 
 
 def _parts(contents: Contents, framework: Framework | None, capability: Capability) -> list[_Part]:
+    own = cuda_of(contents).replace(".", "")
     roles = [(library, *_role(library, framework)) for library in contents.libraries]
+    if any(variant_of(library.path) == own for library, _, _ in roles):
+        roles = [
+            (library, Role.REPORT if variant_of(library.path) not in ("", own) else role, what)
+            for library, role, what in roles
+        ]
     if framework is None:  # every library speaks for itself; those that report do so where they are all
         nothing_else = all(role is Role.REPORT for _, role, _ in roles)
         roles = [
@@ -178,6 +208,12 @@ def _answer(
         worst = max(missing, key=lambda part: part.reach.without / _total(part.reach))
         if worst.reach.without * 2 > _total(worst.reach):
             return Answer.NO, _some_code(worst, str(capability))
+        alone = [_alone(part.library, framework, capability) for part in missing]
+        if all(alone):
+            return (
+                Answer.PARTLY,
+                f"{subject} runs on {capability}, all but {_join(alone)}: {_some_code(worst)}",
+            )
         how = " through PTX" if any(part.reach.ptx for part in gates) else ""
         return Answer.PARTLY, f"{subject} starts on {capability}{how}, but {_some_code(worst)}"
     lacking = [
@@ -193,6 +229,22 @@ def _answer(
             f"{subject} runs on {capability}, all but {what}: {_lacking(lacking)}",
         )
     return _full(gates, capability)
+
+
+def _alone(library: Library, framework: Framework, capability: Capability) -> str:
+    """The functions that alone use what of a library has no code there; empty where others do, or may."""
+    lacking = [
+        modules
+        for modules in generic_modules(library)
+        if all(runs(code, capability) is Reach.NONE for code in modules.codes)
+    ]
+    for one in framework.on_demand:
+        begins = one.begins
+        if begins is not None and matches(library.path, (one.library,)):
+            oldest = [min(code.architecture or begins for code in modules.codes) for modules in lacking]
+            if all(begins <= architecture for architecture in oldest):
+                return one.what
+    return ""
 
 
 def _full(gates: list[_Part], capability: Capability) -> tuple[Answer, str]:

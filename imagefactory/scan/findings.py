@@ -25,6 +25,7 @@ _TEXTS = re.compile(
 _TOOLKIT = re.compile(
     r"lib(?:cudart|cublas|cublasLt|cudnn(?:_[a-z_]+)?|nccl|cufft|curand|cusolver|cusparse|cusparseLt|nvrtc"
     r"|nvJitLink|nvinfer|amdhip64|rocblas|hipblaslt|MIOpen|rccl)(?:-[0-9a-f]{8})?\.so\.[0-9.]{1,20}"
+    r"|libcuda\.so\.[0-9]{3}\.[0-9.]{2,12}"  # of a driver: NVIDIA's packages for forward compatibility
 )
 _DIST_INFO = re.compile(
     r"(?:.*/)?(?:(?:site|dist)-packages/)?([A-Za-z0-9][\w.]*)-([0-9][\w.!+]*)\.dist-info/METADATA"

@@ -17,7 +17,7 @@ from imagefactory.gpu.model import Answer, Cell
 from imagefactory.matrix.compat import RUNS, CompatGpu, cell, exact_releases, faults
 
 REPORTS = tomllib.loads(Path(__file__).with_name("reports.toml").read_text(encoding="utf-8"))["report"]
-UNKNOWN_AT_MOST = 0.35
+UNKNOWN_AT_MOST = 0.15
 
 
 def cells_of(report: dict[str, str]) -> list[Cell]:

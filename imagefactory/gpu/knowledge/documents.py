@@ -11,6 +11,7 @@ from functools import cache
 
 from imagefactory.gpu.capability import Capability, Code, CodeKind, parse_capability, parse_code
 from imagefactory.gpu.knowledge.tables import covers, numbers, read_table
+from imagefactory.gpu.knowledge.toolkits import targets_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +21,8 @@ class Documented:
     `version` is a prefix by whole components. `codes` are machine code and PTX as the project names them,
     sorted; PTX without the version of its instruction set, which no project documents. `minimum` is the
     lowest capability that the project names in words, None where it names none. `cudnn` is a version as far
-    as it is named, often empty.
+    as it is named, often empty. `made_there` says that the code is made where it runs, by that CUDA, whose
+    targets `codes` are then.
     """
 
     framework: str
@@ -29,6 +31,7 @@ class Documented:
     codes: tuple[Code, ...]
     minimum: Capability | None
     cudnn: str
+    made_there: bool
     source: str
 
     @property
@@ -69,9 +72,10 @@ def all_documented() -> tuple[Documented, ...]:
             framework=row["framework"],
             version=version,
             cuda=cuda,
-            codes=tuple(sorted(_code(word) for word in row["codes"].split())),
+            codes=tuple(sorted(map(_code, row["codes"].split()))) if "codes" in row else targets_of(cuda),
             minimum=parse_capability(row["minimum"]) if "minimum" in row else None,
             cudnn=row.get("cudnn", ""),
+            made_there="codes" not in row,
             source=row["source"],
         )
         for row in read_table("documented")["build"]

@@ -199,8 +199,25 @@ def test_a_fault_that_stops_all_is_the_answer(what: str, capability: str, rule: 
     assert cell.warnings == ()
 
 
+@pytest.mark.parametrize(
+    ("what", "capability", "answer", "said"),
+    [
+        ("cupy-cuda12x 13.6.0 12.6", "12.0", Answer.NO, "CUDA 12.6 makes none for 12.0"),
+        ("cupy-cuda12x 13.6.0 12.8", "12.0", Answer.YES, "CUDA 12.8 makes its code for 12.0 where it runs"),
+        ("cupy-cuda11x 13.6.0 11.7", "8.9", Answer.YES, "makes its code for 8.9"),  # sm_86 runs there
+        ("flashinfer-python 0.2.5 12.8", "7.0", Answer.NO, "documented for 7.5 and newer"),
+    ],
+)
+def test_what_makes_its_code_where_it_runs_goes_by_the_cuda_that_is_there(
+    what: str, capability: str, answer: Answer, said: str
+) -> None:
+    claim = only_documented(asked(what, capability))
+    assert claim.answer is answer
+    assert said in claim.reason
+
+
 def test_what_no_table_knows_is_unknown() -> None:
-    cell = answer_cell(asked("cupy 13.1 12.1", "8.0"))
+    cell = answer_cell(asked("nosuch 13.1 12.1", "8.0"))
     assert (cell.claims, cell.answer) == ((), Answer.UNKNOWN)
 
 

@@ -47,6 +47,14 @@ from tests.made.contents import contents
         ("conv3d-bfloat16", {"torch": "2.7.1", "cudnn": "9.5.1.17"}, "", "9.0"),
         ("conv3d-bfloat16-memory", {"torch": "2.9.1+cu128", "cudnn": "9.10.2.21"}, "8.0", ""),
         ("conv3d-bfloat16-memory", {"torch": "2.9.1", "cudnn": "9.21.0.82"}, "", "8.0"),
+        ("tensorflow-before-ampere", {"tensorflow": "2.3.0"}, "8.0 8.6 9.0", "7.5"),
+        ("tensorflow-before-ampere", {"tensorflow": "2.4.0"}, "", "8.6"),
+        ("xformers-hopper-attention", {"xformers": "0.0.30"}, "10.0 12.0", "9.0 8.0"),
+        ("xformers-hopper-attention", {"xformers": "0.0.28.post3"}, "", "12.0"),
+        ("xformers-cutlass-before-blackwell", {"xformers": "0.0.33.post2"}, "10.0 12.0", "9.0"),
+        ("xformers-cutlass-before-blackwell", {"xformers": "0.0.32.post2"}, "", "12.0"),
+        ("vllm-before-volta", {"vllm": "0.6.3"}, "6.1", "7.0 9.0"),
+        ("sglang-before-turing", {"sglang": "0.4.6"}, "7.0 6.1", "7.5"),
     ],
 )
 def test_rules(rule: str, versions: dict[str, str], fits: str, fits_not: str) -> None:

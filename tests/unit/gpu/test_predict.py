@@ -466,6 +466,7 @@ def test_what_a_project_says_of_a_capability() -> None:
         codes=(parse_code("sm_70"), parse_code("compute_90")),
         minimum=Capability(7, 0),
         cudnn="",
+        made_there=False,
         source="documented: nowhere",
     )
     said = {str(one): documented_answer(row, one) for one in EVERY}
@@ -527,6 +528,41 @@ def test_drivers_turn_a_yes_into_a_no() -> None:
     assert with_driver(never, "450") == never
     with pytest.raises(ValueError, match="no version of a driver"):
         with_driver(never, "new")
+
+
+def test_a_library_for_older_drivers_leaves_it_open_whether_they_do() -> None:
+    """It is of data-centre GPUs alone, and a capability does not say whether a GPU is one."""
+    place = replace(tensorflow_2_18(), toolkit=("libcuda.so.1", "libcuda.so.550.54.14"))
+    assert predict(place, parse_capability("9.0")).driver == "545.23.06"
+    assert "libcuda.so 550.54.14 is here" in predict(place, parse_capability("9.0")).driver_reason
+    old = predict(place, parse_capability("9.0"), "535.54.03")
+    assert old.answer is Answer.UNKNOWN
+    assert "which data-centre GPUs alone take" in old.reason
+    assert predict(place, parse_capability("9.0"), "550").answer is Answer.PTX
+    assert predict(place, parse_capability("9.0"), "470").answer is Answer.NO  # it knows no such GPU
+    too_old = replace(place, toolkit=("libcuda.so.530.30.02",))
+    assert predict(too_old, parse_capability("9.0"), "535.54.03").answer is Answer.NO
+
+
+def test_of_a_library_for_each_cuda_the_one_of_its_own_counts() -> None:
+    """bitsandbytes loads that of PyTorch's CUDA: what the others lack is no matter."""
+    old = library("bitsandbytes/libbitsandbytes_cuda118.so", "9 sm_60 sm_80")
+    own = library("bitsandbytes/libbitsandbytes_cuda121.so", "9 sm_60 sm_80 sm_90")
+    torch = torch_2_3()
+    both = replace(torch, libraries=(*torch.libraries, old, own))
+    assert predict(both, parse_capability("9.0")).answer is Answer.YES
+    alone = replace(torch, libraries=(*torch.libraries, old))
+    assert "all but bitsandbytes" in predict(alone, parse_capability("9.0")).reason
+
+
+def test_modules_that_some_functions_alone_use_are_told_as_these() -> None:
+    name = "onnxruntime/capi/libonnxruntime_providers_cuda.so"
+    place = contents(library(name, "217 sm_75 sm_80 sm_90a", "91 sm_80 sm_86 sm_90a"))
+    found = predict(place, parse_capability("7.5"))
+    assert found.answer is Answer.PARTLY
+    assert "runs on 7.5, all but attention by FlashAttention: 91 of 308 modules" in found.reason
+    other = contents(library(name, "217 sm_75 sm_80 sm_90a", "91 sm_61 sm_86 sm_90a"))
+    assert "starts on 7.5" in predict(other, parse_capability("7.5")).reason
 
 
 def test_a_driver_that_cannot_be_judged_is_said() -> None:

@@ -91,6 +91,8 @@ def test_packages_are_read_off_the_names_of_their_records(path: str, package: Pa
         ("lib/libcudnn_ops_infer.so.8", True),
         ("lib/libMIOpen.so.1", True),
         ("lib/libcudart.so", False),
+        ("usr/local/cuda-12.4/compat/libcuda.so.550.54.14", True),
+        ("usr/local/cuda/lib64/stubs/libcuda.so.1", False),
         ("lib/libcudartless.so.1", False),
     ],
 )
