@@ -87,6 +87,7 @@ PAGES = {
 
 def setup(app: Sphinx) -> None:
     app.connect("source-read", complete)
+    app.connect("html-page-context", level_captions, priority=900)
     app.connect("build-finished", name_first_page)
 
 
@@ -105,6 +106,12 @@ def contents() -> str:
         for caption, pages in {**PAGES, "More": sorted(found - placed)}.items()
         if pages
     )
+
+
+def level_captions(_app: Sphinx, _page: str, _template: str, context: dict[str, Any], _tree: object) -> None:
+    """Captions beside a page are headings; furo leaves out of which level, which screen readers ask for."""
+    tree = context["furo_navigation_tree"]
+    context["furo_navigation_tree"] = tree.replace('role="heading"', 'role="heading" aria-level="2"')
 
 
 def name_first_page(app: Sphinx, failed: Exception | None) -> None:
