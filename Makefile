@@ -33,7 +33,7 @@ bench: ## the benchmark of the first table of docs/benchmarks.md
 	$(bin)/python benchmarks/main_job.py --folder .benchmark
 
 site: ## the documentation as a site in site/, its reference made from the code; a warning ends it
-	$(bin)/sphinx-build --quiet --fail-on-warning --doctree-dir build/doctrees -c docs . site
+	$(bin)/sphinx-build --quiet --fail-on-warning --fresh-env --write-all --doctree-dir build/doctrees -c docs . site
 
 picture: ## the front page's picture of the matrix
 	$(bin)/imagefactory report 'pytorch-[12]*' 'jax-0*' 'tensorflow-2*' 'onnxruntime-1*' --svg docs/matrix.svg
