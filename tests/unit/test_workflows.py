@@ -12,10 +12,16 @@ from typing import Any
 import pytest
 import yaml
 
+from imagefactory import __version__
+from imagefactory.errors import DISTRIBUTION
+from imagefactory.factory import read_factory
+from imagefactory.settings.load import load_settings
+
 FOLDER = Path(__file__).parents[2] / ".github" / "workflows"
 WORKFLOWS = sorted(FOLDER.glob("*.yml"))
 NIGHTLY = FOLDER / "nightly.yml"
 RELOCK = FOLDER / "relock.yml"
+RELEASE = FOLDER / "release.yml"
 PINNED = re.compile(r"[\w.-]+/[\w./-]+@[0-9a-f]{40}")
 EXPRESSION = re.compile(r"\$\{\{")
 
@@ -133,8 +139,44 @@ def test_the_token_of_the_weekly_one_is_seen_by_the_step_that_pushes_and_by_no_s
             assert step["with"] == {"persist-credentials": False}
 
 
-def test_each_shell_of_the_weekly_one_is_sound() -> None:
-    for job in read(RELOCK)["jobs"].values():
+@pytest.mark.parametrize("path", [RELOCK, RELEASE], ids=lambda path: path.name)
+def test_each_shell_is_sound(path: Path) -> None:
+    for job in read(path)["jobs"].values():
         for step in job["steps"]:
             done = subprocess.run(["bash", "-n"], input=step.get("run", ""), capture_output=True, text=True)
             assert done.returncode == 0, done.stderr
+
+
+def test_a_release_is_made_of_a_tag_and_in_no_fork() -> None:
+    workflow = read(RELEASE)
+    assert workflow["on"] == {"push": {"tags": ["v*"]}}
+    jobs = workflow["jobs"]
+    assert jobs["build"]["if"] == "vars.RELEASE != ''"  # a fork has no variables
+    assert (jobs["publish"]["needs"], jobs["image"]["needs"]) == ("build", "publish")
+    assert "secrets." not in str(workflow)
+
+
+def test_what_speaks_to_the_index_runs_no_code_of_the_tree() -> None:
+    """Whoever changed a test or a dependency could else publish as this project."""
+    jobs = read(RELEASE)["jobs"]
+    publish = jobs["publish"]
+    assert publish["permissions"] == {"id-token": "write"}
+    assert publish["environment"] == "pypi"
+    assert [step["uses"].partition("@")[0] for step in publish["steps"]] == [
+        "actions/download-artifact",
+        "pypa/gh-action-pypi-publish",
+    ]
+    assert publish["steps"][1]["with"]["attestations"] is True
+    assert jobs["build"]["permissions"] == {"contents": "read"}
+    assert jobs["image"]["permissions"].get("contents") == "read"
+
+
+def test_the_image_of_a_release_is_of_its_version() -> None:
+    """Its lock is made when the index has the release, so none is kept."""
+    root = FOLDER.parents[1] / "release"
+    factory = read_factory(load_settings(directory=root, start=root, environ={}), {})
+    (target,) = factory.targets
+    assert (target.framework, target.version) == (DISTRIBUTION, __version__)
+    names = {step.get("name"): step.get("run", "") for step in read(RELEASE)["jobs"]["image"]["steps"]}
+    assert f"build {target.family}" in names["build and try it"]
+    assert f"push {target.family} " in names["push it"]
