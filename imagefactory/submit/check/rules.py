@@ -60,7 +60,9 @@ def command_findings(jobs: Jobs, asked: JobAsk) -> Iterator[SubmitFinding]:
     """All that the table of rules has to say of one `queue`."""
     for key, what in asked.faults:
         if not _comment_in(jobs, key):  # which has a finding of its own
-            yield wrong(jobs.settings[key].line, "unreadable", f"{key}: {what}")
+            hint = f"write {key} = 1 or more" if "number" in what else f"write {key} = 8GB, say"
+            hint = hint if key.startswith("request_") else ""
+            yield wrong(jobs.settings[key].line, "unreadable", f"{key}: {what}", hint)
     for rule in RULES:
         yield from rule(jobs)
 
