@@ -48,6 +48,7 @@ from imagefactory.lock.files import (
 from imagefactory.model import Base, Lock, Outcome, Target
 from imagefactory.progress import Progress
 from imagefactory.settings.choices import SOLVERS
+from imagefactory.stages.system_libraries import lacking_libraries
 
 
 def read_target_lock(factory: Factory, target: Target) -> Lock | None:
@@ -273,6 +274,8 @@ def lock_target(factory: Factory, target: Target, options: LockOptions, progress
     after = _noted(before, solved, options.note, progress)
     if before is None or files.format_lock_files(after) != files.format_lock_files(before):
         files.write_lock(folder, after)
+        for one in lacking_libraries(factory, target, after, under):
+            progress.note(one.told(base.name))
     else:
         after = before
         files.remove_unsolvable(folder, target.name)

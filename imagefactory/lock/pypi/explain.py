@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from imagefactory.errors import LockError, UnsolvableError
 from imagefactory.lock.pypi.index import PackageIndex
+from imagefactory.lock.pypi.project_page import IndexFile
+from imagefactory.lock.pypi.wheels_there import what_works, without_wheel
 from imagefactory.model import Lock, Target
 from imagefactory.web import redact
+
+There = Callable[[str], tuple[IndexFile, ...]]
 
 
 def _one_line(stderr: str) -> str:
@@ -37,11 +42,16 @@ def unreached(stderr: str, index: PackageIndex) -> LockError:
     )
 
 
-def explain_failure(lock: Lock, stderr: str, index: PackageIndex) -> LockError:
-    """uv's failure in one line and what to do about it. A `lock` with wheels was solved before."""
+def explain_failure(lock: Lock, stderr: str, index: PackageIndex, there: There) -> LockError:
+    """uv's failure in one line and what to do about it. A `lock` with wheels was solved before.
+
+    `there` gives the files of a project, none where that is not to be had.
+    """
     text = _one_line(stderr)
     if re.search(r"no usable wheels|has no wheels with|building from source is disabled", text):
         hint = "images are made of wheels only: constrain that package to a version that has one"
+        if (asked := without_wheel(stderr)) and (files := there(asked.partition("==")[0])):
+            hint = f"images are made of wheels only, and {what_works(asked, files, lock)}"
     elif "No solution found" in text and lock.wheels:
         text = f"the index no longer has what is locked: {text}"
         hint = f"imagefactory lock {lock.target} --update PACKAGE"

@@ -34,6 +34,7 @@ from imagefactory.lock.pypi.offers import (
 from imagefactory.lock.pypi.project_page import IndexFile, project_files
 from imagefactory.lock.pypi.question import Pins, WheelQuestion, known_updates
 from imagefactory.lock.pypi.tags import MACHINES
+from imagefactory.lock.pypi.wheels_there import what_works
 from imagefactory.model import Lock, LockedWheel, Target
 from imagefactory.progress import Progress
 from imagefactory.web import RefusedError, TransientError, Web, redact
@@ -231,8 +232,23 @@ class UvLocker:
             ]
         )
         if done.returncode != 0:
-            raise explain_failure(lock, done.stderr, self._index)
+            raise explain_failure(lock, done.stderr, self._index, lambda name: self._there(name, lock))
         return done
+
+    def _there(self, name: str, lock: Lock) -> tuple[IndexFile, ...]:
+        """The files of a project that uv has no wheel of; none where the index does not tell them.
+
+        uv is not asked where it is: without a wheel it would run the project's own code to know more.
+        """
+        known = LockedWheel(name="pip", version="24.0", filename="", sha256="", size=0)
+        web = Web(self._index)
+        try:
+            page = self._pages((known,), lock)[known] if name != known.name else ""
+            return project_files(web, page.removesuffix(f"{known.name}/") + f"{name}/") if page else ()
+        except (LockError, KeyError, RefusedError, TransientError):
+            return ()
+        finally:
+            web.close()
 
     def _run(self, arguments: list[str]) -> subprocess.CompletedProcess[str]:
         try:
@@ -284,9 +300,10 @@ class UvLocker:
         for name, offered in sorted(offers.items()):
             best = best_offer(offered, empty)
             if best is None:
+                works = what_works(name, self._there(name, empty), empty)
                 raise LockError(
                     f"{empty.target}: '{name}' has no wheel for Python {empty.python} on {empty.platform}",
-                    hint=f"images are made of wheels only: constrain '{name}' to a version that has one",
+                    hint=f"images are made of wheels only, and {works}",
                 )
             wheel, offer = best
             old = kept.get(name)

@@ -1,0 +1,75 @@
+"""Which wheels of a project there are, where none fits: what works instead, for a person. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
+
+from imagefactory.lock.pypi.project_page import IndexFile
+from imagefactory.lock.pypi.tags import fitting_set
+from imagefactory.model import Lock
+from imagefactory.versions import natural
+
+_FEW = 3
+_WANTING = (
+    r"Wheels are required for `([A-Za-z0-9._-]+)`",
+    r"([A-Za-z0-9._-]+?)(?:[=<>!~]=?[^ ]*)? has no (?:usable )?wheels",
+    r"building from source is disabled for `([A-Za-z0-9._-]+)`",
+)
+
+
+def without_wheel(stderr: str) -> str:
+    """The project that uv says it found no wheel of, `demo` or `demo==1.0`; empty where it names none."""
+    text = " ".join(stderr.split())
+    name = next((canonicalize_name(found[1]) for one in _WANTING if (found := re.search(one, text))), "")
+    version = re.search(rf"\b{re.escape(name)}==([0-9][0-9A-Za-z.]*) has no ", text) if name else None
+    return f"{name}=={version[1]}" if version else name
+
+
+def what_works(asked: str, files: Iterable[IndexFile], lock: Lock) -> str:
+    """What to write in place of `demo` or `demo==1.0` without a wheel, by the files of its project's page.
+
+    Named are the versions next to the one that was asked for, and the newest.
+    """
+    name, _, wanted = asked.partition("==")
+    fitting, pythons, others, platform = set[Version](), set[str](), False, lock.platform
+    for file in files:
+        try:
+            found, version, _, offered = parse_wheel_filename(file.filename)
+        except (InvalidWheelFilename, InvalidVersion):
+            continue
+        if found != name or file.yanked:
+            continue
+        others = True
+        if offered & fitting_set(lock.python, platform):
+            fitting.add(version)
+        for tag in offered:
+            if (python := re.fullmatch(r"cp(3)([0-9]+)", tag.interpreter)) and any(
+                tag in fitting_set(f"{python[1]}.{python[2]}", platform) for tag in offered
+            ):
+                pythons.add(f"{python[1]}.{python[2]}")
+    if fitting:
+        newest = sorted(fitting, reverse=True)
+        near = newest[:_FEW]
+        if wanted:
+            below = [one for one in newest if one < Version(wanted)][:1]
+            above = [one for one in newest if one > Version(wanted)][-1:]
+            near = list(dict.fromkeys([*below, *above, newest[0]]))
+        last = [f"{name}=={one}" for one in near]
+        return f"there are wheels of {' or '.join(last)} for Python {lock.python}: ask for one of them"
+    if pythons:
+        known = sorted(pythons, key=natural)
+        return (
+            f"its wheels are for Python {', '.join(known)}, and this image has {lock.python}: "
+            "write python: and a base that has it, or leave it out"
+        )
+    has = (
+        f"wheels of {name} for other platforms alone" if others else f"no wheel of {name}, its sources alone"
+    )
+    return (
+        f"the index has {has}: leave it out, or make one in an image of the target without it (pip wheel "
+        f"--no-deps {name}) and put that on an index of yours, the setting index"
+    )
