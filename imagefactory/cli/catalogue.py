@@ -43,9 +43,8 @@ def catalogue(call: Call, /, names: tuple[str, ...], place: str, as_json: bool, 
     imagefactory catalogue --output catalogue.json  a file, for a folder that everybody reads
 
     It says which image each target is, what is predicted of it, and carries its verdicts. Whoever trusts the
-    key that signed it uses `imagefactory submit TARGET` anywhere, with two lines in
-    ~/.config/imagefactory/imagefactory.toml, or the site's own in /etc/xdg/imagefactory/imagefactory.toml:
-    catalogue = "HOST/PATH" and the [[trust]] row of `imagefactory keys trust`.
+    key that signed it uses `imagefactory find` and `imagefactory submit` anywhere: write an invitation
+    (`imagefactory invite`), or the site's own settings in /etc/xdg/imagefactory/imagefactory.toml.
 
     It holds for 30 days: make it anew after each promotion, and each night.
     """

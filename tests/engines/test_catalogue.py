@@ -5,20 +5,24 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import replace
-from datetime import timedelta
+from datetime import date, timedelta
 from pathlib import Path
 
 import pytest
 
 from imagefactory.catalogue.document import CATALOGUE_TYPE, sign_catalogue
+from imagefactory.catalogue.invitation import Invitation, format_invitation
 from imagefactory.catalogue.model import Catalogue
 from imagefactory.catalogue.package import CURRENT
-from imagefactory.catalogue.publish import publish_catalogue
+from imagefactory.catalogue.publish import publish_catalogue, publish_invitation
 from imagefactory.errors import RegistryError, StatementError
 from imagefactory.oci.graph import Place
 from imagefactory.oci.registry.client import Registry
 from imagefactory.settings.load import load_settings
+from imagefactory.stages.join import read_invitation
 from imagefactory.stages.read_catalogue import read_catalogue
+from imagefactory.verdicts.keys import PublicKey
+from imagefactory.verdicts.trust import Grant
 from tests.made.catalogue import make_catalogue, make_image
 from tests.made.verdicts import LAB, NOW, STRANGER
 
@@ -54,6 +58,28 @@ def test_current_is_the_newest_and_each_keeps_a_tag_of_its_own(registry: str, tm
     assert [read(tmp_path, f"{registry}/cat/gpu:{tag}").made for tag in {first, second} - {own.tag}] == [
         old.made
     ]
+
+
+def test_the_invitation_lies_beside_it_and_the_newest_counts(registry: str, tmp_path: Path) -> None:
+    place = Place(store=Registry(registry), repository="cat/site/catalogue")
+    environ = {"HOME": str(tmp_path), "XDG_CONFIG_DIRS": str(tmp_path)}
+    settings = load_settings(directory=None, start=tmp_path, environ=environ)
+    with pytest.raises(RegistryError, match="there is no invitation at"):
+        read_invitation(settings, environ, f"{registry}/cat/site")
+    publish_catalogue(place, sign_catalogue(make_catalogue(), LAB), NOW)
+    for key in (LAB, STRANGER):
+        grant = Grant(key=PublicKey(name="lab", raw=key.public), since=NOW.date(), until=date(2027, 1, 1))
+        made = Invitation(catalogue=f"{registry}/cat/site", site="generic", sif_folder="", keys=(grant,))
+        put = publish_invitation(place, format_invitation(made), NOW)
+        assert put.tag == "invitation"
+        assert read_invitation(settings, environ, f"{registry}/cat/site") == made
+        assert read_invitation(settings, environ, f"{registry}/cat/site/catalogue") == made
+    assert place.store.tags(place.repository)[-2:] == (CURRENT, "invitation")
+    own = place.store.manifest(place.repository, CURRENT)
+    assert own is not None
+    place.store.put_manifest(place.repository, own[1], own[0].media_type, "invitation")
+    with pytest.raises(RegistryError, match="is no invitation"):  # but the catalogue, called so
+        read_invitation(settings, environ, f"{registry}/cat/site")
 
 
 def test_what_another_put_there_is_refused(registry: str, tmp_path: Path) -> None:
