@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 def collect(
     call: Call, /, folders: tuple[Path, ...], place: str, promote: bool, ledger: Path | None, as_json: bool
 ) -> None:
-    """Judge and sign what kits, or the sweeps of `verify --on`, brought back from machines with a GPU.
+    """Judge and sign what kits, or the sweeps of `verify --pool`, brought back from machines with a GPU.
 
     \b
     imagefactory verify pytorch-2.3-cu121 --kit DIR      here: writes the kit

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 DAYS = 365
 _user_option = click.option(
-    "--user",
+    "--global",
+    "user",
     is_flag=True,
     help="In your own file (~/.config/imagefactory/imagefactory.toml), not the factory's.",
 )
@@ -32,7 +33,7 @@ def keys() -> None:
     imagefactory keys new lab                a private key for you alone, and lab.pub for everybody
     imagefactory keys trust lab              this factory believes what it signs, for a year
     imagefactory keys trust lab.pub          the same, where only the public key is
-    imagefactory keys trust --user lab.pub   you believe it, in any folder
+    imagefactory keys trust --global lab.pub you believe it, in any folder
     """
 
 
@@ -87,7 +88,7 @@ def show(ctx: click.Context, as_json: bool) -> None:
 @keys.command()
 @click.argument("key", metavar="FILE|NAME")
 @click.option("--name", help="Its name here. Default: the file's.")
-@click.option("--from", "since", type=_DAY, metavar="DATE", help="Believed from then on. Default: today.")
+@click.option("--since", type=_DAY, metavar="DATE", help="Believed from then on. Default: today.")
 @click.option("--until", type=_DAY, metavar="DATE", help="Believed until then. Default: a year later.")
 @click.option(
     "--evidence",
@@ -110,7 +111,7 @@ def trust(
     """Believe what a key signs: writes its public half into imagefactory.toml.
 
     FILE is a .pub file that its owner gave you, NAME a key that you made. The file is the factory's; with
-    --user, and where there is no factory, it is yours, for what is read from anywhere, such as a signed
+    --global, and where there is no factory, it is yours, for what is read from anywhere, such as a signed
     catalogue.
     """
     from dataclasses import replace
@@ -135,11 +136,11 @@ def trust(
 
 @keys.command()
 @click.argument("name")
-@click.option("--on", "day", type=_DAY, metavar="DATE", help="From when on. Default: now.")
+@click.option("--until", type=_DAY, metavar="DATE", help="Believed until then. Default: now.")
 @_user_option
 @click.pass_context
-def retire(ctx: click.Context, /, name: str, day: datetime | None, **options: bool) -> None:
-    """Believe a key no longer for what it signs from now on (or from DATE on).
+def retire(ctx: click.Context, /, name: str, until: datetime | None, **options: bool) -> None:
+    """Believe a key no longer for what it signs from now on, or from DATE on.
 
     What it signed before stays good until it expires. A key that was stolen can write any date: delete its
     whole [[trust]] row instead.
@@ -148,7 +149,7 @@ def retire(ctx: click.Context, /, name: str, day: datetime | None, **options: bo
 
     path = _file(ctx, user=options["user"])
     text, where = read_text(path), str(path)
-    end: date = day.date() if day else datetime.now(UTC).replace(microsecond=0)
+    end: date = until.date() if until else datetime.now(UTC).replace(microsecond=0)
     write_text(path, retire_key(text, name, end, where))
     say(f"{where}: '{name}' is trusted until {end.isoformat()}")
     say("what it signed before stays good until it expires; of a stolen key delete the whole [[trust]] row")

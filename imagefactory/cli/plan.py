@@ -18,7 +18,6 @@ from imagefactory.cli.output import (
     terminal_width,
     write,
 )
-from imagefactory.cli.pool import find_inventory, inventory_option
 from imagefactory.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,13 +34,12 @@ def _complete_rules(_: click.Context, __: click.Parameter, incomplete: str) -> l
 @click.command()
 @targets_argument(required=False)
 @click.option(
-    "--gpus",
+    "--inventory",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help='The GPUs to plan for: a list of {name: V100, driver: "535.129.03"}, or capability: "7.0".  '
-    "[default: the capabilities that each recipe requires]",
+    help='The GPUs to plan for: a list of {name: V100, driver: "535.129.03"} or capability: "7.0", or '
+    "those of a pool, as `imagefactory pool -o FILE` wrote them.",
 )
-@inventory_option
 @click.option(
     "--allow",
     multiple=True,
@@ -72,7 +70,7 @@ def _complete_rules(_: click.Context, __: click.Parameter, incomplete: str) -> l
     "--github",
     is_flag=True,
     help='Print matrix={"include":[...]}, a line for $GITHUB_OUTPUT: a job for each target and GPU, or '
-    "without --gpus for each image to build. The summary goes to stderr.",
+    "without --inventory for each image to build. The summary goes to stderr.",
 )
 @click.option(
     "--registry",
@@ -87,12 +85,12 @@ def plan(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
     """Say what is worth building and testing: targets x GPUs, pruned by what is known.
 
     Each pruned cell names a rule, a reason and its source, and comes back by --allow RULE. What is unchanged
-    is skipped. Without --gpus or --inventory nothing is planned but builds: there is nothing to verify on.
+    is skipped. Without --inventory nothing is planned but builds: there is nothing to verify on.
 
     \b
-      imagefactory plan --gpus gpus.yaml 'pytorch-*'
-      imagefactory plan --gpus gpus.yaml --github >> "$GITHUB_OUTPUT"
-      imagefactory plan --gpus gpus.yaml --registry registry.example.org/gpu
+      imagefactory plan --inventory gpus.yaml 'pytorch-*'
+      imagefactory plan --inventory gpus.yaml --github >> "$GITHUB_OUTPUT"
+      imagefactory plan --inventory gpus.yaml --registry registry.example.org/gpu
       imagefactory plan --inventory inventory.json     for the GPUs that a pool has
       imagefactory plan --tuples space.csv             any versions, recipes or not
 
@@ -104,15 +102,12 @@ def plan(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
     Exit code 0 whatever is pruned or blocked.
     """
     from imagefactory.matrix.plan import check_rules
-    from imagefactory.stages.plan import inventory_devices, read_devices
+    from imagefactory.stages.plan import read_listed
 
     asked = _PlanAsk(**given)
     asked.refuse_contradictions(names)
     allow = check_rules(asked.allow)
-    devices, pool = read_devices(asked.gpus) if asked.gpus else (), ""
-    if asked.inventory:
-        found = find_inventory(asked.inventory, datetime.now(UTC))
-        devices, pool = inventory_devices(found), str(asked.inventory)
+    devices, pool = read_listed(asked.inventory) if asked.inventory else ((), "")
     if asked.tuples:
         _rows(asked, asked.tuples, (devices, pool), allow)
     else:
@@ -123,7 +118,6 @@ def plan(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
 class _PlanAsk:
     """The options of `plan`."""
 
-    gpus: Path | None
     inventory: Path | None
     allow: tuple[str, ...]
     tuples: Path | None
@@ -136,10 +130,6 @@ class _PlanAsk:
     def refuse_contradictions(self, names: tuple[str, ...]) -> None:
         if self.github and self.as_json:
             raise UsageError("--github and --json both write to stdout", hint="choose one of them")
-        if self.gpus and self.inventory:
-            raise UsageError(
-                "--gpus and --inventory both say which GPUs there are", hint="choose one of them"
-            )
         if self.recorded and not self.tuples:
             raise UsageError("--recorded is about the outcomes of rows", hint="name them: --tuples FILE")
         if self.strict_drivers and not (self.tuples and self.inventory):

@@ -27,7 +27,7 @@ def inventory_option(command: Callable[P, None]) -> Callable[P, None]:
         "--inventory",
         type=click.Path(path_type=Path, dir_okay=False),
         metavar="FILE",
-        help="The pool's GPUs as `imagefactory pool --save FILE` wrote them, in place of asking the pool.",
+        help="The pool's GPUs as `imagefactory pool -o FILE` wrote them, in place of asking the pool.",
     )(command)
 
 
@@ -51,13 +51,14 @@ def find_inventory(path: Path | None, now: datetime, pool: str = HTCONDOR) -> In
 @inventory_option
 @click.option("--machines", is_flag=True, help="A row for each machine in place of each kind of GPU.")
 @click.option(
-    "--save",
+    "-o",
+    "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
     help="Write the inventory to a file, for `--inventory` here and elsewhere.",
 )
 @json_option
-def pool(inventory: Path | None, machines: bool, save: Path | None, as_json: bool) -> None:
+def pool(inventory: Path | None, machines: bool, output: Path | None, as_json: bool) -> None:
     """Show the pool's GPUs: capability, model, memory, driver, and how many are free.
 
     HTCondor's condor_status is asked, so this is for an access point. CUDA is the newest that the driver
@@ -65,7 +66,7 @@ def pool(inventory: Path | None, machines: bool, save: Path | None, as_json: boo
 
     \b
       imagefactory pool
-      imagefactory pool --save inventory.json
+      imagefactory pool -o inventory.json
       imagefactory plan --inventory inventory.json
 
     Exit code 3 where there is no GPU, 6 where the pool cannot be asked.
@@ -74,11 +75,11 @@ def pool(inventory: Path | None, machines: bool, save: Path | None, as_json: boo
     from imagefactory.report.pool import format_machines, format_pool, kind_json, kinds_of
 
     pool_inventory = find_inventory(inventory, datetime.now(UTC))
-    if save:
-        write_inventory(save, pool_inventory)
+    if output:
+        write_inventory(output, pool_inventory)
     if as_json:
         kinds = [kind_json(kind) for kind in kinds_of(pool_inventory)]
         say_json("pool", {**inventory_json(pool_inventory), "kinds": kinds})
     else:
         say(format_machines(pool_inventory) if machines else format_pool(pool_inventory))
-        say(f"saved as {save}", unless=not save)
+        say(f"saved as {output}", unless=not output)

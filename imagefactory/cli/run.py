@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @runner_option
 @click.option("--network", is_flag=True, help="Let the command reach the network (off by default).")
-@click.option("--gpus", is_flag=True, help="Show the machine's GPUs and driver inside; fails without one.")
+@click.option("--nv", is_flag=True, help="Show the machine's GPUs and driver inside; fails without one.")
 @click.option("--read-only", is_flag=True, help="Nothing but /tmp can be written inside.")
 @click.option("--user", "uid", type=click.IntRange(0, 65534), default=0, help="The user inside, e.g. 65534.")
 @click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="Set a variable inside.")
@@ -75,7 +75,7 @@ def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: A
         uid=options["uid"],
         read_only=options["read_only"],
         network=options["network"],
-        gpus=options["gpus"],
+        gpus=options["nv"],
         mounts=tuple(_mount(text) for text in options["mounts"]),
         timeout=time,
         limits=tuple(limits.items()),

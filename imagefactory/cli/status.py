@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_obj
 def status(call: Call, sweep: str, as_json: bool) -> None:
-    """Show how far the sweeps of `verify --on` are, or one of them by its id or folder.
+    """Show how far the sweeps of `verify --pool` are, or one of them by its id or folder.
 
     Exit code 0 whatever became of it: `collect` judges. A sweep whose files cannot be read leaves the others.
     """
@@ -46,7 +46,7 @@ def status(call: Call, sweep: str, as_json: bool) -> None:
             ]
             say_json("status", {"sweeps": rows})
         elif not folders:
-            say("no sweep was made here: imagefactory verify TARGET --on htcondor")
+            say("no sweep was made here: imagefactory verify TARGET --pool htcondor")
         elif sweep:
             for sweep_status in statuses:
                 say(

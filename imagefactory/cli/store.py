@@ -185,21 +185,21 @@ def store_gc(call: Call, cache: bool, dry_run: bool, as_json: bool) -> None:
 
 
 @store.command("check")
-@click.option("--mend", is_flag=True, help="Remove what is damaged, and write again what the rest tells.")
+@click.option("--fix", is_flag=True, help="Remove what is damaged, and write again what the rest tells.")
 @json_option
 @click.pass_obj
-def store_check(call: Call, mend: bool, as_json: bool) -> None:
+def store_check(call: Call, fix: bool, as_json: bool) -> None:
     """Read the whole store, and say what is damaged.
 
     Every blob must fit its digest, every record its sum, what is unpacked what it was; every image must be
-    whole. What --mend removes a build or pull brings anew; no image's name goes. It waits for running builds.
+    whole. What --fix removes a build or pull brings anew; no image's name goes. It waits for running builds.
     """
     from imagefactory.oci.layout import Layout
     from imagefactory.stages.store import check_store
 
     layout = Layout(call.settings.store_path)
     with collecting() as failures:
-        done = check_store(layout, call.progress, mend=mend)
+        done = check_store(layout, call.progress, mend=fix)
         mended = [fault.place for fault in done.faults if fault.mended]
         for fault in done.faults:
             if fault.mended:

@@ -1,4 +1,4 @@
-"""The options of `verify --on`, and what they mean where they stand without it."""
+"""The options of `verify --pool`, and what they mean where they stand without it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OWN = {
     "folder": None,
     "dry_run": False,
 }
-"""The options that go with --on, as they are where nobody writes them."""
+"""The options that go with --pool, as they are where nobody writes them."""
 
 
 class Duration(click.ParamType[timedelta]):
@@ -50,10 +50,10 @@ class Duration(click.ParamType[timedelta]):
 
 
 def sweep_options(command: Callable[P, None]) -> Callable[P, None]:
-    """The options of `verify --on`, below its own."""
+    """The options of `verify --pool`, below its own."""
     options = (
         click.option(
-            "--on",
+            "--pool",
             "pool",
             type=click.Choice(tuple(POOLS)),
             help="Verify on a pool: one job for each image and capability.",
@@ -105,9 +105,9 @@ def sweep_options(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def refuse_alone(given: dict[str, Any]) -> None:
-    """Raises UsageError where an option of --on stands without it."""
+    """Raises UsageError where an option of --pool stands without it."""
     for option in _given(given, OWN):
-        raise UsageError(f"{option} goes with --on", hint="imagefactory verify TARGET --on htcondor")
+        raise UsageError(f"{option} goes with --pool", hint="imagefactory verify TARGET --pool htcondor")
 
 
 def refuse_again(names: tuple[str, ...], given: dict[str, Any]) -> None:

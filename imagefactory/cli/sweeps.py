@@ -1,4 +1,4 @@
-"""`verify --on`: what the commands for sweeps share."""
+"""`verify --pool`: what the commands for sweeps share."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PATIENCE = 40
 
 
 def verify_on_pool(call: Call, names: tuple[str, ...], given: dict[str, Any]) -> None:
-    """All of `verify --on`: decide, make, submit, perhaps wait and collect."""
+    """All of `verify --pool`: decide, make, submit, perhaps wait and collect."""
     from imagefactory.stages.sweep import make_sweep, prepare_sweep
 
     for name in ("runner", "kit", "ledger", "output"):
@@ -151,7 +151,7 @@ def _submitted(call: Call, folder: Path, given: dict[str, Any], made: Made | Non
         try:
             job = submit_sweep(folder, find_pool)
         except ToolError as error:
-            again = f"then go on with it: imagefactory verify --on {sweep.pool} --folder {folder}"
+            again = f"then go on with it: imagefactory verify --pool {sweep.pool} --folder {folder}"
             raise ToolError(error.message, hint=f"{error.hint}; {again}") from error
         if given["wait"]:
             _wait(call, folder)
@@ -205,7 +205,7 @@ def _wait(call: Call, folder: Path) -> None:
                 raise CheckFailedError(
                     f"nothing on the pool works on {folder} any more, and "
                     f"{len(now.results) - now.ended} nodes are not done",
-                    hint=f"go on with it: imagefactory verify --on {first.sweep.pool} --folder {folder}",
+                    hint=f"go on with it: imagefactory verify --pool {first.sweep.pool} --folder {folder}",
                 )
             time.sleep(POLL)
 

@@ -364,7 +364,7 @@ def _gpus(facts: MachineFacts) -> list[Diagnosis]:
                 name="GPU",
                 state=Health.WARNING,
                 detail="no NVIDIA GPU here: images can be built and smoke-tested, not verified",
-                remedy="run it where `nvidia-smi` lists a GPU: `imagefactory run --gpus TARGET -- ...`",
+                remedy="run it where `nvidia-smi` lists a GPU: `imagefactory run --nv TARGET -- ...`",
                 needed_for="gpu",
             )
         ]

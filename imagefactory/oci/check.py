@@ -25,7 +25,7 @@ from imagefactory.progress import Progress, Task
 
 SEALED = ("layers", "images", "checks", "scans", "sizes", "pushed", "bases")
 """Folders of records that carry their sum."""
-MEND = "`imagefactory store check --mend`"
+MEND = "`imagefactory store check --fix`"
 _WORKERS = 4  # hashing happens outside the interpreter's lock
 
 

@@ -36,7 +36,7 @@ MAX_MACHINES = 50_000
 MAX_GPUS = 1024
 MAX_ATTRIBUTES = 2000
 MAX_TEXT = 20_000
-HINT = "imagefactory pool --save FILE writes one"
+HINT = "imagefactory pool -o FILE writes one"
 
 _TOP = ("format", "pool", "taken", "machines", "notes")
 _MACHINE = ("name", "start", "attributes", "gpus")

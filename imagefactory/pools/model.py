@@ -163,7 +163,7 @@ MOST_NODES = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """What one `verify --on` asks of `pool`, a row of POOLS.
+    """What one `verify --pool` asks of `pool`, a row of POOLS.
 
     `site` is a row of sites.py, `level` the suite's.
     """

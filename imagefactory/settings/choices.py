@@ -44,7 +44,7 @@ SITES = ("generic", "chtc", "ospool", "igwn")
 HTCONDOR = "htcondor"
 """The pool of a sweep that names none: there was no other."""
 POOLS = {HTCONDOR: "imagefactory.pools.htcondor.pool"}
-"""By the word of `verify --on`, the module whose `make_pool(environ)` gives the pool of this machine."""
+"""By the word of `verify --pool`, the module whose `make_pool(environ)` gives the pool of this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,7 @@ from imagefactory.oci.graph import Place
 from imagefactory.oci.layout import Layout, reference
 from imagefactory.oci.model import Image
 from imagefactory.oci.store import Reference
+from imagefactory.pools.inventory import read_inventory
 from imagefactory.pools.model import Inventory
 from imagefactory.scan.findings import format_contents
 from imagefactory.scan.layers import merge_layers
@@ -140,6 +141,18 @@ def recall_contents(layout: Layout, image: Image) -> Contents | None:
     if not known or len(known) < len(scans):
         return None
     return format_contents(f"the image {image.name} in the store", merge_layers(known))
+
+
+def read_listed(path: Path) -> tuple[tuple[PlanGpu, ...], str]:
+    """The GPUs of a person's list or of a pool's inventory, and the latter's file: empty for a list.
+
+    Raises RecipeError and UsageError for faults of the file, NothingSelectedError where there is no GPU.
+    """
+    if path.is_file():
+        with path.open("rb") as file:
+            if file.read(200).lstrip().startswith(b"{"):
+                return inventory_devices(read_inventory(path)), str(path)
+    return read_devices(path), ""
 
 
 def read_devices(path: Path) -> tuple[PlanGpu, ...]:

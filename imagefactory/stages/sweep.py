@@ -316,5 +316,5 @@ def find_sweep(settings: Settings, name: str) -> Path:
         f"there is no sweep {name[:200]!r}",
         hint=f"the last ones are {', '.join(ids[-5:])}"
         if ids
-        else "imagefactory verify --on htcondor TARGET",
+        else "imagefactory verify --pool htcondor TARGET",
     )

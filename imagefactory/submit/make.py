@@ -352,7 +352,7 @@ def _not_proven(
     said += [f"predicted or documented: not on {', '.join(against)}"] if against else []
     strangers = not trust.keys or any(judgement.standing is Standing.WRONG_KEY for judgement in poor)
     if own:
-        hint = f"verify it: imagefactory verify {name} --on htcondor"
+        hint = f"verify it: imagefactory verify {name} --pool htcondor"
         hint = "trust the key of who verifies: imagefactory keys trust FILE.pub" if strangers else hint
     else:
         hint = f"take another: imagefactory find {offer.image.family}; or ask your centre to verify this one"

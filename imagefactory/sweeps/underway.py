@@ -115,7 +115,7 @@ def _told(seen: SweepSeen, count: int) -> str:
     cells = f"{count} of these cells {'is' if count == 1 else 'are'}"
     if seen.driven is None:
         return f"{cells} queued, though sweep {seen.name} may have the same in hand: {seen.why}"
-    again = f"imagefactory verify --on {seen.pool} --folder {seen.folder}"
+    again = f"imagefactory verify --pool {seen.pool} --folder {seen.folder}"
     return (
         f"{cells} queued anew: sweep {seen.name} stopped without an answer; to go on with it instead: {again}"
     )

@@ -249,7 +249,7 @@ def retire_key(text: str, name: str, until: date, where: str) -> str:
     key = next((key for key in parse_trust(text, where).keys if name in (key.name, key.keyid)), None)
     if key is None:
         raise UsageError(f"{where}: no key '{name}' is trusted", hint="imagefactory keys show lists them")
-    if key.until <= _parse_moment(until, "--on"):
+    if key.until <= _parse_moment(until, "--until"):
         raise UsageError(
             f"{where}: '{key.name}' is trusted until {key.until:%Y-%m-%d %H:%M} UTC, which is earlier",
             hint="nothing is left to do",
@@ -257,7 +257,7 @@ def retire_key(text: str, name: str, until: date, where: str) -> str:
     document = tomlkit.parse(text)
     rows: Any = document["trust"]
     row = next(row for row in rows if row["name"] == key.name)
-    row["until"] = max(_parse_moment(until, "--on"), key.since) if isinstance(until, datetime) else until
+    row["until"] = max(_parse_moment(until, "--until"), key.since) if isinstance(until, datetime) else until
     return _checked(tomlkit.dumps(document), text, where)
 
 
@@ -275,7 +275,7 @@ def read_text(path: Path) -> str:
     if not path.is_file():
         raise UsageError(
             f"{path.parent} has no {path.name}",
-            hint="go to a factory, name it (imagefactory -C DIR keys ...), or write your own file: --user",
+            hint="go to a factory, name it (imagefactory -C DIR keys ...), or write your own file: --global",
         )
     return _read(path)
 

@@ -86,7 +86,7 @@ def test_the_fewest_images_for_a_list_of_gpus_and_their_drivers(bare: Factory, g
 
 
 def test_the_plan_prunes_by_driver_and_by_code(bare: Factory, gpus: str) -> None:
-    said = ask(bare, "plan", MAIN, "pytorch-2.15-cu132", "--gpus", gpus)
+    said = ask(bare, "plan", MAIN, "pytorch-2.15-cu132", "--inventory", gpus)
     cells = {
         (target["target"], cell["gpu"]): (cell["state"], cell["rule"])
         for target in said["targets"]
@@ -96,7 +96,7 @@ def test_the_plan_prunes_by_driver_and_by_code(bare: Factory, gpus: str) -> None
     assert cells[MAIN, "RTX 5090"] == ("pruned", "no-code")
     assert cells[MAIN, "T4"] == ("pruned", "driver-floor")
     assert cells["pytorch-2.15-cu132", "RTX 5090"] == ("pruned", "driver-floor")
-    (line,) = bare.run("plan", MAIN, "--gpus", gpus, "--github").stdout.splitlines()
+    (line,) = bare.run("plan", MAIN, "--inventory", gpus, "--github").stdout.splitlines()
     (job,) = json.loads(line.removeprefix("matrix="))["include"]
     assert (job["target"], job["gpu"], job["driver"]) == (MAIN, "V100", "535.129.03")
 
@@ -126,7 +126,7 @@ def test_what_is_built_is_unchanged_until_what_decides_it_changes(
     assert (done["state"], done["image"]) == ("unchanged", image["digest"])
     assert [cell["state"] for cell in done["cells"]] == ["unchanged"]
     assert tiny.run("plan", TINY, "--github").stdout == 'matrix={"include":[]}\n'
-    assert planned(tiny.root, "--gpus", gpus)["state"] == "verify"
+    assert planned(tiny.root, "--inventory", gpus)["state"] == "verify"
     moved = scratch / "tiny-moved"
     shutil.copytree(tiny.root, moved)
     recipe = moved / "recipes" / "tiny.yaml"

@@ -78,7 +78,9 @@ class SweepRun:
 def submit(ground: PoolGround, tricks: tuple[str, ...], *options: str) -> SweepRun:
     """A sweep of the images that do these tricks, by the real command."""
     names = [ground.name(trick) for trick in tricks]
-    told = ground.run("verify", *names, "--on", "htcondor", "--suite", "quick", *options, "--json", err=False)
+    told = ground.run(
+        "verify", *names, "--pool", "htcondor", "--suite", "quick", *options, "--json", err=False
+    )
     row = json.loads(told)
     assert row["errors"] == []
     return SweepRun(ground=ground, id=row["sweep"], folder=ground.pool.here(row["folder"]))

@@ -61,7 +61,7 @@ def test_an_ordinary_user_sees_the_pool_as_it_is(pool: CondorPool) -> None:
     folder = pool.home / "looks"
     folder.mkdir()
     pool.own(folder)
-    table = pool.imagefactory("pool", "--save", "inventory.json", folder=folder).stdout
+    table = pool.imagefactory("pool", "-o", "inventory.json", folder=folder).stdout
     assert re.search(r"^8\.0 .*A100-SXM4-40GB.* 1 +1 +1$", table, re.MULTILINE), table
     inventory = read_inventory(folder / "inventory.json")
     found = {machine.name: machine.gpus for machine in inventory.machines}
@@ -201,7 +201,7 @@ def test_what_failed_is_taken_up_again_and_nothing_else(ground: PoolGround) -> N
     }
     assert (sweep.folder / "sweep.dag.rescue001").exists()
     first = sweep.dag
-    ground.run("verify", "--on", "htcondor", "--folder", ground.pool.there(sweep.folder))
+    ground.run("verify", "--pool", "htcondor", "--folder", ground.pool.there(sweep.folder))
     assert sweep.dag != first
     found = sweep.ends()
     assert {name: len(row["attempts"]) for name, row in found.items()} == {plain: 1, garbage: 2}
@@ -220,7 +220,7 @@ def test_cancelled_jobs_leave_the_queue(ground: PoolGround) -> None:
     wait_for("an empty queue", lambda: not ground.pool.run(jobs).stdout.split())
     (found,) = sweep.nodes().values()
     assert found["outcome"] == "not-tested", found
-    ground.run("verify", "--on", "htcondor", "--folder", ground.pool.there(sweep.folder))
+    ground.run("verify", "--pool", "htcondor", "--folder", ground.pool.there(sweep.folder))
     sweep.job(node(ground, "hang"))
     assert len(sweep.nodes()[node(ground, "hang")]["attempts"]) == 2
     ground.run("cancel", sweep.id)

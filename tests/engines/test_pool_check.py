@@ -65,7 +65,7 @@ def folder(pool: CondorPool) -> Path:
 @pytest.fixture(scope="module")
 def slots(pool: CondorPool, folder: Path) -> list[classad2.ClassAd]:
     text = pool.run(["condor_status", "-long", "-constraint", "TotalGPUs > 0 && DynamicSlot =!= true"]).stdout
-    pool.imagefactory("pool", "--save", "inventory.json", folder=folder)
+    pool.imagefactory("pool", "-o", "inventory.json", folder=folder)
     found = list(classad2.parseAds(text, classad2.ParserType.Old))
     assert len(found) > 2
     return found

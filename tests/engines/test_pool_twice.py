@@ -18,7 +18,7 @@ def ground(pool: CondorPool) -> PoolGround:
 
 
 def planned(ground: PoolGround) -> dict[str, Any]:
-    asked = ("verify", ground.name("hang"), "--on", "htcondor", "--image", "sif", "--capability", "9.0")
+    asked = ("verify", ground.name("hang"), "--pool", "htcondor", "--image", "sif", "--capability", "9.0")
     found = json.loads(ground.run(*asked, "--dry-run", "--json", err=False))
     assert isinstance(found, dict)
     return found

@@ -113,7 +113,7 @@ def bench(
     call("keys", "new", "lab")
     # Some verdicts are minutes old, and just after midnight those are of yesterday.
     yesterday = datetime.now(UTC) - timedelta(days=1)
-    call("keys", "trust", "lab", "--from", yesterday.strftime("%Y-%m-%d"))
+    call("keys", "trust", "lab", "--since", yesterday.strftime("%Y-%m-%d"))
     with registry_made_here(Ways(referrers=request.param)) as made:
         yield Bench(call, tmp_path, made)
 

@@ -44,7 +44,7 @@ TIMEOUT = 120.0
 TAIL = 6
 AWAY = (
     "work on an access point of the pool, or by a saved inventory: --inventory FILE (written there by "
-    "imagefactory pool --save FILE)"
+    "imagefactory pool -o FILE)"
 )
 
 

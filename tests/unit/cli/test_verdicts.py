@@ -146,7 +146,7 @@ def test_only_a_trusted_key_takes_back(bench: Bench, known: bool) -> None:
     bench.verify(first, now=datetime.now(UTC) - timedelta(minutes=5))
     bench.promote()
     if known:
-        bench.call("keys", "retire", "lab", "--on", datetime.now(UTC).strftime("%Y-%m-%d"))
+        bench.call("keys", "retire", "lab", "--until", datetime.now(UTC).strftime("%Y-%m-%d"))
     else:
         (bench.folder / "root" / "imagefactory.toml").write_text("")
     said = bench.call("revoke", f"{bench.registry.host}/one@{first}", "--why", "no", code=9)

@@ -598,7 +598,7 @@ def test_what_the_recipes_require_is_not_pruned(call: Call) -> None:
 
 
 def test_plan_for_listed_gpus_prunes_and_allows(call: Call, gpus: str) -> None:
-    said = call("plan", "pytorch-2.3-cu121", "pytorch-2.9-cu128", "--gpus", gpus)
+    said = call("plan", "pytorch-2.3-cu121", "pytorch-2.9-cu128", "--inventory", gpus)
     assert said.code == 0
     old, new = said.out.split("pytorch-2.9-cu128")
     assert "V100 (7.0, driver 535)" in old
@@ -606,7 +606,7 @@ def test_plan_for_listed_gpus_prunes_and_allows(call: Call, gpus: str) -> None:
     (line,) = [line for line in new.splitlines() if line.startswith("to plan what was pruned: ")]
     overrides = line.partition(": ")[2].split()
     assert "no-code" in overrides
-    again = call("plan", "pytorch-2.3-cu121", "--gpus", gpus, *overrides)
+    again = call("plan", "pytorch-2.3-cu121", "--inventory", gpus, *overrides)
     assert "pruned" not in again.out
     assert "RTX 5090 (12.0, driver 575) beyond the recipe: allowed, though no-code: " in again.out
 
@@ -614,13 +614,13 @@ def test_plan_for_listed_gpus_prunes_and_allows(call: Call, gpus: str) -> None:
 def test_an_old_driver_prunes(call: Call, tmp_path: Path) -> None:
     path = tmp_path / "old.yaml"
     path.write_text('- {name: A100, driver: "470.57"}\n')
-    said: Any = call("plan", "pytorch-2.9-cu128", "--gpus", str(path), "--json").json()
+    said: Any = call("plan", "pytorch-2.9-cu128", "--inventory", str(path), "--json").json()
     (cell,) = said["targets"][0]["cells"]
     assert (cell["state"], cell["rule"], cell["driver"]) == ("pruned", "driver-floor", "470.57")
 
 
 def test_the_matrix_goes_to_stdout_and_the_summary_to_stderr(call: Call, gpus: str) -> None:
-    said = call("plan", "pytorch-2.3-cu121", "--gpus", gpus, "--github")
+    said = call("plan", "pytorch-2.3-cu121", "--inventory", gpus, "--github")
     assert said.code == 0
     assert said.out.count("\n") == 1
     jobs = json.loads(said.out.removeprefix("matrix="))["include"]
@@ -640,7 +640,7 @@ def test_without_a_lock_a_target_is_blocked(call: Call, root: Path) -> None:
 def test_wrong_files_are_told_with_file_and_line(call: Call, tmp_path: Path) -> None:
     gpus_file, csv_file = tmp_path / "gpus.yaml", tmp_path / "space.csv"
     gpus_file.write_text("- name: V100\n- nme: A100\n")
-    said = call("plan", "--gpus", str(gpus_file))
+    said = call("plan", "--inventory", str(gpus_file))
     assert said.code == errors.EXIT_USAGE
     assert "gpus.yaml:2:3" in said.err
     csv_file.write_bytes(b"framework,version,cuda,capability\ntorch,2.3,12.1,\xff\n")
@@ -648,7 +648,7 @@ def test_wrong_files_are_told_with_file_and_line(call: Call, tmp_path: Path) -> 
     assert said.code == errors.EXIT_USAGE
     assert "space.csv:2: is not UTF-8" in said.err
     assert call("plan", "--tuples", str(tmp_path / "none.csv")).code == errors.EXIT_USAGE
-    assert call("plan", "--gpus", str(tmp_path / "none.yaml")).code == errors.EXIT_USAGE
+    assert call("plan", "--inventory", str(tmp_path / "none.yaml")).code == errors.EXIT_USAGE
 
 
 @pytest.mark.parametrize(

@@ -253,7 +253,7 @@ def test_plan_inspect_and_compat_show_what_was_verified_in_the_image_of_the_stor
     assert re.search(rf"yes .*verified  +550.54.15  {proof}", table)
     gpus = factory.settings.root_path / "gpus.yaml"
     gpus.write_text('- capability: "8.0"\n')
-    plan = call("plan", NAME, "--gpus", str(gpus), root=factory.settings.root_path)
+    plan = call("plan", NAME, "--inventory", str(gpus), root=factory.settings.root_path)
     assert f"{NAME}  unchanged" in plan.out
     assert "verified to run" in plan.out
 
@@ -273,7 +273,7 @@ def test_the_jobs_of_a_registrys_plan_name_kits_runners_and_candidates(
     said = call(
         "plan",
         NAME,
-        "--gpus",
+        "--inventory",
         str(gpus),
         "--registry",
         registry.host,
@@ -290,7 +290,7 @@ def test_the_jobs_of_a_registrys_plan_name_kits_runners_and_candidates(
     value = call(
         "plan",
         NAME,
-        "--gpus",
+        "--inventory",
         str(gpus),
         "--registry",
         registry.host,
@@ -302,7 +302,7 @@ def test_the_jobs_of_a_registrys_plan_name_kits_runners_and_candidates(
     said = call(
         "plan",
         NAME,
-        "--gpus",
+        "--inventory",
         str(gpus),
         "--registry",
         registry.host,

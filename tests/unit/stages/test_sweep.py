@@ -541,7 +541,7 @@ def test_slices_of_gpus_are_asked_for_where_they_count(site: Site) -> None:
 def test_a_dry_run_says_what_would_be_queued_and_does_nothing(
     site: Site, pool: PoolMadeHere, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ("verify", NAME, "--on", "htcondor", "--inventory", str(tmp_path / "pool.json"), "--dry-run")
+    asked = ("verify", NAME, "--pool", "htcondor", "--inventory", str(tmp_path / "pool.json"), "--dry-run")
     assert run(*asked) == 0
     said = capsys.readouterr().out
     assert re.search(rf"^{NAME} +7.0 +1 +CUDA 12.0 or newer", said, re.MULTILINE)
@@ -558,7 +558,7 @@ def test_verify_status_collect_and_cancel_take_a_sweep_by_its_id(
     site: Site, pool: PoolMadeHere, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = ("--inventory", str(tmp_path / "pool.json"), "--registry", site.registry.host)
-    assert run("verify", "--tuple", "pt", "2.3", "12.1", "8.0", "--on", "htcondor", *place) == 0
+    assert run("verify", "--tuple", "pt", "2.3", "12.1", "8.0", "--pool", "htcondor", *place) == 0
     (folder,) = find_sweeps(site.factory.settings)
     assert f"imagefactory collect {folder.name}" in capsys.readouterr().out
     assert pool.submitted == [folder]
@@ -593,7 +593,7 @@ def test_wait_stays_until_all_is_done_and_collects(
 
     monkeypatch.setattr(pool, "running", running)
     monkeypatch.setattr(sweeps, "find_inventory", lambda *_: pool.gpus)
-    assert run("verify", NAME, "--on", "htcondor", "--registry", site.registry.host, "--wait") == 0
+    assert run("verify", NAME, "--pool", "htcondor", "--registry", site.registry.host, "--wait") == 0
     assert len(looked) == 3
     assert re.search(
         rf"^{NAME} +8.0 +verified +NVIDIA Test GPU, 550.90.07", capsys.readouterr().out, re.MULTILINE
@@ -604,10 +604,10 @@ def test_wait_says_when_nothing_drives_the_sweep_any_more(
     site: Site, pool: PoolMadeHere, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sweeps, "find_inventory", lambda *_: pool.gpus)
-    assert run("verify", NAME, "--on", "htcondor", "--registry", site.registry.host, "--wait") == 9
+    assert run("verify", NAME, "--pool", "htcondor", "--registry", site.registry.host, "--wait") == 9
     (folder,) = find_sweeps(site.factory.settings)
-    assert f"verify --on htcondor --folder {folder}" in capsys.readouterr().err
-    assert run("verify", "--on", "htcondor", "--folder", str(folder)) == 0
+    assert f"verify --pool htcondor --folder {folder}" in capsys.readouterr().err
+    assert run("verify", "--pool", "htcondor", "--folder", str(folder)) == 0
     assert pool.submitted == [folder, folder]
 
 
@@ -616,7 +616,7 @@ def test_wait_goes_on_while_what_was_broken_is_tried_again(
 ) -> None:
     """Each node has the word of its last job until DAGMan has submitted the next; the pool may be silent."""
     monkeypatch.setattr(sweeps, "find_inventory", lambda *_: pool.gpus)
-    assert run("verify", NAME, "--on", "htcondor", "--registry", site.registry.host) == 0
+    assert run("verify", NAME, "--pool", "htcondor", "--registry", site.registry.host) == 0
     (folder,) = find_sweeps(site.factory.settings)
     for node in (V100, A100):
         log(folder, node, SUBMITTED, STARTED, ENDED, code=255)
@@ -639,7 +639,7 @@ def test_wait_goes_on_while_what_was_broken_is_tried_again(
         return True
 
     monkeypatch.setattr(pool, "running", running)
-    assert run("verify", "--on", "htcondor", "--folder", str(folder), "--wait") == 0
+    assert run("verify", "--pool", "htcondor", "--folder", str(folder), "--wait") == 0
     assert len(looked) == 5
 
 
@@ -651,7 +651,7 @@ def test_wait_ends_where_the_pool_does_not_answer_for_long(
 
     monkeypatch.setattr(sweeps, "find_inventory", lambda *_: pool.gpus)
     monkeypatch.setattr(pool, "running", running)
-    assert run("verify", NAME, "--on", "htcondor", "--registry", site.registry.host, "--wait") == 6
+    assert run("verify", NAME, "--pool", "htcondor", "--registry", site.registry.host, "--wait") == 6
     assert "no schedd" in capsys.readouterr().err
 
 
@@ -669,7 +669,7 @@ def test_what_would_make_another_sweep_does_not_go_on_with_one(
     site: Site, pool: PoolMadeHere, argv: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = site.makes().folder
-    assert run("verify", "--on", "htcondor", "--folder", str(folder), *argv) == 2
+    assert run("verify", "--pool", "htcondor", "--folder", str(folder), *argv) == 2
     assert said in capsys.readouterr().err
     assert pool.submitted == [folder]
 
@@ -683,10 +683,10 @@ def test_a_schedd_that_takes_nothing_leaves_a_sweep_to_go_on_with(
     monkeypatch.setattr(sweeps, "find_inventory", lambda *_: pool.gpus)
     with monkeypatch.context() as patched:
         patched.setattr(pool, "submit", submit)
-        assert run("verify", NAME, "--on", "htcondor", "--registry", site.registry.host) == 6
+        assert run("verify", NAME, "--pool", "htcondor", "--registry", site.registry.host) == 6
     (folder,) = find_sweeps(site.factory.settings)
-    assert f"imagefactory verify --on htcondor --folder {folder}" in capsys.readouterr().err
-    assert run("verify", "--on", "htcondor", "--folder", str(folder)) == 0
+    assert f"imagefactory verify --pool htcondor --folder {folder}" in capsys.readouterr().err
+    assert run("verify", "--pool", "htcondor", "--folder", str(folder)) == 0
     assert pool.submitted == [folder]
 
 
@@ -704,14 +704,14 @@ def test_a_sweep_that_cannot_be_read_leaves_the_others(
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        ((NAME, "--newest", "1"), "--newest goes with --on"),
-        ((NAME, "--held-limit", "1h"), "--held-limit goes with --on"),
+        ((NAME, "--newest", "1"), "--newest goes with --pool"),
+        ((NAME, "--held-limit", "1h"), "--held-limit goes with --pool"),
         ((NAME, "--capability", "7.0", "--capability", "8.0"), "one --capability"),
-        (("--on", "htcondor"), "no target is named"),
-        ((NAME, "--on", "htcondor", "--kit", "k"), "--kit has no meaning"),
-        ((NAME, "--on", "htcondor", "--idle-limit", "soon"), "no time"),
-        ((NAME, "--on", "htcondor", "--allow", "no-match"), "wait in vain"),
-        ((NAME, "--on", "htcondor", "--tuple", "pt", "2.3", "12.1", "8.0"), "--tuple says all"),
+        (("--pool", "htcondor"), "no target is named"),
+        ((NAME, "--pool", "htcondor", "--kit", "k"), "--kit has no meaning"),
+        ((NAME, "--pool", "htcondor", "--idle-limit", "soon"), "no time"),
+        ((NAME, "--pool", "htcondor", "--allow", "no-match"), "wait in vain"),
+        ((NAME, "--pool", "htcondor", "--tuple", "pt", "2.3", "12.1", "8.0"), "--tuple says all"),
     ],
 )
 def test_options_that_do_not_go_together(

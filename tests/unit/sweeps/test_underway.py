@@ -133,7 +133,7 @@ def test_a_sweep_that_stopped_gives_its_cells_back_and_is_named() -> None:
     assert queued(made) == ["7.0", "8.0"]
     (note,) = made.notes
     assert note.startswith("1 of these cells is queued anew: sweep 20261122-120000-aaaa stopped")
-    assert note.endswith("imagefactory verify --on htcondor --folder /s/20261122-120000-aaaa")
+    assert note.endswith("imagefactory verify --pool htcondor --folder /s/20261122-120000-aaaa")
 
 
 def test_what_nobody_knows_is_queued_and_said() -> None:
@@ -233,7 +233,7 @@ def test_a_cancelled_sweep_or_one_whose_dagman_died_holds_only_what_came_back(
     made = prepares(site)
     assert left(made) == {"7.0": "uncollected"}
     assert queued(made.plan) == ["8.0"]
-    assert f"imagefactory verify --on htcondor --folder {folder}" in made.plan.notes[0]
+    assert f"imagefactory verify --pool htcondor --folder {folder}" in made.plan.notes[0]
 
 
 def test_what_ended_without_a_word_on_the_image_is_queued_again(site: Site) -> None:
@@ -429,7 +429,7 @@ def test_the_command_says_what_is_queued_already_and_takes_it_back(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    asked = ("verify", NAME, "--on", "htcondor", "--inventory", str(tmp_path / "pool.json"),
+    asked = ("verify", NAME, "--pool", "htcondor", "--inventory", str(tmp_path / "pool.json"),
              "--registry", site.registry.host)  # fmt: skip
     assert run(*asked) == 0
     (folder,) = find_sweeps(site.factory.settings)
@@ -532,7 +532,7 @@ def test_a_verdict_that_is_gone_everywhere_is_said_and_never_signed_again(site: 
     assert [(one.attached, one.keyid) for one in done.nodes] == [((), "")] * 2
     assert all(one.why.startswith("signed on ") and one.why.endswith(GONE) for one in done.nodes)
     assert [type(fault) for _, fault in done.faults] == [CheckFailedError] * 2
-    assert f"imagefactory verify {NAME} --on htcondor" in done.faults[0][1].hint
+    assert f"imagefactory verify {NAME} --pool htcondor" in done.faults[0][1].hint
     made = prepares(site, image="sif")
     assert (queued(made.plan), made.plan.notes) == (["7.0", "8.0"], ())  # tested anew, by a nonce of its own
 

@@ -307,7 +307,7 @@ def test_new_trust_show_retire(tmp_path: Path) -> None:
     row = _call(tmp_path, "show").splitlines()[1]
     assert row.split() == ["lab", keyid[:16], "not-trusted", "-", "-", "-", "yes"]
 
-    _call(tmp_path, "trust", "lab", "--evidence", "local", "--from", "2026-01-01", "--until", "2100-01-01")
+    _call(tmp_path, "trust", "lab", "--evidence", "local", "--since", "2026-01-01", "--until", "2100-01-01")
     row = tomllib.loads(path.read_text())["trust"][0]
     assert (row["name"], row["keyid"], row["evidence"]) == ("lab", keyid, ["local"])
     shown = json.loads(_call(tmp_path, "show", "--json"))
@@ -342,7 +342,7 @@ def test_a_file_as_deep_as_a_well_is_no_bug(tmp_path: Path) -> None:
 def test_a_year_ends_with_the_calendar(tmp_path: Path) -> None:
     (tmp_path / "imagefactory.toml").touch()
     _call(tmp_path, "new", "lab")
-    assert "until 9999-12-31" in _call(tmp_path, "trust", "lab", "--from", "9999-06-01")
+    assert "until 9999-12-31" in _call(tmp_path, "trust", "lab", "--since", "9999-06-01")
 
 
 def test_trust_needs_a_factory_and_a_key(tmp_path: Path) -> None:
@@ -378,14 +378,14 @@ for arguments in (["trust", "lab.pub"], ["show"]):
 def test_a_person_without_a_factory_trusts_keys_in_a_file_of_his_own(tmp_path: Path) -> None:
     (tmp_path / "site.pub").write_bytes(format_public(STRANGER.public))
     assert "has no imagefactory.toml" in _call(tmp_path, "trust", str(tmp_path / "site.pub"), code=EXIT_USAGE)
-    said = _call(tmp_path, "trust", "--user", str(tmp_path / "site.pub"))
+    said = _call(tmp_path, "trust", "--global", str(tmp_path / "site.pub"))
     (mine,) = tmp_path.glob("**/imagefactory/imagefactory.toml")
     assert str(mine) in said
     assert [key.name for key in read_trust((mine,)).keys] == ["site"]
     assert mine.stat().st_mode & 0o777 == 0o644
     mine.write_text(f"workers = 2\n{mine.read_text()}")
     mine.chmod(0o600)
-    assert "trusted until" in _call(tmp_path, "retire", "--user", "site")
+    assert "trusted until" in _call(tmp_path, "retire", "--global", "site")
     assert mine.read_text().startswith("workers = 2\n")
     assert mine.stat().st_mode & 0o777 == 0o600
     assert json.loads(_call(tmp_path, "show", "--json"))["keys"][0]["state"] == "retired"

@@ -230,7 +230,7 @@ def test_the_pool_is_shown_machine_by_machine(call: Call) -> None:
 @pytest.mark.usefixtures("four")
 def test_a_saved_pool_is_shown_the_same_without_the_pool(call: Call, tmp_path: Path) -> None:
     file = tmp_path / "inventory.json"
-    asked = call("pool", "--save", str(file))
+    asked = call("pool", "-o", str(file))
     (tmp_path / "bin" / "condor_status").unlink()
     saved = call("pool", "--inventory", str(file))
     assert asked.out == saved.out + f"saved as {file}\n"
@@ -298,7 +298,7 @@ def test_a_plan_is_for_the_kinds_of_gpus_of_an_inventory(call: Call, tmp_path: P
 @pytest.mark.parametrize(
     "options",
     [
-        ("--gpus", "a.yaml", "--inventory", "b.json"),
+        ("--github", "--json"),
         ("--recorded",),
         ("--strict-drivers",),
         ("--strict-drivers", "--tuples", "a.csv"),
