@@ -321,7 +321,7 @@ def kept() -> str:
     rows = (
         (
             f"`{inventory.FORMAT}`",
-            "`pool --save`, or by hand: [the GPUs of a pool](../facilitators.md#the-pool)",
+            "`pool -o`, or by hand: [the GPUs of a pool](../facilitators.md#the-pool)",
         ),
         (f"`{combos.FORMAT}`", "`combos.json` of `tables`"),
         (f"`{statement.VERDICT}`", "the predicate of a verdict; `imagefactory/verdicts/verdict.schema.json`"),

@@ -252,7 +252,7 @@ class Terminal:
 
 
 def choose(style: str, *, stream: IO[str] | None = None, github: bool = False) -> Progress:
-    """The watcher for `style`: auto, terminal, plain, github, json or quiet."""
+    """The watcher for `style`: one of STYLES, or quiet, which is `-q`."""
     out = stream or sys.stderr
     if style == "auto":
         style = "github" if github else ("terminal" if out.isatty() else "plain")
@@ -266,4 +266,4 @@ def choose(style: str, *, stream: IO[str] | None = None, github: bool = False) -
     return makers[style]()
 
 
-STYLES = ("auto", "terminal", "plain", "github", "json", "quiet")
+STYLES = ("auto", "terminal", "plain", "github", "json")

@@ -57,6 +57,7 @@ from imagefactory.cli import (
     verify,
     watch,
 )
+from imagefactory.cli.groups import Group
 from imagefactory.cli.output import Call, complain, explain, say_json, write
 from imagefactory.errors import (
     DISTRIBUTION,
@@ -86,7 +87,7 @@ MODULES = {
 EPILOG = f"Exit codes: {'; '.join(f'{code} {words}' for code, words in EXIT_CODES.items())}."
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=EPILOG)
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EPILOG)
 @click.version_option(__version__, message="imagefactory %(version)s")
 @click.option(
     "-C",
@@ -110,57 +111,68 @@ def cli(ctx: click.Context, directory: Path | None, style: str) -> None:
 
     \b
     Start here:
-      imagefactory list                        what can be built
-      imagefactory build pytorch-2.3-cu121     build it, try it, say where it is
+      imagefactory list                      what can be built
+      imagefactory build pytorch-2.3-cu121   build it, try it, say where it is
       imagefactory run pytorch-2.3-cu121 -- python
-      imagefactory submit pytorch-2.3-cu121    a submit file for the GPUs where it is proven
-      imagefactory doctor                      what this machine has and lacks
+      imagefactory submit pytorch-2.3-cu121  a submit file, for proven GPUs
+      imagefactory doctor                    what this machine has and lacks
     """
     ctx.obj = Call(directory, style)
 
 
-for command in (
-    targets.list_targets,
-    targets.show,
-    init.init,
-    targets.new,
-    add.add,
-    watch.watch,
-    lock.lock,
-    render.render,
-    inspect.inspect,
-    compat.compat,
-    plan.plan,
-    pool.pool,
-    build.build,
-    run.run,
-    export.export,
-    verify.verify,
-    collect.collect,
-    verdicts.verdicts,
-    status.status,
-    cancel.cancel,
-    find.find,
-    submit.submit,
-    tables.tables,
-    report.report,
-    promote.promote,
-    revoke.revoke,
-    reconcile.reconcile,
-    catalogue.catalogue,
-    join.invite,
-    join.join,
-    push.push,
-    pull.pull,
-    copy.copy_,
-    registry.registry,
-    store.store,
-    keys.keys,
-    doctor.doctor,
-    settings.settings,
-    completion.completion,
-):
-    cli.add_command(command)
+cli.shelve(
+    {
+        "Build": (
+            targets.list_targets,
+            targets.show,
+            init.init,
+            targets.new,
+            add.add,
+            watch.watch,
+            lock.lock,
+            render.render,
+            build.build,
+            export.export,
+        ),
+        "Publish": (
+            push.push,
+            copy.copy_,
+            promote.promote,
+            revoke.revoke,
+            catalogue.catalogue,
+            join.invite,
+            tables.tables,
+            report.report,
+        ),
+        "Verify": (
+            verify.verify,
+            plan.plan,
+            status.status,
+            collect.collect,
+            cancel.cancel,
+            keys.keys,
+        ),
+        "Use": (
+            find.find,
+            join.join,
+            run.run,
+            submit.submit,
+            pool.pool,
+            compat.compat,
+            inspect.inspect,
+            verdicts.verdicts,
+            pull.pull,
+        ),
+        "Look after": (
+            doctor.doctor,
+            settings.settings,
+            store.store,
+            registry.registry,
+            reconcile.reconcile,
+            completion.completion,
+        ),
+    }
+)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -177,15 +189,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     except click.ClickException as error:
         said = io.StringIO()
         error.show(said)
-        write(2, without_logins(said.getvalue().rstrip("\n")))
         code = error.exit_code
+        _say_json_error(arguments, code, without_logins(error.format_message()))
+        write(2, without_logins(said.getvalue().rstrip("\n")))
     except click.Abort as error:
         if isinstance(error.__context__, EOFError):
             code = _end(explain(error.__context__), arguments)
         else:
-            code = _interrupted()
+            code = _interrupted(arguments)
     except KeyboardInterrupt:
-        code = _interrupted()
+        code = _interrupted(arguments)
     except OSError as error:
         code = _end(explain(error), arguments)
     except ModuleNotFoundError as error:
@@ -218,11 +231,13 @@ def _clean_up_when_told_to_end() -> None:
             signal.signal(number, lambda told, _: sys.exit(128 + told))
 
 
-def _interrupted() -> int:
+def _interrupted(arguments: Sequence[str]) -> int:
     """The last word. Where threads are still at work it does not return: the end would join them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who presses the keys twice is told it once
     fall_silent()
-    write(2, "interrupted: run the same command again to go on")
+    said = "interrupted: run the same command again to go on"
+    _say_json_error(arguments, EXIT_INTERRUPTED, said)
+    write(2, said)
     if threading.active_count() > 1:  # one may sit in a request for minutes
         with contextlib.suppress(OSError):  # nobody reads any more
             sys.stdout.flush()
@@ -233,9 +248,12 @@ def _interrupted() -> int:
 
 def _end(error: FactoryError, arguments: Sequence[str]) -> int:
     """Says an error that ended the whole call: on stderr, and as JSON where that was asked for."""
-    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    if "--json" in own:
-        row = {"exit_code": error.exit_code, "message": error.message, "hint": error.hint}
-        say_json("error", {"errors": [row]})
+    _say_json_error(arguments, error.exit_code, error.message, error.hint)
     complain(error)
     return error.exit_code
+
+
+def _say_json_error(arguments: Sequence[str], code: int, message: str, hint: str = "") -> None:
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    if "--json" in own:
+        say_json("error", {"errors": [{"exit_code": code, "message": message, "hint": hint}]})

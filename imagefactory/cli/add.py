@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-from imagefactory.cli.output import Call, say
+from imagefactory.cli.output import Call, json_option, say, say_json, say_next
+
+if TYPE_CHECKING:
+    from imagefactory.stages.lock import Relock
 
 
 @click.command()
@@ -12,9 +17,10 @@ from imagefactory.cli.output import Call, say
 @click.argument("version")
 @click.option("--cuda", default="", metavar="VERSION", help="Where the version comes with more than one.")
 @click.option("--print", "only_print", is_flag=True, help="Print the row instead of writing it.")
+@json_option
 @click.pass_obj
-def add(call: Call, family: str, version: str, cuda: str, only_print: bool) -> None:
-    """Write a row for VERSION into recipes/FAMILY.yaml, lock it and render it.
+def add(call: Call, family: str, version: str, cuda: str, only_print: bool, as_json: bool) -> None:
+    """Add a version to a family's recipe, lock it and render it.
 
     Its CUDA, extras, companions and capabilities come from what is known of the framework, its bounds from
     the row nearest to it.
@@ -32,9 +38,17 @@ def add(call: Call, family: str, version: str, cuda: str, only_print: bool) -> N
     factory = call.sound_factory
     added = plan_addition(factory, family, version, cuda)
     for line in added.addition.told:
-        click.echo(f"note: {line}", err=True)
-    say(added.addition.row)
-    if only_print:
-        return
-    for name in make_addition(factory, added, call.progress, lambda done: say(format_relock(done))):
-        say(f"next: imagefactory build {name}")
+        call.progress.note(f"note: {line}")
+    say(added.addition.row, unless=as_json)
+    made = []
+    if not only_print:
+
+        def tell(done: Relock) -> None:
+            say(format_relock(done), unless=as_json)
+
+        made = list(make_addition(factory, added, call.progress, tell))
+    if as_json:
+        told = {"path": str(added.path), "row": added.addition.row, "notes": list(added.addition.told)}
+        say_json("added", {**told, "targets": made})
+    for name in made:
+        say_next("build", name)

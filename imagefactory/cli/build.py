@@ -17,6 +17,7 @@ from imagefactory.cli.output import (
     runner_option,
     say,
     say_json,
+    say_next,
     targets_argument,
 )
 from imagefactory.cli.push import pushed_json
@@ -53,7 +54,7 @@ def build(
     place: str,
     as_json: bool,
 ) -> None:
-    """Build images into the store and try each one: start it, import, compute, on the CPU.
+    """Build images into the store, and try each one on the CPU.
 
     Run it again after an interruption: what is done is kept.
     """
@@ -96,6 +97,10 @@ def build(
                     results[-1]["pushed"] = pushed_json(pushed)
         if as_json:
             say_json("build", {"results": results, "errors": failures.as_json()})
+    if push is None and factory.settings.registry.value and not no_smoke:
+        say_next("push", *(target.name for target in chosen))
+    else:
+        say_next("verify", *(target.name for target in chosen))
 
 
 def _built_json(built: Built, factory: Factory) -> dict[str, object]:

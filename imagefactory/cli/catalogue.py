@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from imagefactory.cli.output import Call, json_option, registry_option, say, say_json, targets_argument, write
+from imagefactory.cli.output import (
+    Call,
+    json_option,
+    registry_option,
+    say,
+    say_json,
+    say_next,
+    targets_argument,
+    write,
+)
 from imagefactory.errors import CheckFailedError, NothingSelectedError
 
 if TYPE_CHECKING:
@@ -36,7 +45,7 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_obj
 def catalogue(call: Call, /, names: tuple[str, ...], place: str, as_json: bool, **options: Any) -> None:
-    """Sign a catalogue of what the registry has, for people who have no factory.
+    """Sign a catalogue of what there is, for people without a factory.
 
     \b
     imagefactory catalogue                          to <registry>/catalogue:current
@@ -82,7 +91,7 @@ def catalogue(call: Call, /, names: tuple[str, ...], place: str, as_json: bool, 
         say(f"written: {where}")
     if written:
         say(f"signed by '{key.name if key else ''}', it holds until {made.catalogue.expires:%Y-%m-%d}")
-    return None
+    return say_next("submit", "--list") if written else say_next("catalogue", *names)
 
 
 def _signing_key(factory: Factory, now: datetime) -> SigningKey:

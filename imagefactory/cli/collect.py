@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.output import Call, collecting, json_option, say, say_json, terminal_width
+from imagefactory.cli.output import Call, collecting, json_option, say, say_json, say_next, terminal_width
 from imagefactory.cli.sweeps import as_sweep, collect_jobs
 from imagefactory.errors import CheckFailedError
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 def collect(
     call: Call, /, folders: tuple[Path, ...], place: str, promote: bool, ledger: Path | None, as_json: bool
 ) -> None:
-    """Judge and sign what kits, or the sweeps of `verify --pool`, brought back from machines with a GPU.
+    """Judge and sign what kits and sweeps brought back.
 
     \b
     imagefactory verify pytorch-2.3-cu121 --kit DIR      here: writes the kit
@@ -79,6 +79,8 @@ def collect(
                     failures.add(fault)
         if as_json:
             say_json("collect", {"results": results, "errors": failures.as_json()})
+    proven = sorted({str(row["target"]) for row in results})
+    say_next("verdicts", proven[0]) if promote else say_next("promote", *proven)
 
 
 def _as_text(done: CollectedKit) -> str:

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from imagefactory.cli.output import Call, complete_targets, json_option, say, say_json, terminal_width
+from imagefactory.cli.output import (
+    Call,
+    complete_targets,
+    json_option,
+    say,
+    say_json,
+    say_next,
+    terminal_width,
+)
 from imagefactory.errors import EXIT_CHECK, NothingSelectedError, UsageError
 
 if TYPE_CHECKING:
@@ -57,7 +65,7 @@ def _complete_names(ctx: click.Context, parameter: click.Parameter, incomplete: 
 @json_option
 @click.pass_obj
 def compat(call: Call, /, names: tuple[str, ...], as_json: bool, **asked: Any) -> None:
-    """Say what runs on which GPU: documented, predicted from GPU code, or verified.
+    """Say what runs on which GPU: documented, predicted or verified.
 
     \b
       imagefactory compat --gpu V100                   which targets run there, and why not the others
@@ -120,6 +128,9 @@ def _one_gpu(gpu: CompatGpu, candidates: list[CoverCandidate], *, as_json: bool)
         _say_rows(table, (gpu,))
     else:
         say(format_gpu(gpu, table, terminal_width()))
+        named = [row.candidate.name for row in table if row.candidate.name and serves(row.cells[0])]
+        if named:
+            say_next("show", named[0])
     if not any(serves(row.cells[0]) for row in table):
         raise click.exceptions.Exit(EXIT_CHECK)
 
@@ -144,6 +155,9 @@ def _cover(call: Call, file: Path, names: tuple[str, ...], *, as_json: bool) -> 
         say_json("cover", {"covers": [cover_json(one) for one in covers]})
     else:
         say(format_covers(covers))
+        named = [choice.candidate.name for one in covers for choice in one.images if choice.candidate.name]
+        if named:
+            say_next("build", *named)
     if any(all(gpu in [one.gpu for one in cover.unserved] for cover in covers) for gpu in gpus):
         raise click.exceptions.Exit(EXIT_CHECK)
 

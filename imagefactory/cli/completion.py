@@ -10,7 +10,9 @@ from imagefactory.cli.output import say
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print a completion script: eval "$(imagefactory completion bash)" in ~/.bashrc."""
+    """Print a completion script for a shell.
+
+    Write eval "$(imagefactory completion bash)" in ~/.bashrc."""
     from click.shell_completion import get_completion_class
 
     kind = get_completion_class(shell)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.output import Call, json_option, say, say_json
+from imagefactory.cli.output import Call, json_option, say, say_json, say_next
 from imagefactory.cli.push import sent_json
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_obj
 def copy_(call: Call, source: str, destination: str, referrers: bool, as_json: bool) -> None:
-    """Copy an image from registry to registry, with all its platforms; the digest stays the same.
+    """Copy an image from registry to registry; its digest stays.
 
     \b
     imagefactory copy a.example.org/pytorch:2.3-cu121 b.example.org/gpu/pytorch:2.3-cu121
@@ -42,7 +42,8 @@ def copy_(call: Call, source: str, destination: str, referrers: bool, as_json: b
     copied = copy_image(call.access, copying, call.progress)
     if as_json:
         return say_json("copy", _copied_json(copied))
-    return say(format_copied(copied))
+    say(format_copied(copied))
+    return say_next("verdicts", str(copied.destination))
 
 
 def _copied_json(copied: CopiedImage) -> dict[str, object]:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import click
 
-from imagefactory.cli.output import json_option, say, say_json
+from imagefactory.cli.output import json_option, say, say_json, say_next
 from imagefactory.errors import EXIT_OK, EXIT_TOOL
 
 PURPOSES = ("build", "submit", "verify")
@@ -26,7 +26,7 @@ PURPOSES = ("build", "submit", "verify")
 @json_option
 @click.pass_context
 def doctor(ctx: click.Context, purpose: str, as_json: bool) -> None:
-    """Say what this machine has and lacks, and the command that mends it.
+    """Say what this machine lacks, and the command that mends it.
 
     \b
     imagefactory doctor                   for building images here
@@ -47,4 +47,6 @@ def doctor(ctx: click.Context, purpose: str, as_json: bool) -> None:
             say(f"{finding.state.value:8}  {finding.name}: {finding.detail}")
             if finding.remedy:
                 say(f"          mend it: {finding.remedy}")
+    if good:
+        say_next("list")
     ctx.exit(EXIT_OK if good else EXIT_TOOL)

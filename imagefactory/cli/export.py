@@ -37,7 +37,7 @@ from imagefactory.progress import format_bytes
 def export(
     call: Call, name: str, kind: str, compression: str | None, output: Path | None, as_json: bool
 ) -> None:
-    """Write a built image as one file that docker, podman, skopeo or apptainer read.
+    """Write an image as one file for docker, podman or apptainer.
 
     A .sif is made once and kept in the store with its image.
     """

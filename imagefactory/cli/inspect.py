@@ -38,7 +38,7 @@ def inspect(
     every: bool,
     as_json: bool,
 ) -> None:
-    """Say what WHAT can run on, predicted from the GPU code that is in it. Needs no GPU.
+    """Predict on which GPUs something runs, from the GPU code in it. Needs no GPU.
 
     Where verdicts on that very image are at hand and can be relied on, what was verified comes first.
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.output import json_option, say, say_json
+from imagefactory.cli.groups import Group
+from imagefactory.cli.output import json_option, say, say_json, say_next
 from imagefactory.verify.model import evidence_kinds
 
 if TYPE_CHECKING:
@@ -25,37 +26,42 @@ _user_option = click.option(
 _DAY = click.DateTime(formats=["%Y-%m-%d"])
 
 
-@click.group()
+@click.group(cls=Group)
 def keys() -> None:
     """Make and trust the keys that sign verdicts.
 
     \b
-    imagefactory keys new lab                a private key for you alone, and lab.pub for everybody
-    imagefactory keys trust lab              this factory believes what it signs, for a year
-    imagefactory keys trust lab.pub          the same, where only the public key is
-    imagefactory keys trust --global lab.pub you believe it, in any folder
+    imagefactory keys new lab                 lab.pem for you, lab.pub for all
+    imagefactory keys trust lab               this factory believes it, for a year
+    imagefactory keys trust lab.pub           where only the public key is
+    imagefactory keys trust --global lab.pub  you believe it, in any folder
     """
 
 
 @keys.command()
 @click.argument("name")
-def new(name: str) -> None:
-    """Make a key: NAME.pem, which only you can read, and NAME.pub, which you may give to anybody."""
+@json_option
+def new(name: str, as_json: bool) -> None:
+    """Make a key: NAME.pem for you alone, NAME.pub for anybody."""
     from imagefactory.verdicts.keys import keys_folder, make_key
 
     folder = keys_folder(os.environ)
     key = make_key(folder, name)
+    if as_json:
+        private, public = (str(folder / f"{name}.{suffix}") for suffix in ("pem", "pub"))
+        return say_json("key", {"name": name, "keyid": key.keyid, "private": private, "public": public})
     say(f"{folder / f'{name}.pem'}  keep it to yourself")
     say(f"{folder / f'{name}.pub'}  give it to whoever should believe it")
     say(f"key {key.keyid}")
-    say(f"nobody believes it yet: imagefactory keys trust {name}")
+    say("nobody believes it yet")
+    return say_next("keys", "trust", name)
 
 
 @keys.command()
 @json_option
 @click.pass_context
 def show(ctx: click.Context, as_json: bool) -> None:
-    """List the keys that this factory trusts and those that you have, by name."""
+    """List the keys that this factory trusts and those you have."""
     from imagefactory.verdicts.keys import keys_folder, own_keys
     from imagefactory.verdicts.trust import list_keys, read_trust
 
@@ -97,6 +103,7 @@ def show(ctx: click.Context, as_json: bool) -> None:
     help="How the GPU must have been seen. Default: in any way that the policy takes.",
 )
 @_user_option
+@json_option
 @click.pass_context
 def trust(
     ctx: click.Context,
@@ -108,7 +115,9 @@ def trust(
     evidence: tuple[str, ...],
     **options: bool,
 ) -> None:
-    """Believe what a key signs: writes its public half into imagefactory.toml.
+    """Believe what a key signs.
+
+    Writes its public half into imagefactory.toml.
 
     FILE is a .pub file that its owner gave you, NAME a key that you made. The file is the factory's; with
     --global, and where there is no factory, it is yours, for what is read from anywhere, such as a signed
@@ -130,17 +139,22 @@ def trust(
         path.touch()
     text, where = read_text(path), str(path)
     write_text(path, add_key(text, Grant(key=public, since=begin, until=end, evidence=evidence), where))
+    if options["as_json"]:
+        row = {"name": public.name, "keyid": public.keyid, "file": where, "evidence": list(evidence)}
+        return say_json("trust", {**row, "from": begin.isoformat(), "until": end.isoformat()})
     say(f"{where}: '{public.name}' is trusted from {begin} until {end} (key {public.keyid})")
-    say("compare that key with its owner's: imagefactory keys show --json")
+    say("compare that key with its owner's")
+    return say_next("keys", "show")
 
 
 @keys.command()
 @click.argument("name")
 @click.option("--until", type=_DAY, metavar="DATE", help="Believed until then. Default: now.")
 @_user_option
+@json_option
 @click.pass_context
 def retire(ctx: click.Context, /, name: str, until: datetime | None, **options: bool) -> None:
-    """Believe a key no longer for what it signs from now on, or from DATE on.
+    """Believe a key no longer, for what it signs from now on.
 
     What it signed before stays good until it expires. A key that was stolen can write any date: delete its
     whole [[trust]] row instead.
@@ -151,8 +165,11 @@ def retire(ctx: click.Context, /, name: str, until: datetime | None, **options: 
     text, where = read_text(path), str(path)
     end: date = until.date() if until else datetime.now(UTC).replace(microsecond=0)
     write_text(path, retire_key(text, name, end, where))
+    if options["as_json"]:
+        return say_json("trust", {"name": name, "file": where, "until": end.isoformat()})
     say(f"{where}: '{name}' is trusted until {end.isoformat()}")
     say("what it signed before stays good until it expires; of a stolen key delete the whole [[trust]] row")
+    return say_next("keys", "show")
 
 
 def _file(ctx: click.Context, *, user: bool) -> Path:

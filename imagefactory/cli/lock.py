@@ -16,6 +16,7 @@ from imagefactory.cli.output import (
     json_option,
     say,
     say_json,
+    say_next,
     targets_argument,
 )
 from imagefactory.errors import StaleError, UnsolvableError, UsageError
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_obj
 def lock(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
-    """Solve and write the locks of targets, or of bases (base:debian-12). Default: all of both.
+    """Solve and write the locks of targets and of bases. Default: all of both.
 
     An unchanged lock solves nothing. Only what must move moves.
     """
@@ -115,6 +116,10 @@ def lock(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
             )
         if as_json:
             say_json("locks", {"results": results, "errors": failures.as_json()})
+    if changed_names:
+        say_next("render", *sorted(changed_names)) if names else say_next("render")
+    elif len(chosen) == 1:
+        say_next("build", chosen[0].name)
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -94,6 +95,19 @@ def say(text: str, *, unless: bool = False) -> None:
 def say_json(kind: str, value: Mapping[str, object]) -> None:
     """One JSON document on stdout. `format` names its kind and version."""
     write(1, json.dumps({"format": f"imagefactory.{kind}/1", **value}, indent=2))
+
+
+def say_next(*words: str, program: str = "imagefactory") -> None:
+    """What a person would type next, the last line of what a command says: on stderr, results stand alone.
+
+    A program is told nothing (`--json`, `--progress json`), nor is who asked for quiet (`-q`).
+    """
+    context = click.get_current_context()
+    call = context.find_object(Call)
+    if call is None or call.progress_style in ("quiet", "json") or context.params.get("as_json"):
+        return
+    place = ("-C", str(call.directory)) if call.directory and program == "imagefactory" else ()
+    write(2, f"next: {shlex.join((program, *place, *words))}")
 
 
 def complain(error: FactoryError, prefix: str = "") -> None:

@@ -14,6 +14,7 @@ from imagefactory.cli.output import (
     json_option,
     say,
     say_json,
+    say_next,
     targets_argument,
     terminal_width,
     write,
@@ -82,7 +83,9 @@ def _complete_rules(_: click.Context, __: click.Parameter, incomplete: str) -> l
 @json_option
 @click.pass_obj
 def plan(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
-    """Say what is worth building and testing: targets x GPUs, pruned by what is known.
+    """Say what is worth building and testing, and what is not.
+
+    Targets x GPUs, pruned by what is known.
 
     Each pruned cell names a rule, a reason and its source, and comes back by --allow RULE. What is unchanged
     is skipped. Without --inventory nothing is planned but builds: there is nothing to verify on.
@@ -148,7 +151,7 @@ class _PlanAsk:
 def _targets(
     call: Call, asked: _PlanAsk, given: tuple[tuple[str, ...], tuple[PlanGpu, ...], frozenset[str]]
 ) -> None:
-    from imagefactory.matrix.plan import PlanInput, make_plan
+    from imagefactory.matrix.plan import CellState, PlanInput, make_plan
     from imagefactory.recipes.expand import select
     from imagefactory.report.plan import format_kits, format_matrix, format_plan, summary
     from imagefactory.stages.plan import Asking, read_stages
@@ -166,6 +169,11 @@ def _targets(
         say_json("plan", _plan_json(made))
     else:
         say(format_plan(made, terminal_width()))
+        doing = [(cell.state, one.target.name) for one in made.targets for cell in one.cells]
+        for state, name in doing:
+            if state in (CellState.BUILD, CellState.VERIFY):
+                return say_next(state.value, name)
+    return None
 
 
 def _rows(

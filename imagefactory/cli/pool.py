@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ParamSpec
 
 import click
 
-from imagefactory.cli.output import json_option, say, say_json
+from imagefactory.cli.output import json_option, say, say_json, say_next
 from imagefactory.errors import NothingSelectedError
 from imagefactory.pools.model import open_pool
 from imagefactory.settings.choices import HTCONDOR
@@ -59,7 +59,7 @@ def find_inventory(path: Path | None, now: datetime, pool: str = HTCONDOR) -> In
 )
 @json_option
 def pool(inventory: Path | None, machines: bool, output: Path | None, as_json: bool) -> None:
-    """Show the pool's GPUs: capability, model, memory, driver, and how many are free.
+    """Show the pool's GPUs: kind, memory, driver, how many are free.
 
     HTCondor's condor_status is asked, so this is for an access point. CUDA is the newest that the driver
     takes; a column is '-' where the pool does not tell it. What no job can ask for is left out, and said.
@@ -83,3 +83,7 @@ def pool(inventory: Path | None, machines: bool, output: Path | None, as_json: b
     else:
         say(format_machines(pool_inventory) if machines else format_pool(pool_inventory))
         say(f"saved as {output}", unless=not output)
+        if output:
+            say_next("plan", "--inventory", str(output))
+        else:
+            say_next("submit", "--list")

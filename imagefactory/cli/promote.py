@@ -15,6 +15,7 @@ from imagefactory.cli.output import (
     registry_option,
     say,
     say_json,
+    say_next,
 )
 from imagefactory.cli.verdicts import NAME, refuse_registry
 from imagefactory.errors import CheckFailedError
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_obj
 def promote(call: Call, names: tuple[str, ...], place: str, dry_run: bool, as_json: bool) -> None:
-    """Let the tags of targets follow their verdicts, in the registry, else in the store on this machine.
+    """Let the tags of targets follow their verdicts.
+
+    In the registry, else in the store on this machine.
 
     \b
     imagefactory promote pytorch-2.3-cu121
@@ -61,6 +64,7 @@ def promote(call: Call, names: tuple[str, ...], place: str, dry_run: bool, as_js
                 _insist(done, digest)
         if as_json:
             say_json("promote", {"dry_run": dry_run, "results": results, "errors": failures.as_json()})
+    say_next("promote", *names) if dry_run else say_next("catalogue", "--dry-run")
 
 
 def _targets(

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from imagefactory.cli.output import Call, complete_targets, json_option, registry_option, say, say_json
+from imagefactory.cli.output import (
+    Call,
+    complete_targets,
+    json_option,
+    registry_option,
+    say,
+    say_json,
+    say_next,
+)
 from imagefactory.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,7 +42,7 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_obj
 def pull(call: Call, /, name: str, place: str, as_json: bool, **options: Any) -> None:
-    """Pull an image into the store on this machine; every byte is checked against its digest.
+    """Pull an image into the store, every byte checked.
 
     \b
     imagefactory pull pytorch-2.3-cu121@sha256:...       then `imagefactory run pytorch-2.3-cu121`
@@ -76,7 +84,8 @@ def pull(call: Call, /, name: str, place: str, as_json: bool, **options: Any) ->
     pulled = pull_image(access, where, own, call.progress)
     if as_json:
         return say_json("pull", _pulled_json(pulled))
-    return say(format_pulled(pulled, access.settings.store.value))
+    say(format_pulled(pulled, access.settings.store.value))
+    return say_next("run", pulled.name, "--", "python")
 
 
 def _pulled_sif_json(pulled: PulledSif) -> dict[str, object]:

@@ -14,6 +14,7 @@ from imagefactory.cli.output import (
     registry_option,
     say,
     say_json,
+    say_next,
     targets_argument,
 )
 from imagefactory.errors import UsageError
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 def push(
     call: Call, /, names: tuple[str, ...], place: str, tags: tuple[str, ...], as_json: bool, **options: Any
 ) -> None:
-    """Push built images to a registry, each under a tag of its own that never moves (the candidate).
+    """Push images to a registry, each under a tag that never moves.
 
     \b
     imagefactory push pytorch-2.3-cu121
@@ -78,6 +79,8 @@ def push(
                 say(format_pushed(pushed), unless=as_json)
         if as_json:
             say_json("push", {"results": results, "errors": failures.as_json()})
+    if options["kind"] != "sif":
+        say_next("verify", *(str(result["reference"]) for result in results))
 
 
 def pushed_json(pushed: Pushed) -> dict[str, object]:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import click
 
-from imagefactory.cli.output import Call, json_option, registry_option, say, say_json
+from imagefactory.cli.output import Call, json_option, registry_option, say, say_json, say_next
 
 
 @click.command()
@@ -14,7 +14,7 @@ from imagefactory.cli.output import Call, json_option, registry_option, say, say
 @json_option
 @click.pass_obj
 def reconcile(call: Call, place: str, as_json: bool) -> None:
-    """Let the registry list every verdict that was attached from here, where its lists have lost some.
+    """Let the registry list all verdicts that were attached from here.
 
     Registries without the referrers API keep lists that two writers at once can overwrite. What was attached
     stands in the store's journal. Run it where nobody attaches just then.
@@ -36,4 +36,5 @@ def reconcile(call: Call, place: str, as_json: bool) -> None:
             for repository in done
         ]
         return say_json("reconcile", {"repositories": rows})
-    return say(format_reconciled(done))
+    say(format_reconciled(done))
+    return say_next("registry", "list")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from imagefactory.cli.groups import Group
 from imagefactory.cli.output import (
     Call,
     collecting,
@@ -15,6 +16,7 @@ from imagefactory.cli.output import (
     registry_option,
     say,
     say_json,
+    say_next,
     targets_argument,
 )
 from imagefactory.errors import UsageError
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from imagefactory.stages.registry import Pruned
 
 
-@click.group()
+@click.group(cls=Group)
 def registry() -> None:
     """Look into the registry, and remove old candidates from it."""
 
@@ -35,7 +37,7 @@ def registry() -> None:
 @json_option
 @click.pass_obj
 def registry_list(call: Call, names: tuple[str, ...], place: str, as_json: bool) -> None:
-    """List the tags of the targets' repositories: candidates, targets, other tags."""
+    """List the tags of the targets' repositories."""
     from imagefactory.recipes.expand import select
     from imagefactory.report.registries import format_shelves
     from imagefactory.stages.registry import list_registry
@@ -52,7 +54,11 @@ def registry_list(call: Call, names: tuple[str, ...], place: str, as_json: bool)
             for shelf in shelves
         ]
         return say_json("registry", {"repositories": repositories})
-    return say(format_shelves(shelves))
+    say(format_shelves(shelves))
+    for shelf in shelves:
+        if shelf.tagged:
+            return say_next("pull", f"{shelf.registry}/{shelf.repository}:{shelf.tagged[0].tag}")
+    return say_next("push", names[0]) if names else None
 
 
 def _tagged_json(one: Tagged) -> dict[str, object]:
@@ -66,7 +72,7 @@ def _tagged_json(one: Tagged) -> dict[str, object]:
 @json_option
 @click.pass_obj
 def registry_prune(call: Call, older: str, place: str, dry_run: bool, as_json: bool) -> None:
-    """Remove candidates that were first pushed longer ago than AGE and that nothing needs.
+    """Remove old candidates that nothing needs.
 
     Kept is what another tag points to, what is verified (by a verdict that can be relied on), and what was
     pushed at an unknown time (by another program). Pushing a removed one again puts it back. The bytes are
@@ -92,6 +98,8 @@ def registry_prune(call: Call, older: str, place: str, dry_run: bool, as_json: b
         if as_json:
             value = {"dry_run": dry_run, "before": before.isoformat(timespec="seconds")}
             say_json("registry", {**value, "repositories": results, "errors": failures.as_json()})
+    if dry_run:
+        say_next("registry", "prune", "--older", older, *(("--registry", place) if place else ()))
 
 
 def parse_age(text: str) -> timedelta:

@@ -12,6 +12,7 @@ from imagefactory.cli.output import (
     json_option,
     say,
     say_json,
+    say_next,
     targets_argument,
 )
 from imagefactory.errors import StaleError
@@ -24,7 +25,7 @@ from imagefactory.model import Outcome
 @json_option
 @click.pass_obj
 def render(call: Call, names: tuple[str, ...], check: bool, as_json: bool) -> None:
-    """Write definitions/TARGET/: Dockerfile, apptainer.def and the lock they install.
+    """Write Dockerfile, apptainer.def and lock to definitions/TARGET/.
 
     Without TARGET, those that are known to have no solution are passed over.
     """
@@ -69,3 +70,5 @@ def render(call: Call, names: tuple[str, ...], check: bool, as_json: bool) -> No
         if stale:
             hint = "imagefactory render " + " ".join(stale)
             failures.add(StaleError(f"definitions that are not current: {', '.join(stale)}", hint=hint))
+    if not check and len(chosen) == 1:
+        say_next("build", chosen[0].name)

@@ -15,6 +15,7 @@ from imagefactory.cli.output import (
     registry_option,
     say,
     say_json,
+    say_next,
 )
 from imagefactory.cli.promote import place_of_target, promotion_json
 from imagefactory.cli.verdicts import NAME, parse_option, refuse_registry
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_obj
 def revoke(call: Call, /, name: str, place: str, as_json: bool, **options: Any) -> None:
-    """Take back the verdicts of an image, by a signed statement, and move its tags back.
+    """Take back an image's verdicts, and move its tags back.
 
     \b
     imagefactory revoke pytorch-2.3-cu121 --capability 8.0 --why "wrong sums on long rows"
@@ -89,6 +90,7 @@ def revoke(call: Call, /, name: str, place: str, as_json: bool, **options: Any) 
                     "errors": failures.as_json(),
                 },
             )
+    say_next("verify", target.name)
 
 
 def _one(factory: Factory, name: str, registry: str, capability: str) -> tuple[Place, str, Target]:

@@ -43,7 +43,9 @@ if TYPE_CHECKING:
 @click.option("--workdir", default="/", show_default=True, help="The folder the command starts in.")
 @click.pass_context
 def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: Any) -> None:
-    """Run COMMAND inside a built image; changes to the image's files are thrown away.
+    """Run a command inside an image of the store.
+
+    Changes to the image's files are thrown away.
 
     \b
     imagefactory run pytorch-2.3-cu121 -- python -c "import torch; print(torch.__version__)"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.output import Call, collecting, complain, json_option, say, say_json
+from imagefactory.cli.output import Call, collecting, complain, json_option, say, say_json, say_next
 from imagefactory.cli.sweeps import find_pool
 from imagefactory.errors import ToolError
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_obj
 def status(call: Call, sweep: str, as_json: bool) -> None:
-    """Show how far the sweeps of `verify --pool` are, or one of them by its id or folder.
+    """Show how far the sweeps of `verify --pool` are.
 
     Exit code 0 whatever became of it: `collect` judges. A sweep whose files cannot be read leaves the others.
     """
@@ -54,7 +54,8 @@ def status(call: Call, sweep: str, as_json: bool) -> None:
                         sweep_status.sweep, sweep_status.results, sweep_status.driven, datetime.now(UTC)
                     )
                 )
-                say(f"in {sweep_status.folder}\ncollect what is done: imagefactory collect {sweep}")
+                say(f"in {sweep_status.folder}")
+                say_next("collect", sweep)
         elif statuses:
             say(
                 "\n".join(
@@ -62,6 +63,7 @@ def status(call: Call, sweep: str, as_json: bool) -> None:
                     for sweep_status in statuses
                 )
             )
+            say_next("status", statuses[-1].sweep.id)
 
 
 def _status_json(sweep_status: SweepStatus, results: object) -> dict[str, object]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from imagefactory.cli.groups import Group
 from imagefactory.cli.output import (
     Call,
     Failures,
@@ -18,6 +19,7 @@ from imagefactory.cli.output import (
     made_json,
     say,
     say_json,
+    say_next,
 )
 from imagefactory.errors import FactoryError, NothingSelectedError, StoreError
 from imagefactory.progress import format_bytes
@@ -27,9 +29,9 @@ if TYPE_CHECKING:
     from imagefactory.oci.model import Image, Sif
 
 
-@click.group()
+@click.group(cls=Group)
 def store() -> None:
-    """Look into the store of built images, and free what nothing needs."""
+    """Look into the store of images, and free what nothing needs."""
 
 
 @store.command("list")
@@ -90,14 +92,15 @@ def _list_images(held: _Held, place: str, *, as_json: bool) -> None:
         }
         return say_json("store", {"store": place, **value})
     if not images and not sifs:
-        return say(f"no image yet in {place}")
+        say(f"no image yet in {place}")
+        return say_next("list")
     rows = [(i.name, str(len(i.layers)), format_bytes(i.size), i.digest) for i in images]
     rows += [(name, "sif", format_bytes(sif.file.size), sif.digest) for name, sif in sifs]
     say(format_table(("IMAGE", "LAYERS", "SIZE", "DIGEST"), rows))
     unique = {layer.descriptor.digest: layer.descriptor.size for i in images for layer in i.layers}
     total = format_bytes(sum(unique.values()))
     say(f"{total} in {len(unique)} different layers, in {place}")
-    return None
+    return say_next("run", images[0].name, "--", "python") if images else None
 
 
 def complete_images(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
@@ -113,9 +116,10 @@ def complete_images(ctx: click.Context, _: click.Parameter, incomplete: str) -> 
 
 @store.command("rm")
 @click.argument("names", metavar="IMAGE...", nargs=-1, required=True, shell_complete=complete_images)
+@json_option
 @click.pass_obj
-def store_rm(call: Call, names: tuple[str, ...]) -> None:
-    """Remove images by the names `store list` shows; `store gc` then frees what only they needed."""
+def store_rm(call: Call, names: tuple[str, ...], as_json: bool) -> None:
+    """Remove images by name; `store gc` then frees their room."""
     import difflib
 
     from imagefactory.oci.layout import Layout
@@ -133,7 +137,10 @@ def store_rm(call: Call, names: tuple[str, ...]) -> None:
             layout.untag(name)
         for subject, digest in kept.get(name, ()):
             layout.unrefer(subject, digest)
-        say(f"removed {name}")
+        say(f"removed {name}", unless=as_json)
+    if as_json:
+        say_json("removed", {"removed": list(names)})
+    say_next("store", "gc")
 
 
 def _kept_by_images(layout: Layout) -> dict[str, list[tuple[str, str]]]:
@@ -154,7 +161,7 @@ def _kept_by_images(layout: Layout) -> dict[str, list[tuple[str, str]]]:
 @json_option
 @click.pass_obj
 def store_gc(call: Call, cache: bool, dry_run: bool, as_json: bool) -> None:
-    """Remove blobs, unpacked layers and leftovers that no tag needs. Waits for running builds.
+    """Free what no image needs. Waits for running builds.
 
     What is verified (by a verdict that can be relied on) stays, with a tag or without.
     """
@@ -181,6 +188,8 @@ def store_gc(call: Call, cache: bool, dry_run: bool, as_json: bool) -> None:
         say(f"{verb} {format_bytes(done.bytes)}: {done.blobs} blobs, {done.unpacked} unpacked layers")
         if cache:
             say(f"{verb} {format_bytes(freed)} of the cache")
+    if dry_run:
+        say_next("store", "gc", *(("--cache",) if cache else ()))
     return None
 
 
@@ -213,4 +222,6 @@ def store_check(call: Call, fix: bool, as_json: bool) -> None:
             f"{done.blobs} blobs ({format_bytes(done.bytes)}), {done.records} records and {done.tags} tags: "
             f"{f'{len(failures.errors)} damaged' if failures.errors else 'all is as it should be'}"
         )
+        if failures.errors and not fix:
+            say_next("store", "check", "--fix")
     return None

@@ -20,6 +20,7 @@ from imagefactory.cli.output import (
     json_option,
     say,
     say_json,
+    say_next,
     terminal_width,
     write,
 )
@@ -97,7 +98,7 @@ ALONE = ("executable", "input", "result", "arguments", "dag", "accept", "output"
 @json_option
 @click.pass_obj
 def submit(call: Call, /, name: str, check: Path | None, listed: bool, as_json: bool, **options: Any) -> None:
-    """Write a submit file for HTCondor that matches only GPUs on which the image is verified.
+    """Write a submit file for the GPUs where an image is verified.
 
     \b
     imagefactory submit --list
@@ -146,7 +147,7 @@ def submit(call: Call, /, name: str, check: Path | None, listed: bool, as_json: 
         reach = _reach_json(places, inventory) if inventory else None
         say_json("submit", {**summary(made), "site": ask.site.name, "files": list(written), "reach": reach})
     else:
-        say(_format(made, written, format_places(places, inventory, now) if inventory else ""))
+        _say_made(made, written, format_places(places, inventory, now) if inventory else "")
 
 
 def _catalogue(call: Call, now: datetime, name: str = "") -> Catalogue:
@@ -225,7 +226,7 @@ def _arguments(text: str, columns: tuple[str, ...]) -> tuple[str, ...]:
         ) from error
 
 
-def _format(made: SubmitMade, written: tuple[str, ...], reach: str) -> str:
+def _say_made(made: SubmitMade, written: tuple[str, ...], reach: str) -> None:
     image = made.taken.form.image
     lines = [f"wrote {' and '.join(written)}", f"  image  {image.address}"]
     for one in made.taken.classes:
@@ -239,8 +240,8 @@ def _format(made: SubmitMade, written: tuple[str, ...], reach: str) -> str:
     if made.dag and Path.cwd().is_relative_to("/tmp"):  # noqa: S108  # DAGMan's own rule
         lines.append("  note   DAGMan refuses logs below /tmp: go on in a folder of your home")
     lines += [f"  {reach}"] if reach else []
-    begin = "condor_submit_dag" if made.dag else "condor_submit"
-    return "\n".join([*lines, f"  next   {begin} {written[-1]}"])
+    say("\n".join(lines))
+    say_next(written[-1], program="condor_submit_dag" if made.dag else "condor_submit")
 
 
 # --- looking ---------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import click
 
 from imagefactory.cli.pool import inventory_option
 from imagefactory.errors import UsageError
-from imagefactory.settings.choices import POOLS
+from imagefactory.settings.choices import POOLS, SITES
 
 P = ParamSpec("P")
 IMAGES = ("docker", "oras", "sif")
@@ -25,7 +25,7 @@ OWN = {
     "allow": (),
     "inventory": None,
     "image": None,
-    "site": "",
+    "site": None,
     "idle": None,
     "held": None,
     "run": None,
@@ -80,7 +80,7 @@ def sweep_options(command: Callable[P, None]) -> Callable[P, None]:
             type=click.Choice(IMAGES),
             help="How jobs get the image. Default: sif where sif-folder or no registry is set, else docker.",
         ),
-        click.option("--site", default="", metavar="SITE", help="Default: the setting `site`."),
+        click.option("--site", type=click.Choice(SITES), help="Default: the setting `site`."),
         click.option("--idle-limit", "idle", type=Duration(), metavar="TIME", help="Default: 24h."),
         click.option("--held-limit", "held", type=Duration(), metavar="TIME", help="Default: 10m."),
         click.option("--run-limit", "run", type=Duration(), metavar="TIME", help="Default: 24h."),

@@ -14,6 +14,7 @@ from imagefactory.cli.output import (
     collecting,
     say,
     say_json,
+    say_next,
     terminal_width,
 )
 from imagefactory.cli.pool import find_inventory
@@ -168,10 +169,10 @@ def _submitted(call: Call, folder: Path, given: dict[str, Any], made: Made | Non
             ours = sweep.id if _in_store(call, folder, sweep.id) else folder
             say(
                 f"submitted {sweep.id} as job {job}, in {folder}\n"
-                f"how far it is:   imagefactory status {ours}\n"
                 f"its verdicts:    imagefactory collect {ours}\n"
                 f"end it:          imagefactory cancel {ours}"
             )
+            say_next("status", str(ours))
 
 
 def _in_store(call: Call, folder: Path, name: str) -> bool:

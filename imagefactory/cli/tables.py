@@ -72,7 +72,7 @@ def what_options(command: Callable[P, None]) -> Callable[P, None]:
 @json_option
 @click.pass_obj
 def tables(call: Call, /, names: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Write which framework runs on which GPU: what is proven, what failed and why.
+    """Write tables of what is proven on which GPU, and what failed.
 
     \b
       valid_combos.csv     Framework, Compute Capability, Cuda Library, Framework Version

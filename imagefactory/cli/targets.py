@@ -21,6 +21,7 @@ from imagefactory.cli.output import (
     package_json,
     say,
     say_json,
+    say_next,
     target_json,
     targets_argument,
     terminal_width,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_obj
 def list_targets(call: Call, names: tuple[str, ...], as_json: bool) -> None:
-    """List the targets: what can be built, and the state of each lock.
+    """List the targets: what is locked, built, pushed and verified.
 
     Without a factory, the images of the catalogue that you joined: on which GPUs each is verified.
     """
@@ -61,7 +62,7 @@ def list_targets(call: Call, names: tuple[str, ...], as_json: bool) -> None:
             (t.name, f"{t.framework} {t.version}", t.cuda, t.python, t.base, states[t.name]) for t in chosen
         ]
         say(format_table(("TARGET", "FRAMEWORK", "CUDA", "PYTHON", "BASE", "LOCK"), rows))
-    return None
+    return say_next("show", chosen[0].name)
 
 
 def _list_catalogued(call: Call, names: tuple[str, ...], *, as_json: bool) -> None:
@@ -89,7 +90,7 @@ def _show_catalogued(call: Call, name: str, *, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def show(call: Call, name: str, as_json: bool) -> None:
-    """Show one target: what it asks for, what its lock holds, whether its image is in the store.
+    """Show one target: what it asks for, its lock and its image.
 
     Without a factory, an image of the catalogue that you joined: what is known of it on which GPUs.
     """
@@ -111,7 +112,9 @@ def show(call: Call, name: str, as_json: bool) -> None:
     behind, lacking = behind_of(factory, lock) if lock else (), left_out(target)
     if not as_json:
         now = TargetState(lock=lock, state=state, why=why, image=image, behind=behind, left_out=lacking)
-        return say(format_target(target, now))
+        say(format_target(target, now))
+        doing = "lock" if state != "ok" else "build" if image is None else "verify"
+        return say_next(doing, target.name) if why is None else None
     value = {
         **target_json(target),
         "lock": state,
@@ -154,9 +157,12 @@ def show(call: Call, name: str, as_json: bool) -> None:
     help="Add packages to TARGET, all of it as locked.",
 )
 @click.option("--print", "only_print", is_flag=True, help="Print the recipe instead of writing it.")
+@json_option
 @click.pass_obj
-def new(call: Call, /, family: str, only_print: bool, **asked: Any) -> None:
-    """Write recipes/FAMILY.yaml: a recipe to start from, or one for an environment that exists."""
+def new(call: Call, /, family: str, only_print: bool, as_json: bool, **asked: Any) -> None:
+    """Write a recipe: a new one, or from an environment that exists.
+
+    It becomes recipes/FAMILY.yaml."""
     from imagefactory.factory import recipes_folder, require_own
 
     if not only_print:
@@ -166,12 +172,14 @@ def new(call: Call, /, family: str, only_print: bool, **asked: Any) -> None:
     if path.exists() and not only_print:
         raise exists
     drafted, check = _draft(call, family, asked)
-    _say_notes(drafted.told)
-    if only_print:
+    _say_notes(call, drafted.told)
+    if only_print and not as_json:
         say(drafted.text.rstrip("\n"))
     check()
+    written = "" if only_print else str(path)
+    told = {"family": family, "path": written, "recipe": drafted.text, "notes": list(drafted.told)}
     if only_print:
-        return
+        return say_json("recipe", told) if as_json else None
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(drafted.text)
@@ -179,12 +187,15 @@ def new(call: Call, /, family: str, only_print: bool, **asked: Any) -> None:
         raise exists from None
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}", hint="mend its rights") from error
-    say(f"wrote {path}\nnext: edit it, then `imagefactory list`, `imagefactory lock`, `imagefactory render`")
+    if as_json:
+        return say_json("recipe", told)
+    say(f"wrote {path}: look it over before it is locked")
+    return say_next("lock", family)
 
 
-def _say_notes(notes: Iterable[str]) -> None:
+def _say_notes(call: Call, notes: Iterable[str]) -> None:
     for line in notes:
-        click.echo(f"note: {line}", err=True)
+        call.progress.note(f"note: {line}")
 
 
 def _draft(call: Call, family: str, asked: Mapping[str, Any]) -> tuple[Draft, Callable[[], None]]:
@@ -239,7 +250,7 @@ def _draft(call: Call, family: str, asked: Mapping[str, Any]) -> tuple[Draft, Ca
         try:
             drafted = draft(wish, said, bases, call.factory.targets)
         except UsageError:  # often for want of a line that could not be read
-            _say_notes(wish.left)
+            _say_notes(call, wish.left)
             raise
 
     def check() -> None:

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from imagefactory.cli.output import Call, complete_targets, json_option, registry_option, say, say_json
+from imagefactory.cli.output import (
+    Call,
+    complete_targets,
+    json_option,
+    registry_option,
+    say,
+    say_json,
+    say_next,
+)
 from imagefactory.errors import CheckFailedError, NothingSelectedError, UsageError
 
 if TYPE_CHECKING:
@@ -51,7 +59,7 @@ def refuse_registry(name: str, registry: str) -> None:
 @json_option
 @click.pass_obj
 def verdicts(call: Call, /, name: str, place: str, as_json: bool, **options: Any) -> None:
-    """Show who verified an image, when, on which GPU and driver, and whether that can be relied on.
+    """Show who verified an image, when, on which GPU, and what holds.
 
     \b
     imagefactory verdicts pytorch-2.3-cu121                   all its images, here and in the registry;
@@ -73,6 +81,8 @@ def verdicts(call: Call, /, name: str, place: str, as_json: bool, **options: Any
         say_json("verdicts", {"images": [_found_json(image, keys) for image in images]})
     else:
         say(format_verdicts(images, keys, numbers=options["numbers"]))
+        if not any(image.judged for image in images):
+            say_next("verify", name)
     wanted = options["capability"]
     if wanted and not any(capability_proven(image.judged, wanted) for image in images):
         hint = f"imagefactory verify {name} --capability {wanted}"

@@ -15,6 +15,7 @@ from imagefactory.cli.output import (
     runner_option,
     say,
     say_json,
+    say_next,
     terminal_width,
 )
 from imagefactory.cli.sweep_options import refuse_alone, sweep_options
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_context
 def verify(ctx: click.Context, /, names: tuple[str, ...], **given: Any) -> None:
-    """Run the GPU suite inside an image, by digest, on a GPU of this machine or on a pool.
+    """Run the GPU suite inside an image, on a GPU here or on a pool.
 
     \b
       imagefactory verify pytorch-2.3-cu121                      what the store has of a target
@@ -124,7 +125,9 @@ def verify(ctx: click.Context, /, names: tuple[str, ...], **given: Any) -> None:
                     failures.add(fault)
         if as_json:
             say_json("verify", {"results": results, "errors": failures.as_json()})
-    return None
+    if not all(result["signed"] for result in results):
+        return say_next("keys", "new", "lab")
+    return say_next("verdicts", names[0]) if options.promote else say_next("promote", *names)
 
 
 def bench() -> VerifyBench:
@@ -226,4 +229,4 @@ def _say_kit(written: KitWritten, order: KitPlace, *, as_json: bool) -> None:
         f"on a machine with a GPU:  python3 {order.folder}/run.py   ({source})\n"
         f"then, back here:          imagefactory collect {order.folder}"
     )
-    return None
+    return say_next(f"{order.folder}/run.py", program="python3")

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import click
 
-from imagefactory.cli.output import Call, collecting, json_option, say, say_json, terminal_width
+from imagefactory.cli.output import Call, collecting, json_option, say, say_json, say_next, terminal_width
 from imagefactory.errors import UsageError
 
 
@@ -26,7 +26,7 @@ from imagefactory.errors import UsageError
 @json_option
 @click.pass_obj
 def watch(call: Call, names: tuple[str, ...], write: bool, github: bool, as_json: bool) -> None:
-    """Say what the world has that the recipes and locks have not. Default: all families and bases.
+    """Say what is newer outside than in recipes and locks. Default: all families and bases.
 
     \b
       release   a series of the framework with wheels or builds for a Python of the family's rows
@@ -74,3 +74,6 @@ def watch(call: Call, names: tuple[str, ...], write: bool, github: bool, as_json
             say_json("watch", {"news": rows, "errors": failures.as_json()})
         if github:
             say(github_lines(every))
+    moved = [news.unit.name for news in every if news.locks]
+    if plain and moved:
+        say_next("watch", *moved, "--write")

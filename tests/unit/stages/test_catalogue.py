@@ -300,7 +300,7 @@ def run(factory: Factory, signer: Path, registry: RegistryMadeHere, *more: str) 
         "IMAGEFACTORY_REGISTRY": registry.host,
     }
     root = str(factory.settings.root_path)
-    return CliRunner().invoke(cli, ["-C", root, "--progress", "quiet", "catalogue", NAME, *more], env=environ)
+    return CliRunner().invoke(cli, ["-C", root, "catalogue", "-q", NAME, *more], env=environ)
 
 
 def as_researcher(folder: Path, text: str) -> tuple[Path, Mapping[str, str]]:

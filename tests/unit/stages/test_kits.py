@@ -279,7 +279,7 @@ def command(site: Site, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def call(*arguments: str) -> int:
         with pytest.raises(SystemExit) as ended:
-            cli.main(["-C", site.factory.settings.root.value, "--progress", "quiet", *arguments])
+            cli.main(["-C", site.factory.settings.root.value, *arguments, "-q"])
         return int(str(ended.value.code))
 
     return call

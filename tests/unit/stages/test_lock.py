@@ -46,7 +46,7 @@ def test_a_lock_is_solved_once_and_then_kept(place: Place) -> None:
     assert place.call("lock", "tiny-*")[:2] == (0, "tiny-2.3-cu121: locked 4 packages, 4.0 kB\n")
     assert place.names() == ["tiny-2.3-cu121.conda-lock.yml"]
     place.offer(("numpy 1.27.0 py311h0_0", ("python >=3.11,<3.12.0a0",)))
-    assert place.call("lock", "tiny-*") == (0, "tiny-2.3-cu121: unchanged (4 packages)\n", "")
+    assert place.call("lock", "-q", "tiny-*") == (0, "tiny-2.3-cu121: unchanged (4 packages)\n", "")
     assert place.states() == {"tiny-2.3-cu121": "ok"}
 
 

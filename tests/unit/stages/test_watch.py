@@ -95,7 +95,7 @@ def index(root: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
 
 @pytest.fixture
 def ask(root: Path, index: Index, capsys: pytest.CaptureFixture[str]) -> Ask:
-    return lambda *arguments: say(capsys, "--progress", "quiet", "-C", str(root), "watch", *arguments)
+    return lambda *arguments: say(capsys, "-C", str(root), "watch", "-q", *arguments)
 
 
 def texts(root: Path) -> dict[str, bytes]:

@@ -376,7 +376,7 @@ def call(
     monkeypatch.setenv("IMAGEFACTORY_STORE", str(tmp_path / "store"))
 
     def run(*arguments: str, code: int = 0) -> Said:
-        said = say(capsys, "--progress", "quiet", "submit", *arguments)
+        said = say(capsys, "submit", *arguments)
         assert said.code == code, said
         return said
 
@@ -386,7 +386,7 @@ def call(
 def test_a_researcher_in_an_empty_folder(call: Call, here: Path) -> None:
     said = call(NAME, "--executable", "train.sh", "--arguments", "--lr 0.1 'a b'")
     assert said.out.splitlines()[0] == f"wrote {NAME}.sub"
-    assert said.out.splitlines()[-1] == f"  next   condor_submit {NAME}.sub"
+    assert said.err.splitlines()[-1] == f"next: condor_submit {NAME}.sub"
     text = (here / f"{NAME}.sub").read_text()
     assert (
         "require_gpus = ((Capability == 7.0 && DriverVersion >= 12.2)"

@@ -1,0 +1,61 @@
+"""How commands stand in `--help`: in groups, by what they are for, one whole line each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import click
+
+from imagefactory.cli.output import Call
+
+
+class Group(click.Group):
+    """A group of commands whose help shows them under headings, and no line cut."""
+
+    _shelves: Mapping[str, tuple[click.Command, ...]] | None = None
+
+    def shelve(self, shelves: Mapping[str, tuple[click.Command, ...]]) -> None:
+        """Adds the commands, by the heading under which each is shown. All of them get `-q`."""
+        self._shelves = shelves
+        for commands in shelves.values():
+            for command in commands:
+                self.add_command(command)
+        for command in leaves(self):
+            command.params.append(_quiet())
+
+    def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, self.commands))
+        for title, commands in (self._shelves or {"Commands": tuple(self.commands.values())}).items():
+            with formatter.section(title):
+                rows = [((one.name or "").ljust(width), first_line(one)) for one in commands]
+                formatter.write_dl(rows)
+
+
+def leaves(group: click.Group) -> Iterator[click.Command]:
+    """The commands of a group and of the groups in it, these themselves left out."""
+    for command in group.commands.values():
+        if isinstance(command, click.Group):
+            yield from leaves(command)
+        else:
+            yield command
+
+
+def first_line(command: click.Command) -> str:
+    """What stands beside its name: the first sentence of its help, without the full stop."""
+    paragraph = " ".join((command.help or "").split("\n\n")[0].split())
+    return paragraph.partition(". ")[0].rstrip(".")
+
+
+def _quiet() -> click.Option:
+    def hush(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+        if value and isinstance(ctx.obj, Call):
+            ctx.obj = replace(ctx.obj, progress_style="quiet")
+
+    return click.Option(
+        ["-q", "--quiet"],
+        is_flag=True,
+        expose_value=False,
+        callback=hush,
+        help="Say results and errors alone: no progress, no notes, no next step.",
+    )

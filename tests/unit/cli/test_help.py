@@ -1,0 +1,113 @@
+"""Every command as a person meets it: in its group, on one whole line, with the options that all share."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from imagefactory import errors
+from imagefactory.cli import cli
+from imagefactory.cli.groups import Group, leaves
+from tests.made.command import Call
+
+SILENT = {"run": "its output is the command's", "completion": "it prints a script for a shell"}
+"""Commands without --json, and why."""
+LAST = {
+    "completion": "a shell reads it",
+    "export": "its report ends with the other program's command",
+    "inspect": "it answers a question",
+    "run": "its output is the command's",
+    "settings": "it answers a question",
+    "show": "keys: it answers a question",
+    "tables": "it ends with the files",
+}
+"""Commands that name no next one, and why."""
+SHAPES = {
+    "--check": "lock, render: what the factory has; submit: the file that is named",
+    "--output": "where it is written: a file, a folder, or a name in this folder",
+    "-o": "the same",
+}
+"""Options that take another shape in another command: one meaning all the same."""
+
+
+def commands(group: click.Group = cli, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+        else:
+            yield " ".join((*path, name)), command
+
+
+ALL = dict(commands())
+
+
+@pytest.mark.parametrize("words", [(), ("store",), ("registry",), ("keys",)])
+def test_help_shows_each_command_on_one_whole_line_of_80_columns(words: tuple[str, ...]) -> None:
+    text = CliRunner().invoke(cli, [*words, "--help"], terminal_width=80).output
+    assert max(map(len, text.splitlines())) <= 80
+    group = cli.commands[words[0]] if words else cli
+    assert isinstance(group, Group)
+    for name, command in group.commands.items():
+        line = next(line for line in text.splitlines() if line.split()[:1] == [name])
+        first = (command.help or "").split("\n\n")[0].replace("\n", " ").partition(". ")[0]
+        assert " ".join(line.split()[1:]) == " ".join(first.split()).rstrip(".")
+
+
+def test_help_has_a_heading_for_each_purpose() -> None:
+    text = CliRunner().invoke(cli, ["--help"], terminal_width=80).output
+    found = re.findall(r"^([A-Z][a-z ]+):$", text, re.MULTILINE)
+    assert found == ["Options", "Build", "Publish", "Verify", "Use", "Look after"]
+
+
+def test_every_command_can_be_quiet_and_answers_in_json() -> None:
+    for name, command in ALL.items():
+        spelt = [word for one in command.params for word in one.opts]
+        assert {"-q", "--quiet"} <= set(spelt), name
+        assert len(spelt) == len(set(spelt)), name
+        assert ("--json" in spelt) == (name not in SILENT), name
+    assert list(ALL.values()) == list(leaves(cli))
+
+
+def test_an_option_means_the_same_in_every_command() -> None:
+    shapes: dict[str, set[tuple[object, ...]]] = defaultdict(set)
+    for command in ALL.values():
+        for one in command.params:
+            if isinstance(one, click.Option):
+                for word in one.opts:
+                    shapes[word].add((one.is_flag, one.nargs, type(one.type).__name__))
+    assert not {word for word, found in shapes.items() if len(found) > 1} - SHAPES.keys()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_wrong_words_are_an_error_in_json_too(name: str, call: Call) -> None:
+    said = call(*name.split(), "--no-such-option", *([] if name in SILENT else ["--json"]))
+    assert said.code == errors.EXIT_USAGE
+    assert "no-such-option" in said.err
+    if name not in SILENT:
+        (error,) = json.loads(said.out)["errors"]
+        assert error["exit_code"] == errors.EXIT_USAGE
+        assert "no-such-option" in error["message"]
+
+
+def test_every_command_ends_with_the_next_one() -> None:
+    for name, command in ALL.items():
+        assert command.callback is not None
+        module = sys.modules[inspect.unwrap(command.callback).__module__]
+        told = "say_next(" in inspect.getsource(module)
+        assert told or name.split()[-1] in LAST, name
+
+
+def test_the_next_command_is_told_to_people_alone(call: Call) -> None:
+    name = "pytorch-2.3-cu121"
+    last = call("show", name).err.splitlines()[-1]
+    assert re.fullmatch(rf"next: imagefactory -C \S+ build {re.escape(name)}", last)
+    for quiet in (("-q",), ("--json",)):
+        assert call("show", name, *quiet).err == ""
