@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.output import Call, collecting, json_option, say, say_json, say_next, terminal_width
+from imagefactory.cli.output import (
+    Call,
+    collecting,
+    json_option,
+    say,
+    say_json,
+    say_next,
+    terminal_width,
+)
 from imagefactory.cli.sweeps import as_sweep, collect_jobs
 from imagefactory.errors import CheckFailedError
 
@@ -94,7 +102,7 @@ def _as_text(done: CollectedKit) -> str:
     fields += [("attached", place) for place in done.attached]
     blocks = [f"{format_gpu_run(done.report, terminal_width())}\n{format_fields(fields, indent='')}"]
     if done.promotion:
-        blocks.append(format_promotion(done.promotion))
+        blocks.append(format_promotion(done.promotion, terminal_width()))
     return "\n\n".join(blocks)
 
 

@@ -116,7 +116,7 @@ def _table(candidates: list[CoverCandidate], *, as_json: bool) -> None:
     table = rows(candidates, gpus)
     if as_json:
         return _say_rows(table, gpus)
-    return say(format_rows(table, [gpu.capability for gpu in gpus]))
+    return say(format_rows(table, [gpu.capability for gpu in gpus], terminal_width()))
 
 
 def _one_gpu(gpu: CompatGpu, candidates: list[CoverCandidate], *, as_json: bool) -> None:
@@ -154,7 +154,7 @@ def _cover(call: Call, file: Path, names: tuple[str, ...], *, as_json: bool) -> 
     if as_json:
         say_json("cover", {"covers": [cover_json(one) for one in covers]})
     else:
-        say(format_covers(covers))
+        say(format_covers(covers, terminal_width()))
         named = [choice.candidate.name for one in covers for choice in one.images if choice.candidate.name]
         if named:
             say_next("build", *named)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.output import Call, json_option, say, say_json, write
+from imagefactory.cli.output import Call, json_option, say, say_json, say_next, terminal_width, write
 from imagefactory.cli.pool import find_inventory, inventory_option
 from imagefactory.errors import EXIT_CHECK, FactoryError, UsageError
 
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 def find(
     call: Call, words: tuple[str, ...], gpus: int, memory: str, inventory: Path | None, as_json: bool
 ) -> None:
-    """Find an image: on which GPUs of this pool it runs, how many are free, and how well that is known.
+    """Find an image for what you want to run, on this pool's GPUs.
+
+    It is told on which GPUs it runs, how many of them are free, and how well that is known.
 
     \b
     imagefactory find pytorch
@@ -46,7 +48,7 @@ def find(
     Exit code 3 where there is no such image, 9 where it runs on no GPU that you may have.
     """
     from imagefactory.pools.sizes import parse_size
-    from imagefactory.report.find import format_found, found_json
+    from imagefactory.report.find import format_found, found_json, next_command
     from imagefactory.stages.find import FindAsk, find_images
     from imagefactory.submit.places import Wish
 
@@ -60,7 +62,8 @@ def find(
     if as_json:
         say_json("find", found_json(found))
     else:
-        say(format_found(found))
+        say(format_found(found, terminal_width()))
+        say_next(*next_command(found))
     if not any(one.gpus for one in found.found):
         raise click.exceptions.Exit(EXIT_CHECK)
 

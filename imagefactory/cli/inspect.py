@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.output import Call, complete_targets, json_option, say, say_json
+from imagefactory.cli.output import Call, complete_targets, json_option, say, say_json, terminal_width
 from imagefactory.errors import EXIT_CHECK, UsageError
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def inspect(
     )
     if as_json:
         return say_json("inspect", inspection_json(inspection))
-    return say(format_inspection(inspection, every=every))
+    return say(format_inspection(inspection, terminal_width(), every=every))
 
 
 def _amd_target(gpu: str) -> str:

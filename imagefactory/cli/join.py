@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.output import Call, at_terminal, json_option, say, say_json, write
+from imagefactory.cli.output import Call, at_terminal, json_option, say, say_json, say_next, write
 from imagefactory.errors import EXIT_CHECK, CheckFailedError, FactoryError, UsageError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ FILE = "invitation.toml"
 @json_option
 @click.pass_obj
 def invite(call: Call, output: Path | None, push: bool, catalogue: str, as_json: bool) -> None:
-    """Write an invitation to this site's catalogue, for `imagefactory join`.
+    """Write an invitation to this site, for `imagefactory join`.
 
     \b
     imagefactory invite                     invitation.toml, to give away
@@ -77,8 +77,8 @@ def invite(call: Call, output: Path | None, push: bool, catalogue: str, as_json:
     for one in invitation.keys:
         say(f"key {one.key.name}, until {one.until}; its fingerprint, for a page of yours:")
         say(f"  {fingerprint(one.key.keyid)}")
-    say(f"next: tell your people  imagefactory join {invitation.catalogue if place else path}")
-    return None
+    say("give it to your people, who type the next command")
+    return say_next("join", invitation.catalogue if place else str(path))
 
 
 def _push(call: Call, reference: str, text: str, now: datetime) -> str:
@@ -98,7 +98,7 @@ def _push(call: Call, reference: str, text: str, now: datetime) -> str:
 @json_option
 @click.pass_obj
 def join(call: Call, where: str, yes: bool, as_json: bool) -> None:
-    """Accept a site's invitation: where its images are, and whose word you take.
+    """Accept a site's invitation: its images, and whose word counts.
 
     \b
     imagefactory join registry.example.org/gpu
@@ -127,8 +127,7 @@ def join(call: Call, where: str, yes: bool, as_json: bool) -> None:
         return say_json("join", {**value, "catalogue_works": not note.startswith("note")})
     say(f"wrote {user.path}" if user.joining.told else f"nothing to do: {user.path} says all of it already")
     say(note)
-    say("next: imagefactory find")
-    return None
+    return say_next("find")
 
 
 def _shown(invitation: Invitation, user: UserFile) -> str:

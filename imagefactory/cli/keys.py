@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from imagefactory.cli.groups import Group
-from imagefactory.cli.output import json_option, say, say_json, say_next
+from imagefactory.cli.output import json_option, say, say_json, say_next, terminal_width
 from imagefactory.verify.model import evidence_kinds
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def new(name: str, as_json: bool) -> None:
 @click.pass_context
 def show(ctx: click.Context, as_json: bool) -> None:
     """List the keys that this factory trusts and those you have."""
+    from imagefactory.report.text import format_table
     from imagefactory.verdicts.keys import keys_folder, own_keys
     from imagefactory.verdicts.trust import list_keys, read_trust
 
@@ -72,8 +73,8 @@ def show(ctx: click.Context, as_json: bool) -> None:
     if not rows:
         say("no key is trusted, and you have none: imagefactory keys new NAME")
         return None
-    table = [("NAME", "KEY", "TRUSTED", "FROM", "UNTIL", "EVIDENCE", "YOURS")]
-    table += [
+    header = ("NAME", "KEY", "TRUSTED", "FROM", "UNTIL", "EVIDENCE", "YOURS")
+    table = [
         (
             str(row["name"]),
             str(row["keyid"])[:16],
@@ -85,10 +86,7 @@ def show(ctx: click.Context, as_json: bool) -> None:
         )
         for row in rows
     ]
-    widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
-    for line in table:
-        say("  ".join(f"{text:{width}}" for text, width in zip(line, widths, strict=True)).rstrip())
-    return None
+    return say(format_table(header, table, terminal_width(), ("EVIDENCE", "FROM")))
 
 
 @keys.command()

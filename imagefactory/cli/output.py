@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping
@@ -89,7 +90,7 @@ class Call:
 def say(text: str, *, unless: bool = False) -> None:
     """A result for a person; `unless` is true where a program asked for JSON."""
     if not unless:
-        write(1, text)
+        write(1, paint(text, 1))
 
 
 def say_json(kind: str, value: Mapping[str, object]) -> None:
@@ -107,13 +108,44 @@ def say_next(*words: str, program: str = "imagefactory") -> None:
     if call is None or call.progress_style in ("quiet", "json") or context.params.get("as_json"):
         return
     place = ("-C", str(call.directory)) if call.directory and program == "imagefactory" else ()
-    write(2, f"next: {shlex.join((program, *place, *words))}")
+    write(2, paint(f"next: {shlex.join((program, *place, *words))}", 2))
 
 
 def complain(error: FactoryError, prefix: str = "") -> None:
-    write(2, f"error: {without_logins(prefix)}{error.message}")
+    write(2, paint(f"error: {without_logins(prefix)}{error.message}", 2))
     if error.hint:
         write(2, f"  what to do: {error.hint}")
+
+
+_COLOURS = {
+    "green": "ok yes passed verified good valid",
+    "red": (
+        "no failed FAILED error: missing malformed unsolvable wrong revoked expired invalid wrong-numbers "
+        "no-kernel driver-too-old no-gpu wrong-gpu load-failed pull-failed timeout build-failed"
+    ),
+    "yellow": "warning warning: WARNING: part partly stale held no-match infrastructure undecided not-tested",
+    "cyan": "next:",
+}
+"""Words that stand alone in a cell or before their line, by the colour in which a terminal shows them."""
+_LETTERS = {"Y": "green", "P": "green", "~": "yellow", "-": "red"}
+_WORDS = {word: colour for colour, words in _COLOURS.items() for word in words.split()}
+_CELL = re.compile(
+    rf"(?m)(?P<before>^ *|(?<=  ))(?P<word>{'|'.join(map(re.escape, sorted(_WORDS, reverse=True)))}|"
+    r"[YP~-][dpv]!?)(?=$|  | \[| !|: |(?<=:) )"
+)
+
+
+def paint(text: str, stream: int) -> str:
+    """With colours for the words above, where `stream` is a terminal that shows them. Nobody else knows."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
+    if plain or not os.isatty(stream):
+        return text
+
+    def colour(found: re.Match[str]) -> str:
+        word = found["word"]
+        return found["before"] + click.style(word, fg=_WORDS.get(word) or _LETTERS[word[0]])
+
+    return _CELL.sub(colour, text)
 
 
 def write(stream: int, text: str) -> None:

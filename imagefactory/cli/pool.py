@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ParamSpec
 
 import click
 
-from imagefactory.cli.output import json_option, say, say_json, say_next
+from imagefactory.cli.output import json_option, say, say_json, say_next, terminal_width
 from imagefactory.errors import NothingSelectedError
 from imagefactory.pools.model import open_pool
 from imagefactory.settings.choices import HTCONDOR
@@ -81,7 +81,7 @@ def pool(inventory: Path | None, machines: bool, output: Path | None, as_json: b
         kinds = [kind_json(kind) for kind in kinds_of(pool_inventory)]
         say_json("pool", {**inventory_json(pool_inventory), "kinds": kinds})
     else:
-        say(format_machines(pool_inventory) if machines else format_pool(pool_inventory))
+        say((format_machines if machines else format_pool)(pool_inventory, terminal_width()))
         say(f"saved as {output}", unless=not output)
         if output:
             say_next("plan", "--inventory", str(output))

@@ -16,6 +16,7 @@ from imagefactory.cli.output import (
     say,
     say_json,
     say_next,
+    terminal_width,
 )
 from imagefactory.cli.verdicts import NAME, refuse_registry
 from imagefactory.errors import CheckFailedError
@@ -58,7 +59,7 @@ def promote(call: Call, names: tuple[str, ...], place: str, dry_run: bool, as_js
                 wanted = Promoting(target=target, place=where, now=now, dry_run=dry_run)
                 done = promote(factory, wanted, call.progress)
                 results.append(promotion_json(done))
-                say(format_promotion(done, dry_run=dry_run), unless=as_json)
+                say(format_promotion(done, terminal_width(), dry_run=dry_run), unless=as_json)
                 for _, fault in done.faults:
                     failures.add(fault)
                 _insist(done, digest)

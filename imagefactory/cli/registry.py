@@ -18,6 +18,7 @@ from imagefactory.cli.output import (
     say_json,
     say_next,
     targets_argument,
+    terminal_width,
 )
 from imagefactory.errors import UsageError
 
@@ -54,11 +55,12 @@ def registry_list(call: Call, names: tuple[str, ...], place: str, as_json: bool)
             for shelf in shelves
         ]
         return say_json("registry", {"repositories": repositories})
-    say(format_shelves(shelves))
-    for shelf in shelves:
-        if shelf.tagged:
-            return say_next("pull", f"{shelf.registry}/{shelf.repository}:{shelf.tagged[0].tag}")
-    return say_next("push", names[0]) if names else None
+    say(format_shelves(shelves, terminal_width()))
+    tagged = [shelf for shelf in shelves if shelf.tagged]
+    if not tagged:
+        return None
+    first = tagged[0]
+    return say_next("pull", f"{first.registry}/{first.repository}:{first.tagged[0].tag}")
 
 
 def _tagged_json(one: Tagged) -> dict[str, object]:

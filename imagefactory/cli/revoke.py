@@ -16,6 +16,7 @@ from imagefactory.cli.output import (
     say,
     say_json,
     say_next,
+    terminal_width,
 )
 from imagefactory.cli.promote import place_of_target, promotion_json
 from imagefactory.cli.verdicts import NAME, parse_option, refuse_registry
@@ -75,7 +76,7 @@ def revoke(call: Call, /, name: str, place: str, as_json: bool, **options: Any) 
     with collecting() as failures:
         moved = follow(factory, asked, target, call.progress)
         for promotion in moved:
-            say(format_promotion(promotion), unless=as_json)
+            say(format_promotion(promotion, terminal_width()), unless=as_json)
             for tag, fault in promotion.faults:
                 failures.of(tag).add(fault)
         if as_json:

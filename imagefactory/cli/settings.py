@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from imagefactory.cli.output import json_option, say, say_json
+from imagefactory.cli.output import json_option, say, say_json, terminal_width
 
 
 @click.command()
@@ -15,6 +15,7 @@ def settings(ctx: click.Context, as_json: bool) -> None:
 
     Set one in imagefactory.toml (debian-mirror = "...") or the environment (IMAGEFACTORY_DEBIAN_MIRROR).
     """
+    from imagefactory.report.text import format_table
     from imagefactory.web import redact
 
     rows = [
@@ -23,7 +24,5 @@ def settings(ctx: click.Context, as_json: bool) -> None:
     ]
     if as_json:
         return say_json("settings", {"settings": rows})
-    names, values = [max(len(row[key]) for row in rows) for key in ("name", "value")]
-    for row in ({"name": "NAME", "value": "VALUE", "origin": "ORIGIN"}, *rows):
-        say(f"{row['name']:{names}}  {row['value'] or '-':{values}}  {row['origin']}")
-    return None
+    table = [(row["name"], row["value"] or "-", row["origin"]) for row in rows]
+    return say(format_table(("NAME", "VALUE", "ORIGIN"), table, terminal_width()))

@@ -20,6 +20,7 @@ from imagefactory.cli.output import (
     say,
     say_json,
     say_next,
+    terminal_width,
 )
 from imagefactory.errors import FactoryError, NothingSelectedError, StoreError
 from imagefactory.progress import format_bytes
@@ -96,7 +97,7 @@ def _list_images(held: _Held, place: str, *, as_json: bool) -> None:
         return say_next("list")
     rows = [(i.name, str(len(i.layers)), format_bytes(i.size), i.digest) for i in images]
     rows += [(name, "sif", format_bytes(sif.file.size), sif.digest) for name, sif in sifs]
-    say(format_table(("IMAGE", "LAYERS", "SIZE", "DIGEST"), rows))
+    say(format_table(("IMAGE", "LAYERS", "SIZE", "DIGEST"), rows, terminal_width()))
     unique = {layer.descriptor.digest: layer.descriptor.size for i in images for layer in i.layers}
     total = format_bytes(sum(unique.values()))
     say(f"{total} in {len(unique)} different layers, in {place}")

@@ -232,7 +232,7 @@ def collect_jobs(
     done = collect_sweep(call.factory, folder, options, datetime.now(UTC), call.progress)
     results = [node.result for node in done.nodes]
     blocks = [headline(done.sweep, results, None), format_collected(done.nodes, terminal_width())]
-    blocks += [format_promotion(promotion) for promotion in done.promotions]
+    blocks += [format_promotion(promotion, terminal_width()) for promotion in done.promotions]
     say("\n\n".join(blocks), unless=as_json)
     for name, fault in done.faults:
         failures.of(name).add(fault)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 
 import click
 
-from imagefactory.cli.output import Call, json_option, say, say_json, targets_argument
+from imagefactory.cli.output import Call, json_option, say, say_json, targets_argument, terminal_width
 from imagefactory.errors import UsageError
 
 if TYPE_CHECKING:

@@ -41,8 +41,9 @@ def list_targets(call: Call, names: tuple[str, ...], as_json: bool) -> None:
 
     Without a factory, the images of the catalogue that you joined: on which GPUs each is verified.
     """
+    from imagefactory.model import Marks
     from imagefactory.recipes.companions import left_out
-    from imagefactory.report.text import format_table
+    from imagefactory.report.targets import format_targets
     from imagefactory.stages.catalogued import catalogue_answers
     from imagefactory.stages.lock import lock_state
 
@@ -53,15 +54,25 @@ def list_targets(call: Call, names: tuple[str, ...], as_json: bool) -> None:
     for line in filter(None, map(left_out, chosen)):
         call.progress.note(line)
     states = {target.name: lock_state(factory, target) for target in chosen}
+    marks = dict.fromkeys((target.name for target in chosen), Marks())
+    if factory.layout.tags():  # a new factory answers at once: what judges images is slow to load
+        from imagefactory.stages.marks import find_marks
+
+        marks = find_marks(factory, chosen, datetime.now(UTC))
     with collecting(factory) as failures:
         if as_json:
-            listed = [{**target_json(t), "lock": states[t.name], "left_out": left_out(t)} for t in chosen]
+            listed = [
+                {
+                    **target_json(t),
+                    "lock": states[t.name],
+                    "left_out": left_out(t),
+                    **asdict(marks[t.name]),
+                }
+                for t in chosen
+            ]
             say_json("targets", {"targets": listed, "errors": failures.as_json()})
             return None
-        rows = [
-            (t.name, f"{t.framework} {t.version}", t.cuda, t.python, t.base, states[t.name]) for t in chosen
-        ]
-        say(format_table(("TARGET", "FRAMEWORK", "CUDA", "PYTHON", "BASE", "LOCK"), rows))
+        say(format_targets([(t, states[t.name], marks[t.name]) for t in chosen], terminal_width()))
     return say_next("show", chosen[0].name)
 
 
@@ -112,7 +123,7 @@ def show(call: Call, name: str, as_json: bool) -> None:
     behind, lacking = behind_of(factory, lock) if lock else (), left_out(target)
     if not as_json:
         now = TargetState(lock=lock, state=state, why=why, image=image, behind=behind, left_out=lacking)
-        say(format_target(target, now))
+        say(format_target(target, now, terminal_width()))
         doing = "lock" if state != "ok" else "build" if image is None else "verify"
         return say_next(doing, target.name) if why is None else None
     value = {

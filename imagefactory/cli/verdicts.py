@@ -16,6 +16,7 @@ from imagefactory.cli.output import (
     say,
     say_json,
     say_next,
+    terminal_width,
 )
 from imagefactory.errors import CheckFailedError, NothingSelectedError, UsageError
 
@@ -80,7 +81,7 @@ def verdicts(call: Call, /, name: str, place: str, as_json: bool, **options: Any
     if as_json:
         say_json("verdicts", {"images": [_found_json(image, keys) for image in images]})
     else:
-        say(format_verdicts(images, keys, numbers=options["numbers"]))
+        say(format_verdicts(images, keys, terminal_width(), numbers=options["numbers"]))
         if not any(image.judged for image in images):
             say_next("verify", name)
     wanted = options["capability"]

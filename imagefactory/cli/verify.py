@@ -175,7 +175,7 @@ def _as_text(done: Verified) -> str:
     fields += [("attached", place) for place in done.attached]
     blocks = [f"{format_gpu_run(done.report, terminal_width())}\n{format_fields(fields, indent='')}"]
     if done.promotion:
-        blocks.append(format_promotion(done.promotion))
+        blocks.append(format_promotion(done.promotion, terminal_width()))
     return "\n\n".join(blocks)
 
 

@@ -19,7 +19,7 @@ from imagefactory.matrix.compat import (
     faults,
     serves,
 )
-from imagefactory.report.text import Sources, format_table
+from imagefactory.report.text import Sources, fold, format_matrix, format_table, table_width
 
 LETTERS = {
     Answer.YES: "Y",
@@ -44,11 +44,15 @@ def format_gpu(gpu: CompatGpu, rows: Sequence[CompatRow], width: int | None = No
     rest = [row for row in rows if not serves(row.cells[0]) and not _is_blank(row)]
     table = [_gpu_row(row, sources, warnings) for row in (*running, *rest)]
     head = f"{gpu.title}: {len(running)} of {len(rows)} run on it"
-    lines = [head, "", format_table(("TARGET", "RUNS", "BASIS", "DRIVER", "WHY"), table, width)]
+    lines = [
+        head,
+        "",
+        format_table(("TARGET", "RUNS", "BASIS", "DRIVER", "WHY"), table, width, ("DRIVER",)),
+    ]
     if gpu.capability not in knowledge.capabilities():
         lines[1:1] = [f"no GPU of capability {gpu.capability} is known; it is judged by the rules for all"]
     more = [*_named(warnings, "Known faults"), *_named(sources, "Sources"), *_blank(rows), *_unlocked(rows)]
-    return "\n".join([*lines, *more])
+    return "\n".join([*lines, *fold(more, width)])
 
 
 def _is_blank(row: CompatRow) -> bool:
@@ -84,7 +88,9 @@ def _differ(one: Claim, other: Claim) -> bool:
     return (one.answer in RUNS) != (other.answer in RUNS)
 
 
-def format_rows(rows: Sequence[CompatRow], capabilities: Sequence[Capability]) -> str:
+def format_rows(
+    rows: Sequence[CompatRow], capabilities: Sequence[Capability], width: int | None = None
+) -> str:
     """Candidates x capabilities, two letters a cell. Each row has a cell for each capability.
 
     Neighbours that are alike in every row are one column.
@@ -92,20 +98,28 @@ def format_rows(rows: Sequence[CompatRow], capabilities: Sequence[Capability]) -
     sources, told = Sources(), [row for row in rows if not _is_blank(row)]
     texts = list(zip(*([letters(cell) for cell in row.cells] for row in told), strict=True))
     groups = [list(some) for _, some in groupby(range(len(texts)), key=texts.__getitem__)]
-    header = ("TARGET", "VERSION", "CUDA", *(_span(capabilities, some) for some in groups), "SOURCES")
+    spans = [_span(capabilities, some) for some in groups]
+    cells = [[texts[some[0]][number] for some in groups] for number in range(len(told))]
+    marks = [sources.mark(claim.source for cell in row.cells for claim in cell.claims[:1]) for row in told]
+    names = [row.candidate.name or f"({_version(row)} CUDA {row.candidate.question.cuda})" for row in told]
+    header = ["TARGET", "VERSION", "CUDA", *spans, "SOURCES"]
     table = [
-        (
-            row.candidate.name or "(no recipe)",
-            f"{row.candidate.question.framework} {row.candidate.question.version}",
-            row.candidate.question.cuda,
-            *(texts[some[0]][number] for some in groups),
-            sources.mark(claim.source for cell in row.cells for claim in cell.claims[:1]),
-        )
-        for number, row in enumerate(told)
+        [row.candidate.name or "(no recipe)", _version(row), row.candidate.question.cuda, *some, mark]
+        for row, some, mark in zip(told, cells, marks, strict=True)
     ]
-    spans = [ALIKE] if any(len(some) > 1 for some in groups) else []
-    more = [*LEGEND, *spans, *_named(sources, "Sources"), *_blank(rows), *_unlocked(rows)]
-    return "\n".join([format_table(header, table), "", *more])
+    if width is not None and table_width([header, *table]) > width:  # a target's name says the rest
+        rest = [[name, *some] for name, some in zip(names, cells, strict=True)]
+        text = format_matrix(["TARGET", *spans], rest, width, keep=1)
+        named = ["", "a wider terminal and --json name the sources"]
+    else:
+        text, named = format_table(header, table), _named(sources, "Sources")
+    alike = [ALIKE] if any(len(some) > 1 for some in groups) else []
+    more = [*LEGEND, *alike, *named, *_blank(rows), *_unlocked(rows)]
+    return "\n".join([text, "", *fold(more, width)])
+
+
+def _version(row: CompatRow) -> str:
+    return f"{row.candidate.question.framework} {row.candidate.question.version}"
 
 
 def _span(capabilities: Sequence[Capability], indexes: Sequence[int]) -> str:
@@ -127,14 +141,14 @@ def letters(cell: Cell) -> str:
     return f"{LETTERS[cell.answer]}{basis}{'!' if shown_warnings(cell) else ''}"
 
 
-def format_covers(covers: Sequence[Cover]) -> str:
+def format_covers(covers: Sequence[Cover], width: int | None = None) -> str:
     """The fewest images of each group, which GPU each is for, and what no image serves."""
     sources = Sources()
-    told = [_cover(one, sources) for one in covers]
-    return "\n".join(["\n\n".join(told), *_named(sources, "Sources")])
+    told = [_cover(one, sources, width) for one in covers]
+    return "\n".join(["\n\n".join(told), *fold(_named(sources, "Sources"), width)])
 
 
-def _cover(cover: Cover, sources: Sources) -> str:
+def _cover(cover: Cover, sources: Sources, width: int | None) -> str:
     count = len(cover.images)
     images = f"{count} image{'s' if count != 1 else ''}"
     gpus = sum(len(choice.serves) for choice in cover.images)
@@ -142,8 +156,8 @@ def _cover(cover: Cover, sources: Sources) -> str:
     for choice in cover.images:
         table = [_served(gpu, cell, sources) for gpu, cell in choice.serves]
         lock = f" (lock: {choice.candidate.lock})" if choice.candidate.lock not in ("", "ok") else ""
-        lines += [f"  {choice.candidate.title}{lock}", *format_table(table[0], table[1:]).splitlines()]
-    lines += [f"  none for {_unserved(unserved, sources)}" for unserved in cover.unserved]
+        lines += [f"  {choice.candidate.title}{lock}", *format_table(table[0], table[1:], width).splitlines()]
+    lines += fold((f"  none for {_unserved(one, sources)}" for one in cover.unserved), width)
     return "\n".join(lines)
 
 
@@ -183,7 +197,7 @@ def format_differences(differences: Sequence[Difference], width: int | None = No
     if not table:
         return "no difference is known"
     header = ("VERSION", "CUDA", "CAPABILITIES", "DOCUMENTED", "PREDICTED", "WHY")
-    return "\n".join([format_table(header, table, width), *_named(sources, "Sources")])
+    return "\n".join([format_table(header, table, width), *fold(_named(sources, "Sources"), width)])
 
 
 def _scan(one: Difference) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from imagefactory.gpu.model import Basis
 from imagefactory.pools.sizes import format_size
 from imagefactory.report.pool import summary
-from imagefactory.report.text import format_table
+from imagefactory.report.text import fold, format_table
 from imagefactory.stages.find import Finding
 from imagefactory.submit.find import Found, FoundGpu
 from imagefactory.submit.places import free_when
@@ -17,11 +17,11 @@ MOST = 20
 """Images in one answer for a person."""
 
 
-def format_found(finding: Finding) -> str:
-    """Where the answer comes from, a row for each kind of GPU, and the next command."""
+def format_found(finding: Finding, width: int | None = None) -> str:
+    """Where the answer comes from, and a row for each kind of GPU."""
     inventory = finding.ask.inventory
     usable = [one for one in finding.found if one.gpus]
-    lines = [*_sources(finding), ""]
+    lines = [*fold(_sources(finding), width), ""]
     if usable:
         header = (
             ("IMAGE", "GPU", "GPUS", "FREE", "KNOWN")
@@ -29,7 +29,7 @@ def format_found(finding: Finding) -> str:
             else ("IMAGE", "GPUS BY CAPABILITY", "KNOWN")
         )
         rows = [row for one in usable[:MOST] for row in (_pool_rows(one) if inventory else _rows(one))]
-        lines += [format_table(header, rows), ""]
+        lines += [format_table(header, rows, width)]
     if len(usable) > MOST:
         lines.append(f"and {len(usable) - MOST} more: say it with more words")
     if rest := len(finding.found) - len(usable):
@@ -37,28 +37,25 @@ def format_found(finding: Finding) -> str:
         lines.append(f"{rest} {what} on none of {'these GPUs' if inventory else 'the known GPUs'}")
     if any(row.unsure for one in usable[:MOST] for row in one.gpus):
         lines.append("* some of these machines may refuse such jobs: what they take is not told")
-    return "\n".join([*lines, f"next: {next_command(finding)}"])
+    return "\n".join(lines).rstrip()
 
 
-def next_command(finding: Finding) -> str:
-    """What the reader types for the best answer."""
+def next_command(finding: Finding) -> tuple[str, ...]:
+    """What the reader types for the best answer, behind `imagefactory`."""
     best, wish = finding.found[0], finding.ask.wish
     if not best.gpus:
-        inventory = finding.ask.inventory
-        return (
-            "imagefactory pool" if inventory else f"imagefactory compat {shlex.quote(best.findable.family)}"
-        )
+        return ("pool",) if finding.ask.inventory else ("compat", best.findable.family)
     one = best.findable
     if one.ready:
-        options = [f"--gpus {wish.gpus}"] if wish.gpus > 1 else []
-        options += [f"--gpu-memory {format_size(wish.gpu_memory)}"] if wish.gpu_memory else []
-        options += [] if best.gpus[0].basis is Basis.VERIFIED else ["--accept predicted"]
-        return " ".join(["imagefactory submit", one.target, *options])
+        options = ["--gpus", str(wish.gpus)] if wish.gpus > 1 else []
+        options += ["--gpu-memory", format_size(wish.gpu_memory)] if wish.gpu_memory else []
+        options += [] if best.gpus[0].basis is Basis.VERIFIED else ["--accept", "predicted"]
+        return ("submit", one.target, *options)
     if one.target:
-        return f"imagefactory build {one.target}"
-    cuda = f" --cuda {one.cuda}" if one.cuda else ""
-    gpu = f" --capability {best.gpus[0].capability}" if finding.ask.inventory else ""
-    return f"imagefactory compat {one.framework}=={one.version}{cuda}{gpu}"
+        return ("build", one.target)
+    cuda = ("--cuda", one.cuda) if one.cuda else ()
+    gpu = ("--capability", str(best.gpus[0].capability)) if finding.ask.inventory else ()
+    return ("compat", f"{one.framework}=={one.version}", *cuda, *gpu)
 
 
 def _sources(finding: Finding) -> Iterator[str]:
@@ -128,7 +125,7 @@ def found_json(finding: Finding) -> Mapping[str, object]:
             }
             for one in finding.found
         ],
-        "next": next_command(finding),
+        "next": shlex.join(("imagefactory", *next_command(finding))),
     }
 
 

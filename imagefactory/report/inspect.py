@@ -12,7 +12,7 @@ from imagefactory.gpu.capability import Capability, Code
 from imagefactory.gpu.frameworks import Role, cuda_of, find_framework, find_package, role_of
 from imagefactory.gpu.model import Answer, Claim, Contents, Library, LibraryReach, Prediction, Reach
 from imagefactory.gpu.predict import INTEGRATED
-from imagefactory.report.text import format_fields, format_table
+from imagefactory.report.text import fold, format_fields, format_matrix
 
 RUNS = (Answer.YES, Answer.PTX)
 WORDS = {
@@ -125,19 +125,19 @@ def _told(claim: Claim) -> str:
 # --- all of it -----------------------------------------------------------------------------------
 
 
-def format_inspection(inspection: Inspection, *, every: bool = False) -> str:
+def format_inspection(inspection: Inspection, width: int | None = None, *, every: bool = False) -> str:
     """What it is, what runs it, and the table of libraries x capabilities.
 
     Without `every`, libraries that decide nothing, integrated GPUs and those older than any of its code
     are left out.
     """
-    parts = [f"{inspection.name}\n{format_fields(_fields(inspection))}"]
+    parts = [f"{inspection.name}\n{format_fields(_fields(inspection), width=width)}"]
     nvidia = [one for one in ordered_libraries(inspection.contents) if one[0].modules and not _is_amd(one[0])]
     if nvidia:
-        parts.append(_format_cuda(inspection, nvidia, every=every))
+        parts.append(_format_cuda(inspection, nvidia, width, every=every))
     amd = [one for one in ordered_libraries(inspection.contents) if _is_amd(one[0])]
     if amd:
-        parts.append(_format_amd(amd))
+        parts.append(_format_amd(amd, width))
     if not nvidia and not amd:
         parts.append("no GPU code was found")
     return "\n\n".join(parts)
@@ -256,7 +256,9 @@ def ordered_libraries(contents: Contents) -> list[tuple[Library, Role]]:
     return sorted(roles, key=lambda one: (_ROLES.index(one[1]), one[0].path))
 
 
-def _format_cuda(inspection: Inspection, libraries: Sequence[tuple[Library, Role]], *, every: bool) -> str:
+def _format_cuda(
+    inspection: Inspection, libraries: Sequence[tuple[Library, Role]], width: int | None, *, every: bool
+) -> str:
     columns = [
         prediction
         for prediction in inspection.predictions
@@ -277,13 +279,12 @@ def _format_cuda(inspection: Inspection, libraries: Sequence[tuple[Library, Role
     ]
     if inspection.contents.libraries and not inspection.cpu_only:
         rows.append(("predicted", "", *(WORDS[prediction.answer] for prediction in columns)))
-    lines = [format_table(header, rows), LEGEND]
+    lines = [format_matrix(header, rows, width, keep=2), *fold([LEGEND], width)]
     hidden = len(libraries) - len(shown)
     if hidden:
         some = "1 library" if hidden == 1 else f"{hidden} libraries"
-        lines.append(
-            f"{some} of CUDA's that choose among their own code decide nothing here: --all shows all"
-        )
+        told = f"{some} of CUDA's that choose among their own code decide nothing here: --all shows all"
+        lines += fold([told], width)
     return "\n".join(lines)
 
 
@@ -320,18 +321,18 @@ def _is_amd(library: Library) -> bool:
     return any(code.processor for modules in library.modules for code in modules.codes)
 
 
-def _format_amd(libraries: Sequence[tuple[Library, Role]]) -> str:
+def _format_amd(libraries: Sequence[tuple[Library, Role]], width: int | None) -> str:
     """Libraries x processors of AMD's, features left out of the columns. Files for one GPU are counted."""
     shown = [one for one in libraries if not _is_object(one[0])]
     objects = [one for one, _ in libraries if _is_object(one)]
-    parts = [_amd_table(shown)] if shown else []
+    parts = [_amd_table(shown, width)] if shown else []
     if objects:
         names = sorted({_processor(code.processor) for one in objects for code in _codes(one)})
         parts.append(f"{_counted(objects, 'code object')}, a file for one GPU each: {', '.join(names)}")
     return "\n".join(parts)
 
 
-def _amd_table(libraries: Sequence[tuple[Library, Role]]) -> str:
+def _amd_table(libraries: Sequence[tuple[Library, Role]], width: int | None) -> str:
     processors = sorted({_processor(code.processor) for one, _ in libraries for code in _codes(one)})
     rows = []
     for name, (library, _) in zip(_short_names(libraries), libraries, strict=True):
@@ -348,7 +349,7 @@ def _amd_table(libraries: Sequence[tuple[Library, Role]]) -> str:
     legend = (
         "N code in all modules, 12/397 in so many, - none; AMD's code runs on the processors it names alone"
     )
-    return "\n".join([format_table(("LIBRARY", *processors), rows), legend])
+    return "\n".join([format_matrix(("LIBRARY", *processors), rows, width, keep=1), *fold([legend], width)])
 
 
 def _codes(library: Library) -> list[Code]:

@@ -21,7 +21,7 @@ from imagefactory.matrix.plan import (
     Ruling,
 )
 from imagefactory.matrix.rows import RuledRow
-from imagefactory.report.text import Sources, format_table, wrap
+from imagefactory.report.text import Sources, fold, format_table, wrap
 
 DEVICE = ("gpu", "capability", "driver")
 MAX_JOBS = 256
@@ -47,7 +47,7 @@ def format_plan(plan: Plan, width: int | None = None) -> str:
     sources, room = Sources(), max(min(width or WIDTH, WIDTH), MIN_WIDTH)
     blocks = [line for target in plan.targets for line in _format_target(target, sources, room)]
     foot = [summary(plan), *_override((cell.ruling for cell in plan.cells), plan.unused)]
-    return "\n".join([*blocks, *([""] if blocks else []), *foot, *_sources(sources)])
+    return "\n".join([*blocks, *([""] if blocks else []), *fold([*foot, *_sources(sources)], width)])
 
 
 def _format_target(planned: PlannedTarget, sources: Sources, width: int) -> list[str]:
@@ -162,7 +162,7 @@ def format_rows(judged: Sequence[RuledRow], unused: Sequence[str], width: int | 
     table = format_table([header[i] for i in kept], [[row[i] for i in kept] for row in rows], width)
     overrides = _override((ruled.ruling for ruled in judged), unused)
     foot = [rows_summary(judged), *_outcomes(judged), *overrides, *_sources(sources)]
-    return "\n".join([table, "", *foot])
+    return "\n".join([table, "", *fold(foot, width)])
 
 
 def _outcomes(judged: Sequence[RuledRow]) -> list[str]:

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from imagefactory.pools.model import Inventory, PoolGpu, PoolMachine
-from imagefactory.report.text import format_table
+from imagefactory.report.text import fold, format_table
 from imagefactory.versions import natural
 
 _HEADER = ("CAPABILITY", "GPU", "MEMORY", "DRIVER", "CUDA", "MACHINES", "FREE", "GPUS")
-_NUMBERS = (2, 5, 6, 7)
+_NUMBERS = ("MEMORY", "MACHINES", "FREE", "GPUS")
 """Columns of numbers, which stand at the right."""
+_DROP = ("MACHINES", "CUDA", "MEMORY")
 UNTOLD = "-"
 
 
@@ -69,7 +70,7 @@ def kind_json(kind: Kind) -> dict[str, object]:
     }
 
 
-def format_pool(inventory: Inventory) -> str:
+def format_pool(inventory: Inventory, width: int | None = None) -> str:
     """A row for each kind, how many there are in all, and what was left out."""
     rows = [
         (
@@ -84,10 +85,12 @@ def format_pool(inventory: Inventory) -> str:
         )
         for kind in kinds_of(inventory)
     ]
-    return "\n".join([_table(_HEADER, rows, _NUMBERS), "", summary(inventory), *_notes(inventory)])
+    return "\n".join(
+        [_table(_HEADER, rows, width), "", *fold([summary(inventory), *_notes(inventory)], width)]
+    )
 
 
-def format_machines(inventory: Inventory) -> str:
+def format_machines(inventory: Inventory, width: int | None = None) -> str:
     """A row for each machine: how many GPUs of which kinds, and how many of them are free."""
     rows = []
     for machine in inventory.machines:
@@ -98,8 +101,8 @@ def format_machines(inventory: Inventory) -> str:
         free = sum(gpu.free for gpu in machine.gpus)
         what = ", ".join(f"{number} x {text}" for text, number in sorted(alike.items()))
         rows.append((machine.name, str(free), str(len(machine.gpus)), what))
-    table = _table(("MACHINE", "FREE", "GPUS", ""), rows, (1, 2))
-    return "\n".join([table, "", summary(inventory), *_notes(inventory)])
+    table = _table(("MACHINE", "FREE", "GPUS", "KINDS"), rows, width)
+    return "\n".join([table, "", *fold([summary(inventory), *_notes(inventory)], width)])
 
 
 def summary(inventory: Inventory) -> str:
@@ -124,11 +127,13 @@ def _memory(memory: int) -> str:
     return f"{memory / 2**30:.0f} GiB" if memory else UNTOLD
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int]) -> str:
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> str:
     """Columns of numbers stand at the right."""
+    numbers = [at for at, name in enumerate(header) if name in _NUMBERS]
     wide = {at: max(len(row[at]) for row in (header, *rows)) for at in numbers}
     placed = [
         tuple(cell.rjust(wide[at]) if at in wide else cell for at, cell in enumerate(row))
         for row in (header, *rows)
     ]
-    return format_table(placed[0], placed[1:])
+    drop = [placed[0][header.index(name)] for name in _DROP if name in header]
+    return format_table(placed[0], placed[1:], width, drop)

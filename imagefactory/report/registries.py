@@ -77,7 +77,7 @@ def format_copied(copied: CopiedImage) -> str:
     return f"{copied.source} -> {copied.destination}\n{format_fields(fields + moved)}"
 
 
-def format_shelves(shelves: Sequence[Shelf]) -> str:
+def format_shelves(shelves: Sequence[Shelf], width: int | None = None) -> str:
     """The tags of repositories, one line each; a repository without any is said to be empty."""
     rows = [
         (f"{shelf.repository}:{one.tag}", one.kind, format_bytes(one.size), one.digest)
@@ -85,7 +85,7 @@ def format_shelves(shelves: Sequence[Shelf]) -> str:
         for one in shelf.tagged
     ]
     empty = [f"nothing in {shelf.registry}/{shelf.repository}" for shelf in shelves if not shelf.tagged]
-    return "\n".join([format_table(("TAG", "KIND", "SIZE", "DIGEST"), rows)] * bool(rows) + empty)
+    return "\n".join([format_table(("TAG", "KIND", "SIZE", "DIGEST"), rows, width)] * bool(rows) + empty)
 
 
 def format_pruned(pruned: Pruned, *, dry_run: bool) -> str:

@@ -20,7 +20,7 @@ def format_sweep_plan(plan: SweepPlan, limits: JobLimits, width: int | None = No
     blocks = []
     if plan.cells:
         header = ("TARGET", "CAPABILITY", "GPUS", "DRIVER", "WHY")
-        blocks.append(format_table(header, [_cell(cell) for cell in plan.cells], width))
+        blocks.append(format_table(header, [_cell(cell) for cell in plan.cells], width, ("DRIVER",)))
     if plan.left_out:
         blocks.append(format_left_out(plan.left_out, width))
     blocks += ["\n".join(plan.notes)] if plan.notes else []
@@ -109,7 +109,7 @@ def format_collected(nodes: Sequence[CollectedNode], width: int | None = None) -
         )
         for node in nodes
     ]
-    return format_table(("TARGET", "CAPABILITY", "OUTCOME", "GPU", "WHY"), rows, width)
+    return format_table(("TARGET", "CAPABILITY", "OUTCOME", "GPU", "WHY"), rows, width, ("GPU",))
 
 
 # --- JSON ----------------------------------------------------------------------------------------

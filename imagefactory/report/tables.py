@@ -19,7 +19,7 @@ from imagefactory.gpu.capability import Capability
 from imagefactory.matrix.combos import INVALID, REPORTED, VERIFIED, Combo, ComboState, unite
 from imagefactory.matrix.ranges import Range
 from imagefactory.model import Outcome
-from imagefactory.report.text import format_table
+from imagefactory.report.text import fold, format_table
 from imagefactory.stages.tables import FORMAT, JSON_FILE, MARKDOWN_FILE, Tables
 
 HEADER = "Framework, Compute Capability, Cuda Library, Framework Version"
@@ -122,7 +122,7 @@ def _range_json(span: Range) -> dict[str, object]:
 _NOBODY = "No key is trusted here, so nothing can be called valid."
 
 
-def format_summary(tables: Tables) -> str:
+def format_summary(tables: Tables, width: int | None = None) -> str:
     """Version ranges by framework and capability, and how many combinations there are of each state."""
     number = counts(tables.combos)
     foot = ", ".join(f"{number[state]} {state}" for state in ComboState if number[state]) or "nothing"
@@ -132,8 +132,9 @@ def format_summary(tables: Tables) -> str:
     if not tables.ranges:
         return "\n".join(lines)
     header, rows = _range_table(tables.ranges)
-    table = format_table([one.upper() for one in header], [[cell or "-" for cell in row] for row in rows])
-    return "\n".join([table, "", *lines])
+    cells = [[cell or "-" for cell in row] for row in rows]
+    table = format_table([one.upper() for one in header], cells, width)
+    return "\n".join([table, "", *fold(lines, width)])
 
 
 def _range_table(ranges: Sequence[Range]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from imagefactory.lock import Behind
 from imagefactory.lock.files import Unsolvable
-from imagefactory.model import Lock, Target
+from imagefactory.model import Lock, Marks, Target
 from imagefactory.oci.model import Image
 from imagefactory.progress import format_bytes
-from imagefactory.report.text import format_fields
+from imagefactory.report.text import format_fields, format_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +28,27 @@ class TargetState:
     left_out: str = ""
 
 
-def format_target(target: Target, now: TargetState) -> str:
+def format_targets(rows: Sequence[tuple[Target, str, Marks]], width: int | None = None) -> str:
+    """A row for each target: what it is, the state of its lock, and how far its image is."""
+    header = ("TARGET", "FRAMEWORK", "CUDA", "PYTHON", "BASE", "LOCK", "BUILT", "PUSHED", "VERIFIED ON")
+    table = [
+        (
+            target.name,
+            f"{target.framework} {target.version}",
+            target.cuda,
+            target.python,
+            target.base,
+            state,
+            "yes" if marks.built else "-",
+            "yes" if marks.pushed else "-",
+            " ".join(marks.verified) or "-",
+        )
+        for target, state, marks in rows
+    ]
+    return format_table(header, table, width, ("BASE", "FRAMEWORK", "PYTHON", "CUDA"))
+
+
+def format_target(target: Target, now: TargetState, width: int | None = None) -> str:
     """All about one target, for `show`."""
     fields = [
         ("description", target.description),
@@ -64,7 +85,7 @@ def format_target(target: Target, now: TargetState) -> str:
     else:
         size = f"{format_bytes(now.image.size)} in {len(now.image.layers)} layers"
         fields += [("image", f"{now.image.name}, {size}"), ("digest", now.image.digest)]
-    return f"{target.name}\n{format_fields(fields)}"
+    return f"{target.name}\n{format_fields(fields, width=width)}"
 
 
 def _lock_fields(target: Target, now: TargetState) -> list[tuple[str, str]]:

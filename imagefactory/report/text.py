@@ -4,26 +4,37 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from itertools import groupby, zip_longest
 
-if TYPE_CHECKING:
-    pass
-
-MIN_FOLDED = 40
+MIN_FOLDED = 30
 """A folded column is not narrower: it goes below its row instead."""
 
 
-def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
+def format_table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    width: int | None = None,
+    drop: Sequence[str] = (),
+) -> str:
     """Columns as wide as their widest cell, two blanks between, no blanks at line ends.
 
-    With a `width` the last column is folded to fit, beside the others or, where that is no room, below them.
+    With a `width` columns are left out until the rest fits, in the order of `drop`, their headers. Where that
+    is not enough the last column is folded, beside the others or, where that is no room, below them; and
+    where the others alone are too wide, each row is told line by line.
     """
-    table = [header, *rows]
-    widths = [max(len(row[i]) for row in table) for i in range(len(header))]
-    if width is None or sum(widths) + 2 * (len(widths) - 1) <= width:
+    table = [tuple(header), *map(tuple, rows)]
+    for name in drop:
+        if width is None or table_width(table) <= width:
+            break
+        at = table[0].index(name)
+        table = [row[:at] + row[at + 1 :] for row in table]
+    if width is None or table_width(table) <= width:
+        widths = _widths(table)
         return "\n".join(_line(row, widths) for row in table)
-    *others, _ = widths
+    others = _widths(table)[:-1]
     left = sum(others) + 2 * len(others)
+    if left - 2 > width:
+        return _stacked(table, width)
     beside = width - left >= MIN_FOLDED
     lines = []
     for row in table:
@@ -32,6 +43,63 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: in
         lines.append(_line([*row[:-1], *first], [*others, 0][: len(others) + len(first)]))
         lines += [" " * (left if beside else 4) + line for line in more]
     return "\n".join(lines)
+
+
+def format_matrix(
+    header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None, *, keep: int
+) -> str:
+    """A table of many small columns behind the first `keep`: neighbours that are alike in every row are one.
+
+    What does not fit a `width` goes on in a second table below, with the first columns again.
+    """
+    table = [tuple(header), *map(tuple, rows)]
+    if width is not None and table_width(table) > width:
+        table = _united(table, keep)
+    parts: list[list[int]] = [[]]
+    widths = _widths(table)
+    left = sum(widths[:keep]) + 2 * keep
+    for at in range(keep, len(table[0])):
+        taken = left + sum(widths[i] + 2 for i in parts[-1]) + widths[at]
+        if width is not None and parts[-1] and taken > width:
+            parts.append([])
+        parts[-1].append(at)
+    shown = [[[*row[:keep], *(row[i] for i in part)] for row in table] for part in parts]
+    return "\n\n".join(format_table(one[0], one[1:], width) for one in shown)
+
+
+def _united(table: Sequence[tuple[str, ...]], keep: int) -> list[tuple[str, ...]]:
+    """`5.0-7.5` in place of neighbours that say the same in every row."""
+    columns = list(zip(*table[1:], strict=True))
+    groups = [list(some) for _, some in groupby(range(keep, len(table[0])), key=columns.__getitem__)]
+    names = [table[0][some[0]] + (f"-{table[0][some[-1]]}" if len(some) > 1 else "") for some in groups]
+    return [
+        (*table[0][:keep], *names),
+        *((*row[:keep], *(row[some[0]] for some in groups)) for row in table[1:]),
+    ]
+
+
+def _stacked(table: Sequence[tuple[str, ...]], width: int) -> str:
+    """Each row as a block: its first cell, and below it a line for each other."""
+    head, *rows = table
+    indent = max(len(name) for name in head[1:]) + 4
+    lines = []
+    for row in rows:
+        lines.append(row[0])
+        for name, cell in zip(head[1:], row[1:], strict=True):
+            text = wrap(cell, max(width - indent, MIN_FOLDED))
+            lines += [
+                f"  {name}".ljust(indent) + line for name, line in zip_longest([name], text, fillvalue="")
+            ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _widths(table: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(*table, strict=True)]
+
+
+def table_width(table: Sequence[Sequence[str]]) -> int:
+    widths = _widths(table)
+    return sum(widths) + 2 * (len(widths) - 1)
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:
@@ -43,14 +111,33 @@ def wrap(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
-def format_fields(fields: Sequence[tuple[str, str]], *, indent: str = "  ") -> str:
-    """`name  value` lines; a value's further lines stand under its first."""
-    width = max(len(name) for name, _ in fields) + 2
+def fold(lines: Iterable[str], width: int | None) -> list[str]:
+    """Lines of prose below a table; what is beyond a `width` stands below its line."""
+    return [
+        part
+        for line in lines
+        for part in (
+            textwrap.wrap(
+                line, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+            )
+            if width and len(line) > width
+            else [line]
+        )
+    ]
+
+
+def format_fields(fields: Sequence[tuple[str, str]], *, indent: str = "  ", width: int | None = None) -> str:
+    """`name  value` lines; a value's further lines, and what is beyond `width`, stand under its first."""
+    left = max(len(name) for name, _ in fields) + 2
     lines = []
     for name, value in fields:
-        first, *more = value.splitlines() or [""]
-        lines.append(f"{indent}{name.ljust(width)}{first}".rstrip())
-        lines += [f"{indent}{' ' * width}{line}" for line in more]
+        given = value.splitlines() or [""]
+        if width is not None:
+            room = max(width - len(indent) - left, MIN_FOLDED)
+            given = [part for line in given for part in wrap(line, room) or [""]]
+        first, *more = given
+        lines.append(f"{indent}{name.ljust(left)}{first}".rstrip())
+        lines += [f"{indent}{' ' * left}{line}" for line in more]
     return "\n".join(lines)
 
 

@@ -16,20 +16,23 @@ _HEADER = (
     "STANDING", "OUTCOME", "CAPABILITY", "GPU", "DRIVER", "SUITE", "CHECKS", "SIGNED BY", "EVIDENCE",
     "ISSUED", "EXPIRES", "VERDICT",
 )  # fmt: skip
+_DROP = ("SUITE", "EVIDENCE", "ISSUED", "CHECKS", "SIGNED BY", "VERDICT", "GPU")
 
 
-def format_verdicts(images: Sequence[Found], keys: Mapping[str, str], *, numbers: bool = False) -> str:
+def format_verdicts(
+    images: Sequence[Found], keys: Mapping[str, str], width: int | None = None, *, numbers: bool = False
+) -> str:
     """A table for each image; `keys` gives names of keys by their ids. With `numbers` every check too."""
-    return "\n\n".join(_image(image, keys, numbers=numbers) for image in images)
+    return "\n\n".join(_image(image, keys, width, numbers=numbers) for image in images)
 
 
-def _image(image: Found, keys: Mapping[str, str], *, numbers: bool) -> str:
+def _image(image: Found, keys: Mapping[str, str], width: int | None, *, numbers: bool) -> str:
     tags = f"  ({', '.join(image.tags)})" if image.tags else ""
     lines = [f"{image.place}@{image.subject.index}{tags}"]
     if not image.judged:
         lines.append("not-tested: no verdict")
     else:
-        lines.append(format_table(_HEADER, [_row(judged, keys) for judged in image.judged]))
+        lines.append(format_table(_HEADER, [_row(judged, keys) for judged in image.judged], width, _DROP))
     lines += [
         f"{short(judged.digest)} {judged.standing}: {judged.why}"
         for judged in image.judged
@@ -38,7 +41,7 @@ def _image(image: Found, keys: Mapping[str, str], *, numbers: bool) -> str:
     lines += [f"not heeded: {why}" for why in image.ignored]
     if numbers:
         for judged in image.judged:
-            lines += _checks(judged)
+            lines += _checks(judged, width)
     return "\n".join(lines)
 
 
@@ -71,7 +74,7 @@ def passed(verdict: Verdict) -> str:
     return f"{apply.count(CheckState.PASSED)} of {len(apply)}"
 
 
-def _checks(judged: Judged) -> list[str]:
+def _checks(judged: Judged, width: int | None) -> list[str]:
     if judged.verdict is None:
         return []
     report = judged.verdict.report
@@ -84,7 +87,7 @@ def _checks(judged: Judged) -> list[str]:
         )
         for check in report.checks
     ]
-    table = format_table(("CHECK", "STATE", "TIME", "NUMBERS"), rows)
+    table = format_table(("CHECK", "STATE", "TIME", "NUMBERS"), rows, width, ("TIME",))
     said = [f"contradicts the prediction: {one}" for one in report.contradictions]
     return ["", f"{short(judged.digest)}: {report.reason or report.outcome.value}", *said, table]
 
@@ -94,7 +97,7 @@ def short(digest: str) -> str:
     return digest.removeprefix("sha256:")[:12]
 
 
-def format_promotion(promotion: Promotion, *, dry_run: bool = False) -> str:
+def format_promotion(promotion: Promotion, width: int | None = None, *, dry_run: bool = False) -> str:
     """One line a tag: where it points to now, and why."""
     failed = {tag for tag, _ in promotion.faults}
     rows = []
@@ -107,7 +110,9 @@ def format_promotion(promotion: Promotion, *, dry_run: bool = False) -> str:
             what = ("would be " if dry_run else "") + ("moved" if fate.after else "removed")
         there = fate.before if fate.tag in failed else fate.after
         rows.append((fate.tag, what, short(there) or "-", fate.why))
-    return f"{promotion.target} in {promotion.place}\n" + format_table(("TAG", "", "IMAGE", "WHY"), rows)
+    return f"{promotion.target} in {promotion.place}\n" + format_table(
+        ("TAG", "", "IMAGE", "WHY"), rows, width
+    )
 
 
 def format_revoke(revoked: Revoke) -> str:

@@ -26,9 +26,10 @@ def test_list_shows_every_target_and_its_lock(call: Call) -> None:
     assert said.code == 0
     assert said.err.startswith("next: imagefactory ")
     rows = [line.split() for line in said.out.splitlines()]
-    assert rows[0] == ["TARGET", "FRAMEWORK", "CUDA", "PYTHON", "BASE", "LOCK"]
-    assert ["pytorch-2.3-cu121", "torch", "2.3", "12.1", "3.11", "debian-12", "ok"] in rows
-    assert {row[-1] for row in rows[1:]} == {"ok"}
+    head = ["TARGET", "FRAMEWORK", "CUDA", "PYTHON", "BASE", "LOCK", "BUILT", "PUSHED", "VERIFIED", "ON"]
+    assert rows[0] == head
+    assert ["pytorch-2.3-cu121", "torch", "2.3", "12.1", "3.11", "debian-12", "ok", "-", "-", "-"] in rows
+    assert {row[-4] for row in rows[1:]} == {"ok"}
 
 
 def test_it_does_not_run_beside_the_other_package_of_its_name(

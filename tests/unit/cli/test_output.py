@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
+
 import click
 import pytest
 
-from imagefactory.cli.output import Failures, collecting
+from imagefactory.cli.output import Failures, collecting, paint
 from imagefactory.errors import EXIT_BUILD, EXIT_LOCK, BuildError, FactoryError, LockError, UnsolvableError
 
 
@@ -59,3 +62,23 @@ def test_a_solvers_account_goes_into_the_document() -> None:
             "tree": "a needs b",
         }
     ]
+
+
+def painted(text: str, *, terminal: bool, monkeypatch: pytest.MonkeyPatch, **environ: str) -> str:
+    monkeypatch.setattr(os, "isatty", lambda _: terminal)
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    return paint(text, 1)
+
+
+def test_a_terminal_shows_answers_in_colour_and_nobody_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "TARGET  RUNS  WHY\na  yes [1]  no reason\nb  Yp!  no\noutcome  verified: all\nerror: no such"
+    seen = painted(text, terminal=True, monkeypatch=monkeypatch, TERM="xterm")
+    assert click.unstyle(seen) == text
+    found = re.findall("\x1b\\[(\\d+)m([^\x1b]*)\x1b", seen)
+    assert found == [("32", "yes"), ("32", "Yp!"), ("31", "no"), ("32", "verified"), ("31", "error:")]
+    for plain in ({"TERM": "dumb"}, {}, {"TERM": "xterm", "NO_COLOR": "1"}):
+        assert painted(text, terminal=True, monkeypatch=monkeypatch, **plain) == text
+    assert painted(text, terminal=False, monkeypatch=monkeypatch, TERM="xterm") == text

@@ -409,3 +409,24 @@ def test_a_foreign_registry_takes_nothing_for_another_image(bench: Bench) -> Non
     where = Reference(registry=bench.registry.host, repository="one", digest=second)
     with pytest.raises(Exception, match="the verdict speaks of"):
         attach_signed(bench.factory, signed, where, QUIET)
+
+
+def test_list_tells_what_is_built_pushed_and_verified(bench: Bench) -> None:
+    def listed() -> tuple[bool, bool, list[str]]:
+        said = bench.call("list", "one-12.1-cu121", "--json")
+        (row,) = json_of(said, "targets")["targets"]
+        return row["built"], row["pushed"], row["verified"]
+
+    assert listed() == (False, False, [])
+    bench.build(b"a")
+    assert listed() == (True, False, [])
+    settings = bench.folder / "root" / "imagefactory.toml"
+    settings.write_text(f'registry = "{bench.registry.host}"\n{settings.read_text()}')
+    image = bench.push(b"a", 1)
+    assert listed() == (True, True, [])
+    for capability in ("8.0", "10.0"):
+        bench.verify(image, capability)
+    assert listed() == (True, True, ["8.0", "10.0"])
+    assert "yes    yes     8.0 10.0" in bench.call("list", "one-12.1-cu121").out
+    bench.build(b"b")
+    assert listed() == (True, False, [])

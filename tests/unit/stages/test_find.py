@@ -51,13 +51,13 @@ def test_on_a_pool_from_a_catalogue(joined: Call, pool: str) -> None:
     lines = said.out.splitlines()
     assert lines[0].startswith("images of the catalogue /")
     assert lines[1].startswith("pool: 3 machines with 5 GPUs, 4 free; of cm.example.org")
-    assert [" ".join(line.split()) for line in lines[3:-2]] == [
+    assert [" ".join(line.split()) for line in lines[3:]] == [
         "IMAGE GPU GPUS FREE KNOWN",
         "pytorch-2.5-cu124 A100-SXM4-40GB (8.0) 2 2 verified",
         "A100-SXM4-80GB (8.0) 2 1 verified",
         "Tesla V100-PCIE-16GB (7.0) 1 1 predicted",
     ]
-    assert lines[-1] == "next: imagefactory submit pytorch-2.5-cu124"
+    assert said.err.splitlines()[-1] == "next: imagefactory submit pytorch-2.5-cu124"
     assert max(map(len, lines[1:])) <= 79
 
 
@@ -66,8 +66,8 @@ def test_two_large_gpus_at_once(joined: Call, pool: str) -> None:
     assert "A100-SXM4-80GB (8.0)     2     0  verified" in said.out
     assert "40GB" not in said.out.replace("--gpu-memory 40GB", "")
     assert "V100" not in said.out
-    assert said.out.endswith("next: imagefactory submit pytorch-2.5-cu124 --gpus 2 --gpu-memory 40GB\n")
-    assert joined("find", "--gpus", "3", "--inventory", pool, code=9).out.endswith(
+    assert said.err.endswith("next: imagefactory submit pytorch-2.5-cu124 --gpus 2 --gpu-memory 40GB\n")
+    assert joined("find", "--gpus", "3", "--inventory", pool, code=9).err.endswith(
         "next: imagefactory pool\n"
     )
 
@@ -88,13 +88,13 @@ def test_the_best_comes_first_and_what_is_only_predicted_says_so(joined: Call, p
     }  # fmt: skip
     said = joined("find", "jax", "--inventory", pool)
     assert "verified" not in said.out
-    assert said.out.endswith("next: imagefactory submit jax-0.4.30-cu12 --accept predicted\n")
+    assert said.err.endswith("next: imagefactory submit jax-0.4.30-cu12 --accept predicted\n")
     assert "1 image runs on none of these GPUs" in joined("find", "pytorch", "--inventory", pool).out
 
 
 def test_what_it_names_as_the_next_command_works(joined: Call, pool: str) -> None:
     for words in (("pytorch",), ("jax",), ("pytorch", "--gpus", "2", "--memory", "40GB")):
-        last = joined("find", *words, "--inventory", pool).out.splitlines()[-1]
+        last = joined("find", *words, "--inventory", pool).err.splitlines()[-1]
         assert "wrote" in joined(*last.removeprefix("next: imagefactory ").split(), "--force").out
 
 
@@ -143,13 +143,13 @@ def test_what_is_not_there_is_told_with_what_is(joined: Call, words: tuple[str, 
 def test_without_a_catalogue_nothing_is_verified(person: Call, pool: str) -> None:
     said = person("find", "pytorch", "2.5", "--inventory", pool)
     assert said.out.startswith("no catalogue is known here, so nothing is verified")
-    assert said.out.splitlines()[-1] == "next: imagefactory build pytorch-2.5-cu124"
+    assert said.err.splitlines()[-1] == "next: imagefactory build pytorch-2.5-cu124"
     assert "did you mean 'pytorch'? pytorch has pytorch-" in person("find", "pytroch", code=3).err
-    assert said.out.splitlines()[-1].startswith("next: imagefactory build pytorch-2.5-cu124")
+    assert said.err.splitlines()[-1].startswith("next: imagefactory build pytorch-2.5-cu124")
     person("show", "pytorch-2.5-cu124")  # of the recipes that come along
     assert "did you mean 'pytorch'? pytorch has pytorch-" in person("find", "pytroch", code=3).err
     assert "imagefactory join ADDRESS|FILE" in said.out
-    rows = said.out.splitlines()[4:-1]
+    rows = said.out.splitlines()[4:]
     assert not [row for row in rows if "verified" in row]
     assert [row for row in rows if "A100" in row and row.endswith(("predicted", "documented"))]
     told = json_of(person("find", "torch", "2.5", "--json"), "find")

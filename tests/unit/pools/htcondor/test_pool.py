@@ -198,7 +198,7 @@ CAPABILITY  GPU                                MEMORY  DRIVER     CUDA  MACHINES
 
 4 machines with 5 GPUs (1 of them MIG slices), 4 free; of cm.example.org, """
 MACHINES = """\
-MACHINE  FREE  GPUS
+MACHINE  FREE  GPUS  KINDS
 gpu01       1     2  2 x Tesla V100-PCIE-16GB (7.0)
 gpu02       1     1  1 x NVIDIA H100 80GB HBM3 (9.0)
 gpu03       1     1  1 x NVIDIA A100-SXM4-40GB MIG 3g.20gb (8.0)
