@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
-@click.argument("name", metavar="TARGET", shell_complete=complete_targets)
+@click.argument("name", metavar="TARGET|IMAGE", shell_complete=complete_targets)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @runner_option
 @click.option("--network", is_flag=True, help="Let the command reach the network (off by default).")
@@ -40,28 +40,38 @@ if TYPE_CHECKING:
     help="processes=4096, memory=16G, files=65536, scratch=50G or time=2h, with commas or repeated; "
     "NAME=none lifts one. `doctor` shows what holds without.",
 )
-@click.option("--workdir", default="/", show_default=True, help="The folder the command starts in.")
+@click.option("--workdir", default="", metavar="DIR", help="The folder inside in which the command starts.")
 @click.pass_context
 def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: Any) -> None:
     """Run a command inside an image of the store.
 
-    Changes to the image's files are thrown away.
-
     \b
-    imagefactory run pytorch-2.3-cu121 -- python -c "import torch; print(torch.__version__)"
-    imagefactory run --mount $PWD:/work:rw --workdir /work pytorch-2.3-cu121 -- bash
+    imagefactory run pytorch-2.3-cu121 -- python train.py
+    imagefactory run --mount .:/work:rw --workdir /work pytorch-2.3-cu121 -- bash
+    imagefactory run pytorch:2.3-cu121 -- python      a tag or digest of the store
 
-    Without a factory, an image of the catalogue that you joined, by its digest; it is fetched once.
-
-    The exit code is the command's own.
+    Without --mount and --workdir the command starts in /work, which is the folder here, read-only. Your home,
+    the store and what holds one of them are not shown; it starts in / then, as it does with --mount alone.
+    Without a factory TARGET is an image of the catalogue that you joined, fetched once by its digest.
+    Changes to the image's files are thrown away. The exit code is the command's own.
     """
     from imagefactory.model import RunSpec
     from imagefactory.recipes.expand import select_one
+    from imagefactory.runners.here import HERE
     from imagefactory.runners.limits import parse_limits
     from imagefactory.stages.catalogued import catalogue_answers, read_offer
-    from imagefactory.stages.run import run_offered, run_target
+    from imagefactory.stages.run import current_folder, fetch_offered, find_built, find_stored, run_made
 
     call: Call = ctx.obj
+    access, runner = call.access, options["runner"] or ""
+    made = find_stored(access, name)
+    if made is None and catalogue_answers(call.settings):
+        shelf = read_offer(call.settings, os.environ, name, datetime.now(UTC))
+        call.progress.note(shelf.said)
+        made = fetch_offered(access, shelf.offers[0].image, call.progress)
+    elif made is None:
+        factory = call.factory
+        made = find_built(factory, select_one(factory.targets, name), runner)
     argv = command[1:] if command[:1] == ("--",) else command
     if command and command[0] != "--" and command[0].startswith("-"):
         raise UsageError(
@@ -70,27 +80,25 @@ def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: A
         )
     limits = parse_limits(options["limits"])
     time = limits.pop("time", None)
+    mounts, workdir = tuple(_mount(text) for text in options["mounts"]), options["workdir"]
+    if not mounts and not workdir:
+        here, told = current_folder(access)
+        call.progress.note(told)
+        mounts, workdir = ((here,), HERE) if here else ((), "")
     spec = RunSpec(
         argv=argv or ("bash",),
         environment=tuple(_variable(text) for text in options["variables"]),
-        workdir=options["workdir"],
+        workdir=workdir or "/",
         uid=options["uid"],
         read_only=options["read_only"],
         network=options["network"],
         gpus=options["nv"],
-        mounts=tuple(_mount(text) for text in options["mounts"]),
+        mounts=mounts,
         timeout=time,
         limits=tuple(limits.items()),
         capture=False,
     )
-    runner = options["runner"] or ""
-    if catalogue_answers(call.settings):
-        shelf = read_offer(call.settings, os.environ, name, datetime.now(UTC))
-        call.progress.note(shelf.said)
-        completed = run_offered(call.access, shelf.offers[0].image, spec, runner, call.progress)
-    else:
-        factory = call.factory
-        completed = run_target(factory, select_one(factory.targets, name), spec, runner, call.progress)
+    completed = run_made(access, made, spec, runner, call.progress)
     message, hint = completed.over
     if completed.timed_out:
         message = f"the run was ended: it reached the limit time={time}s"

@@ -18,13 +18,13 @@ from imagefactory.model import Definition, Target
 from imagefactory.oci.graph import Place, read_manifest
 from imagefactory.oci.mirrors import resolve
 from imagefactory.oci.model import Descriptor, Image, Sif
-from imagefactory.oci.sif import TARGET, is_sif_manifest, load_sif
+from imagefactory.oci.sif import TARGET
 from imagefactory.oci.store import DIGEST, Reference, check_digest, parse_reference
 from imagefactory.progress import Progress
 from imagefactory.recipes.expand import select_one
 from imagefactory.stages.define import define_target
 from imagefactory.stages.pull import local_name, pull_image, target_reference
-from imagefactory.stages.stored import stored_image, stored_sif
+from imagefactory.stages.stored import load_made, stored_image, stored_sif
 from imagefactory.verify.model import Subject
 
 TARGET_LABEL, LOCK_LABEL = "imagefactory.target", "imagefactory.lock"
@@ -84,7 +84,7 @@ def _find(
     if at or DIGEST.fullmatch(name):
         found = layout.manifest(digest or name)
         if found is not None:
-            return _load(factory, name, found[0]), None
+            return load_made(factory, name, found[0]), None
         if at and (registry or factory.settings.registry.value):
             return _from_registry(factory, target_reference(factory, name, registry)[1], progress)
         raise NothingSelectedError(
@@ -92,7 +92,7 @@ def _find(
         )
     tags = layout.tags()
     if name in tags:
-        return _load(factory, name, tags[name]), None
+        return load_made(factory, name, tags[name]), None
     if ":" in name:
         raise NothingSelectedError(f"no image '{name}' in {layout.path}", hint="imagefactory store list")
     target = select_one(factory.targets, name)
@@ -105,13 +105,6 @@ def _find(
     return made, None
 
 
-def _load(access: Access, name: str, descriptor: Descriptor) -> Image | Sif:
-    layout = access.layout
-    if is_sif_manifest(json.loads(layout.read(descriptor))):
-        return load_sif(layout, descriptor.digest)
-    return layout.load(name, descriptor)
-
-
 def _from_registry(access: Access, wanted: Reference, progress: Progress) -> tuple[Image | Sif, Reference]:
     """Pulled under a name of its own, made of the digest: what a target's tag points to here stays."""
     asked = resolve(wanted, access.settings.mirror_map)
@@ -120,7 +113,7 @@ def _from_registry(access: Access, wanted: Reference, progress: Progress) -> tup
     fixed = replace(wanted, tag="", digest=digest)
     found = access.layout.manifest(digest)
     if found is not None:
-        return _load(access, str(fixed), found[0]), fixed
+        return load_made(access, str(fixed), found[0]), fixed
     pulled = pull_image(access, fixed, local_name(access, fixed), progress)
     image = access.layout.image(pulled.name)
     if image is None:

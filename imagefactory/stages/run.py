@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import re
 from importlib import import_module
+from pathlib import Path
 
 from imagefactory.access import Access
 from imagefactory.catalogue.model import CataloguedImage
 from imagefactory.errors import BuildError, NothingSelectedError
-from imagefactory.model import Completed, RunSpec, Target
+from imagefactory.model import Completed, Mount, RunSpec, Target
 from imagefactory.oci.model import Image, Sif
-from imagefactory.oci.store import parse_reference
+from imagefactory.oci.store import DIGEST, check_digest, parse_reference
 from imagefactory.progress import Progress
+from imagefactory.runners.here import show_folder
 from imagefactory.runners.protocol import Runner, RunnerGround
 from imagefactory.settings.choices import ENGINES, RUNNERS
 from imagefactory.stages.pull import local_name, pull_image
-from imagefactory.stages.stored import ensure_sif, stored_image, stored_sif
+from imagefactory.stages.stored import ensure_sif, load_made, stored_image, stored_sif
+from imagefactory.verdicts.keys import keys_folder
 
 
 def make_runner(access: Access, name: str, target: str, progress: Progress) -> Runner:
@@ -30,11 +35,35 @@ def make_runner(access: Access, name: str, target: str, progress: Progress) -> R
     return runner
 
 
-def run_target(access: Access, target: Target, spec: RunSpec, runner: str, progress: Progress) -> Completed:
-    """Runs a command in what was built of a target.
+def find_stored(access: Access, name: str) -> Image | Sif | None:
+    """The image or .sif of the store by its tag or digest (`NAME@sha256:...` too); None for a plain name.
+
+    Raises NothingSelectedError for a tag or digest that the store lacks.
+    """
+    layout = access.layout
+    _, at, digest = name.rpartition("@")
+    if at or DIGEST.fullmatch(name):
+        found = layout.manifest(check_digest(digest or name))
+        if found is None:
+            raise NothingSelectedError(f"no image {digest or name} in {layout.path}", hint=_lacking(name))
+        return load_made(access, name, found[0])
+    tags = layout.tags()
+    if name in tags:
+        return load_made(access, name, tags[name])
+    if ":" in name or "/" in name:
+        raise NothingSelectedError(f"no image '{name}' in {layout.path}", hint=_lacking(name))
+    return None
+
+
+def _lacking(name: str) -> str:
+    return f"imagefactory pull {name}" if "/" in name else "imagefactory store list"
+
+
+def find_built(access: Access, target: Target, runner: str) -> Image | Sif:
+    """What was built of a target, for `runner`, which is empty for the setting, or for what fits.
 
     That is its image, or the .sif that apptainer built where there is no image or the setting `engine` is
-    apptainer. `runner` is empty for the setting, or for what fits. Raises BuildError when nothing is built.
+    apptainer. Raises BuildError when nothing is built.
     """
     choice, settings = runner or access.settings.runner.value, access.settings
     made: Image | Sif | None = stored_image(access, target)
@@ -42,13 +71,11 @@ def run_target(access: Access, target: Target, spec: RunSpec, runner: str, progr
         made = stored_sif(access, target) or made
     if made is None:
         raise BuildError(f"{target.name} is not built yet", hint=f"imagefactory build {target.name}")
-    return _run(access, (made, target.name), spec, choice, progress)
+    return made
 
 
-def run_offered(
-    access: Access, offered: CataloguedImage, spec: RunSpec, runner: str, progress: Progress
-) -> Completed:
-    """Runs a command in an image of a catalogue, by its digest; pulled where the store has it not yet.
+def fetch_offered(access: Access, offered: CataloguedImage, progress: Progress) -> Image:
+    """The image of a catalogue, by its digest; pulled where the store has it not yet.
 
     Raises NothingSelectedError where no registry has it, and as `pull_image` does.
     """
@@ -66,17 +93,28 @@ def run_offered(
         made = access.layout.image(name)
     if made is None:
         raise BuildError(f"{name} was removed from the store meanwhile", hint="run it again")
-    return _run(access, (made, offered.target), spec, runner or access.settings.runner.value, progress)
+    return made
 
 
-def _run(
-    access: Access, what: tuple[Image | Sif, str], spec: RunSpec, choice: str, progress: Progress
-) -> Completed:
-    made, target = what
-    default = ENGINES[access.settings.engine.value].runner if isinstance(made, Image) else "apptainer"
-    name = choice or default
+def run_made(access: Access, made: Image | Sif, spec: RunSpec, runner: str, progress: Progress) -> Completed:
+    """Runs a command in what the store has; `runner` is empty for the setting, or for what fits."""
+    fits = ENGINES[access.settings.engine.value].runner if isinstance(made, Image) else "apptainer"
+    name = runner or access.settings.runner.value or fits
     with access.layout.in_use(progress):
-        chosen = make_runner(access, name, target, progress)
+        file = re.sub(r"[^A-Za-z0-9._-]+", "-", made.name.rpartition("/")[2])
+        chosen = make_runner(access, name, file, progress)
         chosen.require()
         made = chosen.prepare(made, checked=False)
     return chosen.run(made, spec)
+
+
+def current_folder(access: Access) -> tuple[Mount | None, str]:
+    """What a command is shown of the folder where its caller is, and what is told of it."""
+    home = Path(access.environ.get("HOME") or "/root")
+    own = (access.layout.path, access.settings.cache_path, keys_folder(access.environ))
+    try:
+        folder = Path.cwd()
+    except OSError:
+        return show_folder(None, False, private=(home, *own))
+    readable = os.access(folder, os.R_OK | os.X_OK)
+    return show_folder(folder, readable, private=[path.resolve() for path in (home, *own)])

@@ -42,7 +42,7 @@ def person_at(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("IMAGEFACTORY_STORE", str(tmp_path / "store"))
 
     def run(*arguments: str, code: int = 0) -> Said:
-        said = say(capsys, "--progress", "quiet", *arguments)
+        said = say(capsys, *arguments)
         assert said.code == code, said
         return said
 

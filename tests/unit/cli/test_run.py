@@ -1,12 +1,17 @@
-"""`imagefactory run`: what its limits become, and how a run that reached one ends."""
+"""`imagefactory run`: which image a name means, what it sees, what its limits become and how they end it."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from imagefactory.model import Completed, RunSpec
+from imagefactory.model import Completed, Mount, RunSpec
+from imagefactory.oci.layout import Layout
+from imagefactory.oci.model import Image
 from imagefactory.stages import run
 from tests.made.command import Call
+from tests.made.layout import add_image
 
 
 @pytest.mark.parametrize(
@@ -17,7 +22,7 @@ from tests.made.command import Call
     ],
 )
 def test_a_run_that_reached_a_limit(
-    call: Call, monkeypatch: pytest.MonkeyPatch, ended: dict[str, object], said: str
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: dict[str, object], said: str
 ) -> None:
     asked: list[RunSpec] = []
 
@@ -25,7 +30,8 @@ def test_a_run_that_reached_a_limit(
         asked.append(spec)
         return Completed(returncode=137, stdout="", stderr="", seconds=2.0, **ended)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(run, "run_target", end)
+    monkeypatch.setattr(run, "run_made", end)
+    add_image(Layout(tmp_path / "store"), "pytorch:2.3-cu121", [b"one"])
     limits = ["--limit", "time=2s,memory=1K", "--limit", "files=none"]
     result = call("run", *limits, "pytorch-2.3-cu121", "--", "true")
     assert result.code == 137
@@ -33,7 +39,73 @@ def test_a_run_that_reached_a_limit(
     assert (asked[0].timeout, asked[0].limits) == (2, (("memory", 1024), ("files", None)))
 
 
-def test_a_limit_that_cannot_be(call: Call) -> None:
+def test_a_limit_that_cannot_be(call: Call, tmp_path: Path) -> None:
+    add_image(Layout(tmp_path / "store"), "pytorch:2.3-cu121", [b"one"])
     result = call("run", "--limit", "memory=much", "pytorch-2.3-cu121", "--", "true")
     assert result.code == 2
     assert "memory=16G" in result.err
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Image, RunSpec]]:
+    """What would have run, and in which image."""
+    asked: list[tuple[Image, RunSpec]] = []
+
+    def end(_: object, image: Image, spec: RunSpec, *__: object) -> Completed:
+        asked.append((image, spec))
+        return Completed(returncode=3, stdout="", stderr="", seconds=0.0)
+
+    monkeypatch.setattr(run, "run_made", end)
+    return asked
+
+
+def test_any_image_of_the_store_runs_by_target_tag_or_digest(
+    call: Call, tmp_path: Path, ran: list[tuple[Image, RunSpec]]
+) -> None:
+    layout = Layout(tmp_path / "store")
+    ours = add_image(layout, "pytorch:2.3-cu121", [b"one"]).digest
+    other = add_image(layout, "registry.example.org/lab/other:1.0", [b"two"]).digest
+    (tmp_path / "empty").mkdir()
+    for name, root in (
+        ("pytorch-2.3-cu121", None),
+        ("pytorch:2.3-cu121", tmp_path / "empty"),
+        (ours, tmp_path / "empty"),
+        (f"pytorch-2.3-cu121@{ours}", tmp_path / "empty"),
+    ):
+        assert call("run", name, "--", "true", **({"root": root} if root else {})).code == 3
+    assert call("run", "registry.example.org/lab/other:1.0", "--", "true", root=tmp_path / "empty").code == 3
+    assert [image.digest for image, _ in ran] == [ours] * 4 + [other]
+    for name, hint in (
+        ("registry.example.org/lab/none:1", "imagefactory pull registry.example.org/lab/none:1"),
+        ("none:1", "imagefactory store list"),
+        (f"sha256:{'0' * 64}", "imagefactory store list"),
+    ):
+        said = call("run", name, "--", "true")
+        assert (said.code, hint in said.err) == (3, True)
+
+
+def test_the_current_folder_is_there_to_read(
+    call: Call, tmp_path: Path, ran: list[tuple[Image, RunSpec]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_image(Layout(tmp_path / "store"), "pytorch:2.3-cu121", [b"one"])
+    project, home = tmp_path / "project", tmp_path / "home"
+    project.mkdir()
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(project)
+    said = call("run", "pytorch-2.3-cu121", "--", "python", "train.py")
+    assert f"{project} is /work inside, read-only; to write there: --mount .:/work:rw" in said.err
+    assert call("run", "-q", "pytorch-2.3-cu121", "--", "true").err == ""
+    for options in (("--mount", ".:/data:rw"), ("--workdir", "/opt")):
+        assert call("run", *options, "pytorch-2.3-cu121", "--", "true").err == ""
+    assert [(spec.mounts, spec.workdir) for _, spec in ran] == [
+        ((Mount(source=project, target="/work"),), "/work"),
+        ((Mount(source=project, target="/work"),), "/work"),
+        ((Mount(source=project, target="/data", writable=True),), "/"),
+        ((), "/opt"),
+    ]
+    for folder, why in ((home, "is your home"), (tmp_path, f"holds {home}"), (tmp_path / "store", "'s own")):
+        monkeypatch.chdir(folder)
+        said = call("run", "pytorch-2.3-cu121", "--", "true")
+        assert why in said.err
+        assert (ran[-1][1].mounts, ran[-1][1].workdir) == ((), "/")

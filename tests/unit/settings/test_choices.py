@@ -11,7 +11,7 @@ from imagefactory.progress import Quiet
 from imagefactory.settings.choices import ENGINES, RUNNERS, EngineRow, RunnerRow
 from imagefactory.settings.load import load_settings
 from imagefactory.stages.build import BuildOptions, build_target
-from imagefactory.stages.run import run_target
+from imagefactory.stages.run import find_built, run_made
 from tests.made import engine_of_one_row
 from tests.made.pushed import put_base
 
@@ -28,7 +28,8 @@ def test_an_engine_and_a_runner_of_one_row_each_build_and_start_an_image(
     assert isinstance(built.image, Image)
     assert built.fresh
     assert not build_target(factory, target, options, Quiet()).fresh
-    done = run_target(factory, target, RunSpec(argv=("echo", "it runs")), "echo", Quiet())
+    made = find_built(factory, target, "")
+    done = run_made(factory, made, RunSpec(argv=("echo", "it runs")), "echo", Quiet())
     assert done.stdout == f"{built.image.manifest} echo it runs"
 
 

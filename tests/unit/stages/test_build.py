@@ -9,7 +9,7 @@ from imagefactory.model import RunSpec, Target
 from imagefactory.progress import QUIET
 from imagefactory.settings.choices import ENGINES, EngineRow
 from imagefactory.stages.build import BuildOptions, build_target
-from imagefactory.stages.run import run_target
+from imagefactory.stages.run import find_built, run_made
 from tests.made import engine_of_one_row
 from tests.made.pushed import put_base
 
@@ -22,5 +22,6 @@ def test_a_smoke_test_wants_the_store_looked_at(
     monkeypatch.setitem(ENGINES, "one-layer", EngineRow(module=module, extra="build", runner="echo"))
     put_base(factory, target, bytes(10240))  # an archive of nothing
     build_target(factory, target, BuildOptions(engine="one-layer"), QUIET)
-    run_target(factory, target, RunSpec(argv=("true",)), "echo", QUIET)
+    made = find_built(factory, target, "")
+    run_made(factory, made, RunSpec(argv=("true",)), "echo", QUIET)
     assert [runner.checked for runner in runners] == [True, False]
