@@ -6,14 +6,15 @@ import errno
 import fcntl
 import hashlib
 import os
+import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from imagefactory.errors import StoreError
-from imagefactory.progress import Progress
+from imagefactory.progress import Progress, format_bytes
 from imagefactory.trees import remove_tree, tree_bytes
 
 
@@ -80,6 +81,29 @@ def explain_full_disk(folder: Path, *, setting: str = "store") -> Iterator[None]
             f"{error.filename or folder} cannot be used: {error.strerror or error}",
             hint=f"set `{setting}` (imagefactory.toml, IMAGEFACTORY_{setting.upper()}) to a folder of yours",
         ) from error
+
+
+def insist_on_room(wanted: Mapping[Path, int], what: str) -> None:
+    """Raises StoreError, before the work, where the disks of these folders lack the bytes for it.
+
+    Folders on one disk share its room. Name the least that is needed: nothing is to be refused that fits.
+    """
+    disks: dict[int, list[tuple[Path, int]]] = {}
+    for folder, size in wanted.items():
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        disks.setdefault(there.stat().st_dev, []).append((folder, size))
+    for parts in disks.values():
+        needed, there = sum(size for _, size in parts), parts[0][0]
+        there = next(path for path in (there, *there.parents) if path.exists())
+        free = shutil.disk_usage(there).free
+        if needed > free:
+            where = " and ".join(str(folder) for folder, _ in parts)
+            raise StoreError(
+                f"{format_bytes(free)} are free for {where}, and {what} needs {format_bytes(needed)}"
+                " at least",
+                hint="free some space (`imagefactory store gc --cache`), or set `store` and `cache` to a "
+                "larger disk",
+            )
 
 
 @contextmanager

@@ -41,15 +41,19 @@ def make_layers(
 ) -> list[MadeLayer]:
     """The layers of `plans`, found or made by up to `workers` processes, in the plans' order."""
     layout = Layout(bench.store)
-    total = sum(plan.size for plan in plans)
-    missing = [plan for plan in plans if layout.recall_layer(plan.key) is None]
-    if len(missing) <= 1 or workers == 1:
+    found = {plan.key: made for plan in plans if (made := _find_layer(layout, plan))}
+    missing = [plan for plan in plans if plan.key not in found]
+    total = sum(plan.size for plan in missing)
+    if not missing:
+        return [found[plan.key] for plan in plans]
+    if len(missing) == 1 or workers == 1:
         with progress.task("making layers", total=total) as task:
             worker = new_worker(bench, task.advance)
             try:
-                return [make_layer(worker, plan) for plan in plans]
+                found |= {plan.key: make_layer(worker, plan) for plan in missing}
             finally:
                 worker.compiler.close()
+        return [found[plan.key] for plan in plans]
     # Forked, not spawned: a worker starts at once and shares this process's memory. That is sound only
     # while no other thread runs, so the work is handed out before anything is drawn.
     context = multiprocessing.get_context("fork")
@@ -60,11 +64,13 @@ def make_layers(
         )
         try:
             futures: dict[Future[MadeLayer], LayerPlan] = {}
-            for plan in in_working_order(plans):
-                with _explain_killed(plan):
-                    futures[pool.submit(_work, plan)] = plan
+            with _held(signal.SIGINT):  # until a worker leaves it to this process
+                for plan in in_working_order(missing):
+                    with _explain_killed(plan):
+                        futures[pool.submit(_work, plan)] = plan
             with progress.task("making layers", total=total) as task, reports.drained(task.advance):
-                return _gather(futures, plans)
+                found |= _gather(futures)
+            return [found[plan.key] for plan in plans]
         except BaseException:
             for worker_process in multiprocessing.active_children():
                 # Not SIGTERM: just forked it has this process's handler, and may lose what that raises.
@@ -98,10 +104,9 @@ def make_layer(worker: Worker, plan: LayerPlan) -> MadeLayer:
     """The layer of `plan`, found or made. One process makes it, others wait and find it."""
     layout = worker.layout
     with layout.locked(f"layer-{plan.key}"):
-        known = layout.recall_layer(plan.key)
-        if known is not None and unseal(laid_path(layout, plan.key)) is not None:
+        if found := _find_layer(layout, plan):
             worker.report(plan.size)
-            return MadeLayer(layer=replace(known, title=plan.title), made=False)
+            return found
         packer = codec(worker.bench.codec)
         plain = hashlib.sha256()
         with explain_full_disk(layout.path), BlobWriter(layout) as blob:
@@ -115,6 +120,13 @@ def make_layer(worker: Worker, plan: LayerPlan) -> MadeLayer:
         layer = Layer(descriptor=descriptor, diff_id=f"sha256:{plain.hexdigest()}", title=plan.title)
         layout.record_layer(plan.key, layer)
         return MadeLayer(layer=layer, made=True)
+
+
+def _find_layer(layout: Layout, plan: LayerPlan) -> MadeLayer | None:
+    known = layout.recall_layer(plan.key)
+    if known is None or unseal(laid_path(layout, plan.key)) is None:
+        return None
+    return MadeLayer(layer=replace(known, title=plan.title), made=False)
 
 
 def _own_segment(worker: Worker, plan: LayerPlan, blob: BlobWriter, plain: hashlib._Hash) -> bytes:
@@ -248,6 +260,7 @@ def _begin(bench: LayerInputs, sink: int, parent: int) -> None:
     if os.getppid() != parent:
         os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _worker = new_worker(bench, partial(_tell, sink))
     multiprocessing.util.Finalize(None, _worker.compiler.close, exitpriority=0)
@@ -287,14 +300,24 @@ def read_laid_of(layout: Layout, key: str) -> Iterator[tuple[str, str, str]]:
         yield package, content, path
 
 
-def _gather(futures: dict[Future[MadeLayer], LayerPlan], plans: Sequence[LayerPlan]) -> list[MadeLayer]:
-    """All results in the plans' order; the first failure ends the others."""
+def _gather(futures: dict[Future[MadeLayer], LayerPlan]) -> dict[str, MadeLayer]:
+    """All results by the plans' keys; the first failure ends the others."""
     done: dict[str, MadeLayer] = {}
     for future in as_completed(futures):
         plan = futures[future]
         with _explain_killed(plan):
             done[plan.key] = future.result()
-    return [done[plan.key] for plan in plans]
+    return done
+
+
+@contextmanager
+def _held(number: signal.Signals) -> Iterator[None]:
+    """The signal arrives after the block, here and in the processes that are forked in it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from imagefactory.engines.base.pulled import PullWanted, ensure_pulled_base, rec
 from imagefactory.engines.protocol import Engine
 from imagefactory.errors import DownloadError, LockError, UsageError
 from imagefactory.factory import Factory
-from imagefactory.files import used
+from imagefactory.files import insist_on_room, used
 from imagefactory.lock.debian.file import read_base_lock
 from imagefactory.lock.download import PackageCache
 from imagefactory.model import Base, Definition, Lock, LockedConda, LockedPackage, LockedWheel, Report, Target
@@ -31,6 +31,10 @@ from imagefactory.stages.run import make_runner
 from imagefactory.stages.store import cache_lock
 from imagefactory.verify.model import Trial
 from imagefactory.verify.smoke import smoke
+
+LEAST_LAYER, LEAST_UNPACKED = 0.8, 1.3
+"""What a byte of a package becomes in a layer and unpacked, at least: of torch 2.3 and what it needs every
+wheel above 20 MB is 1.3 to 2.7 times as large when it is unpacked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +102,7 @@ def build_image(factory: Factory, definition: Definition, options: BuildOptions,
         if image is None:
 
             def packages() -> dict[LockedPackage, Path]:
+                _insist_on_room(factory, definition.lock, options)
                 with progress.stage(f"{target.name}: fetch {len(definition.lock.packages)} packages"):
                     fetched = _packages(factory, definition.lock, progress)
                 clock.lap("fetch")
@@ -138,6 +143,18 @@ def find_built(factory: Factory, target: Target) -> Image | Sif | None:
 def _make_engine(access: Access, name: str) -> Engine:
     engine: Engine = import_module(ENGINES[name].module).make_engine(access)
     return engine
+
+
+def _insist_on_room(access: Access, lock: Lock, options: BuildOptions) -> None:
+    """Raises StoreError where what must be fetched cannot lie in the cache, in layers and unpacked at once.
+
+    What the cache has may have its layers too, so only the rest is counted.
+    """
+    cache, store = access.settings.cache_path, access.layout.path
+    missing = PackageCache(cache, package_index(access)).missing(lock.packages)
+    fetched = sum(package.size for package in missing)
+    made = fetched * (LEAST_LAYER + (LEAST_UNPACKED if options.smoke else 0))
+    insist_on_room({cache: fetched, store: round(made)}, f"the build of {lock.target}")
 
 
 def _packages(access: Access, lock: Lock, progress: Progress) -> dict[LockedPackage, Path]:

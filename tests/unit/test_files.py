@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from imagefactory import files
+from imagefactory.errors import EXIT_BUILD, StoreError
 from imagefactory.files import folder_for_a_while, replace_text, replacing, seal, unseal
 from tests.made.deep import MakeDeep
 
@@ -87,3 +88,32 @@ def test_what_stays_of_it_is_no_failure(tmp_path: Path, monkeypatch: pytest.Monk
     with folder_for_a_while("x-", tmp_path):
         pass
     assert [path.name[:2] for path in tmp_path.iterdir()] == ["x-"]
+
+
+def test_room_is_asked_for_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, cache = tmp_path / "store", tmp_path / "cache" / "below"
+    usage = type(files.shutil.disk_usage(tmp_path))
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: usage(10**9, 0, 5_000_000))
+    files.insist_on_room({cache: 2_000_000, store: 3_000_000}, "the build of x")
+    with pytest.raises(StoreError) as told:
+        files.insist_on_room({cache: 2_000_000, store: 3_000_001}, "the build of x")
+    assert told.value.exit_code == EXIT_BUILD
+    assert f"5.0 MB are free for {cache} and {store}, and the build of x needs 5.0 MB" in told.value.message
+    assert "imagefactory store gc" in told.value.hint
+
+
+def test_folders_on_two_disks_have_room_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage, stat = type(files.shutil.disk_usage(tmp_path)), Path.stat
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: usage(10**9, 0, 5_000_000))
+    (tmp_path / "other").mkdir()
+
+    class OtherDisk:
+        st_dev = -1
+
+    def there(path: Path, **options: bool) -> object:
+        return OtherDisk() if path == tmp_path / "other" else stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", there)
+    files.insist_on_room({tmp_path: 4_000_000, tmp_path / "other": 4_000_000}, "both")
+    with pytest.raises(StoreError, match="other"):
+        files.insist_on_room({tmp_path: 4_000_000, tmp_path / "other": 6_000_000}, "both")

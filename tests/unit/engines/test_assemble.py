@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -445,3 +446,56 @@ def test_an_interrupt_ends_the_workers(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(KeyboardInterrupt):
         build_in_parallel(tmp_path, Quiet())
     assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_bar_counts_only_the_layers_that_are_made(tmp_path: Path, workers: int) -> None:
+    counted: list[list[int]] = []
+
+    class Counting(Quiet):
+        @contextmanager
+        def task(self, title: str, *, total: int = 0, unit: str = "bytes") -> Iterator[Task]:
+            row = [total, 0]
+            counted.append(row)
+
+            class Count:
+                def advance(self, amount: int) -> None:
+                    row[1] += amount
+
+                def expect(self, total: int) -> None:
+                    row[0] = total
+
+            yield Count()
+
+    layout, wheels = Layout(tmp_path / "store"), wheels_in(tmp_path / "w")
+    engine = AssembleEngine(layout, tmp_path / "cache", codec="zstd", workers=workers)
+    first = engine.build(definition(wheels), base_layer(layout), lambda: wheels, Counting())
+    assert [done for _, done in counted] == [total for total, _ in counted]
+    whole = counted[-1][0]
+    assert whole == sum(path.stat().st_size for path in wheels.values())
+    lost = sorted((layout.path / "layers").glob("*.files"))[0]
+    lost.unlink()
+    (layout.path / "images").rename(layout.path / "no-images")
+    counted.clear()
+    again = engine.build(definition(wheels), base_layer(layout), lambda: wheels, Counting())
+    assert again.digest == first.digest
+    assert 0 < counted[-1][0] < whole
+    assert counted[-1][0] == counted[-1][1]
+
+
+def test_a_process_just_forked_leaves_an_interrupt_to_the_build(tmp_path: Path) -> None:
+    """Ctrl-C reaches all of them at once; before they leave it to their parent it has to wait."""
+    held: list[bool] = []
+
+    def look(*_: object) -> None:
+        held.append(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+
+    with layer_work._held(signal.SIGINT):
+        look()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert held == [True]
+        with pytest.raises(KeyboardInterrupt):
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            time.sleep(1)
+    look()
+    assert held == [True, False]
