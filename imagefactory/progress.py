@@ -245,7 +245,11 @@ class Terminal:
             bars.TimeRemainingColumn(),
         )
         with bars.Progress(*columns, console=self.console, transient=False) as drawn:
-            yield _BarTask(drawn, drawn.add_task(title, total=total or None))
+            try:
+                yield _BarTask(drawn, drawn.add_task(title, total=total or None))
+            except BaseException:  # an error or Ctrl-C: what is said of it stands alone, no bar above it
+                drawn.live.transient = True
+                raise
 
     def note(self, text: str) -> None:
         self.console.print(text, markup=False)

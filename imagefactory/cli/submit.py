@@ -270,10 +270,10 @@ def _list(call: Call, options: dict[str, Any], *, as_json: bool) -> None:
         )
         return
     rows = [
-        (one.target, one.kind, " ".join(one.verified) or "-", " ".join(one.predicted) or "-")
+        (one.target, " ".join(one.verified) or "-", " ".join(one.predicted) or "-", one.kind)
         for one in offered
     ]
-    say(format_table(("TARGET", "IMAGE", "VERIFIED ON", "PREDICTED ON"), rows, terminal_width(), ("IMAGE",)))
+    say(format_table(("TARGET", "VERIFIED ON", "PREDICTED ON", "IMAGE"), rows, terminal_width(), ("IMAGE",)))
 
 
 def _check(call: Call, path: Path, options: dict[str, Any], *, as_json: bool) -> None:

@@ -18,13 +18,14 @@ def format_table(
 ) -> str:
     """Columns as wide as their widest cell, two blanks between, no blanks at line ends.
 
-    With a `width` columns are left out until the rest fits, in the order of `drop`, their headers. Where that
-    is not enough the last column is folded, beside the others or, where that is no room, below them; and
-    where the others alone are too wide, each row is told line by line.
+    With a `width` the last column is folded beside the others. Where that leaves it no room, columns are left
+    out in the order of `drop`, their headers; where that is not enough it is folded below the others, and
+    where these alone are too wide, each row is told line by line.
     """
     table = [tuple(header), *map(tuple, rows)]
     for name in drop:
-        if width is None or table_width(table) <= width:
+        widths = _widths(table)
+        if width is None or table_width(table) - max(widths[-1] - MIN_FOLDED, 0) <= width:
             break
         at = table[0].index(name)
         table = [row[:at] + row[at + 1 :] for row in table]

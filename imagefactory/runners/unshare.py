@@ -162,7 +162,7 @@ class UnshareRunner:
         _refuse_empty(spec)
         place = SandboxPaths(lower=tuple(lower), scratch=self.scratch, limits=self.limits(spec))
         decided = plan(place, spec, read_caller(), gpus=self.find() if spec.gpus else None, tty=False)
-        sandbox = Sandbox(decided, stdin=stdin, stdout=stdout, stderr=stderr)
+        sandbox = Sandbox(decided, stdin=stdin, stdout=stdout, stderr=stderr, apart=True)
         sandbox.status.close()
         return sandbox.process
 
@@ -182,7 +182,10 @@ def attempt(scratch: Path) -> None:
 class Sandbox:
     """A running helper. The constructor returns when the command runs, or raises why it does not."""
 
-    def __init__(self, decided: SandboxPlan, *, stdin: Pipe, stdout: Pipe, stderr: Pipe) -> None:
+    def __init__(
+        self, decided: SandboxPlan, *, stdin: Pipe, stdout: Pipe, stderr: Pipe, apart: bool = False
+    ) -> None:
+        """`apart`: the terminal's Ctrl-C does not reach it, but its caller alone."""
         self.decided = decided
         self.left: list[str] = []  # of earlier sandboxes, where it cannot be removed
         plan_out, plan_in = _pipe()
@@ -192,7 +195,13 @@ class Sandbox:
         command = [sys.executable, "-I", "-S", str(SANDBOX), str(plan_out), str(status_in)]
         try:
             self.process: subprocess.Popen[bytes] = subprocess.Popen(
-                command, stdin=stdin, stdout=stdout, stderr=stderr, env=kept, pass_fds=(plan_out, status_in)
+                command,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                env=kept,
+                pass_fds=(plan_out, status_in),
+                start_new_session=apart,
             )
         except OSError as error:
             os.close(status_out)
