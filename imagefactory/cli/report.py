@@ -36,7 +36,9 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @json_option
 @click.pass_obj
 def report(call: Call, /, names: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Show which image runs on which GPU, to look at: pages that need no server, a picture, a badge.
+    """Show which image runs on which GPU: pages, a picture, a badge.
+
+    The pages need no server.
 
     \b
     imagefactory report --html site                     open site/index.html in a browser

@@ -96,7 +96,7 @@ def tables(call: Call, /, names: tuple[str, ...], as_json: bool, **options: Any)
     made = _read(call, names, asked_of(call, options))
     if as_json:
         return say_json("tables", tables_json(made))
-    say(format_summary(made))
+    say(format_summary(made, terminal_width()))
     for path in write_tables(options["output"], format_files(made), force=options["force"]):
         say(f"  {path}")
     say("the same as pages, with each image and GPU: imagefactory report --html DIR")

@@ -73,7 +73,7 @@ def list_targets(call: Call, names: tuple[str, ...], as_json: bool) -> None:
             say_json("targets", {"targets": listed, "errors": failures.as_json()})
             return None
         say(format_targets([(t, states[t.name], marks[t.name]) for t in chosen], terminal_width()))
-    return say_next("show", chosen[0].name)
+    return say_next("show", chosen[0].name) if chosen else say_next("new", "pytorch", "--framework", "torch")
 
 
 def _list_catalogued(call: Call, names: tuple[str, ...], *, as_json: bool) -> None:

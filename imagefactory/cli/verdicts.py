@@ -82,7 +82,7 @@ def verdicts(call: Call, /, name: str, place: str, as_json: bool, **options: Any
         say_json("verdicts", {"images": [_found_json(image, keys) for image in images]})
     else:
         say(format_verdicts(images, keys, terminal_width(), numbers=options["numbers"]))
-        if not any(image.judged for image in images):
+        if is_factory(call.settings) and not any(image.judged for image in images):
             say_next("verify", name)
     wanted = options["capability"]
     if wanted and not any(capability_proven(image.judged, wanted) for image in images):

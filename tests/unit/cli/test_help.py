@@ -23,7 +23,9 @@ SILENT = {"run": "its output is the command's", "completion": "it prints a scrip
 LAST = {
     "completion": "a shell reads it",
     "export": "its report ends with the other program's command",
+    "init": "its report ends with it: a folder may have to be entered first",
     "inspect": "it answers a question",
+    "report": "it ends with the files",
     "run": "its output is the command's",
     "settings": "it answers a question",
     "show": "keys: it answers a question",

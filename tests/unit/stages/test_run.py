@@ -14,7 +14,7 @@ from imagefactory.oci.graph import Place
 from imagefactory.oci.registry.client import Registry
 from imagefactory.progress import Quiet
 from imagefactory.settings.choices import Setting
-from imagefactory.stages.run import run_offered
+from imagefactory.stages.run import fetch_offered, run_made
 from imagefactory.verdicts.subject import read_subject
 from tests.made.catalogue import make_image
 from tests.made.engine_of_one_row import remember_runners
@@ -34,7 +34,7 @@ def test_it_is_fetched_once_and_started(
     settings = replace(bench.factory.settings, store=Setting(value=str(tmp_path / "own"), origin="default"))
     access = Access(settings=settings, environ={})
     for _ in range(2):
-        done = run_offered(access, image, SPEC, "echo", Quiet())
+        done = run_made(access, fetch_offered(access, image, Quiet()), SPEC, "echo", Quiet())
         assert done.stdout == f"{subject.manifest} echo it runs"
         bench.registry.find("one").manifests.clear()  # a second fetch would fail
     assert len(runners) == 2
@@ -44,9 +44,9 @@ def test_it_is_fetched_once_and_started(
 def test_what_no_registry_has_is_told(bench: Bench) -> None:
     image = make_image(reference="")
     with pytest.raises(NothingSelectedError, match=r"is a \.sif alone") as caught:
-        run_offered(bench.factory, image, SPEC, "echo", Quiet())
+        fetch_offered(bench.factory, image, Quiet())
     assert "imagefactory find" in caught.value.hint
     sif = replace(image.sifs[0], reference=f"registry.example.org/gpu/pytorch@{image.sifs[0].subject.index}")
     with pytest.raises(NothingSelectedError) as caught:
-        run_offered(bench.factory, replace(image, sifs=(sif,)), SPEC, "echo", Quiet())
+        fetch_offered(bench.factory, replace(image, sifs=(sif,)), Quiet())
     assert "apptainer exec --nv oras://registry.example.org/gpu/pytorch@sha256:" in caught.value.hint
