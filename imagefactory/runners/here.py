@@ -11,16 +11,13 @@ HERE = "/work"
 """Where it is inside. Its own path could hide what the image has there, such as /usr or /opt/env."""
 
 
-def show_folder(folder: Path | None, readable: bool, *, private: Sequence[Path]) -> tuple[Mount | None, str]:
+def show_folder(folder: Path, *, readable: bool, private: Sequence[Path]) -> tuple[Mount | None, str]:
     """The mount of the current folder, None for one that is not shown, and what is told of it.
 
-    `folder` is None where it is gone, `readable` whether its caller may list and enter it. `private` are
-    folders that no image gets to see unasked: the home, the store. Whatever holds one, or lies in the store
-    (all but the first), is not shown.
+    `readable`: its caller may list and enter it. `private` are folders that no image gets to see unasked: the
+    home, the store. Whatever holds one, or lies in the store (all but the first), is not shown.
     """
     ask = f"--mount DIR:{HERE} --workdir {HERE} shows another"
-    if folder is None:
-        return None, f"the current folder is gone and is not shown inside; {ask}"
     if not readable:
         return None, f"{folder} cannot be read by you and is not shown inside; {ask}"
     home, *stores = private

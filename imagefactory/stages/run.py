@@ -112,9 +112,6 @@ def current_folder(access: Access) -> tuple[Mount | None, str]:
     """What a command is shown of the folder where its caller is, and what is told of it."""
     home = Path(access.environ.get("HOME") or "/root")
     own = (access.layout.path, access.settings.cache_path, keys_folder(access.environ))
-    try:
-        folder = Path.cwd()
-    except OSError:
-        return show_folder(None, False, private=(home, *own))
+    folder = Path.cwd()
     readable = os.access(folder, os.R_OK | os.X_OK)
-    return show_folder(folder, readable, private=[path.resolve() for path in (home, *own)])
+    return show_folder(folder, readable=readable, private=[path.resolve() for path in (home, *own)])

@@ -14,7 +14,7 @@ PRIVATE = (Path("/home/me"), Path("/data/store"), Path("/home/me/.cache/imagefac
 
 @pytest.mark.parametrize("folder", ["/home/me/project", "/data/project", "/home/meadow", "/tmp", "/usr/src"])
 def test_a_folder_of_work_is_shown_at_one_place_and_to_read(folder: str) -> None:
-    mount, told = show_folder(Path(folder), True, private=PRIVATE)
+    mount, told = show_folder(Path(folder), readable=True, private=PRIVATE)
     assert mount == Mount(source=Path(folder), target="/work")
     assert "read-only" in told
 
@@ -32,13 +32,12 @@ def test_a_folder_of_work_is_shown_at_one_place_and_to_read(folder: str) -> None
     ],
 )
 def test_home_store_and_what_holds_them_are_not_shown(folder: str, why: str) -> None:
-    mount, told = show_folder(Path(folder), True, private=PRIVATE)
+    mount, told = show_folder(Path(folder), readable=True, private=PRIVATE)
     assert mount is None
     assert why in told
 
 
-def test_what_is_gone_or_closed_to_its_caller_is_not_shown() -> None:
-    assert show_folder(None, False, private=PRIVATE)[0] is None
-    mount, told = show_folder(Path("/home/me/secret"), False, private=PRIVATE)
+def test_what_is_closed_to_its_caller_is_not_shown() -> None:
+    mount, told = show_folder(Path("/home/me/secret"), readable=False, private=PRIVATE)
     assert mount is None
     assert "cannot be read by you" in told
