@@ -101,8 +101,10 @@ class Side:
         }
 
     def run(self, *arguments: str) -> Any:
-        command = [sys.executable, "-m", "imagefactory", "-C", str(self.root), "--progress", "quiet"]
-        done = subprocess.run([*command, *arguments], env=self.environ, stdout=subprocess.PIPE, text=True)
+        command = [sys.executable, "-m", "imagefactory", "-C", str(self.root)]
+        done = subprocess.run(
+            [*command, *arguments, "-q"], env=self.environ, stdout=subprocess.PIPE, text=True
+        )
         if done.returncode != 0:
             raise SystemExit(
                 f"imagefactory {' '.join(arguments)} ended with {done.returncode}\n{done.stdout}"

@@ -49,9 +49,8 @@ class Job:
             "imagefactory",
             "-C",
             str(self.root),
-            "--progress",
-            "quiet",
             *arguments,
+            "-q",
         ]
         began = time.monotonic()
         process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
