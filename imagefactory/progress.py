@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from importlib.util import find_spec
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -258,8 +259,9 @@ class Terminal:
 def choose(style: str, *, stream: IO[str] | None = None, github: bool = False) -> Progress:
     """The watcher for `style`: one of STYLES, or quiet, which is `-q`."""
     out = stream or sys.stderr
-    if style == "auto":
-        style = "github" if github else ("terminal" if out.isatty() else "plain")
+    if style == "auto":  # a light install has no rich, and lines will do
+        drawn = out.isatty() and find_spec("rich") is not None
+        style = "github" if github else ("terminal" if drawn else "plain")
     makers: dict[str, Callable[[], Progress]] = {
         "terminal": Terminal,
         "plain": lambda: Lines(out),

@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from imagefactory import progress
 from imagefactory.progress import (
     GitHubLog,
     JsonLines,
@@ -90,3 +91,13 @@ def test_amounts_are_written_as_people_read_them() -> None:
         "0 bytes", "999 bytes", "1.0 kB", "41.0 MB", "2.8 GB",
     ]  # fmt: skip
     assert [format_seconds(s) for s in (0.4, 59, 60, 3725)] == ["0s", "59s", "1m00s", "1h02m"]
+
+
+def test_a_terminal_has_lines_where_nothing_draws_bars(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tty(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    assert isinstance(progress.choose("auto", stream=Tty()), progress.Terminal)
+    monkeypatch.setattr(progress, "find_spec", lambda _: None)
+    assert isinstance(progress.choose("auto", stream=Tty()), progress.Lines)
