@@ -40,12 +40,14 @@ def format_built(built: Built, store: str) -> str:
     image, target, report = built.image, built.target, built.report
     gpu = report.gpu.value if report is not None else "not-tested"
     times = ", ".join(f"{name} {seconds:.1f}s" for name, seconds in built.seconds)
-    fields = [("image", f"{image.name} in {store}"), ("digest", image.digest)]
+    fields = [("image", f"{image.name} in {store}")]
     if isinstance(image, Image):
         size = f"{format_bytes(image.size)} in {len(image.layers)} layers"
-        fields += [("manifest", image.manifest), ("size", size)]
+        fields += [(name, f"{digest}\n{use}") for name, digest, use in _digests(image)]
+        fields.append(("size", size))
     else:
-        fields += [("file", str(image.path)), ("size", format_bytes(image.file.size))]
+        fields += [("digest", image.digest), ("file", str(image.path))]
+        fields.append(("size", format_bytes(image.file.size)))
     fields += [
         ("built", ("now" if built.fresh else "nothing changed") + f" ({times})"),
     ]
@@ -64,6 +66,15 @@ def format_built(built: Built, store: str) -> str:
         ),
     ]
     return f"{target.name}\n{format_fields(fields)}"
+
+
+def _digests(image: Image) -> tuple[tuple[str, str, str], ...]:
+    """Each digest, and what it is for."""
+    return (
+        ("digest", image.digest, "its name for pull, run, verify and submit files (the index)"),
+        ("manifest", image.manifest, "what verdicts speak of: this platform's layers as they are packed"),
+        ("config", image.config, "docker's image ID; stays where the same layers are packed anew"),
+    )
 
 
 def _capabilities(target: Target) -> str:

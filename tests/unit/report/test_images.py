@@ -15,7 +15,7 @@ IMAGE = Image(
     name="pytorch:2.3-cu121",
     digest=DIGEST,
     manifest=MANIFEST,
-    config="",
+    config="sha256:" + "c" * 64,
     size=1_500_000_000,
     layers=(),
     environment=(),
@@ -102,3 +102,11 @@ def test_a_failure_shows_every_check() -> None:
         ["imports", "FAILED          no torch"],
         ["cuda", "not run"],
     ]
+
+
+def test_a_build_says_which_digest_is_for_what() -> None:
+    built = Built(target=make_target(), image=IMAGE, fresh=True, published_base=True, report=None, seconds=())
+    told = [line.strip() for line in format_built(built, "/store").splitlines()]
+    for name, digest in (("digest", DIGEST), ("manifest", MANIFEST), ("config", "sha256:" + "c" * 64)):
+        at = next(at for at, line in enumerate(told) if line.split() == [name, digest])
+        assert len(told[at + 1].split()) > 5
