@@ -15,13 +15,14 @@ from imagefactory.errors import UsageError
 @click.option(
     "--write",
     is_flag=True,
-    help="Write the changed locks and definitions, and print a commit message for each family.",
+    help="Write the changed locks, a row for each release, and the definitions of both; print a commit "
+    "message for each family.",
 )
 @click.option(
     "--github",
     is_flag=True,
     help='Print families={"include":[...]}, a line for $GITHUB_OUTPUT: a job for each family and base '
-    "of which a lock changes. The rest goes to stderr.",
+    "in which --write changes something. The rest goes to stderr.",
 )
 @json_option
 @click.pass_obj
@@ -36,14 +37,15 @@ def watch(call: Call, names: tuple[str, ...], write: bool, github: bool, as_json
       base      the same of a base's packages: Debian's security updates
       verdict   of an image in the store, that expires within 14 days
 
-    What is built on a family is watched and moves with it. Nothing is changed without --write, no row is ever
-    written (the command that does it is told), and nothing is committed or pushed.
+    What is built on a family is watched and moves with it. Nothing is changed without --write, which writes
+    no row of a conda family and none for another CUDA; nothing is ever committed or pushed.
 
     Exit code 0 whether or not there is news.
     """
     from imagefactory.factory import require_own
     from imagefactory.report.watch import commit_message, format_news, github_lines, news_json
-    from imagefactory.stages.watch import find_units, watch_unit, write_news
+    from imagefactory.stages.watch import find_units, watch_unit
+    from imagefactory.stages.watch_write import Written, write_news
 
     if github and (as_json or write):
         other = "--json" if as_json else "--write"
@@ -62,14 +64,17 @@ def watch(call: Call, names: tuple[str, ...], write: bool, github: bool, as_json
                 for fault in news.faults:
                     failures.add(fault)
                 say(format_news(news, terminal_width()), unless=not plain)
-                written = write_news(factory, news) if write else ()
-                root = factory.settings.root_path
-                rows.append(news_json(news) | {"written": [str(p.relative_to(root)) for p in written]})
+                written = write_news(factory, news, call.progress) if write else Written(paths=())
+                for fault in written.faults:
+                    failures.add(fault)
+                root, message = factory.settings.root_path, commit_message(news, written.rows)
+                files = [str(path.relative_to(root)) for path in written.paths]
+                rows.append(news_json(news) | {"message": message, "written": files})
                 if not plain and not as_json:
                     click.echo(format_news(news), err=True)
-                if write and news.locks:
+                if written.paths:
                     title = [f"--- {news.unit.name}"] if len(units) > 1 else []
-                    say("\n".join([*title, commit_message(news)]), unless=as_json)
+                    say("\n".join([*title, message]), unless=as_json)
         if as_json:
             say_json("watch", {"news": rows, "errors": failures.as_json()})
         if github:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from imagefactory.lock.moves import Move
 from imagefactory.report.text import wrap
-from imagefactory.stages.watch import NewCuda, News
+from imagefactory.stages.watch import NewCuda, NewRelease, News
 
 _SHOWN = 12
 """Packages of one lock that the text names; JSON and messages name all."""
@@ -41,7 +41,7 @@ def _rows(news: News) -> Iterable[tuple[str, str, Sequence[str]]]:
     for moves, names in _grouped(news).items():
         more = [f"and {len(moves) - _SHOWN} more"] if len(moves) > _SHOWN else []
         kind, what = (
-            ("base", _count(moves)) if news.unit.base else ("lock", f"{_count(moves)} in {_list(names)}")
+            ("base", _count(moves)) if news.unit.base else ("lock", f"{_count(moves)} in {_locks(names)}")
         )
         yield kind, what, [*map(str, moves[:_SHOWN]), *more]
     for verdict in news.expiring:
@@ -58,6 +58,10 @@ def _grouped(news: News) -> dict[tuple[Move, ...], list[str]]:
 
 
 def _list(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _locks(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{len(names)} locks ({', '.join(names)})"
 
 
@@ -96,25 +100,40 @@ def _python(news: News) -> str:
     return f"{told}; {f'{found.base} carries it' if found.base else 'no base carries it yet'}"
 
 
-def commit_message(news: News) -> str:
-    """Subject, empty line, why; empty where no lock changes."""
-    if not news.locks:
+def commit_message(news: News, rows: Sequence[NewRelease] = ()) -> str:
+    """Subject, empty line, why; empty where no lock changes and no release got one of the `rows`."""
+    added = [_release(news, one.found.series) for one in rows]
+    if not news.locks and not added:
         return ""
     name = f"the base {news.unit.base.name}" if news.unit.base else news.unit.name
+    subject = f"Add {_list([one.found.series for one in rows])} to {name}" if added else ""
+    locked = f"Lock {name} anew: {_what(news)}" if news.locks else ""
+    if added and locked:
+        subject, locked = f"{subject}, and lock it anew", ""
+    lines = [subject or locked]
+    if added:
+        lines += ["", *wrap("A row, its locks and definitions for each series released since:", WIDTH)]
+        lines += [f"  {one}" for one in added]
+    if news.locks:
+        lines += ["", *_relocked(news)]
+    missing = [(_release(news, one.found.series), one.command) for one in news.releases if one not in rows]
+    missing += [(_cuda(news, one), one.command) for one in news.cudas]
+    if missing:
+        lines += ["", "Not in here, each a row of its own:"]
+        for what, command in missing:
+            lines += [f"  {what}", *([f"    {command}"] if command else [])]
+    return "\n".join(lines)
+
+
+def _relocked(news: News) -> Iterable[str]:
     if news.unit.base:
         why = "The archive's packages moved on, which is how Debian's security updates come in."
     else:
         why = "A re-solve within the recipe's bounds gives other packages."
-    lines = [f"Lock {name} anew: {_what(news)}", "", *wrap(why, WIDTH)]
+    yield from wrap(why, WIDTH)
     for moves, names in _grouped(news).items():
-        lines += ["", *wrap(f"{', '.join(names)}:", WIDTH), *(f"  {move}" for move in moves)]
-        lines += [] if moves else ["  the same packages, written anew"]
-    rows = [(_release(news, one.found.series), one.command) for one in news.releases]
-    rows += [(_cuda(news, one), one.command) for one in news.cudas]
-    if rows:
-        lines += ["", "Not in here, each a row of its own:"]
-        lines += [f"  {line}" for what, command in rows for line in (what, f"  {command}".rstrip()) if line]
-    return "\n".join(lines)
+        yield from ("", *wrap(f"{', '.join(names)}:", WIDTH), *(f"  {move}" for move in moves))
+        yield from () if moves else ("  the same packages, written anew",)
 
 
 def _what(news: News) -> str:
@@ -160,10 +179,10 @@ def news_json(news: News) -> dict[str, object]:
 
 
 def github_lines(every: Iterable[News]) -> str:
-    """`families={"include":[...]}`: a job for each unit of which a lock changes, with its branch."""
+    """`families={"include":[...]}`: a job for each unit in which a lock or a row changes, with its branch."""
     jobs = [
         {"family": news.unit.name, "branch": f"relock/{news.unit.name.replace(':', '-')}"}
         for news in every
-        if news.locks
+        if news.locks or any(one.command for one in news.releases)
     ]
     return "families=" + json.dumps({"include": jobs}, separators=(",", ":"))

@@ -24,8 +24,7 @@ from imagefactory.factory import Factory
 from imagefactory.gpu.knowledge import offered
 from imagefactory.gpu.knowledge.tables import covers
 from imagefactory.lock.conda.builds import cudas_of, offered_to
-from imagefactory.lock.debian.file import read_base_lock, write_base_lock
-from imagefactory.lock.files import write_lock
+from imagefactory.lock.debian.file import read_base_lock
 from imagefactory.lock.moves import Move, base_moves, lock_moves
 from imagefactory.lock.pypi.series import (
     NewSeries,
@@ -39,10 +38,8 @@ from imagefactory.lock.pypi.series import (
 from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Base, BaseLock, Lock, Outcome, Target
 from imagefactory.progress import Progress
-from imagefactory.render.folders import check_definitions, write_definitions
 from imagefactory.settings.choices import Setting
 from imagefactory.stages.add import plan_addition
-from imagefactory.stages.define import render_target
 from imagefactory.stages.lock import (
     LockOptions,
     below_first,
@@ -71,10 +68,12 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRelease:
-    """A series that no row has, and the command that writes its row; empty where only a person can."""
+    """A series that no row has, its CUDA where no table knows it, and the command that writes its row: empty
+    where only a person can."""
 
     found: NewSeries
     command: str
+    cuda: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,28 +171,6 @@ def watch_unit(factory: Factory, unit: Unit, now: datetime, progress: Progress) 
     return replace(world, locks=locks, expiring=_expiring(factory, unit.targets, now), faults=faults)
 
 
-def write_news(factory: Factory, news: News) -> tuple[Path, ...]:
-    """Writes the changed locks of a unit and the definitions that follow from them: what was written.
-
-    Raises LockError or UsageError for what cannot be written.
-    """
-    written = []
-    for one in news.locks:
-        if isinstance(one.lock, BaseLock) and news.unit.base:
-            path = factory.base_lock_path(news.unit.base)
-            write_base_lock(path, one.lock)
-            written.append(path)
-        elif isinstance(one.lock, Lock):
-            write_lock(factory.lock_folder, one.lock)
-    for target in (one.target for one in news.locks):
-        if target:
-            folder, files = factory.definition_folder(target), render_target(factory, target)
-            if check_definitions(folder, files):
-                write_definitions(folder, files)
-            written.append(folder)
-    return tuple(written)
-
-
 # --- the index and the channels -------------------------------------------------------------------
 
 
@@ -251,9 +228,7 @@ def _of_the_index(factory: Factory, unit: Unit, targets: tuple[Target, ...]) -> 
     files = locker.listed([wheel], lock).get(wheel, ())
     pythons = {target.python for target in targets}
     found = newer_series(name, files, {target.version for target in targets}, pythons, lock.platform)
-    releases = tuple(
-        NewRelease(found=one, command=_command(factory, locker, newest, lock, one)) for one in found
-    )
+    releases = tuple(_addable(factory, locker, newest, lock, one) for one in found)
     known = {one.cuda for one in offered(newest.framework, newest.version)}
     return News(
         unit=unit,
@@ -274,16 +249,17 @@ def _metadata(locker: UvLocker, lock: Lock, release: str, newest: Target) -> Raw
         return {}
 
 
-def _command(factory: Factory, locker: UvLocker, newest: Target, lock: Lock, one: NewSeries) -> str:
-    """The call of `add` for a series: with the CUDA that its wheels pin, else that of the newest row."""
-    command = f"imagefactory add {newest.family} {one.series}"
+def _addable(factory: Factory, locker: UvLocker, newest: Target, lock: Lock, one: NewSeries) -> NewRelease:
+    """With the call of `add`: with the CUDA that a series' wheels pin, else that of the newest row."""
+    command, cuda = f"imagefactory add {newest.family} {one.series}", ""
     try:
         plan_addition(factory, newest.family, one.series, "")
     except UsageError:  # what it comes with is not known here yet
         needs = _metadata(locker, lock, one.release, newest).get("requires_dist", [])
         cuda = cuda_of(needs) or newest.cuda
-        return f"{command} --cuda {cuda if '.' in newest.cuda else cuda.partition('.')[0]}"
-    return command
+        cuda = cuda if "." in newest.cuda else cuda.partition(".")[0]
+        command = f"{command} --cuda {cuda}"
+    return NewRelease(found=one, command=command, cuda=cuda)
 
 
 # --- locks ----------------------------------------------------------------------------------------

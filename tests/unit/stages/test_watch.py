@@ -31,27 +31,40 @@ ROOT = Path(__file__).parents[3]
 PAGE = ("2.15.0-cp311-cp311", "2.16.0-cp311-cp311", "2.16.0-cp313-cp313", "2.16.0-cp314-cp314")
 
 
+def _anew(wheel: LockedWheel) -> LockedWheel:
+    filename = wheel.filename.replace(wheel.version, "2.16.0")
+    return replace(wheel, version="2.16.0", filename=filename)
+
+
 @dataclass
 class Index:
-    """Solves each target to its committed lock with `moved` another version; refuses those of `refused`."""
+    """Solves each target to its committed lock with `moved` another version; refuses those of `refused`, and
+    what has no lock, unless it `can` solve 2.16 as 2.15."""
 
     root: Path
     moved: str = "filelock"
     refused: str = "nothing"
+    can: bool = False
+    cuda: str = "13.3.1"
 
     def lock(self, request: LockRequest, progress: Progress) -> Lock:
         if self.refused in request.target.name:
             raise UnsolvableError(f"{request.target.name}: no such torch", hint="change it")
-        held = read_lock(self.root / "lockfiles", request.target)
-        assert held
+        target, series = request.target, request.target.version
+        like = replace(target, name="pytorch-2.15-cu132", version="2.15", cuda="13.2")
+        held = read_lock(self.root / "lockfiles", like if series == "2.16" and self.can else target)
+        if held is None:
+            raise UnsolvableError(f"{target.name}: nobody has it", hint="wait")
         wheels = tuple(
             replace(one, version="99", filename=one.filename.replace(one.version, "99"), sha256="9" * 64)
             if one.name == self.moved
             else one
             for one in held.wheels
         )
+        if series == "2.16":
+            wheels = tuple(_anew(one) if one.name == "torch" else one for one in wheels)
         decided = content_hash(request.target, request.base, request.under)
-        return replace(held, content_hash=decided, wheels=wheels)
+        return replace(held, target=target.name, content_hash=decided, wheels=wheels)
 
     def behind(self, request: LockRequest, lock: Lock, progress: Progress) -> tuple[Behind, ...]:
         return ()
@@ -65,7 +78,8 @@ class Index:
 
     def metadata(self, pin: str, lock: Lock) -> str:
         assert pin in ("torch==2.16.0", "torch==2.15.0")
-        return "Metadata-Version: 2.1\nName: torch\nVersion: 2.16.0\nRequires-Dist: cuda-toolkit==13.3.1\n"
+        head = "Metadata-Version: 2.1\nName: torch\nVersion: 2.16.0\n"
+        return f"{head}Requires-Dist: cuda-toolkit=={self.cuda}\n"
 
 
 HELD = next(
@@ -114,10 +128,12 @@ def test_what_is_new_is_told_and_nothing_changes(ask: Ask, root: Path) -> None:
 
 
 def test_what_is_written_is_whole_and_its_message_says_why(ask: Ask, root: Path) -> None:
+    """A release that cannot be locked leaves no row behind, and the code says it."""
     before = texts(root)
     code, out, told = ask("pytorch", "--write")
     subject, blank, why = out.split("\n")[:3]
-    assert (code, subject, blank) == (0, "Lock pytorch anew: filelock", "")
+    assert (code, subject, blank) == (5, "Lock pytorch anew: filelock", "")
+    assert "pytorch-2.16-cu133: nobody has it" in told
     assert why.startswith("A re-solve")
     assert f"  filelock {HELD} -> 99\n" in out
     assert "    imagefactory add pytorch 2.16 --cuda 13.3\n" in out
@@ -129,7 +145,23 @@ def test_what_is_written_is_whole_and_its_message_says_why(ask: Ask, root: Path)
     assert {name.split("/")[0] for name in changed} == {"lockfiles", "definitions"}
     families = {name.split("/")[1].split("-2.")[0] for name in changed}
     assert families == {"pytorch", "pytorch-onnx"}  # which is built on it, and would be stale
-    assert ask("pytorch-onnx", "--write")[:2] == (0, "")  # the same unit, and a second time nothing is left
+    assert ask("pytorch-onnx", "--write")[:2] == (5, "")  # the same unit, and a second time nothing is left
+
+
+def test_a_release_gets_its_row_lock_and_definition(ask: Ask, root: Path, index: Index) -> None:
+    index.can, index.cuda, before = True, "13.2.0", texts(root)
+    code, out, _ = ask("pytorch", "--write")
+    assert (code, out.split("\n")[0]) == (0, "Add 2.16 to pytorch, and lock it anew")
+    assert "  torch 2.16, since 2026-11-02, now 2.16.0, for Python 3.11 and 3.13\n" in out
+    assert "Not in here" not in out
+    new = {name for name in texts(root) if name not in before}
+    assert {name.split("/")[1] for name in new} == {
+        "pytorch-2.16-cu132",
+        "pytorch-2.16-cu132.requirements.txt",
+    }
+    assert '- version: "2.16"' in (root / "recipes/pytorch.yaml").read_text()
+    index.moved = "nothing"
+    assert ask("pytorch")[1].count("release") == 0
 
 
 def test_what_cannot_be_solved_is_told_and_hides_nothing_else(ask: Ask, root: Path, index: Index) -> None:
@@ -198,7 +230,7 @@ def test_a_workflow_gets_a_job_for_what_changes_alone(ask: Ask, index: Index) ->
     assert out == 'families={"include":[{"family":"pytorch","branch":"relock/pytorch"}]}\n'
     assert "filelock" in told
     index.moved = "nothing"
-    assert ask("pytorch", "--github")[1] == 'families={"include":[]}\n'
+    assert ask("jax-conda", "--github")[1] == 'families={"include":[]}\n'
 
 
 def test_as_json_it_holds_the_message(ask: Any) -> None:

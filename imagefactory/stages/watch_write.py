@@ -1,0 +1,81 @@
+"""The stage from what is new to a change that can be committed: rows, locks and definitions."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from imagefactory.errors import FactoryError
+from imagefactory.factory import Factory
+from imagefactory.files import replace_text
+from imagefactory.lock.debian.file import write_base_lock
+from imagefactory.lock.files import write_lock
+from imagefactory.model import BaseLock, Lock
+from imagefactory.progress import Progress
+from imagefactory.render.folders import check_definitions, write_definitions
+from imagefactory.stages.add import make_addition, plan_addition
+from imagefactory.stages.define import render_target
+from imagefactory.stages.lock import orphans
+from imagefactory.stages.watch import NewRelease, News
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """What was written: files and folders, and the releases that have rows now.
+
+    `faults` are of releases that cannot be locked, whose rows were taken out again.
+    """
+
+    paths: tuple[Path, ...]
+    rows: tuple[NewRelease, ...] = ()
+    faults: tuple[FactoryError, ...] = ()
+
+
+def write_news(factory: Factory, news: News, progress: Progress) -> Written:
+    """Writes the changed locks of a unit and the definitions that follow from them, and for each release of a
+    family of PyPI a row, its locks and definitions.
+
+    Raises LockError or UsageError for what cannot be written.
+    """
+    paths, rows, faults = list(_locks(factory, news)), [], []
+    for release in news.releases:
+        if release.command:
+            try:
+                paths += _row(factory, news.unit.name, release, progress)
+                rows.append(release)
+            except FactoryError as error:
+                faults.append(error)
+    return Written(paths=tuple(dict.fromkeys(paths)), rows=tuple(rows), faults=tuple(faults))
+
+
+def _locks(factory: Factory, news: News) -> tuple[Path, ...]:
+    written = []
+    for one in news.locks:
+        if isinstance(one.lock, BaseLock) and news.unit.base:
+            path = factory.base_lock_path(news.unit.base)
+            write_base_lock(path, one.lock)
+            written.append(path)
+        elif isinstance(one.lock, Lock):
+            write_lock(factory.lock_folder, one.lock)
+    for target in (one.target for one in news.locks):
+        if target:
+            folder, files = factory.definition_folder(target), render_target(factory, target)
+            if check_definitions(folder, files):
+                write_definitions(folder, files)
+            written.append(folder)
+    return tuple(written)
+
+
+def _row(factory: Factory, family: str, release: NewRelease, progress: Progress) -> tuple[Path, ...]:
+    """Writes the row of a release, all of it or nothing. Raises as `plan_addition` and `make_addition` do."""
+    added = plan_addition(factory, family, release.found.series, release.cuda)
+    text, strange = added.path.read_text(encoding="utf-8"), set(orphans(factory))
+    try:
+        made = set(make_addition(factory, added, progress, lambda _: None))
+    except FactoryError:
+        replace_text(added.path, text)
+        for path in set(orphans(factory)) - strange:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        raise
+    return (added.path, *(factory.definition_folder(one) for one in added.targets if one.name in made))
