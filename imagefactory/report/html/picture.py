@@ -5,12 +5,12 @@ It names no time, so that the same images make the same bytes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from imagefactory.report.html.matrix import MatrixRow, ShownGpu, matrix_rows, shown_gpus
+from imagefactory.report.html.matrix import MatrixRow, ShownGpu
 from imagefactory.report.html.templating import fill
 from imagefactory.report.html.words import GOOD, Word, count_words
-from imagefactory.stages.report import Reported
 
 NAME, COLUMN, CELL = 245, 66, 56
 TOP, ROW, GROUP = 54, 24, 30
@@ -48,9 +48,8 @@ class DrawnHead:
     x: int
 
 
-def format_picture(report: Reported) -> str:
-    """The picture's text; about 500 bytes a cell."""
-    rows, gpus = matrix_rows(report), shown_gpus(report)
+def format_picture(rows: Sequence[MatrixRow], gpus: Sequence[ShownGpu]) -> str:
+    """The picture's text; about 100 bytes a cell."""
     width = max(NAME + COLUMN * len(gpus) + 12, 520)
     lines, y = _lines(rows)
     words = [word for row in rows for word in row.words]
@@ -75,7 +74,7 @@ def format_picture(report: Reported) -> str:
     )
 
 
-def _lines(rows: tuple[MatrixRow, ...]) -> tuple[list[DrawnLine], int]:
+def _lines(rows: Sequence[MatrixRow]) -> tuple[list[DrawnLine], int]:
     """The lines from the top down, and where they end."""
     lines, y, family = [], TOP, ""
     for row in rows:

@@ -98,7 +98,7 @@ def make_site(report: Reported) -> Iterator[tuple[str, str]]:
     files = {row.image.target: row.file for row in rows}
     yield "style.css", fill("style.css", words=WORDS.values(), kinds=_codes())
     yield "index.html", _index(report, rows, given)
-    yield "matrix.svg", format_picture(report)
+    yield "matrix.svg", format_picture(rows, shown)
     image_page = {**given, "up": "../", "policy": policy("copy.js"), "keys": report.keys}
     for row in rows:
         yield f"images/{row.file}.html", fill("image.html", **image_page, **_image(row, shown))

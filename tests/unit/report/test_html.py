@@ -19,7 +19,7 @@ from imagefactory.model import CheckState, Outcome
 from imagefactory.report.html.badge import format_badge
 from imagefactory.report.html.charts import Measure, column_chart, format_number, row_chart
 from imagefactory.report.html.checks import check_names, effects_on, latency_chart, runs_of
-from imagefactory.report.html.matrix import file_name, matrix_rows
+from imagefactory.report.html.matrix import file_name, matrix_rows, shown_gpus
 from imagefactory.report.html.picture import format_picture
 from imagefactory.report.html.site import make_site
 from imagefactory.report.html.words import WORDS, word_of
@@ -353,7 +353,7 @@ def test_a_badge_says_where_it_is_verified_and_nothing_else(report: Reported) ->
 
 
 def test_the_picture_has_a_symbol_for_each_cell(report: Reported) -> None:
-    root = ElementTree.fromstring(format_picture(report))
+    root = ElementTree.fromstring(format_picture(matrix_rows(report), shown_gpus(report)))
     texts = [element.text for element in root.iter() if element.get("class") == "y"]
     words = [word for row in matrix_rows(report) for word in row.words]
     assert texts[: len(words)] == [word.symbol for word in words]
