@@ -82,7 +82,8 @@ def report(call: Call, /, names: tuple[str, ...], as_json: bool, **options: Any)
         written.append(folder / "index.html")
     if as_json:
         return say_json("report", {"images": len(reported.images), "files": [str(path) for path in written]})
-    say(f"{len(reported.images)} images on {len(reported.capabilities)} compute capabilities")
+    count = len(reported.images)
+    say(f"{count} image{'' if count == 1 else 's'} on {len(reported.capabilities)} compute capabilities")
     for path in written:
         say(f"  {path}" + (f"  ({pages} files)" if path.name == "index.html" and pages else ""))
     if not reported.trusted:
