@@ -44,7 +44,8 @@ def read_project(root: YamlNode, file: str, python: str, environment: str = "") 
 
 def _project(wish: Wish, root: YamlNode, python: str) -> None:
     project, uv = _at(root, "project"), _at(root, "tool", "uv")
-    wish.python = wish.python or text_of(project, "requires-python").replace(" ", "")
+    if not wish.python:
+        wish.bound_python(text_of(project, "requires-python"), project.where)
     for item in _at(project, "dependencies").items:
         take_pip_line(wish, item.text, item.where, Beside(python))
     for key in [*_at(project, "optional-dependencies").pairs, *_at(root, "dependency-groups").pairs]:
@@ -76,7 +77,7 @@ def _poetry(wish: Wish, poetry: YamlNode, python: str) -> None:
     addresses = {text_of(one, "name"): text_of(one, "url") for one in _at(poetry, "source").items}
     for key, value in _at(poetry, "dependencies").pairs:
         if key.text == "python":
-            wish.python = poetry_bounds(value.text) or wish.python
+            wish.bound_python(poetry_bounds(value.text) or "", value.where)
             continue
         for one in value.items or [value]:
             _poetry_row(wish, key, one, python)

@@ -25,7 +25,8 @@ def read_uv_lock(root: YamlNode, file: str, python: str) -> Wish:
     if text_of(root, "version") != "1":
         found = text_of(root, "version") or "none"
         raise refused(root.where, f"has the format {show(found)}", "make it with a uv that writes 1")
-    wish = Wish(file=file, locked=True, python=text_of(root, "requires-python").replace(" ", ""))
+    wish = Wish(file=file, locked=True)
+    wish.bound_python(text_of(root, "requires-python"), root.where)
     rows = {_key(row): row for row in _rows(root, "package")}
     own = {key: row for key, row in rows.items() if _source(row) in ("virtual", "editable", "directory")}
     here = {key: row for key, row in own.items() if text_of(_map(row, "source"), _source(row)) == "."}
@@ -78,7 +79,7 @@ def _meant(dependency: YamlNode, rows: dict[Key, YamlNode], python: str) -> Iter
 def read_poetry_lock(root: YamlNode, file: str, python: str) -> Wish:
     """The packages of a poetry.lock for run time, each at its version."""
     wish = Wish(file=file, locked=True)
-    wish.python = poetry_bounds(text_of(_map(root, "metadata"), "python-versions")) or ""
+    wish.bound_python(poetry_bounds(text_of(_map(root, "metadata"), "python-versions")) or "", root.where)
     rows = _rows(root, "package")
     needed: dict[str, list[bool]] = {}
     for row in rows:

@@ -58,6 +58,14 @@ class Wish:
         """Notes what is not taken over, without the secrets that addresses may hold."""
         self.left.append(f"{where}: {without_secrets(what)} ({do})")
 
+    def bound_python(self, bounds: str, where: Where) -> None:
+        """Takes over bounds on Python, as PEP 440 or a match spec has them."""
+        bounds = bounds.replace(" ", "")
+        if re.fullmatch(r"[0-9A-Za-z.*<>=!~,+]{0,80}", bounds, re.ASCII):
+            self.python = bounds or self.python
+        else:
+            self.leave(where, f"{show(bounds)} is no Python that can be read", "write bounds, such as >=3.11")
+
     def variable(self, name: str, value: str, where: Where) -> None:
         """Takes over a variable of the environment, where a recipe may set it."""
         owned = name in OWNED_VARIABLES or name.startswith(OWNED_PREFIX)

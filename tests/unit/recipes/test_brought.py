@@ -11,8 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from imagefactory.cli import main
+from imagefactory.errors import RecipeError, UsageError
+from imagefactory.recipes.draft import DraftAsk, draft
+from imagefactory.recipes.environments import Reading, parse_wish
+from imagefactory.recipes.read import read_bases
 
 FOLDER = Path(__file__).parents[3] / "recipes"
 
@@ -286,6 +292,13 @@ PROJECTS = (
         ),
     ),
     Case(
+        shape="bounds on Python that no terminal should see, written without a file at hand",
+        file="pyproject.toml",
+        text='[project]\nrequires-python = ">=3.11\\u001b[2J"\ndependencies = ["torch==2.5.1"]\n',
+        said=("pyproject.toml:1:1: '>=3.11\\x1b[2J' is no Python that can be read", 'python: "3.11"'),
+        unsaid=("\x1b",),
+    ),
+    Case(
         shape="FSadrieh/BERTchen pyproject.toml",
         file="pyproject.toml",
         text="[tool.ruff]\nline-length = 100\n",
@@ -430,3 +443,27 @@ def test_what_people_bring(case: Case, tmp_path: Path, capsys: pytest.CaptureFix
         assert text in told
     for text in case.unsaid:
         assert text not in told
+
+
+@given(
+    case=st.sampled_from([*PROJECTS, *LOCKS]),
+    edits=st.lists(
+        st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 12), st.text(max_size=6)),
+        min_size=1,
+        max_size=4,
+    ),
+)
+def test_near_valid_files_make_drafts_or_errors(case: Case, edits: list[tuple[float, int, str]]) -> None:
+    """Whatever stands in them, what is told is plain text."""
+    text = case.text
+    for position, length, piece in edits:
+        at = int(position * len(text))
+        text = text[:at] + piece + text[at + length :]
+    try:
+        wish = parse_wish(text, case.file, Reading(pythons=("3.11", "3.13")))
+        told = draft(wish, DraftAsk(family="lab"), read_bases(FOLDER)).told
+    except (RecipeError, UsageError) as error:
+        told = (error.message,)
+    for line in told:
+        assert line.isascii(), line
+        assert line.replace("\n", "").isprintable(), line
