@@ -237,7 +237,7 @@ def test_an_image_of_docker_is_built_on_and_its_config_left_behind(site: Site, m
         root, "run", TARGET, "--", "sh", "-c",
         "id -u; pwd; ls /opt/other; test ! -e /etc/motd; python -c 'import torch; print(torch.__file__)'",
     )  # fmt: skip
-    assert said.stdout.split() == ["0", "/", "/opt/env/lib/python3.11/site-packages/torch/__init__.py"]
+    assert said.stdout.split() == ["0", "/work", "/opt/env/lib/python3.11/site-packages/torch/__init__.py"]
 
 
 def test_docker_builds_the_rendered_file_on_it(site: Site, made_by_docker: str, dockerd: str) -> None:
