@@ -20,7 +20,6 @@ from imagefactory.cli.output import (
 from imagefactory.errors import EXIT_CHECK, NothingSelectedError, UsageError
 
 if TYPE_CHECKING:
-    from imagefactory.factory import Factory
     from imagefactory.matrix.compat import CompatGpu, CompatRow, CoverCandidate
     from imagefactory.model import Target
 
@@ -195,7 +194,7 @@ def _candidates(
     from imagefactory.matrix.compat import exact_releases, releases, with_releases
     from imagefactory.stages.compat import read_candidates
 
-    factory = None if names and all("==" in name for name in names) else _factory(call)
+    factory = None if names and all("==" in name for name in names) else call.factory_if_any
     targets = factory.targets if factory else ()
     if not names:
         return (
@@ -243,19 +242,6 @@ def _unknown(name: str, what: str, more: str, known: Collection[str] = ()) -> No
     near = nearest(name, [*frameworks, *sorted(known)])
     hint = f"did you mean '{near}'?" if near else more or f"the frameworks are {', '.join(frameworks)}"
     return NothingSelectedError(f"there is no {what} {show(name)}", hint=hint)
-
-
-def _factory(call: Call) -> Factory | None:
-    """None where there are no recipes: what is known of frameworks can be asked from anywhere."""
-    from imagefactory.factory import recipes_folder
-
-    try:
-        recipes_folder(call.settings)
-    except UsageError:
-        if call.directory is not None:
-            raise
-        return None
-    return call.factory
 
 
 def _say_rows(rows: Sequence[CompatRow], gpus: Sequence[CompatGpu]) -> None:

@@ -12,10 +12,9 @@ import click
 
 from imagefactory.cli.output import Call, json_option, say, say_json, say_next, terminal_width, write
 from imagefactory.cli.pool import find_inventory, inventory_option
-from imagefactory.errors import EXIT_CHECK, FactoryError, UsageError
+from imagefactory.errors import EXIT_CHECK, FactoryError
 
 if TYPE_CHECKING:
-    from imagefactory.factory import Factory
     from imagefactory.pools.model import Inventory
 
 
@@ -58,7 +57,7 @@ def find(
     if pool is None and (gpus > 1 or memory):
         write(2, "note: no pool is known here, so --gpus and --memory leave nothing out")
     ask = FindAsk(words=words, wish=wish, inventory=pool, now=now)
-    found = find_images(call.settings, os.environ, lambda: _recipes(call), ask)
+    found = find_images(call.settings, os.environ, lambda: call.factory_if_any, ask)
     if as_json:
         say_json("find", found_json(found))
     else:
@@ -79,16 +78,3 @@ def _pool(path: Path | None, now: datetime) -> Inventory | None:
     except FactoryError as error:
         write(2, f"note: the pool is not known: {error.message}")
         return None
-
-
-def _recipes(call: Call) -> Factory | None:
-    """None where there are no recipes: what is known of frameworks can be found from anywhere."""
-    from imagefactory.factory import recipes_folder
-
-    try:
-        recipes_folder(call.settings)
-    except UsageError:
-        if call.directory is not None:
-            raise
-        return None
-    return call.sound_factory

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.output import Call, at_terminal, json_option, say, say_json, say_next, write
+from imagefactory.cli.output import Call, at_terminal, json_option, paint, say, say_json, say_next, write
 from imagefactory.errors import EXIT_CHECK, CheckFailedError, FactoryError, UsageError
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def join(call: Call, where: str, yes: bool, as_json: bool) -> None:
     invitation = read_invitation(call.settings, os.environ, where)
     user = find_joining(call.settings, os.environ, invitation)
     if user.joining.told:
-        say(_shown(invitation, user), unless=as_json)
+        write(2, paint(_shown(invitation, user), 2))  # a dialogue: who is asked must see it, with --json too
         _ask(user, where, yes=yes)
         user.write()
     note = _look(call)

@@ -22,6 +22,7 @@ from imagefactory.errors import (
     NothingSelectedError,
     RecipeError,
     UnsolvableError,
+    UsageError,
     without_logins,
 )
 from imagefactory.progress import Progress, choose
@@ -64,6 +65,19 @@ class Call:
         from imagefactory.factory import read_factory
 
         return read_factory(self._told_settings, os.environ, self.progress.note)
+
+    @property
+    def factory_if_any(self) -> Factory | None:
+        """None where there are no recipes: what is known of frameworks can be asked from anywhere."""
+        from imagefactory.factory import recipes_folder
+
+        try:
+            recipes_folder(self.settings)
+        except UsageError:
+            if self.directory is not None:
+                raise
+            return None
+        return self.factory
 
     @property
     def sound_factory(self) -> Factory:

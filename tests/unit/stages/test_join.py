@@ -97,8 +97,10 @@ def test_a_file_is_joined_once(site: Site) -> None:
     said = site.invite()
     assert fingerprint(LAB.keyid) in said.out
     assert said.err.splitlines()[-1].endswith(f" join {file}")
+    said = site.join(file, "--json", answer="n\n", code=9)
+    assert said.err.index(fingerprint(LAB.keyid)) < said.err.index("Do you believe this key? [y/N]")
     said = site.join(file, answer="y\n")
-    assert fingerprint(LAB.keyid) in said.out
+    assert fingerprint(LAB.keyid) in said.err
     assert "Do you believe this key? [y/N]" in said.err
     assert f"its catalogue of {made:%Y-%m-%d} has 1 image\n" in said.out
     assert said.err.endswith("next: imagefactory find\n")
@@ -143,8 +145,8 @@ def test_a_changed_key_is_loud_and_asked_again(site: Site) -> None:
     assert "--yes takes no changed key" in said.err
     assert site.settings.read_bytes() == first
     said = site.join(file, answer="n\n", code=9)
-    assert "WARNING: THE KEY OF THIS SITE HAS CHANGED." in said.out
-    assert said.out.index(fingerprint(LAB.keyid)) < said.out.index(fingerprint(STRANGER.keyid))
+    assert "WARNING: THE KEY OF THIS SITE HAS CHANGED." in said.err
+    assert said.err.index(fingerprint(LAB.keyid)) < said.err.index(fingerprint(STRANGER.keyid))
     assert site.settings.read_bytes() == first
     assert "Do you believe the NEW key? [y/N]" in site.join(file, answer="y\n").err
     (trust,) = tomllib.loads(site.settings.read_text())["trust"]
