@@ -88,16 +88,14 @@ def insist_on_room(wanted: Mapping[Path, int], what: str) -> None:
 
     Folders on one disk share its room. Name the least that is needed: nothing is to be refused that fits.
     """
-    disks: dict[int, list[tuple[Path, int]]] = {}
+    disks: dict[int, list[tuple[Path, Path, int]]] = {}
     for folder, size in wanted.items():
         there = next(path for path in (folder, *folder.parents) if path.exists())
-        disks.setdefault(there.stat().st_dev, []).append((folder, size))
+        disks.setdefault(there.stat().st_dev, []).append((there, folder, size))
     for parts in disks.values():
-        needed, there = sum(size for _, size in parts), parts[0][0]
-        there = next(path for path in (there, *there.parents) if path.exists())
-        free = shutil.disk_usage(there).free
+        needed, free = sum(size for *_, size in parts), shutil.disk_usage(parts[0][0]).free
         if needed > free:
-            where = " and ".join(str(folder) for folder, _ in parts)
+            where = " and ".join(str(folder) for _, folder, _ in parts)
             raise StoreError(
                 f"{format_bytes(free)} are free for {where}, and {what} needs {format_bytes(needed)}"
                 " at least",
