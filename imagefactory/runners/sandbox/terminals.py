@@ -78,7 +78,7 @@ class Relay:
         with contextlib.suppress(termios.error):  # hung up, as all reading and writing will say
             if interactive:
                 self.saved = termios.tcgetattr(0)
-                tty.setraw(0)
+                tty.setraw(0, termios.TCSANOW)  # what was typed before this is not thrown away
 
     def __enter__(self) -> Relay:
         return self
