@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING
 
 from imagefactory.errors import UsageError
 from imagefactory.lock.conda.channels import ChannelAccess, find_channels
-from imagefactory.lock.conda.locker import CondaLocker
 from imagefactory.lock.debian.sources import DebianMirror, find_mirror
 from imagefactory.lock.pypi.index import PackageIndex, find_index, trusting
-from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.oci.credentials import find_credentials
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.mirrors import split_place
@@ -27,6 +25,7 @@ from imagefactory.settings.load import Settings
 from imagefactory.web import Patience
 
 if TYPE_CHECKING:
+    from imagefactory.lock.pypi.uv import UvLocker
     from imagefactory.oci.registry.client import Registry
 
 
@@ -45,12 +44,19 @@ class Access:
         return Layout(self.settings.store_path)
 
 
+def cache_lock(access: Access) -> Path:
+    """Several stores may share a cache, so it has a lock of its own."""
+    return access.settings.cache_path / "lock"
+
+
 def package_index(access: Access) -> PackageIndex:
     found = find_index(access.settings.index, environ=access.environ, prefix=Path(sys.prefix))
     return trusting(found, access.settings.certificates_path)
 
 
 def uv_locker(index: PackageIndex) -> UvLocker:
+    from imagefactory.lock.pypi.uv import UvLocker
+
     return UvLocker(index, python=Path(sys.executable))
 
 
@@ -58,12 +64,6 @@ def conda_channels(access: Access) -> ChannelAccess:
     """How this machine reaches conda's channels."""
     certificates = package_index(access).certificates
     return find_channels(access.settings.channels.value, access.environ, certificates)
-
-
-def conda_locker(access: Access) -> CondaLocker:
-    """What solves conda's packages in this process, and reads what their channels have."""
-    index, records = package_index(access), access.settings.cache_path / "channels"
-    return CondaLocker(conda_channels(access), records, lambda: uv_locker(index))
 
 
 def debian_mirror(access: Access) -> DebianMirror:

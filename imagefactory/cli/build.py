@@ -62,7 +62,7 @@ def build(
     from imagefactory.report.registries import format_pushed
     from imagefactory.stages.build import BuildOptions
     from imagefactory.stages.push import PushOptions, check_push
-    from imagefactory.workflow import Making, make_image
+    from imagefactory.workflow.make import Making, make_image
 
     factory, progress = call.sound_factory, call.progress
     if pushes and no_smoke:

@@ -49,15 +49,8 @@ def lock(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
     from imagefactory.factory import require_own
     from imagefactory.recipes.companions import left_out
     from imagefactory.report.locks import format_relock
-    from imagefactory.stages.lock import (
-        LockOptions,
-        base_state,
-        below_first,
-        holding,
-        lock_base,
-        lock_state,
-        lock_target,
-    )
+    from imagefactory.stages.lock import LockOptions, below_first, lock_base, lock_target
+    from imagefactory.stages.locked import base_state, holding, lock_state
 
     asked = _LockAsk(**given)
     asked.refuse_contradictions(names)
@@ -170,7 +163,7 @@ def _render(call: Call, names: tuple[str, ...], kind: str) -> None:
 @contextmanager
 def _explaining(factory: Factory, target: Target, asked: _LockAsk) -> Iterator[None]:
     """Prints the solver's account, where it is asked for, of what it finds now or found when last asked."""
-    from imagefactory.stages.lock import lock_state, read_why
+    from imagefactory.stages.locked import lock_state, read_why
 
     known = asked.explain and lock_state(factory, target) == Outcome.UNSOLVABLE
     if known and (why := read_why(factory, target)):
@@ -211,7 +204,7 @@ def _check(factory: Factory, states: dict[str, str], names: tuple[str, ...], *, 
 
 def refuse_orphans(factory: Factory) -> None:
     """Raises StaleError for locks and definitions that no recipe makes any more."""
-    from imagefactory.stages.lock import orphans
+    from imagefactory.stages.locked import orphans
 
     left = [str(path.relative_to(factory.settings.root_path)) for path in orphans(factory)]
     if left:

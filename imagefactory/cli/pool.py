@@ -12,7 +12,6 @@ import click
 
 from imagefactory.cli.output import json_option, say, say_json, say_next, terminal_width
 from imagefactory.errors import NothingSelectedError
-from imagefactory.pools.model import open_pool
 from imagefactory.settings.choices import HTCONDOR
 
 if TYPE_CHECKING:
@@ -35,6 +34,7 @@ def find_inventory(path: Path | None, now: datetime, pool: str = HTCONDOR) -> In
     """What a file says of a pool, or the pool itself. Raises UsageError for the file, ToolError for the pool,
     NothingSelectedError where there is no GPU."""
     from imagefactory.pools.inventory import read_inventory
+    from imagefactory.pools.model import open_pool
 
     inventory = read_inventory(path) if path else open_pool(pool, os.environ).inventory(now)
     if not inventory.machines:

@@ -32,7 +32,7 @@ def render(call: Call, names: tuple[str, ...], check: bool, as_json: bool) -> No
     from imagefactory.factory import require_own
     from imagefactory.render.folders import check_definitions, write_definitions
     from imagefactory.stages.define import render_target
-    from imagefactory.stages.lock import lock_state
+    from imagefactory.stages.locked import lock_state
 
     require_own(call.settings, "render")
     factory = call.sound_factory

@@ -20,7 +20,6 @@ from imagefactory.cli.output import (
 from imagefactory.cli.pool import find_inventory
 from imagefactory.cli.sweep_options import refuse_again
 from imagefactory.errors import CheckFailedError, ToolError, UsageError
-from imagefactory.pools.model import open_pool
 
 if TYPE_CHECKING:
     from imagefactory.cli.output import Failures
@@ -66,6 +65,8 @@ def verify_on_pool(call: Call, names: tuple[str, ...], given: dict[str, Any]) ->
 
 def find_pool(name: str) -> Pool:
     """A pool of this machine. Tests put another one here."""
+    from imagefactory.pools.model import open_pool
+
     return open_pool(name, os.environ)
 
 

@@ -45,7 +45,7 @@ def list_targets(call: Call, names: tuple[str, ...], as_json: bool) -> None:
     from imagefactory.recipes.companions import left_out
     from imagefactory.report.targets import format_targets
     from imagefactory.stages.catalogued import catalogue_answers
-    from imagefactory.stages.lock import lock_state
+    from imagefactory.stages.locked import lock_state
 
     if catalogue_answers(call.settings):
         return _list_catalogued(call, names, as_json=as_json)
@@ -110,7 +110,8 @@ def show(call: Call, name: str, as_json: bool) -> None:
     from imagefactory.recipes.expand import select_one
     from imagefactory.report.targets import TargetState, format_target
     from imagefactory.stages.catalogued import catalogue_answers
-    from imagefactory.stages.lock import behind_of, lock_state, read_target_lock, read_why
+    from imagefactory.stages.lock import behind_of
+    from imagefactory.stages.locked import lock_state, read_target_lock, read_why
     from imagefactory.stages.stored import stored_image
 
     if catalogue_answers(call.settings):

@@ -26,7 +26,7 @@ from imagefactory.verify.model import FULL, LEVELS
 if TYPE_CHECKING:
     from imagefactory.stages.kits import KitPlace, KitWritten
     from imagefactory.stages.verify import VerifyBench
-    from imagefactory.workflow import Verified
+    from imagefactory.workflow.prove import Verified
 
 
 @click.command()
@@ -84,7 +84,7 @@ def verify(ctx: click.Context, /, names: tuple[str, ...], **given: Any) -> None:
     """
     from imagefactory.stages.kits import KitPlace, write_kit
     from imagefactory.stages.verify import VerifyOptions
-    from imagefactory.workflow import prove_image
+    from imagefactory.workflow.prove import prove_image
 
     call: Call = ctx.obj
     if given["pool"]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from imagefactory.oci.transfer import Sent
 from imagefactory.progress import format_bytes
 from imagefactory.report.text import format_fields, format_table
-from imagefactory.stages.copy import CopiedImage
-from imagefactory.stages.pull import Pulled, PulledSif
-from imagefactory.stages.push import Pushed
-from imagefactory.stages.registry import Pruned, Shelf
+
+if TYPE_CHECKING:
+    from imagefactory.stages.copy import CopiedImage
+    from imagefactory.stages.pull import Pulled, PulledSif
+    from imagefactory.stages.push import Pushed
+    from imagefactory.stages.registry import Pruned, Shelf
 
 
 def format_pushed(pushed: Pushed) -> str:

@@ -40,7 +40,7 @@ from imagefactory.oci.transfer import WORKERS
 from imagefactory.progress import Progress
 from imagefactory.stages.build import find_built
 from imagefactory.stages.catalogue_measures import facts_of, predicted_claims, unpacked_size
-from imagefactory.stages.lock import require_lock
+from imagefactory.stages.locked import require_lock
 from imagefactory.stages.push import made_from
 from imagefactory.stages.verdicts import ANY, find_in, local_place, read_court
 from imagefactory.verdicts.envelope import parse_envelope

@@ -11,7 +11,7 @@ from imagefactory.factory import Factory
 from imagefactory.matrix.compat import CoverCandidate, KnownTarget, candidate_of
 from imagefactory.model import Outcome, Target
 from imagefactory.oci.layout import Layout, reference
-from imagefactory.stages.lock import lock_state, read_target_lock, read_why
+from imagefactory.stages.locked import lock_state, read_target_lock, read_why
 from imagefactory.stages.plan import recall_contents
 from imagefactory.stages.verdicts import Judge
 

@@ -6,7 +6,7 @@ from imagefactory.factory import Factory
 from imagefactory.model import Definition, Target
 from imagefactory.render.define import define
 from imagefactory.render.folders import render
-from imagefactory.stages.lock import locks_below, require_lock
+from imagefactory.stages.locked import locks_below, require_lock
 
 
 def define_target(factory: Factory, target: Target) -> Definition:

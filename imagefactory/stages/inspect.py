@@ -31,7 +31,7 @@ from imagefactory.recipes.expand import select_one
 from imagefactory.scan.files import find_in
 from imagefactory.scan.findings import format_contents
 from imagefactory.scan.records import LayerScan, format_scan, parse_scan
-from imagefactory.stages.lock import read_target_lock
+from imagefactory.stages.locked import read_target_lock
 from imagefactory.stages.scan import (
     Inspected,
     find_place,

@@ -36,7 +36,7 @@ from imagefactory.scan.findings import format_contents
 from imagefactory.scan.layers import merge_layers
 from imagefactory.scan.records import recall_scan
 from imagefactory.stages.build import find_built
-from imagefactory.stages.lock import base_state, require_lock
+from imagefactory.stages.locked import base_state, require_lock
 from imagefactory.stages.push import made_from
 from imagefactory.stages.verdicts import Judge
 from imagefactory.versions import natural

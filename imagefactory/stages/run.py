@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from importlib import import_module
 from pathlib import Path
 
 from imagefactory.access import Access
@@ -15,24 +14,11 @@ from imagefactory.oci.model import Image, Sif
 from imagefactory.oci.store import DIGEST, check_digest, parse_reference
 from imagefactory.progress import Progress
 from imagefactory.runners.here import show_folder
-from imagefactory.runners.protocol import Runner, RunnerGround
-from imagefactory.settings.choices import ENGINES, RUNNERS
+from imagefactory.settings.choices import ENGINES
 from imagefactory.stages.pull import local_name, pull_image
-from imagefactory.stages.stored import ensure_sif, load_made, stored_image, stored_sif
+from imagefactory.stages.runner import make_runner
+from imagefactory.stages.stored import load_made, stored_image, stored_sif
 from imagefactory.verdicts.keys import keys_folder
-
-
-def make_runner(access: Access, name: str, target: str, progress: Progress) -> Runner:
-    """The runner of that row; `target` is what a .sif that has to be made is named after."""
-    ground = RunnerGround(
-        layout=access.layout,
-        environ=access.environ,
-        progress=progress,
-        workers=access.settings.worker_count,
-        ensure_sif=lambda image: ensure_sif(access, image, target, progress, compression="fast"),
-    )
-    runner: Runner = import_module(RUNNERS[name].module).make_runner(ground)
-    return runner
 
 
 def find_stored(access: Access, name: str) -> Image | Sif | None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
 
-from imagefactory.access import Access
+from imagefactory.access import Access, cache_lock
 from imagefactory.engines.conda.prefix import remove_extracted
 from imagefactory.errors import RegistryError, StoreError
 from imagefactory.factory import Factory
@@ -16,7 +15,7 @@ from imagefactory.oci.candidates import REVOCATION_TYPE
 from imagefactory.oci.check import Checked, Fault, check
 from imagefactory.oci.layout import Layout
 from imagefactory.progress import Progress
-from imagefactory.stages.lock import read_target_lock
+from imagefactory.stages.locked import read_target_lock
 from imagefactory.stages.verdicts import ANY, find_in, local_place, read_court
 from imagefactory.verdicts.attached import Journal
 from imagefactory.verdicts.model import Standing
@@ -84,8 +83,3 @@ def check_store(layout: Layout, progress: Progress, *, mend: bool) -> Checked:
             Fault(place=str(place), error=StoreError(f"{place}: {count} lines cannot be read", hint=hint))
         )
     return replace(done, faults=(*done.faults, *faults))
-
-
-def cache_lock(access: Access) -> Path:
-    """Several stores may share a cache, so it has a lock of its own."""
-    return access.settings.cache_path / "lock"

@@ -29,7 +29,7 @@ from imagefactory.oci.sif import SIF_TYPE
 from imagefactory.progress import Progress
 from imagefactory.settings.load import Settings
 from imagefactory.stages.candidates import Promoting, list_verdicts
-from imagefactory.stages.lock import read_why
+from imagefactory.stages.locked import read_why
 from imagefactory.stages.plan import Asking, read_stages
 from imagefactory.stages.read_catalogue import read_catalogue
 from imagefactory.stages.verdicts import find_in, local_place, read_court, registry_of

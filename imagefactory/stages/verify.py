@@ -22,7 +22,7 @@ from imagefactory.progress import Progress
 from imagefactory.runners.protocol import Runner
 from imagefactory.settings.choices import ENGINES
 from imagefactory.stages.choose import Chosen
-from imagefactory.stages.run import make_runner
+from imagefactory.stages.runner import make_runner
 from imagefactory.stages.scan import inspect_made
 from imagefactory.stages.sign import ledger
 from imagefactory.suite.gpu.context import Predicted

@@ -18,7 +18,7 @@ from packaging.metadata import RawMetadata, parse_email
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from imagefactory.access import conda_locker, package_index, uv_locker
+from imagefactory.access import package_index, uv_locker
 from imagefactory.errors import FactoryError, LockError, NothingSelectedError, ToolError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.gpu.knowledge import offered
@@ -40,14 +40,8 @@ from imagefactory.model import Base, BaseLock, Lock, Outcome, Target
 from imagefactory.progress import Progress
 from imagefactory.settings.choices import Setting
 from imagefactory.stages.add import plan_addition
-from imagefactory.stages.lock import (
-    LockOptions,
-    below_first,
-    lock_base,
-    lock_state,
-    lock_target,
-    read_target_lock,
-)
+from imagefactory.stages.lock import LockOptions, below_first, conda_locker, lock_base, lock_target
+from imagefactory.stages.locked import lock_state, read_target_lock
 from imagefactory.stages.stored import stored_image
 from imagefactory.stages.verdicts import Judge
 from imagefactory.verdicts.judgement import ending

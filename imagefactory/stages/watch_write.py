@@ -16,7 +16,7 @@ from imagefactory.progress import Progress
 from imagefactory.render.folders import check_definitions, write_definitions
 from imagefactory.stages.add import make_addition, plan_addition
 from imagefactory.stages.define import render_target
-from imagefactory.stages.lock import orphans
+from imagefactory.stages.locked import orphans
 from imagefactory.stages.watch import NewRelease, News
 
 

@@ -29,7 +29,7 @@ from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, canonical_jso
 from imagefactory.oci.model import Descriptor, Layer
 from imagefactory.settings.load import load_settings
 from imagefactory.stages.define import define_target
-from imagefactory.stages.lock import wanted_hash
+from imagefactory.stages.locked import wanted_hash
 from tests.services import libcuda
 from tests.services.condor import CondorPool
 from tests.services.sandbox import PYTHON, entry, host_files

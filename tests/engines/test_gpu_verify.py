@@ -23,7 +23,7 @@ from imagefactory.suite.gpu import table
 from imagefactory.verdicts.keys import keys_folder, make_key
 from imagefactory.verdicts.model import Standing
 from imagefactory.verify.evidence import LocalEvidence
-from imagefactory.workflow import Verified, prove_image
+from imagefactory.workflow.prove import Verified, prove_image
 from tests.services import libcuda
 from tests.services.gpu_factory import NAME
 from tests.services.gpu_host import Told, make_host

@@ -18,7 +18,7 @@ from imagefactory.oci.layout import reference
 from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, canonical_json, format_descriptor
 from imagefactory.settings.load import load_settings
 from imagefactory.stages.define import define_target
-from imagefactory.stages.lock import wanted_hash
+from imagefactory.stages.locked import wanted_hash
 from tests.services.factory import ROOT
 from tests.services.sandbox import PYTHON, entry, host_files
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from imagefactory import workflow
 from imagefactory.oci.store import Reference
 from imagefactory.progress import Quiet
 from imagefactory.stages.push import PushOptions
 from imagefactory.stages.verify import VerifyOptions
+from imagefactory.workflow import make as making
+from imagefactory.workflow import prove
 from tests.made.verdicts import NOW
 
 
@@ -31,13 +32,13 @@ def promoted(monkeypatch: pytest.MonkeyPatch, where: Reference | None) -> Any:
         "attach_signed": ("there",),
     }
     for name, gives in stages.items():
-        monkeypatch.setattr(workflow, name, lambda *_, gives=gives: gives)
-    monkeypatch.setattr(workflow, "place_of", lambda factory, where: f"registry {where.registry}")
-    monkeypatch.setattr(workflow, "local_place", lambda factory, family: f"store {family}")
-    monkeypatch.setattr(workflow, "promote", lambda factory, wanted, progress: wanted.place)
+        monkeypatch.setattr(prove, name, lambda *_, gives=gives: gives)
+    monkeypatch.setattr(prove, "place_of", lambda factory, where: f"registry {where.registry}")
+    monkeypatch.setattr(prove, "local_place", lambda factory, family: f"store {family}")
+    monkeypatch.setattr(prove, "promote", lambda factory, wanted, progress: wanted.place)
     bench = SimpleNamespace(evidence=SimpleNamespace(read=lambda: None), clock=lambda: NOW)
     options = VerifyOptions(promote=True)
-    done = workflow.prove_image(None, "pytorch", options, bench, Quiet())  # type: ignore[arg-type]
+    done = prove.prove_image(None, "pytorch", options, bench, Quiet())  # type: ignore[arg-type]
     assert done.attached == ("there",)
     return done.promotion
 
@@ -52,17 +53,17 @@ def make(monkeypatch: pytest.MonkeyPatch, *, passed: bool, push: PushOptions | N
     """What happened when an image was made that passes or not."""
     happened: list[Any] = []
     built = SimpleNamespace(passed=passed, image="an image")
-    monkeypatch.setattr(workflow, "check_build", lambda options: happened.append("checked"))
-    monkeypatch.setattr(workflow, "define_target", lambda factory, target: happened.append("defined"))
-    monkeypatch.setattr(workflow, "build_image", lambda *arguments: built)
+    monkeypatch.setattr(making, "check_build", lambda options: happened.append("checked"))
+    monkeypatch.setattr(making, "define_target", lambda factory, target: happened.append("defined"))
+    monkeypatch.setattr(making, "build_image", lambda *arguments: built)
     monkeypatch.setattr(
-        workflow,
+        making,
         "push_target",
         lambda factory, target, options, progress: happened.append(("pushed", options)),
     )
     told: Any = happened.append
-    wanted = workflow.Making(build=None, push=push, built=told)  # type: ignore[arg-type]
-    workflow.make_image(None, None, wanted, Quiet())  # type: ignore[arg-type]
+    wanted = making.Making(build=None, push=push, built=told)  # type: ignore[arg-type]
+    making.make_image(None, None, wanted, Quiet())  # type: ignore[arg-type]
     assert happened[:3] == ["checked", "defined", built]
     return happened[3:]
 

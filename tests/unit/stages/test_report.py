@@ -12,7 +12,7 @@ from imagefactory.factory import Factory
 from imagefactory.oci.manifests import digest_of
 from imagefactory.progress import Quiet
 from imagefactory.recipes.expand import select
-from imagefactory.stages.lock import require_lock
+from imagefactory.stages.locked import require_lock
 from imagefactory.stages.report import read_report, write_report
 from imagefactory.stages.report_images import ReportImage
 from imagefactory.stages.tables import TablesAsked

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from imagefactory import workflow
 from imagefactory.cli import verify as verify_command
 from imagefactory.errors import (
     BuildError,
@@ -40,6 +39,7 @@ from imagefactory.verdicts.model import Standing
 from imagefactory.verdicts.trust import Grant, add_key
 from imagefactory.verify.model import Hardware
 from imagefactory.verify.nonces import NonceError
+from imagefactory.workflow import prove
 from tests.made.command import Call, say
 from tests.made.engine_of_one_row import remember_runners
 from tests.made.factory import NAME, put_image
@@ -71,9 +71,9 @@ def make_bench(runner: ScriptedRunner | None = None, **changes: Any) -> verify.V
     )
 
 
-def run(factory: Factory, name: str = NAME, bench: Any = None, **options: Any) -> workflow.Verified:
+def run(factory: Factory, name: str = NAME, bench: Any = None, **options: Any) -> prove.Verified:
     chosen = verify.VerifyOptions(**{"level": "quick", "runner": "unshare", **options})
-    return workflow.prove_image(factory, name, chosen, bench or make_bench(), Quiet())
+    return prove.prove_image(factory, name, chosen, bench or make_bench(), Quiet())
 
 
 # --- which image ---------------------------------------------------------------------------------
