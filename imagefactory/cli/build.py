@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -58,6 +59,7 @@ def build(
 
     Run it again after an interruption: what is done is kept.
     """
+    from imagefactory.access import registry_place
     from imagefactory.report.images import format_built
     from imagefactory.report.registries import format_pushed
     from imagefactory.stages.build import BuildOptions
@@ -71,12 +73,13 @@ def build(
         raise UsageError("--registry says where --push sends to", hint="add --push, or leave it out")
     push = PushOptions(registry=place, now=datetime.now(UTC)) if pushes else None
     if push is not None:
-        check_push(factory, push)
+        registry_place(factory, place)
     options = BuildOptions(
         engine=engine or factory.settings.engine.value,
         runner=runner or factory.settings.runner.value,
         locked=locked,
         smoke=not no_smoke,
+        before=partial(check_push, factory, push) if push else lambda: None,
     )
     chosen = choose_targets(factory, names)
     results: list[dict[str, object]] = []

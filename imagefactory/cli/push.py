@@ -69,7 +69,8 @@ def push(
         raise UsageError("--compression is of --format sif", hint="leave it out")
     sif = (options["compression"] or "fast") if options["kind"] == "sif" else ""
     push_options = PushOptions(registry=place, tags=tags, now=datetime.now(UTC), sif=sif)
-    check_push(factory, push_options)
+    if len(chosen) > 1 or sif:
+        check_push(factory, push_options)
     results: list[dict[str, object]] = []
     with collecting() as failures:
         for target in chosen:

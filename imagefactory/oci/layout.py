@@ -220,6 +220,8 @@ class Layout:
         """Points `name` at an index or manifest that is already in the layout."""
         if not self.has(descriptor):
             raise StoreError(f"{descriptor.digest} is not in {self.path}: nothing to tag as {name}")
+        if (there := self.tags().get(name)) and there.digest == descriptor.digest:
+            return
         self._update_tags(lambda tags: {**tags, name: descriptor})
 
     def untag(self, name: str) -> None:

@@ -9,6 +9,7 @@ No blob is ever in memory as a whole; manifests are, up to 4 MiB each.
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -51,11 +52,26 @@ def origins_from(memory: Mapping[str, object], repositories: Sequence[str]) -> O
     return origins
 
 
-def remember(memory: Mapping[str, object], repository: str, blobs: Iterable[Descriptor]) -> dict[str, object]:
-    """The memory of a registry (digest -> a repository that has it) with `blobs`, bounded in size."""
-    fresh = {blob.digest: repository for blob in blobs}
+def remember(
+    memory: Mapping[str, object], repository: str, graph: Graph, told: str = ""
+) -> dict[str, object]:
+    """The memory of a registry with what `repository` has now, bounded in size.
+
+    It has a repository by the digest of each blob and, by repository and root, what was `told` of it there.
+    """
+    fresh = {blob.digest: repository for blob in graph.blobs} | {_root_key(repository, graph): told}
     old = [(digest, where) for digest, where in memory.items() if digest not in fresh]
     return {**dict(old[: max(0, MOST_REMEMBERED - len(fresh))]), **fresh}
+
+
+def told_of(memory: Mapping[str, object], repository: str, graph: Graph) -> str | None:
+    """What `remember` was told of a root that it saw arrive whole in `repository`, None for another."""
+    told = memory.get(_root_key(repository, graph))
+    return told if isinstance(told, str) else None
+
+
+def _root_key(repository: str, graph: Graph) -> str:
+    return f"{repository}@{graph.root.descriptor.digest}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +79,8 @@ class Sending:
     """What goes where.
 
     `candidate` is a tag that never moves: it is written first, and it is an error when it exists with
-    another digest. `tags` may move. `attach` is put before any tag points to the root.
+    another digest. `tags` may move. `attach` is put before any tag points to the root. `known` says that
+    all of it arrived there before: while its manifests are there, nobody asks for each blob again.
     """
 
     graph: Graph
@@ -72,6 +89,7 @@ class Sending:
     tags: tuple[str, ...] = ()
     attach: tuple[Artifact, ...] = ()
     origins: Origins = no_origins
+    known: bool = False
     brake: Brake = field(default_factory=lambda: Brake())
     workers: int = WORKERS
 
@@ -150,8 +168,7 @@ def send(source: Place, destination: Store, sending: Sending, progress: Progress
     began = time.monotonic()
     sending.brake.release()
     place, root = Place(store=destination, repository=sending.repository), sending.graph.root.descriptor
-    whole = sending.graph.manifests[-1] == sending.graph.root  # else referrers come after it
-    if _is_candidate_there(place, sending.candidate, root) and whole and _is_whole(place, sending.graph):
+    if _is_all_there(place, sending):
         came, bytes_sent = {blob.digest: Came.PRESENT for blob in sending.graph.blobs}, 0
     else:
         came, bytes_sent = _send_blobs(source, place, sending, progress)
@@ -190,11 +207,24 @@ def _is_candidate_there(place: Place, candidate: str, root: Descriptor) -> bool:
     return bool(there)
 
 
-def _is_whole(place: Place, graph: Graph) -> bool:
-    """Whether all that a candidate names is there: a deletion or a collection may have taken parts."""
+def _is_all_there(place: Place, sending: Sending) -> bool:
+    """Whether the candidate and all that it names is there: a deletion or a collection may have taken parts.
+
+    What was there before is asked for in one round trip: its manifests, which go first.
+    """
+    graph, root = sending.graph, sending.graph.root.descriptor
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="whole") as pool:
-        below = pool.map(lambda one: _resolve(place, one.descriptor.digest), graph.manifests)
-        return all(below) and all(pool.map(lambda blob: place.store.has(place.repository, blob), graph.blobs))
+
+        def resolve(manifests: Sequence[Manifest]) -> Iterator[str]:
+            return pool.map(lambda one: _resolve(place, one.descriptor.digest), manifests)
+
+        if sending.known:
+            below = resolve(_around_root(graph)[0])
+            return _is_candidate_there(place, sending.candidate, root) and all(below)
+        if not _is_candidate_there(place, sending.candidate, root) or _around_root(graph)[1]:
+            return False  # referrers come after it
+        has = functools.partial(place.store.has, place.repository)
+        return all(resolve(graph.manifests)) and all(pool.map(has, graph.blobs))
 
 
 def _put_manifests(place: Place, sending: Sending) -> None:

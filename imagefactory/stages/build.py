@@ -9,12 +9,21 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
-from imagefactory.access import Access, conda_channels, debian_mirror, open_registry, package_index, uv_locker
-from imagefactory.engines.base.image import BaseImage, BaseWanted, ensure_base, recall_base
+from imagefactory.access import (
+    Access,
+    cache_lock,
+    conda_channels,
+    debian_mirror,
+    open_registry,
+    package_index,
+    uv_locker,
+)
+from imagefactory.engines.base.image import BaseImage, BaseWanted, ensure_base, recall_base, tell_unpublished
 from imagefactory.engines.base.pulled import PullWanted, ensure_pulled_base, recall_pulled_base
 from imagefactory.engines.protocol import Engine
 from imagefactory.errors import DownloadError, LockError, UsageError
@@ -27,10 +36,9 @@ from imagefactory.oci.model import Image, Sif
 from imagefactory.progress import Progress
 from imagefactory.settings.choices import ENGINES
 from imagefactory.stages.define import define_target
-from imagefactory.stages.run import make_runner
-from imagefactory.stages.store import cache_lock
+from imagefactory.stages.runner import make_runner
 from imagefactory.verify.model import Trial
-from imagefactory.verify.smoke import smoke
+from imagefactory.verify.smoke import recall_smoke, smoke
 
 LEAST_LAYER, LEAST_UNPACKED = 0.8, 1.3
 """What a byte of a package becomes in a layer and unpacked, at least: of torch 2.3 and what it needs every
@@ -41,13 +49,15 @@ wheel above 20 MB is 1.3 to 2.7 times as large when it is unpacked."""
 class BuildOptions:
     """`locked`: stop when a locked package of the base is gone. `smoke`: try the image at the end.
 
-    `runner` is what tries it, empty for the engine's own.
+    `runner` is what tries it, empty for the engine's own. `before` is called ahead of anything that takes its
+    time: not for an image that is made and tried already.
     """
 
     engine: str = "assemble"
     runner: str = ""
     locked: bool = False
     smoke: bool = True
+    before: Callable[[], object] = lambda: None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,12 +102,18 @@ def build_image(factory: Factory, definition: Definition, options: BuildOptions,
     runner = make_runner(factory, runner_name, target.name, progress)
     clock = _Clock()
     with layout.in_use(progress), used(cache_lock(factory), progress):
-        engine.require()
-        if options.smoke:
-            runner.require()
-        base = _base(factory, definition.base, progress, locked=options.locked)
+        base = _recalled_base(factory, definition.base, locked=options.locked)
+        image = engine.find(definition, base) if base else None
+        if base is None or image is None:
+            options.before()
+            engine.require()
+            if options.smoke:
+                runner.require()
+            base = _base(factory, definition.base, progress, locked=options.locked)
+            image = engine.find(definition, base)
+        elif not base.published:
+            tell_unpublished(definition.base.name, progress)
         clock.lap("base")
-        image = engine.find(definition, base)
         fresh = image is None
         if image is None:
 
@@ -114,12 +130,20 @@ def build_image(factory: Factory, definition: Definition, options: BuildOptions,
         clock.lap("assemble")
         report = None
         if options.smoke:
-            runner.prepare(image, checked=True)
-            clock.lap("unpack")
+            records = layout.path / "checks"
             trial = Trial(image=image, definition=definition, nonce=secrets.token_hex(16), runner=runner_name)
-            with progress.stage(f"{target.name}: smoke test on the CPU, inside the image, by {runner_name}"):
-                report = smoke(trial, runner, layout.path / "checks", progress)
-            clock.lap("smoke")
+            report = recall_smoke(trial, records)
+            if report is None:
+                if not fresh:
+                    options.before()
+                    runner.require()
+                runner.prepare(image, checked=True)
+                clock.lap("unpack")
+                with progress.stage(
+                    f"{target.name}: smoke test on the CPU, inside the image, by {runner_name}"
+                ):
+                    report = smoke(trial, runner, records, progress)
+                clock.lap("smoke")
     return Built(
         target=target,
         image=image,
@@ -136,7 +160,7 @@ def find_built(factory: Factory, target: Target) -> Image | Sif | None:
     Raises LockError and StaleError as `define_target` does, StoreError for a base that is damaged.
     """
     definition = define_target(factory, target)
-    base = _recalled_base(factory, definition.base)
+    base = _recalled_base(factory, definition.base, locked=False)
     return _make_engine(factory, factory.settings.engine.value).find(definition, base) if base else None
 
 
@@ -193,10 +217,10 @@ def _base(factory: Factory, base: Base, progress: Progress, *, locked: bool) -> 
     return ensure_base(factory.layout, _wanted_base(factory, base, locked=locked), progress)
 
 
-def _recalled_base(factory: Factory, base: Base) -> BaseImage | None:
+def _recalled_base(factory: Factory, base: Base, *, locked: bool) -> BaseImage | None:
     if base.image:
         return recall_pulled_base(factory.layout, base)
-    return recall_base(factory.layout, _wanted_base(factory, base, locked=False))
+    return recall_base(factory.layout, _wanted_base(factory, base, locked=locked))
 
 
 def _wanted_base(factory: Factory, base: Base, *, locked: bool) -> BaseWanted:

@@ -26,7 +26,15 @@ from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.manifests import hash_key
 from imagefactory.oci.model import Descriptor, Image, Sif
 from imagefactory.oci.store import Reference
-from imagefactory.oci.transfer import Sending, Sent, origins_from, put_artifact, remember, send
+from imagefactory.oci.transfer import (
+    Sending,
+    Sent,
+    origins_from,
+    put_artifact,
+    remember,
+    send,
+    told_of,
+)
 from imagefactory.progress import Progress
 from imagefactory.stages.build import find_built
 from imagefactory.stages.define import render_target
@@ -64,7 +72,10 @@ class Pushed:
 
 
 def check_push(access: Access, options: PushOptions) -> None:
-    """Before the work, not after it: raises UsageError for no registry, RegistryError for one that fails."""
+    """Before the work, not after it: raises UsageError for no registry, RegistryError for one that fails.
+
+    A push of what is made asks the registry first, and needs no such question.
+    """
     host, _ = registry_place(access, options.registry)
     open_registry(access, host).check()
 
@@ -123,6 +134,8 @@ def _push(
     made = made_from(factory, root.target, root.digest)
     with progress.stage(f"{root.target.name}: push to {host}/{repository}:{root.candidate}"):
         graph = read_graph(source, root.digest)
+        memory = layout.recall("pushed", host) or {}
+        known = told_of(memory, repository, graph)
         families = [repository_of(path, name) for name in sorted({t.family for t in factory.targets})]
         sending = Sending(
             graph=graph,
@@ -130,14 +143,17 @@ def _push(
             candidate=root.candidate,
             tags=options.tags,
             attach=(pushed_record(graph.root.descriptor, options.now, made),),
-            origins=origins_from(layout.recall("pushed", host) or {}, families),
+            origins=origins_from(memory, families),
+            known=known is not None,
         )
         registry = open_registry(factory, host, sending.brake)
         sent = send(source, registry, sending, progress)
-        place = Place(store=registry, repository=repository)
-        _tell_made_from(place, graph.root.descriptor, options.now, made)
-        # Read again: another push may have learned something meanwhile.
-        layout.record("pushed", host, remember(layout.recall("pushed", host) or {}, repository, graph.blobs))
+        if known != made:
+            place = Place(store=registry, repository=repository)
+            _tell_made_from(place, graph.root.descriptor, options.now, made)
+            # Read again: another push may have learned something meanwhile.
+            memory = layout.recall("pushed", host) or {}
+            layout.record("pushed", host, remember(memory, repository, graph, made))
     where = Reference(registry=host, repository=repository, tag=root.candidate, digest=sent.digest)
     return where, sent
 

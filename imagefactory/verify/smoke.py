@@ -51,19 +51,13 @@ class SmokeOutcome:
 
 
 def smoke(trial: Trial, runner: Runner, records: Path, progress: Progress) -> Report:
-    """Runs the CPU-level checks in the image, or answers from the record of an earlier pass.
+    """Runs the CPU-level checks in the image, and keeps a pass in `records` for `recall_smoke`.
 
-    A record is a file in `records`, made only when everything passed, named by the digests of the
-    image's config, the suite and the expectations; a record that cannot be read is as good as none.
     A check that fails, a time-out, an image that breaks the rules and a runner that could not start
     it are all results. Raises UsageError for a recipe whose checks the suite does not have.
     """
     files, asked = read_suite(), expectations(trial.definition)
     suite = digest_of(files)
-    record = records / record_name(trial.image.config, suite, {**asked, "runner": trial.runner})
-    known = read_record(record, trial, suite)
-    if known is not None:
-        return known
     with folder_for_a_while("imagefactory-smoke-") as folder:
         write_suite(folder / "suite", files)
         verdicts = _run_all(_SmokeFiles(trial=trial, folder=folder, asked=asked), runner, progress)
@@ -79,8 +73,23 @@ def smoke(trial: Trial, runner: Runner, records: Path, progress: Progress) -> Re
         from_record=False,
     )
     if report.passed:
-        write_record(record, report)
+        write_record(_record_of(trial, records, suite), report)
     return report
+
+
+def recall_smoke(trial: Trial, records: Path) -> Report | None:
+    """The report of an earlier pass, None where there is none.
+
+    A record is a file in `records`, made only when everything passed, named by the digests of the
+    image's config, the suite and the expectations; a record that cannot be read is as good as none.
+    """
+    suite = digest_of(read_suite())
+    return read_record(_record_of(trial, records, suite), trial, suite)
+
+
+def _record_of(trial: Trial, records: Path, suite: str) -> Path:
+    asked = {**expectations(trial.definition), "runner": trial.runner}
+    return records / record_name(trial.image.config, suite, asked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -237,7 +237,7 @@ def push_many(seeds: range, upstream: str, folder: Path) -> Tally:
                 assert not record or direct.records(repository, graph) == 1
                 tally.good[seed] = storm.faults
                 tally.mounted += outcome.mounted
-                memory = remember(memory, repository, graph.blobs)
+                memory = remember(memory, repository, graph)
             else:
                 assert outcome.exit_code == EXIT_REGISTRY
                 assert outcome.hint

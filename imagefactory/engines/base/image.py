@@ -114,16 +114,21 @@ def _finish(layout: Layout, order: BaseWanted, pair: tuple[BaseLock, Layer], pro
     folders = Unpacked(layout.path / "unpacked").unpack([layer], layout.blob_path, progress)
     published = lock == order.lock
     if not published:
-        progress.note(
-            f"{order.base.name}: made of newer packages than the locked ones, which Debian's mirror no "
-            "longer has: the digest is not the published one (--locked stops instead)"
-        )
+        tell_unpublished(order.base.name, progress)
     return BaseImage(
         image=_tag(layout, order.base.name, layer, lock.source_date_epoch),
         folders=tuple(folders),
         identity=base_key(lock),
         epoch=lock.source_date_epoch,
         published=published,
+    )
+
+
+def tell_unpublished(name: str, progress: Progress) -> None:
+    """Says of a base what `published` says of it."""
+    progress.note(
+        f"{name}: made of newer packages than the locked ones, which Debian's mirror no longer has: "
+        "the digest is not the published one (--locked stops instead)"
     )
 
 

@@ -6,6 +6,7 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -384,6 +385,26 @@ def test_what_the_destination_does_not_confirm_is_an_error(source: Place) -> Non
         send(source, there, sending, QUIET)
 
 
+def test_what_arrived_before_is_asked_for_in_one_round_trip(source: Place) -> None:
+    """All questions are out before the first answer comes, and no blob is asked for."""
+    asked = threading.Barrier(2)
+
+    class Slow(Shelf):
+        def manifest(self, repository: str, wanted: str) -> tuple[Descriptor, bytes] | None:
+            asked.wait(STUCK)
+            return super().manifest(repository, wanted)
+
+    there, graph = Shelf("there"), read_graph(source, "1")
+    sending = Sending(graph=graph, repository="r", candidate="c")
+    send(source, there, sending, QUIET)
+    slow = Slow("there")
+    slow.documents, slow.pointers = there.documents, there.pointers
+    again = send(source, slow, replace(sending, known=True), QUIET)
+    assert (again.sent, again.present) == (0, len(graph.blobs))
+    assert sorted(slow.did("manifest")) == sorted(("c", graph.manifests[0].descriptor.digest))
+    assert {word for word, _ in slow.diary} == {"manifest"}
+
+
 def test_a_further_tag_that_another_writer_moved_is_reported(source: Place) -> None:
     class Contested(Shelf):
         def put_manifest(self, repository: str, data: bytes, media_type: str, tag: str = "") -> Descriptor:
@@ -400,7 +421,7 @@ def test_what_another_repository_has_is_mounted(source: Place) -> None:
     there = Shelf("there")
     graph = read_graph(source, "1")
     first = send(source, there, Sending(graph=graph, repository="first", candidate="c"), QUIET)
-    origins = origins_from(remember({}, "first", graph.blobs), ())
+    origins = origins_from(remember({}, "first", graph), ())
     sending = Sending(graph=graph, repository="second", candidate="c", origins=origins)
     second = send(source, there, sending, QUIET)
     assert (second.mounted, second.sent, second.bytes_sent) == (first.sent, 0, 0)
@@ -409,7 +430,7 @@ def test_what_another_repository_has_is_mounted(source: Place) -> None:
 def test_a_wrong_memory_costs_nothing_but_a_question(source: Place) -> None:
     there = Shelf("there")
     graph = read_graph(source, "1")
-    memory = {**remember({}, "gone", graph.blobs), "sha256:x": 7}
+    memory = {**remember({}, "gone", graph), "sha256:x": 7}
     sending = Sending(graph=graph, repository="r", candidate="c", origins=origins_from(memory, ()))
     assert send(source, there, sending, QUIET).sent == 4
     assert not there.did("mount")
