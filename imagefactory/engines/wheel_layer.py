@@ -34,7 +34,7 @@ from isal import isal_zlib
 
 from imagefactory.errors import BuildError
 from imagefactory.oci.inflate import DamagedError, inflate
-from imagefactory.oci.layers import Segment
+from imagefactory.oci.layers import Deflated, Segment
 from imagefactory.scan.zip import check_list, check_members, data_start
 
 READ = 256 * 1024
@@ -112,9 +112,9 @@ class Member:
     def chunks(self) -> Iterator[bytes]:
         self._archive.seek(data_start(self._archive, self.info))
         if self.info.compress_type == zipfile.ZIP_STORED:
-            packed = self._packed()
+            packed = self._packed(self._report)
         elif self.info.compress_type == zipfile.ZIP_DEFLATED:
-            packed = inflate(self._packed())
+            packed = inflate(self._packed(self._report))
         else:
             raise BuildError(f"{self.info.filename} is compressed by method {self.info.compress_type}")
         crc, size = 0, 0
@@ -127,14 +127,26 @@ class Member:
         if crc != self.info.CRC or size != self.info.file_size:
             raise BuildError(f"{self.info.filename} is damaged (wrong CRC)")
 
-    def _packed(self) -> Iterator[bytes]:
+    @property
+    def deflated(self) -> Deflated | None:
+        """Its packed bytes, sound once `chunks` came to their end."""
+        if self.info.compress_type != zipfile.ZIP_DEFLATED:
+            return None
+
+        def chunks() -> Iterator[bytes]:
+            self._archive.seek(data_start(self._archive, self.info))
+            return self._packed(lambda _: None)
+
+        return Deflated(size=self.info.compress_size, crc=self.info.CRC, chunks=chunks)
+
+    def _packed(self, report: Callable[[int], None]) -> Iterator[bytes]:
         left = self.info.compress_size
         while left:
             data = self._archive.read(min(READ, left))
             if not data:
                 raise BuildError(f"{self.info.filename} is cut off")
             left -= len(data)
-            self._report(len(data))
+            report(len(data))
             yield data
 
     def head(self, count: int) -> bytes:
@@ -229,7 +241,9 @@ class LayerDestination(WheelDestination):
         if entry.hash_ is None:
             return self._put(scheme, path, stream, executable=is_executable)
         target = self._target(scheme, path)
-        self.segment.file(target, stream.chunks(), size=stream.size, executable=is_executable)
+        self.segment.file(
+            target, stream.chunks(), size=stream.size, executable=is_executable, deflated=stream.deflated
+        )
         self.laid.append(LaidFile(path=target, content=str(entry.hash_)))
         if path.endswith(".py") and scheme in ("purelib", "platlib") and "tests" not in path.split("/"):
             self.sources.append((target, stream))
@@ -263,8 +277,13 @@ class LayerDestination(WheelDestination):
     def _put(self, scheme: Scheme, path: str, data: bytes | Member, *, executable: bool) -> RecordEntry:
         """A file whose hash no RECORD has told."""
         target, sha256 = self._target(scheme, path), hashlib.sha256()
-        chunks, size = (data.chunks(), data.size) if isinstance(data, Member) else (iter([data]), len(data))
-        self.segment.file(target, _fed(sha256, chunks), size=size, executable=executable)
+        deflated = None
+        if isinstance(data, Member):
+            chunks, size, deflated = data.chunks(), data.size, data.deflated
+        else:
+            chunks, size = iter([data]), len(data)
+        fed = _fed(sha256, chunks)
+        self.segment.file(target, fed, size=size, executable=executable, deflated=deflated)
         digest = base64.urlsafe_b64encode(sha256.digest()).rstrip(b"=").decode()
         self.laid.append(LaidFile(path=target, content=f"sha256={digest}"))
         return RecordEntry(path, Hash("sha256", digest), size)

@@ -25,11 +25,12 @@ class DamagedError(Exception):
 def inflate(chunks: Iterable[bytes], wbits: int = RAW) -> Iterator[bytes]:
     """Deflated bytes in pieces of at most 256 KiB; with `GZIP`, members that follow one another too.
 
-    What stands after a raw stream's end is not looked at. Raises DamagedError.
+    Raises DamagedError, also for what stands behind a raw stream's end.
     """
     maker, faults = inflater()
     stream, begun = maker(wbits), False
-    for chunk in chunks:
+    coming = iter(chunks)
+    for chunk in coming:
         data = chunk
         while True:
             if not begun and wbits == GZIP:
@@ -46,6 +47,7 @@ def inflate(chunks: Iterable[bytes], wbits: int = RAW) -> Iterator[bytes]:
             data = stream.unconsumed_tail
             if stream.eof:
                 if wbits == RAW:
+                    _refuse_more(stream.unused_data or any(coming))
                     return
                 data = stream.unused_data
                 stream, begun = maker(wbits), False
@@ -57,9 +59,15 @@ def inflate(chunks: Iterable[bytes], wbits: int = RAW) -> Iterator[bytes]:
         if piece:
             yield piece
         if stream.eof:
+            _refuse_more(wbits == RAW and stream.unused_data)
             return
         if not piece:
             raise DamagedError("it ends in the middle of the data")
+
+
+def _refuse_more(behind: object) -> None:
+    if behind:
+        raise DamagedError("something stands behind the end of the data")
 
 
 def inflater() -> tuple[Any, tuple[type[Exception], ...]]:

@@ -3,11 +3,16 @@
 A layer is a row of *segments*, each a whole compressed frame (zstd) or member (gzip) holding some tar
 entries, and a last one with the end of the archive. Frames and members may be joined, so a segment is
 made once and copied into any layer that wants it.
+
+A gzip member holds a raw DEFLATE stream, and so does a file in a zip. Such a stream is *spliced*: it
+becomes a member of its own as it is, between those with the tar headers before and behind it. The tar,
+and so the diff_id, is that of every codec.
 """
 
 from __future__ import annotations
 
 import hashlib
+import struct
 import tarfile
 import zlib
 from collections.abc import Callable, Collection, Iterator
@@ -23,6 +28,11 @@ BLOCK = 512
 CHUNK = 1 << 20
 PIECE = 128 * 1024
 END_OF_ARCHIVE = bytes(2 * BLOCK)
+# Of a member (RFC 1952): DEFLATE, no flags, no time, unknown system.
+GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
+# Measured on PyTorch's 27 wheels: from 4 KiB there are 1,690 members more, from 64 KiB 98, and the size
+# differs by 0.1 %, the time not at all.
+SPLICE = 64 * 1024
 # The format of everything below. Another number makes every layer anew.
 LAYERS_VERSION = 2
 
@@ -41,7 +51,8 @@ class Codec:
     """One way to compress layers.
 
     `identity` names library, version and level: what else decides the bytes beside the input.
-    `decompress` reads a whole file of one or more frames in chunks of about 1 MiB.
+    `decompress` reads a whole file of one or more frames in chunks of about 1 MiB. `splice` is the least
+    size in bytes of a DEFLATE stream that is taken as it is; 0 where the codec can take none.
     """
 
     name: str
@@ -49,6 +60,7 @@ class Codec:
     identity: str
     compressor: Callable[[], Compressor]
     decompress: Decompressor
+    splice: int = 0
 
 
 def codec(name: str) -> Codec:
@@ -106,9 +118,10 @@ def _gzip() -> Codec:
     return Codec(
         name="gzip",
         media_type="application/vnd.oci.image.layer.v1.tar+gzip",
-        identity=f"isa-l {isal.ISAL_VERSION} level {level}",
+        identity=f"isa-l {isal.ISAL_VERSION} level {level}, DEFLATE of {SPLICE} bytes or more as it came",
         compressor=compressor,
         decompress=read,
+        splice=SPLICE,
     )
 
 
@@ -137,6 +150,15 @@ class _EvenPieces:
 CODECS: dict[str, Callable[[], Codec]] = {"zstd": _zstd, "gzip": _gzip}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deflated:
+    """A file's raw DEFLATE stream of `size` bytes, read anew by `chunks`; `crc` is of the plain bytes."""
+
+    size: int
+    crc: int
+    chunks: Callable[[], Iterator[bytes]]
+
+
 class Sink(Protocol):
     def write(self, data: bytes, /) -> object: ...
 
@@ -160,7 +182,7 @@ class Segment:
         bare: bool = False,
         skip: Collection[str] = (),
     ) -> None:
-        self._compressor = codec.compressor()
+        self._codec, self._compressor = codec, codec.compressor()
         self._sink, self._plain, self._epoch = sink, plain, epoch
         self._bare, self._skip = bare, skip
         self.folders: set[str] = set()
@@ -196,8 +218,19 @@ class Segment:
         self._parent(path)
         self._header(path, tarfile.SYMTYPE, mode=0o777, link=target)
 
-    def file(self, path: str, chunks: Iterator[bytes] | list[bytes], *, size: int, executable: bool) -> None:
-        """A file of exactly `size` bytes. Raises StoreError when the chunks give another number."""
+    def file(
+        self,
+        path: str,
+        chunks: Iterator[bytes] | list[bytes],
+        *,
+        size: int,
+        executable: bool,
+        deflated: Deflated | None = None,
+    ) -> None:
+        """A file of exactly `size` bytes. Raises StoreError when the chunks give another number.
+
+        `deflated` is its stream where there is one; `chunks` must have proven it when they end.
+        """
         if path in self._skip:
             for _ in chunks:  # whoever reads along counts on all of them
                 pass
@@ -205,14 +238,24 @@ class Segment:
         self._parent(path)
         self.files.append(path)
         self._header(path, tarfile.REGTYPE, mode=0o755 if executable else 0o644, size=size)
-        left = size
+        spliced = deflated if deflated and 0 < self._codec.splice <= deflated.size else None
+        put, left = self._plain.update if spliced else self._put, size
         for chunk in chunks:
             left -= len(chunk)
-            self._put(chunk)
+            put(chunk)
         if left:
             raise StoreError(f"{path}: {size - left} bytes came where {size} were announced")
+        if spliced:
+            self._splice(spliced, size)
         if size % BLOCK:
             self._put(bytes(BLOCK - size % BLOCK))
+
+    def _splice(self, deflated: Deflated, size: int) -> None:
+        self._sink.write(self._compressor.flush() + GZIP_HEADER)
+        for chunk in deflated.chunks():
+            self._sink.write(chunk)
+        self._sink.write(struct.pack("<2I", deflated.crc, size % (1 << 32)))
+        self._compressor = self._codec.compressor()
 
     def raw(self, data: bytes) -> None:
         """Tar bytes made elsewhere."""

@@ -68,3 +68,14 @@ def add_nested(path: Path) -> None:
         outer = archive.getinfo("outer")
         inner.header_offset = outer.header_offset + len(outer.FileHeader())
         archive.filelist.append(inner)
+
+
+def add_packed(path: Path, name: str, packed: bytes, plain: bytes) -> None:
+    """Adds a member that is `packed` and says that it is `plain`, deflated."""
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(name, packed)
+        info = archive.getinfo(name)
+        info.compress_type, info.CRC, info.file_size = zipfile.ZIP_DEFLATED, zlib.crc32(plain), len(plain)
+        assert archive.fp is not None
+        archive.fp.seek(info.header_offset)
+        archive.fp.write(info.FileHeader())

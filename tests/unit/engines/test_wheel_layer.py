@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import random
 import re
 import stat
 import struct
@@ -13,6 +14,7 @@ import sys
 import tarfile
 import tracemalloc
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,8 +24,8 @@ import pytest
 from imagefactory.engines.pyc import BaseCompiler
 from imagefactory.engines.wheel_layer import SHORT_TEXT, TEXT, Compiler, LaidFile, Prefix, lay_wheel
 from imagefactory.errors import BuildError
-from imagefactory.oci.layers import END_OF_ARCHIVE, Segment, codec
-from tests.made.wheels import add_nested, locked, make_wheel
+from imagefactory.oci.layers import END_OF_ARCHIVE, SPLICE, Segment, codec
+from tests.made.wheels import add_nested, add_packed, locked, make_wheel
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 PLACE = Prefix(prefix="/opt/env", python=PYTHON)
@@ -56,10 +58,10 @@ class Sink:
 
 
 def lay(
-    path: Path, compiler: BaseCompiler, tmp_path: Path
+    path: Path, compiler: BaseCompiler, tmp_path: Path, name: str = "zstd"
 ) -> tuple[tarfile.TarFile, tuple[LaidFile, ...], str]:
     sink, plain = Sink(), hashlib.sha256()
-    segment = Segment(codec("zstd"), sink, plain, epoch=1)
+    segment = Segment(codec(name), sink, plain, epoch=1)
     with compiler.wheel() as open_compiler:
         laid = lay_wheel(
             path, PLACE, segment, open_compiler, sha256=locked(path).sha256, report=lambda _: None
@@ -68,7 +70,7 @@ def lay(
     segment.close()
     layer = tmp_path / "layer"
     layer.write_bytes(sink.data)
-    archive = tarfile.TarFile(fileobj=io.BytesIO(b"".join(codec("zstd").decompress(layer))))
+    archive = tarfile.TarFile(fileobj=io.BytesIO(b"".join(codec(name).decompress(layer))))
     return archive, laid, plain.hexdigest()
 
 
@@ -113,10 +115,14 @@ def test_everything_lands_where_pip_would_put_it(compiler: BaseCompiler, tmp_pat
     assert "../../../share/demo/readme.txt,sha256=" in record
 
 
-def _text(archive: tarfile.TarFile, name: str) -> str:
+def _bytes(archive: tarfile.TarFile, name: str) -> bytes:
     handle = archive.extractfile(name)
     assert handle is not None
-    return handle.read().decode()
+    return handle.read()
+
+
+def _text(archive: tarfile.TarFile, name: str) -> str:
+    return _bytes(archive, name).decode()
 
 
 def test_the_installed_wheel_works(compiler: BaseCompiler, tmp_path: Path) -> None:
@@ -361,6 +367,47 @@ def test_a_wheel_that_could_not_be_unpacked_is_named(compiler: BaseCompiler, tmp
     with pytest.raises(BuildError, match=rf"^demo-1\.0.*\.whl: '{SITE}/demo/aaa.* 300 bytes") as told:
         lay(wheel, compiler, tmp_path)
     assert "constrain the package" in told.value.hint
+
+
+NOISE = random.Random(1).randbytes(2 * SPLICE)
+
+
+def test_gzip_takes_large_files_as_the_wheel_has_them(compiler: BaseCompiler, tmp_path: Path) -> None:
+    names = ("demo/a.so", "demo-1.0.data/scripts/program")  # RECORD knows the first; pip moves the second
+    packed = [zlib.compress(NOISE + name.encode(), 9, -zlib.MAX_WBITS) for name in names]
+    wheel = make_wheel(tmp_path, "demo", FILES)
+    with zipfile.ZipFile(wheel, "a") as archive:
+        archive.writestr("demo/stored.so", NOISE)
+    for name, data in zip(names, packed, strict=True):
+        add_packed(wheel, name, data, NOISE + name.encode())
+    archive, _, wanted = lay(wheel, compiler, tmp_path)
+    spliced, _, found = lay(wheel, compiler, tmp_path, "gzip")
+    assert found == wanted
+    layer = (tmp_path / "layer").read_bytes()
+    assert all(layer.count(b"\xff" + data) == 1 for data in packed)
+    for name in (f"{SITE}/demo/a.so", "opt/env/bin/program", f"{SITE}/demo/stored.so"):
+        assert _bytes(spliced, name) == _bytes(archive, name)
+
+
+@pytest.mark.parametrize("name", ["zstd", "gzip"])
+@pytest.mark.parametrize(
+    ("behind", "plain", "message"),
+    [
+        (b"\0", NOISE, "something stands behind the end"),
+        (bytes(1 << 20), NOISE, "something stands behind the end"),
+        (b"", NOISE[:-1] + b"\0", "wrong CRC"),
+        (b"", NOISE + b"\0", "wrong CRC"),
+        (b"", NOISE[:-1], "is larger than it says"),
+    ],
+    ids=["a byte more", "much more", "another CRC", "shorter", "longer"],
+)
+def test_a_member_that_is_not_what_the_list_says_is_refused(
+    compiler: BaseCompiler, tmp_path: Path, name: str, behind: bytes, plain: bytes, message: str
+) -> None:
+    wheel = make_wheel(tmp_path, "demo", FILES)
+    add_packed(wheel, "demo/a.so", zlib.compress(NOISE, 9, -zlib.MAX_WBITS) + behind, plain)
+    with pytest.raises(BuildError, match=f"^demo-1.0.*{message}"):
+        lay(wheel, compiler, tmp_path, name)
 
 
 @pytest.mark.parametrize("at", [0.1, 0.3, 0.5, 0.7, 0.9])

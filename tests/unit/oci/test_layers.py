@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
+import itertools
+import random
 import tarfile
 import tracemalloc
+import zlib
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from imagefactory.errors import BuildError, StoreError, UsageError
-from imagefactory.oci.layers import END_OF_ARCHIVE, Segment, codec
+from imagefactory.oci.inflate import GZIP, inflate
+from imagefactory.oci.layers import END_OF_ARCHIVE, SPLICE, Deflated, Segment, codec
 from imagefactory.oci.tree import DEEPEST
 
 EPOCH = 1_700_000_000
@@ -71,6 +77,53 @@ def test_a_layer_reads_back_as_the_tar_that_was_hashed(name: str, tmp_path: Path
 def test_the_same_input_gives_the_same_bytes(name: str) -> None:
     assert make(name, FILES) == make(name, FILES)
     assert make(name, FILES)[0] != make(name, {**FILES, "opt/z": b"z"})[0]
+
+
+def deflate(data: bytes) -> bytes:
+    packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    return packer.compress(data) + packer.flush()
+
+
+def put_deflated(name: str, data: bytes) -> tuple[bytes, str]:
+    """A layer with `data` between two small files."""
+    sink, plain, packed = Sink(), hashlib.sha256(), deflate(data)
+    segment = Segment(codec(name), sink, plain, epoch=EPOCH)
+    segment.file("opt/a", [b"a"], size=1, executable=False)
+    halves = Deflated(
+        size=len(packed), crc=zlib.crc32(data), chunks=lambda: iter([packed[:999], packed[999:]])
+    )
+    segment.file("opt/b", [data], size=len(data), executable=True, deflated=halves)
+    segment.file("opt/c", [b"c"], size=1, executable=False)
+    segment.raw(END_OF_ARCHIVE)
+    segment.close()
+    return sink.data, plain.hexdigest()
+
+
+@pytest.mark.parametrize("size", [SPLICE - 100, SPLICE + 100])
+def test_a_large_deflated_file_is_spliced_and_the_tar_is_every_codecs(size: int, tmp_path: Path) -> None:
+    data = random.Random(1).randbytes(size)
+    layer, plain = put_deflated("gzip", data)
+    assert (deflate(data) in layer) == (len(deflate(data)) >= SPLICE) == (size > SPLICE)
+    other, same = put_deflated("zstd", data)
+    assert plain == same
+    assert deflate(data) not in other
+    (tmp_path / "layer").write_bytes(layer)
+    whole = gzip.decompress(layer)
+    assert hashlib.sha256(whole).hexdigest() == plain
+    assert b"".join(codec("gzip").decompress(tmp_path / "layer")) == whole
+    assert b"".join(inflate([layer], GZIP)) == whole
+
+
+def test_the_size_of_a_spliced_member_is_told_modulo_4_gib() -> None:
+    class Unhashed:
+        def update(self, data: bytes) -> None: ...
+
+    sink = Sink()
+    segment = Segment(codec("gzip"), sink, cast("hashlib._Hash", Unhashed()), epoch=EPOCH)
+    chunks = itertools.chain(itertools.repeat(bytes(1 << 20), 4096), [b"12345"])
+    deflated = Deflated(size=SPLICE, crc=7, chunks=lambda: iter([b"packed"]))
+    segment.file("a", chunks, size=(1 << 32) + 5, executable=False, deflated=deflated)
+    assert sink.data.endswith(b"packed\x07\0\0\0\x05\0\0\0")
 
 
 def test_a_file_of_another_size_than_announced_is_refused() -> None:
