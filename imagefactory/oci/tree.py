@@ -9,7 +9,7 @@ import stat
 import tarfile
 from collections import OrderedDict
 from pathlib import Path
-from typing import IO
+from typing import Protocol
 
 from imagefactory.errors import BuildError, StoreError
 
@@ -50,6 +50,12 @@ def check_unpackable(path: str) -> None:
         raise BuildError(str(error), hint=hint) from error
 
 
+class Data(Protocol):
+    """A file's bytes: `read` gives so many, less only where the archive ends inside of it."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
 class LayerTree:
     """A folder that is written by names relative to open folders, so that no link can lead out of it.
 
@@ -81,7 +87,7 @@ class LayerTree:
         # Modes and times last: a folder that its owner may not write could not be filled.
         self.folders[parts] = member
 
-    def file(self, parts: tuple[str, ...], member: tarfile.TarInfo, data: IO[bytes]) -> None:
+    def file(self, parts: tuple[str, ...], member: tarfile.TarInfo, data: Data) -> None:
         parent, name = self._parent(parts)
         self._clear(parent, name)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

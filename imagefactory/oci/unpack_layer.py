@@ -1,4 +1,4 @@
-"""One layer of the store as files of a folder, proven to be its diff_id.
+"""One layer of the store, read entry by entry and proven to be its diff_id; and as files of a folder.
 
 A tar from a stranger can name anything, so every entry is written relative to an open folder,
 never through a symbolic link, and only regular files, folders and links are made.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import gzip
 import hashlib
+import io
 import os
 import shutil
 import tarfile
@@ -16,25 +17,55 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from tarfile import HeaderError, ReadError
-from typing import IO, Protocol, Self, cast
+from typing import IO, Any, Protocol, Self, cast
 
 from imagefactory.errors import StoreError, ToolError, extra_hint
 from imagefactory.oci.inflate import inflater
 from imagefactory.oci.manifests import LAYER_CODECS
 from imagefactory.oci.model import Layer
 from imagefactory.oci.tar_header import CappedInfo
-from imagefactory.oci.tree import CHUNK, WHITEOUT, LayerTree, entry_parts
+from imagefactory.oci.tree import CHUNK, WHITEOUT, Data, LayerTree, entry_parts
 from imagefactory.progress import Task, format_bytes
+
+STEP = 64 << 10
+"""Bytes of headers and small files that are read at once."""
 
 
 class _Source(Protocol):
-    def read(self, size: int = -1, /) -> bytes: ...
+    def readinto(self, buffer: memoryview, /) -> int: ...
+
+
+class Entries(Protocol):
+    """What takes a layer's entries, one after the other; later ones of a name win.
+
+    A path is its parts, () the root. Raises tarfile.TarError for what no layer may hold.
+    """
+
+    def __enter__(self) -> object: ...
+    def __exit__(self, kind: object, /, *_: object) -> None: ...
+    def folder(self, parts: tuple[str, ...], member: tarfile.TarInfo) -> None: ...
+    def file(self, parts: tuple[str, ...], member: tarfile.TarInfo, data: Data) -> None: ...
+    def symlink(self, parts: tuple[str, ...], member: tarfile.TarInfo) -> None: ...
+    def whiteout(self, parts: tuple[str, ...]) -> None: ...
+
+    def hard_link(self, parts: tuple[str, ...], target: tuple[str, ...], member: tarfile.TarInfo) -> None: ...
 
 
 def unpack_layer(layer: Layer, blob: Path, folder: Path, task: Task) -> Mapping[int, str]:
     """Writes the layer in `blob` into the empty `folder` and proves that it is the layer's diff_id.
 
     Returns the sha256 of the files there, by inode.
+    """
+    tree = LayerTree(folder, owners=os.geteuid() == 0)
+    read_layer(layer, blob, folder, tree, task)
+    return tree.digests
+
+
+def read_layer(layer: Layer, blob: Path, folder: Path, tree: Entries, task: Task) -> None:
+    """Gives `tree`, which writes into `folder`, the entries in `blob`, and proves that they are its diff_id.
+
+    Raises StoreError for content that is not, that a layer may not hold, or that does not fit the disk, and
+    ToolError where a codec is missing.
     """
     with ExitStack() as opened:
         try:
@@ -46,8 +77,8 @@ def unpack_layer(layer: Layer, blob: Path, folder: Path, task: Task) -> Mapping[
             ) from error
         content = _HashedTar(_decoder(layer.descriptor.media_type, packed, opened))
         try:
-            with LayerTree(folder, owners=os.geteuid() == 0) as tree:
-                _write_entries(content, tree)
+            with tree:
+                _give_entries(content, tree)
             content.drain()
         except _damage() as error:
             raise StoreError(
@@ -66,7 +97,6 @@ def unpack_layer(layer: Layer, blob: Path, folder: Path, task: Task) -> Mapping[
             f"layer {layer.title or layer.diff_id} holds {content.digest}, not {layer.diff_id}",
             hint="the blob or its manifest is damaged: remove the image and build it again",
         )
-    return tree.digests
 
 
 # --- reading -------------------------------------------------------------------------------------
@@ -92,26 +122,69 @@ class _Counted:
         return getattr(self.file, name)
 
 
-class _HashedTar:
-    """The plain tar, hashed and counted as it is read."""
+class _Hashed(io.RawIOBase):
+    """The plain bytes, hashed and counted as they are read."""
 
     def __init__(self, source: _Source) -> None:
-        self.source, self.size = source, 0
-        self._sha256 = hashlib.sha256()
+        self._source, self.size = source, 0
+        self.sha256 = hashlib.sha256()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        view = memoryview(buffer)
+        count = self._source.readinto(view)
+        self.sha256.update(view[:count])
+        self.size += count
+        return count
+
+
+class _HashedTar:
+    """The plain tar as tarfile wants it, forward only: what is large is not copied on its way."""
+
+    def __init__(self, source: _Source) -> None:
+        self._hashed = _Hashed(source)
+        self._buffered = io.BufferedReader(self._hashed, STEP)
+        self._at = 0
 
     @property
     def digest(self) -> str:
-        return f"sha256:{self._sha256.hexdigest()}"
+        return f"sha256:{self._hashed.sha256.hexdigest()}"
+
+    @property
+    def size(self) -> int:
+        return self._hashed.size
 
     def read(self, size: int = -1, /) -> bytes:
-        data = self.source.read(size)
-        self._sha256.update(data)
-        self.size += len(data)
+        data = self._buffered.read(size)
+        self._at += len(data)
         return data
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, to: int, /) -> None:
+        if to < self._at:
+            raise tarfile.StreamError(f"a header before byte {self._at} points back to {to}")
+        while self._at < to and self.read(min(CHUNK, to - self._at)):
+            pass
 
     def drain(self) -> None:
         while self.read(CHUNK):
             pass
+
+
+class _File:
+    """The `size` bytes that come next, as the file they are of."""
+
+    def __init__(self, tar: _HashedTar, size: int) -> None:
+        self._tar, self._left = tar, size
+
+    def read(self, size: int, /) -> bytes:
+        data = self._tar.read(min(size, self._left))
+        self._left -= len(data)
+        return data
 
 
 def _decoder(media_type: str, packed: _Counted, opened: ExitStack) -> _Source:
@@ -189,9 +262,9 @@ class _StrictInfo(CappedInfo):
             raise
 
 
-def _write_entries(content: _HashedTar, tree: LayerTree) -> None:
+def _give_entries(content: _HashedTar, tree: Entries) -> None:
     stream = cast("IO[bytes]", content)
-    with tarfile.open(fileobj=stream, mode="r|", bufsize=CHUNK, tarinfo=_StrictInfo) as archive:
+    with tarfile.open(fileobj=stream, mode="r:", tarinfo=_StrictInfo) as archive:
         seen: list[tarfile.TarInfo] = vars(archive)["members"]
         while (member := archive.next()) is not None:
             seen.clear()  # tarfile would keep every entry, a kilobyte each
@@ -203,9 +276,8 @@ def _write_entries(content: _HashedTar, tree: LayerTree) -> None:
                 tree.folder(parts, member)
             elif not parts:
                 raise tarfile.TarError("the layer's root is not a folder")
-            elif member.isreg() and not member.issparse():
-                data = archive.extractfile(member)
-                tree.file(parts, member, cast("IO[bytes]", data))
+            elif member.isreg() and not member.issparse() and member.size >= 0:
+                tree.file(parts, member, _File(content, member.size))
             elif member.issym():
                 tree.symlink(parts, member)
             elif member.islnk():
