@@ -26,11 +26,12 @@ from imagefactory.oci.manifests import INDEX_TYPES, PLATFORM, ImageConfig
 from imagefactory.oci.mirrors import resolve
 from imagefactory.oci.model import Image, Layer, Sif
 from imagefactory.oci.sif import sifs_of
+from imagefactory.oci.sif_container import is_sif
 from imagefactory.oci.store import Reference, parse_reference
 from imagefactory.progress import Progress
 from imagefactory.scan.files import scan_folder, scan_path
 from imagefactory.scan.layers import ScanShelf, layout_shelf, scan_image
-from imagefactory.scan.sif import is_sif, unpacked_sif
+from imagefactory.scan.sif import unpacked_sif
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,13 +23,14 @@ from imagefactory.oci.collect import collect
 from imagefactory.oci.inflate import GZIP, DamagedError, inflate
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.model import Layer
+from imagefactory.oci.sif_container import is_sif, read_partition
 from imagefactory.progress import Quiet
 from imagefactory.scan import files, layers, records, tar_stream, zip
 from imagefactory.scan.files import scan_folder, scan_path, scan_wheel
 from imagefactory.scan.findings import parse_facts, read_name
 from imagefactory.scan.layers import ScanShelf, layout_shelf, merge_layers, scan_image, scan_layer
 from imagefactory.scan.records import LayerScan, format_scan, parse_scan
-from imagefactory.scan.sif import is_sif, read_partition, unpacked_sif
+from imagefactory.scan.sif import unpacked_sif
 from tests.made.gpu_code import library
 from tests.made.layout import add_image
 from tests.made.scanned import VERSION, Entry, sif, tar
