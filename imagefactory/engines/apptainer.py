@@ -1,4 +1,4 @@
-"""The engine that builds the rendered definition with apptainer, and the maker of .sif files from images.
+"""The engine that builds the rendered definition with apptainer.
 
 The base comes from the store, through an image layout that apptainer reads (`Bootstrap: oci`): no
 registry. The settings of this machine (index, channels, certificates) lie in a folder that is bound at
@@ -31,7 +31,7 @@ from imagefactory.progress import Progress
 from imagefactory.render.apptainer import render_apptainer
 from imagefactory.render.folders import render
 from imagefactory.render.steps import SITE
-from imagefactory.runners.apptainer_command import COMPRESSIONS, ApptainerCommand, SifOrder
+from imagefactory.runners.apptainer_command import SQUASHFS, ApptainerCommand, SifOrder
 
 DEFINITION = "apptainer.def"
 LENT = "image"
@@ -51,10 +51,8 @@ class ApptainerEngine:
         layout: Layout,
         command: ApptainerCommand,
         secrets: AskSecrets,
-        *,
-        compression: str = "fast",
     ) -> None:
-        self.layout, self.command, self.secrets, self.compression = layout, command, secrets, compression
+        self.layout, self.command, self.secrets = layout, command, secrets
 
     def require(self) -> str:
         """apptainer's version. Raises ToolError, with what mends it, when it cannot build here."""
@@ -62,7 +60,7 @@ class ApptainerEngine:
 
     def find(self, definition: Definition, base: BaseImage) -> Sif | None:
         """The .sif of exactly this definition on this base, if the store holds it whole."""
-        return _recall(self.layout, self._key(definition, base))
+        return recall_sif(self.layout, self._key(definition, base))
 
     def build(self, definition: Definition, base: BaseImage, packages: Packages, progress: Progress) -> Sif:  # noqa: ARG002
         """Builds, keeps and tags the .sif. The packages are fetched inside, each with the lock's hash.
@@ -84,7 +82,6 @@ class ApptainerEngine:
                 folder=folder,
                 spec=DEFINITION,
                 output=folder / f"{target.name}.sif",
-                compression=self.compression,
                 binds=((site, SITE),),
                 hide=secrets.hide,
             )
@@ -96,9 +93,9 @@ class ApptainerEngine:
                         f"{target.name}: apptainer build failed: {told[0]}", hint=told[1]
                     ) from error
                 raise
-            origin = SifOrigin(target=target.name, compression=self.compression)
+            origin = SifOrigin(target=target.name, compression="fast")
             sif = keep_sif(self.layout, order.output, origin, tag=sif_reference(target))
-        _record(self.layout, self._key(definition, base), sif)
+        record_sif(self.layout, self._key(definition, base), sif)
         return sif
 
     def tag(self, definition: Definition, made: Image | Sif) -> None:
@@ -109,36 +106,7 @@ class ApptainerEngine:
 
     def _key(self, definition: Definition, base: BaseImage) -> str:
         texts = [text for name, text in render(definition).items() if name != "Dockerfile"]
-        return _hash("build", COMPRESSIONS[self.compression], base.image.manifest, *texts)
-
-
-class SifMaker:
-    """Makes .sif files from images of `layout`, each once for a compression and a version of apptainer."""
-
-    def __init__(self, layout: Layout, command: ApptainerCommand) -> None:
-        self.layout, self.command = layout, command
-
-    def make(self, image: Image, target: str, compression: str, progress: Progress) -> Sif:
-        """The .sif of `image`, kept with the image as its subject; `target` is what it is named after.
-
-        Environment, labels and command are the image's: apptainer itself converts its config. Raises
-        ToolError, BuildError or StoreError. The caller holds the layout's `in_use`.
-        """
-        version = self.command.require(building=True)
-        key = _hash("convert", COMPRESSIONS[compression], image.manifest, target, version)
-        with self.layout.locked(f"sif-{key}"):
-            known = _recall(self.layout, key)
-            if known:
-                return known
-            with scratch(self.layout) as folder, progress.stage(f"{target}: apptainer build ({compression})"):
-                subject = lend_layout(self.layout, image.manifest, folder / LENT)
-                output = folder / f"{target}.sif"
-                order = SifOrder(folder=folder, spec=f"oci:{LENT}", output=output, compression=compression)
-                self.command.build(order, _teller(progress))
-                origin = SifOrigin(target=target, compression=compression, subject=subject)
-                sif = keep_sif(self.layout, output, origin)
-            _record(self.layout, key, sif)
-            return sif
+        return sif_key("build", SQUASHFS, base.image.manifest, *texts)
 
 
 def lend_layout(layout: Layout, manifest: str, folder: Path) -> Descriptor:
@@ -178,15 +146,15 @@ def _teller(progress: Progress) -> Callable[[str], None]:
     return tell
 
 
-def _hash(*parts: str) -> str:
+def sif_key(*parts: str) -> str:
     return hashlib.sha256(canonical_json(["sif", *parts])).hexdigest()
 
 
-def _record(layout: Layout, key: str, sif: Sif) -> None:
+def record_sif(layout: Layout, key: str, sif: Sif) -> None:
     layout.record("images", key, {"digest": sif.digest})
 
 
-def _recall(layout: Layout, key: str) -> Sif | None:
+def recall_sif(layout: Layout, key: str) -> Sif | None:
     record = layout.recall("images", key)
     try:
         return load_sif(layout, str(record["digest"])) if record else None

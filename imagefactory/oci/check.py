@@ -19,11 +19,12 @@ from imagefactory.oci.layout import Layout, referrer_record
 from imagefactory.oci.manifests import INDEX_TYPES, MALFORMED
 from imagefactory.oci.model import Descriptor
 from imagefactory.oci.needed import Needed
+from imagefactory.oci.squash_store import SQUASHED
 from imagefactory.oci.store import DIGEST
 from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Progress, Task
 
-SEALED = ("layers", "images", "checks", "scans", "sizes", "pushed", "bases")
+SEALED = ("layers", "images", "checks", "scans", "sizes", "pushed", "bases", SQUASHED)
 """Folders of records that carry their sum."""
 MEND = "`imagefactory store check --fix`"
 _WORKERS = 4  # hashing happens outside the interpreter's lock

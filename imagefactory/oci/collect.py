@@ -14,6 +14,7 @@ from imagefactory.errors import StoreError
 from imagefactory.files import Removal, entries_of
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.needed import Needed
+from imagefactory.oci.squash_store import SQUASHED
 from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Progress
 from imagefactory.trees import alone_in, folders_unheld
@@ -99,7 +100,7 @@ def _records(layout: Layout, digests: set[str]) -> list[Path]:
     """The records about what is not in `digests`."""
     made = [
         path
-        for kind in ("layers", "images")
+        for kind in ("layers", "images", SQUASHED)
         for path in entries_of(layout.path / kind)
         if path.suffix == ".json" and (layout.recall(kind, path.stem) or {}).get("digest") not in digests
     ]

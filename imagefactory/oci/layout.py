@@ -2,6 +2,7 @@
 
     oci-layout, index.json, blobs/sha256/<hex>   as the OCI image-layout specification has them
     layers/<key>.json, images/<key>.json         what a layer or image made from <key> turned out to be
+    squashed/<key>.json                          in which .sif a layer's blocks lie (oci/squash_store.py)
     referrers/<subject hex>/<hex>.json           which manifests name another as their subject
     unpacked/<diff id>/                          layers ready to run, and what they were like (oci/unpack.py)
     run/                                         what running sandboxes write (runners/unshare.py)

@@ -88,14 +88,15 @@ def is_sif_manifest(manifest: dict[str, Any]) -> bool:
     return len(layers) == 1 and layers[0].get("mediaType") == SIF_TYPE
 
 
-def keep_sif(layout: Layout, path: Path, origin: SifOrigin, *, tag: str = "") -> Sif:
+def keep_sif(layout: Layout, path: Path, origin: SifOrigin, *, digest: str = "", tag: str = "") -> Sif:
     """Moves the file at `path` (on the store's file system) into the store, with its manifest.
 
-    `tag` is a whole reference (`pytorch:2.3-cu121.sif`). The caller holds the layout's `in_use`.
+    `digest` is the file's where it is known; `tag` is a whole reference (`pytorch:2.3-cu121.sif`). The caller
+    holds the layout's `in_use`.
     """
     with explain_full_disk(layout.path):
         with path.open("rb") as handle:
-            digest = f"sha256:{hashlib.file_digest(handle, 'sha256').hexdigest()}"
+            digest = digest or f"sha256:{hashlib.file_digest(handle, 'sha256').hexdigest()}"
             os.fchmod(handle.fileno(), 0o644)
         file = Descriptor(media_type=SIF_TYPE, digest=digest, size=path.stat().st_size)
         blob = layout.blob_path(digest)

@@ -46,15 +46,8 @@ INSTALL_HINT = (
     "install apptainer 1.2 or newer: `apt-get install apptainer` where your Debian or Ubuntu has it, else "
     "https://apptainer.org/docs/admin/latest/installation.html"
 )
-COMPRESSIONS = {
-    "fast": "-comp zstd -Xcompression-level 1",
-    "small": "-comp zstd -Xcompression-level 15 -b 1M",
-}
-"""How a .sif's squashfs is made, by name.
-
-Measured on a tree of 292 MB, two cores: `fast` 1 s and 114 MB; apptainer's own default (gzip) 36 s and
-104 MB; `small` 20 s and 93 MB; zstd 19 with such blocks 71 s and 85 MB; xz 53 s and 87 MB.
-"""
+SQUASHFS = "-comp zstd -Xcompression-level 1"
+"""How apptainer's own builds pack: as fast as .sif files of images are (engines/sif_maker.py)."""
 
 Line = Callable[[str], None]
 
@@ -71,7 +64,6 @@ class SifOrder:
     folder: Path
     spec: str
     output: Path
-    compression: str = "fast"
     binds: tuple[tuple[Path, str], ...] = ()
     hide: Callable[[str], str] = str
 
@@ -145,7 +137,7 @@ class ApptainerCommand:
 
         Raises BuildError with the last lines, StoreError for a full disk; `output` then is as it was.
         """
-        arguments = ["--disable-cache", "--mksquashfs-args", COMPRESSIONS[order.compression]]
+        arguments = ["--disable-cache", "--mksquashfs-args", SQUASHFS]
         for source, target in order.binds:
             arguments += ["--mount", mount_option(source, target)]
 

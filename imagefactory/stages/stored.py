@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from imagefactory.access import Access
-from imagefactory.engines.apptainer import SifMaker
+from imagefactory.engines.sif_maker import SifMaker
 from imagefactory.model import Target
 from imagefactory.oci.layout import reference
 from imagefactory.oci.model import Descriptor, Image, Sif
@@ -35,6 +35,5 @@ def load_made(access: Access, name: str, descriptor: Descriptor) -> Image | Sif:
 
 def ensure_sif(access: Access, image: Image, target: str, progress: Progress, *, compression: str) -> Sif:
     """The kept .sif of an image of the store, made if need be. The caller holds the layout's `in_use`."""
-    return SifMaker(access.layout, ApptainerCommand(access.environ)).make(
-        image, target, compression, progress
-    )
+    maker = SifMaker(access.layout, ApptainerCommand(access.environ), workers=access.settings.worker_count)
+    return maker.make(image, target, compression, progress)

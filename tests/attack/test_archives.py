@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import json
 import tarfile
 from contextlib import suppress
 
@@ -21,11 +22,14 @@ from imagefactory.oci.layers import Segment, codec
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import digest_of
 from imagefactory.oci.model import Descriptor, Layer
+from imagefactory.oci.sif_container import read_partition
+from imagefactory.oci.squash_layer import LayerIndex, LayerPacker, Packers, Squeeze, format_index
+from imagefactory.oci.squash_tree import format_image
 from imagefactory.oci.unpack import Unpacked
+from imagefactory.oci.unpack_layer import read_layer
 from imagefactory.progress import Quiet
 from imagefactory.scan.files import scan_path
 from imagefactory.scan.layers import scan_layer
-from imagefactory.scan.sif import read_partition
 from tests.attack.ground import ground
 from tests.made.gpu_code import library
 from tests.made.mutants import HOSTILE, Shown, changed_bytes
@@ -98,7 +102,7 @@ def test_a_layer_is_unpacked_inside_or_not_at_all(plain: bytes, packing: str, da
         diff_id=digest_of(plain),
         title="a layer",
     )
-    with ground() as folder:
+    with ground() as folder, Packers(Squeeze(level=1, block=4096), 1) as packers:
         blob = folder / "blob"
         blob.write_bytes(packed)
         unpacked = Unpacked(folder / "unpacked")
@@ -111,6 +115,15 @@ def test_a_layer_is_unpacked_inside_or_not_at_all(plain: bytes, packing: str, da
             assert found.is_dir()
         unpacked.collect((), Removal(dry_run=False))
         assert [path for path in unpacked.folder.iterdir() if path.name not in (".locks", ".sums")] == []
+        packer = LayerPacker(io.BytesIO(), packers)
+        try:
+            read_layer(layer, blob, folder, packer, Quiet().task("").__enter__())
+        except StoreError as error:
+            assert error.message
+        else:
+            rows = [(packer.index, packer.size), (LayerIndex(), 0)]
+            format_image(rows, [0], packers.squeeze, mtime=0)
+            json.dumps(format_index(packer.index))
     with suppress(DamagedError):
         scan_layer(iter((plain[:700], plain[700:])))
     if packing == "+gzip":

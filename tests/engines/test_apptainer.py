@@ -8,6 +8,7 @@ import hashlib
 import http.server
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -23,9 +24,10 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.engines.apptainer import ApptainerEngine, SifMaker, lend_layout
+from imagefactory.engines.apptainer import ApptainerEngine, lend_layout
 from imagefactory.engines.base.image import BaseImage
 from imagefactory.engines.build_secrets import BuildSecrets, find_secrets
+from imagefactory.engines.sif_maker import SifMaker
 from imagefactory.errors import BuildError, ToolError, UsageError
 from imagefactory.factory import read_factory
 from imagefactory.lock.pypi.index import PackageIndex
@@ -34,15 +36,21 @@ from imagefactory.oci.collect import collect
 from imagefactory.oci.graph import Place, read_graph
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.layout_store import LayoutStore
+from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, canonical_json, format_descriptor
 from imagefactory.oci.model import Image, Sif
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.sif import find_sif, load_sif, sifs_of
+from imagefactory.oci.sif_container import read_partition
+from imagefactory.oci.squash_layer import Packers
+from imagefactory.oci.squash_store import SQUASHED
 from imagefactory.oci.transfer import Sending, send
 from imagefactory.progress import Quiet
 from imagefactory.runners.apptainer import ApptainerRunner
 from imagefactory.runners.apptainer_command import CHILD, ApptainerCommand, SifOrder
+from imagefactory.scan.sif import unpacked_sif
 from imagefactory.settings.load import load_settings
 from imagefactory.stages.define import define_target
+from tests.made.layer_store import TAR, file, make_tar
 from tests.services.apptainer import ORDINARY_UID, as_ordinary_user
 from tests.services.children import child
 from tests.services.factory import Factory, lend
@@ -63,8 +71,8 @@ class Ground:
     base: BaseImage
     command: ApptainerCommand
 
-    def make(self, image: Image) -> Sif:
-        return SifMaker(self.layout, self.command).make(image, TARGET, "fast", Quiet())
+    def make(self, image: Image, compression: str = "fast") -> Sif:
+        return SifMaker(self.layout, self.command, workers=2).make(image, TARGET, compression, Quiet())
 
     @property
     def runner(self) -> ApptainerRunner:
@@ -404,6 +412,161 @@ def test_it_has_the_images_environment_and_labels(ground: Ground) -> None:
     assert wanted.items() <= found.items()
 
 
+def listed(sif: Path) -> dict[str, str]:
+    """What unsquashfs says of each path of a .sif: kind and modes, owners, and size or target; no times."""
+    offset = str(read_partition(sif).offset)
+    command = ["unsquashfs", "-offset", offset, "-lln", str(sif)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = {}
+    for line in said.splitlines():
+        modes, owners, size, _, _, place = line.split(maxsplit=5)
+        path, _, target = place.partition(" -> ")
+        # A folder's size is that of its list, which depends on where its inodes stand; labels have a date.
+        told = "" if modes[0] == "d" or path.endswith("/labels.json") else size
+        found[path] = f"{modes} {owners} {told} {target}"
+    return found
+
+
+def parts_of(sif: Path) -> tuple[list[str], list[bytes]]:
+    """What apptainer says of the parts of a .sif, without where they lie, and those beside the partition."""
+    program = ApptainerCommand(os.environ).find()
+    command = [program, "sif", "list", str(sif)]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    rows = [[word.strip() for word in line.split("|")] for line in told.splitlines() if line[:1].isdigit()]
+    dumped = [
+        subprocess.run([program, "sif", "dump", row[0], str(sif)], capture_output=True, check=True).stdout
+        for row in rows[:-1]
+    ]
+    return ["|".join([*row[:3], row[4]]) for row in rows], dumped
+
+
+def without_date(data: bytes) -> bytes:
+    date = rb'("org.label-schema.build-date": ?")\w+_\d+_\w+_\d{4}_\d+:\d+:\d+_UTC"'
+    plain, count = re.subn(date, rb"\1", data)
+    return plain if count == 1 else data
+
+
+def test_it_is_what_apptainer_makes_of_the_image(ground: Ground, tmp_path: Path) -> None:
+    """The whole tree, modes, owners, contents and container: apptainer's own build of the same image."""
+    lend_layout(ground.layout, ground.image.manifest, tmp_path / "image")
+    theirs = tmp_path / "theirs.sif"
+    ground.command.build(SifOrder(folder=tmp_path, spec="oci:image", output=theirs), lambda _: None)
+    ours = ground.make(ground.image).path
+    ours_listed = listed(ours)
+    assert len(ours_listed) > 5000
+    assert ours_listed == listed(theirs)
+    (our_parts, our_texts), (their_parts, their_texts) = parts_of(ours), parts_of(theirs)
+    assert our_parts == their_parts
+    assert list(map(without_date, our_texts)) == list(map(without_date, their_texts))
+    with (
+        unpacked_sif(ours, tmp_path, Quiet()) as our_root,
+        unpacked_sif(theirs, tmp_path, Quiet()) as their_root,
+    ):
+        labels = ".singularity.d/labels.json"
+        told = [without_date((root / labels).read_bytes()) for root in (our_root, their_root)]
+        assert told[0] == told[1]
+        (our_root / labels).write_bytes(b"")
+        (their_root / labels).write_bytes(b"")
+        subprocess.run(["diff", "--recursive", "--no-dereference", our_root, their_root], check=True)
+
+
+def test_the_same_file_wherever_it_is_made(ground: Ground, tmp_path: Path) -> None:
+    first = ground.make(ground.image)
+    layout = Layout(tmp_path / "store")
+    for name in ("blobs", "oci-layout", "index.json"):
+        child = ground.layout.path / name
+        (shutil.copytree if child.is_dir() else shutil.copy)(child, layout.path / name)
+    layout.blob_path(first.file.digest).unlink()
+    image = layout.image(ground.image.name)
+    assert image
+    second = SifMaker(layout, ground.command, workers=5).make(image, TARGET, "fast", Quiet())
+    assert (second.file, second.digest) == (first.file, first.digest)
+
+
+def on_top(ground: Ground, content: bytes) -> Image:
+    """The image with one more layer, which holds one file."""
+    layout = ground.layout
+    layer = layout.add(make_tar(file("opt/more", content)), TAR)
+    found = layout.manifest(ground.image.manifest)
+    assert found
+    manifest = json.loads(found[1])
+    config = json.loads(layout.blob_path(ground.image.config).read_bytes())
+    config["rootfs"]["diff_ids"].append(layer.digest)
+    manifest["config"] = format_descriptor(layout.add(canonical_json(config), CONFIG_TYPE))
+    manifest["layers"].append(format_descriptor(layer))
+    return layout.load("more", layout.add(canonical_json(manifest), MANIFEST_TYPE))
+
+
+@pytest.fixture
+def packed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of each piece that is packed from now on."""
+    sizes: list[int] = []
+    pack = Packers.pack
+
+    def count(self: Packers, piece: bytes) -> object:
+        sizes.append(len(piece))
+        return pack(self, piece)
+
+    monkeypatch.setattr(Packers, "pack", count)
+    return sizes
+
+
+def test_one_layer_more_packs_that_layer_alone(ground: Ground, packed: list[int]) -> None:
+    ground.make(ground.image)
+    packed.clear()
+    sif = ground.make(on_top(ground, b"one more"))
+    assert sorted(packed)[0] == len(b"one more")
+    assert len(packed) == 2
+    assert max(packed) < 50_000  # what apptainer adds
+    assert ground.runner.run(sif, RunSpec(argv=("cat", "/opt/more"))).stdout == "one more"
+
+
+def test_a_kept_file_that_changed_is_in_no_other(ground: Ground, packed: list[int], tmp_path: Path) -> None:
+    image = on_top(ground, b"to be changed")
+    sif = ground.make(image)  # where the layers' blocks are taken from next
+    whole = sif.path.read_bytes()
+    sif.path.write_bytes(whole[: len(whole) // 2] + b"!" + whole[len(whole) // 2 + 1 :])
+    more = ground.make(on_top(ground, b"another"))
+    assert sum(packed) > 10_000_000
+    assert not sif.path.exists()
+    assert ground.make(image).file == sif.file
+    assert sif.path.read_bytes() == whole
+    subprocess.run([ground.command.find(), "sif", "list", more.path], check=True)
+    with unpacked_sif(more.path, tmp_path, Quiet()) as root:
+        assert (root / "opt/more").read_bytes() == b"another"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_maker_leaves_nothing(ground: Ground, number: int) -> None:
+    image = on_top(ground, f"interrupted by {number}".encode())
+    before = {path.name for path in (ground.layout.path / "blobs/sha256").iterdir()}
+    code = """
+        import os, signal, sys
+        from pathlib import Path
+        from imagefactory.engines.sif_maker import SifMaker
+        from imagefactory.oci import squash_store
+        from imagefactory.oci.layout import Layout
+        from imagefactory.progress import Quiet
+        from imagefactory.runners.apptainer_command import ApptainerCommand
+        copy = squash_store._copy
+        def interrupt(*args):
+            os.kill(os.getpid(), int(sys.argv[3]))
+            return copy(*args)
+        squash_store._copy = interrupt
+        layout = Layout(Path(sys.argv[1]))
+        found, _ = layout.manifest(sys.argv[2])
+        SifMaker(layout, ApptainerCommand(os.environ), workers=2).make(
+            layout.load("more", found), "tiny", "fast", Quiet())
+    """
+    argv = [sys.executable, "-c", textwrap.dedent(code), ground.layout.path, image.manifest, str(number)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == -number, done.stderr
+    assert {path.name for path in (ground.layout.path / "blobs/sha256").iterdir()} == before
+    assert (list(ground.layout.tmp.glob("sif-*")) == []) == (number == signal.SIGINT)
+    shutil.rmtree(ground.layout.tmp)
+    assert ground.make(image).file.size > 10_000_000
+
+
 def test_collection_keeps_it_as_long_as_its_image(ground: Ground) -> None:
     sif = ground.make(ground.image)
     ground.factory.run("store", "gc")
@@ -415,12 +578,13 @@ def test_collection_keeps_it_as_long_as_its_image(ground: Ground) -> None:
     layout.untag("tiny:12.1-cu121")
     collect(layout, Quiet())
     assert not layout.has(sif.file)
+    assert list((layout.path / SQUASHED).iterdir()) == []
     assert not layout.has(index)
     shutil.rmtree(other, ignore_errors=True)
 
 
 def test_small_is_smaller(ground: Ground) -> None:
-    small = SifMaker(ground.layout, ground.command).make(ground.image, TARGET, "small", Quiet())
+    small = ground.make(ground.image, "small")
     fast = ground.make(ground.image)
     assert small.compression == "small"
     assert small.file.size < 0.9 * fast.file.size

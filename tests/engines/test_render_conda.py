@@ -23,12 +23,13 @@ from typing import Any
 import pytest
 
 import imagefactory.render
-from imagefactory.engines.apptainer import ApptainerEngine, SifMaker
+from imagefactory.engines.apptainer import ApptainerEngine
 from imagefactory.engines.assemble import AssembleEngine
 from imagefactory.engines.base.image import BaseImage
 from imagefactory.engines.build_secrets import BuildSecrets, find_secrets
 from imagefactory.engines.docker import DockerEngine
 from imagefactory.engines.protocol import Engine
+from imagefactory.engines.sif_maker import SifMaker
 from imagefactory.errors import BuildError
 from imagefactory.lock.conda.channels import ChannelAccess
 from imagefactory.model import Definition, Lock, LockedPackage, LockedWheel, Mount, RunSpec
@@ -110,7 +111,7 @@ class Bench:
             return DockerRunner(self.layout, self.daemon)
         if engine == "assemble":
             return UnshareRunner(self.layout)
-        maker = SifMaker(self.layout, self.apptainer)
+        maker = SifMaker(self.layout, self.apptainer, workers=2)
         return ApptainerRunner(self.apptainer, lambda image: maker.make(image, "x", "fast", Quiet()))
 
     def changed(self, label: str, **changes: Any) -> Definition:

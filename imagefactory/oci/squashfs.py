@@ -1,0 +1,288 @@
+"""The tables of a squashfs 4.0: a tree whose data lies elsewhere, as bytes. Pure.
+
+Format: Linux's fs/squashfs/squashfs_fs.h. A file system is a superblock, the data blocks, and tables of
+inodes, folders, fragments, inodes by number and owners. Tables are rows of blocks of 8 KiB, each packed by
+itself; what stands in one is named by where its block begins and by its place in the unpacked block.
+
+A file is a row of packed blocks of one size, the last one shorter. What is smaller than a block lies in a
+fragment, a block that many files share.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+SUPERBLOCK = 96
+STORED = 1 << 24
+"""In the size of a block: its bytes are stored as they are."""
+NO_FRAGMENT = 0xFFFFFFFF
+_NONE = (1 << 64) - 1
+_TABLE_BLOCK = 8192
+_STORED_TABLE = 1 << 15
+_ZSTD = 6
+_FLAGS = 0x80 | 0x200  # has the table of inodes by number (NFS, overlay's index); has no extended attributes
+_FOLDER, _FILE, _LINK, _LARGE_FOLDER, _LARGE_FILE = 1, 2, 3, 8, 9
+_RUN = 256  # entries of a folder behind one header
+
+Compress = Callable[[bytes], bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owned:
+    """What every inode has. `mode` are the permissions (12 bits), `mtime` seconds since 1970 (32 bits)."""
+
+    mode: int
+    uid: int
+    gid: int
+    mtime: int
+
+
+IMPLIED = Owned(mode=0o755, uid=0, gid=0, mtime=0)
+"""Of a folder that no entry speaks of."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class File:
+    """A file of `size` bytes. Two names of one file hold the same object.
+
+    `blocks` are the packed sizes of its blocks, which lie one after the other from `start` on, counted from
+    the superblock; or it lies `offset` bytes into the unpacked fragment `fragment`.
+    """
+
+    owned: Owned
+    size: int
+    start: int = 0
+    blocks: list[int] = field(default_factory=list)
+    fragment: int = NO_FRAGMENT
+    offset: int = 0
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Link:
+    """A symbolic link."""
+
+    owned: Owned
+    target: str
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Folder:
+    """Entries by name. `owned` is None where only what is in it was spoken of."""
+
+    owned: Owned | None = None
+    entries: dict[str, Node] = field(default_factory=dict)
+
+
+Node = File | Link | Folder
+
+
+def format_tables(
+    root: Folder,
+    fragments: Sequence[tuple[int, int]],
+    *,
+    data_end: int,
+    block: int,
+    mtime: int,
+    compress: Compress,
+) -> tuple[bytes, bytes]:
+    """The superblock, and the tables that stand from `data_end` on, padded to 4 KiB as loop devices want.
+
+    `fragments` are starts and packed sizes, counted from the superblock as the files' are; `block` bytes are
+    in a block, and `compress` (zstd) packs what `compress` packed of the data.
+    """
+    inodes = _Inodes(root, compress)
+    inodes.write(root, inodes.count + 1)
+    tables = bytearray()
+
+    def place(data: bytes | bytearray) -> int:
+        start = data_end + len(tables)
+        tables.extend(data)
+        return start
+
+    def indexed(data: bytes) -> int:
+        table = _Table(compress)
+        table.put(data)
+        table.close()
+        start = place(table.packed)
+        return place(b"".join(struct.pack("<Q", start + at) for at in table.starts))
+
+    inode_start = place(inodes.table.packed)
+    folder_start = place(inodes.folders.packed)
+    fragment_start = indexed(b"".join(struct.pack("<QII", start, size, 0) for start, size in fragments))
+    export_start = indexed(b"".join(struct.pack("<Q", place) for place in inodes.places()))
+    owner_start = indexed(b"".join(struct.pack("<I", owner) for owner in inodes.owners))
+    used = data_end + len(tables)
+    superblock = struct.pack(
+        "<4sIIIIHHHHHHQQQQQQQQ",
+        *(b"hsqs", inodes.count, mtime, block, len(fragments)),
+        *(_ZSTD, block.bit_length() - 1, _FLAGS, len(inodes.owners), 4, 0),
+        *(inodes.place_of(root), used, owner_start, _NONE),
+        *(inode_start, folder_start, fragment_start, export_start),
+    )
+    return superblock, bytes(tables) + bytes(-used % 4096)
+
+
+class _Table:
+    """Bytes in packed blocks of 8 KiB; `starts` says where in `packed` each begins."""
+
+    def __init__(self, compress: Compress) -> None:
+        self._compress = compress
+        self._open = bytearray()
+        self.packed = bytearray()
+        self.starts: list[int] = []
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where the next byte goes: the start of its block, and the place in the unpacked block."""
+        return len(self.packed), len(self._open)
+
+    def put(self, data: bytes) -> None:
+        self._open += data
+        while len(self._open) >= _TABLE_BLOCK:
+            self._pack(bytes(self._open[:_TABLE_BLOCK]))
+            del self._open[:_TABLE_BLOCK]
+
+    def close(self) -> None:
+        if self._open:
+            self._pack(bytes(self._open))
+            self._open.clear()
+
+    def _pack(self, plain: bytes) -> None:
+        self.starts.append(len(self.packed))
+        packed = self._compress(plain)
+        if len(packed) < len(plain):
+            self.packed += struct.pack("<H", len(packed)) + packed
+        else:
+            self.packed += struct.pack("<H", len(plain) | _STORED_TABLE) + plain
+
+
+class _Inodes:
+    """Inodes and the lists of folders, numbered from 1 on: what a folder holds one after the other."""
+
+    def __init__(self, root: Folder, compress: Compress) -> None:
+        self.table, self.folders = _Table(compress), _Table(compress)
+        self.owners: list[int] = []
+        self._owner_places: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}  # by id(): the tree holds all of them
+        self._names: dict[int, int] = {}
+        self._places: dict[int, tuple[int, int]] = {}
+        self._number(root)
+        self._count(root)
+        self.count = len(self._numbers)
+
+    def place_of(self, node: Node) -> int:
+        start, offset = self._places[self._numbers[id(node)]]
+        return start << 16 | offset
+
+    def places(self) -> Iterator[int]:
+        for number in range(1, self.count + 1):
+            start, offset = self._places[number]
+            yield start << 16 | offset
+
+    def _number(self, node: Node) -> None:
+        self._names[id(node)] = self._names.get(id(node), 0) + 1
+        self._numbers.setdefault(id(node), len(self._numbers) + 1)
+
+    def _count(self, folder: Folder) -> None:
+        for _, node in _sorted(folder):
+            self._number(node)
+        for _, node in _sorted(folder):
+            if isinstance(node, Folder):
+                self._count(node)
+
+    def write(self, folder: Folder, above: int) -> None:
+        """Writes what is in `folder`, then its list, then itself; `above` is the number of its parent."""
+        number = self._numbers[id(folder)]
+        for _, node in _sorted(folder):
+            if isinstance(node, Folder):
+                self.write(node, number)
+            elif self._numbers[id(node)] not in self._places:
+                self._begin(node)
+                self.table.put(self._file(node) if isinstance(node, File) else self._link(node))
+        listed = b"".join(self._list(_sorted(folder)))
+        start, offset = self.folders.place
+        self.folders.put(listed)
+        self._begin(folder)
+        names = 2 + sum(isinstance(node, Folder) for node in folder.entries.values())
+        size = len(listed) + 3  # the format counts `.` and `..`, which no list has
+        owned = folder.owned or IMPLIED
+        if size < 1 << 16:
+            head = self._head(_FOLDER, number, owned)
+            self.table.put(head + struct.pack("<IIHHI", start, names, size, offset, above))
+        else:
+            head = self._head(_LARGE_FOLDER, number, owned)
+            rest = struct.pack("<IIIIHHI", names, size, start, above, 0, offset, NO_FRAGMENT)
+            self.table.put(head + rest)
+        if above > self.count:  # the root comes last
+            self.table.close()
+            self.folders.close()
+
+    def _begin(self, node: Node) -> None:
+        self._places[self._numbers[id(node)]] = self.table.place
+
+    def _head(self, kind: int, number: int, owned: Owned) -> bytes:
+        owners = (self._owner(owned.uid), self._owner(owned.gid))
+        return struct.pack("<HHHHII", kind, owned.mode, *owners, owned.mtime, number)
+
+    def _owner(self, owner: int) -> int:
+        if owner not in self._owner_places:
+            self._owner_places[owner] = len(self.owners)
+            self.owners.append(owner)
+        return self._owner_places[owner]
+
+    def _file(self, file: File) -> bytes:
+        number, names = self._numbers[id(file)], self._names[id(file)]
+        if names == 1 and file.start < 1 << 32 and file.size < 1 << 32:
+            head = self._head(_FILE, number, file.owned)
+            rest = struct.pack("<IIII", file.start, file.fragment, file.offset, file.size)
+        else:
+            head = self._head(_LARGE_FILE, number, file.owned)
+            rest = struct.pack(
+                "<QQQIIII", file.start, file.size, 0, names, file.fragment, file.offset, NO_FRAGMENT
+            )
+        return head + rest + struct.pack(f"<{len(file.blocks)}I", *file.blocks)
+
+    def _link(self, link: Link) -> bytes:
+        target = encode(link.target)
+        head = self._head(_LINK, self._numbers[id(link)], link.owned)
+        return head + struct.pack("<II", self._names[id(link)], len(target)) + target
+
+    def _list(self, entries: Sequence[tuple[bytes, Node]]) -> Iterator[bytes]:
+        """Runs of entries whose inodes stand in one block and have near numbers, a header before each."""
+        run: list[tuple[bytes, Node]] = []
+        for entry in entries:
+            if run and (len(run) == _RUN or self._apart(run[0][1], entry[1])):
+                yield self._run(run)
+                run = []
+            run.append(entry)
+        if run:
+            yield self._run(run)
+
+    def _apart(self, first: Node, node: Node) -> bool:
+        one, other = self._numbers[id(first)], self._numbers[id(node)]
+        return self._places[one][0] != self._places[other][0] or not -(1 << 15) <= other - one < 1 << 15
+
+    def _run(self, run: Iterable[tuple[bytes, Node]]) -> bytes:
+        rows = [(name, self._numbers[id(node)], _kind(node)) for name, node in run]
+        base = rows[0][1]
+        head = struct.pack("<III", len(rows) - 1, self._places[base][0], base)
+        return head + b"".join(
+            struct.pack("<HhHH", self._places[number][1], number - base, kind, len(name) - 1) + name
+            for name, number, kind in rows
+        )
+
+
+def encode(name: str) -> bytes:
+    """A name or target as the tar had it."""
+    return name.encode("utf-8", "surrogateescape")
+
+
+def _sorted(folder: Folder) -> list[tuple[bytes, Node]]:
+    named = ((encode(name), node) for name, node in folder.entries.items())
+    return sorted(named, key=lambda entry: entry[0])
+
+
+def _kind(node: Node) -> int:
+    return _FOLDER if isinstance(node, Folder) else _FILE if isinstance(node, File) else _LINK
