@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
 
@@ -122,7 +123,7 @@ class _LineTask:
             return amount(self.done)
         done = amount(self.done) if self.unit == "bytes" else str(self.done)
         text = f"{done} of {amount(self.total)}"
-        if 0 < self.done < self.total:
+        if self.total < 100 * self.done < 100 * self.total:  # of the first hundredth nothing follows
             text += f", {format_seconds(elapsed * (self.total - self.done) / self.done)} left"
         return text
 
@@ -164,17 +165,27 @@ class Lines:
 
 
 class GitHubLog(Lines):
-    """Lines folded into one group a stage, as GitHub Actions' log viewer shows them."""
+    """Lines folded into one group a stage, as GitHub Actions' log viewer shows them.
+
+    It knows no group in a group: what begins inside a stage, or beside it, stands in its group.
+    """
+
+    _alone = threading.Lock()
 
     @contextmanager
     def stage(self, title: str) -> Iterator[None]:
-        self.write(f"::group::{title}")
-        began = self.clock()
+        if not self._alone.acquire(blocking=False):
+            with super().stage(title):
+                yield
+            return
         try:
+            self.write(f"::group::{title}")
+            began = self.clock()
             yield
             self.write(f"{title}: done in {format_seconds(self.clock() - began)}")
         finally:
             self.write("::endgroup::")
+            self._alone.release()
 
 
 class JsonLines(Lines):
@@ -216,12 +227,15 @@ class _BarTask:
 
 
 class Terminal:
-    """Bars with amounts and time left, drawn by rich."""
+    """Bars with amounts and time left, drawn by rich; those of work side by side stand below one another."""
 
     def __init__(self) -> None:
         from rich.console import Console
 
         self.console = Console(stderr=True, highlight=False)
+        self._lock = threading.Lock()
+        self._bars: RichProgress | None = None
+        self._open = 0
 
     @contextmanager
     def stage(self, title: str) -> Iterator[None]:
@@ -232,28 +246,44 @@ class Terminal:
 
     @contextmanager
     def task(self, title: str, *, total: int = 0, unit: str = "bytes") -> Iterator[Task]:
-        from rich import progress as bars
-
-        amount: tuple[bars.ProgressColumn, ...] = (
-            (bars.DownloadColumn(), bars.TransferSpeedColumn())
-            if unit == "bytes"
-            else (bars.MofNCompleteColumn(), bars.TextColumn(unit))
-        )
-        columns = (
-            bars.TextColumn("  {task.description}"),
-            bars.BarColumn(),
-            *amount,
-            bars.TimeRemainingColumn(),
-        )
-        with bars.Progress(*columns, console=self.console, transient=False) as drawn:
-            try:
-                yield _BarTask(drawn, drawn.add_task(title, total=total or None))
-            except BaseException:  # an error or Ctrl-C: what is said of it stands alone, no bar above it
-                drawn.live.transient = True
-                raise
+        with self._lock:
+            bars = self._bars = self._bars or _start_bars(self.console)
+            self._open += 1
+        try:
+            yield _BarTask(bars, bars.add_task(title, total=total or None, unit=unit))
+        except BaseException:  # an error or Ctrl-C: what is said of it stands alone, no bar above it
+            bars.live.transient = True
+            raise
+        finally:
+            with self._lock:
+                self._open -= 1
+                if not self._open:
+                    self._bars = None
+                    bars.stop()
 
     def note(self, text: str) -> None:
         self.console.print(text, markup=False)
+
+
+def _start_bars(console: Console) -> RichProgress:
+    from rich import progress as bars
+    from rich.text import Text
+
+    download, speed = bars.DownloadColumn(), bars.TransferSpeedColumn()
+
+    class Amount(bars.ProgressColumn):
+        """Bytes and how fast they come, or other things by number."""
+
+        def render(self, task: bars.Task) -> Text:
+            if task.fields["unit"] == "bytes":
+                return Text.assemble(download.render(task), " ", speed.render(task))
+            total = "?" if task.total is None else f"{task.total:.0f}"
+            return Text(f"{task.completed:.0f}/{total} {task.fields['unit']}", style="progress.download")
+
+    left = bars.TimeRemainingColumn()
+    drawn = bars.Progress("  {task.description}", bars.BarColumn(), Amount(), left, console=console)
+    drawn.start()
+    return drawn
 
 
 def choose(style: str, *, stream: IO[str] | None = None, github: bool = False) -> Progress:

@@ -58,6 +58,36 @@ def test_github_groups_fold_and_close_when_a_stage_fails() -> None:
     assert out.getvalue().splitlines() == ["::group::build", "::endgroup::"]
 
 
+def test_github_gets_one_group_of_what_runs_side_by_side() -> None:
+    out, clock = io.StringIO(), Clock()
+    progress = GitHubLog(out, clock=clock)
+    with progress.stage("assemble"), progress.stage("fetch"):
+        pass
+    assert out.getvalue().splitlines() == [
+        "::group::assemble",
+        "fetch ...",
+        "fetch: done in 0s",
+        "assemble: done in 0s",
+        "::endgroup::",
+    ]
+
+
+def test_bars_of_work_side_by_side_are_drawn_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal, drawn = progress.Terminal(), io.StringIO()
+    monkeypatch.setattr(terminal.console, "_file", drawn)
+    with terminal.task("packages", total=4_000_000) as packages:
+        with terminal.task("installing", total=3, unit="steps") as steps:
+            steps.advance(2)
+        packages.advance(1_000_000)
+    packages_line, steps_line = drawn.getvalue().splitlines()[-2:]
+    assert "packages" in packages_line
+    assert "1.0/4.0 MB" in packages_line
+    assert "2/3 steps" in steps_line
+    with terminal.task("again", total=1):
+        pass
+    assert "packages" not in drawn.getvalue().splitlines()[-1]
+
+
 def test_json_lines_are_json() -> None:
     out, clock = io.StringIO(), Clock()
     work(JsonLines(out, clock=clock), clock)
