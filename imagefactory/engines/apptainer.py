@@ -19,7 +19,7 @@ from pathlib import Path
 from imagefactory.access import Access
 from imagefactory.engines.base.image import BaseImage
 from imagefactory.engines.build_secrets import AskSecrets, linker_failure, secrets_of
-from imagefactory.engines.protocol import Packages
+from imagefactory.engines.protocol import Supplies
 from imagefactory.errors import BuildError, StoreError
 from imagefactory.files import explain_full_disk, folder_for_a_while
 from imagefactory.model import Definition
@@ -62,12 +62,12 @@ class ApptainerEngine:
         """The .sif of exactly this definition on this base, if the store holds it whole."""
         return recall_sif(self.layout, self._key(definition, base))
 
-    def build(self, definition: Definition, base: BaseImage, packages: Packages, progress: Progress) -> Sif:  # noqa: ARG002
+    def build(self, definition: Definition, supplies: Supplies, progress: Progress) -> Sif:
         """Builds, keeps and tags the .sif. The packages are fetched inside, each with the lock's hash.
 
         Raises BuildError with apptainer's last lines, StoreError. The caller holds the layout's `in_use`.
         """
-        target = definition.target
+        target, base = definition.target, supplies.base.get()
         secrets = self.secrets(definition.lock.channels)
         with scratch(self.layout) as folder, progress.stage(f"{target.name}: apptainer build"):
             for name, text in render(definition).items():

@@ -1,8 +1,9 @@
 """The embedded engine: an OCI image from a lock, in this process. No daemon, no root, no Dockerfile.
 
 The digest is a function of lock, recipe, base and the codec's version alone. `plan_layers` decides
-which packages share a layer; worker processes make layers; layers are kept by what went into them, so
-another image with the same package writes nothing. Wheels become layers directly; conda's packages are
+which packages share a layer; each layer is made as soon as its packages are there, while others are fetched
+and the base is installed; layers are kept by what went into them, so another image with the same package
+writes nothing. Wheels become layers directly; conda's packages are
 linked into a staging prefix first (conda/prefix.py), and each is read from there.
 """
 
@@ -11,13 +12,14 @@ from __future__ import annotations
 import hashlib
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
 from imagefactory import __version__
 from imagefactory.access import Access
-from imagefactory.engines.base.image import BaseImage, write_index
+from imagefactory.engines.base.image import BaseImage, ComingBase, write_index
 from imagefactory.engines.conda.layer import lay_changes
 from imagefactory.engines.conda.prefix import (
     LinkedPrefix,
@@ -43,17 +45,19 @@ from imagefactory.engines.layer_plan import (
 )
 from imagefactory.engines.layer_work import (
     MadeLayer,
+    Supply,
     format_laid,
     laid_path,
     make_layers,
-    new_worker,
+    new_compiler,
     read_laid,
     read_laid_of,
 )
-from imagefactory.engines.protocol import Packages
+from imagefactory.engines.protocol import Supplies
 from imagefactory.engines.wheel_layer import AlteredError, Prefix
 from imagefactory.errors import BuildError, StoreError
 from imagefactory.files import explain_full_disk, unseal
+from imagefactory.lock.arrivals import Arrivals
 from imagefactory.model import Definition, LockedConda, LockedPackage, LockedWheel, Mount, RunSpec
 from imagefactory.oci.blob_writer import BlobWriter
 from imagefactory.oci.layers import END_OF_ARCHIVE, Segment, codec
@@ -83,7 +87,7 @@ def make_engine(access: Access) -> AssembleEngine:
 
 
 class AssembleEngine:
-    """Builds images into `layout` with `workers` processes; small segments are kept below `cache`."""
+    """Builds images into `layout` with `workers` threads; small segments are kept below `cache`."""
 
     def __init__(self, layout: Layout, cache: Path, *, codec: str, workers: int) -> None:
         self.layout, self.cache, self.codec, self.workers = layout, cache, codec, workers
@@ -98,27 +102,20 @@ class AssembleEngine:
         except (KeyError, TypeError, ValueError, StoreError):
             return None  # what is missing or damaged is made again
 
-    def build(
-        self,
-        definition: Definition,
-        base: BaseImage,
-        packages: Packages,
-        progress: Progress,
-    ) -> Image:
+    def build(self, definition: Definition, supplies: Supplies, progress: Progress) -> Image:
         """The image of `definition` in the layout, tagged. Raises BuildError or StoreError.
 
         The caller holds the layout's `in_use`.
         """
-        image = self.find(definition, base)
+        base = supplies.base.made
+        image = self.find(definition, base) if base else None
         if image is None:
-            files = packages()
             with progress.stage(f"{definition.target.name}: assemble"):
                 try:
-                    image = self._assemble(definition, base, files, progress)
+                    image = self._assemble(definition, supplies, progress)
                 except AlteredError as error:  # what an earlier build left in the cache has changed since
                     progress.note(f"  {error.message}; it is fetched or unpacked anew")
-                    self._forget(error.name, files)
-                    image = self._assemble(definition, base, packages(), progress)
+                    image = self._assemble(definition, supplies, progress)
         self.tag(definition, image)
         return image
 
@@ -131,25 +128,43 @@ class AssembleEngine:
             elif record_name(package) == name:
                 forget_extracted(self.cache, package)
 
-    def _assemble(
-        self,
-        definition: Definition,
-        base: BaseImage,
-        files: Mapping[LockedPackage, Path],
-        progress: Progress,
+    def _assemble(self, definition: Definition, supplies: Supplies, progress: Progress) -> Image:
+        with supplies.packages() as arrivals:
+            try:
+                return self._lay(definition, supplies, arrivals, progress)
+            except AlteredError as error:
+                self._forget(error.name, arrivals.paths)
+                raise
+
+    def _lay(
+        self, definition: Definition, supplies: Supplies, arrivals: Arrivals, progress: Progress
     ) -> Image:
         groups = group_packages(definition)
-        with self._linked(definition, groups, files, progress) as prefix:
-            bench = self._bench(definition, base, prefix)
+        with self._linked(definition, groups, supplies, arrivals, progress) as prefix:
+            bench = self._bench(definition, supplies.base, prefix)
 
             def part(package: LockedPackage) -> Part:
                 if isinstance(package, LockedWheel):
-                    return wheel_part(package, files[package], bench)
+                    return wheel_part(package, arrivals.paths[package], bench)
                 assert prefix is not None
                 return conda_part(package, prefix, bench)
 
             plans = plan_layers([{package: part(package) for package in group} for group in groups])
-            made = make_layers(plans, bench, self.workers, progress)
+            folders: Future[tuple[Path, ...]] = Future()
+
+            def make_base() -> None:
+                try:
+                    folders.set_result(supplies.base.get().folders)
+                except BaseException as error:
+                    folders.set_exception(error)
+                    raise
+
+            supply = Supply(
+                package=arrivals.wait, base=folders.result, stop=arrivals.stop, unpacked=supplies.unpacked
+            )
+            made = make_layers(plans, bench, supply, progress, workers=self.workers, meanwhile=make_base)
+            arrivals.wait_for_all()
+            base = supplies.base.get()
             check_conflicts(chain(own_files(definition), read_laid(self.layout, plans)))
             if prefix and prefix.scripts:
                 made.append(self._run_scripts(prefix, plans, bench, base, progress))
@@ -162,13 +177,16 @@ class AssembleEngine:
         self,
         definition: Definition,
         groups: Sequence[Sequence[LockedPackage]],
-        files: Mapping[LockedPackage, Path],
+        supplies: Supplies,
+        arrivals: Arrivals,
         progress: Progress,
     ) -> Iterator[LinkedPrefix | None]:
         """The target's conda packages, linked; None for a target without any."""
         if not definition.lock.conda:
             yield None
             return
+        supplies.base.get()
+        files = arrivals.wait_for_all()  # who owns a path of several is known when all are there
         staging = Staging(
             archives={package: files[package] for package in definition.lock.conda},
             groups=[[one for one in group if isinstance(one, LockedConda)] for group in groups],
@@ -216,14 +234,14 @@ class AssembleEngine:
                 mounts=(mount,),
             )
             pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-            return runner.start(bench.base_folders, spec, **pipes)
+            return runner.start(base.folders, spec, **pipes)
 
         with explain_full_disk(self.layout.path):
             changes = run_scripts(prefix, start)
         packer, plain = codec(bench.codec), hashlib.sha256()
         with explain_full_disk(self.layout.path), BlobWriter(self.layout) as blob:
             segment = Segment(packer, blob, plain, epoch=bench.epoch)
-            compiler = new_worker(bench, lambda _: None).compiler
+            compiler = new_compiler(bench, base.folders)
             try:
                 with compiler.wheel():
                     laid = lay_changes(prefix.folder, changes, bench.place, segment, compiler)
@@ -250,7 +268,7 @@ class AssembleEngine:
         UnshareRunner(self.layout).require()
         return __version__
 
-    def _bench(self, definition: Definition, base: BaseImage, prefix: LinkedPrefix | None) -> LayerInputs:
+    def _bench(self, definition: Definition, base: ComingBase, prefix: LinkedPrefix | None) -> LayerInputs:
         conda = prefix is not None
         return LayerInputs(
             store=self.layout.path,
@@ -258,10 +276,9 @@ class AssembleEngine:
             codec=self.codec,
             place=Prefix(prefix=definition.prefix, python=definition.target.python, venv=not conda),
             epoch=base.epoch,
-            base_folders=base.folders,
             compiler=conda_python(definition.lock) if conda else base.identity,
             interpreter=definition.python_path,
-            environment=inherited(base.image.environment),
+            environment=inherited(base.environment),
             linked=prefix.folder if prefix else None,
             linker=linker() if conda else "",
         )

@@ -23,7 +23,7 @@ from imagefactory.access import Access
 from imagefactory.engines.base.image import BaseImage, write_index
 from imagefactory.engines.build_secrets import AskSecrets, BuildSecrets, linker_failure, secrets_of
 from imagefactory.engines.buildx import Build, BuildEventKind, Transcript, command, pip_note
-from imagefactory.engines.protocol import Packages
+from imagefactory.engines.protocol import Supplies
 from imagefactory.errors import BuildError, StoreError, ToolError
 from imagefactory.files import explain_full_disk
 from imagefactory.model import Definition
@@ -119,12 +119,13 @@ class DockerEngine:
         except (KeyError, TypeError, ValueError, StoreError):
             return None  # what is missing or damaged is made again
 
-    def build(self, definition: Definition, base: BaseImage, packages: Packages, progress: Progress) -> Image:  # noqa: ARG002
+    def build(self, definition: Definition, supplies: Supplies, progress: Progress) -> Image:
         """The image of `definition` in the layout and in the daemon, tagged in both.
 
-        Packages come from the index inside the build, so `packages` is not asked. Raises BuildError with
-        the last lines of the step that failed. The caller holds the layout's `in_use`.
+        Packages come from the index inside the build. Raises BuildError with the last lines of the step that
+        failed. The caller holds the layout's `in_use`.
         """
+        base = supplies.base.get()
         image = self.find(definition, base)
         if image is None:
             files, secrets = render(definition), self.secrets(definition.lock.channels)

@@ -43,7 +43,6 @@ class LayerInputs:
     codec: str
     place: Prefix
     epoch: int
-    base_folders: tuple[Path, ...]
     compiler: str
     interpreter: str = ""
     environment: tuple[tuple[str, str], ...] = ()

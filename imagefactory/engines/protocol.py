@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Protocol
 
-from imagefactory.engines.base.image import BaseImage
-from imagefactory.model import Definition, LockedPackage
+from imagefactory.engines.base.image import BaseImage, ComingBase
+from imagefactory.lock.arrivals import Arrivals
+from imagefactory.model import Definition
 from imagefactory.oci.model import Image, Sif
+from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Progress
 
-Packages = Callable[[], Mapping[LockedPackage, Path]]
-"""Fetches the locked packages into the cache, for engines that take them from there."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Supplies:
+    """What an image is made of, while it is under way.
+
+    `packages` fetches the locked packages into the cache, for engines that take them from there. `unpacked`
+    gets each layer as files too, where they are wanted.
+    """
+
+    base: ComingBase
+    packages: Callable[[], AbstractContextManager[Arrivals]]
+    unpacked: Unpacked | None
 
 
 class Engine(Protocol):
@@ -24,9 +37,7 @@ class Engine(Protocol):
     def find(self, definition: Definition, base: BaseImage) -> Image | Sif | None:
         """What this engine made of exactly this definition on this base, if the store holds it whole."""
 
-    def build(
-        self, definition: Definition, base: BaseImage, packages: Packages, progress: Progress
-    ) -> Image | Sif:
+    def build(self, definition: Definition, supplies: Supplies, progress: Progress) -> Image | Sif:
         """Makes and tags the image. Raises BuildError; nothing half-done stays in the store."""
 
     def tag(self, definition: Definition, made: Image | Sif) -> None:

@@ -6,7 +6,8 @@ import contextlib
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -89,6 +90,53 @@ class BaseCompiler:
         if len(data) != count:
             raise _gone(process)
         return data
+
+
+class Compilers:
+    """Compilers for threads: each is lent to one package at a time, and only where that has sources.
+
+    `ready` returns when `make` can give a new one.
+    """
+
+    def __init__(self, ready: Callable[[], None], make: Callable[[], BaseCompiler]) -> None:
+        self._ready, self._make = ready, make
+        self._idle: list[BaseCompiler] = []
+
+    @contextmanager
+    def package(self) -> Iterator[OnDemand]:
+        """All sources of one package are compiled inside this."""
+        with ExitStack() as held:
+            yield OnDemand(lambda: held.enter_context(self._lent()))
+
+    @contextmanager
+    def _lent(self) -> Iterator[BaseCompiler]:
+        self._ready()
+        try:
+            compiler = self._idle.pop()
+        except IndexError:
+            compiler = self._make()
+        try:
+            with compiler.wheel():
+                yield compiler
+        finally:
+            self._idle.append(compiler)
+
+    def close(self) -> None:
+        """Ends all; nothing is lent any more."""
+        while self._idle:
+            self._idle.pop().close()
+
+
+@dataclass(slots=True)
+class OnDemand:
+    """Asks `lend` for a compiler when the first source comes."""
+
+    lend: Callable[[], BaseCompiler]
+    lent: BaseCompiler | None = None
+
+    def compile(self, path: str, source: bytes) -> bytes | None:
+        self.lent = self.lent or self.lend()
+        return self.lent.compile(path, source)
 
 
 KILLED = 128 + signal.SIGKILL

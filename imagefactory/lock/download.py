@@ -15,7 +15,6 @@ import errno
 import fcntl
 import hashlib
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from imagefactory.errors import DownloadError
+from imagefactory.lock.arrivals import Arrivals
 from imagefactory.model import LockedConda, LockedPackage, LockedWheel
 from imagefactory.progress import Progress, Task, format_bytes
 from imagefactory.web import (
@@ -70,19 +70,25 @@ class PackageCache:
         progress: Progress,
         *,
         verify: bool = False,
+        arrivals: Arrivals | None = None,
     ) -> dict[Package, Path]:
         """The file of each of `packages`, in their order, fetching in parallel what is missing.
 
         `locate` is asked for the addresses of the missing ones by file name, and not called if there are
-        none. Raises DownloadError for a file that cannot be had with the locked size and hash and for a
-        full disk; what has come until then is kept and the next call goes on from there.
+        none. `arrivals` hears of each file as soon as it is whole, and may stop the others. Raises
+        DownloadError for a file that cannot be had with the locked size and hash and for a full disk; what
+        has come until then is kept and the next call goes on from there.
         """
         wanted = tuple(packages)
+        paths = {package: self.path(package) for package in wanted}
         missing = self.missing(wanted, verify=verify)
+        arrivals = arrivals or Arrivals(paths.items())
+        for package in paths.keys() - set(missing):
+            arrivals.tell(package)
         if missing:
             self._make_room(missing)
-            self._fetch_all(missing, locate(missing), progress)
-        return {package: self.path(package) for package in wanted}
+            self._fetch_all(missing, locate(missing), arrivals, progress)
+        return paths
 
     def _holds(self, package: LockedPackage, *, verify: bool) -> bool:
         path = self.path(package)
@@ -120,9 +126,12 @@ class PackageCache:
             )
 
     def _fetch_all(
-        self, missing: tuple[LockedPackage, ...], addresses: Mapping[str, str], progress: Progress
+        self,
+        missing: tuple[LockedPackage, ...],
+        addresses: Mapping[str, str],
+        arrivals: Arrivals,
+        progress: Progress,
     ) -> None:
-        stop = threading.Event()
         web = Web(self._source, patience=self._patience)
         total = sum(self._to_fetch(package) for package in missing)
         # The largest first: the last to end should not be the one that takes longest.
@@ -140,7 +149,7 @@ class PackageCache:
                         part=self._part(package),
                         web=web,
                         patience=self._patience,
-                        stop=stop,
+                        arrivals=arrivals,
                         count=_Count(task, package.size - self._to_fetch(package)),
                     )
                     for package in queue
@@ -150,13 +159,13 @@ class PackageCache:
                     done, _ = wait(futures, return_when=FIRST_EXCEPTION)
                 finally:  # an error or an interrupt: the other transfers end at their next chunk
                     if any(not future.done() or future.exception() for future in futures):
-                        stop.set()
+                        arrivals.stop.set()
                     for future in futures:
                         future.cancel()
                 errors = [future.exception() for future in futures if future in done]
                 failed = [error for error in errors if error and not isinstance(error, _StoppedDownloadError)]
-                if failed:
-                    raise failed[0]
+                if failed or arrivals.stop.is_set():
+                    raise (*failed, _StoppedDownloadError())[0]
         finally:
             web.close()
 
@@ -187,7 +196,7 @@ class _Transfer:
     part: Path
     web: Web
     patience: Patience
-    stop: threading.Event
+    arrivals: Arrivals
     count: _Count
 
     def run(self) -> None:
@@ -197,6 +206,7 @@ class _Transfer:
                 if _size_of(self.path) != self.package.size:
                     self._fetch()
             self.count.reached(self.package.size)
+        self.arrivals.tell(self.package)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -207,7 +217,7 @@ class _Transfer:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    if self.stop.wait(_LOOK_AGAIN):
+                    if self.arrivals.stop.wait(_LOOK_AGAIN):
                         raise _StoppedDownloadError from None
             yield
 
@@ -251,7 +261,7 @@ class _Transfer:
                         f"{self._title()}: {error} ({failures} times in a row)",
                         hint="run the same command again later; what has come is kept",
                     ) from error
-                if self.stop.wait(self.patience.wait(failures, error.after)):
+                if self.arrivals.stop.wait(self.patience.wait(failures, error.after)):
                     raise _StoppedDownloadError from error
 
     def _continue(self) -> str:
@@ -283,7 +293,7 @@ class _Transfer:
     ) -> int:
         try:
             for chunk in chunks:
-                if self.stop.is_set():
+                if self.arrivals.stop.is_set():
                     raise _StoppedDownloadError
                 file.write(chunk)
                 update(chunk)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Protocol
 
 from imagefactory.errors import StoreError, UsageError
-from imagefactory.oci.tree import check_unpackable
+from imagefactory.oci.tree import LayerTree, unpackable_parts
 
 BLOCK = 512
 CHUNK = 1 << 20
@@ -169,7 +169,8 @@ class Segment:
     `folders` and `files` are the paths so far. No path may stand in a layer twice: docker's image store
     refuses such a layer ("duplicates of file paths"). So a segment that shares its layer is made with
     `bare`, without entries for folders, which the layer's first segment has for all; and it leaves the
-    files of `skip` out, which another has already. A path that nobody could unpack is a BuildError.
+    files of `skip` out, which another has already. A path that nobody could unpack is a BuildError. `tree`
+    gets all entries as files, in the same pass.
     """
 
     def __init__(
@@ -181,10 +182,11 @@ class Segment:
         epoch: int,
         bare: bool = False,
         skip: Collection[str] = (),
+        tree: LayerTree | None = None,
     ) -> None:
         self._codec, self._compressor = codec, codec.compressor()
         self._sink, self._plain, self._epoch = sink, plain, epoch
-        self._bare, self._skip = bare, skip
+        self._bare, self._skip, self._tree = bare, skip, tree
         self.folders: set[str] = set()
         self.files: list[str] = []
 
@@ -194,12 +196,15 @@ class Segment:
         if packed:
             self._sink.write(packed)
 
-    def _header(self, path: str, kind: bytes, *, mode: int, size: int = 0, link: str = "") -> None:
-        check_unpackable(path)
+    def _header(
+        self, path: str, kind: bytes, *, mode: int, size: int = 0, link: str = ""
+    ) -> tuple[tuple[str, ...], tarfile.TarInfo]:
+        parts = unpackable_parts(path)
         info = tarfile.TarInfo(path)
         info.type, info.mode, info.size, info.linkname = kind, mode, size, link
         info.mtime = self._epoch
         self._put(info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
+        return parts, info
 
     def folder(self, path: str, mode: int = 0o755) -> None:
         """The folder `path` (relative, no slash at either end), of `mode`, and those above it, once each."""
@@ -209,14 +214,18 @@ class Segment:
             if above and above not in self.folders:
                 self.folders.add(above)
                 if not self._bare:
-                    self._header(above, tarfile.DIRTYPE, mode=mode if above == path else 0o755)
+                    entry = self._header(above, tarfile.DIRTYPE, mode=mode if above == path else 0o755)
+                    if self._tree:
+                        self._tree.folder(*entry)
 
     def _parent(self, path: str) -> None:
         self.folder(path.rpartition("/")[0])
 
     def link(self, path: str, target: str) -> None:
         self._parent(path)
-        self._header(path, tarfile.SYMTYPE, mode=0o777, link=target)
+        entry = self._header(path, tarfile.SYMTYPE, mode=0o777, link=target)
+        if self._tree:
+            self._tree.symlink(*entry)
 
     def file(
         self,
@@ -237,10 +246,10 @@ class Segment:
             return
         self._parent(path)
         self.files.append(path)
-        self._header(path, tarfile.REGTYPE, mode=0o755 if executable else 0o644, size=size)
+        entry = self._header(path, tarfile.REGTYPE, mode=0o755 if executable else 0o644, size=size)
         spliced = deflated if deflated and 0 < self._codec.splice <= deflated.size else None
         put, left = self._plain.update if spliced else self._put, size
-        for chunk in chunks:
+        for chunk in self._tree.passing(*entry, chunks) if self._tree else chunks:
             left -= len(chunk)
             put(chunk)
         if left:

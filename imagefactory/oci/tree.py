@@ -8,6 +8,7 @@ import os
 import stat
 import tarfile
 from collections import OrderedDict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -41,10 +42,10 @@ def entry_parts(name: str) -> tuple[str, ...]:
     return parts
 
 
-def check_unpackable(path: str) -> None:
-    """Raises BuildError for an entry that a layer could hold and nobody could unpack."""
+def unpackable_parts(path: str) -> tuple[str, ...]:
+    """Its `entry_parts`. Raises BuildError for an entry that a layer could hold and nobody could unpack."""
     try:
-        entry_parts(path)
+        return entry_parts(path)
     except ValueError as error:
         hint = "constrain the package that brings it to a version without such a file"
         raise BuildError(str(error), hint=hint) from error
@@ -88,20 +89,25 @@ class LayerTree:
         self.folders[parts] = member
 
     def file(self, parts: tuple[str, ...], member: tarfile.TarInfo, data: Data) -> None:
+        for _ in self.passing(parts, member, _pieces(member, data)):
+            pass
+
+    def passing(
+        self, parts: tuple[str, ...], member: tarfile.TarInfo, chunks: Iterable[bytes]
+    ) -> Iterator[bytes]:
+        """Writes a file's chunks and hands each on. The file is there when all were taken."""
         parent, name = self._parent(parts)
         self._clear(parent, name)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(name, flags, 0o600, dir_fd=parent)
         try:
-            left, sha256 = member.size, hashlib.sha256()
-            while left:
-                chunk = memoryview(data.read(min(CHUNK, left)))
-                if not chunk:
-                    raise EOFError(f"the archive ends inside '{member.name}'")
-                left -= len(chunk)
+            sha256 = hashlib.sha256()
+            for chunk in chunks:
                 sha256.update(chunk)
-                while chunk:
-                    chunk = chunk[os.write(fd, chunk) :]
+                left = memoryview(chunk)
+                while left:
+                    left = left[os.write(fd, left) :]
+                yield chunk
             if self.owners:
                 os.fchown(fd, member.uid, member.gid)
             os.fchmod(fd, member.mode & 0o777)
@@ -227,3 +233,13 @@ class LayerTree:
 def _times(member: tarfile.TarInfo) -> tuple[int, int]:
     moment = round(member.mtime * 1_000_000_000)
     return moment, moment
+
+
+def _pieces(member: tarfile.TarInfo, data: Data) -> Iterator[bytes]:
+    left = member.size
+    while left:
+        chunk = data.read(min(CHUNK, left))
+        if not chunk:
+            raise EOFError(f"the archive ends inside '{member.name}'")
+        left -= len(chunk)
+        yield chunk

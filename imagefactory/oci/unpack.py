@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -18,6 +18,7 @@ from pathlib import Path
 from imagefactory.errors import StoreError
 from imagefactory.files import Removal, entries_of, explain_full_disk, replacing, seal, unseal
 from imagefactory.oci.model import Layer
+from imagefactory.oci.tree import LayerTree
 from imagefactory.oci.unpack_layer import unpack_layer
 from imagefactory.oci.unpacked_sum import record, what_changed
 from imagefactory.progress import Progress, Task
@@ -58,6 +59,18 @@ class Unpacked:
             with progress.task(f"unpack {len(missing)} layers", total=total) as task:
                 self._unpack_all(missing, blob_path, task, workers)
         return tuple(self.path(layer.diff_id) for layer in layers)
+
+    @contextmanager
+    def writing(self, diff_id: Callable[[], str]) -> Iterator[LayerTree]:
+        """Takes the entries of a layer that is being made; `diff_id` is asked when all were written."""
+        self._prepare()
+        with self._part("new") as part:
+            with LayerTree(part, owners=os.geteuid() == 0) as tree:
+                yield tree
+            final = self.path(diff_id())
+            with self._lock(final.name, wait=True):
+                if not final.is_dir():
+                    self._keep(part, tree.digests, final)
 
     def collect(self, keep: Collection[str], removal: Removal) -> tuple[str, ...]:
         """Removes layers whose diff_id is not in `keep` and that no sandbox uses, and leftovers.
@@ -166,19 +179,27 @@ class Unpacked:
             for left in self.folder.glob(f".{final.name}.*part"):
                 with suppress(OSError):  # what stays is in nobody's way, and `store gc` names it
                     remove_tree(left)
-            part = self._new_part(final.name)
-            try:
-                part.mkdir()
-                part.chmod(0o755)  # the / of an image, whatever the umask
+            with self._part(final.name) as part:
                 digests = unpack_layer(layer, blob_path(layer.descriptor.digest), part, task)
-                sums = self._sums(final.name)
-                with explain_full_disk(self.folder), replacing(sums) as file:
-                    file.write(seal(sums, record(part, digests)))
-                part.rename(final)
-            except BaseException:
-                with suppress(OSError):
-                    remove_tree(part)
-                raise
+                self._keep(part, digests, final)
+
+    def _keep(self, part: Path, digests: Mapping[int, str], final: Path) -> None:
+        sums = self._sums(final.name)
+        with explain_full_disk(self.folder), replacing(sums) as file:
+            file.write(seal(sums, record(part, digests)))
+        part.rename(final)
+
+    @contextmanager
+    def _part(self, name: str) -> Iterator[Path]:
+        """A folder to fill; what nobody took is removed."""
+        part = self._new_part(name)
+        part.mkdir()
+        part.chmod(0o755)  # the / of an image, whatever the umask
+        try:
+            yield part
+        finally:
+            with suppress(OSError):
+                remove_tree(part)
 
     def _new_part(self, name: str) -> Path:
         """Where a layer is made or removed. Each time another: one that cannot be removed may lie there."""

@@ -116,6 +116,8 @@ def make_runner(ground: RunnerGround) -> ApptainerRunner:
 class ApptainerRunner:
     """Runs commands in .sif files; `ensure_sif` gives the kept .sif of an image of the store."""
 
+    unpacked = None
+
     def __init__(self, command: ApptainerCommand, ensure_sif: EnsureSif) -> None:
         self.command, self.ensure_sif = command, ensure_sif
 

@@ -20,7 +20,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from imagefactory.errors import FactoryError, ToolError, UsageError
 from imagefactory.model import Completed, Mount, RunSpec
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.model import Image, Sif
-from imagefactory.progress import Progress, Quiet
+from imagefactory.progress import QUIET, Progress
 from imagefactory.runners.docker_daemon import DockerDaemon, run_name
 from imagefactory.runners.docker_owner import OWNER, boot_id, is_alive, this_process
 from imagefactory.runners.limits import refuse_limits
@@ -105,16 +105,13 @@ class DockerRunner:
     without them a run with GPUs asks for all of them as `docker run --gpus all` does.
     """
 
+    unpacked = None
+
     def __init__(
-        self,
-        layout: Layout,
-        daemon: DockerDaemon,
-        *,
-        progress: Progress | None = None,
-        devices: tuple[str, ...] = (),
+        self, layout: Layout, daemon: DockerDaemon, *, progress: Progress = QUIET, devices: Sequence[str] = ()
     ) -> None:
         self.layout, self.daemon = layout, daemon
-        self.progress, self.devices = progress or Quiet(), devices
+        self.progress, self.devices = progress, tuple(devices)
 
     def prepare(self, made: Image | Sif, *, checked: bool) -> Image | Sif:  # noqa: ARG002
         """The same image, which the daemon has then."""

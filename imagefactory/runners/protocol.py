@@ -9,6 +9,7 @@ from typing import Protocol
 from imagefactory.model import Completed, RunSpec
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.model import Image, Sif
+from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Progress
 
 
@@ -16,7 +17,7 @@ from imagefactory.progress import Progress
 class RunnerGround:
     """What a runner may need of this machine; the module of each has a `make_runner` that takes it.
 
-    `workers` are processes, `ensure_sif` gives the kept .sif of an image of the store.
+    `workers` layers are unpacked at once, `ensure_sif` gives the kept .sif of an image of the store.
     """
 
     layout: Layout
@@ -27,6 +28,11 @@ class RunnerGround:
 
 
 class Runner(Protocol):
+    """`unpacked` is where it starts images from, layer by layer; None for one that takes them whole."""
+
+    @property
+    def unpacked(self) -> Unpacked | None: ...
+
     def require(self) -> str:
         """The runner's version. Raises ToolError, with the command that mends it, when it cannot run here."""
 

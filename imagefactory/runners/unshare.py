@@ -75,7 +75,7 @@ def make_runner(ground: RunnerGround) -> UnshareRunner:
 class UnshareRunner:
     """Runs commands in images of `layout`; their layers are unpacked once under `<store>/unpacked`.
 
-    `find` says what a run with GPUs gets to see of them; `workers` processes unpack.
+    `find` says what a run with GPUs gets to see of them; `workers` threads unpack.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ MEANINGS = {
         "of conda's packages: or your own `conda`, `mamba`, `micromamba`, or a path to one",
     ),
     "codec": ("`zstd`", "of layers: or `gzip`, quicker to make, for engines that read no zstd too"),
-    "workers": ("`0`", "processes; 0 is one per core"),
+    "workers": ("`0`", "what works at once; 0 is one per core"),
     "signing-key": ("the one key that you have", "what signs verdicts: a name, or the path of a `.pem`"),
     "catalogue": (
         "that of `registry`",

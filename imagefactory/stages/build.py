@@ -8,11 +8,13 @@ Nothing here chooses or draws: the rooms decide, the command line prints.
 from __future__ import annotations
 
 import secrets
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
-from pathlib import Path
+from typing import TypeVar
 
 from imagefactory.access import (
     Access,
@@ -23,15 +25,24 @@ from imagefactory.access import (
     package_index,
     uv_locker,
 )
-from imagefactory.engines.base.image import BaseImage, BaseWanted, ensure_base, recall_base, tell_unpublished
+from imagefactory.engines.base.image import (
+    BaseImage,
+    BaseWanted,
+    ComingBase,
+    as_coming,
+    begin_base,
+    recall_base,
+    tell_unpublished,
+)
 from imagefactory.engines.base.pulled import PullWanted, ensure_pulled_base, recall_pulled_base
-from imagefactory.engines.protocol import Engine
+from imagefactory.engines.protocol import Engine, Supplies
 from imagefactory.errors import DownloadError, LockError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.files import insist_on_room, used
+from imagefactory.lock.arrivals import Arrivals
 from imagefactory.lock.debian.file import read_base_lock
 from imagefactory.lock.download import PackageCache
-from imagefactory.model import Base, Definition, Lock, LockedConda, LockedPackage, LockedWheel, Report, Target
+from imagefactory.model import Base, Definition, Lock, LockedConda, LockedWheel, Report, Target
 from imagefactory.oci.model import Image, Sif
 from imagefactory.progress import Progress
 from imagefactory.settings.choices import ENGINES
@@ -40,6 +51,7 @@ from imagefactory.stages.runner import make_runner
 from imagefactory.verify.model import Trial
 from imagefactory.verify.smoke import recall_smoke, smoke
 
+Result = TypeVar("Result")
 LEAST_LAYER, LEAST_UNPACKED = 0.8, 1.3
 """What a byte of a package becomes in a layer and unpacked, at least: of torch 2.3 and what it needs every
 wheel above 20 MB is 1.3 to 2.7 times as large when it is unpacked."""
@@ -102,32 +114,38 @@ def build_image(factory: Factory, definition: Definition, options: BuildOptions,
     runner = make_runner(factory, runner_name, target.name, progress)
     clock = _Clock()
     with layout.in_use(progress), used(cache_lock(factory), progress):
-        base = _recalled_base(factory, definition.base, locked=options.locked)
-        image = engine.find(definition, base) if base else None
-        if base is None or image is None:
+        recalled = _recalled_base(factory, definition.base, locked=options.locked)
+        image = engine.find(definition, recalled) if recalled else None
+        if recalled is None or image is None:
             options.before()
             engine.require()
             if options.smoke:
                 runner.require()
-            base = _base(factory, definition.base, progress, locked=options.locked)
-            image = engine.find(definition, base)
-        elif not base.published:
-            tell_unpublished(definition.base.name, progress)
-        clock.lap("base")
+            with clock.of("base"):
+                base = _begin_base(factory, definition.base, progress, locked=options.locked)
+            image = engine.find(definition, base.made) if base.made else None
+        else:
+            base = as_coming(recalled)
+            if not recalled.published:
+                tell_unpublished(definition.base.name, progress)
         fresh = image is None
         if image is None:
 
-            def packages() -> dict[LockedPackage, Path]:
+            @contextmanager
+            def packages() -> Iterator[Arrivals]:
                 _insist_on_room(factory, definition.lock, options)
-                with progress.stage(f"{target.name}: fetch {len(definition.lock.packages)} packages"):
-                    fetched = _packages(factory, definition.lock, progress)
-                clock.lap("fetch")
-                return fetched
+                with _fetching(factory, definition.lock, clock, progress) as arrivals:
+                    yield arrivals
 
-            image = engine.build(definition, base, packages, progress)
+            supplies = Supplies(
+                base=replace(base, make=clock.timing("base", base.get)),
+                packages=packages,
+                unpacked=runner.unpacked if options.smoke else None,
+            )
+            with clock.of("assemble"):
+                image = engine.build(definition, supplies, progress)
         else:
             engine.tag(definition, image)
-        clock.lap("assemble")
         report = None
         if options.smoke:
             records = layout.path / "checks"
@@ -137,20 +155,18 @@ def build_image(factory: Factory, definition: Definition, options: BuildOptions,
                 if not fresh:
                     options.before()
                     runner.require()
-                runner.prepare(image, checked=True)
-                clock.lap("unpack")
-                with progress.stage(
-                    f"{target.name}: smoke test on the CPU, inside the image, by {runner_name}"
-                ):
+                with clock.of("unpack"):
+                    runner.prepare(image, checked=True)
+                title = f"{target.name}: smoke test on the CPU, inside the image, by {runner_name}"
+                with clock.of("smoke"), progress.stage(title):
                     report = smoke(trial, runner, records, progress)
-                clock.lap("smoke")
     return Built(
         target=target,
         image=image,
         fresh=fresh,
-        published_base=base.published,
+        published_base=base.get().published,
         report=report,
-        seconds=clock.laps(),
+        seconds=clock.seconds(),
     )
 
 
@@ -181,40 +197,54 @@ def _insist_on_room(access: Access, lock: Lock, options: BuildOptions) -> None:
     insist_on_room({cache: fetched, store: round(made)}, f"the build of {lock.target}")
 
 
-def _packages(access: Access, lock: Lock, progress: Progress) -> dict[LockedPackage, Path]:
-    """The files of a lock: conda's archives from their channels, wheels from the package index."""
+@contextmanager
+def _fetching(access: Access, lock: Lock, clock: _Clock, progress: Progress) -> Iterator[Arrivals]:
+    """The packages of a lock on their way into the cache. An error inside ends that, and so does the exit."""
+    cache = PackageCache(access.settings.cache_path, package_index(access))
+    arrivals = Arrivals((package, cache.path(package)) for package in lock.packages)
+
+    def fetch() -> None:
+        try:
+            with clock.of("fetch"), progress.stage(f"{lock.target}: fetch {len(lock.packages)} packages"):
+                _fetch(access, lock, arrivals, progress)
+        except DownloadError as error:  # the cache does not know whose lock a file is of
+            hint = error.hint.replace("TARGET", lock.target)
+            arrivals.fail(DownloadError(error.message, hint=hint))
+        except BaseException as error:
+            arrivals.fail(error)
+
+    thread = threading.Thread(target=fetch)
+    thread.start()
     try:
-        return _fetched(access, lock, progress)
-    except DownloadError as error:  # the cache does not know whose lock a file is of
-        raise DownloadError(error.message, hint=error.hint.replace("TARGET", lock.target)) from error
+        yield arrivals
+    finally:
+        arrivals.stop.set()
+        thread.join()
 
 
-def _fetched(access: Access, lock: Lock, progress: Progress) -> dict[LockedPackage, Path]:
+def _fetch(access: Access, lock: Lock, arrivals: Arrivals, progress: Progress) -> None:
+    """Conda's archives from their channels, wheels from the package index."""
     folder = access.settings.cache_path
-    fetched: list[tuple[LockedPackage, Path]] = []
     if lock.conda:
         channels = conda_channels(access)
 
         def ask(missing: tuple[LockedConda, ...]) -> dict[str, str]:
             return {package.filename: channels.address(package.url) for package in missing}
 
-        archives = PackageCache(folder, channels).fetch(lock.conda, ask, progress)
-        fetched += archives.items()
+        PackageCache(folder, channels).fetch(lock.conda, ask, progress, arrivals=arrivals)
     if lock.wheels:
         index = package_index(access)
 
         def look_up(missing: tuple[LockedWheel, ...]) -> dict[str, str]:
             return uv_locker(index).addresses(replace(lock, wheels=missing, conda=()))
 
-        wheels = PackageCache(folder, index).fetch(lock.wheels, look_up, progress)
-        fetched += wheels.items()
-    return dict(fetched)
+        PackageCache(folder, index).fetch(lock.wheels, look_up, progress, arrivals=arrivals)
 
 
-def _base(factory: Factory, base: Base, progress: Progress, *, locked: bool) -> BaseImage:
-    if base.image:
-        return _pulled_base(factory, base, progress)
-    return ensure_base(factory.layout, _wanted_base(factory, base, locked=locked), progress)
+def _begin_base(factory: Factory, base: Base, progress: Progress, *, locked: bool) -> ComingBase:
+    if base.image:  # what is on it is made with what its config says
+        return as_coming(_pulled_base(factory, base, progress))
+    return begin_base(factory.layout, _wanted_base(factory, base, locked=locked), progress)
 
 
 def _recalled_base(factory: Factory, base: Base, *, locked: bool) -> BaseImage | None:
@@ -248,14 +278,25 @@ def _pulled_base(access: Access, base: Base, progress: Progress) -> BaseImage:
 
 
 class _Clock:
+    """Seconds by stage. Stages run side by side, and some more than once."""
+
     def __init__(self) -> None:
-        self._last = time.monotonic()
-        self._laps: dict[str, float] = {}  # packages may be fetched twice
+        self._seconds: dict[str, float] = {}
 
-    def lap(self, name: str) -> None:
-        now = time.monotonic()
-        self._laps[name] = round(self._laps.get(name, 0.0) + now - self._last, 3)
-        self._last = now
+    @contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - began
 
-    def laps(self) -> tuple[tuple[str, float], ...]:
-        return tuple(self._laps.items())
+    def timing(self, name: str, call: Callable[[], Result]) -> Callable[[], Result]:
+        def timed() -> Result:
+            with self.of(name):
+                return call()
+
+        return timed
+
+    def seconds(self) -> tuple[tuple[str, float], ...]:
+        return tuple((name, round(seconds, 3)) for name, seconds in self._seconds.items())

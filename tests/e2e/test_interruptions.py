@@ -92,25 +92,25 @@ INSTALLING = Moment(
     "*/.base.tar.* w *",
     meets="imagefactory-base-*/mmdebstrap.*/var/lib/dpkg/info/*.list",
 )
-SEGMENT = Moment("a worker has made a segment", "os.rename", "*.part */segments/*")
+SEGMENT = Moment("a thread has made a segment", "os.rename", "*.part */segments/*")
 RECORDED = Moment("the image is recorded", "os.rename", "* */images/*.json *")
 MOMENTS = (
     READING,
     Moment("the store is founded", "os.rename", "* */store/oci-layout *"),
     Moment("the .debs are looked at", "open", "*/debs/.lock w *"),
+    Moment("a wheel has come", "os.rename", "*.whl.part *"),
     INSTALLING,
     # Every night: it costs another base. A layer's blob comes into the store by the same way.
     *many((), (Moment("the base's blob is whole", "os.rename", "*/tmp/blob-* */blobs/sha256/*"),)),
     Moment("the base is being unpacked", "open", "python3.11 None *"),
     Moment("the base gets its tag", "os.rename", "* */index.json *"),
-    Moment("a wheel has come", "os.rename", "*.whl.part *"),
     SEGMENT,
     Moment("a layer's blob is whole", "os.rename", "*/tmp/blob-* */blobs/sha256/*"),
     Moment("a layer is recorded", "os.rename", "* */layers/*.json *"),
     RECORDED,
     Moment("the image gets its tag", "os.rename", "* */index.json *"),
 )
-"""In the order in which a build comes to them."""
+"""In the order in which a build comes to them; packages come while the base is installed."""
 
 _STOPS = """
 import fnmatch, os, runpy, sys, time
@@ -119,7 +119,7 @@ def stop(found, arguments):
     if found == event and fnmatch.fnmatchcase(" ".join(map(str, arguments)), pattern):
         try:
             os.close(os.open(here, os.O_CREAT | os.O_EXCL))
-        except FileExistsError:  # an earlier one, or another worker's
+        except FileExistsError:  # an earlier one, or another thread's
             return
         while not os.path.exists(here + ".go-on"):
             time.sleep(0.02)

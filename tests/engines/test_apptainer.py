@@ -51,6 +51,7 @@ from imagefactory.scan.sif import unpacked_sif
 from imagefactory.settings.load import load_settings
 from imagefactory.stages.define import define_target
 from tests.made.layer_store import TAR, file, make_tar
+from tests.made.supplies import supplies
 from tests.services.apptainer import ORDINARY_UID, as_ordinary_user
 from tests.services.children import child
 from tests.services.factory import Factory, lend
@@ -311,7 +312,7 @@ def built(ground: Ground, locked_index: PackageIndex) -> tuple[Sif, list[str]]:
     engine, progress = ApptainerEngine(ground.layout, ground.command, secrets), Remembering()
     assert engine.require() == ground.command.version()
     assert engine.find(ground.definition, ground.base) is None
-    sif = engine.build(ground.definition, ground.base, dict, progress)
+    sif = engine.build(ground.definition, supplies(ground.base), progress)
     assert engine.find(ground.definition, ground.base) == sif
     return sif, progress.lines
 

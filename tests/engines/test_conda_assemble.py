@@ -26,6 +26,7 @@ from imagefactory.progress import Quiet
 from imagefactory.render.define import define
 from imagefactory.runners.unshare import UnshareRunner
 from tests.engines import docker_target
+from tests.made.supplies import supplies
 from tests.made.wheels import locked, make_wheel
 from tests.services.channel_made import ADDRESS, PYTHON, MadeChannel, make_channel
 from tests.services.children import LIMIT, child, wait_for
@@ -89,7 +90,9 @@ class Factory:
         )
 
     def build(self, lock: Lock, *under: Lock) -> Image:
-        return self.engine().build(self.define(lock, *under), self.base, lambda: self.files, Quiet())
+        return self.engine().build(
+            self.define(lock, *under), supplies(self.base, lambda: self.files), Quiet()
+        )
 
     def engine(self) -> AssembleEngine:
         return AssembleEngine(self.layout, self.folder / "cache", codec="zstd", workers=2)
@@ -298,17 +301,18 @@ from pathlib import Path
 from imagefactory.engines.assemble import AssembleEngine
 from imagefactory.oci.layout import Layout
 from imagefactory.progress import Quiet
+from tests.made.supplies import supplies
 with open(sys.argv[1], "rb") as file:
     folder, definition, base, files = pickle.load(file)
 mine, left = os.getpid(), int(sys.argv[2])
 def count(event, _):
     global left
     left -= 1
-    if not left and os.getpid() == mine:  # not in a worker, which has the hook too
+    if not left and os.getpid() == mine:
         os.kill(mine, signal.SIGKILL)
 sys.addaudithook(count)
 engine = AssembleEngine(Layout(folder / "store"), folder / "cache", codec="zstd", workers=2)
-engine.build(definition, base, lambda: files, Quiet())
+engine.build(definition, supplies(base, lambda: files), Quiet())
 """
 """It ends after so many events of sys.audit: moments that no machine is too fast or too slow for."""
 

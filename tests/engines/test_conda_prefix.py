@@ -43,6 +43,7 @@ from imagefactory.oci.layout import Layout
 from imagefactory.oci.model import Image, Layer
 from imagefactory.progress import Quiet
 from tests.made.compiled import compile_here
+from tests.made.supplies import supplies
 from tests.made.values import make_base, make_lock, make_target
 from tests.made.wheels import locked as locked_wheel
 from tests.made.wheels import make_wheel
@@ -138,7 +139,7 @@ class Factory:
         )  # fmt: skip
         base = BaseImage(image=image, folders=(self.layout.path,), identity="p", epoch=1, published=True)
         engine = AssembleEngine(self.layout, self.cache, codec="zstd", workers=workers)
-        return engine.build(definition, base, lambda: self.files, self.notes)
+        return engine.build(definition, supplies(base, lambda: self.files), self.notes)
 
     def entries(self, image: Image) -> dict[str, tuple[tarfile.TarInfo, bytes]]:
         """All entries above the base, the upper ones last; no path twice in a layer."""

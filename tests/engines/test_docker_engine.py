@@ -39,6 +39,7 @@ from imagefactory.runners.unshare import UnshareRunner
 from imagefactory.verify.model import Trial
 from imagefactory.verify.smoke import smoke
 from tests.engines.docker_target import EPOCH, Index, index_server, make_target, store_base
+from tests.made.supplies import supplies
 from tests.services import docker_daemon
 from tests.services.children import LIMIT, child, wait_for
 from tests.services.docker import write_config
@@ -65,7 +66,7 @@ class Bench:
         return DockerEngine(self.layout, self.daemon, codec="zstd", secrets=lambda _: secrets or self.secrets)
 
     def build(self, definition: Definition | None = None) -> Image:
-        return self.engine().build(definition or self.definition, self.base, dict, Quiet())
+        return self.engine().build(definition or self.definition, supplies(self.base), Quiet())
 
     def changed(self, words: str) -> Definition:
         """The target with another label: another image, of packages that are still the same."""
@@ -197,7 +198,7 @@ def test_failed_build_shows_the_last_lines_and_leaves_nothing(bench: Bench) -> N
     names, tags = stored(bench.layout), bench.tags
     shown = io.StringIO()
     with pytest.raises(BuildError) as caught:
-        bench.engine().build(wrong, bench.base, dict, Lines(shown))
+        bench.engine().build(wrong, supplies(bench.base), Lines(shown))
     assert "build 3/3: RUN" in caught.value.message
     assert "DO NOT MATCH THE HASHES" in caught.value.message
     assert "exit code 1" in caught.value.message
@@ -215,9 +216,10 @@ from imagefactory.engines.docker import DockerEngine
 from imagefactory.runners.docker_daemon import DockerDaemon
 from imagefactory.oci.layout import Layout
 from imagefactory.progress import Quiet
+from tests.made.supplies import supplies
 store, environ, definition, base, secrets = pickle.load(open(sys.argv[1], "rb"))
 engine = DockerEngine(Layout(store), DockerDaemon(environ), codec="zstd", secrets=lambda _: secrets)
-engine.build(definition, base, dict, Quiet())
+engine.build(definition, supplies(base), Quiet())
 """
 
 
@@ -253,7 +255,7 @@ def test_killed_build_leaves_no_image_and_can_be_run_again(
         index.hold.clear()
         index.release.set()
         built = DockerEngine(bench.layout, bench.daemon, codec="zstd", secrets=lambda _: secrets).build(
-            definition, bench.base, dict, Quiet()
+            definition, supplies(bench.base), Quiet()
         )
     assert DockerRunner(bench.layout, bench.daemon).run(built, sh("tiny")).stdout == f"{words} 7\n"
     assert not [tag for tag in bench.tags if tag.startswith("imagefactory/build")]
@@ -275,13 +277,13 @@ def test_canaries_are_in_no_layer_config_history_log_or_error(bench: Bench, tmp_
         bundle = str(tmp_path / "ca.pem")
         without = find_secrets(replace(index.found(login=False), certificates=bundle), {})
         with pytest.raises(BuildError) as refused:
-            bench.engine(without).build(definition, bench.base, dict, Lines(shown))
+            bench.engine(without).build(definition, supplies(bench.base), Lines(shown))
         assert "401" in refused.value.message or "No matching distribution" in refused.value.message
 
         given = find_secrets(replace(index.found(), certificates=bundle), {})
         assert CANARY in given.pip_conf
         assert given.certificates == CANARY_PEM
-        image = bench.engine(given).build(definition, bench.base, dict, Lines(shown))
+        image = bench.engine(given).build(definition, supplies(bench.base), Lines(shown))
         assert index.asked
 
         # A failing build prints what it has: pip its index, our error the last lines.
@@ -289,7 +291,7 @@ def test_canaries_are_in_no_layer_config_history_log_or_error(bench: Bench, tmp_
             definition.lock, wheels=tuple(replace(w, sha256="0" * 64) for w in definition.lock.wheels)
         )
         with pytest.raises(BuildError) as failed:
-            bench.engine(given).build(replace(definition, lock=lock), bench.base, dict, Lines(shown))
+            bench.engine(given).build(replace(definition, lock=lock), supplies(bench.base), Lines(shown))
 
     told = shown.getvalue() + "".join(
         error.value.message + error.value.hint + repr(error.value.__cause__) for error in (refused, failed)
@@ -624,7 +626,7 @@ def test_daemon_that_keeps_images_in_containerd(bench: Bench, image: Image, tmp_
         assert runner.run(image, sh("tiny")).stdout == "tiny runs 7\n"
         engine = DockerEngine(bench.layout, daemon, codec="zstd", secrets=lambda _: bench.secrets)
         assert "docker" in engine.require()
-        built = engine.build(bench.changed("containerd"), bench.base, dict, Quiet())
+        built = engine.build(bench.changed("containerd"), supplies(bench.base), Quiet())
         assert runner.run(built, sh("tiny")).stdout == "tiny runs 7\n"
     assert built.layers[0].diff_id == image.layers[0].diff_id
     assert UnshareRunner(bench.layout).run(built, sh("tiny")).stdout == "tiny runs 7\n"

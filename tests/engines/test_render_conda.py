@@ -48,6 +48,7 @@ from imagefactory.runners.unshare import UnshareRunner
 from imagefactory.verify.model import Trial
 from imagefactory.verify.smoke import smoke
 from tests.engines.docker_target import BASE, TARGET, Index, index_server, store_base
+from tests.made.supplies import supplies
 from tests.made.wheels import locked, make_wheel
 from tests.services.channel_made import PYTHON, MadeChannel, make_channel
 from tests.services.channels import ChannelOptions, ChannelServer, Fault, channel_server
@@ -244,7 +245,7 @@ def made(bench: Bench) -> dict[str, Made]:
 
 def make(bench: Bench, name: str, definition: Definition) -> Made:
     engine, told = bench.engine(name), io.StringIO()
-    made = engine.build(definition, bench.base, bench.packages, Lines(told))
+    made = engine.build(definition, supplies(bench.base, bench.packages), Lines(told))
     assert engine.find(definition, bench.base) == made
     if name == "assemble":
         assert isinstance(made, Image)
@@ -371,7 +372,9 @@ def test_a_package_that_is_not_the_locked_one_stops_the_build(bench: Bench, engi
     packages = bench.definition.lock.conda
     other = tuple(replace(p, sha256="0" * 64) if p.name == "tinytool" else p for p in packages)
     with pytest.raises(BuildError) as caught:
-        bench.engine(engine).build(bench.changed("hash", conda=other), bench.base, bench.packages, Quiet())
+        bench.engine(engine).build(
+            bench.changed("hash", conda=other), supplies(bench.base, bench.packages), Quiet()
+        )
     assert ": tinytool-1.1-py_0.conda has the wrong hash: expected sha256 000" in caught.value.message
     assert "\n" not in caught.value.message
     assert "has another file than the locked one" in caught.value.hint
@@ -386,7 +389,7 @@ def test_a_channel_that_refuses_or_is_down_is_named(bench: Bench) -> None:
         bench.server.fail("claims-a", fault)
         conda = tuple(package for package in bench.definition.lock.conda if package.name != left_out)
         try:
-            build = (bench.changed(left_out, conda=conda), bench.base, bench.packages, Quiet())
+            build = (bench.changed(left_out, conda=conda), supplies(bench.base, bench.packages), Quiet())
             if not words:
                 bench.docker.build(*build)
                 continue

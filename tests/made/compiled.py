@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -16,11 +16,11 @@ from imagefactory.engines.pyc import BaseCompiler
 def compile_here(monkeypatch: pytest.MonkeyPatch, python: str) -> None:
     """Workers of builds start this interpreter, as if it were a base's `python`."""
 
-    def new_worker(bench: LayerInputs, report: Callable[[int], None]) -> layer_work.Worker:
+    def new_compiler(bench: LayerInputs, base: tuple[Path, ...]) -> BaseCompiler:
         def start(argv: tuple[str, ...]) -> subprocess.Popen[bytes]:
             env = {"PYTHONHASHSEED": "0"}
             return subprocess.Popen((sys.executable, *argv[1:]), stdin=-1, stdout=-1, env=env)
 
-        return layer_work.Worker(bench=bench, report=report, compiler=BaseCompiler(start, python))
+        return BaseCompiler(start, python)
 
-    monkeypatch.setattr(layer_work, "new_worker", new_worker)
+    monkeypatch.setattr(layer_work, "new_compiler", new_compiler)

@@ -9,7 +9,7 @@ import pytest
 
 from imagefactory.access import Access
 from imagefactory.engines.base.image import BaseImage
-from imagefactory.engines.protocol import Engine, Packages
+from imagefactory.engines.protocol import Engine, Supplies
 from imagefactory.model import Completed, Definition, RunSpec
 from imagefactory.oci.layout import Layout, reference
 from imagefactory.oci.model import Image, Sif
@@ -31,10 +31,8 @@ class OneLayer:
     def find(self, definition: Definition, base: BaseImage) -> Image | Sif | None:
         return self.layout.image(reference(definition.target))
 
-    def build(
-        self, definition: Definition, base: BaseImage, packages: Packages, progress: Progress
-    ) -> Image | Sif:
-        told = f"{definition.lock.content_hash} on {base.identity}".encode()
+    def build(self, definition: Definition, supplies: Supplies, progress: Progress) -> Image | Sif:
+        told = f"{definition.lock.content_hash} on {supplies.base.identity}".encode()
         add_image(self.layout, reference(definition.target), [told])
         made = self.layout.image(reference(definition.target))
         assert made is not None
@@ -51,6 +49,7 @@ class Echo:
     ground: RunnerGround
     prepared: str = ""
     checked: bool = False
+    unpacked: None = None
 
     def require(self) -> str:
         return "echo 1.0"

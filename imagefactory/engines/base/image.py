@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imagefactory.engines.base.build import BaseTar, build_base
-from imagefactory.engines.base.fetch import fetch_base
+from imagefactory.engines.base.fetch import FetchedBase, fetch_base
 from imagefactory.engines.base.look import base_key
 from imagefactory.errors import LockError
 from imagefactory.files import explain_full_disk, unseal
@@ -33,6 +33,8 @@ from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Progress
 from imagefactory.render.define import SYSTEM_PATH
 
+ENVIRONMENT = (("PATH", SYSTEM_PATH),)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseImage:
@@ -50,6 +52,33 @@ class BaseImage:
     published: bool
 
 
+@dataclass(slots=True, kw_only=True)
+class ComingBase:
+    """A base of which all is known but its bytes: `environment` is its image's. `made` once it is there."""
+
+    identity: str
+    epoch: int
+    environment: tuple[tuple[str, str], ...]
+    make: Callable[[], BaseImage]
+    made: BaseImage | None = None
+
+    def get(self) -> BaseImage:
+        """The base, made if need be. For one thread."""
+        self.made = self.made or self.make()
+        return self.made
+
+
+def as_coming(made: BaseImage) -> ComingBase:
+    """One that is there."""
+    return ComingBase(
+        identity=made.identity,
+        epoch=made.epoch,
+        environment=made.image.environment,
+        make=lambda: made,
+        made=made,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseWanted:
     """A base to find or make. `locked` stops where a locked package is gone from the mirror.
@@ -65,12 +94,12 @@ class BaseWanted:
     locked: bool
 
 
-def ensure_base(layout: Layout, order: BaseWanted, progress: Progress) -> BaseImage:
-    """The base's layer in the store, unpacked, tagged `base:<name>`. The caller holds `in_use`.
+def begin_base(layout: Layout, order: BaseWanted, progress: Progress) -> ComingBase:
+    """The base's layer in the store, unpacked, tagged `base:<name>`; or its packages, fetched.
 
-    When the mirror no longer has the locked packages, the suite's newer ones are taken (and said), and
-    what they were is remembered, so that the next build takes the same. Raises BuildError with
-    `locked`, LockError for a lock of another base.
+    The caller holds `in_use`. When the mirror no longer has the locked packages, the suite's newer ones are
+    taken (and said), and what they were is remembered, so that the next build takes the same. Raises
+    BuildError with `locked`, LockError for a lock of another base.
     """
     if order.lock.base != order.base.name:
         raise LockError(f"the lock is of base {order.lock.base}, not {order.base.name}")
@@ -78,24 +107,37 @@ def ensure_base(layout: Layout, order: BaseWanted, progress: Progress) -> BaseIm
         for lock in (order.lock, *([] if order.locked else _remembered(layout, order))):
             layer = layout.recall_layer(_layer_key(lock, order.codec))
             if layer is not None:
-                return _finish(layout, order, (lock, layer), progress)
-        with progress.stage(f"{order.base.name}: base from Debian's packages"):
+                return as_coming(_finish(layout, order, (lock, layer), progress))
+        with progress.stage(f"{order.base.name}: fetch {len(order.lock.packages)} packages of Debian"):
             fetched = fetch_base(order.base, order.lock, order.mirror(), progress, locked=order.locked)
-            lock = fetched.lock
-            if not fetched.published:
-                layout.keep(_memory(layout, order), format_base_lock(lock).encode())
-            layer = layout.recall_layer(_layer_key(lock, order.codec))
-            if layer is None:
-                layout.tmp.mkdir(parents=True, exist_ok=True)
-                with tempfile.TemporaryDirectory(dir=layout.tmp, prefix="base-") as folder:
-                    made = build_base(fetched, Path(folder) / "base.tar", progress, environ=order.environ)
-                    layer = _compress(layout, made, order)
-                layout.record_layer(_layer_key(lock, order.codec), layer)
-        return _finish(layout, order, (lock, layer), progress)
+        if not fetched.published:
+            layout.keep(_memory(layout, order), format_base_lock(fetched.lock).encode())
+    return ComingBase(
+        identity=base_key(fetched.lock),
+        epoch=fetched.lock.source_date_epoch,
+        environment=ENVIRONMENT,
+        make=lambda: _make(layout, order, fetched, progress),
+    )
+
+
+def _make(layout: Layout, order: BaseWanted, fetched: FetchedBase, progress: Progress) -> BaseImage:
+    key = _layer_key(fetched.lock, order.codec)
+    with layout.locked(f"base-{order.base.name}"), explain_full_disk(layout.path):
+        layer = layout.recall_layer(key)  # another process may have made it
+        if layer is None:
+            layout.tmp.mkdir(parents=True, exist_ok=True)
+            with (
+                progress.stage(f"{order.base.name}: base from Debian's packages"),
+                tempfile.TemporaryDirectory(dir=layout.tmp, prefix="base-") as folder,
+            ):
+                made = build_base(fetched, Path(folder) / "base.tar", progress, environ=order.environ)
+                layer = _compress(layout, made, order)
+            layout.record_layer(key, layer)
+        return _finish(layout, order, (fetched.lock, layer), progress)
 
 
 def recall_base(layout: Layout, order: BaseWanted) -> BaseImage | None:
-    """The base as `ensure_base` left it in the store, None where that would make it. Unpacks nothing."""
+    """The base as `begin_base` left it in the store, None where it would have to be made. Unpacks nothing."""
     for lock in (order.lock, *([] if order.locked else _remembered(layout, order))):
         layer = layout.recall_layer(_layer_key(lock, order.codec))
         if layer is None:
@@ -164,7 +206,11 @@ def _tag(layout: Layout, name: str, layer: Layer, epoch: int) -> Image:
         "created": created,
         "architecture": "amd64",
         "os": "linux",
-        "config": {"Env": [f"PATH={SYSTEM_PATH}"], "Cmd": ["bash"], "WorkingDir": "/"},
+        "config": {
+            "Env": [f"{name}={value}" for name, value in ENVIRONMENT],
+            "Cmd": ["bash"],
+            "WorkingDir": "/",
+        },
         "rootfs": {"type": "layers", "diff_ids": [layer.diff_id]},
         "history": [{"created": created, "created_by": f"imagefactory: {name}"}],
     }

@@ -19,7 +19,7 @@ from imagefactory.errors import BuildError
 from imagefactory.lock.debian.sources import parse_stanzas
 from imagefactory.model import BaseLock
 from imagefactory.oci.tar_header import CappedInfo
-from imagefactory.oci.tree import check_unpackable
+from imagefactory.oci.tree import unpackable_parts
 
 
 class _HashedLayer(io.RawIOBase):
@@ -69,7 +69,7 @@ def write_layer(stream: IO[bytes], out: Path, fetched: FetchedBase) -> WrittenLa
                     raise BuildError(f"{name}: mmdebstrap's tar is out of order at {member.name}")
                 if member.islnk() and member.linkname not in written:
                     raise BuildError(f"{name}: {member.name} is a hard link to {member.linkname}, left out")
-                check_unpackable(member.name)
+                unpackable_parts(member.name)
                 if member.name == "var/lib/dpkg/status" and data is not None:
                     status = data.read()
                     installed, data = parse_status(status.decode()), io.BytesIO(status)

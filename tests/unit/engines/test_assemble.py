@@ -5,22 +5,23 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 
 from imagefactory.engines import layer_plan, layer_work
 from imagefactory.engines.assemble import AssembleEngine, check_conflicts
-from imagefactory.engines.base.image import BaseImage
+from imagefactory.engines.base.image import BaseImage, as_coming
 from imagefactory.engines.layer_plan import (
     BUCKETS,
     MORE_OWN_LAYERS,
@@ -30,15 +31,19 @@ from imagefactory.engines.layer_plan import (
     LayerPlan,
     wheel_part,
 )
+from imagefactory.engines.protocol import Supplies
 from imagefactory.engines.pyc import BaseCompiler
 from imagefactory.engines.wheel_layer import Prefix
-from imagefactory.errors import BuildError
+from imagefactory.errors import BuildError, DownloadError
+from imagefactory.lock.arrivals import Arrivals
 from imagefactory.model import Definition, LockedWheel
 from imagefactory.oci.layers import codec
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.model import Image, Layer
+from imagefactory.oci.unpack import Unpacked
 from imagefactory.progress import Lines, Quiet, Task
 from tests.made.compiled import compile_here
+from tests.made.supplies import supplies
 from tests.made.values import make_base, make_lock, make_target
 from tests.made.wheels import locked, make_wheel
 
@@ -53,7 +58,6 @@ def bench(tmp_path: Path) -> LayerInputs:
         codec="zstd",
         place=Prefix(prefix="/opt/env", python=PYTHON),
         epoch=1,
-        base_folders=(tmp_path,),
         compiler="p",
     )
 
@@ -195,7 +199,7 @@ def wheels_in(folder: Path, changed: str = "") -> dict[LockedWheel, Path]:
 def build(store: Path, wheels: Mapping[LockedWheel, Path], label: str = "x") -> Image:
     layout = Layout(store)
     engine = AssembleEngine(layout, store.parent / "cache", codec="zstd", workers=1)
-    return engine.build(definition(wheels, label), base_layer(layout), lambda: wheels, Quiet())
+    return engine.build(definition(wheels, label), supplies(base_layer(layout), lambda: wheels), Quiet())
 
 
 def test_two_folders_give_one_digest(tmp_path: Path) -> None:
@@ -280,7 +284,7 @@ def test_another_file_under_a_wheels_name_is_never_built_in(tmp_path: Path, work
         return wheels
 
     assert wheels.keys() == fetched.keys()
-    made = engine.build(definition(wheels), base_layer(layout), packages, Lines(told))
+    made = engine.build(definition(wheels), supplies(base_layer(layout), packages), Lines(told))
     assert made.digest == first.digest
     assert f"{changed.name} has sha256 {locked(other).sha256}, locked is " in told.getvalue()
 
@@ -297,7 +301,7 @@ def test_a_wheel_that_stays_another_one_leaves_nothing_behind(tmp_path: Path) ->
     layout = Layout(tmp_path / "store")
     engine = AssembleEngine(layout, tmp_path / "cache", codec="zstd", workers=1)
     with pytest.raises(BuildError, match=bad.name):
-        engine.build(definition(wheels), base_layer(layout), Bad(wheels), Quiet())
+        engine.build(definition(wheels), supplies(base_layer(layout), Bad(wheels)), Quiet())
     layout = Layout(tmp_path / "store")
     assert layout.tags() == {}
     assert list(layout.tmp.iterdir()) == []
@@ -328,7 +332,8 @@ def test_a_kept_segment_that_rotted_is_made_again(tmp_path: Path) -> None:
     engine = AssembleEngine(layout, tmp_path / "one" / "cache", codec="zstd", workers=1)
     wheels = wheels_in(tmp_path / "w")
     assert (
-        engine.build(definition(wheels), base_layer(layout), lambda: wheels, Quiet()).digest == first.digest
+        engine.build(definition(wheels), supplies(base_layer(layout), lambda: wheels), Quiet()).digest
+        == first.digest
     )
 
 
@@ -374,7 +379,7 @@ def test_a_wheel_cannot_replace_the_environments_own_files(tmp_path: Path) -> No
 def build_in_parallel(tmp_path: Path, progress: Quiet) -> Image:
     layout, wheels = Layout(tmp_path / "store"), wheels_in(tmp_path / "w")
     engine = AssembleEngine(layout, tmp_path / "cache", codec="zstd", workers=2)
-    return engine.build(definition(wheels), base_layer(layout), lambda: wheels, progress)
+    return engine.build(definition(wheels), supplies(base_layer(layout), lambda: wheels), progress)
 
 
 def test_workers_make_the_same_image(tmp_path: Path) -> None:
@@ -389,25 +394,16 @@ def test_nothing_a_worker_started_outlives_the_build(tmp_path: Path, monkeypatch
     # Slow to end, as a sandbox may be; the file says that it has.
     around = 'touch "$0/$$.began"; "$@"; sleep 0.5; mv "$0/$$.began" "$0/$$.ended"'
 
-    def new_worker(bench: LayerInputs, report: Callable[[int], None]) -> layer_work.Worker:
+    def new_compiler(bench: LayerInputs, base: tuple[Path, ...]) -> BaseCompiler:
         def start(argv: tuple[str, ...]) -> subprocess.Popen[bytes]:
             argv = ("sh", "-c", around, str(ended), sys.executable, *argv[1:])
             return subprocess.Popen(argv, stdin=-1, stdout=-1)
 
-        return layer_work.Worker(bench=bench, report=report, compiler=BaseCompiler(start, PYTHON))
+        return BaseCompiler(start, PYTHON)
 
-    monkeypatch.setattr(layer_work, "new_worker", new_worker)
+    monkeypatch.setattr(layer_work, "new_compiler", new_compiler)
     build_in_parallel(tmp_path, Quiet())
     assert {path.suffix for path in ended.iterdir()} == {".ended"}
-
-
-def test_a_killed_worker_is_an_error_and_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def killed(*_: object) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    monkeypatch.setattr(layer_work, "make_layer", killed)
-    with pytest.raises(BuildError, match="a worker was killed"):
-        build_in_parallel(tmp_path, Quiet())
 
 
 def test_a_watcher_that_fails_stops_no_worker(tmp_path: Path) -> None:
@@ -426,25 +422,97 @@ def test_a_watcher_that_fails_stops_no_worker(tmp_path: Path) -> None:
     assert build_in_parallel(tmp_path, Gone()).layers
 
 
-def test_an_interrupt_ends_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also one that heeds no signal, as one may that was just forked."""
-    told, tell = os.pipe()
+def test_a_failure_ends_what_waits_and_is_what_is_said(tmp_path: Path) -> None:
+    """All wait: some for packages that will not come, the others for the base, which fails."""
+    layout, wheels = Layout(tmp_path / "store"), wheels_in(tmp_path / "w")
+    arrivals, before = Arrivals(wheels.items()), set(threading.enumerate())
+    for wheel in list(wheels)[::2]:
+        arrivals.tell(wheel)
 
-    def deaf(*_: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        os.write(tell, b"x")
-        while True:
-            signal.pause()
+    @contextmanager
+    def packages() -> Iterator[Arrivals]:
+        yield arrivals
 
-    def interrupted(*_: object) -> None:
-        os.read(told, 1)
-        raise KeyboardInterrupt
+    def fail() -> BaseImage:
+        arrivals.fail(DownloadError("no such wheel"))
+        raise BuildError("no base")
 
-    monkeypatch.setattr(layer_work, "new_worker", deaf)
-    monkeypatch.setattr(layer_work, "_gather", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        build_in_parallel(tmp_path, Quiet())
-    assert multiprocessing.active_children() == []
+    coming = replace(as_coming(base_layer(layout)), make=fail, made=None)
+    engine = AssembleEngine(layout, tmp_path / "cache", codec="zstd", workers=1)
+    told = Supplies(base=coming, packages=packages, unpacked=None)
+    with pytest.raises(BuildError, match="no base"):
+        engine.build(definition(wheels), told, Quiet())
+    assert arrivals.stop.is_set()
+    assert set(threading.enumerate()) <= before
+
+
+def test_layers_are_made_while_the_base_is_and_the_packages_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing here could go on if it waited for more than it needs."""
+    monkeypatch.setattr(layer_plan, "OWN_LAYER_BYTES", 1)
+    layout, wheels = Layout(tmp_path / "store"), wheels_in(tmp_path / "w")
+    bare = make_wheel(tmp_path / "w", "bare", {"bare/data": b"no code"})
+    wheels[locked(bare)] = bare
+    arrivals, laid = Arrivals(wheels.items()), threading.Event()
+    arrivals.tell(locked(bare))
+
+    @contextmanager
+    def packages() -> Iterator[Arrivals]:
+        yield arrivals
+
+    class Telling(Unpacked):
+        def unpack(self, layers: Sequence[Layer], *rest: Any, **more: Any) -> tuple[Path, ...]:
+            laid.set()
+            return super().unpack(layers, *rest, **more)
+
+    def make() -> BaseImage:
+        assert laid.wait(60), "the layer that needs no base was not made before it"
+        for wheel in wheels:
+            if wheel != locked(bare):
+                arrivals.tell(wheel)
+        return base_layer(layout)
+
+    coming = replace(as_coming(base_layer(layout)), make=make, made=None)
+    engine = AssembleEngine(layout, tmp_path / "cache", codec="zstd", workers=1)
+    told = Supplies(base=coming, packages=packages, unpacked=Telling(tmp_path / "unpacked"))
+    made = engine.build(definition(wheels), told, Quiet())
+    assert made.digest == build(tmp_path / "other" / "store", wheels).digest
+
+
+def test_a_layer_laid_out_while_it_is_made_is_what_unpacking_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheels, layout = wheels_in(tmp_path / "w"), Layout(tmp_path / "store")
+    files = {
+        "tool-1.0.data/scripts/tool": b"#!python",
+        "tool.py": b"",
+        "tool/data": Random(1).randbytes(9999),
+    }
+    program = make_wheel(tmp_path / "w", "tool", files)
+    wheels[locked(program)] = program
+    monkeypatch.setattr(layer_plan, "OWN_LAYER_BYTES", program.stat().st_size)
+    unpacked, again = Unpacked(tmp_path / "unpacked"), Unpacked(tmp_path / "again")
+    engine = AssembleEngine(layout, tmp_path / "cache", codec="zstd", workers=2)
+    image = engine.build(definition(wheels), supplies(base_layer(layout), lambda: wheels, unpacked), Quiet())
+    layers = image.layers[2:]  # without base and environment
+    again.unpack(layers, layout.blob_path, Quiet())
+    assert {"tool", "bucket"} <= {layer.title.partition(" ")[0] for layer in layers}
+    for layer in layers:
+        one, other = (seen(each.path(layer.diff_id)) for each in (unpacked, again))
+        assert one == other
+        assert one
+    assert unpacked.check_all(Quiet(), mend=False) == ()
+    assert sorted(p.name for p in unpacked.folder.iterdir()) == sorted(p.name for p in again.folder.iterdir())
+
+
+def seen(folder: Path) -> list[tuple[object, ...]]:
+    """Path, kind and mode, time and content of all that lies there."""
+    return [
+        (str(path.relative_to(folder)), path.lstat().st_mode, path.lstat().st_mtime_ns,
+         path.read_bytes() if path.is_file() else b"")
+        for path in sorted(folder.rglob("*"))
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -468,7 +536,7 @@ def test_the_bar_counts_only_the_layers_that_are_made(tmp_path: Path, workers: i
 
     layout, wheels = Layout(tmp_path / "store"), wheels_in(tmp_path / "w")
     engine = AssembleEngine(layout, tmp_path / "cache", codec="zstd", workers=workers)
-    first = engine.build(definition(wheels), base_layer(layout), lambda: wheels, Counting())
+    first = engine.build(definition(wheels), supplies(base_layer(layout), lambda: wheels), Counting())
     assert [done for _, done in counted] == [total for total, _ in counted]
     whole = counted[-1][0]
     assert whole == sum(path.stat().st_size for path in wheels.values())
@@ -476,23 +544,7 @@ def test_the_bar_counts_only_the_layers_that_are_made(tmp_path: Path, workers: i
     lost.unlink()
     (layout.path / "images").rename(layout.path / "no-images")
     counted.clear()
-    again = engine.build(definition(wheels), base_layer(layout), lambda: wheels, Counting())
+    again = engine.build(definition(wheels), supplies(base_layer(layout), lambda: wheels), Counting())
     assert again.digest == first.digest
     assert 0 < counted[-1][0] < whole
     assert counted[-1][0] == counted[-1][1]
-
-
-def test_an_interrupt_waits_until_the_workers_leave_it_to_the_build() -> None:
-    """Ctrl-C reaches all of them at once, also one that was just forked and would tell of it."""
-    program = """
-import os, signal
-from imagefactory.engines.layer_work import _held
-try:
-    with _held(signal.SIGINT):
-        os.kill(os.getpid(), signal.SIGINT)
-        print("inside")
-except KeyboardInterrupt:
-    print("after")
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert (done.stdout, done.stderr) == ("inside\nafter\n", "")
