@@ -29,8 +29,8 @@ test: ## everything, as CI runs it
 nightly: ## the same on large inputs, all families, long storms
 	tests/run nightly
 
-bench: ## the benchmark of the first table of docs/benchmarks.md
-	$(bin)/python benchmarks/main_job.py --folder .benchmark
+bench: ## the benchmark: the first table and the picture of docs/benchmarks.md; hours
+	$(bin)/python -m benchmarks --folder .benchmark --write
 
 site: ## the documentation as a site in site/, its reference made from the code; a warning ends it
 	$(bin)/sphinx-build --quiet --fail-on-warning --fresh-env --write-all --doctree-dir build/doctrees -c docs . site

@@ -1,4 +1,4 @@
-"""A .sif of an image against mksquashfs with its defaults and against apptainer, in one run on one machine.
+"""A .sif of an image against mksquashfs with its defaults and against apptainer: the case `sif`.
 
     first       no layer was ever packed
     changed     one small layer of the image is another than in the .sif before
@@ -10,19 +10,15 @@ The image is in a store (`imagefactory build TARGET`), which stays as it is: blo
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
-import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from imagefactory.engines.apptainer import lend_layout
 from imagefactory.engines.sif_maker import SifMaker
 from imagefactory.oci.layout import Layout
@@ -31,7 +27,6 @@ from imagefactory.oci.model import Image, Sif
 from imagefactory.progress import Quiet
 from imagefactory.runners.apptainer_command import ApptainerCommand, SifOrder
 from imagefactory.scan.sif import unpacked_sif
-from imagefactory.settings.load import load_settings
 from tests.made.layer_store import TAR, file, make_tar
 
 
@@ -114,35 +109,3 @@ def trial(folder: Path, source: Layout, tag: str) -> dict[str, Measured]:
         plain.unlink()
     found["apptainer"] = measure(lambda: bench.apptainer(folder))
     return found
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("tag", nargs="?", default="pytorch:2.3-cu121")
-    parser.add_argument("--folder", type=Path, required=True, help="with room for three .sif and the image")
-    parser.add_argument("--trials", type=int, default=1)
-    given = parser.parse_args()
-    settings = load_settings(directory=Path(__file__).parents[1], start=Path.cwd(), environ=os.environ)
-    source = Layout(settings.store_path)
-    runs = [trial(given.folder / "sif", source, given.tag) for _ in range(given.trials)]
-    shutil.rmtree(given.folder / "sif")
-    plain = runs[0]["mksquashfs"].size
-    base = median(runs, "mksquashfs")
-    print("| | seconds | against mksquashfs | CPU seconds | against it | MB | of its size |")
-    print("|---|---|---|---|---|---|---|")
-    for name, one in runs[0].items():
-        seconds, cpu = median(runs, name)
-        print(
-            f"| {name} | {seconds:.1f} | {base[0] / seconds:.1f}x | {cpu:.0f} | {base[1] / cpu:.1f}x "
-            f"| {one.size / 1e6:.0f} | {one.size / plain:.2f}x |"
-        )
-
-
-def median(runs: list[dict[str, Measured]], name: str) -> tuple[float, float]:
-    """Seconds and CPU seconds."""
-    each = [run[name] for run in runs]
-    return statistics.median(one.seconds for one in each), statistics.median(one.cpu for one in each)
-
-
-if __name__ == "__main__":
-    main()
