@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 @click.option("--check", is_flag=True, help="Solve nothing; exit 4 if a lock is missing or stale.")
 @click.option("--update", multiple=True, metavar="PACKAGE", help="Let this package move (repeatable).")
 @click.option("--update-all", is_flag=True, help="Let every package move.")
+@click.option(
+    "--deep",
+    is_flag=True,
+    help="Build, and lock the layers too; with --check, make each anew and compare.",
+)
 @click.option("--note", metavar="TEXT", help="One line that the lock of a conda target keeps ('' for none).")
 @click.option(
     "--render",
@@ -49,6 +54,7 @@ def lock(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
     from imagefactory.factory import require_own
     from imagefactory.recipes.companions import left_out
     from imagefactory.report.locks import format_relock
+    from imagefactory.stages.layers import layers_state
     from imagefactory.stages.lock import LockOptions, below_first, lock_base, lock_target
     from imagefactory.stages.locked import base_state, holding, lock_state
 
@@ -64,9 +70,10 @@ def lock(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
     chosen = choose_targets(factory, wanted) if (wanted := _no_bases(names)) or not names else ()
     if check:
         states = {f"base:{b.name}": base_state(factory, b) for b in bases}
-        return _check(
-            factory, states | {t.name: lock_state(factory, t) for t in chosen}, names, as_json=as_json
-        )
+        states |= {t.name: lock_state(factory, t) for t in chosen}
+        layers = {t.name: state for t in chosen if (state := layers_state(factory, t))}
+        checked = _Checked(locks=states, layers=layers, deep=chosen if asked.deep else ())
+        return _check(call, factory, checked, names, as_json=as_json)
     options = LockOptions(update=update, update_all=update_all, note=asked.note)
     if update and not names:
         bases, chosen = [], holding(factory, chosen, update)
@@ -74,6 +81,8 @@ def lock(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
         raise UsageError(
             f"base:{bases[0].name} moves as a whole, not by package", hint="lock it with --update-all"
         )
+    if asked.deep:
+        from imagefactory.stages.lock_layers import lock_target_layers
     results: list[dict[str, object]] = []
     with collecting(factory) as failures:
         for base in bases:
@@ -90,16 +99,20 @@ def lock(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
                 if lacking := left_out(target):
                     progress.note(lacking)
                 done = lock_target(factory, target, options, progress)
+                deep = lock_target_layers(factory, target, progress) if asked.deep else None
                 results.append(
                     {
                         "target": target.name,
                         "changed": done.before != done.after,
                         "behind": [asdict(one) for one in done.behind],
                         "left_out": lacking,
+                        **({"layers_changed": deep} if asked.deep else {}),
                     }
                 )
                 changed_names |= {target.name} if done.before != done.after else set()
                 say(format_relock(done), unless=as_json)
+                if asked.deep:
+                    say(f"{target.name}: layers {'locked' if deep else 'unchanged'}", unless=as_json)
         above = [t for t in factory.targets if t.on in changed_names and t not in chosen]
         above = [t for t in above if lock_state(factory, t) != "ok"]
         if above:
@@ -126,6 +139,7 @@ class _LockAsk:
     note: str | None
     render: str | None
     explain: bool
+    deep: bool
     as_json: bool
 
     def refuse_contradictions(self, names: tuple[str, ...]) -> None:
@@ -135,6 +149,8 @@ class _LockAsk:
             raise UsageError("--check changes nothing, so it writes no note", hint="drop --check or --note")
         if self.render and (self.check or self.update or self.update_all or self.note is not None):
             raise UsageError("--render prints the lock as it stands", hint="lock first, then --render")
+        if self.deep and (not _no_bases(names) or self.render):
+            raise UsageError("--deep builds the layers of targets", hint="imagefactory lock --deep TARGET")
         if self.render and self.as_json:
             raise UsageError("--render prints a file, not JSON", hint="drop --json")
         if (self.explain or self.note is not None) and not _no_bases(names):
@@ -180,11 +196,24 @@ def _explaining(factory: Factory, target: Target, asked: _LockAsk) -> Iterator[N
         raise
 
 
-def _check(factory: Factory, states: dict[str, str], names: tuple[str, ...], *, as_json: bool) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Checked:
+    """The states of locks and of layer locks by name, and the targets whose layers are made anew."""
+
+    locks: dict[str, str]
+    layers: dict[str, str]
+    deep: tuple[Target, ...]
+
+
+def _check(call: Call, factory: Factory, checked: _Checked, names: tuple[str, ...], *, as_json: bool) -> None:
     """Says the states of locks. Exits with StaleError's code unless all are as the recipes ask.
 
     A target that is known to have no solution is as its recipe asks: its record holds as long as that.
     """
+    if checked.deep:
+        from imagefactory.stages.lock_layers import check_target_layers
+
+    states = checked.locks
     unsolvable = [name for name, state in states.items() if state == Outcome.UNSOLVABLE]
     bad = {name: state for name, state in states.items() if state not in ("ok", Outcome.UNSOLVABLE)}
     with collecting(factory) as failures:
@@ -195,8 +224,17 @@ def _check(factory: Factory, states: dict[str, str], names: tuple[str, ...], *, 
             listing = ", ".join(f"{name} ({state})" for name, state in bad.items())
             hint = "imagefactory lock " + " ".join(bad)
             failures.of("lockfiles").add(StaleError(f"locks to make anew: {listing}", hint=hint))
+        old = {name: state for name, state in checked.layers.items() if state != "ok"}
+        if old:
+            listing = ", ".join(f"{name} ({state})" for name, state in old.items())
+            hint = "imagefactory lock --deep " + " ".join(old)
+            failures.of("lockfiles").add(StaleError(f"layer locks to make anew: {listing}", hint=hint))
+        for target in [one for one in checked.deep if one.name not in {**bad, **old}]:
+            with failures.of(target.name):
+                check_target_layers(factory, target, call.progress)
+                say(f"{target.name}: each layer, made anew, is as locked", unless=as_json)
         if as_json:
-            say_json("locks", {"locks": states, "errors": failures.as_json()})
+            say_json("locks", {"locks": states, "layers": checked.layers, "errors": failures.as_json()})
         elif not failures.errors:
             known = f"; without a solution, as recorded: {', '.join(unsolvable)}" if unsolvable else ""
             say(f"{len(states) - len(unsolvable)} locks are as the recipes ask{known}")

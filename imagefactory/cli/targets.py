@@ -110,6 +110,7 @@ def show(call: Call, name: str, as_json: bool) -> None:
     from imagefactory.recipes.expand import select_one
     from imagefactory.report.targets import TargetState, format_target
     from imagefactory.stages.catalogued import catalogue_answers
+    from imagefactory.stages.layers import promised_image
     from imagefactory.stages.lock import behind_of
     from imagefactory.stages.locked import lock_state, read_target_lock, read_why
     from imagefactory.stages.stored import stored_image
@@ -122,8 +123,17 @@ def show(call: Call, name: str, as_json: bool) -> None:
     state = lock_state(factory, target)
     why = read_why(factory, target) if state == Outcome.UNSOLVABLE else None
     behind, lacking = behind_of(factory, lock) if lock else (), left_out(target)
+    promised = promised_image(factory, target) if state == "ok" else None
     if not as_json:
-        now = TargetState(lock=lock, state=state, why=why, image=image, behind=behind, left_out=lacking)
+        now = TargetState(
+            lock=lock,
+            state=state,
+            why=why,
+            image=image,
+            promised=promised.digest if promised else "",
+            behind=behind,
+            left_out=lacking,
+        )
         say(format_target(target, now, terminal_width()))
         doing = "lock" if state != "ok" else "build" if image is None else "verify"
         return say_next(doing, target.name) if why is None else None
@@ -136,6 +146,7 @@ def show(call: Call, name: str, as_json: bool) -> None:
         "left_out": lacking,
         "packages": [package_json(package) for package in (lock.packages if lock else ())],
         "image": image_json(image) if image else None,
+        "layers": {"digest": promised.digest, "manifest": promised.manifest} if promised else None,
     }
     return say_json("target", value)
 

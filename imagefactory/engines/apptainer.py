@@ -98,6 +98,9 @@ class ApptainerEngine:
         record_sif(self.layout, self._key(definition, base), sif)
         return sif
 
+    def made_with(self, definition: Definition) -> str:  # noqa: ARG002
+        return ""
+
     def tag(self, definition: Definition, made: Image | Sif) -> None:
         """Points `<family>:<tag>.sif` at `made`."""
         size = self.layout.blob_path(made.digest).stat().st_size

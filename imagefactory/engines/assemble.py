@@ -19,7 +19,7 @@ from pathlib import Path
 
 from imagefactory import __version__
 from imagefactory.access import Access
-from imagefactory.engines.base.image import BaseImage, ComingBase, write_index
+from imagefactory.engines.base.image import BaseImage, ComingBase
 from imagefactory.engines.conda.layer import lay_changes
 from imagefactory.engines.conda.prefix import (
     LinkedPrefix,
@@ -31,7 +31,7 @@ from imagefactory.engines.conda.prefix import (
     run_scripts,
     staged,
 )
-from imagefactory.engines.image_config import format_config, inherited
+from imagefactory.engines.image_config import inherited, write_image
 from imagefactory.engines.layer_plan import (
     LayerInputs,
     LayerPlan,
@@ -40,6 +40,7 @@ from imagefactory.engines.layer_plan import (
     conda_python,
     group_packages,
     linker,
+    made_with,
     plan_layers,
     wheel_part,
 )
@@ -63,12 +64,8 @@ from imagefactory.oci.blob_writer import BlobWriter
 from imagefactory.oci.layers import END_OF_ARCHIVE, Segment, codec
 from imagefactory.oci.layout import Layout, reference
 from imagefactory.oci.manifests import (
-    CONFIG_TYPE,
     INDEX_TYPE,
-    MANIFEST_TYPE,
-    TITLE,
     canonical_json,
-    format_descriptor,
     hash_key,
 )
 from imagefactory.oci.model import Descriptor, Image, Layer, Sif
@@ -257,6 +254,9 @@ class AssembleEngine:
         self.layout.record_layer(key, layer)
         return MadeLayer(layer=layer, made=True)
 
+    def made_with(self, definition: Definition) -> str:
+        return made_with(definition.lock, self.codec)
+
     def tag(self, definition: Definition, made: Image | Sif) -> None:
         """Points the target's tag at `made`."""
         size = self.layout.blob_path(made.digest).stat().st_size
@@ -286,20 +286,7 @@ class AssembleEngine:
     def _write(self, definition: Definition, base: BaseImage, layers: Sequence[Layer]) -> Image:
         skeleton = self._skeleton(definition, base)
         every = (*base.image.layers, skeleton, *layers)
-        config = format_config(definition, base, every)
-        config_descriptor = self.layout.add(canonical_json(config), CONFIG_TYPE)
-        annotations = {**dict(definition.labels), "org.opencontainers.image.base.digest": base.image.manifest}
-        manifest = {
-            "schemaVersion": 2,
-            "mediaType": MANIFEST_TYPE,
-            "config": format_descriptor(config_descriptor),
-            "layers": [
-                {**format_descriptor(layer.descriptor), "annotations": {TITLE: layer.title}}
-                for layer in every
-            ],
-            "annotations": annotations,
-        }
-        descriptor = write_index(self.layout, manifest, definition.target.platform)
+        descriptor = write_image(self.layout, definition, base, every)
         key = self._image_key(definition, base)
         self.layout.record("images", key, {"digest": descriptor.digest, "size": descriptor.size})
         return self.layout.load(reference(definition.target), descriptor)

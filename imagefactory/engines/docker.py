@@ -147,6 +147,9 @@ class DockerEngine:
         self.tag(definition, image)
         return image
 
+    def made_with(self, definition: Definition) -> str:  # noqa: ARG002
+        return ""
+
     def tag(self, definition: Definition, made: Image | Sif) -> None:
         """Points the target's tag at `made`, in the store and, where the daemon still has it, there too."""
         name = reference(definition.target)

@@ -1,14 +1,33 @@
-"""The OCI config of an assembled image: its variables, labels and history, below them those of its base."""
+"""An assembled image's config, with what is its base's below what is its own, its manifest and its index."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
 
-from imagefactory.engines.base.image import BaseImage, format_time
+from imagefactory.engines.base.image import BaseImage, Blobs, format_time, write_index
 from imagefactory.model import Definition
-from imagefactory.oci.model import Layer
+from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, TITLE, canonical_json, format_descriptor
+from imagefactory.oci.model import Descriptor, Layer
 from imagefactory.render.define import COMMAND, entrypoint
+
+
+def write_image(blobs: Blobs, definition: Definition, base: BaseImage, layers: Sequence[Layer]) -> Descriptor:
+    """Adds config, manifest and index of an image of all these `layers`; gives the index's descriptor."""
+    config = canonical_json(format_config(definition, base, layers))
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST_TYPE,
+        "config": format_descriptor(blobs.add(config, CONFIG_TYPE)),
+        "layers": [
+            {**format_descriptor(layer.descriptor), "annotations": {TITLE: layer.title}} for layer in layers
+        ],
+        "annotations": {
+            **dict(definition.labels),
+            "org.opencontainers.image.base.digest": base.image.manifest,
+        },
+    }
+    return write_index(blobs, manifest, definition.target.platform)
 
 
 def format_config(definition: Definition, base: BaseImage, layers: Sequence[Layer]) -> dict[str, object]:

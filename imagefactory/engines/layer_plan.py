@@ -13,7 +13,7 @@ from imagefactory.engines.conda.prefix import LinkedPrefix
 from imagefactory.engines.wheel_layer import Prefix
 from imagefactory.errors import BuildError
 from imagefactory.model import Definition, Lock, LockedConda, LockedPackage, LockedWheel
-from imagefactory.oci.layers import codec
+from imagefactory.oci.layers import LAYERS_VERSION, codec
 from imagefactory.oci.manifests import hash_key
 from imagefactory.render import conda_install
 
@@ -194,6 +194,15 @@ def conda_python(lock: Lock) -> str:
         if package.name == "python":
             return f"conda python {package.sha256}"
     raise BuildError(f"the lock of {lock.target} has no python", hint=f"imagefactory lock {lock.target}")
+
+
+def made_with(lock: Lock, codec_name: str) -> str:
+    """What beside the packages of a lock and their base decides the bytes of layers that are made here."""
+    import installer
+
+    tools = [codec(codec_name).identity, f"layers {LAYERS_VERSION}"]
+    tools += [f"installer {installer.__version__}"] if lock.wheels else []
+    return ", ".join([*tools, *([linker()] if lock.conda else [])])
 
 
 def linker() -> str:

@@ -40,5 +40,8 @@ class Engine(Protocol):
     def build(self, definition: Definition, supplies: Supplies, progress: Progress) -> Image | Sif:
         """Makes and tags the image. Raises BuildError; nothing half-done stays in the store."""
 
+    def made_with(self, definition: Definition) -> str:
+        """What beside lock and base decides layers' bytes; empty for one that makes others each time."""
+
     def tag(self, definition: Definition, made: Image | Sif) -> None:
         """Points the target's tag at what was made."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -38,16 +38,18 @@ WORTH_ASKING = 1 << 20
 MOST_REMEMBERED = 50_000
 
 
-def origins_from(memory: Mapping[str, object], repositories: Sequence[str]) -> Origins:
-    """Where a blob was pushed to before, then, for large ones, wherever else it may have come to be.
+def origins_from(
+    memory: Mapping[str, object], repositories: Sequence[str], lacks: Collection[str] = ()
+) -> Origins:
+    """Where a blob was pushed to before, then wherever else it may be: one that is large, or one of `lacks`.
 
     `memory` is what `remember` gave. It is only a hint: a registry may have lost the blob since.
     """
 
     def origins(blob: Descriptor) -> Iterable[str]:
-        known = memory.get(blob.digest)
+        known, wide = memory.get(blob.digest), blob.size >= WORTH_ASKING or blob.digest in lacks
         first = [known] if isinstance(known, str) and REPOSITORY.fullmatch(known) else []
-        return (*first, *(r for r in repositories if r not in first and blob.size >= WORTH_ASKING))
+        return (*first, *(r for r in repositories if r not in first and wide))
 
     return origins
 
@@ -81,6 +83,7 @@ class Sending:
     `candidate` is a tag that never moves: it is written first, and it is an error when it exists with
     another digest. `tags` may move. `attach` is put before any tag points to the root. `known` says that
     all of it arrived there before: while its manifests are there, nobody asks for each blob again.
+    `lacks` are digests of blobs that the source does not have: the repository or an origin must have them.
     """
 
     graph: Graph
@@ -90,6 +93,7 @@ class Sending:
     attach: tuple[Artifact, ...] = ()
     origins: Origins = no_origins
     known: bool = False
+    lacks: Collection[str] = ()
     brake: Brake = field(default_factory=lambda: Brake())
     workers: int = WORKERS
 
@@ -128,6 +132,15 @@ class Came(StrEnum):
     SENT = "sent"
     MOUNTED = "mounted"
     PRESENT = "present"
+    NOWHERE = "nowhere"
+
+
+class NowhereError(RegistryError):
+    """Blobs of these digests are on neither side of a transfer."""
+
+    def __init__(self, message: str, *, digests: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.digests = digests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +176,8 @@ def send(source: Place, destination: Store, sending: Sending, progress: Progress
 
     Raises RegistryError when the candidate tag is there with another digest, when the destination
     fails for good (what was sent stays there and is not sent again), or when it does not confirm at the
-    end what was put. Blobs of one transfer are in flight `sending.workers` at a time.
+    end what was put; NowhereError, before any manifest is put, for blobs that neither side has. Blobs of
+    one transfer are in flight `sending.workers` at a time.
     """
     began = time.monotonic()
     sending.brake.release()
@@ -172,6 +186,8 @@ def send(source: Place, destination: Store, sending: Sending, progress: Progress
         came, bytes_sent = {blob.digest: Came.PRESENT for blob in sending.graph.blobs}, 0
     else:
         came, bytes_sent = _send_blobs(source, place, sending, progress)
+        if nowhere := tuple(digest for digest, how in came.items() if how is Came.NOWHERE):
+            raise NowhereError(f"{place} lacks {len(nowhere)} blobs, and so does {source}", digests=nowhere)
         for artifact in sending.attach:
             bytes_sent += sum(_put_bytes(place, blob, data) for blob, data in artifact.blobs)
         _put_manifests(place, sending)
@@ -328,12 +344,15 @@ class _Blob:
         repository, blob, brake = self.sending.repository, self.blob, self.sending.brake
         brake.check()
         origins = [origin for origin in self.sending.origins(blob) if origin != repository]
-        if origins and self._is_there(store):
+        lacked = blob.digest in self.sending.lacks
+        if (origins or lacked) and self._is_there(store):
             return Came.PRESENT, 0
         for origin in origins:
             brake.check()
             if self._mount(store, origin):
                 return Came.MOUNTED, 0
+        if lacked:
+            return Came.NOWHERE, 0
         cost = store.write(repository, blob, self._read)
         return (Came.SENT if cost else Came.PRESENT), cost
 

@@ -17,6 +17,7 @@ from imagefactory.report.text import format_fields, format_table
 class TargetState:
     """What there is of a target: its lock and the word for that, why it has none, its image.
 
+    `promised` is the digest that an image has by the target's layer lock, empty where there is none.
     `behind` is what its lock holds of old releases, `left_out` what its family promises and it lacks.
     """
 
@@ -24,6 +25,7 @@ class TargetState:
     state: str
     why: Unsolvable | None
     image: Image | None
+    promised: str = ""
     behind: tuple[Behind, ...] = ()
     left_out: str = ""
 
@@ -85,6 +87,8 @@ def format_target(target: Target, now: TargetState, width: int | None = None) ->
     else:
         size = f"{format_bytes(now.image.size)} in {len(now.image.layers)} layers"
         fields += [("image", f"{now.image.name}, {size}"), ("digest", now.image.digest)]
+    if now.promised and (now.image is None or now.image.digest != now.promised):
+        fields.append(("layers locked", f"the digest is {now.promised} where they are made as locked"))
     return f"{target.name}\n{format_fields(fields, width=width)}"
 
 

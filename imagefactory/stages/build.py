@@ -47,6 +47,7 @@ from imagefactory.oci.model import Image, Sif
 from imagefactory.progress import Progress
 from imagefactory.settings.choices import ENGINES
 from imagefactory.stages.define import define_target
+from imagefactory.stages.layers import hold_to_layer_lock
 from imagefactory.stages.runner import make_runner
 from imagefactory.verify.model import Trial
 from imagefactory.verify.smoke import recall_smoke, smoke
@@ -62,7 +63,7 @@ class BuildOptions:
     """`locked`: stop when a locked package of the base is gone. `smoke`: try the image at the end.
 
     `runner` is what tries it, empty for the engine's own. `before` is called ahead of anything that takes its
-    time: not for an image that is made and tried already.
+    time: not for an image that is made and tried already. `held`: the layers must be what a layer lock says.
     """
 
     engine: str = "assemble"
@@ -70,6 +71,7 @@ class BuildOptions:
     locked: bool = False
     smoke: bool = True
     before: Callable[[], object] = lambda: None
+    held: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +111,7 @@ def check_build(options: BuildOptions) -> None:
 def build_image(factory: Factory, definition: Definition, options: BuildOptions, progress: Progress) -> Built:
     """An image of that definition in the store, started and tried; what is there already is kept."""
     layout, target = factory.layout, definition.target
-    engine = _make_engine(factory, options.engine)
+    engine = make_engine(factory, options.engine)
     runner_name = options.runner or ENGINES[options.engine].runner
     runner = make_runner(factory, runner_name, target.name, progress)
     clock = _Clock()
@@ -146,6 +148,8 @@ def build_image(factory: Factory, definition: Definition, options: BuildOptions,
                 image = engine.build(definition, supplies, progress)
         else:
             engine.tag(definition, image)
+        if options.held and base.get().published and isinstance(image, Image):
+            hold_to_layer_lock(factory, definition, image, engine.made_with(definition))
         report = None
         if options.smoke:
             records = layout.path / "checks"
@@ -177,10 +181,11 @@ def find_built(factory: Factory, target: Target) -> Image | Sif | None:
     """
     definition = define_target(factory, target)
     base = _recalled_base(factory, definition.base, locked=False)
-    return _make_engine(factory, factory.settings.engine.value).find(definition, base) if base else None
+    return make_engine(factory, factory.settings.engine.value).find(definition, base) if base else None
 
 
-def _make_engine(access: Access, name: str) -> Engine:
+def make_engine(access: Access, name: str) -> Engine:
+    """The engine of that row."""
     engine: Engine = import_module(ENGINES[name].module).make_engine(access)
     return engine
 

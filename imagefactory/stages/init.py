@@ -10,6 +10,7 @@ from imagefactory.errors import NothingSelectedError, UsageError
 from imagefactory.factory import read_factory
 from imagefactory.files import replace_text
 from imagefactory.lock.files import UNSOLVABLE, lock_names
+from imagefactory.lock.layers import LAYERS
 from imagefactory.model import Target
 from imagefactory.recipes.bases import BASES_FILE
 from imagefactory.settings.choices import Setting
@@ -104,6 +105,9 @@ def _theirs(targets: Iterable[Target], families: tuple[str, ...]) -> list[str]:
     names = [f"recipes/{family}.yaml" for family in families]
     for target in targets:
         if target.family in families:
-            kept = (*lock_names(target.name, conda=target.source == "conda"), f"{target.name}.{UNSOLVABLE}")
+            kept = (
+                *lock_names(target.name, conda=target.source == "conda"),
+                *(f"{target.name}.{kind}" for kind in (UNSOLVABLE, LAYERS)),
+            )
             names += [f"lockfiles/{name}" for name in kept if (SHIPPED / "lockfiles" / name).exists()]
     return names

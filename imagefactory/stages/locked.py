@@ -23,6 +23,7 @@ from imagefactory.lock.files import (
     read_lock,
     read_unsolvable,
 )
+from imagefactory.lock.layers import LAYERS
 from imagefactory.model import Base, Lock, Outcome, Target
 
 
@@ -129,11 +130,11 @@ def orphans(factory: Factory) -> tuple[Path, ...]:
         return ()
     root, folder = factory.settings.root_path, factory.lock_folder
     names = {target.name for target in factory.targets}
-    files = {f"{name}.{UNSOLVABLE}" for name in names}
+    files = {f"{name}.{kind}" for name in names for kind in (UNSOLVABLE, LAYERS)}
     for target in factory.targets:
         files.update(lock_names(target.name, conda=target.source == "conda"))
     bases = {base.name for base in factory.bases if not base.image}
-    kinds = (CONDA, WHEELS, UNSOLVABLE)
+    kinds = (CONDA, WHEELS, UNSOLVABLE, LAYERS)
     left = [p for kind in kinds for p in folder.glob(f"*.{kind}") if p.name not in files]
     left += [p for p in (folder / "bases").glob("*.lock") if p.stem not in bases]
     left += [p for p in (root / "definitions").glob("*") if p.is_dir() and p.name not in names]

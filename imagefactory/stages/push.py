@@ -27,6 +27,7 @@ from imagefactory.oci.manifests import hash_key
 from imagefactory.oci.model import Descriptor, Image, Sif
 from imagefactory.oci.store import Reference
 from imagefactory.oci.transfer import (
+    NowhereError,
     Sending,
     Sent,
     origins_from,
@@ -38,6 +39,7 @@ from imagefactory.oci.transfer import (
 from imagefactory.progress import Progress
 from imagefactory.stages.build import find_built
 from imagefactory.stages.define import render_target
+from imagefactory.stages.layers import promised_image
 from imagefactory.stages.stored import ensure_sif, stored_image, stored_sif
 
 
@@ -83,18 +85,23 @@ def check_push(access: Access, options: PushOptions) -> None:
 def push_target(factory: Factory, target: Target, options: PushOptions, progress: Progress) -> Pushed:
     """What was built, as an immutable candidate in the registry, then its further tags.
 
-    A target that apptainer alone has built is its .sif. Raises BuildError when nothing is built, UsageError
-    for a tag that only promotion moves, RegistryError when the registry fails.
+    A target that apptainer alone has built is its .sif. One that is not built is what its layer lock says, of
+    layers that the registry has. Raises BuildError when nothing is built and the registry lacks layers,
+    UsageError for a tag that only promotion moves, RegistryError when the registry fails.
     """
     with factory.layout.in_use(progress):
         made = options.made or stored_image(factory, target)
         image = made if isinstance(made, Image) else None
         sif = made if isinstance(made, Sif) else _sif_to_push(factory, target, image, options, progress)
+        unmade: Image | None = None
+        if image is None and sif is None and not options.sif:
+            image = unmade = promised_image(factory, target, factory.layout)
         if sif is not None:
             candidate = candidate_tag(target, sif.file.digest, ".sif")
             root = PushRoot(target=target, digest=sif.digest, candidate=candidate)
         elif image is not None:
-            root = PushRoot(target=target, digest=image.digest, candidate=candidate_tag(target, image.digest))
+            candidate = candidate_tag(target, image.digest)
+            root = PushRoot(target=target, digest=image.digest, candidate=candidate, unmade=unmade)
         else:
             raise BuildError(f"{target.name} is not built yet", hint=f"imagefactory build {target.name}")
         reference, sent = _push(factory, root, options, progress)
@@ -115,11 +122,15 @@ def _sif_to_push(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushRoot:
-    """What is pushed for a target: a manifest or index of the store, and the candidate's tag for it."""
+    """What is pushed for a target: a manifest or index of the store, and the candidate's tag for it.
+
+    `unmade` is an image whose layers only its layer lock knows.
+    """
 
     target: Target
     digest: str
     candidate: str
+    unmade: Image | None = None
 
 
 def _push(
@@ -131,7 +142,9 @@ def _push(
         check_tag(tag, {plain_tag(other) for other in factory.targets})
     layout, family = factory.layout, root.target.family
     repository, source = repository_of(path, family), Place(store=LayoutStore(layout), repository=family)
-    made = made_from(factory, root.target, root.digest)
+    made = made_from(factory, root.target, "" if root.unmade else root.digest)
+    layers = root.unmade.layers if root.unmade else ()
+    lacks = {one.descriptor.digest: one.title for one in layers if not layout.has(one.descriptor)}
     with progress.stage(f"{root.target.name}: push to {host}/{repository}:{root.candidate}"):
         graph = read_graph(source, root.digest)
         memory = layout.recall("pushed", host) or {}
@@ -143,14 +156,23 @@ def _push(
             candidate=root.candidate,
             tags=options.tags,
             attach=(pushed_record(graph.root.descriptor, options.now, made),),
-            origins=origins_from(memory, families),
-            known=known is not None,
+            origins=origins_from(memory, families, lacks),
+            known=known is not None or bool(lacks),
+            lacks=lacks,
         )
         registry = open_registry(factory, host, sending.brake)
-        sent = send(source, registry, sending, progress)
+        try:
+            sent = send(source, registry, sending, progress)
+        except NowhereError as error:
+            titles = ", ".join(title for digest, title in lacks.items() if digest in error.digests)
+            raise BuildError(
+                f"{root.target.name} is not built yet, and {host} lacks layers of it: {titles}",
+                hint=f"imagefactory build {root.target.name}, then push it again",
+            ) from error
         if known != made:
             place = Place(store=registry, repository=repository)
-            _tell_made_from(place, graph.root.descriptor, options.now, made)
+            if not lacks:
+                _tell_made_from(place, graph.root.descriptor, options.now, made)
             # Read again: another push may have learned something meanwhile.
             memory = layout.recall("pushed", host) or {}
             layout.record("pushed", host, remember(memory, repository, graph, made))

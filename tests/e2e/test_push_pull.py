@@ -7,6 +7,7 @@ import json
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -137,3 +138,48 @@ def test_list_and_prune_in_a_real_registry(built: dict[str, Any], tiny: Factory,
     # Pushed again, it is there again: the blobs were not yet collected.
     back = push(tiny, "--registry", other)
     assert (back["bytes_sent"] < 10_000, back["digest"]) == (True, pushed["digest"])
+
+
+@pytest.fixture(scope="module")
+def deep(tiny: Factory, tiny_root: Path, built: dict[str, Any], scratch: Path) -> Factory:
+    """The same factory with a layer lock beside its lock."""
+    factory = replace(tiny, root=copytree(tiny_root, scratch / "deep-root"))
+    factory.run("lock", "--deep", TARGET)
+    assert built["image"]["digest"] in factory.run("show", "--json", TARGET).stdout
+    return factory
+
+
+def test_a_machine_that_made_nothing_pushes_what_the_registry_has(
+    deep: Factory, built: dict[str, Any], scratch: Path, registry: str
+) -> None:
+    place, digest = f"{registry}/by-layer-lock", built["image"]["digest"]
+    fresh = replace(deep, store=scratch / "nothing-made", cache=scratch / "nothing-fetched")
+    lacking = fresh.run("push", "--registry", place, TARGET, code=7).stderr
+    assert "lacks layers of it: debian-12, environment" in lacking
+    push(deep, "--registry", place)
+    deep.run("registry", "prune", "--older", "0h", "--registry", place)
+    pushed = push(fresh, "--registry", place)
+    assert (pushed["digest"], pushed["manifest"]) == (digest, built["image"]["manifest"])
+    assert pushed["blobs"] == {"sent": 0, "mounted": 0, "present": len(built["image"]["layers"]) + 1}
+    assert raw_digest(f"{place}/tiny:{pushed['tag']}") == digest
+    assert sum(path.stat().st_size for path in fresh.store.rglob("*") if path.is_file()) < 100_000
+    fresh.run("pull", "--registry", place, f"{TARGET}@{digest}")
+    assert (
+        fresh.run("run", TARGET, "--", "python", "-c", "import idna; print(idna.__version__)").stdout
+        == "3.7\n"
+    )
+
+
+def test_a_wrong_entry_of_a_layer_lock_is_named_by_a_build_and_by_making_all_anew(deep: Factory) -> None:
+    """Of all layers, made anew, that one is told alone: the others are what the file says."""
+    path = deep.root / "lockfiles" / f"{TARGET}.layers.txt"
+    text = path.read_text()
+    line = text.splitlines()[-1]
+    diff_id = line.split()[1]
+    path.write_text(text.replace(diff_id, f"sha256:{'0' * 64}"))
+    told = f"{path}:{text.count(chr(10))}: '{line.split(' ', 3)[3]}' has the diff id {diff_id}"
+    assert told in deep.run("build", "--no-smoke", TARGET, code=5).stderr
+    said = deep.run("lock", "--check", "--deep", TARGET, code=5).stderr
+    assert told in said
+    assert said.count(".layers.txt:") == 1
+    path.write_text(text)

@@ -38,6 +38,9 @@ class OneLayer:
         assert made is not None
         return made
 
+    def made_with(self, definition: Definition) -> str:
+        return ""
+
     def tag(self, definition: Definition, made: Image | Sif) -> None:
         assert isinstance(made, Image)
 

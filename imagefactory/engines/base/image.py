@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from imagefactory.engines.base.build import BaseTar, build_base
 from imagefactory.engines.base.fetch import FetchedBase, fetch_base
@@ -34,6 +35,7 @@ from imagefactory.progress import Progress
 from imagefactory.render.define import SYSTEM_PATH
 
 ENVIRONMENT = (("PATH", SYSTEM_PATH),)
+"""The variables of a base of Debian's packages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,14 +202,29 @@ def _compress(layout: Layout, made: BaseTar, order: BaseWanted) -> Layer:
 
 
 def _tag(layout: Layout, name: str, layer: Layer, epoch: int) -> Image:
-    """Makes the base's own image (a few small blobs) and tags it."""
+    """Makes the base's own image and tags it."""
+    index, tag = write_base(layout, name, layer, epoch), f"base:{name}"
+    known = layout.tags().get(tag)
+    if known is None or known.digest != index.digest:
+        layout.tag(tag, index)
+    return layout.load(tag, index)
+
+
+class Blobs(Protocol):
+    """Where small blobs are added: a Layout, or what only names them."""
+
+    def add(self, data: bytes, media_type: str) -> Descriptor: ...
+
+
+def write_base(blobs: Blobs, name: str, layer: Layer, epoch: int) -> Descriptor:
+    """Adds the config, manifest and index of a base's own image; gives the index's descriptor."""
     created = format_time(epoch)
     config = {
         "created": created,
         "architecture": "amd64",
         "os": "linux",
         "config": {
-            "Env": [f"{name}={value}" for name, value in ENVIRONMENT],
+            "Env": [f"{variable}={value}" for variable, value in ENVIRONMENT],
             "Cmd": ["bash"],
             "WorkingDir": "/",
         },
@@ -217,28 +234,23 @@ def _tag(layout: Layout, name: str, layer: Layer, epoch: int) -> Image:
     manifest = {
         "schemaVersion": 2,
         "mediaType": MANIFEST_TYPE,
-        "config": format_descriptor(layout.add(canonical_json(config), CONFIG_TYPE)),
+        "config": format_descriptor(blobs.add(canonical_json(config), CONFIG_TYPE)),
         "layers": [{**format_descriptor(layer.descriptor), "annotations": {TITLE: name}}],
     }
-    index = write_index(layout, manifest, "linux/amd64")
-    tag = f"base:{name}"
-    known = layout.tags().get(tag)
-    if known is None or known.digest != index.digest:
-        layout.tag(tag, index)
-    return layout.load(tag, index)
+    return write_index(blobs, manifest, "linux/amd64")
 
 
-def write_index(layout: Layout, manifest: Mapping[str, object], platform: str) -> Descriptor:
+def write_index(blobs: Blobs, manifest: Mapping[str, object], platform: str) -> Descriptor:
     """Adds `manifest` and an image index of it alone; gives the index's descriptor."""
     os_name, architecture = platform.split("/")
     entry = {
-        **format_descriptor(layout.add(canonical_json(manifest), MANIFEST_TYPE)),
+        **format_descriptor(blobs.add(canonical_json(manifest), MANIFEST_TYPE)),
         "platform": {"architecture": architecture, "os": os_name},
     }
     index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [entry]}
     if "annotations" in manifest:
         index["annotations"] = manifest["annotations"]
-    return layout.add(canonical_json(index), INDEX_TYPE)
+    return blobs.add(canonical_json(index), INDEX_TYPE)
 
 
 def format_time(epoch: int) -> str:

@@ -21,7 +21,9 @@ import pytest
 
 from imagefactory.engines import layer_plan, layer_work
 from imagefactory.engines.assemble import AssembleEngine, check_conflicts
-from imagefactory.engines.base.image import BaseImage, as_coming
+from imagefactory.engines.base.image import BaseImage, _tag, as_coming
+from imagefactory.engines.base.look import base_key
+from imagefactory.engines.layer_lock import image_of, lock_layers
 from imagefactory.engines.layer_plan import (
     BUCKETS,
     MORE_OWN_LAYERS,
@@ -36,7 +38,8 @@ from imagefactory.engines.pyc import BaseCompiler
 from imagefactory.engines.wheel_layer import Prefix
 from imagefactory.errors import BuildError, DownloadError
 from imagefactory.lock.arrivals import Arrivals
-from imagefactory.model import Definition, LockedWheel
+from imagefactory.lock.layers import format_layer_lock, parse_layer_lock, wrong_entries
+from imagefactory.model import BaseLock, Definition, LockedWheel
 from imagefactory.oci.layers import codec
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.model import Image, Layer
@@ -200,6 +203,30 @@ def build(store: Path, wheels: Mapping[LockedWheel, Path], label: str = "x") -> 
     layout = Layout(store)
     engine = AssembleEngine(layout, store.parent / "cache", codec="zstd", workers=1)
     return engine.build(definition(wheels, label), supplies(base_layer(layout), lambda: wheels), Quiet())
+
+
+def test_an_image_is_known_by_its_layers_before_they_are_made(tmp_path: Path) -> None:
+    layout, wheels = Layout(tmp_path / "store"), wheels_in(tmp_path / "w")
+    blob = layout.add(bytes(1024), codec("zstd").media_type)
+    below = Layer(descriptor=blob, diff_id=blob.digest, title=BASE.name)
+    lock = BaseLock(
+        base=BASE.name, suite="bookworm", content_hash=f"sha256:{'0' * 64}", source_date_epoch=77, packages=()
+    )
+    base = BaseImage(
+        image=_tag(layout, BASE.name, below, 77),
+        folders=(layout.path,),
+        identity=base_key(lock),
+        epoch=77,
+        published=True,
+    )
+    engine = AssembleEngine(layout, tmp_path / "cache", codec="zstd", workers=1)
+    wanted = definition(wheels)
+    image = engine.build(wanted, supplies(base, lambda: wheels), Quiet())
+    written = format_layer_lock(lock_layers(wanted, lock, image, engine.made_with(wanted)))
+    known = parse_layer_lock(written, "f")
+    assert wrong_entries(known, image.layers, "f") == ()
+    assert replace(image_of(known, wanted, lock), layers=image.layers) == image
+    assert image_of(known, definition(wheels, "y"), lock).digest != image.digest
 
 
 def test_two_folders_give_one_digest(tmp_path: Path) -> None:

@@ -1,0 +1,84 @@
+"""An image by its layer lock: its digest, config, manifest and index, without a byte of a layer. Pure.
+
+Of the embedded engine alone, on a base of Debian's packages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from imagefactory.engines.base.image import ENVIRONMENT, BaseImage, Blobs, write_base
+from imagefactory.engines.base.look import base_key
+from imagefactory.engines.image_config import merge_environment, write_image
+from imagefactory.lock.files import lock_digest
+from imagefactory.lock.layers import LayerLock
+from imagefactory.model import BaseLock, Definition
+from imagefactory.oci.layout import reference
+from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, digest_of
+from imagefactory.oci.model import Descriptor, Image, Layer
+
+
+def lock_layers(definition: Definition, base: BaseLock, image: Image, made_with: str) -> LayerLock:
+    """The layer lock of an image that was made here of a definition, on the base of that lock."""
+    return LayerLock(
+        target=definition.target.name,
+        lock=lock_digest(definition.lock),
+        base=base_key(base),
+        made_with=made_with,
+        layers=image.layers,
+    )
+
+
+def moved_on(lock: LayerLock, definition: Definition, base: BaseLock) -> str:
+    """What has changed since the layer lock was written, so that it is another image's; "" for nothing."""
+    if lock.lock != lock_digest(definition.lock):
+        return f"the lock of {definition.target.name} has changed"
+    return "" if lock.base == base_key(base) else f"the base {definition.base.name} has changed"
+
+
+def image_of(lock: LayerLock, definition: Definition, base: BaseLock, blobs: Blobs | None = None) -> Image:
+    """The image of a definition and these layers; its config, manifest and index go to `blobs`."""
+    epoch, below = base.source_date_epoch, lock.layers[:1]
+    named = _Named()
+    index = write_base(named, definition.base.name, below[0], epoch)
+    on = BaseImage(
+        image=named.image(f"base:{definition.base.name}", index, below, ENVIRONMENT),
+        folders=(),
+        identity=base_key(base),
+        epoch=epoch,
+        published=True,
+    )
+    named = _Named(blobs)
+    index = write_image(named, definition, on, lock.layers)
+    return named.image(reference(definition.target), index, lock.layers, merge_environment(definition, on))
+
+
+class _Named:
+    """Names blobs as a layout does, hands them on to `blobs`, and knows the last of each media type."""
+
+    def __init__(self, blobs: Blobs | None = None) -> None:
+        self.blobs, self.last = blobs, dict[str, Descriptor]()
+
+    def add(self, data: bytes, media_type: str) -> Descriptor:
+        if self.blobs is not None:
+            self.blobs.add(data, media_type)
+        self.last[media_type] = Descriptor(media_type=media_type, digest=digest_of(data), size=len(data))
+        return self.last[media_type]
+
+    def image(
+        self,
+        name: str,
+        index: Descriptor,
+        layers: Sequence[Layer],
+        environment: tuple[tuple[str, str], ...],
+    ) -> Image:
+        return Image(
+            name=name,
+            digest=index.digest,
+            manifest=self.last[MANIFEST_TYPE].digest,
+            config=self.last[CONFIG_TYPE].digest,
+            size=sum(layer.descriptor.size for layer in layers),
+            layers=tuple(layers),
+            environment=environment,
+            architecture="amd64",
+        )

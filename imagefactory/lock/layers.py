@@ -1,0 +1,141 @@
+"""The layer lock of a target: what its image's layers are, before any of them is made here.
+
+    lockfiles/<target>.layers.txt
+
+A head says of what (`lock`, `base`) and how (`made-with`) they were made, a line for each layer its digest,
+diff id, size and title, the lowest first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+from imagefactory.errors import LockError
+from imagefactory.files import replace_text
+from imagefactory.oci.model import Descriptor, Layer
+
+LAYERS = "layers.txt"
+FORMAT = "imagefactory-layer-lock 1"
+_DIGEST = r"sha256:[0-9a-f]{64}"
+_TEXT = r"[!-~](?:[ -~]{0,998}[!-~])?"
+_HEAD = (
+    ("format", re.escape(FORMAT)),
+    ("target", r"[a-z0-9]+(?:[._-][a-z0-9]+)*"),
+    ("lock", _DIGEST),
+    ("base", _DIGEST),
+    ("made-with", _TEXT),
+    ("media-type", r"[a-z0-9.+/-]+"),
+)
+_LAYER = re.compile(rf"({_DIGEST}) ({_DIGEST}) ([1-9][0-9]{{0,14}}) ({_TEXT})")
+_FIRST = len(_HEAD) + 2
+"""The line of the first layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerLock:
+    """All layers of a target's image, the base's too, as whoever wrote it made them.
+
+    `lock` is the digest of the target's lock, `base` names the base; with another one of them these are the
+    layers of another image. `made_with` names what else decides their bytes: the codec, the format of layers
+    and what installs.
+    """
+
+    target: str
+    lock: str
+    base: str
+    made_with: str
+    layers: tuple[Layer, ...]
+
+
+def layers_path(folder: Path, target: str) -> Path:
+    return folder / f"{target}.{LAYERS}"
+
+
+def format_layer_lock(lock: LayerLock) -> str:
+    """The text of a layer lock; `parse_layer_lock` gives the same value back."""
+    (media_type,) = {layer.descriptor.media_type for layer in lock.layers}
+    values = (FORMAT, lock.target, lock.lock, lock.base, lock.made_with, media_type)
+    head = [f"{name}: {value}" for (name, _), value in zip(_HEAD, values, strict=True)]
+    rows = [
+        f"{layer.descriptor.digest} {layer.diff_id} {layer.descriptor.size} {layer.title}"
+        for layer in lock.layers
+    ]
+    return "\n".join([*head, "", *rows]) + "\n"
+
+
+def parse_layer_lock(text: str, file: str) -> LayerLock:
+    """The layer lock in `text`. Raises LockError `file:line: what is wrong`."""
+    lines = text.split("\n")
+    values = []
+    for number, (name, pattern) in enumerate(_HEAD, 1):
+        key, _, value = (lines[number - 1] if number <= len(lines) else "").partition(": ")
+        if key != name or not re.fullmatch(pattern, value):
+            raise _malformed(file, number, f"expected '{name}: ...'")
+        values.append(value)
+    if lines[_FIRST - 2 : _FIRST - 1] != [""] or lines[-1] != "" or len(lines) <= _FIRST:
+        raise _malformed(file, _FIRST - 1, "an empty line, layers and a newline must follow the head")
+    layers = []
+    for number, line in enumerate(lines[_FIRST - 1 : -1], _FIRST):
+        found = _LAYER.fullmatch(line)
+        if found is None:
+            raise _malformed(file, number, "expected 'digest diff-id size title'")
+        digest, diff_id, size, title = found.groups()
+        descriptor = Descriptor(media_type=values[5], digest=digest, size=int(size))
+        layers.append(Layer(descriptor=descriptor, diff_id=diff_id, title=title))
+    return LayerLock(
+        target=values[1], lock=values[2], base=values[3], made_with=values[4], layers=tuple(layers)
+    )
+
+
+def read_layer_lock(folder: Path, target: str) -> LayerLock | None:
+    """The layer lock of a target in `folder`, None for none. Raises LockError for a malformed one."""
+    path = layers_path(folder, target)
+    try:
+        text = path.read_bytes().decode()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise LockError(f"{path}: cannot be read: {error}", hint=_AGAIN.format(target)) from error
+    lock = parse_layer_lock(text, str(path))
+    if lock.target != target:
+        raise _malformed(str(path), 2, f"the layers are those of {lock.target}")
+    return lock
+
+
+def write_layer_lock(folder: Path, lock: LayerLock) -> None:
+    """A reader sees the old file or the new one. Raises LockError for what cannot be written."""
+    path = layers_path(folder, lock.target)
+    try:
+        replace_text(path, format_layer_lock(lock))
+    except OSError as error:
+        hint = "free the disk or mend the rights"
+        raise LockError(f"{path}: cannot be written: {error.strerror}", hint=hint) from error
+
+
+def wrong_entries(lock: LayerLock, made: Sequence[Layer], file: str) -> tuple[str, ...]:
+    """What of a layer lock is not so, by layers that were made of the same; each begins `file:line`."""
+    wrong = []
+    for number, (said, layer) in enumerate(zip_longest(lock.layers, made), _FIRST):
+        if said is None or layer is None or said.title != layer.title:
+            made_is, says = (f"'{one.title}'" if one else "no more layer" for one in (layer, said))
+            wrong.append(f"{file}:{number}: {made_is} is made here, the file says {says}")
+            continue
+        for word, has, says in (
+            ("diff id", layer.diff_id, said.diff_id),
+            ("digest", layer.descriptor.digest, said.descriptor.digest),
+            ("size", str(layer.descriptor.size), str(said.descriptor.size)),
+        ):
+            if has != says:
+                wrong.append(f"{file}:{number}: '{layer.title}' has the {word} {has}, the file says {says}")
+    return tuple(wrong)
+
+
+_AGAIN = "restore it from git, or make it anew: imagefactory lock --deep {}"
+
+
+def _malformed(file: str, number: int, what: str) -> LockError:
+    return LockError(f"{file}:{number}: {what}", hint=_AGAIN.format("TARGET"))

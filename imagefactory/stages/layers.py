@@ -1,0 +1,60 @@
+"""Layer locks of a factory: whether they hold, what an image is by them, and what was made against them."""
+
+from __future__ import annotations
+
+from imagefactory.engines.base.image import Blobs
+from imagefactory.engines.layer_lock import image_of, moved_on
+from imagefactory.errors import LockError, StaleError
+from imagefactory.factory import Factory
+from imagefactory.lock.debian.file import read_base_lock
+from imagefactory.lock.layers import layers_path, read_layer_lock, wrong_entries
+from imagefactory.model import Definition, Target
+from imagefactory.oci.model import Image
+from imagefactory.stages.define import define_target
+
+
+def layers_state(factory: Factory, target: Target) -> str:
+    """`ok`, `stale`, `malformed`, or empty for a target without a layer lock."""
+    try:
+        if read_layer_lock(factory.lock_folder, target.name) is None:
+            return ""
+        return "ok" if promised_image(factory, target) else "stale"
+    except StaleError:
+        return "stale"
+    except LockError:
+        return "malformed"
+
+
+def promised_image(factory: Factory, target: Target, blobs: Blobs | None = None) -> Image | None:
+    """The target's image by its layer lock, None where there is none or it is stale.
+
+    Its config, manifest and index are added to `blobs`. Raises LockError and StaleError as `define_target`
+    does, and LockError for a layer lock that is malformed.
+    """
+    lock = read_layer_lock(factory.lock_folder, target.name)
+    if lock is None:
+        return None
+    definition = define_target(factory, target)
+    base = read_base_lock(factory.base_lock_path(definition.base))
+    if base is None or moved_on(lock, definition, base):
+        return None
+    return image_of(lock, definition, base, blobs)
+
+
+def hold_to_layer_lock(factory: Factory, definition: Definition, made: Image, made_with: str) -> None:
+    """Raises LockError where layers made here of what the layer lock says are not as it says.
+
+    One that is stale, or of layers that are made with other tools, is told and not held to.
+    """
+    target = definition.target.name
+    lock = read_layer_lock(factory.lock_folder, target)
+    base = read_base_lock(factory.base_lock_path(definition.base))
+    if lock is None or base is None or not made_with:
+        return
+    path = layers_path(factory.lock_folder, target)
+    if moved := moved_on(lock, definition, base):
+        factory.tell(f"{path} is stale, {moved}: imagefactory lock --deep {target}")
+    elif lock.made_with != made_with:
+        factory.tell(f"{path} is of layers by {lock.made_with}: those by {made_with} are not held to it")
+    elif wrong := wrong_entries(lock, made.layers, str(path)):
+        raise LockError("\n".join(wrong), hint=f"imagefactory lock --check --deep {target} makes each anew")
