@@ -172,9 +172,7 @@ def fresh(ground: Ground, readings: Readings) -> None:
         scratch(folder)
         mine = Factory(store=folder / "store", cache=folder / "cache", extra={"IMAGEFACTORY_INDEX": index})
         with readings.timed("fresh/imagefactory"):
-            built = mine.build(MAIN)
-    if built["smoke"]["status"] != "passed":
-        raise SystemExit("the smoke test did not pass")
+            mine.build(MAIN)  # which fails where its smoke test does
     readings.add("fresh/floor", readings.values["fresh/fetch"][-1] + readings.values["fresh/base"][-1])
     shutil.rmtree(folder)
 
