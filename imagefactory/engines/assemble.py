@@ -3,8 +3,8 @@
 The digest is a function of lock, recipe, base and the codec's version alone. `plan_layers` decides
 which packages share a layer; each layer is made as soon as its packages are there, while others are fetched
 and the base is installed; layers are kept by what went into them, so another image with the same package
-writes nothing. Wheels become layers directly; conda's packages are
-linked into a staging prefix first (conda/prefix.py), and each is read from there.
+writes nothing. Wheels become layers directly; conda's packages are linked into a staging prefix first
+(conda/prefix.py), and each is read from there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -147,19 +146,13 @@ class AssembleEngine:
                 return conda_part(package, prefix, bench)
 
             plans = plan_layers([{package: part(package) for package in group} for group in groups])
-            folders: Future[tuple[Path, ...]] = Future()
-
-            def make_base() -> None:
-                try:
-                    folders.set_result(supplies.base.get().folders)
-                except BaseException as error:
-                    folders.set_exception(error)
-                    raise
-
             supply = Supply(
-                package=arrivals.wait, base=folders.result, stop=arrivals.stop, unpacked=supplies.unpacked
+                package=arrivals.wait,
+                base=lambda: supplies.base.get().folders,
+                stop=arrivals.stop,
+                unpacked=supplies.unpacked,
             )
-            made = make_layers(plans, bench, supply, progress, workers=self.workers, meanwhile=make_base)
+            made = make_layers(plans, bench, supply, progress, workers=self.workers)
             arrivals.wait_for_all()
             base = supplies.base.get()
             check_conflicts(chain(own_files(definition), read_laid(self.layout, plans)))

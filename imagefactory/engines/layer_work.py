@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,10 +35,11 @@ from imagefactory.runners.unshare import UnshareRunner
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supply:
-    """What is still under way while layers are made. All are called by threads, and may wait.
+    """What is still under way while layers are made.
 
-    `package` returns when the wheel at that path is whole; `base` gives the base's unpacked folders. `stop`
-    is set where the work is given up. `unpacked` gets each layer as files too, where they are wanted.
+    `package` returns when the wheel at that path is whole: threads wait for it until `stop` says that the
+    work is given up. `base` makes the base, in the caller's thread, and gives its unpacked folders.
+    `unpacked` gets each layer as files too, where they are wanted.
     """
 
     package: Callable[[Path], None]
@@ -54,18 +55,16 @@ def make_layers(
     progress: Progress,
     *,
     workers: int,
-    meanwhile: Callable[[], None] = lambda: None,
 ) -> list[MadeLayer]:
     """The layers of `plans`, found or made by up to `workers` threads at once, in the plans' order.
 
-    `meanwhile` is what this thread does until they are there. Threads are enough: inflating, hashing, packing
-    and writing happen outside the interpreter's lock, and byte code is made by another process.
+    Threads are enough: inflating, hashing, packing and writing happen outside the interpreter's lock, and
+    byte code is made by another process.
     """
     layout = Layout(bench.store)
     found = {plan.key: made for plan in plans if (made := _find_layer(layout, plan))}
     missing = [plan for plan in plans if plan.key not in found]
     if not missing:
-        meanwhile()
         return [found[plan.key] for plan in plans]
     with progress.task("making layers", total=sum(plan.size for plan in missing)) as task:
         work = Work(bench, supply, task, workers)
@@ -73,13 +72,15 @@ def make_layers(
         pool = ThreadPoolExecutor(len(missing))
         try:
             futures = {pool.submit(work.make_layer, plan): plan.key for plan in in_working_order(missing)}
-            meanwhile()
+            work.base.set_result(supply.base())
             for future in as_completed(futures):
                 if not isinstance(future.exception(), _StoppedError):  # who stopped it says why
                     found[futures[future]] = future.result()
             work.compilers.close()  # before the threads that started them end: so would they
         except BaseException:
             supply.stop.set()
+            if not work.base.done():
+                work.base.set_exception(_StoppedError())
             raise
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
@@ -98,12 +99,13 @@ class _StoppedError(Exception):
 
 
 class Work:
-    """What the threads of one build share: `slots` for as many as work at once, and compilers."""
+    """What the threads of one build share: `slots` for as many as work at once, the base, and compilers."""
 
     def __init__(self, bench: LayerInputs, supply: Supply, task: Task, workers: int) -> None:
         self.bench, self.supply, self.layout = bench, supply, Layout(bench.store)
         self.slots = threading.Semaphore(workers)
-        self.compilers = Compilers(self._await_base, lambda: new_compiler(bench, supply.base()))
+        self.base: Future[tuple[Path, ...]] = Future()
+        self.compilers = Compilers(self._await_base, lambda: new_compiler(bench, self.base.result()))
         self._task: Task | None = task
 
     def report(self, count: int) -> None:
@@ -119,7 +121,7 @@ class Work:
     def _await_base(self) -> None:
         self.slots.release()  # another thread works while this one waits
         try:
-            self.supply.base()
+            self.base.result()
         finally:
             self.slots.acquire()
 

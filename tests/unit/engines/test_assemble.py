@@ -473,6 +473,28 @@ def test_a_failure_ends_what_waits_and_is_what_is_said(tmp_path: Path) -> None:
     assert set(threading.enumerate()) <= before
 
 
+def test_an_interrupt_before_the_base_is_begun_leaves_nothing_waiting_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting, wait = threading.Event(), layer_work.Work._await_base
+
+    def told(work: layer_work.Work) -> None:
+        waiting.set()
+        wait(work)
+
+    def interrupted(plans: Sequence[LayerPlan]) -> Iterator[LayerPlan]:
+        yield from plans
+        assert waiting.wait(60)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(layer_work.Work, "_await_base", told)
+    monkeypatch.setattr(layer_work, "in_working_order", interrupted)
+    before = set(threading.enumerate())
+    with pytest.raises(KeyboardInterrupt):
+        build_in_parallel(tmp_path, Quiet())
+    assert set(threading.enumerate()) <= before
+
+
 def test_layers_are_made_while_the_base_is_and_the_packages_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
