@@ -41,7 +41,6 @@ from imagefactory.oci.model import Image, Sif
 from imagefactory.oci.registry.client import Registry
 from imagefactory.oci.sif import find_sif, load_sif, sifs_of
 from imagefactory.oci.sif_container import read_partition
-from imagefactory.oci.squash_layer import Packers
 from imagefactory.oci.squash_store import SQUASHED
 from imagefactory.oci.transfer import Sending, send
 from imagefactory.progress import Quiet
@@ -51,6 +50,7 @@ from imagefactory.scan.sif import unpacked_sif
 from imagefactory.settings.load import load_settings
 from imagefactory.stages.define import define_target
 from tests.made.layer_store import TAR, file, make_tar
+from tests.made.squashfs import count_packed
 from tests.made.supplies import supplies
 from tests.services.apptainer import ORDINARY_UID, as_ordinary_user
 from tests.services.children import child
@@ -500,16 +500,7 @@ def on_top(ground: Ground, content: bytes) -> Image:
 
 @pytest.fixture
 def packed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The bytes of each piece that is packed from now on."""
-    sizes: list[int] = []
-    pack = Packers.pack
-
-    def count(self: Packers, piece: bytes) -> object:
-        sizes.append(len(piece))
-        return pack(self, piece)
-
-    monkeypatch.setattr(Packers, "pack", count)
-    return sizes
+    return count_packed(monkeypatch)
 
 
 def test_one_layer_more_packs_that_layer_alone(ground: Ground, packed: list[int]) -> None:

@@ -6,17 +6,31 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 import zstandard
 
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.model import Layer
-from imagefactory.oci.squash_layer import LayerIndex, Squeeze
+from imagefactory.oci.squash_layer import LayerIndex, Packers, Squeeze
 from imagefactory.oci.squash_store import Row, SquashStore
 from imagefactory.oci.squash_tree import format_image
 from imagefactory.progress import Quiet
 
 SQUEEZE = Squeeze(level=1, block=4096)
 MOMENT = 1_700_000_000
+
+
+def count_packed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of each piece that is packed from now on."""
+    sizes: list[int] = []
+    pack = Packers.pack
+
+    def count(self: Packers, piece: bytes) -> object:
+        sizes.append(len(piece))
+        return pack(self, piece)
+
+    monkeypatch.setattr(Packers, "pack", count)
+    return sizes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ from imagefactory.oci.squash_store import SQUASHED, ChangedError
 from imagefactory.oci.squashfs import File, Folder, Link, Owned
 from imagefactory.progress import Quiet
 from tests.made.layer_store import Entry, LayerStore, file, folder, link, make_tar
-from tests.made.squashfs import MOMENT, Squashed, SquashReader
+from tests.made.squashfs import MOMENT, Squashed, SquashReader, count_packed
 
 NOISE = random.Random(18).randbytes(10_000)  # two blocks and a rest that no codec makes smaller
 TEXT = b"what is said again and again " * 1000
@@ -57,16 +57,7 @@ def ground(tmp_path: Path) -> Ground:
 
 @pytest.fixture
 def packed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The bytes of each piece that is packed from now on."""
-    sizes: list[int] = []
-    pack = Packers.pack
-
-    def count(self: Packers, piece: bytes) -> object:
-        sizes.append(len(piece))
-        return pack(self, piece)
-
-    monkeypatch.setattr(Packers, "pack", count)
-    return sizes
+    return count_packed(monkeypatch)
 
 
 # --- what is in it -----------------------------------------------------------------------------------
