@@ -49,6 +49,16 @@ def is_factory(settings: Settings) -> bool:
     return not settings.shipped and (settings.root_path / "recipes" / BASES_FILE).exists()
 
 
+def names_catalogue(settings: Settings) -> bool:
+    """Whether a catalogue is named for who has no factory."""
+    return bool(settings.catalogue.value or settings.registry.value)
+
+
+def catalogue_answers(settings: Settings) -> bool:
+    """Whether the catalogue answers: there is no factory, `-C` names none, and the catalogue is known."""
+    return settings.root.origin != "-C" and not is_factory(settings) and names_catalogue(settings)
+
+
 def require_own(settings: Settings, what: str) -> None:
     """Raises UsageError where `what` would write among the recipes that come with this program."""
     if settings.shipped:

@@ -55,11 +55,12 @@ def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: A
     Without a factory TARGET is an image of the catalogue that you joined, fetched once by its digest.
     Changes to the image's files are thrown away. The exit code is the command's own.
     """
+    from imagefactory.factory import catalogue_answers
     from imagefactory.model import RunSpec
     from imagefactory.recipes.expand import select_one
     from imagefactory.runners.here import HERE
     from imagefactory.runners.limits import parse_limits
-    from imagefactory.stages.catalogued import catalogue_answers, read_offer
+    from imagefactory.stages.catalogued import read_offer
     from imagefactory.stages.run import current_folder, fetch_offered, find_built, find_stored, run_made
 
     call: Call = ctx.obj

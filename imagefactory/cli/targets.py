@@ -41,10 +41,10 @@ def list_targets(call: Call, names: tuple[str, ...], as_json: bool) -> None:
 
     Without a factory, the images of the catalogue that you joined: on which GPUs each is verified.
     """
+    from imagefactory.factory import catalogue_answers
     from imagefactory.model import Marks
     from imagefactory.recipes.companions import left_out
     from imagefactory.report.targets import format_targets
-    from imagefactory.stages.catalogued import catalogue_answers
     from imagefactory.stages.locked import lock_state
 
     if catalogue_answers(call.settings):
@@ -105,11 +105,11 @@ def show(call: Call, name: str, as_json: bool) -> None:
 
     Without a factory, an image of the catalogue that you joined: what is known of it on which GPUs.
     """
+    from imagefactory.factory import catalogue_answers
     from imagefactory.model import Outcome
     from imagefactory.recipes.companions import left_out
     from imagefactory.recipes.expand import select_one
     from imagefactory.report.targets import TargetState, format_target
-    from imagefactory.stages.catalogued import catalogue_answers
     from imagefactory.stages.layers import promised_image
     from imagefactory.stages.lock import behind_of
     from imagefactory.stages.locked import lock_state, read_target_lock, read_why

@@ -93,12 +93,13 @@ def verdicts(call: Call, /, name: str, place: str, as_json: bool, **options: Any
 
 
 def _find(call: Call, name: str, registry: str, now: datetime) -> tuple[Found, ...]:
+    from imagefactory.factory import catalogue_answers
     from imagefactory.oci.candidates import plain_tag
     from imagefactory.oci.layout import reference
     from imagefactory.oci.store import parse_reference
     from imagefactory.recipes.expand import select_one
     from imagefactory.stages.candidates import Promoting, list_verdicts
-    from imagefactory.stages.catalogued import catalogue_answers, read_offer, verdicts_on
+    from imagefactory.stages.catalogued import read_offer, verdicts_on
     from imagefactory.stages.pull import target_reference
     from imagefactory.stages.verdicts import local_place, place_of, registry_of, verdicts_of
 

@@ -8,9 +8,8 @@ from datetime import datetime
 
 from imagefactory.catalogue.model import Catalogue, Offer
 from imagefactory.catalogue.offers import find_image, judge_offer, select_images
-from imagefactory.factory import is_factory
 from imagefactory.settings.load import Settings
-from imagefactory.stages.read_catalogue import names_catalogue, read_catalogue
+from imagefactory.stages.read_catalogue import read_catalogue
 from imagefactory.verdicts.found import Found
 from imagefactory.verdicts.trust import read_trust
 
@@ -27,11 +26,6 @@ class Shelf:
     def said(self) -> str:
         """Who answers."""
         return f"images of the catalogue {self.place}, made {self.catalogue.made:%Y-%m-%d %H:%M} UTC"
-
-
-def catalogue_answers(settings: Settings) -> bool:
-    """Whether the catalogue answers: there is no factory, `-C` names none, and the catalogue is known."""
-    return settings.root.origin != "-C" and not is_factory(settings) and names_catalogue(settings)
 
 
 def read_shelf(settings: Settings, environ: Mapping[str, str], names: Sequence[str], now: datetime) -> Shelf:

@@ -13,11 +13,11 @@ from imagefactory.doctor.judge import can_build
 from imagefactory.doctor.look import examine
 from imagefactory.doctor.use import Believed, UseFacts, judge_submit, judge_verify, works
 from imagefactory.errors import FactoryError, extra_hint
-from imagefactory.factory import is_factory, recipes_folder
+from imagefactory.factory import is_factory, names_catalogue, recipes_folder
 from imagefactory.pools.model import open_pool
 from imagefactory.settings.choices import HTCONDOR
 from imagefactory.settings.load import Settings
-from imagefactory.stages.read_catalogue import names_catalogue, read_catalogue
+from imagefactory.stages.read_catalogue import read_catalogue
 from imagefactory.submit.proven import proven_grounds
 from imagefactory.verdicts.keys import keys_folder, own_keys
 from imagefactory.verdicts.trust import Trust, read_trust

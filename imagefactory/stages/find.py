@@ -12,14 +12,14 @@ from datetime import datetime
 
 from imagefactory.catalogue.model import Catalogue
 from imagefactory.catalogue.offers import judge_offer
-from imagefactory.factory import Factory, is_factory
+from imagefactory.factory import Factory, is_factory, names_catalogue
 from imagefactory.gpu.knowledge import families
 from imagefactory.matrix.compat import releases
 from imagefactory.pools.model import Inventory
 from imagefactory.pools.sites import find_site
 from imagefactory.settings.load import Settings
 from imagefactory.stages.compat import read_candidates
-from imagefactory.stages.read_catalogue import names_catalogue, read_catalogue
+from imagefactory.stages.read_catalogue import read_catalogue
 from imagefactory.submit.find import Findable, Found, candidate, find, offered
 from imagefactory.submit.places import Wish
 from imagefactory.verdicts.trust import read_trust

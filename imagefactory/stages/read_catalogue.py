@@ -66,11 +66,6 @@ def read_catalogue(
     return catalogue
 
 
-def names_catalogue(settings: Settings) -> bool:
-    """Whether one is named for who has no factory."""
-    return bool(settings.catalogue.value or settings.registry.value)
-
-
 def _refuse_older(folder: Path, where: str, made: datetime) -> None:
     """Remembers when the newest catalogue of a place was made. A cache that fails remembers nothing.
 
