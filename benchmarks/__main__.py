@@ -317,6 +317,7 @@ CASES: dict[str, Callable[[Ground, Readings], None]] = {
 
 
 def main() -> None:
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a command is compiled once on a machine, not each time
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
