@@ -1,6 +1,6 @@
 """How this machine reaches what it is not: package index, channels, Debian's archive, registries.
 
-Settings and environment name them; here they meet the rooms.
+Settings and environment name them; here they meet the rooms. Each is loaded when it is reached for.
 """
 
 from __future__ import annotations
@@ -13,20 +13,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from imagefactory.errors import UsageError
-from imagefactory.lock.conda.channels import ChannelAccess, find_channels
-from imagefactory.lock.debian.sources import DebianMirror, find_mirror
-from imagefactory.lock.pypi.index import PackageIndex, find_index, trusting
-from imagefactory.oci.credentials import find_credentials
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.mirrors import split_place
-from imagefactory.oci.transfer import Brake
 from imagefactory.progress import QUIET
 from imagefactory.settings.load import Settings
-from imagefactory.web import Patience
 
 if TYPE_CHECKING:
+    from imagefactory.lock.conda.channels import ChannelAccess
+    from imagefactory.lock.debian.sources import DebianMirror
+    from imagefactory.lock.pypi.index import PackageIndex
     from imagefactory.lock.pypi.uv import UvLocker
     from imagefactory.oci.registry.client import Registry
+    from imagefactory.oci.transfer import Brake
+    from imagefactory.web import Patience
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +49,8 @@ def cache_lock(access: Access) -> Path:
 
 
 def package_index(access: Access) -> PackageIndex:
+    from imagefactory.lock.pypi.index import find_index, trusting
+
     found = find_index(access.settings.index, environ=access.environ, prefix=Path(sys.prefix))
     return trusting(found, access.settings.certificates_path)
 
@@ -62,11 +63,15 @@ def uv_locker(index: PackageIndex) -> UvLocker:
 
 def conda_channels(access: Access) -> ChannelAccess:
     """How this machine reaches conda's channels."""
+    from imagefactory.lock.conda.channels import find_channels
+
     certificates = package_index(access).certificates
     return find_channels(access.settings.channels.value, access.environ, certificates)
 
 
 def debian_mirror(access: Access) -> DebianMirror:
+    from imagefactory.lock.debian.sources import find_mirror
+
     settings = access.settings
     debs = settings.cache_path / "debs"
     found = find_mirror(settings.debian_mirror.value, debs, access.environ, etc_apt=Path("/etc/apt"))
@@ -96,6 +101,7 @@ def open_registry(
     `brake` cuts its waits between attempts short when the transfer it serves has failed; without
     `patience` it has that of a transfer.
     """
+    from imagefactory.oci.credentials import find_credentials
     from imagefactory.oci.registry.client import Registry
     from imagefactory.oci.registry.exchange import RegistryOptions
 
