@@ -227,7 +227,7 @@ def bare(ground: Ground, readings: Readings) -> None:
 
 
 def publish(ground: Ground, readings: Readings) -> None:
-    seen: dict[str, str] = {}
+    seen: dict[str, dict[str, str]] = {}
     for way in ("assemble", *WAYS, "floor"):
         ground.rivals.clear()
         mine = ground.lend("publish", ground.several.root, wheels=False)
@@ -255,8 +255,10 @@ def publish(ground: Ground, readings: Readings) -> None:
                 with readings.timed(f"same/{way}"):
                     put(CHANGED)
             seen[way] = _pull(ground, readings, way, _image(server.host, way, FIRST))
-    if len(set(seen.values())) != 1:
-        raise SystemExit("the images do not hold the same files")
+    ours = seen["assemble"].items()
+    for way, files in seen.items():
+        if other := sorted({path for path, _ in files.items() ^ ours}):
+            raise SystemExit(f"{way}: {len(other)} files are not those of imagefactory's image: {other[:9]}")
     shutil.rmtree(ground.folder / "publish")
 
 
@@ -296,7 +298,7 @@ def _held(storage: Path) -> int:
     return sum(path.stat().st_size for path in storage.rglob("data"))
 
 
-def _pull(ground: Ground, readings: Readings, way: str, image: str) -> str:
+def _pull(ground: Ground, readings: Readings, way: str, image: str) -> dict[str, str]:
     """Pulls by a docker and a podman that hold nothing yet; what files the image has."""
     with docker_daemon(ground.folder / "puller") as puller:
         with readings.timed(f"docker/{way}"):
@@ -308,7 +310,7 @@ def _pull(ground: Ground, readings: Readings, way: str, image: str) -> str:
             subprocess.run(
                 command, env={**os.environ, **podman.environ}, check=True, stdout=subprocess.DEVNULL
             )
-    return json.dumps(files)
+    return files
 
 
 CASES: dict[str, Callable[[Ground, Readings], None]] = {

@@ -47,9 +47,11 @@ LOOK = f"""
 import hashlib, importlib.metadata, json, numpy, onnxruntime, pathlib
 site = pathlib.Path("{SITE}")
 own = {{"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}}  # written by whoever installs
+elsewhere = ("share", "bin")  # `--target` puts what belongs beside lib/ into the folder of the packages
 print(json.dumps({{str(path.relative_to(site)): hashlib.sha256(path.read_bytes()).hexdigest()
     for path in sorted(site.rglob("*")) if path.is_file() and path.name not in own
-    and path.suffix not in (".pyc", ".pth") and path.name != ".lock" and path.parent.name != "bin"}}))
+    and path.suffix not in (".pyc", ".pth") and path.name != ".lock"
+    and path.relative_to(site).parts[0] not in elsewhere}}))
 """
 
 

@@ -67,7 +67,7 @@ class ApptainerEngine:
 
         Raises BuildError with apptainer's last lines, StoreError. The caller holds the layout's `in_use`.
         """
-        target, base = definition.target, supplies.base.get()
+        target, base = definition.target, supplies.base().get()
         secrets = self.secrets(definition.lock.channels)
         with scratch(self.layout) as folder, progress.stage(f"{target.name}: apptainer build"):
             for name, text in render(definition).items():

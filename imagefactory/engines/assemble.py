@@ -103,15 +103,12 @@ class AssembleEngine:
 
         The caller holds the layout's `in_use`.
         """
-        base = supplies.base.made
-        image = self.find(definition, base) if base else None
-        if image is None:
-            with progress.stage(f"{definition.target.name}: assemble"):
-                try:
-                    image = self._assemble(definition, supplies, progress)
-                except AlteredError as error:  # what an earlier build left in the cache has changed since
-                    progress.note(f"  {error.message}; it is fetched or unpacked anew")
-                    image = self._assemble(definition, supplies, progress)
+        with progress.stage(f"{definition.target.name}: assemble"):
+            try:
+                image = self._assemble(definition, supplies, progress)
+            except AlteredError as error:  # what an earlier build left in the cache has changed since
+                progress.note(f"  {error.message}; it is fetched or unpacked anew")
+                image = self._assemble(definition, supplies, progress)
         self.tag(definition, image)
         return image
 
@@ -137,7 +134,8 @@ class AssembleEngine:
     ) -> Image:
         groups = group_packages(definition)
         with self._linked(definition, groups, supplies, arrivals, progress) as prefix:
-            bench = self._bench(definition, supplies.base, prefix)
+            coming = supplies.base()
+            bench = self._bench(definition, coming, prefix)
 
             def part(package: LockedPackage) -> Part:
                 if isinstance(package, LockedWheel):
@@ -148,13 +146,13 @@ class AssembleEngine:
             plans = plan_layers([{package: part(package) for package in group} for group in groups])
             supply = Supply(
                 package=arrivals.wait,
-                base=lambda: supplies.base.get().folders,
+                base=lambda: coming.get().folders,
                 stop=arrivals.stop,
                 unpacked=supplies.unpacked,
             )
             made = make_layers(plans, bench, supply, progress, workers=self.workers)
             arrivals.wait_for_all()
-            base = supplies.base.get()
+            base = coming.get()
             check_conflicts(chain(own_files(definition), read_laid(self.layout, plans)))
             if prefix and prefix.scripts:
                 made.append(self._run_scripts(prefix, plans, bench, base, progress))
@@ -175,7 +173,7 @@ class AssembleEngine:
         if not definition.lock.conda:
             yield None
             return
-        supplies.base.get()
+        supplies.base().get()
         files = arrivals.wait_for_all()  # who owns a path of several is known when all are there
         staging = Staging(
             archives={package: files[package] for package in definition.lock.conda},

@@ -125,7 +125,7 @@ class DockerEngine:
         Packages come from the index inside the build. Raises BuildError with the last lines of the step that
         failed. The caller holds the layout's `in_use`.
         """
-        base = supplies.base.get()
+        base = supplies.base().get()
         image = self.find(definition, base)
         if image is None:
             files, secrets = render(definition), self.secrets(definition.lock.channels)

@@ -19,11 +19,11 @@ from imagefactory.progress import Progress
 class Supplies:
     """What an image is made of, while it is under way.
 
-    `packages` fetches the locked packages into the cache, for engines that take them from there. `unpacked`
-    gets each layer as files too, where they are wanted.
+    `packages` fetches the locked packages into the cache, for engines that take them from there. `base`
+    fetches its own, once, and can be made then. `unpacked` gets each layer as files too, if it is wanted.
     """
 
-    base: ComingBase
+    base: Callable[[], ComingBase]
     packages: Callable[[], AbstractContextManager[Arrivals]]
     unpacked: Unpacked | None
 

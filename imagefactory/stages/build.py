@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib import import_module
 from typing import TypeVar
 
@@ -31,6 +32,7 @@ from imagefactory.engines.base.image import (
     ComingBase,
     as_coming,
     begin_base,
+    find_base,
     recall_base,
     tell_unpublished,
 )
@@ -116,20 +118,28 @@ def build_image(factory: Factory, definition: Definition, options: BuildOptions,
     runner = make_runner(factory, runner_name, target.name, progress)
     clock = _Clock()
     with layout.in_use(progress), used(cache_lock(factory), progress):
-        recalled = _recalled_base(factory, definition.base, locked=options.locked)
-        image = engine.find(definition, recalled) if recalled else None
-        if recalled is None or image is None:
+        made = _recalled_base(factory, definition.base, locked=options.locked)
+        image = engine.find(definition, made) if made else None
+        if made is None or image is None:
             options.before()
             engine.require()
             if options.smoke:
                 runner.require()
             with clock.of("base"):
-                base = _begin_base(factory, definition.base, progress, locked=options.locked)
-            image = engine.find(definition, base.made) if base.made else None
-        else:
-            base = as_coming(recalled)
-            if not recalled.published:
-                tell_unpublished(definition.base.name, progress)
+                made = _find_base(factory, definition.base, progress, locked=options.locked)
+            image = engine.find(definition, made) if made else None
+        elif not made.published:
+            tell_unpublished(definition.base.name, progress)
+
+        @cache
+        def base() -> ComingBase:
+            if made:
+                return as_coming(made)
+            wanted = _wanted_base(factory, definition.base, locked=options.locked)
+            with clock.of("base"):
+                begun = begin_base(factory.layout, wanted, progress)
+            return replace(begun, make=clock.timing("base", begun.get))
+
         fresh = image is None
         if image is None:
 
@@ -139,16 +149,14 @@ def build_image(factory: Factory, definition: Definition, options: BuildOptions,
                 with _fetching(factory, definition.lock, clock, progress) as arrivals:
                     yield arrivals
 
-            supplies = Supplies(
-                base=replace(base, make=clock.timing("base", base.get)),
-                packages=packages,
-                unpacked=runner.unpacked if options.smoke else None,
-            )
+            unpacked = runner.unpacked if options.smoke else None
+            supplies = Supplies(base=base, packages=packages, unpacked=unpacked)
             with clock.of("assemble"):
                 image = engine.build(definition, supplies, progress)
         else:
             engine.tag(definition, image)
-        if options.held and base.get().published and isinstance(image, Image):
+        published = base().get().published
+        if options.held and published and isinstance(image, Image):
             hold_to_layer_lock(factory, definition, image, engine.made_with(definition))
         report = None
         if options.smoke:
@@ -168,7 +176,7 @@ def build_image(factory: Factory, definition: Definition, options: BuildOptions,
         target=target,
         image=image,
         fresh=fresh,
-        published_base=base.get().published,
+        published_base=published,
         report=report,
         seconds=clock.seconds(),
     )
@@ -246,10 +254,10 @@ def _fetch(access: Access, lock: Lock, arrivals: Arrivals, progress: Progress) -
         PackageCache(folder, index).fetch(lock.wheels, look_up, progress, arrivals=arrivals)
 
 
-def _begin_base(factory: Factory, base: Base, progress: Progress, *, locked: bool) -> ComingBase:
+def _find_base(factory: Factory, base: Base, progress: Progress, *, locked: bool) -> BaseImage | None:
     if base.image:  # what is on it is made with what its config says
-        return as_coming(_pulled_base(factory, base, progress))
-    return begin_base(factory.layout, _wanted_base(factory, base, locked=locked), progress)
+        return _pulled_base(factory, base, progress)
+    return find_base(factory.layout, _wanted_base(factory, base, locked=locked), progress)
 
 
 def _recalled_base(factory: Factory, base: Base, *, locked: bool) -> BaseImage | None:

@@ -32,7 +32,7 @@ class OneLayer:
         return self.layout.image(reference(definition.target))
 
     def build(self, definition: Definition, supplies: Supplies, progress: Progress) -> Image | Sif:
-        told = f"{definition.lock.content_hash} on {supplies.base.identity}".encode()
+        told = f"{definition.lock.content_hash} on {supplies.base().identity}".encode()
         add_image(self.layout, reference(definition.target), [told])
         made = self.layout.image(reference(definition.target))
         assert made is not None

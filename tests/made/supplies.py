@@ -27,4 +27,4 @@ def supplies(
             arrivals.tell(package)
         yield arrivals
 
-    return Supplies(base=as_coming(base), packages=here, unpacked=unpacked)
+    return Supplies(base=lambda: as_coming(base), packages=here, unpacked=unpacked)

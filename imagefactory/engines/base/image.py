@@ -96,12 +96,10 @@ class BaseWanted:
     locked: bool
 
 
-def begin_base(layout: Layout, order: BaseWanted, progress: Progress) -> ComingBase:
-    """The base's layer in the store, unpacked, tagged `base:<name>`; or its packages, fetched.
+def find_base(layout: Layout, order: BaseWanted, progress: Progress) -> BaseImage | None:
+    """The base whose layer is in the store, unpacked, tagged `base:<name>`. None where it has to be made.
 
-    The caller holds `in_use`. When the mirror no longer has the locked packages, the suite's newer ones are
-    taken (and said), and what they were is remembered, so that the next build takes the same. Raises
-    BuildError with `locked`, LockError for a lock of another base.
+    The caller holds `in_use`. Raises LockError for a lock of another base.
     """
     if order.lock.base != order.base.name:
         raise LockError(f"the lock is of base {order.lock.base}, not {order.base.name}")
@@ -109,7 +107,17 @@ def begin_base(layout: Layout, order: BaseWanted, progress: Progress) -> ComingB
         for lock in (order.lock, *([] if order.locked else _remembered(layout, order))):
             layer = layout.recall_layer(_layer_key(lock, order.codec))
             if layer is not None:
-                return as_coming(_finish(layout, order, (lock, layer), progress))
+                return _finish(layout, order, (lock, layer), progress)
+    return None
+
+
+def begin_base(layout: Layout, order: BaseWanted, progress: Progress) -> ComingBase:
+    """A base that `find_base` did not find: its packages, fetched.
+
+    When the mirror no longer has the locked packages, the suite's newer ones are taken (and said), and what
+    they were is remembered, so that the next build takes the same. Raises BuildError with `locked`.
+    """
+    with layout.locked(f"base-{order.base.name}"), explain_full_disk(layout.path):
         with progress.stage(f"{order.base.name}: fetch {len(order.lock.packages)} packages of Debian"):
             fetched = fetch_base(order.base, order.lock, order.mirror(), progress, locked=order.locked)
         if not fetched.published:
@@ -139,7 +147,7 @@ def _make(layout: Layout, order: BaseWanted, fetched: FetchedBase, progress: Pro
 
 
 def recall_base(layout: Layout, order: BaseWanted) -> BaseImage | None:
-    """The base as `begin_base` left it in the store, None where it would have to be made. Unpacks nothing."""
+    """The base as `find_base` left it in the store, None where it would have to be made. Unpacks nothing."""
     for lock in (order.lock, *([] if order.locked else _remembered(layout, order))):
         layer = layout.recall_layer(_layer_key(lock, order.codec))
         if layer is None:

@@ -114,7 +114,8 @@ def build(root: Path, given: Mapping[LockedWheel, Path]) -> Image:
     made = BaseImage(image=image, folders=(layout.path,), identity="b", epoch=1, published=True)
     engine = AssembleEngine(layout, root / "cache", codec="zstd", workers=2)
     unpacked = Unpacked(root / "store" / "unpacked")
-    return engine.build(definition, supplies(made, lambda: given, unpacked), QUIET)
+    found = engine.find(definition, made)  # as every build begins
+    return found or engine.build(definition, supplies(made, lambda: given, unpacked), QUIET)
 
 
 def plain_bytes(root: Path, image: Image) -> dict[str, int]:
