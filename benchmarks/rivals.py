@@ -1,8 +1,9 @@
-"""Three ways to get from a lock to an image in a registry with docker, each as strong as it can be made.
+"""Four ways to get from a lock to an image in a registry, each as strong as it can be made.
 
 dockerfile    the rendered Dockerfile as shipped: `docker buildx build --load`, `docker push`
 best          BuildKit's best practice: uv, a cache mount, byte code, zstd, pushed by BuildKit
 split         the same, hand-split: a stage and a layer for every large package
+buildah       the rendered Dockerfile by `podman build`, which is buildah, zstd, `podman push`
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from benchmarks.wheels import Wheel
 from imagefactory.oci.archive import export
 from imagefactory.oci.layout import Layout
 from imagefactory.progress import Quiet
-from tests.services import docker_daemon
+from tests.services import docker_daemon, podman_service
 from tests.services.docker import write_config
 from tests.services.factory import Factory
+from tests.services.podman import PodmanService
 
-WAYS = ("dockerfile", "best", "split")
+WAYS = ("dockerfile", "best", "split", "buildah")
 LARGE = 8_000_000
 BASE = "imagefactory-benchmark/base:1"
 SITE = "/opt/env/lib/python3.11/site-packages"
@@ -56,14 +58,13 @@ print(json.dumps({{str(path.relative_to(site)): hashlib.sha256(path.read_bytes()
 
 
 def docker(daemon: str, *arguments: str) -> str:
-    done = subprocess.run(
-        ["docker", *arguments],
-        env={**os.environ, "DOCKER_HOST": daemon, "SOURCE_DATE_EPOCH": "1"},
-        capture_output=True,
-        text=True,
-    )
+    return _said("docker", *arguments, DOCKER_HOST=daemon, SOURCE_DATE_EPOCH="1")
+
+
+def _said(*command: str, **environ: str) -> str:
+    done = subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True)
     if done.returncode != 0:
-        raise SystemExit(f"docker {' '.join(arguments)}: {done.returncode}\n{done.stderr[-3000:]}")
+        raise SystemExit(f"{' '.join(command)}: {done.returncode}\n{done.stderr[-3000:]}")
     return done.stdout
 
 
@@ -76,13 +77,14 @@ def files_in(daemon: str, image: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rivals:
-    """Two daemons with the factory's own base, and uv in it; `pusher` keeps its images in containerd."""
+    """Daemons with the factory's own base, and uv in it; `pusher` keeps its images in containerd."""
 
     folder: Path
     root: Path
     index: str
     loader: str
     pusher: str
+    podman: PodmanService
 
     def clear(self) -> None:
         """Cold caches of packages and layers; the base stays."""
@@ -91,12 +93,26 @@ class Rivals:
                 if name != BASE:
                     docker(daemon, "rmi", "--force", name)
             docker(daemon, "builder", "prune", "--all", "--force")
+        for name in self._podman("images", "--all", "--format", "{{.Id}} {{.Repository}}").splitlines():
+            if not name.endswith(BASE.partition(":")[0]):
+                self._podman("rmi", "--force", "--ignore", name.split()[0])
+
+    def _podman(self, *arguments: str) -> str:
+        return _said(*self.podman.command, *arguments, **self.podman.environ)
 
     def push(self, way: str, target: str, name: str, wheels: Sequence[Wheel]) -> None:
         """Builds the target and pushes it as `name`."""
+        secret = self.folder / "pip.conf"
+        secret.write_text(f"[global]\nindex-url = {self.index}\n")
+        if way == "buildah":
+            self._podman(
+                "build", "--layers", "--network=host", "--pull=never", "--timestamp=1", "--tag", name,
+                "--secret", f"id=pip.conf,src={secret}", "--build-arg", f"BASE=docker.io/{BASE}",
+                str(self.root / "definitions" / target),
+            )  # fmt: skip
+            self._podman("push", "--quiet", "--tls-verify=false", "--compression-format=zstd", name)
+            return
         if way == "dockerfile":
-            secret = self.folder / "pip.conf"
-            secret.write_text(f"[global]\nindex-url = {self.index}\n")
             docker(
                 self.loader, "buildx", "build", "--load", "--provenance=false", "--network=host",
                 "--secret", f"id=pip.conf,src={secret}", "--build-arg", f"BASE={BASE}", "--tag", name,
@@ -142,10 +158,22 @@ def rivals(folder: Path, factory: Factory, index: str) -> Iterator[Rivals]:
     with (
         docker_daemon(folder / "loader") as loader,
         docker_daemon(folder / "pusher", containerd_snapshotter=True) as pusher,
+        podman_service(folder / "podman") as podman,
     ):
-        made = Rivals(folder=folder, root=factory.root, index=index, loader=loader.host, pusher=pusher.host)
+        made = Rivals(
+            folder=folder,
+            root=factory.root,
+            index=index,
+            loader=loader.host,
+            pusher=pusher.host,
+            podman=podman,
+        )
         for daemon in (made.loader, made.pusher):
             _load_base(daemon, Layout(factory.store), folder)
+        saved = folder / "base.tar"
+        docker(made.loader, "save", "--output", str(saved), BASE)
+        made._podman("load", "--quiet", "--input", str(saved))
+        saved.unlink()
         yield made
 
 

@@ -35,6 +35,7 @@ def _rows() -> tuple[Row, ...]:
         "dockerfile": "rendered Dockerfile, docker push",
         "best": "BuildKit, uv, cache mount, zstd",
         "split": "the same, hand-split",
+        "buildah": "rendered Dockerfile, buildah, zstd",
         "floor": "floor: fetch, hash, PUT",
     }
 
@@ -58,10 +59,14 @@ def _rows() -> tuple[Row, ...]:
             )
             for state in ("warm", "cold") for codec in ("zstd", "gzip")
         ),
-        *against("first build and push", "first", {"dockerfile": 12, "best": 6, "split": 0}),
+        *against("first build and push", "first", {"dockerfile": 12, "best": 6, "split": 0, "buildah": 0}),
         *against("first build and push", "first", {"floor": 1 / 1.3}),
-        *against("one small package changed", "changed", {"dockerfile": 0, "best": 100, "split": 0}),
-        *against("nothing changed", "same", {"dockerfile": 1, "best": 1, "split": 1}),
+        *against(
+            "one small package changed",
+            "changed",
+            {"dockerfile": 0, "best": 100, "split": 0, "buildah": 0},
+        ),
+        *against("nothing changed", "same", {"dockerfile": 1, "best": 1, "split": 1, "buildah": 1}),
         *against("eight targets that share packages", "eight", {"best": 25, "split": 0}),
         Row(case="fresh machine, registry has it all", ours="bare/push", most=0.5, told="no byte of a layer"),
         *against("docker pulls it", "docker", {"dockerfile": 0, "best": 1, "split": 0}),
