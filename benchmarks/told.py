@@ -105,7 +105,7 @@ class Found:
     @property
     def met(self) -> bool:
         goal = 1.0 if self.row.most else self.row.times
-        return self.ratio >= goal
+        return round(self.ratio, 2) >= round(goal, 2)  # as it is told
 
 
 def _found(readings: Readings) -> list[Found]:
