@@ -306,12 +306,25 @@ def test_the_init_holds_nothing_of_the_host(caller: Caller, folder: Path) -> Non
         writer = os.open(gate, os.O_WRONLY)  # until the command reads
         (keeper,) = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
         (init,) = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
-        held = {path.name: str(path.readlink()) for path in Path(f"/proc/{init}/fd").iterdir()}
+
+        def lets_go() -> bool:  # it may come to that when the command runs already
+            held = held_by(int(init))
+            return {held.pop(name) for name in "012"} == {"/dev/null"} and all(
+                place.startswith("pipe:") for place in held.values()
+            )
+
+        wait_for(lets_go, "the init holds nothing but /dev/null and its pipes")
         os.close(writer)
         os.close(leaked)
         run.wait()
-    assert {name: held.pop(name) for name in "012"} == dict.fromkeys("012", "/dev/null")
-    assert [place for place in held.values() if not place.startswith("pipe:")] == []
+
+
+def held_by(pid: int) -> dict[str, str]:
+    held = {}
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            held[path.name] = str(path.readlink())
+    return held
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
