@@ -21,7 +21,7 @@ import pytest
 
 from imagefactory.engines import layer_plan, layer_work
 from imagefactory.engines.assemble import AssembleEngine, check_conflicts
-from imagefactory.engines.base.image import BaseImage, _tag, as_coming
+from imagefactory.engines.base.image import BaseImage, ComingBase, _tag, as_coming
 from imagefactory.engines.base.look import base_key
 from imagefactory.engines.layer_lock import image_of, lock_layers
 from imagefactory.engines.layer_plan import (
@@ -505,12 +505,17 @@ def test_layers_are_made_while_the_base_is_and_the_packages_come(
     layout, wheels = Layout(tmp_path / "store"), wheels_in(tmp_path / "w")
     bare = make_wheel(tmp_path / "w", "bare", {"bare/data": b"no code"})
     wheels[locked(bare)] = bare
-    arrivals, laid = Arrivals(wheels.items()), threading.Event()
+    arrivals, fetching, laid = Arrivals(wheels.items()), threading.Event(), threading.Event()
     arrivals.tell(locked(bare))
 
     @contextmanager
     def packages() -> Iterator[Arrivals]:
+        fetching.set()
         yield arrivals
+
+    def begin() -> ComingBase:
+        assert fetching.is_set(), "the base's packages were fetched alone"
+        return replace(as_coming(base_layer(layout)), make=make, made=None)
 
     class Telling(Unpacked):
         def unpack(self, layers: Sequence[Layer], *rest: Any, **more: Any) -> tuple[Path, ...]:
@@ -524,9 +529,8 @@ def test_layers_are_made_while_the_base_is_and_the_packages_come(
                 arrivals.tell(wheel)
         return base_layer(layout)
 
-    coming = replace(as_coming(base_layer(layout)), make=make, made=None)
     engine = AssembleEngine(layout, tmp_path / "cache", codec="zstd", workers=1)
-    told = Supplies(base=lambda: coming, packages=packages, unpacked=Telling(tmp_path / "unpacked"))
+    told = Supplies(base=begin, packages=packages, unpacked=Telling(tmp_path / "unpacked"))
     made = engine.build(definition(wheels), told, Quiet())
     assert made.digest == build(tmp_path / "other" / "store", wheels).digest
 
