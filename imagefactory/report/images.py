@@ -48,9 +48,7 @@ def format_built(built: Built, store: str) -> str:
     else:
         fields += [("digest", image.digest), ("file", str(image.path))]
         fields.append(("size", format_bytes(image.file.size)))
-    fields += [
-        ("built", ("now" if built.fresh else "nothing changed") + f" ({times})"),
-    ]
+    fields.append(("built", ("now" if built.fresh else "nothing changed") + (f" ({times})" if times else "")))
     if not built.published_base:
         fields.append(("note", "the base has newer packages than locked: not the published digest"))
     fields.append(("smoke test", smoke_line(report)))

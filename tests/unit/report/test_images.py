@@ -74,6 +74,7 @@ def test_what_a_build_made_and_where() -> None:
     assert told["size"] == "1.5 GB in 0 layers"
     assert told["built"] == "now (base 1.2s, layers 30.0s)"
     assert lines(fresh=False)["built"].startswith("nothing changed (")
+    assert lines(fresh=False, seconds=())["built"] == "nothing changed"
 
 
 def test_another_base_than_the_published_one_is_said() -> None:
