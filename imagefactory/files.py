@@ -54,8 +54,13 @@ def folder_for_a_while(prefix: str, parent: Path | None = None) -> Iterator[Path
 
 def replace_text(path: Path, text: str) -> None:
     """Writes `text` beside `path` and renames it. Raises OSError, and leaves no rest."""
+    replace_bytes(path, text.encode())
+
+
+def replace_bytes(path: Path, data: bytes) -> None:
+    """The same of bytes."""
     with replacing(path) as file:
-        file.write(text.encode())
+        file.write(data)
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)

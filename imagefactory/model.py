@@ -26,63 +26,47 @@ class Where:
         return f"{self.file}:{self.line}:{self.column}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """How a container of an image starts, in OCI's terms; what is empty is the image's default.
+
+    `user` is `UID` or `UID:GID`, `workdir` an absolute path.
+    """
+
+    entrypoint: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    workdir: str = ""
+    user: str = ""
+
+
+PLAIN_START = Start(command=("python",), workdir="/")
+"""Of an image whose recipe says nothing of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilesWanted:
+    """Files of the factory that a recipe puts into its images, and `where` it says so.
+
+    `pattern` is a glob from the factory's root on, or a folder; `folder` an absolute path inside.
+    """
+
+    folder: str
+    pattern: str
+    where: Where
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnFile:
+    """One of them: its absolute `path` inside, and its `source` on this machine with its 64 hex digits."""
+
+    path: str
+    source: Path
+    sha256: str
+    size: int
+    executable: bool
+
+
 # --- recipes and targets -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MatrixRow:
-    """One framework version of a recipe and the CUDA versions it comes with.
-
-    Fields that are not written in the row hold the family's value, so a row is complete by itself.
-    `own_base` is the base that the recipe itself names by digest, None where `base` is one of bases.yaml.
-    `places` says where single values were written (`base`, `cuda.0`), for errors that come later.
-
-    `channels` (addresses), `priority`, `system` (as far as it is written) and `pip` are conda's alone. A
-    row that is built `on` a target has no values of its own but what it adds, as it was written: that
-    target's source decides what it may be.
-    """
-
-    version: str
-    cuda: tuple[str, ...]
-    extras: tuple[str, ...]
-    python: str
-    base: str
-    platforms: tuple[str, ...]
-    capabilities: tuple[str, ...]
-    checks: tuple[str, ...]
-    packages: tuple[str, ...]
-    constraints: tuple[str, ...]
-    environment: tuple[tuple[str, str], ...]
-    where: Where
-    own_base: Base | None = None
-    places: tuple[tuple[str, Where], ...] = ()
-    channels: tuple[str, ...] = ()
-    priority: str = "strict"
-    system: tuple[tuple[str, str], ...] = ()
-    pip: tuple[str, ...] = ()
-    on: str = ""
-    waive: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """One family: a framework from one source with a matrix of versions x CUDA.
-
-    `framework` is the distribution's name in the source (`torch`, `onnxruntime-gpu`);
-    `python`, `base` and `platform` are the family's defaults, which a target's name leaves out. A family
-    that is built on targets has none of these: each row's target brings them.
-    """
-
-    family: str
-    description: str
-    source: str
-    framework: str
-    python: str
-    base: str
-    platform: str
-    matrix: tuple[MatrixRow, ...]
-    where: Where
-    labels: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +111,8 @@ class Target:
     on: str = ""
     waive: tuple[str, ...] = ()
     labels: tuple[tuple[str, str], ...] = ()
+    files: tuple[FilesWanted, ...] = ()
+    start: Start = Start()
 
 
 # --- bases ---------------------------------------------------------------------------------------
@@ -260,7 +246,8 @@ class Definition:
     `prefix` is the environment inside the image: a virtual one on the base's Python, or conda's with its
     own. `environment` holds at build and at run, `labels` are OCI annotations; both in their written order.
     `under` are the locks of the targets that this one is built on, the lowest first: `lock` holds all of
-    their packages too, and their layers are made as for those targets.
+    their packages too, and their layers are made as for those targets. `files` are own files, sorted by
+    path, and `start` how a container starts, whole but for what is left to the engine.
     """
 
     target: Target
@@ -270,6 +257,8 @@ class Definition:
     environment: tuple[tuple[str, str], ...]
     labels: tuple[tuple[str, str], ...]
     under: tuple[Lock, ...] = ()
+    files: tuple[OwnFile, ...] = ()
+    start: Start = PLAIN_START
 
     @property
     def python_path(self) -> str:

@@ -30,8 +30,7 @@ def render(call: Call, names: tuple[str, ...], check: bool, as_json: bool) -> No
     Without TARGET, those that are known to have no solution are passed over.
     """
     from imagefactory.factory import require_own
-    from imagefactory.render.folders import check_definitions, write_definitions
-    from imagefactory.stages.define import render_target
+    from imagefactory.stages.define import write_definition
     from imagefactory.stages.locked import lock_state
 
     require_own(call.settings, "render")
@@ -47,12 +46,10 @@ def render(call: Call, names: tuple[str, ...], check: bool, as_json: bool) -> No
     with collecting(factory) as failures:
         for target in chosen:
             with failures.of(target.name):
-                files, folder = render_target(factory, target), factory.definition_folder(target)
-                found = check_definitions(folder, files)
+                found = write_definition(factory, target, check=check)
                 if found and check:
                     stale[target.name] = list(found)
                 elif found:
-                    write_definitions(folder, files)
                     written.append(target.name)
         if check and not names:
             with failures.of("definitions"):

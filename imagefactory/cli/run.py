@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 @click.option("--network", is_flag=True, help="Let the command reach the network (off by default).")
 @click.option("--nv", is_flag=True, help="Show the machine's GPUs and driver inside; fails without one.")
 @click.option("--read-only", is_flag=True, help="Nothing but /tmp can be written inside.")
-@click.option("--user", "uid", type=click.IntRange(0, 65534), default=0, help="The user inside, e.g. 65534.")
+@click.option(
+    "--user", "uid", type=click.IntRange(0, 65534), help="The user inside, e.g. 65534; else the image's own."
+)
 @click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="Set a variable inside.")
 @click.option(
     "--mount",
@@ -53,6 +55,7 @@ def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: A
     Without --mount and --workdir the command starts in /work, which is the folder here, read-only. Your home,
     the store and what holds one of them are not shown; it starts in / then, as it does with --mount alone.
     Without a factory TARGET is an image of the catalogue that you joined, fetched once by its digest.
+    Without COMMAND it is the image's own, in its own folder, or bash where the recipe names none.
     Changes to the image's files are thrown away. The exit code is the command's own.
     """
     from imagefactory.factory import catalogue_answers
@@ -61,18 +64,26 @@ def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: A
     from imagefactory.runners.here import HERE
     from imagefactory.runners.limits import parse_limits
     from imagefactory.stages.catalogued import read_offer
-    from imagefactory.stages.run import current_folder, fetch_offered, find_built, find_stored, run_made
+    from imagefactory.stages.run import (
+        current_folder,
+        fetch_offered,
+        find_built,
+        find_stored,
+        own_start,
+        run_made,
+    )
 
     call: Call = ctx.obj
     access, runner = call.access, options["runner"] or ""
-    made = find_stored(access, name)
+    made, target = find_stored(access, name), None
     if made is None and catalogue_answers(call.settings):
         shelf = read_offer(call.settings, os.environ, name, datetime.now(UTC))
         call.progress.note(shelf.said)
         made = fetch_offered(access, shelf.offers[0].image, call.progress)
     elif made is None:
         factory = call.factory
-        made = find_built(factory, select_one(factory.targets, name), runner)
+        target = select_one(factory.targets, name)
+        made = find_built(factory, target, runner)
     argv = command[1:] if command[:1] == ("--",) else command
     if command and command[0] != "--" and command[0].startswith("-"):
         raise UsageError(
@@ -82,6 +93,9 @@ def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: A
     limits = parse_limits(options["limits"])
     time = limits.pop("time", None)
     mounts, workdir = tuple(_mount(text) for text in options["mounts"]), options["workdir"]
+    start = own_start(made, target)
+    if not argv and start.command:
+        argv, workdir = start.command, workdir or start.workdir
     if not mounts and not workdir:
         here, told = current_folder(access)
         call.progress.note(told)
@@ -90,7 +104,7 @@ def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: A
         argv=argv or ("bash",),
         environment=tuple(_variable(text) for text in options["variables"]),
         workdir=workdir or "/",
-        uid=options["uid"],
+        uid=int(start.user or 0) if options["uid"] is None else options["uid"],
         read_only=options["read_only"],
         network=options["network"],
         gpus=options["nv"],

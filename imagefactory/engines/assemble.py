@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -53,12 +54,21 @@ from imagefactory.engines.layer_work import (
     read_laid,
     read_laid_of,
 )
+from imagefactory.engines.own_layer import lay_own_files, own_title
 from imagefactory.engines.protocol import Supplies
 from imagefactory.engines.wheel_layer import AlteredError, Prefix
 from imagefactory.errors import BuildError, StoreError
 from imagefactory.files import explain_full_disk, unseal
 from imagefactory.lock.arrivals import Arrivals
-from imagefactory.model import Definition, LockedConda, LockedPackage, LockedWheel, Mount, RunSpec
+from imagefactory.model import (
+    PLAIN_START,
+    Definition,
+    LockedConda,
+    LockedPackage,
+    LockedWheel,
+    Mount,
+    RunSpec,
+)
 from imagefactory.oci.blob_writer import BlobWriter
 from imagefactory.oci.layers import END_OF_ARCHIVE, Segment, codec
 from imagefactory.oci.layout import Layout, reference
@@ -156,6 +166,9 @@ class AssembleEngine:
             check_conflicts(chain(own_files(definition), read_laid(self.layout, plans)))
             if prefix and prefix.scripts:
                 made.append(self._run_scripts(prefix, plans, bench, base, progress))
+            if title := own_title(definition):
+                layer = self._layer(title, base.epoch, partial(lay_own_files, definition))
+                made.append(MadeLayer(layer=layer, made=True))
         written = sum(layer.layer.descriptor.size for layer in made if layer.made)
         progress.note(f"  {sum(layer.made for layer in made)} of {len(made)} layers made, {written:,} bytes")
         return self._write(definition, base, [layer.layer for layer in made])
@@ -284,9 +297,8 @@ class AssembleEngine:
 
     def _skeleton(self, definition: Definition, base: BaseImage) -> Layer:
         """The environment's own few files: the layer below the packages."""
-        packer, plain = codec(self.codec), hashlib.sha256()
-        with explain_full_disk(self.layout.path), BlobWriter(self.layout) as blob:
-            segment = Segment(packer, blob, plain, epoch=base.epoch)
+
+        def lay(segment: Segment) -> None:
             segment.folder(definition.site_packages.lstrip("/"))
             segment.folder(f"{definition.prefix}/bin".lstrip("/"))
             segment.folder(HOME.lstrip("/"), 0o1777)
@@ -300,10 +312,18 @@ class AssembleEngine:
                 )
                 for path, target in venv_links(definition):
                     segment.link(path.lstrip("/"), target)
+
+        return self._layer("environment", base.epoch, lay)
+
+    def _layer(self, title: str, epoch: int, lay: Callable[[Segment], object]) -> Layer:
+        packer, plain = codec(self.codec), hashlib.sha256()
+        with explain_full_disk(self.layout.path), BlobWriter(self.layout) as blob:
+            segment = Segment(packer, blob, plain, epoch=epoch)
+            lay(segment)
             segment.raw(END_OF_ARCHIVE)
             segment.close()
             descriptor = blob.commit(packer.media_type)
-        return Layer(descriptor=descriptor, diff_id=f"sha256:{plain.hexdigest()}", title="environment")
+        return Layer(descriptor=descriptor, diff_id=f"sha256:{plain.hexdigest()}", title=title)
 
     def _image_key(self, definition: Definition, base: BaseImage) -> str:
         return hash_key(
@@ -316,13 +336,20 @@ class AssembleEngine:
             definition.target.platform,
             definition.prefix,
             definition.target.python,
-            canonical_json([definition.environment, definition.labels, entrypoint(definition)]).decode(),
+            canonical_json(_of_config(definition)).decode(),
             *(f"{w.filename} {w.sha256}" for w in definition.lock.wheels),
             *((linker(),) if definition.lock.conda else ()),
             *(f"{p.url} {p.sha256}" for p in definition.lock.conda),
             # Which of them are planned together.
             *(f"below: {' '.join(sorted(p.sha256 for p in lock.packages))}" for lock in definition.under),
         )
+
+
+def _of_config(definition: Definition) -> list[object]:
+    """What decides an image's config alone; `start` where it is not every image's. Labels tell own files."""
+    start, decided = definition.start, [definition.environment, definition.labels, entrypoint(definition)]
+    own = [start.command, start.workdir, start.user]
+    return [*decided, *(own if start != PLAIN_START else [])]
 
 
 def describe_claims(claims: Iterable[PathClaim]) -> Iterator[str]:

@@ -176,7 +176,7 @@ class DockerEngine:
             self.layout.tmp.mkdir(parents=True, exist_ok=True)
             made = tempfile.TemporaryDirectory(dir=self.layout.tmp, prefix="docker-")
         with made as folder:
-            write_definitions(Path(folder, "context"), job.files)
+            write_definitions(Path(folder, "context"), job.files, job.definition.files)
             if secrets.certificates is not None:
                 Path(folder, CERTIFICATES).write_bytes(secrets.certificates)
                 given.append((CERTIFICATES, f"src={CERTIFICATES}"))

@@ -9,7 +9,7 @@ from imagefactory.engines.base.image import BaseImage, Blobs, format_time, write
 from imagefactory.model import Definition
 from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, TITLE, canonical_json, format_descriptor
 from imagefactory.oci.model import Descriptor, Layer
-from imagefactory.render.define import COMMAND, entrypoint
+from imagefactory.render.define import entrypoint
 
 
 def write_image(blobs: Blobs, definition: Definition, base: BaseImage, layers: Sequence[Layer]) -> Descriptor:
@@ -37,6 +37,7 @@ def format_config(definition: Definition, base: BaseImage, layers: Sequence[Laye
     do not: who pulls the image gets root and a Python, whatever it stands on.
     """
     created = format_time(base.epoch)
+    start = definition.start
     os_name, architecture = definition.target.platform.split("/")
     return {
         "created": created,
@@ -45,8 +46,9 @@ def format_config(definition: Definition, base: BaseImage, layers: Sequence[Laye
         "config": {
             "Env": [f"{name}={value}" for name, value in merge_environment(definition, base)],
             **({"Entrypoint": list(started)} if (started := entrypoint(definition)) else {}),
-            "Cmd": list(COMMAND),
-            "WorkingDir": "/",
+            "Cmd": list(start.command),
+            "WorkingDir": start.workdir,
+            **({"User": start.user} if start.user else {}),
             "Labels": dict(definition.labels),
         },
         "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},

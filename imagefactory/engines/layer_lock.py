@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from imagefactory.engines.base.image import ENVIRONMENT, BaseImage, Blobs, write_base
+from imagefactory.engines.base.image import BaseImage, Blobs, write_base
 from imagefactory.engines.base.look import base_key
-from imagefactory.engines.image_config import merge_environment, write_image
+from imagefactory.engines.image_config import write_image
+from imagefactory.engines.own_layer import TITLE, own_title
 from imagefactory.lock.files import lock_digest
 from imagefactory.lock.layers import LayerLock
 from imagefactory.model import BaseLock, Definition
 from imagefactory.oci.layout import reference
-from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, digest_of
+from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, digest_of, parse_config
 from imagefactory.oci.model import Descriptor, Image, Layer
 
 
@@ -33,7 +34,11 @@ def moved_on(lock: LayerLock, definition: Definition, base: BaseLock) -> str:
     """What has changed since the layer lock was written, so that it is another image's; "" for nothing."""
     if lock.lock != lock_digest(definition.lock):
         return f"the lock of {definition.target.name} has changed"
-    return "" if lock.base == base_key(base) else f"the base {definition.base.name} has changed"
+    if lock.base != base_key(base):
+        return f"the base {definition.base.name} has changed"
+    own = own_title(definition)
+    there = [layer.title for layer in lock.layers if layer.title.startswith(TITLE)]
+    return "" if there == ([own] if own else []) else "the own files have changed"
 
 
 def image_of(lock: LayerLock, definition: Definition, base: BaseLock, blobs: Blobs | None = None) -> Image:
@@ -42,7 +47,7 @@ def image_of(lock: LayerLock, definition: Definition, base: BaseLock, blobs: Blo
     named = _Named()
     index = write_base(named, definition.base.name, below[0], epoch)
     on = BaseImage(
-        image=named.image(f"base:{definition.base.name}", index, below, ENVIRONMENT),
+        image=named.image(f"base:{definition.base.name}", index, below),
         folders=(),
         identity=base_key(base),
         epoch=epoch,
@@ -50,28 +55,25 @@ def image_of(lock: LayerLock, definition: Definition, base: BaseLock, blobs: Blo
     )
     named = _Named(blobs)
     index = write_image(named, definition, on, lock.layers)
-    return named.image(reference(definition.target), index, lock.layers, merge_environment(definition, on))
+    return named.image(reference(definition.target), index, lock.layers)
 
 
 class _Named:
     """Names blobs as a layout does, hands them on to `blobs`, and knows the last of each media type."""
 
     def __init__(self, blobs: Blobs | None = None) -> None:
-        self.blobs, self.last = blobs, dict[str, Descriptor]()
+        self.blobs, self.last, self.config = blobs, dict[str, Descriptor](), b""
 
     def add(self, data: bytes, media_type: str) -> Descriptor:
         if self.blobs is not None:
             self.blobs.add(data, media_type)
+        if media_type == CONFIG_TYPE:
+            self.config = data
         self.last[media_type] = Descriptor(media_type=media_type, digest=digest_of(data), size=len(data))
         return self.last[media_type]
 
-    def image(
-        self,
-        name: str,
-        index: Descriptor,
-        layers: Sequence[Layer],
-        environment: tuple[tuple[str, str], ...],
-    ) -> Image:
+    def image(self, name: str, index: Descriptor, layers: Sequence[Layer]) -> Image:
+        config = parse_config(self.config, len(layers))
         return Image(
             name=name,
             digest=index.digest,
@@ -79,6 +81,7 @@ class _Named:
             config=self.last[CONFIG_TYPE].digest,
             size=sum(layer.descriptor.size for layer in layers),
             layers=tuple(layers),
-            environment=environment,
-            architecture="amd64",
+            environment=config.environment,
+            architecture=config.architecture,
+            start=config.start,
         )

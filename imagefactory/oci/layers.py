@@ -218,6 +218,10 @@ class Segment:
                     if self._tree:
                         self._tree.folder(*entry)
 
+    def known(self, *folders: str) -> None:
+        """Folders that lower layers have: they get no entry, which would give them another mode."""
+        self.folders.update(folders)
+
     def _parent(self, path: str) -> None:
         self.folder(path.rpartition("/")[0])
 

@@ -285,13 +285,11 @@ class Layout:
         if config_descriptor.media_type not in CONFIG_TYPES:
             raise StoreError(f"{name} is an artifact ({artifact_type(manifest)}), not an image")
         config = parse_config(self.read(config_descriptor), len(manifest["layers"]))
+        entries = zip(manifest["layers"], config.diff_ids, strict=True)
+        titled = ((entry, diff_id, entry.get("annotations", {}).get(TITLE, "")) for entry, diff_id in entries)
         layers = tuple(
-            Layer(
-                descriptor=parse_descriptor(entry),
-                diff_id=diff_id,
-                title=str(entry.get("annotations", {}).get(TITLE, "")),
-            )
-            for entry, diff_id in zip(manifest["layers"], config.diff_ids, strict=True)
+            Layer(descriptor=parse_descriptor(entry), diff_id=diff_id, title=str(title))
+            for entry, diff_id, title in titled
         )
         for layer in layers:
             if not self.has(layer.descriptor):
@@ -305,6 +303,7 @@ class Layout:
             layers=layers,
             environment=config.environment,
             architecture=config.architecture,
+            start=config.start,
         )
 
     # --- records ---------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from imagefactory.errors import StoreError
+from imagefactory.model import Start
 from imagefactory.oci.layers import LAYERS_VERSION
 from imagefactory.oci.model import Descriptor
 
@@ -87,20 +88,23 @@ MALFORMED = (KeyError, IndexError, TypeError, AttributeError, ValueError, Recurs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageConfig:
-    """What is used here of an image's config (image-spec): the diff ids of its layers, its variables, and the
-    architecture that it is for."""
+    """What is used here of an image's config (image-spec): the diff ids of its layers, its variables, the
+    architecture that it is for, and how a container starts."""
 
     diff_ids: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
     architecture: str
+    start: Start
 
 
 def parse_config(data: bytes, layers: int) -> ImageConfig:
     """The config of an image of so many layers. Raises one of MALFORMED for what is none."""
     value = json.loads(data)
-    diff_ids, variables = value["rootfs"]["diff_ids"], (value.get("config") or {}).get("Env") or []
-    if not all(isinstance(one, str) for one in (*diff_ids, *variables)):
-        raise ValueError("a diff id or a variable is no text")
+    diff_ids, run = value["rootfs"]["diff_ids"], value.get("config") or {}
+    variables, entrypoint, command = (run.get(key) or [] for key in ("Env", "Entrypoint", "Cmd"))
+    single = (run.get("WorkingDir") or "", run.get("User") or "")
+    if not all(isinstance(one, str) for one in (*diff_ids, *variables, *entrypoint, *command, *single)):
+        raise ValueError("a diff id, a variable or what starts a container is no text")
     if len(diff_ids) != layers:
         raise ValueError(f"it has {len(diff_ids)} diff ids, the image {layers} layers")
     wrong = next((one for one in diff_ids if not re.fullmatch(r"sha256:[0-9a-f]{64}", one)), None)
@@ -111,6 +115,7 @@ def parse_config(data: bytes, layers: int) -> ImageConfig:
         diff_ids=tuple(diff_ids),
         environment=tuple((name, content) for name, _, content in split),
         architecture=str(value.get("architecture", "")),
+        start=Start(entrypoint=tuple(entrypoint), command=tuple(command), workdir=single[0], user=single[1]),
     )
 
 

@@ -5,8 +5,10 @@ Digests are strings `sha256:<64 hex>`; sizes are bytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from imagefactory.model import Start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +36,8 @@ class Image:
 
     `digest` is the image index that tags point to, `manifest` the platform manifest that verdicts
     speak of, `config` the image config (it fixes the uncompressed content). `size` is the sum of
-    the compressed layers, `architecture` the config's word (`amd64`), empty where it says none.
+    the compressed layers, `architecture` the config's word (`amd64`), empty where it says none, and `start`
+    what it says of how a container starts.
     """
 
     name: str
@@ -45,6 +48,7 @@ class Image:
     layers: tuple[Layer, ...]
     environment: tuple[tuple[str, str], ...]
     architecture: str = ""
+    start: Start = field(default_factory=Start)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

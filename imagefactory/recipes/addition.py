@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 from imagefactory.errors import UsageError
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.capability import parse_capability
-from imagefactory.model import MatrixRow, Recipe
 from imagefactory.recipes.draft import quoted
+from imagefactory.recipes.model import MatrixRow, Recipe
 from imagefactory.recipes.values import canonical
 from imagefactory.recipes.yaml_tree import YamlNode, parse_tree
 from imagefactory.versions import natural

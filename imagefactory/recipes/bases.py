@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from imagefactory.errors import RecipeError
-from imagefactory.model import Base, Recipe
+from imagefactory.model import Base
+from imagefactory.recipes.model import Recipe
 from imagefactory.recipes.reader import Reader
 from imagefactory.recipes.yaml_tree import YamlNode, parse_tree
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 
 from imagefactory.errors import RecipeError, UsageError
 from imagefactory.gpu import knowledge
-from imagefactory.model import Base, Recipe, Target
+from imagefactory.model import Base, Target
 from imagefactory.recipes.expand import expand_all
 from imagefactory.recipes.framework_row import FRAMEWORKS, Row, find_framework, fits_python, pypi_name
 from imagefactory.recipes.match_spec import channel_address, channel_name, parse_spec
+from imagefactory.recipes.model import Recipe
 from imagefactory.recipes.recipe import parse_recipe
 from imagefactory.recipes.values import RULES, SMOKE_CHECKS, default_checks
 from imagefactory.recipes.wish import Wish, minor_python

@@ -10,9 +10,10 @@ from dataclasses import replace
 
 from imagefactory.errors import NothingSelectedError, RecipeError
 from imagefactory.gpu import knowledge
-from imagefactory.model import Base, MatrixRow, Recipe, Target, Where
+from imagefactory.model import Base, Start, Target, Where
 from imagefactory.recipes.bases import all_bases
 from imagefactory.recipes.match_spec import Spec, parse_spec
+from imagefactory.recipes.model import MatrixRow, Recipe
 from imagefactory.recipes.names import Known, choose_name, choose_names, suggest
 from imagefactory.recipes.values import (
     ARCHSPECS,
@@ -155,6 +156,8 @@ def _target(recipe: Recipe, row: MatrixRow, cuda: str, platform: str) -> Target:
         pip=row.pip,
         waive=row.waive,
         labels=recipe.labels,
+        files=recipe.files,
+        start=recipe.start,
     )
 
 
@@ -237,6 +240,18 @@ def _target_on(recipe: Recipe, row: MatrixRow, under: Target) -> Target:
         on=under.name,
         waive=row.waive or under.waive,
         labels=tuple((dict(under.labels) | dict(recipe.labels)).items()),
+        files=(*under.files, *recipe.files),
+        start=_start_on(recipe.start, under.start),
+    )
+
+
+def _start_on(own: Start, under: Start) -> Start:
+    """What is said anew holds; another entry point takes no command of the one below, as docker has it."""
+    return Start(
+        entrypoint=own.entrypoint or under.entrypoint,
+        command=own.command or (() if own.entrypoint else under.command),
+        workdir=own.workdir or under.workdir,
+        user=own.user or under.user,
     )
 
 

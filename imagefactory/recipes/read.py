@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 
 from imagefactory.errors import RecipeError, UsageError
-from imagefactory.model import Base, Recipe, Where
+from imagefactory.model import Base, Where
 from imagefactory.recipes.bases import BASES_FILE, parse_bases
+from imagefactory.recipes.model import Recipe
 from imagefactory.recipes.recipe import parse_recipe
 from imagefactory.recipes.yaml_tree import MAX_BYTES, refused, show, too_large
 

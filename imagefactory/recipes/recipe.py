@@ -10,16 +10,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
-
-from imagefactory.model import Base, MatrixRow, Recipe, Where
+from imagefactory.model import Base, Where
 from imagefactory.recipes.bases import without_tag
+from imagefactory.recipes.container import START_KEYS, read_environment, read_files, read_labels, read_start
 from imagefactory.recipes.match_spec import channel_address
+from imagefactory.recipes.model import MatrixRow, Recipe
 from imagefactory.recipes.reader import Reader
 from imagefactory.recipes.values import (
-    OWNED_LABELS,
-    OWNED_PREFIX,
-    OWNED_VARIABLES,
     REQUIREMENT_RULES,
     SMOKE_CHECKS,
     SOURCES,
@@ -52,10 +49,11 @@ _SYSTEM = ("cuda", "glibc", "archspec")
 _BESIDE_IMAGE = ("glibc", "interpreter")
 _OF_CONDA = ("channels", "channel-priority", "system", "pip")
 _OVERRIDABLE = ("capabilities", "checks", "waive", "packages", "constraints", "environment", *_OF_CONDA)
-_FAMILY_KEYS = (*_FAMILY_REQUIRED, "on", "labels", *_BESIDE_IMAGE, *_OVERRIDABLE)
+_OF_FAMILIES = ("labels", "files", *START_KEYS)
+_FAMILY_KEYS = (*_FAMILY_REQUIRED, "on", *_OF_FAMILIES, *_BESIDE_IMAGE, *_OVERRIDABLE)
 _ROW_KEYS = (*_ROW_REQUIRED, "on", "extras", "python", "base", *_BESIDE_IMAGE, "platforms", *_OVERRIDABLE)
 # What is built on a target says these alone; all else is that target's.
-_BESIDE_ON = ("family", "description", "labels", "matrix", "on", "pip", *_OVERRIDABLE[:6])
+_BESIDE_ON = ("family", "description", "matrix", "on", "pip", *_OF_FAMILIES, *_OVERRIDABLE[:6])
 
 
 # --- parsing -------------------------------------------------------------------------------------
@@ -77,7 +75,8 @@ def parse_recipe(text: str, file: str) -> Recipe:
         for key in _FAMILY_REQUIRED
         if key not in ("base", "matrix") and (kind != "on" or key in _BESIDE_ON)
     }
-    labels = _labels(reader, fields.get("labels"))
+    labels = read_labels(reader, fields.get("labels"))
+    files, start = read_files(reader, fields.get("files")), read_start(reader, fields)
     framework = _framework(kind, texts.get("framework", ""))
     family = _Family(
         texts=texts,
@@ -107,6 +106,8 @@ def parse_recipe(text: str, file: str) -> Recipe:
         matrix=tuple(matrix),
         where=root.where,
         labels=labels,
+        files=files,
+        start=start,
     )
 
 
@@ -257,7 +258,7 @@ def _common(reader: Reader, fields: Mapping[str, YamlNode], kind: str) -> _Commo
         waive=tuple(check for check in WAIVABLE if check in waived),
         packages=requirements("packages", package),
         constraints=requirements("constraints", constraint),
-        environment=_environment(reader, fields.get("environment")),
+        environment=read_environment(reader, fields.get("environment")),
         channels=tuple(dict.fromkeys(map(channel_address, channels))),
         priority=reader.text(fields.get("channel-priority"), "channel-priority", "channel-priority"),
         system=_system(reader, fields.get("system")),
@@ -352,34 +353,6 @@ def _row_on(reader: Reader, fields: Mapping[str, YamlNode], family: _Family, nod
 
 
 _MISSING_CAPABILITIES = 'write capabilities: ["8.0"] with those that the image must support'
-
-
-def _environment(reader: Reader, node: YamlNode | None) -> tuple[tuple[str, str], ...]:
-    values = {}
-    for name, key, value in reader.pairs(node, "environment"):
-        if not reader.text(key, "environment", "variable"):
-            continue
-        if name in OWNED_VARIABLES or name.startswith(OWNED_PREFIX):
-            reader.fault(key.where, f"'{name}' is set by the factory in every image", "remove it")
-        values[name] = reader.text(value, name, "value")
-    return tuple(values.items())
-
-
-def _labels(reader: Reader, node: YamlNode | None) -> tuple[tuple[str, str], ...]:
-    values = {}
-    for name, key, value in reader.pairs(node, "labels"):
-        if not reader.text(key, "labels", "label"):
-            continue
-        if OWNED_LABELS.fullmatch(name):
-            reader.fault(key.where, f"'{name}' is set by the factory in every image", "remove it")
-        values[name] = reader.text(value, name, "label value")
-        if name == "org.opencontainers.image.licenses" and values[name]:
-            try:
-                canonicalize_license_expression(values[name])
-            except InvalidLicenseExpression as error:
-                write = 'write an SPDX expression, such as "BSD-3-Clause AND LicenseRef-NVIDIA-Proprietary"'
-                reader.fault(value.where, str(error), write)
-    return tuple(values.items())
 
 
 def _check_fit(reader: Reader, node: YamlNode, source: Source) -> None:

@@ -63,6 +63,10 @@ _VERSION = rf"{_RELEASE}((a|b|rc)[0-9]{{1,14}})?(\.post[0-9]{{1,14}})?(\.dev[0-9
 _BOUND = rf"((==|!=) ?{_RELEASE}\.\*|(==|!=|<=|>=|<|>) ?{_VERSION}|~= ?[0-9]{{1,8}}\.{_VERSION})"
 _BOUNDS = rf"{_BOUND}(, ?{_BOUND})*"
 _PYTHON = r"3\.[0-9]{1,2}"
+# Where no own file can lie: what the system links or makes anew, and what a build puts there itself.
+_CLOSED = (
+    "bin|boot|dev|lib|lib32|lib64|libx32|mnt|opt/(env|install|pip)|proc|run|sbin|sys|tmp|usr(?!/local/)|var"
+)
 # An image of a registry by digest: the host written out, a tag beside the digest for readers alone.
 _LABEL = "[a-z0-9]([a-z0-9-]*[a-z0-9])?"  # begun with -, docker would take it for an option
 _HOST = rf"(({_LABEL}\.)+{_LABEL}|localhost|{_LABEL}(?=:))(:[0-9]{{1,5}})?"
@@ -158,6 +162,25 @@ RULES: Mapping[str, Rule] = {
         r"[!-\[\]-z~]([ -\[\]-z~]*[!-\[\]-z~])?",
         1024,
         "one line of ASCII without braces, backslashes or blanks at its ends",
+    ),
+    "folder": Rule(
+        rf"/(?!({_CLOSED})(/|$))[A-Za-z0-9_][A-Za-z0-9._+-]*(/[A-Za-z0-9_.+-]*[A-Za-z0-9_+-])*",
+        200,
+        "an absolute path, such as \"/app\", not in a folder that is the system's or the environment's",
+    ),
+    "pattern": Rule(
+        r"(?!(.*/)?\.\.(/|$))[A-Za-z0-9_.*?\[][A-Za-z0-9_.*?+\[\]-]*(/[A-Za-z0-9_.*?+\[\]-]+)*",
+        200,
+        'a file, folder or glob from the factory\'s root on, such as "train.py" or "src/**/*.py"',
+    ),
+    "argument": Rule(
+        r"[ -\[\]-z~]+", 1024, "ASCII without braces and backslashes; a command is a list: [python, train.py]"
+    ),
+    "workdir": Rule(r"(/[A-Za-z0-9_.+-]*[A-Za-z0-9_+-])+", 200, 'an absolute path, such as "/app"'),
+    "user": Rule(
+        r"[0-9]{1,9}(:[0-9]{1,9})?",
+        20,
+        'a user, or user and group, by number in quotes: "1000" or "1000:100"',
     ),
     # bases.yaml
     "suite": Rule(r"[a-z]+", 20, 'the suite\'s code name, such as "bookworm"'),

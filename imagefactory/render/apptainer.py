@@ -7,8 +7,8 @@ knows no build arguments, so every step is one command, and the base stands wher
 from __future__ import annotations
 
 from imagefactory.model import Definition
-from imagefactory.render.define import COMMAND
-from imagefactory.render.steps import SITE, copies, steps
+from imagefactory.render.define import new_places
+from imagefactory.render.steps import OWN, SITE, copies, steps
 from imagefactory.render.templating import facts, fill
 
 
@@ -27,7 +27,9 @@ def render_apptainer(definition: Definition, *, bootstrap: str = "docker", place
         environment=tuple(pair for pair in definition.environment if pair[0] != "HOME"),
         labels=definition.labels,
         facts=facts(definition),
-        command=COMMAND,
+        start=definition.start,
+        own=new_places(definition),
+        folder=OWN,
         conda=bool(definition.lock.conda),
         copied=copies(definition),
         site=SITE,

@@ -5,13 +5,17 @@ Pure. What every engine writes alike (the environment's own few files) is said h
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
+from collections.abc import Iterable
+from dataclasses import replace
 
 from imagefactory.errors import LockError, RecipeError
 from imagefactory.gpu.drivers import driver_floor
 from imagefactory.lock.files import lock_digest
 from imagefactory.lock.pypi.tags import MACHINES
-from imagefactory.model import Base, Definition, Lock, LockedPackage, Target
+from imagefactory.model import PLAIN_START, Base, Definition, Lock, LockedPackage, OwnFile, Target
 
 PREFIX = "/opt/env"
 HOME = "/home/user"
@@ -19,13 +23,20 @@ HOME = "/home/user"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 DRIVER = "/usr/local/nvidia"
 """Where Kubernetes and the first NVIDIA container tools put the driver's programs and libraries."""
-COMMAND = ("python",)
-"""What an image starts when nothing else is asked for."""
+_LOCAL = "bin|etc|games|include|lib|sbin|share|src"
+SHARED = re.compile(rf"/(etc|home(/user)?|opt|root|srv|usr|usr/local(/({_LOCAL}))?)")
+"""Folders that every image has, where own files may lie beside others."""
 INIT = ("/usr/bin/tini", "-s", "--")
 """What starts an image's command and reaps what it leaves: `-s` does so too where it is not process 1."""
 
 
-def define(target: Target, base: Base, lock: Lock, under: tuple[Lock, ...] = ()) -> Definition:
+def define(
+    target: Target,
+    base: Base,
+    lock: Lock,
+    under: tuple[Lock, ...] = (),
+    files: tuple[OwnFile, ...] = (),
+) -> Definition:
     """What `target`'s image is made of; `under` are the locks of the targets it is built on, lowest first.
 
     Raises LockError when `lock` is another target's, lacks the framework or a package of `under`,
@@ -66,6 +77,10 @@ def define(target: Target, base: Base, lock: Lock, under: tuple[Lock, ...] = ())
         labels["imagefactory.channels"] = " ".join(lock.channels)
     if under:
         labels["imagefactory.on"] = target.on
+    if files:
+        labels["imagefactory.files"] = files_digest(files)
+    start = target.start
+    command = start.command or (() if start.entrypoint else PLAIN_START.command)
     return Definition(
         target=target,
         base=base,
@@ -74,12 +89,30 @@ def define(target: Target, base: Base, lock: Lock, under: tuple[Lock, ...] = ())
         environment=tuple(environment.items()),
         labels=tuple(labels.items()),
         under=under,
+        files=files,
+        start=replace(start, command=command, workdir=start.workdir or PLAIN_START.workdir),
     )
 
 
 def entrypoint(definition: Definition) -> tuple[str, ...]:
-    """What an image's command is started by: the init of a base that has one, so nothing on a pulled one."""
-    return INIT if "tini" in definition.base.packages else ()
+    """What an image's command is started by: the init of a base that has one (no pulled one), and the own."""
+    return (*(INIT if "tini" in definition.base.packages else ()), *definition.start.entrypoint)
+
+
+def files_digest(files: Iterable[OwnFile]) -> str:
+    """`sha256:...` of what own files are inside: paths, content, and which may be executed."""
+    text = json.dumps([[one.path, one.sha256, one.executable] for one in files], separators=(",", ":"))
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def new_places(definition: Definition) -> tuple[str, ...]:
+    """The topmost paths that own files bring: files, or folders that no image has without them. Sorted."""
+    places = set()
+    for file in definition.files:
+        parts = file.path.strip("/").split("/")
+        paths = ("/" + "/".join(parts[: depth + 1]) for depth in range(len(parts)))
+        places.add(next(path for path in paths if not SHARED.fullmatch(path)))
+    return tuple(sorted(places))
 
 
 def _defaults(target: Target, lock: Lock) -> dict[str, str]:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from imagefactory.model import Definition
 from imagefactory.oci.layout import reference
-from imagefactory.render.define import COMMAND, entrypoint
-from imagefactory.render.steps import INPUT, SITE, copies, steps
+from imagefactory.render.define import entrypoint
+from imagefactory.render.steps import INPUT, OWN, SITE, copies, steps
 from imagefactory.render.templating import facts, fill
 
 
@@ -55,13 +55,20 @@ def instructions(definition: Definition) -> tuple[Instruction, ...]:
         Instruction(keyword="FROM", value="base"),
         Instruction(keyword="LABEL", pairs=definition.labels),
         Instruction(keyword="COPY", flags=("--from=build",), value=f"{prefix} {prefix}"),
-        *(
-            ()
-            if not (init := entrypoint(definition))
-            else (Instruction(keyword="ENTRYPOINT", value=json.dumps(init)),)
-        ),
-        Instruction(keyword="CMD", value=json.dumps(COMMAND)),
+        *_of_start(definition),
     )
+
+
+def _of_start(definition: Definition) -> tuple[Instruction, ...]:
+    start, started = definition.start, entrypoint(definition)
+    wanted = {
+        "COPY": f"{OWN}/ /" if definition.files else "",
+        "WORKDIR": "" if start.workdir == "/" else start.workdir,
+        "USER": start.user,
+        "ENTRYPOINT": json.dumps(started) if started else "",
+        "CMD": json.dumps(start.command),
+    }
+    return tuple(Instruction(keyword=keyword, value=value) for keyword, value in wanted.items() if value)
 
 
 def _copied(definition: Definition) -> tuple[str, ...]:
@@ -102,7 +109,9 @@ def render_dockerfile(definition: Definition) -> str:
         tag=reference(target),
         facts=facts(definition),
         entrypoint=entrypoint(definition),
-        command=COMMAND,
+        init=entrypoint(definition) != definition.start.entrypoint,
+        start=definition.start,
+        own=f"{OWN}/" if definition.files else "",
         conda=bool(definition.lock.conda),
         copied=_copied(definition),
         prepare=[step for step in made if not step.built],

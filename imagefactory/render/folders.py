@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 from imagefactory.errors import FactoryError, UsageError
-from imagefactory.files import replace_text
+from imagefactory.files import replace_bytes
 from imagefactory.lock.files import format_lock_files
-from imagefactory.model import Definition
+from imagefactory.model import Definition, OwnFile
 from imagefactory.render.apptainer import render_apptainer
 from imagefactory.render.dockerfile import render_dockerfile
-from imagefactory.render.steps import INSTALLER, LINKER, explicit_lists
+from imagefactory.render.steps import INSTALLER, LINKER, OWN, explicit_lists
 
 _INSTALLER = Path(__file__).with_name("conda_install.py")
 _LINKER = Path(__file__).parent / LINKER
@@ -41,27 +42,37 @@ def render(definition: Definition) -> dict[str, str]:
     return files
 
 
-def write_definitions(folder: Path, files: Mapping[str, str]) -> None:
+def write_definitions(folder: Path, files: Mapping[str, str], own: Iterable[OwnFile] = ()) -> None:
     """Write `files` (path inside `folder`, with `/` -> text), each beside its place and then renamed.
 
+    `own` files are copied to `files/` and their paths inside the image.
+
     A file that is right already is not touched; of those that `render` made earlier and does not make any
-    more (a lock that lost its wheels) none stays. Raises UsageError for a path that leaves the folder and
-    for one that cannot be written.
+    more (a lock that lost its wheels, an own file) none stays. Raises UsageError for a path that leaves the
+    folder and for one that cannot be written.
     """
     try:
         for path in folder.glob("*.*"):
             if _OF_LOCKS.fullmatch(path.name) and path.name not in files and path.is_file():
                 path.unlink()
+        wanted = {f"{OWN}{file.path}": file for file in own}
+        for path in (folder / OWN).rglob("*"):
+            if not path.is_dir() and path.relative_to(folder).as_posix() not in wanted:
+                path.unlink()
     except OSError as error:
         raise _unusable(folder, error) from error
-    for name, text in sorted(files.items()):
+    every: dict[str, str | OwnFile] = {**files, **wanted}
+    for name, content in sorted(every.items()):
         path = _place(folder, name)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if not path.parent.resolve().is_relative_to(folder.resolve()):
                 raise UsageError(f"{path} leads out of {folder}", hint="remove the link")
-            if not path.is_file() or path.read_bytes() != text.encode():
-                replace_text(path, text)
+            data, mode = _data(content)
+            if not path.is_file() or path.read_bytes() != data:
+                replace_bytes(path, data)
+            if mode and stat.S_IMODE(path.stat().st_mode) != mode:
+                path.chmod(mode)
             # What a kill left beside it earlier.
             for left in path.parent.glob(f".{path.name}.????????"):
                 left.unlink()
@@ -69,27 +80,41 @@ def write_definitions(folder: Path, files: Mapping[str, str]) -> None:
             raise _unusable(path, error) from error
 
 
-def check_definitions(folder: Path, files: Mapping[str, str]) -> tuple[str, ...]:
-    """What differs between `files` and what stands in `folder`: one entry a file, none when all is right.
+def check_definitions(folder: Path, files: Mapping[str, str], own: Iterable[OwnFile] = ()) -> tuple[str, ...]:
+    """What differs between `files` with `own` files and what stands in `folder`: one entry a file.
 
     An entry names the file and shows the beginning of the difference. Files in `folder` that are not
     in `files` are named too. Raises UsageError for a file that cannot be read.
     """
     faults = []
+    every: dict[str, str | OwnFile] = {**files, **{f"{OWN}{file.path}": file for file in own}}
     try:
         there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
-        for name, text in sorted(files.items()):
+        for name, content in sorted(every.items()):
             path = _place(folder, name)
             if name not in there:
                 faults.append(f"{path}: missing")
                 continue
-            held = path.read_bytes().decode("utf-8", errors="replace")
-            if held != text:
-                faults.append(f"{path}: stale\n{_difference(held, text)}")
+            (data, mode), held = _data(content), path.read_bytes()
+            if held != data:
+                faults.append(f"{path}: stale\n{_difference(_shown(held), _shown(data))}")
+            elif mode and (mode ^ path.stat().st_mode) & stat.S_IXUSR:
+                faults.append(f"{path}: stale\n  (only the right to execute it differs)")
     except OSError as error:
         raise _unusable(folder, error) from error
-    faults.extend(f"{folder / name}: no recipe makes it" for name in sorted(there - set(files)))
+    faults.extend(f"{folder / name}: no recipe makes it" for name in sorted(there - set(every)))
     return tuple(faults)
+
+
+def _data(content: str | OwnFile) -> tuple[bytes, int]:
+    """What a file holds, and the mode it must have, 0 for any."""
+    if isinstance(content, str):
+        return content.encode(), 0
+    return content.source.read_bytes(), 0o755 if content.executable else 0o644
+
+
+def _shown(data: bytes) -> str:
+    return data.decode("utf-8", errors="replace")
 
 
 def _difference(held: str, wanted: str) -> str:

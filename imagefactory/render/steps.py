@@ -29,6 +29,9 @@ LINKED = f"{INPUT}/linked.json"
 INSTALLER, LINKER = "install.py", "rattler.txt"
 """Names in a conda target's folder: the program that fetches and links, and its requirements."""
 
+OWN = "files"
+"""The folder of a target's folder where its own files lie, by their paths inside."""
+
 PIP = "/opt/pip"
 """The environment that holds pip, and is gone afterwards: the images carry no pip."""
 

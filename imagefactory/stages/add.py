@@ -15,8 +15,7 @@ from imagefactory.recipes.addition import Addition, add_row
 from imagefactory.recipes.draft import check_draft
 from imagefactory.recipes.read import read_each, read_file
 from imagefactory.recipes.recipe import parse_recipe
-from imagefactory.render.folders import write_definitions
-from imagefactory.stages.define import render_target
+from imagefactory.stages.define import write_definition
 from imagefactory.stages.lock import LockOptions, Relock, lock_target
 from imagefactory.versions import nearest
 
@@ -71,5 +70,5 @@ def make_addition(
         except LockError as error:
             error.hint += f"; the row stands in {added.path}: mend it there, or take it out"
             raise
-        write_definitions(whole.definition_folder(target), render_target(whole, target))
+        write_definition(whole, target)
         yield target.name

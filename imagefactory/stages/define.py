@@ -5,16 +5,28 @@ from __future__ import annotations
 from imagefactory.factory import Factory
 from imagefactory.model import Definition, Target
 from imagefactory.render.define import define
-from imagefactory.render.folders import render
+from imagefactory.render.folders import check_definitions, render, write_definitions
 from imagefactory.stages.locked import locks_below, require_lock
+from imagefactory.stages.own_files import find_own_files
 
 
 def define_target(factory: Factory, target: Target) -> Definition:
     """What an image of the target is made of. Raises LockError where it is not locked, StaleError."""
     lock, under = require_lock(factory, target), locks_below(factory, target)
-    return define(target, factory.base_of(target), lock, under)
+    files = find_own_files(factory.settings.root_path, target.files)
+    return define(target, factory.base_of(target), lock, under, files)
 
 
 def render_target(factory: Factory, target: Target) -> dict[str, str]:
     """The texts of definitions/<target>/, by file name."""
     return render(define_target(factory, target))
+
+
+def write_definition(factory: Factory, target: Target, *, check: bool = False) -> tuple[str, ...]:
+    """What of definitions/<target>/ was stale; it is written then, unless this is a `check`."""
+    definition, folder = define_target(factory, target), factory.definition_folder(target)
+    files = render(definition)
+    stale = check_definitions(folder, files, definition.files)
+    if stale and not check:
+        write_definitions(folder, files, definition.files)
+    return stale

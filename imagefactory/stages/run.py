@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from imagefactory.access import Access
 from imagefactory.catalogue.model import CataloguedImage
 from imagefactory.errors import BuildError, NothingSelectedError
-from imagefactory.model import Completed, Mount, RunSpec, Target
+from imagefactory.model import PLAIN_START, Completed, Mount, RunSpec, Start, Target
 from imagefactory.oci.model import Image, Sif
 from imagefactory.oci.store import DIGEST, check_digest, parse_reference
 from imagefactory.progress import Progress
+from imagefactory.render.define import INIT
 from imagefactory.runners.here import show_folder
 from imagefactory.settings.choices import ENGINES
 from imagefactory.stages.pull import local_name, pull_image
@@ -80,6 +82,23 @@ def fetch_offered(access: Access, offered: CataloguedImage, progress: Progress) 
     if made is None:
         raise BuildError(f"{name} was removed from the store meanwhile", hint="run it again")
     return made
+
+
+def own_start(made: Image | Sif, target: Target | None) -> Start:
+    """How a container starts as its recipe says it, or its image: `command` is whole, with the entry point.
+
+    Empty where none says it: of the `python` that images start without a word of theirs. `user` is a number.
+    """
+    start = target.start if target else made.start if isinstance(made, Image) else Start()
+    own = start.entrypoint[len(INIT) :] if start.entrypoint[: len(INIT)] == INIT else start.entrypoint
+    command = (*own, *start.command)
+    user = start.user.partition(":")[0]
+    return replace(
+        start,
+        entrypoint=(),
+        command=() if command == PLAIN_START.command else command,
+        user=user if user.isdecimal() else "",
+    )
 
 
 def run_made(access: Access, made: Image | Sif, spec: RunSpec, runner: str, progress: Progress) -> Completed:

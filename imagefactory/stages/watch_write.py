@@ -13,9 +13,8 @@ from imagefactory.lock.debian.file import write_base_lock
 from imagefactory.lock.files import write_lock
 from imagefactory.model import BaseLock, Lock
 from imagefactory.progress import Progress
-from imagefactory.render.folders import check_definitions, write_definitions
 from imagefactory.stages.add import make_addition, plan_addition
-from imagefactory.stages.define import render_target
+from imagefactory.stages.define import write_definition
 from imagefactory.stages.locked import orphans
 from imagefactory.stages.watch import NewRelease, News
 
@@ -60,10 +59,8 @@ def _locks(factory: Factory, news: News) -> tuple[Path, ...]:
             write_lock(factory.lock_folder, one.lock)
     for target in (one.target for one in news.locks):
         if target:
-            folder, files = factory.definition_folder(target), render_target(factory, target)
-            if check_definitions(folder, files):
-                write_definitions(folder, files)
-            written.append(folder)
+            write_definition(factory, target)
+            written.append(factory.definition_folder(target))
     return tuple(written)
 
 

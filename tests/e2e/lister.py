@@ -28,6 +28,7 @@ def main():
     environment = {
         name: value for name, value in os.environ.items() if name in wanted or name.startswith("NVIDIA_")
     }
+    own = sorted(path for path in Path("/app").rglob("*") if path.is_file())
     seen = {
         "prefix": sys.prefix,
         "python": sys.version,
@@ -37,6 +38,7 @@ def main():
         "path": os.environ["PATH"].split(":")[0],
         "console_scripts": sorted({f"bin/{script.name}" for script in scripts}),
         "unreadable": [str(p) for p in paths if not p.lstat().st_mode & EVERYBODY_READS],
+        "own": {str(path): [*look(path), oct(path.stat().st_mode)] for path in own},
         "files": {str(path.relative_to(prefix)): look(path) for path in paths},
     }
     json.dump(seen, sys.stdout, sort_keys=True)

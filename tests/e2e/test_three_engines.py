@@ -33,6 +33,10 @@ python: "3.11"
 capabilities: ["8.0"]
 checks: [packages, libraries, unprivileged]
 packages: ["numpy==1.26.4", "coloredlogs==15.0.1", "nvidia-cuda-nvrtc-cu12==12.1.105"]
+files: {/app: [recipes, start.sh]}
+workdir: /app
+entrypoint: [/app/start.sh]
+command: [pwd]
 matrix:
   - version: "12.1"
     cuda: ["12.1"]
@@ -56,6 +60,9 @@ def seen(
     mine = replace(lend(base_store, folder), extra={"DOCKER_HOST": dockerd})
     if target == SMALL:
         mine = replace(mine, root=make_root(folder / "root", small=SMALL_RECIPE))
+        start = folder / "root" / "start.sh"
+        start.write_text('#!/bin/sh\nexec "$@"\n')
+        start.chmod(0o755)
         mine.run("lock", target)
         mine.run("render", target)
     found = {}
@@ -63,6 +70,9 @@ def seen(
         for engine in RUNNERS:
             found[engine] = see(mine, target, engine)
             assert found[engine].built["fresh"]
+            if target == SMALL:
+                own = replace(mine, extra={**mine.extra, "IMAGEFACTORY_ENGINE": engine})
+                assert own.run("run", "--runner", RUNNERS[engine], target).stdout == "/app\n"
         yield found
     finally:
         shutil.rmtree(folder)
@@ -88,6 +98,18 @@ def test_they_hold_the_same_packages_and_environment(seen: dict[str, Seen]) -> N
         assert values["docker"] == values["apptainer"] == values["assemble"], name
     normal = {name.lower().replace("_", "-").replace(".", "-") for name in seen["docker"].inside["packages"]}
     assert normal == seen["assemble"].locked
+
+
+def test_they_hold_the_same_own_files(seen: dict[str, Seen]) -> None:
+    own = seen["assemble"].inside["own"]
+    if not own:  # of the small target alone
+        return
+    assert {path: mode for path, (*_, mode) in own.items()} == {
+        "/app/start.sh": "0o100755",
+        "/app/recipes/bases.yaml": "0o100644",
+        "/app/recipes/small.yaml": "0o100644",
+    }
+    assert seen["docker"].inside["own"] == seen["apptainer"].inside["own"] == own
 
 
 @pytest.mark.parametrize("engine", ["docker", "apptainer"])

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from imagefactory.cli import main
 from imagefactory.errors import RecipeError, UsageError
 from imagefactory.gpu import knowledge
-from imagefactory.model import Recipe, Target
+from imagefactory.model import Target
 from imagefactory.recipes.draft import FRAMEWORKS, Draft, DraftAsk, check_draft, draft, draft_on
 from imagefactory.recipes.environments import LIMITS, Reading, parse_wish, read_wish
 from imagefactory.recipes.expand import expand_all, select
+from imagefactory.recipes.model import Recipe
 from imagefactory.recipes.read import read_bases, read_recipes
 from imagefactory.recipes.recipe import parse_recipe
 from imagefactory.suite import table

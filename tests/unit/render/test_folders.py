@@ -14,7 +14,7 @@ from imagefactory.errors import LockError, RecipeError, UsageError
 from imagefactory.gpu.drivers import driver_floor
 from imagefactory.lock.files import read_lock
 from imagefactory.lock.pypi.requirements import parse_lock
-from imagefactory.model import Base, Definition, Lock, Target
+from imagefactory.model import Base, Definition, Lock, OwnFile, Start, Target
 from imagefactory.recipes.expand import expand_all
 from imagefactory.recipes.read import read_bases, read_recipes
 from imagefactory.render import quoting
@@ -24,7 +24,7 @@ from imagefactory.render.dockerfile import instructions, render_dockerfile
 from imagefactory.render.folders import check_definitions, render, write_definitions
 from imagefactory.render.templating import _environment
 from imagefactory.suite import table
-from tests.made.rendered import SECTIONS, body, sections
+from tests.made.rendered import SECTIONS, body, parsed, sections
 from tests.made.values import make_base, make_lock, make_target
 
 ROOT = Path(__file__).parents[3]
@@ -360,3 +360,48 @@ def test_unwritable_folder_is_an_error_with_a_hint(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         write_definitions(tmp_path / "file", FILES)
     assert caught.value.hint
+
+
+# --- own files ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def with_own(tmp_path: Path) -> Definition:
+    files = []
+    for path in ("/app/train.py", "/opt/mine/start.sh"):
+        source = tmp_path / path.rpartition("/")[2]
+        source.write_text(path)
+        executable = path.endswith(".sh")
+        files.append(OwnFile(path=path, source=source, sha256="1" * 64, size=1, executable=executable))
+    start = Start(entrypoint=("/opt/mine/start.sh",), command=("python", "a b.py"), workdir="/app", user="7")
+    return define(make_target(start=start), make_base(), make_lock(), (), tuple(files))
+
+
+def test_own_files_and_start_in_both_languages(with_own: Definition) -> None:
+    text = render_dockerfile(with_own)
+    assert parsed(text) == instructions(with_own)
+    assert text.endswith(
+        "# The recipe's own files, at their paths inside.\nCOPY files/ /\n\nWORKDIR /app\n\nUSER 7\n\n"
+        'ENTRYPOINT ["/opt/mine/start.sh"]\n\nCMD ["python", "a b.py"]\n'
+    )
+    definition = render_apptainer(with_own)
+    assert "    files/app /app\n    files/opt/mine /opt/mine\n" in definition
+    assert "    chmod -R u=rwX,go=rX /app /opt/mine\n" in definition
+    assert "    [ $# -gt 0 ] || set -- python 'a b.py'\n    exec /opt/mine/start.sh \"$@\"\n" in definition
+
+
+def test_own_files_are_written_checked_and_cleared(with_own: Definition, tmp_path: Path) -> None:
+    folder, texts = tmp_path / "definitions", render(with_own)
+    write_definitions(folder, texts, with_own.files)
+    assert check_definitions(folder, texts, with_own.files) == ()
+    start = folder / "files/opt/mine/start.sh"
+    assert start.stat().st_mode & 0o777 == 0o755
+    start.chmod(0o644)
+    (folder / "files/app/train.py").write_text("another")
+    found = check_definitions(folder, texts, with_own.files)
+    assert [fault.partition(": ")[2].partition("\n")[0] for fault in found] == ["stale", "stale"]
+    write_definitions(folder, texts, with_own.files)
+    assert check_definitions(folder, texts, with_own.files) == ()
+    write_definitions(folder, texts, with_own.files[:1])
+    assert not start.exists()
+    assert check_definitions(folder, texts, with_own.files[:1]) == ()

@@ -9,17 +9,20 @@ import pytest
 
 from imagefactory.access import Access
 from imagefactory.errors import NothingSelectedError
-from imagefactory.model import RunSpec
+from imagefactory.model import RunSpec, Start
 from imagefactory.oci.graph import Place
+from imagefactory.oci.model import Image
 from imagefactory.oci.registry.client import Registry
 from imagefactory.progress import Quiet
 from imagefactory.settings.choices import Setting
-from imagefactory.stages.run import fetch_offered, run_made
+from imagefactory.stages.run import fetch_offered, own_start, run_made
 from imagefactory.verdicts.subject import read_subject
 from tests.made.catalogue import make_image
 from tests.made.engine_of_one_row import remember_runners
 from tests.made.signing import Bench
+from tests.made.values import make_target
 
+INIT = ("/usr/bin/tini", "-s", "--")
 SPEC = RunSpec(argv=("echo", "it runs"))
 
 
@@ -50,3 +53,29 @@ def test_what_no_registry_has_is_told(bench: Bench) -> None:
     with pytest.raises(NothingSelectedError) as caught:
         fetch_offered(bench.factory, replace(image, sifs=(sif,)), Quiet())
     assert "apptainer exec --nv oras://registry.example.org/gpu/pytorch@sha256:" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("start", "own"),
+    [
+        (Start(entrypoint=INIT, command=("python",), workdir="/"), Start(workdir="/")),
+        (
+            Start(
+                entrypoint=(*INIT, "start.sh"),
+                command=("python", "train.py"),
+                workdir="/app",
+                user="1000:100",
+            ),
+            Start(command=("start.sh", "python", "train.py"), workdir="/app", user="1000"),
+        ),
+        (Start(command=("train",), user="somebody"), Start(command=("train",))),
+        (Start(), Start()),
+    ],
+)
+def test_a_container_starts_as_its_image_says(start: Start, own: Start) -> None:
+    image = Image(
+        name="a", digest="d", manifest="m", config="c", size=0, layers=(), environment=(), start=start
+    )
+    assert own_start(image, None) == own
+    target = make_target(start=Start(entrypoint=("a",), command=("b",), workdir="/c"))
+    assert own_start(image, target) == Start(command=("a", "b"), workdir="/c")

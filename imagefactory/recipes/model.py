@@ -1,0 +1,65 @@
+"""The frozen values of recipes: a family and the rows of its matrix, as they were read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from imagefactory.model import Base, FilesWanted, Start, Where
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixRow:
+    """One framework version of a recipe and the CUDA versions it comes with.
+
+    Fields that are not written in the row hold the family's value, so a row is complete by itself.
+    `own_base` is the base that the recipe itself names by digest, None where `base` is one of bases.yaml.
+    `places` says where single values were written (`base`, `cuda.0`), for errors that come later.
+
+    `channels` (addresses), `priority`, `system` (as far as it is written) and `pip` are conda's alone. A
+    row that is built `on` a target has no values of its own but what it adds, as it was written: that
+    target's source decides what it may be.
+    """
+
+    version: str
+    cuda: tuple[str, ...]
+    extras: tuple[str, ...]
+    python: str
+    base: str
+    platforms: tuple[str, ...]
+    capabilities: tuple[str, ...]
+    checks: tuple[str, ...]
+    packages: tuple[str, ...]
+    constraints: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...]
+    where: Where
+    own_base: Base | None = None
+    places: tuple[tuple[str, Where], ...] = ()
+    channels: tuple[str, ...] = ()
+    priority: str = "strict"
+    system: tuple[tuple[str, str], ...] = ()
+    pip: tuple[str, ...] = ()
+    on: str = ""
+    waive: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """One family: a framework from one source with a matrix of versions x CUDA.
+
+    `framework` is the distribution's name in the source (`torch`, `onnxruntime-gpu`);
+    `python`, `base` and `platform` are the family's defaults, which a target's name leaves out. A family
+    that is built on targets has none of these: each row's target brings them.
+    """
+
+    family: str
+    description: str
+    source: str
+    framework: str
+    python: str
+    base: str
+    platform: str
+    matrix: tuple[MatrixRow, ...]
+    where: Where
+    labels: tuple[tuple[str, str], ...] = ()
+    files: tuple[FilesWanted, ...]
+    start: Start

@@ -1,0 +1,61 @@
+"""The files of a factory that recipes put into their images: found by their globs, and hashed."""
+
+from __future__ import annotations
+
+import hashlib
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from imagefactory.errors import RecipeError
+from imagefactory.model import FilesWanted, OwnFile
+
+
+def find_own_files(root: Path, wanted: Iterable[FilesWanted]) -> tuple[OwnFile, ...]:
+    """What the globs find below `root`, sorted by path inside. A file keeps its path from the root on.
+
+    A folder stands for all in it. What a name with a leading dot hides, and byte code, is left out unless
+    the pattern itself says it. Raises RecipeError for a pattern that finds nothing, a link that leads out of
+    the root, a file that cannot be read, and two files for one path.
+    """
+    found: dict[str, OwnFile] = {}
+    for one in wanted:
+        files = list(_files(root, one))
+        if not files:
+            raise _fault(one, "finds no file", f"write a path or a glob from {root} on")
+        for file in files:
+            path = f"{one.folder}/{file.relative_to(root).as_posix()}"
+            other = found.get(path)
+            if other and other.source != file:
+                raise _fault(one, f"brings {path}, and so does {other.source}", "name one of them")
+            found[path] = other or _own_file(one, path, file)
+    return tuple(found[path] for path in sorted(found, key=lambda path: path.split("/")))
+
+
+def _files(root: Path, one: FilesWanted) -> Iterator[Path]:
+    said = one.pattern.split("/")
+    for path in sorted(root.glob(one.pattern)):
+        for file in sorted(path.rglob("*")) if path.is_dir() else (path,):
+            parts = file.relative_to(root).parts
+            hidden = [part for part in parts if part.startswith(".") or part == "__pycache__"]
+            if not file.is_dir() and all(part in said for part in hidden):
+                if not file.resolve().is_relative_to(root.resolve()):
+                    raise _fault(one, f"finds {file}, a link out of {root}", "copy what it leads to")
+                yield file
+
+
+def _own_file(one: FilesWanted, path: str, file: Path) -> OwnFile:
+    try:
+        state = file.stat()
+        if not stat.S_ISREG(state.st_mode):
+            raise _fault(one, f"finds {file}, which is no file", "leave it out")
+        with file.open("rb") as opened:
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError as error:
+        raise _fault(one, f"finds {file}: {error.strerror}", "mend its rights") from error
+    executable = bool(state.st_mode & stat.S_IXUSR)
+    return OwnFile(path=path, source=file, sha256=digest, size=state.st_size, executable=executable)
+
+
+def _fault(one: FilesWanted, what: str, write: str) -> RecipeError:
+    return RecipeError([f"{one.where}: '{one.pattern}' under 'files' {what} ({write})"])

@@ -1,0 +1,73 @@
+"""Own files of a factory: what the globs of a recipe find, and what stops."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from imagefactory.errors import RecipeError
+from imagefactory.model import FilesWanted, Where
+from imagefactory.stages.own_files import find_own_files
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    names = "train.py src/net.py src/data/set.csv src/.env src/__pycache__/net.pyc start.sh"
+    for name in names.split():
+        path = tmp_path / "root" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    (tmp_path / "root" / "start.sh").chmod(0o755)
+    return tmp_path / "root"
+
+
+def wanted(*patterns: str, folder: str = "/app") -> list[FilesWanted]:
+    where = Where(file="recipes/mine.yaml", line=5, column=9)
+    return [FilesWanted(folder=folder, pattern=pattern, where=where) for pattern in patterns]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "found"),
+    [
+        (["train.py"], ["train.py"]),
+        (["src"], ["src/data/set.csv", "src/net.py"]),
+        (["src/**/*"], ["src/data/set.csv", "src/net.py"]),
+        (["**/*.py"], ["src/net.py", "train.py"]),
+        (["train.py", "*.py"], ["train.py"]),
+        (["src/.env"], ["src/.env"]),
+        (["*"], ["src/data/set.csv", "src/net.py", "start.sh", "train.py"]),
+    ],
+)
+def test_a_file_keeps_its_path_and_what_is_hidden_stays_out(
+    root: Path, patterns: list[str], found: list[str]
+) -> None:
+    files = find_own_files(root, wanted(*patterns))
+    assert [file.path for file in files] == [f"/app/{path}" for path in found]
+    assert [file.source for file in files] == [root / path for path in found]
+    assert [file.sha256 for file in files] == [hashlib.sha256(path.encode()).hexdigest() for path in found]
+    assert [file.executable for file in files] == [path == "start.sh" for path in found]
+
+
+def test_a_pattern_that_finds_nothing_stops_with_its_place(root: Path) -> None:
+    with pytest.raises(RecipeError) as caught:
+        find_own_files(root, wanted("train.py", "tests/*.py"))
+    (told,) = caught.value.faults
+    assert told.startswith("recipes/mine.yaml:5:9: 'tests/*.py' under 'files' finds no file (write a path")
+
+
+def test_a_link_may_lead_to_another_file_and_not_out(root: Path) -> None:
+    (root / "inner.py").symlink_to("train.py")
+    (file,) = find_own_files(root, wanted("inner.py"))
+    assert (file.path, file.size) == ("/app/inner.py", len("train.py"))
+    (root.parent / "secret").write_text("x")
+    (root / "outer.py").symlink_to("../secret")
+    with pytest.raises(RecipeError, match=r"outer\.py, a link out of"):
+        find_own_files(root, wanted("*.py"))
+
+
+def test_two_files_for_one_path_stop(root: Path) -> None:
+    (root / "net.py").write_text("another")
+    with pytest.raises(RecipeError, match=r"brings /app/src/net\.py, and so does"):
+        find_own_files(root, [*wanted("src/net.py"), *wanted("net.py", folder="/app/src")])
