@@ -78,12 +78,12 @@ class Target:
     (`pytorch 2.3.*`) where it is `conda`, the framework's own requirement first.
 
     Of `conda` alone: `channels` are addresses, the first asked first, `priority` is `strict` or `disabled`;
-    `system` is what the packages may count on of the machine, as conda's virtual packages say it, sorted
+    `virtual` is what the packages may count on of the machine, as conda's virtual packages say it, sorted
     (`("__archspec", "x86_64_v2"), ("__cuda", "12.1"), ("__glibc", "2.36")`); `pip` are PEP 508 strings of
     what comes from PyPI on top.
 
     `on` names the target that this one adds packages to, empty for none: it has that target's framework,
-    source, channels, system and requirements, and keeps every package of its lock.
+    source, channels, virtual packages and requirements, and keeps every package of its lock.
 
     `waive` are checks of the GPU suite that need not run for the image to be verified; none may fail.
     """
@@ -106,7 +106,7 @@ class Target:
     where: Where
     channels: tuple[str, ...] = ()
     priority: str = "strict"
-    system: tuple[tuple[str, str], ...] = ()
+    virtual: tuple[tuple[str, str], ...] = ()
     pip: tuple[str, ...] = ()
     on: str = ""
     waive: tuple[str, ...] = ()
@@ -218,7 +218,7 @@ class Lock:
     `python` is the minor version (`3.11`), of the base's Python or of the `python` among `conda`.
 
     `conda` is empty for a lock of wheels alone; then so are `channels` (addresses in their order) and
-    `system` (the virtual packages it was solved with, as a target has them). No package stands in both
+    `virtual` (the virtual packages it was solved with, as a target has them). No package stands in both
     `wheels` and `conda`. `note` is what whoever locked it says of it, one line.
     """
 
@@ -230,7 +230,7 @@ class Lock:
     wheels: tuple[LockedWheel, ...]
     conda: tuple[LockedConda, ...] = ()
     channels: tuple[str, ...] = ()
-    system: tuple[tuple[str, str], ...] = ()
+    virtual: tuple[tuple[str, str], ...] = ()
     note: str = ""
 
     @property

@@ -224,7 +224,7 @@ def target_json(target: Target) -> dict[str, object]:
         "on": target.on,
         "channels": target.channels,
         "channel_priority": target.priority if target.channels else "",
-        "system": dict(target.system),
+        "virtual": dict(target.virtual),
         "pip": target.pip,
         "recipe": str(target.where),
     }

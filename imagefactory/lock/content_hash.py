@@ -33,7 +33,7 @@ def content_hash(target: Target, base: Base, under: Lock | None) -> str:
             "pip": sorted(set(target.pip)),
             "channels": list(target.channels),
             "priority": target.priority,
-            "system": sorted(target.system),
+            "system": sorted(target.virtual),
             "under": sorted([one.filename, one.sha256] for one in under.packages) if under else [],
         }
     canonical = json.dumps(decides, sort_keys=True, separators=(",", ":"), ensure_ascii=True)

@@ -32,7 +32,7 @@ def expand(recipe: Recipe, bases: Sequence[Base]) -> tuple[Target, ...]:
     """The targets of one recipe, in the order of its matrix.
 
     Raises RecipeError for a base that is not there, a Python that the base does not carry, a CUDA
-    version that the source does not offer, a system that no machine has, a target that is made twice,
+    version that the source does not offer, virtual packages of no machine, a target that is made twice,
     or one that is built on a target of another recipe (`expand_all` knows those).
     """
     return _unique(*_expand([recipe], bases))
@@ -118,12 +118,12 @@ def _expand(recipes: Iterable[Recipe], bases: Sequence[Base]) -> tuple[list[Targ
             for platform in row.platforms:
                 for index, cuda in enumerate(row.cuda):
                     if recipe.source == "conda":
-                        faults += _system_faults(row, index, base)
+                        faults += _virtual_faults(row, index, base)
                     else:
                         faults += _source_faults(recipe, row, index)
                     target = _target(recipe, row, cuda, platform)
                     glibc = base.glibc if base else ""
-                    targets.append(replace(target, system=_whole_system(recipe, row, cuda, glibc)))
+                    targets.append(replace(target, virtual=_all_virtual(recipe, row, cuda, glibc)))
     _build_on(above, targets, faults)
     return targets, faults
 
@@ -174,11 +174,11 @@ def _framework_requirement(recipe: Recipe, row: MatrixRow) -> str:
     return f"{recipe.framework}{extras}=={row.version}.*"
 
 
-def _whole_system(recipe: Recipe, row: MatrixRow, cuda: str, glibc: str) -> tuple[tuple[str, str], ...]:
+def _all_virtual(recipe: Recipe, row: MatrixRow, cuda: str, glibc: str) -> tuple[tuple[str, str], ...]:
     """Conda's virtual packages: what is written, else the oldest machine that the target is for."""
     if recipe.source != "conda":
         return ()
-    found = {"cuda": cuda, "glibc": glibc, "archspec": ARCHSPECS[0]} | dict(row.system)
+    found = {"cuda": cuda, "glibc": glibc, "archspec": ARCHSPECS[0]} | dict(row.virtual)
     return tuple(sorted((f"__{key}", value) for key, value in found.items()))
 
 
@@ -296,15 +296,15 @@ def _base_faults(recipe: Recipe, row: MatrixRow, base: Base | None, bases: Seque
         )
 
 
-def _system_faults(row: MatrixRow, index: int, base: Base | None) -> Iterator[str]:
+def _virtual_faults(row: MatrixRow, index: int, base: Base | None) -> Iterator[str]:
     """What no machine has, or none that the image is for."""
-    cuda, system = row.cuda[index], dict(row.system)
-    driver, newest = system.get("cuda") or cuda, knowledge.newest_cuda()
-    place = _place(row, "system.cuda" if "cuda" in system else f"cuda.{index}")
+    cuda, virtual = row.cuda[index], dict(row.virtual)
+    driver, newest = virtual.get("cuda") or cuda, knowledge.newest_cuda()
+    place = _place(row, "virtual.cuda" if "cuda" in virtual else f"cuda.{index}")
     if "." not in driver:
         yield (
             f"{place}: CUDA {cuda} leaves open which drivers the packages may count on "
-            f'(write system: {{cuda: "{cuda}.4"}} with the oldest that the image is for)'
+            f'(write virtual: {{cuda: "{cuda}.4"}} with the oldest that the image is for)'
         )
     elif int(driver.partition(".")[0]) > newest or not RULES["driver"].allows(driver):
         yield f"{place}: no driver is known for CUDA {driver} (write a version of CUDA {newest} or older)"
@@ -313,10 +313,10 @@ def _system_faults(row: MatrixRow, index: int, base: Base | None) -> Iterator[st
             f"{place}: a driver for CUDA {driver} runs nothing of CUDA {cuda} "
             f"(write a version of CUDA {cuda.partition('.')[0]}, or leave it out)"
         )
-    if base and "glibc" in system and natural(system["glibc"]) > natural(base.glibc):
+    if base and "glibc" in virtual and natural(virtual["glibc"]) > natural(base.glibc):
         yield (
-            f"{_place(row, 'system.glibc')}: base '{base.name}' carries glibc {base.glibc}, older than "
-            f'{system["glibc"]} (write "{base.glibc}" or less, or leave it out)'
+            f"{_place(row, 'virtual.glibc')}: base '{base.name}' carries glibc {base.glibc}, older than "
+            f'{virtual["glibc"]} (write "{base.glibc}" or less, or leave it out)'
         )
 
 

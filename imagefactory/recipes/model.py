@@ -15,7 +15,7 @@ class MatrixRow:
     `own_base` is the base that the recipe itself names by digest, None where `base` is one of bases.yaml.
     `places` says where single values were written (`base`, `cuda.0`), for errors that come later.
 
-    `channels` (addresses), `priority`, `system` (as far as it is written) and `pip` are conda's alone. A
+    `channels` (addresses), `priority`, `virtual` (as far as it is written) and `pip` are conda's alone. A
     row that is built `on` a target has no values of its own but what it adds, as it was written: that
     target's source decides what it may be.
     """
@@ -36,7 +36,7 @@ class MatrixRow:
     places: tuple[tuple[str, Where], ...] = ()
     channels: tuple[str, ...] = ()
     priority: str = "strict"
-    system: tuple[tuple[str, str], ...] = ()
+    virtual: tuple[tuple[str, str], ...] = ()
     pip: tuple[str, ...] = ()
     on: str = ""
     waive: tuple[str, ...] = ()

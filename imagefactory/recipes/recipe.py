@@ -45,9 +45,9 @@ _FAMILY_REQUIRED = {
 _CHANNELS = {"channels": "channels: [conda-forge]"}
 _ON = {"on": "on: pytorch-2.3-cu121"}
 _ROW_REQUIRED = {"version": 'version: "2.3"', "cuda": 'cuda: ["12.1"]'}
-_SYSTEM = ("cuda", "glibc", "archspec")
+_VIRTUAL = ("cuda", "glibc", "archspec")
 _BESIDE_IMAGE = ("glibc", "interpreter")
-_OF_CONDA = ("channels", "channel-priority", "system", "pip")
+_OF_CONDA = ("channels", "channel-priority", "virtual", "pip")
 _OVERRIDABLE = ("capabilities", "checks", "waive", "packages", "constraints", "environment", *_OF_CONDA)
 _OF_FAMILIES = ("labels", "files", *START_KEYS)
 _FAMILY_KEYS = (*_FAMILY_REQUIRED, "on", *_OF_FAMILIES, *_BESIDE_IMAGE, *_OVERRIDABLE)
@@ -207,7 +207,7 @@ class _Common:
     environment: tuple[tuple[str, str], ...]
     channels: tuple[str, ...]
     priority: str
-    system: tuple[tuple[str, str], ...]
+    virtual: tuple[tuple[str, str], ...]
     pip: tuple[str, ...]
 
 
@@ -261,16 +261,16 @@ def _common(reader: Reader, fields: Mapping[str, YamlNode], kind: str) -> _Commo
         environment=read_environment(reader, fields.get("environment")),
         channels=tuple(dict.fromkeys(map(channel_address, channels))),
         priority=reader.text(fields.get("channel-priority"), "channel-priority", "channel-priority"),
-        system=_system(reader, fields.get("system")),
+        virtual=_virtual(reader, fields.get("virtual")),
         pip=requirements("pip", "package", "pypi"),
     )
 
 
-def _system(reader: Reader, node: YamlNode | None) -> tuple[tuple[str, str], ...]:
+def _virtual(reader: Reader, node: YamlNode | None) -> tuple[tuple[str, str], ...]:
     """What the packages may count on of the machine, as far as it is written."""
-    found = reader.mapping(node, _SYSTEM, {}) if node else {}
+    found = reader.mapping(node, _VIRTUAL, {}) if node else {}
     rules = {"cuda": "driver", "glibc": "glibc", "archspec": "archspec"}
-    return tuple((key, reader.text(found[key], key, rules[key])) for key in _SYSTEM if key in found)
+    return tuple((key, reader.text(found[key], key, rules[key])) for key in _VIRTUAL if key in found)
 
 
 def _row(reader: Reader, fields: Mapping[str, YamlNode], family: _Family, node: YamlNode) -> MatrixRow:
@@ -283,8 +283,8 @@ def _row(reader: Reader, fields: Mapping[str, YamlNode], family: _Family, node: 
     places = {
         key: found.where for key in ("base", "python", "extras") if (found := row.get(key) or fields.get(key))
     }
-    for system in (fields.get("system"), row.get("system")):
-        places |= {f"system.{key.text}": value.where for key, value in (system.pairs if system else ())}
+    for virtual in (fields.get("virtual"), row.get("virtual")):
+        places |= {f"virtual.{key.text}": value.where for key, value in (virtual.pairs if virtual else ())}
     if cuda := row.get("cuda"):
         places |= {f"cuda.{index}": item.where for index, item in enumerate(cuda.items)}
     platforms = reader.texts(row.get("platforms"), "platforms", "platform", empty=False)
@@ -309,7 +309,7 @@ def _row(reader: Reader, fields: Mapping[str, YamlNode], family: _Family, node: 
         places=tuple(places.items()),
         channels=own.channels or common.channels,
         priority=own.priority or common.priority or "strict",
-        system=tuple((dict(common.system) | dict(own.system)).items()),
+        virtual=tuple((dict(common.virtual) | dict(own.virtual)).items()),
         pip=tuple(dict.fromkeys((*common.pip, *own.pip))),
         waive=(own if "waive" in row else common).waive,
     )

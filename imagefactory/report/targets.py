@@ -67,7 +67,7 @@ def format_target(target: Target, now: TargetState, width: int | None = None) ->
         fields += [
             ("channels", "\n".join(target.channels)),
             ("priority", f"{target.priority}: {order}"),
-            ("system", "\n".join(f"{name} {value}" for name, value in target.system)),
+            ("virtual", "\n".join(f"{name} {value}" for name, value in target.virtual)),
         ]
     fields.append(("requirements", "\n".join(target.requirements)))
     if target.pip:

@@ -55,7 +55,7 @@ class Row:
             cuda=self.cuda,
             python=self.python,
             channels=tuple(channel_address(channel) for channel in self.channels),
-            system=(("__archspec", "x86_64"), ("__cuda", self.cuda), ("__glibc", "2.36")),
+            virtual=(("__archspec", "x86_64"), ("__cuda", self.cuda), ("__glibc", "2.36")),
         )
 
     def __str__(self) -> str:
@@ -258,16 +258,16 @@ def test_pytorch_gpu_without_a_driver(locker: CondaLocker) -> None:
         requirements=("pytorch-gpu 2.6.*", "cuda-version 12.6.*"),
     )
     assert lock(locker, row.target).conda
-    without = replace(row.target, system=(("__archspec", "x86_64"), ("__glibc", "2.36")))
+    without = replace(row.target, virtual=(("__archspec", "x86_64"), ("__glibc", "2.36")))
     error = why(locker, without)
     assert (
         "a driver for CUDA 12 (NVIDIA driver 525.60.13 or newer) (__cuda); the target promises none"
         in error.message
     )
-    assert 'write `system: {cuda: "12.0"}`' in error.hint
-    error = why(locker, replace(row.target, system=(("__cuda", "11.8"), ("__glibc", "2.36"))))
+    assert 'write `virtual: {cuda: "12.0"}`' in error.hint
+    error = why(locker, replace(row.target, virtual=(("__cuda", "11.8"), ("__glibc", "2.36"))))
     assert "the target promises 11.8" in error.message
-    error = why(locker, replace(row.target, system=(("__cuda", "12.6"), ("__glibc", "2.12"))))
+    error = why(locker, replace(row.target, virtual=(("__cuda", "12.6"), ("__glibc", "2.12"))))
     assert "need glibc 2.28 (__glibc); the target promises 2.12" in error.message
 
 

@@ -137,7 +137,7 @@ REAL = {
         requirements=("cuda-version 12.6.*", "jax", "jaxlib 0.5.*"),
         constraints=("jaxlib * *cuda*",),
         channels=(f"{CHANNEL_ROOT}/conda-forge",),
-        system=(("__archspec", "x86_64"), ("__cuda", "12.6"), ("__glibc", "2.36")),
+        virtual=(("__archspec", "x86_64"), ("__cuda", "12.6"), ("__glibc", "2.36")),
         python="3.12",
     ),
 }

@@ -43,7 +43,7 @@ MIXED = Target(
     environment=(),
     where=WHERE,
     channels=tuple(f"{CHANNEL_ROOT}/{name}" for name in ("pytorch", "nvidia", "conda-forge")),
-    system=(("__archspec", "x86_64"), ("__cuda", "12.1"), ("__glibc", "2.36")),
+    virtual=(("__archspec", "x86_64"), ("__cuda", "12.1"), ("__glibc", "2.36")),
     pip=("accelerate<1", "fsspec[http]"),
 )
 

@@ -26,7 +26,7 @@ TARGET = make_target(
     framework="pytorch",
     requirements=("pytorch 2.3.*",),
     channels=("https://conda.anaconda.org/conda-forge",),
-    system=(("__cuda", "12.1"), ("__glibc", "2.28")),
+    virtual=(("__cuda", "12.1"), ("__glibc", "2.28")),
     pip=("tools",),
     where=Where(file="recipes/lab.yaml", line=7, column=5),
 )

@@ -172,7 +172,7 @@ def bench(
         checks=("packages", "libraries", "import", "unprivileged"),
         requirements=("tinytorch 2.0.*",),
         channels=(CHANNEL,),
-        system=(("__archspec", "x86_64"), ("__cuda", "12.1"), ("__glibc", "2.36")),
+        virtual=(("__archspec", "x86_64"), ("__cuda", "12.1"), ("__glibc", "2.36")),
         pip=("tinywheel",),
     )
     lock = replace(
@@ -180,7 +180,7 @@ def bench(
         python=PYTHON,
         conda=channel.locked(*PACKAGES, address=CHANNEL),
         channels=target.channels,
-        system=target.system,
+        virtual=target.virtual,
         wheels=(wheel,),
     )
     layout = Layout(scratch / "store")

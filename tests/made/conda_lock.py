@@ -17,7 +17,7 @@ TARGET = make_target(
     constraints=("numpy <2",),
     where=Where(file="recipes/pytorch-conda.yaml", line=7, column=5),
     channels=(PYTORCH, FORGE),
-    system=(("__archspec", "x86_64"), ("__cuda", "12.1"), ("__glibc", "2.36")),
+    virtual=(("__archspec", "x86_64"), ("__cuda", "12.1"), ("__glibc", "2.36")),
 )
 LOCK = make_lock(
     target=TARGET.name,
@@ -42,5 +42,5 @@ LOCK = make_lock(
         make_conda("setuptools 1!70.0 pyhd8ed1ab_0", "python", subdir="noarch"),
     ),
     channels=(PYTORCH, FORGE),
-    system=TARGET.system,
+    virtual=TARGET.virtual,
 )

@@ -230,7 +230,7 @@ def check_lock(lock: Lock, target: Target, records: Mapping[str, Record]) -> lis
     """
     faults = [*_identity(lock, target, records)]
     known = [records[package.url] for package in lock.conda if package.url in records]
-    there = virtual_packages(lock.system) | {record.name: (record.version, record.build) for record in known}
+    there = virtual_packages(lock.virtual) | {record.name: (record.version, record.build) for record in known}
     for record in known:
         faults += _bounds(f"{record.name} {record.version} {record.build}", record, there)
     asked = [f"python {target.python}.*", *target.requirements]
@@ -253,7 +253,7 @@ def virtual_packages(system: Sequence[tuple[str, str]]) -> dict[str, tuple[str, 
 def _identity(lock: Lock, target: Target, records: Mapping[str, Record]) -> Iterator[str]:
     names = [package.name for package in lock.conda]
     yield from (f"{name} stands twice" for name in sorted(set(names)) if names.count(name) > 1)
-    if lock.system != tuple(sorted(target.system)) or lock.channels != target.channels:
+    if lock.virtual != tuple(sorted(target.virtual)) or lock.channels != target.channels:
         yield "its system or channels are not the target's"
     for package in lock.conda:
         record = records.get(package.url)

@@ -22,7 +22,7 @@ def target(*requirements: str, **more: Any) -> Target:
         "version": "1",
         "requirements": requirements or ("tiny 1.*",),
         "channels": (f"{CHANNEL_ROOT}/conda-forge",),
-        "system": SYSTEM,
+        "virtual": SYSTEM,
         "where": Where(file="recipes/tiny.yaml", line=7, column=3),
     }
     return make_target(**{**given, **more})

@@ -170,7 +170,7 @@ class _Explanation:
             value += ".0"
         return _Reason(
             text=f"{who} {verb} {what} ({name}); {promised}",
-            hint=f'write `system: {{{_KEYS[name]}: "{value}"}}` at {self._target.where}, '
+            hint=f'write `virtual: {{{_KEYS[name]}: "{value}"}}` at {self._target.where}, '
             "or ask for a version that needs less",
         )
 

@@ -46,7 +46,7 @@ def check_facts(lock: Lock, target: Target) -> None:
     Nor may it be of other channels or virtual packages: whose content hash is the target's and which is of
     others was changed by hand.
     """
-    if (lock.channels, lock.system) != (target.channels, target.system):
+    if (lock.channels, lock.virtual) != (target.channels, target.virtual):
         others = [one for one in lock.channels if one not in target.channels]
         what = f"the channel {others[0]}, which" if others else "channels or virtual packages that"
         raise LockError(

@@ -86,7 +86,7 @@ def format_conda_lock(lock: Lock, pip: str = "") -> str:
     so a pair of which one file was changed is found out.
     """
     subdir = platform_subdir(lock)
-    system = " ".join(f"{name}={value}" for name, value in lock.system)
+    system = " ".join(f"{name}={value}" for name, value in lock.virtual)
     own = [
         ("lock", str(FORMAT)),
         ("target", lock.target),
@@ -299,7 +299,7 @@ def _read_lock(reader: _LockReader) -> Lock:
         wheels=(),
         conda=tuple(packages),
         channels=tuple(channels),
-        system=tuple((name, value) for name, _, value in (entry.partition("=") for entry in system.split())),
+        virtual=tuple((name, value) for name, _, value in (entry.partition("=") for entry in system.split())),
         note=note,
     )
 

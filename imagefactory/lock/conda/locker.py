@@ -90,7 +90,7 @@ class CondaLocker:
             wheels=(),
             conda=conda,
             channels=target.channels,
-            system=target.system,
+            virtual=target.virtual,
             note=previous.note if previous else "",
         )
         if target.pip or (request.under and request.under.wheels):
@@ -212,7 +212,7 @@ def _known_updates(request: LockRequest) -> _Update:
 
 def _glibc(request: LockRequest) -> str:
     """The C library that packages may count on, as `2.36`."""
-    return dict(request.target.system).get("__glibc", request.base.glibc)
+    return dict(request.target.virtual).get("__glibc", request.base.glibc)
 
 
 # --- what moves and what stays -------------------------------------------------------------------

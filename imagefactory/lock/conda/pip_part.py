@@ -88,7 +88,7 @@ def _solved(
 ) -> Iterator[tuple[WheelQuestion, Pins]]:
     """The question of the pip part and its solution, while the given packages are there as wheels."""
     target, previous, under = request.target, request.previous, request.under
-    glibc = dict(target.system).get("__glibc", request.base.glibc)
+    glibc = dict(target.virtual).get("__glibc", request.base.glibc)
     platform = locker.platform(target, glibc)
     empty = Lock(
         target=target.name, content_hash="", python=target.python, platform=platform, solver="", wheels=()

@@ -60,7 +60,7 @@ def first_question(target: Target) -> CondaQuestion:
     return CondaQuestion(
         specs=tuple(sorted({*target.requirements, python})),
         constraints=tuple(sorted(set(target.constraints))),
-        virtual=virtual_packages(target.system),
+        virtual=virtual_packages(target.virtual),
         strict=target.priority == "strict",
     )
 

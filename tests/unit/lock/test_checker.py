@@ -189,7 +189,7 @@ FAULTS: dict[str, tuple[Case, str]] = {
         "numpy was asked from pytorch and comes from",
     ),
     "system": (
-        lambda _: (LOCK, replace(HELD, system=(("__cuda", "12.4"),))),
+        lambda _: (LOCK, replace(HELD, virtual=(("__cuda", "12.4"),))),
         "its system or channels are not",
     ),
     "superfluous": (lambda _: (LOCK, TARGET), "nothing needs pip"),

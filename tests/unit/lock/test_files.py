@@ -276,8 +276,8 @@ def test_what_is_written_is_read(tmp_path: Path, lock: Lock) -> None:
 
 
 def test_a_lock_of_wheels_keeps_its_one_file_and_digest(tmp_path: Path) -> None:
-    target = replace(TARGET, name="pytorch-2.3-cu121", source="pypi", channels=(), system=())
-    lock = replace(MIXED, target=target.name, solver="uv 0.13.9", conda=(), channels=(), system=())
+    target = replace(TARGET, name="pytorch-2.3-cu121", source="pypi", channels=(), virtual=())
+    lock = replace(MIXED, target=target.name, solver="uv 0.13.9", conda=(), channels=(), virtual=())
     write_lock(tmp_path, lock)
     assert [path.name for path in tmp_path.iterdir()] == ["pytorch-2.3-cu121.requirements.txt"]
     assert read_lock(tmp_path, target) == lock
@@ -295,7 +295,7 @@ def test_files_that_are_no_part_any_more_go(tmp_path: Path) -> None:
     write_lock(tmp_path, MIXED)
     write_lock(tmp_path, LOCK)
     assert [path.name for path in tmp_path.iterdir()] == [f"{TARGET.name}.conda-lock.yml"]
-    write_lock(tmp_path, replace(MIXED, conda=(), channels=(), system=(), solver="uv 0.13.9"))
+    write_lock(tmp_path, replace(MIXED, conda=(), channels=(), virtual=(), solver="uv 0.13.9"))
     assert [path.name for path in tmp_path.iterdir()] == [f"{TARGET.name}.requirements.txt"]
 
 
@@ -329,7 +329,7 @@ def test_unreadable_bytes_are_told_by_line(tmp_path: Path) -> None:
 
 def test_what_decides_a_solution() -> None:
     same = [
-        replace(TARGET, requirements=TARGET.requirements[::-1], system=TARGET.system[::-1]),
+        replace(TARGET, requirements=TARGET.requirements[::-1], virtual=TARGET.virtual[::-1]),
         replace(TARGET, description="other", checks=("import",), name="x", environment=(("A", "b"),)),
     ]
     other = [
@@ -337,7 +337,7 @@ def test_what_decides_a_solution() -> None:
         replace(TARGET, constraints=()),
         replace(TARGET, channels=TARGET.channels[::-1]),
         replace(TARGET, priority="disabled"),
-        replace(TARGET, system=(("__cuda", "12.4"),)),
+        replace(TARGET, virtual=(("__cuda", "12.4"),)),
         replace(TARGET, pip=("einops",)),
         replace(TARGET, python="3.12"),
     ]

@@ -183,7 +183,7 @@ FAULTS = [
     ("source: pypi", "source: pypi\nchannels: [conda-forge]", "4:1: 'channels' belongs to source conda (remove it, or write source: conda)"),
     ("source: pypi", "source: pypi\npip: [numpy]", "4:1: 'pip' belongs to source conda (write these under 'packages')"),
     ("source: pypi", "source: conda", "1:1: 'channels' is missing (write channels: [conda-forge])"),
-    ('["12.1"]', '["12.1"]\n    system: {cuda: "12.4"}', "17:5: 'system' belongs to source conda (remove it, or write source: conda)"),
+    ('["12.1"]', '["12.1"]\n    virtual: {cuda: "12.4"}', "17:5: 'virtual' belongs to source conda (remove it, or write source: conda)"),
     ('["12.1"]', '["12.1"]\n    on: jax-0.10-cu12', "17:5: 'on' stands in a family that has a source of its own (give what is built on"),
     ("linux/amd64", "linux/arm64", "5:11: 'platform' cannot be 'linux/arm64' (write \"linux/amd64\")"),
     ("framework: torch", "framework: torch==2", "4:12: 'framework' cannot be 'torch==2' (write a distribution's name without"),

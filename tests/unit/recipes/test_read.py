@@ -49,7 +49,7 @@ channel-priority: disabled
 platform: linux/amd64
 base: debian-12
 python: "3.12"
-system: {archspec: x86_64_v2, glibc: "2.28"}
+virtual: {archspec: x86_64_v2, glibc: "2.28"}
 capabilities: ["8.0"]
 packages: [numpy, "file:///srv/lab::zlib"]
 pip: [Einops>=0.7]
@@ -61,7 +61,7 @@ matrix:
   - version: "2.7"
     cuda: ["12"]
     channels: [conda-forge, nvidia]
-    system: {cuda: "12.4"}
+    virtual: {cuda: "12.4"}
     python: "3.13"
     packages: [xz=5.2.6=h166bdaf_0, openssl==1.1.1w]
     pip: [rich]
@@ -100,7 +100,7 @@ NASTY = [
     "{", "}", "[", "]", ",", "[" * 30, "{a: " * 30, "@", "%", "^", "~", "no", "null", "0x10", "1e3", "2.10", ".inf", "1:30",
     "2020-01-01", "--index-url x", "-r x", " @ https://x/y", "; os_name=='x'", "==1.*", ">=1.*", "===1", "~=1", "!1", "+local",
     "=*=*", " * *cuda*", "|>=2", "[build=x]", "r::", "https://x/y::", "=1=0", " >=1 py*", "__cuda", "on: stack-2.3-cu121", "\non: lab-2.3-cu121",
-    "system: {cuda: \"99.9\"}", "channels: [defaults]", "conda", "pypi", "\nRUN id\n", "\n  cuda: ['12']", "\nfamily: x", '"\\n"', '"\\x00"', '"\\U00110000"', '"\\ud800"', "A" * 300,
+    "virtual: {cuda: \"99.9\"}", "channels: [defaults]", "conda", "pypi", "\nRUN id\n", "\n  cuda: ['12']", "\nfamily: x", '"\\n"', '"\\x00"', '"\\U00110000"', '"\\ud800"', "A" * 300,
 ]  # fmt: skip
 
 Mutation = Callable[[str], str]
@@ -203,11 +203,11 @@ def assert_clean(target: Target) -> None:
         assert re.fullmatch(PYPI_REQUIREMENT, text, re.ASCII), text
         assert_requirement(text)
     if not conda:
-        assert (target.channels, target.system, target.pip) == ((), (), ())
+        assert (target.channels, target.virtual, target.pip) == ((), (), ())
         return
     assert target.channels
-    (_, archspec), (_, cuda), (_, glibc) = target.system
-    assert [key for key, _ in target.system] == ["__archspec", "__cuda", "__glibc"]
+    (_, archspec), (_, cuda), (_, glibc) = target.virtual
+    assert [key for key, _ in target.virtual] == ["__archspec", "__cuda", "__glibc"]
     assert re.fullmatch(r"x86_64(_v[234])?", archspec, re.ASCII)
     assert re.fullmatch(r"(9|1[0-3]|[1-8])\.[0-9]{1,2}", cuda, re.ASCII)
     assert re.fullmatch(r"2\.[0-9]{1,2}", glibc, re.ASCII)
@@ -307,9 +307,9 @@ def test_any_text_in_any_field(field: str, source: str, text: str) -> None:
         "environment": {},
         "pip": [],
         "channels": ["conda-forge"],
-        "system": {"cuda": "12.4"},
+        "virtual": {"cuda": "12.4"},
     }
-    for key in ("pip", "channels", "system") if source == "pypi" else ("extras",):
+    for key in ("pip", "channels", "virtual") if source == "pypi" else ("extras",):
         del row[key]
     if field not in ("description", "value", "variable", *row):
         return

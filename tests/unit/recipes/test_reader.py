@@ -195,7 +195,7 @@ def test_faults_of_images_are_refused_by_both(old: str, new: str) -> None:
         ("source: pypi", "source: conda"),
         ("source: pypi", "source: pip"),
         ("source: pypi", "source: pypi\nchannels: [conda-forge]"),
-        ("source: pypi", "source: pypi\nsystem: {}"),
+        ("source: pypi", "source: pypi\nvirtual: {}"),
         ("source: pypi", "source: pypi\npip: [numpy]"),
         ("source: pypi", "source: pypi\non: pytorch-2.3-cu121"),
         ("[numpy]", '["numpy 1.26.*"]'),
@@ -225,7 +225,7 @@ source: conda
 framework: pytorch
 channels: [pytorch, nvidia/label/cuda-12.1.0, https://conda.example.org/lab, file:///srv/channel]
 channel-priority: disabled
-system: {glibc: "2.28", archspec: x86_64_v3}
+virtual: {glibc: "2.28", archspec: x86_64_v3}
 platform: linux/amd64
 base: debian-12
 python: "3.11"
@@ -236,7 +236,7 @@ pip: ["einops>=0.7"]
 matrix:
   - version: "2.3"
     cuda: ["12.1"]
-    system: {cuda: "12.4"}
+    virtual: {cuda: "12.4"}
     channels: [pytorch, conda-forge]
     channel-priority: strict
     pip: [rich]

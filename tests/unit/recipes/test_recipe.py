@@ -29,7 +29,7 @@ channels: [pytorch, nvidia/label/cuda-12.1.0, "https://conda.anaconda.org/conda-
 platform: linux/amd64
 base: debian-12
 python: "3.12"
-system: {archspec: x86_64_v2}
+virtual: {archspec: x86_64_v2}
 capabilities: ["8.0"]
 packages: [numpy]
 pip: [Einops>=0.7]
@@ -42,7 +42,7 @@ matrix:
     cuda: ["12"]
     channels: [conda-forge]
     channel-priority: disabled
-    system: {cuda: "12.4", glibc: "2.28"}
+    virtual: {cuda: "12.4", glibc: "2.28"}
     python: "3.13"
     pip: [rich]
 """
@@ -157,12 +157,12 @@ def test_targets_of_a_conda_recipe() -> None:
             FORGE,
         ),
         priority="strict",
-        system=(("__archspec", "x86_64_v2"), ("__cuda", "12.1"), ("__glibc", "2.36")),
+        virtual=(("__archspec", "x86_64_v2"), ("__cuda", "12.1"), ("__glibc", "2.36")),
         pip=("einops>=0.7",),
     )
     assert second.name == "stack-2.7-cu12-py313"
     assert (second.channels, second.priority) == ((FORGE,), "disabled")
-    assert second.system == (("__archspec", "x86_64_v2"), ("__cuda", "12.4"), ("__glibc", "2.28"))
+    assert second.virtual == (("__archspec", "x86_64_v2"), ("__cuda", "12.4"), ("__glibc", "2.28"))
     assert second.pip == ("einops>=0.7", "rich")
 
 
@@ -175,7 +175,7 @@ def test_the_framework_may_come_from_a_later_channel() -> None:
 
 def test_each_cuda_of_a_row_is_its_own_system() -> None:
     text = edited(CONDA, '["12.1"]', '["11.8", "12.1"]')
-    found = {target.name: dict(target.system)["__cuda"] for target in expanded(text).values()}
+    found = {target.name: dict(target.virtual)["__cuda"] for target in expanded(text).values()}
     assert found == {"stack-2.3-cu118": "11.8", "stack-2.3-cu121": "12.1", "stack-2.7-cu12-py313": "12.4"}
 
 
@@ -273,19 +273,19 @@ CONDA_FAULTS = [
     ("pytorch=*=*cuda*", "pytorch=2.3.1=*cuda*", "17:19: 'pytorch' is the framework and may not stand in 'constraints' (set its version by"),
     ("[Einops>=0.7]", "[einops=0.7]", "12:7: 'pip' cannot be 'einops=0.7' (write a package with bounds, such as"),
     ('cuda: ["12.1"]', 'cuda: ["12.1"]\n    extras: [x]', "16:5: 'extras' belongs to source pypi: conda's packages have none (remove it; a build is chosen by"),
-    ("x86_64_v2", "zen3", "9:20: 'archspec' cannot be 'zen3' (write \"x86_64\" or \"x86_64_v2\" or"),
-    ("archspec:", "arch:", "9:10: unknown key 'arch' (did you mean 'archspec'?)"),
-    ("{archspec: x86_64_v2}", "[x86_64_v2]", "9:9: here must be keys and values, not a list (write cuda: and its value)"),
-    ('{cuda: "12.4", ', "{", '19:12: CUDA 12 leaves open which drivers the packages may count on (write system: {cuda: "12.4"} with the oldest'),
-    ('"12.4"', "12.4", "22:20: 'cuda' must be text, and without quotes '12.4' is a number in YAML (write it in quotes: \"12.4\")"),
-    ('"12.4"', '"12"', "22:20: 'cuda' cannot be '12' (write the CUDA version of a driver in quotes, such as \"12.4\")"),
-    ('"12.4"', '"99.0"', "22:20: no driver is known for CUDA 99.0 (write a version of CUDA 13 or older)"),
-    ('"12.4"', '"12.99"', "22:20: 'cuda' cannot be '12.99' (write the CUDA version of a driver"),
-    ('"12.4"', '"11.8"', "22:20: a driver for CUDA 11.8 runs nothing of CUDA 12 (write a version of CUDA 12, or leave it out)"),
+    ("x86_64_v2", "zen3", "9:21: 'archspec' cannot be 'zen3' (write \"x86_64\" or \"x86_64_v2\" or"),
+    ("archspec:", "arch:", "9:11: unknown key 'arch' (did you mean 'archspec'?)"),
+    ("{archspec: x86_64_v2}", "[x86_64_v2]", "9:10: here must be keys and values, not a list (write cuda: and its value)"),
+    ('{cuda: "12.4", ', "{", '19:12: CUDA 12 leaves open which drivers the packages may count on (write virtual: {cuda: "12.4"} with the oldest'),
+    ('"12.4"', "12.4", "22:21: 'cuda' must be text, and without quotes '12.4' is a number in YAML (write it in quotes: \"12.4\")"),
+    ('"12.4"', '"12"', "22:21: 'cuda' cannot be '12' (write the CUDA version of a driver in quotes, such as \"12.4\")"),
+    ('"12.4"', '"99.0"', "22:21: no driver is known for CUDA 99.0 (write a version of CUDA 13 or older)"),
+    ('"12.4"', '"12.99"', "22:21: 'cuda' cannot be '12.99' (write the CUDA version of a driver"),
+    ('"12.4"', '"11.8"', "22:21: a driver for CUDA 11.8 runs nothing of CUDA 12 (write a version of CUDA 12, or leave it out)"),
     ('cuda: ["12.1"]', 'cuda: ["99.1"]', "15:12: no driver is known for CUDA 99.1 (write a version of CUDA 13 or older)"),
     ('cuda: ["12.1"]', 'cuda: ["12.99"]', "15:12: no driver is known for CUDA 12.99 (write a version of CUDA 13 or older)"),
-    ('"2.28"', '"2.39"', "22:35: base 'debian-12' carries glibc 2.36, older than 2.39 (write \"2.36\" or less, or leave it out)"),
-    ('"2.28"', '"99"', "22:35: 'glibc' cannot be '99' (write the C library's version in quotes"),
+    ('"2.28"', '"2.39"', "22:36: base 'debian-12' carries glibc 2.36, older than 2.39 (write \"2.36\" or less, or leave it out)"),
+    ('"2.28"', '"99"', "22:36: 'glibc' cannot be '99' (write the C library's version in quotes"),
 ]  # fmt: skip
 
 

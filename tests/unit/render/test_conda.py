@@ -47,7 +47,7 @@ def conda_target(**changes: object) -> Target:
         "framework": "pytorch",
         "requirements": ("pytorch 2.3.*",),
         "channels": CHANNELS,
-        "system": SYSTEM,
+        "virtual": SYSTEM,
     }
     return make_target(**{**fields, **changes})
 
@@ -59,7 +59,7 @@ def conda_lock(*packages: LockedConda, wheels: tuple[LockedWheel, ...] = (), tar
         conda=packages or PACKAGES,
         wheels=wheels,
         channels=CHANNELS,
-        system=SYSTEM,
+        virtual=SYSTEM,
     )
 
 

@@ -63,7 +63,7 @@ def test_an_unchanged_lock_of_300_packages_loads_no_solver(place: Place) -> None
         content_hash=content_hash(target, place.factory.base_of(target), None),
         conda=tuple(packages),
         channels=target.channels,
-        system=target.system,
+        virtual=target.virtual,
     )
     write_lock(place.root / "lockfiles", lock)
     code = (
@@ -106,7 +106,7 @@ def test_show_tells_the_lock(place: Place) -> None:
     assert (value["lock"], value["why"], value["note"]) == ("ok", None, "tried nowhere")
     assert value["packages"][-1]["build"] == "cuda121_py311_0"
     assert value["packages"][-1]["url"].startswith("file:///")
-    assert value["system"]["__cuda"] == "12.1"
+    assert value["virtual"]["__cuda"] == "12.1"
 
 
 def test_packages_that_come_from_elsewhere_are_told() -> None:

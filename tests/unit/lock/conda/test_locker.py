@@ -71,7 +71,7 @@ def test_a_lock_says_what_was_solved_and_with_what(site: Site) -> None:
     assert (tiny.build, tiny.subdir, tiny.size) == ("cuda12.1_py311", "linux-64", 1000)
     assert tiny.depends == ("cuda-cudart 12.1.*", "python >=3.11,<3.12.0a0")
     assert lock.channels == (f"{CHANNEL_ROOT}/conda-forge",)
-    assert (lock.system, lock.platform, lock.wheels) == (SYSTEM, "manylinux_2_36_x86_64", ())
+    assert (lock.virtual, lock.platform, lock.wheels) == (SYSTEM, "manylinux_2_36_x86_64", ())
     assert lock.content_hash == content_hash(target(), BASE, None)
     assert lock.solver.startswith("py-rattler 0.")
     assert site.lock(target()) == lock
@@ -430,14 +430,14 @@ def test_a_machine_that_is_not_enough(
     site: Site, depends: str, system: tuple[tuple[str, str], ...], message: str, hint: str
 ) -> None:
     site.write(*RUNTIME, record("fast", "1", depends), record("wants", "2", "fast"))
-    error = why(site, "tiny", "wants", system=system)
+    error = why(site, "tiny", "wants", virtual=system)
     assert f"fast 1 {message}" in error.message
-    assert f"write `system: {{{hint}}}` at recipes/tiny.yaml:7:3" in error.hint
+    assert f"write `virtual: {{{hint}}}` at recipes/tiny.yaml:7:3" in error.hint
 
 
 def test_a_driver_that_only_a_constraint_asks_for(site: Site) -> None:
     site.write(*RUNTIME, record("cuda-version", "12.8", constrains=["__cuda >=12"]))
-    error = why(site, "tiny", "cuda-version 12.8.*", system=(("__cuda", "11.8"), ("__glibc", "2.36")))
+    error = why(site, "tiny", "cuda-version 12.8.*", virtual=(("__cuda", "11.8"), ("__glibc", "2.36")))
     assert "cuda-version 12.8 needs a driver for CUDA 12 (NVIDIA driver 525.60.13 or newer)" in error.message
     assert 'cuda: "12.0"' in error.hint
 
@@ -507,7 +507,7 @@ def test_the_account_names_true_addresses(site: Site) -> None:
 def test_a_framework_that_alone_has_no_solution(site: Site) -> None:
     """It is the last that is left out to find the fewest wishes, and all of them then."""
     site.write(*RUNTIME, record("tiny", "2", "python", "__cuda >=12"), record("aside", "1"))
-    error = why(site, "tiny 2.*", "aside", system=(("__archspec", "x86_64"), ("__glibc", "2.36")))
+    error = why(site, "tiny 2.*", "aside", virtual=(("__archspec", "x86_64"), ("__glibc", "2.36")))
     assert "tiny 2 needs a driver for CUDA 12" in error.message
     site.write(*RUNTIME, record("tiny", "2", "python", "nowhere"))
     assert why(site, "tiny 2.*").message.startswith("tiny-1-cu121: `tiny 2.*` cannot be installed\n")
