@@ -29,6 +29,10 @@ class Factory(Access):
     def base_of(self, target: Target) -> Base:
         return next(base for base in self.bases if base.name == target.base)
 
+    def base_below(self, base: Base) -> Base | None:
+        """The base that this one adds packages to."""
+        return next((one for one in self.bases if one.name == base.on), None)
+
     def target_below(self, target: Target) -> Target | None:
         """The target that this one is built on."""
         return next((one for one in self.targets if one.name == target.on), None)

@@ -126,7 +126,8 @@ class Base:
     it (conda's environments bring theirs), `glibc` its C library (`2.36`): facts that decide which wheels
     fit. `public` is the nearest public image for builds by hand. A pulled base has no `suite` and no
     `packages`; its `image` is `host/repository[:tag]@sha256:...`, and its `public` the same without the tag.
-    `interpreter` is the absolute path of its Python, empty for Debian's own place.
+    `interpreter` is the absolute path of its Python, empty for Debian's own place. `on` names the base that
+    this one adds packages to, which `packages` holds too; empty for none.
     """
 
     name: str
@@ -138,6 +139,7 @@ class Base:
     where: Where
     image: str = ""
     interpreter: str = ""
+    on: str = ""
 
     @property
     def python_path(self) -> str:

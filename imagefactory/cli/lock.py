@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from imagefactory.model import Outcome
 
 if TYPE_CHECKING:
     from imagefactory.factory import Factory
-    from imagefactory.model import Target
+    from imagefactory.model import Base, Target
 
 
 @click.command()
@@ -66,8 +66,8 @@ def lock(call: Call, /, names: tuple[str, ...], **given: Any) -> None:
         return _render(call, names, asked.render)
     check, update, update_all, as_json = asked.check, asked.update, asked.update_all, asked.as_json
     factory, progress = call.sound_factory, call.progress
-    bases = _select_bases(factory, names)
     chosen = choose_targets(factory, wanted) if (wanted := _no_bases(names)) or not names else ()
+    bases = _select_bases(factory, names, () if update else chosen)
     if check:
         states = {f"base:{b.name}": base_state(factory, b) for b in bases}
         states |= {t.name: lock_state(factory, t) for t in chosen}
@@ -253,10 +253,12 @@ def _no_bases(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in names if not name.startswith("base:"))
 
 
-def _select_bases(factory: Factory, names: tuple[str, ...]) -> list[Any]:
+def _select_bases(factory: Factory, names: tuple[str, ...], chosen: Sequence[Target]) -> list[Base]:
+    """The bases of these names, and those that the chosen targets' recipes add packages to."""
     asked = [name.removeprefix("base:") for name in names if name.startswith("base:")]
     known = {base.name: base for base in factory.bases}
     unknown = [name for name in asked if name not in known]
     if unknown:
         raise UsageError(f"no base '{unknown[0]}'", hint=f"the bases are {', '.join(known)}")
-    return [known[name] for name in asked] if names else list(factory.bases)
+    own = [target.base for target in chosen if known[target.base].on]
+    return [known[name] for name in dict.fromkeys((*asked, *own))] if names else list(factory.bases)

@@ -214,7 +214,7 @@ class AssembleEngine:
         """
         names = ", ".join(script.name for script in prefix.scripts)
         linked = [part.key for plan in plans for part in plan.parts if part.linked]
-        given = (codec(bench.codec).identity, base.identity, bench.compiler)
+        given = (codec(bench.codec).identity, base.image.manifest, bench.compiler)
         key = hash_key("scripts", *given, str(bench.environment), *linked)
         taken = [plan for plan in plans if not plan.parts[0].linked]
         known = self.layout.recall_layer(key)

@@ -15,41 +15,48 @@ from imagefactory.lock.files import lock_digest
 from imagefactory.lock.layers import LayerLock
 from imagefactory.model import BaseLock, Definition
 from imagefactory.oci.layout import reference
-from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, digest_of, parse_config
+from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, digest_of, hash_key, parse_config
 from imagefactory.oci.model import Descriptor, Image, Layer
 
 
-def lock_layers(definition: Definition, base: BaseLock, image: Image, made_with: str) -> LayerLock:
-    """The layer lock of an image that was made here of a definition, on the base of that lock."""
+def lock_layers(definition: Definition, bases: Sequence[BaseLock], image: Image, made_with: str) -> LayerLock:
+    """The layer lock of an image that was made here, on bases of those locks, the lowest first."""
     return LayerLock(
         target=definition.target.name,
         lock=lock_digest(definition.lock),
-        base=base_key(base),
+        base=_bases_key(bases),
         made_with=made_with,
         layers=image.layers,
     )
 
 
-def moved_on(lock: LayerLock, definition: Definition, base: BaseLock) -> str:
+def moved_on(lock: LayerLock, definition: Definition, bases: Sequence[BaseLock]) -> str:
     """What has changed since the layer lock was written, so that it is another image's; "" for nothing."""
     if lock.lock != lock_digest(definition.lock):
         return f"the lock of {definition.target.name} has changed"
-    if lock.base != base_key(base):
+    if lock.base != _bases_key(bases):
         return f"the base {definition.base.name} has changed"
     own = own_title(definition)
     there = [layer.title for layer in lock.layers if layer.title.startswith(TITLE)]
     return "" if there == ([own] if own else []) else "the own files have changed"
 
 
-def image_of(lock: LayerLock, definition: Definition, base: BaseLock, blobs: Blobs | None = None) -> Image:
+def _bases_key(bases: Sequence[BaseLock]) -> str:
+    keys = [base_key(base) for base in bases]
+    return keys[0] if len(keys) == 1 else f"sha256:{hash_key('bases', *keys)}"
+
+
+def image_of(
+    lock: LayerLock, definition: Definition, bases: Sequence[BaseLock], blobs: Blobs | None = None
+) -> Image:
     """The image of a definition and these layers; its config, manifest and index go to `blobs`."""
-    epoch, below = base.source_date_epoch, lock.layers[:1]
+    epoch, below = bases[0].source_date_epoch, lock.layers[: len(bases)]
     named = _Named()
-    index = write_base(named, definition.base.name, below[0], epoch)
+    index = write_base(named, below, epoch)
     on = BaseImage(
         image=named.image(f"base:{definition.base.name}", index, below),
         folders=(),
-        identity=base_key(base),
+        identity=base_key(bases[0]),
         epoch=epoch,
         published=True,
     )

@@ -35,11 +35,15 @@ def expand(recipe: Recipe, bases: Sequence[Base]) -> tuple[Target, ...]:
     version that the source does not offer, virtual packages of no machine, a target that is made twice,
     or one that is built on a target of another recipe (`expand_all` knows those).
     """
-    return _unique(*_expand([recipe], bases))
+    return _unique(*_expand([recipe], {base.name: base for base in bases}))
 
 
 def expand_all(recipes: Iterable[Recipe], bases: Sequence[Base]) -> tuple[Target, ...]:
     """The targets of all recipes, sorted naturally (1.13 before 2.3 before 2.15). Raises like `expand`."""
+    return _expand_all(recipes, {base.name: base for base in bases})
+
+
+def _expand_all(recipes: Iterable[Recipe], bases: dict[str, Base]) -> tuple[Target, ...]:
     return tuple(sorted(_unique(*_expand(recipes, bases)), key=lambda target: natural(target.name)))
 
 
@@ -57,10 +61,11 @@ def expand_sound(
         waiting = {r.family: held for r in sound if (held := tuple(_waits(r, families, told)))}
         try:
             if not waiting:
-                whole = all_bases(bases, sound)
+                whole = {base.name: base for base in all_bases(bases, sound)}
+                targets = _expand_all(sound, whole)
                 return (
-                    whole,
-                    expand_all(sound, whole),
+                    tuple(whole.values()),
+                    targets,
                     tuple(f for family in sorted(told) for f in told[family]),
                 )
         except RecipeError as error:
@@ -104,7 +109,8 @@ def _known(targets: Iterable[Target]) -> Known:
     return {target.name: target.family for target in targets}
 
 
-def _expand(recipes: Iterable[Recipe], bases: Sequence[Base]) -> tuple[list[Target], list[str]]:
+def _expand(recipes: Iterable[Recipe], bases: dict[str, Base]) -> tuple[list[Target], list[str]]:
+    """Targets and faults; `bases`, by name, gets those of bases and packages that recipes add to them."""
     targets = []
     faults: list[str] = []
     above = []
@@ -113,8 +119,8 @@ def _expand(recipes: Iterable[Recipe], bases: Sequence[Base]) -> tuple[list[Targ
             if row.on:
                 above.append((recipe, row))
                 continue
-            base = row.own_base or next((base for base in bases if base.name == row.base), None)
-            faults += _base_faults(recipe, row, base, bases)
+            base = row.own_base or bases.get(row.base)
+            faults += _base_faults(recipe, row, base, tuple(bases))
             for platform in row.platforms:
                 for index, cuda in enumerate(row.cuda):
                     if recipe.source == "conda":
@@ -123,8 +129,9 @@ def _expand(recipes: Iterable[Recipe], bases: Sequence[Base]) -> tuple[list[Targ
                         faults += _source_faults(recipe, row, index)
                     target = _target(recipe, row, cuda, platform)
                     glibc = base.glibc if base else ""
-                    targets.append(replace(target, virtual=_all_virtual(recipe, row, cuda, glibc)))
-    _build_on(above, targets, faults)
+                    target = replace(target, virtual=_all_virtual(recipe, row, cuda, glibc))
+                    targets.append(_on_system(target, recipe, row, bases, faults))
+    _build_on(above, targets, bases, faults)
     return targets, faults
 
 
@@ -161,6 +168,26 @@ def _target(recipe: Recipe, row: MatrixRow, cuda: str, platform: str) -> Target:
     )
 
 
+def _on_system(
+    target: Target, recipe: Recipe, row: MatrixRow, bases: dict[str, Base], faults: list[str]
+) -> Target:
+    """The target on its base with the packages of Debian that its recipe adds, a base of its own name."""
+    below = row.own_base or bases.get(target.base)
+    if not recipe.system or below is None:
+        return target
+    if below.image:
+        faults.append(
+            f"{_place(row, 'system')}: {below.name} is an image of a registry, and these are added to bases "
+            "of Debian's packages (take them out, or write another base)"
+        )
+    packages = tuple(dict.fromkeys((*below.packages, *recipe.system)))
+    where, name = _place(row, "system"), f"{below.name}-{recipe.family}"
+    made = replace(below, name=name, packages=packages, where=where, on=below.name)
+    if (other := bases.setdefault(name, made)) != made:
+        faults.append(f"{where}: its base would be '{name}', which is at {other.where} (rename one of them)")
+    return replace(target, base=name)
+
+
 def _framework_requirement(recipe: Recipe, row: MatrixRow) -> str:
     """The framework at the row's version; from the channel that a constraint names for it.
 
@@ -182,14 +209,19 @@ def _all_virtual(recipe: Recipe, row: MatrixRow, cuda: str, glibc: str) -> tuple
     return tuple(sorted((f"__{key}", value) for key, value in found.items()))
 
 
-def _build_on(waiting: list[tuple[Recipe, MatrixRow]], targets: list[Target], faults: list[str]) -> None:
+def _build_on(
+    waiting: list[tuple[Recipe, MatrixRow]],
+    targets: list[Target],
+    bases: dict[str, Base],
+    faults: list[str],
+) -> None:
     """Appends the targets that are built on others, which may be built on others in their turn."""
     made = {target.name: target for target in targets}
     while ready := [pair for pair in waiting if pair[1].on in made]:
         waiting = [pair for pair in waiting if pair[1].on not in made]
         for recipe, row in ready:
             faults += _addition_faults(row, made[row.on])
-            target = _target_on(recipe, row, made[row.on])
+            target = _on_system(_target_on(recipe, row, made[row.on]), recipe, row, bases, faults)
             targets.append(target)
             made.setdefault(target.name, target)
     for recipe, row in waiting:
@@ -276,9 +308,8 @@ def _addition_faults(row: MatrixRow, under: Target) -> Iterator[str]:
         )
 
 
-def _base_faults(recipe: Recipe, row: MatrixRow, base: Base | None, bases: Sequence[Base]) -> Iterator[str]:
+def _base_faults(recipe: Recipe, row: MatrixRow, base: Base | None, names: Sequence[str]) -> Iterator[str]:
     if base is None:
-        names = [base.name for base in bases]
         near = nearest(row.base, names)
         hint = f"did you mean '{near}'?" if near else f"the bases are {', '.join(names) or 'none yet'}"
         yield f"{_place(row, 'base')}: there is no base '{row.base}' ({hint})"

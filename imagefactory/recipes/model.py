@@ -48,7 +48,8 @@ class Recipe:
 
     `framework` is the distribution's name in the source (`torch`, `onnxruntime-gpu`);
     `python`, `base` and `platform` are the family's defaults, which a target's name leaves out. A family
-    that is built on targets has none of these: each row's target brings them.
+    that is built on targets has none of these: each row's target brings them. `system` are Debian's packages
+    that its images have beyond their base's.
     """
 
     family: str
@@ -63,3 +64,4 @@ class Recipe:
     labels: tuple[tuple[str, str], ...] = ()
     files: tuple[FilesWanted, ...]
     start: Start
+    system: tuple[str, ...]

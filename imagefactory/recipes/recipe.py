@@ -49,7 +49,7 @@ _VIRTUAL = ("cuda", "glibc", "archspec")
 _BESIDE_IMAGE = ("glibc", "interpreter")
 _OF_CONDA = ("channels", "channel-priority", "virtual", "pip")
 _OVERRIDABLE = ("capabilities", "checks", "waive", "packages", "constraints", "environment", *_OF_CONDA)
-_OF_FAMILIES = ("labels", "files", *START_KEYS)
+_OF_FAMILIES = ("labels", "system", "files", *START_KEYS)
 _FAMILY_KEYS = (*_FAMILY_REQUIRED, "on", *_OF_FAMILIES, *_BESIDE_IMAGE, *_OVERRIDABLE)
 _ROW_KEYS = (*_ROW_REQUIRED, "on", "extras", "python", "base", *_BESIDE_IMAGE, "platforms", *_OVERRIDABLE)
 # What is built on a target says these alone; all else is that target's.
@@ -76,6 +76,7 @@ def parse_recipe(text: str, file: str) -> Recipe:
         if key not in ("base", "matrix") and (kind != "on" or key in _BESIDE_ON)
     }
     labels = read_labels(reader, fields.get("labels"))
+    system = reader.texts(fields.get("system"), "system", "debian package", empty=False)
     files, start = read_files(reader, fields.get("files")), read_start(reader, fields)
     framework = _framework(kind, texts.get("framework", ""))
     family = _Family(
@@ -108,6 +109,7 @@ def parse_recipe(text: str, file: str) -> Recipe:
         labels=labels,
         files=files,
         start=start,
+        system=system,
     )
 
 
@@ -280,9 +282,8 @@ def _row(reader: Reader, fields: Mapping[str, YamlNode], family: _Family, node: 
     own, common = _common(reader, row, family.kind), family.common
     if "capabilities" not in row and "capabilities" not in fields:
         reader.fault(node.where, "neither the row nor the family has 'capabilities'", _MISSING_CAPABILITIES)
-    places = {
-        key: found.where for key in ("base", "python", "extras") if (found := row.get(key) or fields.get(key))
-    }
+    keys = ("base", "python", "extras", "system")
+    places = {key: found.where for key in keys if (found := row.get(key) or fields.get(key))}
     for virtual in (fields.get("virtual"), row.get("virtual")):
         places |= {f"virtual.{key.text}": value.where for key, value in (virtual.pairs if virtual else ())}
     if cuda := row.get("cuda"):
@@ -322,7 +323,8 @@ def _row_on(reader: Reader, fields: Mapping[str, YamlNode], family: _Family, nod
     if not itself:
         _refuse_misplaced(reader, node, "on")
     own, common = itself or _common(reader, row, "on"), family.common
-    places = {"on": row["on"].where} if "on" in row else {}
+    sections = (("on", row), ("system", fields))
+    places = {key: section[key].where for key, section in sections if key in section}
     for key in ("packages", "constraints", "pip"):
         found: dict[str, Where] = {}
         for section in (fields, row):

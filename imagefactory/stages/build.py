@@ -38,7 +38,7 @@ from imagefactory.engines.base.image import (
 )
 from imagefactory.engines.base.pulled import PullWanted, ensure_pulled_base, recall_pulled_base
 from imagefactory.engines.protocol import Engine, Supplies
-from imagefactory.errors import DownloadError, LockError, UsageError
+from imagefactory.errors import DownloadError, LockError, StaleError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.files import insist_on_room, used
 from imagefactory.lock.arrivals import Arrivals
@@ -50,6 +50,7 @@ from imagefactory.progress import Progress
 from imagefactory.settings.choices import ENGINES
 from imagefactory.stages.define import define_target
 from imagefactory.stages.layers import hold_to_layer_lock
+from imagefactory.stages.locked import wanted_base_hash
 from imagefactory.stages.runner import make_runner
 from imagefactory.verify.model import Trial
 from imagefactory.verify.smoke import recall_smoke, smoke
@@ -271,6 +272,9 @@ def _wanted_base(factory: Factory, base: Base, *, locked: bool) -> BaseWanted:
     lock = read_base_lock(path)
     if lock is None:
         raise LockError(f"base {base.name} has no lock ({path})", hint=f"imagefactory lock base:{base.name}")
+    if base.on and lock.content_hash != wanted_base_hash(factory, base):
+        what = f"the recipe or the lock of base {base.on} has changed since"
+        raise StaleError(f"{path} is stale: {what}", hint=f"imagefactory lock base:{base.name}")
     return BaseWanted(
         base=base,
         lock=lock,
@@ -278,6 +282,7 @@ def _wanted_base(factory: Factory, base: Base, *, locked: bool) -> BaseWanted:
         mirror=lambda: debian_mirror(factory),
         environ=factory.environ,
         locked=locked,
+        below=_wanted_base(factory, below, locked=locked) if (below := factory.base_below(base)) else None,
     )
 
 

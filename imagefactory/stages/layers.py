@@ -6,11 +6,11 @@ from imagefactory.engines.base.image import Blobs
 from imagefactory.engines.layer_lock import image_of, moved_on
 from imagefactory.errors import LockError, StaleError
 from imagefactory.factory import Factory
-from imagefactory.lock.debian.file import read_base_lock
 from imagefactory.lock.layers import layers_path, read_layer_lock, wrong_entries
 from imagefactory.model import Definition, Target
 from imagefactory.oci.model import Image
 from imagefactory.stages.define import define_target
+from imagefactory.stages.locked import base_locks
 
 
 def layers_state(factory: Factory, target: Target) -> str:
@@ -35,10 +35,8 @@ def promised_image(factory: Factory, target: Target, blobs: Blobs | None = None)
     if lock is None:
         return None
     definition = define_target(factory, target)
-    base = read_base_lock(factory.base_lock_path(definition.base))
-    if base is None or moved_on(lock, definition, base):
-        return None
-    return image_of(lock, definition, base, blobs)
+    bases = base_locks(factory, definition.base)
+    return None if moved_on(lock, definition, bases) else image_of(lock, definition, bases, blobs)
 
 
 def hold_to_layer_lock(factory: Factory, definition: Definition, made: Image, made_with: str) -> None:
@@ -48,11 +46,11 @@ def hold_to_layer_lock(factory: Factory, definition: Definition, made: Image, ma
     """
     target = definition.target.name
     lock = read_layer_lock(factory.lock_folder, target)
-    base = read_base_lock(factory.base_lock_path(definition.base))
-    if lock is None or base is None or not made_with:
+    bases = base_locks(factory, definition.base)
+    if lock is None or not bases or not made_with:
         return
     path = layers_path(factory.lock_folder, target)
-    if moved := moved_on(lock, definition, base):
+    if moved := moved_on(lock, definition, bases):
         factory.tell(f"{path} is stale, {moved}: imagefactory lock --deep {target}")
     elif lock.made_with != made_with:
         factory.tell(f"{path} is of layers by {lock.made_with}: those by {made_with} are not held to it")

@@ -35,7 +35,7 @@ from imagefactory.lock.files import lock_names
 from imagefactory.model import Base, Lock, Target
 from imagefactory.progress import Progress
 from imagefactory.settings.choices import SOLVERS
-from imagefactory.stages.locked import lock_below, read_target_lock, require_lock
+from imagefactory.stages.locked import base_state, lock_below, read_target_lock, require_lock
 from imagefactory.stages.system_libraries import lacking_libraries
 
 
@@ -230,15 +230,18 @@ def lock_base(factory: Factory, base: Base, progress: Progress, *, update: bool)
     """
     if base.image:
         return False
-    path = factory.base_lock_path(base)
+    path, lower = factory.base_lock_path(base), factory.base_below(base)
+    if lower and base_state(factory, lower) != "ok":
+        lock_base(factory, lower, progress, update=False)
+    below = file.read_base_lock(factory.base_lock_path(lower)) if lower else None
     try:
         before = file.read_base_lock(path)
     except LockError as error:
         progress.note(f"{error.message}: locking {base.name} anew")
         before = None
-    if before is not None and before.content_hash == file.base_content_hash(base) and not update:
+    if before is not None and before.content_hash == file.base_content_hash(base, below) and not update:
         return False
-    after = solve.lock_base(base, before, debian_mirror(factory), progress, update=update)
+    after = solve.lock_base(base, before, debian_mirror(factory), progress, below=below, update=update)
     if after == before:
         return False
     file.write_base_lock(path, after)

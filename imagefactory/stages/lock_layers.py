@@ -12,7 +12,6 @@ from imagefactory.engines.layer_lock import lock_layers, moved_on
 from imagefactory.errors import LockError, StaleError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.files import explain_full_disk, folder_for_a_while, used
-from imagefactory.lock.debian.file import read_base_lock
 from imagefactory.lock.layers import (
     format_layer_lock,
     layers_path,
@@ -25,6 +24,7 @@ from imagefactory.oci.model import Image
 from imagefactory.progress import Progress
 from imagefactory.stages.build import BuildOptions, build_image, make_engine
 from imagefactory.stages.define import define_target
+from imagefactory.stages.locked import base_locks
 
 FETCHED = ("conda", "debs", "wheels")
 """What a cache holds of files that are locked by hash. The rest of it was made here."""
@@ -36,9 +36,9 @@ def lock_target_layers(factory: Factory, target: Target, progress: Progress) -> 
 
     True where that changed. Raises what a build raises, and UsageError for a target on an image of others.
     """
-    definition, base = define_target(factory, target), _base_lock(factory, target)
+    definition, bases = define_target(factory, target), _base_locks(factory, target)
     image = _build(factory, definition, progress)
-    lock = lock_layers(definition, base, image, _made_with(factory, definition))
+    lock = lock_layers(definition, bases, image, _made_with(factory, definition))
     path = layers_path(factory.lock_folder, target.name)
     if path.exists() and path.read_text(encoding="utf-8", errors="replace") == format_layer_lock(lock):
         return False
@@ -52,7 +52,7 @@ def check_target_layers(factory: Factory, target: Target, progress: Progress) ->
     Raises LockError for a layer lock that is missing or has wrong entries, which it names, StaleError for one
     of another lock, base or set of tools.
     """
-    definition, base = define_target(factory, target), _base_lock(factory, target)
+    definition, bases = define_target(factory, target), _base_locks(factory, target)
     lock, path = (
         read_layer_lock(factory.lock_folder, target.name),
         layers_path(factory.lock_folder, target.name),
@@ -60,7 +60,7 @@ def check_target_layers(factory: Factory, target: Target, progress: Progress) ->
     again = f"imagefactory lock --deep {target.name}"
     if lock is None:
         raise LockError(f"{target.name} has no layer lock ({path})", hint=again)
-    if moved := moved_on(lock, definition, base):
+    if moved := moved_on(lock, definition, bases):
         raise StaleError(f"{path} is stale: {moved}", hint=again)
     if lock.made_with != (here := _made_with(factory, definition)):
         raise StaleError(f"{path} is of layers by {lock.made_with}, and here is {here}", hint=again)
@@ -70,17 +70,16 @@ def check_target_layers(factory: Factory, target: Target, progress: Progress) ->
         raise LockError("\n".join(wrong), hint=f"{again}, or take the file of another commit")
 
 
-def _base_lock(factory: Factory, target: Target) -> BaseLock:
+def _base_locks(factory: Factory, target: Target) -> tuple[BaseLock, ...]:
     base = factory.base_of(target)
-    lock = read_base_lock(factory.base_lock_path(base))
     if base.image:
         raise UsageError(
             f"{target.name} stands on {base.image}: a layer lock is of targets on bases that are made here",
             hint="leave --deep out",
         )
-    if lock is None:
+    if not (locks := base_locks(factory, base)):
         raise LockError(f"base {base.name} has no lock", hint=f"imagefactory lock base:{base.name}")
-    return lock
+    return locks
 
 
 def _made_with(factory: Factory, definition: Definition) -> str:

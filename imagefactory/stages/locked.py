@@ -24,7 +24,7 @@ from imagefactory.lock.files import (
     read_unsolvable,
 )
 from imagefactory.lock.layers import LAYERS
-from imagefactory.model import Base, Lock, Outcome, Target
+from imagefactory.model import Base, BaseLock, Lock, Outcome, Target
 
 
 def read_target_lock(factory: Factory, target: Target) -> Lock | None:
@@ -77,6 +77,9 @@ def lock_state(factory: Factory, target: Target) -> str:
         return "malformed"
     try:
         if lock is not None and lock.content_hash == wanted_hash(factory, target):
+            base = factory.base_of(target)
+            if base.on and (state := base_state(factory, base)) != "ok":
+                return state
             return "ok" if _holds(lock, target, lock_below(factory, target)) else "malformed"
         if read_why(factory, target) is not None:
             return Outcome.UNSOLVABLE.value
@@ -118,7 +121,23 @@ def base_state(factory: Factory, base: Base) -> str:
         return "malformed"
     if lock is None:
         return "none"
-    return "ok" if lock.content_hash == base_content_hash(base) else "stale"
+    return "ok" if lock.content_hash == wanted_base_hash(factory, base) else "stale"
+
+
+def wanted_base_hash(factory: Factory, base: Base) -> str:
+    """The content hash that a base's lock must have. Raises LockError for a malformed one below."""
+    below = factory.base_below(base)
+    return base_content_hash(base, read_base_lock(factory.base_lock_path(below)) if below else None)
+
+
+def base_locks(factory: Factory, base: Base) -> tuple[BaseLock, ...]:
+    """The locks of the bases that this one stands on, the lowest first, and its own.
+
+    None where one of them is missing, and for a base that is pulled. Raises LockError for a malformed one.
+    """
+    below, lock = factory.base_below(base), read_base_lock(factory.base_lock_path(base))
+    lower = base_locks(factory, below) if below else ()
+    return () if lock is None or (below and not lower) else (*lower, lock)
 
 
 def orphans(factory: Factory) -> tuple[Path, ...]:

@@ -11,6 +11,7 @@ from datetime import datetime
 from imagefactory.access import Access, open_registry, registry_place, repository_of
 from imagefactory.errors import BuildError, LockError, StaleError, StoreError
 from imagefactory.factory import Factory
+from imagefactory.lock.debian.file import format_base_lock
 from imagefactory.model import Target
 from imagefactory.oci.candidates import (
     MADE_FROM,
@@ -40,6 +41,7 @@ from imagefactory.progress import Progress
 from imagefactory.stages.build import find_built
 from imagefactory.stages.define import render_target
 from imagefactory.stages.layers import promised_image
+from imagefactory.stages.locked import base_locks
 from imagefactory.stages.stored import ensure_sif, stored_image, stored_sif
 
 
@@ -186,7 +188,7 @@ def made_from(factory: Factory, target: Target, digest: str = "") -> str:
     With `digest` it is that image's, and empty where the store does not know it for what those give. Raises
     LockError and StaleError without it, as `define_target` does.
     """
-    settings, lock = factory.settings, factory.base_lock_path(factory.base_of(target))
+    settings = factory.settings
     try:
         if digest:
             built = find_built(factory, target)
@@ -198,7 +200,8 @@ def made_from(factory: Factory, target: Target, digest: str = "") -> str:
             raise
         return ""
     texts = [text for name in sorted(files) for text in (name, files[name])]
-    base = [lock.read_text(encoding="utf-8")] if lock.exists() else []  # a pulled base is in the definition
+    # A pulled base is in the definition.
+    base = [format_base_lock(lock) for lock in base_locks(factory, factory.base_of(target))]
     return f"sha256:{hash_key('made-from', settings.engine.value, settings.codec.value, *texts, *base)}"
 
 

@@ -4,6 +4,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -38,6 +39,9 @@ def main():
         "path": os.environ["PATH"].split(":")[0],
         "console_scripts": sorted({f"bin/{script.name}" for script in scripts}),
         "unreadable": [str(p) for p in paths if not p.lstat().st_mode & EVERYBODY_READS],
+        "jq": subprocess.run(["jq", "--version"], capture_output=True, text=True).stdout.strip()
+        if Path("/usr/bin/jq").exists()
+        else "",
         "own": {str(path): [*look(path), oct(path.stat().st_mode)] for path in own},
         "files": {str(path.relative_to(prefix)): look(path) for path in paths},
     }

@@ -33,6 +33,7 @@ python: "3.11"
 capabilities: ["8.0"]
 checks: [packages, libraries, unprivileged]
 packages: ["numpy==1.26.4", "coloredlogs==15.0.1", "nvidia-cuda-nvrtc-cu12==12.1.105"]
+system: [jq]
 files: {/app: [recipes, start.sh]}
 workdir: /app
 entrypoint: [/app/start.sh]
@@ -98,6 +99,12 @@ def test_they_hold_the_same_packages_and_environment(seen: dict[str, Seen]) -> N
         assert values["docker"] == values["apptainer"] == values["assemble"], name
     normal = {name.lower().replace("_", "-").replace(".", "-") for name in seen["docker"].inside["packages"]}
     assert normal == seen["assemble"].locked
+
+
+def test_debians_packages_lie_above_a_base_that_is_shared(seen: dict[str, Seen]) -> None:
+    if not seen["assemble"].inside["own"]:  # of the small target alone
+        return
+    assert {engine: one.inside["jq"] for engine, one in seen.items()} == dict.fromkeys(RUNNERS, "jq-1.6")
 
 
 def test_they_hold_the_same_own_files(seen: dict[str, Seen]) -> None:

@@ -38,8 +38,8 @@ def put_base(factory: Factory, target: Target, content: bytes = b"base") -> None
     layer = Layer(descriptor=blob, diff_id=blob.digest, title=target.base)
     lock = read_base_lock(factory.base_lock_path(factory.base_of(target)))
     assert lock is not None
-    layout.record_layer(image._layer_key(lock, factory.settings.codec.value), layer)
-    image._tag(layout, target.base, layer, lock.source_date_epoch)
+    layout.record_layer(image._layer_key(lock, factory.settings.codec.value, None), layer)
+    image._tag(layout, target.base, (layer,), lock.source_date_epoch)
 
 
 def put_built(factory: Factory, target: Target) -> str:

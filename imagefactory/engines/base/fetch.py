@@ -72,7 +72,7 @@ def fetch_base(
                         "a debian-mirror that keeps old versions gives the locked ones",
                     )
                 if gone:
-                    newer = solve_base(base, archive)
+                    newer = solve_base(base, archive, lock.content_hash)
                     moved = compare_locks(lock, newer)
                     lock, missing = newer, _missing(newer, mirror.debs)
                 _download(missing, archive, mirror.debs, progress)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import datetime
 import hashlib
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from imagefactory.engines.base.above import read_facts, write_difference
 from imagefactory.engines.base.build import BaseTar, build_base
 from imagefactory.engines.base.fetch import FetchedBase, fetch_base
 from imagefactory.engines.base.look import base_key
@@ -85,7 +86,8 @@ def as_coming(made: BaseImage) -> ComingBase:
 class BaseWanted:
     """A base to find or make. `locked` stops where a locked package is gone from the mirror.
 
-    `mirror` is asked only when something has to be fetched; `environ` is the caller's environment.
+    `mirror` is asked only when something has to be fetched; `environ` is the caller's environment. `below` is
+    the base that this one stands on.
     """
 
     base: Base
@@ -94,6 +96,7 @@ class BaseWanted:
     mirror: Callable[[], DebianMirror]
     environ: Mapping[str, str]
     locked: bool
+    below: BaseWanted | None = None
 
 
 def find_base(layout: Layout, order: BaseWanted, progress: Progress) -> BaseImage | None:
@@ -103,11 +106,14 @@ def find_base(layout: Layout, order: BaseWanted, progress: Progress) -> BaseImag
     """
     if order.lock.base != order.base.name:
         raise LockError(f"the lock is of base {order.lock.base}, not {order.base.name}")
+    below = find_base(layout, order.below, progress) if order.below else None
+    if order.below and not below:
+        return None
     with layout.locked(f"base-{order.base.name}"), explain_full_disk(layout.path):
         for lock in (order.lock, *([] if order.locked else _remembered(layout, order))):
-            layer = layout.recall_layer(_layer_key(lock, order.codec))
+            layer = layout.recall_layer(_layer_key(lock, order.codec, below))
             if layer is not None:
-                return _finish(layout, order, (lock, layer), progress)
+                return _finish(layout, order, _Laid(lock=lock, layer=layer, below=below), progress)
     return None
 
 
@@ -117,21 +123,28 @@ def begin_base(layout: Layout, order: BaseWanted, progress: Progress) -> ComingB
     When the mirror no longer has the locked packages, the suite's newer ones are taken (and said), and what
     they were is remembered, so that the next build takes the same. Raises BuildError with `locked`.
     """
+    below = None
+    if order.below:
+        found = find_base(layout, order.below, progress)
+        below = as_coming(found) if found else begin_base(layout, order.below, progress)
     with layout.locked(f"base-{order.base.name}"), explain_full_disk(layout.path):
         with progress.stage(f"{order.base.name}: fetch {len(order.lock.packages)} packages of Debian"):
             fetched = fetch_base(order.base, order.lock, order.mirror(), progress, locked=order.locked)
         if not fetched.published:
             layout.keep(_memory(layout, order), format_base_lock(fetched.lock).encode())
     return ComingBase(
-        identity=base_key(fetched.lock),
-        epoch=fetched.lock.source_date_epoch,
+        identity=below.identity if below else base_key(fetched.lock),
+        epoch=below.epoch if below else fetched.lock.source_date_epoch,
         environment=ENVIRONMENT,
-        make=lambda: _make(layout, order, fetched, progress),
+        make=lambda: _make(layout, order, fetched, below, progress),
     )
 
 
-def _make(layout: Layout, order: BaseWanted, fetched: FetchedBase, progress: Progress) -> BaseImage:
-    key = _layer_key(fetched.lock, order.codec)
+def _make(
+    layout: Layout, order: BaseWanted, fetched: FetchedBase, coming: ComingBase | None, progress: Progress
+) -> BaseImage:
+    below = coming.get() if coming else None
+    key = _layer_key(fetched.lock, order.codec, below)
     with layout.locked(f"base-{order.base.name}"), explain_full_disk(layout.path):
         layer = layout.recall_layer(key)  # another process may have made it
         if layer is None:
@@ -141,39 +154,60 @@ def _make(layout: Layout, order: BaseWanted, fetched: FetchedBase, progress: Pro
                 tempfile.TemporaryDirectory(dir=layout.tmp, prefix="base-") as folder,
             ):
                 made = build_base(fetched, Path(folder) / "base.tar", progress, environ=order.environ)
+                if below:
+                    facts = read_facts(layout, below.image.layers, progress)
+                    made = write_difference(made.path, facts, Path(folder) / "above.tar")
                 layer = _compress(layout, made, order)
             layout.record_layer(key, layer)
-        return _finish(layout, order, (fetched.lock, layer), progress)
+        return _finish(layout, order, _Laid(lock=fetched.lock, layer=layer, below=below), progress)
 
 
 def recall_base(layout: Layout, order: BaseWanted) -> BaseImage | None:
     """The base as `find_base` left it in the store, None where it would have to be made. Unpacks nothing."""
+    below = recall_base(layout, order.below) if order.below else None
+    if order.below and not below:
+        return None
     for lock in (order.lock, *([] if order.locked else _remembered(layout, order))):
-        layer = layout.recall_layer(_layer_key(lock, order.codec))
+        layer = layout.recall_layer(_layer_key(lock, order.codec, below))
         if layer is None:
             continue
+        laid = _Laid(lock=lock, layer=layer, below=below)
         image = layout.image(f"base:{order.base.name}")
-        if image is None or [one.diff_id for one in image.layers] != [layer.diff_id]:
+        if image is None or [one.diff_id for one in image.layers] != [one.diff_id for one in laid.layers]:
             return None
-        published = lock == order.lock
-        epoch = lock.source_date_epoch
-        return BaseImage(image=image, folders=(), identity=base_key(lock), epoch=epoch, published=published)
+        return laid.base(image, (), order)
     return None
 
 
-def _finish(layout: Layout, order: BaseWanted, pair: tuple[BaseLock, Layer], progress: Progress) -> BaseImage:
-    lock, layer = pair
-    folders = Unpacked(layout.path / "unpacked").unpack([layer], layout.blob_path, progress)
-    published = lock == order.lock
-    if not published:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Laid:
+    """A base's layer, the lock that it was made of, and the base below."""
+
+    lock: BaseLock
+    layer: Layer
+    below: BaseImage | None
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        return (*(self.below.image.layers if self.below else ()), self.layer)
+
+    def base(self, image: Image, folders: tuple[Path, ...], order: BaseWanted) -> BaseImage:
+        """What is built on a base that stands on another is made as on that one: layers are shared."""
+        return BaseImage(
+            image=image,
+            folders=folders,
+            identity=self.below.identity if self.below else base_key(self.lock),
+            epoch=self.below.epoch if self.below else self.lock.source_date_epoch,
+            published=self.lock == order.lock and (not self.below or self.below.published),
+        )
+
+
+def _finish(layout: Layout, order: BaseWanted, laid: _Laid, progress: Progress) -> BaseImage:
+    folders = Unpacked(layout.path / "unpacked").unpack(laid.layers, layout.blob_path, progress)
+    if laid.lock != order.lock:
         tell_unpublished(order.base.name, progress)
-    return BaseImage(
-        image=_tag(layout, order.base.name, layer, lock.source_date_epoch),
-        folders=tuple(folders),
-        identity=base_key(lock),
-        epoch=lock.source_date_epoch,
-        published=published,
-    )
+    epoch = laid.below.epoch if laid.below else laid.lock.source_date_epoch
+    return laid.base(_tag(layout, order.base.name, laid.layers, epoch), tuple(folders), order)
 
 
 def tell_unpublished(name: str, progress: Progress) -> None:
@@ -184,8 +218,10 @@ def tell_unpublished(name: str, progress: Progress) -> None:
     )
 
 
-def _layer_key(lock: BaseLock, codec_name: str) -> str:
-    return hashlib.sha256(canonical_json(["base", base_key(lock), codec(codec_name).identity])).hexdigest()
+def _layer_key(lock: BaseLock, codec_name: str, below: BaseImage | None) -> str:
+    parts = ["base", base_key(lock), codec(codec_name).identity]
+    parts += [layer.diff_id for layer in below.image.layers] if below else []
+    return hashlib.sha256(canonical_json(parts)).hexdigest()
 
 
 def _memory(layout: Layout, order: BaseWanted) -> Path:
@@ -209,9 +245,9 @@ def _compress(layout: Layout, made: BaseTar, order: BaseWanted) -> Layer:
     return Layer(descriptor=descriptor, diff_id=f"sha256:{made.sha256}", title=order.base.name)
 
 
-def _tag(layout: Layout, name: str, layer: Layer, epoch: int) -> Image:
+def _tag(layout: Layout, name: str, layers: Sequence[Layer], epoch: int) -> Image:
     """Makes the base's own image and tags it."""
-    index, tag = write_base(layout, name, layer, epoch), f"base:{name}"
+    index, tag = write_base(layout, layers, epoch), f"base:{name}"
     known = layout.tags().get(tag)
     if known is None or known.digest != index.digest:
         layout.tag(tag, index)
@@ -224,7 +260,7 @@ class Blobs(Protocol):
     def add(self, data: bytes, media_type: str) -> Descriptor: ...
 
 
-def write_base(blobs: Blobs, name: str, layer: Layer, epoch: int) -> Descriptor:
+def write_base(blobs: Blobs, layers: Sequence[Layer], epoch: int) -> Descriptor:
     """Adds the config, manifest and index of a base's own image; gives the index's descriptor."""
     created = format_time(epoch)
     config = {
@@ -236,14 +272,16 @@ def write_base(blobs: Blobs, name: str, layer: Layer, epoch: int) -> Descriptor:
             "Cmd": ["bash"],
             "WorkingDir": "/",
         },
-        "rootfs": {"type": "layers", "diff_ids": [layer.diff_id]},
-        "history": [{"created": created, "created_by": f"imagefactory: {name}"}],
+        "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
+        "history": [{"created": created, "created_by": f"imagefactory: {layer.title}"} for layer in layers],
     }
     manifest = {
         "schemaVersion": 2,
         "mediaType": MANIFEST_TYPE,
         "config": format_descriptor(blobs.add(canonical_json(config), CONFIG_TYPE)),
-        "layers": [{**format_descriptor(layer.descriptor), "annotations": {TITLE: name}}],
+        "layers": [
+            {**format_descriptor(layer.descriptor), "annotations": {TITLE: layer.title}} for layer in layers
+        ],
     }
     return write_index(blobs, manifest, "linux/amd64")
 

@@ -22,7 +22,7 @@ from imagefactory.oci.tar_header import CappedInfo
 from imagefactory.oci.tree import unpackable_parts
 
 
-class _HashedLayer(io.RawIOBase):
+class HashedLayer(io.RawIOBase):
     """Counts and hashes what goes through."""
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -58,7 +58,7 @@ def write_layer(stream: IO[bytes], out: Path, fetched: FetchedBase) -> WrittenLa
     name, last, written = fetched.base.name, "", set[str]()
     installed: set[tuple[str, str, str]] = set()
     with out.open("wb") as file:
-        hashed = _HashedLayer(file)
+        hashed = HashedLayer(file)
         with (
             tarfile.open(fileobj=stream, mode="r|", tarinfo=CappedInfo) as source,
             tarfile.open(fileobj=hashed, mode="w|", format=tarfile.PAX_FORMAT, encoding="utf-8") as layer,

@@ -91,14 +91,14 @@ class Archive:
     released: int
     environ: tuple[tuple[str, str], ...]
 
-    def solve(self, packages: Iterable[str]) -> tuple[tuple[str, str], ...]:
-        """Names and versions that these packages, all that is essential and ALWAYS need."""
+    def solve(self, packages: Iterable[str], where: str) -> tuple[tuple[str, str], ...]:
+        """Names and versions that these packages (named at `where`), all essential and ALWAYS need."""
         wanted = sorted({*packages, *ALWAYS})
         result = self._run("apt-get", "-qq", "--simulate", "install", "?essential", *wanted)
         if result.returncode:
             raise LockError(
                 f"Debian {self.suite} cannot give this base its packages:\n{error_lines(result.stderr)}",
-                hint="mend the names under 'packages' in recipes/bases.yaml",
+                hint=f"mend the names at {where}",
             )
         return parse_simulation(result.stdout)
 

@@ -30,14 +30,18 @@ _HEX64 = re.compile(r"[0-9a-f]{64}")
 _SUITE = re.compile(r"[a-z][a-z0-9-]*")
 
 
-def base_content_hash(base: Base) -> str:
-    """Hash of all that decides a base's packages but the archive's state: `sha256:<64 hex>`."""
+def base_content_hash(base: Base, below: BaseLock | None = None) -> str:
+    """Hash of all that decides a base's packages but the archive's state: `sha256:<64 hex>`.
+
+    `below` is the lock of the base that it stands on: when that moves, what is above it must follow.
+    """
     decided = {
         "format": FORMAT,
         "base": base.name,
         "suite": base.suite,
         "architecture": ARCHITECTURE,
         "packages": sorted({*base.packages, *ALWAYS}),
+        **({"below": [f"{one.name} {one.version} {one.sha256}" for one in below.packages]} if below else {}),
     }
     return "sha256:" + hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest()
 

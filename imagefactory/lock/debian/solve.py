@@ -16,24 +16,26 @@ def lock_base(
     mirror: DebianMirror,
     progress: Progress,
     *,
+    below: BaseLock | None = None,
     update: bool = False,
 ) -> BaseLock:
-    """The lock of `base`: `previous` while it is not stale, else what the archive gives today.
+    """The lock of `base`, which stands on `below`: `previous` while not stale, else what the archive gives.
 
     With `update` the archive is always asked, and `previous` stays when it would give the same packages
     (so its date, and with it the base's digest, does not move for nothing). Raises LockError, ToolError.
     """
-    current = previous is not None and previous.content_hash == base_content_hash(base)
+    decided = base_content_hash(base, below)
+    current = previous is not None and previous.content_hash == decided
     if previous is not None and current and not update:
         return previous
     with open_archive(mirror, base.suite, progress) as archive:
-        fresh = solve_base(base, archive)
+        fresh = solve_base(base, archive, decided)
     return previous if previous is not None and current and previous.packages == fresh.packages else fresh
 
 
-def solve_base(base: Base, archive: Archive) -> BaseLock:
+def solve_base(base: Base, archive: Archive, content_hash: str) -> BaseLock:
     """What the archive gives `base` now."""
-    chosen = archive.solve(base.packages)
+    chosen = archive.solve(base.packages, str(base.where))
     offers = archive.offered([name for name, _ in chosen])
     missing = [f"{name} {version}" for name, version in chosen if (name, version) not in offers]
     if missing:
@@ -41,7 +43,7 @@ def solve_base(base: Base, archive: Archive) -> BaseLock:
     return BaseLock(
         base=base.name,
         suite=base.suite,
-        content_hash=base_content_hash(base),
+        content_hash=content_hash,
         source_date_epoch=archive.released,
         packages=tuple(offers[key] for key in chosen),
     )

@@ -215,7 +215,7 @@ def test_an_image_is_known_by_its_layers_before_they_are_made(tmp_path: Path) ->
         base=BASE.name, suite="bookworm", content_hash=f"sha256:{'0' * 64}", source_date_epoch=77, packages=()
     )
     base = BaseImage(
-        image=_tag(layout, BASE.name, below, 77),
+        image=_tag(layout, BASE.name, (below,), 77),
         folders=(layout.path,),
         identity=base_key(lock),
         epoch=77,
@@ -224,11 +224,11 @@ def test_an_image_is_known_by_its_layers_before_they_are_made(tmp_path: Path) ->
     engine = AssembleEngine(layout, tmp_path / "cache", codec="zstd", workers=1)
     wanted = definition(wheels)
     image = engine.build(wanted, supplies(base, lambda: wheels), Quiet())
-    written = format_layer_lock(lock_layers(wanted, lock, image, engine.made_with(wanted)))
+    written = format_layer_lock(lock_layers(wanted, (lock,), image, engine.made_with(wanted)))
     known = parse_layer_lock(written, "f")
     assert wrong_entries(known, image.layers, "f") == ()
-    assert replace(image_of(known, wanted, lock), layers=image.layers) == image
-    assert image_of(known, definition(wheels, "y"), lock).digest != image.digest
+    assert replace(image_of(known, wanted, (lock,)), layers=image.layers) == image
+    assert image_of(known, definition(wheels, "y"), (lock,)).digest != image.digest
 
 
 def test_two_folders_give_one_digest(tmp_path: Path) -> None:
