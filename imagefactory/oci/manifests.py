@@ -89,12 +89,14 @@ MALFORMED = (KeyError, IndexError, TypeError, AttributeError, ValueError, Recurs
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageConfig:
     """What is used here of an image's config (image-spec): the diff ids of its layers, its variables, the
-    architecture that it is for, and how a container starts."""
+    architecture that it is for, how a container starts, its labels, and when it says that it was made."""
 
     diff_ids: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
     architecture: str
     start: Start
+    labels: tuple[tuple[str, str], ...]
+    created: str
 
 
 def parse_config(data: bytes, layers: int) -> ImageConfig:
@@ -116,6 +118,8 @@ def parse_config(data: bytes, layers: int) -> ImageConfig:
         environment=tuple((name, content) for name, _, content in split),
         architecture=str(value.get("architecture", "")),
         start=Start(entrypoint=tuple(entrypoint), command=tuple(command), workdir=single[0], user=single[1]),
+        labels=tuple((str(name), str(text)) for name, text in (run.get("Labels") or {}).items()),
+        created=str(value.get("created") or ""),
     )
 
 

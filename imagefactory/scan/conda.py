@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from imagefactory.oci.inflate import PIECE, DamagedError, plain_layer
-from imagefactory.progress import Progress, Task
+from imagefactory.progress import QUIET, Progress, Task
 from imagefactory.scan.findings import FileFinding, read_name
 from imagefactory.scan.layers import scan_layer
 from imagefactory.scan.look import CHUNK, readable
+from imagefactory.scan.tar_stream import TarStream, entries
 from imagefactory.scan.zip import PLAIN, damaged, member_bytes, members_of
 
+_RECORD = 16 << 20  # bytes of a package's own record
 _ZSTD = "application/vnd.oci.image.layer.v1.tar+zstd"
 
 
@@ -31,12 +33,26 @@ def find_in_conda(path: Path, progress: Progress) -> tuple[FileFinding, ...]:
     return (*((record,) if record else ()), *(one for one in found if not one.path.startswith("info/")))
 
 
-def _tar(path: Path, task: Task) -> Iterator[bytes]:
+def read_index(path: Path) -> bytes:
+    """The package's own record, `info/index.json`. Raises as `find_in_conda`."""
+    with readable(path), QUIET.task(path.name) as task:
+        try:
+            stream = TarStream(_bounded(_tar(path, task, part="info")))
+            for entry in entries(stream):
+                if entry.path == "info/index.json" and entry.regular:
+                    return stream.exactly(entry.size, limit=_RECORD)
+                stream.skip(entry.left)
+            raise DamagedError("it has no info/index.json")
+        except DamagedError as error:
+            raise damaged(path, str(error)) from error
+
+
+def _tar(path: Path, task: Task, part: str = "pkg") -> Iterator[bytes]:
     if path.suffix == ".bz2":
         return _bunzip(_counted(_chunks(path), task))
-    members = [one for one in members_of(path) if one.filename.startswith("pkg-")]
+    members = [one for one in members_of(path) if one.filename.startswith(f"{part}-")]
     if len(members) != 1 or not members[0].filename.endswith(".tar.zst"):
-        raise DamagedError("it has no pkg-*.tar.zst")
+        raise DamagedError(f"it has no {part}-*.tar.zst")
     return plain_layer(_ZSTD, _counted(member_bytes(path, members[0]), task))
 
 

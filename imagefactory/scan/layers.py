@@ -179,7 +179,7 @@ def _scan_one(layer: Layer, shelf: ScanShelf, task: Task) -> LayerScan:
     name = readable_path(layer.title)[:80] or _digest(layer)
     try:
         plain = plain_layer(layer.descriptor.media_type, _counted(shelf.read(layer), task))
-        scan = scan_layer(_bounded(plain))
+        scan = scan_layer(bounded(plain))
     except DamagedError as error:
         raise StoreError(
             f"layer {name} is not a proper archive: {error}",
@@ -199,7 +199,7 @@ def _counted(chunks: Iterator[bytes], task: Task) -> Iterator[bytes]:
         task.advance(len(chunk))
 
 
-def _bounded(chunks: Iterator[bytes]) -> Iterator[bytes]:
+def bounded(chunks: Iterator[bytes]) -> Iterator[bytes]:
     """Plain bytes on their way, not without end."""
     size = 0
     for chunk in chunks:

@@ -21,7 +21,8 @@ BLOCK = 512
 class TarEntry:
     """`left` is how many of the `size` bytes were not taken from the stream.
 
-    `same` is the earlier entry that a hard link is another name of, empty for all else.
+    `same` is the earlier entry that a hard link is another name of, `link` where a symbolic one leads, as
+    it is written; both are empty for all else.
     """
 
     path: str
@@ -30,6 +31,7 @@ class TarEntry:
     regular: bool
     left: int
     same: str
+    link: str = ""
 
 
 def entries(stream: TarStream) -> Iterator[TarEntry]:
@@ -54,17 +56,20 @@ def entries(stream: TarStream) -> Iterator[TarEntry]:
             # Folders, links and devices have no bytes, whatever their header says.
             size = int(extended.get("size", length)) if regular or kind not in tarfile.SUPPORTED_TYPES else 0
             path = "/".join(entry_parts(extended.get("path", name)))
-            same = ""
-            if kind == tarfile.LNKTYPE:
+            same = link = ""
+            if kind in (tarfile.LNKTYPE, tarfile.SYMTYPE):
                 target = extended.get("linkpath", _name(header[157:257]))
-                same = readable_path("/".join(entry_parts(target.lstrip("/"))))
+                if kind == tarfile.SYMTYPE:
+                    link = readable_path(target)
+                else:
+                    same = readable_path("/".join(entry_parts(target.lstrip("/"))))
         except ValueError as error:
             raise DamagedError(readable_path(str(error))[:200]) from error
         if size < 0:
             raise DamagedError(f"'{readable_path(path)[:80]}' has {size} bytes")
         # Before POSIX a folder was a file whose name ends in a slash.
         folder = kind == tarfile.DIRTYPE or (kind == tarfile.AREGTYPE and name.endswith("/"))
-        yield TarEntry(readable_path(path), size, folder, regular and not folder, size, same)
+        yield TarEntry(readable_path(path), size, folder, regular and not folder, size, same, link)
         stream.skip(-size % BLOCK)
         extended = {}
 

@@ -127,21 +127,19 @@ def scan_stored(access: Access, image: Image, progress: Progress) -> Inspected:
 def inspect_registry(access: Access, reference: Reference, progress: Progress) -> Inspected:
     """An image of a registry: of its layers those not known are read through, none is kept."""
     asked, place = find_place(access, str(reference))
-    root = read_manifest(place, asked.wanted)
-    root = read_manifest(place, choose_platform(root, PLATFORM).digest)
-    config, layers = _registry_layers(place, _image_manifest(place, root))
+    found = image_at(place, asked.wanted)
     with access.layout.in_use(progress):
         shelf = ScanShelf(
             layout=access.layout,
             read=lambda layer: place.store.read(place.repository, layer.descriptor),
             workers=access.settings.worker_count,
         )
-        contents = scan_image(str(reference), layers, shelf, progress)
+        contents = scan_image(str(reference), found.layers, shelf, progress)
     return Inspected(
         contents=contents,
         how=f"scan of the image in {place}",
-        digest=root.descriptor.digest,
-        platform=config.architecture,
+        digest=found.digest,
+        platform=found.config.architecture,
     )
 
 
@@ -149,6 +147,27 @@ def find_place(access: Access, name: str) -> tuple[Reference, Place]:
     """What a full reference asks for, and where: a mirror, if the site has one."""
     asked = resolve(parse_reference(name), access.settings.mirror_map)
     return asked, Place(store=open_registry(access, asked.registry), repository=asked.repository)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageAt:
+    """An image where it lies: the digest of its root and of its own manifest, its config and layers."""
+
+    digest: str
+    manifest: str
+    config: ImageConfig
+    layers: tuple[Layer, ...]
+
+
+def image_at(place: Place, wanted: str) -> ImageAt:
+    """The image for this platform that a tag or digest names. Raises RegistryError for what is none."""
+    root = read_manifest(place, wanted)
+    root = read_manifest(place, choose_platform(root, PLATFORM).digest)
+    manifest = _image_manifest(place, root)
+    config, layers = _layers(place, manifest)
+    return ImageAt(
+        digest=root.descriptor.digest, manifest=manifest.descriptor.digest, config=config, layers=layers
+    )
 
 
 def _image_manifest(place: Place, root: Manifest) -> Manifest:
@@ -163,7 +182,7 @@ def _image_manifest(place: Place, root: Manifest) -> Manifest:
     return read_manifest(place, digest)
 
 
-def _registry_layers(place: Place, manifest: Manifest) -> tuple[ImageConfig, tuple[Layer, ...]]:
+def _layers(place: Place, manifest: Manifest) -> tuple[ImageConfig, tuple[Layer, ...]]:
     config = read_config(place, manifest)
     if config is None:
         raise RegistryError(

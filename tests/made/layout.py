@@ -10,11 +10,12 @@ from imagefactory.oci.model import Descriptor
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
 
 
-def add_image(layout: Layout, name: str, contents: list[bytes]) -> Descriptor:
+def add_image(layout: Layout, name: str, contents: list[bytes], **labels: str) -> Descriptor:
     layers = [layout.add(content, LAYER_TYPE) for content in contents]
     config = {
         "architecture": "amd64",
-        "config": {"Env": ["A=1=2"]},
+        "config": {"Env": ["A=1=2"], **({"Labels": labels} if labels else {})},
+        "created": "2026-01-02T03:04:05Z",
         "rootfs": {"diff_ids": [layer.digest for layer in layers]},
     }
     manifest = {

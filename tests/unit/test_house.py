@@ -20,7 +20,8 @@ LINES = 400
 ONE_FILE = {HOUSE / "render/conda_install.py"}
 # What the light install alone does not bring.
 EXTRAS = {"classad2", "conda_lock", "cryptography", "docker", "htcondor2", "installer", "isal", "jinja2"} | {
-    *("rattler", "rich", "spython", "tomlkit", "uv", "zstandard")
+    *("cyclonedx", "license_expression", "packageurl", "spdx_tools"),
+    *("rattler", "rich", "spython", "tomlkit", "uv", "zstandard"),
 }
 # What it brings, and what quick commands do not wait for: a tenth of a second each.
 SLOW = {"requests", "securesystemslib", "tenacity", "urllib3"}

@@ -27,6 +27,7 @@ LAST = {
     "inspect": "it answers a question",
     "report": "it ends with the files",
     "run": "its output is the command's",
+    "sbom": "it ends with the file",
     "settings": "it answers a question",
     "show": "keys: it answers a question",
     "tables": "it ends with the files",

@@ -1,0 +1,247 @@
+"""What packages tell of themselves: wheels and conda archives of the cache, and the layers of an image.
+
+Of an image count dpkg's list with the copyright files beside it, conda's records, and METADATA of what lies
+in a site-packages and is neither's.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from packaging.metadata import parse_email
+from packaging.utils import canonicalize_name
+
+from imagefactory.errors import StoreError
+from imagefactory.lock.bill.licences import (
+    NO_FIELD,
+    copyright_licences,
+    metadata_licences,
+    read_licence,
+    unique,
+)
+from imagefactory.lock.bill.model import Component, Kind, Licence, sorted_components
+from imagefactory.lock.debian.sources import parse_stanzas
+from imagefactory.model import LockedPackage, LockedWheel
+from imagefactory.oci.inflate import DamagedError
+from imagefactory.oci.tree import OPAQUE, WHITEOUT
+from imagefactory.scan.conda import read_index
+from imagefactory.scan.tar_stream import TarStream, entries
+from imagefactory.scan.zip import damaged, member_bytes, members_of
+
+LARGEST = 64 << 20  # bytes of one record; conda's list every file of a package
+_STATUS, _RELEASE, _DOC = "var/lib/dpkg/status", "usr/lib/os-release", "usr/share/doc/"
+_COPYRIGHT = re.compile(r"usr/share/doc/[^/]+(?:/copyright)?")
+_DIST_INFO = re.compile(r"(?:.*/)?site-packages/[^/]+\.dist-info/METADATA|[^/]+\.dist-info/METADATA")
+_CONDA_META = re.compile(r"((?:.*/)?)conda-meta/[^/]+\.json")
+
+Known = tuple[tuple[Licence, ...], str]
+"""Licences, and why there are none."""
+
+
+# --- packages of the cache -------------------------------------------------------------------------
+
+
+def package_licences(package: LockedPackage, path: Path) -> Known:
+    """What the archive at `path` says. Raises UsageError for one that is damaged."""
+    if not isinstance(package, LockedWheel):
+        return _record_licences(json.loads(read_index(path)))
+    for member in members_of(path):
+        if member.filename.count("/") == 1 and member.filename.endswith(".dist-info/METADATA"):
+            if member.file_size > LARGEST:
+                break
+            try:
+                return metadata_licences(b"".join(member_bytes(path, member)))
+            except DamagedError as error:
+                raise damaged(path, str(error)) from error
+    return (), "its wheel has no METADATA"
+
+
+def _record_licences(record: dict[str, Any]) -> Known:
+    found = unique([read_licence(str(record.get("license") or ""))])
+    return found, "" if found else NO_FIELD
+
+
+def conda_qualifiers(url: str, subdir: str, build: str) -> tuple[tuple[str, str], ...]:
+    """Of a conda package's address in package-url's words; `channel` as the channel's host names it."""
+    folder, _, filename = url.partition("://")[2].partition("/")[2].rpartition("/")
+    channel = folder.removesuffix(subdir).strip("/")
+    kind = "tar.bz2" if filename.endswith(".tar.bz2") else "conda" if filename.endswith(".conda") else ""
+    pairs = (("build", build), ("channel", channel), ("subdir", subdir), ("type", kind))
+    return tuple((key, value) for key, value in pairs if value)
+
+
+# --- layers ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Record:
+    """A package by its own file; `owned` are METADATA files that it installed."""
+
+    component: Component
+    owned: tuple[str, ...] = ()
+
+
+_Fact = _Record | Known | str
+
+
+class Layers:
+    """Layers one over the other, the lowest added first: what is seen of them together."""
+
+    def __init__(self) -> None:
+        self._facts: dict[str, _Fact] = {}  # by path; a text is a file's, of a symbolic link its target
+        self._links: dict[str, str] = {}
+
+    def add(self, chunks: Iterator[bytes]) -> None:
+        """The tar in `chunks`. Raises DamagedError."""
+        stream = TarStream(chunks)
+        facts: dict[str, _Fact] = {}
+        links: dict[str, str] = {}
+        for entry in entries(stream):
+            folder, _, name = entry.path.rpartition("/")
+            if name == OPAQUE:
+                self._remove(folder, itself=False)
+            elif name.startswith(WHITEOUT):
+                self._remove(posixpath.join(folder, name[len(WHITEOUT) :]), itself=True)
+            elif _tells(entry.path) and not entry.folder:
+                facts.pop(entry.path, None)
+                links.pop(entry.path, None)
+                if entry.link or entry.same:
+                    links[entry.path] = (
+                        entry.link and posixpath.normpath(posixpath.join("/", folder, entry.link))[1:]
+                    ) or entry.same
+                elif entry.regular:
+                    if entry.size > LARGEST:
+                        raise DamagedError(f"{entry.path[:200]} has {entry.size} bytes")
+                    facts[entry.path] = _read(entry.path, stream.exactly(entry.size, limit=LARGEST))
+                    entry.left = 0
+            stream.skip(entry.left)
+        stream.drain()
+        for path in (*facts, *links):
+            self._remove(path, itself=True)
+        self._facts |= facts
+        self._links |= links
+
+    def _remove(self, path: str, *, itself: bool) -> None:
+        below = f"{path}/" if path else ""
+        for seen in (self._facts, self._links):
+            for one in [one for one in seen if one.startswith(below) or (itself and one == path)]:
+                del seen[one]
+
+    def components(self) -> tuple[Component, ...]:
+        """Every package that is installed in them, once."""
+        records = [one for one in self._facts.values() if isinstance(one, _Record)]
+        owned = {path for record in records for path in record.owned}
+        found = {one.key: one for one in self._debian()}
+        for path, fact in sorted(self._facts.items()):
+            if isinstance(fact, _Record) and path not in owned:
+                found.setdefault(fact.component.key, fact.component)
+        return sorted_components(found)
+
+    def _debian(self) -> Iterator[Component]:
+        status, release = self._facts.get(_STATUS, ""), self._facts.get(_RELEASE, "")
+        if not isinstance(status, str) or not isinstance(release, str):
+            return
+        says = {
+            key: value.strip("\"'") for key, _, value in (row.partition("=") for row in release.split("\n"))
+        }
+        distribution = (says.get("ID", "debian"), says.get("VERSION_ID", ""))
+        for one in parse_stanzas(status):
+            if one.get("Status", "").split()[-1:] != ["installed"]:
+                continue
+            name, version = one["Package"], one["Version"]
+            source, _, of = one.get("Source", name).partition(" ")
+            licences, why = self._copyright(name)
+            yield replace(
+                debian_component(name, version, one.get("Architecture", ""), distribution),
+                source=(source, of.strip("()") or version),
+                licences=licences,
+                why=why,
+            )
+
+    def _copyright(self, package: str) -> Known:
+        path = f"{_DOC}{package}/copyright"
+        for _ in range(8):  # links of links; a circle ends too
+            fact = self._facts.get(path)
+            if fact is not None and not isinstance(fact, str | _Record):
+                return fact
+            folder = path.rpartition("/")[0]
+            if path in self._links:
+                path = self._links[path]
+            elif folder in self._links:
+                path = f"{self._links[folder]}/copyright"
+            else:
+                break
+        return (), "the image has no copyright file of it"
+
+
+def _tells(path: str) -> bool:
+    if path.startswith(_DOC):
+        return bool(_COPYRIGHT.fullmatch(path))
+    if path.endswith(".dist-info/METADATA"):
+        return bool(_DIST_INFO.fullmatch(path))
+    return path in (_STATUS, _RELEASE) or bool(path.endswith(".json") and _CONDA_META.fullmatch(path))
+
+
+def _read(path: str, data: bytes) -> _Fact:
+    if path.startswith(_DOC):
+        return copyright_licences(data.decode(errors="replace"))
+    if path.endswith("/METADATA"):
+        return _Record(component=_distribution_component(path, data))
+    if found := _CONDA_META.fullmatch(path):
+        return _conda_record(path, found[1], data)
+    return data.decode(errors="replace")
+
+
+def _distribution_component(path: str, data: bytes) -> Component:
+    raw, _ = parse_email(data)
+    name, _, version = path.split("/")[-2].removesuffix(".dist-info").rpartition("-")
+    licences, why = metadata_licences(data)
+    return Component(
+        kind=Kind.PYPI,
+        name=canonicalize_name(raw.get("name") or name),
+        version=raw.get("version") or version,
+        licences=licences,
+        why=why,
+    )
+
+
+def _conda_record(path: str, prefix: str, data: bytes) -> _Record:
+    try:
+        record = json.loads(data)
+        name, version, build = str(record["name"]), str(record["version"]), str(record.get("build", ""))
+        files = [f"{prefix}{one}" for one in record.get("files") or () if str(one).endswith("METADATA")]
+    except (ValueError, KeyError, TypeError) as error:
+        raise StoreError(
+            f"{path} is no record of conda's: {error}", hint="build or pull the image again"
+        ) from error
+    licences, why = _record_licences(record)
+    component = Component(
+        kind=Kind.CONDA,
+        name=name,
+        version=version,
+        sha256=str(record.get("sha256") or ""),
+        licences=licences,
+        why=why,
+        qualifiers=conda_qualifiers(str(record.get("url", "")), str(record.get("subdir", "")), build),
+    )
+    return _Record(component=component, owned=tuple(files))
+
+
+def debian_component(name: str, version: str, architecture: str, distribution: tuple[str, str]) -> Component:
+    """A package of a distribution, as its os-release says it: `("debian", "12")`; the number may be empty."""
+    vendor, release = distribution
+    pairs = (("arch", architecture), ("distro", release and f"{vendor}-{release}"))
+    return Component(
+        kind=Kind.DEB,
+        name=name,
+        version=version,
+        namespace=vendor,
+        qualifiers=tuple((key, value) for key, value in pairs if value),
+        release=release,
+    )

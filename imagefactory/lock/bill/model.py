@@ -1,0 +1,90 @@
+"""The frozen values of a bill of materials."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from enum import StrEnum
+
+from packageurl import PackageURL
+
+
+class Kind(StrEnum):
+    """Where a component comes from, as package addresses (purl) say it."""
+
+    DEB = "deb"
+    PYPI = "pypi"
+    CONDA = "conda"
+    OCI = "oci"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Licence:
+    """`text` is an SPDX expression where `spdx` is true, else the name that the package itself gives."""
+
+    text: str
+    spdx: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Component:
+    """One package, or the base image that others stand on.
+
+    `sha256` is of the package's own file (64 hex digits), empty where it is not known. No `licences` means
+    that none is known, and `why` says why. `namespace` and `qualifiers` are those of its package address;
+    `source` is (name, version) of the Debian source package, empty where not known, and `release` that of
+    the distribution (`12`).
+    """
+
+    kind: Kind
+    name: str
+    version: str
+    sha256: str = ""
+    licences: tuple[Licence, ...] = ()
+    why: str = ""
+    namespace: str = ""
+    qualifiers: tuple[tuple[str, str], ...] = ()
+    source: tuple[str, str] = ("", "")
+    release: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What the same package has in a lock and in an image."""
+        return (self.kind, self.name, self.version)
+
+    @property
+    def purl(self) -> PackageURL:
+        return PackageURL(
+            self.kind, self.namespace or None, self.name, self.version, dict(self.qualifiers) or None
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bill:
+    """What `name` is made of, sorted. `digest` is that of the locks or of the image's manifest.
+
+    `created` is in seconds since 1970, of the base or the image; None where nothing says.
+    """
+
+    name: str
+    digest: str
+    created: int | None
+    components: tuple[Component, ...]
+
+    @property
+    def serial(self) -> uuid.UUID:
+        """The same content has the same number, whoever writes it."""
+        told = [self.name, self.digest, str(self.created)]
+        told += [repr([getattr(one, field.name) for field in fields(one)]) for one in self.components]
+        return uuid.uuid5(uuid.NAMESPACE_OID, hashlib.sha256("\n".join(told).encode()).hexdigest())
+
+    @property
+    def moment(self) -> datetime:
+        """`created` as a time; the beginning of 1970 where nothing says, as reproducible builds have it."""
+        return datetime.fromtimestamp(self.created or 0, UTC)
+
+
+def sorted_components(components: dict[tuple[str, str, str], Component]) -> tuple[Component, ...]:
+    return tuple(components[key] for key in sorted(components))

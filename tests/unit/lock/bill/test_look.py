@@ -1,0 +1,134 @@
+"""What is read of packages in layers that lie over one another, and in the cache."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from imagefactory.errors import StoreError, UsageError
+from imagefactory.lock.bill.look import Layers, package_licences
+from imagefactory.oci.inflate import DamagedError
+from tests.made.scanned import Entry, tar
+from tests.made.values import make_conda
+from tests.made.wheels import locked, make_wheel
+
+SITE = "opt/env/lib/python3.11/site-packages"
+ISC = (
+    b"Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n\nFiles: *\nLicense: ISC\n"
+)
+STATUS = b"""Package: libz1
+Status: install ok installed
+Architecture: amd64
+Source: zlib (1:1.2)
+Version: 1:1.2+b1
+
+Package: gone
+Status: deinstall ok config-files
+Version: 1
+
+Package: doc
+Status: install ok installed
+Architecture: all
+Version: 2
+"""
+BASE = (
+    ("var/lib/dpkg/status", STATUS),
+    ("usr/lib/os-release", b'ID=debian\nVERSION_ID="12"\n'),
+    ("usr/share/doc/zlib/copyright", ISC),
+    ("usr/share/doc/libz1", b"->zlib"),
+    ("usr/share/doc/doc/copyright", b"->../zlib/copyright"),
+    ("usr/share/doc/zlib/README", b"License: MIT"),
+)
+
+
+def metadata(name: str, version: str, licence: str = "MIT") -> bytes:
+    return f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nLicense: {licence}\n".encode()
+
+
+def wheel(name: str, version: str, licence: str = "MIT") -> Entry:
+    return f"{SITE}/{name}-{version}.dist-info/METADATA", metadata(name, version, licence)
+
+
+def seen(*layers: tuple[Entry, ...]) -> dict[str, list[str]]:
+    them = Layers()
+    for layer in layers:
+        them.add(iter([tar(*layer)]))
+    return {one.purl.to_string(): [licence.text for licence in one.licences] for one in them.components()}
+
+
+def test_debians_packages_are_dpkgs_with_the_licences_beside_them() -> None:
+    assert seen(BASE) == {
+        "pkg:deb/debian/libz1@1:1.2%2Bb1?arch=amd64&distro=debian-12": ["ISC"],
+        "pkg:deb/debian/doc@2?arch=all&distro=debian-12": ["ISC"],
+    }
+    them = Layers()
+    them.add(iter([tar(*BASE[:2], ("usr/share/doc/libz1", b"->doc"), ("usr/share/doc/doc", b"->libz1"))]))
+    doc, libz = them.components()
+    assert (libz.source, doc.source) == (("zlib", "1:1.2"), ("doc", "2"))
+    assert (libz.licences, libz.why) == ((), "the image has no copyright file of it")  # a circle of links
+
+
+def test_another_distribution_is_named_as_it_names_itself() -> None:
+    release = ("usr/lib/os-release", b"ID=ubuntu\nVERSION_ID='24.04'\n")
+    assert "pkg:deb/ubuntu/doc@2?arch=all&distro=ubuntu-24.04" in seen((BASE[0], release))
+
+
+def test_what_an_upper_layer_removes_or_replaces_is_not_told() -> None:
+    lower = (
+        wheel("a", "1"),
+        wheel("b", "1"),
+        wheel("c", "1"),
+        ("x/site-packages/d-1.dist-info/METADATA", metadata("d", "1")),
+    )
+    upper = (
+        (f"{SITE}/.wh.a-1.dist-info", b""),
+        ("x/.wh..wh..opq", b""),
+        wheel("b", "1", "ISC"),
+        (f"{SITE}/c-1.dist-info/RECORD", b""),
+    )
+    assert seen(lower, upper) == {"pkg:pypi/b@1": ["ISC"], "pkg:pypi/c@1": ["MIT"]}
+
+
+def test_what_conda_or_debian_installed_is_no_wheel() -> None:
+    record = {
+        **{"name": "six", "version": "1.16", "build": "py_0", "subdir": "noarch", "license": "MIT"},
+        **{"url": "https://host.example/conda-forge/noarch/six-1.16-py_0.conda", "sha256": "5" * 64},
+        "files": ["lib/python3.11/site-packages/six-1.16.dist-info/METADATA"],
+    }
+    layer = (
+        ("opt/env/conda-meta/six-1.16-py_0.json", json.dumps(record).encode()),
+        wheel("six", "1.16"),
+        wheel("Own_One", "2"),
+        ("usr/lib/python3/dist-packages/x-1.dist-info/METADATA", metadata("x", "1")),
+        (f"{SITE}/setuptools/_vendor/y-1.dist-info/METADATA", metadata("y", "1")),
+    )
+    assert seen(layer) == {
+        "pkg:conda/six@1.16?build=py_0&channel=conda-forge&subdir=noarch&type=conda": ["MIT"],
+        "pkg:pypi/own-one@2": ["MIT"],
+    }
+
+
+def test_a_layer_that_is_damaged_says_so() -> None:
+    with pytest.raises(StoreError, match=r"conda-meta/x\.json is no record of conda's"):
+        seen((("conda-meta/x.json", b"{}"),))
+    with pytest.raises(DamagedError):
+        Layers().add(iter([tar(*BASE)[:1000]]))
+
+
+def test_packages_of_the_cache_tell_theirs(tmp_path: Path) -> None:
+    path = make_wheel(tmp_path, "pkg", {})
+    assert package_licences(locked(path), path) == ((), "its record names no licence")
+    archive = tmp_path / "x-1-0.conda"
+    inside = tar(("info/files", b"a"), ("info/index.json", b'{"license": "bsd-3-clause"}'))
+    with zipfile.ZipFile(archive, "w") as zipped:
+        zipped.writestr("info-x-1-0.tar.zst", zstandard.compress(inside))
+        zipped.writestr("pkg-x-1-0.tar.zst", zstandard.compress(tar()))
+    licences, why = package_licences(make_conda("x 1 0"), archive)
+    assert ([one.text for one in licences], why) == (["BSD-3-Clause"], "")
+    archive.write_bytes(b"no zip")
+    with pytest.raises(UsageError):
+        package_licences(make_conda("x 1 0"), archive)
