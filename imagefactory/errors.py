@@ -25,6 +25,7 @@ EXIT_TOOL = 6
 EXIT_BUILD = 7
 EXIT_REGISTRY = 8
 EXIT_CHECK = 9
+EXIT_BILL = 10
 EXIT_INTERRUPTED = 130
 EXIT_LIMIT = 137
 EXIT_CODES = {
@@ -38,6 +39,7 @@ EXIT_CODES = {
     EXIT_BUILD: "build",
     EXIT_REGISTRY: "registry",
     EXIT_CHECK: "a check failed, or the answer is no",
+    EXIT_BILL: "a licence or vulnerability (sbom --check)",
     EXIT_INTERRUPTED: "interrupted",
     EXIT_LIMIT: "a limit of `run` ended it",
 }

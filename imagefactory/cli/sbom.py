@@ -6,8 +6,18 @@ from pathlib import Path
 
 import click
 
-from imagefactory.cli.output import Call, complete_targets, json_option, say, say_json, write
-from imagefactory.errors import UsageError
+from imagefactory.cli.output import (
+    Call,
+    complete_targets,
+    json_option,
+    say,
+    say_json,
+    terminal_width,
+    write,
+)
+from imagefactory.errors import EXIT_BILL, UsageError
+
+LICENCES, VULNERABILITIES = "licences", "vulnerabilities"
 
 
 @click.command()
@@ -21,43 +31,111 @@ from imagefactory.errors import UsageError
     help="CycloneDX 1.6 or SPDX 2.3, both as JSON.",
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Default: stdout.")
+@click.option(
+    "--check",
+    "checks",
+    multiple=True,
+    type=click.Choice([LICENCES, VULNERABILITIES]),
+    help="Check it instead of printing it; exit code 10 where something is found.",
+)
+@click.option(
+    "--allow",
+    multiple=True,
+    metavar="LICENCE",
+    help="A licence that is allowed: MIT, 'BSD-*', 'BSD License'.  [default: the setting `licences`]",
+)
+@click.option(
+    "--osv",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True),
+    metavar="FILE|FOLDER",
+    help="OSV records: a file, a folder of them, an export (all.zip).",
+)
 @json_option
 @click.pass_obj
-def sbom(call: Call, name: str, kind: str, output: Path | None, as_json: bool) -> None:
+def sbom(
+    call: Call,
+    name: str,
+    kind: str,
+    output: Path | None,
+    checks: tuple[str, ...],
+    allow: tuple[str, ...],
+    osv: tuple[Path, ...],
+    as_json: bool,
+) -> None:
     """Write the bill of materials: every package, its hash and licence.
 
     \b
       imagefactory sbom pytorch-2.3-cu121                    a target: what its locks name
       imagefactory sbom pytorch:2.3-cu121                    an image of the store, or its digest
       imagefactory sbom registry.example.org/pytorch:2.3     an image of a registry
+      imagefactory sbom pytorch:2.3-cu121 --check licences --allow 'BSD-*' --allow MIT
+      imagefactory sbom pytorch:2.3-cu121 --check vulnerabilities --osv all.zip
 
     Licences are what packages say of themselves: of a target those in the cache, else its image in the store.
     What is not known is NOASSERTION. The same input gives the same bytes.
     """
+    from itertools import chain
+
     from imagefactory.files import replace_text
+    from imagefactory.lock.bill.allowed import check_licences
     from imagefactory.lock.bill.cyclonedx import format_cyclonedx
+    from imagefactory.lock.bill.osv import check_vulnerabilities, read_records
     from imagefactory.lock.bill.spdx import format_spdx
-    from imagefactory.report.sbom import format_bill
+    from imagefactory.report import sbom as report
     from imagefactory.stages.sbom import bill_of
 
-    if as_json and not output:
-        raise UsageError("the bill itself is JSON", hint="leave --json out, or write the bill with --output")
-    bill = bill_of(call.access, lambda: call.factory_if_any, name, call.progress)
-    text = (format_cyclonedx if kind == "cyclonedx" else format_spdx)(bill)
-    if output is None:
-        return write(1, text.rstrip("\n"))
-    replace_text(output, text)
+    access = call.access
+    allowed = allow or access.settings.allowed_licences
+    _refuse_useless(checks, (allow, osv, allowed), as_json=as_json and not output)
+    bill = bill_of(access, lambda: call.factory_if_any, name, call.progress)
+    told, value, holds = [], report.bill_json(bill), True
+    if output or not checks:
+        text = (format_cyclonedx if kind == "cyclonedx" else format_spdx)(bill)
+        if output is None:
+            return write(1, text.rstrip("\n"))
+        replace_text(output, text)
+        told.append(report.format_bill(bill, str(output)))
+        value |= {"path": str(output), "kind": kind}
+    width = terminal_width()
+    if LICENCES in checks:
+        licences = check_licences(bill, allowed)
+        told.append(report.format_licences(licences, width))
+        value[LICENCES] = report.licences_json(licences)
+        holds = licences.holds
+    if VULNERABILITIES in checks:
+        found = check_vulnerabilities(bill, chain.from_iterable(map(read_records, osv)))
+        told.append(report.format_vulnerabilities(found, width))
+        value[VULNERABILITIES] = report.vulnerabilities_json(found)
+        holds = holds and not found.found
     if as_json:
-        unknown = [one.purl.to_string() for one in bill.components if not one.licences]
-        return say_json(
-            "sbom",
-            {
-                "name": bill.name,
-                "path": str(output),
-                "kind": kind,
-                "digest": bill.digest,
-                "packages": len(bill.components),
-                "without_licence": unknown,
-            },
+        say_json("sbom", value)
+    else:
+        say("\n\n".join(told))
+    raise click.exceptions.Exit(0 if holds else EXIT_BILL)
+
+
+def _refuse_useless(
+    checks: tuple[str, ...],
+    given: tuple[tuple[str, ...], tuple[Path, ...], tuple[str, ...]],
+    *,
+    as_json: bool,
+) -> None:
+    """Raises UsageError for options that would say nothing, and for checks that lack what they go by."""
+    allow, osv, allowed = given
+    if as_json and not checks:
+        raise UsageError("the bill itself is JSON", hint="leave --json out, or write the bill with --output")
+    if allow and LICENCES not in checks:
+        raise UsageError("--allow is of a check", hint="add --check licences")
+    if osv and VULNERABILITIES not in checks:
+        raise UsageError("--osv is of a check", hint="add --check vulnerabilities")
+    if LICENCES in checks and not allowed:
+        raise UsageError(
+            "no licence is allowed yet",
+            hint="name them: --allow MIT --allow 'BSD-*', or the setting licences = \"MIT,BSD-*\"",
         )
-    return say(format_bill(bill, str(output)))
+    if VULNERABILITIES in checks and not osv:
+        raise UsageError(
+            "there is nothing to check by",
+            hint="give OSV records: --osv all.zip (an export of an ecosystem), a folder or a file",
+        )

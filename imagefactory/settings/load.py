@@ -63,6 +63,7 @@ class Settings:
     signing_key: Setting
     catalogue: Setting
     site: Setting
+    licences: Setting
     sif_folder: Setting
     files: tuple[Path, ...] = ()
 
@@ -94,6 +95,10 @@ class Settings:
     @property
     def plain_hosts(self) -> tuple[str, ...]:
         return listed(self.plain_http.value)
+
+    @property
+    def allowed_licences(self) -> tuple[str, ...]:
+        return listed(self.licences.value)
 
     @property
     def mirror_map(self) -> Mirrors:

@@ -32,6 +32,10 @@ MEANINGS = {
         "where signed catalogues are found: `HOST[:PORT][/PATH][:TAG]`, or a file (`/...`, `./...`, `~/...`)",
     ),
     "site": ("`generic`", "whose rules submit files follow: or `chtc`, `ospool`, `igwn`"),
+    "licences": (
+        "none",
+        "what `sbom --check licences` allows: SPDX identifiers and names, `*` and `?` for any, with commas",
+    ),
     "sif-folder": (
         "none",
         "where jobs find .sif files: a folder that the pool's machines share, or `osdf:///...`",

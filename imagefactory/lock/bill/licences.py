@@ -16,7 +16,7 @@ from imagefactory.lock.debian.sources import parse_stanzas
 LICENSING = get_spdx_licensing()
 NAME = 120  # characters; a field with more is a licence's text, which names none
 NO_FIELD = "its record names no licence"
-_FREE = "its copyright file is not machine-readable"
+_PROSE = "its copyright file is prose"
 _DEP5 = re.compile(r"https?://\S*/copyright-format/1\.0/?")
 _GNU = re.compile(r"(L?GPL|AGPL|GFDL)-([0-9])(\.[0-9])?(\+?)")
 
@@ -61,7 +61,7 @@ def copyright_licences(text: str) -> tuple[tuple[Licence, ...], str]:
     """
     stanzas = [{key.lower(): value for key, value in stanza.items()} for stanza in parse_stanzas(text)]
     if not stanzas or not _DEP5.fullmatch(stanzas[0].get("format", "")):
-        return (), _FREE
+        return (), _PROSE
     named = [stanza["license"].split("\n")[0] for stanza in stanzas if "license" in stanza]
     found = unique(map(_debian_licence, named))
     return found, "" if found else "its copyright file names no licence"

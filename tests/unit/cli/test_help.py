@@ -34,7 +34,7 @@ LAST = {
 }
 """Commands that name no next one, and why."""
 SHAPES = {
-    "--check": "lock, render: what the factory has; submit: the file that is named",
+    "--check": "lock, render: what the factory has; submit: the file that is named; sbom: which checks",
     "--output": "where it is written: a file, a folder, or a name in this folder",
     "-o": "the same",
 }

@@ -141,3 +141,64 @@ def test_what_names_nothing_says_what_to_name(
     said = call("sbom", *words)
     assert said.code == code
     assert told in said.err
+
+
+# --- checks ----------------------------------------------------------------------------------------
+
+
+def test_licences_are_held_to_a_list(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path)
+    check = ("sbom", IMAGE, "--check", "licences")
+    held = call(*check, "--allow", "bsd-*", "--allow", "Zlib")
+    assert (held.code, held.out.splitlines()[-1]) == (0, "licences: all are allowed")
+    refused = call(*check, "--allow", "BSD-*")
+    assert refused.code == errors.EXIT_BILL
+    assert "zlib1g   1:1.2.13.dfsg-1  not allowed: Zlib" in refused.out
+    assert refused.out.splitlines()[-1] == "packages: 1 not allowed, 0 unknown"
+    monkeypatch.setenv("IMAGEFACTORY_LICENCES", "Zlib, BSD-3-Clause")
+    assert call(*check).code == 0
+    value: dict[str, Any] = call(*check, "--allow", "MIT", "--json").json()
+    assert (value["format"], value["licences"]["holds"]) == ("imagefactory.sbom/1", False)
+    assert len(value["licences"]["refused"]) == 2
+
+
+def test_vulnerabilities_are_found_by_records(call: Call, tmp_path: Path) -> None:
+    put(tmp_path)
+    ranges = [{"type": "ECOSYSTEM", "events": [{"introduced": "0"}, {"fixed": "1:1.2.13.dfsg-2"}]}]
+    affected = [{"package": {"name": "zlib", "ecosystem": "Debian:12"}, "ranges": ranges}]
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps({"id": "DSA-1", "aliases": ["CVE-1"], "affected": affected}))
+    check = ("sbom", IMAGE, "--check", "vulnerabilities", "--osv", str(path))
+    said = call(*check)
+    assert said.code == errors.EXIT_BILL
+    assert said.out.splitlines()[1].split() == [
+        "zlib",
+        "1:1.2.13.dfsg-1",
+        "DSA-1",
+        "1:1.2.13.dfsg-2",
+        "CVE-1",
+    ]
+    assert "not checked: 1 packages of PyPI: no record of it was given" in said.out
+    value: dict[str, Any] = call(*check, "--json").json()
+    assert [one["id"] for one in value["vulnerabilities"]["found"]] == ["DSA-1"]
+    ranges[0]["events"] = [{"introduced": "2:0"}]
+    path.write_text(json.dumps({"id": "DSA-1", "affected": affected}))
+    both = call(*check, "--check", "licences", "--allow", "*", "-o", str(tmp_path / "bill.json"))
+    assert both.code == 0
+    assert both.out.splitlines()[0].startswith("wrote ")
+    assert both.out.splitlines()[-1] == "vulnerabilities: none found"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--check", "licences"), "no licence is allowed yet"),
+        (("--check", "vulnerabilities"), "there is nothing to check by"),
+        (("--allow", "MIT"), "--allow is of a check"),
+        (("--osv", "/"), "--osv is of a check"),
+    ],
+)
+def test_a_check_that_lacks_what_it_goes_by_is_refused(call: Call, words: tuple[str, ...], told: str) -> None:
+    said = call("sbom", IMAGE, *words)
+    assert said.code == errors.EXIT_USAGE
+    assert told in said.err

@@ -80,4 +80,4 @@ def test_every_licence_of_a_copyright_file_is_told_once() -> None:
     assert [one.text for one in copyright_licences(text)[0]] == ["GPL-2.0-or-later", "ISC"]
     assert copyright_licences(DEP5) == ((), "its copyright file names no licence")
     for prose in ("", "This package was debianized by ...\nLicense: MIT\n"):
-        assert copyright_licences(prose) == ((), "its copyright file is not machine-readable")
+        assert copyright_licences(prose) == ((), "its copyright file is prose")
