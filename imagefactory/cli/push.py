@@ -20,7 +20,12 @@ from imagefactory.cli.output import (
 from imagefactory.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from imagefactory.factory import Factory
     from imagefactory.oci.transfer import Sent
+    from imagefactory.progress import Progress
+    from imagefactory.stages.attest import Attested
     from imagefactory.stages.push import Pushed
 
 
@@ -39,6 +44,7 @@ if TYPE_CHECKING:
 @click.option(
     "--compression", type=click.Choice(["fast", "small"]), help="Of a .sif made for this.  [default: fast]"
 )
+@click.option("--sbom", is_flag=True, help="Attach its bills of materials and, with a key, its provenance.")
 @json_option
 @click.pass_obj
 def push(
@@ -54,7 +60,7 @@ def push(
     Credentials are those of `docker login`.
     """
     from imagefactory.recipes.expand import select
-    from imagefactory.report.registries import format_pushed
+    from imagefactory.report.registries import format_attested, format_pushed
     from imagefactory.stages.push import PushOptions, check_push, push_target
 
     factory = call.factory
@@ -67,10 +73,13 @@ def push(
         )
     if options["compression"] and options["kind"] != "sif":
         raise UsageError("--compression is of --format sif", hint="leave it out")
+    if options["sbom"] and options["kind"] == "sif":
+        raise UsageError("--sbom is of an image", hint="leave it out, or push the image")
     sif = (options["compression"] or "fast") if options["kind"] == "sif" else ""
     push_options = PushOptions(registry=place, tags=tags, now=datetime.now(UTC), sif=sif)
     if len(chosen) > 1 or sif:
         check_push(factory, push_options)
+    attest = _attester(factory) if options["sbom"] else None
     results: list[dict[str, object]] = []
     with collecting() as failures:
         for target in chosen:
@@ -78,10 +87,23 @@ def push(
                 pushed = push_target(factory, target, push_options, call.progress)
                 results.append(pushed_json(pushed))
                 say(format_pushed(pushed), unless=as_json)
+                if attest:
+                    attested = attest(pushed, call.progress)
+                    results[-1]["attached"] = dict(attested.artifacts)
+                    say(format_attested(attested), unless=as_json)
         if as_json:
             say_json("push", {"results": results, "errors": failures.as_json()})
     if options["kind"] != "sif":
         say_next("verify", *(str(result["reference"]) for result in results))
+
+
+def _attester(factory: Factory) -> Callable[[Pushed, Progress], Attested]:
+    """What lacks for it (the extra, a key that can be read) is told before anything is sent."""
+    from imagefactory.stages.attest import attest
+    from imagefactory.stages.sign import signing_key
+
+    key = signing_key(factory)
+    return lambda pushed, progress: attest(factory, pushed, key, progress)
 
 
 def pushed_json(pushed: Pushed) -> dict[str, object]:

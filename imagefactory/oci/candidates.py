@@ -37,7 +37,16 @@ PUSHED_TYPE = "application/vnd.imagefactory.pushed.v1+json"
 VERDICT_TYPE = "application/vnd.imagefactory.verdict.v1+json"
 REVOCATION_TYPE = "application/vnd.imagefactory.revocation.v1+json"
 TEST_RESULT_TYPE = "application/vnd.imagefactory.test-result.v1+json"
+CYCLONEDX_TYPE = "application/vnd.cyclonedx+json"
+SPDX_TYPE = "application/spdx+json"
+PROVENANCE_TYPE = "application/vnd.in-toto.provenance+dsse"
+"""As in-toto's attestation framework names an envelope in a store (spec v1, "Envelope")."""
 STATEMENT_TYPES = (VERDICT_TYPE, REVOCATION_TYPE, TEST_RESULT_TYPE)
+GONE_WITH_IMAGE = (
+    *(PUSHED_TYPE, VERDICT_TYPE, TEST_RESULT_TYPE),
+    *(CYCLONEDX_TYPE, SPDX_TYPE, PROVENANCE_TYPE),
+)
+"""What refers to a candidate and goes with it."""
 CREATED = "org.opencontainers.image.created"
 MADE_FROM = "imagefactory.made-from"
 """Annotation of a record: the digest of all that decided the image (publish.made_from)."""

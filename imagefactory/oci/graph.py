@@ -204,19 +204,24 @@ def _platform_of(entry: Mapping[str, Any]) -> tuple[object, object]:
     return found.get("os"), found.get("architecture")
 
 
-def make_artifact(kind: str, subject: Descriptor, annotations: dict[str, str]) -> Artifact:
-    """A referrer of `subject` that says what it has to say in its annotations alone (image-spec 1.1)."""
+def make_artifact(
+    kind: str, subject: Descriptor, annotations: dict[str, str], content: bytes = b""
+) -> Artifact:
+    """A referrer of `subject` (image-spec 1.1). Its content is of its own type; without, its annotations say
+    what it has to say."""
     empty = Descriptor(media_type=EMPTY_TYPE, digest=digest_of(EMPTY), size=len(EMPTY))
+    layer = Descriptor(media_type=kind, digest=digest_of(content), size=len(content)) if content else empty
     data = canonical_json(
         {
             "schemaVersion": 2,
             "mediaType": MANIFEST_TYPE,
             "artifactType": kind,
             "config": format_descriptor(empty),
-            "layers": [format_descriptor(empty)],
+            "layers": [format_descriptor(layer)],
             "subject": format_descriptor(subject),
             "annotations": annotations,
         }
     )
     descriptor = Descriptor(media_type=MANIFEST_TYPE, digest=digest_of(data), size=len(data))
-    return Artifact(manifest=Manifest(descriptor=descriptor, data=data), blobs=((empty, EMPTY),))
+    blobs = {empty: EMPTY, layer: content or EMPTY}
+    return Artifact(manifest=Manifest(descriptor=descriptor, data=data), blobs=tuple(blobs.items()))

@@ -7,15 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
-from imagefactory.oci.candidates import (
-    CANDIDATE,
-    FALLBACK,
-    PUSHED_TYPE,
-    REVOCATION_TYPE,
-    TEST_RESULT_TYPE,
-    VERDICT_TYPE,
-    Tagged,
-)
+from imagefactory.oci.candidates import CANDIDATE, FALLBACK, GONE_WITH_IMAGE, REVOCATION_TYPE, Tagged
 from imagefactory.oci.store import Store
 
 
@@ -100,7 +92,7 @@ def remove_candidate(store: Deleting, repository: str, fate: Fate) -> str:
     said = [
         referrer.digest
         for subject in gone
-        for kind in (PUSHED_TYPE, VERDICT_TYPE, TEST_RESULT_TYPE)
+        for kind in GONE_WITH_IMAGE
         for referrer in store.referrers(repository, subject, kind)
     ]
     lists = [

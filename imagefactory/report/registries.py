@@ -10,6 +10,7 @@ from imagefactory.progress import format_bytes
 from imagefactory.report.text import format_fields, format_table
 
 if TYPE_CHECKING:
+    from imagefactory.stages.attest import Attested
     from imagefactory.stages.copy import CopiedImage
     from imagefactory.stages.pull import Pulled, PulledSif
     from imagefactory.stages.push import Pushed
@@ -30,6 +31,11 @@ def format_pushed(pushed: Pushed) -> str:
     else:
         fields.append(("pull it", f"docker pull {place}@{where.digest}"))
     return f"{pushed.target.name}\n{format_fields(fields)}"
+
+
+def format_attested(attested: Attested) -> str:
+    fields = [("attached", kind) for kind, _ in attested.artifacts]
+    return format_fields([*fields, ("provenance", attested.provenance)])
 
 
 def format_pulled_sif(pulled: PulledSif) -> str:

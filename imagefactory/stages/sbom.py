@@ -48,11 +48,11 @@ def bill_of(access: Access, recipes: Recipes, name: str, progress: Progress) -> 
     layout = access.layout
     if "/" in name:
         asked, place = find_place(access, name)
-        return _image_bill(access, recipes, (name, place, asked.wanted), progress)
+        return image_bill(access, recipes, (name, place, asked.wanted), progress)
     tags = layout.tags()
     if name in tags or DIGEST.fullmatch(name):
         wanted = tags[name].digest if name in tags else name
-        return _image_bill(access, recipes, (name, _store(access), wanted), progress)
+        return image_bill(access, recipes, (name, _store(access), wanted), progress)
     factory = None if ":" in name else recipes()
     if factory is None:
         raise NothingSelectedError(f"no image '{name}' in {layout.path}", hint="imagefactory store list")
@@ -85,7 +85,7 @@ def target_bill(factory: Factory, target: Target, progress: Progress) -> Bill:
     return bill
 
 
-def _image_bill(access: Access, recipes: Recipes, asked: tuple[str, Place, str], progress: Progress) -> Bill:
+def image_bill(access: Access, recipes: Recipes, asked: tuple[str, Place, str], progress: Progress) -> Bill:
     """What is in the layers. Hashes of wheels and Debian's packages are in no image, but in its lock."""
     name, place, wanted = asked
     with access.layout.in_use(progress):

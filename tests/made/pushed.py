@@ -42,16 +42,19 @@ def put_base(factory: Factory, target: Target, content: bytes = b"base") -> None
     image._tag(layout, target.base, (layer,), lock.source_date_epoch)
 
 
-def put_built(factory: Factory, target: Target) -> str:
+def put_built(
+    factory: Factory, target: Target, layer: bytes = b"layer", *, record: bool = True, **labels: str
+) -> str:
     """An image of the target, recorded as the engine that makes one records it; its digest."""
     layout, definition = factory.layout, define.define_target(factory, target)
     wanted = build._wanted_base(factory, definition.base, locked=False)
     base = recall_base(layout, wanted)
     assert base is not None
-    index = add_image(layout, reference(target), [b"layer"])
+    index = add_image(layout, reference(target), [layer], **labels)
     engine = AssembleEngine(layout, layout.path, codec=factory.settings.codec.value, workers=1)
     key = engine._image_key(definition, base)
-    layout.record("images", key, {"digest": index.digest, "size": index.size})
+    if record:
+        layout.record("images", key, {"digest": index.digest, "size": index.size})
     return index.digest
 
 

@@ -14,8 +14,6 @@ from cyclonedx.spdx import is_supported_id
 from imagefactory import __version__
 from imagefactory.lock.bill.model import Bill, Component, Kind, Licence
 
-MEDIA_TYPE = "application/vnd.cyclonedx+json"
-
 
 def format_cyclonedx(bill: Bill) -> str:
     """The same bill gives the same bytes."""

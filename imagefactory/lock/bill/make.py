@@ -23,17 +23,22 @@ def lock_bill(lock: Lock, base: Base, base_lock: BaseLock | None, licences: Mapp
     found = [package_component(one, licences.get(one.sha256, ((), NOT_AT_HAND))) for one in lock.packages]
     if base_lock:
         found += debian_components(base_lock)
-        below = format_base_lock(base_lock)
     else:
         found.append(_pulled(base.image))
-        below = base.image
-    digest = hashlib.sha256(f"{lock_digest(lock)}\n{below}".encode()).hexdigest()
+    decided = f"{lock_digest(lock)}\n{base_digest(base, base_lock)}"
     return Bill(
         name=lock.target,
-        digest=f"sha256:{digest}",
+        digest=f"sha256:{hashlib.sha256(decided.encode()).hexdigest()}",
         created=base_lock.source_date_epoch if base_lock else None,
         components=sorted_components({one.key: one for one in found}),
     )
+
+
+def base_digest(base: Base, lock: BaseLock | None) -> str:
+    """`sha256:...` of the base's lock, or of the image that is pulled."""
+    if lock is None:
+        return base.image.partition("@")[2]
+    return f"sha256:{hashlib.sha256(format_base_lock(lock).encode()).hexdigest()}"
 
 
 def package_component(package: LockedPackage, known: Known) -> Component:

@@ -28,7 +28,6 @@ from imagefactory import __version__
 from imagefactory.lock.bill.licences import LICENSING
 from imagefactory.lock.bill.model import Bill, Component, Kind, Licence
 
-MEDIA_TYPE = "application/spdx+json"
 _DOCUMENT, _ROOT = "SPDXRef-DOCUMENT", "SPDXRef-image"
 
 
