@@ -11,7 +11,7 @@ from imagefactory.errors import LockError, NothingSelectedError, StoreError, Usa
 from imagefactory.factory import Factory
 from imagefactory.lock.bill.look import Known, Layers, package_licences
 from imagefactory.lock.bill.make import lock_bill, told_by, untold, with_hashes
-from imagefactory.lock.bill.model import Bill
+from imagefactory.lock.bill.model import Bill, Kind
 from imagefactory.lock.debian.file import read_base_lock
 from imagefactory.lock.download import PackageCache
 from imagefactory.lock.files import lock_digest
@@ -96,6 +96,8 @@ def image_bill(access: Access, recipes: Recipes, asked: tuple[str, Place, str], 
                 _add(layers, place, layer)
                 task.advance(layer.descriptor.size)
     seen = layers.components()
+    if not any(one.kind is Kind.DEB for one in seen):
+        access.tell(f"{name} has no list of dpkg's: what its system is made of is not in the bill")
     if locked := _made_from(recipes, image):
         seen = with_hashes(seen, locked)
     return Bill(name=name, digest=image.manifest, created=_moment(image.config.created), components=seen)

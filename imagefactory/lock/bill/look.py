@@ -37,7 +37,10 @@ from imagefactory.scan.zip import damaged, member_bytes, members_of
 LARGEST = 64 << 20  # bytes of one record; conda's list every file of a package
 _STATUS, _RELEASE, _DOC = "var/lib/dpkg/status", "usr/lib/os-release", "usr/share/doc/"
 _COPYRIGHT = re.compile(r"usr/share/doc/[^/]+(?:/copyright)?")
-_DIST_INFO = re.compile(r"(?:.*/)?site-packages/[^/]+\.dist-info/METADATA|[^/]+\.dist-info/METADATA")
+_METADATA = ".dist-info/METADATA"
+_DIST_INFO = re.compile(  # dist-packages are Debian's own, but for those below /usr/local
+    r"(?:(?:.*/)?site-packages|usr/local/lib/python3[^/]*/dist-packages)/[^/]+\.dist-info/METADATA"
+)
 _CONDA_META = re.compile(r"((?:.*/)?)conda-meta/[^/]+\.json")
 
 Known = tuple[tuple[Licence, ...], str]
@@ -52,7 +55,7 @@ def package_licences(package: LockedPackage, path: Path) -> Known:
     if not isinstance(package, LockedWheel):
         return _record_licences(json.loads(read_index(path)))
     for member in members_of(path):
-        if member.filename.count("/") == 1 and member.filename.endswith(".dist-info/METADATA"):
+        if member.filename.count("/") == 1 and member.filename.endswith(_METADATA):
             if member.file_size > LARGEST:
                 break
             try:
@@ -102,24 +105,28 @@ class Layers:
         stream = TarStream(chunks)
         facts: dict[str, _Fact] = {}
         links: dict[str, str] = {}
+        every: dict[str, _Fact] = {}  # a cache's files too: an environment may be hard links to them
         for entry in entries(stream):
-            folder, _, name = entry.path.rpartition("/")
+            path = entry.path
+            folder, _, name = path.rpartition("/")
             if name == OPAQUE:
                 self._remove(folder, itself=False)
             elif name.startswith(WHITEOUT):
                 self._remove(posixpath.join(folder, name[len(WHITEOUT) :]), itself=True)
-            elif _tells(entry.path) and not entry.folder:
-                facts.pop(entry.path, None)
-                links.pop(entry.path, None)
-                if entry.link or entry.same:
-                    links[entry.path] = (
-                        entry.link and posixpath.normpath(posixpath.join("/", folder, entry.link))[1:]
-                    ) or entry.same
+            elif not entry.folder and (_tells(path) or path.endswith(_METADATA)):
+                facts.pop(path, None)
+                links.pop(path, None)
+                if entry.link:
+                    links[path] = posixpath.normpath(posixpath.join("/", folder, entry.link))[1:]
+                elif entry.same in every:
+                    every[path] = every[entry.same]
                 elif entry.regular:
                     if entry.size > LARGEST:
-                        raise DamagedError(f"{entry.path[:200]} has {entry.size} bytes")
-                    facts[entry.path] = _read(entry.path, stream.exactly(entry.size, limit=LARGEST))
+                        raise DamagedError(f"{path[:200]} has {entry.size} bytes")
+                    every[path] = _read(path, stream.exactly(entry.size, limit=LARGEST))
                     entry.left = 0
+                if _tells(path) and path in every and not entry.link:
+                    facts[path] = every[path]
             stream.skip(entry.left)
         stream.drain()
         for path in (*facts, *links):
@@ -183,7 +190,7 @@ class Layers:
 def _tells(path: str) -> bool:
     if path.startswith(_DOC):
         return bool(_COPYRIGHT.fullmatch(path))
-    if path.endswith(".dist-info/METADATA"):
+    if path.endswith(_METADATA):
         return bool(_DIST_INFO.fullmatch(path))
     return path in (_STATUS, _RELEASE) or bool(path.endswith(".json") and _CONDA_META.fullmatch(path))
 

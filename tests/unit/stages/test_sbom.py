@@ -100,6 +100,15 @@ def test_an_image_is_told_by_what_is_in_it_with_the_hashes_of_its_lock(
     assert hashed["torch"]["purl"] == parts(call, TARGET)["torch"]["purl"]
 
 
+def test_a_system_whose_packages_are_not_read_is_told(call: Call, tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "store")
+    with layout.in_use(Quiet()):
+        add_image(layout, IMAGE, LAYERS[1:])
+    said = call("sbom", IMAGE)
+    assert "what its system is made of is not in the bill" in said.err
+    assert [one["name"] for one in json.loads(said.out)["components"]] == ["torch"]
+
+
 def test_an_image_of_a_registry_is_told_alike(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import json
 import zipfile
 from pathlib import Path
@@ -112,6 +113,22 @@ def test_what_conda_or_debian_installed_is_no_wheel() -> None:
     }
 
 
+def test_an_environment_of_hard_links_and_one_of_the_whole_system_are_seen() -> None:
+    cached = "root/.cache/uv/archive-v0/x1/a-1.dist-info/METADATA"
+    layer: tuple[Entry, ...] = (
+        (cached, metadata("a", "1")),
+        (f"{SITE}/a-1.dist-info/METADATA", f"=>{cached}".encode()),
+        (f"{SITE}/b-1.dist-info/METADATA", b"=>usr/none"),
+        ("usr/local/lib/python3.12/dist-packages/c-1.dist-info/METADATA", metadata("c", "1")),
+        ("usr/share/doc/zlib/copyright", ISC),
+        ("usr/share/doc/doc/copyright", b"=>usr/share/doc/zlib/copyright"),
+        *BASE[:2],
+    )
+    told = seen(layer)
+    assert {name for name in told if "pypi" in name} == {"pkg:pypi/a@1", "pkg:pypi/c@1"}
+    assert told["pkg:deb/debian/doc@2?arch=all&distro=debian-12"] == ["ISC"]
+
+
 def test_a_layer_that_is_damaged_says_so() -> None:
     with pytest.raises(StoreError, match=r"conda-meta/x\.json is no record of conda's"):
         seen((("conda-meta/x.json", b"{}"),))
@@ -129,6 +146,12 @@ def test_packages_of_the_cache_tell_theirs(tmp_path: Path) -> None:
         zipped.writestr("pkg-x-1-0.tar.zst", zstandard.compress(tar()))
     licences, why = package_licences(make_conda("x 1 0"), archive)
     assert ([one.text for one in licences], why) == (["BSD-3-Clause"], "")
+    older = tmp_path / "x-1-0.tar.bz2"
+    older.write_bytes(bz2.compress(inside))
+    assert package_licences(make_conda("x 1 0"), older) == (licences, "")
+    older.write_bytes(bz2.compress(tar(("info/files", b"a"))))
+    with pytest.raises(UsageError, match=r"it has no info/index\.json"):
+        package_licences(make_conda("x 1 0"), older)
     archive.write_bytes(b"no zip")
     with pytest.raises(UsageError):
         package_licences(make_conda("x 1 0"), archive)
