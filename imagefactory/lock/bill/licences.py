@@ -23,16 +23,22 @@ _GNU = re.compile(r"(L?GPL|AGPL|GFDL)-([0-9])(\.[0-9])?(\+?)")
 
 def read_licence(text: str) -> Licence | None:
     """A licence as a field says it; None for an empty field and for the text of one."""
-    text = " ".join(text.split())
+    text = " ".join(plain(text).split())
     if not text or len(text) > NAME or text.upper() in ("UNKNOWN", "NONE", "NOASSERTION"):
         return None
     try:
         found = LICENSING.validate(text)
-    except (ExpressionError, TypeError, AttributeError):  # of brackets and words in no order
+    except (ExpressionError, TypeError, AttributeError, IndexError, AssertionError):
+        # What the library raises for brackets and words in no order.
         return Licence(text=text, spdx=False)
     if found.errors or not found.normalized_expression:
         return Licence(text=text, spdx=False)
     return Licence(text=str(found.normalized_expression), spdx=True)
+
+
+def plain(text: str) -> str:
+    """Without what a terminal would act on: who made a package chose these words."""
+    return "".join(one if one.isprintable() else " " for one in text)
 
 
 def unique(licences: Iterable[Licence | None]) -> tuple[Licence, ...]:

@@ -22,6 +22,7 @@ from imagefactory.lock.bill.licences import (
     NO_FIELD,
     copyright_licences,
     metadata_licences,
+    plain,
     read_licence,
     unique,
 )
@@ -35,6 +36,8 @@ from imagefactory.scan.tar_stream import TarStream, entries
 from imagefactory.scan.zip import damaged, member_bytes, members_of
 
 LARGEST = 64 << 20  # bytes of one record; conda's list every file of a package
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_HINT = "it was made or changed by hand: build or pull the image again"
 _STATUS, _RELEASE, _DOC = "var/lib/dpkg/status", "usr/lib/os-release", "usr/share/doc/"
 _COPYRIGHT = re.compile(r"usr/share/doc/[^/]+(?:/copyright)?")
 _METADATA = ".dist-info/METADATA"
@@ -53,7 +56,10 @@ Known = tuple[tuple[Licence, ...], str]
 def package_licences(package: LockedPackage, path: Path) -> Known:
     """What the archive at `path` says. Raises UsageError for one that is damaged."""
     if not isinstance(package, LockedWheel):
-        return _record_licences(json.loads(read_index(path)))
+        try:
+            return _record_licences(json.loads(read_index(path)))
+        except (ValueError, AttributeError, RecursionError) as error:
+            raise damaged(path, f"info/index.json: {error}") from error
     for member in members_of(path):
         if member.filename.count("/") == 1 and member.filename.endswith(_METADATA):
             if member.file_size > LARGEST:
@@ -154,19 +160,20 @@ class Layers:
         status, release = self._facts.get(_STATUS, ""), self._facts.get(_RELEASE, "")
         if not isinstance(status, str) or not isinstance(release, str):
             return
-        says = {
-            key: value.strip("\"'") for key, _, value in (row.partition("=") for row in release.split("\n"))
-        }
+        rows = (row.partition("=") for row in release.splitlines())
+        says = {key: plain(value).strip("\"' ") for key, _, value in rows}
         distribution = (says.get("ID", "debian"), says.get("VERSION_ID", ""))
         for one in parse_stanzas(status):
             if one.get("Status", "").split()[-1:] != ["installed"]:
                 continue
-            name, version = one["Package"], one["Version"]
+            name, version = plain(one.get("Package", "")), plain(one.get("Version", ""))
+            if not name or not version:
+                raise StoreError(f"{_STATUS} names a package without name or version", hint=_HINT)
             source, _, of = one.get("Source", name).partition(" ")
             licences, why = self._copyright(name)
             yield replace(
                 debian_component(name, version, one.get("Architecture", ""), distribution),
-                source=(source, of.strip("()") or version),
+                source=(plain(source), plain(of.strip("()")) or version),
                 licences=licences,
                 why=why,
             )
@@ -207,12 +214,12 @@ def _read(path: str, data: bytes) -> _Fact:
 
 def _distribution_component(path: str, data: bytes) -> Component:
     raw, _ = parse_email(data)
-    name, _, version = path.split("/")[-2].removesuffix(".dist-info").rpartition("-")
+    name, _, version = path.split("/")[-2].removesuffix(".dist-info").partition("-")
     licences, why = metadata_licences(data)
     return Component(
         kind=Kind.PYPI,
-        name=canonicalize_name(raw.get("name") or name),
-        version=raw.get("version") or version,
+        name=canonicalize_name(plain(raw.get("name") or name)) or "unnamed",
+        version=plain(raw.get("version") or version),
         licences=licences,
         why=why,
     )
@@ -221,21 +228,23 @@ def _distribution_component(path: str, data: bytes) -> Component:
 def _conda_record(path: str, prefix: str, data: bytes) -> _Record:
     try:
         record = json.loads(data)
-        name, version, build = str(record["name"]), str(record["version"]), str(record.get("build", ""))
+        name, version, build = (plain(str(record[key])) for key in ("name", "version", "build"))
+        if not name:
+            raise ValueError("it has no name")
         files = [f"{prefix}{one}" for one in record.get("files") or () if str(one).endswith("METADATA")]
-    except (ValueError, KeyError, TypeError) as error:
-        raise StoreError(
-            f"{path} is no record of conda's: {error}", hint="build or pull the image again"
-        ) from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise StoreError(f"{path} is no record of conda's: {error}", hint=_HINT) from error
     licences, why = _record_licences(record)
     component = Component(
         kind=Kind.CONDA,
         name=name,
         version=version,
-        sha256=str(record.get("sha256") or ""),
+        sha256=sha256 if _SHA256.fullmatch(sha256 := str(record.get("sha256"))) else "",
         licences=licences,
         why=why,
-        qualifiers=conda_qualifiers(str(record.get("url", "")), str(record.get("subdir", "")), build),
+        qualifiers=conda_qualifiers(
+            plain(str(record.get("url", ""))), plain(str(record.get("subdir", ""))), build
+        ),
     )
     return _Record(component=component, owned=tuple(files))
 

@@ -82,7 +82,7 @@ def _parse(data: bytes, file: str) -> Mapping[str, Any]:
         value = json.loads(data)
         if not isinstance(value["id"], str):
             raise TypeError("its id is no text")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(
             f"{file} is no OSV record: {type(error).__name__}: {error}",
             hint="give a record, a folder of records (*.json), or an export of OSV (all.zip)",

@@ -20,6 +20,8 @@ DEP5 = "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.
         ("LicenseRef-NVIDIA", Licence(text="LicenseRef-NVIDIA", spdx=False)),
         ("(MIT", Licence(text="(MIT", spdx=False)),
         ("AND", Licence(text="AND", spdx=False)),
+        ("( ) AND", Licence(text="( ) AND", spdx=False)),
+        ("( OR ISC", Licence(text="( OR ISC", spdx=False)),
         ("UNKNOWN", None),
         ("", None),
         ("Permission is hereby granted, " * 9, None),

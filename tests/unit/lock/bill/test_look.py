@@ -132,8 +132,18 @@ def test_an_environment_of_hard_links_and_one_of_the_whole_system_are_seen() -> 
 def test_a_layer_that_is_damaged_says_so() -> None:
     with pytest.raises(StoreError, match=r"conda-meta/x\.json is no record of conda's"):
         seen((("conda-meta/x.json", b"{}"),))
+    with pytest.raises(StoreError, match="names a package without name or version"):
+        seen((("var/lib/dpkg/status", b"Package: x\nStatus: install ok installed\n"),))
     with pytest.raises(DamagedError):
         Layers().add(iter([tar(*BASE)[:1000]]))
+
+
+def test_names_that_a_terminal_would_act_on_are_told_without_that() -> None:
+    path = f"{SITE}/a-1.dist-info/METADATA"
+    assert seen(((path, metadata("a", "1\x1b[31m", "ours\x1b[2J")),)) == {
+        "pkg:pypi/a@1%20%5B31m": ["ours [2J"]
+    }
+    assert seen(((path, b"\xff"),)) == {"pkg:pypi/a@1": []}
 
 
 def test_packages_of_the_cache_tell_theirs(tmp_path: Path) -> None:
