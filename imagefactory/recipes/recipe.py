@@ -12,7 +12,13 @@ from dataclasses import dataclass
 
 from imagefactory.model import Base, Where
 from imagefactory.recipes.bases import without_tag
-from imagefactory.recipes.container import START_KEYS, read_environment, read_files, read_labels, read_start
+from imagefactory.recipes.image_config import (
+    START_KEYS,
+    read_environment,
+    read_files,
+    read_labels,
+    read_start,
+)
 from imagefactory.recipes.match_spec import channel_address
 from imagefactory.recipes.model import MatrixRow, Recipe
 from imagefactory.recipes.reader import Reader
