@@ -10,14 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-from imagefactory.errors import UsageError
+from imagefactory.errors import RecipeError, UsageError
 from imagefactory.model import Where
 from imagefactory.recipes.foreign_locks import EXPLICIT, read_conda_lock, read_explicit, read_pixi_lock
-from imagefactory.recipes.manifests import read_project
+from imagefactory.recipes.manifests import ProjectAsk, read_project
 from imagefactory.recipes.pip_lines import Beside, take_pip_line, take_requirements
 from imagefactory.recipes.python_locks import read_poetry_lock, read_uv_lock
 from imagefactory.recipes.toml_tree import parse_toml
@@ -58,7 +58,19 @@ class Reading:
 
     def inside(self, bounds: str) -> Beside:
         """What pip's lines are read with, in an environment whose Python is bounded."""
-        return Beside(self.python(bounds), self.beside)
+        return Beside(self.python(bounds), self.beside, project=self._project)
+
+    def _project(self, folder: str, extras: tuple[str, ...]) -> Wish | None:
+        file = str(PurePosixPath(folder) / "pyproject.toml")
+        text = self.beside(file)
+        if text is None:
+            return None
+        try:
+            root = parse_toml(text, file, LIMITS)
+            bounds = text_of(root.get("project") or root, "requires-python")
+            return read_project(root, file, ProjectAsk(python=self.python(bounds), extras=extras))
+        except RecipeError:  # many hold the settings of tools alone
+            return None
 
     def python(self, bounds: str) -> str:
         """The Python by which markers are judged."""
@@ -144,7 +156,8 @@ def _within_file(beside: Beside, file: str) -> Beside:
 def _toml(root: YamlNode, file: str, reading: Reading) -> Wish:
     if not root.get("package") or root.get("project") or root.get("workspace"):
         bounds = text_of(root.get("project") or root, "requires-python")
-        return read_project(root, file, reading.python(bounds), reading.environment)
+        asked = ProjectAsk(python=reading.python(bounds), environment=reading.environment)
+        return read_project(root, file, asked)
     if reading.environment:
         raise refused(root.where, *_NO_ENVIRONMENTS)
     if metadata := root.get("metadata"):

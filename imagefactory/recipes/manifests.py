@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from imagefactory.recipes.pip_lines import Beside, take_pip_line
 from imagefactory.recipes.wish import PLATFORM, Wish, poetry_bounds, take_channels, take_match_spec, text_of
@@ -11,11 +12,18 @@ from imagefactory.recipes.yaml_tree import YamlNode, refused, show
 _TARGETS = ("unix", "linux", PLATFORM)
 
 
-def read_project(root: YamlNode, file: str, python: str, environment: str = "") -> Wish:
-    """What a project wants of an image. Raises RecipeError for what names no packages.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectAsk:
+    """`python` is what markers are judged by, `environment` one of pixi's, `extras` those wanted too."""
 
-    `environment` is one of pixi's.
-    """
+    python: str
+    environment: str = ""
+    extras: tuple[str, ...] = ()
+
+
+def read_project(root: YamlNode, file: str, asked: ProjectAsk) -> Wish:
+    """What a project wants of an image. Raises RecipeError for what names no packages."""
+    python, environment = asked.python, asked.environment
     wish, tools = Wish(file=file), _at(root, "tool")
     pixi = _at(tools, "pixi") if _at(tools, "pixi").pairs else root
     poetry, project = _at(tools, "poetry"), _at(root, "project")
@@ -31,7 +39,7 @@ def read_project(root: YamlNode, file: str, python: str, environment: str = "") 
     if poetry.pairs:
         _poetry(wish, poetry, python)
     if project.pairs and not (is_pixi and pixi is root):
-        _project(wish, root, python)
+        _project(wish, root, asked)
     if not (is_pixi or poetry.pairs or project.pairs):
         raise refused(
             root.where, "lists no packages", "give the file that lists them, such as a requirements.txt"
@@ -42,15 +50,18 @@ def read_project(root: YamlNode, file: str, python: str, environment: str = "") 
 # --- PEP 621, and uv's word on indexes -----------------------------------------------------------
 
 
-def _project(wish: Wish, root: YamlNode, python: str) -> None:
+def _project(wish: Wish, root: YamlNode, asked: ProjectAsk) -> None:
     project, uv = _at(root, "project"), _at(root, "tool", "uv")
     if not wish.python:
         wish.bound_python(text_of(project, "requires-python"), project.where)
     for item in _at(project, "dependencies").items:
-        take_pip_line(wish, item.text, item.where, Beside(python))
+        take_pip_line(wish, item.text, item.where, Beside(asked.python))
     for key in [*_at(project, "optional-dependencies").pairs, *_at(root, "dependency-groups").pairs]:
         name, value = key
-        if value.items:
+        if name.text in asked.extras:
+            for item in value.items:
+                take_pip_line(wish, item.text, item.where, Beside(asked.python))
+        elif value.items:
             wish.leave(
                 name.where, f"the packages of {show(name.text)} are not taken", "add what must be there"
             )

@@ -54,6 +54,20 @@ class Wish:
     files: int = 0
     left: list[str] = field(default_factory=list)
 
+    def merge(self, other: Wish) -> None:
+        """Takes over what another file asks for too; a Python that is bounded already stays."""
+        self.conda += other.conda
+        self.pip += other.pip
+        self.channels += [name for name in other.channels if name not in self.channels]
+        self.environment |= other.environment
+        self.python = self.python or other.python
+        self.locked |= other.locked
+        self.constraints += other.constraints
+        self.hints += other.hints
+        self.builds |= other.builds
+        self.files += other.files
+        self.left += other.left
+
     def leave(self, where: Where, what: str, do: str) -> None:
         """Notes what is not taken over, without the secrets that addresses may hold."""
         self.left.append(f"{where}: {without_secrets(what)} ({do})")

@@ -67,6 +67,37 @@ ENVIRONMENTS = (
         unsaid=("- libomp",),
     ),
     Case(
+        shape='pip\'s manual, "Requirements File Format": files beside and above, projects, git, wheels, options',
+        file="requirements.txt",
+        text="--extra-index-url https://wheels.example.org/whl/cu121\n--pre\ntorch==2.3.1\n-r req/base.txt\n"
+        "-e .[train]\n./pkg\n-e git+https://git.example.org/lab/tools.git@0123abc#egg=tools\n"
+        "./wheels/lab_utils-1.0-py3-none-any.whl\nflash-attn==2.5.8 --no-build-isolation\n"
+        "https://wheels.example.org/cu121/torchvision-0.18.1%2Bcu121-cp311-cp311-linux_x86_64.whl\n",
+        beside=(
+            ("req/base.txt", "-c ../bounds.txt\nscipy\n"),
+            ("bounds.txt", "numpy<2\n-r more.txt\n"),
+            ("more.txt", "pandas<3\n"),
+            ("pkg/pyproject.toml", "[tool.ruff]\nline-length = 90\n"),
+            (
+                "pyproject.toml",
+                "[project]\nname = 'mine'\ndependencies = ['einops>=0.7']\n"
+                "[project.optional-dependencies]\ntrain = ['lightning']\ndev = ['pytest']\n",
+            ),
+        ),
+        said=(
+            "CUDA 12.1 was read from it",
+            "the option '--pre' is not taken over (write a bound",
+            "- scipy - einops>=0.7 - lightning - flash-attn==2.5.8 - torchvision==0.18.1 constraints: - numpy<2 - pandas<3",
+            "requirements.txt:5:1: the project '.[train]' itself",
+            "requirements.txt:6:1: the project './pkg' has no pyproject.toml",
+            "requirements.txt:7:1: 'git+https://git.example.org/lab/tools.git@0123abc#egg=tools' cannot be taken over (write tools",
+            "requirements.txt:8:1: './wheels/lab_utils-1.0-py3-none-any.whl' cannot be taken over (write lab-utils==1.0",
+            "the option '--no-build-isolation' is not taken over",
+            "the packages of 'dev' are not taken",
+        ),
+        unsaid=("- lab-utils", "- pytest", "- tools"),
+    ),
+    Case(
         shape="reyessanchezo/evGrandPrix-Simulator extras/environment_cross.py",
         file="environment.yml",
         text="channels: [conda-forge]\ndependencies: [python=3.11, 'pytorch[version=2.5]']\n",

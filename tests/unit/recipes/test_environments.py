@@ -315,7 +315,7 @@ def test_requirements_become_a_recipe() -> None:
     assert target.requirements == ("torch==2.3.1.*", "numpy<2,>=1.26")
     assert [told.partition(" (")[0] for told in made.told] == [
         "requirements.txt:2:1: the option '--index-url https://index.example.org/simple' is not taken over",
-        "requirements.txt:8:1: './local' cannot be taken over",
+        "requirements.txt:8:1: the project './local' has no pyproject.toml beside it that says what it needs",
         "requirements.txt:9:1: 'bounds.txt' cannot be read",
         "requirements.txt:10:1: 'tomli==2.0.1 ; python_version < \"3.11\"' is not for Python 3.11 on linux-64",
         "Python 3.11 was written: requirements.txt leaves it open",
