@@ -1,0 +1,122 @@
+"""Shell text as words and commands: what is plain, and what only a running shell knows."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from imagefactory.errors import RecipeError
+from imagefactory.model import Where
+from imagefactory.recipes.shell_words import MOST_COMMANDS, Command, read_commands, split_words
+
+START = Where(file="f", line=3, column=5)
+
+
+def commands(text: str, *, joined: bool = False, **variables: str) -> list[Command]:
+    return list(read_commands(text, START, variables, joined=joined))
+
+
+def words(text: str, **variables: str) -> list[str]:
+    (command,) = commands(text, **variables)
+    return [word.text for word in command.words]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("pip install 'a b' \"c d\" e\\ f g'h'\"i\"", ["pip", "install", "a b", "c d", "e f", "ghi"]),
+        ('echo "a\\"b\\n" \'\\n\' ""', ["echo", 'a"b\\n', "\\n", ""]),
+        ("pip install \\\n  a \\\n b # what for", ["pip", "install", "a", "b"]),
+        ("a#b c", ["a#b", "c"]),
+        ("x=$A ${A} \"$A\" '$A' pre${A}post", ["x=1", "1", "1", "$A", "pre1post"]),
+        ('pip $MANY "$MANY"', ["pip", "a", "b", "a b"]),
+        ("${NO:-d} ${A:-d} ${A:+s} ${NO:-$A}", ["d", "1", "s", "1"]),
+        ("cmd 2>&1 >/dev/null </dev/null a", ["cmd", "a"]),
+    ],
+)
+def test_words_are_a_shell_s(text: str, expected: list[str]) -> None:
+    assert words(text, A="1", MANY="a b") == expected
+
+
+@pytest.mark.parametrize(
+    "word", ["$(ls)", "`ls`", "$NO", '"x$(a "b" (c))y"', "${A%%x}", "$1", "$((1+2))", "a${NO}"]
+)
+def test_what_only_a_shell_knows_is_kept_as_written(word: str) -> None:
+    (command,) = commands(f"pip install {word} more", A="1")
+    assert [(one.text, one.known) for one in command.words] == [
+        ("pip", True),
+        ("install", True),
+        (word, False),
+        ("more", True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "plain", "doubtful"),
+    [
+        ("a && b; c", ["a", "b", "c"], []),
+        ("a || b && c", ["a", "c"], ["b"]),
+        ("a | b && c", ["c"], ["a | b"]),
+        ("if a; then b; fi; c", ["c"], ["if a; then b; fi"]),
+        ("for x in 1 2; do\n b $x\ndone\nc", ["c"], ["for x in 1 2; do b $x done"]),
+        ("f() { a; }\nb", ["b"], ["f() { a; }"]),
+        ("case x in a) b;; *) c;; esac && d", ["d"], ["case x in a) b;; *) c;; esac"]),
+        ("[ -f x ] && b\nc", ["[ -f x ]", "c"], ["b"]),
+        ("(a; b) && { c; }", ["a", "b", "c"], []),
+        ("while a; do if b; then c; fi; done", [], ["while a; do if b; then c; fi; done"]),
+        ("if a; then b", [], ["if a; then b"]),
+    ],
+)
+def test_what_always_runs_is_plain(text: str, plain: list[str], doubtful: list[str]) -> None:
+    found = commands(text)
+    assert [" ".join(one.text for one in command.words) for command in found if command.plain] == plain
+    assert [command.text for command in found if not command.plain] == doubtful
+
+
+def test_every_word_has_its_place() -> None:
+    first, second = commands("a \\\n  b && \\\n c 'd'", joined=True)
+    assert [str(word.where) for word in (*first.words, *second.words)] == ["f:3:5", "f:4:3", "f:5:2", "f:5:4"]
+
+
+def test_a_here_document_belongs_to_its_command() -> None:
+    first, second = commands("cat <<'X' > y\n b\nX\nc <<-Z\n\td\n\tZ\n")
+    assert (first.script, first.sent, str(first.script_where)) == (" b", ">y", "f:4:1")
+    assert (second.script, [word.text for word in second.words]) == ("\td", ["c"])
+
+
+def test_a_bound_without_quotes_is_a_file() -> None:
+    (command,) = commands("pip install numpy<2")
+    assert ([word.text for word in command.words], command.sent) == (["pip", "install", "numpy"], "<2")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a\nb 'c", "f:4:3: a quote (') begins here and does not end"),
+        ('b "c', "f:3:7: a quote"),
+        ("a $(b", "does not end"),
+        ("cat <<X\na\n", "a here-document (<<X) does not end"),
+        ("a\n" * (MOST_COMMANDS + 1), f"more than {MOST_COMMANDS} commands"),
+        ("x" * 5000, "a word of more than 4096 characters"),
+        ("$LONG " * 2000, "variables that grow too long"),
+    ],
+)
+def test_what_is_no_script_is_refused_with_its_place(text: str, said: str) -> None:
+    with pytest.raises(RecipeError) as raised:
+        commands(text, LONG="x" * 1000)
+    assert said in raised.value.message
+
+
+def test_a_dockerfile_s_words_have_no_operators() -> None:
+    found = split_words("A=1;b C='d & e' \\\n F=$A", START, {"A": "x y"})
+    assert [word.text for word in found] == ["A=1;b", "C=d & e", "F=x y"]
+
+
+@given(st.text(alphabet="ab $(){}'\"`\\\n;&|<>#=-if fi do done case esac", max_size=60), st.booleans())
+def test_any_text_is_read_or_refused(text: str, joined: bool) -> None:
+    with suppress(RecipeError):
+        for command in read_commands(text, START, {"a": "b"}, joined=joined):
+            assert command.words or command.script or command.text
