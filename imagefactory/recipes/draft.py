@@ -64,6 +64,8 @@ def draft(wish: Wish, asked: DraftAsk, bases: Sequence[Base], targets: Sequence[
     cuda = asked.cuda or row.cuda(version)
     if not version or not cuda:
         raise row.ask(version, cuda, targets)
+    if row.other_below(cuda):
+        told.append(f"CUDA {wish.below} of the image below: {framework} {version} brings CUDA {cuda} itself")
     base, python = _python(wish, source, bases, told)
     common = {
         "family": asked.family,
@@ -90,7 +92,7 @@ def draft(wish: Wish, asked: DraftAsk, bases: Sequence[Base], targets: Sequence[
         parts.append(f"checks: [{', '.join(checks)}]\n")
     parts.append("\n")
     parts += [_list(key, values) for key, values in lists.items()]
-    parts.append(_environment(wish))
+    parts += [_labels(wish), _environment(wish)]
     parts.append(f'\nmatrix:\n  - version: "{version}"\n    cuda: ["{cuda}"]\n')
     if extras := row.extras(version, cuda):
         parts.append(f"    extras: [{', '.join(extras)}]\n")
@@ -136,6 +138,7 @@ def draft_on(wish: Wish | None, family: str, target: Target) -> Draft:
         + f"family: {family}\ndescription: {_description(f'{wish.file} on {target.name}')}\n"
         + f"on: {target.name}    # its framework, CUDA, Python, base and packages, each as locked\n\n"
         + "".join(_list(key, values) for key, values in lists.items())
+        + _labels(wish)
         + _environment(wish)
     )
     return Draft(text=text, told=tuple(told))
@@ -260,6 +263,15 @@ def _list(key: str, values: Sequence[str]) -> str:
     if not values:
         return f"{key}: []\n"
     return f"{key}:\n" + "".join(f"  - {quoted(value)}\n" for value in dict.fromkeys(values))
+
+
+def _labels(wish: Wish) -> str:
+    """Their values may hold quotes."""
+    if not wish.labels:
+        return ""
+    return "labels:\n" + "".join(
+        f"  {quoted(name)}: '{value.replace(chr(39), chr(39) * 2)}'\n" for name, value in wish.labels.items()
+    )
 
 
 def _environment(wish: Wish) -> str:

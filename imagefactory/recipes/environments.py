@@ -1,7 +1,8 @@
 """Environments that people have already, read into what recipes can say of them.
 
 `environment.yml` here; pip_lines.py reads requirements files, manifests.py what projects want,
-foreign_locks.py and python_locks.py what other tools locked. All of them are data from strangers, read within
+dockerfiles.py and definitions.py what containers are built from, foreign_locks.py and python_locks.py what
+other tools locked. All of them are data from strangers, read within
 caps and through the same allow-lists as recipes.
 """
 
@@ -16,6 +17,9 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from imagefactory.errors import RecipeError, UsageError
 from imagefactory.model import Where
+from imagefactory.recipes.container import Around
+from imagefactory.recipes.definitions import DEFINITION, read_definition
+from imagefactory.recipes.dockerfiles import DOCKERFILE, NAMED, read_dockerfile
 from imagefactory.recipes.foreign_locks import EXPLICIT, read_conda_lock, read_explicit, read_pixi_lock
 from imagefactory.recipes.manifests import ProjectAsk, read_project
 from imagefactory.recipes.pip_lines import Beside, take_pip_line, take_requirements
@@ -38,8 +42,8 @@ from imagefactory.recipes.yaml_tree import Limits, YamlNode, parse_tree, refused
 LIMITS = Limits(size=32 * 1024 * 1024, nodes=1_000_000, depth=12)
 _NOTHING = (
     "is no environment that can be taken over",
-    "give an environment.yml, requirements.txt, pixi.toml, pyproject.toml or a lock of conda-lock, pixi, uv "
-    "or Poetry",
+    "give an environment.yml, requirements.txt, pixi.toml, pyproject.toml, a Dockerfile, a definition of "
+    "apptainer or a lock of conda-lock, pixi, uv or Poetry",
 )
 _NO_ENVIRONMENTS = "has no environments to choose from, as a pixi.lock has", "leave out --environment"
 
@@ -98,7 +102,7 @@ def read_wish(path: Path, reading: Reading) -> Wish:
         try:
             inside = other.resolve().is_relative_to(path.parent.resolve())
             return _read(other) if inside and other.is_file() else None
-        except UsageError:
+        except (RecipeError, UsageError):
             return None
 
     return parse_wish(text, show(path.name)[1:-1], replace(reading, beside=beside))
@@ -122,6 +126,14 @@ def _read(path: Path) -> str:
 def parse_wish(text: str, file: str, reading: Reading) -> Wish:
     """The same of a text. Raises RecipeError."""
     start, environment = Where(file=file, line=1, column=1), reading.environment
+    if read := _container(text, file):
+        if environment:
+            raise refused(start, *_NO_ENVIRONMENTS)
+        around = Around(
+            inside=lambda bounds: _within_file(reading.inside(bounds), file),
+            parse=lambda inner, name: parse_wish(inner, name, reading),
+        )
+        return read(text, file, around)
     toml = file.endswith(".toml") or re.search(r"^\[\[package\]\]\s*$", text, re.MULTILINE)
     if toml and not file.endswith((".txt", ".in", ".pip", ".yml", ".yaml")):
         return _toml(parse_toml(text, file, LIMITS), file, reading)
@@ -147,6 +159,15 @@ def parse_wish(text: str, file: str, reading: Reading) -> Wish:
     if root.kind == "map" and "dependencies" in root.keys:
         return _environment(root, text, file, reading)
     raise refused(start, *_NOTHING)
+
+
+def _container(text: str, file: str) -> Callable[[str, str, Around], Wish] | None:
+    """What reads it, where it is a Dockerfile or a definition by its content, or else by its name."""
+    if file.endswith((".txt", ".in", ".pip", ".toml", ".lock")):
+        return None
+    if DEFINITION.match(text) or file.endswith(".def"):
+        return read_definition
+    return read_dockerfile if DOCKERFILE.match(text) or NAMED.fullmatch(file) else None
 
 
 def _within_file(beside: Beside, file: str) -> Beside:

@@ -81,7 +81,8 @@ class Row:
             return offers[0]
         if told := self.told_cuda():
             return self._as_offered(told, offers)
-        return ""
+        below = self._as_offered(self.wish.below, offers)
+        return below if not offers or below in offers else ""
 
     def told_cuda(self) -> str:
         """What the file says itself: `cpu` for a build without CUDA, empty where it says nothing."""
@@ -122,6 +123,10 @@ class Row:
         """Whether the file means another CUDA."""
         told = self.told_cuda()
         return bool(told) and self._as_offered(told, (cuda,)) != cuda
+
+    def other_below(self, cuda: str) -> bool:
+        """Whether the image below has another CUDA than the framework will."""
+        return bool(self.wish.below) and self._as_offered(self.wish.below, (cuda,)) != cuda
 
     def refuse_other_build(self, version: str, targets: Sequence[Target]) -> None:
         """Raises UsageError where the file means a build for the CPU, or one that its source has not."""

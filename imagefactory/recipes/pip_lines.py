@@ -92,6 +92,7 @@ def take_pip_line(wish: Wish, line: str, where: Where, beside: Beside) -> None:
         return
     wish.hints += re.findall(r"[/+]cu[0-9]{2,3}\b", text)
     if text.startswith("-"):
+        wish.hints += re.findall(r"/cpu\b", text)
         _option(wish, text, where, beside)
         return
     if own := re.search(r"\s(--[a-z][a-z-]*).*$", text):  # of the one requirement

@@ -8,9 +8,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 
+from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
+
 from imagefactory.model import Where
 from imagefactory.recipes.match_spec import channel_address, channel_name, parse_spec
 from imagefactory.recipes.values import (
+    OWNED_LABELS,
     OWNED_PREFIX,
     OWNED_VARIABLES,
     RULES,
@@ -30,6 +33,21 @@ _SELECTORS = {
 
 
 @dataclass(slots=True)
+class ImageParts:
+    """What a container file says of the image beside its packages and variables; image_parts.py fills it.
+
+    `files` are what is copied, and where to.
+    """
+
+    debian: list[str] = field(default_factory=list)
+    files: list[tuple[str, str]] = field(default_factory=list)
+    workdir: str = ""
+    user: str = ""
+    entrypoint: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
 class Wish:
     """What a file asks for, in a recipe's terms.
 
@@ -37,8 +55,9 @@ class Wish:
     addresses, the first asked first. `python` are the bounds on Python as a match spec has them, empty
     for none. `locked`: the specs are what a solver chose, not what a person asked for. `constraints` bound
     what comes from PyPI. `hints` are words of the file that tell its CUDA; `builds` are packages' build tags
-    and build strings, by their names. `files` counts what was read beside the file. `left` reads
-    `file:line:column: what (what to do)`.
+    and build strings, by their names. `below` is the CUDA of the image below, which packages from elsewhere
+    need not have. `parts` are told as left out until a recipe has keys for them. `files` counts what was
+    read beside the file. `left` reads `file:line:column: what (what to do)`.
     """
 
     file: str
@@ -51,6 +70,9 @@ class Wish:
     constraints: list[str] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
     builds: dict[str, str] = field(default_factory=dict)
+    below: str = ""
+    labels: dict[str, str] = field(default_factory=dict)
+    parts: ImageParts = field(default_factory=ImageParts)
     files: int = 0
     left: list[str] = field(default_factory=list)
 
@@ -88,6 +110,23 @@ class Wish:
         else:
             why = "is set by the factory" if owned else "is no variable that a recipe may set"
             self.leave(where, f"{show(name)} {why}", "set it where the image runs")
+
+    def label(self, name: str, value: str, where: Where) -> None:
+        """Takes over a label, where a recipe may set it."""
+        owned = OWNED_LABELS.fullmatch(name)
+        allowed = RULES["label"].allows(name) and RULES["label value"].allows(value)
+        if name == "org.opencontainers.image.licenses":
+            try:
+                canonicalize_license_expression(value)
+            except InvalidLicenseExpression:
+                allowed = False
+        if allowed and not owned:
+            self.labels[name] = value
+        else:
+            why = "is set by the factory" if owned else "is none that a recipe may set"
+            self.leave(
+                where, f"the label {show(name)} {why}", "write what it says under description or labels"
+            )
 
 
 def minor_python(bounds: str) -> str:

@@ -454,7 +454,117 @@ LOCKS = (
 )
 
 
-@pytest.mark.parametrize("case", [*ENVIRONMENTS, *PROJECTS, *LOCKS], ids=lambda case: case.shape)
+CONTAINERS = (
+    Case(
+        shape="a PyTorch image of Docker Hub with requirements beside, as its page shows",
+        file="Dockerfile",
+        text='FROM pytorch/pytorch:2.3.1-cuda12.1-cudnn8-runtime\nLABEL maintainer="It\'s me"\n'
+        "RUN apt-get update && apt-get install -y ffmpeg && rm -rf /var/lib/apt/lists/*\n"
+        "COPY requirements.txt .\nRUN pip install -r requirements.txt\nENV OMP_NUM_THREADS=4\n"
+        'COPY train.py /app/\nCMD ["python", "/app/train.py"]\n',
+        beside=(("requirements.txt", "transformers==4.40.0\n"),),
+        said=(
+            "note: Dockerfile:1:6: the base image 'pytorch/pytorch:2.3.1-cuda12.1-cudnn8-runtime' was read as torch 2.3.1, CUDA 12.1",
+            "note: Dockerfile:3:23: apt-get install ffmpeg (a base of your own",
+            "Dockerfile:7:1: COPY train.py to '/app/'",
+            "CMD 'python /app/train.py'",
+            "maintainer: 'It''s me'",
+            'OMP_NUM_THREADS: "4"',
+            "packages: - transformers==4.40.0",
+            'version: "2.3.1"',
+            'cuda: ["12.1"]',
+        ),
+        unsaid=("COPY requirements.txt",),
+    ),
+    Case(
+        shape="a TensorFlow image of Docker Hub: its tag says no CUDA, PyPI does",
+        file="Dockerfile",
+        text="FROM tensorflow/tensorflow:2.15.0-gpu\nRUN python3 -m pip install 'pandas>=2,<3'\n",
+        said=(
+            "framework: tensorflow",
+            'version: "2.15.0" cuda: ["12.2"] extras: [and-cuda]',
+            '- "pandas<3,>=2"',
+        ),
+    ),
+    Case(
+        shape="jax on nvidia/cuda: the wheel's CUDA counts",
+        file="gpu.Dockerfile",
+        text="FROM nvidia/cuda:11.8.0-cudnn8-devel-ubuntu22.04\nARG JAX=0.4.30\n"
+        'RUN apt-get install -y python3.11\nRUN pip install -U "jax[cuda12]==${JAX}" flax\n',
+        said=(
+            "CUDA 11.8 of the image below: jax 0.4.30 brings CUDA 12 itself",
+            'python: "3.11"',
+            'version: "0.4.30" cuda: ["12"] extras: [cuda12]',
+        ),
+    ),
+    Case(
+        shape="conda with an environment beside, as micromamba-docker's documentation has it",
+        file="Dockerfile",
+        text="FROM mambaorg/micromamba:1.5.8\nCOPY --chown=$MAMBA_USER:$MAMBA_USER env.yaml /tmp/env.yaml\n"
+        "RUN micromamba install -y -n base -f /tmp/env.yaml && micromamba clean --all --yes\n",
+        beside=(
+            (
+                "env.yaml",
+                "channels: [conda-forge]\ndependencies: [python=3.11, pytorch=2.5, cuda-version=12.6]\n",
+            ),
+        ),
+        said=("source: conda", "channels: [conda-forge]", 'version: "2.5"', 'cuda: ["12.6"]'),
+        unsaid=("COPY",),
+    ),
+    Case(
+        shape="a framework without CUDA, from its own index",
+        file="Dockerfile",
+        text="FROM python:3.11\nRUN pip install torch==2.3.1 --index-url https://wheels.example.org/whl/cpu\n",
+        said=("Dockerfile means a build of torch 2.3.1 without CUDA",),
+        code=2,
+    ),
+    Case(
+        shape="an image whose tag names a month: the person says the rest",
+        file="Dockerfile",
+        text="FROM nvcr.io/nvidia/pytorch:24.05-py3\nRUN pip install einops\n",
+        said=("NVIDIA's release notes say which version it holds", "does not say which version"),
+        code=2,
+    ),
+    Case(
+        shape="the same, where the person obeys",
+        file="Dockerfile",
+        text="FROM nvcr.io/nvidia/pytorch:24.05-py3\nRUN pip install einops\n",
+        asked=("--framework", "torch=2.3", "--cuda", "12.1"),
+        said=("- einops", 'version: "2.3"'),
+    ),
+    Case(
+        shape='apptainer\'s user guide, "Definition Files"',
+        file="train.def",
+        text="Bootstrap: docker\nFrom: pytorch/pytorch:2.3.1-cuda12.1-cudnn8-runtime\n%post\n    pip install einops\n"
+        '%environment\n    export LC_ALL=C\n%runscript\n    exec python "$@"\n',
+        said=("- einops", 'LC_ALL: "C"', "train.def:7:1: %runscript 'exec python"),
+    ),
+    Case(
+        shape="on a target",
+        file="Dockerfile",
+        text="FROM pytorch/pytorch:2.3.1-cuda12.1-cudnn8-runtime\nRUN pip install einops\n",
+        asked=("--on", "pytorch-2.3-cu121"),
+        said=("on: pytorch-2.3-cu121", "pytorch-2.3-cu121 brings torch 2.3", "- einops"),
+    ),
+    Case(
+        shape="a quote without its end",
+        file="Dockerfile",
+        text="FROM python:3.11\nRUN pip install 'torch==2.3.1\n",
+        said=("error: Dockerfile:2:17: a quote (') begins here and does not end (close it)",),
+        code=2,
+    ),
+    Case(
+        shape="--environment says nothing of a Dockerfile",
+        file="Dockerfile",
+        text="FROM python:3.11\n",
+        asked=("--environment", "gpu"),
+        said=("has no environments to choose from",),
+        code=2,
+    ),
+)
+
+
+@pytest.mark.parametrize("case", [*ENVIRONMENTS, *PROJECTS, *LOCKS, *CONTAINERS], ids=lambda case: case.shape)
 def test_what_people_bring(case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipes = tmp_path / "recipes"
     recipes.mkdir()
@@ -477,7 +587,7 @@ def test_what_people_bring(case: Case, tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @given(
-    case=st.sampled_from([*PROJECTS, *LOCKS]),
+    case=st.sampled_from([*PROJECTS, *LOCKS, *CONTAINERS]),
     edits=st.lists(
         st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 12), st.text(max_size=6)),
         min_size=1,

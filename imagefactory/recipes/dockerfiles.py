@@ -1,0 +1,339 @@
+"""Dockerfiles and Containerfiles -> what their last stage asks for, and what it stands on. Nothing is built.
+
+Source: Docker's "Dockerfile reference". The parsers at hand know no here-documents and lose words' places.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from posixpath import join
+
+from imagefactory.model import Where
+from imagefactory.recipes.container import Around, Container, Copied, check_text
+from imagefactory.recipes.image_parts import SHELL, keep_command, keep_entrypoint, keep_user
+from imagefactory.recipes.installs import take_script, take_words
+from imagefactory.recipes.shell_words import Word, split_words
+from imagefactory.recipes.wish import Wish
+from imagefactory.recipes.yaml_tree import first_place, refused, show
+
+DOCKERFILE = re.compile(r"(?:\s|#.*\n)*(FROM|ARG)[ \t]+\S", re.IGNORECASE)
+NAMED = re.compile(r"(.*\.)?(dockerfile|containerfile)([._-].*)?", re.IGNORECASE)
+# What docker sets itself.
+_GIVEN = {
+    "TARGETPLATFORM": "linux/amd64",
+    "TARGETOS": "linux",
+    "TARGETARCH": "amd64",
+    "BUILDPLATFORM": "linux/amd64",
+    "BUILDARCH": "amd64",
+}
+_FLAG = re.compile(r"(?:\s|\\\n)*--([a-z-]+)(?:=(\S*))?(?=\s|$)")
+_MOST_STAGES = 50
+_HERE = re.compile(r"(?:^|\s)[0-9]*<<(-?)([\"']?)([A-Za-z_]\w*)\2(?=\s|$)", re.ASCII)
+_LEFT = {
+    "EXPOSE": "say it where the image runs",
+    "VOLUME": "mount it where the image runs",
+    "STOPSIGNAL": "say it where the image runs",
+    "HEALTHCHECK": "say it where the image runs",
+    "ONBUILD": "it is for images that are built on this one: write it there",
+    "MAINTAINER": "write a label of the recipe: org.opencontainers.image.authors",
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class Instruction:
+    """`text` is all behind the name, in its lines, with blanks for the name and the flags before it."""
+
+    name: str
+    where: Where
+    text: str
+    flags: list[tuple[str, str]] = field(default_factory=list)
+
+    def start(self) -> Where:
+        return Where(file=self.where.file, line=self.where.line, column=1)
+
+    def plain(self) -> str:
+        return " ".join(self.text.replace("\\\n", " ").split())
+
+    def exec_form(self) -> list[str] | None:
+        """The words of `["a", "b"]`, None for what a shell is to read."""
+        try:
+            words = json.loads(self.plain()) if self.plain().startswith("[") else None
+        except (ValueError, RecursionError):
+            return None
+        return words if isinstance(words, list) and all(isinstance(word, str) for word in words) else None
+
+
+@dataclass(slots=True, kw_only=True)
+class Stage:
+    name: str
+    base: Word
+    platform: str = ""
+    instructions: list[Instruction] = field(default_factory=list)
+
+
+def read_dockerfile(text: str, file: str, around: Around) -> Wish:
+    """What the last stage asks for. Raises RecipeError for what is no Dockerfile."""
+    check_text(text, file)
+    wish, given = Wish(file=file), dict(_GIVEN)
+    stages = _stages(list(_instructions(text, file)), given)
+    if not stages:
+        raise refused(
+            first_place(file), "has no FROM", "give a Dockerfile that names the image it starts from"
+        )
+    _Build(wish, around, stages, given).take(stages[-1])
+    return wish
+
+
+# --- lines ---------------------------------------------------------------------------------------
+
+
+def _instructions(text: str, file: str) -> Iterator[Instruction]:
+    lines, at, escape = text.replace("\r\n", "\n").split("\n"), 0, "\\"
+    for line in lines:
+        found = re.fullmatch(r"#\s*(\w+)\s*=\s*(\S+)\s*", line)
+        if not found:
+            break
+        escape = found[2] if found[1].lower() == "escape" and found[2] == "`" else escape
+    while at < len(lines):
+        first, line = at, lines[at]
+        at += 1
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        found = re.match(r"(\s*)([A-Za-z]+)(?=\s|$)", line)
+        where = Where(file=file, line=first + 1, column=len(line) - len(line.lstrip()) + 1)
+        if not found:
+            raise refused(
+                where,
+                f"{show(line.strip())} begins no instruction",
+                "mend the line, or end the one above it by a backslash",
+            )
+        parts = [" " * found.end() + line[found.end() :]]
+        while re.search(rf"{re.escape(escape)}[ \t]*$", parts[-1]) and at < len(lines):
+            parts[-1] = _literal(re.sub(r".[ \t]*$", "", parts[-1]), escape) + "\\"
+            comment = not lines[at].strip() or lines[at].lstrip().startswith("#")
+            parts.append(escape if comment else lines[at])
+            at += 1
+        parts[-1] = "" if parts[-1].strip() == escape else _literal(parts[-1].rstrip(), escape)
+        made = Instruction(name=found[2].upper(), where=where, text="\n".join(parts))
+        if made.name != "ONBUILD":
+            _flags(made)
+        if made.name in ("RUN", "COPY", "ADD"):
+            for tabs, _, end in _HERE.findall(made.text):
+                start = at
+                while at < len(lines) and (lines[at].lstrip("\t") if tabs else lines[at]) != end:
+                    at += 1
+                if at >= len(lines):
+                    raise refused(where, f"a here-document (<<{end}) does not end", f"end it by a line {end}")
+                made.text += "".join(f"\n{one}" for one in lines[start : at + 1])
+                at += 1
+            made.text += "\n" if _HERE.search(made.text) else ""
+        yield made
+
+
+def _literal(line: str, escape: str) -> str:
+    """Where ` escapes, a backslash is one."""
+    return line if escape == "\\" else line.replace("\\", "\\\\")
+
+
+def _flags(made: Instruction) -> None:
+    """Takes `--name=value` from before what the instruction says."""
+    if made.name not in ("RUN", "COPY", "ADD", "FROM"):
+        return
+    end = 0
+    while found := _FLAG.match(made.text, end):
+        made.flags.append((found[1], found[2] or ""))
+        end = found.end()
+    made.text = re.sub(r"[^\n\\]|\\(?!\n)", " ", made.text[:end]) + made.text[end:]
+
+
+def _stages(instructions: list[Instruction], given: dict[str, str]) -> list[Stage]:
+    """The stages; `given` gets what ARG says before the first."""
+    stages: list[Stage] = []
+    for one in instructions:
+        if one.name == "FROM":
+            words = split_words(one.text, one.start(), given)
+            if not words:
+                raise refused(one.where, "FROM names no image", "write the image that it starts from")
+            if len(stages) >= _MOST_STAGES:
+                raise refused(one.where, f"begins one stage more than {_MOST_STAGES}", "split it")
+            named = len(words) == 3 and words[1].text.lower() == "as"
+            name = words[2].text.lower() if named else str(len(stages))
+            stages.append(Stage(name=name, base=words[0], platform=dict(one.flags).get("platform", "")))
+        elif stages:
+            stages[-1].instructions.append(one)
+        elif one.name == "ARG":
+            for word in split_words(one.text, one.start(), given):
+                name, equals, value = word.text.partition("=")
+                if equals and word.known:
+                    given[name] = value
+        else:
+            raise refused(one.where, f"{show(one.name)} stands before FROM", "begin with FROM")
+    return stages
+
+
+# --- stages --------------------------------------------------------------------------------------
+
+
+class _Build:
+    """Reads one stage and those below it; of stages that it copies from, their packages."""
+
+    def __init__(self, wish: Wish, around: Around, stages: list[Stage], given: Mapping[str, str]) -> None:
+        self.wish, self.around, self.stages, self.given = wish, around, stages, given
+        self.taken: set[int] = set()
+        self.last: dict[str, str] = {}  # CMD and ENTRYPOINT: the last one counts
+
+    def take(self, stage: Stage, *, packages_only: bool = False) -> None:
+        chain, container = self._chain(stage), self._container(packages_only=packages_only)
+        container.base(chain[0].base)
+        if not re.search(r"^$|\$|\bamd64\b|x86_64", chain[0].platform):
+            what = f"the platform {show(chain[0].platform)}"
+            container.leave(chain[0].base.where, what, "images here are for linux/amd64")
+        for one in chain:
+            self.taken.add(id(one))
+            for instruction in one.instructions:
+                self._instruction(container, instruction)
+            for name in container.variables.keys() - container.own:  # an ARG ends with its stage
+                del container.variables[name]
+        if not packages_only:
+            container.finish()
+            for left in self.stages:
+                if id(left) not in self.taken:
+                    what = f"the stage {show(left.name)} is not part of the last one"
+                    self.wish.leave(left.base.where, what, "make it the last one to import it")
+
+    def _container(self, *, packages_only: bool) -> Container:
+        return Container(wish=self.wish, around=self.around, packages_only=packages_only)
+
+    def _chain(self, stage: Stage) -> list[Stage]:
+        """The stage and those that it stands on, the lowest first."""
+        chain = [stage]
+        while below := self._named(chain[0].base.text, chain[0]):
+            chain.insert(0, below)
+        return chain
+
+    def _named(self, name: str, before: Stage | None = None) -> Stage | None:
+        """The last stage of a name, or number, before another."""
+        at = next((at for at, one in enumerate(self.stages) if one is before), len(self.stages))
+        return next(
+            (
+                one
+                for number, one in reversed([*enumerate(self.stages[:at])])
+                if name.lower() in (one.name, str(number))
+            ),
+            None,
+        )
+
+    def _instruction(self, container: Container, one: Instruction) -> None:
+        match one.name:
+            case "RUN":
+                self._run(container, one)
+            case "ENV" | "LABEL":
+                self._pairs(container, one)
+            case "ARG":
+                for word in split_words(one.text, one.start(), container.variables):
+                    name, equals, value = word.text.partition("=")
+                    if not equals and name in self.given:
+                        value, equals = self.given[name], "="
+                    if name not in container.own:
+                        container.remember(name, Word(value, word.where, word.known and bool(equals)))
+            case "COPY" | "ADD":
+                self._copy(container, one)
+            case "WORKDIR":
+                for word in split_words(one.text, one.start(), container.variables)[:1]:
+                    container.go(word)
+            case "USER" | "CMD" | "ENTRYPOINT":
+                self._start(container, one)
+            case "SHELL" if re.search(r"\b(ba|z|da)?sh\b|\bconda\b|micromamba", one.plain()):
+                pass
+            case name if name in _LEFT:
+                container.leave(one.where, f"{name} {show(one.plain())}", _LEFT[name])
+            case name:
+                do = "see whether what it does is needed"
+                container.leave(one.where, f"{show(f'{name} {one.plain()}')} is not read", do)
+
+    def _run(self, container: Container, one: Instruction) -> None:
+        before = list(container.copies)
+        for name, value in one.flags:
+            said = dict(re.findall(r"(\w+)=([^,]*)", value)) if name == "mount" else {}
+            if (stage := said.get("from")) and self._named(stage):
+                self._other(container, stage, one.where)
+            elif said.get("type") == "bind":
+                source, target = (
+                    said.get("source") or said.get("src") or ".",
+                    said.get("target") or said.get("dst"),
+                )
+                if target:
+                    container.copies.append(Copied((source,), join(container.workdir, target)))
+        if words := one.exec_form():
+            take_words(container, [Word(word, one.where) for word in words], one.where)
+        else:
+            take_script(container, one.text, one.start(), joined=True)
+        container.copies = before
+
+    def _pairs(self, container: Container, one: Instruction) -> None:
+        words = split_words(one.text, one.start(), container.variables)
+        if words and "=" not in words[0].text:  # ENV NAME all the rest
+            rest = " ".join(word.text for word in words[1:])
+            known = all(word.known for word in words)
+            words = [Word(f"{words[0].text}={rest}", words[0].where, known)]
+        for word in words:
+            name, _, value = word.text.partition("=")
+            if one.name == "ENV":
+                container.set(name, Word(value, word.where, word.known))
+            elif not container.packages_only:
+                self.wish.label(name, value, word.where)
+
+    def _copy(self, container: Container, one: Instruction) -> None:
+        if _HERE.search(one.text):
+            what = f"{one.name} {show(one.text.strip().partition(chr(10))[0])} writes a file"
+            container.leave(
+                one.where, what, "mount it where the image runs, or make it a package on an index"
+            )
+            return
+        split = split_words(one.text, one.start(), container.variables)
+        words = one.exec_form() or [word.text for word in split]
+        stage = dict(one.flags).get("from", "")
+        if len(words) < 2:
+            container.leave(
+                one.where, f"{one.name} {show(one.plain())} is not read", "write what is copied and where to"
+            )
+        elif stage and self._named(stage):
+            self._other(container, stage, one.where, f"{one.name} --from={stage} {' '.join(words)}")
+        elif stage:
+            what = f"{one.name} --from={show(stage)[1:-1]} {show(' '.join(words))}"
+            container.leave(
+                one.where, what, "what that image holds is not known: add the packages that it is for"
+            )
+        else:
+            container.copy(words[:-1], words[-1], one.where)
+
+    def _other(self, container: Container, name: str, where: Where, said: str = "") -> None:
+        """The packages of a stage from which files are taken."""
+        stage = self._named(name)
+        wish = self.wish
+        before = (len(wish.pip), len(wish.conda))
+        if stage is not None and id(stage) not in self.taken:
+            self.taken.add(id(stage))
+            self.take(stage, packages_only=True)
+            if before != (len(wish.pip), len(wish.conda)):
+                what = f"the packages of the stage {show(name)} were taken, since files are copied from it"
+                wish.leave(where, what, "drop those that were there to build others")
+                return
+        if said and stage is not None:
+            container.leave(where, f"{show(said, limit=120)}", "make what it brings a package on an index")
+
+    def _start(self, container: Container, one: Instruction) -> None:
+        if container.packages_only:
+            return
+        if one.name == "USER":
+            keep_user(self.wish, one.plain(), one.where)
+            return
+        if (before := self.last.get(one.name)) in self.wish.left:
+            self.wish.left.remove(before or "")
+        words = one.exec_form() or [*SHELL, one.plain()]
+        keep = keep_command if one.name == "CMD" else keep_entrypoint
+        keep(self.wish, words, one.where)
+        self.last[one.name] = self.wish.left[-1]
