@@ -125,15 +125,20 @@ def _read(path: Path) -> str:
 
 def parse_wish(text: str, file: str, reading: Reading) -> Wish:
     """The same of a text. Raises RecipeError."""
-    start, environment = Where(file=file, line=1, column=1), reading.environment
     if read := _container(text, file):
-        if environment:
-            raise refused(start, *_NO_ENVIRONMENTS)
+        if reading.environment:
+            raise refused(Where(file=file, line=1, column=1), *_NO_ENVIRONMENTS)
         around = Around(
             inside=lambda bounds: _within_file(reading.inside(bounds), file),
-            parse=lambda inner, name: parse_wish(inner, name, reading),
+            parse=lambda inner, name: _parse_packages(inner, name, reading),
         )
         return read(text, file, around)
+    return _parse_packages(text, file, reading)
+
+
+def _parse_packages(text: str, file: str, reading: Reading) -> Wish:
+    """What lists packages, and no container: what a container names may be no other."""
+    start, environment = Where(file=file, line=1, column=1), reading.environment
     toml = file.endswith(".toml") or re.search(r"^\[\[package\]\]\s*$", text, re.MULTILINE)
     if toml and not file.endswith((".txt", ".in", ".pip", ".yml", ".yaml")):
         return _toml(parse_toml(text, file, LIMITS), file, reading)
@@ -163,7 +168,7 @@ def parse_wish(text: str, file: str, reading: Reading) -> Wish:
 
 def _container(text: str, file: str) -> Callable[[str, str, Around], Wish] | None:
     """What reads it, where it is a Dockerfile or a definition by its content, or else by its name."""
-    if file.endswith((".txt", ".in", ".pip", ".toml", ".lock")):
+    if file.endswith((".txt", ".in", ".pip", ".toml", ".lock", ".yml", ".yaml")):
         return None
     if DEFINITION.match(text) or file.endswith(".def"):
         return read_definition

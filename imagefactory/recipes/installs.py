@@ -13,7 +13,7 @@ from posixpath import basename, dirname, join, normpath
 from imagefactory.model import Where
 from imagefactory.recipes.container import Container
 from imagefactory.recipes.image_parts import keep_debian
-from imagefactory.recipes.pip_lines import take_pip_line
+from imagefactory.recipes.pip_lines import MOST_FILES, take_pip_line
 from imagefactory.recipes.shell_words import Command, Word, read_commands
 from imagefactory.recipes.wish import take_channel, take_match_spec
 from imagefactory.recipes.yaml_tree import show
@@ -295,7 +295,8 @@ class _Shell:
     def _conda_file(self, word: Word) -> None:
         name = self._find(word.text) if word.known else ""
         text = self.container.beside.read(name) if name else None
-        if text is None:
+        self.wish.files += 1
+        if text is None or self.wish.files > MOST_FILES:
             self._not_beside(word)
         elif re.search(r"\.(ya?ml|lock)$", name) or "@EXPLICIT" in text:
             self.wish.merge(self.container.around.parse(text, name))

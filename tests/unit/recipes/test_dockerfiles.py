@@ -243,6 +243,20 @@ def test_a_framework_above_replaces_the_one_below() -> None:
     assert (wish.conda, wish.pip) == (["pytorch 2.4.*"], [])
 
 
+@pytest.mark.parametrize("name", ["x.yml", "x.lock", "x"])
+def test_no_file_reads_itself(name: str) -> None:
+    text = f"FROM a\n# @EXPLICIT\nCOPY {name} /x/\n" + f"RUN conda env create -f /x/{name}\n" * 100
+    with pytest.raises(RecipeError) as raised:
+        read(text, files={name: text})
+    assert raised.value.message.startswith(f"{name}:")
+
+
+def test_files_are_read_a_few_times() -> None:
+    wish = run("COPY environment.yml /", *["RUN conda env update -f /environment.yml"] * 30)
+    assert wish.conda == ["scipy"] * 20
+    assert sum("'/environment.yml' is none of the files" in line for line in wish.left) == 10
+
+
 def test_another_escape_and_other_line_ends() -> None:
     wish = read(
         "# escape=`\r\nFROM python:3.11\r\nRUN pip `\r\n  install a `\r\n  # no\r\n  b\r\nENV X=a\\b\r\n"
