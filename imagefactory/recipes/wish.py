@@ -24,6 +24,9 @@ from imagefactory.recipes.yaml_tree import YamlNode, show
 
 PLATFORM = "linux-64"
 INSTEAD = "conda-forge"
+_SECRET = re.compile(
+    r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(API|ACCESS|PRIVATE)_?KEY)(_|$)", re.IGNORECASE
+)
 # The words of selectors that hold of it, and those that do not.
 _SELECTORS = {
     **dict.fromkeys(("linux", "linux64", "linux-64", "unix", "x86_64", "64"), True),
@@ -104,6 +107,10 @@ class Wish:
 
     def variable(self, name: str, value: str, where: Where) -> None:
         """Takes over a variable of the environment, where a recipe may set it."""
+        if _SECRET.search(name):
+            do = "give it where the image runs: whoever has an image reads its variables"
+            self.leave(where, f"{show(name)} is a secret by its name", do)
+            return
         owned = name in OWNED_VARIABLES or name.startswith(OWNED_PREFIX)
         if not owned and RULES["variable"].allows(name) and RULES["value"].allows(value):
             self.environment[name] = value

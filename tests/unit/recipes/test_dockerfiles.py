@@ -195,6 +195,7 @@ def test_conda_s_packages_are_found() -> None:
         ),
         ("LABEL imagefactory.x=1", "the label 'imagefactory.x' is set by the factory"),
         ("ENV PATH=/x:$PATH", "'PATH' is set by the factory"),
+        ("ENV HF_TOKEN=hf_abc", "'HF_TOKEN' is a secret by its name"),
         ("CMD python x.py", "CMD 'python x.py'"),
         ('SHELL ["powershell"]', "'SHELL [\"powershell\"]' is not read"),
         ("COPY a", "COPY 'a' is not read"),
