@@ -34,6 +34,37 @@ dependencies:
   - pip
   - pip: [transformers==4.40.0, "einops>=0.7"]
 """
+DOCKERFILE = """\
+ARG V="2.3.1"
+FROM pytorch/pytorch:${V}-cuda12.1-cudnn8-devel AS base
+ENV A=1 B="$A$A"
+COPY requirements.txt .
+RUN apt-get update && apt-get install -y \\
+    # for video
+    ffmpeg || true
+RUN pip install -r requirements.txt 'einops>=0.7' $(cat more)
+RUN <<EOF
+if [ -f x ]; then conda install -c conda-forge scipy; fi
+EOF
+FROM base
+COPY --from=base /a /b
+CMD ["python"]
+"""
+DEFINITION = """\
+Bootstrap: docker
+From: python:{{ v }}
+%arguments
+    v=3.11
+%post
+    pip install torch==2.3.1 "numpy<2"
+    cat > /x <<END
+hello
+END
+%environment
+    export A=b
+%runscript
+    exec python "$@"
+"""
 GRANT = Grant(key=PublicKey(name="lab", raw=LAB.public), since=date(2026, 1, 1), until=date(2027, 1, 1))
 SOURCES = "deb [signed-by=/usr/share/keyrings/a.gpg] https://deb.example.org/debian bookworm main contrib\n"
 DEB822 = "Types: deb deb-src\nURIs: https://deb.example.org/debian\nSuites: bookworm\nComponents: main\n"
@@ -52,6 +83,11 @@ READ: dict[str, tuple[Callable[[str], object], list[str]]] = {
         lambda text: parse_wish(text, "environment.yml", Reading(pythons=("3.11",))),
         [ENVIRONMENT],
     ),
+    "Dockerfile": (
+        lambda text: parse_wish(text, "Dockerfile", Reading(pythons=("3.11",), beside=lambda _: "numpy\n")),
+        [DOCKERFILE],
+    ),
+    "definition": (lambda text: parse_wish(text, "a.def", Reading(pythons=("3.11",))), [DEFINITION]),
     "lock": (lambda text: parse_lock(text, "a.requirements.txt"), texts("lockfiles/*.requirements.txt")),
     "conda lock": (lambda text: parse_conda_lock(text, "a.yml"), texts("lockfiles/*.conda-lock.yml")[:1]),
     "base lock": (lambda text: parse_base_lock(text, "a.lock"), texts("lockfiles/bases/*.lock")),
