@@ -37,7 +37,8 @@ _INSTALLERS = {
     )
 }
 _QUIET = re.compile(
-    r"(rm|set|true|:|exit|ldconfig|which|sleep|date|hash|type|nvidia-smi|nvcc|virtualenv|source|\.)( .*)?"
+    r"(rm|\[|\[\[|test|set|true|:|exit|ldconfig|which|sleep|date|hash|type|nvidia-smi)( .*)?"
+    r"|(nvcc|virtualenv|source|\.)( .*)?"
     r"|(echo|printf) [^>]*"
     r"|\S*python[0-9.]* (--version|-V|-m venv .*)|uv (venv.*|cache .*|--version)"
     r"|\S*pip[0-9.]* (cache|check|list|show|freeze|--version|debug)\b.*"
@@ -124,6 +125,8 @@ class _Shell:
             return
         if not command.plain:
             self._not_run(command)
+            for name in re.findall(r"\b([A-Za-z_]\w*)=", command.text):
+                self.variables.pop(name, None)
             return
         words = _bare(command.words)
         assigned = [word for word in words if re.match(r"[A-Za-z_]\w*=", word.text, re.ASCII)]
@@ -195,6 +198,8 @@ class _Shell:
                 wish.hints.append(f"/{word.text}")
             elif option in _PIP_TOLD or word.text in _PIP_TOLD_ALONE:
                 take_pip_line(wish, f"{option} {word.text}".strip(), word.where, self.container.beside)
+            elif option and "://" not in word.text and option in ("-e", "--editable"):
+                self._project(word)
             elif option in ("-e", "--editable") or not (option or word.text.startswith("-")):
                 wanted.append(word)
             elif not option and not _PIP_PASSED_ALONE.fullmatch(word.text):
@@ -229,18 +234,21 @@ class _Shell:
         )
 
     def _requirement(self, word: Word) -> None:
-        text, beside = word.text, self.container.beside
-        local = re.match(r"(\.{1,2}(?=[/\[]|$)|/|\./)", text)
-        if local and not re.search(r"\.(whl|zip|gz|tgz|bz2)$|\*", text):
-            folder, bracket, extras = text.partition("[")
-            name = self._find(join(folder, "pyproject.toml"))
-            if not name:
-                why = "has no pyproject.toml that lies beside this file and is copied"
-                do = "add what it needs, and put the project into an image by a wheel on an index"
-                self.wish.leave(word.where, f"the project {show(text)} {why}", do)
-                return
+        local = re.match(r"\.{1,2}(?=[/\[]|$)|/|[\w.-]+/", word.text)
+        if local and not re.search(r"\.(whl|zip|gz|tgz|bz2)$|\*", word.text):
+            self._project(word)
+        else:
+            take_pip_line(self.wish, word.text, word.where, self.container.beside)
+
+    def _project(self, word: Word) -> None:
+        folder, bracket, extras = word.text.partition("[")
+        if name := self._find(join(folder, "pyproject.toml")):
             text = f"./{dirname(name)}{bracket}{extras}"
-        take_pip_line(self.wish, text, word.where, beside)
+            take_pip_line(self.wish, text, word.where, self.container.beside)
+        else:
+            why = "has no pyproject.toml that lies beside this file and is copied"
+            do = "add what it needs, and put the project into an image by a wheel on an index"
+            self.wish.leave(word.where, f"the project {show(word.text)} {why}", do)
 
     # --- conda
 

@@ -172,6 +172,8 @@ def test_conda_s_packages_are_found() -> None:
             "2:17: 'git+https://git.example.org/x' cannot be taken over",
         ),
         ("RUN pip install --index-url https://i.example.org/whl/cu121 a", "CUDA 12.1 was read from it"),
+        ("RUN pip install --user -e some_repo", "2:27: the project 'some_repo' has no pyproject.toml"),
+        ("RUN pip install some/repo", "the project 'some/repo' has no pyproject.toml"),
         ("RUN pip install --foo a", "pip's option '--foo' is not read"),
         ("RUN pip uninstall -y a", "'pip uninstall -y a' is not run"),
         ("RUN if x; then pip install a; fi", "'if x; then pip install a; fi' is not run (only a shell knows"),
@@ -206,6 +208,15 @@ def test_what_is_not_taken_is_told(line: str, said: str) -> None:
     assert len(wish.left) == 1
     assert said in wish.left[0]
     assert wish.left[0].startswith("Dockerfile:2:")
+
+
+def test_what_a_condition_sets_is_not_known() -> None:
+    wish = run("RUN V=a; [ -f x ] && V=b; pip install $V")
+    assert wish.pip == []
+    assert [line.partition(" (")[0] for line in wish.left] == [
+        "Dockerfile:2:22: 'V=b' is not run",
+        "Dockerfile:2:39: '$V' holds what only a shell knows",
+    ]
 
 
 def test_what_tidies_up_is_passed_by() -> None:
