@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from imagefactory.model import Where
 from imagefactory.recipes.container import Around, Container, check_text
-from imagefactory.recipes.image_parts import SHELL, keep_command, keep_entrypoint
+from imagefactory.recipes.image_parts import SHELL, keep_entrypoint
 from imagefactory.recipes.installs import take_script
 from imagefactory.recipes.shell_words import Word, read_commands, split_words
 from imagefactory.recipes.wish import Wish
@@ -26,6 +26,7 @@ _LEFT = {
     "setup": "nothing outside of an image is changed",
     "pre": "nothing outside of an image is changed",
     "test": "imagefactory tries each image itself; run yours in it: imagefactory run TARGET -- COMMAND",
+    "startscript": "an instance starts what it is told to: imagefactory run TARGET -- COMMAND",
     "help": "write what it says under description",
     "appinstall": "one recipe makes one environment: write a recipe for it",
 }
@@ -169,11 +170,10 @@ def _section(container: Container, section: Section) -> None:
             for line, where in section.lines():
                 name, _, value = line.strip().partition(" ")
                 wish.label(name, value.strip().strip("\"'"), where)
-        case "runscript" | "startscript" if not container.packages_only:
-            keep = keep_entrypoint if section.name == "runscript" else keep_command
+        case "runscript" if not container.packages_only:
             text = "; ".join(line.strip() for line, _ in section.lines())
-            keep(wish, [*SHELL, text], section.where, f"%{section.name}")
-        case "arguments" | "labels" | "runscript" | "startscript":
+            keep_entrypoint(wish, [*SHELL, text, section.name], section.where, f"%{section.name}")
+        case "arguments" | "labels" | "runscript":
             pass
         case name:
             do = _LEFT.get(name) or _LEFT["appinstall" if name.startswith("app") else "help"]

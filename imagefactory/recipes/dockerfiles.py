@@ -335,5 +335,4 @@ class _Build:
             self.wish.left.remove(before or "")
         words = one.exec_form() or [*SHELL, one.plain()]
         keep = keep_command if one.name == "CMD" else keep_entrypoint
-        keep(self.wish, words, one.where)
-        self.last[one.name] = self.wish.left[-1]
+        self.last[one.name] = keep(self.wish, words, one.where)

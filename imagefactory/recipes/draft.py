@@ -6,6 +6,7 @@ of the person, never guessed; what is decided here instead is told with all that
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -92,7 +93,7 @@ def draft(wish: Wish, asked: DraftAsk, bases: Sequence[Base], targets: Sequence[
         parts.append(f"checks: [{', '.join(checks)}]\n")
     parts.append("\n")
     parts += [_list(key, values) for key, values in lists.items()]
-    parts += [_labels(wish), _environment(wish)]
+    parts += [_labels(wish), _environment(wish), _parts(wish)]
     parts.append(f'\nmatrix:\n  - version: "{version}"\n    cuda: ["{cuda}"]\n')
     if extras := row.extras(version, cuda):
         parts.append(f"    extras: [{', '.join(extras)}]\n")
@@ -140,6 +141,7 @@ def draft_on(wish: Wish | None, family: str, target: Target) -> Draft:
         + "".join(_list(key, values) for key, values in lists.items())
         + _labels(wish)
         + _environment(wish)
+        + _parts(wish)
     )
     return Draft(text=text, told=tuple(told))
 
@@ -279,6 +281,17 @@ def _environment(wish: Wish) -> str:
         return ""
     lines = [f'  {name}: "{value}"\n' for name, value in wish.environment.items()]
     return "environment:\n" + "".join(lines)
+
+
+def _parts(wish: Wish) -> str:
+    """What a container file says of its image."""
+    parts = wish.parts
+    lines = [_list("system", parts.debian)] if parts.debian else []
+    lines += [f'{key}: "{value}"\n' for key in ("workdir", "user") if (value := getattr(parts, key))]
+    for key in ("entrypoint", "command"):
+        if words := getattr(parts, key):
+            lines.append(f"{key}: [{', '.join(json.dumps(word) for word in words)}]\n")
+    return "".join(lines)
 
 
 def quoted(text: str) -> str:

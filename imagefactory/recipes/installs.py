@@ -332,7 +332,7 @@ class _Shell:
         self.wish.leave(command.where, f"{show(command.text, limit=120)} is not run", do)
 
     def other_system(self, command: Command, _: Sequence[Word]) -> None:
-        do = "name Debian's packages of the same: a base of your own brings them, see recipes/bases.yaml"
+        do = "write Debian's names of the same under 'system'"
         self.container.leave(command.where, f"{show(command.text, limit=120)} is not Debian's", do)
 
 

@@ -37,13 +37,9 @@ _SELECTORS = {
 
 @dataclass(slots=True)
 class ImageParts:
-    """What a container file says of the image beside its packages and variables; image_parts.py fills it.
-
-    `files` are what is copied, and where to.
-    """
+    """What a container file says of the image beside its packages and variables; image_parts.py fills it."""
 
     debian: list[str] = field(default_factory=list)
-    files: list[tuple[str, str]] = field(default_factory=list)
     workdir: str = ""
     user: str = ""
     entrypoint: tuple[str, ...] = ()
@@ -59,8 +55,8 @@ class Wish:
     for none. `locked`: the specs are what a solver chose, not what a person asked for. `constraints` bound
     what comes from PyPI. `hints` are words of the file that tell its CUDA; `builds` are packages' build tags
     and build strings, by their names. `below` is the CUDA of the image below, which packages from elsewhere
-    need not have. `parts` are told as left out until a recipe has keys for them. `files` counts what was
-    read beside the file. `left` reads `file:line:column: what (what to do)`.
+    need not have. `files` counts what was read beside the file; `left` reads `file:line:column: what (what
+    to do)`.
     """
 
     file: str

@@ -465,9 +465,9 @@ CONTAINERS = (
         beside=(("requirements.txt", "transformers==4.40.0\n"),),
         said=(
             "note: Dockerfile:1:6: the base image 'pytorch/pytorch:2.3.1-cuda12.1-cudnn8-runtime' was read as torch 2.3.1, CUDA 12.1",
-            "note: Dockerfile:3:23: apt-get install ffmpeg (a base of your own",
+            "system: - ffmpeg ",
             "Dockerfile:7:1: COPY train.py to '/app/'",
-            "CMD 'python /app/train.py'",
+            'command: ["python", "/app/train.py"]',
             "maintainer: 'It''s me'",
             'OMP_NUM_THREADS: "4"',
             "packages: - transformers==4.40.0",
@@ -537,7 +537,11 @@ CONTAINERS = (
         file="train.def",
         text="Bootstrap: docker\nFrom: pytorch/pytorch:2.3.1-cuda12.1-cudnn8-runtime\n%post\n    pip install einops\n"
         '%environment\n    export LC_ALL=C\n%runscript\n    exec python "$@"\n',
-        said=("- einops", 'LC_ALL: "C"', "train.def:7:1: %runscript 'exec python"),
+        said=(
+            "- einops",
+            'LC_ALL: "C"',
+            'entrypoint: ["/bin/sh", "-c", "exec python \\"$@\\"", "runscript"]',
+        ),
     ),
     Case(
         shape="on a target",

@@ -84,23 +84,17 @@ def test_a_training_image_is_taken_over() -> None:
     assert wish.labels == {"org.opencontainers.image.source": "https://git.example.org/x", "maintainer": "me"}
     parts = wish.parts
     assert parts.debian == ["git", "ffmpeg"]
-    assert parts.files == [("requirements.txt", "."), ("src/", "/app/"), ("train.py", "/app/")]
     assert (parts.workdir, parts.user) == ("/workspace", "1000:1000")
     assert (parts.entrypoint, parts.command) == (("python",), ("train.py", "--fast"))
     assert [line.partition(" (")[0] for line in wish.left] == [
         "Dockerfile:4:6: the base image 'pytorch/pytorch:2.3.1-cuda12.1-cudnn8-devel' was read as torch 2.3.1, CUDA 12.1",
         "Dockerfile:7:5: 'NAMES' is no variable that a recipe may set",
         "Dockerfile:8:5: 'LD_LIBRARY_PATH' is made of what the image below or a shell sets: '/usr/local/cuda/lib64:$LD_LIBRARY_PATH'",
-        "Dockerfile:9:23: apt-get install git ffmpeg=7:5",
-        "Dockerfile:15:9: WORKDIR '/workspace'",
         "Dockerfile:17:5: pip: images are made without them",
         "Dockerfile:19:5: 'git clone https://git.example.org/apex' is not run",
         "Dockerfile:19:70: the project '.' has no pyproject.toml that lies beside this file and is copied",
         "Dockerfile:20:1: COPY src/ train.py to '/app/'",
         "Dockerfile:21:1: EXPOSE '6006'",
-        "Dockerfile:22:1: USER '1000:1000'",
-        "Dockerfile:24:1: ENTRYPOINT 'python'",
-        "Dockerfile:25:1: CMD 'train.py --fast'",
     ]
 
 
@@ -198,7 +192,7 @@ def test_conda_s_packages_are_found() -> None:
         ("LABEL imagefactory.x=1", "the label 'imagefactory.x' is set by the factory"),
         ("ENV PATH=/x:$PATH", "'PATH' is set by the factory"),
         ("ENV HF_TOKEN=hf_abc", "'HF_TOKEN' is a secret by its name"),
-        ("CMD python x.py", "CMD 'python x.py'"),
+        ("CMD echo {x}", "CMD 'echo {x}'"),
         ('SHELL ["powershell"]', "'SHELL [\"powershell\"]' is not read"),
         ("COPY a", "COPY 'a' is not read"),
     ],
