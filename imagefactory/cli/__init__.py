@@ -26,6 +26,7 @@ from imagefactory.cli import (
     catalogue,
     collect,
     compat,
+    compile,
     completion,
     copy,
     doctor,
@@ -134,6 +135,7 @@ cli.shelve(
             lock.lock,
             render.render,
             build.build,
+            compile.compile_,
             export.export,
         ),
         "Publish": (

@@ -35,6 +35,7 @@ TRAVELS = [
         "runners/sandbox",
         "render/conda_install.py",
         "engines/pyc_server.py",
+        "engines/wheel_builder.py",
     )
 ]
 

@@ -232,10 +232,10 @@ class UvLocker:
             ]
         )
         if done.returncode != 0:
-            raise explain_failure(lock, done.stderr, self._index, lambda name: self._there(name, lock))
+            raise explain_failure(lock, done.stderr, self._index, lambda name: self.project(name, lock))
         return done
 
-    def _there(self, name: str, lock: Lock) -> tuple[IndexFile, ...]:
+    def project(self, name: str, lock: Lock) -> tuple[IndexFile, ...]:
         """The files of a project that uv has no wheel of; none where the index does not tell them.
 
         uv is not asked where it is: without a wheel it would run the project's own code to know more.
@@ -300,7 +300,7 @@ class UvLocker:
         for name, offered in sorted(offers.items()):
             best = best_offer(offered, empty)
             if best is None:
-                works = what_works(name, self._there(name, empty), empty)
+                works = what_works(name, self.project(name, empty), empty)
                 raise LockError(
                     f"{empty.target}: '{name}' has no wheel for Python {empty.python} on {empty.platform}",
                     hint=f"images are made of wheels only, and {works}",

@@ -1,0 +1,72 @@
+"""imagefactory compile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from imagefactory.cli.output import Call, complete_targets, json_option, say, say_json, say_next
+
+
+@click.command("compile")
+@click.argument("source", metavar="PACKAGE|FOLDER|ARCHIVE|GIT")
+@click.option(
+    "--in",
+    "name",
+    metavar="TARGET",
+    required=True,
+    shell_complete=complete_targets,
+    help="The target whose image compiles it, and that it is for.",
+)
+@click.option(
+    "--capability",
+    "capabilities",
+    multiple=True,
+    metavar="CAPABILITY",
+    help="Compile for this compute capability (8.0) alone; repeatable.  [default: the target's]",
+)
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where the wheel goes.  [default: wheels/ of the factory]",
+)
+@json_option
+@click.pass_obj
+def compile_(
+    call: Call, source: str, name: str, capabilities: tuple[str, ...], folder: Path | None, as_json: bool
+) -> None:
+    """Compile a package that has no wheel, inside the image of a target.
+
+    \b
+    imagefactory compile torch-scatter==2.1.2 --in pytorch-2.15-cu132
+    imagefactory compile ./mykernels --in pytorch-2.15-cu132 --capability 8.0
+    imagefactory compile git+https://git.example.org/lab/ops@COMMIT --in pytorch-2.15-cu132
+
+    The target's Python, packages and compiler make it, without network; pip, setuptools, ninja and what the
+    package builds with are shown beside, and from CUDA 13 on nvcc, from PyPI. Nothing of that ends in an
+    image. Beside the wheel stands a record of its source, image and tools: with the same ones it is there.
+    """
+    from imagefactory.errors import UsageError
+    from imagefactory.gpu.capability import parse_capability
+    from imagefactory.recipes.expand import select_one
+    from imagefactory.stages.compile import CompileAsk, compile_wheel
+
+    try:
+        chosen = tuple(str(parse_capability(one)) for one in capabilities)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    factory = call.factory
+    target = select_one(factory.targets, name)
+    place = folder or factory.settings.root_path / "wheels"
+    if folder is None and factory.settings.shipped:
+        raise UsageError("here is no factory whose wheels/ could get it", hint="--folder FOLDER")
+    ask = CompileAsk(source=source, target=target, folder=place, capabilities=chosen)
+    made = compile_wheel(factory, ask, call.progress)
+    if as_json:
+        say_json("compiled", {"wheel": str(made.wheel), "made": made.made})
+        return
+    size = made.wheel.stat().st_size
+    said = "compiled" if made.made else "is there already, of the same source, image and tools"
+    say(f"{made.wheel} {said} ({size / 1e6:.1f} MB)")
+    say_next("inspect", str(made.wheel))

@@ -1,0 +1,68 @@
+"""A package without a wheel, compiled in a target's image by its own Python and compiler."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.services.factory import TINY_RECIPE, Factory, lend, make_root
+
+TARGET = "tiny-12.1-cu121"
+SETUP = """\
+from setuptools import Extension, setup
+
+setup(name="ops", version="1.0", ext_modules=[Extension("ops", ["ops.cc"])])
+"""
+OPS = """\
+#include <Python.h>
+static PyObject *twice(PyObject *, PyObject *number) { return PyLong_FromLong(2 * PyLong_AsLong(number)); }
+static PyMethodDef METHODS[] = {{"twice", twice, METH_O, nullptr}, {}};
+static PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "ops", nullptr, -1, METHODS};
+PyMODINIT_FUNC PyInit_ops() { return PyModule_Create(&MODULE); }
+"""
+
+
+@pytest.fixture(scope="module")
+def mine(base_store: Path, scratch: Path) -> Factory:
+    folder = scratch / "compile"
+    made = replace(lend(base_store, folder), root=make_root(folder / "root", tiny=TINY_RECIPE))
+    made.run("lock", TARGET)
+    made.build(TARGET, "--no-smoke")
+    (made.root / "ops").mkdir()
+    (made.root / "ops" / "setup.py").write_text(SETUP)
+    (made.root / "ops" / "ops.cc").write_text(OPS)
+    return made
+
+
+def compiled(mine: Factory, source: Path) -> tuple[Path, bool]:
+    said = json.loads(mine.run("compile", "--json", str(source), "--in", TARGET).stdout)
+    return Path(said["wheel"]), said["made"]
+
+
+def test_it_works_where_it_was_made_for_and_the_same_gives_the_same(mine: Factory, tmp_path: Path) -> None:
+    source = mine.root / "ops"
+    wheel, made = compiled(mine, source)
+    assert (wheel.name, made) == ("ops-1.0-cp311-cp311-linux_x86_64.whl", True)
+    assert wheel.parent == mine.root / "wheels"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    command = ("run", "--mount", f"{tmp_path}:/ops", "--env", "PYTHONPATH=/ops", TARGET, "--", "python")
+    assert mine.run(*command, "-c", "import ops; print(ops.twice(21))").stdout == "42\n"
+    assert compiled(mine, source) == (wheel, False)
+    before = wheel.read_bytes()
+    wheel.with_name(f"{wheel.name}.json").unlink()
+    assert compiled(mine, source) == (wheel, True)
+    assert wheel.read_bytes() == before
+
+
+def test_what_does_not_compile_says_where(mine: Factory, tmp_path: Path) -> None:
+    (tmp_path / "setup.py").write_text(SETUP)
+    (tmp_path / "ops.cc").write_text("int broken(\n")
+    done = mine.run("compile", str(tmp_path), "--in", TARGET, code=None)
+    assert done.returncode != 0
+    assert "ops.cc:1:" in done.stderr
+    assert "PyPI has CUDA's compiler from CUDA 13 on" in done.stderr
