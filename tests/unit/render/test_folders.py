@@ -387,7 +387,7 @@ def test_own_files_and_start_in_both_languages(with_own: Definition) -> None:
     definition = render_apptainer(with_own)
     assert "    files/app /app\n    files/opt/mine /opt/mine\n" in definition
     assert "    chmod -R u=rwX,go=rX /app /opt/mine\n" in definition
-    assert "    [ $# -gt 0 ] || set -- python 'a b.py'\n    exec /opt/mine/start.sh \"$@\"\n" in definition
+    assert "    test $# -gt 0 || set -- python 'a b.py'; exec /opt/mine/start.sh \"$@\"\n" in definition
 
 
 def test_own_files_are_written_checked_and_cleared(with_own: Definition, tmp_path: Path) -> None:
