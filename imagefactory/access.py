@@ -52,6 +52,7 @@ def package_index(access: Access) -> PackageIndex:
     from imagefactory.lock.pypi.index import find_index, trusting
 
     found = find_index(access.settings.index, environ=access.environ, prefix=Path(sys.prefix))
+    found = replace(found, named=access.settings.index_map)
     return trusting(found, access.settings.certificates_path)
 
 

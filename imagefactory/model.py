@@ -86,6 +86,9 @@ class Target:
     source, channels, virtual packages and requirements, and keeps every package of its lock.
 
     `waive` are checks of the GPU suite that need not run for the image to be verified; none may fail.
+
+    `origins` are (normalised name, name of an index) of what comes from another package index than the
+    machine's one, sorted.
     """
 
     name: str
@@ -113,6 +116,7 @@ class Target:
     labels: tuple[tuple[str, str], ...] = ()
     files: tuple[FilesWanted, ...] = ()
     start: Start = Start()
+    origins: tuple[tuple[str, str], ...] = ()
 
 
 # --- bases ---------------------------------------------------------------------------------------
@@ -221,7 +225,8 @@ class Lock:
 
     `conda` is empty for a lock of wheels alone; then so are `channels` (addresses in their order) and
     `virtual` (the virtual packages it was solved with, as a target has them). No package stands in both
-    `wheels` and `conda`. `note` is what whoever locked it says of it, one line.
+    `wheels` and `conda`. `note` is what whoever locked it says of it, one line. `origins` says of wheels what
+    a target's says.
     """
 
     target: str
@@ -234,6 +239,7 @@ class Lock:
     channels: tuple[str, ...] = ()
     virtual: tuple[tuple[str, str], ...] = ()
     note: str = ""
+    origins: tuple[tuple[str, str], ...] = ()
 
     @property
     def packages(self) -> tuple[LockedPackage, ...]:

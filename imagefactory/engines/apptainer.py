@@ -68,7 +68,7 @@ class ApptainerEngine:
         Raises BuildError with apptainer's last lines, StoreError. The caller holds the layout's `in_use`.
         """
         target, base = definition.target, supplies.base().get()
-        secrets = self.secrets(definition.lock.channels)
+        secrets = self.secrets(definition.lock)
         with scratch(self.layout) as folder, progress.stage(f"{target.name}: apptainer build"):
             write_definitions(folder, render(definition), definition.files)
             lent = render_apptainer(definition, bootstrap="oci", place=LENT)

@@ -12,7 +12,7 @@ import json
 import netrc
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
@@ -20,6 +20,7 @@ from imagefactory.access import Access, conda_channels, package_index
 from imagefactory.errors import UsageError
 from imagefactory.lock.conda.channels import ChannelSite
 from imagefactory.lock.pypi.index import PackageIndex
+from imagefactory.model import Lock
 from imagefactory.render.steps import CERTIFICATES, CHANNELS, PIP_CONF
 from imagefactory.web import local_path, on_loopback, redact
 
@@ -63,44 +64,51 @@ class BuildSecrets:
                 path.write_bytes(data)
 
 
-AskSecrets = Callable[[tuple[str, ...]], BuildSecrets]
-"""Gives the secrets of a build that asks these channels (true addresses, empty for none)."""
+AskSecrets = Callable[[Lock | None], BuildSecrets]
+"""Gives the secrets of a build of this lock; of none, what every build would be told."""
 
 
-def secrets_of(access: Access, channels: tuple[str, ...]) -> BuildSecrets:
-    """What a build in a container gets to know of this machine; `channels` are those that it asks."""
+def secrets_of(access: Access, lock: Lock | None) -> BuildSecrets:
+    """What a build of `lock` in a container gets to know of this machine."""
+    channels = lock.channels if lock else ()
     site = conda_channels(access).site(channels) if channels else None
-    return find_secrets(package_index(access), access.environ, site)
+    index = package_index(access)
+    asked = {name: index.address(name, f"{lock.target}: {one}") for one, name in lock.origins} if lock else {}
+    return find_secrets(replace(index, named=tuple(asked.items())), access.environ, site)
 
 
 def find_secrets(
     index: PackageIndex, environ: Mapping[str, str], channels: ChannelSite | None = None
 ) -> BuildSecrets:
-    """What a build needs to reach `index`, and `channels`, as this machine does.
+    """What a build needs to reach `index`, all that it has by name, and `channels`, as this machine does.
 
     `index` decides the certificates too; where it has none or a folder, Debian's bundle is taken if it
     is there. Raises UsageError for an index or a channel that no container can reach, for certificates
     that cannot be read, and for more of them than a build takes.
     """
-    if local_path(index.url):
-        raise UsageError(
-            f"the package index {index.url} ({index.origin}) is a folder, which a container does not see",
-            hint="build with `--engine assemble`, or serve it: `python3 -m http.server --bind 127.0.0.1`",
-        )
-    url, hidden = _with_login(index.url, environ)
+    for address, origin in ((index.url, index.origin), *((url, f"'{name}'") for name, url in index.named)):
+        if local_path(address):
+            raise UsageError(
+                f"the package index {address} ({origin}) is a folder, which a container does not see",
+                hint="build with `--engine assemble`, or serve it: `python3 -m http.server --bind 127.0.0.1`",
+            )
+    (url, hidden), *others = (_with_login(one, environ) for one in (index.url, *dict(index.named).values()))
+    more = tuple(address for address, _ in others)
     proxy = _proxy(index, url)
     lines = ["[global]"]
     if url:
         lines.append(f"index-url = {url}")
+    if more:  # whichever has a file of that hash
+        lines.append(f"extra-index-url = {' '.join(more)}")
     if proxy:
         lines.append(f"proxy = {proxy}")
-    trusted = _trusted(index, url)
+    trusted = tuple(dict.fromkeys(host for one in (url, *more) for host in _trusted(index, one)))
     if trusted:
         lines.append(f"trusted-host = {' '.join(trusted)}")
     if not all(line.isprintable() for line in lines):
         raise UsageError(f"the package index ({index.origin}) or its proxy holds a control character")
     proxies = _proxies(environ) if channels else {}
-    asked = (url, proxy, *(value for name, value in proxies.items() if name != "no_proxy"))
+    asked = (url, proxy, *more, *(value for name, value in proxies.items() if name != "no_proxy"))
     hosts = {urlsplit(address).hostname or "" for address in asked if address}
     words = {word for address in asked[1:] for word in _passwords(address)}
     words |= {*hidden, *(channels.hidden if channels else ())}

@@ -87,7 +87,7 @@ class DockerEngine:
                 hint="install a newer docker, or build with `--engine assemble`",
             )
         found = self._buildx()
-        self.secrets(())  # an index that no build reaches is told of now
+        self.secrets(None)  # an index that no build reaches is told of now
         return f"docker {facts.version.partition('+')[0]}, buildx {found}"
 
     def _buildx(self) -> str:
@@ -128,7 +128,7 @@ class DockerEngine:
         base = supplies.base().get()
         image = self.find(definition, base)
         if image is None:
-            files, secrets = render(definition), self.secrets(definition.lock.channels)
+            files, secrets = render(definition), self.secrets(definition.lock)
             key, name = self._key(files, base), definition.target.name
             temporary = f"imagefactory/build:{key[:12]}"
             job = _DockerBuild(definition=definition, base=base, files=files, tag=temporary)

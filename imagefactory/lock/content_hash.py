@@ -36,5 +36,7 @@ def content_hash(target: Target, base: Base, under: Lock | None) -> str:
             "system": sorted(target.virtual),
             "under": sorted([one.filename, one.sha256] for one in under.packages) if under else [],
         }
+    if target.origins:
+        decides["origins"] = [list(pair) for pair in target.origins]
     canonical = json.dumps(decides, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()

@@ -73,7 +73,8 @@ def _read_pair(path: Path, wheels_path: Path) -> Lock:
     wheels = _read_text(wheels_path)
     if hashlib.sha256(wheels.encode()).hexdigest() != named:
         raise LockError(f"{wheels_path}: is not the file that {path.name} was locked with", hint=hint)
-    return replace(lock, wheels=requirements.parse_lock(wheels, str(wheels_path)).wheels)
+    on_top = requirements.parse_lock(wheels, str(wheels_path))
+    return replace(lock, wheels=on_top.wheels, origins=on_top.origins)
 
 
 def read_remains(folder: Path, target: Target) -> Lock | None:

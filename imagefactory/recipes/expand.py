@@ -165,6 +165,7 @@ def _target(recipe: Recipe, row: MatrixRow, cuda: str, platform: str) -> Target:
         labels=recipe.labels,
         files=recipe.files,
         start=recipe.start,
+        origins=row.origins,
     )
 
 
@@ -274,6 +275,7 @@ def _target_on(recipe: Recipe, row: MatrixRow, under: Target) -> Target:
         labels=tuple((dict(under.labels) | dict(recipe.labels)).items()),
         files=(*under.files, *recipe.files),
         start=_start_on(recipe.start, under.start),
+        origins=tuple(sorted((dict(row.origins) | dict(under.origins)).items())),
     )
 
 
@@ -355,7 +357,7 @@ def _source_faults(recipe: Recipe, row: MatrixRow, index: int) -> Iterator[str]:
     """What the source is known not to offer. A version that the table lacks is left to the solver."""
     cuda, name = row.cuda[index], f"{recipe.framework} {row.version}"
     wheels = knowledge.offered(recipe.framework, row.version)
-    if not wheels:
+    if not wheels or recipe.framework in dict(row.origins):  # of PyPI's alone it is known
         return
     fitting = [wheel for wheel in wheels if wheel.cuda == cuda]
     if not fitting:

@@ -15,6 +15,8 @@ class MatrixRow:
     `own_base` is the base that the recipe itself names by digest, None where `base` is one of bases.yaml.
     `places` says where single values were written (`base`, `cuda.0`), for errors that come later.
 
+    `origins` are (normalised name, name of the index it comes from), sorted, of packages it asks for.
+
     `channels` (addresses), `priority`, `virtual` (as far as it is written) and `pip` are conda's alone. A
     row that is built `on` a target has no values of its own but what it adds, as it was written: that
     target's source decides what it may be.
@@ -40,6 +42,7 @@ class MatrixRow:
     pip: tuple[str, ...] = ()
     on: str = ""
     waive: tuple[str, ...] = ()
+    origins: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from imagefactory.recipes.image_config import (
 )
 from imagefactory.recipes.match_spec import channel_address
 from imagefactory.recipes.model import MatrixRow, Recipe
+from imagefactory.recipes.origins import read_origins, with_origins
 from imagefactory.recipes.reader import Reader
 from imagefactory.recipes.values import (
     REQUIREMENT_RULES,
@@ -54,12 +55,15 @@ _ROW_REQUIRED = {"version": 'version: "2.3"', "cuda": 'cuda: ["12.1"]'}
 _VIRTUAL = ("cuda", "glibc", "archspec")
 _BESIDE_IMAGE = ("glibc", "interpreter")
 _OF_CONDA = ("channels", "channel-priority", "virtual", "pip")
-_OVERRIDABLE = ("capabilities", "checks", "waive", "packages", "constraints", "environment", *_OF_CONDA)
+_OVERRIDABLE = (
+    *("capabilities", "checks", "waive", "packages", "constraints", "environment", "index"),
+    *_OF_CONDA,
+)
 _OF_FAMILIES = ("labels", "system", "files", *START_KEYS)
 _FAMILY_KEYS = (*_FAMILY_REQUIRED, "on", *_OF_FAMILIES, *_BESIDE_IMAGE, *_OVERRIDABLE)
 _ROW_KEYS = (*_ROW_REQUIRED, "on", "extras", "python", "base", *_BESIDE_IMAGE, "platforms", *_OVERRIDABLE)
 # What is built on a target says these alone; all else is that target's.
-_BESIDE_ON = ("family", "description", "matrix", "on", "pip", *_OF_FAMILIES, *_OVERRIDABLE[:6])
+_BESIDE_ON = ("family", "description", "matrix", "on", "pip", *_OF_FAMILIES, *_OVERRIDABLE[:7])
 
 
 # --- parsing -------------------------------------------------------------------------------------
@@ -101,6 +105,7 @@ def parse_recipe(text: str, file: str) -> Recipe:
         own = [family.common.channels, *(row.channels for row in matrix)]
         for section, channels in zip((root, *rows), own, strict=True):
             _check_fit(reader, section, Source(kind=kind, framework=framework, channels=channels))
+    matrix = with_origins(reader, root, kind, framework, matrix)
     reader.finish()
     return Recipe(
         family=texts["family"],
@@ -217,6 +222,7 @@ class _Common:
     priority: str
     virtual: tuple[tuple[str, str], ...]
     pip: tuple[str, ...]
+    origins: tuple[tuple[str, str], ...]
 
 
 def _named_base(reader: Reader, fields: Mapping[str, YamlNode]) -> _NamedBase:
@@ -271,6 +277,7 @@ def _common(reader: Reader, fields: Mapping[str, YamlNode], kind: str) -> _Commo
         priority=reader.text(fields.get("channel-priority"), "channel-priority", "channel-priority"),
         virtual=_virtual(reader, fields.get("virtual")),
         pip=requirements("pip", "package", "pypi"),
+        origins=read_origins(reader, fields.get("index")),
     )
 
 
@@ -319,6 +326,7 @@ def _row(reader: Reader, fields: Mapping[str, YamlNode], family: _Family, node: 
         virtual=tuple((dict(common.virtual) | dict(own.virtual)).items()),
         pip=tuple(dict.fromkeys((*common.pip, *own.pip))),
         waive=(own if "waive" in row else common).waive,
+        origins=tuple((dict(common.origins) | dict(own.origins)).items()),
     )
 
 
@@ -357,6 +365,7 @@ def _row_on(reader: Reader, fields: Mapping[str, YamlNode], family: _Family, nod
         pip=tuple(dict.fromkeys((*common.pip, *own.pip))),
         on=reader.text(row.get("on"), "on", "on"),
         waive=(own if "waive" in row else common).waive,
+        origins=tuple((dict(common.origins) | dict(own.origins)).items()),
     )
 
 

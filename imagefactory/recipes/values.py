@@ -144,6 +144,9 @@ RULES: Mapping[str, Rule] = {
     "constraint": Rule(
         rf"{_NAME} ?{_BOUNDS}", 200, 'a package and its bounds, such as "numpy<2"; no extras, no addresses'
     ),
+    "index name": Rule(
+        r"[a-z0-9]+(-[a-z0-9]+)*", 60, 'the name of an index of the settings, such as "pytorch-cu128"'
+    ),
     "extra": Rule(_NAME, 40, 'the name of an extra, such as "cuda12"'),
     "version": Rule(
         r"[0-9]{1,4}(\.[0-9]{1,4}){1,3}", 20, 'the version in quotes, such as "2.3", and no bounds'
@@ -247,7 +250,7 @@ def requirement_fault(text: str, key: str, source: Source) -> tuple[str, str] | 
     if not RULES["match spec" if conda else "package"].allows(text):
         return None
     spec = parse_spec(text) if conda else None
-    name = spec.name if spec else canonical(re.split(r"[ \[<>=!~]", text, maxsplit=1)[0])
+    name = spec.name if spec else package_of(text)
     if name == source.framework and not (spec and key == "constraints" and not spec.version):
         write = "set its version by the row's 'version' and its extras by 'extras'"
         if conda:
@@ -298,6 +301,11 @@ def what_to_write(text: str, rule: str) -> str:
 def without_secrets(text: str) -> str:
     """An address without the user and the token that it may hold."""
     return re.sub(r"/t/[^/]+", "/t/...", re.sub(r"(?<=://)[^/@\s]*@", "...@", text))
+
+
+def package_of(requirement: str) -> str:
+    """The normalised name of the distribution that a requirement asks for."""
+    return canonical(re.split(r"[ \[<>=!~]", requirement, maxsplit=1)[0])
 
 
 def canonical(name: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from imagefactory.model import Definition
 from imagefactory.render.define import new_places
 from imagefactory.render.steps import OWN, SITE, copies, steps
-from imagefactory.render.templating import facts, fill
+from imagefactory.render.templating import facts, fill, named_indexes
 
 
 def render_apptainer(definition: Definition, *, bootstrap: str = "docker", place: str = "") -> str:
@@ -27,6 +27,7 @@ def render_apptainer(definition: Definition, *, bootstrap: str = "docker", place
         environment=tuple(pair for pair in definition.environment if pair[0] != "HOME"),
         labels=definition.labels,
         facts=facts(definition),
+        indexes=named_indexes(definition),
         start=definition.start,
         own=new_places(definition),
         folder=OWN,

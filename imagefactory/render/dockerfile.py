@@ -14,7 +14,7 @@ from imagefactory.model import Definition
 from imagefactory.oci.layout import reference
 from imagefactory.render.define import entrypoint
 from imagefactory.render.steps import INPUT, OWN, SITE, copies, steps
-from imagefactory.render.templating import facts, fill
+from imagefactory.render.templating import facts, fill, named_indexes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +108,7 @@ def render_dockerfile(definition: Definition) -> str:
         path=dict(definition.environment).get("PATH", ""),
         tag=reference(target),
         facts=facts(definition),
+        indexes=named_indexes(definition),
         entrypoint=entrypoint(definition),
         init=entrypoint(definition) != definition.start.entrypoint,
         start=definition.start,

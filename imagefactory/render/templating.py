@@ -50,6 +50,11 @@ def fill(template: str, **values: Any) -> str:
     return _environment().get_template(template).render(values)
 
 
+def named_indexes(definition: Definition) -> str:
+    """The names of the package indexes beside the usual one, as a sentence has them; empty for none."""
+    return " and ".join(sorted({name for _, name in definition.lock.origins}))
+
+
 def facts(definition: Definition) -> str:
     """One line for the reader: what is in the image, how many packages and bytes are fetched for it."""
     target, lock = definition.target, definition.lock

@@ -72,6 +72,8 @@ def format_target(target: Target, now: TargetState, width: int | None = None) ->
     fields.append(("requirements", "\n".join(target.requirements)))
     if target.pip:
         fields.append(("from PyPI", "\n".join(target.pip)))
+    if target.origins:
+        fields.append(("index", "\n".join(f"{name} from {origin}" for name, origin in target.origins)))
     if target.constraints:
         fields.append(("constraints", "\n".join(target.constraints)))
     if target.environment:

@@ -10,10 +10,12 @@ from pathlib import Path
 from imagefactory.errors import UsageError
 from imagefactory.oci.mirrors import split_place, split_tagged
 from imagefactory.recipes.match_spec import channel_address
+from imagefactory.recipes.values import RULES
 from imagefactory.settings.choices import ENGINES, RUNNERS, SITES, SOLVERS, Setting, listed
 from imagefactory.settings.files import without_secrets
 
 _CHANNEL = re.compile(r"(?:(?:https?|file)://)?[A-Za-z0-9_./:%+~-]+")
+_INDEX = re.compile(r"(?:https?|file)://[A-Za-z0-9_./:%+~-]+")
 _PLACE = re.compile(r"(?:https?|file)://[A-Za-z0-9_./:%+~-]+|/[^,=\x00-\x1f\x7f]*")
 SIF_FOLDER = re.compile(r"(?:osdf://)?(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_.+-]+)+/?")
 """Where .sif files may lie; a path of it reaches submit files. No part of it is `.` or `..`."""
@@ -52,6 +54,7 @@ def check_values(values: Mapping[str, Setting]) -> None:
             hint="write an absolute path or osdf:///PATH, of letters, digits and . _ + - / and without '..'",
         )
     _check_mirrors(values["mirrors"])
+    _check_indexes(values["indexes"])
     _check_channels(values["channels"])
     _check_solver(values["solver"])
     if values["certificates"].value:
@@ -74,6 +77,27 @@ def _check_mirrors(setting: Setting) -> None:
                 f"mirrors: '{prefix}' ({setting.origin}) stands there twice", hint="write one mirror each"
             )
         seen.add(prefix)
+
+
+def _check_indexes(setting: Setting) -> None:
+    seen = set()
+    for item in listed(setting.value):
+        name, _, place = item.partition("=")
+        if "@" in item:
+            raise UsageError(
+                f"indexes ({setting.origin}): a user or password does not belong here",
+                hint="credentials come from ~/.netrc, or from uv's keyring provider",
+            )
+        if not RULES["index name"].allows(name) or not _INDEX.fullmatch(place):
+            raise UsageError(
+                f"indexes: '{without_secrets(item)}' ({setting.origin}) is not NAME=ADDRESS",
+                hint="write pytorch-cu128=https://packages.example.org/cu128/simple, several with commas",
+            )
+        if name in seen:
+            raise UsageError(
+                f"indexes: '{name}' ({setting.origin}) stands there twice", hint="write one address each"
+            )
+        seen.add(name)
 
 
 def _check_channels(setting: Setting) -> None:

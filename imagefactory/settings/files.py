@@ -23,7 +23,13 @@ JUDGED_ELSEWHERE = ("policy", "trust")
 """Tables of imagefactory.toml that verdicts/trust.py reads."""
 TABLES = {
     "mirrors": '"docker.io" = "registry.example.org/hub"',
+    "indexes": 'pytorch-cu128 = "https://packages.example.org/cu128/simple"',
     "channels": '"conda-forge" = "https://mirror.example.org/conda-forge"',
+}
+_HELD = {
+    "mirrors": "the address of a registry",
+    "indexes": "the name of an index or its address",
+    "channels": "a channel or its place",
 }
 SITE_FOLDERS = "/etc/xdg"
 """Where XDG_CONFIG_DIRS is empty. Source: XDG Base Directory Specification."""
@@ -107,7 +113,7 @@ def _table(path: Path, key: str, value: object) -> str:
             hint=f"write [{key}] and below it lines such as {TABLES[key]}",
         )
     for text in (text for pair in value.items() for text in pair if "," in text or "=" in text):
-        what = "the address of a registry" if key == "mirrors" else "a channel or its place"
+        what = _HELD[key]
         raise UsageError(
             f"{path}: '{without_secrets(text)}' in '{key}' is not {what}",
             hint=f"write one line each: {TABLES[key]}",

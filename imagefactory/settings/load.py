@@ -39,8 +39,9 @@ FOLDERS = ("store", "cache", "certificates", "signing_key", "catalogue", "sif_fo
 class Settings:
     """`root` is the factory's folder (recipes/, lockfiles/, definitions/), SHIPPED where there is none.
 
-    What each other means, MEANINGS says. Pairs (`mirrors`, `channels`) and lists are one text with commas; an
-    empty text is the default that is not known here: none, or what the machine's own tools are set to.
+    What each other means, MEANINGS says. Pairs (`mirrors`, `indexes`, `channels`) and lists are one text with
+    commas; an empty text is the default that is not known here: none, or what the machine's own tools are set
+    to.
 
     `files` are those that settings and trust may be written in, the nearest first.
     """
@@ -55,6 +56,7 @@ class Settings:
     plain_http: Setting
     mirrors: Setting
     index: Setting
+    indexes: Setting
     debian_mirror: Setting
     channels: Setting
     solver: Setting
@@ -102,12 +104,20 @@ class Settings:
 
     @property
     def mirror_map(self) -> Mirrors:
-        pairs = (item.partition("=") for item in listed(self.mirrors.value))
-        return tuple((prefix, place) for prefix, _, place in pairs)
+        return _pairs(self.mirrors)
+
+    @property
+    def index_map(self) -> tuple[tuple[str, str], ...]:
+        return _pairs(self.indexes)
 
     def rows(self) -> tuple[tuple[str, Setting], ...]:
         """(name as imagefactory.toml writes it, setting), in the order they are told."""
         return tuple((_toml_name(name), getattr(self, name)) for name in _names())
+
+
+def _pairs(setting: Setting) -> tuple[tuple[str, str], ...]:
+    pairs = (item.partition("=") for item in listed(setting.value))
+    return tuple((name, place) for name, _, place in pairs)
 
 
 def find_root(start: Path) -> Path | None:

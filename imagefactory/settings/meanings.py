@@ -15,6 +15,10 @@ MEANINGS = {
         'a table, `"docker.io" = "HOST/PATH"`: where to fetch bases and pulled images from',
     ),
     "index": ("what uv or pip are set to", "a Python package index (PEP 503 or 691)"),
+    "indexes": (
+        "none",
+        'a table, `pytorch-cu128 = "https://..."`: the package indexes that `index` in recipes names',
+    ),
     "debian-mirror": ("what apt is set to", "a Debian archive, or two: main and security"),
     "channels": (
         "none",

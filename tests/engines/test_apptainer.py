@@ -31,7 +31,7 @@ from imagefactory.engines.sif_maker import SifMaker
 from imagefactory.errors import BuildError, ToolError, UsageError
 from imagefactory.factory import read_factory
 from imagefactory.lock.pypi.index import PackageIndex
-from imagefactory.model import Definition, Mount, RunSpec
+from imagefactory.model import Definition, Lock, Mount, RunSpec
 from imagefactory.oci.collect import collect
 from imagefactory.oci.graph import Place, read_graph
 from imagefactory.oci.layout import Layout
@@ -304,8 +304,8 @@ class Remembering(Quiet):
 def built(ground: Ground, locked_index: PackageIndex) -> tuple[Sif, list[str]]:
     """What the engine made through that index, and all it said."""
 
-    def secrets(channels: tuple[str, ...]) -> BuildSecrets:
-        assert channels == ()
+    def secrets(lock: Lock | None) -> BuildSecrets:
+        assert lock == ground.definition.lock
         found = find_secrets(locked_index, {})
         return replace(found, certificates=f"# {CANARY}\n".encode() + (found.certificates or b""))
 

@@ -76,8 +76,9 @@ class Bench:
     daemon: DockerDaemon
     apptainer: ApptainerCommand
 
-    def secrets(self, channels: tuple[str, ...]) -> BuildSecrets:
+    def secrets(self, lock: Lock | None) -> BuildSecrets:
         """As this machine reaches the channels that the engine names: by a mirror with a password."""
+        channels = lock.channels if lock else ()
         assert channels == ((CHANNEL,) if channels else ())
         known = ChannelAccess(
             mirrors=((CHANNEL, f"{self.server.url}/made"),),

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import unquote
 
 from imagefactory.lock.pypi.index import find_index
 from imagefactory.lock.pypi.uv import UvLocker
@@ -114,7 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
         index = self.index
         index.requests.append(f"{self.command} {self.path}")
         sent = base64.b64decode(self.headers.get("Authorization", "").removeprefix("Basic ")).decode()
-        place, _, rest = self.path.lstrip("/").partition("/")
+        place, _, rest = unquote(self.path).lstrip("/").partition("/")
         status, kind, body = 404, "text/plain", b""
         if index.password and sent != f"bob:{index.password}":
             status = 401

@@ -34,6 +34,7 @@ from imagefactory.lock.conda.solver import (
 )
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.files import check_facts
+from imagefactory.lock.pypi.question import origins_of
 from imagefactory.lock.pypi.tags import MACHINES
 from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Lock, LockedConda, Target
@@ -129,7 +130,9 @@ class CondaLocker:
         # No wheel may ask for a newer C library than conda's packages were allowed to.
         asked = replace(request, base=replace(request.base, glibc=_glibc(request)))
         wheels = lock_pip(asked, lock.conda, pip, progress)
-        return replace(lock, wheels=wheels, solver=f"{lock.solver}, uv {pip.require()}")
+        held = {wheel.name for wheel in wheels}
+        origins = tuple(pair for pair in origins_of(request.target, request.under) if pair[0] in held)
+        return replace(lock, wheels=wheels, origins=origins, solver=f"{lock.solver}, uv {pip.require()}")
 
     def _solve(
         self, request: LockRequest, update: tuple[str, ...], *, unchanged: bool

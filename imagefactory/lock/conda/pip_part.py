@@ -24,7 +24,7 @@ from imagefactory.errors import LockError, UnsolvableError
 from imagefactory.gpu.knowledge import pypi_names
 from imagefactory.lock import Behind, LockRequest
 from imagefactory.lock.pypi.behind import find_behind
-from imagefactory.lock.pypi.question import Pins, WheelQuestion
+from imagefactory.lock.pypi.question import Pins, WheelQuestion, origins_of
 from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Lock, LockedConda, LockedWheel
 from imagefactory.progress import Progress, Quiet
@@ -91,7 +91,13 @@ def _solved(
     glibc = dict(target.virtual).get("__glibc", request.base.glibc)
     platform = locker.platform(target, glibc)
     empty = Lock(
-        target=target.name, content_hash="", python=target.python, platform=platform, solver="", wheels=()
+        target=target.name,
+        content_hash="",
+        python=target.python,
+        platform=platform,
+        solver="",
+        wheels=(),
+        origins=origins_of(target, under),
     )
     held = {wheel.name for wheel in previous.wheels} if previous else set()
     question = WheelQuestion(

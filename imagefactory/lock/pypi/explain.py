@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from packaging.utils import canonicalize_name
+
 from imagefactory.errors import LockError, UnsolvableError
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.lock.pypi.project_page import IndexFile
@@ -36,6 +38,13 @@ def explain_on(error: UnsolvableError, under: Lock, target: Target) -> Unsolvabl
 
 
 def unreached(stderr: str, index: PackageIndex) -> LockError:
+    for name, url in index.named:
+        if url.rstrip("/") in stderr:
+            return LockError(
+                _one_line(stderr),
+                hint=f"is the network up, is the index '{name}' at {redact(url)} (setting indexes), and does "
+                "~/.netrc have its password, if it wants one?",
+            )
     where = f"{redact(index.url)} ({index.origin})" if index.url else index.origin
     return LockError(
         _one_line(stderr), hint=f"is the network up, and is this the right package index: {where}?"
@@ -48,7 +57,14 @@ def explain_failure(lock: Lock, stderr: str, index: PackageIndex, there: There) 
     `there` gives the files of a project, none where that is not to be had.
     """
     text = _one_line(stderr)
-    if re.search(r"no usable wheels|has no wheels with|building from source is disabled", text):
+    lacks = re.search(r"([A-Za-z0-9._-]+) was not found in the package registry", text)
+    if lacks and (origin := dict(lock.origins).get(canonicalize_name(lacks[1]))):
+        # uv says the same of an index that wants a password.
+        hint = (
+            f"is it on the index '{origin}' at {redact(index.address(origin, ''))}, which alone is asked for "
+        )
+        hint += "it, and does ~/.netrc have that index' password, if it wants one?"
+    elif re.search(r"no usable wheels|has no wheels with|building from source is disabled", text):
         hint = "images are made of wheels only: constrain that package to a version that has one"
         if (asked := without_wheel(stderr)) and (files := there(asked.partition("==")[0])):
             hint = f"images are made of wheels only, and {what_works(asked, files, lock)}"
@@ -60,5 +76,5 @@ def explain_failure(lock: Lock, stderr: str, index: PackageIndex, there: There) 
         tree = "\n".join(line for line in stderr.splitlines() if not line.startswith("warning:"))
         return UnsolvableError(f"{lock.target}: {text}", hint=hint, tree=redact(tree).strip())
     else:
-        hint = unreached("", index).hint
+        hint = unreached(stderr, index).hint
     return LockError(f"{lock.target}: {text}", hint=hint)

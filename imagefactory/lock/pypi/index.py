@@ -38,8 +38,9 @@ class PackageIndex:
     """The index of this machine.
 
     `url` may hold a user and password; it is empty where uv's built-in index is used. `origin` says
-    which setting named it. `certificates` is a file or folder of CA certificates (empty: those of the
-    libraries), `proxy` a URL or empty. `environment` is all that uv is started with.
+    which setting named it. `named` are others by the names that recipes use (name, address).
+    `certificates` is a file or folder of CA certificates (empty: those of the libraries), `proxy` a URL or
+    empty. `environment` is all that uv is started with.
     """
 
     url: str
@@ -47,6 +48,16 @@ class PackageIndex:
     certificates: str
     proxy: str
     environment: tuple[tuple[str, str], ...]
+    named: tuple[tuple[str, str], ...] = ()
+
+    def address(self, name: str, asked: str) -> str:
+        """Where the index of a name is. Raises UsageError beginning with `asked` for an unknown one."""
+        if url := dict(self.named).get(name):
+            return url.rstrip("/")
+        raise UsageError(
+            f"{asked} comes from the index '{name}', and the settings do not say where that is",
+            hint=f'write below [indexes] in imagefactory.toml: {name} = "https://..."',
+        )
 
     def login(self, url: str) -> Login:
         """The index's user and password, which go to its own host alone."""

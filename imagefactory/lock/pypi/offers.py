@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -12,7 +12,9 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import InvalidVersion
 
 from imagefactory.errors import LockError
+from imagefactory.lock.pypi.project_page import IndexFile
 from imagefactory.lock.pypi.tags import fitting_tags
+from imagefactory.lock.pypi.wheels_there import what_works
 from imagefactory.model import Lock, LockedWheel
 
 
@@ -73,6 +75,44 @@ def best_offer(offers: Iterable[WheelOffer], lock: Lock) -> tuple[LockedWheel, W
         return None
     *_, wheel, offer = max(ranked, key=lambda one: one[:3])
     return wheel, offer
+
+
+def choose(
+    offers: Mapping[str, tuple[WheelOffer, ...]],
+    empty: Lock,
+    kept: Mapping[str, LockedWheel],
+    there: Callable[[str], tuple[IndexFile, ...]],
+) -> tuple[LockedWheel, ...]:
+    """A wheel a package, sorted by name, without the size of those that are not `kept`.
+
+    `there` gives the files of a project. Raises LockError for a package without a fitting wheel, or without
+    its hash.
+    """
+    wheels = []
+    for name, offered in sorted(offers.items()):
+        best = best_offer(offered, empty)
+        if best is None:
+            works = what_works(name, there(name), empty)
+            raise LockError(
+                f"{empty.target}: '{name}' has no wheel for Python {empty.python} on {empty.platform}",
+                hint=f"images are made of wheels only, and {works}",
+            )
+        wheel, offer = best
+        old = kept.get(name)
+        # The file locked before stays while it is offered, even if a better one came after it.
+        if old and old.version == wheel.version and any(one.sha256 == old.sha256 for one in offered):
+            wheels.append(old)
+            continue
+        if not offer.sha256:
+            origin = dict(empty.origins).get(name)
+            where = f"the index '{origin}'" if origin else "the index"
+            raise LockError(
+                f"{empty.target}: {where} gives no sha256 for {offer.filename}",
+                hint=f"use an index that does (setting '{'indexes' if origin else 'index'}' in "
+                "imagefactory.toml)",
+            )
+        wheels.append(wheel)
+    return tuple(wheels)
 
 
 def address_of(wheel: LockedWheel, offers: Iterable[WheelOffer], lock: Lock) -> str:

@@ -10,7 +10,7 @@ from packaging.utils import canonicalize_name
 
 from imagefactory.errors import LockError
 from imagefactory.lock import LockRequest
-from imagefactory.model import Lock, LockedWheel
+from imagefactory.model import Lock, LockedWheel, Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +41,15 @@ class Pins:
 
     lines: tuple[str, ...]
     lacking: tuple[tuple[str, str], ...]
+
+
+def origins_of(target: Target, under: Lock | None) -> tuple[tuple[str, str], ...]:
+    """What a lock says of named indexes: what is locked below comes from where it came from for that."""
+    if under is None:
+        return target.origins
+    below = {wheel.name for wheel in under.wheels}
+    own = (pair for pair in target.origins if pair[0] not in below)
+    return tuple(sorted((*own, *under.origins)))
 
 
 def known_updates(request: LockRequest) -> tuple[str, ...]:

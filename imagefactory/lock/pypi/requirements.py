@@ -1,6 +1,7 @@
 """The file of a lock of wheels, and what makes one stale.
 
-It is a requirements file, so pip and uv install it without imagefactory, and it holds no addresses.
+It is a requirements file, so pip and uv install it without imagefactory, and it holds no addresses: of a
+wheel of another index than the machine's own it says that index' name, `# wheel: FILE BYTES from NAME`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from packaging.version import InvalidVersion, Version
 from imagefactory.errors import LockError
 from imagefactory.lock.pypi.tags import MACHINES, fitting_set
 from imagefactory.model import Lock, LockedWheel
+from imagefactory.recipes.values import RULES
 
 FORMAT = 1
 
@@ -30,7 +32,7 @@ _HEADER = (  # in the file's order; each value is refused unless it matches in f
     ("packages:", r"[1-9][0-9]{0,4}"),
     ("to make it anew:", r"imagefactory lock [a-z0-9]+(?:[._-][a-z0-9]+)*"),
 )
-_WHEEL = re.compile(r"# wheel: ([A-Za-z0-9][A-Za-z0-9._+!-]{0,250}\.whl) ([1-9][0-9]{0,14})")
+_WHEEL = re.compile(r"# wheel: ([A-Za-z0-9][A-Za-z0-9._+!-]{0,250}\.whl) ([1-9][0-9]{0,14})(?: from (\S+))?")
 _PIN = re.compile(r"([a-z0-9]+(?:-[a-z0-9]+)*)==([A-Za-z0-9.+!_-]{1,100}) --hash=sha256:([0-9a-f]{64})")
 
 
@@ -47,8 +49,10 @@ def format_lock(lock: Lock) -> str:
         f"imagefactory lock {lock.target}",
     )
     lines = [f"# {key} {value}" for (key, _), value in zip(_HEADER, values, strict=True)]
+    origins = dict(lock.origins)
     for wheel in lock.wheels:
-        lines.append(f"# wheel: {wheel.filename} {wheel.size}")
+        origin = f" from {origins[wheel.name]}" if wheel.name in origins else ""
+        lines.append(f"# wheel: {wheel.filename} {wheel.size}{origin}")
         lines.append(f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}")
     return "\n".join(lines) + "\n"
 
@@ -86,8 +90,9 @@ def parse_lock(text: str, file: str) -> Lock:
         raise fault(len(lines) - 1, "the last line is cut short")
 
     wheels: list[LockedWheel] = []
+    origins: list[tuple[str, str]] = []
     for index in range(len(_HEADER), len(lines) - 1, 2):
-        wheel = _parse_wheel(lines[index : index + 2], index, fault)
+        wheel, origin = _parse_wheel(lines[index : index + 2], index, fault)
         misfit = _misfit(wheel, python, platform)
         if misfit:
             raise fault(index, misfit)
@@ -96,6 +101,8 @@ def parse_lock(text: str, file: str) -> Lock:
         if wheels and wheel.name < wheels[-1].name:
             raise fault(index + 1, f"'{wheel.name}' must stand before '{wheels[-1].name}'")
         wheels.append(wheel)
+        if origin:
+            origins.append((wheel.name, origin))
     if len(wheels) != int(count):
         raise fault(len(lines) - 1, f"holds {len(wheels)} packages where its header says {count}")
     return Lock(
@@ -105,6 +112,7 @@ def parse_lock(text: str, file: str) -> Lock:
         platform=platform,
         solver=solver,
         wheels=tuple(wheels),
+        origins=tuple(origins),
     )
 
 
@@ -131,23 +139,26 @@ def _shown(line: str) -> str:
     return repr(line if len(line) <= 80 else line[:77] + "...") if line else "nothing"
 
 
-def _parse_wheel(pair: list[str], index: int, fault: Any) -> LockedWheel:
+def _parse_wheel(pair: list[str], index: int, fault: Any) -> tuple[LockedWheel, str]:
     described, pin = pair[0], pair[1] if len(pair) > 1 else ""
     first = _WHEEL.fullmatch(described)
     if not first:
         if re.match(r"# wheel: \S+\.(tar\.gz|zip|tar\.bz2) ", described):
             raise fault(index, "names a source distribution; images are made of wheels only")
         raise fault(index, f"expected '# wheel: FILE.whl BYTES' and not {_shown(described)}")
+    if first[3] and not RULES["index name"].allows(first[3]):
+        raise fault(index, f"{_shown(first[3])} is not the name of an index")
     second = _PIN.fullmatch(pin)
     if not second:
         raise fault(index + 1, f"expected 'name==version --hash=sha256:<64 hex>' and not {_shown(pin)}")
-    return LockedWheel(
+    wheel = LockedWheel(
         name=second[1],
         version=second[2],
         filename=first[1],
         sha256=second[3],
         size=int(first[2]),
     )
+    return wheel, first[3] or ""
 
 
 def _misfit(wheel: LockedWheel, python: str, platform: str) -> str:

@@ -19,6 +19,7 @@ from packaging.utils import canonicalize_name
 from imagefactory.errors import LockError, ToolError, UnsolvableError, extra_hint, own_pip
 from imagefactory.lock import Behind, LockRequest
 from imagefactory.lock.content_hash import content_hash
+from imagefactory.lock.pypi.asked import as_lines, in_plain_words, write_asked
 from imagefactory.lock.pypi.behind import find_behind
 from imagefactory.lock.pypi.explain import explain_failure, explain_on, unreached
 from imagefactory.lock.pypi.facts import check_facts
@@ -28,13 +29,13 @@ from imagefactory.lock.pypi.offers import (
     WheelOffer,
     address_of,
     best_offer,
+    choose,
     kept_wheels,
     parse_pylock,
 )
 from imagefactory.lock.pypi.project_page import IndexFile, project_files
-from imagefactory.lock.pypi.question import Pins, WheelQuestion, known_updates
+from imagefactory.lock.pypi.question import Pins, WheelQuestion, known_updates, origins_of
 from imagefactory.lock.pypi.tags import MACHINES
-from imagefactory.lock.pypi.wheels_there import what_works
 from imagefactory.model import Lock, LockedWheel, Target
 from imagefactory.progress import Progress
 from imagefactory.web import RefusedError, TransientError, Web, redact
@@ -45,7 +46,6 @@ _SOLVE = (
     "--resolution=highest",
     "--prerelease=if-necessary-or-explicit",
     "--index-strategy=first-index",
-    "--no-sources",
     "--no-header",
     "--no-annotate",
 )
@@ -109,6 +109,7 @@ class UvLocker:
             platform=under.platform if under else self.platform(target, request.base.glibc),
             solver=f"uv {self.require()}",
             wheels=(),
+            origins=origins_of(target, under),
         )
         return WheelQuestion(
             lock=empty,
@@ -132,7 +133,8 @@ class UvLocker:
         """
         offers = self.offers(pins.lines, question.lock)
         kept = kept_wheels(question.previous, question.lock, question.update)
-        chosen = self._sizes(self._choose(offers, question.lock, kept), offers, progress)
+        chosen = choose(offers, question.lock, kept, lambda name: self.project(name, question.lock))
+        chosen = self._sizes(chosen, offers, progress)
         return tuple(sorted((*question.fixed, *chosen), key=lambda wheel: wheel.name))
 
     def addresses(self, lock: Lock) -> dict[str, str]:
@@ -156,17 +158,18 @@ class UvLocker:
         # A pin among the requirements also lets uv take a version that has been yanked since.
         fixed = tuple(f"{wheel.name}=={wheel.version}" for wheel in question.fixed)
         with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:
-            asked, bounds, out = (Path(folder) / name for name in ("in.txt", "bounds.txt", "out.txt"))
-            asked.write_text(_lines({*question.requirements, *fixed}))
-            bounds.write_text(_lines({*question.constraints, *question.given}))
+            bounds, out = (Path(folder) / name for name in ("bounds.txt", "out.txt"))
+            wanted = (*question.requirements, *fixed)
+            asked = write_asked(Path(folder), wanted, question.lock, self._index)
+            bounds.write_text(as_lines(sorted({*question.constraints, *question.given})))
             if (
                 question.previous and not question.update_all
             ):  # uv prefers the versions of the file it replaces
-                out.write_text(_lines({f"{one.name}=={one.version}" for one in question.previous.wheels}))
+                out.write_text(as_lines(f"{one.name}=={one.version}" for one in question.previous.wheels))
             more = [f"--upgrade-package={name}" for name in question.update]
             more += [f"--find-links={question.stubs}"] if question.stubs else []
-            arguments = [str(asked), f"--constraints={bounds}", f"--output-file={out}", *more]
-            told = self._compile(arguments, question.lock).stderr
+            arguments = [f"--constraints={bounds}", f"--output-file={out}", *more]
+            told = self._compile(asked, arguments, question.lock).stderr
             pins = [line for line in out.read_text().splitlines() if "==" in line]
         elsewhere = {canonicalize_name(pin.partition("==")[0]) for pin in (*fixed, *question.given)}
         lacking = re.findall(r"The package `([^`=]+)==[^`]*` does not have an extra named `([^`]+)`", told)
@@ -208,31 +211,33 @@ class UvLocker:
 
     def offers(self, pins: Iterable[str], lock: Lock) -> dict[str, tuple[WheelOffer, ...]]:
         """For each pin (`name==version`) the fitting files that the index offers, by normalised name."""
-        text = "".join(f"{pin}\n" for pin in pins)
-        if not text:
+        wanted = tuple(pins)
+        if not wanted:
             return {}
         with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:
-            given, out = Path(folder) / "pins.txt", Path(folder) / "pylock.toml"
-            given.write_text(text)
-            self._compile([str(given), "--no-deps", "--format=pylock.toml", f"--output-file={out}"], lock)
+            asked, out = write_asked(Path(folder), wanted, lock, self._index), Path(folder) / "pylock.toml"
+            self._compile(asked, ["--no-deps", "--format=pylock.toml", f"--output-file={out}"], lock)
             return parse_pylock(out.read_text(), out, lock.target)
 
-    def _compile(self, arguments: list[str], lock: Lock) -> subprocess.CompletedProcess[str]:
+    def _compile(self, asked: Path, arguments: list[str], lock: Lock) -> subprocess.CompletedProcess[str]:
         machine = next(machine for machine in MACHINES.values() if lock.platform.endswith(f"_{machine}"))
         glibc = lock.platform.removesuffix(f"_{machine}").removeprefix("manylinux_").replace("_", ".")
         done = self._run(
             [
                 "pip",
                 "compile",
+                str(asked),
                 *arguments,
                 *_SOLVE,
+                *(("--no-sources",) if asked.suffix == ".txt" else ()),
                 f"--python={self._python}",
                 f"--python-version={lock.python}",
                 f"--python-platform={machine}-manylinux_2_{self._minor(machine, glibc, lock.target)}",
             ]
         )
         if done.returncode != 0:
-            raise explain_failure(lock, done.stderr, self._index, lambda name: self.project(name, lock))
+            told = in_plain_words(done.stderr)
+            raise explain_failure(lock, told, self._index, lambda name: self.project(name, lock))
         return done
 
     def project(self, name: str, lock: Lock) -> tuple[IndexFile, ...]:
@@ -243,7 +248,9 @@ class UvLocker:
         known = LockedWheel(name="pip", version="24.0", filename="", sha256="", size=0)
         web = Web(self._index)
         try:
-            page = self._pages((known,), lock)[known] if name != known.name else ""
+            if name in dict(lock.origins):
+                known = replace(known, name=name)
+            page = self._pages((known,), lock)[known] if name != "pip" else ""
             return project_files(web, page.removesuffix(f"{known.name}/") + f"{name}/") if page else ()
         except (LockError, KeyError, RefusedError, TransientError):
             return ()
@@ -292,32 +299,6 @@ class UvLocker:
                 hint=own_pip("install", "--upgrade uv"),
             )
         return max(fitting)
-
-    def _choose(
-        self, offers: Mapping[str, tuple[WheelOffer, ...]], empty: Lock, kept: Mapping[str, LockedWheel]
-    ) -> tuple[LockedWheel, ...]:
-        wheels = []
-        for name, offered in sorted(offers.items()):
-            best = best_offer(offered, empty)
-            if best is None:
-                works = what_works(name, self.project(name, empty), empty)
-                raise LockError(
-                    f"{empty.target}: '{name}' has no wheel for Python {empty.python} on {empty.platform}",
-                    hint=f"images are made of wheels only, and {works}",
-                )
-            wheel, offer = best
-            old = kept.get(name)
-            # The file locked before stays while it is offered, even if a better one came after it.
-            if old and old.version == wheel.version and any(one.sha256 == old.sha256 for one in offered):
-                wheels.append(old)
-                continue
-            if not offer.sha256:
-                raise LockError(
-                    f"{empty.target}: the index gives no sha256 for {offer.filename}",
-                    hint="use an index that does (setting 'index' in imagefactory.toml)",
-                )
-            wheels.append(wheel)
-        return tuple(wheels)
 
     def _sizes(
         self,
@@ -384,16 +365,20 @@ class UvLocker:
 
     def _pages(self, wheels: Sequence[LockedWheel], lock: Lock) -> dict[LockedWheel, str]:
         """Each wheel's project page. uv knows which index each pin comes from, and tells in a comment."""
-        with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:
-            given = Path(folder) / "pins.txt"
-            given.write_text("".join(f"{wheel.name}=={wheel.version}\n" for wheel in wheels))
-            text = self._compile([str(given), "--no-deps", "--emit-index-annotation"], lock).stdout
+        own = dict(lock.origins)
+        indexes = {
+            one.name: self._index.address(own[one.name], f"{lock.target}: {one.name}")
+            for one in wheels
+            if one.name in own
+        }
+        pins = [f"{one.name}=={one.version}" for one in wheels if one.name not in own]
+        text, plain = "", replace(lock, origins=())
+        if pins:
+            with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:
+                asked = write_asked(Path(folder), pins, plain, self._index)
+                text = self._compile(asked, ["--no-deps", "--emit-index-annotation"], plain).stdout
         told: list[tuple[str, str]] = re.findall(
             r"^([A-Za-z0-9._-]+)==\S+.*\n\s*# from (\S+)", text, re.MULTILINE
         )
-        indexes: dict[str, str] = {canonicalize_name(name): url.rstrip("/") for name, url in told}
+        indexes |= {canonicalize_name(name): url.rstrip("/") for name, url in told}
         return {wheel: f"{indexes[wheel.name]}/{wheel.name}/" for wheel in wheels if wheel.name in indexes}
-
-
-def _lines(entries: set[str]) -> str:
-    return "".join(f"{entry}\n" for entry in sorted(entries))

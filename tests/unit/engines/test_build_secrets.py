@@ -41,6 +41,20 @@ def test_index_with_a_password_stands_in_pip_conf_alone(tmp_path: Path) -> None:
     assert shown == "Looking in https://mirror.example.org/simple, password ****, coded ****"
 
 
+def test_named_indexes_stand_beside_the_usual_one(tmp_path: Path) -> None:
+    (tmp_path / ".netrc").write_text("machine lab.example.org login ada password s3cret\n")
+    named = (("cu128", "https://cu128.example.org/simple"), ("lab", "http://lab.example.org/simple"))
+    secrets = find_secrets(replace(PLAIN, named=named), {"HOME": str(tmp_path)})
+    assert conf(secrets) == {
+        "extra-index-url": "https://cu128.example.org/simple http://ada:s3cret@lab.example.org/simple",
+        "trusted-host": "lab.example.org",
+    }
+    assert secrets.hide("s3cret") == "****"
+    assert find_secrets(replace(PLAIN, named=(("lab", "http://127.0.0.1:1/simple"),)), {}).loopback
+    with pytest.raises(UsageError, match=r"file:///srv/lab \('lab'\) is a folder"):
+        find_secrets(replace(PLAIN, named=(("lab", "file:///srv/lab"),)), {})
+
+
 def test_user_alone_is_a_token(tmp_path: Path) -> None:
     url = "https://tok3n@mirror.example.org/simple"
     assert find_secrets(replace(PLAIN, url=url), {}).hide("tok3n") == "****"

@@ -114,6 +114,14 @@ def test_a_scaffold_is_valid() -> None:
         assert schema_accepts(scaffold.scaffold("jax", read_bases(FOLDER), source=source).text)
 
 
+def test_named_indexes_of_a_family_and_of_a_row_are_accepted_by_both() -> None:
+    text = (
+        RECIPE.replace("{A: b}", "{A: b}\nindex: {torch: lab-1, numpy: lab}") + "    index: {torch: cu121}\n"
+    )
+    assert schema_accepts(text)
+    assert parser_accepts(text)
+
+
 def test_the_sample_is_accepted_by_both() -> None:
     assert schema_accepts(RECIPE)
     assert parser_accepts(RECIPE)
@@ -207,6 +215,9 @@ def test_faults_of_images_are_refused_by_both(old: str, new: str) -> None:
         ("{A: b}", "{PATH: x}"),
         ("{A: b}", "{NVIDIA_X: x}"),
         ("{A: b}", "[A]"),
+        ("{A: b}", "{A: b}\nindex: {torch: https://x}"),
+        ("{A: b}", "{A: b}\nindex: {'torch<2': lab}"),
+        ("{A: b}", "{A: b}\nindex: lab"),
     ],
 )
 def test_faults_are_refused_by_both(old: str, new: str) -> None:

@@ -35,6 +35,18 @@ def definition() -> Definition:
     return define(make_target(), make_base(), make_lock())
 
 
+def test_both_texts_say_which_indexes_pip_must_know() -> None:
+    lock = make_lock(origins=(("idna", "lab"), ("torch", "cu121")))
+    for text in (
+        render_dockerfile(define(make_target(), make_base(), lock)),
+        render_apptainer(define(make_target(), make_base(), lock)),
+    ):
+        assert (
+            "# Some wheels are of the package indexes that the factory calls cu121 and lab: pip.conf" in text
+        )
+    assert "extra-index-url" not in render_dockerfile(define(make_target(), make_base(), make_lock()))
+
+
 # --- the committed files ---------------------------------------------------------------------------
 
 

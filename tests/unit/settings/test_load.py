@@ -102,6 +102,11 @@ def test_the_environment_beats_the_file(tmp_path: Path) -> None:
         ("[mirrors]\n'docker.io' = 'registry.example,x'", "'registry.example,x' in 'mirrors'"),
         ("[mirrors]\n'library' = 'registry.example'", "'library' is not the address"),
         ("[mirrors]\n'docker.io' = 'Registry.example/UP'", "is not the address of a registry"),
+        ("indexes = 'lab=https://x/simple'", "'indexes' must be a table"),
+        ("[indexes]\nlab = 'https://x/a,b'", "'https://x/a,b' in 'indexes' is not the name of an index"),
+        ("[indexes]\nLab = 'https://x/simple'", "'Lab=https://x/simple'"),
+        ("[indexes]\nlab = '/srv/simple'", "'lab=/srv/simple'"),
+        ("[indexes]\nlab = 'https://ann:secret@x/simple'", "a user or password does not belong here"),
     ],
 )
 def test_a_wrong_file_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
@@ -110,6 +115,22 @@ def test_a_wrong_file_is_refused_by_name(tmp_path: Path, text: str, message: str
         load_settings(directory=tmp_path, start=tmp_path, environ=ENVIRON)
     assert message in caught.value.message
     assert "imagefactory.toml" in caught.value.message
+
+
+def test_named_indexes_read_alike_from_the_file_and_from_the_environment(tmp_path: Path) -> None:
+    (tmp_path / "imagefactory.toml").write_text(
+        '[indexes]\nlab = "https://x/simple"\nb-2 = "file:///srv/b"\n'
+    )
+    from_file = load_settings(directory=tmp_path, start=tmp_path, environ=ENVIRON)
+    assert from_file.index_map == (("lab", "https://x/simple"), ("b-2", "file:///srv/b"))
+    given = {**ENVIRON, "IMAGEFACTORY_INDEXES": "lab=https://x/simple, b-2=file:///srv/b"}
+    assert load_settings(directory=None, start=Path("/"), environ=given).index_map == from_file.index_map
+    with pytest.raises(UsageError, match=r"'lab' .* stands there twice"):
+        load_settings(
+            directory=None,
+            start=Path("/"),
+            environ={**ENVIRON, "IMAGEFACTORY_INDEXES": "lab=https://x,lab=https://y"},
+        )
 
 
 def test_mirrors_read_alike_from_the_file_and_from_the_environment(tmp_path: Path) -> None:

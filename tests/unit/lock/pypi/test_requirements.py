@@ -46,6 +46,22 @@ LOCK = make_lock(
 # --- the file ------------------------------------------------------------------------------------
 
 
+def test_the_text_says_which_index_a_wheel_came_from() -> None:
+    """And the content hash counts it, where there is one."""
+    wheels = (LOCK.wheels[0], LOCK.wheels[1], wheel("torch", "2.3.1+cu121"))
+    lock = replace(LOCK, wheels=wheels, origins=(("torch", "pytorch-cu121"),))
+    text = format_lock(lock)
+    assert (
+        "\n# wheel: torch-2.3.1+cu121-py3-none-any.whl 1000 from pytorch-cu121\ntorch==2.3.1+cu121 " in text
+    )
+    assert parse_lock(text, "x") == lock
+    with pytest.raises(LockError, match="x:13: 'https://a/b' is not the name of an index"):
+        parse_lock(text.replace("from pytorch-cu121", "from https://a/b"), "x")
+    named = content_hash(replace(TARGET, origins=lock.origins), BASE, None)
+    other = content_hash(replace(TARGET, origins=(("torch", "lab"),)), BASE, None)
+    assert len({content_hash(TARGET, BASE, None), named, other}) == 3
+
+
 def test_the_text_of_a_lock() -> None:
     lines = format_lock(LOCK).splitlines()
     assert lines[:8] == [

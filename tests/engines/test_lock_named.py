@@ -1,0 +1,147 @@
+"""Wheels of package indexes that a recipe names, by uv, and by pip from the same lock."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from imagefactory.engines.build_secrets import find_secrets
+from imagefactory.errors import LockError, UsageError
+from imagefactory.lock import LockRequest
+from imagefactory.lock.download import PackageCache
+from imagefactory.lock.pypi.requirements import format_lock, parse_lock
+from imagefactory.lock.pypi.uv import UvLocker
+from imagefactory.model import Lock, LockedWheel
+from imagefactory.progress import Quiet
+from tests.made.values import make_base, make_target
+from tests.services.package_index import Index, package_index, uv_locker
+
+TARGET = make_target(requirements=("torch==2.3.*", "numpy"), origins=(("torch", "cu121"),))
+REQUEST = LockRequest(target=TARGET, base=make_base())
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[Index]:
+    with package_index(tmp_path / "index") as index:
+        index.add("torch", "2.3.1", needs=("numpy",))
+        index.add("nvidia-cuda-runtime-cu12", "12.1.105", tag="py3-none-manylinux1_x86_64")
+        index.add("numpy", "1.26.3")
+        yield index
+
+
+@pytest.fixture
+def second(tmp_path: Path) -> Iterator[Index]:
+    with package_index(tmp_path / "second") as second:
+        second.add("torch", "2.3.0+cu121", needs=("numpy", "nvidia-cuda-runtime-cu12==12.1.105"))
+        second.add("numpy", "99.0")  # nobody asks it for this
+        yield second
+
+
+def locker(index: Index, second: Index | None, tmp_path: Path, **environ: str) -> UvLocker:
+    uv = uv_locker(index, tmp_path, **environ)
+    named = (("cu121", second.url),) if second else ()
+    return UvLocker(replace(uv._index, named=named), python=Path(sys.executable))
+
+
+def fetched(uv: UvLocker, lock: Lock, folder: Path) -> list[str]:
+    def locate(missing: tuple[LockedWheel, ...]) -> dict[str, str]:
+        return uv.addresses(replace(lock, wheels=missing))
+
+    return [
+        path.name for path in PackageCache(folder, uv._index).fetch(lock.wheels, locate, Quiet()).values()
+    ]
+
+
+@pytest.mark.parametrize("as_json", [False, True], ids=["html", "json"])
+def test_a_package_comes_from_its_index_and_all_else_does_not(
+    index: Index, second: Index, tmp_path: Path, as_json: bool
+) -> None:
+    second.json = index.json = as_json
+    uv = locker(index, second, tmp_path)
+    lock = uv.lock(REQUEST, Quiet())
+    assert [f"{one.name} {one.version}" for one in lock.wheels] == [
+        "numpy 1.26.3",
+        "nvidia-cuda-runtime-cu12 12.1.105",
+        "torch 2.3.0+cu121",
+    ]
+    text = format_lock(lock)
+    assert "# wheel: torch-2.3.0+cu121-py3-none-any.whl " in text
+    assert " from cu121\ntorch==2.3.0+cu121 --hash=" in text
+    assert second.url not in text
+    assert parse_lock(text, "x") == lock
+    assert uv.behind(REQUEST, lock, Quiet()) == ()
+    assert len(fetched(uv, lock, tmp_path / "cache")) == 3
+    assert not any("torch" in path for path in index.requests)
+    assert not any("numpy" in path for path in second.requests)
+
+
+def test_a_locked_version_stays_and_moves_when_asked(index: Index, second: Index, tmp_path: Path) -> None:
+    uv = locker(index, second, tmp_path)
+    lock = uv.lock(REQUEST, Quiet())
+    second.add("torch", "2.3.1+cu121", needs=("nvidia-cuda-runtime-cu12==12.1.105",))
+    more = replace(REQUEST, target=replace(TARGET, constraints=("idna<9",)), previous=lock)
+    assert uv.lock(more, Quiet()).wheels == lock.wheels
+    moved = uv.lock(replace(REQUEST, previous=lock, update=("torch",)), Quiet())
+    assert [one.version for one in moved.wheels if one.name == "torch"] == ["2.3.1+cu121"]
+
+
+def test_what_is_built_on_such_a_target_keeps_its_wheels(index: Index, second: Index, tmp_path: Path) -> None:
+    """What comes on top may be of an index too; what lies below comes from where it came from."""
+    index.add("idna", "3.7")
+    second.add("idna", "3.6")
+    uv = locker(index, second, tmp_path)
+    below = uv.lock(REQUEST, Quiet())
+    above = make_target(
+        name="lab-2.3-cu121",
+        on=TARGET.name,
+        requirements=(*TARGET.requirements, "idna"),
+        origins=(("idna", "cu121"), ("numpy", "cu121"), *TARGET.origins),
+    )
+    lock = uv.lock(replace(REQUEST, target=above, under=below), Quiet())
+    assert set(below.wheels) < set(lock.wheels)
+    assert lock.origins == (("idna", "cu121"), ("torch", "cu121"))
+
+
+def test_an_index_that_wants_a_password_gets_that_of_netrc(
+    index: Index, second: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second.password = "s3cret"
+    with pytest.raises(LockError, match="torch was not found") as caught:
+        locker(index, second, tmp_path).lock(REQUEST, Quiet())
+    assert f"the index 'cu121' at {second.url}" in caught.value.hint
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login bob password s3cret\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    uv = locker(index, second, tmp_path, NETRC=str(netrc))
+    assert len(fetched(uv, uv.lock(REQUEST, Quiet()), tmp_path / "cache")) == 3
+
+
+def test_an_index_without_an_address_is_said(index: Index, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="torch comes from the index 'cu121', and the settings do not say"):
+        locker(index, None, tmp_path).lock(REQUEST, Quiet())
+
+
+def test_pip_installs_such_a_lock_with_what_a_build_is_told(
+    index: Index, second: Index, tmp_path: Path
+) -> None:
+    uv = locker(index, second, tmp_path)
+    lock = uv.lock(REQUEST, Quiet())
+    (tmp_path / "lock.txt").write_text(format_lock(lock))
+    (tmp_path / "pip.conf").write_text(find_secrets(uv._index, {}).pip_conf)
+    command = [sys.executable, "-m", "pip", "install", "--require-hashes", "--no-deps", "--no-cache-dir"]
+    command += ["--platform", lock.platform, "--platform", "manylinux1_x86_64", "--only-binary", ":all:"]
+    done = subprocess.run(
+        [*command, "--python-version", "3.11", "--target", tmp_path / "to", "-r", tmp_path / "lock.txt"],
+        env={"PATH": os.environ["PATH"], "PIP_CONFIG_FILE": str(tmp_path / "pip.conf")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "to/torch-2.3.0+cu121.dist-info").is_dir()

@@ -1,0 +1,41 @@
+"""In which file uv is asked."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from imagefactory.errors import UsageError
+from imagefactory.lock.pypi.asked import in_plain_words, write_asked
+from imagefactory.lock.pypi.index import PackageIndex
+from tests.made.values import make_lock
+
+LAB = ("lab", "https://lab.example.org/simple/")
+INDEX = PackageIndex(url="", origin="", certificates="", proxy="", environment=(), named=(LAB,))
+
+
+def test_without_named_indexes_lines_are_asked(tmp_path: Path) -> None:
+    lock = make_lock(origins=(("numpy", "lab"),))  # which is not asked for now
+    path = write_asked(tmp_path, ["torch==2.3.*", "idna"], lock, INDEX)
+    assert (path.name, path.read_text()) == ("asked.txt", "idna\ntorch==2.3.*\n")
+
+
+def test_what_a_named_index_brings_comes_from_it_alone(tmp_path: Path) -> None:
+    path = write_asked(tmp_path, ["Torch[x]==2.3.*", "idna"], make_lock(origins=(("torch", "lab"),)), INDEX)
+    written = tomllib.loads(path.read_text())
+    assert path.suffix == ".toml"
+    assert written["project"]["dependencies"] == ["Torch[x]==2.3.*", "idna"]
+    assert written["tool"]["uv"]["sources"] == {"torch": {"index": "lab"}}
+    lab = {"name": "lab", "url": "https://lab.example.org/simple", "explicit": True}
+    assert written["tool"]["uv"]["index"] == [lab]
+    told = "Because imagefactory-asked depends on torch==2.3.*, we can conclude"
+    assert in_plain_words(told) == "Because you require torch==2.3.*, we can conclude"
+
+
+def test_an_index_without_an_address_says_where_to_write_it(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        write_asked(tmp_path, ["torch"], make_lock(origins=(("torch", "cu128"),)), INDEX)
+    assert caught.value.message.startswith("pytorch-2.3-cu121: torch comes from the index 'cu128', and the")
+    assert caught.value.hint == 'write below [indexes] in imagefactory.toml: cu128 = "https://..."'

@@ -1,0 +1,80 @@
+"""Which packages of a recipe come from a named index."""
+
+from __future__ import annotations
+
+import pytest
+
+from imagefactory.errors import RecipeError
+from imagefactory.recipes.expand import expand_all
+from imagefactory.recipes.recipe import parse_recipe
+from tests.made.values import make_base
+
+RECIPE = """\
+family: pytorch
+description: small
+source: pypi
+framework: torch
+platform: linux/amd64
+base: debian-12
+python: "3.11"
+capabilities: ["8.0"]
+packages: [numpy]
+index: {Torch: cu128, torch_vision: cu128}
+matrix:
+  - version: "2.3"
+    cuda: ["12.8"]
+  - version: "2.4"
+    cuda: ["12.1"]
+    packages: [torch-vision]
+    index: {torch: cu121, numpy: lab}
+"""
+ON = """\
+family: lab
+description: small
+on: pytorch-2.4-cu121
+packages: [idna, numpy]
+index: {idna: own, numpy: own}
+"""
+
+
+def origins(*texts: str) -> dict[str, dict[str, str]]:
+    recipes = [parse_recipe(text, "recipes/x.yaml") for text in texts]
+    return {target.name: dict(target.origins) for target in expand_all(recipes, [make_base()])}
+
+
+def test_a_row_has_those_of_what_it_asks_for() -> None:
+    """Also of a CUDA that the framework's wheels on PyPI are not built for."""
+    assert origins(RECIPE, ON) == {
+        "pytorch-2.3-cu128": {"torch": "cu128"},
+        "pytorch-2.4-cu121": {"torch": "cu121", "torch-vision": "cu128", "numpy": "lab"},
+        "lab-2.4-cu121": {"torch": "cu121", "torch-vision": "cu128", "numpy": "lab", "idna": "own"},
+    }
+
+
+def test_of_conda_the_part_from_pypi_has_them() -> None:
+    conda = RECIPE.replace("source: pypi", "source: conda\nchannels: [conda-forge]\npip: [rich]")
+    conda = conda.replace("{Torch: cu128, torch_vision: cu128}", "{rich: lab}")
+    conda = conda.replace("    index: {torch: cu121, numpy: lab}\n", "")
+    assert set(map(str, origins(conda).values())) == {"{'rich': 'lab'}"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("numpy: lab", "triton: lab", "17:27: 'triton' is not asked for by name, so no index"),
+        ("Torch: cu128,", "mkl: cu128,", "10:9: 'mkl' is not asked for by name"),
+        (
+            "numpy: lab",
+            "numpy: 'https://x'",
+            "17:34: 'numpy' cannot be 'https://x' (write the name of an index",
+        ),
+        ("numpy: lab", "NumPy: lab, numpy: lab", "17:39: 'numpy' stands there twice (remove one of them)"),
+        ("{Torch: cu128, torch_vision: cu128}", "cu128", "10:8: 'index' must hold names and values"),
+        ("numpy: lab", "'numpy<2': lab", "17:27: 'index' cannot be 'numpy<2'"),
+    ],
+)
+def test_faults_are_told_with_their_place(old: str, new: str, told: str) -> None:
+    assert old in RECIPE
+    with pytest.raises(RecipeError) as caught:
+        origins(RECIPE.replace(old, new))
+    assert caught.value.faults[0].startswith(f"recipes/x.yaml:{told}")
