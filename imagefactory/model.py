@@ -87,8 +87,8 @@ class Target:
 
     `waive` are checks of the GPU suite that need not run for the image to be verified; none may fail.
 
-    `origins` are (normalised name, name of an index) of what comes from another package index than the
-    machine's one, sorted.
+    `origins` are (normalised name, name of an index or path of a wheel) of what does not come from the
+    machine's own package index, sorted; paths go from the factory's root on and begin with `./`.
     """
 
     name: str
@@ -255,7 +255,8 @@ class Definition:
     own. `environment` holds at build and at run, `labels` are OCI annotations; both in their written order.
     `under` are the locks of the targets that this one is built on, the lowest first: `lock` holds all of
     their packages too, and their layers are made as for those targets. `files` are own files, sorted by
-    path, and `start` how a container starts, whole but for what is left to the engine.
+    path, and `start` how a container starts, whole but for what is left to the engine. `local` are the wheels
+    that lie in the factory, each with its file name for a path.
     """
 
     target: Target
@@ -267,6 +268,7 @@ class Definition:
     under: tuple[Lock, ...] = ()
     files: tuple[OwnFile, ...] = ()
     start: Start = PLAIN_START
+    local: tuple[OwnFile, ...] = ()
 
     @property
     def python_path(self) -> str:

@@ -226,7 +226,7 @@ def target_json(target: Target) -> dict[str, object]:
         "channel_priority": target.priority if target.channels else "",
         "virtual": dict(target.virtual),
         "pip": target.pip,
-        "index": dict(target.origins),
+        "origins": dict(target.origins),
         "recipe": str(target.where),
     }
 

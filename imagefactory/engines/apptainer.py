@@ -29,7 +29,7 @@ from imagefactory.oci.model import Descriptor, Image, Sif
 from imagefactory.oci.sif import SifOrigin, keep_sif, load_sif, sif_reference
 from imagefactory.progress import Progress
 from imagefactory.render.apptainer import render_apptainer
-from imagefactory.render.folders import render, write_definitions
+from imagefactory.render.folders import copied_files, render, write_definitions
 from imagefactory.render.steps import SITE
 from imagefactory.runners.apptainer_command import SQUASHFS, ApptainerCommand, SifOrder
 
@@ -70,7 +70,7 @@ class ApptainerEngine:
         target, base = definition.target, supplies.base().get()
         secrets = self.secrets(definition.lock)
         with scratch(self.layout) as folder, progress.stage(f"{target.name}: apptainer build"):
-            write_definitions(folder, render(definition), definition.files)
+            write_definitions(folder, render(definition), copied_files(definition))
             lent = render_apptainer(definition, bootstrap="oci", place=LENT)
             (folder / DEFINITION).write_text(lent, encoding="utf-8")
             lend_layout(self.layout, base.image.manifest, folder / LENT)

@@ -20,6 +20,7 @@ from imagefactory.access import Access, conda_channels, package_index
 from imagefactory.errors import UsageError
 from imagefactory.lock.conda.channels import ChannelSite
 from imagefactory.lock.pypi.index import PackageIndex
+from imagefactory.lock.pypi.origins import from_indexes
 from imagefactory.model import Lock
 from imagefactory.render.steps import CERTIFICATES, CHANNELS, PIP_CONF
 from imagefactory.web import local_path, on_loopback, redact
@@ -73,7 +74,10 @@ def secrets_of(access: Access, lock: Lock | None) -> BuildSecrets:
     channels = lock.channels if lock else ()
     site = conda_channels(access).site(channels) if channels else None
     index = package_index(access)
-    asked = {name: index.address(name, f"{lock.target}: {one}") for one, name in lock.origins} if lock else {}
+    named = from_indexes(lock.origins) if lock else {}
+    asked = (
+        {name: index.address(name, f"{lock.target}: {one}") for one, name in named.items()} if lock else {}
+    )
     return find_secrets(replace(index, named=tuple(asked.items())), access.environ, site)
 
 

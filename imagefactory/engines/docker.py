@@ -40,7 +40,7 @@ from imagefactory.oci.manifests import (
 )
 from imagefactory.oci.model import Descriptor, Image, Layer, Sif
 from imagefactory.progress import Progress, format_seconds
-from imagefactory.render.folders import render, write_definitions
+from imagefactory.render.folders import copied_files, render, write_definitions
 from imagefactory.render.steps import CERTIFICATES, CHANNELS, PIP_CONF
 from imagefactory.runners.docker_daemon import DockerDaemon
 
@@ -176,7 +176,7 @@ class DockerEngine:
             self.layout.tmp.mkdir(parents=True, exist_ok=True)
             made = tempfile.TemporaryDirectory(dir=self.layout.tmp, prefix="docker-")
         with made as folder:
-            write_definitions(Path(folder, "context"), job.files, job.definition.files)
+            write_definitions(Path(folder, "context"), job.files, copied_files(job.definition))
             if secrets.certificates is not None:
                 Path(folder, CERTIFICATES).write_bytes(secrets.certificates)
                 given.append((CERTIFICATES, f"src={CERTIFICATES}"))

@@ -15,6 +15,7 @@ from imagefactory.recipes.bases import all_bases
 from imagefactory.recipes.match_spec import Spec, parse_spec
 from imagefactory.recipes.model import MatrixRow, Recipe
 from imagefactory.recipes.names import Known, choose_name, choose_names, suggest
+from imagefactory.recipes.origins import origin_faults
 from imagefactory.recipes.values import (
     ARCHSPECS,
     REQUIREMENT_RULES,
@@ -221,7 +222,7 @@ def _build_on(
     while ready := [pair for pair in waiting if pair[1].on in made]:
         waiting = [pair for pair in waiting if pair[1].on not in made]
         for recipe, row in ready:
-            faults += _addition_faults(row, made[row.on])
+            faults += [*_addition_faults(row, made[row.on]), *origin_faults(row, made[row.on])]
             target = _on_system(_target_on(recipe, row, made[row.on]), recipe, row, bases, faults)
             targets.append(target)
             made.setdefault(target.name, target)

@@ -247,7 +247,7 @@ class _Shell:
             take_pip_line(self.wish, text, word.where, self.container.beside)
         else:
             why = "has no pyproject.toml that lies beside this file and is copied"
-            do = "add what it needs, and put the project into an image by a wheel on an index"
+            do = "add what it needs, and put the project into an image by a wheel (./wheels/...)"
             self.wish.leave(word.where, f"the project {show(word.text)} {why}", do)
 
     # --- conda

@@ -1,10 +1,18 @@
-"""`index` of a recipe: which packages come from a package index of a name, and from no other."""
+"""Which packages of a recipe come from elsewhere than the machine's package index.
+
+`index` names the index of a package, which then comes from no other; a wheel of the factory stands under
+`packages` or `pip` by its path, and becomes its exact version here, with the path as where it comes from.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 
+from packaging.utils import parse_wheel_filename
+
+from imagefactory.model import Target, Where
 from imagefactory.recipes.model import MatrixRow
 from imagefactory.recipes.reader import Reader
 from imagefactory.recipes.values import canonical, package_of
@@ -32,10 +40,58 @@ def with_origins(
     nodes = rows.items if (rows := root.get("matrix")) and rows.kind == "list" else []
     for node, own in zip(nodes, asked, strict=False):
         _refuse_unasked(reader, node.get("index"), own, kind)
-    return [
-        replace(row, origins=tuple(sorted(pair for pair in row.origins if pair[0] in own)))
-        for row, own in zip(matrix, asked, strict=True)
-    ]
+    made = []
+    for row, own, node in zip_longest(matrix, asked, nodes[: len(matrix)]):
+        named = {name: index for name, index in row.origins if name in own}
+        files = _files(reader, [section for section in (node, root) if section], row, named)
+        made.append(
+            replace(
+                row,
+                packages=tuple(dict.fromkeys(map(_exact, row.packages))),
+                pip=tuple(dict.fromkeys(map(_exact, row.pip))),
+                origins=tuple(sorted((named | files).items())),
+            )
+        )
+    return made
+
+
+def origin_faults(row: MatrixRow, under: Target) -> Iterator[str]:
+    """What is not PyPI's where the target below is of conda, whose `packages` are its channels'."""
+    pip = set(map(package_of, row.pip))
+    for name, _ in row.origins if under.source == "conda" else ():
+        if name not in pip:
+            yield (
+                f"{row.where}: '{name}' under 'packages' would be a package of {under.name}'s channels, not "
+                "of an index or a file (write it under 'pip')"
+            )
+
+
+def _files(
+    reader: Reader, sections: Sequence[YamlNode], row: MatrixRow, named: Mapping[str, str]
+) -> dict[str, str]:
+    """The wheels of the factory that a row names, by package."""
+    found: dict[str, str] = {}
+    for text in (one for one in (*row.packages, *row.pip) if one.startswith("./")):
+        name = package_of(text)
+        if name in named or name in found:
+            where = _item(sections, text) or row.where
+            other = found.get(name) or f"the index '{named[name]}'"
+            reader.fault(where, f"'{name}' comes from {other} already", "take it from one of them")
+        found[name] = text
+    return found
+
+
+def _item(sections: Sequence[YamlNode], text: str) -> Where | None:
+    lists = (node for section in sections for key in ("packages", "pip") if (node := section.get(key)))
+    return next((item.where for node in lists for item in node.items if item.text == text), None)
+
+
+def _exact(text: str) -> str:
+    """A requirement; of a wheel's path the version that it holds."""
+    if not text.startswith("./"):
+        return text
+    _, version, *_ = parse_wheel_filename(text.rpartition("/")[2])
+    return f"{package_of(text)}=={version}"
 
 
 def _asked_of_pypi(row: MatrixRow, kind: str, framework: str) -> frozenset[str]:

@@ -29,11 +29,14 @@ _OPTIONS = {
     "--no-deps": "what the packages need comes with them; bound it under constraints",
     "--require-hashes": "nothing to do: locks hold the hash of each file",
     "--trusted-host": "name the index in pip's settings, or imagefactory.toml",
-    "--find-links": "put those wheels on an index, which pip's settings or imagefactory.toml name",
-    "-f": "put those wheels on an index, which pip's settings or imagefactory.toml name",
+    "--find-links": "put those wheels into the factory and write their paths under packages: ./wheels/...",
+    "-f": "put those wheels into the factory and write their paths under packages: ./wheels/...",
 }
-_INDEX = "the index is the machine's own: pip's settings, or imagefactory.toml"
-_WHEEL = "put the project into an image by a wheel on an index"
+_INDEX = (
+    "the index is the machine's own: pip's settings, or imagefactory.toml; one for some packages is named by "
+    "`index`"
+)
+_WHEEL = "put the project into an image by a wheel, ./wheels/... under packages"
 _ARCHIVE = r"\.(?:whl|zip|tar(?:\.[a-z0-9]+)?|tgz)$"
 # What a marker may ask of the machine that the image is for; Python's version is added.
 _MARKERS = {
@@ -214,9 +217,9 @@ def _instead(text: str, name: str = "") -> str:
     egg = re.search(r"[#&]egg=([A-Za-z0-9._-]+)", text)
     name = name or wheel or (egg[1] if egg else "")
     if wheel:
-        return f"write {name}=={version.partition('+')[0]}, if an index has it; else put the wheel on one"
+        return f"write {name}=={version.partition('+')[0]}, or ./wheels/... with the wheel there"
     if name:
-        return f"write {name} with bounds, if an index has it; else put a wheel of it on one"
+        return f"write {name} with bounds, or ./wheels/... with a wheel of it there"
     return "write NAME and its bounds as PyPI knows them; files and addresses are not locked"
 
 

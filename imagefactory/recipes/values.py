@@ -59,8 +59,12 @@ _NAME = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?"
 _RELEASE = r"[0-9]{1,8}(\.[0-9]{1,8})*"
 # Nightly releases carry a day or a minute: 2.14.0a20230808, 0.1.5.post20221221.
 _VERSION = rf"{_RELEASE}((a|b|rc)[0-9]{{1,14}})?(\.post[0-9]{{1,14}})?(\.dev[0-9]{{1,14}})?"
-# The bounds of PEP 440 without epochs, local versions and arbitrary equality.
-_BOUND = rf"((==|!=) ?{_RELEASE}\.\*|(==|!=|<=|>=|<|>) ?{_VERSION}|~= ?[0-9]{{1,8}}\.{_VERSION})"
+_LOCAL = r"(\+[a-z0-9]+([._][a-z0-9]+)*)"
+# The bounds of PEP 440 without epochs and arbitrary equality; local versions where one is meant exactly.
+_BOUND = (
+    rf"((==|!=) ?{_RELEASE}\.\*|== ?{_VERSION}{_LOCAL}|(==|!=|<=|>=|<|>) ?{_VERSION}"
+    rf"|~= ?[0-9]{{1,8}}\.{_VERSION})"
+)
 _BOUNDS = rf"{_BOUND}(, ?{_BOUND})*"
 _PYTHON = r"3\.[0-9]{1,2}"
 # Where no own file can lie: what the system links or makes anew, and what a build puts there itself.
@@ -83,6 +87,11 @@ def _one_of(values: Sequence[str]) -> Rule:
 
 # Neither JSON schemas nor editors know Python's named groups.
 _SPEC = re.sub(r"\(\?P<[a-z_]+>", "(", match_spec.SPEC)
+# A wheel of the factory, by its path from the root on, with the name that build tools give it.
+_WHEEL = (
+    rf"\./([A-Za-z0-9_+-][A-Za-z0-9._+-]*/)*[A-Za-z0-9]+([._][A-Za-z0-9]+)*-{_VERSION}{_LOCAL}?"
+    r"(-[0-9][A-Za-z0-9_.]*)?(-[A-Za-z0-9_.]+){3}\.whl"
+)
 _PACKAGE = rf"{_NAME}(\[{_NAME}(, ?{_NAME})*\])?( ?{_BOUNDS})?"
 
 RULES: Mapping[str, Rule] = {
@@ -128,8 +137,12 @@ RULES: Mapping[str, Rule] = {
         "|".join(map(re.escape, WAIVABLE)), 40, f"a check of the GPU suite: {', '.join(WAIVABLE)}"
     ),
     "package": Rule(
-        _PACKAGE, 200, 'a package with bounds, such as "numpy<2"; no addresses, markers or options'
+        rf"{_PACKAGE}|{_WHEEL}",
+        200,
+        'a package with bounds, such as "numpy<2", or a wheel of the factory, such as '
+        '"./wheels/mylib-1.0-py3-none-any.whl"; no addresses, markers or options',
     ),
+    "wheel": Rule(_WHEEL, 200, 'a wheel of the factory, such as "./wheels/mylib-1.0-py3-none-any.whl"'),
     "match spec": Rule(
         _SPEC,
         200,
@@ -137,7 +150,7 @@ RULES: Mapping[str, Rule] = {
         '"jaxlib * *cuda12*"; no brackets, no | and no star after >= or ==',
     ),
     "added package": Rule(
-        f"{_PACKAGE}|{_SPEC}",
+        f"{_PACKAGE}|{_WHEEL}|{_SPEC}",
         200,
         'a package with bounds, such as "numpy<2"; no addresses, markers or options',
     ),
@@ -219,7 +232,9 @@ def normal_requirement(requirement: str, kind: str) -> str:
 
 
 def _normal_pypi(requirement: str) -> str:
-    """Name as PEP 503 has it, no spaces, sorted bounds."""
+    """Name as PEP 503 has it, no spaces, sorted bounds; the path of a wheel as it is."""
+    if requirement.startswith("./"):
+        return requirement
     name = re.split(r"[ \[<>=!~]", requirement, maxsplit=1)[0]
     extras = requirement.partition("[")[2].partition("]")[0]
     bounds = requirement[len(name) :].rpartition("]")[2].replace(" ", "")
@@ -304,7 +319,9 @@ def without_secrets(text: str) -> str:
 
 
 def package_of(requirement: str) -> str:
-    """The normalised name of the distribution that a requirement asks for."""
+    """The normalised name of the distribution that a requirement asks for, or that a wheel holds."""
+    if requirement.startswith("./"):
+        return canonical(requirement.rpartition("/")[2].partition("-")[0])
     return canonical(re.split(r"[ \[<>=!~]", requirement, maxsplit=1)[0])
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from imagefactory.model import Definition
 from imagefactory.render.define import new_places
 from imagefactory.render.steps import OWN, SITE, copies, steps
-from imagefactory.render.templating import facts, fill, named_indexes
+from imagefactory.render.templating import facts, fill, named_indexes, wheels_to_bring
 
 
 def render_apptainer(definition: Definition, *, bootstrap: str = "docker", place: str = "") -> str:
@@ -28,6 +28,7 @@ def render_apptainer(definition: Definition, *, bootstrap: str = "docker", place
         labels=definition.labels,
         facts=facts(definition),
         indexes=named_indexes(definition),
+        bring=wheels_to_bring(definition),
         start=definition.start,
         own=new_places(definition),
         folder=OWN,

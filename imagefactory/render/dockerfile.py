@@ -14,7 +14,7 @@ from imagefactory.model import Definition
 from imagefactory.oci.layout import reference
 from imagefactory.render.define import entrypoint
 from imagefactory.render.steps import INPUT, OWN, SITE, copies, steps
-from imagefactory.render.templating import facts, fill, named_indexes
+from imagefactory.render.templating import facts, fill, named_indexes, wheels_to_bring
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +109,7 @@ def render_dockerfile(definition: Definition) -> str:
         tag=reference(target),
         facts=facts(definition),
         indexes=named_indexes(definition),
+        bring=wheels_to_bring(definition),
         entrypoint=entrypoint(definition),
         init=entrypoint(definition) != definition.start.entrypoint,
         start=definition.start,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from imagefactory.errors import FactoryError, UsageError
@@ -14,7 +14,7 @@ from imagefactory.lock.files import format_lock_files
 from imagefactory.model import Definition, OwnFile
 from imagefactory.render.apptainer import render_apptainer
 from imagefactory.render.dockerfile import render_dockerfile
-from imagefactory.render.steps import INSTALLER, LINKER, OWN, explicit_lists
+from imagefactory.render.steps import INSTALLER, LINKER, OWN, WHEELS, explicit_lists
 
 _INSTALLER = Path(__file__).with_name("conda_install.py")
 _LINKER = Path(__file__).parent / LINKER
@@ -42,10 +42,21 @@ def render(definition: Definition) -> dict[str, str]:
     return files
 
 
-def write_definitions(folder: Path, files: Mapping[str, str], own: Iterable[OwnFile] = ()) -> None:
+def copied_files(definition: Definition, *, largest: int | None = None) -> dict[str, OwnFile]:
+    """What is copied to a target's folder, by path there: own files, and wheels of up to `largest` bytes."""
+    wheels = (one for one in definition.local if largest is None or one.size <= largest)
+    return {
+        **{f"{OWN}{file.path}": file for file in definition.files},
+        **{f"{WHEELS}/{wheel.path}": wheel for wheel in wheels},
+    }
+
+
+def write_definitions(
+    folder: Path, files: Mapping[str, str], copied: Mapping[str, OwnFile] | None = None
+) -> None:
     """Write `files` (path inside `folder`, with `/` -> text), each beside its place and then renamed.
 
-    `own` files are copied to `files/` and their paths inside the image.
+    What is `copied` has its path inside `folder` too.
 
     A file that is right already is not touched; of those that `render` made earlier and does not make any
     more (a lock that lost its wheels, an own file) none stays. Raises UsageError for a path that leaves the
@@ -55,13 +66,12 @@ def write_definitions(folder: Path, files: Mapping[str, str], own: Iterable[OwnF
         for path in folder.glob("*.*"):
             if _OF_LOCKS.fullmatch(path.name) and path.name not in files and path.is_file():
                 path.unlink()
-        wanted = {f"{OWN}{file.path}": file for file in own}
-        for path in (folder / OWN).rglob("*"):
-            if not path.is_dir() and path.relative_to(folder).as_posix() not in wanted:
+        for path in (*(folder / OWN).rglob("*"), *(folder / WHEELS).glob("*")):
+            if not path.is_dir() and path.relative_to(folder).as_posix() not in (copied or {}):
                 path.unlink()
     except OSError as error:
         raise _unusable(folder, error) from error
-    every: dict[str, str | OwnFile] = {**files, **wanted}
+    every: dict[str, str | OwnFile] = {**files, **(copied or {})}
     for name, content in sorted(every.items()):
         path = _place(folder, name)
         try:
@@ -80,14 +90,16 @@ def write_definitions(folder: Path, files: Mapping[str, str], own: Iterable[OwnF
             raise _unusable(path, error) from error
 
 
-def check_definitions(folder: Path, files: Mapping[str, str], own: Iterable[OwnFile] = ()) -> tuple[str, ...]:
-    """What differs between `files` with `own` files and what stands in `folder`: one entry a file.
+def check_definitions(
+    folder: Path, files: Mapping[str, str], copied: Mapping[str, OwnFile] | None = None
+) -> tuple[str, ...]:
+    """What differs between `files` with what is `copied` and what stands in `folder`: one entry a file.
 
     An entry names the file and shows the beginning of the difference. Files in `folder` that are not
     in `files` are named too. Raises UsageError for a file that cannot be read.
     """
     faults = []
-    every: dict[str, str | OwnFile] = {**files, **{f"{OWN}{file.path}": file for file in own}}
+    every: dict[str, str | OwnFile] = {**files, **(copied or {})}
     try:
         there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
         for name, content in sorted(every.items()):

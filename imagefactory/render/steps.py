@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from imagefactory.lock.files import explicit
+from imagefactory.lock.pypi.origins import from_files
 from imagefactory.lock.pypi.tags import MACHINES
-from imagefactory.model import Definition, LockedConda
+from imagefactory.model import Definition, LockedConda, LockedWheel
 from imagefactory.render.define import HOME, interpreter, pyvenv_cfg, venv_links
 from imagefactory.render.quoting import word, words
 
@@ -31,6 +32,12 @@ INSTALLER, LINKER = "install.py", "rattler.txt"
 
 OWN = "files"
 """The folder of a target's folder where its own files lie, by their paths inside."""
+
+WHEELS = "wheels"
+"""The folder of a target's folder where copies of the factory's own wheels lie."""
+
+LARGEST_COPY = 50_000_000
+"""Bytes of a wheel that is copied there to be committed: what a Git repository bears."""
 
 PIP = "/opt/pip"
 """The environment that holds pip, and is gone afterwards: the images carry no pip."""
@@ -65,11 +72,26 @@ class Step:
 
 def copies(definition: Definition) -> tuple[tuple[str, str], ...]:
     """(file of the target's folder, where it lies inside while the steps run)."""
+    local = tuple(
+        (f"{WHEELS}/{wheel.filename}", f"{INPUT}/{wheel.filename}") for wheel in own_wheels(definition)
+    )
     if not definition.lock.conda:
-        return (("requirements.txt", REQUIREMENTS),)
+        return (("requirements.txt", _requirements(definition)), *local)
     wheels = ("requirements.txt",) if definition.lock.wheels else ()
     names = (INSTALLER, *explicit_lists(definition), LINKER, *wheels)
-    return tuple((name, f"{INPUT}/{name}") for name in names)
+    return (*((name, f"{INPUT}/{name}") for name in names), *local)
+
+
+def own_wheels(definition: Definition) -> tuple[LockedWheel, ...]:
+    """The wheels of the lock that lie in the factory."""
+    paths = from_files(definition.lock.origins)
+    return tuple(wheel for wheel in definition.lock.wheels if wheel.name in paths)
+
+
+def _requirements(definition: Definition) -> str:
+    """Where the requirements lie while they are installed: beside the wheels that come with them."""
+    alone = not definition.lock.conda and not own_wheels(definition)
+    return REQUIREMENTS if alone else f"{INPUT}/requirements.txt"
 
 
 def explicit_lists(definition: Definition) -> dict[str, str]:
@@ -149,9 +171,9 @@ def _wheel_steps(definition: Definition) -> tuple[Step, ...]:
             commands=(
                 *_TELL_PIP,
                 f"{word(python)} -m venv {word(PIP)}",
-                _pip(prefix, REQUIREMENTS),
+                _pip(definition),
                 *_compile(definition, definition.site_packages),
-                f"rm -r {words((PIP, REQUIREMENTS))}",
+                f"rm -r {words((PIP, INPUT if own_wheels(definition) else REQUIREMENTS))}",
             ),
         ),
     )
@@ -167,7 +189,7 @@ def _conda_steps(definition: Definition) -> tuple[Step, ...]:
         comment=("The wheels on top of them, each with the sha256 of the lock.",),
         built=True,
         secrets=(PIP_CONF, CERTIFICATES),
-        commands=(*_TELL_PIP, _pip(prefix, f"{INPUT}/requirements.txt")),
+        commands=(*_TELL_PIP, _pip(definition)),
     )
     return (
         Step(
@@ -230,11 +252,12 @@ _PIP_OPTIONS = (
 )
 
 
-def _pip(prefix: str, requirements: str) -> str:
-    """A command that installs what `requirements` names into the environment at `prefix`."""
+def _pip(definition: Definition) -> str:
+    """A command that installs the wheels of the lock into the environment."""
+    local = f" --find-links {word(INPUT)}" if own_wheels(definition) else ""
     return (
-        f"{word(PIP + '/bin/pip')} --python {word(prefix + '/bin/python')} install{_PIP_OPTIONS}\n"
-        f"    --requirement {word(requirements)}"
+        f"{word(PIP + '/bin/pip')} --python {word(definition.prefix + '/bin/python')} install{_PIP_OPTIONS}\n"
+        f"   {local} --requirement {word(_requirements(definition))}"
     )
 
 

@@ -10,10 +10,12 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from imagefactory.lock.pypi.origins import from_files, from_indexes
 from imagefactory.model import Definition
 from imagefactory.progress import format_bytes
 from imagefactory.render.define import framework_package
 from imagefactory.render.quoting import FILTERS, insist
+from imagefactory.render.steps import LARGEST_COPY, own_wheels
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -52,7 +54,14 @@ def fill(template: str, **values: Any) -> str:
 
 def named_indexes(definition: Definition) -> str:
     """The names of the package indexes beside the usual one, as a sentence has them; empty for none."""
-    return " and ".join(sorted({name for _, name in definition.lock.origins}))
+    return " and ".join(sorted(set(from_indexes(definition.lock.origins).values())))
+
+
+def wheels_to_bring(definition: Definition) -> tuple[tuple[str, str], ...]:
+    """(path from the factory's root on, size) of wheels too large to be copied into the target's folder."""
+    paths = from_files(definition.lock.origins)
+    large = (wheel for wheel in own_wheels(definition) if wheel.size > LARGEST_COPY)
+    return tuple((paths[wheel.name].removeprefix("./"), format_bytes(wheel.size)) for wheel in large)
 
 
 def facts(definition: Definition) -> str:

@@ -73,7 +73,7 @@ def format_target(target: Target, now: TargetState, width: int | None = None) ->
     if target.pip:
         fields.append(("from PyPI", "\n".join(target.pip)))
     if target.origins:
-        fields.append(("index", "\n".join(f"{name} from {origin}" for name, origin in target.origins)))
+        fields.append(("from", "\n".join(f"{name} from {origin}" for name, origin in target.origins)))
     if target.constraints:
         fields.append(("constraints", "\n".join(target.constraints)))
     if target.environment:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from imagefactory.factory import Factory
+from imagefactory.lock.pypi.local import local_files
 from imagefactory.model import Definition, Target
 from imagefactory.render.define import define
-from imagefactory.render.folders import check_definitions, render, write_definitions
+from imagefactory.render.folders import check_definitions, copied_files, render, write_definitions
+from imagefactory.render.steps import LARGEST_COPY
 from imagefactory.stages.locked import locks_below, require_lock
 from imagefactory.stages.own_files import find_own_files
 
@@ -14,7 +18,8 @@ def define_target(factory: Factory, target: Target) -> Definition:
     """What an image of the target is made of. Raises LockError where it is not locked, StaleError."""
     lock, under = require_lock(factory, target), locks_below(factory, target)
     files = find_own_files(factory.settings.root_path, target.files)
-    return define(target, factory.base_of(target), lock, under, files)
+    made = define(target, factory.base_of(target), lock, under, files)
+    return replace(made, local=local_files(lock, factory.settings.root_path))
 
 
 def render_target(factory: Factory, target: Target) -> dict[str, str]:
@@ -26,7 +31,8 @@ def write_definition(factory: Factory, target: Target, *, check: bool = False) -
     """What of definitions/<target>/ was stale; it is written then, unless this is a `check`."""
     definition, folder = define_target(factory, target), factory.definition_folder(target)
     files = render(definition)
-    stale = check_definitions(folder, files, definition.files)
+    copied = copied_files(definition, largest=LARGEST_COPY)
+    stale = check_definitions(folder, files, copied)
     if stale and not check:
-        write_definitions(folder, files, definition.files)
+        write_definitions(folder, files, copied)
     return stale

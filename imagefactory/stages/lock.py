@@ -32,6 +32,7 @@ from imagefactory.lock.conda.own_tool import CondaLockLocker, find_tool
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.debian import file, solve
 from imagefactory.lock.files import lock_names
+from imagefactory.lock.pypi.local import changed_wheel
 from imagefactory.model import Base, Lock, Target
 from imagefactory.progress import Progress
 from imagefactory.settings.choices import SOLVERS
@@ -91,6 +92,9 @@ def lock_target(factory: Factory, target: Target, options: LockOptions, progress
         before = files.read_remains(folder, target)
     decided = content_hash(target, base, under)
     current = before is not None and before.content_hash == decided
+    if before is not None and current and (changed := changed_wheel(before, factory.settings.root_path)):
+        progress.note(f"{changed}: locking {target.name} anew")
+        before, current = replace(before, content_hash=files.NOBODYS), False
     if before is not None and current:
         try:
             files.check_facts(before, target)

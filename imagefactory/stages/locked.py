@@ -24,6 +24,7 @@ from imagefactory.lock.files import (
     read_unsolvable,
 )
 from imagefactory.lock.layers import LAYERS
+from imagefactory.lock.pypi.local import changed_wheel
 from imagefactory.model import Base, BaseLock, Lock, Outcome, Target
 
 
@@ -42,6 +43,8 @@ def require_lock(factory: Factory, target: Target) -> Lock:
     wanted = wanted_hash(factory, target)
     if lock is not None and lock.content_hash == wanted:
         check_facts(lock, target)
+        if changed := changed_wheel(lock, factory.settings.root_path):
+            raise StaleError(f"the lock of {target.name} is stale: {changed}", hint=hint)
         return lock
     if why := read_why(factory, target):
         raise LockError(f"{target.name} is unsolvable: {why.reason}", hint=why.hint or f"{hint} --explain")
@@ -80,6 +83,8 @@ def lock_state(factory: Factory, target: Target) -> str:
             base = factory.base_of(target)
             if base.on and (state := base_state(factory, base)) != "ok":
                 return state
+            if changed_wheel(lock, factory.settings.root_path):
+                return "stale"
             return "ok" if _holds(lock, target, lock_below(factory, target)) else "malformed"
         if read_why(factory, target) is not None:
             return Outcome.UNSOLVABLE.value

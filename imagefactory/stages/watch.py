@@ -26,6 +26,7 @@ from imagefactory.gpu.knowledge.tables import covers
 from imagefactory.lock.conda.builds import cudas_of, offered_to
 from imagefactory.lock.debian.file import read_base_lock
 from imagefactory.lock.moves import Move, base_moves, lock_moves
+from imagefactory.lock.pypi.origins import from_files
 from imagefactory.lock.pypi.series import (
     NewSeries,
     cuda_extras,
@@ -261,10 +262,15 @@ def _addable(factory: Factory, locker: UvLocker, newest: Target, lock: Lock, one
 
 @contextmanager
 def _copied(factory: Factory) -> Iterator[Factory]:
-    """The factory with a copy of its locks, to solve in; the cache is the same."""
+    """The factory with a copy of its locks and wheels, to solve in; the cache is the same."""
     with tempfile.TemporaryDirectory(prefix="imagefactory-watch-") as folder:
         if factory.lock_folder.is_dir():
             shutil.copytree(factory.lock_folder, Path(folder) / "lockfiles")
+        for path in {one for target in factory.targets for one in from_files(target.origins).values()}:
+            wheel, copy = factory.settings.root_path / path, Path(folder) / path
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            if wheel.is_file():
+                shutil.copy2(wheel, copy)
         root = Setting(value=folder, origin=factory.settings.root.origin)
         yield replace(factory, settings=replace(factory.settings, root=root))
 

@@ -127,6 +127,41 @@ def test_an_index_without_an_address_is_said(index: Index, tmp_path: Path) -> No
         locker(index, None, tmp_path).lock(REQUEST, Quiet())
 
 
+def test_a_wheel_of_the_factory_is_locked_with_what_it_needs(
+    index: Index, second: Index, tmp_path: Path
+) -> None:
+    """No path of this machine gets into the lock, and an index that has the name too is not asked for it."""
+    index.add("idna", "3.7")
+    index.add("mylib", "9.0")
+    root = tmp_path / "root"
+    (root / "wheels").mkdir(parents=True)
+    Index(folder=root / "wheels").add("mylib", "1.0+lab", needs=("idna",))
+    path = "./wheels/mylib-1.0+lab-py3-none-any.whl"
+    target = replace(
+        TARGET,
+        requirements=(*TARGET.requirements, "mylib==1.0+lab"),
+        origins=(("mylib", path), *TARGET.origins),
+    )
+    uv = locker(index, second, tmp_path)
+    uv = UvLocker(replace(uv._index, root=root), python=Path(sys.executable))
+    request = replace(REQUEST, target=target)
+    lock = uv.lock(request, Quiet())
+    assert [one.name for one in lock.wheels] == [
+        "idna",
+        "mylib",
+        "numpy",
+        "nvidia-cuda-runtime-cu12",
+        "torch",
+    ]
+    assert f" from {path}\nmylib==1.0+lab --hash=" in format_lock(lock)
+    assert str(tmp_path) not in format_lock(lock)
+    assert uv.behind(request, lock, Quiet()) == ()
+    assert len(fetched(uv, lock, tmp_path / "cache")) == 5
+    assert not any("mylib" in asked for asked in index.requests)
+    above = replace(target, name="lab-2.3-cu121", on=target.name)
+    assert uv.lock(replace(request, target=above, under=lock), Quiet()).wheels == lock.wheels
+
+
 def test_pip_installs_such_a_lock_with_what_a_build_is_told(
     index: Index, second: Index, tmp_path: Path
 ) -> None:

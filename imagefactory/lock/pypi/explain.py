@@ -9,6 +9,7 @@ from packaging.utils import canonicalize_name
 
 from imagefactory.errors import LockError, UnsolvableError
 from imagefactory.lock.pypi.index import PackageIndex
+from imagefactory.lock.pypi.origins import from_indexes
 from imagefactory.lock.pypi.project_page import IndexFile
 from imagefactory.lock.pypi.wheels_there import what_works, without_wheel
 from imagefactory.model import Lock, Target
@@ -58,7 +59,7 @@ def explain_failure(lock: Lock, stderr: str, index: PackageIndex, there: There) 
     """
     text = _one_line(stderr)
     lacks = re.search(r"([A-Za-z0-9._-]+) was not found in the package registry", text)
-    if lacks and (origin := dict(lock.origins).get(canonicalize_name(lacks[1]))):
+    if lacks and (origin := from_indexes(lock.origins).get(canonicalize_name(lacks[1]))):
         # uv says the same of an index that wants a password.
         hint = (
             f"is it on the index '{origin}' at {redact(index.address(origin, ''))}, which alone is asked for "

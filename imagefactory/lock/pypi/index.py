@@ -40,7 +40,8 @@ class PackageIndex:
     `url` may hold a user and password; it is empty where uv's built-in index is used. `origin` says
     which setting named it. `named` are others by the names that recipes use (name, address).
     `certificates` is a file or folder of CA certificates (empty: those of the libraries), `proxy` a URL or
-    empty. `environment` is all that uv is started with.
+    empty. `environment` is all that uv is started with. `root` is the factory's folder, in which wheels may
+    lie.
     """
 
     url: str
@@ -49,6 +50,7 @@ class PackageIndex:
     proxy: str
     environment: tuple[tuple[str, str], ...]
     named: tuple[tuple[str, str], ...] = ()
+    root: Path = Path("/")
 
     def address(self, name: str, asked: str) -> str:
         """Where the index of a name is. Raises UsageError beginning with `asked` for an unknown one."""

@@ -12,6 +12,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import InvalidVersion
 
 from imagefactory.errors import LockError
+from imagefactory.lock.pypi.origins import from_indexes
 from imagefactory.lock.pypi.project_page import IndexFile
 from imagefactory.lock.pypi.tags import fitting_tags
 from imagefactory.lock.pypi.wheels_there import what_works
@@ -104,7 +105,7 @@ def choose(
             wheels.append(old)
             continue
         if not offer.sha256:
-            origin = dict(empty.origins).get(name)
+            origin = from_indexes(empty.origins).get(name)
             where = f"the index '{origin}'" if origin else "the index"
             raise LockError(
                 f"{empty.target}: {where} gives no sha256 for {offer.filename}",

@@ -1,7 +1,8 @@
 """The file of a lock of wheels, and what makes one stale.
 
-It is a requirements file, so pip and uv install it without imagefactory, and it holds no addresses: of a
-wheel of another index than the machine's own it says that index' name, `# wheel: FILE BYTES from NAME`.
+It is a requirements file, so pip and uv install it without imagefactory, and it holds no addresses. Of a
+wheel of another index than the machine's own it says the name, `# wheel: FILE BYTES from NAME`, and of one
+that lies in the factory its path.
 """
 
 from __future__ import annotations
@@ -93,9 +94,8 @@ def parse_lock(text: str, file: str) -> Lock:
     origins: list[tuple[str, str]] = []
     for index in range(len(_HEADER), len(lines) - 1, 2):
         wheel, origin = _parse_wheel(lines[index : index + 2], index, fault)
-        misfit = _misfit(wheel, python, platform)
-        if misfit:
-            raise fault(index, misfit)
+        if fits_not := misfit(wheel, python, platform):
+            raise fault(index, fits_not)
         if wheels and wheel.name == wheels[-1].name:
             raise fault(index + 1, f"'{wheel.name}' stands twice")
         if wheels and wheel.name < wheels[-1].name:
@@ -146,8 +146,12 @@ def _parse_wheel(pair: list[str], index: int, fault: Any) -> tuple[LockedWheel, 
         if re.match(r"# wheel: \S+\.(tar\.gz|zip|tar\.bz2) ", described):
             raise fault(index, "names a source distribution; images are made of wheels only")
         raise fault(index, f"expected '# wheel: FILE.whl BYTES' and not {_shown(described)}")
-    if first[3] and not RULES["index name"].allows(first[3]):
-        raise fault(index, f"{_shown(first[3])} is not the name of an index")
+    origin = first[3] or ""
+    if origin.startswith("./"):
+        if not RULES["wheel"].allows(origin) or origin.rpartition("/")[2] != first[1]:
+            raise fault(index, f"{_shown(origin)} is not the path of {first[1]}")
+    elif origin and not RULES["index name"].allows(origin):
+        raise fault(index, f"{_shown(origin)} is not the name of an index")
     second = _PIN.fullmatch(pin)
     if not second:
         raise fault(index + 1, f"expected 'name==version --hash=sha256:<64 hex>' and not {_shown(pin)}")
@@ -158,10 +162,10 @@ def _parse_wheel(pair: list[str], index: int, fault: Any) -> tuple[LockedWheel, 
         sha256=second[3],
         size=int(first[2]),
     )
-    return wheel, first[3] or ""
+    return wheel, origin
 
 
-def _misfit(wheel: LockedWheel, python: str, platform: str) -> str:
+def misfit(wheel: LockedWheel, python: str, platform: str) -> str:
     """What is wrong with a wheel's file name for its pin, Python and platform; empty if nothing is."""
     try:
         name, version, _, offered = parse_wheel_filename(wheel.filename)

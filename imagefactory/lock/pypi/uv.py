@@ -24,6 +24,7 @@ from imagefactory.lock.pypi.behind import find_behind
 from imagefactory.lock.pypi.explain import explain_failure, explain_on, unreached
 from imagefactory.lock.pypi.facts import check_facts
 from imagefactory.lock.pypi.index import PackageIndex
+from imagefactory.lock.pypi.local import local_wheels
 from imagefactory.lock.pypi.metadata import read_metadata
 from imagefactory.lock.pypi.offers import (
     WheelOffer,
@@ -33,11 +34,13 @@ from imagefactory.lock.pypi.offers import (
     kept_wheels,
     parse_pylock,
 )
+from imagefactory.lock.pypi.origins import from_files, from_indexes
 from imagefactory.lock.pypi.project_page import IndexFile, project_files
 from imagefactory.lock.pypi.question import Pins, WheelQuestion, known_updates, origins_of
 from imagefactory.lock.pypi.tags import MACHINES
 from imagefactory.model import Lock, LockedWheel, Target
 from imagefactory.progress import Progress
+from imagefactory.recipes.values import package_of
 from imagefactory.web import RefusedError, TransientError, Web, redact
 
 # What a machine's uv settings may not decide. Its index, certificates and caches it may.
@@ -135,7 +138,9 @@ class UvLocker:
         kept = kept_wheels(question.previous, question.lock, question.update)
         chosen = choose(offers, question.lock, kept, lambda name: self.project(name, question.lock))
         chosen = self._sizes(chosen, offers, progress)
-        return tuple(sorted((*question.fixed, *chosen), key=lambda wheel: wheel.name))
+        fixed = {wheel.name for wheel in question.fixed}
+        local = [one for one in local_wheels(question.lock, self._index.root) if one.name not in fixed]
+        return tuple(sorted((*question.fixed, *chosen, *local), key=lambda wheel: wheel.name))
 
     def addresses(self, lock: Lock) -> dict[str, str]:
         """Where each locked wheel is now: file name -> URL (which may hold the index's credentials).
@@ -144,9 +149,11 @@ class UvLocker:
         is still found. Raises LockError for a file that the index no longer has or has changed.
         """
         offers = self.offers([f"{wheel.name}=={wheel.version}" for wheel in lock.wheels], lock)
-        urls, missing = {}, []
+        urls, missing, local = {}, [], from_files(lock.origins)
         for wheel in lock.wheels:
-            url = address_of(wheel, offers.get(wheel.name, ()), lock)
+            path = local.get(wheel.name)
+            file = (self._index.root.absolute() / path).as_uri() if path else ""
+            url = file or address_of(wheel, offers.get(wheel.name, ()), lock)
             if url:
                 urls[wheel.filename] = url
             else:
@@ -210,8 +217,9 @@ class UvLocker:
             raise unreached(done.stderr, self._index)
 
     def offers(self, pins: Iterable[str], lock: Lock) -> dict[str, tuple[WheelOffer, ...]]:
-        """For each pin (`name==version`) the fitting files that the index offers, by normalised name."""
-        wanted = tuple(pins)
+        """For each pin (`name==version`) the fitting files that its index offers, by normalised name."""
+        local = from_files(lock.origins)
+        wanted = tuple(pin for pin in pins if package_of(pin) not in local)
         if not wanted:
             return {}
         with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:
@@ -248,7 +256,7 @@ class UvLocker:
         known = LockedWheel(name="pip", version="24.0", filename="", sha256="", size=0)
         web = Web(self._index)
         try:
-            if name in dict(lock.origins):
+            if name in from_indexes(lock.origins):
                 known = replace(known, name=name)
             page = self._pages((known,), lock)[known] if name != "pip" else ""
             return project_files(web, page.removesuffix(f"{known.name}/") + f"{name}/") if page else ()
@@ -365,13 +373,13 @@ class UvLocker:
 
     def _pages(self, wheels: Sequence[LockedWheel], lock: Lock) -> dict[LockedWheel, str]:
         """Each wheel's project page. uv knows which index each pin comes from, and tells in a comment."""
-        own = dict(lock.origins)
+        own, local = from_indexes(lock.origins), from_files(lock.origins)
         indexes = {
             one.name: self._index.address(own[one.name], f"{lock.target}: {one.name}")
             for one in wheels
             if one.name in own
         }
-        pins = [f"{one.name}=={one.version}" for one in wheels if one.name not in own]
+        pins = [f"{one.name}=={one.version}" for one in wheels if one.name not in own | local]
         text, plain = "", replace(lock, origins=())
         if pins:
             with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:

@@ -71,5 +71,5 @@ def what_works(asked: str, files: Iterable[IndexFile], lock: Lock) -> str:
     )
     return (
         f"the index has {has}: leave it out, or make one in an image of the target without it (pip wheel "
-        f"--no-deps {name}) and put that on an index of yours, the setting index"
+        f"--no-deps {name}) and write its path in the factory under 'packages', ./wheels/..."
     )

@@ -51,6 +51,29 @@ def test_a_row_has_those_of_what_it_asks_for() -> None:
     }
 
 
+def test_a_wheel_of_the_factory_is_its_exact_version() -> None:
+    wheel = "./wheels/My_Lib-1.0rc1+lab_2-py3-none-any.whl"
+    above = ON.replace("[idna, numpy]", f"[idna, numpy, {wheel}]")
+    recipes = [parse_recipe(text, "recipes/x.yaml") for text in (RECIPE, above)]
+    lab, *_ = expand_all(recipes, [make_base()])
+    assert lab.requirements[-1] == "my-lib==1.0rc1+lab.2"
+    assert dict(lab.origins)["my-lib"] == wheel
+    inside = RECIPE.replace("[torch-vision]", f"[torch-vision, {wheel}]")
+    assert origins(inside)["pytorch-2.4-cu121"]["my-lib"] == wheel
+    assert "my-lib" not in origins(inside)["pytorch-2.3-cu128"]
+
+
+def test_above_conda_such_packages_stand_under_pip() -> None:
+    conda = RECIPE.replace("source: pypi", "source: conda\nchannels: [conda-forge]")
+    conda = conda.partition("index:")[0] + 'matrix:\n  - {version: "2.4", cuda: ["12.1"]}\n'
+    with pytest.raises(RecipeError) as caught:
+        origins(conda, ON)
+    assert "x.yaml:1:1: 'idna' under 'packages' would be a package of pytorch-2.4-cu121's chan" in str(
+        caught.value
+    )
+    assert origins(conda, ON.replace("packages", "pip"))["lab-2.4-cu121"] == {"idna": "own", "numpy": "own"}
+
+
 def test_of_conda_the_part_from_pypi_has_them() -> None:
     conda = RECIPE.replace("source: pypi", "source: conda\nchannels: [conda-forge]\npip: [rich]")
     conda = conda.replace("{Torch: cu128, torch_vision: cu128}", "{rich: lab}")
@@ -70,6 +93,22 @@ def test_of_conda_the_part_from_pypi_has_them() -> None:
         ),
         ("numpy: lab", "NumPy: lab, numpy: lab", "17:39: 'numpy' stands there twice (remove one of them)"),
         ("{Torch: cu128, torch_vision: cu128}", "cu128", "10:8: 'index' must hold names and values"),
+        (
+            "[numpy]",
+            "[numpy, ./a/m-1-py3-none-any.whl, ./b/m-2-py3-none-any.whl]",
+            "9:45: 'm' comes from ./a/m-1-py3-none-any.whl already (take it from one of them)",
+        ),
+        (
+            "[numpy]",
+            "[numpy, ../m-1-py3-none-any.whl]",
+            "9:19: 'packages' cannot be '../m-1-py3-none-any.whl'",
+        ),
+        ("[numpy]", "[numpy, ./m.whl]", "9:19: 'packages' cannot be './m.whl' (write a package with bounds"),
+        (
+            "[torch-vision]",
+            "[torch-vision, ./numpy-1-py3-none-any.whl]",
+            "16:30: 'numpy' comes from the index 'lab' already",
+        ),
         ("numpy: lab", "'numpy<2': lab", "17:27: 'index' cannot be 'numpy<2'"),
     ],
 )

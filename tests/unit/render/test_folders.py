@@ -21,7 +21,7 @@ from imagefactory.render import quoting
 from imagefactory.render.apptainer import render_apptainer
 from imagefactory.render.define import define, pyvenv_cfg, venv_links
 from imagefactory.render.dockerfile import instructions, render_dockerfile
-from imagefactory.render.folders import check_definitions, render, write_definitions
+from imagefactory.render.folders import check_definitions, copied_files, render, write_definitions
 from imagefactory.render.templating import _environment
 from imagefactory.suite import table
 from tests.made.rendered import SECTIONS, body, parsed, sections
@@ -374,6 +374,47 @@ def test_unwritable_folder_is_an_error_with_a_hint(tmp_path: Path) -> None:
     assert caught.value.hint
 
 
+# --- the factory's own wheels ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def with_wheel(tmp_path: Path) -> Definition:
+    file = tmp_path / "idna-3.7-py3-none-any.whl"
+    file.write_bytes(b"wheel")
+    lock = make_lock(origins=(("idna", f"./wheels/{file.name}"),))
+    local = OwnFile(path=file.name, source=file, sha256="2" * 64, size=66_836, executable=False)
+    return replace(define(make_target(), make_base(), lock), local=(local,))
+
+
+def test_a_wheel_of_the_factory_is_copied_and_installed(with_wheel: Definition, tmp_path: Path) -> None:
+    text, folder = render_dockerfile(with_wheel), tmp_path / "definitions"
+    assert parsed(text) == instructions(with_wheel)
+    assert "COPY requirements.txt wheels/idna-3.7-py3-none-any.whl /opt/install/\n" in text
+    for made in (text, render_apptainer(with_wheel)):
+        assert "--find-links /opt/install --requirement /opt/install/requirements.txt" in made
+        assert "rm -r /opt/pip /opt/install" in made
+        assert "wheels/idna-3.7-py3-none-any.whl /opt/install/" in made
+        assert "mkdir -p wheels" not in made
+    write_definitions(folder, {"Dockerfile": text}, copied_files(with_wheel))
+    assert (folder / "wheels/idna-3.7-py3-none-any.whl").read_bytes() == b"wheel"
+    assert check_definitions(folder, {"Dockerfile": text}, copied_files(with_wheel)) == ()
+    write_definitions(folder, {"Dockerfile": text})
+    assert not any((folder / "wheels").iterdir())
+
+
+def test_a_wheel_that_is_too_large_to_be_copied_is_said(with_wheel: Definition) -> None:
+    wheels = (replace(with_wheel.lock.wheels[0], size=50_000_001), *with_wheel.lock.wheels[1:])
+    large = replace(
+        with_wheel,
+        lock=replace(with_wheel.lock, wheels=wheels),
+        local=(replace(with_wheel.local[0], size=50_000_001),),
+    )
+    for made in (render_dockerfile(large), render_apptainer(large)):
+        assert "#     mkdir -p wheels && cp ../../wheels/idna-3.7-py3-none-any.whl wheels/\n" in made
+    assert copied_files(large, largest=50_000_000) == {}
+    assert len(copied_files(large)) == 1  # an engine builds with it all the same
+
+
 # --- own files ---------------------------------------------------------------------------------------
 
 
@@ -404,16 +445,16 @@ def test_own_files_and_start_in_both_languages(with_own: Definition) -> None:
 
 def test_own_files_are_written_checked_and_cleared(with_own: Definition, tmp_path: Path) -> None:
     folder, texts = tmp_path / "definitions", render(with_own)
-    write_definitions(folder, texts, with_own.files)
-    assert check_definitions(folder, texts, with_own.files) == ()
+    write_definitions(folder, texts, copied_files(with_own))
+    assert check_definitions(folder, texts, copied_files(with_own)) == ()
     start = folder / "files/opt/mine/start.sh"
     assert start.stat().st_mode & 0o777 == 0o755
     start.chmod(0o644)
     (folder / "files/app/train.py").write_text("another")
-    found = check_definitions(folder, texts, with_own.files)
+    found = check_definitions(folder, texts, copied_files(with_own))
     assert [fault.partition(": ")[2].partition("\n")[0] for fault in found] == ["stale", "stale"]
-    write_definitions(folder, texts, with_own.files)
-    assert check_definitions(folder, texts, with_own.files) == ()
-    write_definitions(folder, texts, with_own.files[:1])
+    write_definitions(folder, texts, copied_files(with_own))
+    assert check_definitions(folder, texts, copied_files(with_own)) == ()
+    write_definitions(folder, texts, copied_files(replace(with_own, files=with_own.files[:1])))
     assert not start.exists()
-    assert check_definitions(folder, texts, with_own.files[:1]) == ()
+    assert check_definitions(folder, texts, copied_files(replace(with_own, files=with_own.files[:1]))) == ()

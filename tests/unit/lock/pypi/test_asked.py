@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from imagefactory.errors import UsageError
 from imagefactory.lock.pypi.asked import in_plain_words, write_asked
 from imagefactory.lock.pypi.index import PackageIndex
 from tests.made.values import make_lock
+from tests.made.wheels import make_wheel
 
 LAB = ("lab", "https://lab.example.org/simple/")
 INDEX = PackageIndex(url="", origin="", certificates="", proxy="", environment=(), named=(LAB,))
@@ -32,6 +34,17 @@ def test_what_a_named_index_brings_comes_from_it_alone(tmp_path: Path) -> None:
     assert written["tool"]["uv"]["index"] == [lab]
     told = "Because imagefactory-asked depends on torch==2.3.*, we can conclude"
     assert in_plain_words(told) == "Because you require torch==2.3.*, we can conclude"
+
+
+def test_wheels_of_the_factory_are_shown_as_an_index_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "root/wheels").mkdir(parents=True)
+    file = make_wheel(tmp_path / "root/wheels", "mylib", {})
+    lock = make_lock(origins=(("mylib", f"./wheels/{file.name}"),))
+    path = write_asked(tmp_path, ["mylib==1.0", "idna"], lock, replace(INDEX, root=tmp_path / "root"))
+    (index,) = tomllib.loads(path.read_text())["tool"]["uv"]["index"]
+    assert (index["format"], index["explicit"]) == ("flat", True)
+    assert index["url"] == (tmp_path / "wheels").as_uri()
+    assert (tmp_path / "wheels" / file.name).samefile(file)
 
 
 def test_an_index_without_an_address_says_where_to_write_it(tmp_path: Path) -> None:

@@ -57,6 +57,12 @@ def test_the_text_says_which_index_a_wheel_came_from() -> None:
     assert parse_lock(text, "x") == lock
     with pytest.raises(LockError, match="x:13: 'https://a/b' is not the name of an index"):
         parse_lock(text.replace("from pytorch-cu121", "from https://a/b"), "x")
+    local = text.replace("from pytorch-cu121", "from ./wheels/torch-2.3.1+cu121-py3-none-any.whl")
+    assert parse_lock(local, "x").origins == (("torch", "./wheels/torch-2.3.1+cu121-py3-none-any.whl"),)
+    with pytest.raises(LockError, match=r"x:13: './wheels/../.*' is not the path of torch-2.3.1\+cu121-py3"):
+        parse_lock(local.replace("./wheels/", "./wheels/../"), "x")
+    with pytest.raises(LockError, match=r"x:13: .* is not the path of torch"):
+        parse_lock(local.replace("./wheels/torch-2.3.1", "./wheels/torch-2.3.2"), "x")
     named = content_hash(replace(TARGET, origins=lock.origins), BASE, None)
     other = content_hash(replace(TARGET, origins=(("torch", "lab"),)), BASE, None)
     assert len({content_hash(TARGET, BASE, None), named, other}) == 3

@@ -1,0 +1,111 @@
+"""Wheels that lie in the factory itself: what is locked of one, and whether it is still that."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from functools import lru_cache
+from pathlib import Path
+
+from packaging.metadata import parse_email
+from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
+
+from imagefactory.errors import LockError
+from imagefactory.lock.pypi.origins import from_files
+from imagefactory.lock.pypi.requirements import misfit
+from imagefactory.model import Lock, LockedWheel, OwnFile
+
+_MOST = 1 << 24  # bytes of METADATA
+
+
+def local_wheels(lock: Lock, root: Path) -> tuple[LockedWheel, ...]:
+    """The wheels of `lock.origins` that lie below `root`, as they are there.
+
+    Raises LockError for one that is not there, is no wheel or another than its name says, or does not fit
+    the lock's Python and platform.
+    """
+    return tuple(_read(lock, root, path) for path in from_files(lock.origins).values())
+
+
+def changed_wheel(lock: Lock, root: Path) -> str:
+    """What is not as it was locked of the wheels below `root`, empty where all are."""
+    paths = from_files(lock.origins)
+    for wheel in lock.wheels:
+        if path := paths.get(wheel.name):
+            file = root / path
+            if not file.is_file():
+                return f"{path} is not there any more"
+            if digest(file) != wheel.sha256:
+                return f"{path} has changed since"
+    return ""
+
+
+def local_files(lock: Lock, root: Path) -> tuple[OwnFile, ...]:
+    """Where the wheels below `root` are, by their file names."""
+    paths = from_files(lock.origins)
+    return tuple(
+        OwnFile(
+            path=wheel.filename,
+            source=root / paths[wheel.name],
+            sha256=wheel.sha256,
+            size=wheel.size,
+            executable=False,
+        )
+        for wheel in lock.wheels
+        if wheel.name in paths
+    )
+
+
+def digest(file: Path) -> str:
+    """sha256 of a file, read once a process while it stays as it is."""
+    state = file.stat()
+    return _digest(file, state.st_mtime_ns, state.st_size)
+
+
+@lru_cache(maxsize=64)
+def _digest(file: Path, _changed: int, _size: int) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _read(lock: Lock, root: Path, path: str) -> LockedWheel:
+    file, hint = root / path, f"put the wheel there, or change what the recipe of {lock.target} names"
+    if not file.is_file():
+        raise LockError(f"{lock.target}: the wheel {path} is not in {root}", hint=hint)
+    if not file.resolve().is_relative_to(root.resolve()):
+        raise LockError(f"{lock.target}: {path} is a link out of {root}", hint="copy what it leads to")
+    name, version, *_ = parse_wheel_filename(file.name)
+    try:
+        wheel = LockedWheel(
+            name=name, version=str(version), filename=file.name, sha256=digest(file), size=file.stat().st_size
+        )
+        said = _metadata(file)
+    except OSError as error:
+        raise LockError(f"{lock.target}: {path} cannot be read: {error.strerror}", hint=hint) from error
+    if said != (name, version):
+        told = f"it says to be {said[0]} {said[1]}" if said else "it is damaged, or not made by a build tool"
+        raise LockError(
+            f"{lock.target}: {path} is no wheel of {name} {version}: {told}",
+            hint="build it anew (pip wheel --no-deps, python -m build) and do not rename it",
+        )
+    if fault := misfit(wheel, lock.python, lock.platform):
+        raise LockError(
+            f"{lock.target}: {fault}",
+            hint="build it for these, such as in an image on the same base",
+        )
+    return wheel
+
+
+def _metadata(file: Path) -> tuple[str, Version] | None:
+    """The name and version that a wheel itself says; None where it says none."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            for entry in archive.infolist():
+                if entry.filename.count("/") == 1 and entry.filename.endswith(".dist-info/METADATA"):
+                    with archive.open(entry) as opened:
+                        raw, _ = parse_email(opened.read(_MOST))
+                    return canonicalize_name(raw["name"]), Version(raw["version"])
+    except (zipfile.BadZipFile, NotImplementedError, KeyError, InvalidVersion):
+        pass
+    return None
