@@ -14,12 +14,14 @@ import pytest
 from imagefactory.engines.build_secrets import find_secrets
 from imagefactory.errors import LockError, UsageError
 from imagefactory.lock import LockRequest
+from imagefactory.lock.conda.channels import ChannelAccess
+from imagefactory.lock.conda.locker import CondaLocker
 from imagefactory.lock.download import PackageCache
 from imagefactory.lock.pypi.requirements import format_lock, parse_lock
 from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Lock, LockedWheel
 from imagefactory.progress import Quiet
-from tests.made.values import make_base, make_target
+from tests.made.values import make_base, make_conda, make_lock, make_target
 from tests.services.package_index import Index, package_index, uv_locker
 
 TARGET = make_target(requirements=("torch==2.3.*", "numpy"), origins=(("torch", "cu121"),))
@@ -160,6 +162,29 @@ def test_a_wheel_of_the_factory_is_locked_with_what_it_needs(
     assert not any("mylib" in asked for asked in index.requests)
     above = replace(target, name="lab-2.3-cu121", on=target.name)
     assert uv.lock(replace(request, target=above, under=lock), Quiet()).wheels == lock.wheels
+
+
+def test_the_part_from_pypi_of_conda_packages_too(index: Index, second: Index, tmp_path: Path) -> None:
+    second.add("rich", "13.0+lab", needs=("numpy",))
+    (tmp_path / "wheels").mkdir()
+    Index(folder=tmp_path / "wheels").add("mylib", "1.0")
+    path = "./wheels/mylib-1.0-py3-none-any.whl"
+    uv = locker(index, second, tmp_path)
+    uv = UvLocker(replace(uv._index, root=tmp_path), python=Path(sys.executable))
+    target = replace(
+        TARGET,
+        source="conda",
+        requirements=("pytorch 2.3.*",),
+        pip=("rich", "mylib==1.0"),
+        origins=(("mylib", path), ("rich", "cu121")),
+        virtual=(("__glibc", "2.36"),),
+    )
+    conda = (make_conda("numpy 1.26.4 py311h0_0", "python"),)
+    of_channels = CondaLocker(ChannelAccess(), tmp_path, lambda: uv)
+    empty = make_lock(conda=conda, wheels=(), solver="py-rattler 0.1")
+    lock = of_channels._with_wheels(empty, replace(REQUEST, target=target), Quiet())
+    assert [f"{one.name} {one.version}" for one in lock.wheels] == ["mylib 1.0", "rich 13.0+lab"]
+    assert lock.origins == target.origins
 
 
 def test_pip_installs_such_a_lock_with_what_a_build_is_told(

@@ -263,7 +263,10 @@ def test_names() -> None:
     assert lock_path(Path("l"), TARGET) == Path("l/pytorch-conda-2.3-cu121.conda-lock.yml")
 
 
-@pytest.mark.parametrize("lock", [LOCK, MIXED, replace(MIXED, note="tried")])
+NAMED = replace(MIXED, origins=((MIXED.wheels[0].name, "lab"),))
+
+
+@pytest.mark.parametrize("lock", [LOCK, MIXED, replace(MIXED, note="tried"), NAMED])
 def test_what_is_written_is_read(tmp_path: Path, lock: Lock) -> None:
     assert read_lock(tmp_path, TARGET) is None
     write_lock(tmp_path, lock)
