@@ -68,12 +68,16 @@ class OwnFile:
 
 # --- recipes and targets -------------------------------------------------------------------------
 
+NO_CUDA = "none"
+"""The `cuda` of what computes on CPUs alone."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """One image to make: `pytorch-2.3-cu121`.
 
-    `cuda` is `12.1`, or `12` where the framework binds only the major version.
+    `cuda` is `12.1`, `12` where the framework binds only the major version, or NO_CUDA: such a target has
+    no capabilities, and `waive` is empty.
     `requirements` and `constraints` are PEP 508 strings where `source` is `pypi` and conda's match specs
     (`pytorch 2.3.*`) where it is `conda`, the framework's own requirement first.
 
@@ -117,6 +121,11 @@ class Target:
     files: tuple[FilesWanted, ...] = ()
     start: Start = Start()
     origins: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def gpu(self) -> bool:
+        """Whether it is for GPUs, not for CPUs alone."""
+        return self.cuda != NO_CUDA
 
 
 # --- bases ---------------------------------------------------------------------------------------

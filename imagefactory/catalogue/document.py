@@ -33,6 +33,7 @@ from imagefactory.documents import (
 )
 from imagefactory.errors import StatementError, UsageError
 from imagefactory.gpu.model import Answer, Basis, Claim
+from imagefactory.model import NO_CUDA
 from imagefactory.oci.store import parse_reference
 from imagefactory.verdicts.envelope import EnvelopeForm, format_json, parse_json, seal
 from imagefactory.verdicts.judgement import open_signed, out_of_period
@@ -52,6 +53,7 @@ MOST_IMAGES, MOST_OTHERS = 5000, 1000
 # `2.3.1`, `0.4.26.dev1+cu12`, `3.11`; of CUDA `12.1` or `12`; of drivers `530.30.02` or `525`.
 _VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+!_-]{0,63}")
 _NUMBERS = re.compile(r"[0-9]{1,5}(?:\.[0-9]{1,5}){0,3}")
+_CUDA = re.compile(rf"{_NUMBERS.pattern}|{NO_CUDA}")
 _FRAMEWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _PLATFORM = re.compile(r"[a-z0-9]+/[a-z0-9]+(?:/[a-z0-9]+)?")
 _RULE = re.compile(r"[a-z0-9][a-z0-9:._-]{0,127}")
@@ -79,7 +81,7 @@ _IMAGE = Fields(
     family=Name,
     framework=Annotated[str, Matching(_FRAMEWORK)],
     version=Annotated[str, Matching(_VERSION)],
-    cuda=Annotated[str, Matching(_NUMBERS)],
+    cuda=Annotated[str, Matching(_CUDA)],
     python=Annotated[str, Matching(_NUMBERS)],
     platform=Annotated[str, Matching(_PLATFORM)],
     unpacked=Count,

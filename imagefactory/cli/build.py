@@ -102,8 +102,12 @@ def build(
             say_json("build", {"results": results, "errors": failures.as_json()})
     if push is None and factory.settings.registry.value and not no_smoke:
         say_next("push", *(target.name for target in chosen))
+    elif on_gpus := [target.name for target in chosen if target.gpu]:
+        say_next("verify", *on_gpus)
+    elif push is None:
+        say_next("run", chosen[0].name, "--", "python")
     else:
-        say_next("verify", *(target.name for target in chosen))
+        say_next("promote", *(target.name for target in chosen))
 
 
 def _built_json(built: Built, factory: Factory) -> dict[str, object]:

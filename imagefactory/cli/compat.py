@@ -161,6 +161,13 @@ def _cover(call: Call, file: Path, names: tuple[str, ...], *, as_json: bool) -> 
         raise click.exceptions.Exit(EXIT_CHECK)
 
 
+def _refuse_cpu(targets: Sequence[Target], names: Sequence[str]) -> None:
+    """Raises UsageError for a name of what no GPU is asked about."""
+    for target in targets:
+        if target.name in names and not target.gpu:
+            raise UsageError(f"{target.name} is for CPUs alone: it uses no GPU", hint="leave it out")
+
+
 def _gpu(name: str | None, capability: str | None, driver: str) -> CompatGpu:
     """The GPU asked about. Raises UsageError for what is none."""
     from imagefactory.gpu.capability import parse_capability
@@ -196,6 +203,8 @@ def _candidates(
 
     factory = None if names and all("==" in name for name in names) else call.factory_if_any
     targets = factory.targets if factory else ()
+    _refuse_cpu(targets, names)
+    targets = tuple(target for target in targets if target.gpu)
     if not names:
         return (
             read_candidates(factory, targets)

@@ -39,12 +39,12 @@ def find(
     imagefactory find pytorch 2.5 --gpus 2 --memory 40GB
     imagefactory find cu124
 
-    A WORD is a framework, a version, a CUDA (cu124) or the beginning of a name. verified: the suite ran in
-    that very image on such a GPU. predicted: a scan of its GPU code says so. documented: a page says so.
-    Images are those of this factory, else of the catalogue that you joined; without either nothing is
-    verified. GPUs are those of the pool, where it can be asked, or of --inventory.
+    A WORD is a framework, a version, a CUDA (cu124), cpu for what needs no GPU, or the beginning of a name.
+    verified: the suite ran in that very image on such a GPU. predicted: a scan of its GPU code says so.
+    documented: a page says so. Images are those of this factory, else of the catalogue that you joined;
+    without either nothing is verified. GPUs are those of the pool, where it can be asked, or of --inventory.
 
-    Exit code 3 where there is no such image, 9 where it runs on no GPU that you may have.
+    Exit code 3 where there is no such image, 9 where it needs a GPU and runs on none that you may have.
     """
     from imagefactory.pools.sizes import parse_size
     from imagefactory.report.find import format_found, found_json, next_command
@@ -63,7 +63,7 @@ def find(
     else:
         say(format_found(found, terminal_width()))
         say_next(*next_command(found))
-    if not any(one.gpus for one in found.found):
+    if not any(one.gpus or not one.findable.gpu for one in found.found):
         raise click.exceptions.Exit(EXIT_CHECK)
 
 

@@ -44,7 +44,8 @@ def promote(call: Call, names: tuple[str, ...], place: str, dry_run: bool, as_js
     imagefactory promote registry.example.org/gpu/pytorch@sha256:...
 
     2.3-cu121-sm80 points to the newest candidate that is verified for 8.0, 2.3-cu121 to the newest that is
-    verified for all capabilities which the recipe requires. In the store here a build sets that one, so only
+    verified for all capabilities which the recipe requires. An image for CPUs alone needs no verdict: its tag
+    points to the newest candidate. In the store here a build sets that one, so only
     the others move. Exit code 9 where no tag points to anything verified.
     """
     from imagefactory.report.verdicts import format_promotion
@@ -62,7 +63,7 @@ def promote(call: Call, names: tuple[str, ...], place: str, dry_run: bool, as_js
                 say(format_promotion(done, terminal_width(), dry_run=dry_run), unless=as_json)
                 for _, fault in done.faults:
                     failures.add(fault)
-                _insist(done, digest)
+                _insist(done, target, digest)
         if as_json:
             say_json("promote", {"dry_run": dry_run, "results": results, "errors": failures.as_json()})
     say_next("promote", *names) if dry_run else say_next("catalogue", "--dry-run")
@@ -102,7 +103,12 @@ def place_of_target(factory: Factory, target: Target, registry: str) -> Place:
     return local_place(factory, target.family)
 
 
-def _insist(done: Promotion, digest: str) -> None:
+def _insist(done: Promotion, target: Target, digest: str) -> None:
+    if not target.gpu and not done.proven:
+        raise CheckFailedError(
+            f"there is no image of {done.target} in {done.place}",
+            hint=f"imagefactory build --push {done.target}, which tries it before",
+        )
     hint = f"imagefactory verify {done.target}; imagefactory verdicts {done.target} shows what there is"
     if not done.proven:
         raise CheckFailedError(f"no image of {done.target} in {done.place} is verified", hint=hint)

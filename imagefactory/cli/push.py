@@ -94,7 +94,9 @@ def push(
         if as_json:
             say_json("push", {"results": results, "errors": failures.as_json()})
     if options["kind"] != "sif":
-        say_next("verify", *(str(result["reference"]) for result in results))
+        on_gpus = {target.name for target in chosen if target.gpu}
+        pushed_ones = [str(one["reference"]) for one in results if one["target"] in on_gpus]
+        say_next("verify", *pushed_ones) if pushed_ones else say_next("promote", *names)
 
 
 def _attester(factory: Factory) -> Callable[[Pushed, Progress], Attested]:

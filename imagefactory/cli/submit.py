@@ -137,7 +137,7 @@ def submit(call: Call, /, name: str, check: Path | None, listed: bool, as_json: 
     made = make_submit(_catalogue(call, now, name), ask, read_trust(call.settings.files), now)
     check_files(made, call.progress)
     written = write_made(made, force=options["force"])
-    inventory = _pool_at_hand(options["inventory"], now)
+    inventory = _pool_at_hand(options["inventory"], now) if made.run.gpus else None
     places: tuple[Place, ...] = ()
     if inventory:
         places = find_places(by_class(made.taken.classes), wish_of(made, ask.site), look(inventory))
@@ -232,6 +232,8 @@ def _say_made(made: SubmitMade, written: tuple[str, ...], reach: str) -> None:
     for one in made.taken.classes:
         least = f" with drivers that take CUDA {one.cuda}" if one.cuda else ""
         lines.append(f"  GPUs   {one.capability}{least}: {one.claim.basis}, {one.claim.reason}")
+    if not made.run.gpus:
+        lines.append("  GPUs   none is asked for: the image is for CPUs alone, tried by its smoke test")
     lines += [f"  not    {capability}: {why}" for capability, why in made.taken.form.grounds.refused]
     if not all(one.proven for one in made.taken.classes):
         lines.append("  WARNING: some of it is predicted, not verified")
@@ -256,7 +258,7 @@ def _refuse(name: str, options: dict[str, Any], why: str) -> None:
 def _list(call: Call, options: dict[str, Any], *, as_json: bool) -> None:
     from dataclasses import asdict
 
-    from imagefactory.report.text import format_table
+    from imagefactory.report.text import CPUS, format_table
     from imagefactory.submit.make import list_offers
     from imagefactory.verdicts.trust import read_trust
 
@@ -269,8 +271,9 @@ def _list(call: Call, options: dict[str, Any], *, as_json: bool) -> None:
             {"made": f"{catalogue.made:%Y-%m-%dT%H:%M:%SZ}", "offers": [asdict(one) for one in offered]},
         )
         return
+    none = {True: "-", False: CPUS}
     rows = [
-        (one.target, " ".join(one.verified) or "-", " ".join(one.predicted) or "-", one.kind)
+        (one.target, " ".join(one.verified) or none[one.gpu], " ".join(one.predicted) or "-", one.kind)
         for one in offered
     ]
     say(format_table(("TARGET", "VERIFIED ON", "PREDICTED ON", "IMAGE"), rows, terminal_width(), ("IMAGE",)))

@@ -135,6 +135,8 @@ def show(call: Call, name: str, as_json: bool) -> None:
             left_out=lacking,
         )
         say(format_target(target, now, terminal_width()))
+        if why is None and state == "ok" and image is not None and not target.gpu:
+            return say_next("run", target.name, "--", "python")
         doing = "lock" if state != "ok" else "build" if image is None else "verify"
         return say_next(doing, target.name) if why is None else None
     value = {
@@ -251,6 +253,8 @@ def _draft(call: Call, family: str, asked: Mapping[str, Any]) -> tuple[Draft, Ca
     if not source and not on:
         return scaffold(family, bases, framework=framework, source=asked["kind"] or "pypi"), lambda: None
     check_name(family, "family")
+    if asked["cuda"] == "none":
+        raise UsageError("--cuda none: new recipes are for GPUs", hint="write a row with cuda: [none] then")
     for value, rule in ((framework, "framework"), (version.lstrip("="), "version"), (asked["cuda"], "cuda")):
         if value:
             check_name(value, rule)

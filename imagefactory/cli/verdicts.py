@@ -82,7 +82,10 @@ def verdicts(call: Call, /, name: str, place: str, as_json: bool, **options: Any
         say_json("verdicts", {"images": [_found_json(image, keys) for image in images]})
     else:
         say(format_verdicts(images, keys, terminal_width(), numbers=options["numbers"]))
-        if is_factory(call.settings) and not any(image.judged for image in images):
+        for_cpus = is_factory(call.settings) and name in {t.name for t in call.factory.targets if not t.gpu}
+        if for_cpus:
+            say(f"{name} is for CPUs alone: no verdict speaks of it, its smoke test is all that proves it")
+        elif is_factory(call.settings) and not any(image.judged for image in images):
             say_next("verify", name)
     wanted = options["capability"]
     if wanted and not any(capability_proven(image.judged, wanted) for image in images):

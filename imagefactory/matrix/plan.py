@@ -196,10 +196,11 @@ def make_plan(given: PlanInput) -> Plan:
 
 
 def _plan_target(stage: TargetStatus, given: PlanInput) -> PlannedTarget:
+    """A target for CPUs alone has no cell: it is to build, or there."""
     required = tuple(parse_capability(text) for text in stage.target.capabilities)
     devices = given.devices or tuple(PlanGpu(capability=capability) for capability in required)
     cells = []
-    for device in devices:
+    for device in devices if stage.target.gpu else ():
         asked = ask(stage.target, stage.lock, device.capability, device.oldest_driver)
         question = replace(asked, host=device.host)
         is_required = device.capability in required
@@ -208,7 +209,8 @@ def _plan_target(stage: TargetStatus, given: PlanInput) -> PlannedTarget:
         ruling = weigh(given.answer(question, evidence), given.allow, required=is_required)
         state = _cell_state(stage, ruling, verifying=bool(given.devices))
         cells.append(PlannedCell(device=device, state=state, ruling=ruling, required=is_required))
-    state = next(state for state in _BY_WEIGHT if any(cell.state is state for cell in cells) or not cells)
+    states = [cell.state for cell in cells] or [_image_state(stage) or CellState.UNCHANGED]
+    state = next(state for state in _BY_WEIGHT if state in states)
     return PlannedTarget(
         target=stage.target,
         state=state,
@@ -227,13 +229,18 @@ def _cell_state(stage: TargetStatus, ruling: Ruling, *, verifying: bool) -> Cell
     """`verifying`: GPUs are listed, so there is something to verify on."""
     if ruling.pruned:
         return CellState.PRUNED
-    if stage.block:
-        return CellState.BLOCKED
-    if stage.missing:
-        return CellState.BUILD
+    if state := _image_state(stage):
+        return state
     claim = ruling.claim
     verified = claim is not None and (claim.basis, claim.answer) == (Basis.VERIFIED, Answer.YES)
     return CellState.VERIFY if verifying and not verified else CellState.UNCHANGED
+
+
+def _image_state(stage: TargetStatus) -> CellState | None:
+    """What is to be done for the image to be there, None where it is."""
+    if stage.block:
+        return CellState.BLOCKED
+    return CellState.BUILD if stage.missing else None
 
 
 def _target_reason(stage: TargetStatus, state: CellState) -> str:

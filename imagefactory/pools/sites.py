@@ -69,6 +69,7 @@ class Site:
     that counts where nobody says. `staging` pairs beginnings of an image's address and the attribute that
     must be true of a machine then. `advice` are lines of comments on what a person may want.
 
+    With `gpus_alone` `lengths` and `advice` are those of GPU jobs alone, as `commands` always are.
     `needs` are commands that any job should have. `nested` is whether GPUs tell of themselves in ads of
     their own alone, and `migrated` whether its pages put container_image in the place of +SingularityImage.
     `getenv` says why `getenv = true` is refused, empty where it is not known to be.
@@ -84,13 +85,21 @@ class Site:
     advice: tuple[str, ...]
     source: str
     needs: tuple[SiteNeed, ...]
+    gpus_alone: bool = False
     nested: bool = False
     migrated: bool = False
     getenv: str = ""
 
-    def lines(self, time: timedelta | None) -> tuple[str, ...]:
+    def lines(self, time: timedelta | None, *, gpus: bool = True) -> tuple[str, ...]:
         """The site's own lines, for a job that runs that long. Raises UsageError where it is too long."""
-        return (*(command.line for command in self.commands), *self._length(time))
+        if gpus or not self.gpus_alone:
+            commands = (command.line for command in self.commands if gpus)
+            return (*commands, *self._length(time))
+        return _longest(time)
+
+    def told(self, *, gpus: bool) -> tuple[str, ...]:
+        """The advice for a job."""
+        return self.advice if gpus or not self.gpus_alone else ()
 
     def requirements(self, address: str) -> tuple[str, ...]:
         """What a machine must have so that an image at `address` (of `container_image`) is got there."""
@@ -102,7 +111,7 @@ class Site:
 
     def _length(self, time: timedelta | None) -> tuple[str, ...]:
         if not self.lengths:
-            return () if time is None else (f"allowed_execute_duration = {int(time.total_seconds())}",)
+            return _longest(time)
         if time is None:
             return (self.lengths[self.usual].line,)
         for one in self.lengths:
@@ -113,6 +122,10 @@ class Site:
             f"{self.title} takes no jobs that run longer than {hours} hours",
             hint="write checkpoints, so that one job is several shorter ones, or ask the site",
         )
+
+
+def _longest(time: timedelta | None) -> tuple[str, ...]:
+    return () if time is None else (f"allowed_execute_duration = {int(time.total_seconds())}",)
 
 
 MEMORY = SiteNeed(
@@ -203,6 +216,7 @@ SITES = (
         source="CHTC's guides 'Use GPUs' and 'Use Custom Software in Jobs Using Apptainer' (2026-08); oras: "
         "CHTC/templates-GPUs, containers/pixi",
         needs=(MEMORY, DISK),
+        gpus_alone=True,
         nested=True,
     ),
     Site(

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from imagefactory.errors import UsageError
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.capability import parse_capability
+from imagefactory.model import NO_CUDA
 from imagefactory.recipes.draft import quoted
 from imagefactory.recipes.model import MatrixRow, Recipe
 from imagefactory.recipes.values import canonical
@@ -44,13 +45,18 @@ def add_row(text: str, recipe: Recipe, version: str, cuda: str = "") -> Addition
         raise UsageError(
             f"'{recipe.family}' is {kind}", hint="add is for families of PyPI: write the row there"
         )
+    if cuda == NO_CUDA or all(NO_CUDA in row.cuda for row in recipe.matrix):
+        raise UsageError(
+            f"'{recipe.family}': add goes by rows for GPUs", hint=f"write the row for CPUs into {file}"
+        )
     cuda = cuda or _cuda(recipe, version)
     if same := next((row for row in recipe.matrix if row.version == version and cuda in row.cuda), None):
         raise UsageError(f"{recipe.framework} {version} for CUDA {cuda} is there", hint=f"see {same.where}")
     root = parse_tree(text, file)
     matrix = root.get("matrix")
     nodes = matrix.items if matrix else []
-    pairs = _usual(recipe, list(zip(recipe.matrix, nodes, strict=True)), version, cuda)
+    every = zip(recipe.matrix, nodes, strict=True)
+    pairs = _usual(recipe, [pair for pair in every if NO_CUDA not in pair[0].cuda], version, cuda)
     near, node = _nearest(pairs, version, cuda)
     _, before = max(_until(pairs, version) or pairs[:1], key=_order)
     lines = text.split("\n")

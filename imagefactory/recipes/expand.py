@@ -9,24 +9,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from imagefactory.errors import NothingSelectedError, RecipeError
-from imagefactory.gpu import knowledge
-from imagefactory.model import Base, Start, Target, Where
+from imagefactory.model import NO_CUDA, Base, Start, Target
 from imagefactory.recipes.bases import all_bases
 from imagefactory.recipes.match_spec import Spec, parse_spec
 from imagefactory.recipes.model import MatrixRow, Recipe
 from imagefactory.recipes.names import Known, choose_name, choose_names, suggest
 from imagefactory.recipes.origins import origin_faults
-from imagefactory.recipes.values import (
-    ARCHSPECS,
-    REQUIREMENT_RULES,
-    RULES,
-    Source,
-    check_fault,
-    normal_requirement,
-    requirement_fault,
+from imagefactory.recipes.row_faults import (
+    addition_faults,
+    base_faults,
+    place_of,
+    source_faults,
+    virtual_faults,
 )
+from imagefactory.recipes.values import ARCHSPECS, REQUIREMENT_RULES, RULES, normal_requirement
 from imagefactory.recipes.yaml_tree import show
-from imagefactory.versions import natural, nearest
+from imagefactory.versions import natural
 
 
 def expand(recipe: Recipe, bases: Sequence[Base]) -> tuple[Target, ...]:
@@ -83,7 +81,7 @@ def _waits(recipe: Recipe, families: Sequence[str], told: Mapping[str, object]) 
     for row in recipe.matrix:
         owners = [family for family in families if row.on.startswith(f"{family}-")]
         if owners and (owner := max(owners, key=len)) in told:
-            yield f"{_place(row, 'on')}: the recipe of '{row.on}' has faults (mend {owner}.yaml)"
+            yield f"{place_of(row, 'on')}: the recipe of '{row.on}' has faults (mend {owner}.yaml)"
 
 
 def select(targets: Sequence[Target], names: Sequence[str]) -> tuple[Target, ...]:
@@ -121,13 +119,13 @@ def _expand(recipes: Iterable[Recipe], bases: dict[str, Base]) -> tuple[list[Tar
                 above.append((recipe, row))
                 continue
             base = row.own_base or bases.get(row.base)
-            faults += _base_faults(recipe, row, base, tuple(bases))
+            faults += base_faults(recipe, row, base, tuple(bases))
             for platform in row.platforms:
                 for index, cuda in enumerate(row.cuda):
                     if recipe.source == "conda":
-                        faults += _virtual_faults(row, index, base)
+                        faults += virtual_faults(row, index, base)
                     else:
-                        faults += _source_faults(recipe, row, index)
+                        faults += source_faults(row, index)
                     target = _target(recipe, row, cuda, platform)
                     glibc = base.glibc if base else ""
                     target = replace(target, virtual=_all_virtual(recipe, row, cuda, glibc))
@@ -137,7 +135,8 @@ def _expand(recipes: Iterable[Recipe], bases: dict[str, Base]) -> tuple[list[Tar
 
 
 def _target(recipe: Recipe, row: MatrixRow, cuda: str, platform: str) -> Target:
-    name = f"{recipe.family}-{row.version}-cu{cuda.replace('.', '')}"
+    built_for = "cpu" if cuda == NO_CUDA else f"cu{cuda.replace('.', '')}"
+    name = f"{recipe.family}-{row.version}-{built_for}"
     if row.python != recipe.python:
         name += f"-py{row.python.replace('.', '')}"
     if platform != recipe.platform:
@@ -145,9 +144,9 @@ def _target(recipe: Recipe, row: MatrixRow, cuda: str, platform: str) -> Target:
     return Target(
         name=name,
         family=recipe.family,
-        description=recipe.description,
+        description=row.description or recipe.description,
         source=recipe.source,
-        framework=recipe.framework,
+        framework=row.framework,
         version=row.version,
         cuda=cuda,
         python=row.python,
@@ -163,7 +162,7 @@ def _target(recipe: Recipe, row: MatrixRow, cuda: str, platform: str) -> Target:
         priority=row.priority,
         pip=row.pip,
         waive=row.waive,
-        labels=recipe.labels,
+        labels=tuple((dict(recipe.labels) | dict(row.labels)).items()),
         files=recipe.files,
         start=recipe.start,
         origins=row.origins,
@@ -179,11 +178,11 @@ def _on_system(
         return target
     if below.image:
         faults.append(
-            f"{_place(row, 'system')}: {below.name} is an image of a registry, and these are added to bases "
-            "of Debian's packages (take them out, or write another base)"
+            f"{place_of(row, 'system')}: {below.name} is an image of a registry, and these are added to "
+            "bases of Debian's packages (take them out, or write another base)"
         )
     packages = tuple(dict.fromkeys((*below.packages, *recipe.system)))
-    where, name = _place(row, "system"), f"{below.name}-{recipe.family}"
+    where, name = place_of(row, "system"), f"{below.name}-{recipe.family}"
     made = replace(below, name=name, packages=packages, where=where, on=below.name)
     if (other := bases.setdefault(name, made)) != made:
         faults.append(f"{where}: its base would be '{name}', which is at {other.where} (rename one of them)")
@@ -197,17 +196,19 @@ def _framework_requirement(recipe: Recipe, row: MatrixRow) -> str:
     """
     if recipe.source == "conda":
         specs = (parse_spec(text) for text in row.constraints)
-        channel = next((spec.channel for spec in specs if spec.name == recipe.framework), "")
-        return str(Spec(name=recipe.framework, version=f"{row.version}.*", channel=channel))
+        channel = next((spec.channel for spec in specs if spec.name == row.framework), "")
+        return str(Spec(name=row.framework, version=f"{row.version}.*", channel=channel))
     extras = f"[{','.join(row.extras)}]" if row.extras else ""
-    return f"{recipe.framework}{extras}=={row.version}.*"
+    return f"{row.framework}{extras}=={row.version}.*"
 
 
 def _all_virtual(recipe: Recipe, row: MatrixRow, cuda: str, glibc: str) -> tuple[tuple[str, str], ...]:
     """Conda's virtual packages: what is written, else the oldest machine that the target is for."""
     if recipe.source != "conda":
         return ()
-    found = {"cuda": cuda, "glibc": glibc, "archspec": ARCHSPECS[0]} | dict(row.virtual)
+    found = {"glibc": glibc, "archspec": ARCHSPECS[0]} | dict(row.virtual)
+    if cuda != NO_CUDA:  # without a driver conda has no package __cuda
+        found = {"cuda": cuda} | found
     return tuple(sorted((f"__{key}", value) for key, value in found.items()))
 
 
@@ -222,7 +223,7 @@ def _build_on(
     while ready := [pair for pair in waiting if pair[1].on in made]:
         waiting = [pair for pair in waiting if pair[1].on not in made]
         for recipe, row in ready:
-            faults += [*_addition_faults(row, made[row.on]), *origin_faults(row, made[row.on])]
+            faults += [*addition_faults(row, made[row.on]), *origin_faults(row, made[row.on])]
             target = _on_system(_target_on(recipe, row, made[row.on]), recipe, row, bases, faults)
             targets.append(target)
             made.setdefault(target.name, target)
@@ -231,11 +232,11 @@ def _build_on(
         if not chain:
             others = {name: one.family for name, one in made.items() if one.family != recipe.family}
             hint = suggest(row.on, others) or "name a target that has a source of its own"
-            faults.append(f"{_place(row, 'on')}: there is no target '{row.on}' ({hint})")
+            faults.append(f"{place_of(row, 'on')}: there is no target '{row.on}' ({hint})")
         elif chain[-1] == recipe.family:
             round_trip = " -> ".join((recipe.family, *chain))
             faults.append(
-                f"{_place(row, 'on')}: '{recipe.family}' is built on itself: {round_trip} "
+                f"{place_of(row, 'on')}: '{recipe.family}' is built on itself: {round_trip} "
                 "(name a target that has a source of its own)"
             )
 
@@ -263,7 +264,7 @@ def _target_on(recipe: Recipe, row: MatrixRow, under: Target) -> Target:
         under,
         name=recipe.family + under.name.removeprefix(under.family),
         family=recipe.family,
-        description=recipe.description,
+        description=row.description or recipe.description,
         capabilities=row.capabilities or under.capabilities,
         checks=row.checks or under.checks,
         requirements=with_own(under.requirements, row.packages, under.source),
@@ -273,7 +274,7 @@ def _target_on(recipe: Recipe, row: MatrixRow, under: Target) -> Target:
         where=row.where,
         on=under.name,
         waive=row.waive or under.waive,
-        labels=tuple((dict(under.labels) | dict(recipe.labels)).items()),
+        labels=tuple((dict(under.labels) | dict(recipe.labels) | dict(row.labels)).items()),
         files=(*under.files, *recipe.files),
         start=_start_on(recipe.start, under.start),
         origins=tuple(sorted((dict(row.origins) | dict(under.origins)).items())),
@@ -288,101 +289,6 @@ def _start_on(own: Start, under: Start) -> Start:
         workdir=own.workdir or under.workdir,
         user=own.user or under.user,
     )
-
-
-def _addition_faults(row: MatrixRow, under: Target) -> Iterator[str]:
-    """What the source of the target below does not take."""
-    source = Source(kind=under.source, framework=under.framework, channels=under.channels, on=under.name)
-    for key, rule in zip(("packages", "constraints"), REQUIREMENT_RULES[under.source], strict=True):
-        for index, text in enumerate(getattr(row, key)):
-            fault = requirement_fault(text, key, source)
-            if not RULES[rule].allows(text):
-                what = f"'{key}' of {under.source}, as {under.name} is, cannot be {show(text)}"
-                fault = what, f"write {RULES[rule].write}"
-            if fault:
-                yield f"{_place(row, f'{key}.{index}')}: {fault[0]} ({fault[1]})"
-    for check in row.checks:
-        if fault := check_fault(check, under.framework):
-            yield f"{_place(row, f'checks.{check}')}: {fault[0]} ({fault[1]})"
-    if row.pip and under.source != "conda":
-        yield (
-            f"{_place(row, 'pip.0')}: all packages of {under.name} are PyPI's: there is no 'pip' beside them "
-            "(write these under 'packages')"
-        )
-
-
-def _base_faults(recipe: Recipe, row: MatrixRow, base: Base | None, names: Sequence[str]) -> Iterator[str]:
-    if base is None:
-        near = nearest(row.base, names)
-        hint = f"did you mean '{near}'?" if near else f"the bases are {', '.join(names) or 'none yet'}"
-        yield f"{_place(row, 'base')}: there is no base '{row.base}' ({hint})"
-    elif recipe.source == "conda":  # brings its own Python
-        return
-    elif not base.python:
-        yield (
-            f"{_place(row, 'base')}: base '{base.name}' carries no Python "
-            "(write a base that does, or python: beside it in bases.yaml)"
-        )
-    elif base.python != row.python:
-        yield (
-            f"{_place(row, 'python')}: base '{base.name}' carries Python {base.python}, not {row.python} "
-            f'(write "{base.python}", or another base)'
-        )
-
-
-def _virtual_faults(row: MatrixRow, index: int, base: Base | None) -> Iterator[str]:
-    """What no machine has, or none that the image is for."""
-    cuda, virtual = row.cuda[index], dict(row.virtual)
-    driver, newest = virtual.get("cuda") or cuda, knowledge.newest_cuda()
-    place = _place(row, "virtual.cuda" if "cuda" in virtual else f"cuda.{index}")
-    if "." not in driver:
-        yield (
-            f"{place}: CUDA {cuda} leaves open which drivers the packages may count on "
-            f'(write virtual: {{cuda: "{cuda}.4"}} with the oldest that the image is for)'
-        )
-    elif int(driver.partition(".")[0]) > newest or not RULES["driver"].allows(driver):
-        yield f"{place}: no driver is known for CUDA {driver} (write a version of CUDA {newest} or older)"
-    elif natural(driver.partition(".")[0]) < natural(cuda.partition(".")[0]):
-        yield (
-            f"{place}: a driver for CUDA {driver} runs nothing of CUDA {cuda} "
-            f"(write a version of CUDA {cuda.partition('.')[0]}, or leave it out)"
-        )
-    if base and "glibc" in virtual and natural(virtual["glibc"]) > natural(base.glibc):
-        yield (
-            f"{_place(row, 'virtual.glibc')}: base '{base.name}' carries glibc {base.glibc}, older than "
-            f'{virtual["glibc"]} (write "{base.glibc}" or less, or leave it out)'
-        )
-
-
-def _source_faults(recipe: Recipe, row: MatrixRow, index: int) -> Iterator[str]:
-    """What the source is known not to offer. A version that the table lacks is left to the solver."""
-    cuda, name = row.cuda[index], f"{recipe.framework} {row.version}"
-    wheels = knowledge.offered(recipe.framework, row.version)
-    if not wheels or recipe.framework in dict(row.origins):  # of PyPI's alone it is known
-        return
-    fitting = [wheel for wheel in wheels if wheel.cuda == cuda]
-    if not fitting:
-        known = sorted({wheel.cuda for wheel in wheels}, key=natural)
-        offers = " and ".join(known)
-        write = " or ".join(f'"{version}"' for version in known)
-        place = _place(row, f"cuda.{index}")
-        yield f"{place}: {name} on PyPI is built for CUDA {offers}, not {cuda} (write {write})"
-        return
-    wheel = fitting[0]
-    if missing := [extra for extra in wheel.extras if extra not in row.extras]:
-        yield (
-            f"{_place(row, 'extras')}: {name} on PyPI comes with CUDA {cuda} only through "
-            f"{' and '.join(map(repr, missing))} (write extras: [{', '.join(wheel.extras)}])"
-        )
-    if wheel.python and natural(row.python) < natural(wheel.python):
-        yield (
-            f"{_place(row, 'python')}: {name} on PyPI needs Python {wheel.python} or newer, not {row.python} "
-            "(write a base that carries it)"
-        )
-
-
-def _place(row: MatrixRow, key: str) -> Where:
-    return dict(row.places).get(key, row.where)
 
 
 def _unique(targets: Iterable[Target], faults: Iterable[str]) -> tuple[Target, ...]:

@@ -9,9 +9,11 @@ from imagefactory.model import Base, FilesWanted, Start, Where
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixRow:
-    """One framework version of a recipe and the CUDA versions it comes with.
+    """One framework version of a recipe and the CUDA versions it comes with, or NO_CUDA alone.
 
     Fields that are not written in the row hold the family's value, so a row is complete by itself.
+    `framework` is the recipe's, unless the row names another distribution as the build for CPUs.
+    `description` and `labels` are what the row alone says, in place of the recipe's and beside them.
     `own_base` is the base that the recipe itself names by digest, None where `base` is one of bases.yaml.
     `places` says where single values were written (`base`, `cuda.0`), for errors that come later.
 
@@ -34,6 +36,9 @@ class MatrixRow:
     constraints: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
     where: Where
+    framework: str = ""
+    description: str = ""
+    labels: tuple[tuple[str, str], ...] = ()
     own_base: Base | None = None
     places: tuple[tuple[str, Where], ...] = ()
     channels: tuple[str, ...] = ()

@@ -10,8 +10,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from imagefactory.model import Base, Where
+from imagefactory.model import NO_CUDA, Base, Where
 from imagefactory.recipes.bases import without_tag
+from imagefactory.recipes.cpu_rows import check_cpu_row, check_gpu_row
 from imagefactory.recipes.image_config import (
     START_KEYS,
     read_environment,
@@ -24,6 +25,7 @@ from imagefactory.recipes.model import MatrixRow, Recipe
 from imagefactory.recipes.origins import read_origins, with_origins
 from imagefactory.recipes.reader import Reader
 from imagefactory.recipes.values import (
+    GPU_CHECKS,
     REQUIREMENT_RULES,
     SMOKE_CHECKS,
     SOURCES,
@@ -61,7 +63,8 @@ _OVERRIDABLE = (
 )
 _OF_FAMILIES = ("labels", "system", "files", *START_KEYS)
 _FAMILY_KEYS = (*_FAMILY_REQUIRED, "on", *_OF_FAMILIES, *_BESIDE_IMAGE, *_OVERRIDABLE)
-_ROW_KEYS = (*_ROW_REQUIRED, "on", "extras", "python", "base", *_BESIDE_IMAGE, "platforms", *_OVERRIDABLE)
+_OWN = ("framework", "description", "labels", "extras", "python", "base")
+_ROW_KEYS = (*_ROW_REQUIRED, "on", *_OWN, *_BESIDE_IMAGE, "platforms", *_OVERRIDABLE)
 # What is built on a target says these alone; all else is that target's.
 _BESIDE_ON = ("family", "description", "matrix", "on", "pip", *_OF_FAMILIES, *_OVERRIDABLE[:7])
 
@@ -102,9 +105,9 @@ def parse_recipe(text: str, file: str) -> Recipe:
         rows = reader.items(fields.get("matrix"), "matrix", "rows, each starting with - version:")
         make_row = _row_on if kind == "on" else _row
         matrix = [make_row(reader, fields, family, row) for row in rows]
-        own = [family.common.channels, *(row.channels for row in matrix)]
-        for section, channels in zip((root, *rows), own, strict=True):
-            _check_fit(reader, section, Source(kind=kind, framework=framework, channels=channels))
+        own = [(framework, family.common.channels), *((row.framework, row.channels) for row in matrix)]
+        for section, (named, channels) in zip((root, *rows), own, strict=True):
+            _check_fit(reader, section, Source(kind=kind, framework=named, channels=channels))
     matrix = with_origins(reader, root, kind, framework, matrix)
     reader.finish()
     return Recipe(
@@ -293,9 +296,17 @@ def _row(reader: Reader, fields: Mapping[str, YamlNode], family: _Family, node: 
     row = reader.mapping(node, _ROW_KEYS, _ROW_REQUIRED)
     _refuse_misplaced(reader, node, family.kind)
     own, common = _common(reader, row, family.kind), family.common
-    if "capabilities" not in row and "capabilities" not in fields:
-        reader.fault(node.where, "neither the row nor the family has 'capabilities'", _MISSING_CAPABILITIES)
-    keys = ("base", "python", "extras", "system")
+    cudas = reader.texts(row.get("cuda"), "cuda", "cuda", empty=False)
+    gpu = NO_CUDA not in cudas
+    if gpu:
+        check_gpu_row(reader, node, row, fields)
+    else:
+        check_cpu_row(reader, row)
+    framework = _framework(family.kind, reader.text(row.get("framework"), "framework", "framework"))
+    framework = framework or family.framework
+    checks = own.checks or common.checks or default_checks(framework)
+    counted_on = dict(common.virtual) | dict(own.virtual)
+    keys = ("base", "python", "extras", "system", "framework")
     places = {key: found.where for key in keys if (found := row.get(key) or fields.get(key))}
     for virtual in (fields.get("virtual"), row.get("virtual")):
         places |= {f"virtual.{key.text}": value.where for key, value in (virtual.pairs if virtual else ())}
@@ -307,25 +318,28 @@ def _row(reader: Reader, fields: Mapping[str, YamlNode], family: _Family, node: 
     base, carried = (written, python) if "base" in row else (family.base, family.texts["python"])
     return MatrixRow(
         version=reader.text(row.get("version"), "version", "version"),
-        cuda=reader.texts(cuda, "cuda", "cuda", empty=False),
+        cuda=cudas,
         extras=tuple(canonical(extra) for extra in reader.texts(row.get("extras"), "extras", "extra")),
         python=python,
         base=base.name,
         platforms=platforms or (family.texts["platform"],),
-        capabilities=(own if "capabilities" in row else common).capabilities,
-        checks=own.checks or common.checks or default_checks(family.framework),
+        capabilities=(own if "capabilities" in row else common).capabilities if gpu else (),
+        checks=checks if gpu else tuple(check for check in checks if check not in GPU_CHECKS),
         packages=tuple(dict.fromkeys((*common.packages, *own.packages))),
         constraints=tuple(dict.fromkeys((*common.constraints, *own.constraints))),
         environment=(own if "environment" in row else common).environment,
         where=node.where,
+        framework=framework,
+        description=reader.text(row.get("description"), "description", "description"),
+        labels=read_labels(reader, row.get("labels")),
         # Which Python an image carries is nothing to an environment that brings its own.
         own_base=base.own("" if family.kind == "conda" else carried),
         places=tuple(places.items()),
         channels=own.channels or common.channels,
         priority=own.priority or common.priority or "strict",
-        virtual=tuple((dict(common.virtual) | dict(own.virtual)).items()),
+        virtual=tuple(pair for pair in counted_on.items() if gpu or pair[0] != "cuda"),
         pip=tuple(dict.fromkeys((*common.pip, *own.pip))),
-        waive=(own if "waive" in row else common).waive,
+        waive=(own if "waive" in row else common).waive if gpu else (),
         origins=tuple((dict(common.origins) | dict(own.origins)).items()),
     )
 
@@ -361,15 +375,14 @@ def _row_on(reader: Reader, fields: Mapping[str, YamlNode], family: _Family, nod
         constraints=tuple(dict.fromkeys((*common.constraints, *own.constraints))),
         environment=(own if "environment" in row else common).environment,
         where=node.where,
+        description=reader.text(row.get("description"), "description", "description"),
+        labels=read_labels(reader, row.get("labels")),
         places=tuple(places.items()),
         pip=tuple(dict.fromkeys((*common.pip, *own.pip))),
         on=reader.text(row.get("on"), "on", "on"),
         waive=(own if "waive" in row else common).waive,
         origins=tuple((dict(common.origins) | dict(own.origins)).items()),
     )
-
-
-_MISSING_CAPABILITIES = 'write capabilities: ["8.0"] with those that the image must support'
 
 
 def _check_fit(reader: Reader, node: YamlNode, source: Source) -> None:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from imagefactory.model import NO_CUDA
 from imagefactory.recipes import match_spec
 from imagefactory.recipes.match_spec import channel_name, normal_spec, parse_spec
 from imagefactory.recipes.yaml_tree import show
@@ -17,6 +18,8 @@ from imagefactory.suite.gpu import table as gpu_table
 
 # The checks of the CPU-level smoke test (suite), in the order in which they run.
 SMOKE_CHECKS = ("packages", "libraries", "import", "cuda-version", "compute", "compiler", "unprivileged")
+# Those of them that have no meaning where nothing is for GPUs: `compiler` tries what makes code for GPUs.
+GPU_CHECKS = ("cuda-version", "compiler")
 # The checks of the GPU suite that a recipe may do without: not those that tell a GPU from none, nor controls.
 WAIVABLE = tuple(
     check
@@ -164,7 +167,11 @@ RULES: Mapping[str, Rule] = {
     "version": Rule(
         r"[0-9]{1,4}(\.[0-9]{1,4}){1,3}", 20, 'the version in quotes, such as "2.3", and no bounds'
     ),
-    "cuda": Rule(r"[1-9][0-9]?(\.[0-9]{1,2})?", 5, 'the CUDA version in quotes, such as "12.1" or "12"'),
+    "cuda": Rule(
+        rf"[1-9][0-9]?(\.[0-9]{{1,2}})?|{NO_CUDA}",
+        5,
+        'the CUDA version in quotes, such as "12.1" or "12", or none for CPUs alone',
+    ),
     "variable": Rule(r"[A-Z][A-Z0-9_]*", 64, 'capital letters, digits and underscores, such as "OMP_PLACES"'),
     "value": Rule(
         r"[A-Za-z0-9_./:=,+@%-]*", 1024, "letters, digits and _ . / : = , + @ % - alone, without spaces"

@@ -45,20 +45,23 @@ def define(
     _check_fit(target, base, lock)
     _check_under(target, lock, under)
     environment = {
-        "PATH": f"{PREFIX}/bin:{SYSTEM_PATH}:{DRIVER}/bin",
+        "PATH": f"{PREFIX}/bin:{SYSTEM_PATH}" + (f":{DRIVER}/bin" if target.gpu else ""),
         # What tells tools of an environment; conda's own looks at no VIRTUAL_ENV.
         "CONDA_PREFIX" if lock.conda else "VIRTUAL_ENV": PREFIX,
         "HOME": HOME,
         "LANG": "C.UTF-8",
-        "NVIDIA_VISIBLE_DEVICES": "all",
-        "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
-        "NVIDIA_REQUIRE_CUDA": f"cuda>={driver_floor(target.cuda)}",
     }
+    if target.gpu:
+        environment |= {
+            "NVIDIA_VISIBLE_DEVICES": "all",
+            "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
+            "NVIDIA_REQUIRE_CUDA": f"cuda>={driver_floor(target.cuda)}",
+        }
     for name, _ in target.environment:
         if name in environment:
             raise RecipeError([f"{target.where}: environment sets {name}, which is set in every image"])
     environment |= _defaults(target, lock) | dict(target.environment)
-    if not base.image:  # such an image knows its own folders
+    if target.gpu and not base.image:  # such an image knows its own folders
         own = environment.get("LD_LIBRARY_PATH")
         environment["LD_LIBRARY_PATH"] = f"{f'{own}:' if own else ''}{DRIVER}/lib:{DRIVER}/lib64"
     labels = {
@@ -118,7 +121,7 @@ def new_places(definition: Definition) -> tuple[str, ...]:
 def _defaults(target: Target, lock: Lock) -> dict[str, str]:
     """Variables that a recipe may set otherwise."""
     made = {"PYTHONUNBUFFERED": "1"}
-    if {"torch", "pytorch"} & {package.name for package in lock.packages}:
+    if target.gpu and {"torch", "pytorch"} & {package.name for package in lock.packages}:
         # For extensions compiled in the image, where no GPU need be at hand to ask.
         made["TORCH_CUDA_ARCH_LIST"] = ";".join(target.capabilities)
     return made

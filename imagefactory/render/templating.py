@@ -73,7 +73,8 @@ def facts(definition: Definition) -> str:
         count = len(lock.wheels)
         wheels = f" and {count} wheel{'' if count == 1 else 's'}" if count else ""
         fetched = f"{len(lock.conda)} conda packages{wheels}, {size}"
+    built_for = f"CUDA {target.cuda}" if target.gpu else "CPUs"
     return (
-        f"{target.framework} {framework_package(target, lock).version} for CUDA {target.cuda} "
+        f"{target.framework} {framework_package(target, lock).version} for {built_for} "
         f"and Python {target.python} on {target.platform}: {fetched}."
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from imagefactory.catalogue.model import Offer
+from imagefactory.catalogue.model import CataloguedImage, Offer
 from imagefactory.gpu.capability import Capability
 from imagefactory.progress import format_bytes
-from imagefactory.report.text import MIN_FOLDED, format_fields, format_table, wrap
+from imagefactory.report.text import CPUS, MIN_FOLDED, format_fields, format_table, wrap
 from imagefactory.stages.catalogued import Shelf
 from imagefactory.submit.forms import expected_grounds
 from imagefactory.submit.proven import GpuClass, Grounds, proven_grounds
@@ -23,7 +23,7 @@ def format_shelf(shelf: Shelf, width: int | None = None) -> str:
             (
                 image.target,
                 f"{image.framework} {image.version}",
-                " ".join(map(str, verified)) or "-",
+                " ".join(map(str, verified)) or ("-" if image.gpu else CPUS),
                 " ".join(map(str, predicted)) or "-",
             )
         )
@@ -36,7 +36,7 @@ def format_offer(shelf: Shelf, width: int | None = None) -> str:
     (offer,) = shelf.offers
     image = offer.image
     fields = [
-        ("framework", f"{image.framework} {image.version}, CUDA {image.runtime or image.cuda}"),
+        ("framework", f"{image.framework} {image.version}, {_built_for(image)}"),
         ("Python", f"{image.python}, {image.platform}"),
         (
             "size",
@@ -61,6 +61,10 @@ def format_offer(shelf: Shelf, width: int | None = None) -> str:
     return f"{shelf.said}\n\n{image.target}\n{told}\n\nnext: {_next(offer)}"
 
 
+def _built_for(image: CataloguedImage) -> str:
+    return f"CUDA {image.runtime or image.cuda}" if image.gpu else "for CPUs alone"
+
+
 def _folded(fields: Sequence[tuple[str, str]], width: int | None) -> list[tuple[str, str]]:
     """Values in lines that fit beside their names."""
     if width is None:
@@ -72,8 +76,8 @@ def _folded(fields: Sequence[tuple[str, str]], width: int | None) -> list[tuple[
 def _next(offer: Offer) -> str:
     """What the reader types to go on."""
     verified, predicted = _classes(offer)
-    if verified or predicted:
-        accept = "" if verified else " --accept predicted"
+    if verified or predicted or not offer.image.gpu:
+        accept = "" if verified or not predicted else " --accept predicted"
         return f"imagefactory submit {offer.image.target}{accept}"
     return f"imagefactory find {offer.image.family}"
 

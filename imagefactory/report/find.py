@@ -10,7 +10,7 @@ from imagefactory.pools.sizes import format_size
 from imagefactory.report.pool import summary
 from imagefactory.report.text import fold, format_table
 from imagefactory.stages.find import Finding
-from imagefactory.submit.find import Found, FoundGpu
+from imagefactory.submit.find import Findable, Found, FoundGpu
 from imagefactory.submit.places import free_when
 
 MOST = 20
@@ -32,7 +32,9 @@ def format_found(finding: Finding, width: int | None = None) -> str:
         lines += [format_table(header, rows, width)]
     if len(usable) > MOST:
         lines.append(f"and {len(usable) - MOST} more: say it with more words")
-    if rest := len(finding.found) - len(usable):
+    for_cpus = [one.findable for one in finding.found if not one.findable.gpu]
+    lines += [f"{one.name} needs no GPU: imagefactory {shlex.join(_use(one))}" for one in for_cpus[:MOST]]
+    if rest := len(finding.found) - len(usable) - len(for_cpus):
         what = "image runs" if rest == 1 else "images run"
         lines.append(f"{rest} {what} on none of {'these GPUs' if inventory else 'the known GPUs'}")
     if any(row.unsure for one in usable[:MOST] for row in one.gpus):
@@ -43,6 +45,8 @@ def format_found(finding: Finding, width: int | None = None) -> str:
 def next_command(finding: Finding) -> tuple[str, ...]:
     """What the reader types for the best answer, behind `imagefactory`."""
     best, wish = finding.found[0], finding.ask.wish
+    if not best.findable.gpu:
+        return _use(best.findable)
     if not best.gpus:
         return ("pool",) if finding.ask.inventory else ("compat", best.findable.family)
     one = best.findable
@@ -56,6 +60,11 @@ def next_command(finding: Finding) -> tuple[str, ...]:
     cuda = ("--cuda", one.cuda) if one.cuda else ()
     gpu = ("--capability", str(best.gpus[0].capability)) if finding.ask.inventory else ()
     return ("compat", f"{one.framework}=={one.version}", *cuda, *gpu)
+
+
+def _use(one: Findable) -> tuple[str, ...]:
+    """What is done with an image that needs no GPU."""
+    return ("submit" if one.ready else "build", one.target)
 
 
 def _sources(finding: Finding) -> Iterator[str]:

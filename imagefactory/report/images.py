@@ -54,8 +54,10 @@ def format_built(built: Built, store: str) -> str:
     fields.append(("smoke test", smoke_line(report)))
     if report is not None and not report.passed:
         fields.append(("", format_report(report)))
+    if target.gpu:
+        must = f"it must support {_capabilities(target)}"
+        fields.append(("on a GPU", f"{gpu}; {must}: imagefactory verify {target.name}"))
     fields += [
-        ("on a GPU", f"{gpu}; it must support {_capabilities(target)}: imagefactory verify {target.name}"),
         (
             "try it",
             f"imagefactory run {target.name} -- python"

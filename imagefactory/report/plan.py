@@ -203,13 +203,15 @@ def _ground(ruling: Ruling) -> str:
 def format_kits(plan: Plan) -> str:
     """`targets={"include":[...]}`: a job for each target that has something to build or to verify.
 
+    One for CPUs alone has no kits.
+
     `kits` are words `8.0/sm80-a100`, one for each GPU to verify on: its capability, and a name for its kit,
     which the matrix has too. `digest` is the candidate to verify, empty where one is to be built first.
     """
     jobs = []
     for planned in plan.targets:
         cells = [cell for cell in planned.cells if cell.state in (CellState.BUILD, CellState.VERIFY)]
-        if cells:
+        if cells or (not planned.target.gpu and planned.state is CellState.BUILD):
             kits = [f"{cell.device.capability}/{kit_name(cell.device)}" for cell in cells if plan.on_gpus]
             jobs.append(
                 {

@@ -42,6 +42,9 @@ def _findings(checked: Checked, width: int) -> Iterator[str]:
 def _reach(jobs: CheckedJobs, width: int) -> Iterator[str]:
     many = "some jobs" if jobs.count is None else f"{jobs.count} job{'s' if jobs.count != 1 else ''}"
     which = f" of {jobs.target}" if jobs.target else ""
+    if not jobs.gpu:
+        yield f"queue in line {jobs.line}: {many}{which}, asking for no GPU"
+        return
     if not jobs.known:
         yield f"queue in line {jobs.line}: {many}{which}; no inventory tells how many GPUs that reaches"
         return

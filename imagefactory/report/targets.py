@@ -10,7 +10,7 @@ from imagefactory.lock.files import Unsolvable
 from imagefactory.model import Lock, Marks, Target
 from imagefactory.oci.model import Image
 from imagefactory.progress import format_bytes
-from imagefactory.report.text import format_fields, format_table
+from imagefactory.report.text import CPUS, format_fields, format_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ def format_targets(rows: Sequence[tuple[Target, str, Marks]], width: int | None 
             state,
             "yes" if marks.built else "-",
             "yes" if marks.pushed else "-",
-            " ".join(marks.verified) or "-",
+            " ".join(marks.verified) or ("-" if target.gpu else CPUS),
         )
         for target, state, marks in rows
     ]
@@ -57,7 +57,7 @@ def format_target(target: Target, now: TargetState, width: int | None = None) ->
         ("framework", f"{target.framework} {target.version}, source {target.source}"),
         ("CUDA", target.cuda),
         ("Python", f"{target.python} on {target.base}, {target.platform}"),
-        ("capabilities", ", ".join(target.capabilities)),
+        ("capabilities", ", ".join(target.capabilities) or "none: it is for CPUs alone"),
         ("checks", ", ".join(target.checks)),
     ]
     if target.on:

@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from itertools import groupby, zip_longest
 
+CPUS = "no GPU needed"
+"""In the place of capabilities, of an image for CPUs alone."""
 MIN_FOLDED = 30
 """A folded column is not narrower: it goes below its row instead."""
 

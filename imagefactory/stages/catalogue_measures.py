@@ -58,6 +58,8 @@ def facts_of(target: Target, lock: Lock | None, predicted: Sequence[tuple[str, C
             for package in packages
         ),
     )
+    if not target.gpu:
+        return ImageFacts(version=version, runtime="", driver="", minor_compat=False)
     runtime = cuda_of(contents) or target.cuda
     floor = cuda_floor(runtime).driver
     native = [claim.driver for _, claim in predicted if claim.answer is Answer.YES and claim.driver]
@@ -74,9 +76,10 @@ def predicted_claims(
     factory: Factory, target: Target, lock: Lock | None, image: Image | None
 ) -> tuple[tuple[str, Claim], ...]:
     """What one expects of each known capability, by rule plan.weigh: a reason against it comes first, and
-    behind it known faults that some calls meet there. Nothing of an image whose lock is not known.
+    behind it known faults that some calls meet there. Nothing of an image whose lock is not known, or
+    that is for CPUs.
     """
-    if lock is None:
+    if lock is None or not target.gpu:
         return ()
     evidence = CellEvidence(contents=recall_contents(factory.layout, image) if image else None)
     found = []

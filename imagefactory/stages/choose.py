@@ -49,14 +49,24 @@ def choose_image(factory: Factory, name: str, registry: str, progress: Progress)
     """
     made, where = _find(factory, name, registry, progress)
     definition = definition_of(factory, made, name)
+    refuse_cpu(definition.target)
     subject = subject_of(made, definition.target.name)
     if registry and where is None:
         where = _in_registry(factory, definition.target, subject, registry)
     return Chosen(made=made, subject=subject, definition=definition, where=where)
 
 
+def refuse_cpu(target: Target) -> None:
+    """Raises UsageError for a target without GPUs: the GPU suite has nothing to verify there."""
+    if not target.gpu:
+        raise UsageError(
+            f"{target.name} is for CPUs alone: the GPU suite has nothing to verify in it",
+            hint=f"its smoke test is all that proves it: imagefactory build {target.name}",
+        )
+
+
 def check_name(factory: Factory, name: str) -> None:
-    """Raises for a name that means nothing, without fetching or reading an image."""
+    """Raises for a name that means nothing or is for CPUs, without fetching or reading an image."""
     plain, at, digest = name.partition("@")
     if "/" in name:
         parse_reference(name)
@@ -64,7 +74,7 @@ def check_name(factory: Factory, name: str) -> None:
         if at:
             check_digest(digest)
         if ":" not in plain:
-            select_one(factory.targets, plain)
+            refuse_cpu(select_one(factory.targets, plain))
 
 
 def subject_of(made: Image | Sif, target: str) -> Subject:

@@ -56,7 +56,9 @@ def promote(access: Access, promoting: Promoting, progress: Progress) -> Promoti
     place, court = promoting.place, read_court(access, promoting.now)
     local = isinstance(place.store, LayoutStore)
     rule = PromotionRule(
-        plain=plain_tag(promoting.target), capabilities=promoting.target.capabilities, pointers_only=local
+        plain=plain_tag(promoting.target),
+        capabilities=promoting.target.capabilities,
+        pointers_only=local and promoting.target.gpu,
     )
     with writing(access, place, progress), progress.stage(f"{promoting.target.name}: tags in {place}"):
         for _ in range(TRIES):

@@ -19,7 +19,7 @@ from imagefactory.lock.files import lock_digest
 from imagefactory.lock.history import FormerLock
 from imagefactory.lock.moves import Move, lock_moves
 from imagefactory.matrix.combos import Combo, family_word
-from imagefactory.model import Lock, LockedConda
+from imagefactory.model import NO_CUDA, Lock, LockedConda
 from imagefactory.oci.graph import Manifest, Place, parse_parts, read_manifest
 from imagefactory.oci.layout_store import LayoutStore
 from imagefactory.oci.manifests import CONFIG_TYPES, MALFORMED, MANIFEST_LIMIT, TITLE
@@ -92,6 +92,11 @@ class ReportImage:
     combos: tuple[Combo, ...] = ()
     submit: ReportSubmit = field(default_factory=ReportSubmit)
     commands: tuple[str, ...] = ()
+
+    @property
+    def gpu(self) -> bool:
+        """Whether it is for GPUs, not for CPUs alone: then it has no combos."""
+        return self.cuda != NO_CUDA
 
     @property
     def image(self) -> CataloguedImage | None:

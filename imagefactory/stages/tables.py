@@ -89,18 +89,25 @@ def read_tables(
     factory: Factory, targets: Sequence[Target], asked: TablesAsked, progress: Progress
 ) -> Tables:
     """Raises UsageError for a trust or sweep that cannot be read, RegistryError and StoreError."""
-    return survey(factory, targets, asked, progress)[0]
+    tables = survey(factory, targets, asked, progress)[0]
+    for_cpus = ", ".join(target.name for target in targets if not target.gpu)
+    note = (f"for CPUs alone, so no combination: {for_cpus}",) if for_cpus else ()
+    return replace(tables, notes=(*tables.notes, *note))
 
 
 def survey(
     factory: Factory, targets: Sequence[Target], asked: TablesAsked, progress: Progress
 ) -> tuple[Tables, tuple[Surveyed, ...]]:
-    """The tables, and what they were made of, a target each. Raises as `read_tables`."""
+    """The tables, and what they were made of, a target each: those for CPUs alone have no combination.
+
+    Raises as `read_tables`.
+    """
     court = read_court(factory, asked.now)
     asking = Asking(now=asked.now, registry=asked.registry)
     stages = [_solved(factory, stage) for stage in read_stages(factory, targets, asking)]
     surveyed = tuple(_survey(factory, stage, asked, progress) for stage in stages)
-    entries = [_entry(one) for one in surveyed]
+    on_gpus = [one for one in surveyed if one.stage.target.gpu]
+    entries, stages = [_entry(one) for one in on_gpus], [one.stage for one in on_gpus]
     told, notes = _read_sweeps(asked)
     capabilities = columns(entries, told, asked.capabilities)
     combos = make_combos(_with_rulings(entries, stages, capabilities), told, capabilities)
@@ -273,7 +280,7 @@ def survey_catalogue(
     offers = tuple(
         judge_offer(catalogue, image, trust, asked.now) for image in select_images(catalogue, names)
     )
-    entries = [_offered(offer) for offer in offers]
+    entries = [_offered(offer) for offer in offers if offer.image.gpu]
     told, notes = _read_sweeps(asked)
     capabilities = columns(entries, told, asked.capabilities)
     combos = make_combos(entries, told, capabilities)

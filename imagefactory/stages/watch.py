@@ -156,11 +156,12 @@ def watch_unit(factory: Factory, unit: Unit, now: datetime, progress: Progress) 
     """All that is new of a unit. Raises as `lock_base` does, and StoreError for a damaged store."""
     if unit.base:
         return News(unit=unit, locks=_base_news(factory, unit, unit.base, progress))
-    own = tuple(target for target in unit.targets if not target.on)
+    own = tuple(target for target in unit.targets if target.gpu and not target.on)
     world = News(unit=unit)
     locks, faults = _lock_news(factory, unit, progress)
     try:
-        world = (_of_the_index if own[0].source == "pypi" else _of_the_channels)(factory, unit, own)
+        if own:  # of builds for CPUs alone nothing but their locks is watched
+            world = (_of_the_index if own[0].source == "pypi" else _of_the_channels)(factory, unit, own)
     except LockError as error:
         faults = (*faults, error)
     return replace(world, locks=locks, expiring=_expiring(factory, unit.targets, now), faults=faults)

@@ -19,6 +19,7 @@ from imagefactory.gpu import knowledge
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.model import Basis
 from imagefactory.matrix.compat import CompatGpu, CoverCandidate, cell, columns, serves
+from imagefactory.model import NO_CUDA
 from imagefactory.pools.model import MACHINE_HAS, Inventory, PoolGpu
 from imagefactory.pools.sites import Site
 from imagefactory.pools.sizes import disk_of, memory_of
@@ -52,6 +53,11 @@ class Findable:
     classes: tuple[GpuClass, ...]
     known: Callable[[PoolGpu], GpuClass | None]
     wish: Wish
+
+    @property
+    def gpu(self) -> bool:
+        """Whether it is for GPUs, not for CPUs alone."""
+        return self.cuda != NO_CUDA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +110,7 @@ def find(
 
 def _suffix(one: Found) -> bool:
     """Whether it is not its family's default (`-py313`)."""
-    return bool(re.search(r"-cu[0-9]+-", one.findable.target))
+    return bool(re.search(r"-(cu[0-9]+|cpu)-", one.findable.target))
 
 
 # --- what there is ---------------------------------------------------------------------------------
@@ -152,6 +158,8 @@ def candidate(one: CoverCandidate, wish: Wish) -> Findable:
     asked = one.question
 
     def on(gpu: CompatGpu) -> GpuClass | None:
+        if asked.cuda == NO_CUDA:
+            return None
         answer = cell(one, gpu)
         if not serves(answer):
             return None
@@ -189,7 +197,8 @@ def _kind(gpu: PoolGpu) -> CompatGpu:
 
 
 def _meant(words: Sequence[str], findables: Sequence[Findable]) -> tuple[Findable, ...]:
-    """Each word must fit: a family, a framework, a target or its beginning, a version, a CUDA (cu121)."""
+    """Each word must fit: a family, a framework, a target or its beginning, a version, a CUDA (cu121), or
+    `cpu` for what needs no GPU."""
     left = tuple(findables)
     for number, word in enumerate(words):
         fitting = tuple(one for one in left if _fits(word.lower(), one))
@@ -209,6 +218,8 @@ def _fits(word: str, one: Findable) -> bool:
         return _begins(version[1], one.version) or _begins(version[1], one.cuda)
     if cuda := _CUDA.fullmatch(word):
         return one.cuda.replace(".", "").startswith(cuda[1].replace(".", ""))
+    if word == "cpu":
+        return not one.gpu
     names = (one.family, one.framework, one.target or one.name)
     return word in names or fnmatchcase(names[2], word) or _begins(word, one.target, "-")
 

@@ -23,7 +23,6 @@ from imagefactory.files import replacing
 from imagefactory.pools.model import MACHINE_HAS, ImageKind
 from imagefactory.pools.sites import Site
 from imagefactory.progress import Progress
-from imagefactory.render.define import PREFIX
 from imagefactory.submit.forms import ImageForm, choose_form, expected_grounds, forms_of
 from imagefactory.submit.places import Wish
 from imagefactory.submit.proven import Grounds
@@ -37,17 +36,12 @@ from imagefactory.submit.submit_file import (
     format_runs,
     format_submit,
 )
+from imagefactory.submit.trial import first_trial, without_gpus
 from imagefactory.verdicts.model import Judged, Standing
 from imagefactory.verdicts.trust import Trust
 
-PYTHON = f"{PREFIX}/bin/python"
 LARGEST_ROWS = 1 << 20
 _CHUNK = 1 << 20
-_TRIALS = {
-    "torch": "import torch; print(torch.__version__, torch.cuda.get_device_name())",
-    "tensorflow": "import tensorflow as tf; print(tf.__version__, tf.config.list_physical_devices('GPU'))",
-    "jax": "import jax; print(jax.__version__, jax.devices('gpu'))",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,18 +93,22 @@ def make_submit(catalogue: Catalogue, ask: SubmitAsk, trust: Trust, now: datetim
 
 
 def submit_offer(offer: Offer, ask: SubmitAsk, trust: Trust, now: datetime) -> SubmitMade:
-    """The same of an offer that is judged already. Pure.
+    """The same of an offer that is judged already. An image for CPUs alone needs no verdict. Pure.
 
     Raises NothingSelectedError for a form that is not offered, CheckFailedError where nothing of it may be
     relied on, UsageError for a value that cannot stand in a submit file.
     """
     form = choose_form(forms_of(offer, ask.folder), ask.site, ask.kind)
     image = offer.image
-    hoped = expected_grounds(form.grounds, image, faulty=ask.faulty)
-    verified = tuple(one for one in hoped.classes if one.proven)
-    grounds = hoped if ask.predicted else replace(form.grounds, classes=verified)
-    if not grounds.classes:
-        raise _not_proven((offer, form), hoped, trust, own=ask.own)
+    grounds, run = form.grounds, replace(ask.run, name=ask.run.name or image.target)
+    if image.gpu:
+        hoped = expected_grounds(grounds, image, faulty=ask.faulty)
+        verified = tuple(one for one in hoped.classes if one.proven)
+        grounds = hoped if ask.predicted else replace(grounds, classes=verified)
+        if not grounds.classes:
+            raise _not_proven((offer, form), hoped, trust, own=ask.own)
+    else:
+        run = without_gpus(run, image.target)
     taken = SubmittedImage(
         target=image.target,
         platform=image.platform,
@@ -118,8 +116,7 @@ def submit_offer(offer: Offer, ask: SubmitAsk, trust: Trust, now: datetime) -> S
         classes=grounds.classes,
         judged=now,
     )
-    run = replace(ask.run, name=ask.run.name or image.target)
-    run = run if run.executable else _first_trial(run, image.framework)
+    run = run if run.executable else first_trial(run, image.framework)
     text = format_submit(taken, run, ask.site)
     dag = format_runs(f"{run.name}.sub", run.columns[1:], ask.rows) if run.columns else ""
     return SubmitMade(taken=taken, run=run, text=text, dag=dag, own=ask.own)
@@ -144,9 +141,11 @@ def wish_of(made: SubmitMade, site: Site) -> Wish:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offered:
     """One line of what a catalogue offers: capabilities (`8.0`) on which it is verified, and is predicted to
-    run, and the kinds of image there are; `kind` is the one that those are verified of."""
+    run, and the kinds of image there are; `kind` is the one that those are verified of. Without `gpu` it is
+    for CPUs alone."""
 
     target: str
+    gpu: bool
     kind: str
     kinds: tuple[str, ...]
     verified: tuple[str, ...]
@@ -169,6 +168,7 @@ def list_offers(catalogue: Catalogue, ask: SubmitAsk, trust: Trust, now: datetim
         rows.append(
             Offered(
                 target=image.target,
+                gpu=image.gpu,
                 kind=form.image.kind.value,
                 kinds=tuple(dict.fromkeys(one.image.kind.value for one in forms)),
                 verified=tuple(str(one.capability) for one in form.grounds.classes),
@@ -323,12 +323,6 @@ def _check_sif(path: Path, made: SubmitMade, progress: Progress) -> None:
 
 
 # --- deciding --------------------------------------------------------------------------------------
-
-
-def _first_trial(run: SubmitRun, framework: str) -> SubmitRun:
-    """Without a program of one's own: the framework says which GPU it sees."""
-    said = _TRIALS.get(framework, "import sys; print(sys.version)")
-    return replace(run, executable=PYTHON, in_image=True, arguments=("-c", said))
 
 
 def _not_proven(

@@ -53,7 +53,7 @@ class SubmitRun:
     which `$(Process)`, `$(Cluster)` and columns of a sweep, `$(lr)`, are filled in. `inputs` are files and
     addresses, `outputs` files that come back (all new ones where none is named). Sizes are bytes, 0 for what
     the rules of sizes.py give; `gpu_memory` is what each GPU must have. With `mig` slices of GPUs do too.
-    `columns` are of a sweep, the first is `run`; empty for one job.
+    A job of no `gpus` runs on CPUs alone. `columns` are of a sweep, the first is `run`; empty for one job.
     """
 
     name: str
@@ -94,23 +94,25 @@ def format_submit(taken: SubmittedImage, run: SubmitRun, site: Site) -> str:
             f"{format_size(run.disk)} of disk is less than the image alone takes",
             hint=f"write --disk {least} or more, or leave it out",
         )
+    gpus = [f"request_gpus = {run.gpus}"] if run.gpus else []
+    if run.gpus:
+        gpus += format_gpu_request(taken.classes, run.gpu_memory, slices=run.mig)
     needs = [f'(Arch == "{_architecture(taken.platform)}")', *site.requirements(address)]
     memory, disk = asked_room(image, run)
     groups = [
         _comments(taken, run),
         _image(address, run),
         _what_runs(run),
-        [
-            f"request_gpus = {run.gpus}",
-            *format_gpu_request(taken.classes, run.gpu_memory, slices=run.mig),
-            f"requirements = {' && '.join(needs)}",
-        ],
+        [*gpus, f"requirements = {' && '.join(needs)}"],
         [
             f"request_cpus = {run.cpus}",
             f"request_memory = {format_size(memory)}",
             f"request_disk = {format_size(disk)}",
         ],
-        [*site.lines(run.time), *(f"# {line}" for line in site.advice)],
+        [
+            *site.lines(run.time, gpus=bool(run.gpus)),
+            *(f"# {line}" for line in site.told(gpus=bool(run.gpus))),
+        ],
         _logs(run),
         ["queue"],
     ]
@@ -233,12 +235,9 @@ def _from_run(path: str, run: SubmitRun) -> str:
 def _logs(run: SubmitRun) -> list[str]:
     name = _checked(_NAME, run.name, "a name for files")
     of = "job" if run.columns else f"{name}_$(Cluster)_$(Process)"
-    return [
-        f"log = {of}.log",
-        f"output = {of}.out",
-        f"error = {of}.err",
-        "ulog_execute_attrs = GPUs_DeviceName, GPUs_Capability, GPUs_DriverVersion",
-    ]
+    lines = [f"log = {of}.log", f"output = {of}.out", f"error = {of}.err"]
+    told = "ulog_execute_attrs = GPUs_DeviceName, GPUs_Capability, GPUs_DriverVersion"
+    return [*lines, told] if run.gpus else lines
 
 
 # --- comments --------------------------------------------------------------------------------------
@@ -247,9 +246,14 @@ def _logs(run: SubmitRun) -> list[str]:
 def _comments(taken: SubmittedImage, run: SubmitRun) -> list[str]:
     """What the file rests on, for the person who reads it later."""
     image = taken.form.image
+    name, made = f"{taken.target}, manifest {image.subject.manifest}", f"{taken.judged:%Y-%m-%d}"
+    if not run.gpus:
+        cpus = f"Made by imagefactory on {made}. It is for CPUs alone and asks for no GPU:"
+        smoke = "no verdict speaks of it, and its smoke test is all that was tried."
+        return [f"# {_said(line)}" for line in (name, cpus, smoke)]
     lines = [
-        f"{taken.target}, manifest {image.subject.manifest}",
-        f"Made by imagefactory on {taken.judged:%Y-%m-%d}. The GPUs below are those, and no others, on which",
+        name,
+        f"Made by imagefactory on {made}. The GPUs below are those, and no others, on which",
         "this very image passed the suite:"
         if all(gpu_class.proven for gpu_class in taken.classes)
         else "it may run:",

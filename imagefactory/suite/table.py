@@ -21,15 +21,20 @@ CHECKS = ("packages", "libraries", "import", "cuda-version", "compute", "compile
 UNPRIVILEGED_CHECKS = ("unprivileged", "import", "compute")
 UNPRIVILEGED_UID = 65534
 
+# What stands for CUDA's version in an image for CPUs alone.
+NO_CUDA = "none"
+
 # A package's name in the lock, PyPI's or conda's -> the file of frameworks/ that knows it.
 FRAMEWORKS = {
     "torch": "torch",
     "pytorch": "torch",
     "pytorch-gpu": "torch",
     "tensorflow": "tensorflow",
+    "tensorflow-cpu": "tensorflow",
     "tensorflow-gpu": "tensorflow",
     "jax": "jax",
     "jaxlib": "jax",
+    "onnxruntime": "onnxruntime",
     "onnxruntime-gpu": "onnxruntime",
     "numba": "numba",
     "cupy-cuda12x": "cupy",
@@ -69,7 +74,7 @@ OPERATIONS_NOT_APPLICABLE = {
 
 def module_of(package: str) -> str:
     """The module that a package is imported as, as far as its name tells."""
-    name = package.lower().removesuffix("-gpu")
+    name = package.lower().removesuffix("-gpu").removesuffix("-cpu")
     return {"pytorch": "torch", "cupy-cuda12x": "cupy"}.get(name, name.replace("-", "_"))
 
 

@@ -5,6 +5,7 @@ What matrix/plan.py prunes is left out under its rule, then what no GPU there ca
 verdict has proven already. A cell comes back by `allow` of its rule, but for `no-match`: such a job would
 wait in vain.
 
+    no-gpu     the image is for CPUs alone
     newest     an older version than the newest ones that were asked for
     blocked    there is no lock to build from
     no-match   no GPU of the pool has that capability and a driver for the image
@@ -41,7 +42,7 @@ from imagefactory.pools.sizes import KB, MB, disk_of, format_size, memory_of
 from imagefactory.verdicts.model import Judged, Verdict
 from imagefactory.versions import natural
 
-NEWEST, BLOCKED, NO_MATCH, VERIFIED = "newest", "blocked", "no-match", "verified"
+NO_GPU, NEWEST, BLOCKED, NO_MATCH, VERIFIED = "no-gpu", "newest", "blocked", "no-match", "verified"
 QUEUED, UNCOLLECTED = "queued", "uncollected"
 ROOM = "imagefactory pool shows the machines; jobs ask for memory and disk by the size of their image"
 """What the tuples of CHTC's gpu-compatibility-testing call frameworks."""
@@ -94,7 +95,8 @@ def plan_sweep(stages: Sequence[TargetStatus], inventory: Inventory, asked: Swee
     """Every stage on every capability that is asked for: queued, or left out under a rule."""
     there = _by_capability(gpu for gpu in inventory.gpus if asked.mig or not gpu.mig)
     capabilities = asked.capabilities or tuple(sorted(there))
-    kept, left_out = _newest(stages, asked)
+    kept, left_out = _newest([stage for stage in stages if stage.target.gpu], asked)
+    left_out += [_for_cpus(stage) for stage in stages if not stage.target.gpu]
     cells: list[QueuedCell] = []
     devices = {
         (capability, driver_of(gpu), gpu.host)
@@ -161,6 +163,10 @@ def _required_elsewhere(stage: TargetStatus, there: dict[Capability, list[PoolGp
     required = (parse_capability(text) for text in stage.target.capabilities)
     return [_no_gpu(stage, capability, "its recipe requires it, and ") for capability in required
             if capability not in there]  # fmt: skip
+
+
+def _for_cpus(stage: TargetStatus) -> LeftOut:
+    return LeftOut(target=stage.target.name, capability="", rule=NO_GPU, reason="the image is for CPUs alone")
 
 
 def _no_gpu(stage: TargetStatus, capability: Capability, why: str = "") -> LeftOut:

@@ -44,7 +44,9 @@ class TagCandidate:
 class PromotionRule:
     """What a target asks: its plain tag, and the capabilities on which that must be verified.
 
-    With `pointers_only` the plain tag stays as it is: in the store on this machine a build sets it.
+    Where none is required, as of an image for CPUs, the newest candidate has the plain tag: no verdict speaks
+    of it, and what was built to be pushed has passed its smoke test. With `pointers_only` the plain tag stays
+    as it is: in the store on this machine a build sets it.
     """
 
     plain: str
@@ -162,6 +164,8 @@ def _decide(tag: str, needs: Sequence[str], newest: Sequence[TagCandidate], befo
         if any(stand(candidate.judged, need)[0] is not Stand.PROVEN for need in needs):
             continue
         why = f"{candidate.name} is verified for {_list(needs)}"
+        if not needs:
+            why = f"{candidate.name} is the newest, and no GPU is required"
         if at is not None and i > at and not taken:
             break
         if taken:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from imagefactory.catalogue.document import LIFE, sign_catalogue
+from imagefactory.catalogue.model import CataloguedImage
 from imagefactory.model import Outcome
 from imagefactory.verdicts.keys import PublicKey
 from imagefactory.verdicts.statement import sign
@@ -49,7 +50,7 @@ def person_at(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: p
     return run
 
 
-def join_site(tmp_path: Path) -> None:
+def join_site(tmp_path: Path, *more: CataloguedImage) -> None:
     """Joins a site whose pytorch 2.3 is verified on 8.0, 2.5 on 9.0 too, and jax is predicted on 7.0."""
     old = make_image(envelopes=(envelope("8.0", "1"),), sifs=())
     new = replace(
@@ -77,6 +78,7 @@ def join_site(tmp_path: Path) -> None:
         new,
         jax,
         failed,
+        *more,
         made=NOW - timedelta(hours=1),
         expires=NOW - timedelta(hours=1) + LIFE,
         suites=(SUITE,),

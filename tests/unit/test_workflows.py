@@ -75,7 +75,9 @@ def test_nothing_of_the_nightly_runs_on_a_pull_request_or_a_fork() -> None:
     assert jobs["plan"]["if"] == "vars.REGISTRY != '' && vars.GPUS != ''"  # a fork has no variables
     for name in ("candidates", "verify", "promote"):
         assert "plan" in jobs[name]["needs"]
-        assert ("needs.plan.outputs.targets != '{\"include\":[]}'" in jobs[name]["if"]) == (name != "promote")
+        empty = {"candidates": "targets", "verify": "matrix"}.get(name, "none")  # of CPUs alone the matrix
+        asked = f"needs.plan.outputs.{empty} != '{{\"include\":[]}}'"
+        assert (asked in jobs[name]["if"]) == (name != "promote")
         assert "cancelled()" not in jobs[name]["if"] or "needs.plan.result == 'success'" in jobs[name]["if"]
 
 
@@ -180,3 +182,12 @@ def test_the_image_of_a_release_is_of_its_version() -> None:
     names = {step.get("name"): step.get("run", "") for step in read(RELEASE)["jobs"]["image"]["steps"]}
     assert f"build {target.family}" in names["build and try it"]
     assert f"push {target.family} " in names["push it"]
+
+
+def test_an_image_for_cpus_has_no_kit_and_its_tag_follows_without_a_verdict() -> None:
+    steps = read(NIGHTLY)["jobs"]["candidates"]["steps"]
+    asked = {step.get("if"): step for step in steps if "matrix.kits" in step.get("if", "")}
+    assert set(asked) == {"matrix.kits == ''", "matrix.kits != ''"}
+    assert "imagefactory promote" in asked["matrix.kits == ''"]["run"]
+    uploads = [step for step in steps if step.get("uses", "").startswith("actions/upload-artifact@")]
+    assert [step.get("if") for step in uploads] == ["matrix.kits != ''"] * 2

@@ -166,6 +166,9 @@ class _Explanation:
         else:
             what = f"{'glibc' if name == '__glibc' else 'a processor of level'} {needed}".strip()
         value = needed or self._target.cuda
+        if name == "__cuda" and not self._target.gpu:
+            hint = f"ask for builds for CPUs at {self._target.where}, or write a version of CUDA"
+            return _Reason(text=f"{who} {verb} {what} ({name}); {promised}", hint=hint)
         if name == "__cuda" and "." not in value:
             value += ".0"
         return _Reason(

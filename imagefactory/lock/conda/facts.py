@@ -1,6 +1,7 @@
 """What a conda lock must hold: the Python, the framework and the one CUDA that its target names.
 
 A build of the framework for the CPU is refused: it would compute, slowly and without a word, beside the GPU.
+Where the target is for CPUs alone (cuda: [none]), one for GPUs is.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import re
 
 from imagefactory.errors import LockError
 from imagefactory.gpu.builds import built_for, minor_version
-from imagefactory.lock.pypi.facts import cuda_runtimes
+from imagefactory.lock.pypi.facts import brings_cuda, cuda_runtimes
 from imagefactory.model import Lock, LockedConda, Target
 
 _RUNTIMES = ("cuda-cudart", "cudatoolkit")
@@ -78,6 +79,18 @@ def check_facts(lock: Lock, target: Target) -> None:
 def _check_cuda(lock: Lock, target: Target, parts: tuple[LockedConda, ...]) -> None:
     told = [(minor_version(package.version), package) for package in cuda_packages(lock)]
     built = [(word, part) for part in parts if (word := built_for(part.build))]
+    if not target.gpu:
+        for_gpus = [part for word, part in built if word != "cpu"]
+        for_gpus += [package for _, package in told if package.name != "cuda-version"]
+        found = [*map(_shown, for_gpus), *(f"{one.name} {one.version}" for one in brings_cuda(lock))]
+        if found:
+            raise LockError(
+                f"{target.name}: {_shown(parts[0])} comes with {found[0]}, which is for GPUs, "
+                "and the recipe says cuda: [none]",
+                hint=f"leave out what asks for it at {target.where}, such as the constraint of a build "
+                f'"*cuda*", or add "{parts[-1].name} * *cpu*"',
+            )
+        return
     for word, part in built:
         if word == "cpu":
             raise LockError(

@@ -33,7 +33,7 @@ def explain_on(error: UnsolvableError, under: Lock, target: Target) -> Unsolvabl
         error.message,
         hint=f"every package of {under.target} stays as it is locked: ask other versions of what comes on "
         f"top; where a newer one below serves, imagefactory lock {under.target} --update PACKAGE; where an "
-        f"older one is needed, a recipe of its own: {own} --cuda {target.cuda}",
+        f"older one is needed, a recipe of its own: {own}{f' --cuda {target.cuda}' if target.gpu else ''}",
         tree=error.tree,
     )
 

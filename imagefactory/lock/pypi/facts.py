@@ -18,6 +18,12 @@ def cuda_runtimes(lock: Lock) -> tuple[LockedWheel, ...]:
     return found or tuple(wheel for wheel in lock.wheels if wheel.name == "cuda-toolkit")
 
 
+def brings_cuda(lock: Lock) -> tuple[LockedWheel, ...]:
+    """The wheels that are for NVIDIA's GPUs alone, by their names; nvidia-ml-py merely asks a driver."""
+    pattern = re.compile(r"nvidia-(?!ml-py$).*|cuda-.*|.*-cu(da)?[0-9]+x?(-.*)?")
+    return tuple(wheel for wheel in lock.wheels if pattern.fullmatch(wheel.name))
+
+
 def cuda_version(lock: Lock) -> str | None:
     """The CUDA version that a lock brings, as `12.1`; None if it brings no CUDA runtime."""
     versions = [Version(wheel.version) for wheel in cuda_runtimes(lock)]
@@ -25,7 +31,7 @@ def cuda_version(lock: Lock) -> str | None:
 
 
 def check_facts(lock: Lock, target: Target) -> None:
-    """Raise LockError unless `lock` holds the target's framework version and CUDA version."""
+    """Raise LockError unless `lock` holds the target's framework version and CUDA version, or none."""
     framework = next((w for w in lock.wheels if w.name == canonicalize_name(target.framework)), None)
     if framework is None:
         raise LockError(
@@ -38,6 +44,15 @@ def check_facts(lock: Lock, target: Target) -> None:
             f"{target.name}: {came} was locked, the recipe asks for {target.version}",
             hint=f"let the packages at {target.where} agree with version {target.version}",
         )
+    if not target.gpu:
+        if wheels := brings_cuda(lock):
+            raise LockError(
+                f"{target.name}: {came} comes with {wheels[0].name} {wheels[0].version}, which is for GPUs, "
+                "and the recipe says cuda: [none]",
+                hint=f"leave out what brings it at {target.where}, or take the framework's build for CPUs; "
+                "PyTorch's is on conda-forge: source: conda",
+            )
+        return
     runtimes, cuda = cuda_runtimes(lock), cuda_version(lock)
     if cuda is None:
         raise LockError(

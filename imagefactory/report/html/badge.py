@@ -11,7 +11,7 @@ _CHARACTER = 6.6  # units of a letter in 11 px Verdana, on the average
 
 
 def format_badge(image: ReportImage) -> str:
-    """`verified on sm_80, sm_90`; else that it failed where it was tried, else that it was not tested."""
+    """`verified on sm_80, sm_90`; else that it failed where it was tried, was not tested, or is for CPUs."""
     right, colour = _said(image)
     left = image.target
     at = round(len(left) * _CHARACTER + 14)
@@ -28,4 +28,4 @@ def _said(image: ReportImage) -> tuple[str, str]:
         cause = str(failed[0].cause)
         where = ", ".join(combo.capability.sm for combo in failed if combo.cause == failed[0].cause)
         return f"{cause} on {where}", RED
-    return "not tested", GREY
+    return "not tested" if image.gpu else "for CPUs", GREY

@@ -72,6 +72,9 @@ def matrix_rows(report: Reported) -> tuple[MatrixRow, ...]:
 
 
 def words_of(image: ReportImage, capabilities: Sequence[Capability]) -> tuple[Word, ...]:
+    """A word for each capability; none at all of an image for CPUs alone."""
+    if not image.gpu:
+        return ()
     combos = {combo.capability: combo for combo in image.combos}
     return tuple(word_of(combos[one], image.predicted.get(one)) for one in capabilities)
 

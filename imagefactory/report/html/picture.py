@@ -49,7 +49,8 @@ class DrawnHead:
 
 
 def format_picture(rows: Sequence[MatrixRow], gpus: Sequence[ShownGpu]) -> str:
-    """The picture's text; about 100 bytes a cell."""
+    """The picture's text, without the images for CPUs alone; about 100 bytes a cell."""
+    rows = [row for row in rows if row.image.gpu]
     width = max(NAME + COLUMN * len(gpus) + 12, 520)
     lines, y = _lines(rows)
     words = [word for row in rows for word in row.words]

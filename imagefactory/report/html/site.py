@@ -88,6 +88,7 @@ def make_site(report: Reported) -> Iterator[tuple[str, str]]:
     """Name and text of each file, the pages one by one."""
     shown = shown_gpus(report)
     rows = matrix_rows(report)
+    on_gpus = tuple(row for row in rows if row.image.gpu)
     given = {
         "gpus": shown,
         "made": f"{report.made:%Y-%m-%d %H:%M} UTC",
@@ -106,7 +107,7 @@ def make_site(report: Reported) -> Iterator[tuple[str, str]]:
     gpu_page = {**given, "up": "../", "policy": policy(), "files": files, "kinds": _KINDS}
     for number, gpu in enumerate(shown):
         by_kind: dict[str, list[GpuRow]] = {kind: [] for kind, _, _ in _KINDS}
-        for row in rows:
+        for row in on_gpus:
             by_kind[row.words[number].kind].append(_gpu_row(row, number))
         yield (
             f"gpus/{gpu.text}.html",
@@ -115,7 +116,7 @@ def make_site(report: Reported) -> Iterator[tuple[str, str]]:
                 **{**gpu_page, "here": gpu.text},
                 gpu=gpu,
                 by_kind=by_kind,
-                effects=effects_on([(row.image, row.runs) for row in rows], gpu.text),
+                effects=effects_on([(row.image, row.runs) for row in on_gpus], gpu.text),
             ),
         )
 
@@ -178,7 +179,7 @@ def _cells(row: MatrixRow, shown: Sequence[ShownGpu]) -> list[ShownCell]:
         if known is None or run.verdict.issued > known.issued:
             newest[run.capability] = run.verdict
     cells = []
-    for gpu, word in zip(shown, row.words, strict=True):
+    for gpu, word in zip(shown if row.image.gpu else (), row.words, strict=True):
         claim, verdict = row.image.predicted.get(gpu.capability), newest.get(gpu.text)
         combo = combos[gpu.capability]
         cells.append(

@@ -69,7 +69,7 @@ class CheckedJobs:
     """One `queue`: what is wrong, and where its jobs get. `target` is the catalogue's name of its image.
 
     `total` counts the GPUs of the inventory, `causes` what keeps jobs from how many. `known` is false where
-    there was no inventory.
+    there was no inventory, `gpu` where the jobs ask for none.
     """
 
     line: int
@@ -80,6 +80,7 @@ class CheckedJobs:
     total: int
     reached: tuple[Reached, ...]
     causes: tuple[tuple[str, int], ...]
+    gpu: bool
     findings: tuple[SubmitFinding, ...]
 
     @property
@@ -170,6 +171,7 @@ def _check(jobs: Jobs, around: Surroundings) -> CheckedJobs:
         total=len(case.reach.places) if case.reach else 0,
         reached=reached,
         causes=tuple(case.reach.causes.items()) if case.reach else (),
+        gpu=jobs.asks_gpus,
         findings=tuple(findings),
     )
 
@@ -299,10 +301,18 @@ def _unheard(case: _Case, inventory: Inventory) -> Iterator[SubmitFinding]:
 
 
 def _unverified(case: _Case, reached: Sequence[Reached]) -> Iterator[SubmitFinding]:
-    """GPUs that the jobs may get and where the image is not proven; and proven ones that they leave out."""
+    """GPUs that the jobs may get and where the image is not proven; and proven ones that they leave out.
+
+    An image for CPUs alone is proven on none, and should get none.
+    """
     if case.known is None or case.image is None:
         return
     line, target = case.jobs.settings[case.image.key].line, case.known.image.target
+    if not case.known.image.gpu:
+        if case.jobs.asks_gpus:
+            text = f"{target} is for CPUs alone, and the job takes a GPU that it does not use"
+            yield wrong(case.jobs.settings["request_gpus"].line, "no-use", text, "take request_gpus out")
+        return
     for word, severity in ((REFUSED, "fails"), (UNTESTED, "is not verified"), (PREDICTED, "is not verified")):
         found = [one for one in reached if one.word == word]
         if found:

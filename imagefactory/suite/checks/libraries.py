@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from .. import elf
+from .. import elf, table
 from ..context import Context, Failure, Finding
 from .packages import SHOWN, more, shorten
 
@@ -224,7 +224,12 @@ def program_folders(program: str) -> tuple[str, ...]:
 
 
 def find_opened_by_name(context: Context, scan: Scan, system: System) -> tuple[int, list[str]]:
-    """How many of the framework's OPENED_BY_NAME are within its reach, and a fault for each that is not."""
+    """How many of the framework's OPENED_BY_NAME are within its reach, and a fault for each that is not.
+
+    An image for CPUs alone has none of them.
+    """
+    if context.expected.cuda == table.NO_CUDA:
+        return 0, []
     framework = context.expected.framework
     owners, names = OPENED_BY_NAME.get(framework, ((), ()))
     if context.expected.conda:

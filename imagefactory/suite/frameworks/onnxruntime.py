@@ -12,7 +12,7 @@ from .. import elf, onnx_model
 from ..checks.libraries import DRIVER_LIBRARIES
 from ..context import Context, Failure
 
-MODULES = (("onnxruntime-gpu", "onnxruntime"),)
+MODULES = (("onnxruntime-gpu", "onnxruntime"), ("onnxruntime", "onnxruntime"))
 PROVIDER = "CUDAExecutionProvider"
 
 

@@ -9,7 +9,12 @@ from typing import Any
 from ..context import Context, Failure
 from . import ptxas
 
-MODULES = (("tensorflow", "tensorflow"), ("tensorflow-gpu", "tensorflow"), ("keras", "keras"))
+MODULES = (
+    ("tensorflow", "tensorflow"),
+    ("tensorflow-cpu", "tensorflow"),
+    ("tensorflow-gpu", "tensorflow"),
+    ("keras", "keras"),
+)
 
 
 def prepare() -> None:

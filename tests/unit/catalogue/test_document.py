@@ -67,6 +67,13 @@ def envelope() -> bytes:
     return sign_catalogue(make_catalogue(), LAB)
 
 
+def test_an_image_for_cpus_is_read_as_one() -> None:
+    image = make_image(cuda="none", required=(), predicted=(), runtime="", driver="", envelopes=())
+    data = sign_catalogue(make_catalogue(image), LAB)
+    (read,) = open_catalogue(data, TRUST, NOW).images
+    assert (read, read.gpu) == (image, False)
+
+
 # --- signed and read -----------------------------------------------------------------------------
 
 

@@ -531,3 +531,15 @@ def test_a_malformed_record_is_refused() -> None:
     ):
         with pytest.raises(LockError, match=rf"x:{line}: "):
             parse_unsolvable(spoiled, "x")
+
+
+def test_a_conda_target_for_cpus_has_no_build_for_gpus() -> None:
+    cpu = replace(
+        TARGET, cuda="none", capabilities=(), virtual=tuple(p for p in TARGET.virtual if p[0] != "__cuda")
+    )
+    lock = replace(LOCK, virtual=cpu.virtual)
+    with pytest.raises(LockError, match=r"which is for GPUs, and the recipe says cuda: \[none\]"):
+        check_facts(lock, cpu)
+    kept = [one for one in LOCK.conda if one.name in ("python", TARGET.framework)]
+    built = [replace(one, build="cpu_py311h0_0") if one.name == TARGET.framework else one for one in kept]
+    check_facts(replace(lock, conda=tuple(built), wheels=()), cpu)

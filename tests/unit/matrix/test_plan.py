@@ -36,7 +36,7 @@ from imagefactory.matrix.plan import (
     weigh,
 )
 from imagefactory.matrix.rows import MAX_ROWS, RowsInput, RuledRow, SpaceRow, parse_rows, rule_rows
-from imagefactory.report.plan import MAX_JOBS, format_matrix, format_plan, format_rows
+from imagefactory.report.plan import MAX_JOBS, format_kits, format_matrix, format_plan, format_rows
 from tests.made.claims import BUILT, TARGET, claim
 from tests.made.command import Call
 
@@ -113,6 +113,25 @@ def test_without_a_lock_a_cell_is_blocked_unless_it_is_pruned() -> None:
         "it has no lock",
         "imagefactory lock it",
     )
+
+
+def test_a_target_for_cpus_has_no_cell_and_is_built_or_there() -> None:
+    cpu = replace(TARGET, name="jax-0.10.2-cpu", cuda="none", capabilities=())
+    for stage, state in (
+        (TargetStatus(target=cpu), CellState.BUILD),
+        (TargetStatus(target=cpu, missing="", image=BUILT), CellState.UNCHANGED),
+        (TargetStatus(target=cpu, block="it has no lock"), CellState.BLOCKED),
+    ):
+        for devices in ((), (A100,)):
+            made = planned(stage, judging({}), *devices)
+            assert (made.cells, made.targets[0].state) == ((), state)
+    to_build = planned(TargetStatus(target=cpu), judging({}), A100)
+    (job,) = json.loads(format_kits(to_build).partition("=")[2])["include"]
+    assert job == {"target": "jax-0.10.2-cpu", "state": "build", "digest": "", "kits": ""}
+    assert format_matrix(to_build, kits=True) == 'matrix={"include":[]}'
+    assert format_kits(
+        planned(TargetStatus(target=cpu, missing="", image=BUILT), judging({}), A100)
+    ).endswith("[]}")
 
 
 def test_a_target_whose_cells_are_all_pruned_is_not_built() -> None:

@@ -117,3 +117,13 @@ def test_rows_in_one_line_are_left_to_the_person() -> None:
     flow = f'{head}matrix: [{{version: "2.5", cuda: ["12.4"]}}]\n'
     with pytest.raises(UsageError, match="not written a line each"):
         add_row(flow, parse_recipe(flow, "recipes/small.yaml"), "2.6")
+
+
+def test_rows_for_cpus_are_no_rows_to_go_by() -> None:
+    assert "numba-cuda[cu13]" in add("numba", "0.69", "13").row
+    with pytest.raises(UsageError, match="add goes by rows for GPUs") as caught:
+        add("numba", "0.69", "none")
+    assert caught.value.hint == "write the row for CPUs into recipes/numba.yaml"
+    alone = SMALL.replace("{family}", "small").replace('["12.4"]', "[none]")
+    with pytest.raises(UsageError, match="'small': add goes by rows for GPUs"):
+        add_row(alone, parse_recipe(alone, "recipes/small.yaml"), "2.6")

@@ -194,7 +194,7 @@ FAULTS = [
     ("packages: [numpy]", "waive: [vector-add]", "10:9: 'waive' cannot be 'vector-add' (write a check of the GPU suite: matmul, "),
     ("[import,", "[gpu-burn,", "9:10: 'checks' cannot be 'gpu-burn' (write one of the known checks: packages, libraries, "),
     ('"2.3"', '">=2.3"', "15:14: 'version' cannot be '>=2.3' (write the version in quotes, such as \"2.3\", and no bounds)"),
-    ('["12.1"]', '["cu121"]', "16:12: 'cuda' cannot be 'cu121' (write the CUDA version in quotes, such as \"12.1\" or \"12\")"),
+    ('["12.1"]', '["cu121"]', "16:12: 'cuda' cannot be 'cu121' (write the CUDA version in quotes, such as \"12.1\" or \"12\", or none for CPUs alone)"),
     ("[numpy]", '["numpy @ https://x/y.whl"]', "10:12: 'packages' cannot be 'numpy @ https://x/y.whl' (write a package with bounds"),
     ("[numpy]", '["numpy; python_version<3"]', "10:12: 'packages' cannot be 'numpy; python_version<3' (write a package with bounds"),
     ("[numpy]", '["-r /etc/passwd"]', "10:12: 'packages' cannot be '-r /etc/passwd' (write a package with bounds"),
@@ -574,7 +574,7 @@ def test_environment_points_into_the_targets_own_python(targets: tuple[Target, .
 
 
 def test_every_target_is_known_to_be_offered(targets: tuple[Target, ...]) -> None:
-    for target in (target for target in targets if target.source == "pypi"):
+    for target in (target for target in targets if target.source == "pypi" and target.gpu):
         offers = knowledge.offered(target.framework, target.version)
         assert target.cuda in {wheel.cuda for wheel in offers}, target.name
 

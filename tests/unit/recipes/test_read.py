@@ -166,7 +166,7 @@ ALLOWED = {
     "source": "pypi|conda",
     "framework": PLAIN,
     "version": r"[0-9.]+",
-    "cuda": r"[0-9.]+",
+    "cuda": r"[0-9.]+|none",
     "python": r"3\.[0-9]+",
     "base": r"[a-z0-9-]+",
     "platform": "linux/amd64",
@@ -206,8 +206,9 @@ def assert_clean(target: Target) -> None:
         assert (target.channels, target.virtual, target.pip) == ((), (), ())
         return
     assert target.channels
-    (_, archspec), (_, cuda), (_, glibc) = target.virtual
-    assert [key for key, _ in target.virtual] == ["__archspec", "__cuda", "__glibc"]
+    virtual = dict(target.virtual)
+    assert set(virtual) == {"__archspec", "__glibc"} | ({"__cuda"} if target.gpu else set())
+    archspec, cuda, glibc = virtual["__archspec"], virtual.get("__cuda", "12.4"), virtual["__glibc"]
     assert re.fullmatch(r"x86_64(_v[234])?", archspec, re.ASCII)
     assert re.fullmatch(r"(9|1[0-3]|[1-8])\.[0-9]{1,2}", cuda, re.ASCII)
     assert re.fullmatch(r"2\.[0-9]{1,2}", glibc, re.ASCII)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 from jsonschema import Draft202012Validator
 
 from imagefactory.errors import RecipeError
@@ -15,8 +12,8 @@ from imagefactory.recipes import scaffold, values
 from imagefactory.recipes.bases import BASES_FILE, parse_bases
 from imagefactory.recipes.read import read_bases
 from imagefactory.recipes.recipe import parse_recipe
+from tests.made.schema import FOLDER, schema, schema_accepts
 
-FOLDER = Path(__file__).parents[3] / "recipes"
 FILES = sorted(path for path in FOLDER.glob("*.yaml"))
 
 RECIPE = """\
@@ -48,25 +45,6 @@ bases:
     glibc: "2.36"
     interpreter: /usr/bin/python3.11
 """
-
-
-def schema(name: str) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((FOLDER / name).read_text(encoding="utf-8"))
-    return loaded
-
-
-class Loader(yaml.SafeLoader):
-    """YAML 1.2 as editors read it: `on` is a word."""
-
-
-Loader.yaml_implicit_resolvers = {
-    letter: [(tag, rule) for tag, rule in rules if letter not in "oO" or not tag.endswith(":bool")]
-    for letter, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-
-
-def schema_accepts(text: str, name: str = "recipe.schema.json") -> bool:
-    return bool(Draft202012Validator(schema(name)).is_valid(yaml.load(text, Loader=Loader)))
 
 
 def parser_accepts(text: str) -> bool:

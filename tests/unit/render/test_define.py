@@ -75,3 +75,15 @@ def test_the_environment_leads_to_the_bases_interpreter() -> None:
 def test_an_interpreter_where_the_environment_goes_is_refused(interpreter: str) -> None:
     with pytest.raises(RecipeError, match="cannot stand there"):
         pulled(interpreter=interpreter)
+
+
+def test_an_image_for_cpus_knows_of_no_gpu() -> None:
+    target = make_target(name="pytorch-2.3-cpu", cuda="none", capabilities=())
+    made = define(target, make_base(), make_lock(target="pytorch-2.3-cpu"))
+    environment = dict(made.environment)
+    assert environment["PATH"] == "/opt/env/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    assert not [name for name in environment if name.startswith(("NVIDIA_", "LD_", "TORCH_CUDA"))]
+    assert dict(made.labels)["imagefactory.cuda"] == "none"
+    for text in (render_dockerfile(made), render_apptainer(made)):
+        assert "nvidia" not in text.lower()
+        assert "torch 2.3.1 for CPUs and Python 3.11" in text

@@ -26,6 +26,7 @@ from imagefactory.report.html.words import WORDS, word_of
 from imagefactory.stages.report import Reported
 from imagefactory.stages.report_images import ReportLayer, ReportPackage
 from imagefactory.verdicts.model import Standing
+from tests.made.catalogue import make_image
 from tests.made.report import catalogue_report, many_images, with_contents
 
 COUNT = 12
@@ -358,3 +359,20 @@ def test_the_picture_has_a_symbol_for_each_cell(report: Reported) -> None:
     words = [word for row in matrix_rows(report) for word in row.words]
     assert texts[: len(words)] == [word.symbol for word in words]
     assert root.get("aria-label", "").startswith(f"{COUNT} images on")
+
+
+def test_an_image_for_cpus_stands_in_the_matrix_and_on_no_gpus_page(tmp_path: Path) -> None:
+    cpu = make_image(target="jax-0.10.2-cpu", family="jax", framework="jax", cuda="none", required=())
+    cpu = replace(cpu, predicted=(), envelopes=(), sifs=())
+    report = catalogue_report(tmp_path, (*many_images(2), cpu))
+    site = dict(make_site(report))
+    page = Page(site["images/jax-0.10.2-cpu.html"])
+    assert "It is for CPUs alone: no GPU is asked for" in page.text
+    assert "On each GPU" not in page.text
+    assert "request_gpus" not in page.text
+    assert page.text.count("request_cpus") == 1
+    row = next(line for line in site["index.html"].splitlines() if "jax-0.10.2-cpu" in line)
+    assert row.count("<td>no GPU") == len(report.capabilities)
+    assert not [name for name, text in site.items() if name.startswith("gpus/") and "jax-0.10.2-cpu" in text]
+    assert "jax-0.10.2-cpu" not in site["matrix.svg"]
+    assert ": for CPUs</title>" in site["images/jax-0.10.2-cpu.svg"]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.made.catalogue import make_image
 from tests.made.command import Call, json_of
 from tests.made.joined import NOW, join_site, person_at
 
@@ -159,3 +161,13 @@ def test_without_a_catalogue_nothing_is_verified(person: Call, pool: str) -> Non
 
 def test_a_pool_that_is_a_file_that_is_not_there(joined: Call) -> None:
     assert "there is no such file" in joined("find", "--inventory", "none.json", code=2).err
+
+
+def test_what_needs_no_gpu_is_found_by_that_word(person: Call, pool: str, tmp_path: Path) -> None:
+    image = make_image(target="jax-0.10.2-cpu", family="jax", framework="jax", cuda="none", required=())
+    join_site(tmp_path, replace(image, predicted=(), envelopes=(), sifs=()))
+    for words in (("cpu",), ("jax", "cpu", "--inventory", pool)):
+        said = person("find", *words)
+        assert said.out.splitlines()[-1] == "jax-0.10.2-cpu needs no GPU: imagefactory submit jax-0.10.2-cpu"
+        assert said.err.splitlines()[-1] == "next: imagefactory submit jax-0.10.2-cpu"
+    assert "run on none" not in said.out

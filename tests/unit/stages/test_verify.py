@@ -94,6 +94,19 @@ def test_every_name_of_an_image_means_it(factory: Factory, target: Target) -> No
     assert (alone.subject.index, alone.subject.manifest) == (image.manifest, image.manifest)
 
 
+def test_an_image_for_cpus_has_nothing_to_verify(factory: Factory, target: Target) -> None:
+    digest = put_image(factory, target)
+    cpu = replace(target, cuda="none", capabilities=())
+    cpus = replace(factory, targets=(cpu,))
+    no_gpu = make_bench(evidence=MadeUp(None))
+    for name in (NAME, f"{NAME}@{digest}"):
+        with pytest.raises(UsageError, match="is for CPUs alone: the GPU suite has nothing") as caught:
+            choose.choose_image(cpus, name, "", Quiet())
+        assert f"imagefactory build {NAME}" in caught.value.hint
+    with pytest.raises(UsageError, match="is for CPUs alone"):  # and not that there is no GPU here
+        run(cpus, bench=no_gpu)
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "words"),
     [

@@ -94,6 +94,51 @@ def test_predictions_are_taken_only_where_somebody_accepts_them() -> None:
     assert "# WARNING: no verdict says that it runs on 7.0; its code alone predicts so." in lines(made)
 
 
+def for_cpus(**changes: object) -> Catalogue:
+    image = make_image(
+        **{
+            "cuda": "none",
+            "required": (),
+            "predicted": (),
+            "runtime": "",
+            "driver": "",
+            "envelopes": (),
+            **changes,
+        }
+    )
+    return make_catalogue(replace(image, sifs=()))
+
+
+@pytest.mark.parametrize("site", ["generic", "chtc", "ospool"])
+def test_an_image_for_cpus_needs_no_verdict_and_asks_for_no_gpu(site: str) -> None:
+    made = make(for_cpus(), site=find_site(site))
+    assert 'requirements = (Arch == "X86_64")' in lines(made)
+    assert "request_cpus = 1" in lines(made)
+    told = [
+        line
+        for line in lines(made)
+        if "gpu" in line.lower() and not line.startswith(("#", "container_image"))
+    ]
+    assert told == []
+    assert "# no verdict speaks of it, and its smoke test is all that was tried." in lines(made)
+    assert summary(made)["gpus"] == []
+
+
+def test_a_first_trial_on_cpus_asks_for_no_gpu_either() -> None:
+    made = make(for_cpus(framework="tensorflow-cpu"), run=SubmitRun(name="", executable=""))
+    assert "import tensorflow; print(tensorflow.__name__, tensorflow.__version__)" in made.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "option"),
+    [({"gpus": 2}, "--gpus"), ({"gpu_memory": 1}, "--gpu-memory"), ({"mig": True}, "--mig")],
+)
+def test_what_asks_for_gpus_is_refused_on_cpus(changes: dict[str, object], option: str) -> None:
+    run = replace(WANTED.run, **changes)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=f"is for CPUs alone, and {option} asks for GPUs"):
+        make(for_cpus(), run=run)
+
+
 def without_verdicts(**changes: object) -> Catalogue:
     image = make_image(envelopes=(), **changes)
     return make_catalogue(replace(image, sifs=()))
@@ -495,6 +540,7 @@ def test_what_there_is(call: Call) -> None:
     assert isinstance(offers, list)
     assert offers[0] == {
         "target": NAME,
+        "gpu": True,
         "kind": "docker",
         "kinds": ["docker"],
         "verified": ["7.0", "8.0"],

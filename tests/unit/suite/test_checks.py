@@ -225,6 +225,18 @@ def test_a_jax_without_its_plugin_fails(tmp_path: Path) -> None:
         libraries.check(make_context(tmp_path, framework="jax"))
 
 
+def test_an_image_for_cpus_opens_no_gpu_library(tmp_path: Path) -> None:
+    context = make_context(tmp_path, framework="jax", cuda=table.NO_CUDA)
+    assert libraries.check(context).numbers["opened-by-name"] == 0
+
+
+@pytest.mark.parametrize("package", ["tensorflow-cpu", "onnxruntime"])
+def test_builds_for_cpus_are_their_frameworks(package: str) -> None:
+    name = table.FRAMEWORKS[package]
+    framework = importlib.import_module(f"imagefactory.suite.frameworks.{name}")
+    assert dict(framework.MODULES)[package] == table.module_of(package) == name
+
+
 def test_libraries_of_another_machine_are_counted_and_not_judged(tmp_path: Path) -> None:
     needed = library(tmp_path / "libgone.so.3")
     path = library(tmp_path / "pkg/ext.so", needed)

@@ -52,6 +52,13 @@ def verdict(capability: str = "8.0", driver: str = "550.54.15", **changes: Any) 
     return Judged(digest="sha256:" + "e" * 64, standing=Standing.GOOD, why="", verdict=made)
 
 
+def test_an_image_for_cpus_is_left_out_of_a_sweep() -> None:
+    cpu = replace(STAGE, target=replace(TARGET, name="jax-0.10.2-cpu", cuda="none", capabilities=()))
+    made = plan(STAGE, cpu)
+    assert {name for name, _, _ in queued(made)} == {TARGET.name}
+    assert [(one.target, one.rule) for one in made.left_out] == [("jax-0.10.2-cpu", "no-gpu")]
+
+
 # --- what is queued --------------------------------------------------------------------------------
 
 

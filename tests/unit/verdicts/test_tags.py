@@ -226,3 +226,11 @@ def test_whatever_happens_what_must_hold_holds() -> None:
         assert [fate.after for fate in settled] == [fate.after for fate in found]
     assert moves > HISTORIES // 3
     assert back > HISTORIES // 200
+
+
+def test_where_no_gpu_is_required_the_newest_candidate_has_the_plain_tag() -> None:
+    rule = PromotionRule(plain="2.3-cpu", capabilities=())
+    made = fates({"2.3-cpu": A}, candidate(A, 1), candidate(B, 2), rule=rule)
+    assert {tag: (fate.after, fate.proven) for tag, fate in made.items()} == {"2.3-cpu": (B, True)}
+    assert made["2.3-cpu"].why.endswith("is the newest, and no GPU is required")
+    assert not fates({}, rule=rule)["2.3-cpu"].proven

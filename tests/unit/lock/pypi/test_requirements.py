@@ -425,3 +425,15 @@ def test_certificates_and_proxy_serve_both_uv_and_requests(tmp_path: Path) -> No
 def test_messages_hold_no_secrets() -> None:
     text = redact("at https://bob:hunter2@x.invalid/simple/a.whl?token=canary#f (https://tok@y.invalid/)")
     assert text == "at https://x.invalid/simple/a.whl (https://y.invalid/)"
+
+
+def test_a_target_for_cpus_has_nothing_of_cuda() -> None:
+    target = replace(TARGET, cuda="none", capabilities=())
+    plain = [wheel for wheel in LOCK.wheels if not wheel.name.startswith("nvidia-")]
+    asks_a_driver = replace(plain[0], name="nvidia-ml-py")
+    check_facts(replace(LOCK, wheels=(*plain, asks_a_driver)), target)
+    with pytest.raises(LockError, match=r"which is for GPUs, and the recipe says cuda: \[none\]"):
+        check_facts(LOCK, target)
+    plugin = replace(plain[0], name="jax-cuda12-plugin")
+    with pytest.raises(LockError, match="comes with jax-cuda12-plugin"):
+        check_facts(replace(LOCK, wheels=(*plain, plugin)), target)

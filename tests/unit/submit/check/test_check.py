@@ -612,3 +612,13 @@ def test_names_and_values_of_expressions() -> None:
         None,
         None,
     ]
+
+
+def test_an_image_for_cpus_is_proven_on_no_gpu_and_should_get_none() -> None:
+    cpu = replace(IMAGE, target="jax-0.10.2-cpu", cuda="none", required=(), runtime="", driver="")
+    offered = Offer(image=cpu, judged=())
+    text = f"container_image = {DOCKER}\nexecutable = run.sh\nrequest_memory = 8GB\nrequest_disk = 20GB\n"
+    plain = check(text + "queue\n", offered=offered)
+    assert found(plain) == set()
+    assert "1 job of jax-0.10.2-cpu, asking for no GPU" in format_check(plain, 80)
+    assert found(check(text + "request_gpus = 1\nqueue\n", offered=offered)) == {("no-use", 5)}

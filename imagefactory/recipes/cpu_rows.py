@@ -1,0 +1,38 @@
+"""A row for GPUs has capabilities; a row for CPUs, with cuda: [none], has nothing that speaks of GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from imagefactory.model import NO_CUDA
+from imagefactory.recipes.reader import Reader
+from imagefactory.recipes.values import GPU_CHECKS
+from imagefactory.recipes.yaml_tree import YamlNode
+
+
+def check_gpu_row(
+    reader: Reader, node: YamlNode, row: Mapping[str, YamlNode], family: Mapping[str, YamlNode]
+) -> None:
+    """Tells the reader what is wrong with the keys of `row`, which stands at `node`."""
+    if "capabilities" not in row and "capabilities" not in family:
+        write = 'write capabilities: ["8.0"] with those that the image must support'
+        reader.fault(node.where, "neither the row nor the family has 'capabilities'", write)
+    if named := row.get("framework"):
+        what = "'framework' of a row names a build for CPUs, with cuda: [none]"
+        reader.fault(named.where, what, "remove it: the family's is that of all other rows")
+
+
+def check_cpu_row(reader: Reader, row: Mapping[str, YamlNode]) -> None:
+    """Tells the reader what is wrong with the keys of a row for CPUs."""
+    versions = row["cuda"].items
+    for item in versions:
+        if item.text == NO_CUDA and len(versions) > 1:
+            write = "give CPUs a row of their own, with cuda: [none]"
+            reader.fault(item.where, "'none' stands beside versions of CUDA", write)
+    about = [(key, row[key].where) for key in ("capabilities", "waive") if key in row]
+    if "virtual" in row:
+        about += [("virtual.cuda", key.where) for key, _ in row["virtual"].pairs if key.text == "cuda"]
+    if "checks" in row:
+        about += [(item.text, item.where) for item in row["checks"].items if item.text in GPU_CHECKS]
+    for key, where in about:
+        reader.fault(where, f"'{key}' speaks of GPUs, and cuda: [none] is for CPUs", "remove it")
