@@ -29,7 +29,9 @@ def test_list_shows_every_target_and_its_lock(call: Call) -> None:
     head = ["TARGET", "FRAMEWORK", "CUDA", "PYTHON", "BASE", "LOCK", "BUILT", "PUSHED", "VERIFIED", "ON"]
     assert rows[0] == head
     assert ["pytorch-2.3-cu121", "torch", "2.3", "12.1", "3.11", "debian-12", "ok", "-", "-", "-"] in rows
-    assert {row[-4] for row in rows[1:]} == {"ok"}
+    cpu = next(row for row in rows if row[0] == "jax-0.10.2-cpu")
+    assert cpu[1:4] + cpu[-3:] == ["jax", "0.10.2", "none", "no", "GPU", "needed"]
+    assert {row[6] for row in rows[1:]} == {"ok"}
 
 
 def test_it_does_not_run_beside_the_other_package_of_its_name(
@@ -402,3 +404,28 @@ def test_light_commands_import_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, str(ROOT)], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("compat", "jax-0.10.2-cpu"), "jax-0.10.2-cpu is for CPUs alone: it uses no GPU"),
+        (
+            ("verify", "jax-0.10.2-cpu"),
+            "jax-0.10.2-cpu is for CPUs alone: the GPU suite has nothing to verify",
+        ),
+        (("new", "x", "--from", "y.yml", "--cuda", "none"), "--cuda none: new recipes are for GPUs"),
+    ],
+)
+def test_what_asks_for_gpus_says_what_is_for_cpus(call: Call, words: tuple[str, ...], said: str) -> None:
+    told = call(*words)
+    assert told.code == 2
+    assert said in told.err
+
+
+def test_tables_plans_and_compat_have_no_cell_for_cpus(call: Call, tmp_path: Path) -> None:
+    said = call("tables", "numba", "--output", str(tmp_path / "tables"))
+    assert "for CPUs alone, so no combination: numba-0.68-cpu" in said.out
+    assert "numba-0.68-cpu" not in (tmp_path / "tables/combos.json").read_text().partition('"notes"')[0]
+    assert "1 target: 1 to build; 0 cells" in call("plan", "numba-0.68-cpu").out
+    assert "numba-0.68-cpu" not in call("compat", "numba").out
