@@ -2,8 +2,8 @@
 
 A cell is one image on one capability, and one job: whichever GPU of that capability runs it speaks for all.
 What matrix/plan.py prunes is left out under its rule, then what no GPU there can match and what a good
-verdict has proven already. A cell comes back by `allow` of its rule, but for `no-match`: such a job would
-wait in vain.
+verdict has proven already. A cell comes back by `allow` of its rule, but for `no-gpu` and
+`no-match`: such a job would wait in vain.
 
     no-gpu     the image is for CPUs alone
     newest     an older version than the newest ones that were asked for
@@ -305,6 +305,8 @@ def driver_of(gpu: PoolGpu) -> str:
 def check_allowed(rules: Sequence[str]) -> frozenset[str]:
     """The rules to allow: those of plans, and the ones of sweeps. Raises UsageError for another word."""
     own = (NEWEST, VERIFIED, QUEUED, UNCOLLECTED)
+    if NO_GPU in rules:
+        raise UsageError("--allow no-gpu: an image for CPUs has nothing to verify", hint="leave it out")
     if NO_MATCH in rules:
         raise UsageError(
             "--allow no-match: such a job would wait in vain", hint="leave it out: its GPU is not there"

@@ -57,6 +57,8 @@ def test_an_image_for_cpus_is_left_out_of_a_sweep() -> None:
     made = plan(STAGE, cpu)
     assert {name for name, _, _ in queued(made)} == {TARGET.name}
     assert [(one.target, one.rule) for one in made.left_out] == [("jax-0.10.2-cpu", "no-gpu")]
+    with pytest.raises(UsageError, match="an image for CPUs has nothing to verify"):
+        check_allowed(["no-gpu"])
 
 
 # --- what is queued --------------------------------------------------------------------------------
