@@ -395,12 +395,3 @@ class Report:
     gpu: Outcome
     checks: tuple[CheckResult, ...]
     from_record: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Marks:
-    """How far a target's image is, by the store alone; `verified` on these capabilities."""
-
-    built: bool = False
-    pushed: bool = False
-    verified: tuple[str, ...] = ()

@@ -42,10 +42,10 @@ def list_targets(call: Call, names: tuple[str, ...], as_json: bool) -> None:
     Without a factory, the images of the catalogue that you joined: on which GPUs each is verified.
     """
     from imagefactory.factory import catalogue_answers
-    from imagefactory.model import Marks
     from imagefactory.recipes.companions import left_out
     from imagefactory.report.targets import format_targets
     from imagefactory.stages.locked import lock_state
+    from imagefactory.verdicts.model import Marks
 
     if catalogue_answers(call.settings):
         return _list_catalogued(call, names, as_json=as_json)

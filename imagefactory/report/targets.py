@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from imagefactory.lock import Behind
 from imagefactory.lock.files import Unsolvable
-from imagefactory.model import Lock, Marks, Target
+from imagefactory.model import Lock, Target
 from imagefactory.oci.model import Image
 from imagefactory.progress import format_bytes
 from imagefactory.report.text import CPUS, format_fields, format_table
+from imagefactory.verdicts.model import Marks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,10 @@ from datetime import datetime
 
 from imagefactory.access import Access, registry_place, repository_of
 from imagefactory.errors import StoreError
-from imagefactory.model import Marks, Target
+from imagefactory.model import Target
 from imagefactory.oci.layout import reference
 from imagefactory.stages.verdicts import Judge
+from imagefactory.verdicts.model import Marks
 from imagefactory.versions import natural
 
 

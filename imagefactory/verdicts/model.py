@@ -88,3 +88,12 @@ class Judged:
             and self.verdict is not None
             and self.verdict.report.outcome is Outcome.VERIFIED
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marks:
+    """How far a target's image is, by the store alone; `verified` on these capabilities."""
+
+    built: bool = False
+    pushed: bool = False
+    verified: tuple[str, ...] = ()

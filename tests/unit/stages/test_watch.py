@@ -144,7 +144,7 @@ def test_what_is_written_is_whole_and_its_message_says_why(ask: Ask, root: Path)
     assert before.keys() == after.keys()
     assert {name.split("/")[0] for name in changed} == {"lockfiles", "definitions"}
     families = {name.split("/")[1].split("-2.")[0] for name in changed}
-    assert families == {"pytorch", "pytorch-onnx"}  # which is built on it, and would be stale
+    assert families == {"pytorch", "pytorch-onnx", "workbench"}  # which is built on it, and would be stale
     assert ask("pytorch-onnx", "--write")[:2] == (5, "")  # the same unit, and a second time nothing is left
 
 
