@@ -69,4 +69,8 @@ def compile_(
     size = made.wheel.stat().st_size
     said = "compiled" if made.made else "is there already, of the same source, image and tools"
     say(f"{made.wheel} {said} ({size / 1e6:.1f} MB)")
+    root = factory.settings.root_path
+    if made.wheel.is_relative_to(root):
+        write = f'packages: ["./{made.wheel.relative_to(root)}"]'
+        call.progress.note(f"in a recipe on {target.name}: {write}")
     say_next("inspect", str(made.wheel))
