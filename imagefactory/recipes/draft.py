@@ -19,9 +19,10 @@ from imagefactory.recipes.framework_row import FRAMEWORKS, Row, find_framework, 
 from imagefactory.recipes.match_spec import channel_address, channel_name, parse_spec
 from imagefactory.recipes.model import Recipe
 from imagefactory.recipes.recipe import parse_recipe
-from imagefactory.recipes.values import RULES, SMOKE_CHECKS, default_checks
+from imagefactory.recipes.values import RULES, default_checks
 from imagefactory.recipes.wish import Wish, minor_python
 from imagefactory.recipes.yaml_tree import show
+from imagefactory.suite import table
 from imagefactory.versions import natural
 
 _NEWEST_PYTHON = 14
@@ -88,9 +89,9 @@ def draft(wish: Wish, asked: DraftAsk, bases: Sequence[Base], targets: Sequence[
         "\n# The compute capabilities that every image of this family must support.\n",
         f"capabilities: [{', '.join(quoted(value) for value in capabilities)}]\n",
     ]
-    if (checks := default_checks(framework)) != SMOKE_CHECKS:
+    if framework not in table.FRAMEWORKS:
         parts.append(f"# What can be checked of any package; {framework} has no checks of its own.\n")
-        parts.append(f"checks: [{', '.join(checks)}]\n")
+        parts.append(f"checks: [{', '.join(default_checks(framework))}]\n")
     parts.append("\n")
     parts += [_list(key, values) for key, values in lists.items()]
     parts += [_labels(wish), _environment(wish), _parts(wish)]

@@ -17,7 +17,7 @@ from imagefactory.suite import table
 from imagefactory.suite.gpu import table as gpu_table
 
 # The checks of the CPU-level smoke test (suite), in the order in which they run.
-SMOKE_CHECKS = ("packages", "libraries", "import", "cuda-version", "compute", "compiler", "unprivileged")
+SMOKE_CHECKS = table.CHECKS
 # Those of them that have no meaning where nothing is for GPUs: `compiler` tries what makes code for GPUs.
 GPU_CHECKS = ("cuda-version", "compiler")
 # The checks of the GPU suite that a recipe may do without: not those that tell a GPU from none, nor controls.
@@ -252,13 +252,14 @@ def _normal_pypi(requirement: str) -> str:
 
 def default_checks(framework: str) -> tuple[str, ...]:
     """The checks that an image must pass where its recipe names none: all that know its framework."""
-    return SMOKE_CHECKS if framework in table.FRAMEWORKS else table.OTHER_CHECKS
+    known = SMOKE_CHECKS if framework in table.FRAMEWORKS else table.OTHER_CHECKS
+    return tuple(check for check in known if check not in table.ASKED_CHECKS)
 
 
 def check_fault(check: str, framework: str) -> tuple[str, str] | None:
     """What is wrong with asking for a check of this framework and what to write, or None."""
     allowed = default_checks(framework)
-    if not framework or check not in SMOKE_CHECKS or check in allowed:
+    if not framework or check not in SMOKE_CHECKS or check in (*allowed, *table.ASKED_CHECKS):
         return None
     return f"no check '{check}' is known for '{framework}'", f"write checks: [{', '.join(allowed)}]"
 

@@ -14,7 +14,9 @@ PASSED, FAILED, NOT_APPLICABLE, NOT_RUN = "passed", "failed", "not-applicable", 
 LOAD_FAILED, WRONG_NUMBERS = "load-failed", "wrong-numbers"
 
 # The CPU-level checks in the order in which they run; each name is a row of checks/__init__.py.
-CHECKS = ("packages", "libraries", "import", "cuda-version", "compute", "compiler", "unprivileged")
+CHECKS = ("packages", "libraries", "import", "cuda-version", "compute", "compiler", "jupyter", "unprivileged")
+# Those that a recipe must name: no image need hold what they look for.
+ASKED_CHECKS = ("jupyter",)
 
 # What the second run does, as an ordinary user on a read-only root: `unprivileged` looks whether the
 # run is what was asked for.

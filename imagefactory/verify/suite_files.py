@@ -62,7 +62,7 @@ def expectations(definition: Definition) -> dict[str, Any]:
             f"{target.where}: the smoke test has no check '{unknown[0]}'",
             hint=f"the checks are {', '.join(table.CHECKS)}",
         )
-    beyond = sorted(set(target.checks) - set(table.OTHER_CHECKS))
+    beyond = sorted(set(target.checks) - {*table.OTHER_CHECKS, *table.ASKED_CHECKS})
     if beyond and target.framework not in table.FRAMEWORKS:
         raise UsageError(
             f"{target.where}: the smoke test knows no '{beyond[0]}' for '{target.framework}', only for "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..context import Context, Finding
-from . import compiler, compute, cuda, imports, libraries, packages, unprivileged
+from . import compiler, compute, cuda, imports, jupyter, libraries, packages, unprivileged
 
 CHECKS: dict[str, Callable[[Context], Finding]] = {
     "packages": packages.check,
@@ -14,5 +14,6 @@ CHECKS: dict[str, Callable[[Context], Finding]] = {
     "cuda-version": cuda.check,
     "compute": compute.check,
     "compiler": compiler.check,
+    "jupyter": jupyter.check,
     "unprivileged": unprivileged.check,
 }

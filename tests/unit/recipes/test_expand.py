@@ -114,7 +114,7 @@ def test_defaults_and_several_cudas() -> None:
     )
     first, second, _ = expand(parse_recipe(text, FILE), bases())
     assert (first.name, second.name) == ("pytorch-99.0-cu12", "pytorch-99.0-cu130")
-    assert first.checks == values.SMOKE_CHECKS
+    assert first.checks == values.default_checks("torch")
     assert first.requirements[0] == "torch[b-x,a]==99.0.*"
 
 

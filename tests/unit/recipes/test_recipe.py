@@ -146,7 +146,7 @@ def test_targets_of_a_conda_recipe() -> None:
         base="debian-12",
         platform="linux/amd64",
         capabilities=("8.0",),
-        checks=values.SMOKE_CHECKS,
+        checks=values.default_checks("torch"),
         requirements=("pytorch 2.3.*", "numpy", "pytorch-cuda 12.1.*", "conda-forge::scipy 1.11.*"),
         constraints=("pytorch * *cuda*", "mkl <2024.1", "python ==3.12.4"),
         environment=(),
@@ -331,7 +331,7 @@ def test_rows_on_targets_of_both_sources_and_on_others_that_are_built_so() -> No
     assert (wheels.checks, wheels.capabilities) == (("import",), ("8.0", "9.0"))
     assert conda.on == "lab-2.3-cu121"
     assert conda.requirements[-2:] == ("conda-forge::xarray", "pandas")
-    assert (conda.checks, conda.capabilities) == (values.SMOKE_CHECKS, ("9.0",))
+    assert (conda.checks, conda.capabilities) == (values.default_checks("torch"), ("9.0",))
     assert conda.environment == (("B", "c"),)
 
 

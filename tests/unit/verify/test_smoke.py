@@ -20,7 +20,6 @@ from imagefactory.files import seal, unseal
 from imagefactory.model import CheckState, Completed, Outcome, Report, RunSpec
 from imagefactory.oci.model import Image
 from imagefactory.progress import Quiet
-from imagefactory.suite import table
 from imagefactory.verify import model, smoke, smoke_record, suite_files
 from tests.made.trial import PLAIN_CHECKS, VERSION, ProcessRunner, ScriptedRunner, make_definition, make_trial
 
@@ -342,7 +341,9 @@ def test_a_runner_that_cannot_run_is_not_the_images_fault(tmp_path: Path) -> Non
         def run(self, image: Image, spec: RunSpec) -> Completed:
             raise ToolError("user namespaces are denied", hint="sysctl kernel.unprivileged_userns_clone=1")
 
-    report = run(make_trial(checks=table.CHECKS), Refused(write=lambda path, asked: None), tmp_path)
+    report = run(
+        make_trial(checks=(*PLAIN_CHECKS, "unprivileged")), Refused(write=lambda path, asked: None), tmp_path
+    )
     assert report.failure is Outcome.INFRASTRUCTURE
     assert set(states(report).values()) == {"not-run"}
     assert "user namespaces are denied (sysctl" in details(report)
@@ -356,13 +357,13 @@ def test_the_second_run_is_an_ordinary_user_on_a_read_only_root(tmp_path: Path) 
     specs: list[RunSpec] = []
     original = runner.run
     runner.run = lambda image, spec: (specs.append(spec), original(image, spec))[1]  # type: ignore[method-assign]
-    report = run(make_trial(checks=table.CHECKS), runner, tmp_path)
+    report = run(make_trial(checks=(*PLAIN_CHECKS, "unprivileged")), runner, tmp_path)
     assert report.passed
     assert [(spec.uid, spec.read_only) for spec in specs] == [(0, False), (65534, True)]
     assert [asked["uid"] for asked in runner.asked] == [None, 65534]
     assert runner.asked[1]["checks"] == ["unprivileged", "import", "compute"]
     assert runner.asked[0]["nonce"] != runner.asked[1]["nonce"]
-    assert tuple(check.name for check in report.checks) == table.CHECKS
+    assert tuple(check.name for check in report.checks) == (*PLAIN_CHECKS, "unprivileged")
     assert dict(report.checks[-1].numbers)["compute-count"] == 1.0
 
 
@@ -375,7 +376,7 @@ def test_a_fault_of_the_second_run(tmp_path: Path, check: str, outcome: str) -> 
             if "unprivileged" in report["nonce"] and row["name"] == check:
                 row.update(state="failed", detail="no home", outcome=outcome)
 
-    report = run(make_trial(checks=table.CHECKS), scripted(change, returncode=0), tmp_path)
+    report = run(make_trial(checks=(*PLAIN_CHECKS, "unprivileged")), scripted(change, returncode=0), tmp_path)
     assert report.failure is Outcome(outcome or "load-failed")
     assert report.checks[-1].state is CheckState.FAILED
     assert report.checks[-1].detail == f"{check}: no home"
@@ -383,7 +384,7 @@ def test_a_fault_of_the_second_run(tmp_path: Path, check: str, outcome: str) -> 
 
 def test_no_second_run_after_a_failure(tmp_path: Path) -> None:
     runner = scripted(lambda report: first(report).update(state="failed", outcome="load-failed"))
-    report = run(make_trial(checks=table.CHECKS), runner, tmp_path)
+    report = run(make_trial(checks=(*PLAIN_CHECKS, "unprivileged")), runner, tmp_path)
     assert len(runner.asked) == 1
     assert states(report)["unprivileged"] == "not-run"
 
