@@ -410,7 +410,7 @@ def test_the_folder_is_all_that_a_build_by_hand_needs(bench: Bench, scratch: Pat
     write_definitions(folder, render(bench.definition))
     secrets = scratch / "secrets"
     secrets.mkdir()
-    bench.secrets((CHANNEL,)).write(secrets)
+    bench.secrets(bench.definition.lock).write(secrets)
     environ = dict(bench.daemon.environ)
     base = bench.daemon.ensure(bench.layout, bench.base.image, "imagefactory/base:by-hand", Quiet())
     bench.daemon.tag(base, "imagefactory/base:by-hand")
