@@ -537,7 +537,7 @@ def test_an_archive_out_of_reach(tmp_path: Path) -> None:
 def test_a_package_debian_does_not_have(own: DebianMirror) -> None:
     with pytest.raises(LockError, match="no-such-package") as caught:
         lock_base(replace(BASES["debian-12"], packages=("no-such-package",)), None, own, Quiet())
-    assert "recipes/bases.yaml" in caught.value.hint
+    assert "mend the names at bases.yaml:1:1" in caught.value.hint
 
 
 def test_an_update_that_changes_nothing_keeps_the_lock(
