@@ -72,6 +72,7 @@ def seen(
             found[engine] = see(mine, target, engine)
             assert found[engine].built["fresh"]
             if target == SMALL:
+                assert found[engine].inside["own"], "what only this target has is compared below"
                 own = replace(mine, extra={**mine.extra, "IMAGEFACTORY_ENGINE": engine})
                 assert own.run("run", "--runner", RUNNERS[engine], target).stdout == "/app\n"
         yield found
