@@ -15,6 +15,8 @@ from imagefactory.errors import LimitError, UsageError
 if TYPE_CHECKING:
     from imagefactory.model import Mount
 
+HIGHEST_USER = 65534
+
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.argument("name", metavar="TARGET|IMAGE", shell_complete=complete_targets)
@@ -24,7 +26,10 @@ if TYPE_CHECKING:
 @click.option("--nv", is_flag=True, help="Show the machine's GPUs and driver inside; fails without one.")
 @click.option("--read-only", is_flag=True, help="Nothing but /tmp can be written inside.")
 @click.option(
-    "--user", "uid", type=click.IntRange(0, 65534), help="The user inside, e.g. 65534; else the image's own."
+    "--user",
+    "uid",
+    type=click.IntRange(0, HIGHEST_USER),
+    help="The user inside; else the image's.",
 )
 @click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="Set a variable inside.")
 @click.option(
@@ -94,6 +99,9 @@ def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: A
     time = limits.pop("time", None)
     mounts, workdir = tuple(_mount(text) for text in options["mounts"]), options["workdir"]
     start = own_start(made, target)
+    uid = int(start.user or 0) if options["uid"] is None else options["uid"]
+    if uid > HIGHEST_USER:
+        raise UsageError(f"{name} starts as user {uid}, whom a sandbox does not have", hint="--user 0")
     if not argv and start.command:
         argv, workdir = start.command, workdir or start.workdir
     if not mounts and not workdir:
@@ -104,7 +112,7 @@ def run(ctx: click.Context, /, name: str, command: tuple[str, ...], **options: A
         argv=argv or ("bash",),
         environment=tuple(_variable(text) for text in options["variables"]),
         workdir=workdir or "/",
-        uid=int(start.user or 0) if options["uid"] is None else options["uid"],
+        uid=uid,
         read_only=options["read_only"],
         network=options["network"],
         gpus=options["nv"],

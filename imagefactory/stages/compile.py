@@ -25,6 +25,7 @@ from imagefactory.errors import BuildError, ToolError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.files import folder_for_a_while, replace_text
 from imagefactory.lock.download import PackageCache
+from imagefactory.lock.pypi.local import digest
 from imagefactory.lock.pypi.question import WheelQuestion
 from imagefactory.lock.pypi.sdist import build_requires, choose_sdist, fetch_sdist
 from imagefactory.model import Completed, Lock, LockedWheel, Mount, RunSpec, Target
@@ -104,7 +105,7 @@ def compile_wheel(factory: Factory, asked: CompileAsk, progress: Progress) -> Co
         asked.folder.mkdir(parents=True, exist_ok=True)
         wheel = asked.folder / wheels[0].name
         shutil.move(wheels[0], wheel)
-        replace_text(_record_path(wheel), json.dumps({**record, "sha256": _sha256(wheel)}, indent=2) + "\n")
+        replace_text(_record_path(wheel), json.dumps({**record, "sha256": digest(wheel)}, indent=2) + "\n")
     return Compiled(wheel=wheel, made=True)
 
 
@@ -135,7 +136,7 @@ def _refuse_failed(asked: CompileAsk, done: Completed) -> None:
     if done.returncode == 0:
         return
     said = "\n".join((done.stdout + done.stderr).splitlines()[-_TAIL:])
-    hint = "what a package needs beside its own list, and Debian's libraries, must be in the target"
+    hint = "packages and Debian's libraries (system: in a recipe) that it needs must be in the target"
     if not _has_nvcc(asked.target):
         hint = f"PyPI has CUDA's compiler from CUDA 13 on, not of {asked.target.cuda}, if it is that"
     raise BuildError(f"{asked.source} does not compile in {asked.target.name}:\n{said}", hint=hint)
@@ -161,7 +162,7 @@ def _take_source(access: Access, text: str, lock: Lock, folder: Path) -> _Source
             return _Source(path=folder, told=f"{path.resolve().name}/ sha256:{_sha256_of_tree(folder)}")
         if not path.is_file():
             raise UsageError(f"{path} does not exist", hint="name a folder, an archive or a package")
-        return _Source(path=_copied(path, folder), told=f"{path.name} sha256:{_sha256(path)}")
+        return _Source(path=_copied(path, folder), told=f"{path.name} sha256:{digest(path)}")
     try:
         requirement = Requirement(text)
     except InvalidRequirement as error:
@@ -263,7 +264,7 @@ def _made_before(folder: Path, record: dict[str, object]) -> Path | None:
         try:
             held = json.loads(path.read_text(encoding="utf-8"))
             wheel = path.with_name(path.name.removesuffix(".json"))
-            if {**record, "sha256": held["sha256"]} == held and _sha256(wheel) == held["sha256"]:
+            if {**record, "sha256": held["sha256"]} == held and digest(wheel) == held["sha256"]:
                 return wheel
         except (OSError, ValueError, KeyError, TypeError):
             continue
@@ -274,15 +275,10 @@ def _record_path(wheel: Path) -> Path:
     return wheel.with_name(f"{wheel.name}.json")
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _sha256_of_tree(folder: Path) -> str:
     """Of all its files: their names, whether they may be executed, and their content."""
-    digest = hashlib.sha256()
+    whole = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         mode = bool(path.stat().st_mode & stat.S_IXUSR)
-        digest.update(f"{path.relative_to(folder)} {mode} {_sha256(path)}\n".encode())
-    return digest.hexdigest()
+        whole.update(f"{path.relative_to(folder)} {mode} {digest(path)}\n".encode())
+    return whole.hexdigest()

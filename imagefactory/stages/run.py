@@ -97,6 +97,7 @@ def own_start(made: Image | Sif, target: Target | None) -> Start:
         start,
         entrypoint=(),
         command=() if command == PLAIN_START.command else command,
+        workdir="" if start.workdir == PLAIN_START.workdir else start.workdir,
         user=user if user.isdecimal() else "",
     )
 

@@ -15,6 +15,7 @@ from packaging.version import Version
 
 from imagefactory.errors import DownloadError, LockError, UsageError
 from imagefactory.files import replacing
+from imagefactory.lock.pypi.local import digest
 from imagefactory.lock.pypi.project_page import IndexFile
 from imagefactory.web import RefusedError, TransientError, Web, WebAccess, redact
 
@@ -45,17 +46,17 @@ def choose_sdist(requirement: Requirement, files: Iterable[IndexFile]) -> tuple[
 def fetch_sdist(source: WebAccess, file: IndexFile, folder: Path) -> Path:
     """The file in `folder`, fetched if it is not there with its hash. Raises DownloadError."""
     path = folder / file.sha256[:2] / file.sha256 / file.filename
-    if path.is_file() and _sha256(path) == file.sha256:
+    if path.is_file() and digest(path) == file.sha256:
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     web = Web(source)
     try:
         with web.open(file.url) as response, replacing(path) as out:
-            digest = hashlib.sha256()
+            content = hashlib.sha256()
             while data := response.raw.read(CHUNK):
-                digest.update(data)
+                content.update(data)
                 out.write(data)
-            if digest.hexdigest() != file.sha256:
+            if content.hexdigest() != file.sha256:
                 raise DownloadError(f"{file.filename} is not what the index said", hint="try again")
     except (RefusedError, TransientError) as error:
         raise DownloadError(f"{file.filename}: {redact(str(error))}", hint="try again") from error
@@ -95,8 +96,3 @@ def _pyproject(source: Path) -> str:
 
 def _is_top(name: str) -> bool:
     return name.removeprefix("./").split("/")[1:] == ["pyproject.toml"]
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -40,7 +40,7 @@ class Lacking:
         names = ", ".join(self.packages)
         return (
             f"{self.wheel.name} {self.wheel.version} asks for {', '.join(self.libraries)}, which base "
-            f"{base} does not have: {does}add {names} to a base of your own (recipes/bases.yaml)"
+            f"{base} does not have: {does}write system: [{names}] in the recipe"
         )
 
 

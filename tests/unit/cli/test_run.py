@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.model import Completed, Mount, RunSpec
+from imagefactory.model import Completed, Mount, RunSpec, Start
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.model import Image
+from imagefactory.runners.here import HERE
 from imagefactory.stages import run
 from tests.made.command import Call
 from tests.made.layout import add_image
@@ -109,3 +110,21 @@ def test_the_current_folder_is_there_to_read(
         said = call("run", "pytorch-2.3-cu121", "--", "true")
         assert why in said.err
         assert (ran[-1][1].mounts, ran[-1][1].workdir) == ((), "/")
+
+
+def test_without_a_command_the_recipes_own_starts_in_the_folder_here(
+    call: Call, tmp_path: Path, ran: list[tuple[Image, RunSpec]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of the recipe's own goes before; a user whom no sandbox has is told."""
+    add_image(Layout(tmp_path / "store"), "pytorch:2.3-cu121", [b"one"])
+    for start in (Start(command=("jupyter", "lab"), user="1000"), Start(command=("a",))):
+        monkeypatch.setattr(run, "own_start", lambda *_, said=start: said)
+        assert call("run", "pytorch-2.3-cu121").code == 3
+        spec = ran[-1][1]
+        assert (spec.argv, spec.workdir, spec.uid) == (start.command, HERE, int(start.user or 0))
+    monkeypatch.setattr(run, "own_start", lambda *_: Start(command=("a",), workdir="/app", user="100000"))
+    assert call("run", "--user", "7", "pytorch-2.3-cu121").code == 3
+    assert (ran[-1][1].workdir, ran[-1][1].uid) == ("/app", 7)
+    said = call("run", "pytorch-2.3-cu121")
+    assert said.code == 2
+    assert "starts as user 100000, whom a sandbox does not have" in said.err

@@ -123,7 +123,7 @@ def test_a_compiler_that_fails_says_its_last_words(
     newer = CompileAsk(source="ops", target=replace(target, cuda="13.2"), folder=source)
     with pytest.raises(BuildError) as caught:
         compiling._refuse_failed(newer, FAILED)
-    assert caught.value.hint.startswith("what a package needs beside its own list")
+    assert caught.value.hint.startswith("packages and Debian's libraries (system: in a recipe)")
 
 
 def test_a_target_that_is_not_built(factory: Factory, target: Target, source: Path) -> None:

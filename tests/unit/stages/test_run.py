@@ -58,7 +58,7 @@ def test_what_no_registry_has_is_told(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("start", "own"),
     [
-        (Start(entrypoint=INIT, command=("python",), workdir="/"), Start(workdir="/")),
+        (Start(entrypoint=INIT, command=("python",), workdir="/"), Start()),
         (
             Start(
                 entrypoint=(*INIT, "start.sh"),

@@ -37,7 +37,7 @@ def test_a_wheel_that_is_not_here_is_known_by_the_table() -> None:
     assert "libX11.so.6" not in one.libraries
     told = one.told("debian-13")
     assert told.startswith("opencv-python 4.10.0.84 asks for libGL.so.1, ")
-    assert "opencv-python-headless does without them; or add libgl1, " in told
+    assert "opencv-python-headless does without them; or write system: [libgl1, " in told
 
 
 def locked_as(name: str) -> LockedWheel:
@@ -51,7 +51,7 @@ def test_a_wheel_that_is_here_is_read(tmp_path: Path) -> None:
     assert (read_needed(path) or set()) - {"libc.so.6"} == {"libGL.so.1", "libX11.so.6", "libodd.so.1"}
     (one,) = find_lacking((locked(path),), BASE, lambda _: path)
     assert (one.libraries, one.packages, one.instead) == (("libGL.so.1",), ("libgl1",), "")
-    assert one.told("debian-12").endswith("add libgl1 to a base of your own (recipes/bases.yaml)")
+    assert one.told("debian-12").endswith("write system: [libgl1] in the recipe")
 
 
 def test_what_is_read_outweighs_the_table(tmp_path: Path) -> None:
