@@ -184,7 +184,7 @@ def _conda_steps(definition: Definition) -> tuple[Step, ...]:
     base = definition.base
     python = base.python_path if base.python or base.interpreter else "python3"  # the base may have some
     installer = words((f"{PIP}/bin/python", f"{INPUT}/{INSTALLER}"))
-    lists = "\n".join(f"    --explicit {word(f'{INPUT}/{name}')}" for name in explicit_lists(definition))
+    lists = words(f"{INPUT}/{name}" for name in explicit_lists(definition))
     pip = Step(
         comment=("The wheels on top of them, each with the sha256 of the lock.",),
         built=True,
@@ -219,9 +219,8 @@ def _conda_steps(definition: Definition) -> tuple[Step, ...]:
             secrets=(CHANNELS, CERTIFICATES),
             commands=(
                 _tell(CERTIFICATES, "SSL_CERT_FILE"),
-                f"channels=; if test -e {_site(CHANNELS)}; then channels='--channels {_site(CHANNELS)}'; fi",
-                f"{installer}\n{lists}\n"
-                f"    --prefix {word(prefix)} --scripts-later $channels > {word(LINKED)}",
+                f"{installer}\n    --explicit {lists}\n    --channels {_site(CHANNELS)}\n"
+                f"    --prefix {word(prefix)} > {word(LINKED)}",
             ),
         ),
         Step(
@@ -288,7 +287,7 @@ def _runs_linker(python: str) -> str:
         f"{word(python)} -I -c\n"
         f"    'import sys, ensurepip, venv; sys.exit(sys.version_info < {OLDEST_PYTHON})' 2> /dev/null",
         f"rattler, which links the packages, needs a Python from {oldest} on with venv in the base (Debian: "
-        "python3-venv): choose another base, or build with `imagefactory build --engine assemble`",
+        "python3-venv): choose another base, or build by imagefactory build --engine assemble",
     )
 
 
@@ -310,7 +309,7 @@ def _has_venv(python: str) -> str:
     return _insist(
         f"{word(python)} -I -c 'import ensurepip, venv' 2> /dev/null",
         f"pip installs into a virtual environment, and the base's {python} cannot make one (Debian: "
-        "python3-venv): choose another base, or build with `imagefactory build --engine assemble`",
+        "python3-venv): choose another base, or build by imagefactory build --engine assemble",
     )
 
 

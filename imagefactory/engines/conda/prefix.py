@@ -1,4 +1,4 @@
-"""A conda environment in a staging folder: linked there by conda_install.py as it will lie in the image.
+"""A conda environment in a staging folder: linked there by link.py as it will lie in the image.
 
     <store>/tmp/conda-XXXX/prefix       the environment; what a kill leaves is collected with the rest of tmp/
     <cache>/conda-pkgs/                 archives unpacked, by py-rattler; anybody may remove it
@@ -28,14 +28,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from imagefactory.engines.conda import link
 from imagefactory.errors import BuildError, StoreError, ToolError, extra_hint
 from imagefactory.files import Removal, entries_of, explain_full_disk
 from imagefactory.model import LockedConda
 from imagefactory.progress import Progress
 from imagefactory.render import conda_install
 from imagefactory.trees import remove_tree
-
-INSTALL = Path(conda_install.__file__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,18 +124,19 @@ def _link(staging: Staging, folder: Path, progress: Progress) -> dict[str, Any]:
     for package, path in staging.archives.items():
         # The name as the linker reads it from the address, where `1!2.0` may be written `1%212.0`.
         (archives / unquote(package.url.rpartition("/")[2])).symlink_to(path)
-    command = [sys.executable, "-I", str(INSTALL), "--prefix", str(folder / "prefix"), "--as", staging.shown]
-    command += ["--packages", str(archives), "--cache", str(staging.cache), "--scripts-later"]
+    command = [sys.executable, "-I", "-m", link.__name__, "--prefix", str(folder / "prefix")]
+    command += ["--as", staging.shown, "--packages", str(archives), "--cache", str(staging.cache)]
+    command += ["--explicit"]
     for number, group in enumerate(staging.groups):
         explicit = folder / f"explicit-{number}.txt"
         explicit.write_text("".join(f"{one.url}#sha256:{one.sha256}\n" for one in group))
-        command += ["--explicit", str(explicit)]
+        command.append(str(explicit))
     kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
     with (
         progress.task("linking", total=2 * len(staging.archives), unit="steps") as task,
         tempfile.TemporaryFile() as errors,
         subprocess.Popen(
-            [*command, "--tell"],
+            command,
             env=kept,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -201,15 +201,14 @@ def test_each_step_sees_the_secrets_that_it_needs(mixed: Definition) -> None:
         ("pip.conf", "ca.pem"),
         (),
     ]
-    (link,) = [each for each in instructions(mixed) if "--scripts-later" in each.value]
+    (link,) = [each for each in instructions(mixed) if "--channels" in each.value]
     assert link.flags == (
         "--mount=type=secret,id=channels.json,target=/mnt/channels.json",
         "--mount=type=secret,id=ca.pem,target=/mnt/ca.pem",
     )
     assert link.value.endswith(
-        "if test -e /mnt/channels.json; then channels='--channels /mnt/channels.json'; fi; "
         "/opt/pip/bin/python /opt/install/install.py --explicit /opt/install/explicit.txt "
-        "--prefix /opt/env --scripts-later $channels > /opt/install/linked.json"
+        "--channels /mnt/channels.json --prefix /opt/env > /opt/install/linked.json"
     )
     (scripts,) = [each for each in instructions(mixed) if "--run-scripts" in each.value]
     assert scripts.flags == ()  # what a package brings runs where no password lies
@@ -227,7 +226,7 @@ def test_a_target_built_on_another_installs_its_packages_first() -> None:
         f"{CHANNELS[1]}/linux-64/aaa-1.0-h1_0.conda#sha256:{hexed('aaa-1.0-h1_0.conda')}"
     ]
     text = render_dockerfile(made)
-    assert "--explicit /opt/install/explicit-1.txt \\\n        --explicit /opt/install/explicit-2.txt" in text
+    assert "--explicit /opt/install/explicit-1.txt /opt/install/explicit-2.txt" in text
     assert "\n# Built on pytorch-conda-2.3-cu121: " in text
     assert {"explicit-1.txt", "explicit-2.txt"} < set(render(made))
     # With wheels alone on top there is nothing to keep apart.

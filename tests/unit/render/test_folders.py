@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,6 +71,27 @@ def test_definitions_are_what_the_recipes_give() -> None:
     }
     assert len(files) >= 3 * 10
     assert check_definitions(ROOT / "definitions", files) == ()
+
+
+def test_hadolint_finds_nothing(tmp_path: Path, definition: Definition) -> None:
+    own = OwnFile(
+        path="/app/train.py", source=tmp_path / "train.py", sha256="0" * 64, size=1, executable=False
+    )
+    start = Start(entrypoint=("python", "$x"), command=("it's",), workdir="/app", user="1000:1000")
+    pulled = make_base(
+        suite="", packages=(), image=f"x.org/y:1@sha256:{'0' * 64}", interpreter="/opt/a b/python"
+    )
+    made = (
+        replace(definition, files=(own,), start=start, environment=(("A", "$B 'c' \"d\""),)),
+        define(make_target(), pulled, make_lock()),
+    )
+    for number, one in enumerate(made):
+        (tmp_path / f"{number}.Dockerfile").write_text(render_dockerfile(one))
+    paths = [*tmp_path.glob("*.Dockerfile"), *ROOT.glob("definitions/*/Dockerfile")]
+    assert len(paths) > 50
+    command = [Path(sys.executable).with_name("hadolint"), "--no-color", *paths]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
 
 
 @pytest.mark.parametrize("framework", list(table.FRAMEWORKS))
