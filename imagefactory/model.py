@@ -45,10 +45,7 @@ PLAIN_START = Start(command=("python",), workdir="/")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilesWanted:
-    """Files of the factory that a recipe puts into its images, and `where` it says so.
-
-    `pattern` is a glob from the factory's root on, or a folder; `folder` an absolute path inside.
-    """
+    """Own files for images: `pattern`, a glob or folder from the factory's root on, to `folder` inside."""
 
     folder: str
     pattern: str
@@ -76,15 +73,15 @@ NO_CUDA = "none"
 class Target:
     """One image to make: `pytorch-2.3-cu121`.
 
-    `cuda` is `12.1`, `12` where the framework binds only the major version, or NO_CUDA: such a target has
-    no capabilities, and `waive` is empty.
+    `cuda` is `12.1`, `12` where the framework binds only the major version, or NO_CUDA: then there are no
+    `capabilities` and `waive`.
     `requirements` and `constraints` are PEP 508 strings where `source` is `pypi` and conda's match specs
     (`pytorch 2.3.*`) where it is `conda`, the framework's own requirement first.
 
-    Of `conda` alone: `channels` are addresses, the first asked first, `priority` is `strict` or `disabled`;
-    `virtual` is what the packages may count on of the machine, as conda's virtual packages say it, sorted
-    (`("__archspec", "x86_64_v2"), ("__cuda", "12.1"), ("__glibc", "2.36")`); `pip` are PEP 508 strings of
-    what comes from PyPI on top.
+    Of conda's packages: `channels` are addresses, the first asked first, `priority` is `strict` or
+    `disabled`; `virtual` is what they may count on of the machine, as conda's virtual packages say it, sorted
+    (`("__cuda", "12.1"), ("__glibc", "2.36")`); `pip` are PEP 508 strings of what comes from PyPI on top. A
+    target of `pypi` has channels where its Python is conda's, for want of one in the base.
 
     `on` names the target that this one adds packages to, empty for none: it has that target's framework,
     source, channels, virtual packages and requirements, and keeps every package of its lock.
@@ -126,6 +123,11 @@ class Target:
     def gpu(self) -> bool:
         """Whether it is for GPUs, not for CPUs alone."""
         return self.cuda != NO_CUDA
+
+    @property
+    def conda(self) -> bool:
+        """Whether packages of conda are in it."""
+        return bool(self.channels)
 
 
 # --- bases ---------------------------------------------------------------------------------------

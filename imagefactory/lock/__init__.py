@@ -31,6 +31,13 @@ class LockRequest:
     under: Lock | None = None
 
 
+def asked_of(target: Target, source: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Requirements and constraints of what `target` has from `source`, but for conda's Python."""
+    if source == target.source:
+        return target.requirements, target.constraints
+    return (target.pip, ()) if source == "pypi" else ((), ())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behind:
     """A package locked far behind the newest release that the recipe's own bounds allow, and why.

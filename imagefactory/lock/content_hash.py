@@ -17,7 +17,7 @@ def content_hash(target: Target, base: Base, under: Lock | None) -> str:
     environment (they change no package), the order in which requirements are written, and the versions of
     the solvers (a newer one must not make every lock stale).
     """
-    conda = target.source == "conda"
+    conda = target.conda
     decides: dict[str, object] = {
         "format": CONDA_FORMAT if conda else WHEELS_FORMAT,
         "source": target.source,

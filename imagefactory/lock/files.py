@@ -40,7 +40,7 @@ def lock_names(target_name: str, *, conda: bool) -> tuple[str, ...]:
 
 def lock_path(folder: Path, target: Target) -> Path:
     """The file of a target's lock that is always there when there is a lock."""
-    return folder / lock_names(target.name, conda=target.source == "conda")[0]
+    return folder / lock_names(target.name, conda=target.conda)[0]
 
 
 def read_lock(folder: Path, target: Target) -> Lock | None:
@@ -52,7 +52,7 @@ def read_lock(folder: Path, target: Target) -> Lock | None:
     try:
         if not path.exists():
             return None
-        if target.source != "conda":
+        if not target.conda:
             return requirements.read_lock(path)
         return _read_pair(path, folder / f"{target.name}.{WHEELS}")
     except LockError as error:
@@ -82,7 +82,7 @@ def read_remains(folder: Path, target: Target) -> Lock | None:
     nobody's. None where one of them is malformed. A kill between the two leaves such files."""
     path, beside = lock_path(folder, target), folder / f"{target.name}.{WHEELS}"
     try:
-        if target.source != "conda":
+        if not target.conda:
             return None
         lock = conda_file.parse_conda_lock(_read_text(path), str(path))
         wheels = requirements.parse_lock(_read_text(beside), str(beside)).wheels if beside.exists() else ()

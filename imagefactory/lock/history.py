@@ -58,7 +58,7 @@ def former_locks(folder: Path, targets: Sequence[Target]) -> Mapping[str, Former
 
 
 def _names(target: Target) -> tuple[str, ...]:
-    return lock_names(target.name, conda=target.source == "conda")
+    return lock_names(target.name, conda=target.conda)
 
 
 def _commits(log: str) -> Iterator[tuple[str, str, list[str]]]:

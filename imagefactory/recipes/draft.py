@@ -173,13 +173,13 @@ def _python(wish: Wish, source: str, bases: Sequence[Base], told: list[str]) -> 
     wanted += [f"3.{minor}" for minor in range(_NEWEST_PYTHON, 5, -1)]
     python = next((python for python in wanted if fits_python(python, wish.python)), "")
     base = next((base for base in fitting if base.python == python), fitting[0])
-    if python and (source == "conda" or base.python == python):
+    if python:
         if not minor_python(wish.python):
             told.append(f"Python {python} was written: {wish.file} leaves it open")
+        if source != "conda" and base.python != python:
+            told.append(f"Python {python} comes from conda-forge: no base carries it")
         return base, python
-    told.append(
-        f"Python {base.python} was written: {wish.file} asks for {wish.python}, which no base carries"
-    )
+    told.append(f"Python {base.python} was written: {wish.file} asks for {wish.python}, which is not known")
     return base, base.python or "3.12"
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from imagefactory.errors import NothingSelectedError, RecipeError
 from imagefactory.model import NO_CUDA, Base, Start, Target
 from imagefactory.recipes.bases import all_bases
-from imagefactory.recipes.match_spec import Spec, parse_spec
+from imagefactory.recipes.match_spec import Spec, channel_address, parse_spec
 from imagefactory.recipes.model import MatrixRow, Recipe
 from imagefactory.recipes.names import Known, choose_name, choose_names, suggest
 from imagefactory.recipes.origins import origin_faults
@@ -25,6 +25,9 @@ from imagefactory.recipes.row_faults import (
 from imagefactory.recipes.values import ARCHSPECS, REQUIREMENT_RULES, RULES, normal_requirement
 from imagefactory.recipes.yaml_tree import show
 from imagefactory.versions import natural
+
+PYTHON_CHANNEL = "conda-forge"
+"""Where Python comes from when a base has none of the version that a recipe of PyPI's packages names."""
 
 
 def expand(recipe: Recipe, bases: Sequence[Base]) -> tuple[Target, ...]:
@@ -119,7 +122,7 @@ def _expand(recipes: Iterable[Recipe], bases: dict[str, Base]) -> tuple[list[Tar
                 above.append((recipe, row))
                 continue
             base = row.own_base or bases.get(row.base)
-            faults += base_faults(recipe, row, base, tuple(bases))
+            faults += base_faults(row, base, tuple(bases))
             for platform in row.platforms:
                 for index, cuda in enumerate(row.cuda):
                     if recipe.source == "conda":
@@ -128,7 +131,9 @@ def _expand(recipes: Iterable[Recipe], bases: dict[str, Base]) -> tuple[list[Tar
                         faults += source_faults(row, index)
                     target = _target(recipe, row, cuda, platform)
                     glibc = base.glibc if base else ""
-                    target = replace(target, virtual=_all_virtual(recipe, row, cuda, glibc))
+                    if recipe.source == "pypi" and base and base.python != row.python:
+                        target = replace(target, channels=(channel_address(PYTHON_CHANNEL),))
+                    target = replace(target, virtual=_all_virtual(target, row, glibc))
                     targets.append(_on_system(target, recipe, row, bases, faults))
     _build_on(above, targets, bases, faults)
     return targets, faults
@@ -202,13 +207,13 @@ def _framework_requirement(recipe: Recipe, row: MatrixRow) -> str:
     return f"{row.framework}{extras}=={row.version}.*"
 
 
-def _all_virtual(recipe: Recipe, row: MatrixRow, cuda: str, glibc: str) -> tuple[tuple[str, str], ...]:
+def _all_virtual(target: Target, row: MatrixRow, glibc: str) -> tuple[tuple[str, str], ...]:
     """Conda's virtual packages: what is written, else the oldest machine that the target is for."""
-    if recipe.source != "conda":
+    if not target.conda:
         return ()
     found = {"glibc": glibc, "archspec": ARCHSPECS[0]} | dict(row.virtual)
-    if cuda != NO_CUDA:  # without a driver conda has no package __cuda
-        found = {"cuda": cuda} | found
+    if target.source == "conda" and target.gpu:  # without a driver conda has no package __cuda
+        found = {"cuda": target.cuda} | found
     return tuple(sorted((f"__{key}", value) for key, value in found.items()))
 
 

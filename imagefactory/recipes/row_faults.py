@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from imagefactory.gpu import knowledge
 from imagefactory.model import NO_CUDA, Base, Target, Where
-from imagefactory.recipes.model import MatrixRow, Recipe
+from imagefactory.recipes.model import MatrixRow
 from imagefactory.recipes.values import (
     GPU_CHECKS,
     REQUIREMENT_RULES,
@@ -54,23 +54,11 @@ def addition_faults(row: MatrixRow, under: Target) -> Iterator[str]:
         )
 
 
-def base_faults(recipe: Recipe, row: MatrixRow, base: Base | None, names: Sequence[str]) -> Iterator[str]:
+def base_faults(row: MatrixRow, base: Base | None, names: Sequence[str]) -> Iterator[str]:
     if base is None:
         near = nearest(row.base, names)
         hint = f"did you mean '{near}'?" if near else f"the bases are {', '.join(names) or 'none yet'}"
         yield f"{place_of(row, 'base')}: there is no base '{row.base}' ({hint})"
-    elif recipe.source == "conda":  # brings its own Python
-        return
-    elif not base.python:
-        yield (
-            f"{place_of(row, 'base')}: base '{base.name}' carries no Python "
-            "(write a base that does, or python: beside it in bases.yaml)"
-        )
-    elif base.python != row.python:
-        yield (
-            f"{place_of(row, 'python')}: base '{base.name}' carries Python {base.python}, not {row.python} "
-            f'(write "{base.python}", or another base)'
-        )
 
 
 def virtual_faults(row: MatrixRow, index: int, base: Base | None) -> Iterator[str]:

@@ -209,8 +209,9 @@ def _check_fit(target: Target, base: Base, lock: Lock) -> None:
             f"the target is {target.name}, Python {target.python} and {target.platform}",
             hint=f"run: imagefactory lock {target.name}",
         )
-    if bool(lock.conda) != (target.source == "conda"):
+    if bool(lock.conda) != target.conda:
         raise LockError(
-            f"{target.name} takes its packages from {target.source}, but its lock does not",
+            f"the lock of {target.name} holds {'' if lock.conda else 'no '}packages of conda, "
+            f"its recipe asks for {'some' if target.conda else 'none'}",
             hint=f"run: imagefactory lock {target.name}",
         )

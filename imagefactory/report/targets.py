@@ -10,6 +10,7 @@ from imagefactory.lock.files import Unsolvable
 from imagefactory.model import Lock, Target
 from imagefactory.oci.model import Image
 from imagefactory.progress import format_bytes
+from imagefactory.recipes.match_spec import channel_name
 from imagefactory.report.text import CPUS, format_fields, format_table
 from imagefactory.verdicts.model import Marks
 
@@ -57,13 +58,13 @@ def format_target(target: Target, now: TargetState, width: int | None = None) ->
         ("description", target.description),
         ("framework", f"{target.framework} {target.version}, source {target.source}"),
         ("CUDA", target.cuda),
-        ("Python", f"{target.python} on {target.base}, {target.platform}"),
+        ("Python", f"{_python(target)} on {target.base}, {target.platform}"),
         ("capabilities", ", ".join(target.capabilities) or "none: it is for CPUs alone"),
         ("checks", ", ".join(target.checks)),
     ]
     if target.on:
         fields.append(("built on", target.on))
-    if target.channels:
+    if target.source == "conda":
         order = "the first that has a package" if target.priority == "strict" else "all alike"
         fields += [
             ("channels", "\n".join(target.channels)),
@@ -93,6 +94,11 @@ def format_target(target: Target, now: TargetState, width: int | None = None) ->
     if now.promised and (now.image is None or now.image.digest != now.promised):
         fields.append(("layers locked", f"the digest is {now.promised} where they are made as locked"))
     return f"{target.name}\n{format_fields(fields, width=width)}"
+
+
+def _python(target: Target) -> str:
+    of = f" of {channel_name(target.channels[0])}" if target.conda and target.source == "pypi" else ""
+    return f"{target.python}{of}"
 
 
 def _lock_fields(target: Target, now: TargetState) -> list[tuple[str, str]]:

@@ -106,7 +106,7 @@ def _theirs(targets: Iterable[Target], families: tuple[str, ...]) -> list[str]:
     for target in targets:
         if target.family in families:
             kept = (
-                *lock_names(target.name, conda=target.source == "conda"),
+                *lock_names(target.name, conda=target.conda),
                 *(f"{target.name}.{kind}" for kind in (UNSOLVABLE, LAYERS)),
             )
             names += [f"lockfiles/{name}" for name in kept if (SHIPPED / "lockfiles" / name).exists()]

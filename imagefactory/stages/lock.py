@@ -35,6 +35,7 @@ from imagefactory.lock.files import lock_names
 from imagefactory.lock.pypi.local import changed_wheel
 from imagefactory.model import Base, Lock, Target
 from imagefactory.progress import Progress
+from imagefactory.recipes.match_spec import channel_name
 from imagefactory.settings.choices import SOLVERS
 from imagefactory.stages.locked import base_state, lock_below, read_target_lock, require_lock
 from imagefactory.stages.system_libraries import lacking_libraries
@@ -135,6 +136,10 @@ def lock_target(factory: Factory, target: Target, options: LockOptions, progress
     after = _noted(before, solved, options.note, progress)
     if before is None or files.format_lock_files(after) != files.format_lock_files(before):
         files.write_lock(folder, after)
+        if target.conda and target.source == "pypi" and not target.on:
+            carried = f"carries {base.python}" if base.python else "carries none"
+            channel = channel_name(target.channels[0])
+            progress.note(f"{target.name}: Python {target.python} is {channel}'s, for {base.name} {carried}")
         for one in lacking_libraries(factory, target, after, under):
             progress.note(one.told(base.name))
     else:
@@ -150,7 +155,7 @@ def render_lock(factory: Factory, target: Target, kind: str) -> tuple[str, str]:
     Raises UsageError for a target of wheels, and as `require_lock` and `by_conda_lock.render` do.
     """
     wheels = shlex.quote(str(factory.lock_folder / lock_names(target.name, conda=True)[1]))
-    if target.source != "conda":
+    if not target.conda:
         raise UsageError(
             f"{target.name} has no packages of conda",
             hint=f"its lock is a requirements file: pip install --no-deps -r {wheels}",
@@ -218,7 +223,7 @@ def _noted(before: Lock | None, after: Lock, note: str | None, progress: Progres
 
 
 def _check_note(target: Target, note: str | None) -> None:
-    if note and target.source != "conda":
+    if note and not target.conda:
         raise UsageError(
             f"{target.name}: a lock of wheels alone keeps no note",
             hint=f"write it as a comment into the recipe ({target.where})",
@@ -261,7 +266,7 @@ def conda_locker(access: Access) -> CondaLocker:
 def _target_locker(access: Access, target: Target) -> Locker:
     """What solves the target's packages, and knows where they are."""
     index = package_index(access)
-    if target.source != "conda":
+    if not target.conda:
         return uv_locker(index)
     if (solver := access.settings.solver.value) == SOLVERS[0]:
         return conda_locker(access)

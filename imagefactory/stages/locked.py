@@ -156,7 +156,7 @@ def orphans(factory: Factory) -> tuple[Path, ...]:
     names = {target.name for target in factory.targets}
     files = {f"{name}.{kind}" for name in names for kind in (UNSOLVABLE, LAYERS)}
     for target in factory.targets:
-        files.update(lock_names(target.name, conda=target.source == "conda"))
+        files.update(lock_names(target.name, conda=target.conda))
     bases = {base.name for base in factory.bases if not base.image}
     kinds = (CONDA, WHEELS, UNSOLVABLE, LAYERS)
     left = [p for kind in kinds for p in folder.glob(f"*.{kind}") if p.name not in files]

@@ -199,6 +199,39 @@ def test_assemble_builds_it_without_conda(lab: Factory, built: dict[str, Any]) -
     assert lab.run("run", TARGET, "--", "sh", "-c", "command -v python").stdout == "/opt/env/bin/python\n"
 
 
+def test_wheels_stand_on_condas_python_where_the_base_has_none(
+    lab: Factory, scratch: Path, server: ChannelServer
+) -> None:
+    recipe = f"""\
+family: tiny
+description: Wheels alone
+source: pypi
+framework: idna
+platform: linux/amd64
+base: debian-12
+python: "3.{sys.version_info.minor}"
+checks: [packages, libraries, import, unprivileged]
+constraints: [markupsafe<3]
+packages: [markupsafe]
+matrix:
+  - version: "3.7"
+    cuda: [none]
+"""
+    root = make_root(scratch / "conda-python", tiny=recipe)
+    bases = root / "recipes/bases.yaml"
+    bases.write_text(bases.read_text().replace('    python: "3.11"\n', ""))
+    here = replace(lab, root=root, extra={"IMAGEFACTORY_CHANNELS": f"conda-forge={server.url}/made"})
+    python = f"3.{sys.version_info.minor}"
+    said = here.run("lock", "tiny-3.7-cpu").stderr
+    assert f"tiny-3.7-cpu: Python {python} is conda-forge's, for debian-12 carries none" in said
+    rows = locked(root, "tiny-3.7-cpu")
+    assert rows["python"]["version"].startswith(python)
+    assert rows["python"]["url"].startswith("https://conda.anaconda.org/conda-forge/")
+    assert here.build("tiny-3.7-cpu")["smoke"]["passed"] is True
+    code = "import sys, idna, markupsafe; print(sys.prefix, idna.__version__, markupsafe.__version__[0])"
+    assert here.run("run", "tiny-3.7-cpu", "--", "python", "-c", code).stdout == "/opt/env 3.7 2\n"
+
+
 def test_the_same_lock_gives_the_same_digest(lab: Factory, built: dict[str, Any]) -> None:
     again = fresh(lab, "conda-again").build(TARGET, "--no-smoke")
     assert again["fresh"] is True

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from imagefactory.lock import Behind
+from imagefactory.lock import Behind, asked_of
 from imagefactory.lock.conda.explain import explain
 from imagefactory.lock.conda.solver import NoSolutionError, Solver, first_question, name_of, split_spec
 from imagefactory.lock.pypi.newest import Release, far_newer, to_accept
@@ -34,8 +34,11 @@ async def find_behind(target: Target, conda: Sequence[LockedConda], solver: Solv
     What the framework holds back, which the recipe pins on purpose, is no fault of the lock. Raises LockError
     for channels that cannot be read.
     """
-    wishes = (*target.requirements, *target.constraints)
-    asked = {split_spec(text)[1] for text in target.requirements} - {target.framework, *_PYTHON}
+    requirements, constraints = asked_of(target, "conda")
+    if not requirements:
+        return ()
+    wishes = (*requirements, *constraints)
+    asked = {split_spec(text)[1] for text in requirements} - {target.framework, *_PYTHON}
     locked = {package.name: package for package in conda if package.name in {*asked, *_PYTHON}}
     by_name: dict[str, list[RepoDataRecord]] = {}
     for record in await solver.records(sorted(asked)):

@@ -10,6 +10,7 @@ import re
 
 from imagefactory.errors import LockError
 from imagefactory.gpu.builds import built_for, minor_version
+from imagefactory.lock.pypi import facts as wheel_facts
 from imagefactory.lock.pypi.facts import brings_cuda, cuda_runtimes
 from imagefactory.model import Lock, LockedConda, Target
 
@@ -55,13 +56,17 @@ def check_facts(lock: Lock, target: Target) -> None:
             hint=f"imagefactory lock {target.name}",
         )
     packages = {package.name: package for package in lock.conda}
-    python, framework = packages.get("python"), packages.get(target.framework)
+    python = packages.get("python")
     if python is None or not _agrees(target.python, python.version):
         raise LockError(
             f"{target.name}: the lock holds {_shown(python) if python else 'no python'}, "
             f"the recipe asks Python {target.python}",
             hint=f"imagefactory lock {target.name}",
         )
+    if target.source != "conda":
+        wheel_facts.check_facts(lock, target)
+        return
+    framework = packages.get(target.framework)
     if framework is None:
         raise LockError(
             f"{target.name}: the lock does not hold the framework '{target.framework}'",

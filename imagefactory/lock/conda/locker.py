@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from packaging.utils import canonicalize_name
 
 from imagefactory.errors import LockError
-from imagefactory.lock import Behind, LockRequest
+from imagefactory.lock import Behind, LockRequest, asked_of
 from imagefactory.lock.conda.behind import find_behind
 from imagefactory.lock.conda.builds import CudaBuild, cuda_builds
 from imagefactory.lock.conda.channels import ChannelAccess
@@ -94,7 +94,7 @@ class CondaLocker:
             virtual=target.virtual,
             note=previous.note if previous else "",
         )
-        if target.pip or (request.under and request.under.wheels):
+        if asked_of(target, "pypi")[0] or (request.under and request.under.wheels):
             lock = self._with_wheels(lock, replace(request, update=update.wheels), progress)
         check_facts(lock, target)
         return lock
@@ -103,15 +103,16 @@ class CondaLocker:
         """What the recipe names of conda's packages, and of the part from PyPI, that is far behind its newest
         release. Raises like `lock`."""
         found = self._behind_conda(request.target, lock, progress)
-        if not request.target.pip:
+        if not asked_of(request.target, "pypi")[0]:
             return found
         asked = replace(request, base=replace(request.base, glibc=_glibc(request)))
         return (*found, *behind_pip(asked, lock, self._pip(), progress))
 
     def _behind_conda(self, target: Target, lock: Lock, progress: Progress) -> tuple[Behind, ...]:
-        with progress.task("newest releases", total=len(target.requirements), unit="packages") as task:
+        asked, _ = asked_of(target, "conda")
+        with progress.task("newest releases", total=len(asked), unit="packages") as task:
             found = run(find_behind(target, lock.conda, Solver(target, self._channels, self._gateway())))
-            task.advance(len(target.requirements))
+            task.advance(len(asked))
         return found
 
     def addresses(self, lock: Lock) -> dict[str, str]:

@@ -22,7 +22,7 @@ from packaging.version import InvalidVersion, Version
 
 from imagefactory.errors import LockError, UnsolvableError
 from imagefactory.gpu.knowledge import pypi_names
-from imagefactory.lock import Behind, LockRequest
+from imagefactory.lock import Behind, LockRequest, asked_of
 from imagefactory.lock.pypi.behind import find_behind
 from imagefactory.lock.pypi.question import Pins, WheelQuestion, origins_of
 from imagefactory.lock.pypi.uv import UvLocker
@@ -66,7 +66,7 @@ def lock_pip(
     """
     given = given_packages(conda)
     _refuse_replaced(request, given)
-    if not request.target.pip:
+    if not asked_of(request.target, "pypi")[0]:
         return request.under.wheels if request.under else ()
     _refuse_contradictions(request, given)
     with _solved(request, given, locker) as (question, pins):
@@ -88,6 +88,7 @@ def _solved(
 ) -> Iterator[tuple[WheelQuestion, Pins]]:
     """The question of the pip part and its solution, while the given packages are there as wheels."""
     target, previous, under = request.target, request.previous, request.under
+    requirements, constraints = asked_of(target, "pypi")
     glibc = dict(target.virtual).get("__glibc", request.base.glibc)
     platform = locker.platform(target, glibc)
     empty = Lock(
@@ -102,7 +103,8 @@ def _solved(
     held = {wheel.name for wheel in previous.wheels} if previous else set()
     question = WheelQuestion(
         lock=empty,
-        requirements=target.pip,
+        requirements=requirements,
+        constraints=constraints,
         previous=replace(previous, platform=platform) if previous else None,
         update=tuple(sorted(held & {canonicalize_name(name) for name in request.update})),
         update_all=request.update_all,
@@ -157,7 +159,7 @@ def _public(version: str) -> str:
 def _refuse_contradictions(request: LockRequest, given: Mapping[str, GivenPackage]) -> None:
     """Raise UnsolvableError for what the recipe itself asks of PyPI and conda brings in another version."""
     target = request.target
-    for text in target.pip:
+    for text in asked_of(target, "pypi")[0]:
         asked = Requirement(text)
         name = canonicalize_name(asked.name)
         there = given.get(name)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from imagefactory.errors import LockError
+from imagefactory.lock import asked_of
 from imagefactory.lock.conda.channels import ChannelAccess
 from imagefactory.lock.conda.file import merge_depends
 from imagefactory.model import LockedConda, Target
@@ -52,14 +53,15 @@ class CondaQuestion:
 
 
 def first_question(target: Target) -> CondaQuestion:
-    """What a target asks for: its requirements, and the Python that it names.
+    """What a target asks of conda: its requirements, and the Python that it names.
 
     In order: the solver's picks depend on it, and a lock's content hash does not.
     """
     python = f"python {target.python}.*"
+    requirements, constraints = asked_of(target, "conda")
     return CondaQuestion(
-        specs=tuple(sorted({*target.requirements, python})),
-        constraints=tuple(sorted(set(target.constraints))),
+        specs=tuple(sorted({*requirements, python})),
+        constraints=tuple(sorted(set(constraints))),
         virtual=virtual_packages(target.virtual),
         strict=target.priority == "strict",
     )

@@ -348,14 +348,14 @@ def test_what_decides_a_solution() -> None:
     assert {content_hash(one, BASE, None) for one in same} == {wanted}
     newer = replace(BASE, glibc="2.41")
     assert content_hash(TARGET, newer, None) == wanted  # `system` says which one conda's packages count on
-    wheels = replace(TARGET, source="pypi")
+    wheels = replace(TARGET, source="pypi", channels=())
     assert content_hash(wheels, newer, LOCK) != content_hash(wheels, BASE, LOCK)
     hashes = [content_hash(one, BASE, None) for one in other] + [content_hash(TARGET, BASE, LOCK)]
     assert len({*hashes, wanted}) == len(hashes) + 1
 
 
 def test_targets_of_wheels_keep_their_hash() -> None:
-    target = replace(TARGET, source="pypi")
+    target = replace(TARGET, source="pypi", channels=())
     kept = "sha256:e812b964c010ce868039485b9b9d210d0fdf10ab3cbf8e397fcb18a8221f0769"
     assert content_hash(target, BASE, None) == content_hash(replace(target, pip=()), BASE, None) == kept
     assert content_hash(target, BASE, MIXED) != kept

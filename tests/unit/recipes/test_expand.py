@@ -57,6 +57,9 @@ bases:
 """
 
 
+CONDA_FORGE = ("https://conda.anaconda.org/conda-forge",)
+
+
 def faults_of(text: str) -> tuple[str, ...]:
     with pytest.raises(RecipeError) as caught:
         expand(parse_recipe(text, FILE), bases())
@@ -211,7 +214,6 @@ FAULTS = [
     # what the bases and the source say
     ("base: debian-12", "base: debain-12", "6:7: there is no base 'debain-12' (did you mean 'debian-12'?)"),
     ("base: debian-12", "base: x", "6:7: there is no base 'x' (the bases are debian-12, debian-13)"),
-    ('python: "3.13"', 'python: "3.12"', "20:13: base 'debian-13' carries Python 3.13, not 3.12 (write \"3.13\", or another base)"),
     ('["12.1"]', '["12.4"]', '16:12: torch 2.3 on PyPI is built for CUDA 12.1, not 12.4 (write "12.1")'),
     ('["12.1"]', '["12.1", "11.8"]', '16:20: torch 2.3 on PyPI is built for CUDA 12.1, not 11.8 (write "12.1")'),
     ('- version: "2.9"\n    cuda: ["12.8"]\n    python: "3.13"\n    base: debian-13', '- version: "2.3"\n    cuda: ["12.1"]',
@@ -405,10 +407,20 @@ def test_a_row_may_name_an_image_itself() -> None:
 
 def test_rows_inherit_the_python_that_the_familys_image_carries() -> None:
     text = own_base(IMAGE).replace("    base: debian-13\n", "")
-    assert faults_of(text) == (
-        f"{FILE}:21:13: base 'cuda-0a1b2c3d0a1b' carries Python 3.11, not 3.13 "
-        '(write "3.11", or another base)',
+    _, second = expand(parse_recipe(text, FILE), bases())
+    assert (second.python, second.channels) == ("3.13", CONDA_FORGE)  # the image carries 3.11
+
+
+def test_a_python_that_no_base_carries_is_condas() -> None:
+    with_it, without = expand(parse_recipe(edited('python: "3.13"', 'python: "3.12"'), FILE), bases())
+    assert (with_it.conda, with_it.channels, with_it.virtual) == (False, (), ())
+    assert (without.name, without.python, without.channels) == (
+        "pytorch-2.9-cu128-py312",
+        "3.12",
+        CONDA_FORGE,
     )
+    assert (without.source, without.requirements[0]) == ("pypi", "torch==2.9.*")
+    assert without.virtual == (("__archspec", "x86_64"), ("__glibc", "2.41"))
 
 
 def test_one_image_is_described_in_one_way() -> None:

@@ -114,7 +114,7 @@ def test_the_bases_python_is_another_or_none() -> None:
 @pytest.mark.parametrize(
     ("target", "lock", "under"),
     [
-        (conda_target(source="pypi"), conda_lock(), ()),
+        (conda_target(source="pypi", channels=()), conda_lock(), ()),
         (conda_target(), make_lock(target="pytorch-conda-2.3-cu121"), ()),
         (conda_target(), conda_lock(package("python")), ()),  # no framework
         (conda_target(on="other-1.0-cu121"), conda_lock(), ()),
