@@ -71,7 +71,8 @@ def _complete_rules(_: click.Context, __: click.Parameter, incomplete: str) -> l
     "--github",
     is_flag=True,
     help='Print matrix={"include":[...]}, a line for $GITHUB_OUTPUT: a job for each target and GPU, or '
-    "without --inventory for each image to build. The summary goes to stderr.",
+    "without --inventory for each image to build. Of more than the 256 that GitHub runs, those whose proof "
+    "is oldest; the others wait for another night. The summary goes to stderr.",
 )
 @click.option(
     "--registry",
@@ -151,9 +152,10 @@ class _PlanAsk:
 def _targets(
     call: Call, asked: _PlanAsk, given: tuple[tuple[str, ...], tuple[PlanGpu, ...], frozenset[str]]
 ) -> None:
+    from imagefactory.matrix.night import tonight
     from imagefactory.matrix.plan import CellState, PlanInput, make_plan
     from imagefactory.recipes.expand import select
-    from imagefactory.report.plan import format_kits, format_matrix, format_plan, summary
+    from imagefactory.report.plan import MAX_JOBS, format_kits, format_matrix, format_plan, summary
     from imagefactory.stages.plan import Asking, read_stages
 
     names, devices, allow = given
@@ -162,9 +164,10 @@ def _targets(
     stages = read_stages(factory, select(factory.targets, names), asking)
     made = make_plan(PlanInput(stages=stages, devices=devices, allow=allow))
     if asked.github:
-        say(format_matrix(made, kits=bool(asked.registry)))
-        say(format_kits(made), unless=not asked.registry)
-        write(2, summary(made))
+        now, waiting = tonight(made, MAX_JOBS, asking.now.date())
+        say(format_matrix(now, kits=bool(asked.registry)))
+        say(format_kits(now), unless=not asked.registry)
+        write(2, summary(made, waiting))
     elif asked.as_json:
         say_json("plan", _plan_json(made))
     else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from enum import StrEnum
 
 from imagefactory.errors import UsageError
@@ -18,7 +19,7 @@ from imagefactory.gpu.knowledge.toolkits import native_driver
 from imagefactory.gpu.known_bad import find_rule
 from imagefactory.gpu.model import Answer, Basis, Cell, Claim, Question
 from imagefactory.model import Lock, Target
-from imagefactory.verdicts.claims import REFUSALS, verified_claims
+from imagefactory.verdicts.claims import REFUSALS, last_proofs, verified_claims
 from imagefactory.verdicts.model import Judged
 from imagefactory.versions import nearest
 
@@ -150,12 +151,16 @@ class Ruling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedCell:
-    """One target on one kind of GPU; `required`: the recipe asks for that capability."""
+    """One target on one kind of GPU; `required`: the recipe asks for that capability.
+
+    `proven` is when the image was last verified there, be it too long ago; None for never.
+    """
 
     device: PlanGpu
     state: CellState
     ruling: Ruling
     required: bool
+    proven: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +204,7 @@ def _plan_target(stage: TargetStatus, given: PlanInput) -> PlannedTarget:
     """A target for CPUs alone has no cell: it is to build, or there."""
     required = tuple(parse_capability(text) for text in stage.target.capabilities)
     devices = given.devices or tuple(PlanGpu(capability=capability) for capability in required)
-    cells = []
+    cells, proofs = [], last_proofs(stage.verdicts)
     for device in devices if stage.target.gpu else ():
         asked = ask(stage.target, stage.lock, device.capability, device.oldest_driver)
         question = replace(asked, host=device.host)
@@ -208,7 +213,10 @@ def _plan_target(stage: TargetStatus, given: PlanInput) -> PlannedTarget:
         evidence = replace(stage.evidence, verified=known)
         ruling = weigh(given.answer(question, evidence), given.allow, required=is_required)
         state = _cell_state(stage, ruling, verifying=bool(given.devices))
-        cells.append(PlannedCell(device=device, state=state, ruling=ruling, required=is_required))
+        proven = proofs.get(device.capability)
+        cells.append(
+            PlannedCell(device=device, state=state, ruling=ruling, required=is_required, proven=proven)
+        )
     states = [cell.state for cell in cells] or [_image_state(stage) or CellState.UNCHANGED]
     state = next(state for state in _BY_WEIGHT if state in states)
     return PlannedTarget(

@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from imagefactory.errors import UsageError
 from imagefactory.gpu.model import Answer
 from imagefactory.matrix.plan import (
     GPU_NOT_LISTED,
@@ -126,9 +125,11 @@ def _override(rulings: Iterable[Ruling], unused: Sequence[str]) -> list[str]:
     return lines + [f"--allow {rule} changed nothing: it prunes nothing here" for rule in unused]
 
 
-def summary(plan: Plan) -> str:
+def summary(plan: Plan, waiting: int = 0) -> str:
     """`24 targets: 20 to build, 4 unchanged; 120 cells: 110 to build, 10 pruned`."""
-    return "; ".join(_counted(noun, by_state) for noun, by_state in counts(plan).items())
+    counted = "; ".join(_counted(noun, by_state) for noun, by_state in counts(plan).items())
+    jobs = f"{waiting} job{'s wait' if waiting > 1 else ' waits'}"
+    return f"{counted}; {jobs} for another night: GitHub runs {MAX_JOBS} at most" if waiting else counted
 
 
 def _counted(noun: str, by_state: dict[str, int]) -> str:
@@ -242,7 +243,7 @@ def format_matrix(plan: Plan, *, kits: bool = False) -> str:
     Where no GPUs were listed there is nothing but images to build, so a job for each, with no GPU named. All
     values are text. With `kits` also the name of each one's kit and the label of the runners that have its
     GPU. Jobs that are told the same are one: GPUs that differ in the CUDA which their drivers take, where no
-    kit names it. Raises UsageError where there are more jobs than GitHub runs.
+    kit names it.
     """
     every = (
         _job(planned, cell) | (_kit(cell) if kits and isinstance(cell, PlannedCell) else {})
@@ -251,11 +252,6 @@ def format_matrix(plan: Plan, *, kits: bool = False) -> str:
         if cell.state in (CellState.BUILD, CellState.VERIFY)
     )
     jobs = list({tuple(job.items()): job for job in every}.values())
-    if len(jobs) > MAX_JOBS:
-        raise UsageError(
-            f"the matrix has {len(jobs)} jobs, and GitHub runs {MAX_JOBS} of one at most",
-            hint="plan in parts (imagefactory plan 'pytorch-*' --github), or for fewer GPUs",
-        )
     return "matrix=" + json.dumps({"include": jobs}, separators=(",", ":"))
 
 

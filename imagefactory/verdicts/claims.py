@@ -9,6 +9,7 @@ too old says that older ones are as well. Outcomes that say nothing of the image
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 
 from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.drivers import older, parse_driver
@@ -41,6 +42,18 @@ def verified_claims(judged: Iterable[Judged], driver: str = "") -> Mapping[Capab
         ):
             by_capability[capability] = verdict
     return {capability: _claim(verdict) for capability, verdict in sorted(by_capability.items())}
+
+
+def last_proofs(judged: Iterable[Judged]) -> Mapping[Capability, datetime]:
+    """When one image was last verified on each capability, by verdicts that hold or have expired."""
+    found: dict[Capability, datetime] = {}
+    for one in judged:
+        if one.verdict is None or one.standing not in (Standing.GOOD, Standing.EXPIRED):
+            continue
+        capability = _capability(one.verdict)
+        if capability is not None and one.verdict.report.outcome is Outcome.VERIFIED:
+            found[capability] = max(one.verdict.issued, found.get(capability, one.verdict.issued))
+    return found
 
 
 def _speaks(verdict: Verdict, driver: str) -> bool:

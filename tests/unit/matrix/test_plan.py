@@ -36,7 +36,7 @@ from imagefactory.matrix.plan import (
     weigh,
 )
 from imagefactory.matrix.rows import MAX_ROWS, RowsInput, RuledRow, SpaceRow, parse_rows, rule_rows
-from imagefactory.report.plan import MAX_JOBS, format_kits, format_matrix, format_plan, format_rows
+from imagefactory.report.plan import format_kits, format_matrix, format_plan, format_rows
 from tests.made.claims import BUILT, TARGET, claim
 from tests.made.command import Call
 
@@ -281,14 +281,6 @@ def test_the_matrix_is_one_line_of_text_values_with_what_is_to_be_done() -> None
     }
     unchanged = planned(TargetStatus(target=TARGET, missing="", image=BUILT), no_v100)
     assert format_matrix(unchanged) == 'matrix={"include":[]}'
-
-
-def test_more_jobs_than_github_runs_are_refused() -> None:
-    stages = tuple(TargetStatus(target=replace(TARGET, name=f"torchy-{i}")) for i in range(MAX_JOBS // 2 + 1))
-    most = make_plan(PlanInput(stages=stages[:-1], devices=(V100, A100), answer=judging({})))
-    assert len(json.loads(format_matrix(most).partition("=")[2])["include"]) == MAX_JOBS
-    with pytest.raises(UsageError, match=f"{MAX_JOBS + 2} jobs"):
-        format_matrix(make_plan(PlanInput(stages=stages, devices=(V100, A100), answer=judging({}))))
 
 
 def test_gpus_that_jobs_cannot_tell_apart_are_one_job() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
@@ -12,9 +13,9 @@ from imagefactory.matrix.compat import CompatGpu, CoverCandidate, cell, cover, s
 from imagefactory.matrix.plan import PRUNING, CellState, PlanGpu, PlanInput, TargetStatus, make_plan
 from imagefactory.model import Outcome
 from imagefactory.report.compat import letters
-from imagefactory.verdicts.claims import REFUSALS, verified_claims
+from imagefactory.verdicts.claims import REFUSALS, last_proofs, verified_claims
 from imagefactory.verdicts.model import Judged, Standing
-from tests.made.claims import BUILT, TARGET, judged
+from tests.made.claims import BUILT, NOW, TARGET, judged
 
 AMPERE, ADA = Capability(8, 0), Capability(8, 9)
 QUESTION = Question(framework="torch", version="2.3", cuda="12.1", capability=AMPERE)
@@ -30,6 +31,17 @@ def test_a_good_verdict_is_a_claim_with_its_gpu_its_driver_and_its_source() -> N
     assert claim.driver == "535.54.03"
     assert claim.reason == "passed the full suite on NVIDIA A100-SXM4-40GB, driver 535.54.03, 2026-11-22"
     assert claim.source == f"verdict sha256:{0:064x} of key {'k' * 12}"
+
+
+def test_the_last_proof_is_the_newest_one_that_holds_or_has_expired() -> None:
+    expired = judged(days=100, standing=Standing.EXPIRED)
+    assert last_proofs([expired, judged(days=120)]) == {AMPERE: NOW - timedelta(days=100)}
+    others = [judged(standing=one) for one in Standing if one not in (Standing.GOOD, Standing.EXPIRED)]
+    unread = Judged(digest=BUILT, standing=Standing.EXPIRED, why="", verdict=None)
+    assert last_proofs([*others, judged(Outcome.WRONG_NUMBERS), unread]) == {}
+    there = TargetStatus(target=TARGET, missing="", image=BUILT, verdicts=(expired,))
+    (cell,) = make_plan(PlanInput(stages=(there,), devices=(PlanGpu(capability=AMPERE),))).cells
+    assert (cell.state, cell.proven) == (CellState.VERIFY, NOW - timedelta(days=100))
 
 
 @pytest.mark.parametrize("standing", [one for one in Standing if one is not Standing.GOOD])

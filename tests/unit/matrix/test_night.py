@@ -1,0 +1,84 @@
+"""What one night takes of a plan that is larger."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
+
+from imagefactory.gpu.capability import Capability
+from imagefactory.matrix.night import tonight
+from imagefactory.matrix.plan import CellState, Plan, PlanGpu, PlannedCell, PlannedTarget, Ruling
+from imagefactory.report.plan import format_kits, format_matrix, summary
+from tests.made.values import make_target
+
+DAY = date(2026, 11, 25)
+NOW = datetime(2026, 11, 25, tzinfo=UTC)
+STATES = (CellState.VERIFY, CellState.UNCHANGED, CellState.PRUNED)
+
+
+def cell(minor: int, days: int | None = None, state: CellState = CellState.VERIFY) -> PlannedCell:
+    """On 8.`minor`, last verified `days` ago."""
+    return PlannedCell(
+        device=PlanGpu(capability=Capability(8, minor)),
+        state=state,
+        ruling=Ruling(claim=None),
+        required=True,
+        proven=None if days is None else NOW - timedelta(days=days),
+    )
+
+
+def target(
+    name: str, *cells: PlannedCell, state: CellState = CellState.VERIFY, gpu: bool = True
+) -> PlannedTarget:
+    made = make_target(name=name, **({} if gpu else {"cuda": "none", "capabilities": ()}))
+    return PlannedTarget(target=made, state=state, reason="", hint="", image="", reference="", cells=cells)
+
+
+def chosen(plan: Plan) -> list[str]:
+    return [f"{one.target.name} {cell.device.capability}" for one in plan.targets for cell in one.cells]
+
+
+def test_a_plan_that_fits_stays_whole() -> None:
+    plan = Plan(targets=(target("a", *(cell(0, state=state) for state in STATES)),), on_gpus=True)
+    assert tonight(plan, 1, DAY) == (plan, 0)
+
+
+def test_the_oldest_proof_comes_first_and_none_comes_last() -> None:
+    cells = (cell(0), cell(1, days=91), cell(2, days=120), cell(3, days=5, state=CellState.UNCHANGED))
+    plan = Plan(targets=(target("a", *cells), target("b", cell(0, days=100))), on_gpus=True)
+    for most, names in ((1, ["a 8.2"]), (2, ["a 8.2", "b 8.0"]), (3, ["a 8.1", "a 8.2", "b 8.0"])):
+        now, waiting = tonight(plan, most, DAY)
+        assert (sorted(chosen(now)), waiting) == (sorted(names), 4 - most)
+
+
+def test_nothing_that_was_never_proven_waits_for_ever() -> None:
+    """Whatever the runner of some of them does: on enough days each has had its turn."""
+    plan = Plan(targets=tuple(target(f"t{n}", cell(0), cell(1)) for n in range(300)), on_gpus=True)
+    seen: set[str] = set()
+    for day in range(30):
+        now, waiting = tonight(plan, 256, DAY + timedelta(days=day))
+        assert (len(chosen(now)), waiting) == (256, 344)
+        assert now == tonight(plan, 256, DAY + timedelta(days=day))[0]
+        seen |= set(chosen(now))
+    assert len(seen) == 600
+
+
+def test_both_matrices_hold_what_was_chosen() -> None:
+    cpu = target("cpu", state=CellState.BUILD, gpu=False)
+    lapsed = replace(target("late", cell(0, days=99)), image="sha256:" + "0" * 64)
+    plan = Plan(targets=(cpu, lapsed, *(target(f"t{n}", cell(0)) for n in range(9))), on_gpus=True)
+    now, waiting = tonight(plan, 4, DAY)
+    jobs = json.loads(format_matrix(now, kits=True).partition("=")[2])["include"]
+    kits = json.loads(format_kits(now).partition("=")[2])["include"]
+    assert len(jobs) + sum(not kit["kits"] for kit in kits) == 4
+    assert "late" in {job["target"] for job in jobs}
+    assert {kit["target"] for kit in kits if kit["kits"]} == {job["target"] for job in jobs}
+    assert summary(plan, waiting).endswith("; 7 jobs wait for another night: GitHub runs 256 at most")
+
+
+def test_where_no_gpu_is_listed_whole_targets_wait() -> None:
+    plan = Plan(targets=tuple(target(f"t{n}", cell(0), cell(1), state=CellState.BUILD) for n in range(3)))
+    now, waiting = tonight(plan, 2, DAY)
+    assert (len(now.targets), waiting) == (2, 1)
+    assert all(len(one.cells) == 2 for one in now.targets)
