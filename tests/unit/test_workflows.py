@@ -73,12 +73,26 @@ def test_nothing_of_the_nightly_runs_on_a_pull_request_or_a_fork() -> None:
     assert set(workflow["on"]) == {"schedule", "workflow_dispatch"}
     jobs = workflow["jobs"]
     assert jobs["plan"]["if"] == "vars.REGISTRY != '' && vars.GPUS != ''"  # a fork has no variables
+    assert jobs["plan"]["if"] in jobs["promote"]["if"]
     for name in ("candidates", "verify", "promote"):
         assert "plan" in jobs[name]["needs"]
         empty = {"candidates": "targets", "verify": "matrix"}.get(name, "none")  # of CPUs alone the matrix
         asked = f"needs.plan.outputs.{empty} != '{{\"include\":[]}}'"
         assert (asked in jobs[name]["if"]) == (name != "promote")
-        assert "cancelled()" not in jobs[name]["if"] or "needs.plan.result == 'success'" in jobs[name]["if"]
+        after_all = "cancelled()" in jobs[name]["if"]
+        assert after_all == (name != "candidates")
+        assert ("needs.plan.result == 'success'" in jobs[name]["if"]) == (name == "verify")
+
+
+def test_the_catalogue_is_signed_whatever_failed_before() -> None:
+    promote = read(NIGHTLY)["jobs"]["promote"]
+    moved = [step for step in promote["steps"] if "download-artifact" in step.get("uses", "")]
+    assert len(moved) == 2
+    for step in moved:  # what no plan asked for is not there
+        assert step["if"].startswith("needs.plan.result == 'success' && ")
+    last = promote["steps"][-1]
+    assert "if" not in last
+    assert "imagefactory catalogue" in last["run"]
 
 
 def test_a_gpu_machine_keeps_nothing_for_the_next_job_and_a_job_can_be_run_again() -> None:
