@@ -39,7 +39,7 @@ from imagefactory.sweeps.sweep_file import (
     write_collected,
 )
 from imagefactory.verdicts.keys import SigningKey
-from imagefactory.verdicts.statement import SIGNABLE, Signed, sign
+from imagefactory.verdicts.statement import SIGNABLE, Signed, sign, spread
 from imagefactory.verdicts.trust import read_trust
 from imagefactory.verify.kit.program import EXPECTATIONS, KIT
 from imagefactory.verify.model import GpuReport
@@ -251,7 +251,7 @@ class Signer:
             return None, None, NO_KEY
         check_open(known, self.now)
         try:
-            signed = sign(report, self.key, now=self.now, days=self.days)
+            signed = sign(report, self.key, now=self.now, days=spread(report, self.days))
         except StatementError as error:
             return None, None, f"{UNSIGNED}{error.message}"
         data = format_signed(signed, reference_of(node))

@@ -31,7 +31,7 @@ from imagefactory.stages.verdicts import local_place, place_of
 from imagefactory.stages.verify import VerifyOptions, keep_report, predicted_of, utc_now
 from imagefactory.verdicts.envelope import parse_envelope
 from imagefactory.verdicts.keys import SigningKey
-from imagefactory.verdicts.statement import SIGNABLE, Signed, parse_verdict, sign
+from imagefactory.verdicts.statement import SIGNABLE, Signed, parse_verdict, sign, spread
 from imagefactory.verdicts.trust import read_trust
 from imagefactory.verify.gpu_run import GpuAsk, ask_gpu, suite_argv, timeout_of
 from imagefactory.verify.kit_collect import CollectedReport, collect_kit, read_nonce
@@ -119,7 +119,7 @@ def sign_kit(
             hint="nothing was signed; this kit can be run again, there or elsewhere",
         )
     days = read_trust(access.settings.files).policy.days
-    signed = sign(report, _key(access), now=now, days=days)
+    signed = sign(report, _key(access), now=now, days=spread(report, days))
     data = format_signed(signed, collected.reference)
     ledger.spend(report.nonce, collected.run, result=digest_of({"signed": data}), now=now, signed=data)
     return signed, collected.reference

@@ -10,6 +10,7 @@ The names of predicate types look like addresses and are none: nothing is ever f
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -62,6 +63,12 @@ class Signed:
 
 
 # --- signing -------------------------------------------------------------------------------------
+
+
+def spread(report: GpuReport, days: int) -> int:
+    """Up to a sixth fewer than `days`, by image and GPU: what one night proved need not lapse in one."""
+    told = f"{report.subject.manifest} {report.device.capability if report.device else ''}"
+    return days - int(hashlib.sha256(told.encode()).hexdigest(), 16) % (days // 6 + 1)
 
 
 def sign(report: GpuReport, key: SigningKey, *, now: datetime, days: int) -> Signed:

@@ -25,6 +25,7 @@ from imagefactory.verdicts.statement import (
     parse_predicate,
     parse_verdict,
     sign,
+    spread,
 )
 from tests.made.verdicts import HOST, LAB, MADE_UP, NOW, SUBJECT, payload_of, whole_report
 
@@ -183,6 +184,16 @@ def test_what_a_gpu_says_against_an_image_is_signed_too(outcome: Outcome) -> Non
 def test_a_life_of_no_days_or_of_years_is_refused(days: int) -> None:
     with pytest.raises(StatementError, match="expires"):
         sign(whole_report(), LAB, now=NOW, days=days)
+
+
+def test_what_one_night_proved_does_not_lapse_in_one() -> None:
+    report = whole_report()
+    assert report.device
+    gpus = [replace(report, device=replace(report.device, capability=f"{n}.0")) for n in range(200)]
+    days = [spread(one, 90) for one in gpus]
+    assert set(days) == set(range(75, 91))
+    assert days == [spread(one, 90) for one in gpus]
+    assert {spread(one, 5) for one in gpus} == {5}
 
 
 def test_nothing_of_the_private_key_is_in_what_is_signed() -> None:
