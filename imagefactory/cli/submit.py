@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +24,11 @@ from imagefactory.cli.output import (
     write,
 )
 from imagefactory.cli.pool import find_inventory, inventory_option
-from imagefactory.errors import EXIT_CHECK, UsageError
+from imagefactory.errors import UsageError
 from imagefactory.settings.choices import SITES
 
 if TYPE_CHECKING:
-    from imagefactory.catalogue.model import Catalogue, CataloguedImage, Offer
+    from imagefactory.catalogue.model import Catalogue
     from imagefactory.pools.model import Inventory
     from imagefactory.submit.make import SubmitAsk, SubmitMade
     from imagefactory.submit.places import Place
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 
 KINDS = ("docker", "oras", "sif", "osdf")
 PREDICTED, KNOWN_BAD = "predicted", "known-bad"
-REGISTRY_SECONDS = 5
 ALONE = ("executable", "input", "result", "arguments", "dag", "accept", "output", "time", "force", "mig")
 
 
@@ -118,7 +116,9 @@ def submit(call: Call, /, name: str, check: Path | None, listed: bool, as_json: 
     """
     if check is not None:
         _refuse(name, options, "--check looks at a file that is there")
-        _check(call, check, options, as_json=as_json)
+        from imagefactory.cli.submit_check import check_file
+
+        check_file(call, check, options, as_json=as_json)
         return
     if options["fix"]:
         raise UsageError("--fix mends what --check finds", hint="write --check FILE.sub --fix")
@@ -279,94 +279,6 @@ def _list(call: Call, options: dict[str, Any], *, as_json: bool) -> None:
     say(format_table(("TARGET", "VERIFIED ON", "PREDICTED ON", "IMAGE"), rows, terminal_width(), ("IMAGE",)))
 
 
-def _check(call: Call, path: Path, options: dict[str, Any], *, as_json: bool) -> None:
-    """Exit 9 where something is wrong. What is not to be had (a pool, a catalogue) is said, and not known."""
-    from imagefactory.catalogue.model import Catalogue
-    from imagefactory.catalogue.offers import judge_offer
-    from imagefactory.pools.sites import find_site
-    from imagefactory.report.submit_check import check_json, format_check
-    from imagefactory.submit.check.check import Checked, Surroundings, check_submit_file
-    from imagefactory.submit.check.fix import fix_text, format_diff
-    from imagefactory.submit.check.reader import lists_beside, parse_submit_file, read_text
-    from imagefactory.verdicts.trust import read_trust
-
-    now, settings = datetime.now(UTC), call.settings
-    trust, text = read_trust(settings.files), read_text(path)
-    catalogue = _catalogue_to_compare(call, now)
-    inventory = _inventory_to_compare(options["inventory"], now)
-
-    def offer(image: CataloguedImage) -> Offer:
-        return judge_offer(catalogue or Catalogue(made=now, expires=now, images=()), image, trust, now)
-
-    site = find_site(options["site"] or settings.site.value)
-    around = Surroundings(
-        site=site, inventory=inventory, catalogue=catalogue, offer=offer, digest=_digests(call)
-    )
-
-    def checked_as(text: str) -> Checked:
-        return check_submit_file(parse_submit_file(text, str(path), lists_beside(path)), around)
-
-    mended = fix_text(text, checked_as) if options["fix"] else text
-    checked, diff = checked_as(mended), format_diff(str(path), text, mended)
-    if mended != text:
-        _write_mended(path, mended)
-    if as_json:
-        say_json("check", {**check_json(checked), "site": site.name, "mended": diff})
-    else:
-        say("\n\n".join(part for part in (diff, format_check(checked, terminal_width())) if part))
-    if checked.wrong:
-        raise click.exceptions.Exit(EXIT_CHECK)
-
-
-def _write_mended(path: Path, text: str) -> None:
-    from imagefactory.files import replacing
-
-    path = path.resolve()
-    try:
-        with replacing(path, mode=path.stat().st_mode & 0o777) as file:
-            file.write(text.encode())
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be written: {error.strerror}", hint="copy it into a folder of yours"
-        ) from error
-
-
-def _digests(call: Call) -> Callable[[str], str]:
-    """Asks registries, each image once and not for long. What one does not say is told as a note."""
-    from imagefactory.access import Access, open_registry
-    from imagefactory.errors import FactoryError
-    from imagefactory.oci.store import parse_reference
-    from imagefactory.web import Patience
-
-    @cache
-    def digest(reference: str) -> str:
-        try:
-            named = parse_reference(reference)
-            access = Access(settings=call.settings, environ=os.environ)
-            patience = Patience(attempts=0, connect=REGISTRY_SECONDS, read=REGISTRY_SECONDS)
-            registry = open_registry(access, named.registry, patience=patience)
-            found = registry.manifest(named.repository, named.tag)
-        except FactoryError as error:
-            write(2, f"note: the digest of {reference} is not known: {error.message}")
-            return ""
-        if found is None:
-            write(2, f"note: {named.registry} has no {named.repository}:{named.tag}")
-        return found[0].digest if found else ""
-
-    return digest
-
-
-def _catalogue_to_compare(call: Call, now: datetime) -> Catalogue | None:
-    """None where none is named and this is no factory. Raises where the one that is named cannot be had."""
-    from imagefactory.factory import is_factory
-
-    settings = call.settings
-    if settings.catalogue.value or settings.registry.value or is_factory(settings):
-        return _catalogue(call, now)
-    write(2, "note: no catalogue is known, so what is verified is not: imagefactory join ADDRESS|FILE")
-    return None
-
-
 def _pool_at_hand(path: Path | None, now: datetime) -> Inventory | None:
     """The pool, where it can be asked. The file is written by now, so a pool that does not answer is told."""
     from imagefactory.errors import FactoryError
@@ -388,11 +300,3 @@ def _reach_json(places: Sequence[Place], inventory: Inventory) -> dict[str, obje
         "unsure": sum(place.unsure for place in places),
         "taken": f"{inventory.taken:%Y-%m-%dT%H:%M:%SZ}",
     }
-
-
-def _inventory_to_compare(path: Path | None, now: datetime) -> Inventory | None:
-    """None where there is no HTCondor. Raises where the pool, or the file that is named, does not answer."""
-    if path is not None or shutil.which("condor_status"):
-        return find_inventory(path, now)
-    write(2, "note: there is no condor_status here, so what the pool has is not known (--inventory FILE)")
-    return None

@@ -1,0 +1,121 @@
+"""`submit --check`: what is wrong with a submit file that is there, and what of it can be mended."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from imagefactory.cli.output import Call, say, say_json, terminal_width, write
+from imagefactory.cli.pool import find_inventory
+from imagefactory.errors import EXIT_CHECK, UsageError
+
+if TYPE_CHECKING:
+    from imagefactory.catalogue.model import Catalogue, CataloguedImage, Offer
+    from imagefactory.pools.model import Inventory
+
+REGISTRY_SECONDS = 5
+
+
+def check_file(call: Call, path: Path, options: dict[str, Any], *, as_json: bool) -> None:
+    """Exit 9 where something is wrong. What is not to be had (a pool, a catalogue) is said, and not known."""
+    from imagefactory.catalogue.model import Catalogue
+    from imagefactory.catalogue.offers import judge_offer
+    from imagefactory.pools.sites import find_site
+    from imagefactory.report.submit_check import check_json, format_check
+    from imagefactory.submit.check.check import Checked, Surroundings, check_submit_file
+    from imagefactory.submit.check.fix import fix_text, format_diff
+    from imagefactory.submit.check.reader import lists_beside, parse_submit_file, read_text
+    from imagefactory.verdicts.trust import read_trust
+
+    now, settings = datetime.now(UTC), call.settings
+    trust, text = read_trust(settings.files), read_text(path)
+    catalogue = _catalogue_to_compare(call, now)
+    inventory = _inventory_to_compare(options["inventory"], now)
+
+    def offer(image: CataloguedImage) -> Offer:
+        return judge_offer(catalogue or Catalogue(made=now, expires=now, images=()), image, trust, now)
+
+    site = find_site(options["site"] or settings.site.value)
+    around = Surroundings(
+        site=site, inventory=inventory, catalogue=catalogue, offer=offer, digest=_digests(call)
+    )
+
+    def checked_as(text: str) -> Checked:
+        return check_submit_file(parse_submit_file(text, str(path), lists_beside(path)), around)
+
+    mended = fix_text(text, checked_as) if options["fix"] else text
+    checked, diff = checked_as(mended), format_diff(str(path), text, mended)
+    if mended != text:
+        _write_mended(path, mended)
+    if as_json:
+        say_json("check", {**check_json(checked), "site": site.name, "mended": diff})
+    else:
+        say("\n\n".join(part for part in (diff, format_check(checked, terminal_width())) if part))
+    if checked.wrong:
+        raise click.exceptions.Exit(EXIT_CHECK)
+
+
+def _write_mended(path: Path, text: str) -> None:
+    from imagefactory.files import replacing
+
+    path = path.resolve()
+    try:
+        with replacing(path, mode=path.stat().st_mode & 0o777) as file:
+            file.write(text.encode())
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be written: {error.strerror}", hint="copy it into a folder of yours"
+        ) from error
+
+
+def _digests(call: Call) -> Callable[[str], str]:
+    """Asks registries, each image once and not for long. What one does not say is told as a note."""
+    from imagefactory.access import Access, open_registry
+    from imagefactory.errors import FactoryError
+    from imagefactory.oci.store import parse_reference
+    from imagefactory.web import Patience
+
+    @cache
+    def digest(reference: str) -> str:
+        try:
+            named = parse_reference(reference)
+            access = Access(settings=call.settings, environ=os.environ)
+            patience = Patience(attempts=0, connect=REGISTRY_SECONDS, read=REGISTRY_SECONDS)
+            registry = open_registry(access, named.registry, patience=patience)
+            found = registry.manifest(named.repository, named.tag)
+        except FactoryError as error:
+            write(2, f"note: the digest of {reference} is not known: {error.message}")
+            return ""
+        if found is None:
+            write(2, f"note: {named.registry} has no {named.repository}:{named.tag}")
+        return found[0].digest if found else ""
+
+    return digest
+
+
+def _catalogue_to_compare(call: Call, now: datetime) -> Catalogue | None:
+    """None where none is named and this is no factory. Raises where the one that is named cannot be had."""
+    from imagefactory.factory import is_factory
+
+    settings = call.settings
+    if settings.catalogue.value or settings.registry.value or is_factory(settings):
+        from imagefactory.stages.read_catalogue import read_catalogue
+
+        return read_catalogue(settings, os.environ, now)
+    write(2, "note: no catalogue is known, so what is verified is not: imagefactory join ADDRESS|FILE")
+    return None
+
+
+def _inventory_to_compare(path: Path | None, now: datetime) -> Inventory | None:
+    """None where there is no HTCondor. Raises where the pool, or the file that is named, does not answer."""
+    if path is not None or shutil.which("condor_status"):
+        return find_inventory(path, now)
+    write(2, "note: there is no condor_status here, so what the pool has is not known (--inventory FILE)")
+    return None
