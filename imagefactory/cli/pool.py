@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +13,7 @@ import click
 
 from imagefactory.cli.output import json_option, say, say_json, say_next, terminal_width
 from imagefactory.errors import NothingSelectedError
-from imagefactory.settings.choices import HTCONDOR
+from imagefactory.settings.choices import HTCONDOR, SLURM
 
 if TYPE_CHECKING:
     from imagefactory.pools.model import Inventory
@@ -35,14 +36,22 @@ def find_inventory(path: Path | None, now: datetime, pool: str = HTCONDOR) -> In
     NothingSelectedError where there is no GPU."""
     from imagefactory.pools.inventory import read_inventory
     from imagefactory.pools.model import open_pool
+    from imagefactory.pools.slurm.nodes import ask_inventory
 
-    inventory = read_inventory(path) if path else open_pool(pool, os.environ).inventory(now)
+    if path:
+        inventory = read_inventory(path)
+    elif pool == SLURM:
+        inventory = ask_inventory(os.environ, now)
+    else:
+        inventory = open_pool(pool, os.environ).inventory(now)
     if not inventory.machines:
         where = str(path) if path else f"the pool {inventory.pool}".rstrip()
         said = f" ({'; '.join(inventory.notes[:3])})" if inventory.notes else ""
         raise NothingSelectedError(
             f"{where} has no machine with a GPU that can be asked for{said}",
-            hint="condor_status -const 'TotalGPUs > 0' lists the slots that tell of GPUs",
+            hint="`sinfo -o '%N %G %T'` lists what the nodes tell"
+            if pool == SLURM
+            else "condor_status -const 'TotalGPUs > 0' lists the slots that tell of GPUs",
         )
     return inventory
 
@@ -61,8 +70,9 @@ def find_inventory(path: Path | None, now: datetime, pool: str = HTCONDOR) -> In
 def pool(inventory: Path | None, machines: bool, output: Path | None, as_json: bool) -> None:
     """Show the pool's GPUs: kind, memory, driver, how many are free.
 
-    HTCondor's condor_status is asked, so this is for an access point. CUDA is the newest that the driver
-    takes; a column is '-' where the pool does not tell it. What no job can ask for is left out, and said.
+    HTCondor's condor_status is asked on an access point, else Slurm's scontrol, which tells no drivers. CUDA
+    is the newest that the driver takes; a column is '-' where the pool does not tell it. What no job can ask
+    for is left out, and said.
 
     \b
       imagefactory pool
@@ -74,7 +84,8 @@ def pool(inventory: Path | None, machines: bool, output: Path | None, as_json: b
     from imagefactory.pools.inventory import inventory_json, write_inventory
     from imagefactory.report.pool import format_machines, format_pool, kind_json, kinds_of
 
-    pool_inventory = find_inventory(inventory, datetime.now(UTC))
+    slurm = not shutil.which("condor_status") and shutil.which("scontrol")
+    pool_inventory = find_inventory(inventory, datetime.now(UTC), SLURM if slurm else HTCONDOR)
     if output:
         write_inventory(output, pool_inventory)
     if as_json:

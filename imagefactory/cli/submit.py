@@ -25,7 +25,7 @@ from imagefactory.cli.output import (
 )
 from imagefactory.cli.pool import find_inventory, inventory_option
 from imagefactory.errors import UsageError
-from imagefactory.settings.choices import SITES
+from imagefactory.settings.choices import SITES, SLURM
 
 if TYPE_CHECKING:
     from imagefactory.catalogue.model import Catalogue
@@ -82,7 +82,13 @@ ALONE = ("executable", "input", "result", "arguments", "dag", "accept", "output"
     help="Take GPUs too on which it is only predicted to run, with known-bad those where some calls fail.",
 )
 @click.option("--mig", is_flag=True, help="Take slices of GPUs (MIG) too, of which no verdict speaks.")
-@click.option("-o", "--output", default="", metavar="NAME.sub", help="Default: TARGET.sub, in this folder.")
+@click.option(
+    "-o",
+    "--output",
+    default="",
+    metavar="NAME.sub",
+    help="In this folder. Default: TARGET.sub, for Slurm TARGET.sbatch.",
+)
 @click.option("--force", is_flag=True, help="Write over files that are here already.")
 @click.option(
     "--check",
@@ -103,16 +109,18 @@ def submit(call: Call, /, name: str, check: Path | None, listed: bool, as_json: 
     imagefactory submit pytorch-2.3-cu121 --executable train.sh --input data.csv
     imagefactory submit pytorch-2.3-cu121 --executable train.py --dag 100 --arguments '--seed $(run)'
     imagefactory submit pytorch-2.3-cu121 --executable train.py --dag values.csv
+    imagefactory submit pytorch-2.3-cu121 --executable train.py --site slurm
     imagefactory submit --check old.sub
     imagefactory submit --check old.sub --fix
 
     No factory is needed: images and verdicts come from the signed catalogue that you joined (`imagefactory
     join`). Which verdicts count, the [[trust]] rows of your settings say. Without a verdict nothing is
-    written (exit 9). Nothing is submitted: that is condor_submit's work.
+    written (exit 9). Nothing is submitted: that is condor_submit's work, or sbatch's.
 
     A sweep is FILE.dag beside FILE.sub, for condor_submit_dag. Each run has a folder of its own, run-1,
     run-2 and so on; $(run) is its number, and the columns of a CSV file are filled in by their names, such as
     $(lr). Without --arguments a program is given each column as an option (--lr 0.1), or the run's number.
+    For Slurm it is one script with an array.
     """
     if check is not None:
         _refuse(name, options, "--check looks at a file that is there")
@@ -130,6 +138,7 @@ def submit(call: Call, /, name: str, check: Path | None, listed: bool, as_json: 
         raise UsageError("no target is named", hint="see what there is: imagefactory find")
     from imagefactory.submit.make import check_files, make_submit, wish_of, write_made
     from imagefactory.submit.places import by_class, find_places, format_places, look
+    from imagefactory.submit.sbatch import format_reach
     from imagefactory.verdicts.trust import read_trust
 
     now = datetime.now(UTC)
@@ -137,17 +146,19 @@ def submit(call: Call, /, name: str, check: Path | None, listed: bool, as_json: 
     made = make_submit(_catalogue(call, now, name), ask, read_trust(call.settings.files), now)
     check_files(made, call.progress)
     written = write_made(made, force=options["force"])
-    inventory = _pool_at_hand(options["inventory"], now) if made.run.gpus else None
+    asked = made.run.gpus and not made.request
+    inventory = _pool_at_hand(options["inventory"], now) if asked else None
     places: tuple[Place, ...] = ()
     if inventory:
         places = find_places(by_class(made.taken.classes), wish_of(made, ask.site), look(inventory))
     if as_json:
         from imagefactory.submit.make import summary
 
-        reach = _reach_json(places, inventory) if inventory else None
-        say_json("submit", {**summary(made), "site": ask.site.name, "files": list(written), "reach": reach})
+        known = _reach_json(places, inventory) if inventory else None
+        say_json("submit", {**summary(made), "site": ask.site.name, "files": list(written), "reach": known})
     else:
-        _say_made(made, written, format_places(places, inventory, now) if inventory else "")
+        reach = format_places(places, inventory, now) if inventory else ""
+        _say_made(made, written, format_reach(made.request) if made.request else reach)
 
 
 def _catalogue(call: Call, now: datetime, name: str = "") -> Catalogue:
@@ -161,24 +172,39 @@ def _wanted(call: Call, name: str, options: dict[str, Any]) -> SubmitAsk:
     from imagefactory.factory import is_factory
     from imagefactory.pools.model import ImageKind
     from imagefactory.pools.sites import find_site
-    from imagefactory.submit.make import SubmitAsk, read_rows
+    from imagefactory.submit.make import SubmitAsk
+    from imagefactory.submit.rows import read_rows
 
     columns, rows = read_rows(options["dag"]) if options["dag"] else ((), ())
     settings = call.settings
+    site = find_site(options["site"] or settings.site.value)
+    slurm = site.batch == SLURM
     return SubmitAsk(
         target=name,
-        site=find_site(options["site"] or settings.site.value),
+        site=site,
         kind=ImageKind(options["kind"]) if options["kind"] else None,
         folder=settings.sif_folder.value,
-        run=replace(_run(options), columns=columns, arguments=_arguments(options["arguments"], columns)),
+        run=replace(
+            _run(options, "sbatch" if slurm else "sub"),
+            columns=columns,
+            arguments=_arguments(options["arguments"], columns),
+        ),
         rows=rows,
         predicted=bool(options["accept"]),
         faulty=KNOWN_BAD in options["accept"],
         own=is_factory(settings),
+        inventory=_cluster_at_hand(options["inventory"]) if slurm and name else None,
     )
 
 
-def _run(options: dict[str, Any]) -> SubmitRun:
+def _cluster_at_hand(path: Path | None) -> Inventory | None:
+    """The nodes of the Slurm cluster, where it can be asked."""
+    if path is None and not shutil.which("scontrol"):
+        return None
+    return find_inventory(path, datetime.now(UTC), SLURM)
+
+
+def _run(options: dict[str, Any], suffix: str) -> SubmitRun:
     from imagefactory.pools.sizes import parse_size, parse_time
     from imagefactory.submit.submit_file import SubmitRun
 
@@ -188,7 +214,7 @@ def _run(options: dict[str, Any]) -> SubmitRun:
     if options["arguments"] and not options["executable"]:
         raise UsageError("--arguments are for a program of yours", hint="name it: --executable train.sh")
     return SubmitRun(
-        name=_file_name(options["output"]),
+        name=_file_name(options["output"], suffix),
         executable=options["executable"],
         inputs=options["input"],
         outputs=options["result"],
@@ -202,15 +228,15 @@ def _run(options: dict[str, Any]) -> SubmitRun:
     )
 
 
-def _file_name(output: str) -> str:
-    """The name without `.sub`: files are written into this folder alone, from which they are submitted."""
+def _file_name(output: str, suffix: str) -> str:
+    """The name without suffix: files are written into this folder alone, from which they are submitted."""
     if not output:
         return ""
-    if not output.endswith(".sub") or "/" in output:
+    if not output.endswith(f".{suffix}") or "/" in output:
         raise UsageError(
-            f"-o {output[:80]}: submit files are written into this folder", hint="write a name: -o train.sub"
+            f"-o {output[:80]}: files are written into this folder", hint=f"write a name: -o train.{suffix}"
         )
-    return output.removesuffix(".sub")
+    return output.removesuffix(f".{suffix}")
 
 
 def _arguments(text: str, columns: tuple[str, ...]) -> tuple[str, ...]:
@@ -243,7 +269,8 @@ def _say_made(made: SubmitMade, written: tuple[str, ...], reach: str) -> None:
         lines.append("  note   DAGMan refuses logs below /tmp: go on in a folder of your home")
     lines += [f"  {reach}"] if reach else []
     say("\n".join(lines))
-    say_next(written[-1], program="condor_submit_dag" if made.dag else "condor_submit")
+    program = "sbatch" if made.request else "condor_submit_dag" if made.dag else "condor_submit"
+    say_next(written[-1], program=program)
 
 
 # --- looking ---------------------------------------------------------------------------------------

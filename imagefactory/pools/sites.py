@@ -11,6 +11,7 @@ from datetime import timedelta
 
 from imagefactory.errors import UsageError
 from imagefactory.pools.model import ImageKind
+from imagefactory.settings.choices import HTCONDOR, SLURM
 
 GENERIC = "generic"
 
@@ -72,7 +73,8 @@ class Site:
     With `gpus_alone` `lengths` and `advice` are those of GPU jobs alone, as `commands` always are.
     `needs` are commands that any job should have. `nested` is whether GPUs tell of themselves in ads of
     their own alone, and `migrated` whether its pages put container_image in the place of +SingularityImage.
-    `getenv` says why `getenv = true` is refused, empty where it is not known to be.
+    `getenv` says why `getenv = true` is refused, empty where it is not known to be. `batch` is what runs its
+    jobs, HTCONDOR or SLURM: of Slurm `kinds` alone counts.
     """
 
     name: str
@@ -89,6 +91,7 @@ class Site:
     nested: bool = False
     migrated: bool = False
     getenv: str = ""
+    batch: str = HTCONDOR
 
     def lines(self, time: timedelta | None, *, gpus: bool = True) -> tuple[str, ...]:
         """The site's own lines, for a job that runs that long. Raises UsageError where it is too long."""
@@ -289,6 +292,19 @@ SITES = (
         advice=(),
         source="HTCondor's manual, Container Universe Jobs",
         needs=(MEMORY, DISK),
+    ),
+    Site(
+        name=SLURM,
+        title="a Slurm cluster",
+        kinds=(ImageKind.SIF, ImageKind.DOCKER, ImageKind.ORAS),
+        commands=(),
+        lengths=(),
+        usual=0,
+        staging=(),
+        advice=(),
+        source="Slurm's manual, sbatch(1); Apptainer's user guide, Support for Docker and OCI Containers",
+        needs=(),
+        batch=SLURM,
     ),
 )
 

@@ -39,8 +39,10 @@ RUNNERS = {
 """The runners that `--runner` takes, by name."""
 SOLVERS = ("rattler", "conda", "mamba", "micromamba")
 """What solves conda's packages."""
-SITES = ("generic", "chtc", "ospool", "igwn")
+SITES = ("generic", "chtc", "ospool", "igwn", "slurm")
 """Whose rules submit files follow."""
+SLURM = "slurm"
+"""What runs the jobs of a site, where it is not HTCondor."""
 HTCONDOR = "htcondor"
 """The pool of a sweep that names none: there was no other."""
 POOLS = {HTCONDOR: "imagefactory.pools.htcondor.pool"}

@@ -7,9 +7,7 @@ Nothing is submitted, and nothing outside of the folder is written. Raises Facto
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,15 +18,15 @@ from imagefactory.catalogue.model import Catalogue, Offer
 from imagefactory.catalogue.offers import find_offer, judge_offer
 from imagefactory.errors import CheckFailedError, NothingSelectedError, UsageError
 from imagefactory.files import replacing
-from imagefactory.pools.model import MACHINE_HAS, ImageKind
+from imagefactory.pools.model import MACHINE_HAS, ImageKind, Inventory
 from imagefactory.pools.sites import Site
 from imagefactory.progress import Progress
+from imagefactory.settings.choices import SLURM
 from imagefactory.submit.forms import ImageForm, choose_form, expected_grounds, forms_of
 from imagefactory.submit.places import Wish
 from imagefactory.submit.proven import Grounds
+from imagefactory.submit.sbatch import NO_GPU, SUFFIX, SlurmRequest, format_sbatch, request_gpus
 from imagefactory.submit.submit_file import (
-    ROWS_MOST,
-    RUN,
     SubmitRun,
     SubmittedImage,
     asked_room,
@@ -40,7 +38,6 @@ from imagefactory.submit.trial import first_trial, without_gpus
 from imagefactory.verdicts.model import Judged, Standing
 from imagefactory.verdicts.trust import Trust
 
-LARGEST_ROWS = 1 << 20
 _CHUNK = 1 << 20
 
 
@@ -51,7 +48,7 @@ class SubmitAsk:
 
     `folder` is where .sif files lie, `predicted` whether predictions are taken too, and `faulty` those where
     some calls meet a known fault. `own`: the images are of a factory that the person works in. `rows` are of
-    a sweep, without the count of runs.
+    a sweep, without the count of runs. `inventory` are a Slurm cluster's nodes, None where none was asked.
     """
 
     target: str
@@ -63,17 +60,26 @@ class SubmitAsk:
     predicted: bool = False
     faulty: bool = False
     own: bool = False
+    inventory: Inventory | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitMade:
-    """A submit file not yet written, and the DAG of a sweep, empty for one job."""
+    """A submit file not yet written, and the DAG of a sweep, empty for one job and for Slurm.
+
+    `request` is what a batch script asks Slurm for, None of HTCondor's files.
+    """
 
     taken: SubmittedImage
     run: SubmitRun
     text: str
     dag: str = ""
     own: bool = False
+    request: SlurmRequest | None = None
+
+    @property
+    def file(self) -> str:
+        return f"{self.run.name}{SUFFIX if self.request else '.sub'}"
 
     @property
     def fetch(self) -> str:
@@ -117,6 +123,10 @@ def submit_offer(offer: Offer, ask: SubmitAsk, trust: Trust, now: datetime) -> S
         judged=now,
     )
     run = run if run.executable else first_trial(run, image.framework)
+    if ask.site.batch == SLURM:
+        request = request_gpus(taken, run, ask.inventory) if run.gpus else NO_GPU
+        script = format_sbatch(taken, run, request, ask.rows)
+        return SubmitMade(taken=taken, run=run, text=script, own=ask.own, request=request)
     text = format_submit(taken, run, ask.site)
     dag = format_runs(f"{run.name}.sub", run.columns[1:], ask.rows) if run.columns else ""
     return SubmitMade(taken=taken, run=run, text=text, dag=dag, own=ask.own)
@@ -185,66 +195,13 @@ def list_offers(catalogue: Catalogue, ask: SubmitAsk, trust: Trust, now: datetim
     return tuple(rows)
 
 
-def read_rows(text: str) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """`--dag`: a count, or the name of a CSV file whose first row names columns. As (columns, rows).
-
-    The first column is `run`, which no row has. Raises UsageError, naming the line.
-    """
-    if text.isascii() and text.isdigit() and len(text) <= 9:
-        count = int(text)
-        if not 0 < count <= ROWS_MOST:
-            raise UsageError(f"a sweep has 1 to {ROWS_MOST:,} runs, not {count:,}", hint="make several")
-        return (RUN,), ((),) * count
-    path = Path(text)
-    try:
-        with path.open("rb") as file:
-            data = file.read(LARGEST_ROWS + 1)
-        said = data.decode("utf-8-sig")  # spreadsheets write a mark in front
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise UsageError(
-            f"--dag {text[:80]}: {why}", hint="write how many runs, or the name of a CSV file of values"
-        ) from error
-    if len(data) > LARGEST_ROWS:
-        raise UsageError(f"{path} has more than {LARGEST_ROWS:,} bytes", hint="make several sweeps")
-    return parse_rows(said, path.name)
-
-
-def parse_rows(text: str, where: str) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """The rows of a CSV file of values. Empty lines are passed over."""
-    reader = csv.reader(io.StringIO(text), strict=True)
-    rows: list[tuple[str, ...]] = []
-    columns: tuple[str, ...] = ()
-    try:
-        for row in reader:
-            cells = tuple(cell.strip() for cell in row)
-            if not any(cells):
-                continue
-            if not columns:
-                columns = cells
-            elif len(cells) != len(columns):
-                raise UsageError(
-                    f"{where}:{reader.line_num}: {len(cells)} values for {len(columns)} columns",
-                    hint=f"write one for each of {', '.join(columns)}",
-                )
-            else:
-                rows.append(cells)
-    except csv.Error as error:
-        raise UsageError(f"{where}:{reader.line_num}: {error}", hint="write values with commas") from error
-    if not rows:
-        raise UsageError(
-            f"{where}: no values", hint="name columns in the first line (lr,seed), then a line a run"
-        )
-    return (RUN, *columns), tuple(rows)
-
-
 # --- looking and writing ---------------------------------------------------------------------------
 
 
 def check_files(made: SubmitMade, progress: Progress) -> None:
     """Looks whether what the job takes along is there, and is what it must be. Raises UsageError."""
     if not made.run.in_image:
-        _check_program(Path(made.run.executable))
+        _check_program(Path(made.run.executable), runs_here=made.request is not None)
     for path in made.run.inputs:
         if "://" not in path and not Path(path).exists():
             raise UsageError(f"--input {path}: there is no such file", hint="write its path from this folder")
@@ -261,7 +218,7 @@ def write_made(made: SubmitMade, *, force: bool) -> tuple[str, ...]:
             f"{rescues[0]} is here: DAGMan would go on with that sweep, and leave out what it has done",
             hint=f"rm {rescues[0]}, or write another name: -o NAME.sub",
         )
-    texts = {f"{name}.sub": made.text} | ({f"{name}.dag": made.dag} if made.dag else {})
+    texts = {made.file: made.text} | ({f"{name}.dag": made.dag} if made.dag else {})
     folders = [folder_of(number) for number in range(1, made.dag.count("\nVARS ") + 1)]
     if not force:
         there = [path for path in texts if os.path.lexists(path)]
@@ -270,7 +227,11 @@ def write_made(made: SubmitMade, *, force: bool) -> tuple[str, ...]:
             raise UsageError(
                 f"{there[0]} is here already",
                 hint="write --force to write over it, "
-                + ("or go to another folder" if there[0] in folders else "or another name: -o NAME.sub"),
+                + (
+                    "or go to another folder"
+                    if there[0] in folders
+                    else "or another name: -o NAME" + Path(made.file).suffix
+                ),
             )
     for folder in folders:
         Path(folder).mkdir(exist_ok=True)
@@ -284,8 +245,8 @@ def _is_empty(folder: Path) -> bool:
     return folder.is_dir() and not any(folder.iterdir())
 
 
-def _check_program(path: Path) -> None:
-    """The machine that runs it knows neither this folder nor what is installed here."""
+def _check_program(path: Path, *, runs_here: bool) -> None:
+    """The machine that runs it knows not what is installed here; HTCondor sends the file and lets it run."""
     try:
         with path.open("rb") as file:
             line = file.readline(256)
@@ -303,6 +264,8 @@ def _check_program(path: Path) -> None:
             f"{path} says not what runs it",
             hint="begin it with #!/bin/sh, #!/bin/bash or #!/usr/bin/env python3",
         )
+    if runs_here and not os.access(path, os.X_OK):
+        raise UsageError(f"--executable {path} may not be run", hint=f"chmod +x {path}")
 
 
 def _check_sif(path: Path, made: SubmitMade, progress: Progress) -> None:

@@ -86,7 +86,7 @@ class SubmittedImage:
 def format_submit(taken: SubmittedImage, run: SubmitRun, site: Site) -> str:
     """The text of a submit file. Raises UsageError for a value that cannot stand there."""
     image = taken.form.image
-    address = _checked(_ADDRESS, image.address, "the address of an image")
+    address = checked_address(image.address)
     size, unpacked = _sizes(image)
     if run.disk and run.disk < image_disk(image.kind, size, unpacked):
         least = format_size(disk_of(image.kind, size, unpacked, 0))
@@ -100,7 +100,7 @@ def format_submit(taken: SubmittedImage, run: SubmitRun, site: Site) -> str:
     needs = [f'(Arch == "{_architecture(taken.platform)}")', *site.requirements(address)]
     memory, disk = asked_room(image, run)
     groups = [
-        _comments(taken, run),
+        comments(taken, run),
         _image(address, run),
         _what_runs(run),
         [*gpus, f"requirements = {' && '.join(needs)}"],
@@ -147,7 +147,7 @@ def format_runs(submit_file: str, columns: Sequence[str], rows: Sequence[Sequenc
                 hint=f"write one for each of {', '.join(columns)}",
             )
         values = [(RUN, str(number)), *zip(map(_macro_of, columns), row, strict=True)]
-        said = " ".join(f'{key}="{_value(value, number)}"' for key, value in values)
+        said = " ".join(f'{key}="{checked_value(value, number)}"' for key, value in values)
         lines += [f"JOB {folder_of(number)} {submit_file}", f"VARS {folder_of(number)} {said}"]
     return "\n".join(lines) + "\n"
 
@@ -207,7 +207,7 @@ def _image(address: str, run: SubmitRun) -> list[str]:
 
 def _what_runs(run: SubmitRun) -> list[str]:
     """Paths are from the folder of the submit file; a run of a sweep stands one folder lower."""
-    lines = [f"executable = {_checked(_PATH, run.executable, 'the path of a program')}"]
+    lines = [f"executable = {checked_path(run.executable)}"]
     lines += ["transfer_executable = false"] if run.in_image else []
     if run.arguments:
         lines.append(f"arguments = {format_arguments(run.arguments, run.columns)}")
@@ -233,7 +233,7 @@ def _from_run(path: str, run: SubmitRun) -> str:
 
 
 def _logs(run: SubmitRun) -> list[str]:
-    name = _checked(_NAME, run.name, "a name for files")
+    name = checked_name(run.name)
     of = "job" if run.columns else f"{name}_$(Cluster)_$(Process)"
     lines = [f"log = {of}.log", f"output = {of}.out", f"error = {of}.err"]
     told = "ulog_execute_attrs = GPUs_DeviceName, GPUs_Capability, GPUs_DriverVersion"
@@ -243,7 +243,7 @@ def _logs(run: SubmitRun) -> list[str]:
 # --- comments --------------------------------------------------------------------------------------
 
 
-def _comments(taken: SubmittedImage, run: SubmitRun) -> list[str]:
+def comments(taken: SubmittedImage, run: SubmitRun) -> list[str]:
     """What the file rests on, for the person who reads it later."""
     image = taken.form.image
     name, made = f"{taken.target}, manifest {image.subject.manifest}", f"{taken.judged:%Y-%m-%d}"
@@ -307,6 +307,21 @@ def _said(text: str) -> str:
 # --- values ----------------------------------------------------------------------------------------
 
 
+def checked_address(address: str) -> str:
+    """The address of an image, pinned. Raises UsageError for another."""
+    return _checked(_ADDRESS, address, "the address of an image")
+
+
+def checked_name(name: str) -> str:
+    """Raises UsageError for what names no file of a job."""
+    return _checked(_NAME, name, "a name for files")
+
+
+def checked_path(path: str) -> str:
+    """Raises UsageError for what could mean something else in a submit file or a shell."""
+    return _checked(_PATH, path, "the path of a program")
+
+
 def _checked(allowed: re.Pattern[str], value: str, what: str) -> str:
     if not allowed.fullmatch(value):
         raise UsageError(
@@ -315,7 +330,7 @@ def _checked(allowed: re.Pattern[str], value: str, what: str) -> str:
     return value
 
 
-def _value(value: str, number: int) -> str:
+def checked_value(value: str, number: int) -> str:
     if not _VALUE.fullmatch(value):
         raise UsageError(
             f"run {number}: {value[:80]!r} cannot be a value of a sweep",

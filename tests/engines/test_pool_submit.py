@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -27,6 +27,7 @@ from imagefactory.verify.model import GpuIdentity, Subject
 from imagefactory.verify.suite_files import suite_digest
 from tests.made.catalogue import make_image
 from tests.made.verdicts import HOST, LAB, digest, whole_report
+from tests.services import slurm
 from tests.services.condor import MACHINES, CondorPool
 
 NOW = datetime.now(UTC).replace(microsecond=0)
@@ -233,3 +234,65 @@ def test_what_is_written_stands_its_own_check(desk: Desk) -> None:
     desk.pool.own(folder)
     wrong = desk.submit(folder, "--check", "old.sub", code=9)
     assert re.search(r"^old\.sub:[0-9]+: wrong: .*not verified on", wrong, re.MULTILINE), wrong
+
+
+# --- Slurm ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def slurm_desk(desk: Desk) -> Iterator[Desk]:
+    with slurm.slurm_cluster(desk.pool):
+        yield desk
+
+
+def sbatch(desk: Desk, folder: Path, target: str, *arguments: str, code: int = 0) -> str:
+    """Writes a script for this cluster; what was said."""
+    asked = ("submit", target, "--site", "slurm", "--executable", "train.sh", *arguments)
+    done = desk.pool.imagefactory(*asked, folder=folder, code=code, **slurm.environ())
+    return done.stdout + done.stderr
+
+
+def ran(desk: Desk, folder: Path, *command: str) -> str:
+    """What the jobs of a script wrote."""
+    desk.pool.run(["sbatch", *command], folder=folder, **slurm.environ())
+    slurm.wait_for_jobs(desk.pool, folder)
+    return "".join(path.read_text() for path in sorted(folder.glob("*.out")))
+
+
+def test_slurm_runs_a_job_on_the_type_that_is_proven(slurm_desk: Desk) -> None:
+    folder = slurm_desk.folder("slurm-runs")
+    told = sbatch(slurm_desk, folder, "tiny-1.1-cu121", "--arguments", "'two words'", "--time", "90m")
+    assert "reaches 2 of 5 GPUs, 2 free now" in told
+    script = (folder / "tiny-1.1-cu121.sbatch").read_text()
+    assert "\n#SBATCH --gres=gpu:a100:1\n" in script
+    assert "\n#SBATCH --time=0-01:30:00\n" in script
+    said = ran(slurm_desk, folder, "tiny-1.1-cu121.sbatch")
+    assert "in the image of tiny-1.1-cu121 with two words on 0\n" in said, said
+
+
+def test_slurm_runs_a_sweep_where_types_differ(slurm_desk: Desk) -> None:
+    """7.0 and 9.0: no feature is theirs alone but their own two."""
+    folder = slurm_desk.folder("slurm-sweep")
+    (folder / "values.csv").write_text("rank,input\n1,a\n2,b c\n3,c\n")
+    slurm_desk.pool.own(folder)
+    sbatch(slurm_desk, folder, "tiny-1.2-cu121", "--dag", "values.csv", "--arguments", "$(rank)-$(input)")
+    script = (folder / "tiny-1.2-cu121.sbatch").read_text()
+    assert "\n#SBATCH --gres=gpu:1\n#SBATCH --constraint=h100|v100\n#SBATCH --array=1-3\n" in script
+    said = re.findall(r"with (.*) on 0\n", ran(slurm_desk, folder, "tiny-1.2-cu121.sbatch"))
+    assert sorted(said) == ["1-a", "2-b c", "3-c"]
+    assert {path.name for path in folder.glob("run-*")} == {"run-1", "run-2", "run-3"}
+
+
+def test_slurm_job_stops_on_a_gpu_that_is_not_proven(slurm_desk: Desk) -> None:
+    folder = slurm_desk.folder("slurm-stops")
+    sbatch(slurm_desk, folder, "tiny-1.1-cu121")
+    said = ran(slurm_desk, folder, "--gres=gpu:v100:1", "tiny-1.1-cu121.sbatch")
+    assert "this GPU has compute capability 7.0; the image is proven on 8.0\n" in said
+    assert "in the image" not in said
+
+
+def test_slurm_tells_what_the_cluster_lacks(slurm_desk: Desk) -> None:
+    folder = slurm_desk.folder("slurm-lacks")
+    told = sbatch(slurm_desk, folder, "tiny-1.3-cu121", "--gpus", "3", code=9)
+    assert "and this cluster has a100 (8.0), h100 (9.0), old (?), v100 (7.0)" in told
+    assert [path.name for path in folder.iterdir()] == ["train.sh"]

@@ -282,3 +282,9 @@ def test_what_only_the_submission_tells_is_said() -> None:
     )
     assert [jobs.unknown(key) for key in "abcde"] == ["$(img)", "$ENV(...)", "", "", ""]
     assert [jobs.undefined(key) for key in "abcde"] == [(), (), ("zz",), (), ()]
+
+
+def test_a_batch_script_is_told_so() -> None:
+    """HTCondor itself takes its lines for comments, up to the first command."""
+    with pytest.raises(UsageError, match=r"a.sbatch:1: this is a script"):
+        parse_submit_file("#!/bin/bash\n#SBATCH --gres=gpu:1\n./train.sh\n", "a.sbatch")

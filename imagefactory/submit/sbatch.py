@@ -1,0 +1,282 @@
+"""A researcher's batch script for Slurm: text made of checked values. Pure.
+
+    Form (image and what is proven of it) + Run + the cluster's nodes -> format_sbatch() -> FILE.sbatch
+
+Slurm can be asked for a type of GPU, for features of nodes and for other nodes than some; never for what a
+GPU can do. So the script asks for what the nodes of this cluster let it ask, and looks at the GPU that it
+got before the program runs. Files are not sent: its machines see the folder of the script.
+Source: Slurm's manual, sbatch(1) and "Generic Resource (GRES) Scheduling".
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from imagefactory.errors import CheckFailedError, UsageError
+from imagefactory.pools.model import Inventory, PoolGpu, PoolMachine
+from imagefactory.pools.sizes import MB
+from imagefactory.pools.slurm.nodes import FEATURES
+from imagefactory.submit.places import Wish, fits
+from imagefactory.submit.submit_file import (
+    RUN,
+    SubmitRun,
+    SubmittedImage,
+    asked_room,
+    check_columns,
+    checked_address,
+    checked_name,
+    checked_path,
+    checked_value,
+    comments,
+)
+
+SUFFIX = ".sbatch"
+INDEX = "SLURM_ARRAY_TASK_ID"
+_MACRO = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
+_FEATURE = re.compile(r"[A-Za-z0-9_.+:-]+")
+_WIDTH = 100
+LOOK = """\
+# Of a GPU Slurm knows the name that its site gave it. One on which this image was not tried stops here.
+: "${CUDA_VISIBLE_DEVICES:?Slurm gave this job no GPU}"
+gpus=$(nvidia-smi --id="$CUDA_VISIBLE_DEVICES" --query-gpu=compute_cap --format=csv,noheader)
+takes=$(nvidia-smi | sed -n 's/.*CUDA Version: *\\([0-9.]*\\).*/\\1/p')
+for gpu in $gpus; do
+    case $gpu in
+%s
+    *)
+        echo "$(hostname): this GPU has compute capability $gpu; the image is proven on %s" >&2
+        exit 9
+        ;;
+    esac
+    if [ "$(printf '%%s\\n' "$needs" "${takes:-0}" | sort -V | head -n 1)" != "$needs" ]; then
+        echo "$(hostname): this driver takes CUDA ${takes:-of no version}; it must take $needs" >&2
+        exit 9
+    fi
+done"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmRequest:
+    """How a job asks for the GPUs it may run on: `lines` of #SBATCH, and the cluster's GPUs that they reach.
+
+    `known` is whether the cluster's nodes were asked: without them any GPU is asked for.
+    """
+
+    lines: tuple[str, ...]
+    gpus: tuple[PoolGpu, ...]
+    total: int
+    known: bool
+
+
+NO_GPU = SlurmRequest(lines=(), gpus=(), total=0, known=False)
+"""Of a job on CPUs alone."""
+
+
+def request_gpus(taken: SubmittedImage, run: SubmitRun, inventory: Inventory | None) -> SlurmRequest:
+    """What to ask for so that a job gets GPUs of these classes, and no others.
+
+    By type where one is all there is, by features where some have just these nodes, else without the other
+    nodes. Raises CheckFailedError where the cluster has no such GPU, UsageError for a job that cannot say
+    what it wants of one.
+    """
+    if run.gpu_memory:
+        raise UsageError(
+            "Slurm cannot be asked for the memory of a GPU",
+            hint="leave out --gpu-memory, and write the type of GPU into the script: --gres=gpu:TYPE:1",
+        )
+    if inventory is None:
+        return SlurmRequest(lines=(f"--gres=gpu:{run.gpus}",), gpus=(), total=0, known=False)
+    right = {str(one.capability) for one in taken.classes}
+    wish = Wish(platform=taken.platform, mig=run.mig)
+    fitting = [
+        (machine, [gpu for gpu in machine.gpus if gpu.capability in right and fits(gpu, wish)])
+        for machine in inventory.machines
+    ]
+    reached = [(machine, gpus) for machine, gpus in fitting if len(gpus) >= run.gpus]
+    if not reached:
+        raise _none_fits(inventory, right)
+    whole = [machine for machine, gpus in reached if len(gpus) == len(machine.gpus)]
+    types = {gpu.name for _, gpus in reached for gpu in gpus}
+    others = [machine for machine in inventory.machines if machine not in whole]
+    lines = [f"--gres=gpu:{run.gpus}"]
+    gpus = [gpu for machine, fit in reached for gpu in fit if machine in whole]
+    if len(types) == 1 and all(types):
+        lines, gpus = [f"--gres=gpu:{types.pop()}:{run.gpus}"], [gpu for _, fit in reached for gpu in fit]
+    elif not whole:
+        raise UsageError(
+            f"each node that has one of {', '.join(sorted(types))} has other GPUs too, and Slurm gives any",
+            hint=f"write one of them into the script yourself: --gres=gpu:{min(types)}:{run.gpus}",
+        )
+    elif others and (features := _features(whole, others)):
+        lines.append(f"--constraint={'|'.join(features)}")
+    elif others:
+        lines.append(f"--exclude={','.join(machine.name for machine in others)}")
+    return SlurmRequest(lines=tuple(lines), gpus=tuple(gpus), total=len(inventory.gpus), known=True)
+
+
+def _none_fits(inventory: Inventory, right: Collection[str]) -> CheckFailedError:
+    kinds = sorted({f"{gpu.name or 'of no type'} ({gpu.capability or '?'})" for gpu in inventory.gpus})
+    return CheckFailedError(
+        f"the image is proven on {', '.join(sorted(right))}, and this cluster has {', '.join(kinds)}",
+        hint="take another image: imagefactory find; of a type with (?) the site knows the capability",
+    )
+
+
+def _features(right: Sequence[PoolMachine], others: Sequence[PoolMachine]) -> tuple[str, ...]:
+    """The fewest features that all of the nodes to the `right` have one of, and none of the others has; empty
+    where there are none."""
+    wrong = {name for machine in others for name in _features_of(machine)}
+    chosen: list[str] = []
+    left = {machine.name: _features_of(machine) - wrong for machine in right}
+    while left:
+        counted = sorted({name for names in left.values() for name in names})
+        best = max(counted, key=lambda name: sum(name in names for names in left.values()), default="")
+        if not best:
+            return ()
+        chosen.append(best)
+        left = {node: names for node, names in left.items() if best not in names}
+    return tuple(sorted(chosen))
+
+
+def _features_of(machine: PoolMachine) -> set[str]:
+    told = str(machine.attributes.get(FEATURES, "")).split(",")
+    return {name for name in told if _FEATURE.fullmatch(name)}
+
+
+# --- the text ------------------------------------------------------------------------------------
+
+
+def format_sbatch(
+    taken: SubmittedImage, run: SubmitRun, request: SlurmRequest, rows: Sequence[Sequence[str]]
+) -> str:
+    """The text of a batch script. `rows` are a sweep's. Raises UsageError for what cannot stand there."""
+    for option, given in (("--input", run.inputs), ("--result", run.outputs), ("--disk", run.disk)):
+        if given:
+            raise UsageError(
+                f"{option} is for pools that send files: Slurm's machines see this folder",
+                hint="leave it out",
+            )
+    check_columns(run.columns[1:])
+    checked_name(run.name)
+    memory, _ = asked_room(taken.form.image, run)
+    told = [
+        f"--job-name={run.name}",
+        f"--output=%x_{'%A_%a' if run.columns else '%j'}.out",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--cpus-per-task={run.cpus}",
+        f"--mem={-(-memory // MB)}M",
+        *([f"--time={_time(run.time)}"] if run.time else []),
+        *request.lines,
+        *([f"--array=1-{len(rows)}"] if run.columns else []),
+    ]
+    groups = [
+        ["#!/bin/bash", *comments(taken, run)],
+        [*(f"#SBATCH {line}" for line in told), *_advice(run, request)],
+        ["set -eu"],
+        [LOOK % (_cases(taken), _proven(taken))] if run.gpus else [],
+        list(_values(run, rows)),
+        _what_runs(taken, run),
+    ]
+    return "\n\n".join("\n".join(group) for group in groups if group) + "\n"
+
+
+def _advice(run: SubmitRun, request: SlurmRequest) -> Iterator[str]:
+    if run.gpus and not request.known:
+        yield "# No cluster was at hand to ask: name the type of GPU, --gres=gpu:TYPE:1, or it may stop."
+    yield "# Where the site wants an account or a partition: sbatch --account=NAME --partition=NAME FILE"
+
+
+def _cases(taken: SubmittedImage) -> str:
+    return "\n".join(f"    {one.capability}) needs={one.cuda or 0} ;;" for one in taken.classes)
+
+
+def _proven(taken: SubmittedImage) -> str:
+    return ", ".join(str(one.capability) for one in taken.classes)
+
+
+def _values(run: SubmitRun, rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """An array for each column; the first element stands for no run, since runs count from 1."""
+    for number, row in enumerate(rows, start=1):
+        if len(row) != len(run.columns) - 1:
+            raise UsageError(
+                f"run {number} has {len(row)} values, not {len(run.columns) - 1}",
+                hint=f"write one for each of {', '.join(run.columns[1:])}",
+            )
+    for place, name in enumerate(run.columns[1:]):
+        words = (shlex.quote(checked_value(row[place], number)) for number, row in enumerate(rows, start=1))
+        yield f"value_{name}=(none\n{_folded(words)}\n)"
+
+
+def _folded(words: Iterable[str]) -> str:
+    lines, line = [], "   "
+    for word in words:
+        if len(line) + len(word) + 1 > _WIDTH and line.strip():
+            lines.append(line)
+            line = "   "
+        line += f" {word}"
+    return "\n".join([*lines, line])
+
+
+def _what_runs(taken: SubmittedImage, run: SubmitRun) -> list[str]:
+    image = checked_address(taken.form.image.address)
+    below = "../" if run.columns else ""
+    if "://" not in image and not image.startswith("/"):
+        image = f"{below}{image}"
+    program = checked_path(run.executable)
+    if not run.in_image and not program.startswith("/"):
+        program = f"{below or './'}{program.removeprefix('./')}"
+    words = [shlex.quote(program), *(_word(word, run.columns) for word in run.arguments)]
+    start = ["apptainer", "exec", *(["--nv"] if run.gpus else []), "--env", "PYTHONNOUSERSITE=1"]
+    seen = '--bind "$SLURM_SUBMIT_DIR" --pwd "$PWD"'
+    folder = [f'mkdir -p "run-${INDEX}"', f'cd "run-${INDEX}"'] if run.columns else []
+    return [
+        *folder,
+        "# where apptainer is a module: module load apptainer",
+        f"exec {' '.join(start)} {seen} \\\n    {shlex.quote(image)} \\\n    {' '.join(words)}",
+    ]
+
+
+def _word(word: str, columns: Sequence[str]) -> str:
+    """One argument, in which `$(run)` and a sweep's columns are filled in when the job runs."""
+    known = {name.lower(): name for name in columns}
+    parts, at = [], 0
+    for found in _MACRO.finditer(word):
+        name = known.get(found[1].lower())
+        if name is None:
+            raise _no_macro(word, columns)
+        parts.append(shlex.quote(word[at : found.start()]) if found.start() > at else "")
+        parts.append(f'"${INDEX}"' if name == RUN else f'"${{value_{name}[{INDEX}]}}"')
+        at = found.end()
+    rest = word[at:]
+    if not (word.isascii() and word.isprintable()):
+        raise UsageError(f"{word[:80]!a} is no argument that a script can carry", hint="write ASCII")
+    return "".join([*parts, shlex.quote(rest) if rest or not parts else ""])
+
+
+def _no_macro(word: str, columns: Sequence[str]) -> UsageError:
+    known = ", ".join(f"$({name})" for name in columns)
+    return UsageError(
+        f"'{word[:80]}': there is no such value to fill in",
+        hint=f"write one of {known}" if known else "values are a sweep's: --dag N|FILE",
+    )
+
+
+def _time(time: timedelta) -> str:
+    """`2-03:00:00`, as sbatch takes it; a part of a second is a second."""
+    seconds = -(-int(time.total_seconds() * 10) // 10)
+    days, rest = divmod(seconds, 86_400)
+    return f"{days}-{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
+
+
+def format_reach(request: SlurmRequest) -> str:
+    """`reaches 12 of 40 GPUs, 3 free now`; empty where no cluster was asked."""
+    if not request.known:
+        return ""
+    free = sum(gpu.free for gpu in request.gpus)
+    total = f"{request.total} GPU{'s' * (request.total != 1)}"
+    return f"reaches {len(request.gpus)} of {total}, {free} free now; of their drivers Slurm tells nothing"

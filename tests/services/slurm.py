@@ -1,0 +1,131 @@
+"""A Slurm cluster in the root of the tests' HTCondor pool, whose nodes have GPUs that are none.
+
+    a1  gpu:a100:2  features a100, new      v1  gpu:v100:1  feature v100
+    h1  gpu:h100:1  features h100, new      q1  gpu:old:1
+
+Each GPU is a null device. In `bin` on the nodes, which jobs find first, `nvidia-smi` says what its node's GPU
+would be. All ends with the pool.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.services.condor import PATH, CondorPool, free_port
+from tests.services.processes import LIMIT, ServiceError
+
+PLACE = "/pool/slurm"
+BIN = f"{PLACE}/bin"
+NODES = {
+    "a1": ("a100", 2, "a100,new"),
+    "h1": ("h100", 1, "h100,new"),
+    "v1": ("v100", 1, "v100"),
+    "q1": ("old", 1, ""),
+}
+CONFIG = """\
+ClusterName=tests
+SlurmctldHost=access.pool.test(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={place}/munge.sock
+CredType=cred/munge
+SlurmctldPidFile={place}/ctld.pid
+SlurmdPidFile={place}/%n.pid
+SlurmctldLogFile={place}/log/slurmctld
+SlurmdLogFile={place}/log/%n
+StateSaveLocation={place}/state
+SlurmdSpoolDir={place}/spool-%n
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/pgid
+TaskPlugin=task/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+ReturnToService=2
+SchedulerParameters=sched_interval=1
+GresTypes=gpu
+{nodes}
+PartitionName=gpu Nodes=ALL Default=YES MaxTime=2-00:00:00 DefaultTime=01:00:00
+"""
+SMI = """\
+#!/bin/sh
+[ "$1" = "--id=$CUDA_VISIBLE_DEVICES" ] || { echo "| Driver: 550.54.15  CUDA Version: 12.4 |"; exit; }
+case $SLURMD_NODENAME in a1) echo 8.0 ;; h1) echo 9.0 ;; v1) echo 7.0 ;; *) echo 3.5 ;; esac
+"""
+DAEMONS = """\
+munged --force --socket={place}/munge.sock --key-file={place}/key --pid-file={place}/munge.pid \\
+    --log-file={place}/log/munged --seed-file={place}/seed
+slurmctld
+for node in {nodes}; do slurmd -N $node; done
+"""
+
+
+@contextmanager
+def slurm_cluster(pool: CondorPool) -> Iterator[None]:
+    """Raises ServiceError when it does not start."""
+    folder = pool.folder / "pool/slurm"
+    for name in ("bin", "log", "state", *(f"spool-{node}" for node in NODES)):
+        (folder / name).mkdir(parents=True)
+    ports = [free_port() for _ in (*NODES, "slurmctld")]
+    nodes, gres, number = [], [], 0
+    for (node, (kind, count, features)), port in zip(NODES.items(), ports[1:], strict=True):
+        last = number + count - 1
+        for device in range(number, last + 1):
+            os.mknod(folder / f"gpu{device}", 0o020666, os.makedev(1, 3))
+        file = f"{PLACE}/gpu[{number}-{last}]" if count > 1 else f"{PLACE}/gpu{number}"
+        gres.append(f"NodeName={node} Name=gpu Type={kind} File={file}")
+        about = f"CPUs=4 RealMemory=64000 Gres=gpu:{kind}:{count}" + (
+            f" Feature={features}" if features else ""
+        )
+        nodes.append(f"NodeName={node} NodeHostname=access.pool.test NodeAddr=127.0.0.1 Port={port} {about}")
+        number += count
+    (folder / "slurm.conf").write_text(CONFIG.format(port=ports[0], place=PLACE, nodes="\n".join(nodes)))
+    (folder / "gres.conf").write_text("\n".join([*gres, ""]))
+    (folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
+    (folder / "bin/nvidia-smi").write_text(SMI)
+    (folder / "bin/nvidia-smi").chmod(0o755)
+    (folder / "key").write_bytes(os.urandom(64))
+    (folder / "key").chmod(0o600)
+    started = pool.start(
+        ["/bin/sh", "-ec", DAEMONS.format(place=PLACE, nodes=" ".join(NODES))],
+        user="root",
+        folder=pool.homes,
+        **environ(),
+    )
+    out, err = started.communicate(timeout=LIMIT)
+    until = time.monotonic() + LIMIT
+    while (told := _idle(pool)) != len(NODES):
+        if time.monotonic() > until or started.returncode:
+            logs = "\n".join(path.read_text()[-1500:] for path in sorted((folder / "log").iterdir()))
+            raise ServiceError(f"Slurm's nodes did not come up ({told}): {out}{err}\n{logs}")
+        time.sleep(0.2)
+    yield
+    pool.run(["scancel", "--user=researcher"], user="root", folder=pool.homes, code=None, **environ())
+    for pid in folder.glob("*.pid"):
+        pool.run(["kill", pid.read_text().strip()], user="root", folder=pool.homes, code=None)
+
+
+def environ() -> dict[str, str]:
+    """What a login of the cluster has: where its configuration lies, and what its nodes' programs are."""
+    return {"SLURM_CONF": f"{PLACE}/slurm.conf", "PATH": f"{BIN}:{PATH}"}
+
+
+def _idle(pool: CondorPool) -> int:
+    asked = ["sinfo", "--noheader", "--Node", "--format=%T"]
+    told: subprocess.CompletedProcess[str] = pool.run(asked, code=None, **environ())
+    return told.stdout.split().count("idle")
+
+
+def wait_for_jobs(pool: CondorPool, folder: Path) -> None:
+    """Waits until the researcher has no job in the queue."""
+    until = time.monotonic() + LIMIT
+    while pool.run(["squeue", "--noheader", "--user=researcher"], folder=folder, **environ()).stdout.strip():
+        if time.monotonic() > until:
+            raise ServiceError("the jobs did not end")
+        time.sleep(0.2)

@@ -1,0 +1,212 @@
+"""Batch scripts for Slurm as text: what they ask for, what a shell makes of them, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from imagefactory.errors import CheckFailedError, UsageError
+from imagefactory.pools.model import ImageKind, Inventory
+from imagefactory.pools.sites import find_site
+from imagefactory.pools.sizes import GB
+from imagefactory.pools.slurm.nodes import parse_nodes
+from imagefactory.submit.forms import choose_form, forms_of
+from imagefactory.submit.sbatch import NO_GPU, SlurmRequest, format_reach, format_sbatch, request_gpus
+from imagefactory.submit.submit_file import SubmitRun, SubmittedImage
+from tests.made.offers import IMAGE, NOW, gpu_class, offer
+
+RUNS = SubmitRun(name="train", executable="train.sh")
+SLURM = find_site("slurm")
+ANY = SlurmRequest(lines=("--gres=gpu:1",), gpus=(), total=0, known=False)
+
+
+def taken(*capabilities: str, kind: ImageKind = ImageKind.DOCKER, cuda: str = "12.4") -> SubmittedImage:
+    form = choose_form(forms_of(offer(of_sif=()), ""), SLURM, kind)
+    classes = tuple(gpu_class(one, cuda) for one in capabilities or ("8.0",))
+    return SubmittedImage(
+        target=IMAGE.target, platform=IMAGE.platform, form=form, classes=classes, judged=NOW
+    )
+
+
+def cluster(*nodes: str) -> Inventory:
+    """Nodes as `name gres features`."""
+    lines = []
+    for text in nodes:
+        name, gres, features = (*text.split(), "")[:3]
+        lines.append(f"NodeName={name} Arch=x86_64 ActiveFeatures={features} Gres={gres} State=IDLE")
+    return parse_nodes("\n".join(lines), datetime.now(UTC))
+
+
+A, H, V, OLD = "a1 gpu:a100:4 a100,new", "h1 gpu:h100:2 h100,new", "v1 gpu:v100:1 v100", "o1 gpu:2"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "capabilities", "gpus", "lines", "reached"),
+    [
+        ((A, H, V), ("8.0",), 1, ["--gres=gpu:a100:1"], 4),
+        ((A, V), ("7.0", "8.0"), 1, ["--gres=gpu:1"], 5),
+        ((A, H, V), ("8.0", "9.0"), 2, ["--gres=gpu:2", "--constraint=new"], 6),
+        ((A, H, V, OLD), ("7.0", "9.0"), 1, ["--gres=gpu:1", "--constraint=h100|v100"], 3),
+        (("a1 gpu:a100:4 x", "h1 gpu:h100:2 x", "v1 gpu:v100:1 x"), ("8.0", "9.0"), 1,
+         ["--gres=gpu:1", "--exclude=v1"], 6),
+        ((A, "h2 gpu:h100:1 h100,new", OLD), ("8.0", "9.0"), 2, ["--gres=gpu:a100:2"], 4),
+        (("m1 gpu:a100:2,gpu:v100:2 m",), ("8.0",), 1, ["--gres=gpu:a100:1"], 2),
+    ],
+)  # fmt: skip
+def test_what_is_asked_for_reaches_the_proven_gpus_alone(
+    nodes: Sequence[str], capabilities: Sequence[str], gpus: int, lines: list[str], reached: int
+) -> None:
+    request = request_gpus(taken(*capabilities), replace(RUNS, gpus=gpus), cluster(*nodes))
+    assert (list(request.lines), len(request.gpus)) == (lines, reached)
+    assert {gpu.capability for gpu in request.gpus} <= set(capabilities)
+    script = format_sbatch(taken(*capabilities), replace(RUNS, gpus=gpus), request, ())
+    for line in lines:
+        assert f"\n#SBATCH {line}\n" in script
+    total = sum(len(one.gpus) for one in cluster(*nodes).machines)
+    assert format_reach(request).startswith(f"reaches {reached} of {total} GPU")
+
+
+def test_what_a_cluster_cannot_give_is_refused_with_what_it_has() -> None:
+    with pytest.raises(CheckFailedError) as lacking:
+        request_gpus(taken("9.0"), RUNS, cluster(A, V, OLD))
+    assert lacking.value.message == (
+        "the image is proven on 9.0, and this cluster has a100 (8.0), of no type (?), v100 (7.0)"
+    )
+    with pytest.raises(CheckFailedError):  # a slice is no GPU that was verified
+        request_gpus(taken("8.0"), RUNS, cluster("a1 gpu:a100_1g.5gb:7"))
+    assert request_gpus(taken("8.0"), replace(RUNS, mig=True), cluster("a1 gpu:a100_1g.5gb:7")).gpus
+    with pytest.raises(UsageError, match="has other GPUs too"):
+        request_gpus(taken("7.0", "8.0"), RUNS, cluster("m1 gpu:a100:2,gpu:v100:2,gpu:ours:1"))
+
+
+def test_where_no_cluster_is_at_hand_the_script_says_so() -> None:
+    request = request_gpus(taken(), RUNS, None)
+    assert request == ANY
+    assert "--gres=gpu:TYPE:1" in format_sbatch(taken(), RUNS, request, ())
+    assert format_reach(request) == ""
+
+
+# --- what a shell makes of it --------------------------------------------------------------------------
+
+
+def run_script(
+    folder: Path, script: str, task: str = "", capability: str = "8.0", cuda: str = "12.4"
+) -> tuple[int, str]:
+    """Runs a script as a node would, with programs that tell how they were called."""
+    programs = {
+        "apptainer": 'printf "%s\\n" "$@"',
+        "nvidia-smi": f"""case $1 in
+--id=0) echo {capability} ;;
+*) echo "| Driver Version: 550.54.15   CUDA Version: {cuda}   |" ;;
+esac""",
+    }
+    for name, text in programs.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    environ = {"PATH": f"{folder}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": "0"}
+    environ |= {"SLURM_SUBMIT_DIR": str(folder), "SLURM_ARRAY_TASK_ID": task}
+    done = subprocess.run(
+        ["bash", "-c", script],
+        cwd=folder,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_program_runs_in_the_image_with_its_arguments(tmp_path: Path) -> None:
+    words = ("--name", "it's $HOME", 'a "b"', "", "*", "\\")
+    script = format_sbatch(taken(), replace(RUNS, arguments=words), ANY, ())
+    code, said = run_script(tmp_path, script)
+    assert code == 0, said
+    start = ["exec", "--nv", "--env", "PYTHONNOUSERSITE=1", "--bind", str(tmp_path), "--pwd", str(tmp_path)]
+    address = taken().form.image.address
+    assert said.splitlines() == [*start, address, "./train.sh", *words]
+    assert "@sha256:" in address
+
+
+def test_each_run_of_a_sweep_has_its_values_and_its_folder(tmp_path: Path) -> None:
+    run = replace(RUNS, columns=("run", "lr", "name"), arguments=("$(run)", "x$(LR)y", "$(name)"))
+    rows = tuple((f"0.{number}", f"b c{number}") for number in range(40))
+    script = format_sbatch(taken(kind=ImageKind.SIF), run, ANY, rows)
+    assert "\n#SBATCH --array=1-40\n" in script
+    for number in (1, 40):
+        code, said = run_script(tmp_path, script, str(number))
+        assert code == 0, said
+        image, program, *words = said.splitlines()[-5:]
+        assert (program, words) == ("../train.sh", [str(number), f"x0.{number - 1}y", f"b c{number - 1}"])
+        assert image == f"../{taken(kind=ImageKind.SIF).form.image.address}"
+        assert (tmp_path / f"run-{number}").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("capability", "cuda", "code", "said"),
+    [
+        ("8.0", "12.4", 0, ""),
+        ("8.0", "13.0", 0, ""),
+        ("9.0", "12.4", 9, "this GPU has compute capability 9.0; the image is proven on 8.0"),
+        ("8.0", "12.2", 9, "this driver takes CUDA 12.2; it must take 12.4"),
+        ("8.0", "", 9, "this driver takes CUDA of no version; it must take 12.4"),
+    ],
+)
+def test_a_gpu_that_is_not_proven_stops_the_job(
+    tmp_path: Path, capability: str, cuda: str, code: int, said: str
+) -> None:
+    ended, told = run_script(tmp_path, format_sbatch(taken(), RUNS, ANY, ()), "", capability, cuda)
+    assert ended == code
+    assert said in told
+    assert ("./train.sh" in told) == (code == 0)
+
+
+def test_a_job_on_cpus_asks_for_no_gpu(tmp_path: Path) -> None:
+    script = format_sbatch(taken(), replace(RUNS, gpus=0), NO_GPU, ())
+    assert "gres" not in script
+    assert "nvidia-smi" not in script
+    assert "--nv" not in run_script(tmp_path, script)[1]
+
+
+# --- values ------------------------------------------------------------------------------------------
+
+
+def test_amounts_are_as_sbatch_takes_them() -> None:
+    run = replace(RUNS, cpus=8, memory=20 * GB + 1, time=timedelta(days=1, hours=2, seconds=3.2))
+    script = format_sbatch(taken(), run, ANY, ())
+    for line in ("--cpus-per-task=8", f"--mem={20 * 1024 + 1}M", "--time=1-02:00:04", "--job-name=train"):
+        assert f"\n#SBATCH {line}\n" in script
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows", "said"),
+    [
+        ({"inputs": ("data.csv",)}, (), "--input is for pools that send files"),
+        ({"outputs": ("model.pt",)}, (), "--result is for pools that send files"),
+        ({"disk": GB}, (), "--disk is for pools that send files"),
+        ({"name": "a b"}, (), "is not a name for files"),
+        ({"executable": "a;b"}, (), "is not the path of a program"),
+        ({"arguments": ("$(lr)",)}, (), "there is no such value to fill in"),
+        ({"arguments": ("a\nb",)}, (), "is no argument that a script can carry"),
+        ({"columns": ("run", "a-b")}, (("1",),), "cannot be the name of a column"),
+        ({"columns": ("run", "lr")}, (("1", "2"),), "run 1 has 2 values, not 1"),
+        ({"columns": ("run", "lr")}, (("`id`",),), "cannot be a value of a sweep"),
+    ],
+)
+def test_what_cannot_stand_in_a_script_is_refused(
+    changes: dict[str, object], rows: tuple[tuple[str, ...], ...], said: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        format_sbatch(taken(), replace(RUNS, **changes), ANY, rows)  # type: ignore[arg-type]
+    assert said in caught.value.message
+
+
+def test_the_memory_of_a_gpu_cannot_be_asked_for() -> None:
+    with pytest.raises(UsageError, match="memory of a GPU"):
+        request_gpus(taken(), replace(RUNS, gpu_memory=GB), cluster(A))
