@@ -60,21 +60,15 @@ def inspect(
     from imagefactory.verdicts.claims import verified_claims
 
     driver = _read_driver(driver)
-    amd = [_amd_target(gpu) for gpu in gpus]
-    if driver and amd and all(amd) and not capabilities:
-        raise UsageError("what AMD's GPUs run depends on no driver here", hint="leave it out")
-    asked = [processor or _gpu_asked(gpu, driver) for gpu, processor in zip(gpus, amd, strict=True)]
+    asked = [_gpu_asked(gpu, driver) for gpu in gpus]
     asked += [_capability_asked(capability, driver) for capability in capabilities]
+    if driver and asked and all(one.capability.processor for one in asked):
+        raise UsageError("what AMD's GPUs run depends on no driver here", hint="leave it out")
     access = call.access
     inspected = inspect_place(access, lambda: call.factory, name, call.progress)
     verified = verified_claims(inspected_verdicts(access, name, inspected.digest, datetime.now(UTC)), driver)
     if asked:
-        answers = [
-            _answer_amd(name, one, inspected)
-            if isinstance(one, str)
-            else _answer(name, one, inspected, verified)
-            for one in asked
-        ]
+        answers = [_answer(name, one, inspected, verified) for one in asked]
         if not as_json:
             say("\n".join(line for _, line, _ in answers))
         elif len(answers) == 1:
@@ -97,42 +91,21 @@ def inspect(
     return say(format_inspection(inspection, terminal_width(), every=every))
 
 
-def _amd_target(gpu: str) -> str:
-    """A target of AMD's, empty for the name of another GPU. Raises UsageError for what only begins as one."""
-    from imagefactory.gpu.amd import sold_processor
-    from imagefactory.gpu.capability import parse_code
-
-    gpu = sold_processor(gpu) or gpu
-    if not gpu.lower().startswith("gfx"):
-        return ""
-    try:
-        return parse_code(gpu.lower()).processor
-    except ValueError as error:
-        raise UsageError(
-            f"'{gpu}' is no processor of AMD's", hint="write --gpu gfx90a, or gfx90a:xnack-"
-        ) from error
-
-
-def _answer_amd(name: str, target: str, inspected: Inspected) -> tuple[Answer, str, dict[str, object]]:
-    """What is answered, as a line for a person, and as JSON."""
-    from imagefactory.report.inspect import answer_amd
-
-    answer, reason = answer_amd(inspected.contents, target)
-    value = {"name": name, "gpu": target, "basis": "predicted", "answer": answer.value, "reason": reason}
-    line = f"{name} on {target}: {answer} (predicted): {reason}"
-    return answer, line, {**value, "from": inspected.how, "digest": inspected.digest}
-
-
 def _answer(
     name: str, asked: Inquiry, inspected: Inspected, verified: Mapping[Capability, Claim]
 ) -> tuple[Answer, str, dict[str, object]]:
+    from imagefactory.gpu.amd import predict_amd
     from imagefactory.gpu.cells import beside
     from imagefactory.gpu.predict import predict
     from imagefactory.report.compat import claim_json
     from imagefactory.report.inspect import format_answer
     from imagefactory.report.inspect_json import prediction_json
 
-    scanned = predict(inspected.contents, asked.capability, asked.driver)
+    scanned = (
+        predict_amd(inspected.contents, asked.target)
+        if asked.target
+        else predict(inspected.contents, asked.capability, asked.driver)
+    )
     prediction = beside(scanned, inspected.platform, asked.host)
     proof = verified.get(asked.capability) if prediction is scanned else None
     value = {"name": name, "gpu": asked.title, "driver_asked": asked.driver, **prediction_json(prediction)}
@@ -146,9 +119,26 @@ def _gpu_asked(gpu: str, driver: str) -> Inquiry:
     from imagefactory.gpu.knowledge import find_gpu
     from imagefactory.report.inspect import Inquiry
 
+    if gpu.lower().startswith("gfx"):
+        return _processor_asked(gpu)
     known = find_gpu(gpu)
+    driver = "" if known.capability.processor else driver
     title = f"{known.name} ({known.capability})"
     return Inquiry(title=title, capability=known.capability, driver=driver, host=known.host)
+
+
+def _processor_asked(gpu: str) -> Inquiry:
+    """One of AMD's, with features or without. Raises UsageError for what only begins as one."""
+    from imagefactory.gpu.capability import parse_capability, parse_code
+    from imagefactory.report.inspect import Inquiry
+
+    try:
+        target = parse_code(gpu.lower()).processor
+        return Inquiry(title=target, capability=parse_capability(target.partition(":")[0]), target=target)
+    except ValueError as error:
+        raise UsageError(
+            f"'{gpu}' is no processor of AMD's", hint="write --gpu gfx90a, or gfx90a:xnack-"
+        ) from error
 
 
 def _capability_asked(capability: str, driver: str) -> Inquiry:

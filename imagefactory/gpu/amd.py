@@ -1,26 +1,17 @@
-"""Which of AMD's GPUs a piece of code runs on. There is no PTX: a processor matches, or it does not."""
+"""Which of AMD's GPUs a place's code runs on. There is no PTX: a processor matches, or it does not."""
 
 from __future__ import annotations
 
-import re
-from functools import cache
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from imagefactory.gpu.capability import Code, CodeKind
-from imagefactory.gpu.knowledge.tables import read_table
-from imagefactory.gpu.model import Contents, Library
+from imagefactory.gpu.capability import Capability, Code, CodeKind, parse_capability
+from imagefactory.gpu.frameworks import Role, find_framework, role_of
+from imagefactory.gpu.knowledge.amd_gpus import generic_processors, processors
+from imagefactory.gpu.model import Answer, Contents, Library, LibraryReach, Prediction, Reach
 
-
-@cache
-def generic_processors() -> dict[str, frozenset[str]]:
-    """The processors that run the code of each generic one: `gfx11-generic` -> gfx1100, gfx1101, ..."""
-    return {row["name"]: frozenset(row["processors"]) for row in read_table("amd")["generic"]}
-
-
-def sold_processor(name: str) -> str:
-    """The processor of a GPU as AMD sells it (`AMD Instinct MI250X` -> `gfx90a`), empty for other names."""
-    words = re.findall(r"[a-z0-9]+", name.lower())
-    rows = read_table("amd")["sold"]
-    return next((row["processor"] for row in rows for one in row["names"] if one.lower() in words), "")
+_OBJECTS = (".co", ".hsaco")
+"""The files of which a library loads those for the GPU that it finds: none of them lacks anything."""
 
 
 def amd_runs(code: Code, target: str) -> bool:
@@ -47,9 +38,130 @@ def amd_reach(library: Library, target: str) -> tuple[int, int]:
 
 
 def amd_targets(contents: Contents) -> tuple[str, ...]:
-    """Every target that the code for AMD's GPUs names, sorted."""
+    """Every target that the code for AMD's GPUs names, in the order of their numbers."""
     codes = {code for library in contents.libraries for modules in library.modules for code in modules.codes}
-    return tuple(sorted(code.processor for code in codes if code.kind is CodeKind.AMD))
+    return tuple(sorted((code.processor for code in codes if code.kind is CodeKind.AMD), key=target_order))
+
+
+def amd_capabilities(contents: Contents) -> tuple[Capability, ...]:
+    """The GPUs of AMD's that a place is judged on: all that are known and those that its code names.
+
+    None where it has no code for them.
+    """
+    named = {target.partition(":")[0] for target in amd_targets(contents)}
+    plain = {one for name in named for one in generic_processors().get(name, {name})}
+    known = processors() if named else ()
+    return tuple(sorted({*map(parse_capability, plain), *known}))
+
+
+# --- a place -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """A library, or the code objects of one folder: `fitting` of `total` modules have code."""
+
+    path: str
+    fitting: int
+    total: int
+    gates: bool
+
+
+def predict_amd(contents: Contents, target: str) -> Prediction:
+    """What a scan says of GPUs of a target ID (`gfx90a`, `gfx90a:xnack-`).
+
+    Nothing runs where a library that the framework must load has no code there; where others have none, or
+    some of theirs lacks it, it runs in part. What the driver must be, no code tells.
+    """
+    parts = list(_parts(contents, target))
+    answer, reason = _answer(contents, parts, target)
+    return Prediction(
+        capability=parse_capability(target.partition(":")[0]),
+        answer=answer,
+        reason=reason,
+        driver="",
+        driver_reason="",
+        libraries=tuple(map(_reach, parts)),
+    )
+
+
+def is_amd(library: Library) -> bool:
+    """Whether a library holds code for AMD's GPUs."""
+    return any(code.processor for modules in library.modules for code in modules.codes)
+
+
+def is_object(library: Library) -> bool:
+    """Whether it is one of the files of which a library loads those for the GPU that it finds."""
+    return library.path.endswith(_OBJECTS)
+
+
+def _parts(contents: Contents, target: str) -> Iterator[_Part]:
+    framework = find_framework(contents)
+    folders: dict[str, list[Library]] = {}
+    for library in filter(is_amd, contents.libraries):
+        if is_object(library):
+            folders.setdefault(library.path.rpartition("/")[0], []).append(library)
+            continue
+        fitting, total = amd_reach(library, target)
+        gates = role_of(library.path, framework)[0] is Role.GATES
+        yield _Part(path=library.path, fitting=fitting, total=total, gates=gates)
+    for folder, files in folders.items():
+        fits = any(amd_reach(one, target)[0] for one in files)
+        yield _Part(path=f"{folder}/", fitting=int(fits), total=1, gates=False)
+
+
+def _answer(contents: Contents, parts: list[_Part], target: str) -> tuple[Answer, str]:
+    if not parts:
+        return Answer.NO, "it has no code for AMD's GPUs"
+    only = f"only for {', '.join(amd_targets(contents))}"
+    if all(part.path.endswith("/") for part in parts):
+        return _objects_alone(contents, target, only)
+    for part in parts:
+        if part.gates and not part.fitting:
+            return Answer.NO, f"{_name(part)} has no code for {target}, {only}"
+    if not any(part.fitting for part in parts):
+        return Answer.NO, f"no code for {target}, {only}"
+    if lacking := [_name(part) for part in parts if part.fitting < part.total]:
+        some = ", ".join(lacking[:3]) + (", ..." if lacking[3:] else "")
+        return Answer.PARTLY, f"{len(lacking)} of {len(parts)} libraries lack code for {target}: {some}"
+    which = f"all {len(parts)} libraries" if len(parts) > 1 else "its one library"
+    have = "have" if len(parts) > 1 else "has"
+    return Answer.YES, f"{which} with code for AMD's GPUs {have} it for {target}"
+
+
+def _objects_alone(contents: Contents, target: str, only: str) -> tuple[Answer, str]:
+    files = list(filter(is_amd, contents.libraries))
+    fitting = sum(amd_reach(one, target)[0] > 0 for one in files)
+    if not fitting:
+        return Answer.NO, f"no code for {target}, {only}"
+    some = f"{fitting} of its {len(files)} code objects" if len(files) > 1 else "its one code object"
+    return Answer.YES, f"{some} {'is' if fitting == 1 else 'are'} for {target}"
+
+
+def _reach(part: _Part) -> LibraryReach:
+    whole = Reach.NATIVE if part.fitting == part.total else Reach.PARTIAL
+    return LibraryReach(
+        path=part.path,
+        reach=whole if part.fitting else Reach.NONE,
+        native=part.fitting,
+        ptx=0,
+        without=part.total - part.fitting,
+        isa="",
+        gates=part.gates,
+    )
+
+
+def _name(part: _Part) -> str:
+    """The file; of code objects their folder."""
+    return part.path.rpartition("/")[2] or f"{part.path.split('/')[-2]}/"
+
+
+def target_order(target: str) -> tuple[object, ...]:
+    """Sorts processors and target IDs by their numbers; generic ones, which no GPU is called, come last."""
+    try:
+        return 0, parse_capability(target.partition(":")[0]), target
+    except ValueError:
+        return 1, Capability(0, 0), target
 
 
 def _parse(target: str) -> tuple[str, dict[str, bool]]:

@@ -1,6 +1,7 @@
-"""Compute capabilities and the kinds of GPU code that run on them, and how both are written.
+"""Capabilities of GPUs and the kinds of GPU code that run on them, and how both are written.
 
-A capability (`8.6`) is what a GPU has. A piece of code is for an architecture of the same numbers: machine
+A capability (`8.6`) is what a GPU has; one of AMD's has a processor in its place (`gfx90a`), and both are
+asked about, sorted and written alike. A piece of code is for an architecture of the same numbers: machine
 code (`sm_86`), PTX that the driver compiles (`compute_80/8.1`, with the version of its instruction set),
 or LTO-IR that only a linker can use (`lto_80`). Suffixes narrow it: `sm_90a`, `sm_100f`. AMD's code names
 its processor and features (`gfx90a:sramecc+:xnack-`). Which code runs where, predict.py says.
@@ -11,7 +12,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import total_ordering
 
+_PROCESSOR = re.compile(r"gfx([0-9]{1,2})([0-9a-f])([0-9a-f])")
 _CAPABILITY = re.compile(r"(?:(?:sm|compute)_)?(?:([0-9]{1,2})\.([0-9])|([0-9]{1,2})([0-9]))")
 _CODE = re.compile(r"(sm|compute|lto)_([0-9]{1,2})([0-9])([af]?)(?:/([0-9]{1,2}\.[0-9]{1,2}))?")
 _AMD = re.compile(
@@ -19,27 +22,42 @@ _AMD = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@total_ordering
+@dataclass(frozen=True, slots=True)
 class Capability:
-    """A CUDA compute capability: 8.6 is `Capability(8, 6)`."""
+    """A CUDA compute capability: 8.6 is `Capability(8, 6)`.
+
+    Of a GPU of AMD's `processor` is its name (`gfx90a`) and the numbers are that name's (9, 0); empty for
+    CUDA's. AMD's come after all of CUDA's, gfx942 before gfx1100.
+    """
 
     major: int
     minor: int
+    processor: str = ""
+
+    def __lt__(self, other: Capability) -> bool:
+        return self._order < other._order
+
+    @property
+    def _order(self) -> tuple[object, ...]:
+        return bool(self.processor), self.major, self.minor, self.processor
 
     def __str__(self) -> str:
-        return f"{self.major}.{self.minor}"
+        return self.processor or f"{self.major}.{self.minor}"
 
     @property
     def sm(self) -> str:
-        """As machine code for it is called: `sm_86`."""
-        return f"sm_{self.major}{self.minor}"
+        """As machine code for it is called: `sm_86`, `gfx90a`."""
+        return self.processor or f"sm_{self.major}{self.minor}"
 
 
 def parse_capability(text: str) -> Capability:
-    """`8.6`, `86`, `sm_86` or `compute_86`. Raises ValueError for anything else, `sm_90a` among it."""
+    """`8.6`, `86`, `sm_86`, `compute_86` or `gfx90a`. Raises ValueError for all else, such as `sm_90a`."""
+    if found := _PROCESSOR.fullmatch(text.strip()):
+        return Capability(int(found[1]), int(found[2], 16), found[0])
     found = _CAPABILITY.fullmatch(text.strip())
     if not found:
-        raise ValueError(f"'{text[:40]}' is no compute capability (write 8.6)")
+        raise ValueError(f"'{text[:40]}' is no compute capability (write 8.6, or gfx90a for a GPU of AMD's)")
     major, minor = (found[1], found[2]) if found[1] else (found[3], found[4])
     return Capability(int(major), int(minor))
 

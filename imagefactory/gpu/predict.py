@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from imagefactory.gpu.amd import amd_targets
+from imagefactory.gpu.amd import amd_capabilities, amd_targets, predict_amd
 from imagefactory.gpu.capability import Capability, CodeKind
 from imagefactory.gpu.drivers import gpu_refusal, minimum_driver, older
 from imagefactory.gpu.frameworks import (
@@ -52,7 +52,10 @@ class _Part:
 def predict(contents: Contents, capability: Capability, driver: str = "") -> Prediction:
     """What is to be expected on one capability: by the code (`predict_code`), and by known faults that let
     less of it run than the code would; with a `driver`, there (`with_driver`, which says what it raises).
+    Of AMD's GPUs `predict_amd` says it, whatever the driver.
     """
+    if capability.processor:
+        return predict_amd(contents, str(capability))
     faults = known_bad(versions_in(contents), capability, driver)
     bare = replace(predict_code(contents, capability), warnings=tuple(map(str, faults)))
     bare = _forward(bare, contents, driver) or (with_driver(bare, driver) if driver else bare)
@@ -99,6 +102,8 @@ def predict_code(contents: Contents, capability: Capability) -> Prediction:
     libraries that some functions alone use have none, it is PARTLY. Without a framework all libraries
     count, save those that only report.
     """
+    if capability.processor:
+        return predict_amd(contents, str(capability))
     framework = find_framework(contents)
     parts = _parts(contents, framework, capability)
     answer, reason = _answer(contents, framework, parts, capability)
@@ -116,8 +121,13 @@ def predict_code(contents: Contents, capability: Capability) -> Prediction:
 
 
 def predict_all(contents: Contents, driver: str = "") -> tuple[Prediction, ...]:
-    """The prediction for every capability that is known, oldest first."""
-    return tuple(predict(contents, capability, driver) for capability in capabilities())
+    """The prediction for every capability that is known, oldest first.
+
+    AMD's are among them where there is code for them, and alone where there is no other.
+    """
+    amd = amd_capabilities(contents)
+    cuda = () if amd and all(map(_is_amd, contents.libraries)) else capabilities()
+    return tuple(predict(contents, capability, driver) for capability in (*cuda, *amd))
 
 
 def with_driver(prediction: Prediction, driver: str) -> Prediction:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from imagefactory.gpu.amd import amd_reach, amd_targets
+from imagefactory.gpu.amd import is_amd, is_object, target_order
 from imagefactory.gpu.capability import Capability, Code
 from imagefactory.gpu.frameworks import Role, cuda_of, find_framework, find_package, role_of
 from imagefactory.gpu.model import Answer, Claim, Contents, Library, LibraryReach, Prediction, Reach
@@ -53,13 +53,15 @@ class Inspection:
 class Inquiry:
     """The GPU of one question: `title` as a person would say it, `driver` empty where none was named.
 
-    `host` is the architecture of the processor beside it, empty for any.
+    `host` is the architecture of the processor beside it, empty for any. `target` is the target ID of one
+    of AMD's where features were named (`gfx90a:xnack-`).
     """
 
     title: str
     capability: Capability
     driver: str = ""
     host: str = ""
+    target: str = ""
 
 
 # --- one question --------------------------------------------------------------------------------
@@ -78,43 +80,8 @@ def format_answer(name: str, asked: Inquiry, prediction: Prediction, verified: C
     return "; ".join([line, *(f"warning: {warning}" for warning in warnings)])
 
 
-def answer_amd(contents: Contents, target: str) -> tuple[Answer, str]:
-    """Whether a place's code for AMD's GPUs runs on a target ID (`gfx90a`, `gfx90a:xnack-`), and why."""
-    amd = [one for one in contents.libraries if _is_amd(one)]
-    counts = {one.path: amd_reach(one, target) for one in amd if not _is_object(one)}
-    if not amd:
-        return Answer.NO, "it has no code for AMD's GPUs"
-    if not counts:
-        fitting = sum(amd_reach(one, target)[0] > 0 for one in amd)
-        if fitting:
-            some = f"{fitting} of its {len(amd)} code objects" if len(amd) > 1 else "its one code object"
-            return Answer.YES, f"{some} {_is(fitting)} for {target}"
-        return Answer.NO, f"no code for {target}, only for {', '.join(amd_targets(contents))}"
-    lacking = [path for path, (fitting, total) in counts.items() if fitting < total]
-    if not lacking:
-        which = f"all {len(counts)} libraries" if len(counts) > 1 else "its one library"
-        return Answer.YES, f"{which} with code for AMD's GPUs {_has(len(counts))} it for {target}"
-    some = ", ".join(path.rpartition("/")[2] for path in lacking[:3]) + (", ..." if lacking[3:] else "")
-    if not any(fitting for fitting, _ in counts.values()):
-        return Answer.NO, f"no code for {target}, only for {', '.join(amd_targets(contents))}"
-    return Answer.PARTLY, f"{len(lacking)} of {len(counts)} libraries lack code for {target}: {some}"
-
-
-def _is_object(library: Library) -> bool:
-    """Whether it is one of the files of which a library loads those for the GPU that it finds: none lacks."""
-    return library.path.endswith((".co", ".hsaco"))
-
-
 def _counted(some: Sequence[object], what: str) -> str:
     return f"{len(some)} {what}" if len(some) == 1 else f"{len(some)} {what}s"
-
-
-def _is(count: int) -> str:
-    return "is" if count == 1 else "are"
-
-
-def _has(count: int) -> str:
-    return "has" if count == 1 else "have"
 
 
 def _told(claim: Claim) -> str:
@@ -132,10 +99,10 @@ def format_inspection(inspection: Inspection, width: int | None = None, *, every
     are left out.
     """
     parts = [f"{inspection.name}\n{format_fields(_fields(inspection), width=width)}"]
-    nvidia = [one for one in ordered_libraries(inspection.contents) if one[0].modules and not _is_amd(one[0])]
+    nvidia = [one for one in ordered_libraries(inspection.contents) if one[0].modules and not is_amd(one[0])]
     if nvidia:
         parts.append(_format_cuda(inspection, nvidia, width, every=every))
-    amd = [one for one in ordered_libraries(inspection.contents) if _is_amd(one[0])]
+    amd = [one for one in ordered_libraries(inspection.contents) if is_amd(one[0])]
     if amd:
         parts.append(_format_amd(amd, width))
     if not nvidia and not amd:
@@ -206,7 +173,7 @@ def _drivers(inspection: Inspection) -> list[str]:
     """The oldest driver of most capabilities, then of those that need another."""
     known: dict[tuple[str, str], list[Prediction]] = {}
     for one in inspection.predictions:
-        if one.answer in (*RUNS, Answer.PARTLY):
+        if one.answer in (*RUNS, Answer.PARTLY) and (one.driver or one.driver_reason):
             known.setdefault((one.driver, one.driver_reason), []).append(one)
     ordered = sorted(known.items(), key=lambda item: -len(item[1]))
     lines = []
@@ -262,7 +229,7 @@ def _format_cuda(
     columns = [
         prediction
         for prediction in inspection.predictions
-        if every or prediction.capability not in INTEGRATED
+        if not prediction.capability.processor and (every or prediction.capability not in INTEGRATED)
     ]
     shown = [pair for pair in libraries if every or pair[1] is not Role.REPORT] or list(libraries)
     paths = {library.path for library, _ in shown}
@@ -317,23 +284,19 @@ def _tail(path: str) -> str:
     return tail if len(tail) <= NAME_WIDTH else f".../{tail.rpartition('/')[2]}"
 
 
-def _is_amd(library: Library) -> bool:
-    return any(code.processor for modules in library.modules for code in modules.codes)
-
-
 def _format_amd(libraries: Sequence[tuple[Library, Role]], width: int | None) -> str:
     """Libraries x processors of AMD's, features left out of the columns. Files for one GPU are counted."""
-    shown = [one for one in libraries if not _is_object(one[0])]
-    objects = [one for one, _ in libraries if _is_object(one)]
+    shown = [one for one in libraries if not is_object(one[0])]
+    objects = [one for one, _ in libraries if is_object(one)]
     parts = [_amd_table(shown, width)] if shown else []
     if objects:
-        names = sorted({_processor(code.processor) for one in objects for code in _codes(one)})
+        names = _processors(objects)
         parts.append(f"{_counted(objects, 'code object')}, a file for one GPU each: {', '.join(names)}")
     return "\n".join(parts)
 
 
 def _amd_table(libraries: Sequence[tuple[Library, Role]], width: int | None) -> str:
-    processors = sorted({_processor(code.processor) for one, _ in libraries for code in _codes(one)})
+    processors = _processors([one for one, _ in libraries])
     rows = []
     for name, (library, _) in zip(_short_names(libraries), libraries, strict=True):
         total = sum(modules.count for modules in library.modules)
@@ -354,6 +317,11 @@ def _amd_table(libraries: Sequence[tuple[Library, Role]], width: int | None) -> 
 
 def _codes(library: Library) -> list[Code]:
     return [code for modules in library.modules for code in modules.codes if code.processor]
+
+
+def _processors(libraries: Sequence[Library]) -> list[str]:
+    found = {_processor(code.processor) for one in libraries for code in _codes(one)}
+    return sorted(found, key=target_order)
 
 
 def _processor(text: str) -> str:

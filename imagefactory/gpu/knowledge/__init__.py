@@ -4,6 +4,7 @@
     toolkits.py   cuda_drivers, gpu_drivers,            drivers, targets of toolkits, versions of PTX
                   cuda_targets, ptx_isa
     gpu_names.py  gpus                                  GPUs by name
+    amd_gpus.py   amd                                   AMD's, by name and processor; ROCm
     documents.py  documented, releases                  what projects say of their builds
     scans.py      scanned                               what their wheels were found to hold
 
@@ -15,6 +16,7 @@ image works. What a table does not hold is not known, which is not the same as f
 
 from __future__ import annotations
 
+from imagefactory.gpu.knowledge.amd_gpus import amd_gpus, known_processors, newest_rocm, processors
 from imagefactory.gpu.knowledge.documents import (
     Documented,
     Release,
@@ -53,6 +55,7 @@ __all__ = [
     "Release",
     "ScannedWheel",
     "all_documented",
+    "amd_gpus",
     "capabilities",
     "companion_names",
     "companions",
@@ -64,10 +67,13 @@ __all__ = [
     "find_gpu",
     "gpu_drivers",
     "gpus",
+    "known_processors",
     "minor_floors",
     "native_driver",
     "newest_cuda",
+    "newest_rocm",
     "offered",
+    "processors",
     "ptx_cuda",
     "pypi_names",
     "releases",

@@ -15,6 +15,7 @@ from functools import cache
 
 from imagefactory.errors import UsageError
 from imagefactory.gpu.capability import Capability, parse_capability
+from imagefactory.gpu.knowledge.amd_gpus import find_amd
 from imagefactory.gpu.knowledge.tables import read_table
 
 _SHOWN = 6
@@ -30,7 +31,7 @@ _GLUED = re.compile(r"(rtx|gtx|gt|titan|quadro|jetson|super|ti)(?=[a-z]?[0-9])|(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A GPU as NVIDIA sells it. `memory` are the sizes in GB in which it comes; empty: no source says.
+    """A GPU as NVIDIA or AMD sells it. `memory` are the sizes in GB in which it comes; empty: no source says.
 
     `host` is the architecture of its machine's processor (`arm64`), empty where it comes with several.
     """
@@ -69,8 +70,10 @@ def find_gpu(name: str) -> Gpu:
 
     Part of a name is enough where all GPUs of which it is a part have one capability; the one with the
     shortest name stands for them. Raises UsageError for a name that several capabilities share, with those
-    GPUs, and for an unknown one, with the nearest spellings.
+    GPUs, and for an unknown one, with the nearest spellings. A processor of AMD's (`gfx90a`) is a name too.
     """
+    if found_amd := _of_amd(name):
+        return found_amd
     words = _words(name)
     known = _known()
     if words in known:
@@ -94,8 +97,8 @@ def find_gpu(name: str) -> Gpu:
         )
     if any(_AMD.fullmatch(word) for word in words):
         raise UsageError(
-            f"{shown} is AMD's, and a GPU of AMD has no compute capability",
-            hint="its code goes by the processor (gfx90a): `imagefactory inspect` lists what it finds",
+            f"no GPU of AMD's is known as {shown}",
+            hint="write its processor, such as gfx90a: `rocminfo` or `rocm_agent_enumerator` tells it",
         )
     near = _nearest(words, known)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
@@ -103,6 +106,19 @@ def find_gpu(name: str) -> Gpu:
         f"no GPU is known as {shown}",
         hint=f"{hint}`nvidia-smi --query-gpu=compute_cap --format=csv` tells a GPU's capability",
     )
+
+
+def _of_amd(name: str) -> Gpu | None:
+    words = re.findall(r"[a-z0-9]+", name[:200].lower())
+    if len(words) == 1 and words[0].startswith("gfx"):
+        try:
+            return Gpu(name=words[0], capability=parse_capability(words[0]), memory=(), source="its own name")
+        except ValueError:
+            return None
+    sold = find_amd(words)
+    if sold is None:
+        return None
+    return Gpu(name=sold.name, capability=sold.processor, memory=(), source=sold.source)
 
 
 @cache

@@ -16,7 +16,32 @@ def test_capabilities(text: str, major: int, minor: int) -> None:
     assert parse_capability(str(Capability(major, minor))) == Capability(major, minor)
 
 
-@pytest.mark.parametrize("text", ["", "8", "sm_90a", "8.66", "A100", "8.6.1", "-8.6"])
+def test_a_processor_of_amd_is_a_capability_after_all_of_cuda() -> None:
+    texts = ["gfx1100", "12.1", "gfx90a", "gfx942", "gfx908", "9.0", "gfx1030"]
+    ordered = ["9.0", "12.1", "gfx908", "gfx90a", "gfx942", "gfx1030", "gfx1100"]
+    assert [str(one) for one in sorted(map(parse_capability, texts))] == ordered
+    assert parse_capability("gfx90a") == Capability(9, 0, "gfx90a") != Capability(9, 0)
+    assert parse_capability("gfx90a").sm == "gfx90a"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gfx",
+        "gfx90",
+        "gfx9-generic",
+        "gfx90a:xnack-",
+        "gfx90g",
+        "GFX90a",
+        "",
+        "8",
+        "sm_90a",
+        "8.66",
+        "A100",
+        "8.6.1",
+        "-8.6",
+    ],
+)
 def test_what_is_no_capability(text: str) -> None:
     with pytest.raises(ValueError, match=r"write 8\.6"):
         parse_capability(text)

@@ -118,11 +118,37 @@ def test_a_name_that_says_nothing_is_unknown(name: str) -> None:
     assert "compute_cap" in caught.value.hint
 
 
-@pytest.mark.parametrize("name", ["MI300X", "AMD Instinct MI250X", "Radeon RX 7900 XTX", "gfx90a"])
-def test_a_gpu_of_amd_has_no_capability(name: str) -> None:
-    with pytest.raises(UsageError, match="AMD") as caught:
+@pytest.mark.parametrize(
+    ("name", "gpu", "processor"),
+    [
+        ("MI300X", "MI300X", "gfx942"),
+        ("AMD Instinct MI250X OAM", "MI250X", "gfx90a"),
+        ("Radeon RX 7900 XT", "RX 7900 XT", "gfx1100"),
+        ("amd radeon rx 7900 xtx", "RX 7900 XTX", "gfx1100"),
+        ("RX 9070 XT", "RX 9070 XT", "gfx1201"),
+        ("AMD Radeon PRO W7900 Dual Slot", "W7900", "gfx1100"),
+        ("GFX90a", "gfx90a", "gfx90a"),
+    ],
+)
+def test_a_gpu_of_amd_has_a_processor(name: str, gpu: str, processor: str) -> None:
+    found = knowledge.find_gpu(name)
+    assert (found.name, str(found.capability)) == (gpu, processor)
+
+
+@pytest.mark.parametrize("name", ["MI999", "Radeon RX 1", "gfx", "gfx90x"])
+def test_an_unknown_gpu_of_amd_is_told_with_what_to_write(name: str) -> None:
+    with pytest.raises(UsageError) as caught:
         knowledge.find_gpu(name)
-    assert "gfx" in caught.value.hint
+    assert "no GPU" in caught.value.message
+
+
+def test_every_gpu_of_amd_finds_itself() -> None:
+    for gpu in knowledge.amd_gpus():
+        assert knowledge.find_gpu(f"AMD {gpu.name}").name == gpu.name
+    assert [str(one) for one in knowledge.processors()] == [
+        "gfx906", "gfx908", "gfx90a", "gfx942", "gfx950",
+        "gfx1012", "gfx1030", "gfx1032", "gfx1100", "gfx1101", "gfx1102", "gfx1200", "gfx1201",
+    ]  # fmt: skip
 
 
 @given(st.text(max_size=300))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagefactory.gpu.amd import amd_reach, amd_runs, amd_targets
+from imagefactory.gpu.amd import amd_capabilities, amd_reach, amd_runs, amd_targets, predict_amd
 from imagefactory.gpu.capability import Capability, Code, CodeKind, parse_capability, parse_code
 from imagefactory.gpu.contradictions import contradictions, documented_answer
 from imagefactory.gpu.drivers import (
@@ -686,3 +686,46 @@ def test_amd(code: str, target: str, expected: bool) -> None:
 def test_amd_modules_are_counted() -> None:
     one = library("a.so", "3 gfx90a gfx942", "2 gfx1100", "7 sm_80")
     assert amd_reach(one, "gfx942") == (3, 5)
+
+
+def test_nothing_runs_where_what_must_load_has_no_code() -> None:
+    jax = contents(
+        library("jax_plugins/xla_rocm7/xla_rocm_plugin.so", "5 gfx90a gfx942"),
+        library("jax_rocm7_plugin/_prng.so", "2 gfx90a gfx1100"),
+        packages=["jax==0.10.2"],
+    )
+    found = {one: predict_amd(jax, one) for one in ("gfx90a", "gfx942", "gfx1100")}
+    assert {one: told.answer for one, told in found.items()} == {
+        "gfx90a": Answer.YES, "gfx942": Answer.PARTLY, "gfx1100": Answer.NO,
+    }  # fmt: skip
+    assert found["gfx942"].reason == "1 of 2 libraries lack code for gfx942: _prng.so"
+    assert found["gfx1100"].reason == (
+        "xla_rocm_plugin.so has no code for gfx1100, only for gfx90a, gfx942, gfx1100"
+    )
+    assert [(one.path, one.gates) for one in found["gfx90a"].libraries] == [
+        ("jax_plugins/xla_rocm7/xla_rocm_plugin.so", True), ("jax_rocm7_plugin/_prng.so", False),
+    ]  # fmt: skip
+    assert ask(jax, "gfx90a") == found["gfx90a"]
+
+
+def test_code_objects_of_a_folder_are_one_library() -> None:
+    """rocBLAS brings hundreds of files, each for one processor, and runs where one of them does."""
+    rocblas = contents(
+        library("opt/rocm/lib/librccl.so", "4 gfx90a gfx1100"),
+        library("opt/rocm/lib/rocblas/library/Kernels_gfx90a.hsaco", "1 gfx90a"),
+        library("opt/rocm/lib/rocblas/library/Kernels_gfx942.hsaco", "1 gfx942"),
+    )
+    assert predict_amd(rocblas, "gfx90a").answer is Answer.YES
+    assert predict_amd(rocblas, "gfx1100").reason == "1 of 2 libraries lack code for gfx1100: library/"
+
+
+def test_which_gpus_of_amd_are_judged() -> None:
+    """Those that are known by name, and those that the code names, generic ones by their members."""
+    place = contents(library("a.so", "1 gfx803 gfx90a:xnack- gfx12-generic"))
+    judged = [str(one) for one in amd_capabilities(place)]
+    assert {"gfx803", "gfx90a", "gfx942", "gfx1200", "gfx1201"} <= set(judged)
+    assert not {"gfx12-generic", "gfx90a:xnack-"} & set(judged)
+    assert {one.capability.processor for one in predict_all(place)} == set(judged)  # no other code is there
+    cuda = contents(library("a.so", "1 gfx90a"), library("b.so", "1 sm_80"))
+    assert {"8.0", "gfx90a"} <= {str(one.capability) for one in predict_all(cuda)}
+    assert amd_capabilities(contents(library("b.so", "1 sm_80"))) == ()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from imagefactory import errors
+from imagefactory.gpu.amd import predict_amd
 from imagefactory.gpu.capability import Capability, Code, CodeKind
 from imagefactory.gpu.model import Answer, Contents, Library, Modules, Package
 from imagefactory.gpu.predict import predict_all
@@ -18,7 +19,7 @@ from imagefactory.model import LockedWheel
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.sif import SifOrigin, keep_sif
 from imagefactory.progress import Quiet
-from imagefactory.report.inspect import Inspection, answer_amd, format_inspection, library_versions
+from imagefactory.report.inspect import Inspection, format_inspection, library_versions
 from imagefactory.scan.records import LayerScan, format_scan
 from imagefactory.stages import inspect
 from imagefactory.stages.scan import wheel_platform
@@ -117,7 +118,12 @@ def test_json_tells_the_same_and_all_of_it(call: Call, layout: Layout) -> None:
             "no (predicted): driver 470.82.01 is older than",
         ),
         (("--gpu", "GFX90a"), 9, "gfx90a: no (predicted): it has no code for AMD's GPUs"),
-        (("--gpu", "AMD Instinct MI250X"), 9, "gfx90a: no (predicted): it has no code for AMD's GPUs"),
+        (("--capability", "gfx90a"), 9, "gfx90a: no (predicted): it has no code for AMD's GPUs"),
+        (
+            ("--gpu", "AMD Instinct MI250X"),
+            9,
+            "MI250X (gfx90a): no (predicted): it has no code for AMD's GPUs",
+        ),
     ],
 )
 def test_one_question_is_answered_in_one_line(
@@ -176,6 +182,8 @@ def test_an_image_for_one_processor_does_not_run_beside_another(call: Call, layo
         (("--gpu", "GTX 5090"), "no GPU is known"),
         (("--gpu", "gfx90a", "--driver", "535"), "AMD"),
         (("--gpu", "gfxfoo"), "no processor of AMD's"),
+        (("--gpu", "gfx11-generic"), "no processor of AMD's"),
+        (("--gpu", "MI300X", "--driver", "535"), "AMD"),
     ],
 )
 def test_questions_that_make_no_sense_are_exit_code_2(
@@ -380,6 +388,11 @@ def test_little_known_decides_nothing() -> None:
 # --- drawing ---------------------------------------------------------------------------------------
 
 
+def answer_of(contents: Contents, target: str) -> tuple[Answer, str]:
+    predicted = predict_amd(contents, target)
+    return predicted.answer, predicted.reason
+
+
 def amd(path: str, *processors: str) -> Library:
     codes = tuple(Code(CodeKind.AMD, None, processor=one) for one in processors)
     return Library(path=path, size=1, modules=(Modules(codes=codes, count=3),))
@@ -389,13 +402,13 @@ def test_files_for_one_gpu_of_amd_lack_nothing() -> None:
     """rocBLAS has hundreds, each for one processor, and loads those that fit."""
     objects = (amd("rocblas/library/x_gfx90a.co", "gfx90a"), amd("rocblas/library/x_gfx942.hsaco", "gfx942"))
     contents = Contents(source="x", libraries=(amd("lib/a.so", "gfx90a", "gfx942"), *objects))
-    assert answer_amd(contents, "gfx90a") == (
+    assert answer_of(contents, "gfx90a") == (
         Answer.YES,
-        "its one library with code for AMD's GPUs has it for gfx90a",
+        "all 2 libraries with code for AMD's GPUs have it for gfx90a",
     )
     alone = Contents(source="x", libraries=objects)
-    assert answer_amd(alone, "gfx942") == (Answer.YES, "1 of its 2 code objects is for gfx942")
-    assert answer_amd(alone, "gfx1100") == (Answer.NO, "no code for gfx1100, only for gfx90a, gfx942")
+    assert answer_of(alone, "gfx942") == (Answer.YES, "1 of its 2 code objects is for gfx942")
+    assert answer_of(alone, "gfx1100") == (Answer.NO, "no code for gfx1100, only for gfx90a, gfx942")
     text = format_inspection(
         Inspection(name="x", how="scan", digest="", contents=contents, predictions=predict_all(contents))
     )
@@ -411,9 +424,9 @@ def test_amd_has_a_table_of_its_own() -> None:
         Inspection(name="x", how="scan", digest="", contents=contents, predictions=predict_all(contents))
     )
     assert ["LIBRARY", "gfx90a", "gfx942"] in [line.split() for line in text.splitlines()]
-    assert answer_amd(contents, "gfx942")[0] is Answer.YES
-    assert answer_amd(contents, "gfx90a:xnack-")[0] is Answer.PARTLY
-    assert answer_amd(contents, "gfx1100")[0] is Answer.NO
+    assert answer_of(contents, "gfx942")[0] is Answer.YES
+    assert answer_of(contents, "gfx90a:xnack-")[0] is Answer.PARTLY
+    assert answer_of(contents, "gfx1100")[0] is Answer.NO
 
 
 def test_versions_come_from_packages_then_from_names() -> None:
