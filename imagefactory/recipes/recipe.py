@@ -6,12 +6,10 @@ value, and here each value passes an allow-list by full match. All faults of a f
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from imagefactory.model import NO_CUDA, Base, Where
-from imagefactory.recipes.bases import without_tag
+from imagefactory.model import NO_CUDA, Where
 from imagefactory.recipes.cpu_rows import check_cpu_row, check_gpu_row
 from imagefactory.recipes.image_config import (
     START_KEYS,
@@ -22,6 +20,7 @@ from imagefactory.recipes.image_config import (
 )
 from imagefactory.recipes.match_spec import channel_address
 from imagefactory.recipes.model import MatrixRow, Recipe
+from imagefactory.recipes.named_base import BESIDE_IMAGE, NamedBase, read_base
 from imagefactory.recipes.origins import read_origins, with_origins
 from imagefactory.recipes.reader import Reader
 from imagefactory.recipes.values import (
@@ -55,16 +54,15 @@ _CHANNELS = {"channels": "channels: [conda-forge]"}
 _ON = {"on": "on: pytorch-2.3-cu121"}
 _ROW_REQUIRED = {"version": 'version: "2.3"', "cuda": 'cuda: ["12.1"]'}
 _VIRTUAL = ("cuda", "glibc", "archspec")
-_BESIDE_IMAGE = ("glibc", "interpreter")
 _OF_CONDA = ("channels", "channel-priority", "virtual", "pip")
 _OVERRIDABLE = (
     *("capabilities", "checks", "waive", "packages", "constraints", "environment", "index"),
     *_OF_CONDA,
 )
 _OF_FAMILIES = ("labels", "system", "files", *START_KEYS)
-_FAMILY_KEYS = (*_FAMILY_REQUIRED, "on", *_OF_FAMILIES, *_BESIDE_IMAGE, *_OVERRIDABLE)
+_FAMILY_KEYS = (*_FAMILY_REQUIRED, "on", *_OF_FAMILIES, *BESIDE_IMAGE, *_OVERRIDABLE)
 _OWN = ("framework", "description", "labels", "extras", "python", "base")
-_ROW_KEYS = (*_ROW_REQUIRED, "on", *_OWN, *_BESIDE_IMAGE, "platforms", *_OVERRIDABLE)
+_ROW_KEYS = (*_ROW_REQUIRED, "on", *_OWN, *BESIDE_IMAGE, "platforms", *_OVERRIDABLE)
 # What is built on a target says these alone; all else is that target's.
 _BESIDE_ON = ("family", "description", "matrix", "on", "pip", *_OF_FAMILIES, *_OVERRIDABLE[:7])
 
@@ -94,7 +92,7 @@ def parse_recipe(text: str, file: str) -> Recipe:
     framework = _framework(kind, texts.get("framework", ""))
     family = _Family(
         texts=texts,
-        base=_NamedBase(name="") if kind == "on" else _named_base(reader, fields),
+        base=NamedBase(name="") if kind == "on" else read_base(reader, fields),
         common=_common(reader, fields, kind),
         kind=kind,
         framework=framework,
@@ -178,37 +176,10 @@ class _Family:
     """The family's values that rows fall back on: its texts by key, its base, and its lists."""
 
     texts: Mapping[str, str]
-    base: _NamedBase
+    base: NamedBase
     common: _Common
     kind: str
     framework: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _NamedBase:
-    """What stands at `base`: the name of a row of bases.yaml, or an image and what is said beside it."""
-
-    name: str
-    image: str = ""
-    glibc: str = ""
-    interpreter: str = ""
-    where: Where | None = None
-
-    def own(self, python: str) -> Base | None:
-        """The base that the recipe describes itself, if it does."""
-        if not self.image or self.where is None:
-            return None
-        return Base(
-            name=self.name,
-            suite="",
-            python=python,
-            glibc=self.glibc,
-            packages=(),
-            public=without_tag(self.image),
-            where=self.where,
-            image=self.image,
-            interpreter=self.interpreter,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,38 +197,6 @@ class _Common:
     virtual: tuple[tuple[str, str], ...]
     pip: tuple[str, ...]
     origins: tuple[tuple[str, str], ...]
-
-
-def _named_base(reader: Reader, fields: Mapping[str, YamlNode]) -> _NamedBase:
-    """`base` with what stands beside it: a name, or a reference to an image with its glibc."""
-    node = fields.get("base")
-    beside = {key: fields[key] for key in _BESIDE_IMAGE if key in fields}
-    if node is None or node.kind != "text" or node.made or not re.search("[/:@]", node.text):
-        for key, value in beside.items():
-            reader.fault(
-                value.where,
-                f"'{key}' describes an image, and no 'base' beside it names one by digest",
-                "remove it: bases.yaml says it for the bases there",
-            )
-        return _NamedBase(name=reader.text(node, "base", "base"))
-    if "glibc" not in beside:
-        reader.fault(
-            node.where,
-            "'glibc' is missing: no image is pulled to lock, so the recipe says which C library it carries",
-            'write glibc: "2.36" beside it, as `ldd --version` inside the image says',
-        )
-    image = reader.image(node, "base")
-    glibc, interpreter = (reader.text(beside.get(key), key, key) for key in _BESIDE_IMAGE)
-    return _NamedBase(
-        name=_image_name(image), image=image, glibc=glibc, interpreter=interpreter, where=node.where
-    )
-
-
-def _image_name(image: str) -> str:
-    """The name of a base that only a reference names: its last part and 12 digits of its digest."""
-    place, _, digest = image.partition("@sha256:")
-    last = place.rpartition("/")[2].partition(":")[0]
-    return f"{re.sub('[^a-z0-9]+', '-', last)}-{digest[:12]}" if image else ""
 
 
 def _common(reader: Reader, fields: Mapping[str, YamlNode], kind: str) -> _Common:
@@ -313,7 +252,7 @@ def _row(reader: Reader, fields: Mapping[str, YamlNode], family: _Family, node: 
     if cuda := row.get("cuda"):
         places |= {f"cuda.{index}": item.where for index, item in enumerate(cuda.items)}
     platforms = reader.texts(row.get("platforms"), "platforms", "platform", empty=False)
-    written = _named_base(reader, row)
+    written = read_base(reader, row)
     python = reader.text(row.get("python"), "python", "python") or family.texts["python"]
     base, carried = (written, python) if "base" in row else (family.base, family.texts["python"])
     return MatrixRow(
