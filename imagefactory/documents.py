@@ -90,7 +90,8 @@ class Named:
 
 
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-CAPABILITY = re.compile(r"[1-9][0-9]?\.[0-9]")
+CAPABILITY = re.compile(r"[1-9][0-9]?\.[0-9]|gfx[1-9][0-9]?[0-9a-f]{2}")
+"""Of a GPU: CUDA's `8.0`, or AMD's `gfx90a`."""
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 
 Digest = Annotated[str, Matching(DIGEST)]

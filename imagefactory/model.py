@@ -73,8 +73,8 @@ NO_CUDA = "none"
 class Target:
     """One image to make: `pytorch-2.3-cu121`.
 
-    `cuda` is `12.1`, `12` where the framework binds only the major version, or NO_CUDA: then there are no
-    `capabilities` and `waive`.
+    `cuda` is `12.1`, `12` where the framework binds only the major version, `rocm7` (gpu/builds.py) for AMD's
+    GPUs, or NO_CUDA: then there are no `capabilities` and `waive`.
     `requirements` and `constraints` are PEP 508 strings where `source` is `pypi` and conda's match specs
     (`pytorch 2.3.*`) where it is `conda`, the framework's own requirement first.
 

@@ -32,6 +32,7 @@ from imagefactory.documents import (
     parse_value,
 )
 from imagefactory.errors import StatementError, UsageError
+from imagefactory.gpu.builds import ROCM
 from imagefactory.gpu.model import Answer, Basis, Claim
 from imagefactory.model import NO_CUDA
 from imagefactory.oci.store import parse_reference
@@ -53,7 +54,7 @@ MOST_IMAGES, MOST_OTHERS = 5000, 1000
 # `2.3.1`, `0.4.26.dev1+cu12`, `3.11`; of CUDA `12.1` or `12`; of drivers `530.30.02` or `525`.
 _VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+!_-]{0,63}")
 _NUMBERS = re.compile(r"[0-9]{1,5}(?:\.[0-9]{1,5}){0,3}")
-_CUDA = re.compile(rf"{_NUMBERS.pattern}|{NO_CUDA}")
+_CUDA = re.compile(rf"{_NUMBERS.pattern}|{ROCM}{_NUMBERS.pattern}|{NO_CUDA}")
 _FRAMEWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _PLATFORM = re.compile(r"[a-z0-9]+/[a-z0-9]+(?:/[a-z0-9]+)?")
 _RULE = re.compile(r"[a-z0-9][a-z0-9:._-]{0,127}")

@@ -39,10 +39,10 @@ class CataloguedImage:
 
     `framework` is the distribution (`torch`), `version` that of the lock (`2.3.1`). `size` is what is
     transferred, `unpacked` what that becomes on a disk, 0 where whoever made the catalogue could not tell.
-    `cuda` is that of the target (`12.1`, `13`; NO_CUDA: for CPUs alone), `runtime` the CUDA whose libraries
-    came. `driver` is the lowest on which its machine code runs, and `minor_compat` says that it is the first
-    of its CUDA's major (CUDA's minor-version compatibility). `required` are the capabilities that its recipe
-    requires.
+    `cuda` is that of the target (`12.1`, `13`; `rocm7`; NO_CUDA: for CPUs alone), `runtime` the CUDA whose
+    libraries came. `driver` is the lowest on which its machine code runs, and `minor_compat` says that it is
+    the first of its CUDA's major (CUDA's minor-version compatibility). `required` are the capabilities that
+    its recipe requires.
     `predicted` are the weightiest claims without a verdict, by capability, those that say no too. `envelopes`
     are verdicts and `revocations` what takes some back.
     """

@@ -20,6 +20,7 @@ from imagefactory.cli.output import (
 from imagefactory.errors import EXIT_CHECK, NothingSelectedError, UsageError
 
 if TYPE_CHECKING:
+    from imagefactory.gpu.capability import Capability
     from imagefactory.matrix.compat import CompatGpu, CompatRow, CoverCandidate
     from imagefactory.model import Target
 
@@ -108,14 +109,20 @@ def compat(call: Call, /, names: tuple[str, ...], as_json: bool, **asked: Any) -
 
 def _table(candidates: list[CoverCandidate], *, as_json: bool) -> None:
     """Families and frameworks: versions x CUDA x capability, recipes or not; else targets x capability."""
+    from imagefactory.gpu.builds import rocm_of
     from imagefactory.matrix.compat import columns, rows
     from imagefactory.report.compat import format_rows
 
-    gpus = columns()
-    table = rows(candidates, gpus)
+    amd = [bool(rocm_of(one.question.cuda)) for one in candidates]
     if as_json:
-        return _say_rows(table, gpus)
-    return say(format_rows(table, [gpu.capability for gpu in gpus], terminal_width()))
+        gpus = tuple(gpu for maker in sorted(set(amd)) for gpu in columns(amd=maker))
+        return _say_rows(rows(candidates, gpus), gpus)
+    tables = []
+    for maker in sorted(set(amd)):  # NVIDIA's GPUs, then AMD's
+        gpus = columns(amd=maker)
+        table = rows([one for one, of in zip(candidates, amd, strict=True) if of == maker], gpus)
+        tables.append(format_rows(table, [gpu.capability for gpu in gpus], terminal_width()))
+    return say("\n\n".join(tables))
 
 
 def _one_gpu(gpu: CompatGpu, candidates: list[CoverCandidate], *, as_json: bool) -> None:
@@ -181,12 +188,19 @@ def _gpu(name: str | None, capability: str | None, driver: str) -> CompatGpu:
         raise UsageError(str(error), hint="`nvidia-smi` shows it at the top") from error
     if name is not None:
         found = find_gpu(name)
+        _refuse_driver(found.capability, driver)
         return CompatGpu(name=found.name, capability=found.capability, driver=driver, host=found.host)
     try:
         asked = parse_capability(capability or "")
     except ValueError as error:
         raise UsageError(str(error), hint="--capability 8.6, or --gpu with a name") from error
+    _refuse_driver(asked, driver)
     return CompatGpu(name=str(asked), capability=asked, driver=driver)
+
+
+def _refuse_driver(capability: Capability, driver: str) -> None:
+    if capability.processor and driver:
+        raise UsageError("what AMD's GPUs run depends on no driver here", hint="leave it out")
 
 
 def _candidates(

@@ -1,9 +1,13 @@
-"""What the build string of a conda package says of the CUDA that it was made for."""
+"""What something is built for: as a target has it, and as the build string of a conda package says it."""
 
 from __future__ import annotations
 
 import re
 
+from imagefactory.model import NO_CUDA
+
+ROCM = "rocm"
+"""What stands before ROCm's version where CUDA's stands else."""
 _CUDA_BUILD = re.compile(r"(?:^|_)cu(?:da)?([0-9]+(?:\.[0-9]+)*)")
 _CPU_BUILD = re.compile(r"(?:^|_)cpu|^(?:mkl|eigen|nocuda)")
 
@@ -21,6 +25,17 @@ def built_for(build: str) -> str:
         return minor_version(match[1])
     major = 1 if match[1][0] != "1" else 2  # 92 is 9.2, 126 is 12.6, 12 is 12
     return ".".join(part for part in (match[1][:major], match[1][major:]) if part)
+
+
+def rocm_of(cuda: str) -> str:
+    """The version of ROCm (`7`) of what is for AMD's GPUs, by the `cuda` of a target (`rocm7`)."""
+    return cuda.removeprefix(ROCM) if cuda.startswith(ROCM) else ""
+
+
+def platform_of(cuda: str) -> str:
+    """What that is for, as a person reads it: `CUDA 12.1`, `ROCm 7`, `CPUs`."""
+    rocm = rocm_of(cuda)
+    return f"ROCm {rocm}" if rocm else "CPUs" if cuda == NO_CUDA else f"CUDA {cuda}"
 
 
 def minor_version(version: str) -> str:

@@ -6,6 +6,7 @@ claim; of claims that weigh the same a no stands first, since each names a condi
 runs. The rules of claims that say no or not whole, by which they can be overridden:
 
     architecture      it is built for another processor than the one beside the GPU
+    maker             it is built for NVIDIA's GPUs and this is one of AMD's, or the other way round
     cuda-not-offered  that framework version is not built for that CUDA
     unsolvable        locking found no environment
     toolkit-dropped   that CUDA no longer compiles for so old a GPU
@@ -30,6 +31,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from imagefactory.gpu import knowledge
+from imagefactory.gpu.builds import platform_of, rocm_of
 from imagefactory.gpu.capability import Capability, Code
 from imagefactory.gpu.drivers import gpu_floor, gpu_refusal, older
 from imagefactory.gpu.frameworks import Role, cpu_only, find_framework, role_of
@@ -111,6 +113,8 @@ def answer_cell(question: Question, evidence: CellEvidence = NOTHING) -> Cell:
     """
     if elsewhere := another_processor(question.platform, question.host):
         return Cell(question=question, claims=(elsewhere,))
+    if foreign := another_maker(question):
+        return Cell(question=question, claims=(foreign,))
     refusal, source = gpu_refusal(question.capability, question.driver) if question.driver else ("", "")
     if refusal:  # no machine is so, whatever is known of others
         return Cell(question=question, claims=(_no("driver-gpu", refusal, source),))
@@ -151,6 +155,16 @@ def another_processor(platform: str, host: str) -> Claim | None:
     return claim if platform else replace(claim, answer=Answer.UNKNOWN)
 
 
+def another_maker(question: Question) -> Claim | None:
+    """NO where one maker's GPU is asked about and the build is for the other's; None where it is not."""
+    amd = bool(question.capability.processor)
+    if not question.cuda or amd == bool(rocm_of(question.cuda)):
+        return None
+    whose = "AMD's" if amd else "NVIDIA's"
+    reason = f"it is built for {platform_of(question.cuda)}, and {question.capability} is {whose}"
+    return _no("maker", reason, "what the target or the release is built for")
+
+
 def beside(prediction: Prediction, platform: str, host: str) -> Prediction:
     """The prediction for GPUs beside a processor: NO where what was scanned is built for another one."""
     elsewhere = another_processor(platform, host) if platform else None
@@ -176,8 +190,8 @@ def _documented(question: Question, evidence: CellEvidence) -> Iterator[Claim]:
 def _offer(question: Question) -> Iterator[Claim]:
     """NO for a CUDA for which the framework version was not released, as far as its releases are known."""
     name, version, cuda = question.framework, question.version, question.cuda
-    if not cuda:
-        return  # which build it is, nobody says
+    if not cuda or rocm_of(cuda):
+        return  # which build it is, nobody says, or which there are for ROCm
     rows = [
         row
         for row in knowledge.releases(name)

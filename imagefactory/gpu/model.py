@@ -140,10 +140,11 @@ class Question:
     """One cell: framework x CUDA x driver x capability.
 
     `framework` is the distribution (`torch`), `version` its version (`2.3` or `2.3.1`), `cuda` as a target
-    has it (`12.1`, or `12`). `driver` is empty where it is not asked about. `packages` are (name, version)
-    of a lock, for what is known of CUDA's libraries; `wheels` the sha256 of its files, by which scanned
-    rows are found. `platform` is the architecture that it is built for, empty for a release, which may
-    be built for several; `host` that of the GPU's machine, empty for any; both in OCI's words (`arm64`).
+    has it (`12.1`, `12`, `rocm7`). `driver` is empty where it is not asked about. `packages` are
+    (name, version) of a lock, for what is known of CUDA's libraries; `wheels` the sha256 of its files, by
+    which scanned rows are found. `platform` is the architecture that it is built for, empty for a release,
+    which may be built for several; `host` that of the GPU's machine, empty for any; both in OCI's words
+    (`arm64`).
     """
 
     framework: str

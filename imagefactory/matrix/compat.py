@@ -10,6 +10,7 @@ from packaging.utils import canonicalize_name
 
 from imagefactory.errors import UsageError
 from imagefactory.gpu import knowledge
+from imagefactory.gpu.builds import platform_of
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.cells import NOTHING, CellEvidence, answer_cell, ask
 from imagefactory.gpu.knowledge.tables import covers
@@ -53,7 +54,8 @@ class CoverCandidate:
     @property
     def title(self) -> str:
         asked = self.question
-        return self.name or f"{asked.framework} {asked.version}, CUDA {asked.cuda or 'not known'}"
+        made_for = platform_of(asked.cuda) if asked.cuda else "CUDA not known"
+        return self.name or f"{asked.framework} {asked.version}, {made_for}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +74,10 @@ class CompatGpu:
     @property
     def title(self) -> str:
         told = "" if self.name == str(self.capability) else f"{self.name}, "
+        kind = "processor" if self.capability.processor else "compute capability"
         beside = f", beside {self.host}" if self.host else ""
         driver = f", driver {self.driver}" if self.driver else ""
-        return f"{told}compute capability {self.capability}{beside}{driver}"
+        return f"{told}{kind} {self.capability}{beside}{driver}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,13 +193,13 @@ def with_releases(candidates: Iterable[CoverCandidate], framework: str) -> tuple
     return newest_first((*own, *more))
 
 
-def columns() -> tuple[CompatGpu, ...]:
+def columns(*, amd: bool = False) -> tuple[CompatGpu, ...]:
     """The capabilities of GPUs that are cards of their own, with any driver. Tables leave out what is
-    soldered beside an ARM processor (rule R2 names them): no image of x86-64 runs there."""
+    soldered beside an ARM processor (rule R2 names them): no image of x86-64 runs there. With `amd` the
+    processors of those that AMD sells."""
+    cuda = (one for one in knowledge.capabilities() if one not in INTEGRATED and one >= OLDEST)
     return tuple(
-        CompatGpu(name=str(one), capability=one)
-        for one in knowledge.capabilities()
-        if one not in INTEGRATED and one >= OLDEST
+        CompatGpu(name=str(one), capability=one) for one in (knowledge.processors() if amd else cuda)
     )
 
 

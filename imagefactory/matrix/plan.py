@@ -34,6 +34,7 @@ KNOWN_BAD = "known-bad"
 """Allows every `known-bad:ID` at once."""
 PRUNING = (
     "architecture",
+    "maker",
     "no-code",
     "partly",
     "not-documented",

@@ -52,7 +52,7 @@ MADE_FROM = "imagefactory.made-from"
 """Annotation of a record: the digest of all that decided the image (publish.made_from)."""
 
 CANDIDATE = re.compile(r"(?P<plain>.+)-(?P<hex>[0-9a-f]{12})(?P<suffix>\.sif)?")
-CAPABILITY = re.compile(r"(?P<plain>.+)-sm[0-9]{2,3}[a-z]?")
+CAPABILITY = re.compile(r"(?P<plain>.+)-(?:sm[0-9]{2,3}[a-z]?|gfx[0-9a-f]{3,5})")
 FALLBACK = re.compile(r"sha256-[0-9a-f]{64}")  # the referrers of a registry without their API
 
 

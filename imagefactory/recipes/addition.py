@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from imagefactory.errors import UsageError
 from imagefactory.gpu import knowledge
+from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.model import NO_CUDA
 from imagefactory.recipes.draft import quoted
@@ -45,9 +46,10 @@ def add_row(text: str, recipe: Recipe, version: str, cuda: str = "") -> Addition
         raise UsageError(
             f"'{recipe.family}' is {kind}", hint="add is for families of PyPI: write the row there"
         )
-    if cuda == NO_CUDA or all(NO_CUDA in row.cuda for row in recipe.matrix):
+    if cuda == NO_CUDA or rocm_of(cuda) or not any(map(_for_cuda, recipe.matrix)):
+        whose = "AMD's GPUs" if rocm_of(cuda) else "CPUs"
         raise UsageError(
-            f"'{recipe.family}': add goes by rows for GPUs", hint=f"write the row for CPUs into {file}"
+            f"'{recipe.family}': add goes by rows for CUDA", hint=f"write the row for {whose} into {file}"
         )
     cuda = cuda or _cuda(recipe, version)
     if same := next((row for row in recipe.matrix if row.version == version and cuda in row.cuda), None):
@@ -56,7 +58,7 @@ def add_row(text: str, recipe: Recipe, version: str, cuda: str = "") -> Addition
     matrix = root.get("matrix")
     nodes = matrix.items if matrix else []
     every = zip(recipe.matrix, nodes, strict=True)
-    pairs = _usual(recipe, [pair for pair in every if NO_CUDA not in pair[0].cuda], version, cuda)
+    pairs = _usual(recipe, [pair for pair in every if _for_cuda(pair[0])], version, cuda)
     near, node = _nearest(pairs, version, cuda)
     _, before = max(_until(pairs, version) or pairs[:1], key=_order)
     lines = text.split("\n")
@@ -73,6 +75,10 @@ def add_row(text: str, recipe: Recipe, version: str, cuda: str = "") -> Addition
     if left := [key for key in node.keys if key not in _TAKEN]:
         told.append(f"not taken over from there: {', '.join(left)}")
     return Addition(text=new, row="\n".join(row), told=tuple(told))
+
+
+def _for_cuda(row: MatrixRow) -> bool:
+    return bool(row.cuda) and NO_CUDA not in row.cuda
 
 
 def _usual(recipe: Recipe, pairs: list[_Pair], version: str, cuda: str) -> list[_Pair]:

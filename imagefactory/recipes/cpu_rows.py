@@ -1,4 +1,4 @@
-"""A row for GPUs has capabilities; a row for CPUs, with cuda: [none], has nothing that speaks of GPUs."""
+"""A row for CUDA has capabilities; a row for CPUs, with cuda: [none], has nothing that speaks of GPUs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def check_gpu_row(
         write = 'write capabilities: ["8.0"] with those that the image must support'
         reader.fault(node.where, "neither the row nor the family has 'capabilities'", write)
     if named := row.get("framework"):
-        what = "'framework' of a row names a build for CPUs, with cuda: [none]"
+        what = "'framework' of a row names a build for CPUs, with cuda: [none], or for AMD's GPUs, with rocm"
         reader.fault(named.where, what, "remove it: the family's is that of all other rows")
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from imagefactory.errors import NothingSelectedError, RecipeError
+from imagefactory.gpu.builds import rocm_of
 from imagefactory.model import NO_CUDA, Base, Start, Target
 from imagefactory.recipes.bases import all_bases
 from imagefactory.recipes.match_spec import Spec, channel_address, parse_spec
@@ -124,7 +125,7 @@ def _expand(recipes: Iterable[Recipe], bases: dict[str, Base]) -> tuple[list[Tar
             base = row.own_base or bases.get(row.base)
             faults += base_faults(row, base, tuple(bases))
             for platform in row.platforms:
-                for index, cuda in enumerate(row.cuda):
+                for index, cuda in enumerate(row.builds):
                     if recipe.source == "conda":
                         faults += virtual_faults(row, index, base)
                     else:
@@ -140,8 +141,8 @@ def _expand(recipes: Iterable[Recipe], bases: dict[str, Base]) -> tuple[list[Tar
 
 
 def _target(recipe: Recipe, row: MatrixRow, cuda: str, platform: str) -> Target:
-    built_for = "cpu" if cuda == NO_CUDA else f"cu{cuda.replace('.', '')}"
-    name = f"{recipe.family}-{row.version}-{built_for}"
+    built_for = "cpu" if cuda == NO_CUDA else cuda if rocm_of(cuda) else f"cu{cuda}"
+    name = f"{recipe.family}-{row.version}-{built_for.replace('.', '')}"
     if row.python != recipe.python:
         name += f"-py{row.python.replace('.', '')}"
     if platform != recipe.platform:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from imagefactory.gpu.builds import ROCM
 from imagefactory.model import Base, FilesWanted, Start, Where
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixRow:
-    """One framework version of a recipe and the CUDA versions it comes with, or NO_CUDA alone.
+    """One framework version of a recipe and the CUDA versions it comes with, or NO_CUDA alone; or its ROCm's.
 
     Fields that are not written in the row hold the family's value, so a row is complete by itself.
-    `framework` is the recipe's, unless the row names another distribution as the build for CPUs.
+    `framework` is the recipe's, unless the row names another distribution as the build for CPUs or for ROCm.
     `description` and `labels` are what the row alone says, in place of the recipe's and beside them.
     `own_base` is the base that the recipe itself names by digest, None where `base` is one of bases.yaml.
     `places` says where single values were written (`base`, `cuda.0`), for errors that come later.
@@ -48,6 +49,12 @@ class MatrixRow:
     on: str = ""
     waive: tuple[str, ...] = ()
     origins: tuple[tuple[str, str], ...] = ()
+    rocm: tuple[str, ...] = ()
+
+    @property
+    def builds(self) -> tuple[str, ...]:
+        """The `cuda` of each of its targets on a platform."""
+        return (*self.cuda, *(f"{ROCM}{version}" for version in self.rocm))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

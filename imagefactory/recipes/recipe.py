@@ -23,6 +23,7 @@ from imagefactory.recipes.model import MatrixRow, Recipe
 from imagefactory.recipes.named_base import BESIDE_IMAGE, NamedBase, read_base
 from imagefactory.recipes.origins import read_origins, with_origins
 from imagefactory.recipes.reader import Reader
+from imagefactory.recipes.rocm_rows import CUDA_CHECK, check_processors, check_rocm_row, in_order
 from imagefactory.recipes.values import (
     GPU_CHECKS,
     REQUIREMENT_RULES,
@@ -37,7 +38,6 @@ from imagefactory.recipes.values import (
     requirement_fault,
 )
 from imagefactory.recipes.yaml_tree import YamlNode, parse_tree
-from imagefactory.versions import natural
 
 # Key -> an example of the line, told when it is missing.
 _FAMILY_REQUIRED = {
@@ -62,7 +62,7 @@ _OVERRIDABLE = (
 _OF_FAMILIES = ("labels", "system", "files", *START_KEYS)
 _FAMILY_KEYS = (*_FAMILY_REQUIRED, "on", *_OF_FAMILIES, *BESIDE_IMAGE, *_OVERRIDABLE)
 _OWN = ("framework", "description", "labels", "extras", "python", "base")
-_ROW_KEYS = (*_ROW_REQUIRED, "on", *_OWN, *BESIDE_IMAGE, "platforms", *_OVERRIDABLE)
+_ROW_KEYS = (*_ROW_REQUIRED, "rocm", "on", *_OWN, *BESIDE_IMAGE, "platforms", *_OVERRIDABLE)
 # What is built on a target says these alone; all else is that target's.
 _BESIDE_ON = ("family", "description", "matrix", "on", "pip", *_OF_FAMILIES, *_OVERRIDABLE[:7])
 
@@ -157,6 +157,10 @@ def _refuse_misplaced(reader: Reader, section: YamlNode, kind: str) -> None:
         elif kind == "pypi" and name in _OF_CONDA:
             write = "write these under 'packages'" if name == "pip" else "remove it, or write source: conda"
             reader.fault(key.where, f"'{name}' belongs to source conda", write)
+        elif kind == "conda" and name == "rocm":
+            reader.fault(
+                key.where, "'rocm' belongs to source pypi", "remove it: conda's rows are for CUDA or CPUs"
+            )
         elif kind == "conda" and name == "extras" and value.kind == "list":
             reader.fault(
                 key.where,
@@ -209,7 +213,7 @@ def _common(reader: Reader, fields: Mapping[str, YamlNode], kind: str) -> _Commo
     waived = reader.texts(fields.get("waive"), "waive", "waived")
     channels = reader.texts(fields.get("channels"), "channels", "channel", empty=False)
     return _Common(
-        capabilities=tuple(sorted(capabilities, key=natural)),
+        capabilities=in_order(capabilities),
         checks=tuple(check for check in SMOKE_CHECKS if check in checks),
         waive=tuple(check for check in WAIVABLE if check in waived),
         packages=requirements("packages", package),
@@ -232,38 +236,46 @@ def _virtual(reader: Reader, node: YamlNode | None) -> tuple[tuple[str, str], ..
 
 def _row(reader: Reader, fields: Mapping[str, YamlNode], family: _Family, node: YamlNode) -> MatrixRow:
     """One row of the matrix, completed by the family's values (added to packages, constraints and pip)."""
-    row = reader.mapping(node, _ROW_KEYS, _ROW_REQUIRED)
+    in_place = {"version": _ROW_REQUIRED["version"]} if "rocm" in node.keys else _ROW_REQUIRED
+    row = reader.mapping(node, _ROW_KEYS, in_place)
     _refuse_misplaced(reader, node, family.kind)
     own, common = _common(reader, row, family.kind), family.common
     cudas = reader.texts(row.get("cuda"), "cuda", "cuda", empty=False)
-    gpu = NO_CUDA not in cudas
-    if gpu:
+    rocms = reader.texts(row.get("rocm"), "rocm", "rocm", empty=False)
+    gpu = "rocm" in row or NO_CUDA not in cudas
+    if "rocm" in row:
+        check_rocm_row(reader, node, row, fields)
+    elif gpu:
         check_gpu_row(reader, node, row, fields)
     else:
         check_cpu_row(reader, row)
+    if gpu:
+        check_processors(reader, row.get("capabilities") or fields.get("capabilities"), rocm="rocm" in row)
     framework = _framework(family.kind, reader.text(row.get("framework"), "framework", "framework"))
     framework = framework or family.framework
     checks = own.checks or common.checks or default_checks(framework)
+    without = (CUDA_CHECK,) if rocms else () if gpu else GPU_CHECKS
     counted_on = dict(common.virtual) | dict(own.virtual)
     keys = ("base", "python", "extras", "system", "framework")
     places = {key: found.where for key in keys if (found := row.get(key) or fields.get(key))}
     for virtual in (fields.get("virtual"), row.get("virtual")):
         places |= {f"virtual.{key.text}": value.where for key, value in (virtual.pairs if virtual else ())}
-    if cuda := row.get("cuda"):
-        places |= {f"cuda.{index}": item.where for index, item in enumerate(cuda.items)}
+    for key in ("cuda", "rocm"):
+        places |= {f"{key}.{n}": item.where for n, item in enumerate(row[key].items if key in row else ())}
     platforms = reader.texts(row.get("platforms"), "platforms", "platform", empty=False)
     written = read_base(reader, row)
     python = reader.text(row.get("python"), "python", "python") or family.texts["python"]
     base, carried = (written, python) if "base" in row else (family.base, family.texts["python"])
     return MatrixRow(
         version=reader.text(row.get("version"), "version", "version"),
-        cuda=cudas,
+        cuda=() if rocms else cudas,
+        rocm=rocms,
         extras=tuple(canonical(extra) for extra in reader.texts(row.get("extras"), "extras", "extra")),
         python=python,
         base=base.name,
         platforms=platforms or (family.texts["platform"],),
         capabilities=(own if "capabilities" in row else common).capabilities if gpu else (),
-        checks=checks if gpu else tuple(check for check in checks if check not in GPU_CHECKS),
+        checks=tuple(check for check in checks if check not in without),
         packages=tuple(dict.fromkeys((*common.packages, *own.packages))),
         constraints=tuple(dict.fromkeys((*common.constraints, *own.constraints))),
         environment=(own if "environment" in row else common).environment,

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from imagefactory.gpu import knowledge
+from imagefactory.gpu.builds import platform_of, rocm_of
 from imagefactory.model import NO_CUDA, Base, Target, Where
 from imagefactory.recipes.model import MatrixRow
 from imagefactory.recipes.values import (
@@ -47,6 +48,10 @@ def addition_faults(row: MatrixRow, under: Target) -> Iterator[str]:
     for key in ("capabilities", "waive"):
         if getattr(row, key) and not under.gpu:
             yield f"{place_of(row, key)}: '{key}' speaks of GPUs, and {under.name} is for CPUs (remove it)"
+    for text in row.capabilities if under.gpu else ():
+        if text.startswith("gfx") != bool(rocm_of(under.cuda)):
+            what = f"{text} runs nothing of {under.name}, for {platform_of(under.cuda)}"
+            yield f"{place_of(row, 'capabilities')}: {what} (remove it)"
     if row.pip and under.source != "conda":
         yield (
             f"{place_of(row, 'pip.0')}: all packages of {under.name} are PyPI's: there is no 'pip' beside "
@@ -89,10 +94,12 @@ def virtual_faults(row: MatrixRow, index: int, base: Base | None) -> Iterator[st
 
 def source_faults(row: MatrixRow, index: int) -> Iterator[str]:
     """What the source is known not to offer. A version that the table lacks is left to the solver."""
-    cuda, name = row.cuda[index], f"{row.framework} {row.version}"
+    name = f"{row.framework} {row.version}"
+    cuda = row.builds[index]
     wheels = knowledge.offered(row.framework, row.version)
-    if cuda == NO_CUDA:
-        yield from _cpu_faults(row, name, {extra for wheel in wheels for extra in wheel.extras})
+    if cuda == NO_CUDA or rocm_of(cuda):
+        whose = "CPUs" if cuda == NO_CUDA else "AMD's GPUs"
+        yield from _cpu_faults(row, name, {extra for wheel in wheels for extra in wheel.extras}, whose)
         return
     if not wheels or row.framework in dict(row.origins):  # of PyPI's alone it is known
         return
@@ -117,15 +124,16 @@ def source_faults(row: MatrixRow, index: int) -> Iterator[str]:
         )
 
 
-def _cpu_faults(row: MatrixRow, name: str, gpu_extras: set[str]) -> Iterator[str]:
-    """What brings CUDA although the row is for CPUs. What the table does not know the lock tells."""
+def _cpu_faults(row: MatrixRow, name: str, gpu_extras: set[str], whose: str) -> Iterator[str]:
+    """What brings CUDA although the row is for others. What the table does not know the lock tells."""
     if re.search(r"(^|-)(gpu|cu(da)?[0-9]+x?)$", row.framework):
+        such = "tensorflow-rocm" if row.rocm else "onnxruntime"
         yield (
-            f"{place_of(row, 'framework')}: '{row.framework}' is built for GPUs, and the row for CPUs "
-            "(name the build for CPUs in the row, such as framework: onnxruntime)"
+            f"{place_of(row, 'framework')}: '{row.framework}' is built for CUDA, and the row is for {whose} "
+            f"(name the build for {whose} in the row, such as framework: {such})"
         )
     for extra in sorted(gpu_extras.intersection(row.extras)):
         yield (
-            f"{place_of(row, 'extras')}: the extra '{extra}' of {name} brings CUDA, and the row is for CPUs "
-            "(remove it)"
+            f"{place_of(row, 'extras')}: the extra '{extra}' of {name} brings CUDA, and the row is for "
+            f"{whose} (remove it)"
         )

@@ -132,7 +132,11 @@ RULES: Mapping[str, Rule] = {
         'the absolute path of the Python in the image, such as "/usr/local/bin/python3.11"',
     ),
     "python": Rule(_PYTHON, 8, 'the minor version in quotes, such as "3.11"'),
-    "capability": Rule(r"[0-9]{1,2}\.[0-9]", 4, 'a compute capability in quotes, such as "8.0"'),
+    "capability": Rule(
+        r"[0-9]{1,2}\.[0-9]|gfx[0-9]{1,2}[0-9a-f]{2}",
+        7,
+        'a compute capability in quotes, such as "8.0", or a processor of AMD\'s, such as gfx90a',
+    ),
     "check": Rule(
         "|".join(map(re.escape, SMOKE_CHECKS)), 40, f"one of the known checks: {', '.join(SMOKE_CHECKS)}"
     ),
@@ -172,6 +176,7 @@ RULES: Mapping[str, Rule] = {
         5,
         'the CUDA version in quotes, such as "12.1" or "12", or none for CPUs alone',
     ),
+    "rocm": Rule(r"[1-9][0-9]?(\.[0-9]{1,2})?", 5, 'the ROCm version in quotes, such as "6.4" or "7"'),
     "variable": Rule(r"[A-Z][A-Z0-9_]*", 64, 'capital letters, digits and underscores, such as "OMP_PLACES"'),
     "value": Rule(
         r"[A-Za-z0-9_./:=,+@%-]*", 1024, "letters, digits and _ . / : = , + @ % - alone, without spaces"

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from imagefactory.errors import LockError, RecipeError
+from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.drivers import driver_floor
 from imagefactory.lock.files import lock_digest
 from imagefactory.lock.pypi.tags import MACHINES
@@ -44,14 +45,15 @@ def define(
     """
     _check_fit(target, base, lock)
     _check_under(target, lock, under)
+    cuda = target.gpu and not rocm_of(target.cuda)
     environment = {
-        "PATH": f"{PREFIX}/bin:{SYSTEM_PATH}" + (f":{DRIVER}/bin" if target.gpu else ""),
+        "PATH": f"{PREFIX}/bin:{SYSTEM_PATH}" + (f":{DRIVER}/bin" if cuda else ""),
         # What tells tools of an environment; conda's own looks at no VIRTUAL_ENV.
         "CONDA_PREFIX" if lock.conda else "VIRTUAL_ENV": PREFIX,
         "HOME": HOME,
         "LANG": "C.UTF-8",
     }
-    if target.gpu:
+    if cuda:
         environment |= {
             "NVIDIA_VISIBLE_DEVICES": "all",
             "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
@@ -61,7 +63,7 @@ def define(
         if name in environment:
             raise RecipeError([f"{target.where}: environment sets {name}, which is set in every image"])
     environment |= _defaults(target, lock) | dict(target.environment)
-    if target.gpu and not base.image:  # such an image knows its own folders
+    if cuda and not base.image:  # such an image knows its own folders
         own = environment.get("LD_LIBRARY_PATH")
         environment["LD_LIBRARY_PATH"] = f"{f'{own}:' if own else ''}{DRIVER}/lib:{DRIVER}/lib64"
     labels = {
@@ -123,7 +125,9 @@ def _defaults(target: Target, lock: Lock) -> dict[str, str]:
     made = {"PYTHONUNBUFFERED": "1"}
     if target.gpu and {"torch", "pytorch"} & {package.name for package in lock.packages}:
         # For extensions compiled in the image, where no GPU need be at hand to ask.
-        made["TORCH_CUDA_ARCH_LIST"] = ";".join(target.capabilities)
+        made["PYTORCH_ROCM_ARCH" if rocm_of(target.cuda) else "TORCH_CUDA_ARCH_LIST"] = ";".join(
+            target.capabilities
+        )
     return made
 
 

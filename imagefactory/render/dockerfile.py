@@ -106,6 +106,7 @@ def render_dockerfile(definition: Definition) -> str:
         labels=definition.labels,
         prefix=definition.prefix,
         path=dict(definition.environment).get("PATH", ""),
+        nvidia="NVIDIA_VISIBLE_DEVICES" in dict(definition.environment),
         tag=reference(target),
         facts=facts(definition),
         indexes=named_indexes(definition),

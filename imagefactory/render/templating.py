@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from imagefactory.gpu.builds import platform_of
 from imagefactory.lock.pypi.origins import from_files, from_indexes
 from imagefactory.model import Definition
 from imagefactory.progress import format_bytes
@@ -73,8 +74,7 @@ def facts(definition: Definition) -> str:
         count = len(lock.wheels)
         wheels = f" and {count} wheel{'' if count == 1 else 's'}" if count else ""
         fetched = f"{len(lock.conda)} conda packages{wheels}, {size}"
-    built_for = f"CUDA {target.cuda}" if target.gpu else "CPUs"
     return (
-        f"{target.framework} {framework_package(target, lock).version} for {built_for} "
+        f"{target.framework} {framework_package(target, lock).version} for {platform_of(target.cuda)} "
         f"and Python {target.python} on {target.platform}: {fetched}."
     )

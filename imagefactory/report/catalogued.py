@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from imagefactory.catalogue.model import CataloguedImage, Offer
+from imagefactory.gpu.builds import platform_of
 from imagefactory.gpu.capability import Capability
 from imagefactory.progress import format_bytes
 from imagefactory.report.text import CPUS, MIN_FOLDED, format_fields, format_table, wrap
@@ -62,7 +63,7 @@ def format_offer(shelf: Shelf, width: int | None = None) -> str:
 
 
 def _built_for(image: CataloguedImage) -> str:
-    return f"CUDA {image.runtime or image.cuda}" if image.gpu else "for CPUs alone"
+    return f"CUDA {image.runtime}" if image.runtime else f"for {platform_of(image.cuda)}"
 
 
 def _folded(fields: Sequence[tuple[str, str]], width: int | None) -> list[tuple[str, str]]:

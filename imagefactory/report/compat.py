@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from imagefactory.gpu import knowledge
+from imagefactory.gpu.builds import platform_of
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.compared import Difference
 from imagefactory.gpu.model import Answer, Cell, Claim
@@ -49,7 +50,7 @@ def format_gpu(gpu: CompatGpu, rows: Sequence[CompatRow], width: int | None = No
         "",
         format_table(("TARGET", "RUNS", "BASIS", "DRIVER", "WHY"), table, width, ("DRIVER",)),
     ]
-    if gpu.capability not in knowledge.capabilities():
+    if gpu.capability not in (*knowledge.capabilities(), *knowledge.processors()):
         lines[1:1] = [f"no GPU of capability {gpu.capability} is known; it is judged by the rules for all"]
     more = [*_named(warnings, "Known faults"), *_named(sources, "Sources"), *_blank(rows), *_unlocked(rows)]
     return "\n".join([*lines, *fold(more, width)])
@@ -101,7 +102,9 @@ def format_rows(
     spans = [_span(capabilities, some) for some in groups]
     cells = [[texts[some[0]][number] for some in groups] for number in range(len(told))]
     marks = [sources.mark(claim.source for cell in row.cells for claim in cell.claims[:1]) for row in told]
-    names = [row.candidate.name or f"({_version(row)} CUDA {row.candidate.question.cuda})" for row in told]
+    names = [
+        row.candidate.name or f"({_version(row)} {platform_of(row.candidate.question.cuda)})" for row in told
+    ]
     header = ["TARGET", "VERSION", "CUDA", *spans, "SOURCES"]
     table = [
         [row.candidate.name or "(no recipe)", _version(row), row.candidate.question.cuda, *some, mark]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from imagefactory.gpu.capability import parse_capability
 from imagefactory.model import CheckState, Report, Target
 from imagefactory.oci.model import Image
 from imagefactory.progress import format_bytes
@@ -78,4 +79,4 @@ def _digests(image: Image) -> tuple[tuple[str, str, str], ...]:
 
 
 def _capabilities(target: Target) -> str:
-    return ", ".join(f"sm_{capability.replace('.', '')}" for capability in target.capabilities)
+    return ", ".join(parse_capability(capability).sm for capability in target.capabilities)

@@ -234,7 +234,7 @@ def kit_name(device: PlanGpu) -> str:
 
 def label(device: PlanGpu) -> str:
     """`sm80`: what a runner with such a GPU is labelled."""
-    return f"sm{device.capability.major}{device.capability.minor}"
+    return device.capability.sm.replace("_", "")
 
 
 def format_matrix(plan: Plan, *, kits: bool = False) -> str:

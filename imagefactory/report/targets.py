@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from imagefactory.gpu.builds import platform_of
 from imagefactory.lock import Behind
 from imagefactory.lock.files import Unsolvable
 from imagefactory.model import Lock, Target
@@ -57,7 +58,7 @@ def format_target(target: Target, now: TargetState, width: int | None = None) ->
     fields = [
         ("description", target.description),
         ("framework", f"{target.framework} {target.version}, source {target.source}"),
-        ("CUDA", target.cuda),
+        ("for", platform_of(target.cuda)),
         ("Python", f"{_python(target)} on {target.base}, {target.platform}"),
         ("capabilities", ", ".join(target.capabilities) or "none: it is for CPUs alone"),
         ("checks", ", ".join(target.checks)),

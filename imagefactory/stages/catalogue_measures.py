@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from imagefactory.errors import StoreError, ToolError
 from imagefactory.factory import Factory
+from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.cells import CellEvidence, answer_cell, ask
 from imagefactory.gpu.drivers import cuda_floor, older, parse_driver
 from imagefactory.gpu.frameworks import cuda_of
+from imagefactory.gpu.knowledge.amd_gpus import processors
 from imagefactory.gpu.knowledge.gpu_names import capabilities
 from imagefactory.gpu.model import Answer, Basis, Claim, Contents, Package
 from imagefactory.matrix.plan import weigh
@@ -58,7 +60,7 @@ def facts_of(target: Target, lock: Lock | None, predicted: Sequence[tuple[str, C
             for package in packages
         ),
     )
-    if not target.gpu:
+    if not target.gpu or rocm_of(target.cuda):
         return ImageFacts(version=version, runtime="", driver="", minor_compat=False)
     runtime = cuda_of(contents) or target.cuda
     floor = cuda_floor(runtime).driver
@@ -83,7 +85,7 @@ def predicted_claims(
         return ()
     evidence = CellEvidence(contents=recall_contents(factory.layout, image) if image else None)
     found = []
-    for capability in capabilities():
+    for capability in processors() if rocm_of(target.cuda) else capabilities():
         ruling = weigh(answer_cell(ask(target, lock, capability), evidence), frozenset())
         if ruling.claim is not None and ruling.claim.basis is not Basis.VERIFIED:
             faults = (claim for claim in ruling.warnings if claim.is_fault)

@@ -24,6 +24,7 @@ from imagefactory.access import Access, package_index, uv_locker
 from imagefactory.errors import BuildError, ToolError, UsageError
 from imagefactory.factory import Factory
 from imagefactory.files import folder_for_a_while, replace_text
+from imagefactory.gpu.builds import rocm_of
 from imagefactory.lock.download import PackageCache
 from imagefactory.lock.pypi.local import digest
 from imagefactory.lock.pypi.question import WheelQuestion
@@ -79,6 +80,11 @@ def compile_wheel(factory: Factory, asked: CompileAsk, progress: Progress) -> Co
     """Raises UsageError for a source that is none, BuildError for a target that is not built and for a
     package that does not compile, and what locking and fetching raise."""
     target = asked.target
+    if rocm_of(target.cuda):
+        raise UsageError(
+            f"{target.name} is for AMD's GPUs: nothing here compiles for them",
+            hint="compile it where ROCm's compiler is, and name the wheel in the recipe: ./wheels/NAME.whl",
+        )
     lock, image = require_lock(factory, target), stored_image(factory, target)
     if image is None:
         raise BuildError(f"{target.name} is not built yet", hint=f"imagefactory build {target.name}")

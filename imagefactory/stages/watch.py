@@ -21,6 +21,7 @@ from packaging.version import Version
 from imagefactory.access import package_index, uv_locker
 from imagefactory.errors import FactoryError, LockError, NothingSelectedError, ToolError, UsageError
 from imagefactory.factory import Factory
+from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.knowledge import offered
 from imagefactory.gpu.knowledge.tables import covers
 from imagefactory.lock.conda.builds import cudas_of, offered_to
@@ -156,11 +157,11 @@ def watch_unit(factory: Factory, unit: Unit, now: datetime, progress: Progress) 
     """All that is new of a unit. Raises as `lock_base` does, and StoreError for a damaged store."""
     if unit.base:
         return News(unit=unit, locks=_base_news(factory, unit, unit.base, progress))
-    own = tuple(target for target in unit.targets if target.gpu and not target.on)
+    own = tuple(one for one in unit.targets if one.gpu and not one.on and not rocm_of(one.cuda))
     world = News(unit=unit)
     locks, faults = _lock_news(factory, unit, progress)
     try:
-        if own:  # of builds for CPUs alone nothing but their locks is watched
+        if own:  # of builds for CPUs alone or AMD's GPUs nothing but their locks is watched
             world = (_of_the_index if own[0].source == "pypi" else _of_the_channels)(factory, unit, own)
     except LockError as error:
         faults = (*faults, error)

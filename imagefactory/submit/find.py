@@ -16,6 +16,7 @@ from fnmatch import fnmatchcase
 from imagefactory.catalogue.model import CataloguedImage, Offer
 from imagefactory.errors import NothingSelectedError
 from imagefactory.gpu import knowledge
+from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.model import Basis
 from imagefactory.matrix.compat import CompatGpu, CoverCandidate, cell, columns, serves
@@ -181,7 +182,7 @@ def candidate(one: CoverCandidate, wish: Wish) -> Findable:
         version=asked.version,
         cuda=asked.cuda,
         ready=False,
-        classes=tuple(found for gpu in columns() if (found := on(gpu))),
+        classes=tuple(found for gpu in columns(amd=bool(rocm_of(asked.cuda))) if (found := on(gpu))),
         known=known,
         wish=wish,
     )

@@ -18,6 +18,7 @@ from imagefactory.catalogue.model import Catalogue, Offer
 from imagefactory.catalogue.offers import find_offer, judge_offer
 from imagefactory.errors import CheckFailedError, NothingSelectedError, UsageError
 from imagefactory.files import replacing
+from imagefactory.gpu.builds import rocm_of
 from imagefactory.pools.model import MACHINE_HAS, ImageKind, Inventory
 from imagefactory.pools.sites import Site
 from imagefactory.progress import Progress
@@ -107,6 +108,11 @@ def submit_offer(offer: Offer, ask: SubmitAsk, trust: Trust, now: datetime) -> S
     form = choose_form(forms_of(offer, ask.folder), ask.site, ask.kind)
     image = offer.image
     grounds, run = form.grounds, replace(ask.run, name=ask.run.name or image.target)
+    if rocm_of(image.cuda):
+        raise UsageError(
+            f"{image.target} is for AMD's GPUs, and HTCondor's ads do not say which processor such a GPU is",
+            hint="write the submit file by hand, with the machines that have one in its requirements",
+        )
     if image.gpu:
         hoped = expected_grounds(grounds, image, faulty=ask.faulty)
         verified = tuple(one for one in hoped.classes if one.proven)

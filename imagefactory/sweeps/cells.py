@@ -5,7 +5,7 @@ What matrix/plan.py prunes is left out under its rule, then what no GPU there ca
 verdict has proven already. A cell comes back by `allow` of its rule, but for `no-gpu` and
 `no-match`: such a job would wait in vain.
 
-    no-gpu     the image is for CPUs alone
+    no-gpu     the image is for CPUs alone, or for AMD's GPUs, of which no pool says which processor they are
     newest     an older version than the newest ones that were asked for
     blocked    there is no lock to build from
     no-match   no GPU of the pool has that capability and a driver for the image
@@ -23,6 +23,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from imagefactory.errors import UsageError
+from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.cells import answer_cell
 from imagefactory.gpu.drivers import driver_floor, older
@@ -95,8 +96,9 @@ def plan_sweep(stages: Sequence[TargetStatus], inventory: Inventory, asked: Swee
     """Every stage on every capability that is asked for: queued, or left out under a rule."""
     there = _by_capability(gpu for gpu in inventory.gpus if asked.mig or not gpu.mig)
     capabilities = asked.capabilities or tuple(sorted(there))
-    kept, left_out = _newest([stage for stage in stages if stage.target.gpu], asked)
-    left_out += [_for_cpus(stage) for stage in stages if not stage.target.gpu]
+    others = {stage.target.name: why for stage in stages if (why := _for_others(stage))}
+    kept, left_out = _newest([stage for stage in stages if stage.target.name not in others], asked)
+    left_out += [LeftOut(target=name, capability="", rule=NO_GPU, reason=why) for name, why in others.items()]
     cells: list[QueuedCell] = []
     devices = {
         (capability, driver_of(gpu), gpu.host)
@@ -165,8 +167,11 @@ def _required_elsewhere(stage: TargetStatus, there: dict[Capability, list[PoolGp
             if capability not in there]  # fmt: skip
 
 
-def _for_cpus(stage: TargetStatus) -> LeftOut:
-    return LeftOut(target=stage.target.name, capability="", rule=NO_GPU, reason="the image is for CPUs alone")
+def _for_others(stage: TargetStatus) -> str:
+    """Why no GPU of a pool is asked about it, empty where they are."""
+    if rocm_of(stage.target.cuda):
+        return "the image is for AMD's GPUs, and no pool says which processor they are"
+    return "" if stage.target.gpu else "the image is for CPUs alone"
 
 
 def _no_gpu(stage: TargetStatus, capability: Capability, why: str = "") -> LeftOut:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from packaging.utils import canonicalize_name
 
 from imagefactory.errors import LockError, UnsolvableError
+from imagefactory.gpu.builds import rocm_of
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.lock.pypi.origins import from_indexes
 from imagefactory.lock.pypi.project_page import IndexFile
@@ -33,9 +34,13 @@ def explain_on(error: UnsolvableError, under: Lock, target: Target) -> Unsolvabl
         error.message,
         hint=f"every package of {under.target} stays as it is locked: ask other versions of what comes on "
         f"top; where a newer one below serves, imagefactory lock {under.target} --update PACKAGE; where an "
-        f"older one is needed, a recipe of its own: {own}{f' --cuda {target.cuda}' if target.gpu else ''}",
+        f"older one is needed, a recipe of its own: {own}{_with_cuda(target)}",
         tree=error.tree,
     )
+
+
+def _with_cuda(target: Target) -> str:
+    return f" --cuda {target.cuda}" if target.gpu and not rocm_of(target.cuda) else ""
 
 
 def unreached(stderr: str, index: PackageIndex) -> LockError:

@@ -8,7 +8,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from imagefactory.errors import LockError
-from imagefactory.model import Lock, LockedWheel, Target
+from imagefactory.gpu.builds import rocm_of
+from imagefactory.model import NO_CUDA, Lock, LockedWheel, Target
 
 
 def cuda_runtimes(lock: Lock) -> tuple[LockedWheel, ...]:
@@ -44,14 +45,18 @@ def check_facts(lock: Lock, target: Target) -> None:
             f"{target.name}: {came} was locked, the recipe asks for {target.version}",
             hint=f"let the packages at {target.where} agree with version {target.version}",
         )
-    if not target.gpu:
+    rocm = rocm_of(target.cuda)
+    if target.cuda == NO_CUDA or rocm:
         if wheels := brings_cuda(lock):
             raise LockError(
-                f"{target.name}: {came} comes with {wheels[0].name} {wheels[0].version}, which is for GPUs, "
-                "and the recipe says cuda: [none]",
-                hint=f"leave out what brings it at {target.where}, or take the framework's build for CPUs; "
-                "PyTorch's is on conda-forge: source: conda",
+                f"{target.name}: {came} comes with {wheels[0].name} {wheels[0].version}, which is for "
+                f"{'NVIDIA' if rocm else 'GPUs'}, and the recipe says "
+                f"{f'rocm: [{rocm}]' if rocm else 'cuda: [none]'}",
+                hint=f"leave out what brings it at {target.where}, or take the framework's build for "
+                + ("ROCm" if rocm else "CPUs; PyTorch's is on conda-forge: source: conda"),
             )
+        if rocm:
+            _check_rocm(lock, target, came)
         return
     runtimes, cuda = cuda_runtimes(lock), cuda_version(lock)
     if cuda is None:
@@ -71,6 +76,44 @@ def check_facts(lock: Lock, target: Target) -> None:
             f"{target.name}: {came} comes with CUDA {cuda} ({brought}), the recipe asks {target.cuda}",
             hint=f'write cuda: ["{cuda}"] at {target.where}, or constrain {runtimes[0].name}',
         )
+
+
+def rocm_builds(lock: Lock) -> tuple[tuple[LockedWheel, str], ...]:
+    """The wheels that are built for ROCm, with its version (`7`, `6.4`) as far as they tell it.
+
+    They tell it in their name (`jax-rocm7-plugin`, `cupy-rocm-7-0`), in their local version
+    (`2.9.1+rocm6.4`), or in a fourth number (`tensorflow-rocm 2.14.0.600`).
+    """
+    found = []
+    for wheel in lock.wheels:
+        local = re.search(r"\+rocm([0-9]+\.[0-9]+)", wheel.version)
+        named = re.search(r"-rocm-?([0-9])-?([0-9])?(?:-|$)", wheel.name)
+        fourth = re.fullmatch(r"[0-9]+\.[0-9]+\.[0-9]+\.([0-9])([0-9])[0-9]", wheel.version)
+        if local:
+            found.append((wheel, local[1]))
+        elif named:
+            found.append((wheel, ".".join(filter(None, named.groups()))))
+        elif wheel.name.endswith(("-rocm", "-migraphx")):
+            found.append((wheel, f"{fourth[1]}.{fourth[2]}" if fourth else ""))
+    return tuple(found)
+
+
+def _check_rocm(lock: Lock, target: Target, came: str) -> None:
+    builds = rocm_builds(lock)
+    if not builds:
+        raise LockError(
+            f"{target.name}: {came} and its dependencies bring nothing for ROCm: "
+            "the image would silently compute on the CPU",
+            hint=f"add the extra or the package that brings it at {target.where}, such as jax's rocm7-local",
+        )
+    asked = rocm_of(target.cuda)
+    for wheel, rocm in builds:
+        if rocm and not _agrees(asked, rocm):
+            raise LockError(
+                f"{target.name}: {wheel.name} {wheel.version} is built for ROCm {rocm}, "
+                f"the recipe asks {asked}",
+                hint=f'write rocm: ["{rocm}"] at {target.where}, or constrain {wheel.name}',
+            )
 
 
 def _agrees(asked: str, came: str) -> bool:

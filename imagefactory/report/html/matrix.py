@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from imagefactory.gpu.capability import Capability
+from imagefactory.gpu.knowledge.amd_gpus import amd_gpus
 from imagefactory.gpu.knowledge.gpu_names import gpus
 from imagefactory.report.html.checks import GpuRun, runs_of
 from imagefactory.report.html.words import Word, word_of
@@ -42,6 +43,7 @@ class MatrixRow:
 
 def shown_gpus(report: Reported) -> tuple[ShownGpu, ...]:
     known = [(gpu.capability, gpu.name) for gpu in gpus()]
+    known += [(gpu.processor, gpu.name) for gpu in amd_gpus()]
     found = []
     for capability in report.capabilities:
         names = tuple(name for of, name in known if of == capability)

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from imagefactory.gpu.builds import platform_of
 from imagefactory.progress import format_bytes
 from imagefactory.report.html.charts import format_number, format_numbers
 
@@ -30,6 +31,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(bytes=format_bytes, number=format_number, numbers=format_numbers, day=_day)
+    environment.filters["platform"] = platform_of
     return environment
 
 

@@ -341,3 +341,31 @@ def test_a_channel_has_builds_of_its_own(channel: str) -> None:
     lock = make_lock(wheels=(), conda=(package,))
     assert ask(conda, lock, EIGHT).framework == f"{channel}::pytorch"
     assert ask(conda, None, EIGHT).framework == f"{channel}::pytorch"
+
+
+def test_nothing_of_one_maker_runs_on_the_others_gpus() -> None:
+    gfx = parse_capability("gfx90a")
+    jax = make_target(name="jax-0.10.2-rocm7", framework="jax", version="0.10.2", cuda="rocm7")
+    for question, told in (
+        (ask(jax, None, Capability(9, 0)), "it is built for ROCm 7, and 9.0 is NVIDIA's"),
+        (ask(make_target(), None, gfx), "it is built for CUDA 12.1, and gfx90a is AMD's"),
+    ):
+        (claim,) = answer_cell(question).claims
+        assert (claim.answer, claim.rule, claim.reason) == (Answer.NO, "maker", told)
+    unknown = answer_cell(ask(jax, None, gfx))
+    assert (unknown.answer, unknown.claims) == (Answer.UNKNOWN, ())
+
+
+def test_code_for_amd_is_predicted_by_its_own_rules() -> None:
+    gfx = [parse_capability(one) for one in ("gfx90a", "gfx1100")]
+    jax = make_target(name="jax-0.10.2-rocm7", framework="jax", version="0.10.2", cuda="rocm7")
+    codes = tuple(map(parse_code, ("gfx90a", "gfx942")))
+    plugin = Library(
+        path="jax_plugins/xla_rocm7/xla_rocm_plugin.so", size=1, modules=(Modules(codes=codes, count=3),)
+    )
+    held = Contents(source="scan", libraries=(plugin,), packages=(Package(name="jax", version="0.10.2"),))
+    cells = [answer_cell(ask(jax, None, one), CellEvidence(contents=held)) for one in gfx]
+    assert [(cell.answer, cell.claims[0].basis, cell.claims[0].rule) for cell in cells] == [
+        (Answer.YES, Basis.PREDICTED, "code"),
+        (Answer.NO, Basis.PREDICTED, "no-code"),
+    ]

@@ -121,9 +121,9 @@ def test_rows_in_one_line_are_left_to_the_person() -> None:
 
 def test_rows_for_cpus_are_no_rows_to_go_by() -> None:
     assert "numba-cuda[cu13]" in add("numba", "0.69", "13").row
-    with pytest.raises(UsageError, match="add goes by rows for GPUs") as caught:
+    with pytest.raises(UsageError, match="add goes by rows for CUDA") as caught:
         add("numba", "0.69", "none")
     assert caught.value.hint == "write the row for CPUs into recipes/numba.yaml"
     alone = SMALL.replace("{family}", "small").replace('["12.4"]', "[none]")
-    with pytest.raises(UsageError, match="'small': add goes by rows for GPUs"):
+    with pytest.raises(UsageError, match="'small': add goes by rows for CUDA"):
         add_row(alone, parse_recipe(alone, "recipes/small.yaml"), "2.6")

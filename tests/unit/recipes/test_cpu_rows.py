@@ -150,7 +150,7 @@ def test_a_driver_is_nothing_for_cpus() -> None:
 
 
 def test_what_brings_cuda_is_told_before_it_is_locked() -> None:
-    assert "'onnxruntime-gpu' is built for GPUs, and the row for CPUs" in fault(
+    assert "'onnxruntime-gpu' is built for CUDA, and the row is for CPUs" in fault(
         PYPI.replace("    framework: onnxruntime\n", "")
     )
     jax = (

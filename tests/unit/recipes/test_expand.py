@@ -190,7 +190,7 @@ FAULTS = [
     ('["12.1"]', '["12.1"]\n    on: jax-0.10-cu12', "17:5: 'on' stands in a family that has a source of its own (give what is built on"),
     ("linux/amd64", "linux/arm64", "5:11: 'platform' cannot be 'linux/arm64' (write \"linux/amd64\")"),
     ("framework: torch", "framework: torch==2", "4:12: 'framework' cannot be 'torch==2' (write a distribution's name without"),
-    ('["9.0"', '["sm_90"', "8:16: 'capabilities' cannot be 'sm_90' (write a compute capability in quotes, such as \"8.0\")"),
+    ('["9.0"', '["sm_90"', "8:16: 'capabilities' cannot be 'sm_90' (write a compute capability in quotes, such as \"8.0\","),
     ('["9.0"', '["8.0"', "8:23: '8.0' stands in 'capabilities' twice, first at recipes/torch.yaml:8:16 (remove one)"),
     ("[import,", "[imports,", "9:10: 'checks' cannot be 'imports' (did you mean 'import'?)"),
     ("packages: [numpy]", "waive: [jid]", "10:9: 'waive' cannot be 'jid' (did you mean 'jit'?)"),

@@ -87,3 +87,15 @@ def test_an_image_for_cpus_knows_of_no_gpu() -> None:
     for text in (render_dockerfile(made), render_apptainer(made)):
         assert "nvidia" not in text.lower()
         assert "torch 2.3.1 for CPUs and Python 3.11" in text
+
+
+def test_an_image_for_amd_knows_of_no_nvidia() -> None:
+    target = make_target(name="pytorch-2.9-rocm64", cuda="rocm6.4", capabilities=("gfx90a", "gfx942"))
+    made = define(target, make_base(), make_lock(target="pytorch-2.9-rocm64"))
+    environment = dict(made.environment)
+    assert not [name for name in environment if name.startswith(("NVIDIA_", "LD_", "TORCH_CUDA"))]
+    assert environment["PYTORCH_ROCM_ARCH"] == "gfx90a;gfx942"
+    assert dict(made.labels)["imagefactory.cuda"] == "rocm6.4"
+    for text in (render_dockerfile(made), render_apptainer(made)):
+        assert "nvidia" not in text.lower()
+        assert "torch 2.3.1 for ROCm 6.4 and Python 3.11" in text

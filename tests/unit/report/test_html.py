@@ -376,3 +376,17 @@ def test_an_image_for_cpus_stands_in_the_matrix_and_on_no_gpus_page(tmp_path: Pa
     assert not [name for name, text in site.items() if name.startswith("gpus/") and "jax-0.10.2-cpu" in text]
     assert "jax-0.10.2-cpu" not in site["matrix.svg"]
     assert ": for CPUs</title>" in site["images/jax-0.10.2-cpu.svg"]
+
+
+def test_an_image_for_amd_is_predicted_on_processors(tmp_path: Path) -> None:
+    claim = Claim(basis=Basis.PREDICTED, answer=Answer.YES, rule="code", reason="it has code", source="scan")
+    amd = make_image(target="jax-0.10.2-rocm7", family="jax", framework="jax", cuda="rocm7", runtime="")
+    amd = replace(amd, predicted=(("gfx90a", claim),), required=("gfx90a",), envelopes=(), sifs=(), driver="")
+    report = catalogue_report(tmp_path, (*many_images(2), amd))
+    assert str(report.capabilities[-1]) == "gfx90a"
+    site = dict(make_site(report))
+    page = Page(site["images/jax-0.10.2-rocm7.html"])
+    assert "ROCm 7" in page.text
+    assert "gfx90a MI250X" in page.text
+    assert "request_gpus" not in page.text
+    assert "MI210" in site["gpus/gfx90a.html"]

@@ -103,6 +103,9 @@ def test_an_image_for_cpus_has_nothing_to_verify(factory: Factory, target: Targe
         with pytest.raises(UsageError, match="is for CPUs alone: the GPU suite has nothing") as caught:
             choose.choose_image(cpus, name, "", Quiet())
         assert f"imagefactory build {NAME}" in caught.value.hint
+    amd = replace(factory, targets=(replace(target, cuda="rocm7", capabilities=("gfx90a",)),))
+    with pytest.raises(UsageError, match="is for AMD's GPUs, which the GPU suite does not know"):
+        choose.choose_image(amd, NAME, "", Quiet())
     with pytest.raises(UsageError, match="is for CPUs alone"):  # and not that there is no GPU here
         run(cpus, bench=no_gpu)
 

@@ -121,6 +121,11 @@ def test_an_image_for_cpus_needs_no_verdict_and_asks_for_no_gpu(site: str) -> No
     assert summary(made)["gpus"] == []
 
 
+def test_no_file_is_written_for_gpus_that_a_pool_cannot_tell_apart() -> None:
+    with pytest.raises(UsageError, match="is for AMD's GPUs, and HTCondor's ads do not say which processor"):
+        make(for_cpus(cuda="rocm7", required=("gfx90a",)))
+
+
 def test_a_first_trial_on_cpus_asks_for_no_gpu_either() -> None:
     made = make(for_cpus(framework="tensorflow-cpu"), run=SubmitRun(name="", executable=""))
     assert "import tensorflow; print(tensorflow.__name__, tensorflow.__version__)" in made.text

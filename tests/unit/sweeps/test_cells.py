@@ -61,6 +61,15 @@ def test_an_image_for_cpus_is_left_out_of_a_sweep() -> None:
         check_allowed(["no-gpu"])
 
 
+def test_an_image_for_amd_is_left_out_of_a_sweep() -> None:
+    amd = replace(
+        STAGE, target=replace(TARGET, name="jax-0.10.2-rocm7", cuda="rocm7", capabilities=("gfx90a",))
+    )
+    (left_out,) = plan(STAGE, amd).left_out
+    assert (left_out.target, left_out.rule) == ("jax-0.10.2-rocm7", "no-gpu")
+    assert "no pool says which processor they are" in left_out.reason
+
+
 # --- what is queued --------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from imagefactory.errors import LockError, UsageError
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.files import write_lock
-from imagefactory.lock.pypi.facts import check_facts, cuda_version
+from imagefactory.lock.pypi.facts import check_facts, cuda_version, rocm_builds
 from imagefactory.lock.pypi.index import PackageIndex, find_index
 from imagefactory.lock.pypi.requirements import format_lock, parse_lock, read_lock
 from imagefactory.lock.pypi.tags import fitting_tags
@@ -437,3 +437,38 @@ def test_a_target_for_cpus_has_nothing_of_cuda() -> None:
     plugin = replace(plain[0], name="jax-cuda12-plugin")
     with pytest.raises(LockError, match="comes with jax-cuda12-plugin"):
         check_facts(replace(LOCK, wheels=(*plain, plugin)), target)
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "rocm"),
+    [
+        ("jax-rocm7-plugin", "0.10.2", "7"),
+        ("jax-rocm60-pjrt", "0.5.0", "6.0"),
+        ("cupy-rocm-7-0", "14.2.0", "7.0"),
+        ("torch", "2.9.1+rocm6.4", "6.4"),
+        ("tensorflow-rocm", "2.14.0.600", "6.0"),
+        ("onnxruntime-migraphx", "1.27.1", ""),
+    ],
+)
+def test_wheels_say_which_rocm_they_are_built_for(name: str, version: str, rocm: str) -> None:
+    wheel = replace(LOCK.wheels[0], name=name, version=version)
+    assert rocm_builds(replace(LOCK, wheels=(wheel, replace(wheel, name="numpy", version="2.0")))) == (
+        (wheel, rocm),
+    )
+
+
+def test_a_target_for_amd_has_nothing_of_cuda_and_its_own_rocm() -> None:
+    target = replace(TARGET, cuda="rocm7", capabilities=("gfx90a",))
+    plain = tuple(wheel for wheel in LOCK.wheels if not wheel.name.startswith("nvidia-"))
+    with pytest.raises(LockError, match=r"which is for NVIDIA, and the recipe says rocm: \[7\]"):
+        check_facts(LOCK, target)
+    with pytest.raises(
+        LockError, match="bring nothing for ROCm: the image would silently compute on the CPU"
+    ):
+        check_facts(replace(LOCK, wheels=plain), target)
+    plugin = replace(plain[0], name="jax-rocm7-plugin", version="0.10.2")
+    check_facts(replace(LOCK, wheels=(*plain, plugin)), target)
+    for asked in ("rocm7.0", "rocm6.4"):
+        with pytest.raises(LockError, match=r"is built for ROCm 7, the recipe asks [67]\.") as caught:
+            check_facts(replace(LOCK, wheels=(*plain, plugin)), replace(target, cuda=asked))
+        assert 'write rocm: ["7"] at' in caught.value.hint

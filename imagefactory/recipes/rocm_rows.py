@@ -1,0 +1,76 @@
+"""Rows for AMD's GPUs, with rocm in place of cuda: their capabilities are processors, and only theirs are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from imagefactory.gpu import knowledge
+from imagefactory.gpu.capability import Capability, parse_capability
+from imagefactory.recipes.reader import Reader
+from imagefactory.recipes.values import RULES
+from imagefactory.recipes.yaml_tree import YamlNode
+from imagefactory.versions import natural
+
+CUDA_CHECK = "compiler"
+"""The check of the smoke test that has no meaning without CUDA: it tries what makes code for it."""
+
+
+def check_rocm_row(
+    reader: Reader, node: YamlNode, row: Mapping[str, YamlNode], family: Mapping[str, YamlNode]
+) -> None:
+    """Tells the reader what is wrong with the keys of `row`, which stands at `node`."""
+    rocm, newest = row["rocm"], knowledge.newest_rocm()
+    if cuda := row.get("cuda"):
+        write = "give AMD's GPUs a row of their own, with rocm alone"
+        reader.fault(cuda.where, "'cuda' and 'rocm' stand in one row", write)
+    for item in rocm.items:
+        if RULES["rocm"].allows(item.text) and int(item.text.partition(".")[0]) > newest:
+            write = f"write a version of ROCm {newest} or older"
+            reader.fault(item.where, f"no ROCm {item.text} is known", write)
+    for item in row["checks"].items if "checks" in row else ():
+        if item.text == CUDA_CHECK:
+            reader.fault(item.where, f"'{CUDA_CHECK}' tries what makes code for CUDA", "remove it")
+    capabilities = row.get("capabilities") or family.get("capabilities")
+    if capabilities is None or ("capabilities" not in row and not any(_processors(capabilities))):
+        what = "the row has no 'capabilities': those of AMD's GPUs are processors"
+        write = "write capabilities: [gfx90a, gfx942] with those that the image must support"
+        reader.fault(node.where, what, write)
+
+
+def check_processors(reader: Reader, capabilities: YamlNode | None, *, rocm: bool) -> None:
+    """Tells the reader which `capabilities` are not those of the row's GPUs, and which no GPU has."""
+    for item in capabilities.items if capabilities else ():
+        if not RULES["capability"].allows(item.text):
+            continue
+        amd = item.text.startswith("gfx")
+        if amd and not rocm:
+            write = "give AMD's GPUs a row of their own, with rocm in place of cuda"
+            reader.fault(item.where, f"'{item.text}' is a processor of AMD's, and the row is for CUDA", write)
+        elif rocm and not amd:
+            write = "write its processor, such as gfx90a"
+            reader.fault(item.where, f"'{item.text}' is no GPU of AMD's, and the row is for ROCm", write)
+        elif amd and item.text not in knowledge.known_processors():
+            near = _nearest(item.text)
+            write = f"did you mean {near}?" if near else "`rocminfo` tells the processor of a GPU"
+            reader.fault(item.where, f"no processor '{item.text}' of AMD's is known", write)
+
+
+def in_order(capabilities: Sequence[str]) -> tuple[str, ...]:
+    """By their numbers, gfx908 before gfx90a; what is none, which is told elsewhere, in natural order."""
+    return tuple(sorted(capabilities, key=_order))
+
+
+def _order(text: str) -> tuple[object, ...]:
+    try:
+        return 0, parse_capability(text), ()
+    except ValueError:
+        return 1, Capability(0, 0), natural(text)
+
+
+def _processors(node: YamlNode) -> list[str]:
+    return [item.text for item in node.items if item.text.startswith("gfx")]
+
+
+def _nearest(text: str) -> str:
+    """Those that are sold and differ in the last digit alone."""
+    return " or ".join(str(one) for one in knowledge.processors() if str(one)[:-1] == text[:-1])

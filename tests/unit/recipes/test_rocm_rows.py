@@ -1,0 +1,170 @@
+"""Rows for AMD's GPUs, with rocm in place of cuda: what they become, and what may not stand in them."""
+
+from __future__ import annotations
+
+import pytest
+
+from imagefactory.errors import RecipeError
+from imagefactory.model import Target
+from imagefactory.recipes.bases import parse_bases
+from imagefactory.recipes.expand import expand_all
+from imagefactory.recipes.recipe import parse_recipe
+from tests.made.schema import schema_accepts
+
+BASES = parse_bases(
+    """\
+bases:
+  - {name: debian-12, suite: bookworm, python: "3.11", glibc: "2.36", packages: [python3], public: a.b/c:12}
+""",
+    "recipes/bases.yaml",
+)
+JAX = """\
+family: jax
+description: JAX from PyPI
+source: pypi
+framework: jax
+platform: linux/amd64
+base: debian-12
+python: "3.11"
+capabilities: ["8.0"]
+waive: [collective]
+matrix:
+  - version: "0.10.2"
+    cuda: ["12"]
+    extras: [cuda12]
+  - version: "0.10.2"
+    rocm: ["7", "6.4"]
+    extras: [rocm7-local]
+    capabilities: [gfx1100, gfx90a, gfx908]
+"""
+ON = """\
+family: lab
+description: with more
+matrix:
+  - on: jax-0.10.2-rocm7
+    packages: [rich]
+"""
+
+
+def targets(*texts: str) -> dict[str, Target]:
+    recipes = [parse_recipe(text, f"recipes/{number}.yaml") for number, text in enumerate(texts)]
+    return {target.name: target for target in expand_all(recipes, BASES)}
+
+
+def faults(*texts: str) -> tuple[str, ...]:
+    with pytest.raises(RecipeError) as caught:
+        targets(*texts)
+    return caught.value.faults
+
+
+def test_a_row_makes_a_target_for_each_rocm() -> None:
+    made = targets(JAX)
+    assert list(made) == ["jax-0.10.2-cu12", "jax-0.10.2-rocm7", "jax-0.10.2-rocm64"]
+    target = made["jax-0.10.2-rocm7"]
+    assert (target.gpu, target.cuda, target.waive) == (True, "rocm7", ("collective",))
+    assert target.capabilities == ("gfx908", "gfx90a", "gfx1100")
+    assert target.requirements == ("jax[rocm7-local]==0.10.2.*",)
+    assert "compiler" not in target.checks
+    assert "cuda-version" in target.checks
+    assert made["jax-0.10.2-cu12"].capabilities == ("8.0",)
+
+
+def test_the_build_for_rocm_may_be_a_distribution_of_its_own() -> None:
+    text = JAX.replace("    extras: [rocm7-local]\n", "    framework: tensorflow-rocm\n")
+    assert targets(text)["jax-0.10.2-rocm7"].requirements == ("tensorflow-rocm==0.10.2.*",)
+    assert schema_accepts(text)
+
+
+def test_what_is_built_on_it_is_for_rocm_too() -> None:
+    lab = targets(JAX, ON)["lab-0.10.2-rocm7"]
+    assert (lab.cuda, lab.capabilities) == ("rocm7", ("gfx908", "gfx90a", "gfx1100"))
+    (told,) = faults(JAX, ON + '    capabilities: ["9.0"]\n')
+    assert "recipes/1.yaml:4:5: 9.0 runs nothing of jax-0.10.2-rocm7, for ROCm 7 (remove it)" in told
+    assert not faults(JAX, ON.replace("rocm7", "cu12") + "    capabilities: [gfx90a]\n")[1:]
+
+
+@pytest.mark.parametrize("text", [JAX, ON])
+def test_the_schema_accepts_them(text: str) -> None:
+    assert schema_accepts(text)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (
+            'rocm: ["7", "6.4"]',
+            'rocm: ["7"]\n    cuda: ["12"]',
+            "16:11: 'cuda' and 'rocm' stand in one row (give AMD's GPUs a row of their own, with rocm alone)",
+        ),
+        (
+            "[gfx1100, gfx90a, gfx908]",
+            '[gfx90a, "9.0"]',
+            "17:28: '9.0' is no GPU of AMD's, and the row is for ROCm (write its processor, such as gfx90a)",
+        ),
+        (
+            "extras: [cuda12]",
+            "extras: [cuda12]\n    capabilities: [gfx90a]",
+            "14:20: 'gfx90a' is a processor of AMD's, and the row is for CUDA",
+        ),
+        (
+            "[gfx1100, gfx90a, gfx908]",
+            "[gfx90a]\n    checks: [compiler]",
+            "'compiler' tries what makes code for",
+        ),
+        ('rocm: ["7", "6.4"]', 'rocm: ["7.x"]', "'rocm' cannot be"),
+        ('rocm: ["7", "6.4"]', "rocm: []", "rocm"),
+    ],
+)
+def test_faults_that_the_schema_knows(old: str, new: str, told: str) -> None:
+    text = JAX.replace(old, new, 1)
+    found = faults(text)
+    assert any(told in one for one in found), found
+    assert not schema_accepts(text)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (
+            '"7", "6.4"',
+            '"12.1"',
+            "recipes/0.yaml:15:12: no ROCm 12.1 is known (write a version of ROCm 7 or older)",
+        ),
+        (
+            "gfx90a, gfx908",
+            "gfx90f",
+            "17:29: no processor 'gfx90f' of AMD's is known (did you mean gfx906 or gfx908 or gfx90a?)",
+        ),
+        (
+            "gfx90a, gfx908",
+            "gfx777",
+            "no processor 'gfx777' of AMD's is known (`rocminfo` tells the processor of a GPU)",
+        ),
+        (
+            "    capabilities: [gfx1100, gfx90a, gfx908]\n",
+            "",
+            "14:5: the row has no 'capabilities': those of AMD's GPUs are processors (write",
+        ),
+        (
+            "[rocm7-local]",
+            "[cuda12]",
+            "the extra 'cuda12' of jax 0.10.2 brings CUDA, and the row is for AMD's GPUs",
+        ),
+        (
+            "    extras: [rocm7-local]\n",
+            "    framework: onnxruntime-gpu\n",
+            "is built for CUDA, and the row is for AMD's GPUs (name the build for AMD's GPUs in",
+        ),
+    ],
+)
+def test_faults_that_only_a_person_or_a_table_knows(old: str, new: str, told: str) -> None:
+    found = faults(JAX.replace(old, new, 1))
+    assert any(told in one for one in found), found
+
+
+def test_conda_has_no_rows_for_rocm() -> None:
+    text = JAX.replace("source: pypi", "source: conda\nchannels: [conda-forge]").replace(
+        "    extras: [rocm7-local]\n", ""
+    )
+    assert any("'rocm' belongs to source pypi" in one for one in faults(text))
+    assert not schema_accepts(text)
