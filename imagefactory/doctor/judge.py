@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from imagefactory.doctor.facts import MODULES, Diagnosis, Disk, Health, MachineFacts
+from imagefactory.doctor.gpus import judge_gpus
 from imagefactory.errors import extra_hint
 from imagefactory.progress import format_bytes
-from imagefactory.runners.gpu_devices import count_gpus
 from imagefactory.runners.limits import format_amount
 from imagefactory.web import redact
 
@@ -40,7 +39,7 @@ def decide(facts: MachineFacts) -> tuple[Diagnosis, ...]:
         *_network(facts),
         *(_disk(disk) for disk in facts.disks),
         _cores(facts),
-        *_gpus(facts),
+        *judge_gpus(facts),
     )
 
 
@@ -354,43 +353,6 @@ def _cores(facts: MachineFacts) -> Diagnosis:
     return Diagnosis(
         name="cores", state=state, detail=f"{facts.cores} for this process", needed_for="comfort"
     )
-
-
-def _gpus(facts: MachineFacts) -> list[Diagnosis]:
-    count = count_gpus(Path(node) for node in facts.gpu_nodes)
-    if not count:
-        return [
-            Diagnosis(
-                name="GPU",
-                state=Health.WARNING,
-                detail="no NVIDIA GPU here: images can be built and smoke-tested, not verified",
-                remedy="run it where `nvidia-smi` lists a GPU: `imagefactory run --nv TARGET -- ...`",
-                needed_for="gpu",
-            )
-        ]
-    detail = f"{count} NVIDIA GPU{'s' if count > 1 else ''}, driver {facts.driver or 'of unknown version'}"
-    if not any(name.startswith("libcuda.so") for name in facts.driver_libraries):
-        return [
-            Diagnosis(
-                name="GPU",
-                state=Health.MISSING,
-                detail=f"{detail}; the dynamic linker knows no libcuda.so",
-                remedy="install the driver's libraries (Debian: apt-get install libcuda1) and run ldconfig",
-                needed_for="gpu",
-            )
-        ]
-    names = {Path(node).name for node in facts.gpu_nodes}
-    if not {"nvidiactl", "nvidia-uvm"} <= names:
-        return [
-            Diagnosis(
-                name="GPU",
-                state=Health.DENIED,
-                detail=f"{detail}; /dev/nvidiactl or /dev/nvidia-uvm is missing",
-                remedy="nvidia-modprobe -c 0 -u",
-                needed_for="gpu",
-            )
-        ]
-    return [Diagnosis(name="GPU", state=Health.OK, detail=detail, needed_for="gpu")]
 
 
 def _numbers(version: str) -> tuple[int, int]:

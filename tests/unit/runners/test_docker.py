@@ -13,9 +13,10 @@ from imagefactory.engines.docker import parse_version
 from imagefactory.errors import ToolError, UsageError
 from imagefactory.model import Mount, RunSpec
 from imagefactory.runners import docker_owner
-from imagefactory.runners.docker import arguments, explain, not_started, plan
+from imagefactory.runners.docker import arguments, plan
 from imagefactory.runners.docker_daemon import DockerDaemon
 from imagefactory.runners.docker_owner import is_alive
+from imagefactory.runners.docker_words import explain, not_started
 
 SPEC = RunSpec(argv=("python", "-c", "print(1)"))
 
