@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from imagefactory.runners.amd_devices import AmdGpus
 from imagefactory.runners.limits import Limits
 
 MODULES = ("uv", "isal", "zstandard", "installer", "jinja2", "requests", "tenacity", "rich")
@@ -91,6 +92,7 @@ class MachineFacts:
     gpu_nodes: tuple[str, ...]
     driver: str
     driver_libraries: tuple[str, ...]
+    amd: AmdGpus | None = None
     engine: str = "assemble"
     runner: str = "unshare"
     probes: tuple[Probe, ...] = ()

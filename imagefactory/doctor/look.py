@@ -19,6 +19,7 @@ from imagefactory.doctor.facts import MODULES, Diagnosis, Disk, MachineFacts, Sa
 from imagefactory.doctor.judge import decide
 from imagefactory.errors import FactoryError
 from imagefactory.lock.debian.sources import read_sources
+from imagefactory.runners.amd_devices import find_amd_gpus
 from imagefactory.runners.gpu_devices import (
     find_device_nodes,
     parse_driver_version,
@@ -105,6 +106,7 @@ def gather(
         gpu_nodes=tuple(map(str, nodes)),
         driver=parse_driver_version(version.read_text()) if version.is_file() else "",
         driver_libraries=_driver_libraries() if nodes else (),
+        amd=find_amd_gpus(dev=root / "dev", sys=root / "sys"),
         engine=settings.engine.value,
         runner=settings.runner.value or ENGINES[settings.engine.value].runner,
         probes=ask_all(Access(settings=settings, environ=environ), asked),

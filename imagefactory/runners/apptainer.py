@@ -37,7 +37,7 @@ from imagefactory.files import folder_for_a_while
 from imagefactory.model import Completed, RunSpec
 from imagefactory.oci.model import Image, Sif
 from imagefactory.runners.apptainer_command import ApptainerCommand, clean, mount_option
-from imagefactory.runners.gpu_devices import find_gpus
+from imagefactory.runners.gpu_devices import GpuDevices, find_gpus
 from imagefactory.runners.limits import refuse_limits
 from imagefactory.runners.protocol import RunnerGround
 from imagefactory.runners.spec import check_spec, planned_mounts
@@ -51,11 +51,15 @@ EnsureSif = Callable[[Image], Sif]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApptainerCaller:
-    """Who asks: the effective ids, and where util-linux' `unshare` is (empty: nowhere)."""
+    """Who asks: the effective ids, and where util-linux' `unshare` is (empty: nowhere).
+
+    `gpus` are the options for the GPUs of this machine, by their makers.
+    """
 
     uid: int
     gid: int
     unshare: str
+    gpus: tuple[str, ...] = ("--nv",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +99,7 @@ def plan(program: str, sif: str, spec: RunSpec, caller: ApptainerCaller, *, star
         else:
             options += ["--net", "--network", "none"]
     if spec.gpus:
-        options.append("--nv")
+        options += caller.gpus
     for name, flag in (("processes", "--pids-limit"), ("memory", "--memory")):
         if amount := dict(spec.limits).get(name):
             options += [flag, str(amount)]
@@ -107,6 +111,11 @@ def plan(program: str, sif: str, spec: RunSpec, caller: ApptainerCaller, *, star
         # Not --env, which splits values at commas.
         environment=tuple((f"APPTAINERENV_{name}", value) for name, value in spec.environment),
     )
+
+
+def gpu_options(found: GpuDevices) -> tuple[str, ...]:
+    """What apptainer is told of GPUs; --rocm binds /dev/kfd, /dev/dri and the machine's ROCm libraries."""
+    return (*(["--nv"] if found.nvidia else []), *(["--rocm"] if found.amd else []))
 
 
 def make_runner(ground: RunnerGround) -> ApptainerRunner:
@@ -138,13 +147,13 @@ class ApptainerRunner:
         """
         check_spec(spec)
         planned_mounts(spec)
-        if spec.gpus:
-            find_gpus()
+        found = find_gpus() if spec.gpus else None
         sif = image if isinstance(image, Sif) else self.ensure_sif(image)
         caller = ApptainerCaller(
             uid=os.geteuid(),
             gid=os.getegid(),
             unshare=shutil.which("unshare", path=self.command.search) or "",
+            gpus=gpu_options(found) if found else (),
         )
         started = os.memfd_create("started")
         try:

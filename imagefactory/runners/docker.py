@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from imagefactory.errors import ToolError
@@ -28,9 +29,11 @@ from imagefactory.model import Completed, Mount, RunSpec
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.model import Image, Sif
 from imagefactory.progress import QUIET, Progress
+from imagefactory.runners.amd_devices import AmdGpus, find_amd_gpus
 from imagefactory.runners.docker_daemon import DockerDaemon, run_name
 from imagefactory.runners.docker_owner import OWNER, boot_id, is_alive, this_process
 from imagefactory.runners.docker_words import explain, not_started
+from imagefactory.runners.gpu_devices import count_gpus, find_device_nodes
 from imagefactory.runners.limits import refuse_limits
 from imagefactory.runners.protocol import RunnerGround
 from imagefactory.runners.spec import check_spec, planned_mounts
@@ -52,7 +55,10 @@ KILL_AGAIN = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerPlan:
-    """A container to make, in plain values. `devices` are CDI names; without any, `gpus` asks for all."""
+    """A container to make, in plain values. `devices` are CDI names; without any, `gpus` asks for all.
+
+    `amd` are AMD's GPUs of this machine, where it has some and they are asked for.
+    """
 
     argv: tuple[str, ...]
     environment: tuple[str, ...]
@@ -67,10 +73,19 @@ class ContainerPlan:
     tty: bool
     interactive: bool
     limits: tuple[tuple[str, int | None], ...]
+    amd: AmdGpus | None = None
 
 
-def plan(spec: RunSpec, *, devices: tuple[str, ...] = (), tty: bool = False) -> ContainerPlan:
-    """Decides a container. Raises UsageError for a spec that cannot be."""
+def plan(
+    spec: RunSpec,
+    *,
+    devices: tuple[str, ...] = (),
+    tty: bool = False,
+    amd: AmdGpus | None = None,
+    nvidia: bool = True,
+) -> ContainerPlan:
+    """Decides a container. `nvidia`: this machine has, beside `amd`, NVIDIA's GPUs. Raises UsageError for a
+    spec that cannot be."""
     check_spec(spec)
     refuse_limits(spec, "docker", ("scratch",))
     tmpfs = [("/dev/shm", f"rw,nosuid,nodev,exec,mode=1777,size={SHARED_MEMORY}")]  # noqa: S108
@@ -86,11 +101,12 @@ def plan(spec: RunSpec, *, devices: tuple[str, ...] = (), tty: bool = False) -> 
         read_only=spec.read_only,
         tmpfs=tuple(tmpfs),
         mounts=planned_mounts(spec),
-        gpus=spec.gpus,
+        gpus=spec.gpus and (nvidia or amd is None),
         devices=devices if spec.gpus else (),
         tty=tty,
         interactive=not spec.capture,
         limits=spec.limits,
+        amd=amd if spec.gpus else None,
     )
 
 
@@ -133,7 +149,9 @@ class DockerRunner:
         if isinstance(image, Sif):
             raise ToolError(f"docker cannot run {image.name}, a .sif file", hint="--runner apptainer")
         tty = not spec.capture and os.isatty(0) and os.isatty(1)
-        decided = plan(spec, devices=self.devices, tty=tty)
+        amd = find_amd_gpus() if spec.gpus else None
+        nvidia = count_gpus(find_device_nodes(Path("/dev"))) > 0
+        decided = plan(spec, devices=self.devices, tty=tty, amd=amd, nvidia=nvidia)
         if spec.gpus and self.daemon.facts().podman:
             raise ToolError(
                 f"podman answers at {self.daemon.place}, and it ignores the request for GPUs: the command "
@@ -292,6 +310,8 @@ def arguments(decided: ContainerPlan, owner: str) -> dict[str, Any]:
             for mount in decided.mounts
         ],
         "device_requests": requests or None,
+        "devices": [f"{path}:{path}:rwm" for path in decided.amd.devices] if decided.amd else None,
+        "group_add": list(decided.amd.groups) if decided.amd else None,
         "tty": decided.tty,
         "stdin_open": decided.interactive,
         "cap_drop": ["ALL"],

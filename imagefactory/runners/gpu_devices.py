@@ -1,6 +1,6 @@
-"""The machine's NVIDIA devices and driver libraries, as a sandbox needs them.
+"""The machine's GPUs, as a sandbox needs them: devices of both makers, and NVIDIA's driver libraries.
 
-The driver's user-space libraries belong to the machine's kernel module, never to an image; they are
+NVIDIA's user-space libraries belong to the machine's kernel module, never to an image; they are
 found through the dynamic linker's cache. Which ones compute work needs: the lists that NVIDIA's own
 container library uses for its `utility` and `compute` capabilities.
 """
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imagefactory.errors import ToolError
+from imagefactory.runners.amd_devices import find_amd_gpus
 
 # Where they appear inside a sandbox: `libraries` and `programs` below it.
 DRIVER_FOLDER = "/usr/local/nvidia-driver"
@@ -37,7 +38,7 @@ PROGRAMS = ("nvidia-smi", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
 CACHE_LINE = re.compile(r"^\s+(?P<name>\S+) \((?P<kind>[^)]*)\) => (?P<path>/.+)$")
 CACHE_KINDS = {"x86_64": "x86-64", "aarch64": "AArch64"}
 LDCONFIG = ("/sbin/ldconfig", "/usr/sbin/ldconfig")
-NO_GPU_HINT = "run this where `nvidia-smi` lists a GPU, or do not ask for one"
+NO_GPU_HINT = "run this where `nvidia-smi` or `rocminfo` lists a GPU, or do not ask for one"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,14 @@ class GpuDevices:
     links: tuple[tuple[str, str], ...]
     programs: tuple[str, ...]
     driver: str
+
+    @property
+    def nvidia(self) -> bool:
+        return bool(self.libraries)
+
+    @property
+    def amd(self) -> bool:
+        return any(path.endswith("/kfd") for path in self.devices)
 
 
 def parse_linker_cache(text: str, *, machine: str) -> tuple[tuple[str, str], ...]:
@@ -90,6 +99,7 @@ def find_gpus(
     *,
     dev: Path = Path("/dev"),
     proc: Path = Path("/proc"),
+    sys: Path = Path("/sys"),
     programs: tuple[Path, ...] = (Path("/usr/bin"), Path("/usr/local/bin")),
     linker_cache: str | None = None,
 ) -> GpuDevices:
@@ -97,9 +107,11 @@ def find_gpus(
 
     `linker_cache` is the text of `ldconfig -p`; None asks ldconfig.
     """
-    nodes = find_device_nodes(dev)
+    nodes, amd = find_device_nodes(dev), find_amd_gpus(dev=dev, sys=sys)
+    if amd and not count_gpus(nodes):
+        return GpuDevices(devices=amd.devices, libraries=(), links=(), programs=(), driver=amd.driver)
     if not count_gpus(nodes):
-        raise ToolError(f"no GPU: there is no {dev}/nvidia0", hint=NO_GPU_HINT)
+        raise ToolError(f"no GPU: there is no {dev}/nvidia0 and no {dev}/kfd with a GPU", hint=NO_GPU_HINT)
     names = {node.name for node in nodes}
     for needed in ("nvidiactl", "nvidia-uvm"):
         if needed not in names:
@@ -119,7 +131,7 @@ def find_gpus(
     files = {path.resolve() for _, path in cached}
     version = proc / "driver/nvidia/version"
     return GpuDevices(
-        devices=tuple(map(str, nodes)),
+        devices=(*map(str, nodes), *(amd.devices if amd else ())),
         libraries=tuple(sorted(map(str, files))),
         links=tuple((name, path.resolve().name) for name, path in cached if path.resolve().name != name),
         programs=tuple(

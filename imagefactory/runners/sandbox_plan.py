@@ -11,7 +11,7 @@ from typing import Any
 
 from imagefactory.errors import StoreError, ToolError, UsageError
 from imagefactory.model import RunSpec
-from imagefactory.runners.gpu_devices import DRIVER_FOLDER, GpuDevices
+from imagefactory.runners.gpu_devices import DRIVER_FOLDER, NO_GPU_HINT, GpuDevices
 from imagefactory.runners.limits import Limits
 from imagefactory.runners.sandbox.seccomp import ARCHITECTURES
 from imagefactory.runners.spec import planned_mounts
@@ -97,7 +97,7 @@ def plan(
             hint=f"it runs on {', '.join(sorted(ARCHITECTURES))}",
         )
     if spec.gpus and gpus is None:
-        raise ToolError("no GPU", hint="run this where `nvidia-smi` lists a GPU, or do not ask for one")
+        raise ToolError("no GPU", hint=NO_GPU_HINT)
     _refuse_nul(spec)
     _check_image(place.environment)
     if not spec.workdir.startswith("/"):
@@ -113,6 +113,7 @@ def plan(
         environment.setdefault("TERM", "xterm")
     if spec.gpus and gpus is not None:
         driver = {"folder": DRIVER_FOLDER, **asdict(gpus)}
+    if spec.gpus and gpus is not None and gpus.nvidia:
         searched = environment.get("LD_LIBRARY_PATH")
         libraries = f"{DRIVER_FOLDER}/libraries"
         environment["LD_LIBRARY_PATH"] = f"{searched}:{libraries}" if searched else libraries

@@ -21,6 +21,7 @@ from imagefactory.doctor.look import (
     has_subordinate_ids,
 )
 from imagefactory.errors import ToolError
+from imagefactory.runners.amd_devices import AmdGpus
 from imagefactory.settings.load import load_settings
 
 REACHED = {"package index", "debian mirror", "registry", "docker"}
@@ -131,6 +132,29 @@ def test_single_faults(change: dict[str, object], name: str, state: Health, reme
     (finding,) = bad(replace(HEALTHY, **change))  # type: ignore[arg-type]
     assert (finding.name, finding.state) == (name, state)
     assert remedy in finding.remedy
+
+
+AMD = AmdGpus(
+    processors=("gfx90a", "gfx90a", "gfx1100"), devices=("/dev/kfd", "/dev/dri"), groups=(44,), driver=""
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "state", "told", "remedy"),
+    [
+        ({}, Health.OK, "AMD: 2 x gfx90a, 1 x gfx1100, the kernel's own amdgpu", ""),
+        ({"driver": "6.12.12"}, Health.OK, "amdgpu 6.12.12", ""),
+        ({"devices": ("/dev/kfd",)}, Health.DENIED, "there is no /dev/dri", "--device /dev/dri"),
+        ({"refused": ("/dev/kfd",)}, Health.DENIED, "you may not open /dev/kfd", "usermod -aG render,video"),
+    ],
+)
+def test_gpus_of_amd(change: dict[str, object], state: Health, told: str, remedy: str) -> None:
+    facts = replace(HEALTHY, gpu_nodes=(), amd=replace(AMD, **change))  # type: ignore[arg-type]
+    (line,) = [one for one in decide(facts) if one.name == "GPU"]
+    assert line.state is state
+    assert told in line.detail
+    assert remedy in line.remedy
+    assert len([one for one in decide(replace(HEALTHY, amd=AMD)) if one.name == "GPU"]) == 2
 
 
 def test_what_a_build_imports_is_looked_for() -> None:

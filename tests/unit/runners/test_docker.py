@@ -13,6 +13,7 @@ from imagefactory.engines.docker import parse_version
 from imagefactory.errors import ToolError, UsageError
 from imagefactory.model import Mount, RunSpec
 from imagefactory.runners import docker_owner
+from imagefactory.runners.amd_devices import AmdGpus
 from imagefactory.runners.docker import arguments, plan
 from imagefactory.runners.docker_daemon import DockerDaemon
 from imagefactory.runners.docker_owner import is_alive
@@ -53,6 +54,20 @@ def test_what_is_asked_for_is_given() -> None:
         ("/inside", "/b", False),
         ("/inside/deep", "/a", True),
     ]
+
+
+def test_gpus_are_asked_for_by_their_makers_ways() -> None:
+    spec = replace(SPEC, gpus=True)
+    amd = AmdGpus(
+        processors=("gfx90a",), devices=("/dev/kfd", "/dev/dri"), groups=(44, 109), driver="", refused=()
+    )
+    alone = arguments(plan(spec, amd=amd, nvidia=False), "owner")
+    assert alone["devices"] == ["/dev/kfd:/dev/kfd:rwm", "/dev/dri:/dev/dri:rwm"]
+    assert (alone["group_add"], alone["device_requests"]) == ([44, 109], None)
+    both = arguments(plan(spec, amd=amd), "owner")
+    assert (len(both["devices"]), len(both["device_requests"])) == (2, 1)
+    for none in (arguments(plan(SPEC, amd=amd), "owner"), arguments(plan(spec), "owner")):
+        assert (none["devices"], none["group_add"]) == (None, None)
 
 
 def test_limits_that_are_asked_for_are_dockers_own() -> None:
