@@ -46,7 +46,7 @@ def _nvidia(facts: MachineFacts) -> list[Diagnosis]:
                 name="GPU",
                 state=Health.WARNING,
                 detail="no GPU here: images can be built and smoke-tested, not verified",
-                remedy="run it where `nvidia-smi` or `rocminfo` lists a GPU: `imagefactory run --nv TARGET -- ...`",
+                remedy="go where `nvidia-smi` or `rocminfo` lists one: `imagefactory run --nv TARGET -- ...`",
                 needed_for="gpu",
             )
         ]

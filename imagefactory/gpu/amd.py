@@ -12,6 +12,8 @@ from imagefactory.gpu.model import Answer, Contents, Library, LibraryReach, Pred
 
 _OBJECTS = (".co", ".hsaco")
 """The files of which a library loads those for the GPU that it finds: none of them lacks anything."""
+_RUNTIME = "libamdhip64"
+NO_RUNTIME = "; ROCm's own libraries are not in it, and must be where it runs"
 
 
 def amd_runs(code: Code, target: str) -> bool:
@@ -121,12 +123,13 @@ def _answer(contents: Contents, parts: list[_Part], target: str) -> tuple[Answer
             return Answer.NO, f"{_name(part)} has no code for {target}, {only}"
     if not any(part.fitting for part in parts):
         return Answer.NO, f"no code for {target}, {only}"
+    hip = "" if any(name.startswith(_RUNTIME) for name in contents.toolkit) else NO_RUNTIME
     if lacking := [_name(part) for part in parts if part.fitting < part.total]:
         some = ", ".join(lacking[:3]) + (", ..." if lacking[3:] else "")
-        return Answer.PARTLY, f"{len(lacking)} of {len(parts)} libraries lack code for {target}: {some}"
+        return Answer.PARTLY, f"{len(lacking)} of {len(parts)} libraries lack code for {target}: {some}{hip}"
     which = f"all {len(parts)} libraries" if len(parts) > 1 else "its one library"
     have = "have" if len(parts) > 1 else "has"
-    return Answer.YES, f"{which} with code for AMD's GPUs {have} it for {target}"
+    return Answer.YES, f"{which} with code for AMD's GPUs {have} it for {target}{hip}"
 
 
 def _objects_alone(contents: Contents, target: str, only: str) -> tuple[Answer, str]:

@@ -36,6 +36,7 @@ LEGEND = (
 )
 
 ALIKE = "5.0-6.1: all cards from 5.0 to 6.1 alike; GPUs beside an ARM processor (8.7, 11.0) are left out"
+ALIKE_AMD = "gfx908-gfx942: all known processors from gfx908 to gfx942 alike"
 
 
 def format_gpu(gpu: CompatGpu, rows: Sequence[CompatRow], width: int | None = None) -> str:
@@ -116,7 +117,8 @@ def format_rows(
         named = ["", "a wider terminal and --json name the sources"]
     else:
         text, named = format_table(header, table), _named(sources, "Sources")
-    alike = [ALIKE] if any(len(some) > 1 for some in groups) else []
+    amd = any(one.processor for one in capabilities)
+    alike = [ALIKE_AMD if amd else ALIKE] if any(len(some) > 1 for some in groups) else []
     more = [*LEGEND, *alike, *named, *_blank(rows), *_unlocked(rows)]
     return "\n".join([text, "", *fold(more, width)])
 

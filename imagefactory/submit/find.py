@@ -269,4 +269,6 @@ def _anywhere(one: Findable) -> tuple[FoundGpu, ...]:
 
 
 def _sorted(rows: Iterable[FoundGpu]) -> tuple[FoundGpu, ...]:
-    return tuple(sorted(rows, key=lambda row: (_WEIGHT[row.basis], natural(row.capability), row.name)))
+    return tuple(
+        sorted(rows, key=lambda row: (_WEIGHT[row.basis], parse_capability(row.capability), row.name))
+    )

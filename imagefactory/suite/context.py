@@ -33,8 +33,8 @@ class Expected:
 
     `framework` is a file of frameworks/, `distribution` its name in the lock, `packages` maps the names
     of locked wheels (PEP 503) to versions, `conda` those of conda's packages to `version build`, empty for
-    an environment without them. `cuda` is `12.1` or `12`. `uid` is the user the suite must find itself to
-    be, None when that is not looked at.
+    an environment without them. `cuda` is `12.1`, `12`, `rocm7` or `none`. `uid` is the user the
+    suite must find itself to be, None when that is not looked at.
     """
 
     nonce: str
@@ -48,6 +48,11 @@ class Expected:
     checks: tuple[str, ...]
     uid: int | None
     conda: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def rocm(self) -> str:
+        """`7` of an image for AMD's GPUs, empty for any other."""
+        return self.cuda[len(table.ROCM) :] if self.cuda.startswith(table.ROCM) else ""
 
     @property
     def locked(self) -> dict[str, str]:

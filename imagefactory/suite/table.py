@@ -6,6 +6,7 @@ because an image says so.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
 FORMAT = 1
@@ -25,6 +26,8 @@ UNPRIVILEGED_UID = 65534
 
 # What stands for CUDA's version in an image for CPUs alone.
 NO_CUDA = "none"
+# What stands before ROCm's version in its place, in an image for AMD's GPUs.
+ROCM = "rocm"
 
 # A package's name in the lock, PyPI's or conda's -> the file of frameworks/ that knows it.
 FRAMEWORKS = {
@@ -34,6 +37,7 @@ FRAMEWORKS = {
     "tensorflow": "tensorflow",
     "tensorflow-cpu": "tensorflow",
     "tensorflow-gpu": "tensorflow",
+    "tensorflow-rocm": "tensorflow",
     "jax": "jax",
     "jaxlib": "jax",
     "onnxruntime": "onnxruntime",
@@ -76,7 +80,7 @@ OPERATIONS_NOT_APPLICABLE = {
 
 def module_of(package: str) -> str:
     """The module that a package is imported as, as far as its name tells."""
-    name = package.lower().removesuffix("-gpu").removesuffix("-cpu")
+    name = re.sub("-(gpu|cpu|rocm)$", "", package.lower())
     return {"pytorch": "torch", "cupy-cuda12x": "cupy"}.get(name, name.replace("-", "_"))
 
 

@@ -226,9 +226,9 @@ def program_folders(program: str) -> tuple[str, ...]:
 def find_opened_by_name(context: Context, scan: Scan, system: System) -> tuple[int, list[str]]:
     """How many of the framework's OPENED_BY_NAME are within its reach, and a fault for each that is not.
 
-    An image for CPUs alone has none of them.
+    They are NVIDIA's: an image for CPUs alone or for AMD's GPUs has none of them.
     """
-    if context.expected.cuda == table.NO_CUDA:
+    if context.expected.cuda == table.NO_CUDA or context.expected.rocm:
         return 0, []
     framework = context.expected.framework
     owners, names = OPENED_BY_NAME.get(framework, ((), ()))

@@ -1,4 +1,4 @@
-"""JAX with its CUDA plugin."""
+"""JAX with its plugin for CUDA or ROCm."""
 
 from __future__ import annotations
 
@@ -44,6 +44,24 @@ def cuda_version(context: Context) -> tuple[str, str]:
     return f"{number // 1000}.{number % 1000 // 10}", f"{how}, {', '.join(runtimes)}"
 
 
+def rocm_version(context: Context) -> tuple[str, str]:
+    """The ROCm of jax's plugin, which tells its major version by its name and must load."""
+    plugins = {
+        point.value: point.name
+        for point in importlib.metadata.entry_points(group="jax_plugins")
+        if "rocm" in point.name
+    }
+    if len(plugins) != 1:
+        told = ", ".join(sorted(plugins.values())) or "none"
+        raise Failure(f"jax has one ROCm plugin or computes on the CPU, here it has {told}: {_mend(context)}")
+    (module_name, name), *_ = plugins.items()
+    number = re.search(r"rocm([0-9])([0-9]?)$", name)
+    if number is None:
+        raise Failure(f"the ROCm plugin {name} does not tell which ROCm it is for")
+    load_all(module_name, name)
+    return ".".join(filter(None, number.groups())), f"plugin {name}"
+
+
 def find_gpu_code(context: Context) -> str:
     """Loads the libraries of the plugin, which must be one, and names it.
 
@@ -61,16 +79,23 @@ def find_gpu_code(context: Context) -> str:
     if len(plugins) > 1:
         raise Failure(f"jax has more than one CUDA plugin: {', '.join(sorted(plugins.values()))}")
     (module_name, name), *_ = plugins.items()
-    folder = os.path.dirname(str(importlib.import_module(module_name).__file__))
-    libraries = glob.glob(os.path.join(folder, "*.so"))
-    if not libraries:
-        raise Failure(f"the CUDA plugin {name} has no library in {folder}")
-    for library in libraries:
-        ctypes.CDLL(library)
+    load_all(module_name, name)
     return f"plugin {name}"
 
 
+def load_all(module_name: str, name: str) -> None:
+    """Loads a plugin's libraries. Raises Failure where there are none, OSError where one does not load."""
+    folder = os.path.dirname(str(importlib.import_module(module_name).__file__))
+    libraries = glob.glob(os.path.join(folder, "*.so"))
+    if not libraries:
+        raise Failure(f"the plugin {name} has no library in {folder}")
+    for library in libraries:
+        ctypes.CDLL(library)
+
+
 def _mend(context: Context) -> str:
+    if context.expected.rocm:
+        return f"install jax[rocm{context.expected.rocm.partition('.')[0]}-local]"
     if "jaxlib" in context.expected.conda:
         return f"lock jaxlib's build for CUDA {context.expected.cuda} (build string *cuda*)"
     return f"install jax[cuda{context.expected.cuda.partition('.')[0]}]"

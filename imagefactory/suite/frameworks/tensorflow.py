@@ -13,6 +13,7 @@ MODULES = (
     ("tensorflow", "tensorflow"),
     ("tensorflow-cpu", "tensorflow"),
     ("tensorflow-gpu", "tensorflow"),
+    ("tensorflow-rocm", "tensorflow"),
     ("keras", "keras"),
 )
 
@@ -34,6 +35,13 @@ def cuda_version(context: Context) -> tuple[str, str]:
         )
     code = " ".join(build.get("cuda_compute_capabilities", ()))
     return build["cuda_version"], f"cuDNN {build.get('cudnn_version')}, code for {code}"
+
+
+def rocm_version(context: Context) -> tuple[str, str]:
+    build = _tensorflow().sysconfig.get_build_info()
+    if not build.get("is_rocm_build"):
+        raise Failure(f"tensorflow was built without ROCm: lock its build for ROCm {context.expected.rocm}")
+    return build["rocm_version"], ""
 
 
 def _tensor(values: object, kind: str) -> Any:

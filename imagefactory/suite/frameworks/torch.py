@@ -40,6 +40,16 @@ def cuda_version(context: Context) -> tuple[str, str]:
     return torch.version.cuda, f"code for {' '.join(torch._C._cuda_getArchFlags().split())}"
 
 
+def rocm_version(context: Context) -> tuple[str, str]:
+    torch = _torch()
+    if torch.version.hip is None:
+        raise Failure(
+            f"torch {torch.__version__} was built without ROCm: "
+            f"lock the build for ROCm {context.expected.rocm}"
+        )
+    return torch.version.hip, f"code for {' '.join(torch._C._cuda_getArchFlags().split())}"
+
+
 def _tensor(values: object, kind: str) -> Any:
     torch = _torch()
     return torch.tensor(values, dtype=getattr(torch, kind))

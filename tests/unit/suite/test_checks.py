@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import math
 import os
 import subprocess
@@ -235,6 +236,82 @@ def test_builds_for_cpus_are_their_frameworks(package: str) -> None:
     name = table.FRAMEWORKS[package]
     framework = importlib.import_module(f"imagefactory.suite.frameworks.{name}")
     assert dict(framework.MODULES)[package] == table.module_of(package) == name
+
+
+def test_an_image_for_amd_opens_none_of_nvidias_libraries(tmp_path: Path) -> None:
+    context = make_context(tmp_path, framework="jax", cuda="rocm7")
+    assert libraries.check(context).numbers["opened-by-name"] == 0
+
+
+def test_the_build_for_rocm_is_its_framework() -> None:
+    framework = importlib.import_module("imagefactory.suite.frameworks.tensorflow")
+    assert dict(framework.MODULES)["tensorflow-rocm"] == table.module_of("tensorflow-rocm") == "tensorflow"
+
+
+class Builds:
+    """A framework that says what it was built for."""
+
+    def __init__(self, rocm: str) -> None:
+        self.rocm = rocm
+
+    def prepare(self) -> None:
+        """Nothing."""
+
+    def rocm_version(self, _: object) -> tuple[str, str]:
+        return self.rocm, "its plugin"
+
+
+@pytest.mark.parametrize(
+    ("built", "asked", "told"),
+    [
+        ("7", "rocm7", ""),
+        ("6.4.43", "rocm6.4", ""),
+        ("6.4.1", "rocm7", "made for ROCm 6.4.1, the recipe says 7"),
+    ],
+)
+def test_a_build_for_rocm_must_be_the_recipes(tmp_path: Path, built: str, asked: str, told: str) -> None:
+    context = make_context(tmp_path, Builds(built), framework="jax", cuda=asked)
+    if told:
+        with pytest.raises(Failure, match=told):
+            cuda.check(context)
+    else:
+        assert cuda.check(context).detail == f"ROCm {built} (its plugin)"
+
+
+def test_a_framework_whose_rocm_nobody_knows_fails(tmp_path: Path) -> None:
+    numba = importlib.import_module("imagefactory.suite.frameworks.numba")
+    context = make_context(tmp_path, numba, framework="numba", distribution="numba", cuda="rocm7")
+    with pytest.raises(Failure, match="the suite knows no build of numba for ROCm"):
+        cuda.check(context)
+
+
+@pytest.mark.parametrize(
+    ("points", "told"),
+    [
+        (("xla_rocm7",), ""),
+        ((), "here it has none: install jax\\[rocm7-local\\]"),
+        (("xla_rocm7", "xla_rocm60"), "here it has xla_rocm60, xla_rocm7"),
+        (("xla_rocm",), "does not tell which ROCm"),
+    ],
+)
+def test_the_rocm_of_jax_is_its_plugins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, points: tuple[str, ...], told: str
+) -> None:
+    jax = importlib.import_module("imagefactory.suite.frameworks.jax")
+    made = [
+        importlib.metadata.EntryPoint(name=name, value=f"jax_plugins.{name}", group="jax_plugins")
+        for name in (*points, "cuda12")
+    ]
+    loaded: list[tuple[str, str]] = []
+    monkeypatch.setattr(jax.importlib.metadata, "entry_points", lambda group: made)
+    monkeypatch.setattr(jax, "load_all", lambda *names: loaded.append(names))
+    context = make_context(tmp_path, jax, framework="jax", cuda="rocm7")
+    if told:
+        with pytest.raises(Failure, match=told):
+            jax.rocm_version(context)
+    else:
+        assert jax.rocm_version(context) == ("7", "plugin xla_rocm7")
+        assert loaded == [("jax_plugins.xla_rocm7", "xla_rocm7")]
 
 
 def test_libraries_of_another_machine_are_counted_and_not_judged(tmp_path: Path) -> None:
