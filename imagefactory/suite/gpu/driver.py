@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from . import kernels
+
 LIBRARY = "libcuda.so.1"
 
 # CUresult
@@ -93,21 +95,36 @@ class Device:
 
 
 class Driver:
-    """libcuda, opened. Raises OSError where the loader finds none."""
+    """libcuda, opened. Raises OSError where the loader finds none.
+
+    `sources` are kernels in its `language`, `compiled_by` who makes code of them, by the call `compiles`.
+    """
+
+    language, compiled_by, compiles = "PTX", "the driver", "cuModuleLoadDataEx"
+    file = "libcuda.so"
+    sources = kernels.PTX
 
     def __init__(self, library: str = LIBRARY) -> None:
         self.library = ctypes.CDLL(library)
 
     def call(self, name: str, *arguments: Any) -> None:
         """Raises DriverError for any answer but success."""
+        self.ask(self.library, name, SHAPES[name], arguments)
+
+    def ask(self, library: Any, name: str, shape: tuple[Any, ...], arguments: tuple[Any, ...]) -> None:
+        """Calls what a library exports under that name."""
         try:
-            function = getattr(self.library, name)
+            function = getattr(library, name)
         except AttributeError:
             raise DriverError(name, -1, "this driver has no such call") from None
-        function.argtypes, function.restype = SHAPES[name], ctypes.c_int
+        function.argtypes, function.restype = shape, ctypes.c_int
         code = function(*arguments)
         if code != 0:
             raise DriverError(name, code, self.explain(code))
+
+    def begin(self) -> None:
+        """Before any other call."""
+        self.call("cuInit", 0)
 
     def explain(self, code: int) -> str:
         """`CUDA_ERROR_NO_DEVICE (100): no CUDA-capable device is detected`, in the driver's words."""

@@ -1,4 +1,4 @@
-"""The kernels of T0: PTX as text, for the driver to compile, and what they must give.
+"""The kernels of T0: PTX and HIP as text, for the driver or HIPRTC to compile, and what they must give.
 
 PTX 6.0 for sm_50 is older than every driver and GPU that a recipe can ask for (CUDA 9), and still works: PTX
 for an older GPU compiles for every newer one (CUDA C++ Programming Guide, "PTX Compatibility"). CUDA 13 makes
@@ -59,9 +59,27 @@ done:
 }
 """
 
-ADD = _COMBINE.replace("OPERATION", "add.rn.f32")
-SUBTRACT = _COMBINE.replace("OPERATION", "sub.rn.f32")
-BROKEN = _COMBINE.replace("OPERATION", "imagine.f32")
+_COMBINE_HIP = """\
+extern "C" __global__ void combine(const float* left, const float* right, float* result, unsigned count)
+{
+    unsigned at = blockIdx.x * blockDim.x + threadIdx.x;
+    if (at < count)
+        result[at] = left[at] OPERATION right[at];
+}
+"""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """One kernel that adds, one that subtracts, and one that is none."""
+
+    add: str
+    subtract: str
+    broken: str
+
+
+PTX = Sources(*(_COMBINE.replace("OPERATION", word) for word in ("add.rn.f32", "sub.rn.f32", "imagine.f32")))
+HIP = Sources(*(_COMBINE_HIP.replace("OPERATION", word) for word in ("+", "-", "imagine")))
 
 
 @dataclass(frozen=True)

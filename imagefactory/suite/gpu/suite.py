@@ -29,7 +29,7 @@ LOOK_SECONDS = 0.05
 LOG_BYTES = 64 * 1024
 LONGEST_WORDS = 600
 
-VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+VISIBLE_DEVICES, VISIBLE_AMD = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 REHEARSED = "a rehearsal on the CPU: the driver was not asked"
 
 # The facts of T0 that stand in the report.
@@ -172,7 +172,7 @@ def environment_of(
     if asked.rehearsal:
         environment[VISIBLE_DEVICES] = "-1"
     elif facts.get("visible", 0) > 1:
-        environment[VISIBLE_DEVICES] = facts["device"]["uuid"]
+        environment[VISIBLE_AMD if asked.expected.rocm else VISIBLE_DEVICES] = facts["device"]["uuid"]
     return environment
 
 

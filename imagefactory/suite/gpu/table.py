@@ -107,6 +107,14 @@ CHECKS_NOT_APPLICABLE = {
     ("cupy", "ptx-code"): "CuPy has NVRTC make machine code, and hands that to the driver",
 }
 
+# check -> why it has no meaning on AMD's GPUs.
+ROCM_NOT_APPLICABLE = {
+    "ptx-code": "AMD's GPUs have no PTX: code is for a processor or it is not",
+    "collective": "the suite knows NCCL, and ROCm has RCCL",
+    "library-versions": "cuDNN and NCCL are NVIDIA's",
+    "portability": "the suite knows ONNX Runtime's build for CUDA alone",
+}
+
 # CuPy uses NCCL where it is locked; of cuDNN it knows nothing since 14.
 NCCL, NO_NCCL = "nvidia-nccl", "the lock holds no NCCL (nvidia-nccl-cu12), which CuPy takes where it is there"
 
@@ -120,6 +128,14 @@ def part_of(check: str) -> str:
     return next(part for part, checks in PARTS.items() if check in checks)
 
 
+def is_rocm(packages: Mapping[str, str]) -> bool:
+    """Whether a lock is of builds for AMD's GPUs, by a name (`jax-rocm7-plugin`) or a local version."""
+    return any(
+        "-rocm" in name or name.endswith("-migraphx") or "+rocm" in version
+        for name, version in packages.items()
+    )
+
+
 def not_applicable(framework: str, check: str, packages: Mapping[str, str]) -> str:
     """Why `check` has no meaning for this framework and lock; empty when it has.
 
@@ -127,6 +143,8 @@ def not_applicable(framework: str, check: str, packages: Mapping[str, str]) -> s
     """
     if framework == table.OTHER:
         return "no framework of the suite is in this image" if check in OF_FRAMEWORKS else ""
+    if reason := ROCM_NOT_APPLICABLE.get(check) if is_rocm(packages) else None:
+        return reason
     if check == "portability":
         return not_portable(framework, packages)
     if framework == "cupy" and check in ("collective", "library-versions"):

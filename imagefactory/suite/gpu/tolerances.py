@@ -49,7 +49,7 @@ def unit_of(kind: str) -> float:
 
 def applies(kind: str, capability: str) -> bool:
     """Whether a GPU of `capability` (`7.5`; empty in a rehearsal) multiplies numbers of this kind."""
-    if not capability:
+    if not capability or capability.startswith("gfx"):  # of AMD's all that ROCm supports have them
         return True
     major, _, minor = capability.partition(".")
     return (int(major), int(minor or 0)) >= OLDEST.get(kind, (0, 0))

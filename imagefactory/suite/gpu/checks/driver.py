@@ -15,6 +15,7 @@ from ...context import Failure, Finding
 from .. import driver, kernels, table
 from ..context import Discovery, GpuContext, Refusal
 from ..driver import Device, Driver, DriverError
+from ..hip import Hip
 from ..libraries import mapped_files
 
 # More blocks than a GPU has multiprocessors; no multiple of one, so that the last has threads without work.
@@ -56,10 +57,12 @@ HINTS = {
 
 
 def check_driver(context: GpuContext) -> Finding:
-    """libcuda is there, starts, and takes the CUDA that the image was made for."""
+    """libcuda is there, starts, and takes the CUDA that the image was made for; or the image's HIP starts."""
     with driver_words():
-        library = start()
+        library = start(context)
         version = library.version()
+    if context.asked.expected.rocm:
+        return Finding(f"HIP {version} starts; {loaded_from(library)}")
     facts = {"cuda": version}
     oldest = context.asked.driver
     if oldest and _numbers(version) < _numbers(oldest):
@@ -69,14 +72,14 @@ def check_driver(context: GpuContext) -> Finding:
             facts=facts,
         )
     needs = f", the image needs {oldest}" if oldest else ""
-    return Discovery(f"the driver takes CUDA up to {version}{needs}; {loaded_from()}", facts=facts)
+    return Discovery(f"the driver takes CUDA up to {version}{needs}; {loaded_from(library)}", facts=facts)
 
 
 def check_device(context: GpuContext) -> Finding:
     """There is a GPU, and it is of the capability that was asked for."""
     wanted = context.asked.capability
     with driver_words():
-        devices = start().devices()
+        devices = start(context).devices()
     if not devices:
         raise Failure("the driver counts no GPU", outcome=table.NO_GPU)
     device = choose(devices, wanted)
@@ -102,14 +105,15 @@ def check_device(context: GpuContext) -> Finding:
 
 
 def check_vector_add(context: GpuContext) -> Finding:
-    """The driver compiles PTX and the GPU adds two vectors, exactly."""
+    """The driver compiles PTX, or HIPRTC HIP, and the GPU adds two vectors, exactly."""
     vectors = kernels.make_vectors(context.asked.expected.nonce, COUNT)
     with driver_words(), opened(context) as library:
-        found = combine(library, vectors, kernels.ADD)
+        found = combine(library, vectors, library.sources.add)
     wrong = kernels.compare(found, vectors.total())
     if wrong:
         raise Failure(wrong, outcome=table.WRONG_NUMBERS)
-    return Finding(f"{COUNT} sums by PTX that the driver compiled, all exact", {"elements": COUNT})
+    how = f"{library.language} that {library.compiled_by} compiled"
+    return Finding(f"{COUNT} sums by {how}, all exact", {"elements": COUNT})
 
 
 def check_memory_returned(context: GpuContext) -> Finding:
@@ -137,7 +141,7 @@ def check_driver_controls(context: GpuContext) -> Finding:
     total = vectors.total()
     unseen = []
     with driver_words(), opened(context) as library:
-        subtracted = combine(library, vectors, kernels.SUBTRACT)
+        subtracted = combine(library, vectors, library.sources.subtract)
         if not kernels.compare(subtracted, total):
             unseen.append("a kernel that subtracts gave the sum")
         if kernels.compare(subtracted, vectors.difference()):
@@ -145,12 +149,12 @@ def check_driver_controls(context: GpuContext) -> Finding:
         if not kernels.compare(combine(library, vectors, None), total):
             unseen.append("the sum was there though no kernel ran")
         try:
-            combine(library, vectors, kernels.BROKEN)
+            combine(library, vectors, library.sources.broken)
         except DriverError as error:
-            if error.call != "cuModuleLoadDataEx":
+            if error.call != library.compiles:
                 raise
         else:
-            unseen.append("PTX that is none was compiled")
+            unseen.append(f"{library.language} that is none was compiled")
         _, missing = measure(library, LEAK, leak=LEAK)
         if missing < LEAK - SLACK:
             unseen.append(f"{LEAK} bytes that were kept were not missed")
@@ -172,24 +176,30 @@ def driver_words() -> Iterator[None]:
     try:
         yield
     except DriverError as error:
-        hint = f" ({HINTS[error.code]})" if error.code in HINTS else ""
+        hint = f" ({HINTS[error.code]})" if error.code in HINTS and error.call.startswith("cu") else ""
         raise Failure(f"{error}{hint}", outcome=WORDS.get(error.code, table.LOAD_FAILED)) from error
 
 
-def start() -> Driver:
-    """libcuda, initialised. Raises Failure where there is none, DriverError where it does not start."""
-    try:
-        library = Driver()
-    except OSError as error:
-        raise Failure(f"no driver was given to the container: {error}", outcome=table.NO_GPU) from error
-    library.call("cuInit", 0)
+def start(context: GpuContext) -> Driver:
+    """libcuda or HIP, started. Raises Failure where there is none, DriverError where it does not start."""
+    if context.asked.expected.rocm:
+        try:
+            library: Driver = Hip()
+        except OSError as error:
+            raise Failure(f"the image's ROCm is not there: {error}", outcome=table.LOAD_FAILED) from error
+    else:
+        try:
+            library = Driver()
+        except OSError as error:
+            raise Failure(f"no driver was given to the container: {error}", outcome=table.NO_GPU) from error
+    library.begin()
     return library
 
 
 @contextlib.contextmanager
 def opened(context: GpuContext) -> Iterator[Driver]:
     """The driver with the context of the device that was found, current."""
-    library = start()
+    library = start(context)
     found = [device for device in library.devices() if device.uuid == context.device["uuid"]]
     if not found:
         raise Failure(f"{context.device['uuid']} is gone", outcome=table.INFRASTRUCTURE)
@@ -251,9 +261,10 @@ def measure(library: Driver, size: int, *, leak: int) -> tuple[int, int]:
     return min(rounds, key=lambda one: abs(one[1] - leak) + max(0, size - one[0]))
 
 
-def loaded_from() -> str:
-    """Where the loader found libcuda: the driver's own, or one that the image brings (cuda-compat)."""
-    return f"libcuda is {', '.join(path for path in mapped_files() if 'libcuda.so' in path)}"
+def loaded_from(library: Driver) -> str:
+    """Where the loader found it: of libcuda the driver's own, or one that the image brings (cuda-compat)."""
+    name = library.file.partition(".")[0]
+    return f"{name} is {', '.join(path for path in mapped_files() if library.file in path)}"
 
 
 def _numbers(version: str) -> tuple[int, ...]:

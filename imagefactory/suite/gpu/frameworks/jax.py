@@ -1,4 +1,4 @@
-"""JAX with its CUDA plugin."""
+"""JAX with its plugin for CUDA or ROCm."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .transfer import Transfer
 
 KINDS = ("float32", "tf32", "float16", "bfloat16")
 CPU_LACKS: tuple[str, ...] = ()
-PLATFORMS = ("gpu", "cuda")
-"""What jax calls a device of its CUDA plugin, and may call it."""
+PLATFORMS = ("gpu", "cuda", "rocm")
+"""What jax calls a device of its plugin, and may call it."""
 
 
 def prepare(context: GpuContext) -> None:
@@ -27,7 +27,8 @@ def prepare(context: GpuContext) -> None:
     The CPU is named too, because a control must see a result of it refused. jax from 0.10 on leaves the first
     out without a word where it sees no GPU, so `_device` looks.
     """
-    os.environ["JAX_PLATFORMS"] = "cpu" if context.asked.rehearsal else "cuda,cpu"
+    gpu = "rocm" if context.asked.expected.rocm else "cuda"
+    os.environ["JAX_PLATFORMS"] = "cpu" if context.asked.rehearsal else f"{gpu},cpu"
     os.environ["JAX_ENABLE_X64"] = "1"
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
 

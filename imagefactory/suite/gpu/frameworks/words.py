@@ -6,8 +6,8 @@ import re
 
 from .. import table
 
-# Outcome -> what CUDA's runtime and driver, XLA and ONNX Runtime write. 35, 100 and 209 are of `cudaError_t`;
-# a driver mismatch is a libcuda that does not fit the kernel's module.
+# Outcome -> what CUDA's runtime and driver, HIP, XLA and ONNX Runtime write. 35, 100 and 209 are of
+# `cudaError_t`; a driver mismatch is a libcuda that does not fit the kernel's module.
 SAYINGS = (
     (
         table.DRIVER_TOO_OLD,
@@ -25,6 +25,7 @@ SAYINGS = (
     (
         table.NO_KERNEL,
         r"no kernel image|NO_BINARY_FOR_GPU|INVALID_DEVICE_FUNCTION|invalid device function|"
+        r"hipErrorNoBinaryForGpu|hipErrorSharedObjectInitFailed|INVALID_ISA|"
         r"JIT_COMPILATION_DISABLED|PTX JIT compilation was disabled|ARCH_MISMATCH|"
         r"CUDA (?:failure|error):? 209\b",
     ),
@@ -32,7 +33,8 @@ SAYINGS = (
         table.NO_GPU,
         r"no CUDA-capable device|CUDA_ERROR_NO_DEVICE|No CUDA GPUs are available|No CUDA devices? found|"
         r"no NVIDIA driver on your system|Could not satisfy device specification \S*GPU|"
-        r"Unknown backend:? '?(?:cuda|gpu)|CUDA (?:failure|error):? 100\b",
+        r"no ROCm-capable device|hipErrorNoDevice|No HIP GPUs are available|"
+        r"Unknown backend:? '?(?:cuda|gpu|rocm)|CUDA (?:failure|error):? 100\b",
     ),
 )
 
