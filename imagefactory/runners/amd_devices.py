@@ -12,6 +12,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+NODES = "class/kfd/kfd/topology/nodes"
+"""Below /sys."""
 _VERSION = re.compile(r"^gfx_target_version ([0-9]{1,6})$", re.MULTILINE)
 
 
@@ -32,7 +34,7 @@ class AmdGpus:
 
 def find_amd_gpus(*, dev: Path = Path("/dev"), sys: Path = Path("/sys")) -> AmdGpus | None:
     """None where the kernel tells of none, or has no device for them."""
-    processors = read_processors(sys / "class/kfd/kfd/topology/nodes")
+    processors = read_processors(sys / NODES)
     nodes = (dev / "kfd", *sorted(dev.glob("dri/renderD*")))
     if not processors or not nodes[0].exists():
         return None

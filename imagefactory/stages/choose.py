@@ -13,7 +13,6 @@ from imagefactory.access import Access, open_registry, registry_place, repositor
 from imagefactory.documents import shown
 from imagefactory.errors import BuildError, NothingSelectedError, StaleError, UsageError
 from imagefactory.factory import Factory
-from imagefactory.gpu.builds import rocm_of
 from imagefactory.lock.files import lock_digest
 from imagefactory.model import Definition, Target
 from imagefactory.oci.graph import Place, read_manifest
@@ -50,20 +49,15 @@ def choose_image(factory: Factory, name: str, registry: str, progress: Progress)
     """
     made, where = _find(factory, name, registry, progress)
     definition = definition_of(factory, made, name)
-    refuse_others(definition.target)
+    refuse_cpu(definition.target)
     subject = subject_of(made, definition.target.name)
     if registry and where is None:
         where = _in_registry(factory, definition.target, subject, registry)
     return Chosen(made=made, subject=subject, definition=definition, where=where)
 
 
-def refuse_others(target: Target) -> None:
-    """Raises UsageError where the GPU suite has nothing to verify: in images for CPUs, or for AMD's GPUs."""
-    if rocm_of(target.cuda):
-        raise UsageError(
-            f"{target.name} is for AMD's GPUs, which the GPU suite does not know: no verdict is made of it",
-            hint=f"what runs where is predicted: imagefactory inspect {target.name}",
-        )
+def refuse_cpu(target: Target) -> None:
+    """Raises UsageError for a target without GPUs: the GPU suite has nothing to verify there."""
     if not target.gpu:
         raise UsageError(
             f"{target.name} is for CPUs alone: the GPU suite has nothing to verify in it",
@@ -80,7 +74,7 @@ def check_name(factory: Factory, name: str) -> None:
         if at:
             check_digest(digest)
         if ":" not in plain:
-            refuse_others(select_one(factory.targets, plain))
+            refuse_cpu(select_one(factory.targets, plain))
 
 
 def subject_of(made: Image | Sif, target: str) -> Subject:

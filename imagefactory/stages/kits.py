@@ -17,6 +17,7 @@ from pathlib import Path
 from imagefactory.access import Access, open_registry, registry_place, repository_of
 from imagefactory.errors import CheckFailedError, UsageError
 from imagefactory.factory import Factory
+from imagefactory.gpu.builds import rocm_of
 from imagefactory.model import Outcome, Target
 from imagefactory.oci.model import Sif
 from imagefactory.oci.sif import kept_sifs
@@ -204,6 +205,11 @@ def write_kit(
     """
     chosen = choose_image(factory, name, options.registry, progress)
     definition, where = chosen.definition, chosen.where
+    if rocm_of(definition.target.cuda):
+        raise UsageError(
+            f"{definition.target.name} is for AMD's GPUs, and a kit starts its image with NVIDIA's alone",
+            hint="verify it on the machine itself: imagefactory verify there",
+        )
     with factory.layout.in_use(progress):
         predicted = predicted_of(factory, chosen, None, progress)
     nonce = format_nonce(os.urandom(NONCE_BYTES))

@@ -132,7 +132,7 @@ def missing_evidence(report: GpuReport) -> str:
     if gpu is None:
         return f"the suite met {device.uuid}, which {teller} does not tell"
     if gpu.uuid not in hardware.known:
-        return f"the suite met {device.uuid}, which /proc/driver/nvidia does not tell"
+        return f"the suite met {device.uuid}, which the driver itself does not tell"
     if gpu.capability != device.capability:
         return f"the suite met capability {device.capability}, and {teller} tells {gpu.capability}"
     return "the pool simulates that GPU" if pool and is_simulated(gpu.uuid) else ""

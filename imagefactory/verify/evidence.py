@@ -11,6 +11,7 @@ from typing import Annotated
 
 from imagefactory.documents import Fields, Fixed, Pairs
 from imagefactory.errors import NoGpuError
+from imagefactory.verify.amd_evidence import AMD_HERE, AmdPlaces, read_amd
 from imagefactory.verify.kit.hardware import FORMAT, HINT, MACHINE, NoGpu, Places, read_hardware
 from imagefactory.verify.model import SEEN_HERE, DeviceNode, GpuIdentity, Hardware, Uuid, Version
 
@@ -26,15 +27,18 @@ _EVIDENCE = Fields(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalEvidence:
-    """The GPUs of this machine: NVML, /proc/driver/nvidia and device nodes, which must agree."""
+    """The GPUs of this machine: NVML, /proc/driver/nvidia and device nodes, which must agree; else AMD's."""
 
     places: Places = MACHINE
+    amd: AmdPlaces = AMD_HERE
 
     def read(self) -> Hardware:
         """Raises NoGpuError where there is none to be seen, StatementError for what no driver would say."""
         try:
             found = read_hardware(self.places)
         except NoGpu as error:
+            if other := read_amd(self.amd):
+                return other
             raise NoGpuError(str(error), hint=HINT) from error
         return parse_evidence(found, SEEN_HERE, "this machine's GPUs")
 

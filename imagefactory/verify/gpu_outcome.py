@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from imagefactory.documents import CAPABILITY
 from imagefactory.model import CheckResult, CheckState, Completed, Outcome
 from imagefactory.suite import table as frameworks
 from imagefactory.suite.gpu import table
-from imagefactory.verify.model import GpuIdentity, GpuReport, Hardware, Subject, digits_of
+from imagefactory.verify.model import UUID, GpuIdentity, GpuReport, Hardware, Subject, digits_of
 from imagefactory.verify.suite_report import (
     ReportFault,
     SuiteCheck,
@@ -32,8 +33,6 @@ CONTRADICTION = "contradiction"
 
 _FIELDS = ("format", "nonce", "target", "python", "level", "rehearsal", "cuda", "device", "running", "checks")
 _CUDA = re.compile(r"[0-9]{1,3}\.[0-9]{1,2}")
-_CAPABILITY = re.compile(r"[1-9][0-9]?\.[0-9]")
-_UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +111,9 @@ def _parse_device(value: object) -> GpuIdentity | None:
     whole = (
         isinstance(name, str)
         and isinstance(capability, str)
-        and _CAPABILITY.fullmatch(capability)
+        and CAPABILITY.fullmatch(capability)
         and isinstance(uuid, str)
-        and _UUID.fullmatch(uuid)
+        and UUID.fullmatch(uuid)
         and isinstance(memory, int)
         and not isinstance(memory, bool)
         and 0 < memory < 1 << 53

@@ -15,6 +15,7 @@ from typing import Any
 
 from imagefactory.errors import FactoryError
 from imagefactory.files import folder_for_a_while
+from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.drivers import driver_floor
 from imagefactory.model import Definition, Mount, Outcome, RunSpec
 from imagefactory.oci.model import Image, Sif
@@ -37,15 +38,15 @@ from imagefactory.verify.suite_files import (
 from imagefactory.verify.suite_report import ReportFault, clean, read_report
 
 ENTRY = "verify.py"
-VISIBLE = "CUDA_VISIBLE_DEVICES"
+VISIBLE, VISIBLE_AMD = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuAsk:
     """What a person wants to know. `capability` is the one the GPU must have (`8.0`), empty for any.
 
-    `predicted` is by capability. `visible` is the caller's own CUDA_VISIBLE_DEVICES: a batch system's word
-    on which GPUs are its job's. A `rehearsal` is for tests alone.
+    `predicted` is by capability. `visible` is the caller's own CUDA_VISIBLE_DEVICES, of AMD's GPUs
+    ROCR_VISIBLE_DEVICES: a batch system's word on which GPUs are its job's. A `rehearsal` is for tests alone.
     """
 
     nonce: str
@@ -82,7 +83,7 @@ def ask_gpu(definition: Definition, ask: GpuAsk) -> dict[str, Any]:
         "nonce": ask.nonce,
         "level": ask.level,
         "capability": ask.capability,
-        "driver": driver_floor(definition.target.cuda),
+        "driver": "" if rocm_of(definition.target.cuda) else driver_floor(definition.target.cuda),
         "predicted": {key: asdict(row) for key, row in sorted(ask.predicted.items())},
         "rehearsal": ask.rehearsal,
     }
@@ -126,10 +127,13 @@ def verify_gpu(trial: GpuTrial, runner: Runner, clock: Callable[[], datetime]) -
     if not trial.ask.rehearsal:
         if trial.hardware is None:
             return not_started(run, Outcome.NO_GPU, "the host saw no GPU")
-        gpu = choose_gpu(trial.hardware, trial.ask.capability)
+        amd = bool(rocm_of(trial.definition.target.cuda))
+        gpu = choose_gpu(trial.hardware, trial.ask.capability, amd=amd)
         if gpu is None:
             there = ", ".join(f"{one.name} ({one.capability})" for one in trial.hardware.gpus)
-            reason = f"asked for a GPU of capability {trial.ask.capability}, this machine has {there}"
+            kind = f" of capability {trial.ask.capability}" if trial.ask.capability else ""
+            kind = kind or f" of {'AMD' if amd else 'NVIDIA'}'s"
+            reason = f"asked for a GPU{kind}, this machine has {there}"
             return not_started(run, Outcome.WRONG_GPU, reason)
         environment = visible_gpus(trial.hardware, gpu, trial.ask.visible)
     with folder_for_a_while("imagefactory-verify-") as folder:
@@ -149,16 +153,18 @@ def verify_gpu(trial: GpuTrial, runner: Runner, clock: Callable[[], datetime]) -
     return outcome_of(replace(run, ended=clock()), brought)
 
 
-def choose_gpu(hardware: Hardware, capability: str) -> GpuIdentity | None:
-    """The first GPU of this capability, or the first at all where none is asked for."""
-    return next((gpu for gpu in hardware.gpus if capability in ("", gpu.capability)), None)
+def choose_gpu(hardware: Hardware, capability: str, *, amd: bool = False) -> GpuIdentity | None:
+    """The first of that maker's GPUs of this capability, or the first at all where none is asked for."""
+    its = [gpu for gpu in hardware.gpus if gpu.capability.startswith("gfx") == amd]
+    return next((gpu for gpu in its if capability in ("", gpu.capability)), None)
 
 
 def visible_gpus(hardware: Hardware, gpu: GpuIdentity, visible: str) -> tuple[tuple[str, str], ...]:
     """What the image's environment says of GPUs: the batch system's word, else one GPU of several."""
+    name = VISIBLE_AMD if gpu.capability.startswith("gfx") else VISIBLE
     if visible:
-        return ((VISIBLE, visible),)
-    return ((VISIBLE, gpu.uuid),) if len(hardware.gpus) > 1 else ()
+        return ((name, visible),)
+    return ((name, gpu.uuid),) if len(hardware.gpus) > 1 else ()
 
 
 def _prepare(folder: Path, files: Mapping[str, bytes], asked: Mapping[str, Any], trial: GpuTrial) -> RunSpec:

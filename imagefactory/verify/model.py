@@ -21,9 +21,10 @@ from imagefactory.settings.choices import POOLS
 QUICK, FULL = "quick", "full"
 LEVELS = (QUICK, FULL)
 
-UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|GPU-[0-9a-f]{16}")
+"""NVIDIA's, or the `unique_id` of one of AMD's."""
 Uuid = Annotated[str, Matching(UUID)]
-DeviceNode = Annotated[str, Matching(re.compile(r"/dev/nvidia[0-9]{1,3}"))]
+DeviceNode = Annotated[str, Matching(re.compile(r"/dev/(?:nvidia|dri/renderD)[0-9]{1,3}"))]
 Version = Annotated[str, Matching(re.compile(r"[0-9]{1,5}(?:\.[0-9]{1,5}){1,3}"), empty=True)]
 EvidenceKind = Annotated[str, Matching(re.compile(r"[a-z][a-z0-9-]{0,31}"))]
 """Who read the GPU's identity, and where: on this machine, by a kit, in a CI job, or a row of POOLS."""
@@ -60,7 +61,8 @@ class Hardware:
     """What the host says of its GPUs, outside of the image.
 
     `gpus` are those of NVML, `known` the UUIDs below /proc/driver/nvidia, `nodes` the device nodes
-    (`/dev/nvidia0`); `driver` is the kernel module's version. `notes` are further (name, text) pairs.
+    (`/dev/nvidia0`); `driver` is the kernel module's version. `notes` are further (name, text) pairs. Of
+    AMD's the kernel tells all of it (amd_evidence.py).
     """
 
     kind: EvidenceKind

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from imagefactory.model import Completed, Outcome, RunSpec
+from imagefactory.oci.model import Image
 from imagefactory.suite.gpu import table
+from imagefactory.suite.gpu.context import Predicted
+from imagefactory.verify.amd_evidence import AmdPlaces, read_amd
+from imagefactory.verify.gpu_run import GpuAsk, GpuTrial, verify_gpu
+from imagefactory.verify.model import GpuReport, Hardware, Subject
+from tests.made.amd import UNIQUE, make_amd_machine
 from tests.made.gpu_suite import Ground, copy_suite, make_expectations
+from tests.made.trial import PREFIX, ProcessRunner, make_definition, make_trial
+from tests.made.verdicts import HOST, digest
 
 SOURCE = Path(__file__).parents[1] / "services/libhip.c"
 LIBRARIES = ("libamdhip64.so.7", "libhiprtc.so.7")
@@ -97,3 +111,76 @@ def test_of_several_gpus_the_one_asked_for(suite: Path, library: Path, tmp_path:
     ran = ground.run(GOOD, "processor=gfx1100,gfx90a", part="driver")
     assert ran.report["facts"]["device"]["uuid"] == "GPU-00000000fafbfc01"
     assert ran.report["facts"]["visible"] == 2
+
+
+# --- from the host -------------------------------------------------------------------------------
+
+
+@dataclass
+class OnStandIn:
+    """This machine's Python as the image, with the stand-in for ROCm instead of one."""
+
+    library: Path
+    lies: str = ""
+
+    def require(self) -> str:
+        return "1"
+
+    def run(self, image: Image, spec: RunSpec) -> Completed:
+        places = {PREFIX: Path(sys.prefix), **{mount.target: mount.source for mount in spec.mounts}}
+        argv = [ProcessRunner._place(argument, places) for argument in spec.argv]
+        told = {"LD_LIBRARY_PATH": str(self.library), "IMAGEFACTORY_TEST_LIBCUDA": self.lies}
+        environment = {"PATH": os.environ["PATH"], **told, **dict(spec.environment)}
+        done = subprocess.run(argv, capture_output=True, text=True, env=environment, check=False)
+        code = done.returncode if done.returncode >= 0 else 128 - done.returncode
+        return Completed(returncode=code, stdout=done.stdout, stderr=done.stderr, seconds=0.1)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Hardware:
+    make_amd_machine(tmp_path, 0, 90010)
+    found = read_amd(AmdPlaces(dev=tmp_path / "dev", proc=tmp_path / "proc", sys=tmp_path / "sys"))
+    assert found is not None
+    return found
+
+
+def run_driver(host: Hardware | None, runner: OnStandIn) -> GpuReport:
+    """The driver part alone: the image has no framework that the suite knows."""
+    plain = make_definition(framework="nvidia-cuda-runtime-cu12", checks=("packages",))
+    definition = replace(plain, target=replace(plain.target, cuda="rocm7", capabilities=("gfx90a",)))
+    predicted = {"gfx90a": Predicted(native=True, ptx=False, runs=True, reason="it has code")}
+    trial = GpuTrial(
+        made=make_trial().image,
+        subject=Subject(target="x", index=digest("a"), manifest=digest("b"), config=digest("c")),
+        definition=definition,
+        ask=GpuAsk(nonce="0123456789abcdef0123456789abcdef", level="quick", predicted=predicted),
+        runner="unshare",
+        hardware=host,
+    )
+    return verify_gpu(trial, runner, clock())
+
+
+def clock() -> Callable[[], datetime]:
+    start = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    return iter(start + timedelta(seconds=n) for n in range(100)).__next__
+
+
+def test_a_gpu_that_the_kernel_knows_is_met(library: Path, host: Hardware) -> None:
+    report = run_driver(host, OnStandIn(library))
+    assert report.outcome is Outcome.VERIFIED, report.reason
+    assert report.device == host.gpus[0]
+    assert (report.device.uuid, report.device.name) == (f"GPU-{UNIQUE:016x}", "AMD Instinct MI250X")
+    assert report.cuda == ""
+
+
+def test_another_gpu_than_the_kernels_is_no_verdict(library: Path, host: Hardware) -> None:
+    stranger = replace(host, gpus=(replace(host.gpus[0], uuid="GPU-00000000deadbeef"),))
+    assert run_driver(stranger, OnStandIn(library)).outcome is Outcome.INFRASTRUCTURE
+    wrong = replace(host, gpus=(replace(host.gpus[0], capability="gfx942"),))
+    assert run_driver(wrong, OnStandIn(library)).outcome is Outcome.INFRASTRUCTURE
+
+
+def test_on_a_machine_of_the_other_maker_nothing_is_started(library: Path) -> None:
+    report = run_driver(HOST, OnStandIn(library))
+    assert report.outcome is Outcome.WRONG_GPU
+    assert report.reason.startswith("asked for a GPU of AMD's, this machine has ")

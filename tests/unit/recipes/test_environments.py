@@ -469,8 +469,8 @@ def test_nothing_yet_on_a_target() -> None:
 
 def test_the_frameworks_are_those_that_are_known() -> None:
     assert set(FRAMEWORKS.values()) <= set(knowledge.families().values())
-    for_cpus = {"onnxruntime", "tensorflow-cpu"}
-    assert {*FRAMEWORKS, *knowledge.families().values()} == set(table.FRAMEWORKS) - for_cpus
+    for_others = {"onnxruntime", "tensorflow-cpu", "tensorflow-rocm"}
+    assert {*FRAMEWORKS, *knowledge.families().values()} == set(table.FRAMEWORKS) - for_others
 
 
 # --- strangers' files ----------------------------------------------------------------------------

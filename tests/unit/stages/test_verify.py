@@ -32,6 +32,7 @@ from imagefactory.progress import Quiet
 from imagefactory.settings.choices import Setting
 from imagefactory.settings.load import Settings
 from imagefactory.stages import choose, sign, verify
+from imagefactory.stages.kits import KitPlace, write_kit
 from imagefactory.stages.push import PushOptions, push_target
 from imagefactory.stages.verdicts import find_in, local_place, read_court, registry_of
 from imagefactory.verdicts.keys import keys_folder, make_key
@@ -103,9 +104,6 @@ def test_an_image_for_cpus_has_nothing_to_verify(factory: Factory, target: Targe
         with pytest.raises(UsageError, match="is for CPUs alone: the GPU suite has nothing") as caught:
             choose.choose_image(cpus, name, "", Quiet())
         assert f"imagefactory build {NAME}" in caught.value.hint
-    amd = replace(factory, targets=(replace(target, cuda="rocm7", capabilities=("gfx90a",)),))
-    with pytest.raises(UsageError, match="is for AMD's GPUs, which the GPU suite does not know"):
-        choose.choose_image(amd, NAME, "", Quiet())
     with pytest.raises(UsageError, match="is for CPUs alone"):  # and not that there is no GPU here
         run(cpus, bench=no_gpu)
 
@@ -274,7 +272,7 @@ def test_evidence_that_is_not_whole_is_not_signed(factory: Factory, target: Targ
     done = run(factory, bench=make_bench(evidence=MadeUp(replace(HOST, known=()))))
     assert done.report.outcome is Outcome.VERIFIED
     assert done.signed.signed is None
-    assert "which /proc/driver/nvidia does not tell" in done.signed.why
+    assert "which the driver itself does not tell" in done.signed.why
 
 
 def test_the_answer_of_a_failed_run_is_signed_too(factory: Factory, target: Target) -> None:
@@ -457,6 +455,19 @@ def test_a_promotion_that_cannot_be_is_a_failure(call: Call, factory: Factory, t
 def test_options_that_do_not_go_together(call: Call, arguments: tuple[str, ...], words: str) -> None:
     _, err = call("verify", NAME, *arguments, code=2, bench=make_bench())
     assert words in err
+
+
+def test_no_kit_is_written_for_gpus_that_it_cannot_start(
+    factory: Factory, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_image(factory, target)
+    chosen = choose.choose_image(factory, NAME, "", Quiet())
+    definition = replace(chosen.definition, target=replace(target, cuda="rocm7"))
+    amd = replace(chosen, definition=definition)
+    monkeypatch.setattr("imagefactory.stages.kits.choose_image", lambda *_: amd)
+    with pytest.raises(UsageError, match="is for AMD's GPUs, and a kit starts its image with NVIDIA's alone"):
+        write_kit(factory, NAME, verify.VerifyOptions(), KitPlace(folder=tmp_path / "kit"), Quiet())
+    assert not (tmp_path / "kit").exists()
 
 
 def test_a_kit_is_written_without_a_gpu(call: Call, factory: Factory, target: Target, tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "which NVML does not tell",
     ),
     "another capability": ({"device": replace(MADE_UP, capability="8.6")}, "NVML tells 8.0"),
-    "not below /proc": ({"hardware": replace(HOST, known=())}, "/proc/driver/nvidia does not tell"),
+    "not below /proc": ({"hardware": replace(HOST, known=())}, "the driver itself does not tell"),
     "another below /proc": ({"hardware": replace(HOST, known=("GPU-" + PART[4:],))}, "does not tell"),
     "no node": ({"hardware": replace(HOST, nodes=())}, "no device node"),
     "no driver": ({"hardware": replace(HOST, driver="")}, "no driver"),

@@ -1,0 +1,104 @@
+"""How the identity of AMD's GPUs is read on the host, outside of any image.
+
+Three ways that must agree, as for NVIDIA's: the kernel's list of nodes, the same GPU's device below
+/sys/class/drm, and its render node. Sources: Linux, amdkfd, KFD topology: `unique_id` and `drm_render_minor`
+of a node; amdgpu, sysfs: `unique_id`, in hexadecimal, and `product_name`; proc_devices(5).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from imagefactory.errors import NoGpuError
+from imagefactory.runners.amd_devices import NODES, find_amd_gpus, processor_of
+from imagefactory.verify.model import SEEN_HERE, GpuIdentity, Hardware
+from imagefactory.verify.suite_report import clean
+
+HINT = "run this where `rocminfo` lists a GPU, as a user who may open /dev/kfd and its render node"
+_MAJOR = re.compile(r"^\s*([0-9]+)\s+drm$", re.MULTILINE)
+_RELEASE = re.compile(r"[0-9]{1,5}(?:\.[0-9]{1,5}){1,3}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AmdPlaces:
+    """Where a machine tells of its GPUs. `release` is the kernel's, empty for this one's."""
+
+    dev: Path = Path("/dev")
+    proc: Path = Path("/proc")
+    sys: Path = Path("/sys")
+    release: str = ""
+
+
+AMD_HERE = AmdPlaces()
+
+
+def read_amd(places: AmdPlaces = AMD_HERE) -> Hardware | None:
+    """None where the kernel tells of no GPU. Raises NoGpuError where one of the three ways tells otherwise.
+
+    `known` are the ids below /sys/class/drm, `nodes` the render nodes.
+    """
+    devices = find_amd_gpus(dev=places.dev, sys=places.sys)
+    if devices is None:
+        return None
+    gpus, known, nodes = [], [], []
+    for folder in sorted(path.parent for path in (places.sys / NODES).glob("*/properties")):
+        told = _properties(folder)
+        if not told.get("gfx_target_version"):
+            continue
+        number = told.get("drm_render_minor", 0)
+        uuid = f"GPU-{told.get('unique_id', 0):016x}"
+        device = places.sys / f"class/drm/renderD{number}/device"
+        if not told.get("unique_id") or _text(device / "unique_id") != uuid.removeprefix("GPU-"):
+            raise NoGpuError(f"no usable GPU: the kernel tells no one id of {device.parent.name}", hint=HINT)
+        node = places.dev / f"dri/renderD{number}"
+        if not _is_render_node(node, number, places.proc):
+            raise NoGpuError(f"no usable GPU: {node} is no render node of the driver", hint=HINT)
+        processor = processor_of(told["gfx_target_version"])
+        name = clean(_text(device / "product_name")) or f"AMD {processor}"
+        gpus.append(GpuIdentity(name=name, capability=processor, uuid=uuid, memory=_memory(folder)))
+        known.append(uuid)
+        nodes.append(f"/dev/dri/{node.name}")
+    release = _RELEASE.match(places.release or platform.release())
+    return Hardware(
+        kind=SEEN_HERE,
+        driver=devices.driver or (release[0] if release else ""),
+        gpus=tuple(gpus),
+        known=tuple(sorted(known)),
+        nodes=tuple(sorted(nodes)),
+        notes=() if devices.driver else (("amdgpu", "the kernel's own"),),
+    )
+
+
+def _properties(folder: Path) -> Mapping[str, int]:
+    """The numbers of a node; none where this user may not read them."""
+    words = (line.split() for line in _text(folder / "properties").splitlines())
+    return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdigit()}
+
+
+def _memory(folder: Path) -> int:
+    """Bytes of a GPU's own memory: the banks that are its frame buffer (heap types 1 and 2)."""
+    banks = [_properties(path) for path in folder.glob("mem_banks/*")]
+    return sum(bank.get("size_in_bytes", 0) for bank in banks if bank.get("heap_type") in (1, 2))
+
+
+def _is_render_node(path: Path, number: int, proc: Path) -> bool:
+    found = _MAJOR.search(_text(proc / "devices").partition("Block devices:")[0])
+    try:
+        facts = path.stat()
+    except OSError:
+        return False
+    wanted = (int(found[1]) if found else -1, number)
+    return stat.S_ISCHR(facts.st_mode) and (os.major(facts.st_rdev), os.minor(facts.st_rdev)) == wanted
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
