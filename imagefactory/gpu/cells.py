@@ -286,7 +286,8 @@ def _predicted(question: Question, contents: Contents) -> Iterator[Claim]:
     bare = predict_code(contents, question.capability)
     if bare.answer is Answer.UNKNOWN:
         return
-    prediction = with_driver(bare, question.driver) if question.driver else bare
+    driver = "" if question.capability.processor else question.driver  # of AMD's no code tells one
+    prediction = with_driver(bare, driver) if driver else bare
     rule = _RULES[prediction.answer]
     if prediction.answer is Answer.NO:
         rule = (

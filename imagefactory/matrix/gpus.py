@@ -174,7 +174,9 @@ def _capability(node: YamlNode, reader: Reader) -> Capability | None:
     except ValueError:
         said = show(node.text) if node.kind == "text" else node.called
         reader.fault(
-            node.where, f"'capability' cannot be {said}", "write 8.6, as nvidia-smi's compute_cap shows"
+            node.where,
+            f"'capability' cannot be {said}",
+            "write 8.6, as nvidia-smi's compute_cap shows, or gfx90a",
         )
     return None
 

@@ -62,6 +62,7 @@ def draft(wish: Wish, asked: DraftAsk, bases: Sequence[Base], targets: Sequence[
         wish = row.wish
     version = asked.version or row.version
     if not asked.cuda:
+        row.refuse_rocm()
         row.refuse_other_build(version, targets)
     cuda = asked.cuda or row.cuda(version)
     if not version or not cuda:

@@ -100,6 +100,18 @@ class Row:
                 return f"{found[1] or found[3]}.{found[2] or found[4]}"
         return "cpu" if "/cpu" in hints and self.source == "pypi" else ""
 
+    def refuse_rocm(self) -> None:
+        """Raises UsageError where the file means a build for AMD's GPUs: no row is written for those."""
+        names = (self.requirement, self.wish.builds.get(self.framework, ""), *self.wish.pip, *self.wish.hints)
+        found = next(filter(None, (re.search(r"\brocm-?([0-9][0-9.]*)?", name) for name in names)), None)
+        if found and self.source == "pypi":
+            rocm = f" {found[1]}" if found[1] else ""
+            raise UsageError(
+                f"{self.wish.file} means a build of {self.framework} for ROCm{rocm}",
+                hint="write its row by hand, with rocm in place of cuda (docs/recipes.md), or take another: "
+                "--cuda VERSION",
+            )
+
     def _own_build(self) -> str:
         """What its own build tag or build string says."""
         build = self.wish.builds.get(self.framework, "")

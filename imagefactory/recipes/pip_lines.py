@@ -93,7 +93,7 @@ def take_pip_line(wish: Wish, line: str, where: Where, beside: Beside) -> None:
     text = re.sub(r"\s--hash[= ]\S+", "", text).strip()
     if not text:
         return
-    wish.hints += re.findall(r"[/+]cu[0-9]{2,3}\b", text)
+    wish.hints += re.findall(r"[/+]cu[0-9]{2,3}\b|/rocm[0-9][0-9.]*", text)
     if text.startswith("-"):
         wish.hints += re.findall(r"/cpu\b", text)
         _option(wish, text, where, beside)

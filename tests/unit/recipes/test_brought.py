@@ -192,6 +192,20 @@ ENVIRONMENTS = (
         code=2,
     ),
     Case(
+        shape="an index of PyTorch's builds for ROCm",
+        file="requirements.txt",
+        text="--extra-index-url https://wheels.example.org/whl/rocm6.4\ntorch==2.9.1\n",
+        said=("means a build of torch for ROCm 6.4", "with rocm in place of cuda"),
+        code=2,
+    ),
+    Case(
+        shape="JAX with its plugin for ROCm",
+        file="requirements.txt",
+        text="jax[rocm7-local]==0.10.2\nflax\n",
+        said=("means a build of jax for ROCm 7", "--cuda VERSION"),
+        code=2,
+    ),
+    Case(
         shape="ACFHarbinger/Image-Toolkit env/conda.yml",
         file="conda.yml",
         text="channels:\n- defaults\n- https://conda.anaconda.org/nvidia\ndependencies:\n- python=3.11\n"
