@@ -1,8 +1,9 @@
 """Libraries of the system that wheels ask for and a base does not have, told before an image is built.
 
 What a wheel asks for is read from its own libraries where the file is in the cache, and else taken from the
-table beside this file, in which every row has its source. Only libraries that the table knows a package of
-Debian for are told: whether a wheel finds those of other wheels, the smoke test says.
+table beside this file, in which every row has its source. Only libraries that the table knows, by a
+package of Debian or by what else brings them, are told: whether a wheel finds those of other wheels, the
+smoke test says.
 """
 
 from __future__ import annotations
@@ -26,22 +27,26 @@ MOST_BYTES = 256 << 20
 class Lacking:
     """One wheel, the libraries that it asks for in vain, and the packages of Debian that have them.
 
-    `instead` is a project that does without, empty where none is known.
+    `instead` is a project that does without, empty where none is known. Where no package has them, `base` is
+    what brings them.
     """
 
     wheel: LockedWheel
     libraries: tuple[str, ...]
     packages: tuple[str, ...]
     instead: str
+    base: str = ""
 
     def told(self, base: str) -> str:
         """All of it in one line."""
+        asks = (
+            f"{self.wheel.name} {self.wheel.version} asks for {', '.join(self.libraries)}, which base {base}"
+        )
+        if self.base:
+            return f"{asks} does not have, nor has Debian: name {self.base} at base in the recipe"
         does = "" if not self.instead else f"{self.instead} does without them; or "
         names = ", ".join(self.packages)
-        return (
-            f"{self.wheel.name} {self.wheel.version} asks for {', '.join(self.libraries)}, which base "
-            f"{base} does not have: {does}write system: [{names}] in the recipe"
-        )
+        return f"{asks} does not have: {does}write system: [{names}] in the recipe"
 
 
 @cache
@@ -57,6 +62,7 @@ def find_lacking(
     `cached` gives a wheel's file, None where it is not there.
     """
     known: dict[str, str] = _table()["library"]
+    elsewhere: dict[str, str] = _table()["elsewhere"]
     there = {name.removesuffix("t64") for name in base}
     rows = {row["name"]: row for row in _table()["wheel"]}
     found = []
@@ -76,6 +82,11 @@ def find_lacking(
                     instead=row.get("instead", ""),
                 )
             )
+        if other := sorted(name for name in wanted if name in elsewhere):
+            lacking = Lacking(
+                wheel=wheel, libraries=tuple(other), packages=(), instead="", base=elsewhere[other[0]]
+            )
+            found.append(lacking)
     return tuple(found)
 
 

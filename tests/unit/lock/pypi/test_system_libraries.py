@@ -44,6 +44,14 @@ def locked_as(name: str) -> LockedWheel:
     return LockedWheel(name=name, version="1", filename=f"{name}.whl", sha256="1" * 64, size=1)
 
 
+def test_what_debian_does_not_have_wants_another_base() -> None:
+    (one,) = find_lacking((locked_as("jax-rocm7-pjrt"),), BASE, lambda _: None)
+    assert one.told("debian-12") == (
+        "jax-rocm7-pjrt 1 asks for libMIOpen.so.1, libamdhip64.so.7, librocblas.so.5, which base debian-12 "
+        "does not have, nor has Debian: name an image with ROCm at base in the recipe"
+    )
+
+
 def test_a_wheel_that_is_here_is_read(tmp_path: Path) -> None:
     data = library(tmp_path, "demo.so", "libGL.so.1", "libown-1.so.2", "libX11.so.6", "libodd.so.1")
     own = library(tmp_path, "libown-1.so.2")
@@ -72,4 +80,4 @@ def test_the_table_has_sources_and_known_libraries() -> None:
     table = tomllib.loads(Path(system_libraries.__file__).with_suffix(".toml").read_text())
     for row in table["wheel"]:
         assert row["source"]
-        assert set(row["needs"]) <= set(table["library"]), row["name"]
+        assert set(row["needs"]) <= {*table["library"], *table["elsewhere"]}, row["name"]
