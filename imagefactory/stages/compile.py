@@ -149,7 +149,8 @@ def _refuse_failed(asked: CompileAsk, done: Completed) -> None:
 
 
 def _has_nvcc(target: Target) -> bool:
-    return target.source == "pypi" and int(target.cuda.partition(".")[0]) >= 13
+    major = target.cuda.partition(".")[0]
+    return target.source == "pypi" and major.isdigit() and int(major) >= 13
 
 
 def _take_source(access: Access, text: str, lock: Lock, folder: Path) -> _Source:

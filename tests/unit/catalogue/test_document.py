@@ -43,7 +43,7 @@ from imagefactory.verdicts.envelope import format_json, parse_envelope, seal
 from imagefactory.verdicts.model import Standing
 from imagefactory.verdicts.revocation import Withdrawal, sign_revocation
 from imagefactory.verdicts.trust import Trust
-from tests.made.catalogue import SIF_SUBJECT, make_catalogue, make_image, signed
+from tests.made.catalogue import PREDICTED, SIF_SUBJECT, make_catalogue, make_image, signed
 from tests.made.verdicts import (
     DAY,
     LAB,
@@ -72,6 +72,15 @@ def test_an_image_for_cpus_is_read_as_one() -> None:
     data = sign_catalogue(make_catalogue(image), LAB)
     (read,) = open_catalogue(data, TRUST, NOW).images
     assert (read, read.gpu) == (image, False)
+
+
+def test_an_image_for_amd_is_read_as_one() -> None:
+    predicted = (("gfx90a", PREDICTED),)
+    image = make_image(
+        cuda="rocm7", required=("gfx90a",), predicted=predicted, runtime="", driver="", envelopes=()
+    )
+    (read,) = open_catalogue(sign_catalogue(make_catalogue(image), LAB), TRUST, NOW).images
+    assert (read, read.gpu) == (image, True)
 
 
 # --- signed and read -----------------------------------------------------------------------------

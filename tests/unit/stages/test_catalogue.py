@@ -29,8 +29,10 @@ from imagefactory.errors import (
     UsageError,
 )
 from imagefactory.factory import Factory
-from imagefactory.gpu.model import Answer, Basis
+from imagefactory.gpu.knowledge import processors
+from imagefactory.gpu.model import Answer, Basis, Cell
 from imagefactory.lock.debian.file import format_base_lock, read_base_lock
+from imagefactory.matrix.plan import Ruling
 from imagefactory.model import Target
 from imagefactory.oci.candidates import REVOCATION_TYPE
 from imagefactory.oci.collect import collect
@@ -43,7 +45,7 @@ from imagefactory.progress import Quiet
 from imagefactory.settings.choices import Setting
 from imagefactory.settings.load import load_settings
 from imagefactory.stages.catalogue import CatalogueMaking, catalogue_of
-from imagefactory.stages.catalogue_measures import ImageFacts, facts_of, unpacked_size
+from imagefactory.stages.catalogue_measures import ImageFacts, facts_of, predicted_claims, unpacked_size
 from imagefactory.stages.push import PushOptions, push_target
 from imagefactory.stages.read_catalogue import read_catalogue
 from imagefactory.verdicts.attached import Statement, attach
@@ -56,6 +58,7 @@ from tests.made.factory import NAME
 from tests.made.layout import add_image
 from tests.made.pushed import elsewhere, push, put_base, verdict_on
 from tests.made.registry import RegistryMadeHere
+from tests.made.values import make_lock
 from tests.made.verdicts import LAB, NOW
 
 Files = Mapping[str, str]
@@ -121,6 +124,21 @@ def test_the_driver_is_the_lowest_that_runs_machine_code(target: Target) -> None
     assert (found.driver, found.minor_compat) == ("550.54.14", False)
     unknown = facts_of(replace(target, cuda="99.1"), None, ())
     assert (unknown.driver, unknown.minor_compat) == ("", False)
+
+
+def test_an_image_for_amd_has_no_driver_and_is_judged_on_processors(factory: Factory, target: Target) -> None:
+    amd = replace(target, cuda="rocm7", capabilities=("gfx90a",))
+    assert facts_of(amd, None, ()) == ImageFacts(version="2.3", runtime="", driver="", minor_compat=False)
+    asked: list[str] = []
+
+    def weighed(cell: Cell, _: object) -> Ruling:
+        asked.append(str(cell.question.capability))
+        return Ruling(claim=None)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("imagefactory.stages.catalogue_measures.weigh", weighed)
+        predicted_claims(factory, amd, make_lock(), None)
+    assert asked == [str(one) for one in processors()]
 
 
 def test_the_unpacked_size_is_read_once_and_goes_with_its_layer(tmp_path: Path) -> None:

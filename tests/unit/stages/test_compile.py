@@ -126,6 +126,14 @@ def test_a_compiler_that_fails_says_its_last_words(
     assert caught.value.hint.startswith("packages and Debian's libraries (system: in a recipe)")
 
 
+def test_a_target_without_cuda_has_no_compiler_of_it(factory: Factory, target: Target, source: Path) -> None:
+    known = {cuda: compiling._has_nvcc(replace(target, cuda=cuda)) for cuda in ("12.1", "13", "none")}
+    assert known == {"12.1": False, "13": True, "none": False}
+    amd = replace(target, cuda="rocm7", capabilities=("gfx90a",))
+    with pytest.raises(UsageError, match="is for AMD's GPUs: nothing here compiles for them"):
+        compiled(factory, amd, source)
+
+
 def test_a_target_that_is_not_built(factory: Factory, target: Target, source: Path) -> None:
     with pytest.raises(BuildError, match=f"{target.name} is not built yet") as caught:
         compiled(factory, target, source)
